@@ -1,0 +1,195 @@
+//! The GPUs of this host: index, UUID, minor number, bus id, memory, MIG.
+//!
+//! Knows GPUs and where to learn of them (a cache, `/proc/driver/nvidia`, NVML, a
+//! file). Must not know containers. The types of this module are plain values: whoever
+//! holds an [`Inventory`] needs no driver and no file. Invariants: GPUs are ordered by
+//! index; index and UUID are unique; memory is a whole number of MiB.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::units::{bytes_to_mib, mib_to_bytes};
+
+/// The GPUs of a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Inventory {
+    gpus: Vec<Gpu>,
+}
+
+/// One physical GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "GpuEntry", try_from = "GpuEntry")]
+pub struct Gpu {
+    /// The driver's index: `nvidia-smi`'s order, which is by bus id.
+    pub index: u32,
+    /// `GPU-` and the 36 characters of a UUID, as NVML prints it.
+    pub uuid: String,
+    /// Minor number of `/dev/nvidiaN`; not always the index.
+    pub minor: u32,
+    /// PCI address as `domain:bus:device.function`; empty where unknown.
+    pub bus_id: String,
+    /// Marketing name, as `Tesla V100-SXM2-16GB`; empty where unknown.
+    pub name: String,
+    /// Total memory in bytes, a whole number of MiB (what `nvidia-smi` shows).
+    pub memory_bytes: u64,
+    /// Whether the driver can still reach it.
+    pub state: GpuState,
+    /// Whether MIG mode is on; then the GPU can be used through its MIG devices only.
+    pub mig_enabled: bool,
+    /// Its MIG devices.
+    pub mig_devices: Vec<MigDevice>,
+}
+
+/// Whether a GPU can be given out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GpuState {
+    /// It answers.
+    #[default]
+    Ok,
+    /// It fell off the bus (NVML says `GPU_IS_LOST`): shown, never given out.
+    Lost,
+}
+
+/// One MIG device (GPU instance with a compute instance) of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigDevice {
+    /// NVML's index of the MIG device within its GPU.
+    pub index: u32,
+    /// `MIG-` and a UUID.
+    pub uuid: String,
+    /// Memory of the instance in MiB.
+    pub memory_mib: u64,
+}
+
+/// A GPU as inventory files and `cgpu gpus --format json` write it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GpuEntry {
+    index: u32,
+    uuid: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    minor: Option<u32>,
+    #[serde(default)]
+    bus_id: String,
+    #[serde(default)]
+    name: String,
+    memory_mib: u64,
+    #[serde(default)]
+    state: GpuState,
+    #[serde(default)]
+    mig_enabled: bool,
+    #[serde(default)]
+    mig_devices: Vec<MigDevice>,
+}
+
+/// Why a list of GPUs is no inventory.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum InventoryError {
+    /// Two GPUs claim one index.
+    #[error("two GPUs have index {index}")]
+    DuplicateIndex {
+        /// The index.
+        index: u32,
+    },
+    /// Two GPUs claim one UUID.
+    #[error("two GPUs have UUID {uuid}")]
+    DuplicateUuid {
+        /// The UUID.
+        uuid: String,
+    },
+    /// The UUID does not begin with `GPU-`, or has nothing behind it.
+    #[error("GPU {index}: UUID {uuid:?} is not GPU- and a UUID")]
+    BadUuid {
+        /// Index of the GPU.
+        index: u32,
+        /// What was found in the place of a UUID.
+        uuid: String,
+    },
+    /// The memory is zero, or more MiB than bytes can count.
+    #[error("GPU {index}: {memory_mib} MiB of memory is not possible")]
+    BadMemory {
+        /// Index of the GPU.
+        index: u32,
+        /// The memory in MiB.
+        memory_mib: u64,
+    },
+}
+
+impl TryFrom<GpuEntry> for Gpu {
+    type Error = InventoryError;
+
+    fn try_from(entry: GpuEntry) -> Result<Self, InventoryError> {
+        let GpuEntry { index, uuid, minor, memory_mib, .. } = entry;
+        if uuid.strip_prefix("GPU-").is_none_or(str::is_empty) {
+            return Err(InventoryError::BadUuid { index, uuid });
+        }
+        let memory_bytes = match (memory_mib, entry.state) {
+            // Nothing can be asked of a GPU that is lost, its memory neither.
+            (0, GpuState::Ok) => None,
+            _ => mib_to_bytes(memory_mib),
+        };
+        Ok(Gpu {
+            index,
+            uuid,
+            minor: minor.unwrap_or(index),
+            bus_id: entry.bus_id,
+            name: entry.name,
+            memory_bytes: memory_bytes.ok_or(InventoryError::BadMemory { index, memory_mib })?,
+            state: entry.state,
+            mig_enabled: entry.mig_enabled,
+            mig_devices: entry.mig_devices,
+        })
+    }
+}
+
+impl From<Gpu> for GpuEntry {
+    fn from(gpu: Gpu) -> Self {
+        GpuEntry {
+            index: gpu.index,
+            uuid: gpu.uuid,
+            minor: Some(gpu.minor),
+            bus_id: gpu.bus_id,
+            name: gpu.name,
+            memory_mib: bytes_to_mib(gpu.memory_bytes),
+            state: gpu.state,
+            mig_enabled: gpu.mig_enabled,
+            mig_devices: gpu.mig_devices,
+        }
+    }
+}
+
+impl Inventory {
+    /// An inventory of `gpus`, put into the order of their indices.
+    ///
+    /// # Errors
+    ///
+    /// Where two GPUs share an index or a UUID.
+    pub fn new(mut gpus: Vec<Gpu>) -> Result<Self, InventoryError> {
+        gpus.sort_by_key(|gpu| gpu.index);
+        for pair in gpus.windows(2) {
+            if pair[0].index == pair[1].index {
+                return Err(InventoryError::DuplicateIndex { index: pair[0].index });
+            }
+        }
+        let mut uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        uuids.sort_unstable();
+        if let Some(pair) = uuids.windows(2).find(|pair| pair[0].eq_ignore_ascii_case(pair[1])) {
+            return Err(InventoryError::DuplicateUuid { uuid: pair[0].to_owned() });
+        }
+        Ok(Inventory { gpus })
+    }
+
+    /// The GPUs, by index.
+    #[must_use]
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// The GPU of that index.
+    #[must_use]
+    pub fn by_index(&self, index: u32) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.index == index)
+    }
+}

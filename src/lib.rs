@@ -1,0 +1,16 @@
+//! cgpu: an OCI runtime that lets containers share GPUs, with quotas that hold.
+//!
+//! The modules stand in reading order, which is the way of one container. The first
+//! ones are pure (no files, no clock, no process); the later ones are the edges that
+//! call them. Arrows go downwards only: `cli`, `runtime`, `hook` → `backend` →
+//! `registry`, `bundle`, `inject` → the pure core.
+
+pub mod units;
+
+pub mod request;
+
+pub mod inventory;
+
+pub mod plan;
+
+pub mod backend;

@@ -1,0 +1,74 @@
+//! From a request to a [`Plan`]: which GPUs, how many bytes of each, which weight.
+//!
+//! Arithmetic and decisions only: requests and inventories come in, plans and errors a
+//! user can act on go out. Must not know OCI or files.
+
+mod resolve;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub use resolve::{ResolveError, resolve};
+
+/// What a create gives to a container: the `plan` of `cgpu inspect`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Who enforces it.
+    pub backend: Kind,
+    /// The container's GPUs, in the order it asked for them.
+    pub gpus: Vec<PlannedGpu>,
+    /// Compute weight, 1 ..= max_inst.
+    pub weight: u32,
+    /// Whether it may take up to `prio_ratio` per cent of a GPU while it has work.
+    pub high_priority: bool,
+}
+
+/// One GPU of a [`Plan`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedGpu {
+    /// The driver's index.
+    pub index: u32,
+    /// `GPU-` and a UUID.
+    pub uuid: String,
+    /// Minor number of `/dev/nvidiaN`.
+    pub minor: u32,
+    /// The GPU's memory in bytes.
+    pub memory_total_bytes: u64,
+    /// The quota in bytes, a whole number of MiB; `None` where the GPU is the
+    /// container's as a whole.
+    pub memory_limit_bytes: Option<u64>,
+}
+
+/// The isolation backends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// The driver's ioctl boundary held by seccomp user notification.
+    Gate,
+    /// The vendor's kernel module.
+    Km,
+    /// Visibility and environment only.
+    None,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Gate => "gate",
+            Kind::Km => "km",
+            Kind::None => "none",
+        })
+    }
+}
+
+/// What the configuration's `[admission]` says of requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// Containers that hold GPUs as a whole are planned too.
+    pub exclusive: bool,
+    /// GPUs without a quota are refused.
+    pub require_quota: bool,
+    /// Most containers on a GPU, and the sum of their weights; 1 ..= 25.
+    pub max_inst: u32,
+}
