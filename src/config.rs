@@ -1,1 +1,512 @@
-//! config
+//! The configuration: `/etc/cgpu/config.toml`, or the file that `CGPU_CONFIG` or
+//! `--cgpu-config` names.
+//!
+//! An absent default file means the defaults; a file that was named must be there. An
+//! unknown key is an error that names the nearest known one. Commands that pass through
+//! to the real runtime read nothing but `runtime.candidates`, leniently
+//! ([`candidates`]), so that a broken file never stops a `kill` or a `delete`.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::plan::Rules;
+use crate::request::Trust;
+
+/// Where the configuration is when nobody says otherwise.
+pub const DEFAULT_PATH: &str = "/etc/cgpu/config.toml";
+
+/// The environment variable that names another file.
+pub const PATH_VARIABLE: &str = "CGPU_CONFIG";
+
+/// Everything that can be configured, each key with its default.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Where the registry and the inventory's cache are kept; root's, 0700.
+    pub state_dir: PathBuf,
+    /// The program's own log; empty for none.
+    pub log: String,
+    /// The real runtime.
+    pub runtime: Runtime,
+    /// Where GPUs are learnt of.
+    pub inventory: Inventory,
+    /// How quotas are enforced.
+    pub isolation: Isolation,
+    /// What is given out, and to whom.
+    pub admission: Admission,
+    /// The driver's files.
+    pub driver: Driver,
+}
+
+/// `[runtime]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Runtime {
+    /// Names in `PATH` or absolute paths; the first that is there is the real runtime.
+    pub candidates: Vec<String>,
+}
+
+/// `[inventory]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Inventory {
+    /// `auto`: the driver on this host; `file`: `path`.
+    pub source: InventorySource,
+    /// The inventory file, where `source` is `file`.
+    pub path: PathBuf,
+    /// How long `cgpu gpus --refresh` may take, in seconds, when a create waits for it.
+    pub refresh_timeout_s: u64,
+}
+
+/// Where GPUs are learnt of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InventorySource {
+    /// `/proc/driver/nvidia` and NVML.
+    Auto,
+    /// A file.
+    File,
+}
+
+/// `[isolation]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Isolation {
+    /// Who enforces quotas.
+    pub backend: Backend,
+    /// What becomes of managed memory under the gate.
+    pub managed_memory: ManagedMemory,
+    /// The gate's filter on containers without a GPU too.
+    pub filter_all: bool,
+    /// The procfs tree of the vendor's module.
+    pub km_root: PathBuf,
+}
+
+/// The configured backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// `km` where the vendor's module is loaded, else `gate`.
+    Auto,
+    /// The driver's ioctl boundary.
+    Gate,
+    /// The vendor's module.
+    Km,
+    /// Visibility and environment only.
+    None,
+}
+
+/// What the gate does with managed memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ManagedMemory {
+    /// It fails, as under the original product.
+    Refuse,
+    /// The whole reservation counts against the quota.
+    Charge,
+}
+
+/// `[admission]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Admission {
+    /// Promised memory over physical memory, per GPU.
+    pub overcommit: f64,
+    /// Most containers on a GPU, and the sum of their weights; 1 ..= 25.
+    pub max_inst: u32,
+    /// Register containers that hold GPUs as a whole; they exclude shared ones.
+    pub exclusive: bool,
+    /// Refuse GPUs without a quota.
+    pub require_quota: bool,
+    /// Requests by `process.env` count.
+    pub trust_env: bool,
+    /// Requests by annotations count.
+    pub trust_annotations: bool,
+}
+
+/// `[driver]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Driver {
+    /// Where the driver's files are; `/` but for driver containers.
+    pub root: PathBuf,
+    /// The host's procfs.
+    pub proc_root: PathBuf,
+    /// How the driver's files come into a container.
+    pub inject: Inject,
+}
+
+/// How the driver's files come into a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Inject {
+    /// The best that this host has.
+    Auto,
+    /// A CDI specification.
+    Cdi,
+    /// The driver's files, found by us.
+    Native,
+    /// NVIDIA's runtime as the real runtime.
+    NvidiaRuntime,
+    /// Device nodes only.
+    Off,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            state_dir: "/run/cgpu".into(),
+            log: "/var/log/cgpu.log".into(),
+            runtime: Runtime::default(),
+            inventory: Inventory::default(),
+            isolation: Isolation::default(),
+            admission: Admission::default(),
+            driver: Driver::default(),
+        }
+    }
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Runtime { candidates: vec!["runc".into(), "crun".into()] }
+    }
+}
+
+impl Default for Inventory {
+    fn default() -> Self {
+        Inventory { source: InventorySource::Auto, path: PathBuf::new(), refresh_timeout_s: 10 }
+    }
+}
+
+impl Default for Isolation {
+    fn default() -> Self {
+        Isolation {
+            backend: Backend::Auto,
+            managed_memory: ManagedMemory::Refuse,
+            filter_all: false,
+            km_root: "/proc/cgpu_km".into(),
+        }
+    }
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Admission {
+            overcommit: 1.0,
+            max_inst: 20,
+            exclusive: false,
+            require_quota: false,
+            trust_env: true,
+            trust_annotations: true,
+        }
+    }
+}
+
+impl Default for Driver {
+    fn default() -> Self {
+        Driver { root: "/".into(), proc_root: "/proc".into(), inject: Inject::Auto }
+    }
+}
+
+/// Why a configuration can't be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file can't be read.
+    #[error("configuration {}: {source}; correct the path, or remove it to use the defaults", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is no TOML, or a value has the wrong type.
+    #[error("configuration {}: {}", path.display(), toml_text(source))]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// A key that means nothing.
+    #[error("configuration {}: unknown key {key}; did you mean {nearest}?", path.display())]
+    UnknownKey {
+        /// The file.
+        path: PathBuf,
+        /// The key with its tables, as `admission.max_insts`.
+        key: String,
+        /// The known key that looks most like it.
+        nearest: String,
+    },
+    /// A value that can't be meant.
+    #[error("configuration {}: {key} = {value}: {expected}", path.display())]
+    BadValue {
+        /// The file.
+        path: PathBuf,
+        /// The key with its tables.
+        key: &'static str,
+        /// What stands there.
+        value: String,
+        /// What may.
+        expected: &'static str,
+    },
+}
+
+/// A TOML error on one line, as it ends in docker's output.
+fn toml_text(error: &toml::de::Error) -> String {
+    error.to_string().trim().replace('\n', " ")
+}
+
+/// A configuration and where it came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    /// The values.
+    pub config: Config,
+    /// The file, where one was read.
+    pub path: Option<PathBuf>,
+}
+
+/// The file to read, and whether somebody named it.
+fn located(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> (PathBuf, bool) {
+    match explicit.or(variable.filter(|path| !path.is_empty())) {
+        Some(path) => (path.into(), true),
+        None => (DEFAULT_PATH.into(), false),
+    }
+}
+
+/// The configuration that `explicit` (a flag), else `variable` (`CGPU_CONFIG`) names,
+/// else the default one.
+///
+/// # Errors
+///
+/// Where a named file can't be read, or any file holds what can't be meant.
+pub fn load(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> Result<Loaded, ConfigError> {
+    let (path, named) = located(explicit, variable);
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(Loaded { config: parse(&text, &path)?, path: Some(absolute(&path)) }),
+        Err(source) if source.kind() == io::ErrorKind::NotFound && !named => {
+            Ok(Loaded { config: Config::default(), path: None })
+        }
+        Err(source) => Err(ConfigError::Unreadable { path, source }),
+    }
+}
+
+/// The path as a hook, which has another working directory, can use it.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The candidates for the real runtime, whatever else is wrong with the file.
+#[must_use]
+pub fn candidates(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> Vec<String> {
+    #[derive(Deserialize)]
+    struct Only {
+        runtime: Option<Runtime>,
+    }
+    let (path, _) = located(explicit, variable);
+    fs::read_to_string(path)
+        .ok()
+        .and_then(|text| toml::from_str::<Only>(&text).ok())
+        .and_then(|only| only.runtime)
+        .filter(|runtime| !runtime.candidates.is_empty())
+        .unwrap_or_default()
+        .candidates
+}
+
+/// The configuration that `text` of `path` says.
+///
+/// # Errors
+///
+/// Where it is no TOML, has unknown keys, or holds what can't be meant.
+pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
+    let malformed =
+        |source| ConfigError::Malformed { path: path.to_owned(), source: Box::new(source) };
+    let table: toml::Table = toml::from_str(text).map_err(malformed)?;
+    let known = toml::Table::try_from(Config::default())
+        .expect("the defaults are plain strings, numbers and tables");
+    if let Some((key, nearest)) = unknown_key(&table, &known) {
+        return Err(ConfigError::UnknownKey { path: path.to_owned(), key, nearest });
+    }
+    let config: Config = toml::from_str(text).map_err(malformed)?;
+    config.validate(path)?;
+    Ok(config)
+}
+
+/// The first key of `table` that `known` lacks, with the known key nearest to it.
+fn unknown_key(table: &toml::Table, known: &toml::Table) -> Option<(String, String)> {
+    let all = dotted(known, "");
+    let is_known = |key: &String| match key.strip_suffix('.') {
+        Some(_) => all.iter().any(|known| known.starts_with(key.as_str())),
+        None => all.contains(key),
+    };
+    dotted(table, "").into_iter().find(|key| !is_known(key)).map(|key| {
+        let key = key.trim_end_matches('.').to_owned();
+        let nearest = all
+            .iter()
+            .min_by_key(|candidate| strsim::damerau_levenshtein(candidate, &key))
+            .cloned()
+            .unwrap_or_default();
+        (key, nearest)
+    })
+}
+
+/// Every key of a table of tables, as `table.key`; an empty table as `table.`.
+fn dotted(table: &toml::Table, prefix: &str) -> Vec<String> {
+    let mut keys = Vec::new();
+    for (key, value) in table {
+        let name = format!("{prefix}{key}");
+        match value {
+            toml::Value::Table(inner) if inner.is_empty() => keys.push(format!("{name}.")),
+            toml::Value::Table(inner) => keys.extend(dotted(inner, &format!("{name}."))),
+            _ => keys.push(name),
+        }
+    }
+    keys
+}
+
+impl Config {
+    /// The part that `request` and `plan` decide by.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules {
+            exclusive: self.admission.exclusive,
+            require_quota: self.admission.require_quota,
+            max_inst: self.admission.max_inst,
+        }
+    }
+
+    /// Who may ask.
+    #[must_use]
+    pub fn trust(&self) -> Trust {
+        Trust { env: self.admission.trust_env, annotations: self.admission.trust_annotations }
+    }
+
+    fn validate(&self, path: &Path) -> Result<(), ConfigError> {
+        let bad = |key, value: String, expected| {
+            Err(ConfigError::BadValue { path: path.to_owned(), key, value, expected })
+        };
+        let admission = &self.admission;
+        if !(1..=25).contains(&admission.max_inst) {
+            let value = admission.max_inst.to_string();
+            return bad("admission.max_inst", value, "must be 1 to 25");
+        }
+        if !(admission.overcommit > 0.0 && admission.overcommit <= 100.0) {
+            let value = admission.overcommit.to_string();
+            return bad("admission.overcommit", value, "must be above 0 and at most 100");
+        }
+        if self.runtime.candidates.iter().all(String::is_empty) {
+            return bad("runtime.candidates", "[]".into(), "must name a runtime, as \"runc\"");
+        }
+        if !(1..=600).contains(&self.inventory.refresh_timeout_s) {
+            let value = self.inventory.refresh_timeout_s.to_string();
+            return bad("inventory.refresh_timeout_s", value, "must be 1 to 600 seconds");
+        }
+        for (key, value) in [
+            ("state_dir", &self.state_dir),
+            ("isolation.km_root", &self.isolation.km_root),
+            ("driver.root", &self.driver.root),
+            ("driver.proc_root", &self.driver.proc_root),
+        ] {
+            if !value.is_absolute() {
+                return bad(key, format!("{value:?}"), "must be an absolute path");
+            }
+        }
+        if self.inventory.source == InventorySource::File && !self.inventory.path.is_absolute() {
+            let value = format!("{:?}", self.inventory.path);
+            return bad("inventory.path", value, "must be the absolute path of an inventory file");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Config, String> {
+        parse(text, Path::new("/c.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_empty_file_means_the_defaults() {
+        assert_eq!(parsed("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_the_nearest_known_one() {
+        assert_eq!(
+            parsed("[admission]\nmax_insts = 3\n").unwrap_err(),
+            "configuration /c.toml: unknown key admission.max_insts; \
+             did you mean admission.max_inst?"
+        );
+        assert_eq!(
+            parsed("statedir = \"/x\"\n").unwrap_err(),
+            "configuration /c.toml: unknown key statedir; did you mean state_dir?"
+        );
+        assert_eq!(parsed("[admission]\n").unwrap(), Config::default());
+        assert!(parsed("[admision]\n").unwrap_err().contains("unknown key admision;"));
+    }
+
+    #[test]
+    fn values_that_cannot_be_meant_are_refused() {
+        for (text, error) in [
+            ("[admission]\nmax_inst = 0", "admission.max_inst = 0: must be 1 to 25"),
+            ("[admission]\nmax_inst = 26", "admission.max_inst = 26: must be 1 to 25"),
+            (
+                "[admission]\novercommit = 0.0",
+                "admission.overcommit = 0: must be above 0 and at most 100",
+            ),
+            (
+                "[admission]\novercommit = nan",
+                "admission.overcommit = NaN: must be above 0 and at most 100",
+            ),
+            ("state_dir = \"x\"", "state_dir = \"x\": must be an absolute path"),
+            (
+                "[inventory]\nsource = \"file\"",
+                "inventory.path = \"\": must be the absolute path of an inventory file",
+            ),
+            (
+                "[runtime]\ncandidates = []",
+                "runtime.candidates = []: must name a runtime, as \"runc\"",
+            ),
+        ] {
+            assert_eq!(parsed(text).unwrap_err(), format!("configuration /c.toml: {error}"));
+        }
+    }
+
+    #[test]
+    fn a_wrong_type_is_refused_on_one_line() {
+        let error = parsed("[admission]\nmax_inst = \"many\"").unwrap_err();
+        assert!(error.starts_with("configuration /c.toml: TOML parse error at line 2"), "{error}");
+        assert!(!error.contains('\n'));
+    }
+
+    #[test]
+    fn candidates_survive_a_broken_rest() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("c.toml");
+        fs::write(&file, "nonsense = 1\n[runtime]\ncandidates = [\"crun\"]\n").unwrap();
+        assert_eq!(candidates(Some(file.as_os_str()), None), ["crun"]);
+        fs::write(&file, "[[[").unwrap();
+        assert_eq!(candidates(Some(file.as_os_str()), None), ["runc", "crun"]);
+        assert_eq!(candidates(Some(OsStr::new("/nowhere/c.toml")), None), ["runc", "crun"]);
+    }
+
+    #[test]
+    fn a_named_file_must_be_there_and_the_flag_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("c.toml");
+        fs::write(&file, "log = \"\"\n").unwrap();
+        let loaded = load(Some(file.as_os_str()), Some(OsStr::new("/nowhere"))).unwrap();
+        assert_eq!(loaded.config.log, "");
+        assert_eq!(loaded.path.as_deref(), Some(file.as_path()));
+        let missing = load(None, Some(OsStr::new("/nowhere/c.toml"))).unwrap_err().to_string();
+        assert!(missing.starts_with("configuration /nowhere/c.toml: No such file"), "{missing}");
+    }
+}

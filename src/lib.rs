@@ -14,3 +14,13 @@ pub mod inventory;
 pub mod plan;
 
 pub mod backend;
+
+pub mod config;
+
+pub mod failpoint;
+
+pub mod bundle;
+
+pub mod process;
+
+pub mod runtime;

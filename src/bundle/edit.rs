@@ -1,0 +1,547 @@
+//! Edits to the value of a `config.json`. Pure; applied twice they change nothing more.
+
+use oci_spec::runtime::{
+    Hook, HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
+};
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+
+/// What a plan changes in a bundle.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Edits {
+    /// Variables of the process, set whether or not they were there.
+    pub env: Vec<(String, String)>,
+    /// Character devices to make in the container and to allow.
+    pub devices: Vec<DeviceNode>,
+    /// Files to bind-mount, of hosts whose nodes are no character devices.
+    pub binds: Vec<Bind>,
+    /// Nodes that the container must not have.
+    pub withheld: Vec<Withheld>,
+    /// Hooks to call besides those that are there.
+    pub hooks: Vec<HookCall>,
+}
+
+/// A character device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceNode {
+    /// Path in the container.
+    pub path: String,
+    /// Major number.
+    pub major: i64,
+    /// Minor number.
+    pub minor: i64,
+}
+
+/// A file of the host at a path of the container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bind {
+    /// Path on the host.
+    pub source: String,
+    /// Path in the container.
+    pub destination: String,
+}
+
+/// A node that belongs to a GPU of somebody else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Withheld {
+    /// Its usual path in a container.
+    pub path: String,
+    /// Its path on the host.
+    pub source: String,
+    /// Its numbers.
+    pub major: i64,
+    /// Its numbers.
+    pub minor: i64,
+}
+
+/// When a hook is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HookStage {
+    /// After the namespaces are there, before the container's process is started.
+    CreateRuntime,
+    /// After the container is gone.
+    Poststop,
+}
+
+/// A hook to call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookCall {
+    /// When.
+    pub stage: HookStage,
+    /// The program, by absolute path.
+    pub path: PathBuf,
+    /// Its arguments with its name.
+    pub args: Vec<String>,
+    /// Its whole environment; never empty, or the hook would inherit variables that the
+    /// container's author controls.
+    pub env: Vec<String>,
+    /// After this many seconds it is killed and has failed.
+    pub timeout_s: i64,
+}
+
+/// A field that is not what the specification says, and what it should be.
+type Misshapen = (&'static str, &'static str);
+
+/// The major number of NVIDIA's device nodes (`Documentation/admin-guide/devices.txt`).
+const NVIDIA_MAJOR: i64 = 195;
+/// The last minor number of a GPU; 254 and 255 are modeset and control.
+const LAST_GPU_MINOR: i64 = 253;
+
+pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen> {
+    let before = config.clone();
+    set_env(config, &edits.env)?;
+    withhold(config, edits)?;
+    for node in &edits.devices {
+        declare(config, node)?;
+        allow(config, node)?;
+    }
+    for bind in &edits.binds {
+        mount(config, bind)?;
+    }
+    for hook in &edits.hooks {
+        append_hook(config, hook)?;
+    }
+    Ok(*config != before)
+}
+
+/// The object at `path`, made where it is missing.
+fn object<'a>(
+    value: &'a mut Value,
+    path: &[&str],
+    field: &'static str,
+) -> Result<&'a mut Map<String, Value>, Misshapen> {
+    let mut here = value;
+    for name in path {
+        let map = here.as_object_mut().ok_or((field, "an object"))?;
+        here = map.entry(*name).or_insert(Value::Null);
+        if here.is_null() {
+            *here = json!({});
+        }
+    }
+    here.as_object_mut().ok_or((field, "an object"))
+}
+
+/// The list at `path`, made where it is missing.
+fn list<'a>(
+    value: &'a mut Value,
+    path: &[&str],
+    field: &'static str,
+) -> Result<&'a mut Vec<Value>, Misshapen> {
+    let (last, parents) = path.split_last().ok_or((field, "a list"))?;
+    let item = object(value, parents, field)?.entry(*last).or_insert(Value::Null);
+    if item.is_null() {
+        *item = json!([]);
+    }
+    item.as_array_mut().ok_or((field, "a list"))
+}
+
+fn devices(config: &mut Value) -> Result<&mut Vec<Value>, Misshapen> {
+    list(config, &["linux", "devices"], "linux.devices")
+}
+
+fn device_rules(config: &mut Value) -> Result<&mut Vec<Value>, Misshapen> {
+    list(config, &["linux", "resources", "devices"], "linux.resources.devices")
+}
+
+fn mounts(config: &mut Value) -> Result<&mut Vec<Value>, Misshapen> {
+    list(config, &["mounts"], "mounts")
+}
+
+/// Sets variables where they stand (every time they stand there), or at the end.
+fn set_env(config: &mut Value, variables: &[(String, String)]) -> Result<(), Misshapen> {
+    if variables.is_empty() {
+        return Ok(());
+    }
+    if !config.get("process").is_some_and(Value::is_object) {
+        return Err(("process", "an object"));
+    }
+    let env = list(config, &["process", "env"], "process.env")?;
+    for (name, value) in variables {
+        let item = Value::from(format!("{name}={value}"));
+        let mut found = false;
+        for old in env.iter_mut() {
+            if old.as_str().is_some_and(|text| text.split('=').next() == Some(name)) {
+                old.clone_from(&item);
+                found = true;
+            }
+        }
+        if !found {
+            env.push(item);
+        }
+    }
+    Ok(())
+}
+
+fn number(value: &Value, field: &str) -> Option<i64> {
+    value.get(field).and_then(Value::as_i64)
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value.get(field).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Whether `path` is where NVIDIA's nodes of single GPUs and MIG instances usually are.
+fn is_gpu_path(path: &str) -> bool {
+    if path.starts_with("/dev/nvidia-caps/") {
+        return true;
+    }
+    path.strip_prefix("/dev/nvidia")
+        .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Takes the nodes of other GPUs out: declared devices, device rules and bind mounts.
+fn withhold(config: &mut Value, edits: &Edits) -> Result<(), Misshapen> {
+    let ours = |path: &str, major, minor| {
+        edits.devices.iter().any(|node| {
+            node.path == path || (Some(node.major) == major && Some(node.minor) == minor)
+        }) || edits.binds.iter().any(|bind| bind.destination == path)
+    };
+    let foreign = |path: &str, major: Option<i64>, minor: Option<i64>| {
+        if ours(path, major, minor) {
+            return false;
+        }
+        let gpu_number = major == Some(NVIDIA_MAJOR)
+            && minor.is_some_and(|minor| (0..=LAST_GPU_MINOR).contains(&minor));
+        let listed = edits.withheld.iter().any(|node| {
+            node.path == path || (Some(node.major) == major && Some(node.minor) == minor)
+        });
+        listed || gpu_number || is_gpu_path(path)
+    };
+    if edits.withheld.is_empty() && edits.devices.is_empty() && edits.binds.is_empty() {
+        return Ok(());
+    }
+    if config.pointer("/linux/devices").is_some_and(|list| !list.is_null()) {
+        devices(config)?.retain(|device| {
+            !foreign(text(device, "path"), number(device, "major"), number(device, "minor"))
+        });
+    }
+    if config.get("mounts").is_some_and(|list| !list.is_null()) {
+        mounts(config)?.retain(|mount| {
+            let (source, destination) = (text(mount, "source"), text(mount, "destination"));
+            let given = edits
+                .binds
+                .iter()
+                .any(|bind| bind.source == source && bind.destination == destination);
+            let withheld =
+                edits.withheld.iter().any(|node| node.source == source || node.path == source);
+            given || !(withheld || is_gpu_path(source) || is_gpu_path(destination))
+        });
+    }
+    if config.pointer("/linux/resources/devices").is_some_and(|list| !list.is_null()) {
+        let rules = device_rules(config)?;
+        rules.retain(|rule| {
+            let (major, minor) = (number(rule, "major"), number(rule, "minor"));
+            let wide = major.is_none() || minor.is_none();
+            rule.get("allow") != Some(&Value::Bool(true)) || wide || !foreign("", major, minor)
+        });
+        // A rule as wide as "every device" stays, and these are taken out of it.
+        for node in &edits.withheld {
+            let deny = rule(false, node.major, node.minor);
+            let widest = rules.iter().rposition(|rule| covers(rule, node.major, node.minor));
+            let denied = rules.iter().rposition(|rule| *rule == deny);
+            if widest.is_some() && denied < widest {
+                rules.push(deny);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether an allow rule names the device by a wildcard.
+fn covers(rule: &Value, major: i64, minor: i64) -> bool {
+    let matches = |field, wanted| match number(rule, field) {
+        None | Some(-1) => true,
+        Some(found) => found == wanted,
+    };
+    rule.get("allow") == Some(&Value::Bool(true))
+        && matches!(text(rule, "type"), "" | "a" | "c")
+        && matches("major", major)
+        && matches("minor", minor)
+        && text(rule, "access") != "m"
+}
+
+/// Whether the last rule that speaks of every device allows them.
+pub(super) fn allows_every_device(config: &Value) -> bool {
+    let rules = config.pointer("/linux/resources/devices").and_then(Value::as_array);
+    rules
+        .into_iter()
+        .flatten()
+        .rfind(|rule| {
+            matches!(text(rule, "type"), "" | "a")
+                && !matches!(number(rule, "major"), Some(0..))
+                && !matches!(number(rule, "minor"), Some(0..))
+        })
+        .is_some_and(|rule| rule.get("allow") == Some(&Value::Bool(true)))
+}
+
+fn rule(allow: bool, major: i64, minor: i64) -> Value {
+    let rule = LinuxDeviceCgroupBuilder::default()
+        .allow(allow)
+        .typ(LinuxDeviceType::C)
+        .major(major)
+        .minor(minor)
+        .access(if allow { "rw" } else { "rwm" })
+        .build()
+        .expect("every field of a device rule is optional or set");
+    serde_json::to_value(rule).expect("a device rule is plain data")
+}
+
+fn declare(config: &mut Value, node: &DeviceNode) -> Result<(), Misshapen> {
+    let device = LinuxDeviceBuilder::default()
+        .path(&node.path)
+        .typ(LinuxDeviceType::C)
+        .major(node.major)
+        .minor(node.minor)
+        .file_mode(0o666u32)
+        .uid(0u32)
+        .gid(0u32)
+        .build()
+        .expect("every field of a device is set");
+    let devices = devices(config)?;
+    match devices.iter_mut().find(|device| text(device, "path") == node.path) {
+        Some(old)
+            if number(old, "major") == Some(node.major)
+                && number(old, "minor") == Some(node.minor) => {}
+        Some(old) => *old = serde_json::to_value(device).expect("a device is plain data"),
+        None => devices.push(serde_json::to_value(device).expect("a device is plain data")),
+    }
+    Ok(())
+}
+
+fn allow(config: &mut Value, node: &DeviceNode) -> Result<(), Misshapen> {
+    let allow = rule(true, node.major, node.minor);
+    let rules = device_rules(config)?;
+    if !rules.contains(&allow) {
+        rules.push(allow);
+    }
+    Ok(())
+}
+
+fn mount(config: &mut Value, bind: &Bind) -> Result<(), Misshapen> {
+    let wanted = MountBuilder::default()
+        .destination(&bind.destination)
+        .typ("bind")
+        .source(&bind.source)
+        .options(["bind", "rw", "nosuid", "noexec"].map(String::from))
+        .build()
+        .expect("every field of a mount is set");
+    let wanted = serde_json::to_value(wanted).expect("a mount is plain data");
+    let mounts = mounts(config)?;
+    if !mounts.contains(&wanted) {
+        mounts.retain(|mount| text(mount, "destination") != bind.destination);
+        mounts.push(wanted);
+    }
+    Ok(())
+}
+
+/// Appends a hook; one of the same program in the same stage is ours from an earlier
+/// time and replaced where it stands.
+fn append_hook(config: &mut Value, call: &HookCall) -> Result<(), Misshapen> {
+    let hook: Hook = HookBuilder::default()
+        .path(&call.path)
+        .args(call.args.clone())
+        .env(call.env.clone())
+        .timeout(call.timeout_s)
+        .build()
+        .expect("every field of a hook is set");
+    let hook = serde_json::to_value(hook).expect("a hook is plain data");
+    let hooks = match call.stage {
+        HookStage::CreateRuntime => {
+            list(config, &["hooks", "createRuntime"], "hooks.createRuntime")?
+        }
+        HookStage::Poststop => list(config, &["hooks", "poststop"], "hooks.poststop")?,
+    };
+    let path = text(&hook, "path").to_owned();
+    let ours = |old: &&mut Value| {
+        text(old, "path") == path
+            && old.pointer("/args/1").and_then(Value::as_str)
+                == call.args.get(1).map(String::as_str)
+    };
+    match hooks.iter_mut().find(ours) {
+        Some(old) => *old = hook,
+        None => hooks.push(hook),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(path: &str, minor: i64) -> DeviceNode {
+        DeviceNode { path: path.into(), major: 195, minor }
+    }
+
+    fn other(minor: i64) -> Withheld {
+        let path = format!("/dev/nvidia{minor}");
+        Withheld { source: path.clone(), path, major: 195, minor }
+    }
+
+    fn edits() -> Edits {
+        Edits {
+            env: vec![("NVIDIA_VISIBLE_DEVICES".into(), "GPU-a".into())],
+            devices: vec![node("/dev/nvidiactl", 255), node("/dev/nvidia0", 0)],
+            binds: Vec::new(),
+            withheld: vec![other(1), other(2)],
+            hooks: vec![HookCall {
+                stage: HookStage::Poststop,
+                path: "/usr/bin/cgpu-hook".into(),
+                args: vec!["cgpu-hook".into(), "poststop".into()],
+                env: vec!["PATH=/usr/bin".into()],
+                timeout_s: 10,
+            }],
+        }
+    }
+
+    fn applied(mut config: Value) -> Value {
+        assert!(apply(&mut config, &edits()).unwrap());
+        let once = config.clone();
+        assert!(!apply(&mut config, &edits()).unwrap(), "a second time changes nothing");
+        assert_eq!(config, once);
+        config
+    }
+
+    #[test]
+    fn a_bare_bundle_gets_everything_it_lacks() {
+        let config = applied(json!({"process": {"args": ["sh"]}, "x": 1.50}));
+        assert_eq!(config["process"]["env"], json!(["NVIDIA_VISIBLE_DEVICES=GPU-a"]));
+        assert_eq!(
+            config["linux"]["devices"][1],
+            json!({"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0,
+                   "fileMode": 438, "uid": 0, "gid": 0})
+        );
+        assert_eq!(
+            config["linux"]["resources"]["devices"][1],
+            json!({"allow": true, "type": "c", "major": 195, "minor": 0, "access": "rw"})
+        );
+        assert_eq!(
+            config["hooks"]["poststop"],
+            json!([{"path": "/usr/bin/cgpu-hook", "args": ["cgpu-hook", "poststop"],
+                    "env": ["PATH=/usr/bin"], "timeout": 10}])
+        );
+    }
+
+    #[test]
+    fn a_variable_given_twice_is_set_twice_where_it_stood() {
+        let config = applied(json!({"process": {"env":
+            ["NVIDIA_VISIBLE_DEVICES=all", "A=b", "NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_X=2"]}}));
+        assert_eq!(
+            config["process"]["env"],
+            json!([
+                "NVIDIA_VISIBLE_DEVICES=GPU-a",
+                "A=b",
+                "NVIDIA_VISIBLE_DEVICES=GPU-a",
+                "NVIDIA_X=2"
+            ])
+        );
+    }
+
+    #[test]
+    fn nodes_of_other_gpus_are_taken_out_by_path_and_by_number() {
+        let device = |path: &str, major: i64, minor: i64| json!({"path": path, "type": "c", "major": major, "minor": minor});
+        let allow = |minor: i64| json!({"allow": true, "type": "c", "major": 195, "minor": minor});
+        let config = applied(json!({
+            "process": {},
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/gpu", "type": "bind", "source": "/dev/nvidia2"},
+                {"destination": "/dev/nvidia1", "type": "bind", "source": "/elsewhere"},
+            ],
+            "linux": {
+                "devices": [
+                    device("/dev/fuse", 10, 229),
+                    device("/dev/nvidia1", 195, 1),
+                    device("/dev/hidden", 195, 7),
+                    device("/dev/nvidia-caps/nvidia-cap3", 240, 3),
+                    device("/dev/nvidia-uvm", 240, 0),
+                ],
+                "resources": {"devices": [
+                    {"allow": false, "access": "rwm"}, allow(0), allow(1), allow(9),
+                ]},
+            },
+        }));
+        let paths: Vec<&str> = config["linux"]["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|device| text(device, "path"))
+            .collect();
+        assert_eq!(paths, ["/dev/fuse", "/dev/nvidia-uvm", "/dev/nvidiactl", "/dev/nvidia0"]);
+        assert_eq!(config["mounts"].as_array().unwrap().len(), 1);
+        let minors: Vec<Option<i64>> = config["linux"]["resources"]["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|rule| number(rule, "minor"))
+            .collect();
+        assert_eq!(minors, [None, Some(0), Some(255), Some(0)]);
+    }
+
+    #[test]
+    fn a_rule_that_allows_every_device_is_narrowed() {
+        for wide in [
+            json!({"allow": true, "access": "rwm"}),
+            json!({"allow": true, "type": "c", "major": 195, "minor": -1, "access": "rw"}),
+        ] {
+            let config = applied(json!({
+                "process": {}, "linux": {"resources": {"devices": [wide.clone()]}},
+            }));
+            let rules = config["linux"]["resources"]["devices"].as_array().unwrap();
+            assert_eq!(rules[0], wide);
+            for minor in [1, 2] {
+                assert!(rules.contains(&rule(false, 195, minor)), "{rules:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_device_is_allowed_only_if_the_last_word_says_so() {
+        let config = |rules: Value| json!({"linux": {"resources": {"devices": rules}}});
+        let all = json!({"allow": true, "access": "rwm"});
+        let none = json!({"allow": false, "access": "rwm"});
+        assert!(allows_every_device(&config(json!([none, all]))));
+        assert!(!allows_every_device(&config(json!([all, none]))));
+        assert!(!allows_every_device(&json!({})));
+    }
+
+    #[test]
+    fn hooks_that_are_there_stay_and_ours_is_replaced_in_its_place() {
+        let theirs = json!({"path": "/usr/bin/dockerd", "args": ["libnetwork-setkey"]});
+        let old = json!({"path": "/usr/bin/cgpu-hook", "args": ["cgpu-hook", "poststop", "old"]});
+        let config = applied(json!({
+            "process": {}, "hooks": {"prestart": [theirs], "poststop": [old, theirs]},
+        }));
+        assert_eq!(config["hooks"]["prestart"], json!([theirs]));
+        assert_eq!(config["hooks"]["poststop"][1], theirs);
+        assert_eq!(config["hooks"]["poststop"].as_array().unwrap().len(), 2);
+        assert_eq!(config["hooks"]["poststop"][0]["timeout"], 10);
+    }
+
+    #[test]
+    fn a_field_of_the_wrong_shape_is_named() {
+        for (mut config, field) in [
+            (json!({"process": 1}), "process"),
+            (json!({}), "process"),
+            (json!({"process": {"env": {}}}), "process.env"),
+            (json!({"process": {}, "linux": []}), "linux.devices"),
+            (json!({"process": {}, "hooks": {"poststop": 3}}), "hooks.poststop"),
+        ] {
+            assert_eq!(apply(&mut config, &edits()).unwrap_err().0, field);
+        }
+    }
+
+    #[test]
+    fn files_that_are_no_devices_are_mounted_over_what_was_there() {
+        let mut config = json!({"process": {}, "mounts": [
+            {"destination": "/dev/nvidia0", "type": "bind", "source": "/dev/nvidia0"},
+        ]});
+        let edits = Edits {
+            binds: vec![Bind { source: "/sim/nvidia0".into(), destination: "/dev/nvidia0".into() }],
+            ..Edits::default()
+        };
+        assert!(apply(&mut config, &edits).unwrap());
+        assert!(!apply(&mut config, &edits).unwrap());
+        assert_eq!(config["mounts"].as_array().unwrap().len(), 1);
+        assert_eq!(config["mounts"][0]["source"], "/sim/nvidia0");
+    }
+}

@@ -1,0 +1,345 @@
+//! `config.json` of an OCI bundle as a value: read, looked into, replaced atomically.
+//!
+//! Knows the file and its JSON. Must not know where edits come from. The value is
+//! never turned into a typed copy, and what is written back is the engine's own text but
+//! for what changed: unknown fields, order, numbers and escapes stay to the byte. Nothing
+//! is written where nothing changed.
+
+mod edit;
+mod splice;
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use thiserror::Error;
+
+pub use edit::{Bind, DeviceNode, Edits, HookCall, HookStage, Withheld};
+
+use crate::failpoint::failpoint;
+
+/// The largest `config.json` we read, in bytes; runc reads its bundles whole, too.
+const MAX_CONFIG_BYTES: u64 = 64 << 20;
+
+/// A bundle whose configuration was read.
+#[derive(Debug, Clone)]
+pub struct Bundle {
+    dir: PathBuf,
+    config: PathBuf,
+    text: String,
+    before: Value,
+    value: Value,
+    /// Go replaces bytes that are no UTF-8, JSON forbids them: we look, but don't edit.
+    utf8: bool,
+}
+
+/// Why a bundle can't be read or written.
+#[derive(Debug, Error)]
+pub enum BundleError {
+    /// A file operation failed.
+    #[error("bundle {}: {}: {source}; {remedy}", dir.display(), file.display())]
+    File {
+        /// The bundle.
+        dir: PathBuf,
+        /// The file in it.
+        file: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The configuration is no JSON.
+    #[error("bundle {}: {} is not valid JSON: {source}; have the engine write it again", dir.display(), file.display())]
+    Json {
+        /// The bundle.
+        dir: PathBuf,
+        /// The file in it.
+        file: PathBuf,
+        /// Where and why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A part of the configuration is not what the OCI specification says.
+    #[error("bundle {}: {field} in {} is not {expected}; have the engine write it again", dir.display(), file.display())]
+    Shape {
+        /// The bundle.
+        dir: PathBuf,
+        /// The file in it.
+        file: PathBuf,
+        /// The field, as `process.env`.
+        field: &'static str,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// The configuration is larger than we read.
+    #[error("bundle {}: {} has more than {} MiB", dir.display(), file.display(), MAX_CONFIG_BYTES >> 20)]
+    TooLarge {
+        /// The bundle.
+        dir: PathBuf,
+        /// The file in it.
+        file: PathBuf,
+    },
+}
+
+impl Bundle {
+    /// Reads the configuration `file` (crun may call it otherwise than `config.json`) of
+    /// the bundle `dir`.
+    ///
+    /// # Errors
+    ///
+    /// Where there is none, or it is no JSON object.
+    pub fn load(dir: &Path, file: &Path) -> Result<Self, BundleError> {
+        let failed = |source, remedy| BundleError::File {
+            dir: dir.to_owned(),
+            file: file.to_owned(),
+            source,
+            remedy,
+        };
+        let remedy = "give the bundle's directory with --bundle";
+        let dir_found = fs::canonicalize(dir).map_err(|source| failed(source, remedy))?;
+        let config = dir_found.join(file);
+        let mut bytes = Vec::new();
+        let opened = File::open(&config).map_err(|source| failed(source, remedy))?;
+        opened
+            .take(MAX_CONFIG_BYTES + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|source| failed(source, remedy))?;
+        if bytes.len() as u64 > MAX_CONFIG_BYTES {
+            return Err(BundleError::TooLarge { dir: dir.to_owned(), file: file.to_owned() });
+        }
+        Self::from_bytes(&bytes, dir_found, config)
+    }
+
+    /// A configuration that has no file of its own: podman's `precreate` hands it over a
+    /// pipe. It can't be saved.
+    ///
+    /// # Errors
+    ///
+    /// Where `bytes` is no JSON object.
+    pub fn from_bytes(bytes: &[u8], dir: PathBuf, config: PathBuf) -> Result<Self, BundleError> {
+        let file = || PathBuf::from(config.file_name().unwrap_or_default());
+        let utf8 = std::str::from_utf8(bytes).is_ok();
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let value: Value = serde_json::from_str(&text).map_err(|source| BundleError::Json {
+            dir: dir.clone(),
+            file: file(),
+            source,
+        })?;
+        if !value.is_object() {
+            let (field, expected) = ("the outermost value", "an object");
+            return Err(BundleError::Shape { file: file(), dir, field, expected });
+        }
+        Ok(Bundle { dir, config, text, before: value.clone(), value, utf8 })
+    }
+
+    /// The bundle's directory, without links.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn misshapen(&self, field: &'static str, expected: &'static str) -> BundleError {
+        let file = PathBuf::from(self.config.file_name().unwrap_or_default());
+        BundleError::Shape { dir: self.dir.clone(), file, field, expected }
+    }
+
+    /// The items of `process.env`; none where there is no process.
+    ///
+    /// # Errors
+    ///
+    /// Where it is no list of strings.
+    pub fn env(&self) -> Result<Vec<&str>, BundleError> {
+        match self.value.pointer("/process/env") {
+            None | Some(Value::Null) => Some(Vec::new()),
+            Some(Value::Array(items)) => items.iter().map(Value::as_str).collect(),
+            Some(_) => None,
+        }
+        .ok_or_else(|| self.misshapen("process.env", "a list of strings"))
+    }
+
+    /// The annotations.
+    ///
+    /// # Errors
+    ///
+    /// Where they are no map of strings.
+    pub fn annotations(&self) -> Result<Vec<(&str, &str)>, BundleError> {
+        match self.value.get("annotations") {
+            None | Some(Value::Null) => Some(Vec::new()),
+            Some(Value::Object(map)) => {
+                map.iter().map(|(key, value)| Some((key.as_str(), value.as_str()?))).collect()
+            }
+            Some(_) => None,
+        }
+        .ok_or_else(|| self.misshapen("annotations", "a map of strings"))
+    }
+
+    /// Whether the container can reach past any isolation: it may use every device, or
+    /// has CAP_SYS_ADMIN.
+    #[must_use]
+    pub fn is_privileged(&self) -> bool {
+        let capabilities = self.value.pointer("/process/capabilities/bounding");
+        edit::allows_every_device(&self.value)
+            || capabilities
+                .and_then(Value::as_array)
+                .is_some_and(|list| list.iter().any(|item| item == "CAP_SYS_ADMIN"))
+    }
+
+    /// Applies `edits`; says whether they changed anything.
+    ///
+    /// # Errors
+    ///
+    /// Where a part that must be edited is not what the OCI specification says; then
+    /// nothing of the bundle may be used further.
+    pub fn apply(&mut self, edits: &Edits) -> Result<bool, BundleError> {
+        if !self.utf8 {
+            return Err(self.misshapen("the text", "UTF-8"));
+        }
+        edit::apply(&mut self.value, edits)
+            .map_err(|(field, expected)| self.misshapen(field, expected))
+    }
+
+    /// The configuration's text with the edits.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        splice::splice(&self.text, &self.before, &self.value)
+    }
+
+    /// Replaces the configuration on disk in one step, with its mode and owner. Where
+    /// `config.json` is a link, the link is replaced and its target left alone.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be written; then the old one is still whole.
+    pub fn save(&self) -> Result<(), BundleError> {
+        let mut name = self.config.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".cgpu-{}", std::process::id()));
+        let temporary = self.config.with_file_name(name);
+        let written = self.write_beside(&temporary);
+        if written.is_err() {
+            // The first error is the one to tell; a file that was never made is no other.
+            let _ = fs::remove_file(&temporary);
+        }
+        written.map_err(|source| BundleError::File {
+            dir: self.dir.clone(),
+            file: self.config.file_name().unwrap_or_default().into(),
+            source,
+            remedy: "make the bundle's directory writable and give it room",
+        })
+    }
+
+    fn write_beside(&self, temporary: &Path) -> io::Result<()> {
+        let old = fs::metadata(&self.config)?;
+        // Left by a process of our pid that was killed here.
+        match fs::remove_file(temporary) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = File::create_new(temporary)?;
+        file.write_all(self.to_text().as_bytes())?;
+        fchown(&file, Some(old.uid()), Some(old.gid()))?;
+        file.set_permissions(Permissions::from_mode(old.mode() & 0o7777))?;
+        failpoint("bundle-written");
+        fs::rename(temporary, &self.config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bundle(text: &str) -> (tempfile::TempDir, Bundle) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("config.json"), text).unwrap();
+        let bundle = Bundle::load(dir.path(), Path::new("config.json")).unwrap();
+        (dir, bundle)
+    }
+
+    fn edits() -> Edits {
+        Edits { env: vec![("A".into(), "b".into())], ..Edits::default() }
+    }
+
+    #[test]
+    fn order_unknown_fields_and_numbers_survive_an_edit() {
+        let text = r#"{"z":1,"a":{"x-unknown":[1.50,1e3,18446744073709551616,-0.0]},"process":{"env":["P=\"é"],"y":null}}"#;
+        let (dir, mut bundle) = bundle(text);
+        assert!(bundle.apply(&edits()).unwrap());
+        bundle.save().unwrap();
+        let expected = text.replace(r#""P=\"é"]"#, r#""P=\"é","A=b"]"#);
+        assert_eq!(fs::read_to_string(dir.path().join("config.json")).unwrap(), expected);
+    }
+
+    #[test]
+    fn bytes_that_are_no_utf8_can_be_read_but_not_edited() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("config.json"), b"{\"process\":{\"env\":[\"A=\xff\"]}}").unwrap();
+        let mut bundle = Bundle::load(dir.path(), Path::new("config.json")).unwrap();
+        assert_eq!(bundle.env().unwrap(), ["A=\u{fffd}"]);
+        let error = bundle.apply(&edits()).unwrap_err().to_string();
+        assert!(error.contains("the text in config.json is not UTF-8"), "{error}");
+    }
+
+    #[test]
+    fn mode_and_owner_are_kept_and_nothing_is_left_beside() {
+        let (dir, mut bundle) = bundle(r#"{"process":{}}"#);
+        let file = dir.path().join("config.json");
+        fs::set_permissions(&file, Permissions::from_mode(0o604)).unwrap();
+        std::os::unix::fs::chown(&file, Some(1234), Some(4321)).unwrap();
+        bundle.apply(&edits()).unwrap();
+        bundle.save().unwrap();
+        let meta = fs::metadata(&file).unwrap();
+        assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid()), (0o604, 1234, 4321));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_linked_configuration_is_replaced_and_its_target_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, link) = (dir.path().join("template.json"), dir.path().join("config.json"));
+        fs::write(&target, r#"{"process":{}}"#).unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let mut bundle = Bundle::load(dir.path(), Path::new("config.json")).unwrap();
+        bundle.apply(&edits()).unwrap();
+        bundle.save().unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), r#"{"process":{}}"#);
+        assert!(fs::symlink_metadata(&link).unwrap().is_file());
+    }
+
+    #[test]
+    fn what_is_no_bundle_is_refused_with_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let load = |text: &str| {
+            fs::write(dir.path().join("config.json"), text).unwrap();
+            Bundle::load(dir.path(), Path::new("config.json")).unwrap_err().to_string()
+        };
+        assert!(load("{").contains("config.json is not valid JSON: EOF while parsing"));
+        assert!(load("[]").contains("the outermost value in config.json is not an object"));
+        fs::remove_file(dir.path().join("config.json")).unwrap();
+        let missing = Bundle::load(dir.path(), Path::new("config.json")).unwrap_err().to_string();
+        assert!(missing.contains("config.json: No such file or directory"), "{missing}");
+        assert!(missing.ends_with("give the bundle's directory with --bundle"), "{missing}");
+        let missing = Bundle::load(Path::new("/nowhere"), Path::new("c")).unwrap_err().to_string();
+        assert!(missing.starts_with("bundle /nowhere: c: No such file"), "{missing}");
+    }
+
+    #[test]
+    fn ten_mebibytes_are_no_trouble() {
+        let filler = "x".repeat(10 << 20);
+        let (_dir, mut bundle) =
+            bundle(&format!(r#"{{"process":{{}},"annotations":{{"a":"{filler}"}}}}"#));
+        assert!(bundle.apply(&edits()).unwrap());
+        bundle.save().unwrap();
+    }
+
+    #[test]
+    fn variables_and_annotations_must_be_strings() {
+        let (_dir, good) = bundle(r#"{"process":{"env":["A=b"]},"annotations":{"k":"v"}}"#);
+        assert_eq!(good.env().unwrap(), ["A=b"]);
+        assert_eq!(good.annotations().unwrap(), [("k", "v")]);
+        let (_dir, bad) = bundle(r#"{"process":{"env":[1]},"annotations":{"k":1}}"#);
+        assert!(bad.env().unwrap_err().to_string().contains("process.env in config.json is not"));
+        assert!(bad.annotations().unwrap_err().to_string().contains("annotations in"));
+    }
+}

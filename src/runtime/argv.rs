@@ -1,0 +1,539 @@
+//! The command line of runc and crun: what of it concerns us.
+//!
+//! Pure. `create`, `run` and `restore` name a bundle that we may edit; every other
+//! command, and everything that can't be parsed, is the real runtime's alone. Facts: the
+//! flags of runc 1.1–1.3 (urfave/cli on Go's `flag`: one or two dashes, `-b=X`, flags
+//! after the id) and of crun 1.8–1.20 (argp on `getopt_long`: `-bX`, bundled short
+//! flags, unambiguous abbreviations of long ones). Where the two read a word
+//! differently, [`Dialect`] decides.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Whose reading of a command line counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// runc, and what imitates it.
+    Runc,
+    /// crun.
+    Crun,
+}
+
+impl Dialect {
+    /// The dialect of the runtime whose file is `path`.
+    #[must_use]
+    pub fn of(path: &Path) -> Self {
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        if name.windows(4).any(|part| part == b"crun") { Dialect::Crun } else { Dialect::Runc }
+    }
+
+    /// Where the runtime keeps its containers if `--root` doesn't say.
+    #[must_use]
+    pub fn default_root(self) -> &'static Path {
+        Path::new(match self {
+            Dialect::Runc => "/run/runc",
+            Dialect::Crun => "/run/crun",
+        })
+    }
+}
+
+/// Our own flag, taken out before the real runtime sees the command line.
+const OWN_FLAG: &str = "cgpu-config";
+
+/// A command line without our own flags.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommandLine {
+    /// The file of `--cgpu-config`.
+    pub config: Option<OsString>,
+    /// What the real runtime gets, without the program's name.
+    pub args: Vec<OsString>,
+}
+
+/// Takes `--cgpu-config FILE` and `--cgpu-config=FILE` out of the global flags of
+/// `args` (without the program's name). The last one counts; one without a file is left
+/// for the real runtime to refuse.
+#[must_use]
+pub fn take_own_flags(args: Vec<OsString>) -> CommandLine {
+    let mut taken = CommandLine { config: None, args: Vec::with_capacity(args.len()) };
+    let mut words = args.into_iter();
+    while let Some(word) = words.next() {
+        match global(&word) {
+            GlobalWord::Own(Some(value)) => taken.config = Some(value),
+            GlobalWord::Own(None) => match words.next() {
+                Some(value) => taken.config = Some(value),
+                None => taken.args.push(word),
+            },
+            GlobalWord::Flag { takes_next: true, .. } => {
+                taken.args.push(word);
+                taken.args.extend(words.next());
+            }
+            GlobalWord::Flag { .. } => taken.args.push(word),
+            GlobalWord::Command => {
+                taken.args.push(word);
+                taken.args.extend(words.by_ref());
+            }
+        }
+    }
+    taken
+}
+
+/// What a command line is to us.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// The real runtime's alone.
+    PassThrough,
+    /// A container is made from a bundle.
+    Create(Create),
+}
+
+/// `create`, `run` or `restore`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Create {
+    /// `--root`, as given.
+    pub root: Option<PathBuf>,
+    /// `--log`, as given.
+    pub log: Option<PathBuf>,
+    /// Whether `--log-format` is `json`.
+    pub log_json: bool,
+    /// `--bundle`, as given; `None` means the working directory.
+    pub bundle: Option<PathBuf>,
+    /// crun's `--config`: the file that stands for `config.json`.
+    pub config_file: Option<PathBuf>,
+    /// The container's id; `None` where the words don't tell it.
+    pub id: Option<OsString>,
+}
+
+/// Global flags with a value, of runc and crun.
+const GLOBAL_VALUES: &[&str] =
+    &["root", "log", "log-format", "log-level", "criu", "rootless", "cgroup-manager"];
+
+/// Global flags without one.
+const GLOBAL_SWITCHES: &[&str] = &["debug", "systemd-cgroup", "help", "h", "version", "v", "V"];
+
+/// The commands of runc and crun.
+const COMMANDS: &[&str] = &[
+    "create",
+    "run",
+    "restore",
+    "start",
+    "state",
+    "kill",
+    "delete",
+    "exec",
+    "ps",
+    "list",
+    "events",
+    "update",
+    "pause",
+    "resume",
+    "checkpoint",
+    "spec",
+    "features",
+    "init",
+    "mounts",
+    "help",
+];
+
+/// Flags with a value of the three commands that we read.
+const COMMAND_VALUES: &[&str] = &[
+    "bundle",
+    "config",
+    "console-socket",
+    "pidfd-socket",
+    "pid-file",
+    "preserve-fds",
+    "image-path",
+    "work-path",
+    "parent-path",
+    "manage-cgroups-mode",
+    "empty-ns",
+    "status-fd",
+    "lsm-profile",
+    "lsm-mount-context",
+    "network-lock",
+];
+
+/// Flags without one.
+const COMMAND_SWITCHES: &[&str] = &[
+    "no-pivot",
+    "no-new-keyring",
+    "no-subreaper",
+    "detach",
+    "keep",
+    "tcp-established",
+    "ext-unix-sk",
+    "shell-job",
+    "file-locks",
+    "auto-dedup",
+    "lazy-pages",
+    "tcp-close",
+    "skip-in-flight",
+    "link-remap",
+    "help",
+    "usage",
+    "version",
+];
+
+enum GlobalWord {
+    /// Our own flag, with its value if that is in the same word.
+    Own(Option<OsString>),
+    /// Another flag.
+    Flag { name: String, value: Option<OsString>, takes_next: bool, known: bool },
+    /// No flag.
+    Command,
+}
+
+/// Splits `--name=value`, `-name=value`, `--name`, `-name`.
+fn split_flag(word: &OsStr) -> Option<(String, Option<OsString>)> {
+    let bytes = word.as_bytes();
+    let body = bytes.strip_prefix(b"--").or_else(|| bytes.strip_prefix(b"-"))?;
+    if body.is_empty() {
+        return None;
+    }
+    let (name, value) = match body.iter().position(|&byte| byte == b'=') {
+        Some(at) => (&body[..at], Some(OsString::from_vec(body[at + 1..].to_vec()))),
+        None => (body, None),
+    };
+    Some((String::from_utf8_lossy(name).into_owned(), value))
+}
+
+fn global(word: &OsStr) -> GlobalWord {
+    match split_flag(word) {
+        Some((name, value)) if name == OWN_FLAG => GlobalWord::Own(value),
+        Some((name, value)) => {
+            let valued = GLOBAL_VALUES.contains(&name.as_str());
+            let known = valued || GLOBAL_SWITCHES.contains(&name.as_str());
+            GlobalWord::Flag { takes_next: valued && value.is_none(), name, value, known }
+        }
+        None => GlobalWord::Command,
+    }
+}
+
+/// What `args` (without the program's name and our own flags) are to us.
+#[must_use]
+pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
+    let mut create = Create {
+        root: None,
+        log: None,
+        log_json: false,
+        bundle: None,
+        config_file: None,
+        id: None,
+    };
+    let mut words = args.iter();
+    let mut after_unknown = false;
+    let verb = loop {
+        let Some(word) = words.next() else { return Command::PassThrough };
+        let GlobalWord::Flag { name, value, takes_next, known } = global(word) else {
+            // `--` ends the flags; what follows is the command.
+            if word == "--" {
+                continue;
+            }
+            // A word behind a flag that we don't know may be its value.
+            if after_unknown && !COMMANDS.iter().any(|command| word == *command) {
+                after_unknown = false;
+                continue;
+            }
+            break word;
+        };
+        after_unknown = !known && value.is_none();
+        let value = if takes_next { words.next().cloned() } else { value };
+        match (name.as_str(), value) {
+            ("root", Some(value)) => create.root = Some(value.into()),
+            ("log", Some(value)) => create.log = Some(value.into()),
+            ("log-format", Some(value)) => create.log_json = value == "json",
+            // These print and end.
+            ("help" | "h" | "version" | "v" | "V", _) => return Command::PassThrough,
+            _ => {}
+        }
+    };
+    if !["create", "run", "restore"].iter().any(|name| verb == *name) {
+        return Command::PassThrough;
+    }
+    let rest: Vec<&OsStr> = words.map(OsString::as_os_str).collect();
+    let read = match dialect {
+        Dialect::Runc => read_go(&rest, &mut create),
+        Dialect::Crun => read_getopt(&rest, &mut create),
+    };
+    match read {
+        Some(positionals) => {
+            create.id = positionals.id();
+            Command::Create(create)
+        }
+        None => Command::PassThrough,
+    }
+}
+
+/// The words of a command that are no flags.
+#[derive(Default)]
+struct Positionals {
+    /// Each with whether it stands behind a flag that we don't know.
+    words: Vec<(OsString, bool)>,
+}
+
+impl Positionals {
+    /// The id: the one word there is, or the one that no unknown flag can claim.
+    fn id(&self) -> Option<OsString> {
+        let single = |words: Vec<&(OsString, bool)>| match words.as_slice() {
+            [(word, _)] => Some(word.clone()),
+            _ => None,
+        };
+        single(self.words.iter().collect())
+            .or_else(|| single(self.words.iter().filter(|(_, claimed)| !claimed).collect()))
+    }
+}
+
+fn set(create: &mut Create, name: &str, value: Option<&OsStr>) {
+    match (name, value) {
+        ("bundle" | "b", Some(value)) => create.bundle = Some(value.into()),
+        ("config" | "f", Some(value)) => create.config_file = Some(value.into()),
+        _ => {}
+    }
+}
+
+/// Reads a command's words as Go's `flag` does, after urfave/cli has moved the flags to
+/// the front. `None` where the command only prints its help.
+fn read_go(words: &[&OsStr], create: &mut Create) -> Option<Positionals> {
+    let mut positionals = Positionals::default();
+    let mut words = words.iter();
+    let mut after_unknown = false;
+    while let Some(word) = words.next() {
+        if *word == "--" {
+            positionals.words.extend(words.by_ref().map(|word| ((*word).into(), false)));
+            break;
+        }
+        let Some((name, value)) = split_flag(word) else {
+            positionals.words.push(((*word).into(), after_unknown));
+            after_unknown = false;
+            continue;
+        };
+        let name = name.as_str();
+        if matches!(name, "help" | "h") {
+            return None;
+        }
+        let switch = COMMAND_SWITCHES.contains(&name) || name == "d";
+        let valued = (COMMAND_VALUES.contains(&name) || name == "b") && name != "config";
+        after_unknown = !switch && !valued && value.is_none();
+        if valued {
+            let value = value.as_deref().or_else(|| words.next().copied());
+            set(create, name, value);
+        }
+    }
+    Some(positionals)
+}
+
+/// Reads a command's words as `getopt_long` does.
+fn read_getopt(words: &[&OsStr], create: &mut Create) -> Option<Positionals> {
+    let mut positionals = Positionals::default();
+    let mut words = words.iter();
+    let mut after_unknown = false;
+    while let Some(word) = words.next() {
+        let bytes = word.as_bytes();
+        if *word == "--" {
+            positionals.words.extend(words.by_ref().map(|word| ((*word).into(), false)));
+            break;
+        }
+        if bytes.starts_with(b"--") {
+            let (name, value) = split_flag(word)?;
+            let long = unabbreviated(&name);
+            if matches!(long, Some("help" | "usage" | "version")) {
+                return None;
+            }
+            let valued = long.is_some_and(|long| COMMAND_VALUES.contains(&long));
+            after_unknown = long.is_none() && value.is_none();
+            if let (Some(long), true) = (long, valued) {
+                let value = value.as_deref().or_else(|| words.next().copied());
+                set(create, long, value);
+            }
+        } else if bytes.len() > 1 && bytes[0] == b'-' {
+            after_unknown = false;
+            for (at, short) in bytes.iter().enumerate().skip(1) {
+                match short {
+                    b'b' | b'f' => {
+                        let glued = &bytes[at + 1..];
+                        let value = if glued.is_empty() {
+                            words.next().copied()
+                        } else {
+                            Some(OsStr::from_bytes(glued))
+                        };
+                        set(create, if *short == b'b' { "b" } else { "f" }, value);
+                        break;
+                    }
+                    b'd' => {}
+                    b'?' | b'h' | b'V' => return None,
+                    _ => after_unknown = true,
+                }
+            }
+        } else {
+            positionals.words.push(((*word).into(), after_unknown));
+            after_unknown = false;
+        }
+    }
+    Some(positionals)
+}
+
+/// The long flag that `name` is, or is the one abbreviation of.
+fn unabbreviated(name: &str) -> Option<&'static str> {
+    let known = || COMMAND_VALUES.iter().chain(COMMAND_SWITCHES).copied();
+    if let Some(exact) = known().find(|long| *long == name) {
+        return Some(exact);
+    }
+    let mut matching = known().filter(|long| long.starts_with(name));
+    matching.next().filter(|_| matching.next().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    fn created(line: &str, dialect: Dialect) -> Create {
+        match parse(&words(line), dialect) {
+            Command::Create(create) => create,
+            Command::PassThrough => panic!("{line} is no create"),
+        }
+    }
+
+    fn bundle_and_id(line: &str, dialect: Dialect) -> (String, String) {
+        let create = created(line, dialect);
+        let text = |value: Option<OsString>| {
+            value.map_or("-".to_owned(), |value| value.to_string_lossy().into_owned())
+        };
+        (text(create.bundle.map(PathBuf::into_os_string)), text(create.id))
+    }
+
+    #[test]
+    fn every_form_of_bundle_is_read() {
+        use Dialect::{Crun, Runc};
+        for (line, dialects) in [
+            ("create --bundle B id", &[Runc, Crun][..]),
+            ("create --bundle=B id", &[Runc, Crun]),
+            ("create -b B id", &[Runc, Crun]),
+            ("create --b B id", &[Runc, Crun]),
+            ("create id --bundle B", &[Runc, Crun]),
+            ("create id -b B", &[Runc, Crun]),
+            ("run --bundle A --bundle B id", &[Runc, Crun]),
+            ("run -b A -d --bundle B id", &[Runc, Crun]),
+            ("restore --image-path /i --bundle B id", &[Runc, Crun]),
+            ("create --bundle B -- id", &[Runc, Crun]),
+            ("create --pid-file P --console-socket S --bundle B id", &[Runc, Crun]),
+            ("create -b=B id", &[Runc]),
+            ("create -bundle B id", &[Runc]),
+            ("create -bundle=B id", &[Runc]),
+            ("create --b=B id", &[Runc, Crun]),
+            ("create -bB id", &[Crun]),
+            ("create -dbB id", &[Crun]),
+            ("create --bund B id", &[Crun]),
+            ("create --bun=B id", &[Crun]),
+        ] {
+            for dialect in dialects {
+                let expected = ("B".to_owned(), "id".to_owned());
+                assert_eq!(bundle_and_id(line, *dialect), expected, "{line} {dialect:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn global_flags_and_their_values_are_no_command() {
+        let line = "--root /r --log L --log-format json --systemd-cgroup --rootless=false \
+                    create --bundle B --pid-file P id";
+        let create = created(line, Dialect::Runc);
+        assert_eq!(create.root.as_deref(), Some(Path::new("/r")));
+        assert_eq!(create.log.as_deref(), Some(Path::new("L")));
+        assert!(create.log_json);
+        assert_eq!(create.id.as_deref(), Some(OsStr::new("id")));
+        for line in ["-root=/r create id", "--root=/r create id", "-root /r create id"] {
+            assert_eq!(created(line, Dialect::Runc).root.as_deref(), Some(Path::new("/r")));
+        }
+        let create = created("--cgroup-manager cgroupfs --log-level debug run id", Dialect::Crun);
+        assert_eq!(create.id.as_deref(), Some(OsStr::new("id")));
+    }
+
+    #[test]
+    fn what_only_looks_like_create_passes_through() {
+        for line in [
+            "",
+            "--version",
+            "-v",
+            "features",
+            "state create",
+            "exec id create --bundle B",
+            "--root create start id",
+            "--log create delete --force run",
+            "kill create 9",
+            "create --help",
+            "run -h",
+            "--help create",
+            "unknown create",
+            "--root",
+        ] {
+            assert_eq!(parse(&words(line), Dialect::Runc), Command::PassThrough, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_container_may_be_called_create() {
+        assert_eq!(bundle_and_id("create create", Dialect::Runc), ("-".into(), "create".into()));
+        assert_eq!(bundle_and_id("run -b B run", Dialect::Crun), ("B".into(), "run".into()));
+    }
+
+    #[test]
+    fn an_unknown_flag_never_hides_a_create() {
+        assert_eq!(
+            bundle_and_id("--new value create -b B id", Dialect::Runc),
+            ("B".into(), "id".into())
+        );
+        assert_eq!(bundle_and_id("--new create -b B id", Dialect::Runc), ("B".into(), "id".into()));
+        assert_eq!(
+            bundle_and_id("create --new value -b B id", Dialect::Runc),
+            ("B".into(), "id".into())
+        );
+        assert_eq!(bundle_and_id("create one two", Dialect::Runc), ("-".into(), "-".into()));
+    }
+
+    #[test]
+    fn crun_names_another_config_file() {
+        for line in ["run -f c.json -b B id", "run --config=c.json -b B id", "run -fc.json id"] {
+            let create = created(line, Dialect::Crun);
+            assert_eq!(create.config_file.as_deref(), Some(Path::new("c.json")), "{line}");
+        }
+        assert_eq!(
+            bundle_and_id("create -bundle id", Dialect::Crun),
+            ("undle".into(), "id".into())
+        );
+    }
+
+    #[test]
+    fn our_own_flag_is_taken_out_of_the_global_flags_only() {
+        for line in [
+            "--cgpu-config /c --root /r create --bundle B id",
+            "--root /r --cgpu-config=/c create --bundle B id",
+            "--cgpu-config /x --root /r --cgpu-config /c create --bundle B id",
+        ] {
+            let taken = take_own_flags(words(line));
+            assert_eq!(taken.config.as_deref(), Some(OsStr::new("/c")), "{line}");
+            assert_eq!(taken.args, words("--root /r create --bundle B id"), "{line}");
+        }
+        let line = "--root --cgpu-config exec id --cgpu-config /c";
+        assert_eq!(take_own_flags(words(line)), CommandLine { config: None, args: words(line) });
+        let line = "--cgpu-config";
+        assert_eq!(take_own_flags(words(line)), CommandLine { config: None, args: words(line) });
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_command_line_breaks_the_reader(
+            line in proptest::collection::vec("(-{0,2}(b|bundle|f|root|x|create|run|id)?=?.{0,3})", 0..8)
+        ) {
+            let args: Vec<OsString> = line.into_iter().map(OsString::from).collect();
+            let taken = take_own_flags(args);
+            for dialect in [Dialect::Runc, Dialect::Crun] {
+                let _ = parse(&taken.args, dialect);
+            }
+        }
+    }
+}
