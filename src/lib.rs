@@ -21,6 +21,8 @@ pub mod failpoint;
 
 pub mod bundle;
 
+pub mod registry;
+
 pub mod process;
 
 pub mod runtime;

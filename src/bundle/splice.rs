@@ -25,7 +25,11 @@ pub(super) fn splice(text: &str, before: &Value, after: &Value) -> String {
             for (key, raw) in &members {
                 let start = raw.as_ptr().addr() - text.as_ptr().addr();
                 out.push_str(&text[copied..start]);
-                out.push_str(&splice(raw, &old[key], &new[key]));
+                match (old.get(key), new.get(key)) {
+                    (Some(old), Some(new)) => out.push_str(&splice(raw, old, new)),
+                    // Only in an object whose key was given twice, and not the last time.
+                    _ => out.push_str(raw),
+                }
                 copied = start + raw.len();
             }
             // The text behind the last member is white space and the closing brace.
@@ -155,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_key_given_twice_breaks_nothing() {
-        let out = spliced(r#"{"a":{"b":1},"a":{"b":2,"c":[]}}"#, |value| {
+        let out = spliced(r#"{"a":{"x":1},"a":{"b":2,"c":[]}}"#, |value| {
             value["a"]["c"].as_array_mut().unwrap().push(1.into());
         });
         assert!(out.contains(r#""c":[1]"#), "{out}");

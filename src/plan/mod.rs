@@ -3,12 +3,14 @@
 //! Arithmetic and decisions only: requests and inventories come in, plans and errors a
 //! user can act on go out. Must not know OCI or files.
 
+mod admit;
 mod resolve;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use admit::{Holders, Holding, Limits, Refusal, admit};
 pub use resolve::{ResolveError, resolve};
 
 /// What a create gives to a container: the `plan` of `cgpu inspect`.

@@ -1,0 +1,371 @@
+//! Whether what is left of the GPUs is enough for a plan.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::{Plan, PlannedGpu};
+use crate::units::bytes_to_mib;
+
+/// What one registered container holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding {
+    /// The container's id, for messages.
+    pub id: String,
+    /// UUID and quota in bytes of each GPU; `None` where it holds the GPU as a whole.
+    pub gpus: Vec<(String, Option<u64>)>,
+    /// Its compute weight.
+    pub weight: u32,
+}
+
+/// How much may be promised on each GPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Promised memory over physical memory.
+    pub overcommit: f64,
+    /// Most containers, and the sum of their weights.
+    pub max_inst: u32,
+    /// A GPU held as a whole and a shared one exclude each other.
+    pub exclusive: bool,
+}
+
+/// Containers in an error message: the first few, by what they hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holders(Vec<(String, Option<u64>)>);
+
+/// Why a plan is not admitted.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Refusal {
+    /// Not enough memory is left.
+    #[error(
+        "GPU {index} ({uuid}) has {left_mib} MiB of {total_mib} MiB left, this container asks \
+         for {asked_mib} MiB; {holders}; lower ALIYUN_COM_GPU_MEM_CONTAINER, or stop one of them"
+    )]
+    Memory {
+        /// Index of the GPU.
+        index: u32,
+        /// Its UUID.
+        uuid: String,
+        /// Memory that can still be promised, in MiB.
+        left_mib: u64,
+        /// Memory that can be promised in all, in MiB.
+        total_mib: u64,
+        /// The quota asked for, in MiB.
+        asked_mib: u64,
+        /// Who holds the rest.
+        holders: Holders,
+    },
+    /// The quota is more than the GPU can ever give.
+    #[error(
+        "GPU {index} ({uuid}) can promise {total_mib} MiB in all, this container asks for \
+         {asked_mib} MiB; lower ALIYUN_COM_GPU_MEM_CONTAINER, or raise admission.overcommit"
+    )]
+    TooMuch {
+        /// Index of the GPU.
+        index: u32,
+        /// Its UUID.
+        uuid: String,
+        /// Memory that can be promised in all, in MiB.
+        total_mib: u64,
+        /// The quota asked for, in MiB.
+        asked_mib: u64,
+    },
+    /// Too many containers.
+    #[error(
+        "GPU {index} ({uuid}) has {count} containers, as many as admission.max_inst = {max_inst} \
+         allows; {holders}; stop one of them, or raise admission.max_inst (at most 25)"
+    )]
+    Containers {
+        /// Index of the GPU.
+        index: u32,
+        /// Its UUID.
+        uuid: String,
+        /// Containers on it.
+        count: usize,
+        /// The bound.
+        max_inst: u32,
+        /// Who they are.
+        holders: Holders,
+    },
+    /// Too much weight.
+    #[error(
+        "GPU {index} ({uuid}) has weight {left} of {max_inst} left, this container asks for \
+         {asked}; {holders}; lower ALIYUN_COM_GPU_SCHD_WEIGHT, or stop one of them"
+    )]
+    Weight {
+        /// Index of the GPU.
+        index: u32,
+        /// Its UUID.
+        uuid: String,
+        /// Weight that is left.
+        left: u32,
+        /// Weight in all.
+        max_inst: u32,
+        /// The weight asked for.
+        asked: u32,
+        /// Who holds the rest.
+        holders: Holders,
+    },
+    /// Somebody has the GPU for himself, or wants it so.
+    #[error(
+        "GPU {index} ({uuid}) can't be {wanted}, it is {found}; {holders}; \
+         choose another GPU, or stop them (admission.exclusive is on)"
+    )]
+    Exclusive {
+        /// Index of the GPU.
+        index: u32,
+        /// Its UUID.
+        uuid: String,
+        /// What this container asks for.
+        wanted: &'static str,
+        /// What it is already.
+        found: &'static str,
+        /// Who holds it.
+        holders: Holders,
+    },
+}
+
+impl fmt::Display for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 8;
+        f.write_str("held by ")?;
+        for (at, (id, limit)) in self.0.iter().take(SHOWN).enumerate() {
+            let comma = if at > 0 { ", " } else { "" };
+            match limit {
+                Some(bytes) => write!(f, "{comma}{}: {} MiB", short(id), bytes_to_mib(*bytes))?,
+                None => write!(f, "{comma}{}: the whole GPU", short(id))?,
+            }
+        }
+        match self.0.len().saturating_sub(SHOWN) {
+            0 => Ok(()),
+            more => write!(f, ", and {more} more (`cgpu ps` shows all)"),
+        }
+    }
+}
+
+/// An id as `docker ps` shows it.
+fn short(id: &str) -> &str {
+    match id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        true => &id[..12],
+        false => id,
+    }
+}
+
+/// Whether `plan` fits beside `holdings`.
+///
+/// # Errors
+///
+/// For the first GPU where it doesn't, with who holds what.
+pub fn admit(plan: &Plan, holdings: &[Holding], limits: Limits) -> Result<(), Refusal> {
+    plan.gpus.iter().try_for_each(|gpu| admit_gpu(plan, gpu, holdings, limits))
+}
+
+fn admit_gpu(
+    plan: &Plan,
+    gpu: &PlannedGpu,
+    holdings: &[Holding],
+    limits: Limits,
+) -> Result<(), Refusal> {
+    let (index, uuid) = (gpu.index, gpu.uuid.clone());
+    let (mut held_bytes, mut weight, mut sharing, mut whole) = (0u64, 0u32, 0usize, 0usize);
+    let on_gpu = |holding: &Holding| {
+        holding.gpus.iter().find(|(held, _)| *held == gpu.uuid).map(|(_, limit)| *limit)
+    };
+    for holding in holdings {
+        match on_gpu(holding) {
+            Some(Some(bytes)) => {
+                held_bytes = held_bytes.saturating_add(bytes);
+                weight = weight.saturating_add(holding.weight);
+                sharing += 1;
+            }
+            Some(None) => whole += 1,
+            None => {}
+        }
+    }
+    let holders = || {
+        let held = holdings.iter();
+        Holders(held.filter_map(|h| Some((h.id.clone(), on_gpu(h)?))).collect())
+    };
+    let Some(asked) = gpu.memory_limit_bytes else {
+        if limits.exclusive && (sharing > 0 || whole > 0) {
+            let found = if whole > 0 { "held as a whole" } else { "shared" };
+            let wanted = "held as a whole";
+            return Err(Refusal::Exclusive { index, uuid, wanted, found, holders: holders() });
+        }
+        return Ok(());
+    };
+    if limits.exclusive && whole > 0 {
+        let (wanted, found) = ("shared", "held as a whole");
+        return Err(Refusal::Exclusive { index, uuid, wanted, found, holders: holders() });
+    }
+    let total = promisable(gpu.memory_total_bytes, limits.overcommit);
+    let asked_mib = bytes_to_mib(asked);
+    if asked > total {
+        let total_mib = bytes_to_mib(total);
+        return Err(Refusal::TooMuch { index, uuid, total_mib, asked_mib });
+    }
+    let left = total.saturating_sub(held_bytes);
+    if asked > left {
+        return Err(Refusal::Memory {
+            index,
+            uuid,
+            left_mib: bytes_to_mib(left),
+            total_mib: bytes_to_mib(total),
+            asked_mib,
+            holders: holders(),
+        });
+    }
+    if sharing >= limits.max_inst as usize {
+        let (count, max_inst) = (sharing, limits.max_inst);
+        return Err(Refusal::Containers { index, uuid, count, max_inst, holders: holders() });
+    }
+    let left = limits.max_inst.saturating_sub(weight);
+    if plan.weight > left {
+        return Err(Refusal::Weight {
+            index,
+            uuid,
+            left,
+            max_inst: limits.max_inst,
+            asked: plan.weight,
+            holders: holders(),
+        });
+    }
+    Ok(())
+}
+
+/// The bytes that may be promised of `total`, rounded down; never more than `u64` holds.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // float to int saturates
+fn promisable(total_bytes: u64, overcommit: f64) -> u64 {
+    // Parts per million keep 1.1 × 1000 MiB from becoming 1100.0000000000001 MiB or less.
+    let ppm = (overcommit * 1e6).round() as u64;
+    let bytes = u128::from(total_bytes) * u128::from(ppm) / 1_000_000;
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Kind;
+    use crate::units::MIB;
+    use proptest::prelude::*;
+
+    const LIMITS: Limits = Limits { overcommit: 1.0, max_inst: 20, exclusive: false };
+
+    fn plan(gpus: &[(u32, Option<u64>)], weight: u32) -> Plan {
+        let gpus = gpus
+            .iter()
+            .map(|&(index, limit)| PlannedGpu {
+                index,
+                uuid: format!("GPU-{index}"),
+                minor: index,
+                memory_total_bytes: 16130 * MIB,
+                memory_limit_bytes: limit.map(|mib| mib * MIB),
+            })
+            .collect();
+        Plan { backend: Kind::None, gpus, weight, high_priority: false }
+    }
+
+    fn holding(id: &str, gpu: u32, limit: Option<u64>, weight: u32) -> Holding {
+        let gpus = vec![(format!("GPU-{gpu}"), limit.map(|mib| mib * MIB))];
+        Holding { id: id.into(), gpus, weight }
+    }
+
+    fn refused(plan: &Plan, holdings: &[Holding], limits: Limits) -> String {
+        admit(plan, holdings, limits).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_last_byte_can_be_had_and_not_one_mib_more() {
+        let held = [holding("a", 0, Some(8602), 1), holding("b", 0, Some(4456), 1)];
+        assert_eq!(admit(&plan(&[(0, Some(3072))], 1), &held, LIMITS), Ok(()));
+        assert_eq!(
+            refused(&plan(&[(0, Some(3073))], 1), &held, LIMITS),
+            "GPU 0 (GPU-0) has 3072 MiB of 16130 MiB left, this container asks for 3073 MiB; \
+             held by a: 8602 MiB, b: 4456 MiB; lower ALIYUN_COM_GPU_MEM_CONTAINER, or stop one \
+             of them"
+        );
+    }
+
+    #[test]
+    fn other_gpus_do_not_count() {
+        let held = [holding("a", 1, Some(16130), 20)];
+        assert_eq!(admit(&plan(&[(0, Some(16130))], 20), &held, LIMITS), Ok(()));
+        let error = refused(&plan(&[(0, Some(1)), (1, Some(1))], 1), &held, LIMITS);
+        assert!(error.starts_with("GPU 1 (GPU-1) has 0 MiB of 16130 MiB left"), "{error}");
+    }
+
+    #[test]
+    fn long_ids_are_shown_as_docker_shows_them() {
+        let id = "3f2a".repeat(16);
+        let error =
+            refused(&plan(&[(0, Some(8000))], 1), &[holding(&id, 0, Some(16000), 1)], LIMITS);
+        assert!(error.contains("held by 3f2a3f2a3f2a: 16000 MiB;"), "{error}");
+    }
+
+    #[test]
+    fn overcommit_promises_more_and_less() {
+        let limits = |overcommit| Limits { overcommit, ..LIMITS };
+        let held = [holding("a", 0, Some(16130), 1)];
+        assert_eq!(admit(&plan(&[(0, Some(1613))], 1), &held, limits(1.1)), Ok(()));
+        assert!(admit(&plan(&[(0, Some(1614))], 1), &held, limits(1.1)).is_err());
+        assert_eq!(
+            refused(&plan(&[(0, Some(8066))], 1), &[], limits(0.5)),
+            "GPU 0 (GPU-0) can promise 8065 MiB in all, this container asks for 8066 MiB; lower \
+             ALIYUN_COM_GPU_MEM_CONTAINER, or raise admission.overcommit"
+        );
+    }
+
+    #[test]
+    fn containers_and_weights_are_bounded_by_max_inst() {
+        let limits = Limits { max_inst: 2, ..LIMITS };
+        let held = [holding("a", 0, Some(1), 1), holding("b", 0, Some(1), 1)];
+        assert_eq!(
+            refused(&plan(&[(0, Some(1))], 1), &held, limits),
+            "GPU 0 (GPU-0) has 2 containers, as many as admission.max_inst = 2 allows; held by \
+             a: 1 MiB, b: 1 MiB; stop one of them, or raise admission.max_inst (at most 25)"
+        );
+        assert_eq!(
+            refused(&plan(&[(0, Some(1))], 2), &held[..1], limits),
+            "GPU 0 (GPU-0) has weight 1 of 2 left, this container asks for 2; held by a: 1 MiB; \
+             lower ALIYUN_COM_GPU_SCHD_WEIGHT, or stop one of them"
+        );
+    }
+
+    #[test]
+    fn whole_and_shared_exclude_each_other_only_where_configured() {
+        let exclusive = Limits { exclusive: true, ..LIMITS };
+        let (whole, shared) = (holding("w", 0, None, 1), holding("s", 0, Some(1), 1));
+        for (asked, held, error) in [
+            (Some(1), &whole, "can't be shared, it is held as a whole; held by w: the whole GPU"),
+            (None, &whole, "can't be held as a whole, it is held as a whole"),
+            (None, &shared, "can't be held as a whole, it is shared; held by s: 1 MiB"),
+        ] {
+            let plan = plan(&[(0, asked)], 1);
+            let held = std::slice::from_ref(held);
+            assert_eq!(admit(&plan, held, LIMITS), Ok(()));
+            let text = refused(&plan, held, exclusive);
+            assert!(text.contains(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_crowd_of_holders_is_cut_short() {
+        let held: Vec<_> = (0..12).map(|n| holding(&format!("c{n}"), 0, Some(1300), 1)).collect();
+        let error = refused(&plan(&[(0, Some(1000))], 1), &held, LIMITS);
+        assert!(error.contains("c7: 1300 MiB, and 4 more (`cgpu ps` shows all)"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn promises_never_exceed_the_gpu(asks in proptest::collection::vec(1u64..9000, 1..30)) {
+            let mut held: Vec<Holding> = Vec::new();
+            for (n, mib) in asks.into_iter().enumerate() {
+                if admit(&plan(&[(0, Some(mib))], 1), &held, LIMITS).is_ok() {
+                    held.push(holding(&n.to_string(), 0, Some(mib), 1));
+                }
+            }
+            let sum: u64 = held.iter().filter_map(|h| h.gpus[0].1).sum();
+            prop_assert!(sum <= 16130 * MIB && held.len() <= 20);
+        }
+    }
+}

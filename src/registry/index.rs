@@ -1,0 +1,202 @@
+//! What admission needs of every record, in one file. Pure.
+//!
+//! The records are the truth; the index is derived from them and can be made again at
+//! any time. It exists because reading a thousand files takes ten milliseconds, and
+//! this takes a tenth of one. A header says which boot and which state of the records'
+//! directory it fits; an index that doesn't fit, or that doesn't parse, is no index.
+//!
+//! ```text
+//! cgpu-index 1 BOOT_ID MTIME_NS COUNT
+//! FILE \t ID \t SHORT_ID \t PID:START | until:S | bundle | over \t WEIGHT \t UUID=BYTES,UUID=whole
+//! ```
+
+use std::fmt::Write;
+
+use super::record::{Holder, Record, decoded, encoded};
+use crate::plan::Holding;
+use crate::process::ProcessId;
+
+/// Which state of the world an index describes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stamp {
+    /// The boot.
+    pub(super) boot_id: String,
+    /// When the records' directory last changed, in nanoseconds.
+    pub(super) changed_ns: i128,
+}
+
+/// A record as far as admission and collection need it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) file: String,
+    pub(super) short_id: String,
+    pub(super) life: Life,
+    pub(super) holding: Holding,
+}
+
+/// How to see whether the record is still needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// As long as this process lives.
+    Process(ProcessId),
+    /// Until this many seconds after boot.
+    Until(u64),
+    /// As long as its bundle is there.
+    Bundle,
+    /// No longer: it was made in an earlier boot.
+    Over,
+}
+
+impl Entry {
+    pub(super) fn of(record: &Record, boot_id: &str) -> Self {
+        let gpus = record.plan.gpus.iter();
+        Entry {
+            file: record.key.file_name(),
+            short_id: record.short_id.clone(),
+            life: match (record.holder, record.holder.process()) {
+                _ if record.boot_id != boot_id => Life::Over,
+                (_, Some(process)) => Life::Process(process),
+                (Holder::Announced { until_boot_s }, None) => Life::Until(until_boot_s),
+                (_, None) => Life::Bundle,
+            },
+            holding: Holding {
+                id: record.key.id.clone(),
+                gpus: gpus.map(|gpu| (gpu.uuid.clone(), gpu.memory_limit_bytes)).collect(),
+                weight: record.plan.weight,
+            },
+        }
+    }
+}
+
+pub(super) fn write(stamp: &Stamp, entries: &[Entry]) -> String {
+    let mut text = String::with_capacity(64 + entries.len() * 160);
+    let Stamp { boot_id, changed_ns } = stamp;
+    // Writing to a String never fails.
+    let _ = writeln!(text, "cgpu-index 1 {boot_id} {changed_ns} {}", entries.len());
+    for entry in entries {
+        let _ =
+            write!(text, "{}\t{}\t{}\t", entry.file, encoded(&entry.holding.id), entry.short_id);
+        let _ = match entry.life {
+            Life::Process(process) => write!(text, "{}:{}", process.pid, process.start_ticks),
+            Life::Until(seconds) => write!(text, "until:{seconds}"),
+            Life::Bundle => write!(text, "bundle"),
+            Life::Over => write!(text, "over"),
+        };
+        let _ = write!(text, "\t{}\t", entry.holding.weight);
+        for (at, (uuid, limit)) in entry.holding.gpus.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            let _ = match limit {
+                Some(bytes) => write!(text, "{comma}{}={bytes}", encoded(uuid)),
+                None => write!(text, "{comma}{}=whole", encoded(uuid)),
+            };
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// The entries of `text`, if it is whole and describes the world of `stamp`.
+pub(super) fn read(text: &str, stamp: &Stamp) -> Option<Vec<Entry>> {
+    let mut lines = text.strip_suffix('\n')?.split('\n');
+    let header = lines.next()?;
+    let count = header.rsplit(' ').next()?;
+    if header != format!("cgpu-index 1 {} {} {count}", stamp.boot_id, stamp.changed_ns) {
+        return None;
+    }
+    let entries: Vec<Entry> = lines.map(entry).collect::<Option<_>>()?;
+    (count.parse() == Ok(entries.len())).then_some(entries)
+}
+
+fn entry(line: &str) -> Option<Entry> {
+    let mut fields = line.split('\t');
+    let mut next = || fields.next();
+    let (file, id, short_id, life, weight, gpus) =
+        (next()?, next()?, next()?, next()?, next()?, next()?);
+    let life = match life.split_once(':') {
+        None if life == "bundle" => Life::Bundle,
+        None if life == "over" => Life::Over,
+        Some(("until", seconds)) => Life::Until(seconds.parse().ok()?),
+        Some((pid, start)) => {
+            Life::Process(ProcessId { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? })
+        }
+        None => return None,
+    };
+    let gpus = gpus.split(',').filter(|gpu| !gpu.is_empty()).map(|gpu| {
+        let (uuid, limit) = gpu.split_once('=')?;
+        let limit = if limit == "whole" { None } else { Some(limit.parse().ok()?) };
+        Some((decoded(uuid)?, limit))
+    });
+    Some(Entry {
+        file: file.to_owned(),
+        short_id: short_id.to_owned(),
+        life,
+        holding: Holding {
+            id: decoded(id)?,
+            gpus: gpus.collect::<Option<_>>()?,
+            weight: weight.parse().ok()?,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn stamp() -> Stamp {
+        Stamp { boot_id: "b-1".into(), changed_ns: 5 }
+    }
+
+    fn entries() -> impl Strategy<Value = Vec<Entry>> {
+        let life = prop_oneof![
+            (any::<i32>(), any::<u64>())
+                .prop_map(|(pid, start_ticks)| Life::Process(ProcessId { pid, start_ticks })),
+            any::<u64>().prop_map(Life::Until),
+            Just(Life::Bundle),
+            Just(Life::Over),
+        ];
+        let entry = (
+            ".{0,8}",
+            life,
+            any::<u32>(),
+            proptest::collection::vec((".{0,6}", any::<Option<u64>>()), 0..3),
+        );
+        proptest::collection::vec(
+            entry.prop_map(|(id, life, weight, gpus)| Entry {
+                file: encoded(&id),
+                short_id: "x".repeat(12),
+                life,
+                holding: Holding { id, gpus, weight },
+            }),
+            0..6,
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(entries in entries()) {
+            prop_assert_eq!(read(&write(&stamp(), &entries), &stamp()), Some(entries));
+        }
+
+        #[test]
+        fn a_torn_index_is_no_index(entries in entries(), cut in 1usize..200) {
+            let text = write(&stamp(), &entries);
+            let mut at = text.len().saturating_sub(cut);
+            while !text.is_char_boundary(at) { at -= 1 }
+            prop_assert_eq!(read(&text[..at], &stamp()), None);
+        }
+
+        #[test]
+        fn no_text_breaks_the_reader(text in "(cgpu-index 1 b-1 5 [0-3]\n)?([a\t:=,\n]|until|bundle|1){0,40}") {
+            let _ = read(&text, &stamp());
+        }
+    }
+
+    #[test]
+    fn an_index_of_another_boot_or_an_older_directory_is_no_index() {
+        let text = write(&stamp(), &[]);
+        assert_eq!(read(&text, &stamp()), Some(vec![]));
+        assert_eq!(read(&text, &Stamp { boot_id: "b-2".into(), ..stamp() }), None);
+        assert_eq!(read(&text, &Stamp { changed_ns: 6, ..stamp() }), None);
+    }
+}

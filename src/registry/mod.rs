@@ -1,0 +1,419 @@
+//! The registered containers: records on disk, one lock, what is stale.
+//!
+//! On disk, under `state_dir` (root's, 0700):
+//!
+//! ```text
+//! lock               held (flock) by whoever changes anything
+//! containers/NAME    a record a container, as JSON; the truth
+//! index              what admission needs of all records; derived, see `index`
+//! ```
+//!
+//! Crash-safe at any instruction: a record appears and disappears in one step, and the
+//! index is dropped before the records change and written after, so that one that
+//! exists is true. Removing a record needs no room on the disk. Must not know what a
+//! backend does: whoever collects stale records ends their isolation first.
+
+mod index;
+mod record;
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::geteuid;
+use thiserror::Error;
+
+pub use record::{Holder, Key, Record, short_id};
+
+use crate::failpoint::failpoint;
+use crate::plan::Holding;
+use index::{Entry, Life, Stamp};
+
+/// How long to wait for the lock; a create holds it for less than a millisecond.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many processes a quick look compares by their start time, too.
+const CLOSE_LOOKS: usize = 16;
+
+/// The registry's directory.
+#[derive(Debug)]
+pub struct Registry {
+    dir: PathBuf,
+    boot_id: String,
+}
+
+/// The registry while nobody else can change it.
+#[derive(Debug)]
+pub struct Locked<'a> {
+    registry: &'a Registry,
+    entries: Vec<Entry>,
+    _lock: File,
+}
+
+/// How closely to look for stale records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Every pid, and the start times of a few: what a create can afford.
+    Quick,
+    /// Everything: before a refusal, and for `cgpu gc`.
+    Close,
+}
+
+/// Why the registry can't be used.
+#[derive(Debug, Error)]
+pub enum RegistryError {
+    /// A file operation failed.
+    #[error("state directory: {action} {}: {source}; make state_dir writable for root and give it room", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The directory can't be trusted.
+    #[error("state directory {}: {reason}; remove it, or set another state_dir", path.display())]
+    Untrusted {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Somebody holds the lock.
+    #[error("state directory: {} is locked for more than {} s; see who holds it with `fuser {}`", path.display(), LOCK_PATIENCE.as_secs(), path.display())]
+    Locked {
+        /// The lock's file.
+        path: PathBuf,
+    },
+    /// A record can't be read.
+    #[error("record {}: {source}; remove it if its container is gone", path.display())]
+    Damaged {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The container is registered already, and lives.
+    #[error(
+        "container {id} of {root} is registered already and has process {pid}; use another id, or delete that one"
+    )]
+    InUse {
+        /// The container's id.
+        id: String,
+        /// Its runtime's root.
+        root: String,
+        /// The process that holds it.
+        pid: i32,
+    },
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
+    let path = path.to_owned();
+    move |source| RegistryError::File { action, path, source }
+}
+
+/// Seconds since boot, suspended time included; 0 where the kernel has no such clock.
+#[must_use]
+pub fn boot_time_s() -> u64 {
+    clock_gettime(ClockId::CLOCK_BOOTTIME)
+        .ok()
+        .and_then(|time| u64::try_from(time.tv_sec()).ok())
+        .unwrap_or(0)
+}
+
+impl Registry {
+    /// The registry in `dir`, which is made if it is missing.
+    ///
+    /// # Errors
+    ///
+    /// Where the directory can't be made, or isn't ours alone.
+    pub fn open(dir: &Path, boot_id: String) -> Result<Self, RegistryError> {
+        secure_dir(dir)?;
+        let registry = Registry { dir: dir.to_owned(), boot_id };
+        secure_dir(&registry.containers())?;
+        Ok(registry)
+    }
+
+    fn containers(&self) -> PathBuf {
+        self.dir.join("containers")
+    }
+
+    fn index_path(&self) -> PathBuf {
+        self.dir.join("index")
+    }
+
+    /// Waits for the lock.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be had in time, or the records can't be read.
+    pub fn lock(&self) -> Result<Locked<'_>, RegistryError> {
+        let path = self.dir.join("lock");
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed("cannot open", &path))?;
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        let mut pause = Duration::from_micros(100);
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::Error(source)) => {
+                    return Err(failed("cannot lock", &path)(source));
+                }
+                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
+                    return Err(RegistryError::Locked { path });
+                }
+                Err(TryLockError::WouldBlock) => std::thread::sleep(pause),
+            }
+            pause = (pause * 2).min(Duration::from_millis(2));
+        }
+        failpoint("registry-locked");
+        let indexed = fs::read_to_string(self.index_path())
+            .ok()
+            .and_then(|text| index::read(&text, &self.stamp().ok()?));
+        let entries = match indexed {
+            Some(entries) => entries,
+            None => self.records()?.iter().map(|record| Entry::of(record, &self.boot_id)).collect(),
+        };
+        Ok(Locked { registry: self, entries, _lock: lock })
+    }
+
+    fn stamp(&self) -> Result<Stamp, RegistryError> {
+        let path = self.containers();
+        let meta = fs::metadata(&path).map_err(failed("cannot read", &path))?;
+        let changed_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
+        Ok(Stamp { boot_id: self.boot_id.clone(), changed_ns })
+    }
+
+    /// Every record, stale ones too, in the order of their files' names.
+    ///
+    /// # Errors
+    ///
+    /// Where the directory or a record can't be read: what can't be read may hold memory.
+    pub fn records(&self) -> Result<Vec<Record>, RegistryError> {
+        let dir = self.containers();
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(failed("cannot list", &dir))? {
+            names.push(entry.map_err(failed("cannot list", &dir))?.file_name());
+        }
+        names.sort();
+        let read = names.iter().map(|name| self.record(name));
+        read.filter_map(Result::transpose).collect()
+    }
+
+    /// The record in the file `name`; `None` where it is gone.
+    fn record(&self, name: &OsStr) -> Result<Option<Record>, RegistryError> {
+        let path = self.containers().join(name);
+        match fs::read(&path) {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(record) => Ok(Some(record)),
+                Err(source) => Err(RegistryError::Damaged { path, source }),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(failed("cannot read", &path)(source)),
+        }
+    }
+
+    /// Whether nothing keeps `record` alive any more.
+    #[must_use]
+    pub fn is_stale(&self, record: &Record) -> bool {
+        match Entry::of(record, &self.boot_id).life {
+            Life::Process(process) => !process.alive(),
+            Life::Until(seconds) => boot_time_s() > seconds,
+            Life::Bundle => !record.bundle.exists(),
+            Life::Over => true,
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// What every registered container holds.
+    #[must_use]
+    pub fn holdings(&self) -> Vec<Holding> {
+        self.entries.iter().map(|entry| entry.holding.clone()).collect()
+    }
+
+    /// Whether a record has that short id.
+    #[must_use]
+    pub fn has_short_id(&self, short_id: &str) -> bool {
+        self.entries.iter().any(|entry| entry.short_id == short_id)
+    }
+
+    /// The record of `key`.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be read.
+    pub fn find(&self, key: &Key) -> Result<Option<Record>, RegistryError> {
+        self.registry.record(key.file_name().as_ref())
+    }
+
+    /// The record of the container `id` with that bundle, whatever its root.
+    ///
+    /// # Errors
+    ///
+    /// Where a record can't be read.
+    pub fn find_by_bundle(&self, bundle: &Path, id: &str) -> Result<Option<Record>, RegistryError> {
+        for entry in self.entries.iter().filter(|entry| entry.holding.id == id) {
+            match self.registry.record(entry.file.as_ref())? {
+                Some(record) if record.bundle == bundle => return Ok(Some(record)),
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// The records that nothing keeps alive any more.
+    ///
+    /// # Errors
+    ///
+    /// Where one of them can't be read.
+    pub fn stale(&self, look: Look) -> Result<Vec<Record>, RegistryError> {
+        let now_s = boot_time_s();
+        let count = self.entries.len();
+        // Which ones get the closer look changes from create to create.
+        let first = match clock_gettime(ClockId::CLOCK_MONOTONIC) {
+            Ok(time) if count > 0 => usize::try_from(time.tv_nsec() / 1000).unwrap_or(0) % count,
+            _ => 0,
+        };
+        let mut stale = Vec::new();
+        for (at, entry) in self.entries.iter().enumerate() {
+            let close = look == Look::Close || (at + count - first) % count < CLOSE_LOOKS;
+            let suspect = match entry.life {
+                Life::Process(process) if close => !process.alive(),
+                Life::Process(process) => !process.pid_taken(),
+                Life::Until(seconds) => now_s > seconds,
+                Life::Bundle => close,
+                Life::Over => true,
+            };
+            if (suspect || look == Look::Close)
+                && let Some(record) = self.registry.record(entry.file.as_ref())?
+                && self.registry.is_stale(&record)
+            {
+                stale.push(record);
+            }
+        }
+        Ok(stale)
+    }
+
+    /// Adds `record`, or puts it in the place of the one with its key.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be written; then nothing has changed.
+    pub fn put(&mut self, record: &Record) -> Result<(), RegistryError> {
+        self.drop_index()?;
+        let path = self.registry.containers().join(record.key.file_name());
+        let bytes = serde_json::to_vec_pretty(record).expect("a record is plain data");
+        self.registry.write_file(&path, &bytes, "record-written")?;
+        failpoint("record-linked");
+        let entry = Entry::of(record, &self.registry.boot_id);
+        match self.entries.iter_mut().find(|old| old.file == entry.file) {
+            Some(old) => *old = entry,
+            None => self.entries.push(entry),
+        }
+        self.write_index();
+        Ok(())
+    }
+
+    /// Removes the record of `key`; says whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be removed.
+    pub fn remove(&mut self, key: &Key) -> Result<bool, RegistryError> {
+        let name = key.file_name();
+        let path = self.registry.containers().join(&name);
+        self.drop_index()?;
+        let removed = match fs::remove_file(&path) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(source) => return Err(failed("cannot remove", &path)(source)),
+        };
+        failpoint("record-removed");
+        self.entries.retain(|entry| entry.file != name);
+        self.write_index();
+        Ok(removed)
+    }
+
+    /// From here until the index is written again, the records speak for themselves.
+    fn drop_index(&self) -> Result<(), RegistryError> {
+        let path = self.registry.index_path();
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(failed("cannot remove", &path)(source))
+            }
+            _ => {
+                failpoint("index-dropped");
+                Ok(())
+            }
+        }
+    }
+
+    fn write_index(&self) {
+        let Ok(stamp) = self.registry.stamp() else { return };
+        let text = index::write(&stamp, &self.entries);
+        // Without an index the next one reads the records: slower, and as right.
+        let path = self.registry.index_path();
+        let _ = self.registry.write_file(&path, text.as_bytes(), "index-written");
+    }
+}
+
+impl Registry {
+    /// Writes a file in one step.
+    fn write_file(&self, path: &Path, bytes: &[u8], place: &str) -> Result<(), RegistryError> {
+        // Only the holder of the lock writes, so that one name is enough, and what a
+        // crash leaves there the next one overwrites.
+        let temporary = self.dir.join("next");
+        let write = || -> io::Result<()> {
+            let mut options = OpenOptions::new();
+            let mut file =
+                options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+            file.write_all(bytes)?;
+            failpoint(place);
+            fs::rename(&temporary, path)
+        };
+        write().map_err(|source| {
+            // The first error is the one to tell.
+            let _ = fs::remove_file(&temporary);
+            failed("cannot write", path)(source)
+        })
+    }
+}
+
+/// Makes `dir` with mode 0700, or sees that it is a directory of ours alone.
+fn secure_dir(dir: &Path) -> Result<(), RegistryError> {
+    match DirBuilder::new().recursive(true).mode(0o700).create(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(failed("cannot make", dir)(error));
+        }
+        _ => {}
+    }
+    let untrusted = |reason| RegistryError::Untrusted { path: dir.to_owned(), reason };
+    let meta = fs::symlink_metadata(dir).map_err(failed("cannot read", dir))?;
+    if !meta.is_dir() {
+        return Err(untrusted("it is no directory"));
+    }
+    if meta.uid() != geteuid().as_raw() {
+        return Err(untrusted("it belongs to somebody else"));
+    }
+    if meta.mode() & 0o077 != 0 {
+        fs::set_permissions(dir, Permissions::from_mode(0o700))
+            .map_err(failed("cannot close", dir))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

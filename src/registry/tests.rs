@@ -1,0 +1,166 @@
+use super::*;
+use crate::plan::{Kind, Plan, PlannedGpu};
+use crate::process::ProcessId;
+
+const BOOT: &str = "boot-1";
+
+fn registry() -> (tempfile::TempDir, Registry) {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = Registry::open(&dir.path().join("state"), BOOT.into()).unwrap();
+    (dir, registry)
+}
+
+fn record(id: &str, holder: Holder) -> Record {
+    let gpu = PlannedGpu {
+        index: 0,
+        uuid: "GPU-a".into(),
+        minor: 0,
+        memory_total_bytes: 100,
+        memory_limit_bytes: Some(10),
+    };
+    Record {
+        key: Key { root: "/run/runc".into(), id: id.into() },
+        bundle: "/b".into(),
+        short_id: format!("{id:_<12}"),
+        boot_id: BOOT.into(),
+        holder,
+        plan: Plan { backend: Kind::None, gpus: vec![gpu], weight: 1, high_priority: false },
+    }
+}
+
+fn alive() -> Holder {
+    Holder::Reserved { by: ProcessId::own().unwrap() }
+}
+
+fn dead() -> Holder {
+    let own = ProcessId::own().unwrap();
+    Holder::Active { init: Some(ProcessId { start_ticks: own.start_ticks + 1, ..own }) }
+}
+
+fn ids(records: &[Record]) -> Vec<&str> {
+    records.iter().map(|record| record.key.id.as_str()).collect()
+}
+
+#[test]
+fn a_record_is_found_by_key_and_by_bundle_until_it_is_removed() {
+    let (_dir, registry) = registry();
+    let record = record("a", alive());
+    registry.lock().unwrap().put(&record).unwrap();
+    let mut locked = registry.lock().unwrap();
+    assert_eq!(locked.find(&record.key).unwrap().as_ref(), Some(&record));
+    let by_bundle = locked.find_by_bundle(Path::new("/b"), "a").unwrap();
+    assert_eq!(by_bundle.as_ref(), Some(&record));
+    assert_eq!(locked.find_by_bundle(Path::new("/c"), "a").unwrap(), None);
+    assert!(locked.has_short_id("a___________"));
+    assert!(locked.remove(&record.key).unwrap());
+    assert!(!locked.remove(&record.key).unwrap(), "a second time there is nothing");
+    assert_eq!(locked.holdings(), []);
+}
+
+#[test]
+fn an_index_and_the_records_say_the_same() {
+    let (_dir, registry) = registry();
+    for id in ["a", "b", "c"] {
+        registry.lock().unwrap().put(&record(id, alive())).unwrap();
+    }
+    let indexed = registry.lock().unwrap().entries.clone();
+    fs::remove_file(registry.index_path()).unwrap();
+    assert_eq!(registry.lock().unwrap().entries, indexed);
+}
+
+#[test]
+fn a_record_that_somebody_removed_by_hand_holds_nothing() {
+    let (_dir, registry) = registry();
+    registry.lock().unwrap().put(&record("a", alive())).unwrap();
+    // The directory's time must move on for the index to be seen as outgrown.
+    std::thread::sleep(Duration::from_millis(20));
+    fs::remove_file(registry.containers().join(record("a", alive()).key.file_name())).unwrap();
+    assert_eq!(registry.lock().unwrap().holdings(), []);
+}
+
+#[test]
+fn stale_is_what_no_process_time_or_bundle_keeps() {
+    let (dir, registry) = registry();
+    let bundle = dir.path().join("bundle");
+    fs::create_dir(&bundle).unwrap();
+    let with_bundle = |id: &str, bundle: &Path| Record {
+        bundle: bundle.into(),
+        ..record(id, Holder::Active { init: None })
+    };
+    let mut locked = registry.lock().unwrap();
+    for record in [
+        record("alive", alive()),
+        record("dead", dead()),
+        record("announced", Holder::Announced { until_boot_s: boot_time_s() + 60 }),
+        record("expired", Holder::Announced { until_boot_s: 0 }),
+        with_bundle("with-bundle", &bundle),
+        with_bundle("no-bundle", Path::new("/nowhere")),
+        Record { boot_id: "boot-0".into(), ..record("old-boot", alive()) },
+    ] {
+        locked.put(&record).unwrap();
+    }
+    let close = locked.stale(Look::Close).unwrap();
+    assert_eq!(ids(&close), ["dead", "expired", "no-bundle", "old-boot"]);
+}
+
+#[test]
+fn a_quick_look_sees_every_pid_that_is_gone() {
+    let (_dir, registry) = registry();
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let gone = ProcessId { pid: i32::try_from(child.id()).unwrap(), start_ticks: 1 };
+    child.wait().unwrap();
+    let mut locked = registry.lock().unwrap();
+    for n in 0..40 {
+        let holder = if n % 2 == 0 { alive() } else { Holder::Reserved { by: gone } };
+        locked.put(&record(&n.to_string(), holder)).unwrap();
+    }
+    assert_eq!(locked.stale(Look::Quick).unwrap().len(), 20);
+}
+
+#[test]
+fn after_a_boot_nothing_of_the_last_one_holds_anything() {
+    let (_dir, registry) = registry();
+    registry.lock().unwrap().put(&record("a", alive())).unwrap();
+    let rebooted = Registry::open(&registry.dir, "boot-2".into()).unwrap();
+    assert_eq!(ids(&rebooted.lock().unwrap().stale(Look::Quick).unwrap()), ["a"]);
+}
+
+#[test]
+fn a_damaged_record_is_named_and_not_overlooked() {
+    let (_dir, registry) = registry();
+    fs::write(registry.containers().join("x.json"), "{").unwrap();
+    let error = registry.lock().unwrap_err().to_string();
+    assert!(error.starts_with("record "), "{error}");
+    assert!(error.contains("containers/x.json: EOF"), "{error}");
+    assert!(error.ends_with("remove it if its container is gone"), "{error}");
+}
+
+#[test]
+fn the_directory_is_closed_to_others_and_no_link() {
+    let (dir, registry) = registry();
+    let state = dir.path().join("state");
+    assert_eq!(fs::metadata(&state).unwrap().mode() & 0o7777, 0o700);
+    fs::set_permissions(&state, Permissions::from_mode(0o755)).unwrap();
+    Registry::open(&state, BOOT.into()).unwrap();
+    assert_eq!(fs::metadata(&state).unwrap().mode() & 0o7777, 0o700);
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&registry.dir, &link).unwrap();
+    let error = Registry::open(&link, BOOT.into()).unwrap_err().to_string();
+    assert!(error.contains("link: it is no directory; remove it, or set another"), "{error}");
+}
+
+#[test]
+fn two_at_a_time_wait_for_each_other() {
+    let (_dir, registry) = registry();
+    std::thread::scope(|scope| {
+        for n in 0..20 {
+            let registry = &registry;
+            scope.spawn(move || {
+                let mut locked = registry.lock().unwrap();
+                locked.put(&record(&n.to_string(), alive())).unwrap();
+            });
+        }
+    });
+    assert_eq!(registry.lock().unwrap().holdings().len(), 20);
+    assert_eq!(registry.records().unwrap().len(), 20);
+}
