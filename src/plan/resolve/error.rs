@@ -1,0 +1,214 @@
+//! Why no state of this host meets a request: [`ResolveError`].
+
+use thiserror::Error;
+
+use crate::inventory::Gpu;
+use crate::request::{Quoted, RequestError, Setting};
+
+/// Why a request can't be met by any state of this host.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ResolveError {
+    /// There is nothing to plan.
+    #[error("cGPU is not in effect for this container: {reason}")]
+    NotInEffect {
+        /// Why, as [`Request::not_in_effect`](crate::request::Request::not_in_effect) says.
+        reason: String,
+    },
+    /// The names of GPUs can't be read.
+    #[error(transparent)]
+    Selection {
+        /// What is wrong with them.
+        #[from]
+        source: RequestError,
+    },
+    /// `require_quota`, and the container has none.
+    #[error(
+        "{selection} asks for GPUs without a quota, which this host refuses (require_quota); \
+         set ALIYUN_COM_GPU_MEM_CONTAINER and ALIYUN_COM_GPU_MEM_DEV, \
+         or take the GPUs away with NVIDIA_VISIBLE_DEVICES=void"
+    )]
+    QuotaRequired {
+        /// What asks for GPUs.
+        selection: Setting,
+    },
+    /// `require_quota`, and the container has a quota on some of its GPUs only.
+    #[error(
+        "{nvidia} asks for {gpu} without a quota, which this host refuses (require_quota); \
+         name it in {aliyun} too, or take it out"
+    )]
+    WholeGpuRefused {
+        /// What asks for it as a whole.
+        nvidia: Setting,
+        /// The GPU.
+        gpu: String,
+        /// What names the GPUs under a quota.
+        aliyun: Setting,
+    },
+    /// A number that is no GPU's index, or a UUID that is no GPU's.
+    #[error(
+        "{setting}: this host has no GPU {}; it has {} (cgpu gpus shows them)",
+        Quoted(.item),
+        listed(.known)
+    )]
+    UnknownGpu {
+        /// What was said.
+        setting: Setting,
+        /// The name.
+        item: String,
+        /// The GPUs there are.
+        known: Vec<String>,
+    },
+    /// The beginning of more than one UUID.
+    #[error(
+        "{setting}: {} can mean {}; write more of the UUID",
+        Quoted(.item),
+        listed(.candidates)
+    )]
+    AmbiguousGpu {
+        /// What was said.
+        setting: Setting,
+        /// The name.
+        item: String,
+        /// The GPUs it can mean.
+        candidates: Vec<String>,
+    },
+    /// The GPU can't be reached.
+    #[error(
+        "{setting}: {gpu} is lost, it fell off the bus; \
+         name another GPU (cgpu gpus shows them), or restart the host"
+    )]
+    LostGpu {
+        /// What was said.
+        setting: Setting,
+        /// The GPU.
+        gpu: String,
+    },
+    /// The GPU can be used through its MIG devices only.
+    #[error(
+        "{setting}: {gpu} is in MIG mode and can be used through its MIG devices only; \
+         name another GPU (cgpu gpus shows them), or switch the mode off (nvidia-smi -mig 0)"
+    )]
+    MigModeGpu {
+        /// What was said.
+        setting: Setting,
+        /// The GPU.
+        gpu: String,
+    },
+    /// A MIG device is to be shared.
+    #[error(
+        "{setting}: MIG device {} can't be under the quota of {memory}, it has memory of its own; \
+         name whole GPUs (cgpu gpus shows them), or ask for no quota",
+        Quoted(.item)
+    )]
+    MigUnderQuota {
+        /// What was said.
+        setting: Setting,
+        /// The MIG device.
+        item: String,
+        /// What asks for the quota.
+        memory: Setting,
+    },
+    /// MIG devices beside whole GPUs.
+    #[error(
+        "{setting}: MIG device {} is named beside whole GPUs; \
+         name either MIG devices or whole GPUs (cgpu gpus shows them)",
+        Quoted(.item)
+    )]
+    MixedMig {
+        /// What was said.
+        setting: Setting,
+        /// The MIG device.
+        item: String,
+    },
+    /// All GPUs are asked for, and none can be given.
+    #[error("this host has no GPU to give: {}", unusable(.found))]
+    NoUsableGpu {
+        /// The GPUs there are, each with what is wrong with it.
+        found: Vec<String>,
+    },
+    /// `NVIDIA_VISIBLE_DEVICES` lacks a GPU that is to be shared.
+    #[error(
+        "{aliyun} means {gpu}, which {nvidia} lacks; \
+         name it in both, or leave NVIDIA_VISIBLE_DEVICES out"
+    )]
+    Contradiction {
+        /// What names the GPUs to share.
+        aliyun: Setting,
+        /// The GPU.
+        gpu: String,
+        /// What lacks it.
+        nvidia: Setting,
+    },
+    /// One source names GPUs, another says that there are none.
+    #[error("{nothing} selects no GPU, {naming} does; let them agree, or leave one of them out")]
+    NothingAndSomething {
+        /// What selects none.
+        nothing: Setting,
+        /// What selects some.
+        naming: Setting,
+    },
+    /// Variables and annotation name different GPUs.
+    #[error(
+        "{annotation} and {variable} name different GPUs; name the same, or leave one of them out"
+    )]
+    DifferentGpus {
+        /// The annotation.
+        annotation: Setting,
+        /// The variable.
+        variable: Setting,
+    },
+    /// The memory list is longer than the list of GPUs.
+    #[error(
+        "{memory} has {amounts} values for {} ({}); write one value for each, or fewer",
+        counted(.gpus),
+        listed(.gpus)
+    )]
+    TooManyAmounts {
+        /// What was said.
+        memory: Setting,
+        /// How many values it has.
+        amounts: usize,
+        /// The GPUs under the quota.
+        gpus: Vec<String>,
+    },
+    /// The quota comes to less than a MiB.
+    #[error("{memory} comes to 0 MiB of {gpu}; ask for more")]
+    NoMemory {
+        /// What was said.
+        memory: Setting,
+        /// The GPU.
+        gpu: String,
+    },
+    /// More slices than a GPU has.
+    #[error("{setting} is out of range; write a weight of 1 to {max_inst} (max_inst of this host)")]
+    WeightTooHigh {
+        /// What was said.
+        setting: Setting,
+        /// The most that can be had.
+        max_inst: u32,
+    },
+}
+
+/// A GPU as messages name it: index and UUID.
+pub(super) fn label(gpu: &Gpu) -> String {
+    format!("GPU {} ({})", gpu.index, Quoted(&gpu.uuid))
+}
+
+fn listed(items: &[String]) -> String {
+    if items.is_empty() { "none".to_owned() } else { items.join(", ") }
+}
+
+fn unusable(found: &[String]) -> String {
+    if found.is_empty() {
+        "none was found (cgpu gpus --refresh looks again)".to_owned()
+    } else {
+        format!("{} (cgpu gpus shows them)", found.join(", "))
+    }
+}
+
+fn counted(gpus: &[String]) -> String {
+    match gpus.len() {
+        1 => "1 GPU under a quota".to_owned(),
+        n => format!("{n} GPUs under a quota"),
+    }
+}

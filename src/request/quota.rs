@@ -1,0 +1,218 @@
+//! What one source, the variables or the annotations, asks of memory and compute.
+//!
+//! Knows numbers, lists and units. Must not know the size of any GPU: what an amount
+//! comes to is `plan`'s arithmetic. Invariants of a [`Quota`]: it has at least one
+//! amount, no amount is zero, and no share is more than the whole.
+
+use std::fmt;
+
+use super::RequestError;
+use super::name::{DISABLE, HIGH_PRIO, MEM_CONTAINER, MEM_DEV, MEM_UNIT, Name, SCHD_WEIGHT};
+use super::setting::Setting;
+use crate::units::MIB;
+
+/// Bytes in one GiB.
+const GIB: u64 = MIB << 10;
+
+/// Where something is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// `process.env`.
+    Env,
+    /// The bundle's annotations.
+    Annotations,
+}
+
+/// What a source comes to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// A quota.
+    Quota(Quota),
+    /// None, and why.
+    Off(Off),
+}
+
+/// A quota as asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Quota {
+    /// Who asks.
+    pub(crate) source: Source,
+    /// The memory list, for messages.
+    pub(crate) memory: Setting,
+    /// The memory list: the n-th amount belongs to the n-th shared GPU, the last repeats.
+    pub(crate) amounts: Vec<u64>,
+    /// What an amount counts in.
+    pub(crate) measure: Measure,
+    /// The compute weight, where given.
+    pub(crate) weight: Option<Weight>,
+    /// Whether it asks for high priority.
+    pub(crate) high_priority: bool,
+}
+
+/// What an amount of memory counts in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Measure {
+    /// So many equal parts of the GPU's memory, at least 1.
+    Parts(u64),
+    /// Units of so many bytes, at least one MiB.
+    UnitBytes(u128),
+}
+
+/// A compute weight as asked for, at least 1.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Weight {
+    /// For messages.
+    pub(crate) setting: Setting,
+    /// The number; no `max_inst` has been looked at.
+    pub(crate) value: u64,
+}
+
+/// Why a source asks for no quota.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Off {
+    /// There is no memory list.
+    NotSet(&'static str),
+    /// The memory list is empty.
+    Empty(&'static str),
+    /// The memory list has a zero.
+    Zero(Setting),
+    /// It says so.
+    Disabled(Setting),
+}
+
+impl fmt::Display for Off {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Off::NotSet(name) => write!(f, "{name} is not set"),
+            Off::Empty(name) => write!(f, "{name} is empty"),
+            Off::Zero(memory) if memory.value.contains(',') => {
+                write!(f, "{memory} contains a zero")
+            }
+            Off::Zero(setting) | Off::Disabled(setting) => write!(f, "{setting}"),
+        }
+    }
+}
+
+/// What `source` asks for, where `get` answers what it says under a name.
+///
+/// # Errors
+///
+/// Where a value that matters can't be meant; what a quota that is off would have been
+/// is not looked at.
+pub(super) fn read(
+    source: Source,
+    get: impl Fn(Name) -> Option<Setting>,
+) -> Result<Ask, RequestError> {
+    if let Some(setting) = get(DISABLE)
+        && is_disabled(&setting)?
+    {
+        return Ok(Ask::Off(Off::Disabled(setting)));
+    }
+    let Some(memory) = get(MEM_CONTAINER) else {
+        return Ok(Ask::Off(Off::NotSet(source.name(MEM_CONTAINER))));
+    };
+    if memory.text()?.is_empty() {
+        return Ok(Ask::Off(Off::Empty(memory.name)));
+    }
+    let amounts = read_amounts(&memory)?;
+    if amounts.contains(&0) {
+        return Ok(Ask::Off(Off::Zero(memory)));
+    }
+    Ok(Ask::Quota(Quota {
+        source,
+        measure: read_measure(source, &get, &memory, &amounts)?,
+        weight: get(SCHD_WEIGHT).map(read_weight).transpose()?.flatten(),
+        high_priority: get(HIGH_PRIO).map_or(Ok(false), |setting| is_high_priority(&setting))?,
+        memory,
+        amounts,
+    }))
+}
+
+impl Source {
+    /// What `name` is called here.
+    pub(crate) fn name(self, name: Name) -> &'static str {
+        match self {
+            Source::Env => name.variable,
+            Source::Annotations => name.annotation,
+        }
+    }
+}
+
+fn is_disabled(setting: &Setting) -> Result<bool, RequestError> {
+    match setting.text()?.to_ascii_lowercase().as_str() {
+        "true" | "1" => Ok(true),
+        "false" | "0" | "" => Ok(false),
+        _ => Err(RequestError::BadSwitch { setting: setting.clone() }),
+    }
+}
+
+fn is_high_priority(setting: &Setting) -> Result<bool, RequestError> {
+    match setting.text()? {
+        "1" => Ok(true),
+        "0" | "" => Ok(false),
+        _ => Err(RequestError::BadPriority { setting: setting.clone() }),
+    }
+}
+
+fn read_amounts(memory: &Setting) -> Result<Vec<u64>, RequestError> {
+    let bad =
+        |item: &str| RequestError::BadMemory { setting: memory.clone(), item: item.to_owned() };
+    let items = memory.text()?.split(',').map(str::trim);
+    items.map(|item| number(item).ok_or_else(|| bad(item))).collect()
+}
+
+fn read_measure(
+    source: Source,
+    get: impl Fn(Name) -> Option<Setting>,
+    memory: &Setting,
+    amounts: &[u64],
+) -> Result<Measure, RequestError> {
+    let total = match get(MEM_DEV) {
+        Some(setting) if !setting.text()?.is_empty() => setting,
+        _ => {
+            let unit = get(MEM_UNIT).map(|setting| unit_bytes(source, setting));
+            return Ok(Measure::UnitBytes(unit.unwrap_or(Ok(GIB.into()))?));
+        }
+    };
+    let Some(parts) = number(total.text()?).filter(|&parts| parts > 0) else {
+        return Err(RequestError::BadTotal { setting: total, memory: memory.name });
+    };
+    match amounts.iter().copied().max() {
+        Some(amount) if amount > parts => {
+            Err(RequestError::MoreThanTotal { memory: memory.clone(), amount, total })
+        }
+        _ => Ok(Measure::Parts(parts)),
+    }
+}
+
+/// Bytes of the unit; schedulers write `GB` where they mean GiB.
+fn unit_bytes(source: Source, setting: Setting) -> Result<u128, RequestError> {
+    let unit = setting.text()?.to_ascii_lowercase();
+    match unit.as_str() {
+        "" | "gib" | "gb" | "g" | "gi" => return Ok(GIB.into()),
+        "mib" | "mb" | "m" | "mi" => return Ok(MIB.into()),
+        _ => {}
+    }
+    match unit.strip_suffix("mib").and_then(number) {
+        // A u64 of MiB is far from the end of u128.
+        Some(mib) if mib > 0 => Ok(u128::from(mib) * u128::from(MIB)),
+        _ => Err(RequestError::BadUnit { setting, total: source.name(MEM_DEV) }),
+    }
+}
+
+fn read_weight(setting: Setting) -> Result<Option<Weight>, RequestError> {
+    let text = setting.text()?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    match number(text) {
+        Some(value) if value > 0 => Ok(Some(Weight { setting, value })),
+        _ => Err(RequestError::BadWeight { setting }),
+    }
+}
+
+/// The number that `text`, ASCII digits and nothing else, stands for.
+fn number(text: &str) -> Option<u64> {
+    // `parse` alone would take "+3".
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
