@@ -4,11 +4,43 @@
 //! file). Must not know containers. The types of this module are plain values: whoever
 //! holds an [`Inventory`] needs no driver and no file. Invariants: GPUs are ordered by
 //! index; index and UUID are unique; memory is a whole number of MiB.
+//!
+//! Three ways lead to one. [`cached`] reads files only and is what runs when a
+//! container is created. [`probe`] and [`refresh`] load NVML, which takes long and may
+//! hang, so only `cgpu` calls them. [`refreshed`] is how the first gets to the last:
+//! `cgpu` as a child with a time limit.
+
+mod file;
+
+mod source;
+
+mod bus_id;
+
+mod fingerprint;
+
+mod cache;
+
+mod child;
+
+mod nvml;
+
+mod refresh;
+
+#[cfg(test)]
+mod fixture;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::units::{bytes_to_mib, mib_to_bytes};
+
+pub use cache::CacheError;
+pub use child::{ChildError, refreshed};
+pub use file::FileError;
+pub use fingerprint::{Fingerprint, FingerprintError, KernelGpu};
+pub use nvml::ProbeError;
+pub use refresh::{RefreshError, probe, refresh};
+pub use source::{LoadError, Settings, Source, cached};
 
 /// The GPUs of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -99,7 +131,8 @@ pub enum InventoryError {
         /// The UUID.
         uuid: String,
     },
-    /// The UUID does not begin with `GPU-`, or has nothing behind it.
+    /// The UUID does not begin with `GPU-`, has nothing behind it, or what no list of
+    /// devices and no table could hold (a comma, a space, a control character).
     #[error("GPU {index}: UUID {uuid:?} is not GPU- and a UUID")]
     BadUuid {
         /// Index of the GPU.
@@ -122,7 +155,10 @@ impl TryFrom<GpuEntry> for Gpu {
 
     fn try_from(entry: GpuEntry) -> Result<Self, InventoryError> {
         let GpuEntry { index, uuid, minor, memory_mib, .. } = entry;
-        if uuid.strip_prefix("GPU-").is_none_or(str::is_empty) {
+        let sound = |tail: &str| {
+            !tail.is_empty() && tail.bytes().all(|b| b.is_ascii_graphic() && b != b',')
+        };
+        if !uuid.strip_prefix("GPU-").is_some_and(sound) {
             return Err(InventoryError::BadUuid { index, uuid });
         }
         let memory_bytes = match (memory_mib, entry.state) {
@@ -173,10 +209,12 @@ impl Inventory {
                 return Err(InventoryError::DuplicateIndex { index: pair[0].index });
             }
         }
-        let mut uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        let mut uuids: Vec<String> = gpus.iter().map(|gpu| gpu.uuid.to_ascii_lowercase()).collect();
         uuids.sort_unstable();
-        if let Some(pair) = uuids.windows(2).find(|pair| pair[0].eq_ignore_ascii_case(pair[1])) {
-            return Err(InventoryError::DuplicateUuid { uuid: pair[0].to_owned() });
+        if let Some(pair) = uuids.windows(2).find(|pair| pair[0] == pair[1]) {
+            let twin = gpus.iter().find(|gpu| gpu.uuid.eq_ignore_ascii_case(&pair[0]));
+            let uuid = twin.map_or_else(|| pair[0].clone(), |gpu| gpu.uuid.clone());
+            return Err(InventoryError::DuplicateUuid { uuid });
         }
         Ok(Inventory { gpus })
     }
@@ -191,5 +229,47 @@ impl Inventory {
     #[must_use]
     pub fn by_index(&self, index: u32) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.index == index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(index: u32, uuid: &str) -> Gpu {
+        let entry = format!(r#"{{"index":{index},"uuid":"{uuid}","memory_mib":16130}}"#);
+        serde_json::from_str(&entry).unwrap()
+    }
+
+    #[test]
+    fn orders_gpus_by_index() {
+        let inventory = Inventory::new(vec![gpu(2, "GPU-c"), gpu(0, "GPU-a")]).unwrap();
+        assert_eq!(inventory.gpus()[0].uuid, "GPU-a");
+        assert_eq!(inventory.by_index(2).unwrap().uuid, "GPU-c");
+        assert_eq!(inventory.by_index(1), None);
+    }
+
+    #[test]
+    fn refuses_two_gpus_of_one_uuid_whatever_their_case_and_order() {
+        let gpus = vec![gpu(0, "GPU-A"), gpu(1, "GPU-B"), gpu(2, "GPU-a")];
+        let error = Inventory::new(gpus).unwrap_err();
+        assert_eq!(error.to_string(), "two GPUs have UUID GPU-A");
+    }
+
+    #[test]
+    fn refuses_a_uuid_that_no_list_of_devices_can_hold() {
+        for uuid in ["GPU-", "MIG-1", "GPU-a,b", "GPU-a b", "GPU-a\\n"] {
+            let entry = format!(r#"{{"index":3,"uuid":"{uuid}","memory_mib":1}}"#);
+            let error = serde_json::from_str::<Gpu>(&entry).unwrap_err().to_string();
+            assert!(error.starts_with("GPU 3: UUID ") && error.contains("is not GPU-"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_lost_gpu_may_have_no_memory_and_another_may_not() {
+        let entry = r#"{"index":0,"uuid":"GPU-a","memory_mib":0,"state":"lost"}"#;
+        assert_eq!(serde_json::from_str::<Gpu>(entry).unwrap().state, GpuState::Lost);
+        let error = serde_json::from_str::<Gpu>(&entry.replace("lost", "ok")).unwrap_err();
+        assert!(error.to_string().starts_with("GPU 0: 0 MiB of memory is not possible"));
     }
 }
