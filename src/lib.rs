@@ -13,16 +13,26 @@ pub mod inventory;
 
 pub mod plan;
 
-pub mod backend;
-
 pub mod config;
+
+pub mod process;
 
 pub mod failpoint;
 
 pub mod bundle;
 
+pub mod inject;
+
 pub mod registry;
 
-pub mod process;
+pub mod backend;
+
+pub mod admission;
+
+pub mod log;
 
 pub mod runtime;
+
+pub mod hook;
+
+pub mod cli;

@@ -7,8 +7,11 @@ pub mod km;
 
 pub mod none;
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
+use crate::config;
 use crate::plan::{Kind, Plan};
 
 /// A container as a backend sees it.
@@ -109,13 +112,85 @@ pub trait Isolation: std::fmt::Debug {
     fn set(&self, tenant: Tenant<'_>, change: Change) -> Result<(), BackendError>;
 }
 
+/// The backend that the configuration means on this host, and why in a sentence for
+/// the log.
+#[must_use]
+pub fn choose(isolation: &config::Isolation) -> (Kind, &'static str) {
+    chosen(isolation.backend, isolation.km_root.join("inst_ctl").exists())
+}
+
+/// The backend by what was configured and whether the vendor's module is loaded:
+/// somebody installed that on purpose. Pure.
+fn chosen(configured: config::Backend, km_loaded: bool) -> (Kind, &'static str) {
+    match (configured, km_loaded) {
+        (config::Backend::Km, _) => (Kind::Km, "configured"),
+        (config::Backend::Gate, _) => (Kind::Gate, "configured"),
+        (config::Backend::None, _) => (Kind::None, "configured: quotas are told, not enforced"),
+        (config::Backend::Auto, true) => (Kind::Km, "auto: the vendor's module is loaded"),
+        (config::Backend::Auto, false) => (Kind::Gate, "auto: the vendor's module isn't loaded"),
+    }
+}
+
+/// The backend of that kind.
+///
+/// # Errors
+///
+/// Where this version has none of that kind.
+pub fn isolation(
+    kind: Kind,
+    configured: &config::Isolation,
+) -> Result<Box<dyn Isolation>, BackendError> {
+    match kind {
+        Kind::Km => Ok(Box::new(km::Km::new(configured.km_root.clone()))),
+        Kind::None => Ok(Box::new(none::Unisolated)),
+        Kind::Gate => Err(BackendError::NoEnforcement { km_root: configured.km_root.clone() }),
+    }
+}
+
 /// Why a backend could not do its part.
 #[derive(Debug, Error)]
 pub enum BackendError {
+    /// Nothing here can hold a container to its quota.
+    #[error(
+        "nothing can enforce a memory quota on this host: this version of cgpu has no gate, and \
+         the vendor's module is not loaded ({}); load the module, or set [isolation] backend = \
+         \"none\" in the configuration to share GPUs without isolation",
+        km_root.display()
+    )]
+    NoEnforcement {
+        /// Where the module's tree would be.
+        km_root: PathBuf,
+    },
     /// The vendor's module.
     #[error(transparent)]
     Km(#[from] km::KmError),
     /// No isolation.
     #[error(transparent)]
     None(#[from] none::NoneError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_takes_the_module_where_it_is_loaded_and_never_nothing() {
+        use config::Backend::{Auto, Gate, Km, None};
+        for (configured, km_loaded, kind) in [
+            (Auto, true, Kind::Km),
+            (Auto, false, Kind::Gate),
+            (Km, false, Kind::Km),
+            (Gate, true, Kind::Gate),
+            (None, true, Kind::None),
+        ] {
+            assert_eq!(chosen(configured, km_loaded).0, kind, "{configured:?} {km_loaded}");
+        }
+    }
+
+    #[test]
+    fn a_quota_without_an_enforcing_backend_names_the_way_to_share_without() {
+        let error = isolation(Kind::Gate, &config::Isolation::default()).unwrap_err().to_string();
+        assert!(error.contains("the vendor's module is not loaded (/proc/cgpu_km)"), "{error}");
+        assert!(error.contains("[isolation] backend = \"none\""), "{error}");
+    }
 }

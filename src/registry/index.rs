@@ -49,7 +49,6 @@ pub(super) enum Life {
 
 impl Entry {
     pub(super) fn of(record: &Record, boot_id: &str) -> Self {
-        let gpus = record.plan.gpus.iter();
         Entry {
             file: record.key.file_name(),
             short_id: record.short_id.clone(),
@@ -59,11 +58,7 @@ impl Entry {
                 (Holder::Announced { until_boot_s }, None) => Life::Until(until_boot_s),
                 (_, None) => Life::Bundle,
             },
-            holding: Holding {
-                id: record.key.id.clone(),
-                gpus: gpus.map(|gpu| (gpu.uuid.clone(), gpu.memory_limit_bytes)).collect(),
-                weight: record.plan.weight,
-            },
+            holding: record.holding(),
         }
     }
 }

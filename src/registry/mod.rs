@@ -141,6 +141,12 @@ impl Registry {
         Ok(registry)
     }
 
+    /// The boot that the registry is in.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
     fn containers(&self) -> PathBuf {
         self.dir.join("containers")
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::Plan;
+use crate::plan::{Holding, Plan};
 use crate::process::ProcessId;
 
 /// What tells containers apart: an id is unique within its runtime's root only.
@@ -90,6 +90,19 @@ pub(super) fn encoded(text: &str) -> String {
 
 pub(super) fn decoded(text: &str) -> Option<String> {
     percent_decode_str(text).decode_utf8().ok().map(Into::into)
+}
+
+impl Record {
+    /// What it holds, as admission counts it.
+    #[must_use]
+    pub fn holding(&self) -> Holding {
+        let gpus = self.plan.gpus.iter();
+        Holding {
+            id: self.key.id.clone(),
+            gpus: gpus.map(|gpu| (gpu.uuid.clone(), gpu.memory_limit_bytes)).collect(),
+            weight: self.plan.weight,
+        }
+    }
 }
 
 impl Key {

@@ -1,0 +1,408 @@
+//! The steps that runtime, hooks and `cgpu` share: from a bundle's request to a
+//! registered container with its isolation on, and back.
+//!
+//! Owns their order, so that nothing is promised twice and nothing leaks: a plan is
+//! made before the lock is taken; under the lock stale containers are collected, the
+//! plan admitted, the record written; isolation goes on after the record says so and
+//! off before the record goes. Must not know command lines or how errors are shown.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::unistd::geteuid;
+use thiserror::Error;
+use tracing::{info, warn};
+
+use crate::backend::{self, BackendError, Tenant};
+use crate::bundle::{Bundle, BundleError};
+use crate::config::{self, Config, ConfigError, InventorySource};
+use crate::failpoint::failpoint;
+use crate::inject::{self, Missing, NodeError, Nodes};
+use crate::inventory::{self, Inventory};
+use crate::plan::{self, Kind, Limits, Plan, Refusal, ResolveError};
+use crate::process::{self, ProcessId};
+use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
+use crate::request::{self, Request, RequestError};
+
+/// This host's configuration and what belongs to it.
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// The configuration.
+    pub config: Config,
+    /// The file it came from, by absolute path.
+    pub config_path: Option<PathBuf>,
+}
+
+/// Why a container doesn't get what it asks for.
+#[derive(Debug, Error)]
+pub enum AdmissionError {
+    /// What it asks for can't be meant.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// What it asks for isn't there.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// Others have it.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The bundle.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    /// The host's GPUs.
+    #[error(transparent)]
+    Inventory(#[from] inventory::ChildError),
+    /// Their device nodes.
+    #[error(transparent)]
+    Nodes(#[from] NodeError),
+    /// The registry.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The isolation.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// We are not the host's root.
+    #[error(
+        "this container asks for GPUs, and cgpu gives them out as the host's root only; run the \
+         engine as root (rootless engines are not supported), or drop the ALIYUN_COM_GPU_* \
+         variables"
+    )]
+    Rootless,
+    /// One of our own programs can't be found.
+    #[error("cannot find {program} beside {}; install cgpu's programs in one directory", own.display())]
+    Incomplete {
+        /// The program.
+        program: &'static str,
+        /// The one that is running.
+        own: PathBuf,
+    },
+}
+
+impl Host {
+    /// The host as the configuration that `flag` or `CGPU_CONFIG` names has it.
+    ///
+    /// # Errors
+    ///
+    /// Where that can't be used.
+    pub fn load(flag: Option<&OsStr>) -> Result<Self, ConfigError> {
+        let variable = std::env::var_os(config::PATH_VARIABLE);
+        let loaded = config::load(flag, variable.as_deref())?;
+        Ok(Host { config: loaded.config, config_path: loaded.path })
+    }
+
+    /// Where its GPUs are learnt of.
+    #[must_use]
+    pub fn inventory_settings(&self) -> inventory::Settings {
+        inventory::Settings {
+            source: match self.config.inventory.source {
+                InventorySource::Auto => inventory::Source::Auto,
+                InventorySource::File => {
+                    inventory::Source::File(self.config.inventory.path.clone())
+                }
+            },
+            driver_root: self.config.driver.root.clone(),
+            state_dir: self.config.state_dir.clone(),
+            proc_root: self.config.driver.proc_root.clone(),
+        }
+    }
+
+    /// Its GPUs, by the cache; where that is outgrown, `cgpu gpus --refresh` is run.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no driver, or the child does not do it in time.
+    pub fn inventory(&self) -> Result<Inventory, AdmissionError> {
+        let config_args = match &self.config_path {
+            Some(path) => vec!["--config".into(), path.clone().into_os_string()],
+            None => Vec::new(),
+        };
+        let limit = Duration::from_secs(self.config.inventory.refresh_timeout_s);
+        // Looked for only where it is needed: the cache may do.
+        let cgpu = own_program("cgpu").unwrap_or_else(|_| "cgpu".into());
+        Ok(inventory::refreshed(&self.inventory_settings(), &cgpu, &config_args, limit)?)
+    }
+
+    /// Its registry.
+    ///
+    /// # Errors
+    ///
+    /// Where the state directory can't be used.
+    pub fn registry(&self) -> Result<Registry, RegistryError> {
+        let boot_id = process::boot_id(Path::new("/proc"));
+        Registry::open(&self.config.state_dir, boot_id)
+    }
+
+    /// What `bundle` asks for.
+    ///
+    /// # Errors
+    ///
+    /// Where that can't be meant.
+    pub fn request(&self, bundle: &Bundle) -> Result<Request, AdmissionError> {
+        Ok(request::read(&bundle.env()?, bundle.annotations()?, self.config.trust())?)
+    }
+
+    /// What `request` comes to on `inventory`, and with which backend.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be met whatever the others hold, or nothing here can enforce it.
+    pub fn plan(&self, request: &Request, inventory: &Inventory) -> Result<Plan, AdmissionError> {
+        let mut plan = plan::resolve(request, inventory, Kind::None, &self.config.rules())?;
+        if plan.gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_some()) {
+            let (kind, why) = backend::choose(&self.config.isolation);
+            backend::isolation(kind, &self.config.isolation)?.usable()?;
+            info!(backend = %kind, "{why}");
+            plan.backend = kind;
+        }
+        Ok(plan)
+    }
+
+    /// The device nodes of `plan`.
+    ///
+    /// # Errors
+    ///
+    /// Where one of them isn't there.
+    pub fn nodes(&self, plan: &Plan, inventory: &Inventory) -> Result<Nodes, AdmissionError> {
+        let from_file = self.config.inventory.source == InventorySource::File;
+        let missing = match plan.backend {
+            Kind::None if from_file => Missing::Presume,
+            _ => Missing::Refuse,
+        };
+        Ok(inject::nodes(plan, inventory, &self.config.driver.root, missing)?)
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            overcommit: self.config.admission.overcommit,
+            max_inst: self.config.admission.max_inst,
+            exclusive: self.config.admission.exclusive,
+        }
+    }
+
+    /// Whether `plan` would be admitted now for the bundle in `dir`; changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Where it would not.
+    pub fn would_admit(&self, plan: &Plan, dir: &Path) -> Result<(), AdmissionError> {
+        let registry = self.registry()?;
+        let holdings: Vec<_> = registry
+            .records()?
+            .iter()
+            .filter(|record| record.bundle != dir && !registry.is_stale(record))
+            .map(Record::holding)
+            .collect();
+        Ok(plan::admit(plan, &holdings, self.limits())?)
+    }
+
+    /// Registers a container under `key`: nothing that it was promised can be promised
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// Where others hold too much, or the key is in use; then nothing is registered.
+    pub fn reserve(
+        &self,
+        key: Key,
+        bundle: &Path,
+        plan: Plan,
+        holder: Holder,
+    ) -> Result<Record, AdmissionError> {
+        let registry = self.registry()?;
+        let mut locked = registry.lock()?;
+        self.collect_locked(&mut locked, Look::Quick)?;
+        if let Some(old) = locked.find(&key)? {
+            self.give_up(&registry, &mut locked, &old, holder.process())?;
+        }
+        if plan::admit(&plan, &locked.holdings(), self.limits()).is_err() {
+            // Before a refusal, the closer look: a pid may have been used again.
+            self.collect_locked(&mut locked, Look::Close)?;
+            plan::admit(&plan, &locked.holdings(), self.limits())?;
+        }
+        let short_id = short_id(&key, |name| locked.has_short_id(name));
+        if !key.id.starts_with(short_id.trim_end_matches('_')) {
+            warn!(id = key.id, short_id, "the id's first 12 characters are another container's");
+        }
+        let record = Record {
+            bundle: bundle.to_owned(),
+            short_id,
+            boot_id: registry.boot_id().to_owned(),
+            holder,
+            plan,
+            key,
+        };
+        locked.put(&record)?;
+        failpoint("reserved");
+        info!(id = record.key.id, root = record.key.root, plan = ?record.plan.gpus, "registered");
+        Ok(record)
+    }
+
+    /// Makes room for a container whose key is that of `old`.
+    fn give_up(
+        &self,
+        registry: &Registry,
+        locked: &mut Locked<'_>,
+        old: &Record,
+        heir: Option<ProcessId>,
+    ) -> Result<(), AdmissionError> {
+        let holder = old.holder.process();
+        if let Some(process) = holder
+            && holder != heir
+            && !registry.is_stale(old)
+        {
+            let (id, root) = (old.key.id.clone(), old.key.root.clone());
+            return Err(RegistryError::InUse { id, root, pid: process.pid }.into());
+        }
+        self.end(locked, old)
+    }
+
+    /// Turns isolation on for the container under `key`, whose first process is `init`.
+    /// Says whether the container is registered.
+    ///
+    /// # Errors
+    ///
+    /// Where isolation isn't on; then the container is no longer registered, and must
+    /// not start.
+    pub fn activate(
+        &self,
+        key: &Key,
+        bundle: &Path,
+        init: Option<ProcessId>,
+    ) -> Result<bool, AdmissionError> {
+        let registry = self.registry()?;
+        let record = {
+            let mut locked = registry.lock()?;
+            let Some(record) = locked.find(key)? else { return Ok(false) };
+            if record.holder == (Holder::Active { init }) {
+                return Ok(true);
+            }
+            let record =
+                Record { holder: Holder::Active { init }, bundle: bundle.to_owned(), ..record };
+            locked.put(&record)?;
+            record
+        };
+        failpoint("hook-activated");
+        let isolation = backend::isolation(record.plan.backend, &self.config.isolation)?;
+        if let Err(error) = isolation.activate(tenant(&record)) {
+            let mut locked = registry.lock()?;
+            self.end(&mut locked, &record)?;
+            return Err(error.into());
+        }
+        failpoint("hook-isolated");
+        info!(id = record.key.id, backend = %record.plan.backend, "active");
+        Ok(true)
+    }
+
+    /// Gives the record of `from` the key `to`, as of which it was reserved.
+    ///
+    /// # Errors
+    ///
+    /// Where the registry can't be used.
+    pub fn rename(&self, from: &Key, to: &Key) -> Result<(), AdmissionError> {
+        let registry = self.registry()?;
+        let mut locked = registry.lock()?;
+        if let Some(record) = locked.find(from)? {
+            locked.put(&Record { key: to.clone(), ..record })?;
+            locked.remove(from)?;
+        }
+        Ok(())
+    }
+
+    /// The record of the container `id` with that bundle, whoever registered it.
+    ///
+    /// # Errors
+    ///
+    /// Where the registry can't be used.
+    pub fn find_by_bundle(
+        &self,
+        bundle: &Path,
+        id: &str,
+    ) -> Result<Option<Record>, AdmissionError> {
+        let registry = self.registry()?;
+        let locked = registry.lock()?;
+        Ok(locked.find_by_bundle(bundle, id)?)
+    }
+
+    /// Ends the isolation and the registration of the container under `key`, if there is
+    /// one.
+    ///
+    /// # Errors
+    ///
+    /// Where something is left; the record then stays, and is collected later.
+    pub fn release(&self, key: &Key) -> Result<bool, AdmissionError> {
+        let registry = self.registry()?;
+        let mut locked = registry.lock()?;
+        let Some(record) = locked.find(key)? else { return Ok(false) };
+        self.end(&mut locked, &record)?;
+        info!(id = record.key.id, "released");
+        Ok(true)
+    }
+
+    /// Ends what nothing keeps alive any more; says what that was.
+    ///
+    /// # Errors
+    ///
+    /// Where the registry can't be used.
+    pub fn collect(&self) -> Result<Vec<Record>, AdmissionError> {
+        let registry = self.registry()?;
+        let mut locked = registry.lock()?;
+        self.collect_locked(&mut locked, Look::Close)
+    }
+
+    fn collect_locked(
+        &self,
+        locked: &mut Locked<'_>,
+        look: Look,
+    ) -> Result<Vec<Record>, AdmissionError> {
+        let mut collected = Vec::new();
+        for record in locked.stale(look)? {
+            match self.end(locked, &record) {
+                Ok(()) => {
+                    info!(id = record.key.id, "collected: its container is gone");
+                    collected.push(record);
+                }
+                // It stays registered, holds its memory, and is tried again next time.
+                Err(error) => warn!(id = record.key.id, "not collected: {error}"),
+            }
+        }
+        Ok(collected)
+    }
+
+    fn end(&self, locked: &mut Locked<'_>, record: &Record) -> Result<(), AdmissionError> {
+        backend::isolation(record.plan.backend, &self.config.isolation)?
+            .deactivate(&record.short_id)?;
+        failpoint("hook-deactivated");
+        locked.remove(&record.key)?;
+        Ok(())
+    }
+}
+
+fn tenant(record: &Record) -> Tenant<'_> {
+    Tenant { id: &record.key.id, short_id: &record.short_id, plan: &record.plan }
+}
+
+/// Sees that we are the host's root: neither another user, nor root of a user namespace
+/// that an engine without privileges made.
+///
+/// # Errors
+///
+/// Where we are not.
+pub fn require_root() -> Result<(), AdmissionError> {
+    let whole = std::fs::read_to_string("/proc/self/uid_map")
+        .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    if geteuid().is_root() && whole { Ok(()) } else { Err(AdmissionError::Rootless) }
+}
+
+/// The absolute path of one of our programs: they are installed beside each other.
+///
+/// # Errors
+///
+/// Where it isn't there.
+pub fn own_program(program: &'static str) -> Result<PathBuf, AdmissionError> {
+    let own = std::env::current_exe().unwrap_or_default();
+    let path = own.with_file_name(program);
+    match path.is_absolute() && path.is_file() {
+        true => Ok(path),
+        false => Err(AdmissionError::Incomplete { program, own }),
+    }
+}

@@ -1,0 +1,3 @@
+//! The verbs of `cgpu`, a file each: parse and print only.
+
+pub mod gpus;
