@@ -102,3 +102,605 @@ fn weight(quotas: &[Quota], max_inst: u32) -> Result<u32, ResolveError> {
     }
     Ok(smallest.unwrap_or(1))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::inventory::GpuState;
+    use crate::request::{self, Trust};
+    use crate::units::{MIB, bytes_to_mib};
+
+    const PLAIN: Rules = Rules { exclusive: false, require_quota: false, max_inst: 20 };
+    const EXCLUSIVE: Rules = Rules { exclusive: true, ..PLAIN };
+    const STRICT: Rules = Rules { require_quota: true, ..PLAIN };
+
+    /// One UUID each for eight GPUs; the last two begin alike.
+    const UUIDS: [&str; 8] =
+        ["GPU-a0", "GPU-b1", "GPU-c2", "GPU-d3", "GPU-e4", "GPU-f5", "GPU-66", "GPU-667"];
+
+    fn gpu(index: u32, memory_mib: u64) -> Gpu {
+        Gpu {
+            index,
+            uuid: UUIDS[index as usize].to_owned(),
+            minor: 7 - index,
+            bus_id: String::new(),
+            name: String::new(),
+            memory_bytes: memory_mib * MIB,
+            state: GpuState::Ok,
+            mig_enabled: false,
+            mig_devices: Vec::new(),
+        }
+    }
+
+    fn host(memories_mib: &[u64]) -> Inventory {
+        let gpus = (0..).zip(memories_mib).map(|(index, &mib)| gpu(index, mib)).collect();
+        Inventory::new(gpus).unwrap()
+    }
+
+    /// Four GPUs of 15000 MiB, where 1 of 15 is 1000 MiB.
+    fn four() -> Inventory {
+        host(&[15000; 4])
+    }
+
+    /// GPU 0 is sound, GPU 1 lost, GPU 2 in MIG mode.
+    fn ailing() -> Inventory {
+        let lost = Gpu { state: GpuState::Lost, ..gpu(1, 15000) };
+        let mig = Gpu { mig_enabled: true, ..gpu(2, 15000) };
+        Inventory::new(vec![gpu(0, 15000), lost, mig]).unwrap()
+    }
+
+    /// A container in few words: settings by the short names of [`SHORT`].
+    fn ask(words: &[&str]) -> Request {
+        let mut env = Vec::new();
+        let mut annotations = Vec::new();
+        for word in words {
+            let (short, value) = word.split_once('=').unwrap();
+            let (_, name) = SHORT.iter().find(|(other, _)| *other == short).unwrap();
+            if name.starts_with("aliyun.com/") {
+                annotations.push((*name, value));
+            } else {
+                env.push(format!("{name}={value}"));
+            }
+        }
+        request::read(&env, annotations, Trust { env: true, annotations: true }).unwrap()
+    }
+
+    const SHORT: [(&str, &str); 12] = [
+        ("mem", "ALIYUN_COM_GPU_MEM_CONTAINER"),
+        ("dev", "ALIYUN_COM_GPU_MEM_DEV"),
+        ("unit", "ALIYUN_COM_GPU_MEM_UNIT"),
+        ("weight", "ALIYUN_COM_GPU_SCHD_WEIGHT"),
+        ("prio", "ALIYUN_COM_GPU_HIGH_PRIO"),
+        ("aliyun", "ALIYUN_COM_GPU_VISIBLE_DEVICES"),
+        ("nvidia", "NVIDIA_VISIBLE_DEVICES"),
+        ("@mem", "aliyun.com/gpu-mem-container"),
+        ("@dev", "aliyun.com/gpu-mem-dev"),
+        ("@weight", "aliyun.com/gpu-schd-weight"),
+        ("@prio", "aliyun.com/gpu-high-prio"),
+        ("@gpus", "aliyun.com/gpu-visible-devices"),
+    ];
+
+    /// Index and quota in MiB of each GPU of the plan.
+    fn limits(plan: &Plan) -> Vec<(u32, Option<u64>)> {
+        plan.gpus.iter().map(|g| (g.index, g.memory_limit_bytes.map(bytes_to_mib))).collect()
+    }
+
+    fn planned(words: &[&str], inventory: &Inventory) -> Vec<(u32, Option<u64>)> {
+        match resolve(&ask(words), inventory, Kind::Gate, &PLAIN) {
+            Ok(plan) => limits(&plan),
+            Err(error) => panic!("{words:?}: {error}"),
+        }
+    }
+
+    fn refused_under(rules: &Rules, words: &[&str], inventory: &Inventory) -> String {
+        match resolve(&ask(words), inventory, Kind::Gate, rules) {
+            Ok(plan) => panic!("{words:?} should be refused, not planned as {plan:?}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    fn refused(words: &[&str], inventory: &Inventory) -> String {
+        refused_under(&PLAIN, words, inventory)
+    }
+
+    /// The GPUs chosen where every GPU of [`four`] is shared under 3 of 15.
+    fn chosen(words: &[&str]) -> Vec<u32> {
+        let words = [&["mem=3", "dev=15"], words].concat();
+        planned(&words, &four()).into_iter().map(|(index, _)| index).collect()
+    }
+
+    #[test]
+    fn a_plan_says_all_that_inspect_shows() {
+        let request = ask(&["mem=4", "dev=15", "nvidia=1", "weight=2", "prio=1"]);
+        let plan = resolve(&request, &host(&[1, 16130]), Kind::Km, &PLAIN).unwrap();
+        let gpu = PlannedGpu {
+            index: 1,
+            uuid: "GPU-b1".to_owned(),
+            minor: 6,
+            memory_total_bytes: 16130 * MIB,
+            memory_limit_bytes: Some(4301 * MIB),
+        };
+        assert_eq!(
+            plan,
+            Plan { backend: Kind::Km, gpus: vec![gpu], weight: 2, high_priority: true }
+        );
+    }
+
+    #[test]
+    fn the_quota_is_the_published_ratio() {
+        for (total_mib, mem, dev, limit_mib) in [
+            (16130, 2, 15, 2150),
+            (16130, 4, 15, 4301),
+            (15109, 6, 15, 6043),
+            (15079, 3, 14, 3231),
+            (16130, 15, 15, 16130),
+            (16130, 4301, 16130, 4301),
+        ] {
+            let words = [format!("mem={mem}"), format!("dev={dev}")];
+            let words = words.each_ref().map(String::as_str);
+            assert_eq!(planned(&words, &host(&[total_mib])), [(0, Some(limit_mib))]);
+        }
+    }
+
+    #[test]
+    fn the_quota_is_a_ratio_of_each_gpus_own_memory() {
+        assert_eq!(
+            planned(&["mem=3", "dev=15"], &host(&[15000, 30000])),
+            [(0, Some(3000)), (1, Some(6000))]
+        );
+    }
+
+    #[test]
+    fn memory_lists_go_to_gpus_as_the_interface_says() {
+        for (memory, mib) in [
+            ("mem=3", [3000, 3000, 3000, 3000]),
+            ("mem=3,1", [3000, 1000, 1000, 1000]),
+            ("mem=3,4,5,6", [3000, 4000, 5000, 6000]),
+        ] {
+            let expected: Vec<_> = (0..).zip(mib.map(Some)).collect();
+            assert_eq!(planned(&[memory, "dev=15"], &four()), expected);
+        }
+    }
+
+    #[test]
+    fn the_nth_value_belongs_to_the_nth_gpu_that_was_asked_for() {
+        assert_eq!(
+            planned(&["mem=3,4,5", "dev=15", "nvidia=2,0,GPU-b1"], &four()),
+            [(2, Some(3000)), (0, Some(4000)), (1, Some(5000))]
+        );
+    }
+
+    #[test]
+    fn a_gpu_named_twice_is_one_gpu_at_its_first_place() {
+        assert_eq!(
+            planned(&["mem=3,4", "dev=15", "nvidia=1,gpu-B1,01,0,1"], &four()),
+            [(1, Some(3000)), (0, Some(4000))]
+        );
+    }
+
+    #[test]
+    fn refuses_a_memory_list_longer_than_the_gpus_under_it() {
+        assert_eq!(
+            refused(&["mem=3,4,5", "dev=15", "nvidia=1,GPU-b1,0"], &four()),
+            "ALIYUN_COM_GPU_MEM_CONTAINER=3,4,5 has 3 values for 2 GPUs under a quota \
+             (GPU 1 (GPU-b1), GPU 0 (GPU-a0)); write one value for each, or fewer"
+        );
+        assert_eq!(
+            refused(&["mem=3,4", "dev=15", "aliyun=2", "nvidia=0,2"], &four()),
+            "ALIYUN_COM_GPU_MEM_CONTAINER=3,4 has 2 values for 1 GPU under a quota \
+             (GPU 2 (GPU-c2)); write one value for each, or fewer"
+        );
+    }
+
+    #[test]
+    fn memory_without_a_total_is_absolute_and_at_most_the_gpu() {
+        assert_eq!(planned(&["mem=3"], &host(&[16130])), [(0, Some(3072))]);
+        assert_eq!(planned(&["mem=16"], &host(&[16130])), [(0, Some(16130))]);
+        assert_eq!(planned(&["mem=3", "unit=128MiB"], &host(&[16130])), [(0, Some(384))]);
+        assert_eq!(planned(&["mem=300", "unit=MiB"], &host(&[16130])), [(0, Some(300))]);
+        let most = "18446744073709551615";
+        let words = [format!("mem={most}"), format!("unit={most}MiB")];
+        let words = words.each_ref().map(String::as_str);
+        assert_eq!(planned(&words, &host(&[16130])), [(0, Some(16130))]);
+    }
+
+    #[test]
+    fn refuses_a_quota_of_less_than_a_mib() {
+        assert_eq!(
+            refused(&["mem=1", "dev=20000"], &host(&[16130])),
+            "ALIYUN_COM_GPU_MEM_CONTAINER=1 comes to 0 MiB of GPU 0 (GPU-a0); ask for more"
+        );
+    }
+
+    #[test]
+    fn aliyuns_selection_goes_before_nvidias_and_both_default_to_all() {
+        assert_eq!(chosen(&[]), [0, 1, 2, 3]);
+        assert_eq!(chosen(&["nvidia=all"]), [0, 1, 2, 3]);
+        assert_eq!(chosen(&["nvidia=2,0"]), [2, 0]);
+        assert_eq!(chosen(&["aliyun=2,0"]), [2, 0]);
+        assert_eq!(chosen(&["aliyun=all"]), [0, 1, 2, 3]);
+        for beside in ["nvidia=all", "nvidia=none", "nvidia=void", "nvidia="] {
+            assert_eq!(chosen(&["aliyun=3,1", beside]), [3, 1], "{beside}");
+        }
+        assert_eq!(chosen(&["aliyun=", "nvidia=1"]), [1]);
+        assert_eq!(chosen(&["aliyun=2,0", "nvidia=0,2"]), [2, 0]);
+        assert_eq!(chosen(&["aliyun=all", "nvidia=3,2,1,0"]), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn in_mixed_mode_the_gpus_that_nvidia_names_beside_are_whole() {
+        assert_eq!(
+            planned(&["mem=3", "dev=15", "aliyun=2", "nvidia=0,1,2"], &four()),
+            [(0, None), (1, None), (2, Some(3000))]
+        );
+        assert_eq!(
+            planned(&["mem=3,4", "dev=15", "aliyun=3,0", "nvidia=GPU-a0,1,GPU-d3"], &four()),
+            [(0, Some(4000)), (1, None), (3, Some(3000))]
+        );
+    }
+
+    #[test]
+    fn refuses_an_nvidia_list_that_lacks_a_gpu_to_share() {
+        assert_eq!(
+            refused(&["mem=3", "dev=15", "aliyun=2", "nvidia=0,1"], &four()),
+            "ALIYUN_COM_GPU_VISIBLE_DEVICES=2 means GPU 2 (GPU-c2), which \
+             NVIDIA_VISIBLE_DEVICES=0,1 lacks; name it in both, \
+             or leave NVIDIA_VISIBLE_DEVICES out"
+        );
+    }
+
+    #[test]
+    fn the_annotation_chooses_where_the_variables_leave_it_open() {
+        assert_eq!(chosen(&["@gpus=2,1"]), [2, 1]);
+        assert_eq!(chosen(&["@gpus=2,1", "nvidia=all"]), [2, 1]);
+        assert_eq!(chosen(&["@gpus=2,1", "aliyun=all"]), [2, 1]);
+        assert_eq!(chosen(&["@gpus=all"]), [0, 1, 2, 3]);
+        assert_eq!(chosen(&["@gpus=all", "nvidia=1"]), [1]);
+        assert_eq!(chosen(&["@gpus=", "nvidia=1"]), [1]);
+        assert_eq!(
+            planned(&["mem=3,4", "dev=15", "@gpus=2,1"], &four()),
+            [(2, Some(3000)), (1, Some(4000))]
+        );
+    }
+
+    #[test]
+    fn the_annotation_agrees_with_the_gpus_that_variables_list() {
+        assert_eq!(chosen(&["@gpus=GPU-b1,2", "nvidia=2,1"]), [2, 1]);
+        assert_eq!(
+            planned(&["@mem=3", "@dev=15", "@gpus=2,1,0", "aliyun=2", "nvidia=0,1,2"], &four()),
+            [(0, None), (1, None), (2, Some(3000))]
+        );
+        for (words, variable) in [
+            (&["@gpus=1", "nvidia=2,1"][..], "NVIDIA_VISIBLE_DEVICES=2,1"),
+            (&["@gpus=1", "nvidia=0"], "NVIDIA_VISIBLE_DEVICES=0"),
+            (&["@gpus=1", "aliyun=0", "nvidia=all"], "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"),
+            (&["@gpus=1", "aliyun=1", "nvidia=0,1"], "NVIDIA_VISIBLE_DEVICES=0,1"),
+        ] {
+            let words = [&["mem=3", "dev=15"], words].concat();
+            assert_eq!(
+                refused(&words, &four()),
+                format!(
+                    "aliyun.com/gpu-visible-devices=1 and {variable} name different GPUs; \
+                     name the same, or leave one of them out"
+                )
+            );
+        }
+        assert_eq!(
+            refused(&["mem=3", "dev=15", "@gpus=none", "nvidia=0"], &four()),
+            "aliyun.com/gpu-visible-devices=none selects no GPU, NVIDIA_VISIBLE_DEVICES=0 does; \
+             let them agree, or leave one of them out"
+        );
+    }
+
+    #[test]
+    fn without_trust_in_variables_only_annotations_choose() {
+        let env = ["NVIDIA_VISIBLE_DEVICES=0", "ALIYUN_COM_GPU_MEM_CONTAINER=1"];
+        let trust = Trust { env: false, annotations: true };
+        let resolved = |annotations: &[(&'static str, &'static str)]| {
+            let request = request::read(&env, annotations.iter().copied(), trust).unwrap();
+            limits(&resolve(&request, &host(&[16130, 16130]), Kind::Gate, &PLAIN).unwrap())
+        };
+        let memory = ("aliyun.com/gpu-mem-container", "2");
+        assert_eq!(resolved(&[memory]), [(0, Some(2048)), (1, Some(2048))]);
+        assert_eq!(resolved(&[memory, ("aliyun.com/gpu-visible-devices", "1")]), [(1, Some(2048))]);
+    }
+
+    #[test]
+    fn of_two_quotas_the_smaller_holds_on_each_gpu_in_its_sources_order() {
+        assert_eq!(
+            planned(&["mem=3", "dev=15", "@mem=4,2", "@dev=15", "nvidia=1,0"], &four()),
+            [(1, Some(3000)), (0, Some(2000))]
+        );
+        let words = ["mem=3,9", "dev=15", "@mem=4,2", "@dev=15", "nvidia=1,0", "@gpus=0,1"];
+        assert_eq!(planned(&words, &four()), [(1, Some(2000)), (0, Some(4000))]);
+        assert_eq!(
+            refused(&["mem=3", "dev=15", "@mem=4,2", "@dev=15", "nvidia=1"], &four()),
+            "aliyun.com/gpu-mem-container=4,2 has 2 values for 1 GPU under a quota \
+             (GPU 1 (GPU-b1)); write one value for each, or fewer"
+        );
+    }
+
+    #[test]
+    fn of_two_weights_the_smaller_holds_and_priority_takes_both() {
+        for (words, weight, high_priority) in [
+            (&["mem=1", "weight=5", "prio=1"][..], 5, true),
+            (&["mem=1"], 1, false),
+            (&["mem=1", "@mem=1", "weight=5", "@weight=3", "prio=1", "@prio=1"], 3, true),
+            (&["mem=1", "@mem=1", "weight=5", "prio=1", "@prio=0"], 1, false),
+            (&["mem=1", "@mem=0", "weight=5", "@weight=3", "prio=1", "@prio=0"], 5, true),
+        ] {
+            let plan = resolve(&ask(words), &four(), Kind::Gate, &PLAIN).unwrap();
+            assert_eq!((plan.weight, plan.high_priority), (weight, high_priority), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn refuses_a_weight_above_max_inst() {
+        assert!(resolve(&ask(&["mem=1", "weight=20"]), &four(), Kind::Gate, &PLAIN).is_ok());
+        for weight in ["21", "4294967297"] {
+            assert_eq!(
+                refused(&["mem=1", &format!("weight={weight}")], &four()),
+                format!(
+                    "ALIYUN_COM_GPU_SCHD_WEIGHT={weight} is out of range; \
+                     write a weight of 1 to 20 (max_inst of this host)"
+                )
+            );
+        }
+        assert_eq!(
+            refused(&["mem=1", "@mem=1", "@weight=21"], &four()),
+            "aliyun.com/gpu-schd-weight=21 is out of range; \
+             write a weight of 1 to 20 (max_inst of this host)"
+        );
+    }
+
+    #[test]
+    fn refuses_a_gpu_that_is_not_there() {
+        for item in ["9", "4294967296", "GPU-a00", "GPU-ä"] {
+            assert_eq!(
+                refused(&["mem=3", &format!("nvidia=0,{item}")], &host(&[1000, 1000])),
+                format!(
+                    "NVIDIA_VISIBLE_DEVICES={}: this host has no GPU {}; it has \
+                     GPU 0 (GPU-a0), GPU 1 (GPU-b1) (cgpu gpus shows them)",
+                    request::Quoted(&format!("0,{item}")),
+                    request::Quoted(item),
+                )
+            );
+        }
+        assert_eq!(
+            refused(&["mem=3", "nvidia=0"], &host(&[])),
+            "NVIDIA_VISIBLE_DEVICES=0: this host has no GPU 0; it has none (cgpu gpus shows them)"
+        );
+    }
+
+    #[test]
+    fn a_prefix_names_a_gpu_where_it_names_one() {
+        let eight = host(&[15000; 8]);
+        let index = |name: &str| planned(&["mem=3", &format!("nvidia={name}")], &eight)[0].0;
+        assert_eq!(index("GPU-a"), 0);
+        assert_eq!(index("gpu-E4"), 4);
+        assert_eq!(index("GPU-66"), 6, "a full UUID is that GPU");
+        assert_eq!(index("GPU-667"), 7);
+        assert_eq!(
+            refused(&["mem=3", "nvidia=GPU-6"], &eight),
+            "NVIDIA_VISIBLE_DEVICES=GPU-6: GPU-6 can mean GPU 6 (GPU-66), GPU 7 (GPU-667); \
+             write more of the UUID"
+        );
+    }
+
+    #[test]
+    fn all_means_the_gpus_that_can_be_given() {
+        assert_eq!(planned(&["mem=3"], &ailing()), [(0, Some(3072))]);
+        assert_eq!(planned(&["mem=3", "nvidia=all"], &ailing()), [(0, Some(3072))]);
+        let none = Inventory::new(ailing().gpus()[1..].to_vec()).unwrap();
+        assert_eq!(
+            refused(&["mem=3", "nvidia=all"], &none),
+            "this host has no GPU to give: GPU 1 (GPU-b1) is lost, GPU 2 (GPU-c2) is in MIG mode \
+             (cgpu gpus shows them)"
+        );
+        assert_eq!(
+            refused(&["mem=3"], &host(&[])),
+            "this host has no GPU to give: none was found (cgpu gpus --refresh looks again)"
+        );
+    }
+
+    #[test]
+    fn refuses_a_gpu_that_is_lost_or_in_mig_mode() {
+        assert_eq!(
+            refused(&["mem=3", "aliyun=1"], &ailing()),
+            "ALIYUN_COM_GPU_VISIBLE_DEVICES=1: GPU 1 (GPU-b1) is lost, it fell off the bus; \
+             name another GPU (cgpu gpus shows them), or restart the host"
+        );
+        assert_eq!(
+            refused(&["mem=3", "nvidia=0,2"], &ailing()),
+            "NVIDIA_VISIBLE_DEVICES=0,2: GPU 2 (GPU-c2) is in MIG mode and can be used through \
+             its MIG devices only; name another GPU (cgpu gpus shows them), \
+             or switch the mode off (nvidia-smi -mig 0)"
+        );
+    }
+
+    #[test]
+    fn refuses_a_mig_device_under_a_quota() {
+        for name in ["MIG-5c1b", "MIG-GPU-a0/1/0", "0:1"] {
+            assert_eq!(
+                refused(&["mem=3", &format!("nvidia={name}")], &four()),
+                format!(
+                    "NVIDIA_VISIBLE_DEVICES={name}: MIG device {name} can't be under the quota of \
+                     ALIYUN_COM_GPU_MEM_CONTAINER=3, it has memory of its own; \
+                     name whole GPUs (cgpu gpus shows them), or ask for no quota"
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_no_list_of_gpus() {
+        assert_eq!(
+            refused(&["mem=3", "nvidia=0,,1"], &four()),
+            "NVIDIA_VISIBLE_DEVICES=0,,1: \"\" is no name of a GPU; write indices as 0,1 \
+             or UUIDs as GPU-… (cgpu gpus shows them)"
+        );
+        assert_eq!(
+            refused(&["mem=3", "aliyun=\u{fffd}"], &four()),
+            "ALIYUN_COM_GPU_VISIBLE_DEVICES=\"\\u{fffd}\" is no text: \
+             it has control characters, or bytes that are not UTF-8"
+        );
+    }
+
+    #[test]
+    fn exclusive_plans_containers_without_a_quota_on_whole_gpus() {
+        for (words, gpus) in [
+            (&["nvidia=all"][..], vec![0, 1, 2, 3]),
+            (&["nvidia=3,1"], vec![3, 1]),
+            (&["aliyun=3", "nvidia=all"], vec![3]),
+            (&["aliyun=3", "nvidia=0,3"], vec![0, 3]),
+            (&["mem=0", "weight=x", "nvidia=1"], vec![1]),
+            (&["nvidia=all", "@gpus=2"], vec![2]),
+        ] {
+            let plan = resolve(&ask(words), &four(), Kind::Gate, &EXCLUSIVE).unwrap();
+            let expected: Vec<_> = gpus.into_iter().map(|index| (index, None)).collect();
+            assert_eq!(limits(&plan), expected, "{words:?}");
+            assert_eq!((plan.weight, plan.high_priority), (1, false));
+        }
+    }
+
+    #[test]
+    fn exclusive_refuses_mig_devices_beside_whole_gpus() {
+        assert_eq!(
+            refused_under(&EXCLUSIVE, &["nvidia=0,MIG-5c1b"], &four()),
+            "NVIDIA_VISIBLE_DEVICES=0,MIG-5c1b: MIG device MIG-5c1b is named beside whole GPUs; \
+             name either MIG devices or whole GPUs (cgpu gpus shows them)"
+        );
+    }
+
+    #[test]
+    fn require_quota_refuses_gpus_without_one() {
+        assert_eq!(
+            refused_under(&STRICT, &["nvidia=all"], &four()),
+            "NVIDIA_VISIBLE_DEVICES=all asks for GPUs without a quota, which this host refuses \
+             (require_quota); set ALIYUN_COM_GPU_MEM_CONTAINER and ALIYUN_COM_GPU_MEM_DEV, \
+             or take the GPUs away with NVIDIA_VISIBLE_DEVICES=void"
+        );
+        assert_eq!(
+            refused_under(&STRICT, &["mem=3", "aliyun=2", "nvidia=0,2"], &four()),
+            "NVIDIA_VISIBLE_DEVICES=0,2 asks for GPU 0 (GPU-a0) without a quota, which this host \
+             refuses (require_quota); name it in ALIYUN_COM_GPU_VISIBLE_DEVICES=2 too, \
+             or take it out"
+        );
+        assert_eq!(
+            refused_under(&STRICT, &["mem=3", "aliyun=none", "nvidia=all"], &four()),
+            "ALIYUN_COM_GPU_VISIBLE_DEVICES=none selects no GPU, NVIDIA_VISIBLE_DEVICES=all does; \
+             let them agree, or leave one of them out"
+        );
+        assert!(resolve(&ask(&["mem=3", "nvidia=0"]), &four(), Kind::Gate, &STRICT).is_ok());
+    }
+
+    #[test]
+    fn plans_nothing_that_is_not_in_effect() {
+        assert_eq!(
+            refused(&["nvidia=all"], &four()),
+            "cGPU is not in effect for this container: ALIYUN_COM_GPU_MEM_CONTAINER is not set"
+        );
+    }
+
+    fn list() -> impl Strategy<Value = Vec<u64>> {
+        proptest::collection::vec(1..=u64::MAX, 1..=4)
+    }
+
+    fn words(prefix: &str, amounts: &[u64], dev: Option<u64>) -> Vec<String> {
+        let amounts: Vec<String> = amounts.iter().map(u64::to_string).collect();
+        let mut words = vec![format!("{prefix}mem={}", amounts.join(","))];
+        words.extend(dev.map(|dev| format!("{prefix}dev={dev}")));
+        words
+    }
+
+    fn try_plan(words: &[String], inventory: &Inventory) -> Result<Plan, ResolveError> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        resolve(&ask(&words), inventory, Kind::Gate, &PLAIN)
+    }
+
+    proptest! {
+        #[test]
+        fn a_quota_is_whole_mib_from_1_to_the_total(
+            amounts in list(),
+            dev in proptest::option::of(Just(u64::MAX)),
+            total_mib in 1..=u64::MAX / MIB,
+        ) {
+            match try_plan(&words("", &amounts, dev), &host(&[total_mib; 4])) {
+                Ok(plan) => for gpu in plan.gpus {
+                    let limit_bytes = gpu.memory_limit_bytes.unwrap();
+                    prop_assert!((MIB..=gpu.memory_total_bytes).contains(&limit_bytes));
+                    prop_assert_eq!(limit_bytes % MIB, 0);
+                },
+                Err(error) => {
+                    let is_zero = matches!(error, ResolveError::NoMemory { .. });
+                    prop_assert!(is_zero, "{}", error);
+                }
+            }
+        }
+
+        #[test]
+        fn the_last_value_repeats(amounts in proptest::collection::vec(1..=15_u64, 1..=4)) {
+            let mut whole = amounts.clone();
+            whole.resize(4, amounts[amounts.len() - 1]);
+            let inventory = host(&[15000, 16130, 40000, 81559]);
+            let short = try_plan(&words("", &amounts, Some(15)), &inventory);
+            prop_assert_eq!(&short, &try_plan(&words("", &whole, Some(15)), &inventory));
+            prop_assert!(short.is_ok());
+        }
+
+        #[test]
+        fn two_quotas_come_to_the_smaller_of_each(
+            by_env in proptest::collection::vec(1..=15_u64, 1..=4),
+            by_annotation in proptest::collection::vec(1..=30_u64, 1..=4),
+        ) {
+            let inventory = host(&[15000, 16130, 40000, 81559]);
+            let (env, annotation) =
+                (words("", &by_env, Some(15)), words("@", &by_annotation, Some(30)));
+            let limits = |words: &[String]| limits(&try_plan(words, &inventory).unwrap());
+            let smaller: Vec<_> =
+                limits(&env).into_iter().zip(limits(&annotation)).map(|(a, b)| a.min(b)).collect();
+            prop_assert_eq!(limits(&[env, annotation].concat()), smaller);
+        }
+
+        #[test]
+        fn a_gpu_stands_in_a_plan_once(
+            aliyun in proptest::collection::vec((0..8_u32, any::<bool>()), 0..6),
+            nvidia in proptest::collection::vec((0..8_u32, any::<bool>()), 0..9),
+            annotation in proptest::collection::vec((0..8_u32, any::<bool>()), 0..3),
+        ) {
+            let named = |short: &str, list: &[(u32, bool)]| {
+                let names: Vec<String> = list
+                    .iter()
+                    .map(|&(index, by_uuid)| match by_uuid {
+                        true => UUIDS[index as usize].to_owned(),
+                        false => index.to_string(),
+                    })
+                    .collect();
+                format!("{short}={}", names.join(","))
+            };
+            let mut words = words("", &[3], Some(15));
+            words.extend([named("aliyun", &aliyun), named("@gpus", &annotation)]);
+            if !nvidia.is_empty() {
+                words.push(named("nvidia", &nvidia));
+            }
+            if let Ok(plan) = try_plan(&words, &host(&[15000; 8])) {
+                let mut indices: Vec<u32> = plan.gpus.iter().map(|gpu| gpu.index).collect();
+                indices.sort_unstable();
+                indices.dedup();
+                prop_assert_eq!(indices.len(), plan.gpus.len());
+                prop_assert!(plan.gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_some()));
+            }
+        }
+
+        #[test]
+        fn hostile_names_of_gpus_never_panic(aliyun: String, nvidia: String, annotation: String) {
+            let words = [format!("aliyun={aliyun}"), format!("nvidia=.{nvidia}"),
+                format!("@gpus={annotation}"), "mem=3".to_owned()];
+            if let Err(error) = try_plan(&words, &host(&[15000; 8])) {
+                prop_assert!(!error.to_string().contains(char::is_control));
+            }
+        }
+    }
+}

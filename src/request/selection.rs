@@ -37,6 +37,7 @@ pub(crate) enum GpuName<'a> {
 }
 
 impl Selection {
+    /// How far it reaches; any other text is a list.
     pub(crate) fn extent(&self) -> Extent {
         match self.setting.text() {
             Ok("all") => Extent::All,

@@ -59,7 +59,11 @@ pub enum ResolveError {
         known: Vec<String>,
     },
     /// The beginning of more than one UUID.
-    #[error("{setting}: {} can mean {}; write more of the UUID", Quoted(.item), listed(.candidates))]
+    #[error(
+        "{setting}: {} can mean {}; write more of the UUID",
+        Quoted(.item),
+        listed(.candidates)
+    )]
     AmbiguousGpu {
         /// What was said.
         setting: Setting,
