@@ -15,7 +15,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::backend::{self, BackendError, Tenant};
-use crate::bundle::{Bundle, BundleError};
+use crate::bundle::{Bundle, BundleError, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
 use crate::inject::{self, Missing, NodeError, Nodes};
@@ -374,6 +374,20 @@ impl Host {
         failpoint("hook-deactivated");
         locked.remove(&record.key)?;
         Ok(())
+    }
+}
+
+/// What `plan` changes in a bundle.
+#[must_use]
+pub fn edits(plan: &Plan, nodes: Nodes, hooks: Vec<HookCall>) -> Edits {
+    let uuids: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+    let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
+    Edits {
+        env: vec![visible],
+        devices: nodes.devices,
+        binds: nodes.binds,
+        withheld: nodes.withheld,
+        hooks,
     }
 }
 

@@ -1,1 +1,336 @@
-//! hook
+//! `cgpu-hook`: the OCI hook.
+//!
+//! Called by the real runtime because `cgpu-runtime` or the `precreate` stage put it
+//! into the bundle ([`Caller::Wrapper`], [`Caller::Precreate`]: the key comes as an
+//! argument), or alone, by a hooks directory or a CI system: then the bundle that the
+//! state names says what the container asks for. `prestart` and `createRuntime` turn
+//! isolation on, or the create fails; `poststop` ends it, is idempotent, and never fails.
+
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use thiserror::Error;
+use tracing::{info, warn};
+
+use crate::admission::{self, AdmissionError, Host};
+use crate::backend;
+use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
+use crate::config::ConfigError;
+use crate::plan::Kind;
+use crate::process::ProcessId;
+use crate::registry::{Holder, Key, boot_time_s};
+
+/// The largest state or configuration that we read from standard input, in bytes.
+const MAX_INPUT_BYTES: u64 = 64 << 20;
+
+/// How long a reservation of `precreate` waits for its container, in seconds.
+const ANNOUNCED_S: u64 = 120;
+
+/// The root under which `precreate` registers what has no id yet.
+const PRECREATE_ROOT: &str = "precreate";
+
+/// After this many seconds the runtime kills the hook, and the create has failed.
+const TIMEOUT_S: i64 = 30;
+
+/// Who put the hook into the bundle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Caller {
+    /// The wrapper, which knows the container's key.
+    Wrapper {
+        /// The key.
+        key: Key,
+    },
+    /// The `precreate` stage, which knows no id and made up a token.
+    Precreate {
+        /// The token.
+        token: String,
+    },
+    /// Nobody: it was called from outside.
+    Alone,
+}
+
+/// When the hook is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Stage {
+    /// As createRuntime, for engines of old.
+    #[value(name = "prestart")]
+    Prestart,
+    /// The container exists; its process has not started.
+    #[value(name = "createRuntime")]
+    CreateRuntime,
+    /// The container is gone.
+    #[value(name = "poststop")]
+    Poststop,
+    /// podman's: the configuration comes and goes through pipes.
+    #[value(name = "precreate")]
+    Precreate,
+}
+
+/// What the runtime tells a hook (OCI runtime specification, "State").
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct State {
+    /// The container's id.
+    pub id: String,
+    /// Its first process; absent or 0 where there is none.
+    #[serde(default)]
+    pub pid: i32,
+    /// Its bundle.
+    pub bundle: PathBuf,
+}
+
+/// Why a hook failed.
+#[derive(Debug, Error)]
+pub enum HookError {
+    /// Standard input can't be read.
+    #[error("cannot read standard input: {source}")]
+    Input {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Standard output can't be written.
+    #[error("cannot write the configuration to standard output: {source}")]
+    Output {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is no state.
+    #[error("standard input is not the container's OCI state: {source}; a runtime calls this hook with it")]
+    State {
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The process in the state isn't there.
+    #[error("container {id}: its process {pid} is gone; create it again")]
+    Gone {
+        /// The container.
+        id: String,
+        /// The pid in the state.
+        pid: i32,
+    },
+    /// A quota that needs the bundle.
+    #[error(
+        "a hook alone can't enforce this container's memory quota: the gate has to be in its \
+         bundle; make cgpu-runtime the engine's runtime, or add the precreate hook (podman), or \
+         set [isolation] backend = \"none\" to share GPUs without isolation"
+    )]
+    BundleNeeded,
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The container can't have what it asks for.
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+}
+
+impl From<BundleError> for HookError {
+    fn from(error: BundleError) -> Self {
+        HookError::Admission(error.into())
+    }
+}
+
+/// The hooks that a bundle gets.
+///
+/// # Errors
+///
+/// Where `cgpu-hook` isn't there.
+pub fn calls(host: &Host, caller: &Caller) -> Result<Vec<HookCall>, AdmissionError> {
+    let path = admission::own_program("cgpu-hook")?;
+    let call = |stage, name: &str| {
+        let mut args = vec!["cgpu-hook".to_owned(), name.to_owned()];
+        let mut flag = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
+        match caller {
+            Caller::Wrapper { key } => {
+                flag("--root", &key.root);
+                flag("--id", &key.id);
+            }
+            Caller::Precreate { token } => flag("--reservation", token),
+            Caller::Alone => {}
+        }
+        if let Some(config) = &host.config_path {
+            flag("--config", &config.to_string_lossy());
+        }
+        // Without one the hook would inherit what the container's author wrote.
+        let env = vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into()];
+        HookCall { stage, path: path.clone(), args, env, timeout_s: TIMEOUT_S }
+    };
+    Ok(vec![
+        call(HookStage::CreateRuntime, "createRuntime"),
+        call(HookStage::Poststop, "poststop"),
+    ])
+}
+
+/// Calls the hook of `stage`.
+///
+/// # Errors
+///
+/// Where the container must not start. `poststop` never fails: what it can't end is
+/// collected by the next create.
+pub fn run(
+    host: &Host,
+    stage: Stage,
+    caller: &Caller,
+    input: &mut dyn Read,
+    output: &mut dyn Write,
+) -> Result<(), HookError> {
+    crate::log::init(&host.config.log);
+    let mut bytes = Vec::new();
+    input
+        .take(MAX_INPUT_BYTES)
+        .read_to_end(&mut bytes)
+        .map_err(|source| HookError::Input { source })?;
+    if stage == Stage::Precreate {
+        let edited = precreate(host, &bytes)?;
+        return output.write_all(&edited).map_err(|source| HookError::Output { source });
+    }
+    let state: State =
+        serde_json::from_slice(&bytes).map_err(|source| HookError::State { source })?;
+    match stage {
+        Stage::Poststop => poststop(host, caller, &state),
+        _ => activate(host, caller, &state)?,
+    }
+    Ok(())
+}
+
+/// The bundle without links; as it is where it is gone.
+fn bundle_dir(state: &State) -> PathBuf {
+    state.bundle.canonicalize().unwrap_or_else(|_| state.bundle.clone())
+}
+
+/// The key of a container whose runtime's root is not known.
+fn bundle_key(bundle: &Path, id: &str) -> Key {
+    Key { root: bundle.to_string_lossy().into_owned(), id: id.to_owned() }
+}
+
+fn announced(token: &str) -> Key {
+    Key { root: PRECREATE_ROOT.into(), id: token.to_owned() }
+}
+
+fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError> {
+    let gone = || HookError::Gone { id: state.id.clone(), pid: state.pid };
+    let init = match state.pid {
+        ..=0 => None,
+        pid => Some(ProcessId::of(pid).ok_or_else(gone)?),
+    };
+    let bundle = bundle_dir(state);
+    let key = match caller {
+        Caller::Wrapper { key } => key.clone(),
+        Caller::Precreate { token } => {
+            let key = bundle_key(&bundle, &state.id);
+            host.rename(&announced(token), &key)?;
+            key
+        }
+        // The wrapper's own hook is in the bundle, too: one of the two comes first.
+        Caller::Alone => match host.find_by_bundle(&bundle, &state.id)? {
+            Some(record) => record.key,
+            None => bundle_key(&bundle, &state.id),
+        },
+    };
+    if host.activate(&key, &bundle, init)? {
+        return Ok(());
+    }
+    register(host, caller, key.clone(), &bundle, init)?;
+    Ok(())
+}
+
+/// Registers a container that nobody registered before it was made.
+fn register(
+    host: &Host,
+    caller: &Caller,
+    key: Key,
+    dir: &Path,
+    init: Option<ProcessId>,
+) -> Result<(), HookError> {
+    let bundle = Bundle::load(dir, Path::new("config.json"))?;
+    let request = host.request(&bundle)?;
+    if let Some(reason) = request.not_in_effect(&host.config.rules()) {
+        info!(id = key.id, "not in effect: {reason}");
+        return Ok(());
+    }
+    admission::require_root()?;
+    if *caller == Caller::Alone && backend::choose(&host.config.isolation).0 == Kind::Gate {
+        return Err(HookError::BundleNeeded);
+    }
+    let inventory = host.inventory()?;
+    let plan = host.plan(&request, &inventory)?;
+    // Reserved by the container's process: if we end here, its end ends the record.
+    let holder = match init {
+        Some(by) => Holder::Reserved { by },
+        None => Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S },
+    };
+    host.reserve(key.clone(), dir, plan, holder)?;
+    host.activate(&key, dir, init)?;
+    Ok(())
+}
+
+fn poststop(host: &Host, caller: &Caller, state: &State) {
+    let bundle = bundle_dir(state);
+    let mut keys = Vec::new();
+    match caller {
+        Caller::Wrapper { key } => keys.push(key.clone()),
+        Caller::Precreate { token } => {
+            keys.extend([announced(token), bundle_key(&bundle, &state.id)]);
+        }
+        Caller::Alone => {
+            let found = host.find_by_bundle(&bundle, &state.id).ok().flatten();
+            keys.extend(found.map(|record| record.key));
+            keys.push(bundle_key(&bundle, &state.id));
+        }
+    }
+    for key in keys {
+        if let Err(error) = host.release(&key) {
+            warn!(id = key.id, "the next create will collect it: {error}");
+        }
+    }
+}
+
+/// Does what the wrapper does, to a configuration that goes through pipes.
+fn precreate(host: &Host, bytes: &[u8]) -> Result<Vec<u8>, HookError> {
+    let mut bundle = Bundle::from_bytes(bytes, PathBuf::new(), "config.json".into())?;
+    let request = host.request(&bundle)?;
+    if request.not_in_effect(&host.config.rules()).is_some() {
+        return Ok(bytes.to_vec());
+    }
+    admission::require_root()?;
+    let inventory = host.inventory()?;
+    let plan = host.plan(&request, &inventory)?;
+    let nodes = host.nodes(&plan, &inventory)?;
+    let hook = admission::own_program("cgpu-hook")?;
+    let token = match bundle.hook_argument(&hook, "--reservation") {
+        Some(token) => token.to_owned(),
+        None => token(),
+    };
+    let calls = calls(host, &Caller::Precreate { token: token.clone() })?;
+    if bundle.is_privileged() {
+        warn!("a container is privileged: it can reach past any isolation");
+    }
+    bundle.apply(&admission::edits(&plan, nodes, calls))?;
+    let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S };
+    host.reserve(announced(&token), Path::new(""), plan, holder)?;
+    Ok(bundle.to_text().into_bytes())
+}
+
+/// A name that no other reservation has: who we are, and when we started.
+fn token() -> String {
+    match ProcessId::own() {
+        Some(own) => format!("{}-{}", own.pid, own.start_ticks),
+        None => format!("{}-{}", std::process::id(), boot_time_s()),
+    }
+}
+
+/// The words of `cgpu-hook`'s command line as a caller.
+#[must_use]
+pub fn caller(
+    root: Option<String>,
+    id: Option<String>,
+    reservation: Option<String>,
+) -> Caller {
+    match (root, id, reservation) {
+        (Some(root), Some(id), _) => Caller::Wrapper { key: Key { root, id } },
+        (_, _, Some(token)) => Caller::Precreate { token },
+        _ => Caller::Alone,
+    }
+}

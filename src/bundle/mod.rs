@@ -176,6 +176,18 @@ impl Bundle {
         .ok_or_else(|| self.misshapen("annotations", "a map of strings"))
     }
 
+    /// The word behind `flag` in the arguments of a hook whose program is `hook`.
+    #[must_use]
+    pub fn hook_argument(&self, hook: &Path, flag: &str) -> Option<&str> {
+        let stages = self.value.get("hooks")?.as_object()?.values();
+        let calls = stages.filter_map(Value::as_array).flatten();
+        let mut ours = calls.filter(|call| call["path"].as_str().map(Path::new) == Some(hook));
+        ours.find_map(|call| {
+            let args = call["args"].as_array()?;
+            args.get(args.iter().position(|arg| arg == flag)? + 1)?.as_str()
+        })
+    }
+
     /// Whether the container can reach past any isolation: it may use every device, or
     /// has CAP_SYS_ADMIN.
     #[must_use]

@@ -98,7 +98,7 @@ pub fn read<'a>(
     }
 
     let selection = |setting| Selection { setting };
-    let unless_empty = |setting: &Setting| !setting.value.trim().is_empty();
+    let unless_empty = |setting: &Setting| setting.text() != Ok("");
     let selections = Selections {
         aliyun: in_env(VISIBLE_DEVICES.variable).filter(unless_empty).map(selection),
         nvidia: nvidia.map(selection),
@@ -125,7 +125,7 @@ impl Request {
     ///
     /// Decided without the host's GPUs, so that a container that asks for nothing costs
     /// nothing and can't fail. Under `exclusive` or `require_quota` a container that
-    /// names GPUs in its variables is never out of reach, whatever else it says.
+    /// names more than MIG devices in its variables is always planned or refused.
     #[must_use]
     pub fn not_in_effect(&self, rules: &Rules) -> Option<String> {
         let whole_gpus_matter = rules.exclusive || rules.require_quota;
@@ -612,6 +612,7 @@ mod tests {
             (&["ALIYUN_COM_GPU_VISIBLE_DEVICES= ", "NVIDIA_VISIBLE_DEVICES=0"], "", None),
             (&["NVIDIA_VISIBLE_DEVICES=all"], "", None),
             (&[], " ", None),
+            (&["ALIYUN_COM_GPU_VISIBLE_DEVICES=\n", "NVIDIA_VISIBLE_DEVICES=void"], "", None),
         ] {
             let expected = expected.map(|setting| format!("{setting} selects no GPU"));
             assert_eq!(selecting(env, annotation), expected, "{env:?} {annotation:?}");

@@ -1,3 +1,186 @@
-//! The OCI runtime.
+//! `cgpu-runtime`: the OCI runtime that engines call.
+//!
+//! Owns the order of one call. `create`, `run` and `restore` of a container that asks
+//! for GPUs get their bundle edited; then, and for everything else at once, this process
+//! becomes the real runtime. Nothing is printed on success.
 
 pub mod argv;
+pub mod real;
+pub mod report;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+use tracing::warn;
+
+use crate::admission::{self, AdmissionError, Host};
+use crate::bundle::{Bundle, BundleError};
+use crate::config::{self, ConfigError};
+use crate::failpoint::failpoint;
+use crate::hook;
+use crate::process::ProcessId;
+use crate::registry::{Holder, Key};
+use argv::{Command, Create, Dialect};
+use real::RealRuntimeError;
+use report::ErrorLog;
+
+/// Why a call ended here.
+#[derive(Debug, Error)]
+pub enum RuntimeError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The real runtime.
+    #[error(transparent)]
+    Real(#[from] RealRuntimeError),
+    /// The container can't have what it asks for.
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    /// The id can't be told from the other words.
+    #[error("cannot tell the container's id from the arguments, and it asks for GPUs; give the id as the last argument")]
+    NoId,
+    /// We can't see when we were started.
+    #[error("cannot read /proc/self/stat; mount /proc")]
+    NoProc,
+}
+
+impl From<BundleError> for RuntimeError {
+    fn from(error: BundleError) -> Self {
+        RuntimeError::Admission(error.into())
+    }
+}
+
+/// Does what `args` (without the program's name) say. Returns only where that failed;
+/// the engine has been told then.
+pub fn main(args: Vec<OsString>) {
+    let line = argv::take_own_flags(args);
+    let variable = std::env::var_os(config::PATH_VARIABLE);
+    let candidates = config::candidates(line.config.as_deref(), variable.as_deref());
+    let path = std::env::var_os("PATH");
+    let mut log = ErrorLog::default();
+    let error = match real::find(&candidates, path.as_deref()) {
+        Ok(real) => {
+            let command = argv::parse(&line.args, Dialect::of(&real));
+            if let Command::Create(create) = &command {
+                log = ErrorLog { path: create.log.clone(), json: create.log_json };
+            }
+            call(&real, &line, command)
+        }
+        Err(error) => {
+            if let Command::Create(create) = argv::parse(&line.args, Dialect::Runc) {
+                log = ErrorLog { path: create.log, json: create.log_json };
+            }
+            error.into()
+        }
+    };
+    report::report(&error, &log);
+}
+
+/// Makes the call; returns only where that failed.
+fn call(real: &Path, line: &argv::CommandLine, command: Command) -> RuntimeError {
+    let prepared = match command {
+        Command::PassThrough => Ok(None),
+        Command::Create(create) => prepare(real, line, &create),
+    };
+    match prepared {
+        Err(error) => error,
+        Ok(None) => real::exec(real, &line.args).into(),
+        Ok(Some(reserved)) => {
+            failpoint("before-exec");
+            let error = real::exec(real, &line.args);
+            reserved.undo();
+            error.into()
+        }
+    }
+}
+
+/// A reservation that must not outlive a failure.
+struct Reserved {
+    host: Host,
+    key: Key,
+}
+
+impl Reserved {
+    fn undo(&self) {
+        if let Err(error) = self.host.release(&self.key) {
+            warn!("the next create will collect {}: {error}", self.key.id);
+        }
+    }
+}
+
+/// Reserves what a create asks for and edits its bundle; `None` where it asks for
+/// nothing, and nothing was touched.
+fn prepare(
+    real: &Path,
+    line: &argv::CommandLine,
+    create: &Create,
+) -> Result<Option<Reserved>, RuntimeError> {
+    let host = Host::load(line.config.as_deref())?;
+    let dir = create.bundle.clone().unwrap_or_else(|| ".".into());
+    let file = create.config_file.clone().unwrap_or_else(|| "config.json".into());
+    let mut bundle = Bundle::load(&dir, &file)?;
+    let request = host.request(&bundle)?;
+    if request.not_in_effect(&host.config.rules()).is_some() {
+        return Ok(None);
+    }
+    admission::require_root()?;
+    crate::log::init(&host.config.log);
+    let id = create.id.as_ref().and_then(|id| id.to_str()).ok_or(RuntimeError::NoId)?;
+    let root = create.root.clone().unwrap_or_else(|| Dialect::of(real).default_root().into());
+    let key = Key { root: resolved(&root).to_string_lossy().into_owned(), id: id.to_owned() };
+
+    let inventory = host.inventory()?;
+    let plan = host.plan(&request, &inventory)?;
+    let nodes = host.nodes(&plan, &inventory)?;
+    let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() })?;
+    if bundle.is_privileged() {
+        warn!(id, "this container is privileged: it can reach past any isolation");
+    }
+    let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
+    let edits = crate::admission::edits(&plan, nodes, calls);
+    let changed = bundle.apply(&edits)?;
+    host.reserve(key.clone(), bundle.dir(), plan, Holder::Reserved { by })?;
+    let reserved = Reserved { host, key };
+    if changed && let Err(error) = bundle.save() {
+        reserved.undo();
+        return Err(error.into());
+    }
+    failpoint("bundle-replaced");
+    Ok(Some(reserved))
+}
+
+/// `root` without links, as far as it is there: the runtime may be about to make it.
+fn resolved(root: &Path) -> PathBuf {
+    let absolute = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
+    let mut missing = Vec::new();
+    let mut there = absolute.as_path();
+    loop {
+        if let Ok(found) = there.canonicalize() {
+            return missing.iter().rev().fold(found, |path, name| path.join(name));
+        }
+        match (there.parent(), there.file_name()) {
+            (Some(parent), Some(name)) => {
+                missing.push(name.to_owned());
+                there = parent;
+            }
+            _ => return absolute,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_is_known_by_where_its_links_lead() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        std::fs::create_dir(dir.join("real")).unwrap();
+        std::os::unix::fs::symlink(dir.join("real"), dir.join("link")).unwrap();
+        assert_eq!(resolved(&dir.join("link")), dir.join("real"));
+        assert_eq!(resolved(&dir.join("link/not/yet")), dir.join("real/not/yet"));
+        assert_eq!(resolved(Path::new("/")), Path::new("/"));
+    }
+}

@@ -1,0 +1,113 @@
+//! The real runtime: found among the candidates, and become.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+/// Where to look when `PATH` says nothing, or not where runtimes are.
+const USUAL_DIRS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Why there is no real runtime.
+#[derive(Debug, Error)]
+pub enum RealRuntimeError {
+    /// None of the candidates is there.
+    #[error(
+        "no real runtime: none of {} is an executable file in PATH or the usual directories; \
+         install runc or crun, or set [runtime] candidates in the configuration",
+        candidates.join(", ")
+    )]
+    NotFound {
+        /// The candidates.
+        candidates: Vec<String>,
+    },
+    /// It could not be executed.
+    #[error("cannot run the real runtime {}: {source}; install it again", path.display())]
+    Exec {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The first of `candidates` that is an executable file and not we ourselves.
+///
+/// # Errors
+///
+/// Where there is none.
+pub fn find(candidates: &[String], path: Option<&OsStr>) -> Result<PathBuf, RealRuntimeError> {
+    let own = fs::metadata("/proc/self/exe").map(|meta| (meta.dev(), meta.ino())).ok();
+    let usable = |file: &Path| {
+        fs::metadata(file).is_ok_and(|meta| {
+            meta.is_file()
+                && meta.permissions().mode() & 0o111 != 0
+                && Some((meta.dev(), meta.ino())) != own
+        })
+    };
+    let dirs = || {
+        let given = path.into_iter().flat_map(std::env::split_paths);
+        // A relative directory would mean the bundle, which is the working directory.
+        given.chain(std::env::split_paths(USUAL_DIRS)).filter(|dir| dir.is_absolute())
+    };
+    candidates
+        .iter()
+        .filter(|candidate| !candidate.is_empty())
+        .find_map(|candidate| match candidate.contains('/') {
+            true => Some(PathBuf::from(candidate)).filter(|file| usable(file)),
+            false => dirs().map(|dir| dir.join(candidate)).find(|file| usable(file)),
+        })
+        .ok_or_else(|| RealRuntimeError::NotFound { candidates: candidates.to_vec() })
+}
+
+/// Becomes the real runtime: same arguments, environment and descriptors. Returns only
+/// where that failed.
+#[must_use]
+pub fn exec(path: &Path, args: &[OsString]) -> RealRuntimeError {
+    // runc shows its name in its usage; its own argv[0] is what it was called by.
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    let source = Command::new(path).arg0(name).args(args).exec();
+    RealRuntimeError::Exec { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(dir: &Path, name: &str, mode: u32) -> PathBuf {
+        let path = dir.join(name);
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_first_candidate_that_is_executable_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        program(dir.path(), "first-runtime", 0o644);
+        let second = program(dir.path(), "second-runtime", 0o755);
+        let candidates = names(&["", "first-runtime", "second-runtime"]);
+        assert_eq!(find(&candidates, Some(dir.path().as_os_str())).unwrap(), second);
+        let absolute = names(&["/nowhere/runc", second.to_str().unwrap()]);
+        assert_eq!(find(&absolute, None).unwrap(), second);
+    }
+
+    #[test]
+    fn we_never_run_ourselves() {
+        let own = std::env::current_exe().unwrap();
+        let candidates = names(&[own.to_str().unwrap()]);
+        let error = find(&candidates, None).unwrap_err().to_string();
+        assert!(error.starts_with("no real runtime: none of /"), "{error}");
+        assert!(error.ends_with("set [runtime] candidates in the configuration"), "{error}");
+    }
+}

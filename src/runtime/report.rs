@@ -1,0 +1,105 @@
+//! How the engine and its user learn what went wrong.
+//!
+//! A line of JSON (or text, as the engine asked) at the end of `--log`'s file, whose
+//! last error docker shows to its user, and the same sentence on standard error. The
+//! file is shared by all calls for a container, so nothing else is ever written there.
+
+use std::error::Error;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde_json::json;
+
+/// Where the engine wants errors.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ErrorLog {
+    /// The file of `--log`.
+    pub path: Option<PathBuf>,
+    /// Whether `--log-format` is `json`.
+    pub json: bool,
+}
+
+/// An error in one line: what it says, and of its causes what it doesn't say itself.
+#[must_use]
+pub fn sentence(error: &dyn Error) -> String {
+    let mut text = format!("cgpu: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text.replace('\n', " ")
+}
+
+/// Tells the engine and standard error.
+pub fn report(error: &dyn Error, log: &ErrorLog) {
+    let text = sentence(error);
+    if let Some(path) = &log.path {
+        // The engine reads standard error where its own file can't be written.
+        let _ = append(path, &line(&text, log.json, SystemTime::now()));
+    }
+    eprintln!("{text}");
+}
+
+/// One line of the log, as logrus writes it.
+fn line(text: &str, json: bool, now: SystemTime) -> String {
+    let time = humantime::format_rfc3339_seconds(now).to_string();
+    if json {
+        format!("{}\n", json!({"level": "error", "msg": text, "time": time}))
+    } else {
+        format!("time=\"{time}\" level=error msg={text:?}\n")
+    }
+}
+
+fn append(path: &Path, line: &str) -> std::io::Result<()> {
+    OpenOptions::new().append(true).create(true).open(path)?.write_all(line.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer{}", if *.0 { ": inner" } else { "" })]
+    struct Outer(bool, #[source] Inner);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("inner")]
+    struct Inner;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        assert_eq!(sentence(&Outer(true, Inner)), "cgpu: outer: inner");
+        assert_eq!(sentence(&Outer(false, Inner)), "cgpu: outer: inner");
+    }
+
+    #[test]
+    fn the_log_has_what_docker_reads() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        assert_eq!(
+            line("cgpu: \"x\"", true, now),
+            "{\"level\":\"error\",\"msg\":\"cgpu: \\\"x\\\"\",\"time\":\"2023-11-14T22:13:20Z\"}\n"
+        );
+        assert_eq!(
+            line("cgpu: x", false, now),
+            "time=\"2023-11-14T22:13:20Z\" level=error msg=\"cgpu: x\"\n"
+        );
+    }
+
+    #[test]
+    fn lines_are_appended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log.json");
+        std::fs::write(&path, "first\n").unwrap();
+        report(&Inner, &ErrorLog { path: Some(path.clone()), json: true });
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.starts_with("first\n{\"level\":\"error\",\"msg\":\"cgpu: inner\""), "{text}");
+    }
+}
