@@ -4,6 +4,9 @@
 //! GPUs as in an inventory file. Replaced as a whole by a rename. A cache is never worth
 //! an error when it is read: missing, damaged, of another version or of another state of
 //! the driver, it is simply not there, and whoever then writes it learns why it can't be.
+//!
+//! That a GPU is lost, or was reset and is well again, shows in NVML alone: the cache
+//! learns it with the next `cgpu gpus --refresh`.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};

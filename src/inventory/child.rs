@@ -67,7 +67,7 @@ pub enum ChildError {
         "{} gpus --refresh did not list the GPUs within {limit:?} and was killed{}{}; run `cgpu \
          gpus --refresh` by hand to see",
         program.display(),
-        if *.reaped { "" } else { " but does not end: the driver hangs, see the kernel's log" },
+        if *reaped { "" } else { " but does not end: the driver hangs, see the kernel's log" },
         quoted(said)
     )]
     TooSlow {
@@ -188,7 +188,8 @@ fn run(cgpu: &Path, config_args: &[OsString], limit: Duration) -> Result<String,
 
 /// Kills the child with all it started; whether it is gone.
 fn end(child: &mut Child) -> bool {
-    // Not reaped yet, so the number is still the child's.
+    // Not reaped when last looked at, so the number is still the child's, and its
+    // group's as long as any of them lives.
     let leader = i32::try_from(child.id()).map(Pid::from_raw);
     if leader.is_err() || leader.is_ok_and(|leader| killpg(leader, Signal::SIGKILL).is_err()) {
         // All that is left is to look whether it ends.

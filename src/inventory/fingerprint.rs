@@ -6,9 +6,11 @@
 //! A GPU that nobody has opened yet may not know its UUID, and one whose power can't be
 //! raised prints nothing at all (kernel-open/nvidia/nv-procfs.c,
 //! `nv_procfs_read_gpu_info`); so what is unknown agrees with everything, or a host
-//! without persistence mode would ask NVML on every create. MIG instances can be told
-//! apart by their numbers only: one destroyed and made again with another size under
-//! the same number looks the same.
+//! without persistence mode would ask NVML on every create. Reading that file wakes a
+//! GPU that is suspended, which takes long, but only laptops suspend theirs.
+//!
+//! MIG instances can be told apart by their numbers only: one destroyed and made again
+//! with another size under the same number looks the same.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
