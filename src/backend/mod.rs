@@ -5,6 +5,8 @@
 
 pub mod km;
 
+pub mod none;
+
 use thiserror::Error;
 
 use crate::plan::{Kind, Plan};
@@ -113,4 +115,7 @@ pub enum BackendError {
     /// The vendor's module.
     #[error(transparent)]
     Km(#[from] km::KmError),
+    /// No isolation.
+    #[error(transparent)]
+    None(#[from] none::NoneError),
 }
