@@ -138,7 +138,8 @@ impl Host {
     ///
     /// Where that can't be meant.
     pub fn request(&self, bundle: &Bundle) -> Result<Request, AdmissionError> {
-        Ok(request::read(&bundle.env()?, bundle.annotations()?, self.config.trust())?)
+        let annotations = bundle.annotations()?;
+        Ok(request::read(&bundle.env()?, annotations, self.config.trust())?)
     }
 
     /// What `request` comes to on `inventory`, and with which backend.
@@ -169,6 +170,31 @@ impl Host {
             _ => Missing::Refuse,
         };
         Ok(inject::nodes(plan, inventory, &self.config.driver.root, missing)?)
+    }
+
+    /// What `plan` changes in a bundle.
+    ///
+    /// # Errors
+    ///
+    /// Where this version has no such backend.
+    pub fn edits(
+        &self,
+        plan: &Plan,
+        nodes: Nodes,
+        hooks: Vec<HookCall>,
+    ) -> Result<Edits, AdmissionError> {
+        let uuids: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
+        let mut edits = Edits {
+            env: vec![visible],
+            devices: nodes.devices,
+            binds: nodes.binds,
+            withheld: nodes.withheld,
+            hooks,
+            masked: Vec::new(),
+        };
+        backend::isolation(plan.backend, &self.config.isolation)?.edit(&mut edits);
+        Ok(edits)
     }
 
     fn limits(&self) -> Limits {
@@ -302,6 +328,9 @@ impl Host {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         if let Some(record) = locked.find(from)? {
+            if let Some(before) = locked.find(to)? {
+                self.end(&mut locked, &before)?;
+            }
             locked.put(&Record { key: to.clone(), ..record })?;
             locked.remove(from)?;
         }
@@ -374,20 +403,6 @@ impl Host {
         failpoint("hook-deactivated");
         locked.remove(&record.key)?;
         Ok(())
-    }
-}
-
-/// What `plan` changes in a bundle.
-#[must_use]
-pub fn edits(plan: &Plan, nodes: Nodes, hooks: Vec<HookCall>) -> Edits {
-    let uuids: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-    let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
-    Edits {
-        env: vec![visible],
-        devices: nodes.devices,
-        binds: nodes.binds,
-        withheld: nodes.withheld,
-        hooks,
     }
 }
 

@@ -97,7 +97,9 @@ pub enum HookError {
         source: io::Error,
     },
     /// It is no state.
-    #[error("standard input is not the container's OCI state: {source}; a runtime calls this hook with it")]
+    #[error(
+        "standard input is not the container's OCI state: {source}; a runtime calls this hook with it"
+    )]
     State {
         /// Why.
         #[source]
@@ -157,10 +159,7 @@ pub fn calls(host: &Host, caller: &Caller) -> Result<Vec<HookCall>, AdmissionErr
         let env = vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into()];
         HookCall { stage, path: path.clone(), args, env, timeout_s: TIMEOUT_S }
     };
-    Ok(vec![
-        call(HookStage::CreateRuntime, "createRuntime"),
-        call(HookStage::Poststop, "poststop"),
-    ])
+    Ok(vec![call(HookStage::CreateRuntime, "createRuntime"), call(HookStage::Poststop, "poststop")])
 }
 
 /// Calls the hook of `stage`.
@@ -307,7 +306,7 @@ fn precreate(host: &Host, bytes: &[u8]) -> Result<Vec<u8>, HookError> {
     if bundle.is_privileged() {
         warn!("a container is privileged: it can reach past any isolation");
     }
-    bundle.apply(&admission::edits(&plan, nodes, calls))?;
+    bundle.apply(&host.edits(&plan, nodes, calls)?)?;
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S };
     host.reserve(announced(&token), Path::new(""), plan, holder)?;
     Ok(bundle.to_text().into_bytes())
@@ -323,11 +322,7 @@ fn token() -> String {
 
 /// The words of `cgpu-hook`'s command line as a caller.
 #[must_use]
-pub fn caller(
-    root: Option<String>,
-    id: Option<String>,
-    reservation: Option<String>,
-) -> Caller {
+pub fn caller(root: Option<String>, id: Option<String>, reservation: Option<String>) -> Caller {
     match (root, id, reservation) {
         (Some(root), Some(id), _) => Caller::Wrapper { key: Key { root, id } },
         (_, _, Some(token)) => Caller::Precreate { token },

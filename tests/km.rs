@@ -6,13 +6,14 @@
 #[path = "standin/km.rs"]
 mod km_standin;
 
+use std::cell::RefCell;
 use std::error::Error;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Barrier, Once};
 
 use cgpu::backend::km::{Km, KmError};
 use cgpu::backend::{BackendError, Change, Instance, Isolation, Tenant};
@@ -45,6 +46,7 @@ fn tenant<'a>(short_id: &'a str, plan: &'a Plan) -> Tenant<'a> {
 }
 
 fn km(standin: &StandIn) -> Km {
+    record_logs();
     Km::new(standin.path().to_owned())
 }
 
@@ -72,24 +74,31 @@ fn writes(standin: &StandIn) -> Vec<String> {
 
 /// What is logged on this thread meanwhile.
 fn logged(act: impl FnOnce()) -> String {
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
+    record_logs();
+    LOG.take();
+    act();
+    String::from_utf8(LOG.take()).unwrap()
+}
+
+thread_local! {
+    static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lets each thread have its own log, from one subscriber for all of them: where only
+/// some threads have one, `tracing` may remember of a log line that nobody wants it.
+fn record_logs() {
+    struct Log;
     impl Write for Log {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
+            LOG.with_borrow_mut(|log| log.extend_from_slice(bytes));
             Ok(bytes.len())
         }
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
     }
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber =
-        tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    tracing::subscriber::with_default(subscriber, act);
-    let bytes = log.0.lock().unwrap().clone();
-    String::from_utf8(bytes).unwrap()
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing_subscriber::fmt().with_ansi(false).with_writer(|| Log).init());
 }
 
 // The stand-in itself.
@@ -606,6 +615,18 @@ fn says_that_a_control_word_was_not_understood() {
          log, and whether cgpu knows this version of the module"
     );
     assert_eq!(error.errno(), Some(nix::errno::Errno::EINVAL as i32));
+}
+
+#[test]
+fn leaves_a_policy_that_who_came_since_may_count_on() {
+    let standin = StandIn::mount(&[0, 1]);
+    standin.fail(Fault::IgnoresWrite { gpu: 1, name: "policy" });
+    let path = "1/policy".to_owned();
+    standin.fail(Fault::Arrives { path, gpu: 0, short_id: B.to_owned() });
+    let error = refused(&standin, A, &two_gpus());
+    assert!(matches!(error, KmError::NotTaken { gpu: 1, name: "policy", .. }), "{error}");
+    assert_eq!(standin.instances(0), [B]);
+    assert_eq!(standin.gpu(0, "policy"), 2);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::bundle::Edits;
 use crate::config;
 use crate::plan::{Kind, Plan};
 
@@ -82,6 +83,9 @@ pub trait Isolation: std::fmt::Debug {
     ///
     /// Why not, and what to do.
     fn usable(&self) -> Result<(), BackendError>;
+
+    /// Adds to the edits of a bundle what isolation needs there.
+    fn edit(&self, edits: &mut Edits);
 
     /// Turns isolation on for a container whose processes have not started yet.
     ///

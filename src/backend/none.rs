@@ -7,6 +7,7 @@
 use thiserror::Error;
 
 use super::{BackendError, Capabilities, Change, Instance, Isolation, Tenant};
+use crate::bundle::Edits;
 use crate::plan::Kind;
 
 /// The backend that enforces nothing.
@@ -41,6 +42,8 @@ impl Isolation for Unisolated {
     fn usable(&self) -> Result<(), BackendError> {
         Ok(())
     }
+
+    fn edit(&self, _edits: &mut Edits) {}
 
     fn activate(&self, _tenant: Tenant<'_>) -> Result<(), BackendError> {
         Ok(())

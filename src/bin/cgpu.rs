@@ -1,1 +1,18 @@
-fn main() {}
+//! `cgpu`: set up, inspect and steer. See `cgpu --help`.
+
+use std::io;
+use std::process::ExitCode;
+
+use cgpu::cli::{self, Cli};
+use cgpu::runtime::report;
+use clap::Parser;
+
+fn main() -> ExitCode {
+    match cli::run(Cli::parse(), &mut io::stdout().lock()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}", report::sentence(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}

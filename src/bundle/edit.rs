@@ -19,6 +19,8 @@ pub struct Edits {
     pub withheld: Vec<Withheld>,
     /// Hooks to call besides those that are there.
     pub hooks: Vec<HookCall>,
+    /// Paths that the container must not read or write.
+    pub masked: Vec<String>,
 }
 
 /// A character device.
@@ -100,6 +102,12 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen
     }
     for hook in &edits.hooks {
         append_hook(config, hook)?;
+    }
+    for path in &edits.masked {
+        let masked = list(config, &["linux", "maskedPaths"], "linux.maskedPaths")?;
+        if !masked.iter().any(|old| old == path) {
+            masked.push(path.as_str().into());
+        }
     }
     Ok(*config != before)
 }
@@ -390,6 +398,7 @@ mod tests {
                 env: vec!["PATH=/usr/bin".into()],
                 timeout_s: 10,
             }],
+            masked: vec!["/proc/cgpu_km".into()],
         }
     }
 
@@ -404,6 +413,7 @@ mod tests {
     #[test]
     fn a_bare_bundle_gets_everything_it_lacks() {
         let config = applied(json!({"process": {"args": ["sh"]}, "x": 1.50}));
+        assert_eq!(config["linux"]["maskedPaths"], json!(["/proc/cgpu_km"]));
         assert_eq!(config["process"]["env"], json!(["NVIDIA_VISIBLE_DEVICES=GPU-a"]));
         assert_eq!(
             config["linux"]["devices"][1],

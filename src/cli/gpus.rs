@@ -7,20 +7,13 @@ use anyhow::Result;
 use crate::inventory::{Gpu, GpuState, Inventory, Settings, cached, probe, refresh};
 use crate::units::bytes_to_mib;
 
+use super::Format;
+use super::table::{aligned, or_dash, printable};
+
 const HEADER: [&str; 7] = ["INDEX", "UUID", "MINOR", "BUS ID", "MEMORY (MiB)", "STATE", "NAME"];
 
 /// The column of numbers people compare.
 const MEMORY_COLUMN: usize = 4;
-
-/// How to print.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Format {
-    /// For people.
-    #[default]
-    Text,
-    /// For programs.
-    Json,
-}
 
 /// Prints the GPUs to `out`: the cached ones, or the driver's where `refresh_cache` asks
 /// for them (then they are cached) or nothing is cached (then they aren't).
@@ -59,24 +52,7 @@ fn table(inventory: &Inventory) -> String {
         rows.push(gpu_row(gpu));
         rows.extend(mig_rows(gpu));
     }
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: [usize; HEADER.len()] =
-        std::array::from_fn(|column| width(column).unwrap_or_default());
-    let mut table = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (column, (text, width)) in row.iter().zip(widths).enumerate() {
-            let cell = if column == MEMORY_COLUMN {
-                format!("{text:>width$}  ")
-            } else {
-                format!("{text:<width$}  ")
-            };
-            line.push_str(&cell);
-        }
-        table.push_str(line.trim_end());
-        table.push('\n');
-    }
-    table
+    aligned(&rows, &[MEMORY_COLUMN])
 }
 
 fn gpu_row(gpu: &Gpu) -> [String; HEADER.len()] {
@@ -109,19 +85,6 @@ fn mig_rows(gpu: &Gpu) -> impl Iterator<Item = [String; HEADER.len()]> {
             "MIG device".to_owned(),
         ]
     })
-}
-
-fn or_dash(text: String) -> String {
-    if text.is_empty() { "-".to_owned() } else { text }
-}
-
-/// `text` with all that could move a cursor or hide something written out.
-fn printable(text: &str) -> String {
-    text.chars().map(escape).collect()
-}
-
-fn escape(c: char) -> String {
-    if matches!(c, '"' | '\'') { c.to_string() } else { c.escape_debug().to_string() }
 }
 
 #[cfg(test)]

@@ -38,7 +38,9 @@ pub enum RuntimeError {
     #[error(transparent)]
     Admission(#[from] AdmissionError),
     /// The id can't be told from the other words.
-    #[error("cannot tell the container's id from the arguments, and it asks for GPUs; give the id as the last argument")]
+    #[error(
+        "cannot tell the container's id from the arguments, and it asks for GPUs; give the id as the last argument"
+    )]
     NoId,
     /// We can't see when we were started.
     #[error("cannot read /proc/self/stat; mount /proc")]
@@ -138,7 +140,7 @@ fn prepare(
         warn!(id, "this container is privileged: it can reach past any isolation");
     }
     let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
-    let edits = crate::admission::edits(&plan, nodes, calls);
+    let edits = host.edits(&plan, nodes, calls)?;
     let changed = bundle.apply(&edits)?;
     host.reserve(key.clone(), bundle.dir(), plan, Holder::Reserved { by })?;
     let reserved = Reserved { host, key };

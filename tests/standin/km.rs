@@ -65,6 +65,8 @@ pub(crate) enum Fault {
     DestroysNothing,
     /// Destroying fails with EIO.
     DestroyFails,
+    /// Just before a write to the file at this path takes, someone else makes an instance.
+    Arrives { path: String, gpu: u32, short_id: String },
     /// Reading the file at this path of the tree fails with EIO.
     ReadFails { path: String },
     /// The file at this path of the tree reads so.
@@ -353,7 +355,14 @@ impl Module {
     }
 
     fn write(&mut self, node: &Node, bytes: &[u8]) -> Result<(), Errno> {
-        self.writes.push((self.path(node), String::from_utf8_lossy(bytes).into_owned()));
+        let here = self.path(node);
+        for fault in self.faults.clone() {
+            match fault {
+                Fault::Arrives { path, gpu, short_id } if path == here => self.make(gpu, &short_id),
+                _ => {}
+            }
+        }
+        self.writes.push((here, String::from_utf8_lossy(bytes).into_owned()));
         let number = std::str::from_utf8(bytes).ok().and_then(|text| text.trim().parse().ok());
         match node {
             Node::RootFile("inst_ctl") => self.control(bytes),

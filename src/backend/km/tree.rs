@@ -42,6 +42,10 @@ impl Tree {
     }
 
     /// That the module is loaded.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
     pub(super) fn loaded(&self) -> Result<(), KmError> {
         for path in [self.root.clone(), self.control()] {
             if !exists(&path)? {

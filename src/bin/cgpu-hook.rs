@@ -1,0 +1,53 @@
+//! `cgpu-hook`: the OCI hook. It gets the container's state on standard input.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use cgpu::admission::Host;
+use cgpu::hook::{self, HookError, Stage};
+use cgpu::runtime::report;
+use clap::Parser;
+
+/// Turns a container's GPU isolation on and off, as an OCI hook.
+///
+/// Standard input: the container's OCI state; for precreate its configuration, which
+/// comes back edited on standard output.
+#[derive(Debug, Parser)]
+#[command(name = "cgpu-hook", version)]
+struct Hook {
+    /// When it is called.
+    #[arg(value_enum)]
+    stage: Stage,
+    /// The configuration [default: $CGPU_CONFIG, else /etc/cgpu/config.toml].
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The runtime's root; set by cgpu-runtime.
+    #[arg(long, requires = "id")]
+    root: Option<String>,
+    /// The container's id; set by cgpu-runtime.
+    #[arg(long, requires = "root", allow_hyphen_values = true)]
+    id: Option<String>,
+    /// The reservation; set by precreate.
+    #[arg(long, conflicts_with = "id")]
+    reservation: Option<String>,
+}
+
+fn run(args: Hook) -> Result<(), HookError> {
+    let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
+    let caller = hook::caller(args.root, args.id, args.reservation);
+    hook::run(&host, args.stage, &caller, &mut io::stdin(), &mut io::stdout())
+}
+
+fn main() -> ExitCode {
+    let args = Hook::parse();
+    let stage = args.stage;
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}", report::sentence(&error));
+            // A poststop hook that fails keeps the runtime from calling the others.
+            if stage == Stage::Poststop { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+    }
+}

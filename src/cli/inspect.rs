@@ -1,0 +1,73 @@
+//! `cgpu inspect`: what a create of a bundle would do, without doing it.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::Format;
+use super::table::{aligned, printable};
+use crate::admission::{self, Host};
+use crate::bundle::Bundle;
+use crate::inventory;
+use crate::plan::Plan;
+use crate::units::bytes_to_mib;
+
+/// Prints the plan for the bundle in `dir`, or why there is none.
+///
+/// # Errors
+///
+/// Where the create would be refused, with its reason.
+pub fn run(host: &Host, dir: &Path, format: Format, out: &mut dyn Write) -> Result<()> {
+    let bundle = Bundle::load(dir, Path::new("config.json"))?;
+    let request = host.request(&bundle)?;
+    let reason = request.not_in_effect(&host.config.rules());
+    let plan = match reason {
+        Some(_) => None,
+        None => {
+            admission::require_root()?;
+            // Unlike a create it leaves no cache behind.
+            let settings = host.inventory_settings();
+            let inventory = match inventory::cached(&settings)? {
+                Some(inventory) => inventory,
+                None => inventory::probe(&settings)?,
+            };
+            let plan = host.plan(&request, &inventory)?;
+            host.nodes(&plan, &inventory)?;
+            host.would_admit(&plan, bundle.dir())?;
+            Some(plan)
+        }
+    };
+    match (format, &plan, &reason) {
+        (Format::Json, ..) => {
+            serde_json::to_writer_pretty(&mut *out, &json!({"plan": plan, "reason": reason}))?;
+            writeln!(out)?;
+        }
+        (Format::Text, Some(plan), _) => out.write_all(text(plan).as_bytes())?,
+        (Format::Text, None, reason) => {
+            writeln!(out, "not in effect: {}", reason.as_deref().unwrap_or_default())?;
+        }
+    }
+    Ok(out.flush()?)
+}
+
+fn text(plan: &Plan) -> String {
+    let mut rows = vec![["GPU", "UUID", "LIMIT (MiB)", "TOTAL (MiB)"].map(str::to_owned)];
+    for gpu in &plan.gpus {
+        let limit = gpu.memory_limit_bytes.map(|bytes| bytes_to_mib(bytes).to_string());
+        rows.push([
+            gpu.index.to_string(),
+            printable(&gpu.uuid),
+            limit.unwrap_or_else(|| "whole".to_owned()),
+            bytes_to_mib(gpu.memory_total_bytes).to_string(),
+        ]);
+    }
+    let priority = if plan.high_priority { "high" } else { "normal" };
+    format!(
+        "backend {}, weight {}, priority {priority}\n{}",
+        plan.backend,
+        plan.weight,
+        aligned(&rows, &[2, 3])
+    )
+}

@@ -1,0 +1,110 @@
+//! `cgpu ps`: the registered containers.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::Format;
+use super::table::{aligned, or_dash, printable};
+use crate::admission::Host;
+use crate::backend;
+use crate::plan::{Kind, PlannedGpu};
+use crate::registry::Record;
+use crate::units::bytes_to_mib;
+
+/// A container as `--format json` prints it.
+#[derive(Debug, Serialize)]
+struct Container<'a> {
+    id: &'a str,
+    root: &'a str,
+    backend: Kind,
+    state: &'static str,
+    pid: Option<i32>,
+    gpus: Vec<UsedGpu<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct UsedGpu<'a> {
+    #[serde(flatten)]
+    gpu: &'a PlannedGpu,
+    memory_used_bytes: Option<u64>,
+}
+
+/// Memory in use by short id and GPU index.
+type Usage = HashMap<(String, u32), u64>;
+
+/// Prints the containers that are registered and not gone.
+///
+/// # Errors
+///
+/// Where the registry can't be read.
+pub fn run(host: &Host, format: Format, out: &mut dyn Write) -> Result<()> {
+    let registry = host.registry()?;
+    let mut records = registry.records()?;
+    records.retain(|record| !registry.is_stale(record));
+    let usage = usage(host, &records);
+    let containers: Vec<Container<'_>> =
+        records.iter().map(|record| container(record, &usage)).collect();
+    match format {
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut *out, &containers)?;
+            writeln!(out)?;
+        }
+        Format::Text => out.write_all(table(&containers).as_bytes())?,
+    }
+    Ok(out.flush()?)
+}
+
+/// What the backends know; one that can't tell leaves its containers unknown.
+fn usage(host: &Host, records: &[Record]) -> Usage {
+    let mut kinds: Vec<Kind> = records.iter().map(|record| record.plan.backend).collect();
+    kinds.dedup();
+    let lists = kinds
+        .into_iter()
+        .filter_map(|kind| backend::isolation(kind, &host.config.isolation).ok()?.list().ok());
+    lists
+        .flatten()
+        .filter_map(|found| Some(((found.short_id, found.gpu_index), found.memory_used_bytes?)))
+        .collect()
+}
+
+fn container<'a>(record: &'a Record, usage: &Usage) -> Container<'a> {
+    let used = |gpu: &PlannedGpu| usage.get(&(record.short_id.clone(), gpu.index)).copied();
+    let gpus = record.plan.gpus.iter();
+    Container {
+        id: &record.key.id,
+        root: &record.key.root,
+        backend: record.plan.backend,
+        state: record.holder.state(),
+        pid: record.holder.process().map(|process| process.pid),
+        gpus: gpus.map(|gpu| UsedGpu { gpu, memory_used_bytes: used(gpu) }).collect(),
+    }
+}
+
+const HEADER: [&str; 8] =
+    ["CONTAINER", "GPU", "USED (MiB)", "LIMIT (MiB)", "STATE", "PID", "BACKEND", "ROOT"];
+
+fn table(containers: &[Container<'_>]) -> String {
+    let mib = |bytes: Option<u64>, unknown: &str| match bytes {
+        Some(bytes) => bytes_to_mib(bytes).to_string(),
+        None => unknown.to_owned(),
+    };
+    let mut rows = vec![HEADER.map(str::to_owned)];
+    for container in containers {
+        for used in &container.gpus {
+            rows.push([
+                printable(container.id.get(..12).unwrap_or(container.id)),
+                used.gpu.index.to_string(),
+                mib(used.memory_used_bytes, "-"),
+                mib(used.gpu.memory_limit_bytes, "whole"),
+                container.state.to_owned(),
+                or_dash(container.pid.map(|pid| pid.to_string()).unwrap_or_default()),
+                container.backend.to_string(),
+                printable(container.root),
+            ]);
+        }
+    }
+    aligned(&rows, &[2, 3, 5])
+}
