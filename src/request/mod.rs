@@ -29,6 +29,11 @@ use quota::{Ask, Off};
 /// How the device plugin's value begins where the scheduler found no GPU.
 const NO_GPU_FOUND: &str = "no-gpu-has-";
 
+/// The annotations by which containerd and CRI-O mark a pod's sandbox (the "pause"
+/// container). It carries the pod's annotations and uses no GPU.
+const SANDBOX: [&str; 2] =
+    ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"];
+
 /// Who may ask for GPUs: the configuration's `trust_env` and `trust_annotations`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trust {
@@ -74,6 +79,17 @@ pub fn read<'a>(
     trust: Trust,
 ) -> Result<Request, RequestError> {
     let annotations: Vec<_> = annotations.into_iter().collect();
+    if let Some(sandbox) = SANDBOX.iter().find_map(|name| annotation(&annotations, name))
+        && sandbox.value == "sandbox"
+    {
+        let selections = Selections { aliyun: None, nvidia: None, annotation: None };
+        return Ok(Request {
+            quotas: Vec::new(),
+            off: vec![Off::Sandbox(sandbox)],
+            selections,
+            trust,
+        });
+    }
     let in_env = |name| variable(env, name).filter(|_| trust.env);
     let in_annotations = |name| annotation(&annotations, name).filter(|_| trust.annotations);
 
@@ -244,6 +260,22 @@ mod tests {
         match &request.quotas[..] {
             [quota] => quota,
             quotas => panic!("one quota expected, not {quotas:?}"),
+        }
+    }
+
+    #[test]
+    fn a_pods_sandbox_asks_for_nothing_whatever_the_pod_is_annotated_with() {
+        let trust = Trust { env: true, annotations: true };
+        for (name, kind, off) in [
+            ("io.kubernetes.cri.container-type", "sandbox", true),
+            ("io.kubernetes.cri-o.ContainerType", "sandbox", true),
+            ("io.kubernetes.cri.container-type", "container", false),
+        ] {
+            let annotations = [(name, kind), ("aliyun.com/gpu-mem-container", "6")];
+            let request = read(&["NVIDIA_VISIBLE_DEVICES=all"], annotations, trust).unwrap();
+            let rules = Rules { exclusive: true, require_quota: true, max_inst: 20 };
+            let reason = request.not_in_effect(&rules);
+            assert_eq!(reason.is_some(), off, "{name} {kind}: {reason:?}");
         }
     }
 

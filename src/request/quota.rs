@@ -78,6 +78,8 @@ pub(super) enum Off {
     Zero(Setting),
     /// It says so.
     Disabled(Setting),
+    /// The annotations are a pod's, and this is not one of its containers.
+    Sandbox(Setting),
 }
 
 impl fmt::Display for Off {
@@ -89,6 +91,7 @@ impl fmt::Display for Off {
                 write!(f, "{memory} contains a zero")
             }
             Off::Zero(setting) | Off::Disabled(setting) => write!(f, "{setting}"),
+            Off::Sandbox(setting) => write!(f, "{setting}: a pod's sandbox uses no GPU"),
         }
     }
 }
