@@ -161,3 +161,9 @@ fn contents(mut file: File) -> String {
         .expect("a temporary file can be read");
     String::from_utf8_lossy(&bytes).into_owned()
 }
+
+/// The end of a log, which is where an engine says why it gave up.
+pub(super) fn last_lines(log: &str, count: usize) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}

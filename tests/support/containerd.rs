@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use super::command::last_lines;
 use super::image::PAUSE;
 use super::{
     Cri, IMAGE, Image, Outcome, PATIENCE, Scratch, prerequisites, program, run_with_timeout,
@@ -177,7 +178,11 @@ impl Containerd {
         let socket = socket(self.scratch.path());
         let up =
             wait_until(STARTING, || socket.exists() && self.call(&["version"]).status.success());
-        assert!(up, "containerd did not answer within {STARTING:?}; its log:\n{}", self.log());
+        assert!(
+            up,
+            "containerd did not answer within {STARTING:?}; the end of its log:\n{}",
+            last_lines(&self.log(), 30)
+        );
     }
 }
 

@@ -164,7 +164,8 @@ fn client() -> &'static PathBuf {
             "--message-format",
             "json-render-diagnostics",
         ]);
-        let built = run_with_timeout(&mut cargo, BUILDING).ok();
+        let built = run_with_timeout(&mut cargo, BUILDING);
+        assert!(built.status.success(), "the package cri can't be built:\n{}", built.stderr);
         let messages =
             built.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let program =

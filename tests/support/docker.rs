@@ -14,6 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
+use super::command::last_lines;
 use super::{
     IMAGE, Image, Outcome, PATIENCE, Scratch, prerequisites, program, run_with_timeout, wait_until,
 };
@@ -186,9 +187,10 @@ impl Docker {
     pub fn restart(&mut self, how: Restart) {
         match how {
             Restart::Graceful => self.terminate(),
-            Restart::Killed => drop(self.daemon.kill()),
+            Restart::Killed => self.daemon.kill().expect("dockerd is our child and not reaped yet"),
         }
         self.daemon.wait().expect("dockerd is our child");
+        self.wait_for_the_end_of_its_containerd();
         self.daemon = spawn(&self.scratch, &self.environment);
         self.wait_until_it_answers();
     }
@@ -198,18 +200,41 @@ impl Docker {
         fs::read_to_string(log_path(&self.scratch)).unwrap_or_default()
     }
 
+    fn end_of_log(&self) -> String {
+        last_lines(&self.log(), 30)
+    }
+
     fn terminate(&mut self) {
         let pid = Pid::from_raw(self.daemon.id().cast_signed());
         kill(pid, Signal::SIGTERM).expect("dockerd is our child and not reaped yet");
         let ended = wait_until(STARTING, || matches!(self.daemon.try_wait(), Ok(Some(_))));
-        assert!(ended, "dockerd ignored SIGTERM for {STARTING:?}; its log:\n{}", self.log());
+        assert!(
+            ended,
+            "dockerd ignored SIGTERM for {STARTING:?}; the end of its log:\n{}",
+            self.end_of_log()
+        );
+    }
+
+    /// dockerd's containerd dies with it, a moment later. A dockerd that starts in that moment, or finds a zombie, takes
+    /// containerd for alive and waits in vain for its socket.
+    fn wait_for_the_end_of_its_containerd(&self) {
+        let pid_file = self.scratch.path().join("exec/containerd/containerd.pid");
+        let Ok(pid) = fs::read_to_string(&pid_file) else { return };
+        let command_line = PathBuf::from(format!("/proc/{}/cmdline", pid.trim()));
+        let ended = wait_until(STARTING, || fs::read(&command_line).unwrap_or_default().is_empty());
+        assert!(ended, "dockerd's containerd, process {pid}, has outlived it by {STARTING:?}");
+        fs::remove_file(pid_file).expect("a file can be removed from a scratch");
     }
 
     fn wait_until_it_answers(&self) {
         let socket = self.scratch.path().join("docker.sock");
         let up =
             wait_until(STARTING, || socket.exists() && self.call(&["version"]).status.success());
-        assert!(up, "dockerd did not answer within {STARTING:?}; its log:\n{}", self.log());
+        assert!(
+            up,
+            "dockerd did not answer within {STARTING:?}; the end of its log:\n{}",
+            self.end_of_log()
+        );
     }
 }
 

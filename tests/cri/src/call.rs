@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use http::uri::PathAndQuery;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tonic::client::Grpc;
-use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
 use tonic_prost::ProstCodec;
 
