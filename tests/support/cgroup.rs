@@ -1,6 +1,7 @@
 //! The cgroups of one scratch: in every mounted hierarchy, the tree of its name.
 //!
-//! Knows both versions: on v1 and hybrid machines each controller has its own hierarchy, on v2 there is one.
+//! Knows both versions: on v1 and hybrid machines each controller has its own hierarchy, on v2
+//! there is one.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
 //! Running a program to its end, but not for ever.
 //!
-//! Every command of the harness goes through here. Output is collected in unnamed files, never in pipes: a detached
-//! container inherits the standard streams of its `runc create`, and would hold a pipe open long after runc is gone.
-//! A command that outlives its time is killed with its whole process group, and the panic shows what it had said.
+//! Every command of the harness goes through here. Output is collected in unnamed files, never in
+//! pipes: a detached container inherits the standard streams of its `runc create`, and would hold a
+//! pipe open long after runc is gone. A command that outlives its time is killed with its whole
+//! process group, and the panic shows what it had said.
 
 use std::fmt;
 use std::fs::File;
@@ -82,7 +83,8 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Runs `command` with empty standard input and waits for its end; kills its process group and panics after `limit`.
+/// Runs `command` with empty standard input and waits for its end; kills its process group and
+/// panics after `limit`.
 ///
 /// What it left running in the background is not waited for.
 #[must_use]

@@ -1,8 +1,9 @@
-//! containerd, with roots and socket of its own, through its client `ctr` and through its CRI plugin.
+//! containerd, with roots and socket of its own, through its client `ctr` and through its CRI
+//! plugin.
 //!
-//! The CRI plugin knows the runtime handlers `runc`, `crun` and `cgpu`; the last is whatever the test names. Pods use the
-//! host's network, so no CNI plugin is needed; `restrict_oom_score_adj` because a sandbox may not lower it; pod annotations
-//! `aliyun.com/*` reach the runtime.
+//! The CRI plugin knows the runtime handlers `runc`, `crun` and `cgpu`; the last is whatever the
+//! test names. Pods use the host's network, so no CNI plugin is needed; `restrict_oom_score_adj`
+//! because a sandbox may not lower it; pod annotations `aliyun.com/*` reach the runtime.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -44,7 +45,8 @@ impl Builder {
         self
     }
 
-    /// Starts containerd, waits until it answers, and loads [`IMAGE`] and the image of pod sandboxes.
+    /// Starts containerd, waits until it answers, and loads [`IMAGE`] and the image of pod
+    /// sandboxes.
     pub fn start(self) -> Containerd {
         let scratch = Scratch::new();
         let crun = scratch.crun_program();

@@ -1,7 +1,8 @@
 //! The container runtime interface, as Kubernetes would call it.
 //!
-//! gRPC is left to the program `cri` of the workspace (`tests/cri`), which is built when first needed; this file knows the
-//! messages a test needs. Messages are JSON, with the names of `runtime.v1`'s fields; a test edits them as it likes.
+//! gRPC is left to the program `cri` of the workspace (`tests/cri`), which is built when first
+//! needed; this file knows the messages a test needs. Messages are JSON, with the names of
+//! `runtime.v1`'s fields; a test edits them as it likes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -42,7 +43,8 @@ impl<'engine> Cri<'engine> {
         Self { scratch, socket }
     }
 
-    /// One call: a verb of the `cri` program, its request, its outcome with the response on standard output.
+    /// One call: a verb of the `cri` program, its request, its outcome with the response on
+    /// standard output.
     #[must_use]
     #[track_caller]
     pub fn call(&self, verb: &str, request: &Value) -> Outcome {
@@ -54,7 +56,8 @@ impl<'engine> Cri<'engine> {
         )
     }
 
-    /// A pod on the host's network, with its logs and cgroups in the scratch. Annotations go to `["annotations"]`.
+    /// A pod on the host's network, with its logs and cgroups in the scratch. Annotations go to
+    /// `["annotations"]`.
     pub fn pod_config(&self, name: &str) -> Value {
         json!({
             "metadata": {"name": name, "uid": name, "namespace": "default", "attempt": 0},
@@ -67,7 +70,8 @@ impl<'engine> Cri<'engine> {
         })
     }
 
-    /// A container of [`IMAGE`] that sleeps. Variables go to `["envs"]`, as `{"key": …, "value": …}`.
+    /// A container of [`IMAGE`] that sleeps. Variables go to `["envs"]`, as `{"key": …, "value":
+    /// …}`.
     pub fn container_config(&self, name: &str) -> Value {
         json!({
             "metadata": {"name": name, "attempt": 0},
@@ -110,10 +114,12 @@ impl<'engine> Cri<'engine> {
         Executed { code, stdout: text(&response, "stdout"), stderr: text(&response, "stderr") }
     }
 
-    /// The container's status, such as `["state"]` (0 created, 1 running, 2 exited) and `["exit_code"]`.
+    /// The container's status, such as `["state"]` (0 created, 1 running, 2 exited) and
+    /// `["exit_code"]`.
     #[track_caller]
     pub fn status(&self, container_id: &str) -> Value {
-        self.call("status", &json!({"container_id": container_id, "verbose": false})).ok().json()["status"].clone()
+        let request = json!({"container_id": container_id, "verbose": false});
+        self.call("status", &request).ok().json()["status"].take()
     }
 
     /// Stops a container at once, without a period of grace.
@@ -138,7 +144,8 @@ impl<'engine> Cri<'engine> {
         self.call("remove-pod", &json!({"pod_sandbox_id": pod_id}))
     }
 
-    /// What a container has written so far, each line with the CRI's time, stream and tag before it.
+    /// What a container has written so far, each line with the CRI's time, stream and tag before
+    /// it.
     pub fn logs(&self, pod: &Value, container: &Value) -> String {
         let directory = PathBuf::from(text(pod, "log_directory"));
         fs::read_to_string(directory.join(text(container, "log_path"))).unwrap_or_default()
@@ -166,10 +173,10 @@ fn client() -> &'static PathBuf {
         ]);
         let built = run_with_timeout(&mut cargo, BUILDING);
         assert!(built.status.success(), "the package cri can't be built:\n{}", built.stderr);
-        let messages =
-            built.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let program =
-            messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last();
-        program.expect("cargo names the program it has built")
+        let executable = |line: &str| {
+            let message: Value = serde_json::from_str(line).ok()?;
+            message["executable"].as_str().map(PathBuf::from)
+        };
+        built.stdout.lines().find_map(executable).expect("cargo names the program it has built")
     })
 }

@@ -1,9 +1,11 @@
 //! dockerd, with roots, socket and containerd of its own.
 //!
-//! It knows the runtimes `runc`, `crun` and `cgpu`; the last is whatever the test names. No bridge and no iptables: test
-//! containers have no network. Cgroups are made by dockerd itself (`cgroupfs`), below the scratch's, on every machine.
+//! It knows the runtimes `runc`, `crun` and `cgpu`; the last is whatever the test names. No bridge
+//! and no iptables: test containers have no network. Cgroups are made by dockerd itself
+//! (`cgroupfs`), below the scratch's, on every machine.
 //!
-//! What it can't be talked out of, all of it harmless: the empty directories `/run/docker/plugins` and `/opt/containerd`.
+//! What it can't be talked out of, all of it harmless: the empty directories `/run/docker/plugins`
+//! and `/opt/containerd`.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -215,8 +217,8 @@ impl Docker {
         );
     }
 
-    /// dockerd's containerd dies with it, a moment later. A dockerd that starts in that moment, or finds a zombie, takes
-    /// containerd for alive and waits in vain for its socket.
+    /// dockerd's containerd dies with it, a moment later. A dockerd that starts in that moment, or
+    /// finds a zombie, takes containerd for alive and waits in vain for its socket.
     fn wait_for_the_end_of_its_containerd(&self) {
         let pid_file = self.scratch.path().join("exec/containerd/containerd.pid");
         let Ok(pid) = fs::read_to_string(&pid_file) else { return };
@@ -239,7 +241,8 @@ impl Docker {
 }
 
 impl Drop for Docker {
-    /// Ends the daemon the hard way; the scratch takes containerd, shims, containers and mounts with it.
+    /// Ends the daemon the hard way; the scratch takes containerd, shims, containers and mounts
+    /// with it.
     fn drop(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();

@@ -1,4 +1,5 @@
-//! Images made here, because none can be pulled: one layer of busybox and whatever environment a test bakes in.
+//! Images made here, because none can be pulled: one layer of busybox and whatever environment a
+//! test bakes in.
 //!
 //! The archive has the layout of `docker save`, which docker, containerd and podman all load.
 

@@ -7,13 +7,15 @@
 //! docker.run(&["--rm", "--runtime=cgpu", IMAGE, "env"]).ok();
 //! ```
 //!
-//! Everything an engine makes lies in its [`Scratch`] directory or carries that directory's name: sockets, roots, bundles,
-//! cgroups, an environment variable. Dropping the scratch kills, unmounts and removes whatever carries the name, and the
-//! [`warden`] does the same when the test binary ends in any other way. So an engine may also live in a static and serve a
-//! whole test binary: `static DOCKER: LazyLock<Docker> = LazyLock::new(|| Docker::builder().start());`.
+//! Everything an engine makes lies in its [`Scratch`] directory or carries that directory's name:
+//! sockets, roots, bundles, cgroups, an environment variable. Dropping the scratch kills, unmounts
+//! and removes whatever carries the name, and the [`warden`] does the same when the test binary
+//! ends in any other way. So an engine may also live in a static and serve a whole test binary:
+//! `static DOCKER: LazyLock<Docker> = LazyLock::new(|| Docker::builder().start());`.
 //!
-//! This module must know nothing of cgpu: a test passes the path of the runtime to wrap. It never touches the engines that
-//! the machine itself may run, and it never skips: without its [`prerequisites`] it panics and says what to install.
+//! This module must know nothing of cgpu: a test passes the path of the runtime to wrap. It never
+//! touches the engines that the machine itself may run, and it never skips: without its
+//! [`prerequisites`] it panics and says what to install.
 
 #![allow(dead_code, unused_imports, reason = "every test binary uses another part of the harness")]
 #![allow(
@@ -50,7 +52,8 @@ use std::time::{Duration, Instant};
 /// How long one command of an engine may take before it is killed and the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks `condition` every few milliseconds until it holds, at most for `limit`; says whether it held.
+/// Asks `condition` every few milliseconds until it holds, at most for `limit`; says whether it
+/// held.
 pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {

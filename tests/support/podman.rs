@@ -1,7 +1,8 @@
 //! podman, which has no daemon: a configuration of its own and private roots are enough.
 //!
-//! Its defaults reach outside in four places, each closed by `containers.conf`: locks in `/dev/shm`, networks in
-//! `/etc/cni`, events in the journal, limits that a sandbox may not raise. Cgroups are podman's own doing (`cgroupfs`).
+//! Its defaults reach outside in four places, each closed by `containers.conf`: locks in
+//! `/dev/shm`, networks in `/etc/cni`, events in the journal, limits that a sandbox may not raise.
+//! Cgroups are podman's own doing (`cgroupfs`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -71,7 +72,8 @@ impl Podman {
         &self.scratch
     }
 
-    /// From now on `--runtime` names another program: a podman is dear to make, since it loads an image.
+    /// From now on `--runtime` names another program: a podman is dear to make, since it loads an
+    /// image.
     pub fn use_runtime(&mut self, path: impl Into<PathBuf>) {
         self.runtime = path.into();
     }
@@ -102,7 +104,8 @@ impl Podman {
         run_with_timeout(self.command().args(args), PATIENCE)
     }
 
-    /// `podman run --network none --cgroup-parent … ARGS`; name [`IMAGE`], or `--rootfs` and a directory.
+    /// `podman run --network none --cgroup-parent … ARGS`; name [`IMAGE`], or `--rootfs` and a
+    /// directory.
     #[must_use]
     #[track_caller]
     pub fn run(&self, args: &[&str]) -> Outcome {

@@ -1,7 +1,8 @@
 //! What must be installed before an engine can be started, and how to say that it isn't.
 //!
-//! The packages themselves are listed in `tests/packages.txt`; this file knows programs. It looks in the machine's own
-//! program directories before `PATH`, because a `docker` put in front of the distribution's may be a script around it.
+//! The packages themselves are listed in `tests/packages.txt`; this file knows programs. It looks
+//! in the machine's own program directories before `PATH`, because a `docker` put in front of the
+//! distribution's may be a script around it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -29,7 +30,8 @@ const PROGRAMS: &[(&str, &str)] = &[
 /// Directories searched before `PATH`.
 const DIRECTORIES: &[&str] = &["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// Panics unless everything the engines need is there, naming all that is missing; looks once per test binary.
+/// Panics unless everything the engines need is there, naming all that is missing; looks once per
+/// test binary.
 pub fn prerequisites() {
     static MISSING: OnceLock<Option<String>> = OnceLock::new();
     if let Some(complaint) = MISSING.get_or_init(complaint) {
@@ -48,7 +50,11 @@ pub fn program(name: &str) -> PathBuf {
 
 fn complaint() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
-        return Some("these tests start container engines and must be run as root; `make unit` needs no privilege".into());
+        return Some(
+            "these tests start container engines and must be run as root; `make unit` needs no \
+             privilege"
+                .to_owned(),
+        );
     }
     let mut missing: Vec<String> = PROGRAMS
         .iter()

@@ -1,9 +1,10 @@
 //! An OCI runtime called as engines call it, without an engine.
 //!
-//! The same methods drive bare runc, crun and any wrapper of theirs, so a test can put one bundle through two of them and
-//! compare. State lies in the scratch, one root for each program, never in `/run/runc`.
+//! The same methods drive bare runc, crun and any wrapper of theirs, so a test can put one bundle
+//! through two of them and compare. State lies in the scratch, one root for each program, never in
+//! `/run/runc`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Bundle, Outcome, PATIENCE, Scratch, run_with_timeout};
@@ -29,7 +30,7 @@ impl<'scratch> Runtime<'scratch> {
     }
 
     /// The program.
-    pub fn program(&self) -> &PathBuf {
+    pub fn program(&self) -> &Path {
         &self.program
     }
 
@@ -66,7 +67,8 @@ impl<'scratch> Runtime<'scratch> {
         )
     }
 
-    /// Creates the container as an engine would: from the bundle's directory, with log and pid file in it.
+    /// Creates the container as an engine would: from the bundle's directory, with log and pid file
+    /// in it.
     #[must_use]
     #[track_caller]
     pub fn create(&self, bundle: &Bundle) -> Outcome {

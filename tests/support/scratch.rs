@@ -1,7 +1,8 @@
 //! A test's own directory, and what every test puts into one: a root file system, a bundle.
 //!
-//! The path is short, because Unix sockets below it must fit 107 bytes, and its last component is unique on this machine:
-//! that name marks everything that belongs to the scratch (see [`Traces`](super::Traces)).
+//! The path is short, because Unix sockets below it must fit 107 bytes, and its last component is
+//! unique on this machine: that name marks everything that belongs to the scratch (see
+//! [`Traces`](super::Traces)).
 
 use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
@@ -31,6 +32,13 @@ const APPLETS: &[&str] = &[
 /// Empty directories of a root file system.
 const DIRECTORIES: &[&str] =
     &["dev", "etc", "lib", "mnt", "proc", "root", "run", "sys", "tmp", "usr/bin", "usr/lib", "var"];
+
+/// crun for hybrid cgroups; see [`Scratch::crun_program`].
+const CRUN_SCRIPT: &str = r#"#!/bin/sh
+exec UNSHARE --mount --propagation unchanged sh -c '
+    MOUNT -t cgroup2 cgroup2 /sys/fs/cgroup && exec CRUN --cgroup-manager=disabled "$@"
+' crun "$@"
+"#;
 
 /// A directory that takes everything with it: processes, mounts and cgroups that carry its name.
 #[derive(Debug)]
@@ -69,12 +77,14 @@ impl Scratch {
         &self.path
     }
 
-    /// The cgroup below which everything of this scratch belongs, as engines and bundles want it: `/cgpu-test-…`.
+    /// The cgroup below which everything of this scratch belongs, as engines and bundles want it:
+    /// `/cgpu-test-…`.
     pub fn cgroup(&self) -> String {
         format!("/{}", self.path.file_name().expect("a scratch has a name").to_string_lossy())
     }
 
-    /// A command that runs in this directory and carries its name; `name` is a path, or looked up as an installed program.
+    /// A command that runs in this directory and carries its name; `name` is a path, or looked up
+    /// as an installed program.
     pub fn command(&self, name: impl AsRef<Path>) -> Command {
         let name = name.as_ref();
         let path =
@@ -114,13 +124,15 @@ impl Scratch {
 
     /// Copies a file that is going to be executed.
     ///
-    /// By a process of its own: were the copy open for writing in this one, a thread that forks just then would pass the
-    /// descriptor to its child for a moment, and executing the copy would fail ("text file busy").
+    /// By a process of its own: were the copy open for writing in this one, a thread that forks
+    /// just then would pass the descriptor to its child for a moment, and executing the copy would
+    /// fail ("text file busy").
     fn copy_program(&self, from: &Path, to: &Path) {
         run_with_timeout(self.command("cp").arg(from).arg(to), PATIENCE).ok();
     }
 
-    /// Makes a root file system in the directory `name`: static busybox, links to its applets, the usual directories.
+    /// Makes a root file system in the directory `name`: static busybox, links to its applets, the
+    /// usual directories.
     pub fn rootfs(&self, name: &str) -> PathBuf {
         let root = self.directory(name);
         for directory in DIRECTORIES {
@@ -134,10 +146,11 @@ impl Scratch {
         root
     }
 
-    /// Makes a bundle in the directory `id`, for a container of that id, that bare runc and [crun](Self::crun) both run.
+    /// Makes a bundle in the directory `id`, for a container of that id, that bare runc and
+    /// [crun](Self::crun) both run.
     ///
-    /// It is what `runc spec` says, except: no terminal, a writable root, a cgroup of this scratch, `sleep` as its process.
-    /// `edit` changes the configuration as it likes.
+    /// It is what `runc spec` says, except: no terminal, a writable root, a cgroup of this scratch,
+    /// `sleep` as its process. `edit` changes the configuration as it likes.
     pub fn bundle(&self, id: &str, edit: impl FnOnce(&mut Value)) -> Bundle {
         let directory = self.directory(id);
         self.rootfs(&format!("{id}/rootfs"));
@@ -170,8 +183,9 @@ impl Scratch {
 
     /// A program that is crun as far as anybody can tell, and works on this machine.
     ///
-    /// crun refuses hybrid cgroups. There, this is a script: a private mount namespace with cgroup2 where the hybrid
-    /// hierarchy is, and `--cgroup-manager=disabled`; containers then stay in the cgroup of whoever made them.
+    /// crun refuses hybrid cgroups. There, this is a script: a private mount namespace with cgroup2
+    /// where the hybrid hierarchy is, and `--cgroup-manager=disabled`; containers then stay in the
+    /// cgroup of whoever made them.
     pub fn crun_program(&self) -> PathBuf {
         let crun = program("crun");
         if cgroup::is_unified() {
@@ -179,13 +193,11 @@ impl Scratch {
         }
         let path = self.path.join("crun");
         if !path.exists() {
-            let (unshare, mount, crun) = (program("unshare"), program("mount"), crun.display());
-            let inner = format!(
-                r#"{} -t cgroup2 cgroup2 /sys/fs/cgroup && exec {crun} --cgroup-manager=disabled "$@""#,
-                mount.display()
-            );
-            let unshare = unshare.display();
-            self.script("crun", &format!("#!/bin/sh\nexec {unshare} --mount --propagation unchanged sh -c '{inner}' crun \"$@\"\n"));
+            let script = CRUN_SCRIPT
+                .replace("UNSHARE", &program("unshare").to_string_lossy())
+                .replace("MOUNT", &program("mount").to_string_lossy())
+                .replace("CRUN", &crun.to_string_lossy());
+            self.script("crun", &script);
         }
         path
     }

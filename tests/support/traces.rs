@@ -1,12 +1,14 @@
 //! Finding and removing everything that carries a scratch's name.
 //!
-//! Engines daemonise, re-parent and leave shims behind, so the tree of processes can't be trusted to find what a test
-//! started. The name can: it is in the environment (`CGPU_TEST_SCRATCH`), on command lines (roots and sockets), in
-//! cgroups, in paths of open files, and in the source of a container's root mount. A process with any of these, and all
-//! its descendants, belongs to the scratch. Nothing else is ever killed, and never ourselves or an ancestor of ours.
+//! Engines daemonise, re-parent and leave shims behind, so the tree of processes can't be trusted
+//! to find what a test started. The name can: it is in the environment (`CGPU_TEST_SCRATCH`), on
+//! command lines (roots and sockets), in cgroups, in paths of open files, and in the source of a
+//! container's root mount. A process with any of these, and all its descendants, belongs to the
+//! scratch. Nothing else is ever killed, and never ourselves or an ancestor of ours.
 //!
-//! One thing lies elsewhere: containerd's shims bind their sockets in `/run/containerd/s` whatever one configures. A shim
-//! that is killed leaves the file, so the sockets of the doomed are noted first and removed last.
+//! One thing lies elsewhere: containerd's shims bind their sockets in `/run/containerd/s` whatever
+//! one configures. A shim that is killed leaves the file, so the sockets of the doomed are noted
+//! first and removed last.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -26,7 +28,8 @@ use super::wait_until;
 /// The environment variable that every process of a scratch inherits; its value is the directory.
 pub const VARIABLE: &str = "CGPU_TEST_SCRATCH";
 
-/// Where containerd's shims bind, whatever its configuration says (`socketRoot` in `runtime/v2/shim/util_unix.go`).
+/// Where containerd's shims bind, whatever its configuration says (`socketRoot` in
+/// `runtime/v2/shim/util_unix.go`).
 const SHIM_SOCKETS: &str = "/run/containerd/s/";
 
 /// How long cleaning may take before it gives up and says what is left.
@@ -75,7 +78,8 @@ impl fmt::Display for Traces {
     }
 }
 
-/// Kills, unmounts and removes everything of the scratch at `directory`, and the directory; returns what resisted.
+/// Kills, unmounts and removes everything of the scratch at `directory`, and the directory; returns
+/// what resisted.
 pub(super) fn clean(directory: &Path) -> Traces {
     let name = name_of(directory);
     let mut sockets = BTreeSet::new();
@@ -184,7 +188,8 @@ fn living() -> impl Iterator<Item = (i32, i32)> {
     entries.flatten().filter_map(|entry| {
         let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
         let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-        // The name in parentheses may hold anything, parentheses too: the fields begin after the last one.
+        // The name in parentheses may hold anything, parentheses too: the fields begin after the
+        // last one.
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let state = fields.next()?;
         let parent = fields.next()?.parse().ok()?;
@@ -211,8 +216,8 @@ fn carries(pid: i32, name: &str) -> bool {
         || opens()
 }
 
-/// Whether the root mount of the process comes from the scratch. Its other mounts say nothing: everybody who shares our
-/// mount namespace, or copied it, sees what is mounted in the scratch.
+/// Whether the root mount of the process comes from the scratch. Its other mounts say nothing:
+/// everybody who shares our mount namespace, or copied it, sees what is mounted in the scratch.
 fn roots_in(proc: &Path, name: &str) -> bool {
     let table = fs::read_to_string(proc.join("mountinfo")).unwrap_or_default();
     table.lines().any(|line| line.split(' ').nth(4) == Some("/") && contains(line.as_bytes(), name))

@@ -1,15 +1,18 @@
 //! A process that outlives the test binary long enough to clean up after it.
 //!
-//! Statics aren't dropped, a panic while panicking aborts, and a test run may be killed. Rust's destructors cover none of
-//! these, and a parent-death signal is no substitute: it fires when the *thread* that spawned the child ends, and every
-//! test is a thread. So the first [`watch`] starts a second process that reads our pipe. It is told of every scratch
-//! ([`watch`]) and of every one that is gone ([`forget`]); at end of file it cleans what is left. The kernel closes the
-//! pipe however we end, and nobody else holds it: the descriptor closes on exec.
+//! Statics aren't dropped, a panic while panicking aborts, and a test run may be killed. Rust's
+//! destructors cover none of these, and a parent-death signal is no substitute: it fires when the
+//! *thread* that spawned the child ends, and every test is a thread. So the first [`watch`] starts
+//! a second process that reads our pipe. It is told of every scratch ([`watch`]) and of every one
+//! that is gone ([`forget`]); at end of file it cleans what is left. The kernel closes the pipe
+//! however we end, and nobody else holds it: the descriptor closes on exec.
 //!
-//! The process is this very binary, asked to run the one ignored "test" below, so there's nothing else to build and it
-//! can't be of another version. It is in a process group of its own: an interrupt typed at the terminal spares it.
+//! The process is this very binary, asked to run the one ignored "test" below, so there's nothing
+//! else to build and it can't be of another version. It is in a process group of its own: an
+//! interrupt typed at the terminal spares it.
 //!
-//! Should somebody kill the warden too, the next run finds the scratch by its broken lock ([`sweep`]).
+//! Should somebody kill the warden too, the next run finds the scratch by its broken lock
+//! ([`sweep`]).
 
 use std::fs::{self, File};
 use std::io::{BufRead, Write};
@@ -39,7 +42,8 @@ pub(super) fn forget(directory: &Path) {
     tell("forget", directory);
 }
 
-/// Cleans scratches in `parent`, named with `prefix`, whose makers are dead: nobody holds the lock on the directory.
+/// Cleans scratches in `parent`, named with `prefix`, whose makers are dead: nobody holds the lock
+/// on the directory.
 pub(super) fn sweep(parent: &Path, prefix: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let old = entry

@@ -1,10 +1,11 @@
 //! `cri --socket PATH VERB`: one call to a container runtime over its CRI socket.
 //!
-//! The request is JSON on standard input, the response JSON on standard output, both with the field names of `runtime.v1`
-//! (`{}` where a message is empty). A refusal is the runtime's own message on standard error and exit status 1.
+//! The request is JSON on standard input, the response JSON on standard output, both with the field
+//! names of `runtime.v1` (`{}` where a message is empty). A refusal is the runtime's own message on
+//! standard error and exit status 1.
 //!
-//! It is a program of its own so that the tests, and whoever builds cgpu, needn't build a gRPC stack. It must know nothing
-//! of any test.
+//! It is a program of its own so that the tests, and whoever builds cgpu, needn't build a gRPC
+//! stack. It must know nothing of any test.
 
 mod call;
 mod messages;
@@ -14,6 +15,10 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 
 use messages as m;
+
+/// The verbs, for whoever mistypes one.
+const VERBS: &str = "version, run-pod, stop-pod, remove-pod, create, start, stop, remove, status, \
+                     update, exec-sync";
 
 fn main() -> ExitCode {
     match run(std::env::args().skip(1).collect()) {
@@ -58,8 +63,6 @@ fn run(args: Vec<String>) -> anyhow::Result<String> {
             call.unary::<m::UpdateContainerResourcesRequest, m::Empty>("UpdateContainerResources")
         }
         "exec-sync" => call.unary::<m::ExecSyncRequest, m::ExecSyncResponse>("ExecSync"),
-        other => bail!(
-            "unknown verb {other}; known are version, run-pod, stop-pod, remove-pod, create, start, stop, remove, status, update, exec-sync"
-        ),
+        other => bail!("unknown verb {other}; known are {VERBS}"),
     }
 }

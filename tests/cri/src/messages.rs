@@ -1,9 +1,9 @@
 //! The messages of `runtime.v1` that the tests send and receive, by hand.
 //!
-//! Names and numbers are those of `pkg/apis/runtime/v1/api.proto` in kubernetes/cri-api; fields that no test uses are left
-//! out, which protobuf allows. Written out they need no protoc and double as JSON: a field that isn't here is refused in a
-//! request, so nothing is silently not sent. Requests of one and the same field share a type; responses without fields are
-//! [`Empty`].
+//! Names and numbers are those of `pkg/apis/runtime/v1/api.proto` in kubernetes/cri-api; fields
+//! that no test uses are left out, which protobuf allows. Written out they need no protoc and
+//! double as JSON: a field that isn't here is refused in a request, so nothing is silently not
+//! sent. Requests of one and the same field share a type; responses without fields are [`Empty`].
 
 use std::collections::HashMap;
 
