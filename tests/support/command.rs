@@ -1,0 +1,171 @@
+//! Running a program to its end, but not for ever.
+//!
+//! Every command of the harness goes through here. Output is collected in unnamed files, never in
+//! pipes: a detached container inherits the standard streams of its `runc create`, and would hold a
+//! pipe open long after runc is gone. A command that outlives its time is killed with its whole
+//! process group, and the panic shows what it had said.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+/// What a program left behind: its status and what it wrote.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The command line, for messages.
+    pub command: String,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// All of standard output, invalid UTF-8 replaced.
+    pub stdout: String,
+    /// All of standard error, invalid UTF-8 replaced.
+    pub stderr: String,
+    /// Wall time from start to end.
+    pub took: Duration,
+}
+
+impl Outcome {
+    /// Panics with everything the command said unless it succeeded.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        self.exits(0)
+    }
+
+    /// Panics with everything the command said unless it ended with exit status `code`.
+    #[track_caller]
+    pub fn exits(self, code: i32) -> Self {
+        assert!(self.status.code() == Some(code), "expected exit status {code} of {self}");
+        self
+    }
+
+    /// Panics unless the command ended by itself with an exit status other than 0.
+    #[track_caller]
+    pub fn fails(self) -> Self {
+        assert!(self.status.code().is_some_and(|code| code != 0), "expected a failure of {self}");
+        self
+    }
+
+    /// Standard output without the white space around it: an id, a word, a number.
+    pub fn text(&self) -> &str {
+        self.stdout.trim()
+    }
+
+    /// Whether standard output has exactly this line.
+    pub fn has_line(&self, line: &str) -> bool {
+        self.stdout.lines().any(|candidate| candidate == line)
+    }
+
+    /// Standard output as JSON.
+    ///
+    /// # Panics
+    ///
+    /// Where it isn't.
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        match serde_json::from_str(&self.stdout) {
+            Ok(value) => value,
+            Err(error) => panic!("expected JSON ({error}) of {self}"),
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "`{}`: {} after {:?}", self.command, self.status, self.took)?;
+        writeln!(f, "--- standard output\n{}", self.stdout.trim_end())?;
+        write!(f, "--- standard error\n{}", self.stderr.trim_end())
+    }
+}
+
+/// Runs `command` with empty standard input and waits for its end; kills its process group and
+/// panics after `limit`.
+///
+/// What it left running in the background is not waited for.
+#[must_use]
+#[track_caller]
+pub fn run_with_timeout(command: &mut Command, limit: Duration) -> Outcome {
+    command.stdin(Stdio::null());
+    finish(command, limit)
+}
+
+/// Like [`run_with_timeout`], with `input` on standard input.
+#[must_use]
+#[track_caller]
+pub fn run_with_input(command: &mut Command, input: &[u8], limit: Duration) -> Outcome {
+    let mut file = unnamed_file();
+    file.write_all(input)
+        .and_then(|()| file.seek(SeekFrom::Start(0)))
+        .expect("a temporary file can be written");
+    command.stdin(file);
+    finish(command, limit)
+}
+
+#[track_caller]
+fn finish(command: &mut Command, limit: Duration) -> Outcome {
+    let line = command_line(command);
+    let (stdout, stderr) = (unnamed_file(), unnamed_file());
+    command.stdout(duplicate(&stdout)).stderr(duplicate(&stderr)).process_group(0);
+    let start = Instant::now();
+    let mut child =
+        command.spawn().unwrap_or_else(|error| panic!("`{line}` can't be started: {error}"));
+    let mut nap = Duration::from_millis(1);
+    let ended = loop {
+        if let Some(status) = child.try_wait().expect("a child of ours can be waited for") {
+            break Some(status);
+        }
+        if start.elapsed() > limit {
+            break None;
+        }
+        std::thread::sleep(nap);
+        nap = (nap * 2).min(Duration::from_millis(20));
+    };
+    let status = ended.unwrap_or_else(|| {
+        // The child isn't reaped yet, so its number can't have gone to another group.
+        let group = Pid::from_raw(i32::try_from(child.id()).expect("a process id fits pid_t"));
+        let _ = killpg(group, Signal::SIGKILL);
+        child.wait().unwrap_or(ExitStatus::from_raw(Signal::SIGKILL as i32))
+    });
+    let outcome = Outcome {
+        command: line,
+        status,
+        stdout: contents(stdout),
+        stderr: contents(stderr),
+        took: start.elapsed(),
+    };
+    assert!(ended.is_some(), "killed for running longer than {limit:?}: {outcome}");
+    outcome
+}
+
+/// The command as one would type it, without its environment.
+fn command_line(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+fn unnamed_file() -> File {
+    tempfile::tempfile().expect("a temporary file can be made")
+}
+
+fn duplicate(file: &File) -> File {
+    file.try_clone().expect("a descriptor can be duplicated")
+}
+
+fn contents(mut file: File) -> String {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(0))
+        .and_then(|_| file.read_to_end(&mut bytes))
+        .expect("a temporary file can be read");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The end of a log, which is where an engine says why it gave up.
+pub(super) fn last_lines(log: &str, count: usize) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}

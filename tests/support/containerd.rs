@@ -1,0 +1,242 @@
+//! containerd, with roots and socket of its own, through its client `ctr` and through its CRI
+//! plugin.
+//!
+//! The CRI plugin knows the runtime handlers `runc`, `crun` and `cgpu`; the last is whatever the
+//! test names. Pods use the host's network, so no CNI plugin is needed; `restrict_oom_score_adj`
+//! because a sandbox may not lower it; pod annotations `aliyun.com/*` reach the runtime.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::command::last_lines;
+use super::image::PAUSE;
+use super::{
+    Cri, IMAGE, Image, Outcome, PATIENCE, Scratch, prerequisites, program, run_with_timeout,
+    wait_until,
+};
+
+/// How long containerd may take to answer.
+const STARTING: Duration = Duration::from_secs(30);
+
+/// Where `ctr` works unless told, and where Kubernetes does.
+const NAMESPACES: [&str; 2] = ["default", "k8s.io"];
+
+/// Choices made before containerd starts.
+#[derive(Debug)]
+pub struct Builder {
+    runtime: PathBuf,
+    environment: Vec<(String, String)>,
+}
+
+impl Builder {
+    /// The program behind the handler `cgpu`; bare runc unless said.
+    #[must_use]
+    pub fn runtime(mut self, path: impl Into<PathBuf>) -> Self {
+        self.runtime = path.into();
+        self
+    }
+
+    /// Sets a variable of containerd's, which every runtime inherits.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.environment.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// Starts containerd, waits until it answers, and loads [`IMAGE`] and the image of pod
+    /// sandboxes.
+    pub fn start(self) -> Containerd {
+        let scratch = Scratch::new();
+        let crun = scratch.crun_program();
+        let handlers = [("runc", program("runc")), ("crun", crun), ("cgpu", self.runtime.clone())];
+        scratch.file("containerd.toml", configuration(scratch.path(), &handlers));
+        let log = File::create(scratch.path().join("containerd.log"))
+            .expect("a log can be made in a scratch");
+        let also = log.try_clone().expect("a descriptor can be duplicated");
+        let mut command = scratch.command("containerd");
+        command.arg("--config").arg(scratch.path().join("containerd.toml"));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        let daemon = command
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(also)
+            .spawn()
+            .expect("containerd can be started");
+        let containerd = Containerd { daemon, scratch, runtime: self.runtime };
+        containerd.wait_until_it_answers();
+        containerd.load(&Image::new(IMAGE));
+        containerd.load(&Image::new(PAUSE).command(&["sleep", "1000000"]));
+        containerd
+    }
+}
+
+/// A running containerd.
+#[derive(Debug)]
+pub struct Containerd {
+    daemon: Child,
+    scratch: Scratch,
+    runtime: PathBuf,
+}
+
+impl Containerd {
+    /// Begins with bare runc as `cgpu`.
+    pub fn builder() -> Builder {
+        prerequisites();
+        Builder { runtime: program("runc"), environment: Vec::new() }
+    }
+
+    /// The directory that holds everything of this containerd.
+    pub fn scratch(&self) -> &Scratch {
+        &self.scratch
+    }
+
+    /// The client, ready to talk to this containerd.
+    pub fn command(&self) -> Command {
+        let mut command = self.scratch.command("ctr");
+        command.arg("--address").arg(socket(self.scratch.path()));
+        command
+    }
+
+    /// Any client command: `ctr ARGS`.
+    #[must_use]
+    #[track_caller]
+    pub fn call(&self, args: &[&str]) -> Outcome {
+        run_with_timeout(self.command().args(args), PATIENCE)
+    }
+
+    /// `ctr run --runc-binary … OPTIONS IMAGE ID ARGS` with the runtime of this containerd.
+    #[must_use]
+    #[track_caller]
+    pub fn run(&self, options: &[&str], id: &str, args: &[&str]) -> Outcome {
+        self.run_with(&self.runtime, options, id, args)
+    }
+
+    /// Like [`run`](Self::run), with any runtime.
+    #[must_use]
+    #[track_caller]
+    pub fn run_with(&self, runtime: &Path, options: &[&str], id: &str, args: &[&str]) -> Outcome {
+        let mut command = self.command();
+        command
+            .arg("run")
+            .arg("--runc-binary")
+            .arg(runtime)
+            .arg("--runc-root")
+            .arg(self.runtime_root());
+        command.arg("--fifo-dir").arg(self.scratch.path().join("fifo"));
+        command.arg("--cgroup").arg(format!("{}/{id}", self.scratch.cgroup()));
+        run_with_timeout(command.args(options).arg(IMAGE).arg(id).args(args), PATIENCE)
+    }
+
+    /// `ctr task exec` in a running container.
+    #[must_use]
+    #[track_caller]
+    pub fn exec(&self, id: &str, args: &[&str]) -> Outcome {
+        let mut command = self.command();
+        command
+            .args(["task", "exec", "--exec-id", "exec", "--fifo-dir"])
+            .arg(self.scratch.path().join("fifo"));
+        run_with_timeout(command.arg(id).args(args), PATIENCE)
+    }
+
+    /// Kills and deletes a container made by [`run`](Self::run) with `-d`.
+    #[must_use]
+    #[track_caller]
+    pub fn remove(&self, id: &str) -> Outcome {
+        self.call(&["task", "rm", "--force", id]).ok();
+        self.call(&["container", "rm", id])
+    }
+
+    /// The CRI of this containerd.
+    pub fn cri(&self) -> Cri<'_> {
+        Cri::new(&self.scratch, socket(self.scratch.path()))
+    }
+
+    /// The directory of runc's state; containerd appends its namespace.
+    pub fn runtime_root(&self) -> PathBuf {
+        self.scratch.path().join("runtime")
+    }
+
+    /// Makes an image known to this containerd, for `ctr` and for the CRI.
+    #[track_caller]
+    pub fn load(&self, image: &Image) {
+        let archive = image.archive(&self.scratch);
+        for namespace in NAMESPACES {
+            run_with_timeout(
+                self.command().args(["--namespace", namespace, "image", "import"]).arg(&archive),
+                PATIENCE,
+            )
+            .ok();
+        }
+    }
+
+    /// What containerd has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.scratch.path().join("containerd.log")).unwrap_or_default()
+    }
+
+    fn wait_until_it_answers(&self) {
+        let socket = socket(self.scratch.path());
+        let up =
+            wait_until(STARTING, || socket.exists() && self.call(&["version"]).status.success());
+        assert!(
+            up,
+            "containerd did not answer within {STARTING:?}; the end of its log:\n{}",
+            last_lines(&self.log(), 30)
+        );
+    }
+}
+
+impl Drop for Containerd {
+    /// Ends the daemon the hard way; the scratch takes shims, containers and mounts with it.
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn socket(scratch: &Path) -> PathBuf {
+    scratch.join("containerd.sock")
+}
+
+fn configuration(scratch: &Path, handlers: &[(&str, PathBuf)]) -> String {
+    let (root, socket) = (scratch.display(), socket(scratch));
+    let socket = socket.display();
+    let mut text = format!(
+        r#"
+version = 2
+root = "{root}/root"
+state = "{root}/state"
+
+[grpc]
+address = "{socket}"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "{root}/opt"
+
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{PAUSE}"
+restrict_oom_score_adj = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+conf_dir = "{root}/cni/conf"
+bin_dir = "{root}/cni/bin"
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+default_runtime_name = "runc"
+"#
+    );
+    for (name, program) in handlers {
+        let program = program.display();
+        text.push_str(&format!(
+            r#"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
+runtime_type = "io.containerd.runc.v2"
+pod_annotations = ["aliyun.com/*"]
+options = {{ BinaryName = "{program}", Root = "{root}/runtime" }}
+"#
+        ));
+    }
+    text
+}

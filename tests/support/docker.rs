@@ -1,0 +1,267 @@
+//! dockerd, with roots, socket and containerd of its own.
+//!
+//! It knows the runtimes `runc`, `crun` and `cgpu`; the last is whatever the test names. No bridge
+//! and no iptables: test containers have no network. Cgroups are made by dockerd itself
+//! (`cgroupfs`), below the scratch's, on every machine.
+//!
+//! What it can't be talked out of, all of it harmless: the empty directories `/run/docker/plugins`
+//! and `/opt/containerd`.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use super::command::last_lines;
+use super::{
+    IMAGE, Image, Outcome, PATIENCE, Scratch, prerequisites, program, run_with_timeout, wait_until,
+};
+
+/// How long dockerd may take to answer, or to end.
+const STARTING: Duration = Duration::from_secs(30);
+
+/// Choices made before dockerd starts.
+#[derive(Debug)]
+pub struct Builder {
+    runtime: PathBuf,
+    runtime_args: Vec<String>,
+    environment: Vec<(String, String)>,
+    live_restore: bool,
+}
+
+impl Builder {
+    /// The program behind `--runtime=cgpu`; bare runc unless said.
+    #[must_use]
+    pub fn runtime(mut self, path: impl Into<PathBuf>) -> Self {
+        self.runtime = path.into();
+        self
+    }
+
+    /// Adds an argument that dockerd puts before all others when it calls `cgpu`.
+    #[must_use]
+    pub fn runtime_arg(mut self, arg: impl Into<String>) -> Self {
+        self.runtime_args.push(arg.into());
+        self
+    }
+
+    /// Sets a variable of dockerd's, which every runtime inherits.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.environment.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// Lets containers run on while dockerd is away.
+    #[must_use]
+    pub fn live_restore(mut self) -> Self {
+        self.live_restore = true;
+        self
+    }
+
+    /// Starts dockerd, waits until it answers, and loads [`IMAGE`].
+    pub fn start(self) -> Docker {
+        let scratch = Scratch::new();
+        let config = json!({
+            "hosts": [format!("unix://{}", scratch.path().join("docker.sock").display())],
+            "data-root": scratch.path().join("data"),
+            "exec-root": scratch.path().join("exec"),
+            "pidfile": scratch.path().join("docker.pid"),
+            "deprecated-key-path": scratch.path().join("key.json"),
+            "exec-opts": ["native.cgroupdriver=cgroupfs"],
+            "cgroup-parent": scratch.cgroup(),
+            "iptables": false,
+            "bridge": "none",
+            "live-restore": self.live_restore,
+            "runtimes": {
+                "crun": {"path": scratch.crun_program()},
+                "cgpu": {"path": self.runtime, "runtimeArgs": self.runtime_args},
+            },
+        });
+        scratch.file("daemon.json", config.to_string());
+        let daemon = spawn(&scratch, &self.environment);
+        let docker = Docker { daemon, scratch, environment: self.environment };
+        docker.wait_until_it_answers();
+        docker.load(&Image::new(IMAGE));
+        docker
+    }
+}
+
+/// How dockerd is to end before it is started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Restart {
+    /// By SIGTERM, as an upgrade would.
+    Graceful,
+    /// By SIGKILL, as the OOM killer would.
+    Killed,
+}
+
+/// A running dockerd.
+#[derive(Debug)]
+pub struct Docker {
+    daemon: Child,
+    scratch: Scratch,
+    environment: Vec<(String, String)>,
+}
+
+impl Docker {
+    /// Begins with bare runc as `cgpu`, and without live restore.
+    pub fn builder() -> Builder {
+        prerequisites();
+        Builder {
+            runtime: program("runc"),
+            runtime_args: Vec::new(),
+            environment: Vec::new(),
+            live_restore: false,
+        }
+    }
+
+    /// The directory that holds everything of this dockerd.
+    pub fn scratch(&self) -> &Scratch {
+        &self.scratch
+    }
+
+    /// The client, ready to talk to this dockerd.
+    pub fn command(&self) -> Command {
+        let mut command = self.scratch.command("docker");
+        command.env(
+            "DOCKER_HOST",
+            format!("unix://{}", self.scratch.path().join("docker.sock").display()),
+        );
+        command
+            .env("DOCKER_CONFIG", self.scratch.path().join("client"))
+            .env_remove("DOCKER_CONTEXT");
+        command
+    }
+
+    /// Any client command: `docker ARGS`.
+    #[must_use]
+    #[track_caller]
+    pub fn call(&self, args: &[&str]) -> Outcome {
+        run_with_timeout(self.command().args(args), PATIENCE)
+    }
+
+    /// `docker run --network none ARGS`.
+    #[must_use]
+    #[track_caller]
+    pub fn run(&self, args: &[&str]) -> Outcome {
+        run_with_timeout(self.command().args(["run", "--network", "none"]).args(args), PATIENCE)
+    }
+
+    /// `docker exec CONTAINER ARGS`.
+    #[must_use]
+    #[track_caller]
+    pub fn exec(&self, container: &str, args: &[&str]) -> Outcome {
+        run_with_timeout(self.command().args(["exec", container]).args(args), PATIENCE)
+    }
+
+    /// `docker logs CONTAINER`.
+    #[must_use]
+    #[track_caller]
+    pub fn logs(&self, container: &str) -> Outcome {
+        self.call(&["logs", container])
+    }
+
+    /// `docker rm -f CONTAINER`.
+    #[must_use]
+    #[track_caller]
+    pub fn remove(&self, container: &str) -> Outcome {
+        self.call(&["rm", "-f", container])
+    }
+
+    /// One thing of `docker inspect`, by a template such as `{{.State.Pid}}`.
+    #[track_caller]
+    pub fn inspect(&self, container: &str, template: &str) -> String {
+        self.call(&["inspect", "--format", template, container]).ok().text().to_owned()
+    }
+
+    /// Makes an image known to this dockerd.
+    #[track_caller]
+    pub fn load(&self, image: &Image) {
+        let archive = image.archive(&self.scratch);
+        run_with_timeout(self.command().arg("load").arg("-i").arg(archive), PATIENCE).ok();
+    }
+
+    /// Ends dockerd and starts it again; without live restore its containers end too.
+    pub fn restart(&mut self, how: Restart) {
+        match how {
+            Restart::Graceful => self.terminate(),
+            Restart::Killed => self.daemon.kill().expect("dockerd is our child and not reaped yet"),
+        }
+        self.daemon.wait().expect("dockerd is our child");
+        self.wait_for_the_end_of_its_containerd();
+        self.daemon = spawn(&self.scratch, &self.environment);
+        self.wait_until_it_answers();
+    }
+
+    /// What dockerd and its containerd have logged since the first start.
+    pub fn log(&self) -> String {
+        fs::read_to_string(log_path(&self.scratch)).unwrap_or_default()
+    }
+
+    fn end_of_log(&self) -> String {
+        last_lines(&self.log(), 30)
+    }
+
+    fn terminate(&mut self) {
+        let pid = Pid::from_raw(self.daemon.id().cast_signed());
+        kill(pid, Signal::SIGTERM).expect("dockerd is our child and not reaped yet");
+        let ended = wait_until(STARTING, || matches!(self.daemon.try_wait(), Ok(Some(_))));
+        assert!(
+            ended,
+            "dockerd ignored SIGTERM for {STARTING:?}; the end of its log:\n{}",
+            self.end_of_log()
+        );
+    }
+
+    /// dockerd's containerd dies with it, a moment later. A dockerd that starts in that moment, or
+    /// finds a zombie, takes containerd for alive and waits in vain for its socket.
+    fn wait_for_the_end_of_its_containerd(&self) {
+        let pid_file = self.scratch.path().join("exec/containerd/containerd.pid");
+        let Ok(pid) = fs::read_to_string(&pid_file) else { return };
+        let command_line = PathBuf::from(format!("/proc/{}/cmdline", pid.trim()));
+        let ended = wait_until(STARTING, || fs::read(&command_line).unwrap_or_default().is_empty());
+        assert!(ended, "dockerd's containerd, process {pid}, has outlived it by {STARTING:?}");
+        fs::remove_file(pid_file).expect("a file can be removed from a scratch");
+    }
+
+    fn wait_until_it_answers(&self) {
+        let socket = self.scratch.path().join("docker.sock");
+        let up =
+            wait_until(STARTING, || socket.exists() && self.call(&["version"]).status.success());
+        assert!(
+            up,
+            "dockerd did not answer within {STARTING:?}; the end of its log:\n{}",
+            self.end_of_log()
+        );
+    }
+}
+
+impl Drop for Docker {
+    /// Ends the daemon the hard way; the scratch takes containerd, shims, containers and mounts
+    /// with it.
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn spawn(scratch: &Scratch, environment: &[(String, String)]) -> Child {
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(log_path(scratch))
+        .expect("a log can be opened in a scratch");
+    let also = log.try_clone().expect("a descriptor can be duplicated");
+    let mut command = scratch.command("dockerd");
+    command.arg("--config-file").arg(scratch.path().join("daemon.json"));
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    command.stdin(Stdio::null()).stdout(log).stderr(also).spawn().expect("dockerd can be started")
+}
+
+fn log_path(scratch: &Scratch) -> impl AsRef<Path> + use<> {
+    scratch.path().join("dockerd.log")
+}
