@@ -144,11 +144,13 @@ impl Docker {
         run_with_timeout(self.command().args(args), PATIENCE)
     }
 
-    /// `docker run --network none ARGS`.
+    /// `docker run --network none --pull never ARGS`.
     #[must_use]
     #[track_caller]
     pub fn run(&self, args: &[&str]) -> Outcome {
-        run_with_timeout(self.command().args(["run", "--network", "none"]).args(args), PATIENCE)
+        let mut command = self.command();
+        command.args(["run", "--network", "none", "--pull", "never"]);
+        run_with_timeout(command.args(args), PATIENCE)
     }
 
     /// `docker exec CONTAINER ARGS`.

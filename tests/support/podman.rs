@@ -1,8 +1,10 @@
 //! podman, which has no daemon: a configuration of its own and private roots are enough.
 //!
-//! Its defaults reach outside in four places, each closed by `containers.conf`: locks in
-//! `/dev/shm`, networks in `/etc/cni`, events in the journal, limits that a sandbox may not raise.
-//! Cgroups are podman's own doing (`cgroupfs`).
+//! Its defaults reach outside in four places, each closed by `containers.conf`: locks in `/dev/shm`,
+//! networks in `/etc/cni`, events in the journal, limits that a sandbox may not raise. Cgroups are
+//! podman's own doing (`cgroupfs`), below the scratch's.
+//!
+//! What it can't be talked out of, harmless: `blob-info-cache-v1.boltdb` in `/var/lib/containers/cache`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -104,13 +106,14 @@ impl Podman {
         run_with_timeout(self.command().args(args), PATIENCE)
     }
 
-    /// `podman run --network none --cgroup-parent … ARGS`; name [`IMAGE`], or `--rootfs` and a
-    /// directory.
+    /// `podman run OPTIONS ARGS` with the options that every container needs here; name [`IMAGE`],
+    /// or `--rootfs` and a directory.
     #[must_use]
     #[track_caller]
     pub fn run(&self, args: &[&str]) -> Outcome {
         let mut command = self.command();
-        command.args(["run", "--network", "none", "--cgroup-parent", &self.scratch.cgroup()]);
+        command.args(["run", "--network", "none", "--pull", "never"]);
+        command.args(["--cgroup-parent", &self.scratch.cgroup()]);
         command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
         run_with_timeout(command.args(args), PATIENCE)
     }

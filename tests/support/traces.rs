@@ -78,8 +78,9 @@ impl fmt::Display for Traces {
     }
 }
 
-/// Kills, unmounts and removes everything of the scratch at `directory`, and the directory; returns
-/// what resisted.
+/// Kills, unmounts and removes everything of the scratch at `directory`, then the directory itself.
+///
+/// Returns what resisted, and keeps the directory for its sake.
 pub(super) fn clean(directory: &Path) -> Traces {
     let name = name_of(directory);
     let mut sockets = BTreeSet::new();
@@ -109,8 +110,9 @@ pub(super) fn clean(directory: &Path) -> Traces {
         let _ = fs::remove_file(socket);
     }
     let left = Traces::of(directory);
-    // With a mount left, removing the directory could remove what is mounted there.
-    if left.mounts.is_empty() {
+    // What resisted is found by the directory's name: as long as there's something, the next sweep
+    // needs it. And with a mount left, removing the directory could remove what is mounted there.
+    if left.is_empty() {
         let _ = fs::remove_dir_all(directory);
     }
     left
