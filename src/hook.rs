@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use thiserror::Error;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::admission::{self, AdmissionError, Host};
 use crate::backend;
@@ -20,6 +20,7 @@ use crate::config::ConfigError;
 use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, boot_time_s};
+use crate::report::sentence;
 
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
@@ -176,6 +177,21 @@ pub fn run(
     output: &mut dyn Write,
 ) -> Result<(), HookError> {
     crate::log::init(&host.config.log);
+    let called = call(host, stage, caller, input, output);
+    if let Err(error) = &called {
+        // Told here and to our caller: podman throws away what a precreate hook says.
+        error!("{stage:?}: {}", sentence(error));
+    }
+    called
+}
+
+fn call(
+    host: &Host,
+    stage: Stage,
+    caller: &Caller,
+    input: &mut dyn Read,
+    output: &mut dyn Write,
+) -> Result<(), HookError> {
     let mut bytes = Vec::new();
     input
         .take(MAX_INPUT_BYTES)

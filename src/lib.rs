@@ -31,6 +31,8 @@ pub mod admission;
 
 pub mod log;
 
+pub mod report;
+
 pub mod runtime;
 
 pub mod hook;

@@ -1,6 +1,6 @@
 //! Our own log: what was given, taken back and noticed, for the host's administrator.
 //!
-//! Errors of a create don't come here but to the engine; see `runtime::report`. The
+//! Errors of a create don't come here but to the engine; see `report`. The
 //! file is opened when the first program that has something to do starts; a log that
 //! can't be opened stops nothing.
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use cgpu::admission::Host;
 use cgpu::hook::{self, HookError, Stage};
-use cgpu::runtime::report;
+use cgpu::report;
 use clap::Parser;
 
 /// Turns a container's GPU isolation on and off, as an OCI hook.

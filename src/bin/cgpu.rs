@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use cgpu::cli::{self, Cli};
-use cgpu::runtime::report;
+use cgpu::report;
 use clap::Parser;
 
 fn main() -> ExitCode {

@@ -6,7 +6,6 @@
 
 pub mod argv;
 pub mod real;
-pub mod report;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,9 +20,9 @@ use crate::failpoint::failpoint;
 use crate::hook;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key};
+use crate::report::{ErrorLog, report};
 use argv::{Command, Create, Dialect};
 use real::RealRuntimeError;
-use report::ErrorLog;
 
 /// Why a call ended here.
 #[derive(Debug, Error)]
@@ -76,7 +75,7 @@ pub fn main(args: Vec<OsString>) {
             error.into()
         }
     };
-    report::report(&error, &log);
+    report(&error, &log);
 }
 
 /// Makes the call; returns only where that failed.

@@ -16,10 +16,18 @@ use super::{IMAGE, Image, Outcome, PATIENCE, Scratch, prerequisites, program, ru
 pub struct Builder {
     runtime: Option<PathBuf>,
     hooks_dir: Option<PathBuf>,
+    runtime_flags: Vec<String>,
     environment: Vec<(String, String)>,
 }
 
 impl Builder {
+    /// A global flag for the runtime, without its dashes: conmon hands no variables on.
+    #[must_use]
+    pub fn runtime_flag(mut self, flag: impl Into<String>) -> Self {
+        self.runtime_flags.push(flag.into());
+        self
+    }
+
     /// What `--runtime` names; bare runc unless said.
     #[must_use]
     pub fn runtime(mut self, path: impl Into<PathBuf>) -> Self {
@@ -34,7 +42,7 @@ impl Builder {
         self
     }
 
-    /// Sets a variable of podman's, which every runtime inherits.
+    /// Sets a variable of podman's.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
@@ -47,7 +55,8 @@ impl Builder {
         let runtime = self.runtime.unwrap_or_else(|| program("runc"));
         let hooks_dir = self.hooks_dir.unwrap_or_else(|| scratch.directory("hooks"));
         scratch.file("containers.conf", configuration(scratch.path()));
-        let podman = Podman { scratch, runtime, hooks_dir, environment: self.environment };
+        let Builder { runtime_flags, environment, .. } = self;
+        let podman = Podman { scratch, runtime, hooks_dir, runtime_flags, environment };
         podman.load(&Image::new(IMAGE));
         podman
     }
@@ -59,6 +68,7 @@ pub struct Podman {
     scratch: Scratch,
     runtime: PathBuf,
     hooks_dir: PathBuf,
+    runtime_flags: Vec<String>,
     environment: Vec<(String, String)>,
 }
 
@@ -66,7 +76,12 @@ impl Podman {
     /// Begins with bare runc and no hooks.
     pub fn builder() -> Builder {
         prerequisites();
-        Builder { runtime: None, hooks_dir: None, environment: Vec::new() }
+        Builder {
+            runtime: None,
+            hooks_dir: None,
+            runtime_flags: Vec::new(),
+            environment: Vec::new(),
+        }
     }
 
     /// The directory that holds everything of this podman.
@@ -94,9 +109,20 @@ impl Podman {
             .arg("--tmpdir")
             .arg(path("tmp"));
         command.arg("--cgroup-manager").arg("cgroupfs").arg("--hooks-dir").arg(&self.hooks_dir);
-        command.arg("--runtime").arg(&self.runtime);
-        command.arg("--runtime-flag").arg(format!("root={}", path("runtime").display()));
+        command.arg("--runtime").arg(self.script());
         command
+    }
+
+    /// The runtime with its flags. `--runtime-flag` won't do: podman 4.3 forgets the flags
+    /// when it calls `delete --force`, which then finds nothing to delete, succeeds, and
+    /// calls no poststop hook.
+    fn script(&self) -> PathBuf {
+        let root = self.scratch.path().join("runtime");
+        let mut line = format!("exec '{}' --root '{}'", self.runtime.display(), root.display());
+        for flag in &self.runtime_flags {
+            line.push_str(&format!(" '--{flag}'"));
+        }
+        self.scratch.script("runtime.sh", &format!("#!/bin/sh\n{line} \"$@\"\n"))
     }
 
     /// Any podman command: `podman ARGS`.
