@@ -24,6 +24,7 @@ use crate::plan::{self, Kind, Limits, Plan, Refusal, ResolveError};
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::request::{self, Request, RequestError};
+use crate::units::bytes_to_mib;
 
 /// This host's configuration and what belongs to it.
 #[derive(Debug, Clone)]
@@ -259,7 +260,7 @@ impl Host {
         };
         locked.put(&record)?;
         failpoint("reserved");
-        info!(id = record.key.id, root = record.key.root, plan = ?record.plan.gpus, "registered");
+        info!(id = record.key.id, root = record.key.root, gpus = %told(&record.plan), "registered");
         Ok(record)
     }
 
@@ -404,6 +405,15 @@ impl Host {
         locked.remove(&record.key)?;
         Ok(())
     }
+}
+
+/// A plan in the log: `GPU 0 6452 MiB, GPU 1 whole`.
+fn told(plan: &Plan) -> String {
+    let gpus = plan.gpus.iter().map(|gpu| match gpu.memory_limit_bytes {
+        Some(bytes) => format!("GPU {} {} MiB", gpu.index, bytes_to_mib(bytes)),
+        None => format!("GPU {} whole", gpu.index),
+    });
+    gpus.collect::<Vec<_>>().join(", ")
 }
 
 fn tenant(record: &Record) -> Tenant<'_> {

@@ -439,6 +439,15 @@ mod tests {
     }
 
     #[test]
+    fn the_file_that_is_shipped_shows_every_key_with_its_default() {
+        let shipped = include_str!("../config/config.toml");
+        assert_eq!(parsed(shipped).unwrap(), Config::default());
+        let table: toml::Table = toml::from_str(shipped).unwrap();
+        let known = toml::Table::try_from(Config::default()).unwrap();
+        assert_eq!(dotted(&table, "").len(), dotted(&known, "").len());
+    }
+
+    #[test]
     fn an_unknown_key_is_refused_with_the_nearest_known_one() {
         assert_eq!(
             parsed("[admission]\nmax_insts = 3\n").unwrap_err(),

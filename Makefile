@@ -1,0 +1,70 @@
+# cgpu. `make help` lists the targets; CI calls the same ones.
+
+CARGO  ?= cargo
+PREFIX ?= /usr
+ETC    ?= /etc
+DESTDIR ?=
+
+RELEASE := target/release
+# Called at every start of a container: static, they start a quarter of a millisecond sooner.
+STATIC  := cgpu-runtime cgpu-hook
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build unit test demo bench fmt lint deny typos install uninstall prepush
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## install what tests and demo need (Debian and Ubuntu, root)
+	@tests/deps
+
+build: ## build the programs for release, in target/release
+	$(CARGO) build --release --locked --bin cgpu
+	@for program in $(STATIC); do \
+		echo "$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static"; \
+		$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static \
+			|| $(CARGO) build --release --locked --bin $$program || exit 1; \
+	done
+
+unit: ## test the library alone; needs no privilege and no engine
+	$(CARGO) test --locked --lib
+
+test: deps ## test everything, real engines included (root)
+	$(CARGO) build --locked --workspace --bins
+	$(CARGO) test --locked --workspace --lib --bins --tests
+
+demo: deps build ## two containers share a GPU, a third is refused (root)
+	@tests/demo $(RELEASE)
+
+bench: deps build ## measure what we cost beside bare runc (root)
+	CGPU_BIN_DIR=$(CURDIR)/$(RELEASE) $(CARGO) bench --locked --bench cost
+
+fmt: ## format the code
+	$(CARGO) fmt --all
+
+lint: ## check format and clippy
+	$(CARGO) fmt --all -- --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+deny: ## check licences, bans and sources of dependencies, and advisories where they can be had
+	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny --locked --all-features check licenses bans sources
+	@if $(CARGO) deny fetch db >/dev/null 2>&1; then $(CARGO) deny --locked check advisories; \
+	else echo "skipped: advisories, their database can't be reached"; fi
+
+typos: ## look for misspellings
+	@command -v typos >/dev/null || $(CARGO) install --locked typos-cli
+	typos
+
+install: build ## install into DESTDIR/PREFIX
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(ETC)/cgpu $(DESTDIR)$(PREFIX)/share/cgpu/hooks
+	install -m 0755 $(addprefix $(RELEASE)/,cgpu cgpu-runtime cgpu-hook) $(DESTDIR)$(PREFIX)/bin/
+	install -m 0644 hooks/*.json $(DESTDIR)$(PREFIX)/share/cgpu/hooks/
+	test -e $(DESTDIR)$(ETC)/cgpu/config.toml \
+		|| install -m 0644 config/config.toml $(DESTDIR)$(ETC)/cgpu/config.toml
+
+uninstall: ## remove what install installed, but for the configuration
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-runtime cgpu-hook)
+	rm -rf $(DESTDIR)$(PREFIX)/share/cgpu
+
+prepush: lint test deny ## what CI does, and more

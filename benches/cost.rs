@@ -1,0 +1,189 @@
+//! What cgpu costs beside the bare runtime: `make bench`.
+//!
+//! Every figure is a median of runs taken in turn with the peer's, in one go, because
+//! the machine's mood changes by the minute; so differences and ratios count, and no
+//! test asserts them. Root, runc and busybox-static.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cgpu::admission::Host;
+use cgpu::config::{Backend, Config};
+use cgpu::plan::{Kind, Plan, PlannedGpu};
+use cgpu::process::ProcessId;
+use cgpu::registry::{Holder, Key};
+
+/// Pairs of runs for commands that only print.
+const PASS_RUNS: usize = 200;
+/// Pairs of runs for whole containers.
+const CREATE_RUNS: usize = 60;
+/// Containers that are registered while one more is admitted.
+const REGISTERED: usize = 1000;
+/// Admissions that are measured.
+const ADMIT_RUNS: usize = 200;
+
+fn main() {
+    let programs = match std::env::var_os("CGPU_BIN_DIR") {
+        Some(dir) => PathBuf::from(dir),
+        None => Path::new(env!("CARGO_BIN_EXE_cgpu-runtime")).with_file_name(""),
+    };
+    let work = tempfile::tempdir().expect("a directory can be made");
+    let bench = Bench { runtime: programs.join("cgpu-runtime"), work: work.path().to_owned() };
+    bench.prepare();
+    println!("{:<44} {:>9} {:>9} {:>9} {:>7}  budget", "medians", "bare", "cgpu", "more", "ratio");
+    bench.pass_through();
+    bench.create("create without a request", "plain", "");
+    bench.create("create with a quota", "quota", "≤ 3 ms more");
+    bench.admission();
+}
+
+struct Bench {
+    runtime: PathBuf,
+    work: PathBuf,
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+fn ms(time: Duration) -> String {
+    format!("{:.2} ms", time.as_secs_f64() * 1e3)
+}
+
+fn row(what: &str, bare: Vec<Duration>, ours: Vec<Duration>, budget: &str) {
+    let (bare, ours) = (median(bare), median(ours));
+    let ratio = ours.as_secs_f64() / bare.as_secs_f64();
+    let more = ours.saturating_sub(bare);
+    println!("{what:<44} {:>9} {:>9} {:>9} {ratio:>6.2}×  {budget}", ms(bare), ms(ours), ms(more));
+}
+
+fn timed(command: &mut Command) -> Duration {
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let start = Instant::now();
+    let status = command.status().expect("the program can be started");
+    let time = start.elapsed();
+    assert!(status.success(), "{command:?}: {status}");
+    time
+}
+
+impl Bench {
+    /// Writes the configuration and the bundles.
+    fn prepare(&self) {
+        let path = |name: &str| self.work.join(name);
+        let gpus = r#"[{"index": 0, "uuid": "GPU-a", "minor": 0, "memory_mib": 16130}]"#;
+        fs::write(path("gpus.json"), gpus).expect("a file can be written");
+        let config = format!(
+            "state_dir = {:?}\nlog = {:?}\n[inventory]\nsource = \"file\"\npath = {:?}\n\
+             [isolation]\nbackend = \"none\"\n",
+            path("state"),
+            path("cgpu.log"),
+            path("gpus.json")
+        );
+        fs::write(path("config.toml"), config).expect("a file can be written");
+        for dir in
+            ["rootfs/bin", "rootfs/dev", "rootfs/proc", "rootfs/sys", "bare", "plain", "quota"]
+        {
+            fs::create_dir_all(path(dir)).expect("a directory can be made");
+        }
+        fs::copy("/bin/busybox", path("rootfs/bin/sleep")).expect("busybox-static is installed");
+        let spec = |dir: &str| {
+            timed(Command::new("runc").arg("spec").current_dir(path(dir)));
+            let file = path(dir).join("config.json");
+            let text = fs::read_to_string(&file).expect("runc wrote it");
+            let mut value: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+            value["root"]["path"] = path("rootfs").to_str().expect("a plain path").into();
+            value["process"]["terminal"] = false.into();
+            value["process"]["args"] = serde_json::json!(["sleep", "1000"]);
+            if dir == "quota" {
+                let env = value["process"]["env"].as_array_mut().expect("it has variables");
+                env.push("ALIYUN_COM_GPU_MEM_CONTAINER=1".into());
+                env.push("ALIYUN_COM_GPU_MEM_DEV=15".into());
+            }
+            fs::write(file, value.to_string()).expect("a file can be written");
+        };
+        ["bare", "plain", "quota"].into_iter().for_each(spec);
+    }
+
+    fn ours(&self) -> Command {
+        let mut command = Command::new(&self.runtime);
+        command.arg("--cgpu-config").arg(self.work.join("config.toml"));
+        command
+    }
+
+    fn pass_through(&self) {
+        let (mut bare, mut ours) = (Vec::new(), Vec::new());
+        for _ in 0..PASS_RUNS {
+            bare.push(timed(Command::new("runc").arg("--version")));
+            ours.push(timed(self.ours().arg("--version")));
+        }
+        row("pass-through (--version)", bare, ours, "≤ 1 ms more");
+    }
+
+    /// Creates from the bundle `ours`, in turn with bare creates.
+    fn create(&self, what: &str, bundle: &str, budget: &str) {
+        let root = self.work.join("runc");
+        let create = |mut command: Command, bundle: &str, turn: usize| {
+            let id = format!("{bundle}-{turn}");
+            let bundle = self.work.join(bundle);
+            let root: [&std::ffi::OsStr; 2] = ["--root".as_ref(), root.as_ref()];
+            let time = timed(
+                command
+                    .args(root)
+                    .args(["create".as_ref(), "--bundle".as_ref(), bundle.as_os_str()])
+                    .arg(&id),
+            );
+            timed(Command::new("runc").args(root).args(["delete", "--force", &id]));
+            time
+        };
+        let (mut bare, mut with) = (Vec::new(), Vec::new());
+        // The engine writes a new config.json for each container.
+        let config = self.work.join(bundle).join("config.json");
+        let text = fs::read(&config).expect("it was prepared");
+        for turn in 0..CREATE_RUNS {
+            fs::write(&config, &text).expect("a file can be written");
+            bare.push(create(Command::new("runc"), "bare", turn));
+            with.push(create(self.ours(), bundle, turn));
+        }
+        row(what, bare, with, budget);
+    }
+
+    /// The lock, the look for what is stale, the decision and the record.
+    fn admission(&self) {
+        let config =
+            Config { state_dir: self.work.join("crowd"), log: String::new(), ..Config::default() };
+        let mut host = Host { config, config_path: None };
+        host.config.isolation.backend = Backend::None;
+        let own = ProcessId::own().expect("/proc is mounted");
+        let reserve = |n: usize| {
+            let gpu = PlannedGpu {
+                index: 0,
+                uuid: format!("GPU-{:032}", n % (REGISTERED / 20)),
+                minor: 0,
+                memory_total_bytes: 16 << 30,
+                memory_limit_bytes: Some(256 << 20),
+            };
+            let plan =
+                Plan { backend: Kind::None, gpus: vec![gpu], weight: 1, high_priority: false };
+            let key = Key { root: "/run/runc".into(), id: format!("{n:064x}") };
+            let start = Instant::now();
+            host.reserve(key.clone(), Path::new("/"), plan, Holder::Reserved { by: own })
+                .expect("there is room");
+            (start.elapsed(), key)
+        };
+        // One short on each GPU's twentieth, so that one more has room.
+        (0..REGISTERED - 1).for_each(|n| {
+            reserve(n);
+        });
+        let mut times = Vec::new();
+        for _ in 0..ADMIT_RUNS {
+            let (time, key) = reserve(REGISTERED - 1);
+            times.push(time);
+            host.release(&key).expect("it was reserved");
+        }
+        let what = format!("admission beside {} containers", REGISTERED - 1);
+        println!("{what:<44} {:>9} {:>9} {:>9} {:>7}  ≤ 1 ms", "", ms(median(times)), "", "");
+    }
+}
