@@ -29,7 +29,8 @@ fn main() {
         Some(dir) => PathBuf::from(dir),
         None => Path::new(env!("CARGO_BIN_EXE_cgpu-runtime")).with_file_name(""),
     };
-    let work = tempfile::tempdir().expect("a directory can be made");
+    // A tmpfs, as /run is on a host.
+    let work = tempfile::tempdir_in("/dev/shm").expect("a directory can be made");
     let bench = Bench { runtime: programs.join("cgpu-runtime"), work: work.path().to_owned() };
     bench.prepare();
     println!("{:<44} {:>9} {:>9} {:>9} {:>7}  budget", "medians", "bare", "cgpu", "more", "ratio");

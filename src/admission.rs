@@ -241,10 +241,10 @@ impl Host {
         if let Some(old) = locked.find(&key)? {
             self.give_up(&registry, &mut locked, &old, holder.process())?;
         }
-        if plan::admit(&plan, &locked.holdings(), self.limits()).is_err() {
+        if plan::admit(&plan, locked.holdings(), self.limits()).is_err() {
             // Before a refusal, the closer look: a pid may have been used again.
             self.collect_locked(&mut locked, Look::Close)?;
-            plan::admit(&plan, &locked.holdings(), self.limits())?;
+            plan::admit(&plan, locked.holdings(), self.limits())?;
         }
         let short_id = short_id(&key, |name| locked.has_short_id(name));
         if !key.id.starts_with(short_id.trim_end_matches('_')) {

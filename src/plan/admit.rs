@@ -156,14 +156,19 @@ fn short(id: &str) -> &str {
 /// # Errors
 ///
 /// For the first GPU where it doesn't, with who holds what.
-pub fn admit(plan: &Plan, holdings: &[Holding], limits: Limits) -> Result<(), Refusal> {
-    plan.gpus.iter().try_for_each(|gpu| admit_gpu(plan, gpu, holdings, limits))
+pub fn admit<'a>(
+    plan: &Plan,
+    holdings: impl IntoIterator<Item = &'a Holding, IntoIter: Clone>,
+    limits: Limits,
+) -> Result<(), Refusal> {
+    let holdings = holdings.into_iter();
+    plan.gpus.iter().try_for_each(|gpu| admit_gpu(plan, gpu, holdings.clone(), limits))
 }
 
-fn admit_gpu(
+fn admit_gpu<'a>(
     plan: &Plan,
     gpu: &PlannedGpu,
-    holdings: &[Holding],
+    holdings: impl Iterator<Item = &'a Holding> + Clone,
     limits: Limits,
 ) -> Result<(), Refusal> {
     let (index, uuid) = (gpu.index, gpu.uuid.clone());
@@ -171,7 +176,7 @@ fn admit_gpu(
     let on_gpu = |holding: &Holding| {
         holding.gpus.iter().find(|(held, _)| *held == gpu.uuid).map(|(_, limit)| *limit)
     };
-    for holding in holdings {
+    for holding in holdings.clone() {
         match on_gpu(holding) {
             Some(Some(bytes)) => {
                 held_bytes = held_bytes.saturating_add(bytes);
@@ -183,7 +188,7 @@ fn admit_gpu(
         }
     }
     let holders = || {
-        let held = holdings.iter();
+        let held = holdings.clone();
         Holders(held.filter_map(|h| Some((h.id.clone(), on_gpu(h)?))).collect())
     };
     let Some(asked) = gpu.memory_limit_bytes else {

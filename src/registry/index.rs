@@ -32,6 +32,9 @@ pub(super) struct Entry {
     pub(super) short_id: String,
     pub(super) life: Life,
     pub(super) holding: Holding,
+    /// All of the above as the index has it: most entries are only copied from one index
+    /// to the next.
+    line: String,
 }
 
 /// How to see whether the record is still needed.
@@ -49,45 +52,52 @@ pub(super) enum Life {
 
 impl Entry {
     pub(super) fn of(record: &Record, boot_id: &str) -> Self {
-        Entry {
-            file: record.key.file_name(),
-            short_id: record.short_id.clone(),
-            life: match (record.holder, record.holder.process()) {
-                _ if record.boot_id != boot_id => Life::Over,
-                (_, Some(process)) => Life::Process(process),
-                (Holder::Announced { until_boot_s }, None) => Life::Until(until_boot_s),
-                (_, None) => Life::Bundle,
-            },
-            holding: record.holding(),
-        }
+        let life = match (record.holder, record.holder.process()) {
+            _ if record.boot_id != boot_id => Life::Over,
+            (_, Some(process)) => Life::Process(process),
+            (Holder::Announced { until_boot_s }, None) => Life::Until(until_boot_s),
+            (_, None) => Life::Bundle,
+        };
+        Entry::new(record.key.file_name(), record.short_id.clone(), life, record.holding())
+    }
+
+    fn new(file: String, short_id: String, life: Life, holding: Holding) -> Self {
+        let line = line(&file, &short_id, life, &holding);
+        Entry { file, short_id, life, holding, line }
     }
 }
 
 pub(super) fn write(stamp: &Stamp, entries: &[Entry]) -> String {
-    let mut text = String::with_capacity(64 + entries.len() * 160);
     let Stamp { boot_id, changed_ns } = stamp;
+    let mut text =
+        String::with_capacity(128 + entries.iter().map(|e| e.line.len() + 1).sum::<usize>());
     // Writing to a String never fails.
     let _ = writeln!(text, "cgpu-index 1 {boot_id} {changed_ns} {}", entries.len());
     for entry in entries {
-        let _ =
-            write!(text, "{}\t{}\t{}\t", entry.file, encoded(&entry.holding.id), entry.short_id);
-        let _ = match entry.life {
-            Life::Process(process) => write!(text, "{}:{}", process.pid, process.start_ticks),
-            Life::Until(seconds) => write!(text, "until:{seconds}"),
-            Life::Bundle => write!(text, "bundle"),
-            Life::Over => write!(text, "over"),
-        };
-        let _ = write!(text, "\t{}\t", entry.holding.weight);
-        for (at, (uuid, limit)) in entry.holding.gpus.iter().enumerate() {
-            let comma = if at > 0 { "," } else { "" };
-            let _ = match limit {
-                Some(bytes) => write!(text, "{comma}{}={bytes}", encoded(uuid)),
-                None => write!(text, "{comma}{}=whole", encoded(uuid)),
-            };
-        }
+        text.push_str(&entry.line);
         text.push('\n');
     }
     text
+}
+
+/// An entry's line, without its end.
+fn line(file: &str, short_id: &str, life: Life, holding: &Holding) -> String {
+    let mut line = format!("{file}\t{}\t{short_id}\t", encoded(&holding.id));
+    let _ = match life {
+        Life::Process(process) => write!(line, "{}:{}", process.pid, process.start_ticks),
+        Life::Until(seconds) => write!(line, "until:{seconds}"),
+        Life::Bundle => write!(line, "bundle"),
+        Life::Over => write!(line, "over"),
+    };
+    let _ = write!(line, "\t{}\t", holding.weight);
+    for (at, (uuid, limit)) in holding.gpus.iter().enumerate() {
+        let comma = if at > 0 { "," } else { "" };
+        let _ = match limit {
+            Some(bytes) => write!(line, "{comma}{}={bytes}", encoded(uuid)),
+            None => write!(line, "{comma}{}=whole", encoded(uuid)),
+        };
+    }
+    line
 }
 
 /// The entries of `text`, if it is whole and describes the world of `stamp`.
@@ -102,8 +112,8 @@ pub(super) fn read(text: &str, stamp: &Stamp) -> Option<Vec<Entry>> {
     (count.parse() == Ok(entries.len())).then_some(entries)
 }
 
-fn entry(line: &str) -> Option<Entry> {
-    let mut fields = line.split('\t');
+fn entry(text: &str) -> Option<Entry> {
+    let mut fields = text.split('\t');
     let mut next = || fields.next();
     let (file, id, short_id, life, weight, gpus) =
         (next()?, next()?, next()?, next()?, next()?, next()?);
@@ -130,6 +140,7 @@ fn entry(line: &str) -> Option<Entry> {
             gpus: gpus.collect::<Option<_>>()?,
             weight: weight.parse().ok()?,
         },
+        line: text.to_owned(),
     })
 }
 
@@ -157,11 +168,8 @@ mod tests {
             proptest::collection::vec((".{0,6}", any::<Option<u64>>()), 0..3),
         );
         proptest::collection::vec(
-            entry.prop_map(|(id, life, weight, gpus)| Entry {
-                file: encoded(&id),
-                short_id: "x".repeat(12),
-                life,
-                holding: Holding { id, gpus, weight },
+            entry.prop_map(|(id, life, weight, gpus)| {
+                Entry::new(encoded(&id), "x".repeat(12), life, Holding { id, gpus, weight })
             }),
             0..6,
         )

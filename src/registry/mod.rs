@@ -37,7 +37,7 @@ use index::{Entry, Life, Stamp};
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many processes a quick look compares by their start time, too.
-const CLOSE_LOOKS: usize = 16;
+const CLOSE_LOOKS: usize = 4;
 
 /// The registry's directory.
 #[derive(Debug)]
@@ -246,8 +246,8 @@ impl Registry {
 impl Locked<'_> {
     /// What every registered container holds.
     #[must_use]
-    pub fn holdings(&self) -> Vec<Holding> {
-        self.entries.iter().map(|entry| entry.holding.clone()).collect()
+    pub fn holdings(&self) -> impl Iterator<Item = &Holding> + Clone {
+        self.entries.iter().map(|entry| &entry.holding)
     }
 
     /// Whether a record has that short id.

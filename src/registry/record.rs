@@ -89,6 +89,9 @@ pub(super) fn encoded(text: &str) -> String {
 }
 
 pub(super) fn decoded(text: &str) -> Option<String> {
+    if !text.contains('%') {
+        return Some(text.to_owned());
+    }
     percent_decode_str(text).decode_utf8().ok().map(Into::into)
 }
 
