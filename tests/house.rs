@@ -1,0 +1,97 @@
+//! House rules that a compiler doesn't know: what the pure rooms must not import, and
+//! how thin the programs are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Files and directories that decide and touch nothing.
+const PURE: &[&str] = &[
+    "src/units.rs",
+    "src/request",
+    "src/plan",
+    "src/bundle/edit.rs",
+    "src/bundle/splice.rs",
+    "src/registry/index.rs",
+    "src/registry/record.rs",
+    "src/runtime/argv.rs",
+    "src/backend/km/meminfo.rs",
+];
+
+/// What would make them impure.
+const IMPURE: &[&str] = &[
+    "std::fs",
+    "std::io",
+    "std::process",
+    "std::env",
+    "std::time",
+    "std::net",
+    "use nix::",
+    "use libc::",
+    "procfs::",
+    "tracing::",
+    "tempfile::",
+];
+
+fn sources(path: &Path) -> Vec<PathBuf> {
+    if path.is_file() {
+        return vec![path.to_owned()];
+    }
+    let entries = fs::read_dir(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    entries.flat_map(|entry| sources(&entry.expect("a directory can be read").path())).collect()
+}
+
+/// The code of a file without its tests and comments.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).expect("sources are text");
+    let end = text.find("#[cfg(test)]").unwrap_or(text.len());
+    let lines = text[..end].lines().filter(|line| !line.trim_start().starts_with("//"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn pure_rooms_import_no_edge() {
+    for room in PURE {
+        for file in sources(&root().join(room)) {
+            let code = code(&file);
+            for edge in IMPURE {
+                assert!(!code.contains(edge), "{} uses {edge}", file.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn programs_are_under_sixty_lines() {
+    for file in sources(&root().join("src/bin")) {
+        let lines = fs::read_to_string(&file).expect("sources are text").lines().count();
+        assert!(lines < 60, "{} has {lines} lines", file.display());
+    }
+}
+
+#[test]
+fn every_module_says_what_it_is_for() {
+    for file in sources(&root().join("src")) {
+        let text = fs::read_to_string(&file).expect("sources are text");
+        let is_tests = file.file_name().is_some_and(|name| name == "tests.rs");
+        assert!(is_tests || text.starts_with("//! "), "{} has no //!", file.display());
+    }
+}
+
+#[test]
+fn hooks_that_are_shipped_have_an_environment_and_absolute_paths() {
+    let files = sources(&root().join("hooks"));
+    let hooks = files.iter().filter(|file| file.extension().is_some_and(|ending| ending == "json"));
+    assert_eq!(hooks.clone().count(), 3);
+    for file in hooks {
+        let text = fs::read_to_string(file).expect("it is text");
+        let hook: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+        assert!(hook["hook"]["path"].as_str().is_some_and(|path| path.starts_with('/')));
+        assert!(hook["hook"]["env"].as_array().is_some_and(|env| !env.is_empty()));
+        let stage = hook["stages"][0].as_str().expect("it has a stage");
+        assert_eq!(hook["hook"]["args"][1], stage);
+    }
+}
