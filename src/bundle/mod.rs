@@ -8,11 +8,12 @@
 mod edit;
 mod splice;
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
 use serde_json::Value;
 use thiserror::Error;
 
@@ -50,6 +51,15 @@ pub enum BundleError {
         source: io::Error,
         /// What to do.
         remedy: &'static str,
+    },
+    /// The configuration is a FIFO, a directory or the like: what was read from it could
+    /// not be read again by the real runtime, or not be replaced.
+    #[error("bundle {}: {} is not a regular file; have the engine write it again", dir.display(), file.display())]
+    NoFile {
+        /// The bundle.
+        dir: PathBuf,
+        /// What should be a file.
+        file: PathBuf,
     },
     /// The configuration is no JSON.
     #[error("bundle {}: {} is not valid JSON: {source}; have the engine write it again", dir.display(), file.display())]
@@ -102,7 +112,15 @@ impl Bundle {
         let dir_found = fs::canonicalize(dir).map_err(|source| failed(source, remedy))?;
         let config = dir_found.join(file);
         let mut bytes = Vec::new();
-        let opened = File::open(&config).map_err(|source| failed(source, remedy))?;
+        // Opening a FIFO would wait for a writer, and the engine for us, for ever.
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(&config)
+            .map_err(|source| failed(source, remedy))?;
+        if !opened.metadata().map_err(|source| failed(source, remedy))?.is_file() {
+            return Err(BundleError::NoFile { dir: dir.to_owned(), file: file.to_owned() });
+        }
         opened
             .take(MAX_CONFIG_BYTES + 1)
             .read_to_end(&mut bytes)
