@@ -3,9 +3,10 @@
 //!
 //! Owns their order, so that nothing is promised twice and nothing leaks: a plan is
 //! made before the lock is taken; under the lock stale containers are collected, the
-//! plan admitted, the record written; isolation goes on after the record says so and
-//! off before the record goes. Must not know command lines or how errors are shown.
+//! plan admitted, the record written; isolation goes on while there is a record, and
+//! off before it goes. Must not know command lines or how errors are shown.
 
+use std::error::Error;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -296,27 +297,35 @@ impl Host {
         init: Option<ProcessId>,
     ) -> Result<bool, AdmissionError> {
         let registry = self.registry()?;
-        let record = {
-            let mut locked = registry.lock()?;
-            let Some(record) = locked.find(key)? else { return Ok(false) };
-            if record.holder == (Holder::Active { init }) {
-                return Ok(true);
-            }
-            let record =
-                Record { holder: Holder::Active { init }, bundle: bundle.to_owned(), ..record };
-            locked.put(&record)?;
-            record
-        };
-        failpoint("hook-activated");
-        let isolation = backend::isolation(record.plan.backend, &self.config.isolation)?;
-        if let Err(error) = isolation.activate(tenant(&record)) {
-            let mut locked = registry.lock()?;
-            self.end(&mut locked, &record)?;
-            return Err(error.into());
+        // Until the record says that isolation is on: whoever collects meanwhile would end
+        // what is just being made, and the rest of it would belong to nobody.
+        let mut locked = registry.lock()?;
+        let Some(reserved) = locked.find(key)? else { return Ok(false) };
+        let holder = Holder::Active { init };
+        if reserved.holder == holder {
+            return Ok(true);
         }
-        failpoint("hook-isolated");
+        let record = Record { holder, bundle: bundle.to_owned(), ..reserved };
+        if let Err(error) = self.isolate(&mut locked, &record) {
+            if let Err(more) = self.end(&mut locked, &record) {
+                let error: &dyn Error = &more;
+                warn!(id = record.key.id, error, "the next create will collect it");
+            }
+            return Err(error);
+        }
         info!(id = record.key.id, backend = %record.plan.backend, "active");
         Ok(true)
+    }
+
+    /// Isolation first: a record that says active is never in the wrong, and until then
+    /// it is the runtime's, whose end ends whatever was made.
+    fn isolate(&self, locked: &mut Locked<'_>, record: &Record) -> Result<(), AdmissionError> {
+        backend::isolation(record.plan.backend, &self.config.isolation)?
+            .activate(tenant(record))?;
+        failpoint("hook-isolated");
+        locked.put(record)?;
+        failpoint("hook-activated");
+        Ok(())
     }
 
     /// Gives the record of `from` the key `to`, as of which it was reserved.
