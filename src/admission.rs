@@ -340,8 +340,10 @@ impl Host {
             if let Some(before) = locked.find(to)? {
                 self.end(&mut locked, &before)?;
             }
-            locked.put(&Record { key: to.clone(), ..record })?;
+            // Never two records of one short id, nor the quota twice. If we end in between,
+            // the create has failed, and nothing is left of it to be collected.
             locked.remove(from)?;
+            locked.put(&Record { key: to.clone(), ..record })?;
         }
         Ok(())
     }
