@@ -133,6 +133,16 @@ impl Host {
         Registry::open(&self.config.state_dir, boot_id)
     }
 
+    /// Its registry for those who only look: nothing is made or changed.
+    ///
+    /// # Errors
+    ///
+    /// Where the state directory can't be read or trusted.
+    pub fn look_at_registry(&self) -> Result<Registry, RegistryError> {
+        let boot_id = process::boot_id(Path::new("/proc"));
+        Registry::look(&self.config.state_dir, boot_id)
+    }
+
     /// What `bundle` asks for.
     ///
     /// # Errors
@@ -212,7 +222,7 @@ impl Host {
     ///
     /// Where it would not.
     pub fn would_admit(&self, plan: &Plan, dir: &Path) -> Result<(), AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.look_at_registry()?;
         let holdings: Vec<_> = registry
             .records()?
             .iter()

@@ -141,6 +141,24 @@ impl Registry {
         Ok(registry)
     }
 
+    /// The registry in `dir` for those who only look: nothing is made or changed, and one
+    /// that isn't there is empty.
+    ///
+    /// # Errors
+    ///
+    /// Where a create would not trust the directory either.
+    pub fn look(dir: &Path, boot_id: String) -> Result<Self, RegistryError> {
+        let registry = Registry { dir: dir.to_owned(), boot_id };
+        for dir in [dir, &registry.containers()] {
+            match fs::symlink_metadata(dir) {
+                Ok(meta) => trusted(dir, &meta)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(failed("cannot read", dir)(source)),
+            }
+        }
+        Ok(registry)
+    }
+
     /// The boot that the registry is in.
     #[must_use]
     pub fn boot_id(&self) -> &str {
@@ -210,7 +228,11 @@ impl Registry {
     pub fn records(&self) -> Result<Vec<Record>, RegistryError> {
         let dir = self.containers();
         let mut names = Vec::new();
-        for entry in fs::read_dir(&dir).map_err(failed("cannot list", &dir))? {
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed("cannot list", &dir))?,
+        };
+        for entry in entries {
             names.push(entry.map_err(failed("cannot list", &dir))?.file_name());
         }
         names.sort();
@@ -406,17 +428,23 @@ fn secure_dir(dir: &Path) -> Result<(), RegistryError> {
         }
         _ => {}
     }
-    let untrusted = |reason| RegistryError::Untrusted { path: dir.to_owned(), reason };
     let meta = fs::symlink_metadata(dir).map_err(failed("cannot read", dir))?;
+    trusted(dir, &meta)?;
+    if meta.mode() & 0o077 != 0 {
+        fs::set_permissions(dir, Permissions::from_mode(0o700))
+            .map_err(failed("cannot close", dir))?;
+    }
+    Ok(())
+}
+
+/// That nobody else can have put anything into `dir`.
+fn trusted(dir: &Path, meta: &fs::Metadata) -> Result<(), RegistryError> {
+    let untrusted = |reason| RegistryError::Untrusted { path: dir.to_owned(), reason };
     if !meta.is_dir() {
         return Err(untrusted("it is no directory"));
     }
     if meta.uid() != geteuid().as_raw() {
         return Err(untrusted("it belongs to somebody else"));
-    }
-    if meta.mode() & 0o077 != 0 {
-        fs::set_permissions(dir, Permissions::from_mode(0o700))
-            .map_err(failed("cannot close", dir))?;
     }
     Ok(())
 }
