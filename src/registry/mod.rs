@@ -39,6 +39,9 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// How many processes a quick look compares by their start time, too.
 const CLOSE_LOOKS: usize = 16;
 
+/// What lies in a state directory besides records and the inventory's cache.
+const OWN_NAMES: &[&str] = &["containers", "index", "lock", "next"];
+
 /// The registry's directory.
 #[derive(Debug)]
 pub struct Registry {
@@ -84,6 +87,18 @@ pub enum RegistryError {
         path: PathBuf,
         /// Why.
         reason: &'static str,
+    },
+    /// The directory is everybody's: to close it would take it from them.
+    #[error(
+        "state directory {}: others may enter it, and it holds {found}, which is not cgpu's; \
+         set state_dir to a directory of its own",
+        path.display()
+    )]
+    Shared {
+        /// The directory.
+        path: PathBuf,
+        /// Something else that is in it.
+        found: String,
     },
     /// Somebody holds the lock.
     #[error("state directory: {} is locked for more than {} s; see who holds it with `fuser {}`", path.display(), LOCK_PATIENCE.as_secs(), path.display())]
@@ -431,6 +446,15 @@ fn secure_dir(dir: &Path) -> Result<(), RegistryError> {
     let meta = fs::symlink_metadata(dir).map_err(failed("cannot read", dir))?;
     trusted(dir, &meta)?;
     if meta.mode() & 0o077 != 0 {
+        // `state_dir = "/run"` must not close /run to everybody else.
+        for entry in fs::read_dir(dir).map_err(failed("cannot list", dir))? {
+            let name = entry.map_err(failed("cannot list", dir))?.file_name();
+            let name = name.to_string_lossy();
+            let ours = name.contains(".json") || OWN_NAMES.contains(&&*name);
+            if !ours {
+                return Err(RegistryError::Shared { path: dir.to_owned(), found: name.into() });
+            }
+        }
         fs::set_permissions(dir, Permissions::from_mode(0o700))
             .map_err(failed("cannot close", dir))?;
     }
