@@ -6,6 +6,7 @@
 //! state names says what the container asks for. `prestart` and `createRuntime` turn
 //! isolation on, or the create fails; `poststop` ends it, is idempotent, and never fails.
 
+use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -20,6 +21,7 @@ use crate::config::ConfigError;
 use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, boot_time_s};
+use crate::request::Request;
 
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
@@ -209,12 +211,21 @@ fn announced(token: &str) -> Key {
 }
 
 fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError> {
+    let bundle = bundle_dir(state);
+    // A hooks directory calls us for every container, and one that asks for nothing must
+    // start whatever the state of ours is. The others asked when they got their hook.
+    let mut request = None;
+    if *caller == Caller::Alone {
+        request = asked(host, &bundle, &state.id)?;
+        if request.is_none() {
+            return Ok(());
+        }
+    }
     let gone = || HookError::Gone { id: state.id.clone(), pid: state.pid };
     let init = match state.pid {
         ..=0 => None,
         pid => Some(ProcessId::of(pid).ok_or_else(gone)?),
     };
-    let bundle = bundle_dir(state);
     let key = match caller {
         Caller::Wrapper { key } => key.clone(),
         Caller::Precreate { token } => {
@@ -231,8 +242,26 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
     if host.activate(&key, &bundle, init)? {
         return Ok(());
     }
-    register(host, caller, key.clone(), &bundle, init)?;
-    Ok(())
+    if request.is_none() {
+        request = asked(host, &bundle, &state.id)?;
+    }
+    match request {
+        Some(request) => register(host, caller, key, &bundle, &request, init),
+        None => Ok(()),
+    }
+}
+
+/// What the container asks for; `None` where that is nothing.
+fn asked(host: &Host, dir: &Path, id: &str) -> Result<Option<Request>, HookError> {
+    let bundle = Bundle::load(dir, Path::new("config.json"))?;
+    let request = host.request(&bundle)?;
+    match request.not_in_effect(&host.config.rules()) {
+        Some(reason) => {
+            info!(id, "not in effect: {reason}");
+            Ok(None)
+        }
+        None => Ok(Some(request)),
+    }
 }
 
 /// Registers a container that nobody registered before it was made.
@@ -241,20 +270,15 @@ fn register(
     caller: &Caller,
     key: Key,
     dir: &Path,
+    request: &Request,
     init: Option<ProcessId>,
 ) -> Result<(), HookError> {
-    let bundle = Bundle::load(dir, Path::new("config.json"))?;
-    let request = host.request(&bundle)?;
-    if let Some(reason) = request.not_in_effect(&host.config.rules()) {
-        info!(id = key.id, "not in effect: {reason}");
-        return Ok(());
-    }
     admission::require_root()?;
     if *caller == Caller::Alone && backend::choose(&host.config.isolation).0 == Kind::Gate {
         return Err(HookError::BundleNeeded);
     }
     let inventory = host.inventory()?;
-    let plan = host.plan(&request, &inventory)?;
+    let plan = host.plan(request, &inventory)?;
     // Reserved by the container's process: if we end here, its end ends the record.
     let holder = match init {
         Some(by) => Holder::Reserved { by },
@@ -266,6 +290,12 @@ fn register(
 }
 
 fn poststop(host: &Host, caller: &Caller, state: &State) {
+    // Where nobody was ever registered, no state directory is made for asking.
+    if fs::symlink_metadata(&host.config.state_dir)
+        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    {
+        return;
+    }
     let bundle = bundle_dir(state);
     let mut keys = Vec::new();
     match caller {
