@@ -274,7 +274,10 @@ fn register(
     init: Option<ProcessId>,
 ) -> Result<(), HookError> {
     admission::require_root()?;
-    if *caller == Caller::Alone && backend::choose(&host.config.isolation).0 == Kind::Gate {
+    if *caller == Caller::Alone
+        && request.has_quota()
+        && backend::choose(&host.config.isolation).0 == Kind::Gate
+    {
         return Err(HookError::BundleNeeded);
     }
     let inventory = host.inventory()?;
