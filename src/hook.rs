@@ -184,8 +184,7 @@ pub fn run(
         .read_to_end(&mut bytes)
         .map_err(|source| HookError::Input { source })?;
     if stage == Stage::Precreate {
-        let edited = precreate(host, &bytes)?;
-        return output.write_all(&edited).map_err(|source| HookError::Output { source });
+        return precreate(host, &bytes, output);
     }
     let state: State =
         serde_json::from_slice(&bytes).map_err(|source| HookError::State { source })?;
@@ -320,11 +319,15 @@ fn poststop(host: &Host, caller: &Caller, state: &State) {
 }
 
 /// Does what the wrapper does, to a configuration that goes through pipes.
-fn precreate(host: &Host, bytes: &[u8]) -> Result<Vec<u8>, HookError> {
+fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), HookError> {
+    let mut write = |bytes: &[u8]| {
+        let written = output.write_all(bytes).and_then(|()| output.flush());
+        written.map_err(|source| HookError::Output { source })
+    };
     let mut bundle = Bundle::from_bytes(bytes, PathBuf::new(), "config.json".into())?;
     let request = host.request(&bundle)?;
     if request.not_in_effect(&host.config.rules()).is_some() {
-        return Ok(bytes.to_vec());
+        return write(bytes);
     }
     admission::require_root()?;
     let inventory = host.inventory()?;
@@ -342,7 +345,12 @@ fn precreate(host: &Host, bytes: &[u8]) -> Result<Vec<u8>, HookError> {
     bundle.apply(&host.edits(&plan, nodes, calls)?)?;
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S };
     host.reserve(announced(&token), Path::new(""), plan, holder)?;
-    Ok(bundle.to_text().into_bytes())
+    write(bundle.to_text().as_bytes()).inspect_err(|_| {
+        // Nobody will come for it.
+        if let Err(error) = host.release(&announced(&token)) {
+            warn!("the reservation {token} stays until it expires: {error}");
+        }
+    })
 }
 
 /// A name that no other reservation has: who we are, and when we started.
