@@ -412,7 +412,10 @@ impl Host {
                     collected.push(record);
                 }
                 // It stays registered, holds its memory, and is tried again next time.
-                Err(error) => warn!(id = record.key.id, "not collected: {error}"),
+                Err(error) => {
+                    let error: &dyn Error = &error;
+                    warn!(id = record.key.id, error, "not collected");
+                }
             }
         }
         Ok(collected)

@@ -6,13 +6,14 @@
 //! state names says what the container asks for. `prestart` and `createRuntime` turn
 //! isolation on, or the create fails; `poststop` ends it, is idempotent, and never fails.
 
+use std::error::Error;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use thiserror::Error;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::admission::{self, AdmissionError, Host};
 use crate::backend;
@@ -190,7 +191,10 @@ pub fn run(
         serde_json::from_slice(&bytes).map_err(|source| HookError::State { source })?;
     match stage {
         Stage::Poststop => poststop(host, caller, &state),
-        _ => activate(host, caller, &state)?,
+        // crun shows nobody what a hook prints; with it our own log is where to look.
+        _ => activate(host, caller, &state).inspect_err(|error| {
+            error!(id = state.id, error = error as &dyn Error, "must not start")
+        })?,
     }
     Ok(())
 }
@@ -313,7 +317,8 @@ fn poststop(host: &Host, caller: &Caller, state: &State) {
     }
     for key in keys {
         if let Err(error) = host.release(&key) {
-            warn!(id = key.id, "the next create will collect it: {error}");
+            let error: &dyn Error = &error;
+            warn!(id = key.id, error, "the next create will collect it");
         }
     }
 }
@@ -348,7 +353,8 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     write(bundle.to_text().as_bytes()).inspect_err(|_| {
         // Nobody will come for it.
         if let Err(error) = host.release(&announced(&token)) {
-            warn!("the reservation {token} stays until it expires: {error}");
+            let error: &dyn Error = &error;
+            warn!(error, "the reservation {token} stays until it expires");
         }
     })
 }
