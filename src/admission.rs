@@ -3,9 +3,10 @@
 //!
 //! Owns their order, so that nothing is promised twice and nothing leaks: a plan is
 //! made before the lock is taken; under the lock stale containers are collected, the
-//! plan admitted, the record written; isolation goes on after the record says so and
-//! off before the record goes. Must not know command lines or how errors are shown.
+//! plan admitted, the record written; isolation goes on while there is a record, and
+//! off before it goes. Must not know command lines or how errors are shown.
 
+use std::error::Error;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -133,6 +134,16 @@ impl Host {
         Registry::open(&self.config.state_dir, boot_id)
     }
 
+    /// Its registry for those who only look: nothing is made or changed.
+    ///
+    /// # Errors
+    ///
+    /// Where the state directory can't be read or trusted.
+    pub fn look_at_registry(&self) -> Result<Registry, RegistryError> {
+        let boot_id = process::boot_id(Path::new("/proc"));
+        Registry::look(&self.config.state_dir, boot_id)
+    }
+
     /// What `bundle` asks for.
     ///
     /// # Errors
@@ -212,7 +223,7 @@ impl Host {
     ///
     /// Where it would not.
     pub fn would_admit(&self, plan: &Plan, dir: &Path) -> Result<(), AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.look_at_registry()?;
         let holdings: Vec<_> = registry
             .records()?
             .iter()
@@ -297,27 +308,35 @@ impl Host {
         init: Option<ProcessId>,
     ) -> Result<bool, AdmissionError> {
         let registry = self.registry()?;
-        let record = {
-            let mut locked = registry.lock()?;
-            let Some(record) = locked.find(key)? else { return Ok(false) };
-            if record.holder == (Holder::Active { init }) {
-                return Ok(true);
-            }
-            let record =
-                Record { holder: Holder::Active { init }, bundle: bundle.to_owned(), ..record };
-            locked.put(&record)?;
-            record
-        };
-        failpoint("hook-activated");
-        let isolation = backend::isolation(record.plan.backend, &self.config.isolation)?;
-        if let Err(error) = isolation.activate(tenant(&record)) {
-            let mut locked = registry.lock()?;
-            self.end(&mut locked, &record)?;
-            return Err(error.into());
+        // Until the record says that isolation is on: whoever collects meanwhile would end
+        // what is just being made, and the rest of it would belong to nobody.
+        let mut locked = registry.lock()?;
+        let Some(reserved) = locked.find(key)? else { return Ok(false) };
+        let holder = Holder::Active { init };
+        if reserved.holder == holder {
+            return Ok(true);
         }
-        failpoint("hook-isolated");
+        let record = Record { holder, bundle: bundle.to_owned(), ..reserved };
+        if let Err(error) = self.isolate(&mut locked, &record) {
+            if let Err(more) = self.end(&mut locked, &record) {
+                let error: &dyn Error = &more;
+                warn!(id = record.key.id, error, "the next create will collect it");
+            }
+            return Err(error);
+        }
         info!(id = record.key.id, backend = %record.plan.backend, "active");
         Ok(true)
+    }
+
+    /// Isolation first: a record that says active is never in the wrong, and until then
+    /// it is the runtime's, whose end ends whatever was made.
+    fn isolate(&self, locked: &mut Locked<'_>, record: &Record) -> Result<(), AdmissionError> {
+        backend::isolation(record.plan.backend, &self.config.isolation)?
+            .activate(tenant(record))?;
+        failpoint("hook-isolated");
+        locked.put(record)?;
+        failpoint("hook-activated");
+        Ok(())
     }
 
     /// Gives the record of `from` the key `to`, as of which it was reserved.
@@ -332,8 +351,10 @@ impl Host {
             if let Some(before) = locked.find(to)? {
                 self.end(&mut locked, &before)?;
             }
-            locked.put(&Record { key: to.clone(), ..record })?;
+            // Never two records of one short id, nor the quota twice. If we end in between,
+            // the create has failed, and nothing is left of it to be collected.
             locked.remove(from)?;
+            locked.put(&Record { key: to.clone(), ..record })?;
         }
         Ok(())
     }
@@ -392,7 +413,10 @@ impl Host {
                     collected.push(record);
                 }
                 // It stays registered, holds its memory, and is tried again next time.
-                Err(error) => warn!(id = record.key.id, "not collected: {error}"),
+                Err(error) => {
+                    let error: &dyn Error = &error;
+                    warn!(id = record.key.id, error, "not collected");
+                }
             }
         }
         Ok(collected)

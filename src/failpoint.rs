@@ -14,8 +14,8 @@ pub const ALL: &[&str] = &[
     "bundle-written",
     "bundle-replaced",
     "before-exec",
-    "hook-activated",
     "hook-isolated",
+    "hook-activated",
     "hook-deactivated",
     "record-removed",
 ];

@@ -6,6 +6,8 @@
 //! state names says what the container asks for. `prestart` and `createRuntime` turn
 //! isolation on, or the create fails; `poststop` ends it, is idempotent, and never fails.
 
+use std::error::Error;
+use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -21,6 +23,7 @@ use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, boot_time_s};
 use crate::report::sentence;
+use crate::request::Request;
 
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
@@ -179,7 +182,8 @@ pub fn run(
     crate::log::init(&host.config.log);
     let called = call(host, stage, caller, input, output);
     if let Err(error) = &called {
-        // Told here and to our caller: podman throws away what a precreate hook says.
+        // Told here, too: podman throws away what a precreate hook says, and crun what any
+        // hook says.
         error!("{stage:?}: {}", sentence(error));
     }
     called
@@ -198,8 +202,7 @@ fn call(
         .read_to_end(&mut bytes)
         .map_err(|source| HookError::Input { source })?;
     if stage == Stage::Precreate {
-        let edited = precreate(host, &bytes)?;
-        return output.write_all(&edited).map_err(|source| HookError::Output { source });
+        return precreate(host, &bytes, output);
     }
     let state: State =
         serde_json::from_slice(&bytes).map_err(|source| HookError::State { source })?;
@@ -225,12 +228,21 @@ fn announced(token: &str) -> Key {
 }
 
 fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError> {
+    let bundle = bundle_dir(state);
+    // A hooks directory calls us for every container, and one that asks for nothing must
+    // start whatever the state of ours is. The others asked when they got their hook.
+    let mut request = None;
+    if *caller == Caller::Alone {
+        request = asked(host, &bundle, &state.id)?;
+        if request.is_none() {
+            return Ok(());
+        }
+    }
     let gone = || HookError::Gone { id: state.id.clone(), pid: state.pid };
     let init = match state.pid {
         ..=0 => None,
         pid => Some(ProcessId::of(pid).ok_or_else(gone)?),
     };
-    let bundle = bundle_dir(state);
     let key = match caller {
         Caller::Wrapper { key } => key.clone(),
         Caller::Precreate { token } => {
@@ -247,8 +259,26 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
     if host.activate(&key, &bundle, init)? {
         return Ok(());
     }
-    register(host, caller, key.clone(), &bundle, init)?;
-    Ok(())
+    if request.is_none() {
+        request = asked(host, &bundle, &state.id)?;
+    }
+    match request {
+        Some(request) => register(host, caller, key, &bundle, &request, init),
+        None => Ok(()),
+    }
+}
+
+/// What the container asks for; `None` where that is nothing.
+fn asked(host: &Host, dir: &Path, id: &str) -> Result<Option<Request>, HookError> {
+    let bundle = Bundle::load(dir, Path::new("config.json"))?;
+    let request = host.request(&bundle)?;
+    match request.not_in_effect(&host.config.rules()) {
+        Some(reason) => {
+            info!(id, "not in effect: {reason}");
+            Ok(None)
+        }
+        None => Ok(Some(request)),
+    }
 }
 
 /// Registers a container that nobody registered before it was made.
@@ -257,20 +287,18 @@ fn register(
     caller: &Caller,
     key: Key,
     dir: &Path,
+    request: &Request,
     init: Option<ProcessId>,
 ) -> Result<(), HookError> {
-    let bundle = Bundle::load(dir, Path::new("config.json"))?;
-    let request = host.request(&bundle)?;
-    if let Some(reason) = request.not_in_effect(&host.config.rules()) {
-        info!(id = key.id, "not in effect: {reason}");
-        return Ok(());
-    }
     admission::require_root()?;
-    if *caller == Caller::Alone && backend::choose(&host.config.isolation).0 == Kind::Gate {
+    if *caller == Caller::Alone
+        && request.has_quota()
+        && backend::choose(&host.config.isolation).0 == Kind::Gate
+    {
         return Err(HookError::BundleNeeded);
     }
     let inventory = host.inventory()?;
-    let plan = host.plan(&request, &inventory)?;
+    let plan = host.plan(request, &inventory)?;
     // Reserved by the container's process: if we end here, its end ends the record.
     let holder = match init {
         Some(by) => Holder::Reserved { by },
@@ -282,6 +310,12 @@ fn register(
 }
 
 fn poststop(host: &Host, caller: &Caller, state: &State) {
+    // Where nobody was ever registered, no state directory is made for asking.
+    if fs::symlink_metadata(&host.config.state_dir)
+        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    {
+        return;
+    }
     let bundle = bundle_dir(state);
     let mut keys = Vec::new();
     match caller {
@@ -297,17 +331,22 @@ fn poststop(host: &Host, caller: &Caller, state: &State) {
     }
     for key in keys {
         if let Err(error) = host.release(&key) {
-            warn!(id = key.id, "the next create will collect it: {error}");
+            let error: &dyn Error = &error;
+            warn!(id = key.id, error, "the next create will collect it");
         }
     }
 }
 
 /// Does what the wrapper does, to a configuration that goes through pipes.
-fn precreate(host: &Host, bytes: &[u8]) -> Result<Vec<u8>, HookError> {
+fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), HookError> {
+    let mut write = |bytes: &[u8]| {
+        let written = output.write_all(bytes).and_then(|()| output.flush());
+        written.map_err(|source| HookError::Output { source })
+    };
     let mut bundle = Bundle::from_bytes(bytes, PathBuf::new(), "config.json".into())?;
     let request = host.request(&bundle)?;
     if request.not_in_effect(&host.config.rules()).is_some() {
-        return Ok(bytes.to_vec());
+        return write(bytes);
     }
     admission::require_root()?;
     let inventory = host.inventory()?;
@@ -325,7 +364,13 @@ fn precreate(host: &Host, bytes: &[u8]) -> Result<Vec<u8>, HookError> {
     bundle.apply(&host.edits(&plan, nodes, calls)?)?;
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S };
     host.reserve(announced(&token), Path::new(""), plan, holder)?;
-    Ok(bundle.to_text().into_bytes())
+    write(bundle.to_text().as_bytes()).inspect_err(|_| {
+        // Nobody will come for it.
+        if let Err(error) = host.release(&announced(&token)) {
+            let error: &dyn Error = &error;
+            warn!(error, "the reservation {token} stays until it expires");
+        }
+    })
 }
 
 /// A name that no other reservation has: who we are, and when we started.

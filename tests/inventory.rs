@@ -3,20 +3,21 @@
 
 #![allow(clippy::unwrap_used, reason = "in helpers too: clippy.toml allows it in tests alone")]
 
+#[path = "standin/nvml.rs"]
+mod nvml_standin;
+
 use std::error::Error;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use cgpu::inventory::{
     ChildError, GpuState, Inventory, MigDevice, Settings, Source, cached, probe, refresh, refreshed,
 };
+use nvml_standin::LIBRARY;
 use tempfile::TempDir;
-
-const LIBRARY: &str = "libnvidia-ml.so.1";
 
 const V100: &str = "gpu GPU-a 1 00000000:00:07.0 16914055168 ok - Tesla V100-SXM2-16GB\n"; // 16130.5 MiB
 const A10: &str = "gpu GPU-b 0 00000000:AF:00.0 23835181056 ok off NVIDIA A10\n"; // 22731 MiB
@@ -41,7 +42,7 @@ impl Host {
         // A copy each: the loader would take one library under two names for one.
         let library = host.libraries().join(LIBRARY);
         fs::create_dir_all(host.libraries()).unwrap();
-        fs::copy(standin(), library).unwrap();
+        fs::copy(nvml_standin::compiled(), library).unwrap();
         host.nvml(nvml);
         host
     }
@@ -138,26 +139,6 @@ fn settings_at(directory: &Path) -> Settings {
         state_dir: directory.join("run/cgpu"),
         proc_root: directory.join("proc"),
     }
-}
-
-/// The stand-in, compiled once.
-fn standin() -> &'static Path {
-    static STANDIN: OnceLock<PathBuf> = OnceLock::new();
-    STANDIN.get_or_init(|| {
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let library = directory.join("nvml.so");
-        let fresh = directory.join(format!("nvml-{}.so", std::process::id()));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin/nvml.c");
-        let compiled = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
-            .args([&fresh, &source])
-            .arg("-ldl")
-            .status()
-            .expect("these tests need a C compiler by the name of cc");
-        assert!(compiled.success(), "tests/standin/nvml.c does not compile");
-        fs::rename(fresh, &library).unwrap();
-        library
-    })
 }
 
 /// `error` and its causes, as a program prints them.

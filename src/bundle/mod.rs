@@ -8,17 +8,21 @@
 mod edit;
 mod splice;
 
-use std::fs::{self, File, Permissions};
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
 use serde_json::Value;
 use thiserror::Error;
 
 pub use edit::{Bind, DeviceNode, Edits, HookCall, HookStage, Withheld};
 
 use crate::failpoint::failpoint;
+use crate::process::ProcessId;
 
 /// The largest `config.json` we read, in bytes; runc reads its bundles whole, too.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
@@ -50,6 +54,15 @@ pub enum BundleError {
         source: io::Error,
         /// What to do.
         remedy: &'static str,
+    },
+    /// The configuration is a FIFO, a directory or the like: what was read from it could
+    /// not be read again by the real runtime, or not be replaced.
+    #[error("bundle {}: {} is not a regular file; have the engine write it again", dir.display(), file.display())]
+    NoFile {
+        /// The bundle.
+        dir: PathBuf,
+        /// What should be a file.
+        file: PathBuf,
     },
     /// The configuration is no JSON.
     #[error("bundle {}: {} is not valid JSON: {source}; have the engine write it again", dir.display(), file.display())]
@@ -102,7 +115,15 @@ impl Bundle {
         let dir_found = fs::canonicalize(dir).map_err(|source| failed(source, remedy))?;
         let config = dir_found.join(file);
         let mut bytes = Vec::new();
-        let opened = File::open(&config).map_err(|source| failed(source, remedy))?;
+        // Opening a FIFO would wait for a writer, and the engine for us, for ever.
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(&config)
+            .map_err(|source| failed(source, remedy))?;
+        if !opened.metadata().map_err(|source| failed(source, remedy))?.is_file() {
+            return Err(BundleError::NoFile { dir: dir.to_owned(), file: file.to_owned() });
+        }
         opened
             .take(MAX_CONFIG_BYTES + 1)
             .read_to_end(&mut bytes)
@@ -226,8 +247,11 @@ impl Bundle {
     ///
     /// Where it can't be written; then the old one is still whole.
     pub fn save(&self) -> Result<(), BundleError> {
-        let mut name = self.config.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".cgpu-{}", std::process::id()));
+        let mut prefix = self.config.file_name().unwrap_or_default().to_owned();
+        prefix.push(".cgpu-");
+        self.sweep(&prefix);
+        let mut name = prefix;
+        name.push(std::process::id().to_string());
         let temporary = self.config.with_file_name(name);
         let written = self.write_beside(&temporary);
         if written.is_err() {
@@ -242,13 +266,28 @@ impl Bundle {
         })
     }
 
+    /// Removes the temporary files of those that were killed while they wrote: an engine
+    /// that tries again and again would fill the bundle with them. A name that is not
+    /// shared keeps two creates of one bundle from writing into the same file.
+    fn sweep(&self, prefix: &OsStr) {
+        let writer = |name: &OsStr| {
+            let pid = name.as_bytes().strip_prefix(prefix.as_bytes())?;
+            str::from_utf8(pid).ok()?.parse::<i32>().ok()
+        };
+        let own = i32::try_from(std::process::id()).ok();
+        // What can't be listed or removed fails at the writing, where it is told.
+        let beside = self.config.parent().unwrap_or(&self.dir);
+        for entry in fs::read_dir(beside).into_iter().flatten().flatten() {
+            if let Some(pid) = writer(&entry.file_name())
+                && (Some(pid) == own || ProcessId::of(pid).is_none())
+            {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
     fn write_beside(&self, temporary: &Path) -> io::Result<()> {
         let old = fs::metadata(&self.config)?;
-        // Left by a process of our pid that was killed here.
-        match fs::remove_file(temporary) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
         let mut file = File::create_new(temporary)?;
         file.write_all(self.to_text().as_bytes())?;
         fchown(&file, Some(old.uid()), Some(old.gid()))?;

@@ -41,7 +41,7 @@ type Usage = HashMap<(String, u32), u64>;
 ///
 /// Where the registry can't be read.
 pub fn run(host: &Host, format: Format, out: &mut dyn Write) -> Result<()> {
-    let registry = host.registry()?;
+    let registry = host.look_at_registry()?;
     let mut records = registry.records()?;
     records.retain(|record| !registry.is_stale(record));
     let usage = usage(host, &records);

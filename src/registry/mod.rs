@@ -39,6 +39,9 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// How many processes a quick look compares by their start time, too.
 const CLOSE_LOOKS: usize = 4;
 
+/// What lies in a state directory besides records and the inventory's cache.
+const OWN_NAMES: &[&str] = &["containers", "index", "lock", "next"];
+
 /// The registry's directory.
 #[derive(Debug)]
 pub struct Registry {
@@ -84,6 +87,18 @@ pub enum RegistryError {
         path: PathBuf,
         /// Why.
         reason: &'static str,
+    },
+    /// The directory is everybody's: to close it would take it from them.
+    #[error(
+        "state directory {}: others may enter it, and it holds {found}, which is not cgpu's; \
+         set state_dir to a directory of its own",
+        path.display()
+    )]
+    Shared {
+        /// The directory.
+        path: PathBuf,
+        /// Something else that is in it.
+        found: String,
     },
     /// Somebody holds the lock.
     #[error("state directory: {} is locked for more than {} s; see who holds it with `fuser {}`", path.display(), LOCK_PATIENCE.as_secs(), path.display())]
@@ -138,6 +153,24 @@ impl Registry {
         secure_dir(dir)?;
         let registry = Registry { dir: dir.to_owned(), boot_id };
         secure_dir(&registry.containers())?;
+        Ok(registry)
+    }
+
+    /// The registry in `dir` for those who only look: nothing is made or changed, and one
+    /// that isn't there is empty.
+    ///
+    /// # Errors
+    ///
+    /// Where a create would not trust the directory either.
+    pub fn look(dir: &Path, boot_id: String) -> Result<Self, RegistryError> {
+        let registry = Registry { dir: dir.to_owned(), boot_id };
+        for dir in [dir, &registry.containers()] {
+            match fs::symlink_metadata(dir) {
+                Ok(meta) => trusted(dir, &meta)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(failed("cannot read", dir)(source)),
+            }
+        }
         Ok(registry)
     }
 
@@ -210,7 +243,11 @@ impl Registry {
     pub fn records(&self) -> Result<Vec<Record>, RegistryError> {
         let dir = self.containers();
         let mut names = Vec::new();
-        for entry in fs::read_dir(&dir).map_err(failed("cannot list", &dir))? {
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed("cannot list", &dir))?,
+        };
+        for entry in entries {
             names.push(entry.map_err(failed("cannot list", &dir))?.file_name());
         }
         names.sort();
@@ -406,17 +443,32 @@ fn secure_dir(dir: &Path) -> Result<(), RegistryError> {
         }
         _ => {}
     }
-    let untrusted = |reason| RegistryError::Untrusted { path: dir.to_owned(), reason };
     let meta = fs::symlink_metadata(dir).map_err(failed("cannot read", dir))?;
+    trusted(dir, &meta)?;
+    if meta.mode() & 0o077 != 0 {
+        // `state_dir = "/run"` must not close /run to everybody else.
+        for entry in fs::read_dir(dir).map_err(failed("cannot list", dir))? {
+            let name = entry.map_err(failed("cannot list", dir))?.file_name();
+            let name = name.to_string_lossy();
+            let ours = name.contains(".json") || OWN_NAMES.contains(&&*name);
+            if !ours {
+                return Err(RegistryError::Shared { path: dir.to_owned(), found: name.into() });
+            }
+        }
+        fs::set_permissions(dir, Permissions::from_mode(0o700))
+            .map_err(failed("cannot close", dir))?;
+    }
+    Ok(())
+}
+
+/// That nobody else can have put anything into `dir`.
+fn trusted(dir: &Path, meta: &fs::Metadata) -> Result<(), RegistryError> {
+    let untrusted = |reason| RegistryError::Untrusted { path: dir.to_owned(), reason };
     if !meta.is_dir() {
         return Err(untrusted("it is no directory"));
     }
     if meta.uid() != geteuid().as_raw() {
         return Err(untrusted("it belongs to somebody else"));
-    }
-    if meta.mode() & 0o077 != 0 {
-        fs::set_permissions(dir, Permissions::from_mode(0o700))
-            .map_err(failed("cannot close", dir))?;
     }
     Ok(())
 }

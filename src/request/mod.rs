@@ -163,6 +163,12 @@ impl Request {
         }
     }
 
+    /// Whether it asks for a part of a GPU, which somebody has to enforce.
+    #[must_use]
+    pub fn has_quota(&self) -> bool {
+        !self.quotas.is_empty()
+    }
+
     /// Why no source has a quota: what is set tells more than what isn't.
     fn why_no_quota(&self) -> String {
         let set = self.off.iter().filter(|off| !matches!(off, Off::NotSet(_)));

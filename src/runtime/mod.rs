@@ -7,6 +7,7 @@
 pub mod argv;
 pub mod real;
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -105,7 +106,8 @@ struct Reserved {
 impl Reserved {
     fn undo(&self) {
         if let Err(error) = self.host.release(&self.key) {
-            warn!("the next create will collect {}: {error}", self.key.id);
+            let error: &dyn Error = &error;
+            warn!(id = self.key.id, error, "the next create will collect it");
         }
     }
 }

@@ -46,7 +46,10 @@ pub fn find(candidates: &[String], path: Option<&OsStr>) -> Result<PathBuf, Real
     let own = fs::metadata("/proc/self/exe").map(|meta| (meta.dev(), meta.ino())).ok();
     let usable = |file: &Path| {
         fs::metadata(file).is_ok_and(|meta| {
+            // An empty one, as an installation on a full disk leaves it, would be a shell
+            // script that succeeds: execvp falls back to sh.
             meta.is_file()
+                && meta.len() > 0
                 && meta.permissions().mode() & 0o111 != 0
                 && Some((meta.dev(), meta.ino())) != own
         })
@@ -82,7 +85,7 @@ mod tests {
 
     fn program(dir: &Path, name: &str, mode: u32) -> PathBuf {
         let path = dir.join(name);
-        fs::write(&path, "").unwrap();
+        fs::write(&path, "#!/bin/sh\n").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         path
     }

@@ -169,11 +169,15 @@ fn name_of(directory: &Path) -> String {
 /// The processes that carry `name` and all their descendants, without us and our ancestors.
 fn processes(name: &str) -> Vec<i32> {
     let parents: BTreeMap<i32, i32> = living().collect();
-    let ancestors: BTreeSet<i32> = lineage(std::process::id().cast_signed(), &parents).collect();
+    let own = std::process::id().cast_signed();
+    let ancestors: BTreeSet<i32> = lineage(own, &parents).collect();
+    // What another thread of ours has just forked still has our descriptors, the locks on all
+    // scratches among them, and is about to become a program of another scratch.
+    let unborn = |pid: i32| parents[&pid] == own && executable(pid) == executable(own);
     let marked: BTreeSet<i32> = parents
         .keys()
         .copied()
-        .filter(|pid| !ancestors.contains(pid) && carries(*pid, name))
+        .filter(|pid| !ancestors.contains(pid) && !unborn(*pid) && carries(*pid, name))
         .collect();
     let belongs = |pid: i32| lineage(pid, &parents).any(|ancestor| marked.contains(&ancestor));
     parents.keys().copied().filter(|&pid| !ancestors.contains(&pid) && belongs(pid)).collect()
@@ -197,6 +201,10 @@ fn living() -> impl Iterator<Item = (i32, i32)> {
         let parent = fields.next()?.parse().ok()?;
         (state != "Z" && state != "X").then_some((pid, parent))
     })
+}
+
+fn executable(pid: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
 fn carries(pid: i32, name: &str) -> bool {

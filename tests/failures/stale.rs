@@ -1,0 +1,125 @@
+//! Containers that end without a word: power, `kill -9`, a lost hook.
+
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::host::{Host, TOTAL_MIB, state};
+use crate::km_standin::StandIn;
+use crate::support::{PATIENCE, wait_until};
+
+/// Ends the container that `cgpu ps` shows, and all that the runtime knew of it.
+fn end_without_a_word(host: &Host) {
+    let pid = i32::try_from(host.ps()[0]["pid"].as_i64().unwrap()).unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    assert!(wait_until(PATIENCE, || host.registered().is_empty()), "{pid} does not end");
+    fs::remove_dir_all(host.runtime().root()).unwrap();
+}
+
+#[test]
+fn a_container_that_ended_without_a_hook_gives_its_memory_to_the_next() {
+    let standin = StandIn::mount(&[0]);
+    let mut host = Host::new();
+    host.use_km(standin.path());
+    for round in 0..3 {
+        host.runtime().create(&host.asking(&format!("lost-{round}"), TOTAL_MIB)).ok();
+        end_without_a_word(&host);
+        assert_eq!(standin.instances(0).len(), 1, "nobody has collected it yet");
+    }
+    host.whole_gpu_can_be_had("next");
+    assert_eq!(standin.instances(0), [""; 0]);
+}
+
+#[test]
+fn gc_says_what_it_collected_and_a_second_time_nothing() {
+    let host = Host::new();
+    host.runtime().create(&host.asking("lost", TOTAL_MIB)).ok();
+    assert_eq!(host.gc(), "", "it lives");
+    end_without_a_word(&host);
+    assert_eq!(host.gc(), format!("lost of {}\n", host.runtime().root().display()));
+    assert_eq!(host.gc(), "");
+    assert_eq!(host.records(), [].into());
+}
+
+/// A container that is active by a process that lives, and by what `edit` makes of its
+/// record then, must be stale: its memory goes to the next one.
+fn is_stale_after(edit: impl FnOnce(&mut serde_json::Value)) {
+    let host = Host::new();
+    let bundle = host.asking("old", TOTAL_MIB);
+    let init = host.sleeper();
+    host.hook(&["createRuntime"], state("old", init.pid(), &bundle.directory)).ok();
+    let next = host.asking("next", 1);
+    let refused = host.runtime().create(&next).exits(1);
+    assert!(refused.stderr.contains("held by old: 16000 MiB"), "{refused}");
+    host.edit_record("old", edit);
+    assert_eq!(host.registered(), [].into());
+    host.runtime().create(&next).ok();
+    assert_eq!(host.registered(), ["next".to_owned()].into());
+    assert_eq!(host.records().len(), 1);
+}
+
+#[test]
+fn a_pid_that_was_used_again_keeps_nothing() {
+    is_stale_after(|record| record["holder"]["init"]["start_ticks"] = json!(1));
+}
+
+#[test]
+fn nothing_outlives_a_boot() {
+    is_stale_after(|record| record["boot_id"] = json!("5d1f0a5e-0000-4000-8000-000000000001"));
+}
+
+#[test]
+fn a_reservation_whose_runtime_died_keeps_nothing() {
+    let host = Host::new();
+    let gone = host.sleeper().pid();
+    let bundle = host.asking("old", TOTAL_MIB);
+    let init = host.sleeper();
+    host.hook(&["createRuntime"], state("old", init.pid(), &bundle.directory)).ok();
+    host.edit_record("old", |record| {
+        record["holder"] = json!({"state": "reserved", "by": {"pid": gone, "start_ticks": 1}});
+    });
+    host.whole_gpu_can_be_had("next");
+}
+
+#[test]
+fn a_damaged_record_is_named_by_everyone_and_stops_no_container_without_a_request() {
+    let host = Host::new();
+    let bundle = host.asking("whole", 1);
+    let runtime = host.runtime();
+    runtime.create(&bundle).ok();
+    // The directory's time must move on for the index to be seen as outgrown.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let damaged = host.state_dir().join("containers/damaged.json");
+    fs::write(&damaged, "{\"id\": \"dama").unwrap();
+    let sentence = format!("record {}: EOF while parsing a string", damaged.display());
+    let other = host.asking("other", 1);
+    let created = runtime.create(&other);
+    host.was_told(created, &other, &[&sentence, "; remove it if its container is gone"]);
+    for words in [&["ps"][..], &["gc"], &["inspect", "--bundle", "other"]] {
+        let refused = host.cgpu(words).exits(1);
+        assert!(refused.stderr.starts_with(&format!("cgpu: {sentence}")), "{refused}");
+        assert_eq!(refused.stderr.lines().count(), 1);
+    }
+    runtime.create(&host.bundle("plain", |_| {})).ok();
+    // It ends as ever, and is collected when the record has been seen to.
+    runtime.delete(&bundle).ok();
+    fs::remove_file(damaged).unwrap();
+    assert_eq!(host.registered(), [].into());
+    host.whole_gpu_can_be_had("after");
+}
+
+#[test]
+fn an_id_that_is_in_use_is_refused_and_keeps_what_it_has() {
+    let host = Host::new();
+    let bundle = host.asking("twice", 4000);
+    let runtime = host.runtime();
+    runtime.create(&bundle).ok();
+    let pid = host.ps()[0]["pid"].clone();
+    let again = runtime.create(&bundle).exits(1);
+    let sentence = format!("is registered already and has process {pid}; use another id, or");
+    assert!(again.stderr.contains(&sentence), "{again}");
+    assert_eq!(host.promised_mib(), 4000);
+    assert_eq!(host.ps()[0]["pid"], pid);
+}
