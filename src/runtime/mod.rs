@@ -22,7 +22,7 @@ use crate::hook;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key};
 use argv::{Command, Create, Dialect};
-use real::RealRuntimeError;
+use real::{Real, RealRuntimeError};
 use report::ErrorLog;
 
 /// Why a call ended here.
@@ -63,7 +63,7 @@ pub fn main(args: Vec<OsString>) {
     let mut log = ErrorLog::default();
     let error = match real::find(&candidates, path.as_deref()) {
         Ok(real) => {
-            let command = argv::parse(&line.args, Dialect::of(&real));
+            let command = argv::parse(&line.args, Dialect::of(&real.file));
             if let Command::Create(create) = &command {
                 log = ErrorLog { path: create.log.clone(), json: create.log_json };
             }
@@ -80,7 +80,7 @@ pub fn main(args: Vec<OsString>) {
 }
 
 /// Makes the call; returns only where that failed.
-fn call(real: &Path, line: &argv::CommandLine, command: Command) -> RuntimeError {
+fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError {
     let prepared = match command {
         Command::PassThrough => Ok(None),
         Command::Create(create) => prepare(real, line, &create),
@@ -114,7 +114,7 @@ impl Reserved {
 /// Reserves what a create asks for and edits its bundle; `None` where it asks for
 /// nothing, and nothing was touched.
 fn prepare(
-    real: &Path,
+    real: &Real,
     line: &argv::CommandLine,
     create: &Create,
 ) -> Result<Option<Reserved>, RuntimeError> {
@@ -129,7 +129,7 @@ fn prepare(
     admission::require_root()?;
     crate::log::init(&host.config.log);
     let id = create.id.as_ref().and_then(|id| id.to_str()).ok_or(RuntimeError::NoId)?;
-    let root = create.root.clone().unwrap_or_else(|| Dialect::of(real).default_root().into());
+    let root = create.root.clone().unwrap_or_else(|| Dialect::of(&real.file).default_root().into());
     let key = Key { root: resolved(&root).to_string_lossy().into_owned(), id: id.to_owned() };
 
     let inventory = host.inventory()?;
