@@ -120,8 +120,12 @@ fn prepare(
 ) -> Result<Option<Reserved>, RuntimeError> {
     let host = Host::load(line.config.as_deref())?;
     let dir = create.bundle.clone().unwrap_or_else(|| ".".into());
-    let file = create.config_file.clone().unwrap_or_else(|| "config.json".into());
-    let mut bundle = Bundle::load(&dir, &file)?;
+    let file = create.config_file.as_deref().map_or_else(|| "config.json".into(), config_path);
+    let mut bundle = match Bundle::load(&dir, &file) {
+        // The runtime, which looks in the same place, says so in its own words.
+        Err(error) if error.is_absence() && create.certain => return Ok(None),
+        loaded => loaded?,
+    };
     let request = host.request(&bundle)?;
     if request.not_in_effect(&host.config.rules()).is_some() {
         return Ok(None);
@@ -150,6 +154,15 @@ fn prepare(
     }
     failpoint("bundle-replaced");
     Ok(Some(reserved))
+}
+
+/// crun's `--config` as crun reads it (`crun_command_run` in `src/run.c`): below the
+/// working directory, not below the bundle, but for `config.json` itself.
+fn config_path(given: &Path) -> PathBuf {
+    match given == Path::new("config.json") {
+        true => given.to_owned(),
+        false => std::path::absolute(given).unwrap_or_else(|_| given.to_owned()),
+    }
 }
 
 /// `root` without links, as far as it is there: the runtime may be about to make it.
