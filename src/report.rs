@@ -6,7 +6,7 @@
 
 use std::error::Error;
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -44,7 +44,8 @@ pub fn report(error: &dyn Error, log: &ErrorLog) {
         // The engine reads standard error where its own file can't be written.
         let _ = append(path, &line(&text, log.json, SystemTime::now()));
     }
-    eprintln!("{text}");
+    // Nobody is left to tell where this fails; `eprintln` would panic.
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// One line of the log, as logrus writes it.

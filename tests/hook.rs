@@ -119,7 +119,7 @@ fn a_module_that_does_not_do_its_part_fails_the_create_and_leaves_nothing() {
             let refused = runtime.create(&bundle).fails();
             let log = host.scratch.path().join("cgpu.log");
             let logged = fs::read_to_string(&log).unwrap();
-            assert!(logged.contains("ERROR must not start id="), "{logged}");
+            assert!(logged.contains("ERROR CreateRuntime: cgpu: "), "{logged}");
             // crun shows nobody what a hook prints.
             let said = if crun { logged } else { refused.stderr };
             assert!(said.contains(sentence), "{fault:?}: {said}");

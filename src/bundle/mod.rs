@@ -97,6 +97,15 @@ pub enum BundleError {
     },
 }
 
+impl BundleError {
+    /// Whether there is no such bundle, or no configuration in it.
+    #[must_use]
+    pub fn is_absence(&self) -> bool {
+        let absent = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+        matches!(self, BundleError::File { source, .. } if absent.contains(&source.kind()))
+    }
+}
+
 impl Bundle {
     /// Reads the configuration `file` (crun may call it otherwise than `config.json`) of
     /// the bundle `dir`.

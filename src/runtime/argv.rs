@@ -98,10 +98,13 @@ pub struct Create {
     pub log_json: bool,
     /// `--bundle`, as given; `None` means the working directory.
     pub bundle: Option<PathBuf>,
-    /// crun's `--config`: the file that stands for `config.json`.
+    /// crun's `--config`: the file that stands for `config.json`, as given.
     pub config_file: Option<PathBuf>,
     /// The container's id; `None` where the words don't tell it.
     pub id: Option<OsString>,
+    /// Whether every word is one that we know, where we know it: then the runtime reads
+    /// the same bundle and the same id, or refuses.
+    pub certain: bool,
 }
 
 /// Global flags with a value, of runc and crun.
@@ -220,6 +223,7 @@ pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
         bundle: None,
         config_file: None,
         id: None,
+        certain: true,
     };
     let mut words = args.iter();
     let mut after_unknown = false;
@@ -238,13 +242,16 @@ pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
             break word;
         };
         after_unknown = !known && value.is_none();
+        create.certain &= known;
         let value = if takes_next { words.next().cloned() } else { value };
         match (name.as_str(), value) {
             ("root", Some(value)) => create.root = Some(value.into()),
             ("log", Some(value)) => create.log = Some(value.into()),
             ("log-format", Some(value)) => create.log_json = value == "json",
             // These print and end.
-            ("help" | "h" | "version" | "v" | "V", _) => return Command::PassThrough,
+            ("help" | "h" | "version" | "v" | "V", value) if !is_off(value.as_deref()) => {
+                return Command::PassThrough;
+            }
             _ => {}
         }
     };
@@ -257,12 +264,23 @@ pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
         Dialect::Crun => read_getopt(&rest, &mut create),
     };
     match read {
-        Some(positionals) => {
-            create.id = positionals.id();
-            Command::Create(create)
-        }
+        // Both take exactly one id. What they refuse they refuse in their own words.
+        Some(positionals) => match positionals.words.len() {
+            0 => Command::PassThrough,
+            2.. if create.certain => Command::PassThrough,
+            _ => {
+                create.id = positionals.id();
+                Command::Create(create)
+            }
+        },
         None => Command::PassThrough,
     }
+}
+
+/// Whether `value` switches a switch off, in the words of Go's `strconv.ParseBool`.
+fn is_off(value: Option<&OsStr>) -> bool {
+    let off = ["0", "f", "F", "false", "FALSE", "False"];
+    value.is_some_and(|value| off.iter().any(|word| value == *word))
 }
 
 /// The words of a command that are no flags.
@@ -294,6 +312,9 @@ fn set(create: &mut Create, name: &str, value: Option<&OsStr>) {
 
 /// Reads a command's words as Go's `flag` does, after urfave/cli has moved the flags to
 /// the front. `None` where the command only prints its help.
+///
+/// Moving them means that `id --pid-file`, and what stands before a `--`, can give a flag
+/// another value than the next word: such a line is not certain.
 fn read_go(words: &[&OsStr], create: &mut Create) -> Option<Positionals> {
     let mut positionals = Positionals::default();
     let mut words = words.iter();
@@ -309,15 +330,25 @@ fn read_go(words: &[&OsStr], create: &mut Create) -> Option<Positionals> {
             continue;
         };
         let name = name.as_str();
-        if matches!(name, "help" | "h") {
+        if matches!(name, "help" | "h") && !is_off(value.as_deref()) {
             return None;
         }
-        let switch = COMMAND_SWITCHES.contains(&name) || name == "d";
+        let switch = COMMAND_SWITCHES.contains(&name) || matches!(name, "d" | "h");
         let valued = (COMMAND_VALUES.contains(&name) || name == "b") && name != "config";
         after_unknown = !switch && !valued && value.is_none();
+        create.certain &= switch || valued;
         if valued {
-            let value = value.as_deref().or_else(|| words.next().copied());
-            set(create, name, value);
+            let value = value.as_deref().or_else(|| {
+                let next = words.next().copied();
+                create.certain &= next.is_some_and(|next| next != "--");
+                next
+            });
+            // runc takes an empty bundle for none, crun for a path.
+            if matches!(name, "bundle" | "b") && value.is_some_and(OsStr::is_empty) {
+                create.bundle = None;
+            } else {
+                set(create, name, value);
+            }
         }
     }
     Some(positionals)
@@ -342,6 +373,7 @@ fn read_getopt(words: &[&OsStr], create: &mut Create) -> Option<Positionals> {
             }
             let valued = long.is_some_and(|long| COMMAND_VALUES.contains(&long));
             after_unknown = long.is_none() && value.is_none();
+            create.certain &= long.is_some();
             if let (Some(long), true) = (long, valued) {
                 let value = value.as_deref().or_else(|| words.next().copied());
                 set(create, long, value);
@@ -362,7 +394,10 @@ fn read_getopt(words: &[&OsStr], create: &mut Create) -> Option<Positionals> {
                     }
                     b'd' => {}
                     b'?' | b'h' | b'V' => return None,
-                    _ => after_unknown = true,
+                    _ => {
+                        after_unknown = true;
+                        create.certain = false;
+                    }
                 }
             }
         } else {
@@ -417,7 +452,8 @@ mod tests {
             ("create id --bundle B", &[Runc, Crun]),
             ("create id -b B", &[Runc, Crun]),
             ("run --bundle A --bundle B id", &[Runc, Crun]),
-            ("run -b A -d --bundle B id", &[Runc, Crun]),
+            ("run -b A -d -b B id", &[Runc, Crun]),
+            ("run -b A -d --bundle B id", &[Crun]),
             ("restore --image-path /i --bundle B id", &[Runc, Crun]),
             ("create --bundle B -- id", &[Runc, Crun]),
             ("create --pid-file P --console-socket S --bundle B id", &[Runc, Crun]),
@@ -492,7 +528,54 @@ mod tests {
             bundle_and_id("create --new value -b B id", Dialect::Runc),
             ("B".into(), "id".into())
         );
-        assert_eq!(bundle_and_id("create one two", Dialect::Runc), ("-".into(), "-".into()));
+        assert_eq!(
+            bundle_and_id("create --new one two three", Dialect::Runc),
+            ("-".into(), "-".into())
+        );
+    }
+
+    #[test]
+    fn a_switch_that_is_off_hides_no_create() {
+        for line in [
+            "--help=false run -b B id",
+            "--version=0 run -b B id",
+            "-h=F -v=False run -b B id",
+            "run -b B -h=0 id",
+            "run --help=false --bundle=B id",
+        ] {
+            assert_eq!(bundle_and_id(line, Dialect::Runc), ("B".into(), "id".into()), "{line}");
+        }
+        for line in ["--help=true run -b B id", "run -h=1 -b B id", "--version=x run id"] {
+            assert_eq!(parse(&words(line), Dialect::Runc), Command::PassThrough, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_id_or_several_is_left_to_the_runtime_to_refuse() {
+        for line in ["run", "run -b B", "create -b B id more", "run -- id -b B", "run -b"] {
+            for dialect in [Dialect::Runc, Dialect::Crun] {
+                assert_eq!(parse(&words(line), dialect), Command::PassThrough, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_runc_could_read_otherwise_is_no_certainty() {
+        // urfave/cli makes of the first two: --pid-file id, bundle A and id "more".
+        for line in ["run -b A id more --pid-file", "run id more -b", "run id -b -- B"] {
+            assert!(!created(line, Dialect::Runc).certain, "{line}");
+        }
+        assert!(!created("--new run id", Dialect::Runc).certain);
+        assert!(!created("run --new id", Dialect::Crun).certain);
+        assert!(!created("run -x id", Dialect::Crun).certain);
+        assert!(created("--root /r --debug run --no-pivot -b B id", Dialect::Runc).certain);
+    }
+
+    #[test]
+    fn an_empty_bundle_is_none_in_runc_and_a_path_in_crun() {
+        assert_eq!(bundle_and_id("run -b= id", Dialect::Runc), ("-".into(), "id".into()));
+        assert_eq!(bundle_and_id("run -b A --b= id", Dialect::Runc), ("-".into(), "id".into()));
+        assert_eq!(bundle_and_id("run --bundle= id", Dialect::Crun), ("".into(), "id".into()));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::process::ProcessId;
 use crate::registry::{Holder, Key};
 use crate::report::{ErrorLog, report};
 use argv::{Command, Create, Dialect};
-use real::RealRuntimeError;
+use real::{Real, RealRuntimeError};
 
 /// Why a call ended here.
 #[derive(Debug, Error)]
@@ -63,7 +63,7 @@ pub fn main(args: Vec<OsString>) {
     let mut log = ErrorLog::default();
     let error = match real::find(&candidates, path.as_deref()) {
         Ok(real) => {
-            let command = argv::parse(&line.args, Dialect::of(&real));
+            let command = argv::parse(&line.args, Dialect::of(&real.file));
             if let Command::Create(create) = &command {
                 log = ErrorLog { path: create.log.clone(), json: create.log_json };
             }
@@ -80,7 +80,7 @@ pub fn main(args: Vec<OsString>) {
 }
 
 /// Makes the call; returns only where that failed.
-fn call(real: &Path, line: &argv::CommandLine, command: Command) -> RuntimeError {
+fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError {
     let prepared = match command {
         Command::PassThrough => Ok(None),
         Command::Create(create) => prepare(real, line, &create),
@@ -115,14 +115,18 @@ impl Reserved {
 /// Reserves what a create asks for and edits its bundle; `None` where it asks for
 /// nothing, and nothing was touched.
 fn prepare(
-    real: &Path,
+    real: &Real,
     line: &argv::CommandLine,
     create: &Create,
 ) -> Result<Option<Reserved>, RuntimeError> {
     let host = Host::load(line.config.as_deref())?;
     let dir = create.bundle.clone().unwrap_or_else(|| ".".into());
-    let file = create.config_file.clone().unwrap_or_else(|| "config.json".into());
-    let mut bundle = Bundle::load(&dir, &file)?;
+    let file = create.config_file.as_deref().map_or_else(|| "config.json".into(), config_path);
+    let mut bundle = match Bundle::load(&dir, &file) {
+        // The runtime, which looks in the same place, says so in its own words.
+        Err(error) if error.is_absence() && create.certain => return Ok(None),
+        loaded => loaded?,
+    };
     let request = host.request(&bundle)?;
     if request.not_in_effect(&host.config.rules()).is_some() {
         return Ok(None);
@@ -130,7 +134,7 @@ fn prepare(
     admission::require_root()?;
     crate::log::init(&host.config.log);
     let id = create.id.as_ref().and_then(|id| id.to_str()).ok_or(RuntimeError::NoId)?;
-    let root = create.root.clone().unwrap_or_else(|| Dialect::of(real).default_root().into());
+    let root = create.root.clone().unwrap_or_else(|| Dialect::of(&real.file).default_root().into());
     let key = Key { root: resolved(&root).to_string_lossy().into_owned(), id: id.to_owned() };
 
     let inventory = host.inventory()?;
@@ -151,6 +155,15 @@ fn prepare(
     }
     failpoint("bundle-replaced");
     Ok(Some(reserved))
+}
+
+/// crun's `--config` as crun reads it (`crun_command_run` in `src/run.c`): below the
+/// working directory, not below the bundle, but for `config.json` itself.
+fn config_path(given: &Path) -> PathBuf {
+    match given == Path::new("config.json") {
+        true => given.to_owned(),
+        false => std::path::absolute(given).unwrap_or_else(|_| given.to_owned()),
+    }
 }
 
 /// `root` without links, as far as it is there: the runtime may be about to make it.

@@ -1,13 +1,14 @@
 //! The real runtime: found among the candidates, and become.
 
-use std::ffi::{OsStr, OsString};
+use std::convert::Infallible;
+use std::ffi::{CString, OsStr, OsString};
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use nix::unistd::execv;
 use thiserror::Error;
 
 /// Where to look when `PATH` says nothing, or not where runtimes are.
@@ -37,12 +38,22 @@ pub enum RealRuntimeError {
     },
 }
 
+/// The real runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Real {
+    /// Its file.
+    pub file: PathBuf,
+    /// What it is called by: the candidate as it is configured. An engine that was given
+    /// the same words would call it so, and crun says this name in its messages.
+    pub name: String,
+}
+
 /// The first of `candidates` that is an executable file and not we ourselves.
 ///
 /// # Errors
 ///
 /// Where there is none.
-pub fn find(candidates: &[String], path: Option<&OsStr>) -> Result<PathBuf, RealRuntimeError> {
+pub fn find(candidates: &[String], path: Option<&OsStr>) -> Result<Real, RealRuntimeError> {
     let own = fs::metadata("/proc/self/exe").map(|meta| (meta.dev(), meta.ino())).ok();
     let usable = |file: &Path| {
         fs::metadata(file).is_ok_and(|meta| {
@@ -62,21 +73,33 @@ pub fn find(candidates: &[String], path: Option<&OsStr>) -> Result<PathBuf, Real
     candidates
         .iter()
         .filter(|candidate| !candidate.is_empty())
-        .find_map(|candidate| match candidate.contains('/') {
-            true => Some(PathBuf::from(candidate)).filter(|file| usable(file)),
-            false => dirs().map(|dir| dir.join(candidate)).find(|file| usable(file)),
+        .find_map(|candidate| {
+            let file = match candidate.contains('/') {
+                true => Some(PathBuf::from(candidate)).filter(|file| usable(file)),
+                false => dirs().map(|dir| dir.join(candidate)).find(|file| usable(file)),
+            };
+            Some(Real { file: file?, name: candidate.clone() })
         })
         .ok_or_else(|| RealRuntimeError::NotFound { candidates: candidates.to_vec() })
 }
 
-/// Becomes the real runtime: same arguments, environment and descriptors. Returns only
-/// where that failed.
+/// Becomes the real runtime: same arguments, environment, descriptors and signals. Returns
+/// only where that failed.
+///
+/// Not by `std::process::Command`, which would give SIGPIPE its default action, whatever
+/// the engine chose: dockerd ignores it, and so do the containers it starts.
 #[must_use]
-pub fn exec(path: &Path, args: &[OsString]) -> RealRuntimeError {
-    // runc shows its name in its usage; its own argv[0] is what it was called by.
-    let name = path.file_name().unwrap_or(path.as_os_str());
-    let source = Command::new(path).arg0(name).args(args).exec();
-    RealRuntimeError::Exec { path: path.to_owned(), source }
+pub fn exec(real: &Real, args: &[OsString]) -> RealRuntimeError {
+    let become_it = || -> io::Result<Infallible> {
+        let file = CString::new(real.file.as_os_str().as_bytes())?;
+        let name = CString::new(real.name.as_bytes());
+        let words = args.iter().map(|word| CString::new(word.as_bytes()));
+        let argv = std::iter::once(name).chain(words).collect::<Result<Vec<_>, _>>()?;
+        Ok(execv(&file, &argv)?)
+    };
+    match become_it() {
+        Err(source) => RealRuntimeError::Exec { path: real.file.clone(), source },
+    }
 }
 
 #[cfg(test)]
@@ -100,9 +123,11 @@ mod tests {
         program(dir.path(), "first-runtime", 0o644);
         let second = program(dir.path(), "second-runtime", 0o755);
         let candidates = names(&["", "first-runtime", "second-runtime"]);
-        assert_eq!(find(&candidates, Some(dir.path().as_os_str())).unwrap(), second);
+        let found = find(&candidates, Some(dir.path().as_os_str())).unwrap();
+        assert_eq!(found, Real { file: second.clone(), name: "second-runtime".into() });
         let absolute = names(&["/nowhere/runc", second.to_str().unwrap()]);
-        assert_eq!(find(&absolute, None).unwrap(), second);
+        let name = second.to_str().unwrap().to_owned();
+        assert_eq!(find(&absolute, None).unwrap(), Real { file: second, name });
     }
 
     #[test]

@@ -1,0 +1,20 @@
+//! `cgpu-runtime` on the real runc and the real crun, called as engines call it.
+//!
+//! `pass_through`: what is not ours stays the real runtime's to the byte. `forms`: every
+//! way to name a bundle, a root and a configuration. `life`: containers with a quota from
+//! create to delete. `refusals`: what can't be had, and how the engine learns of it. Each
+//! test has a host of its own ([`host::Host`]); the GPUs come from a file, and nothing
+//! enforces quotas, so that no driver is needed.
+
+mod support;
+
+#[path = "runtime/forms.rs"]
+mod forms;
+#[path = "runtime/host.rs"]
+mod host;
+#[path = "runtime/life.rs"]
+mod life;
+#[path = "runtime/pass_through.rs"]
+mod pass_through;
+#[path = "runtime/refusals.rs"]
+mod refusals;
