@@ -1,19 +1,39 @@
 //! The main job on real engines: a container sees its GPUs and no other, its quota is
 //! registered while it lives, and no longer, however it ends.
 
-mod fixture;
+mod host;
 mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fixture::{GPU_0, GPU_1, Host};
+use host::Host;
 use serde_json::{Value, json};
 use support::{Containerd, Docker, IMAGE, Image, Podman, Restart, wait_until};
 
 const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
 const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
+
+/// UUID of GPU 0.
+const GPU_0: &str = "GPU-c09d11f5-a565-1f83-903c-a65a7ba138af";
+/// UUID of GPU 1.
+const GPU_1: &str = "GPU-959873c5-b57b-5d24-f3aa-e700c5d431cb";
+
+/// A host with two GPUs of different sizes, that keeps its log.
+fn host() -> Host {
+    let mut host = Host::with_gpus(&json!([
+        {"index": 0, "uuid": GPU_0, "memory_mib": 16130},
+        {"index": 1, "uuid": GPU_1, "memory_mib": 15109},
+    ]));
+    host.keep_log();
+    host
+}
+
+/// Where a host's configuration is, as text.
+fn config(host: &Host) -> String {
+    host.config().display().to_string()
+}
 
 /// Prints what a container sees of GPUs: its first process's variable (an exec has those
 /// that the engine gives it), and the device nodes.
@@ -36,10 +56,10 @@ fn with_env<'a>(variables: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn docker_containers_share_a_gpu_and_are_refused_what_is_not_left() {
-    let host = Host::new("");
+    let host = host();
     let docker = Docker::builder()
         .runtime(RUNTIME)
-        .runtime_arg(format!("--cgpu-config={}", host.config_text()))
+        .runtime_arg(format!("--cgpu-config={}", config(&host)))
         .start();
     let run = |options: &[&str], variables: &[&str], command: &[&str]| {
         let args = [&["--runtime=cgpu"], options, &with_env(variables), &[IMAGE], command].concat();
@@ -56,7 +76,7 @@ fn docker_containers_share_a_gpu_and_are_refused_what_is_not_left() {
     }
     let id = first.text();
     assert_eq!(host.limits_mib(id), [6452]);
-    let registered = host.registered(id);
+    let registered = host.container(id);
     assert_eq!(registered["state"], "active");
     assert_eq!(registered["pid"].to_string(), docker.inspect("first", "{{.State.Pid}}"));
     assert!(registered["root"].as_str().is_some_and(|root| root.ends_with("/moby")));
@@ -96,13 +116,13 @@ fn docker_containers_share_a_gpu_and_are_refused_what_is_not_left() {
     assert_eq!(docker.exec("second", &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
     assert_eq!(host.ps().len(), 1);
     docker.remove("second").ok();
-    host.is_empty();
+    host.soon_releases_all();
 }
 
 #[test]
 fn docker_containers_that_ask_for_nothing_are_left_alone() {
-    let host = Host::new("");
-    let docker = Docker::builder().runtime(RUNTIME).env("CGPU_CONFIG", host.config_text()).start();
+    let host = host();
+    let docker = Docker::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&host)).start();
     // Many images bake the choice of all GPUs in.
     docker.load(&Image::new("localhost/greedy:1").env("NVIDIA_VISIBLE_DEVICES", "all"));
     for (variables, image) in [
@@ -119,17 +139,14 @@ fn docker_containers_that_ask_for_nothing_are_left_alone() {
         assert_eq!(ours.stdout, docker.run(&args("--runtime=runc")).ok().stdout, "{variables:?}");
         assert!(!ours.text().contains("nvidia0"));
     }
-    assert!(!host.scratch().path().join("state").exists(), "nothing was registered");
+    assert!(!host.state_dir().exists(), "nothing was registered");
 }
 
 #[test]
 fn docker_keeps_quotas_over_its_own_restart() {
-    let host = Host::new("");
-    let mut docker = Docker::builder()
-        .runtime(RUNTIME)
-        .env("CGPU_CONFIG", host.config_text())
-        .live_restore()
-        .start();
+    let host = host();
+    let mut docker =
+        Docker::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&host)).live_restore().start();
     let args = [
         &["-d", "--name", "one", "--runtime=cgpu"][..],
         &with_env(&SIX_OF_FIFTEEN),
@@ -140,14 +157,14 @@ fn docker_keeps_quotas_over_its_own_restart() {
     assert_eq!(host.limits_mib(id.text()), [6452]);
     assert_eq!(docker.exec("one", &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
     docker.remove("one").ok();
-    host.is_empty();
+    host.soon_releases_all();
 }
 
 #[test]
 fn containerd_runs_short_ids_under_its_own_root() {
-    let host = Host::new("");
+    let host = host();
     let containerd =
-        Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", host.config_text()).start();
+        Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&host)).start();
     let options: Vec<&str> =
         SIX_OF_FIFTEEN.iter().flat_map(|variable| ["--env", variable]).collect();
     let seen = containerd.run(&[&["--rm"], &options[..]].concat(), "once", &["sh", "-c", LOOK]);
@@ -163,30 +180,30 @@ fn containerd_runs_short_ids_under_its_own_root() {
     for id in ["demo", "other"] {
         containerd.remove(id).ok();
     }
-    host.is_empty();
+    host.soon_releases_all();
 }
 
 /// As a Kubernetes RuntimeClass has it: the handler is `cgpu`.
 #[test]
 fn pods_get_quotas_by_the_device_plugins_variables_and_by_annotations() {
-    let host = Host::new("");
+    let host = host();
     let containerd =
-        Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", host.config_text()).start();
+        Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&host)).start();
     let cri = containerd.cri();
 
     // As the device plugin sets them.
     let pod = cri.pod_config("by-variables");
     let pod_id = cri.run_pod("cgpu", &pod);
     assert_eq!(host.ps(), Vec::<Value>::new(), "a sandbox holds nothing");
-    let mut config = cri.container_config("main");
+    let mut main = cri.container_config("main");
     let plugin = SIX_OF_FIFTEEN.iter().chain(&["ALIYUN_COM_GPU_MEM_IDX=0"]);
     // Its own processes only, so that its first one is number 1.
-    config["linux"] = json!({"security_context": {"namespace_options": {"pid": 1}}});
-    config["envs"] = plugin
+    main["linux"] = json!({"security_context": {"namespace_options": {"pid": 1}}});
+    main["envs"] = plugin
         .map(|variable| variable.split_once('=').expect("a variable has a value"))
         .map(|(key, value)| json!({"key": key, "value": value}))
         .collect();
-    let id = cri.create(&pod_id, &config, &pod);
+    let id = cri.create(&pod_id, &main, &pod);
     cri.start(&id).ok();
     let seen = cri.exec_sync(&id, &["sh", "-c", LOOK]);
     assert_eq!(seen.stdout.trim(), gpu_0_only());
@@ -201,7 +218,7 @@ fn pods_get_quotas_by_the_device_plugins_variables_and_by_annotations() {
     });
     let annotated_id = cri.run_pod("cgpu", &annotated);
     assert_eq!(host.ps().len(), 1, "a sandbox holds nothing, whatever its pod asks for");
-    let mut plain = renamed(&config, "main");
+    let mut plain = renamed(&main, "main");
     plain["envs"] = json!([]);
     let other = cri.create(&annotated_id, &plain, &annotated);
     cri.start(&other).ok();
@@ -210,7 +227,7 @@ fn pods_get_quotas_by_the_device_plugins_variables_and_by_annotations() {
     assert_eq!(seen.stdout.trim(), gpu_0_only());
 
     // A third has no room, and kubelet would see why: the shim makes it as it starts.
-    let third = cri.create(&pod_id, &renamed(&config, "third"), &pod);
+    let third = cri.create(&pod_id, &renamed(&main, "third"), &pod);
     let refused = cri.start(&third).fails();
     assert!(refused.stderr.contains("has 5377 MiB of 16130 MiB left"), "{}", refused.stderr);
     assert!(refused.stderr.contains(&format!("{}: 4301 MiB", &other[..12])), "{}", refused.stderr);
@@ -222,7 +239,7 @@ fn pods_get_quotas_by_the_device_plugins_variables_and_by_annotations() {
     for id in [&pod_id, &annotated_id] {
         cri.remove_pod(id).ok();
     }
-    host.is_empty();
+    host.soon_releases_all();
 }
 
 fn renamed(config: &Value, name: &str) -> Value {
@@ -234,10 +251,10 @@ fn renamed(config: &Value, name: &str) -> Value {
 
 #[test]
 fn podman_runs_with_the_wrapper_as_its_runtime() {
-    let host = Host::new("");
+    let host = host();
     let podman = Podman::builder()
         .runtime(RUNTIME)
-        .runtime_flag(format!("cgpu-config={}", host.config_text()))
+        .runtime_flag(format!("cgpu-config={}", config(&host)))
         .start();
     shares_under_podman(&host, &podman);
 }
@@ -245,7 +262,7 @@ fn podman_runs_with_the_wrapper_as_its_runtime() {
 /// podman keeps its own runtime; the hook does what the wrapper does.
 #[test]
 fn podman_runs_with_the_precreate_hook_of_a_hooks_directory() {
-    let host = Host::new("");
+    let host = host();
     let hooks = hooks_directory(&host, &["cgpu-precreate.json"]);
     let podman = Podman::builder().hooks_dir(hooks).start();
     shares_under_podman(&host, &podman);
@@ -256,7 +273,7 @@ fn shares_under_podman(host: &Host, podman: &Podman) {
         podman.run(&[options, &with_env(&SIX_OF_FIFTEEN), &[IMAGE], command].concat())
     };
     assert_eq!(run(&["--rm"], &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
-    host.is_empty();
+    host.soon_releases_all();
     let first = run(&["-d", "--name", "first"], &["sleep", "1000"]).ok();
     assert_eq!(host.limits_mib(first.text()), [6452]);
     assert_eq!(podman.exec("first", &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
@@ -271,7 +288,7 @@ fn shares_under_podman(host: &Host, podman: &Podman) {
     assert_eq!(podman.exec("second", &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
     assert_eq!(host.ps().len(), 1);
     podman.remove("second").ok();
-    host.is_empty();
+    host.soon_releases_all();
     // Without a request the configuration goes through untouched.
     let plain = podman.run(&["--rm", IMAGE, "sh", "-c", "ls /dev | grep -c nvidia"]);
     assert_eq!(plain.exits(1).text(), "0");
@@ -280,7 +297,7 @@ fn shares_under_podman(host: &Host, podman: &Podman) {
 /// A hooks directory alone: it registers and deregisters, and gives no device.
 #[test]
 fn podman_runs_with_the_other_hooks_alone() {
-    let host = Host::new("");
+    let host = host();
     let hooks = hooks_directory(&host, &["cgpu-createRuntime.json", "cgpu-poststop.json"]);
     let podman = Podman::builder().hooks_dir(hooks).start();
     let args =
@@ -288,12 +305,12 @@ fn podman_runs_with_the_other_hooks_alone() {
     let id = podman.run(&args.concat()).ok();
     assert_eq!(host.limits_mib(id.text()), [6452]);
     podman.remove("one").ok();
-    host.is_empty();
+    host.soon_releases_all();
 }
 
 /// The files of `hooks/` as they are shipped, but for the paths of this build.
 fn hooks_directory(host: &Host, names: &[&str]) -> PathBuf {
-    let directory = host.scratch().directory("hooks.d");
+    let directory = host.scratch.directory("hooks.d");
     for name in names {
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("hooks").join(name);
         let text = fs::read_to_string(shipped).expect("the hook is shipped");
@@ -301,7 +318,7 @@ fn hooks_directory(host: &Host, names: &[&str]) -> PathBuf {
         assert_eq!(hook["hook"]["path"], "/usr/bin/cgpu-hook");
         hook["hook"]["path"] = HOOK.into();
         let args = hook["hook"]["args"].as_array_mut().expect("it has arguments");
-        args.extend(["--config".into(), host.config_text().into()]);
+        args.extend(["--config".into(), config(host).into()]);
         fs::write(directory.join(name), hook.to_string()).expect("a hook can be written");
     }
     directory

@@ -106,7 +106,7 @@ fn a_module_that_does_not_do_its_part_fails_the_create_and_leaves_nothing() {
     let standin = StandIn::mount(&[0]);
     let mut host = alone();
     host.use_km(standin.path());
-    host.set("log", path(&host.scratch.path().join("cgpu.log")));
+    host.keep_log();
     for (fault, sentence) in [
         (Fault::NoSlot { gpu: 0 }, "GPU 0 has no "),
         (Fault::IgnoresWrite { gpu: 0, name: "memsize" }, "memsize"),
@@ -117,13 +117,12 @@ fn a_module_that_does_not_do_its_part_fails_the_create_and_leaves_nothing() {
             standin.fail(fault.clone());
             let bundle = hooked(&host, "faulty", "createRuntime", 4000);
             let refused = runtime.create(&bundle).fails();
-            let log = host.scratch.path().join("cgpu.log");
-            let logged = fs::read_to_string(&log).unwrap();
+            let logged = host.log();
             assert!(logged.contains("ERROR CreateRuntime: cgpu: "), "{logged}");
             // crun shows nobody what a hook prints.
             let said = if crun { logged } else { refused.stderr };
             assert!(said.contains(sentence), "{fault:?}: {said}");
-            fs::remove_file(log).unwrap();
+            host.forget_log();
             standin.heal();
             host.gc();
             assert_eq!(standin.instances(0), [""; 0], "{fault:?}");
@@ -210,6 +209,9 @@ fn poststop_never_fails() {
     silent(&host, &["poststop"], &state("gone", 0, Path::new("/nowhere")));
     host.hook(&["poststop"], "garbage").ok();
     host.hook(&["poststop"], "").ok();
+    // As a bundle may have it that another version of us wrote.
+    host.hook(&["poststop", "--of-the-future"], &told).ok();
+    host.hook(&["createRuntime", "--of-the-future"], &told).exits(2);
     let state_dir = host.scratch.file("file", "").join("state");
     host.set("state_dir", path(&state_dir));
     silent(&host, &["poststop"], &told);

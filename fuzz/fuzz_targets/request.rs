@@ -1,8 +1,7 @@
 //! No variable or annotation breaks the reader.
 #![no_main]
 
-use cgpu::plan::Rules;
-use cgpu::request::{Trust, name, read};
+use cgpu::request::{Rules, Trust, name, read};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

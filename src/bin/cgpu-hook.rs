@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use cgpu::admission::Host;
 use cgpu::hook::{self, HookError, Stage};
-use cgpu::report;
+use cgpu::report::{ErrorLog, report};
 use clap::Parser;
 
 /// Turns a container's GPU isolation on and off, as an OCI hook.
@@ -40,14 +40,20 @@ fn run(args: Hook) -> Result<(), HookError> {
 }
 
 fn main() -> ExitCode {
-    let args = Hook::parse();
-    let stage = args.stage;
-    match run(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{}", report::sentence(&error));
-            // A poststop hook that fails keeps the runtime from calling the others.
-            if stage == Stage::Poststop { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    // A poststop hook that fails keeps runc from calling the others, so it never does.
+    let is_poststop = std::env::args_os().nth(1).is_some_and(|stage| stage == "poststop");
+    let failed = match Hook::try_parse() {
+        Ok(args) => match run(args) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => {
+                report(&error, &ErrorLog::default());
+                ExitCode::FAILURE
+            }
+        },
+        Err(usage) => {
+            let _ = usage.print(); // nobody is left to tell where this fails
+            u8::try_from(usage.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
         }
-    }
+    };
+    if is_poststop { ExitCode::SUCCESS } else { failed }
 }

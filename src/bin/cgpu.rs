@@ -4,14 +4,14 @@ use std::io;
 use std::process::ExitCode;
 
 use cgpu::cli::{self, Cli};
-use cgpu::report;
+use cgpu::report::{ErrorLog, report};
 use clap::Parser;
 
 fn main() -> ExitCode {
     match cli::run(Cli::parse(), &mut io::stdout().lock()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{}", report::sentence(error.as_ref()));
+            report(error.as_ref(), &ErrorLog::default());
             ExitCode::FAILURE
         }
     }

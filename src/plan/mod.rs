@@ -63,14 +63,3 @@ impl fmt::Display for Kind {
         })
     }
 }
-
-/// What the configuration's `[admission]` says of requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rules {
-    /// Containers that hold GPUs as a whole are planned too.
-    pub exclusive: bool,
-    /// GPUs without a quota are refused.
-    pub require_quota: bool,
-    /// Most containers on a GPU, and the sum of their weights; 1 ..= 25.
-    pub max_inst: u32,
-}

@@ -11,9 +11,9 @@ mod limit;
 
 pub use error::ResolveError;
 
-use super::{Kind, Plan, PlannedGpu, Rules};
+use super::{Kind, Plan, PlannedGpu};
 use crate::inventory::{Gpu, Inventory};
-use crate::request::{Quota, Request};
+use crate::request::{Quota, Request, Rules};
 use choice::{Choice, Purpose};
 
 /// The plan that `request` comes to on the GPUs of `inventory`.

@@ -282,7 +282,6 @@ impl Registry {
 
 impl Locked<'_> {
     /// What every registered container holds.
-    #[must_use]
     pub fn holdings(&self) -> impl Iterator<Item = &Holding> + Clone {
         self.entries.iter().map(|entry| &entry.holding)
     }

@@ -22,7 +22,6 @@ pub(crate) use quota::{Measure, Quota, Source};
 pub(crate) use selection::{Extent, GpuName, Selection};
 pub(crate) use setting::Quoted;
 
-use crate::plan::Rules;
 use name::{NVIDIA_VISIBLE_DEVICES, Name, VISIBLE_DEVICES};
 use quota::{Ask, Off};
 
@@ -41,6 +40,17 @@ pub struct Trust {
     pub env: bool,
     /// The bundle's annotations count.
     pub annotations: bool,
+}
+
+/// What the configuration's `[admission]` says of requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// Containers that hold GPUs as a whole are planned too.
+    pub exclusive: bool,
+    /// GPUs without a quota are refused.
+    pub require_quota: bool,
+    /// Most containers on a GPU, and the sum of their weights; 1 ..= 25.
+    pub max_inst: u32,
 }
 
 /// What a container asks for, of the sources that are trusted.

@@ -1,4 +1,4 @@
-//! A host for cgpu: its configuration, one GPU, and bundles that ask for it.
+//! A host for cgpu: its configuration, its GPUs, and bundles that ask for them.
 //!
 //! Everything lies in a scratch of its own: the state directory, the inventory file, the
 //! driver's nodes (plain files, which are bind-mounted and need no driver). It must not
@@ -13,11 +13,12 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::support::{
-    Bundle, Outcome, PATIENCE, Runtime, Scratch, run_with_input, run_with_timeout,
+    Bundle, Outcome, PATIENCE, Runtime, Scratch, run_with_input, run_with_timeout, wait_until,
 };
 
 /// Memory of the one GPU.
@@ -38,13 +39,20 @@ pub struct Host {
 
 impl Host {
     pub fn new() -> Self {
-        let scratch = Scratch::new();
         let gpu = json!([{"index": 0, "uuid": UUID, "memory_mib": TOTAL_MIB}]);
-        let inventory = scratch.file("gpus.json", gpu.to_string());
-        scratch.directory("driver/dev");
+        let host = Self::with_gpus(&gpu);
         for node in ["nvidiactl", "nvidia-uvm", "nvidia0"] {
-            scratch.file(&format!("driver/dev/{node}"), "");
+            host.scratch.file(&format!("driver/dev/{node}"), "");
         }
+        host
+    }
+
+    /// A host with the GPUs of that inventory and no node of the driver: by backend `none`
+    /// the usual numbers are declared.
+    pub fn with_gpus(gpus: &Value) -> Self {
+        let scratch = Scratch::new();
+        let inventory = scratch.file("gpus.json", gpus.to_string());
+        scratch.directory("driver/dev");
         let mut host = Host { scratch, settings: toml::Table::new() };
         let path = |name: &str| host.scratch.path().join(name).display().to_string();
         let (state, driver) = (path("state"), path("driver"));
@@ -56,6 +64,25 @@ impl Host {
         host.set("isolation.backend", "none");
         host.set("driver.root", driver);
         host
+    }
+
+    /// Lets cgpu write its own log.
+    pub fn keep_log(&mut self) {
+        self.set("log", self.log_path().display().to_string());
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.scratch.path().join("cgpu.log")
+    }
+
+    /// What it wrote there.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Begins a new one.
+    pub fn forget_log(&self) {
+        fs::remove_file(self.log_path()).expect("there is a log");
     }
 
     /// Configures `key`, as `table.key`.
@@ -143,6 +170,32 @@ impl Host {
     pub fn registered(&self) -> BTreeSet<String> {
         let id = |container: &Value| container["id"].as_str().expect("an id is text").to_owned();
         self.ps().iter().map(id).collect()
+    }
+
+    /// The one whose id begins with `id`.
+    #[track_caller]
+    pub fn container(&self, id: &str) -> Value {
+        let mut found = self.ps();
+        found.retain(|container| container["id"].as_str().is_some_and(|full| full.starts_with(id)));
+        assert_eq!(found.len(), 1, "registered under {id}: {found:?}");
+        found.remove(0)
+    }
+
+    /// Its quotas in MiB, by GPU in its order.
+    #[track_caller]
+    pub fn limits_mib(&self, id: &str) -> Vec<u64> {
+        let container = self.container(id);
+        let gpus = container["gpus"].as_array().expect("its GPUs are a list");
+        let bytes = |gpu: &Value| gpu["memory_limit_bytes"].as_u64().expect("a quota in bytes");
+        gpus.iter().map(|gpu| bytes(gpu) >> 20).collect()
+    }
+
+    /// Fails unless soon every record was released: one whose container is gone is not
+    /// listed any more, but still there to be collected.
+    #[track_caller]
+    pub fn soon_releases_all(&self) {
+        wait_until(Duration::from_secs(5), || self.records().is_empty());
+        assert_eq!(self.records(), BTreeSet::new(), "registered: {:?}", self.ps());
     }
 
     /// What they were promised of the GPU.
