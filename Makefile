@@ -31,7 +31,7 @@ unit: ## test the library alone; needs no privilege and no engine
 
 test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
-	$(CARGO) test --locked --workspace --lib --tests
+	$(CARGO) test --locked --lib --tests
 
 demo: deps build ## two containers share a GPU, a third is refused (root)
 	@tests/demo $(RELEASE)
