@@ -21,11 +21,10 @@ use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
 use crate::inject::{self, Missing, NodeError, Nodes};
 use crate::inventory::{self, Inventory};
-use crate::plan::{self, Kind, Limits, Plan, Refusal, ResolveError};
+use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan, Refusal, ResolveError};
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::request::{self, Request, RequestError};
-use crate::units::bytes_to_mib;
 
 /// This host's configuration and what belongs to it.
 #[derive(Debug, Clone)]
@@ -48,6 +47,9 @@ pub enum AdmissionError {
     /// Others have it.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// A change can't be meant.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
     /// The bundle.
     #[error(transparent)]
     Bundle(#[from] BundleError),
@@ -271,7 +273,7 @@ impl Host {
         };
         locked.put(&record)?;
         failpoint("reserved");
-        info!(id = record.key.id, root = record.key.root, gpus = %told(&record.plan), "registered");
+        info!(id = record.key.id, root = record.key.root, gpus = %record.plan, "registered");
         Ok(record)
     }
 
@@ -389,6 +391,39 @@ impl Host {
         Ok(true)
     }
 
+    /// Changes the container whose id is, or alone begins with, `id`; its plan after that.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such container, `change` can't be meant for it, others hold too
+    /// much, or the backend refuses; then it has what it had.
+    pub fn set(
+        &self,
+        id: &str,
+        change: impl FnOnce(&Plan) -> Result<Change, ChangeError>,
+    ) -> Result<Plan, AdmissionError> {
+        let registry = self.registry()?;
+        let mut locked = registry.lock()?;
+        self.collect_locked(&mut locked, Look::Close)?;
+        let before = locked.find_by_id(id)?;
+        let change = change(&before.plan)?;
+        let plan = before.plan.after(change, self.config.admission.max_inst)?;
+        plan::admit(&plan, locked.holdings_but(&before.key), self.limits())?;
+        // While it changes it holds the larger of both: whatever happens in between, no
+        // more is promised than can be kept.
+        let between = before.plan.covering(&plan);
+        locked.put(&Record { plan: between, ..before.clone() })?;
+        let after = Record { plan, ..before.clone() };
+        let isolation = backend::isolation(after.plan.backend, &self.config.isolation)?;
+        if let Err(error) = isolation.set(tenant(&before), change) {
+            locked.put(&before)?;
+            return Err(error.into());
+        }
+        locked.put(&after)?;
+        info!(id = after.key.id, gpus = %after.plan, weight = after.plan.weight, "changed");
+        Ok(after.plan)
+    }
+
     /// Ends what nothing keeps alive any more; says what that was.
     ///
     /// # Errors
@@ -429,15 +464,6 @@ impl Host {
         locked.remove(&record.key)?;
         Ok(())
     }
-}
-
-/// A plan in the log: `GPU 0 6452 MiB, GPU 1 whole`.
-fn told(plan: &Plan) -> String {
-    let gpus = plan.gpus.iter().map(|gpu| match gpu.memory_limit_bytes {
-        Some(bytes) => format!("GPU {} {} MiB", gpu.index, bytes_to_mib(bytes)),
-        None => format!("GPU {} whole", gpu.index),
-    });
-    gpus.collect::<Vec<_>>().join(", ")
 }
 
 fn tenant(record: &Record) -> Tenant<'_> {

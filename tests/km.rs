@@ -16,8 +16,8 @@ use std::process::Command;
 use std::sync::{Barrier, Once};
 
 use cgpu::backend::km::{Km, KmError};
-use cgpu::backend::{BackendError, Change, Instance, Isolation, Tenant};
-use cgpu::plan::{Kind, Plan, PlannedGpu};
+use cgpu::backend::{BackendError, Instance, Isolation, Tenant};
+use cgpu::plan::{Change, Kind, Plan, PlannedGpu};
 use km_standin::{Fault, StandIn};
 
 const A: &str = "12b2edccd7aa";

@@ -18,9 +18,9 @@ use std::path::PathBuf;
 
 pub use error::{KmError, NotUndone};
 
-use super::{BackendError, Capabilities, Change, Instance, Isolation, Tenant};
+use super::{BackendError, Capabilities, Instance, Isolation, Tenant};
 use crate::bundle::Edits;
-use crate::plan::Kind;
+use crate::plan::{Change, Kind};
 use tree::{Cell, Tree, check_short_id, control_digit};
 
 /// Where the module's tree is.

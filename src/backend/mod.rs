@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::bundle::Edits;
 use crate::config;
-use crate::plan::{Kind, Plan};
+use crate::plan::{Change, Kind, Plan};
 
 /// A container as a backend sees it.
 #[derive(Debug, Clone, Copy)]
@@ -51,22 +51,6 @@ pub struct Instance {
     pub memory_limit_bytes: u64,
     /// Memory in use in bytes; `None` where unknown.
     pub memory_used_bytes: Option<u64>,
-}
-
-/// A change to a running container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
-    /// A new quota on one GPU.
-    MemoryLimit {
-        /// Index of the GPU.
-        gpu_index: u32,
-        /// The quota in bytes.
-        bytes: u64,
-    },
-    /// A new compute weight on all its GPUs.
-    Weight(u32),
-    /// A new priority on all its GPUs.
-    HighPriority(bool),
 }
 
 /// One way of isolating containers on a GPU.

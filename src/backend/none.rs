@@ -6,9 +6,9 @@
 
 use thiserror::Error;
 
-use super::{BackendError, Capabilities, Change, Instance, Isolation, Tenant};
+use super::{BackendError, Capabilities, Instance, Isolation, Tenant};
 use crate::bundle::Edits;
-use crate::plan::Kind;
+use crate::plan::{Change, Kind};
 
 /// The backend that enforces nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -4,6 +4,7 @@ pub mod gc;
 pub mod gpus;
 pub mod inspect;
 pub mod ps;
+pub mod set;
 mod table;
 
 use std::io::Write;
@@ -53,6 +54,8 @@ pub enum Verb {
         #[command(flatten)]
         output: Output,
     },
+    /// Change what a running container has.
+    Set(set::Set),
     /// Take back what containers held that are gone.
     Gc,
 }
@@ -88,6 +91,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<()> {
         }
         Verb::Ps { output } => ps::run(&host, output.format, out),
         Verb::Inspect { bundle, output } => inspect::run(&host, &bundle, output.format, out),
+        Verb::Set(set) => set::run(&host, &set, out),
         Verb::Gc => gc::run(&host, out),
     }
 }

@@ -4,13 +4,17 @@
 //! user can act on go out. Must not know OCI or files.
 
 mod admit;
+mod change;
 mod resolve;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::units::bytes_to_mib;
+
 pub use admit::{Holders, Holding, Limits, Refusal, admit};
+pub use change::{Change, ChangeError};
 pub use resolve::{ResolveError, resolve};
 
 /// What a create gives to a container: the `plan` of `cgpu inspect`.
@@ -52,6 +56,20 @@ pub enum Kind {
     Km,
     /// Visibility and environment only.
     None,
+}
+
+/// As logs and people read it: `GPU 0 6452 MiB, GPU 1 whole`.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, gpu) in self.gpus.iter().enumerate() {
+            let comma = if at > 0 { ", " } else { "" };
+            match gpu.memory_limit_bytes {
+                Some(bytes) => write!(f, "{comma}GPU {} {} MiB", gpu.index, bytes_to_mib(bytes))?,
+                None => write!(f, "{comma}GPU {} whole", gpu.index)?,
+            }
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for Kind {

@@ -115,6 +115,20 @@ pub enum RegistryError {
         #[source]
         source: serde_json::Error,
     },
+    /// No container has that id.
+    #[error("no registered container is {id:?}; `cgpu ps` lists them")]
+    Unknown {
+        /// The id, or its beginning.
+        id: String,
+    },
+    /// Several have it.
+    #[error("{count} registered containers are {id:?}; give more of the id")]
+    Ambiguous {
+        /// The id, or its beginning.
+        id: String,
+        /// How many.
+        count: usize,
+    },
     /// The container is registered already, and lives.
     #[error(
         "container {id} of {root} is registered already and has process {pid}; use another id, or delete that one"
@@ -284,6 +298,35 @@ impl Locked<'_> {
     /// What every registered container holds.
     pub fn holdings(&self) -> impl Iterator<Item = &Holding> + Clone {
         self.entries.iter().map(|entry| &entry.holding)
+    }
+
+    /// What they hold but for the one of `key`.
+    pub fn holdings_but(&self, key: &Key) -> impl Iterator<Item = &Holding> + Clone {
+        let file = key.file_name();
+        let others = self.entries.iter().filter(move |entry| entry.file != file);
+        others.map(|entry| &entry.holding)
+    }
+
+    /// The record whose id is `id`, or, where there is none, the only one whose id begins
+    /// with it.
+    ///
+    /// # Errors
+    ///
+    /// Where there is none or more than one, or it can't be read.
+    pub fn find_by_id(&self, id: &str) -> Result<Record, RegistryError> {
+        let with = |fits: &dyn Fn(&str) -> bool| -> Vec<&Entry> {
+            self.entries.iter().filter(|entry| fits(&entry.holding.id)).collect()
+        };
+        let mut found = with(&|other| other == id);
+        if found.is_empty() && !id.is_empty() {
+            found = with(&|other| other.starts_with(id));
+        }
+        let unknown = || RegistryError::Unknown { id: id.to_owned() };
+        match found.as_slice() {
+            [] => Err(unknown()),
+            [entry] => self.registry.record(entry.file.as_ref())?.ok_or_else(unknown),
+            several => Err(RegistryError::Ambiguous { id: id.to_owned(), count: several.len() }),
+        }
     }
 
     /// Whether a record has that short id.
