@@ -1,0 +1,77 @@
+//! The sums of one GPU: what is charged, pending, missed and gone.
+
+use super::{LedgerError, Usage};
+
+/// What counts against one quota. All in bytes.
+#[derive(Debug)]
+pub(super) struct Account {
+    limit: u64,
+    /// Charges that the ledger has.
+    charged: u64,
+    /// Reservations on their way through the driver.
+    pending: u64,
+    /// What the driver had and no charge, when it was asked last.
+    missed: u64,
+    /// What charges had and the driver not, when it was asked last: frees that nobody told
+    /// us of. Which charges they are isn't known; so the next ones that end are taken for
+    /// these, and what is counted doesn't fall below what is used.
+    gone: u64,
+    /// How often the driver was asked. Charges made since then are true.
+    epoch: u64,
+}
+
+impl Account {
+    pub(super) fn new(limit: u64) -> Self {
+        Account { limit, charged: 0, pending: 0, missed: 0, gone: 0, epoch: 0 }
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn used(&self) -> u64 {
+        let held = self.charged.saturating_sub(self.gone);
+        held.saturating_add(self.pending).saturating_add(self.missed)
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        Usage { limit_bytes: self.limit, used_bytes: self.used() }
+    }
+
+    pub(super) fn set_limit(&mut self, limit: u64) {
+        self.limit = limit;
+    }
+
+    pub(super) fn reserve(&mut self, bytes: u64) -> Result<(), LedgerError> {
+        let usage = self.usage();
+        if bytes > usage.free_bytes() {
+            return Err(LedgerError::OverQuota { asked_bytes: bytes, usage });
+        }
+        self.pending += bytes;
+        Ok(())
+    }
+
+    pub(super) fn cancel(&mut self, bytes: u64) {
+        self.pending = self.pending.saturating_sub(bytes);
+    }
+
+    pub(super) fn commit(&mut self, bytes: u64) {
+        self.pending = self.pending.saturating_sub(bytes);
+        self.charged = self.charged.saturating_add(bytes);
+    }
+
+    /// A charge made in `epoch` ends.
+    pub(super) fn end(&mut self, bytes: u64, epoch: u64) {
+        self.charged = self.charged.saturating_sub(bytes);
+        if epoch < self.epoch {
+            self.gone = self.gone.saturating_sub(bytes);
+        }
+        self.gone = self.gone.min(self.charged);
+    }
+
+    pub(super) fn reconcile(&mut self, driver: u64) {
+        self.missed = driver.saturating_sub(self.charged);
+        self.gone = self.charged.saturating_sub(driver);
+        self.epoch += 1;
+    }
+}

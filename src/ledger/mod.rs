@@ -1,0 +1,415 @@
+//! What a container has allocated on its GPUs, and whether it may have more.
+//!
+//! Knows charges, what keeps them alive (objects, their duplicates, mappings, exports),
+//! quotas and reconciliation. Must not know file descriptors, processes of the host or the
+//! driver's structs: clients, handles and processes are numbers to it. Pure: one thread
+//! owns it, every call is a decision at once, time does not come into it.
+//!
+//! The life of an allocation: [`Ledger::reserve`] before the driver is asked (so that
+//! two that race never both get the last byte), then [`Ledger::commit`] under the handle
+//! the driver gave, or [`Ledger::cancel`]. A charge ends when the last thing that keeps
+//! it alive does. What the ledger missed, [`Ledger::reconcile`] learns from the driver's
+//! own figure.
+//!
+//! Invariants: `used` of a GPU is never below what is charged and pending on it, less what
+//! the driver said is gone; it never passes the quota by a reservation; every map is
+//! bounded by [`Bounds`], because a container can make them grow.
+
+mod account;
+mod objects;
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use account::Account;
+use objects::Objects;
+
+/// The driver's name of a client (`hClient`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Client(pub u32);
+
+/// The name of an object within its client (`hObject`); a client's own handle is its
+/// number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handle(pub u32);
+
+/// A process, by a number that is never used again while the ledger lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Process(pub u64);
+
+/// What keeps a charge alive besides the objects that name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Hold {
+    /// A mapping into the address space `space` (a kernel-side duplicate).
+    Mapping {
+        /// Whose; all its holds end together.
+        space: u64,
+        /// Where.
+        base: u64,
+    },
+    /// An exported file.
+    Export(u64),
+}
+
+/// How much a container may make the ledger remember.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Objects of all clients together.
+    pub objects: usize,
+    /// Mappings and exports together.
+    pub holds: usize,
+}
+
+/// Memory asked for and not yet given. Must end in [`Ledger::commit`] or
+/// [`Ledger::cancel`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a reservation that is forgotten is never given back"]
+pub struct Reservation {
+    gpu: usize,
+    bytes: u64,
+}
+
+/// What was promised on one GPU, and what of it is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// The quota in bytes.
+    pub limit_bytes: u64,
+    /// What counts against it, in bytes; more than the quota only after that was lowered,
+    /// or where the driver told of memory that nobody had asked us for.
+    pub used_bytes: u64,
+}
+
+impl Usage {
+    /// What is left, in bytes.
+    #[must_use]
+    pub fn free_bytes(self) -> u64 {
+        self.limit_bytes.saturating_sub(self.used_bytes)
+    }
+}
+
+/// Why something is not entered.
+#[derive(Debug, Clone, Copy, Error, PartialEq, Eq)]
+pub enum LedgerError {
+    /// More than is left.
+    #[error("{asked_bytes} bytes asked for, {} of {} left", usage.free_bytes(), usage.limit_bytes)]
+    OverQuota {
+        /// What was asked for.
+        asked_bytes: u64,
+        /// What there was.
+        usage: Usage,
+    },
+    /// The container has no such GPU.
+    #[error("the container has no GPU number {gpu}")]
+    NoSuchGpu {
+        /// Its number in the container's order.
+        gpu: usize,
+    },
+    /// The ledger is as large as it may become.
+    #[error("the container has more objects or mappings than can be kept account of")]
+    Full,
+    /// There is no such object.
+    #[error("client {:#x} has no object {:#x}", client.0, handle.0)]
+    NoSuchObject {
+        /// The client.
+        client: Client,
+        /// The handle.
+        handle: Handle,
+    },
+    /// The quota would be below what is in use.
+    #[error("{} bytes are in use, more than the new quota of {limit_bytes}", usage.used_bytes)]
+    InUse {
+        /// The quota asked for.
+        limit_bytes: u64,
+        /// What there is.
+        usage: Usage,
+    },
+}
+
+/// Whether a quota may fall below what is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lowering {
+    /// It is refused.
+    Refuse,
+    /// Nothing is given until enough was freed.
+    Allow,
+}
+
+/// The account of one container.
+#[derive(Debug)]
+pub struct Ledger {
+    accounts: Vec<Account>,
+    objects: Objects,
+    /// The processes that may hold a client's file open; it lives as long as any does.
+    holders: BTreeMap<Client, Vec<Process>>,
+    holds: BTreeMap<Hold, ChargeId>,
+    charges: BTreeMap<ChargeId, Charge>,
+    next_charge: u64,
+    bounds: Bounds,
+}
+
+/// The name of a charge; never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct ChargeId(u64);
+
+#[derive(Debug)]
+struct Charge {
+    gpu: usize,
+    bytes: u64,
+    /// The reconciliation before which it was made.
+    epoch: u64,
+    /// Objects and holds that keep it alive.
+    references: u32,
+}
+
+impl Ledger {
+    /// An empty account with these quotas in bytes, in the container's order of GPUs.
+    #[must_use]
+    pub fn new(limits_bytes: &[u64], bounds: Bounds) -> Self {
+        Ledger {
+            accounts: limits_bytes.iter().copied().map(Account::new).collect(),
+            objects: Objects::default(),
+            holders: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            charges: BTreeMap::new(),
+            next_charge: 0,
+            bounds,
+        }
+    }
+
+    /// Quota and use of the GPU with that number; `None` where the container has none.
+    #[must_use]
+    pub fn usage(&self, gpu: usize) -> Option<Usage> {
+        self.accounts.get(gpu).map(Account::usage)
+    }
+
+    /// Objects, and mappings with exports, that are remembered now.
+    #[must_use]
+    pub fn size(&self) -> Bounds {
+        Bounds { objects: self.objects.len(), holds: self.holds.len() }
+    }
+
+    fn account(&mut self, gpu: usize) -> Result<&mut Account, LedgerError> {
+        self.accounts.get_mut(gpu).ok_or(LedgerError::NoSuchGpu { gpu })
+    }
+
+    /// Sets memory aside for an allocation that the driver is about to be asked for.
+    ///
+    /// # Errors
+    ///
+    /// Where that is more than is left, or one more object could not be remembered: then
+    /// the driver must not be asked.
+    pub fn reserve(&mut self, gpu: usize, bytes: u64) -> Result<Reservation, LedgerError> {
+        if self.objects.len() >= self.bounds.objects {
+            return Err(LedgerError::Full);
+        }
+        self.account(gpu)?.reserve(bytes)?;
+        Ok(Reservation { gpu, bytes })
+    }
+
+    /// The driver did not give it.
+    pub fn cancel(&mut self, reservation: Reservation) {
+        let Reservation { gpu, bytes } = reservation;
+        if let Some(account) = self.accounts.get_mut(gpu) {
+            account.cancel(bytes);
+        }
+    }
+
+    /// The driver gave it, as `handle` below `parent`. An object that had the handle before
+    /// is gone: the driver gives none twice.
+    pub fn commit(
+        &mut self,
+        reservation: Reservation,
+        client: Client,
+        parent: Handle,
+        handle: Handle,
+    ) {
+        let Reservation { gpu, bytes } = reservation;
+        self.free(client, handle);
+        let Some(account) = self.accounts.get_mut(gpu) else { return };
+        account.commit(bytes);
+        let id = ChargeId(self.next_charge);
+        self.next_charge += 1;
+        let epoch = account.epoch();
+        self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1 });
+        // Room for it was seen to when it was reserved; one more does no harm.
+        self.objects.insert(client, parent, handle, Some(id));
+    }
+
+    /// An object without memory of its own, that others may hang below.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be remembered. It may be allowed all the same: what is freed with it
+    /// then stays charged until its client ends or the driver is asked.
+    pub fn note(
+        &mut self,
+        client: Client,
+        parent: Handle,
+        handle: Handle,
+    ) -> Result<(), LedgerError> {
+        self.free(client, handle);
+        if self.objects.len() >= self.bounds.objects {
+            return Err(LedgerError::Full);
+        }
+        self.objects.insert(client, parent, handle, None);
+        Ok(())
+    }
+
+    /// `handle` of `client` is another name for `source`, with its memory.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be remembered: then it must not be made, or its memory could outlive
+    /// its charge.
+    pub fn duplicate(
+        &mut self,
+        source: (Client, Handle),
+        client: Client,
+        parent: Handle,
+        handle: Handle,
+    ) -> Result<(), LedgerError> {
+        if self.objects.len() >= self.bounds.objects {
+            return Err(LedgerError::Full);
+        }
+        let charge = self.objects.charge(source.0, source.1);
+        if let Some(id) = charge {
+            self.reference(id);
+        }
+        self.free(client, handle);
+        self.objects.insert(client, parent, handle, charge);
+        Ok(())
+    }
+
+    /// `hold` keeps the memory of an object alive, also after that is freed.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such object, or it can't be remembered: then it must not be made.
+    pub fn hold(&mut self, hold: Hold, client: Client, handle: Handle) -> Result<(), LedgerError> {
+        if !self.objects.contains(client, handle) {
+            return Err(LedgerError::NoSuchObject { client, handle });
+        }
+        if self.holds.len() >= self.bounds.holds && !self.holds.contains_key(&hold) {
+            return Err(LedgerError::Full);
+        }
+        let Some(id) = self.objects.charge(client, handle) else { return Ok(()) };
+        self.reference(id);
+        if let Some(before) = self.holds.insert(hold, id) {
+            self.dereference(before);
+        }
+        Ok(())
+    }
+
+    /// `hold` is gone.
+    pub fn release(&mut self, hold: Hold) {
+        if let Some(id) = self.holds.remove(&hold) {
+            self.dereference(id);
+        }
+    }
+
+    /// An address space is gone, with all that was mapped into it.
+    pub fn release_space(&mut self, space: u64) {
+        let first = Hold::Mapping { space, base: 0 };
+        let last = Hold::Mapping { space, base: u64::MAX };
+        let gone: Vec<Hold> = self.holds.range(first..=last).map(|(hold, _)| *hold).collect();
+        gone.into_iter().for_each(|hold| self.release(hold));
+    }
+
+    /// An object is freed, and all below it; the client's own handle frees the client.
+    pub fn free(&mut self, client: Client, handle: Handle) {
+        if handle.0 == client.0 {
+            return self.close(client);
+        }
+        for id in self.objects.remove_tree(client, handle) {
+            self.dereference(id);
+        }
+    }
+
+    /// A client is gone, with all its objects.
+    pub fn close(&mut self, client: Client) {
+        self.holders.remove(&client);
+        for id in self.objects.remove_client(client) {
+            self.dereference(id);
+        }
+    }
+
+    /// `process` may hold the client's file open: it made it, was forked from one that did,
+    /// or was seen to use it.
+    pub fn share(&mut self, client: Client, process: Process) {
+        let holders = self.holders.entry(client).or_default();
+        if !holders.contains(&process) {
+            holders.push(process);
+        }
+    }
+
+    /// A process is gone; clients that nobody else was seen to hold go with it. One that
+    /// was never seen may still hold a client: [`reconcile`](Self::reconcile) after a death.
+    pub fn died(&mut self, process: Process) {
+        let mut closed = Vec::new();
+        for (client, holders) in &mut self.holders {
+            holders.retain(|holder| *holder != process);
+            if holders.is_empty() {
+                closed.push(*client);
+            }
+        }
+        closed.into_iter().for_each(|client| self.close(client));
+    }
+
+    /// Changes the quota of a GPU.
+    ///
+    /// # Errors
+    ///
+    /// Where the container has no such GPU, or more is in use and `lowering` refuses that.
+    pub fn set_limit(
+        &mut self,
+        gpu: usize,
+        limit_bytes: u64,
+        lowering: Lowering,
+    ) -> Result<Usage, LedgerError> {
+        let account = self.account(gpu)?;
+        let usage = account.usage();
+        if lowering == Lowering::Refuse && limit_bytes < usage.used_bytes {
+            return Err(LedgerError::InUse { limit_bytes, usage });
+        }
+        account.set_limit(limit_bytes);
+        Ok(account.usage())
+    }
+
+    /// The driver's own figure: what the container's processes hold on a GPU in all.
+    ///
+    /// From then on that counts, with what is pending on top (the figure may have some of
+    /// it in already: too much for a while, never too little). Ask before a refusal and after
+    /// a death.
+    ///
+    /// # Errors
+    ///
+    /// Where the container has no such GPU.
+    pub fn reconcile(&mut self, gpu: usize, driver_bytes: u64) -> Result<Usage, LedgerError> {
+        let account = self.account(gpu)?;
+        account.reconcile(driver_bytes);
+        Ok(account.usage())
+    }
+
+    fn reference(&mut self, id: ChargeId) {
+        if let Some(charge) = self.charges.get_mut(&id) {
+            charge.references += 1;
+        }
+    }
+
+    fn dereference(&mut self, id: ChargeId) {
+        let Some(charge) = self.charges.get_mut(&id) else { return };
+        charge.references -= 1;
+        if charge.references > 0 {
+            return;
+        }
+        let Charge { gpu, bytes, epoch, .. } = *charge;
+        self.charges.remove(&id);
+        if let Some(account) = self.accounts.get_mut(gpu) {
+            account.end(bytes, epoch);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

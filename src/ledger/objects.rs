@@ -1,0 +1,70 @@
+//! The objects of all clients as trees: what hangs below what, and which charge each names.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{ChargeId, Client, Handle};
+
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    all: BTreeMap<(Client, Handle), Object>,
+    /// Client, parent, child.
+    children: BTreeSet<(Client, Handle, Handle)>,
+}
+
+#[derive(Debug)]
+struct Object {
+    parent: Handle,
+    charge: Option<ChargeId>,
+}
+
+const LOWEST: Handle = Handle(0);
+const HIGHEST: Handle = Handle(u32::MAX);
+
+impl Objects {
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn contains(&self, client: Client, handle: Handle) -> bool {
+        self.all.contains_key(&(client, handle))
+    }
+
+    pub(super) fn charge(&self, client: Client, handle: Handle) -> Option<ChargeId> {
+        self.all.get(&(client, handle)).and_then(|object| object.charge)
+    }
+
+    /// Enters an object whose handle is free.
+    pub(super) fn insert(
+        &mut self,
+        client: Client,
+        parent: Handle,
+        handle: Handle,
+        charge: Option<ChargeId>,
+    ) {
+        self.all.insert((client, handle), Object { parent, charge });
+        self.children.insert((client, parent, handle));
+    }
+
+    /// Takes an object and all below it out; the charges they named.
+    pub(super) fn remove_tree(&mut self, client: Client, handle: Handle) -> Vec<ChargeId> {
+        let mut charges = Vec::new();
+        let mut left = vec![handle];
+        // Each is taken out before its children are looked for: a cycle, which the driver
+        // never makes, ends too.
+        while let Some(handle) = left.pop() {
+            let Some(object) = self.all.remove(&(client, handle)) else { continue };
+            self.children.remove(&(client, object.parent, handle));
+            charges.extend(object.charge);
+            let below = self.children.range((client, handle, LOWEST)..=(client, handle, HIGHEST));
+            left.extend(below.map(|(_, _, child)| *child));
+        }
+        charges
+    }
+
+    /// Takes all objects of a client out; the charges they named.
+    pub(super) fn remove_client(&mut self, client: Client) -> Vec<ChargeId> {
+        let range = (client, LOWEST)..=(client, HIGHEST);
+        let handles: Vec<Handle> = self.all.range(range).map(|((_, handle), _)| *handle).collect();
+        handles.into_iter().flat_map(|handle| self.remove_tree(client, handle)).collect()
+    }
+}

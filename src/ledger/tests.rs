@@ -1,0 +1,377 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BOUNDS: Bounds = Bounds { objects: 1000, holds: 100 };
+const A: Client = Client(0xc1d0_0001);
+const B: Client = Client(0xc1d0_0002);
+
+fn ledger(limit: u64) -> Ledger {
+    Ledger::new(&[limit], BOUNDS)
+}
+
+fn root(client: Client) -> Handle {
+    Handle(client.0)
+}
+
+fn allocate(ledger: &mut Ledger, client: Client, handle: u32, bytes: u64) {
+    let reservation = ledger.reserve(0, bytes).unwrap();
+    ledger.commit(reservation, client, root(client), Handle(handle));
+}
+
+fn used(ledger: &Ledger) -> u64 {
+    ledger.usage(0).unwrap().used_bytes
+}
+
+#[test]
+fn the_last_byte_is_given_once() {
+    let mut ledger = ledger(100);
+    let first = ledger.reserve(0, 60).unwrap();
+    let error = ledger.reserve(0, 41).unwrap_err();
+    assert_eq!(error.to_string(), "41 bytes asked for, 40 of 100 left");
+    let second = ledger.reserve(0, 40).unwrap();
+    assert!(ledger.reserve(0, 1).is_err());
+    ledger.cancel(first);
+    ledger.commit(second, A, root(A), Handle(1));
+    assert_eq!(used(&ledger), 40);
+    assert_eq!(ledger.reserve(0, u64::MAX).map(drop).is_err(), true);
+    assert_eq!(ledger.reserve(1, 1), Err(LedgerError::NoSuchGpu { gpu: 1 }));
+}
+
+#[test]
+fn a_duplicate_keeps_the_charge_and_is_not_charged_again() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 70);
+    ledger.duplicate((A, Handle(1)), B, root(B), Handle(9)).unwrap();
+    assert_eq!(used(&ledger), 70);
+    ledger.free(A, Handle(1));
+    assert_eq!(used(&ledger), 70, "the duplicate keeps it");
+    ledger.close(B);
+    assert_eq!(used(&ledger), 0);
+}
+
+#[test]
+fn a_mapping_and_an_export_keep_what_was_freed() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 70);
+    ledger.hold(Hold::Mapping { space: 1, base: 0x1000 }, A, Handle(1)).unwrap();
+    ledger.hold(Hold::Export(5), A, Handle(1)).unwrap();
+    ledger.free(A, Handle(1));
+    assert_eq!(used(&ledger), 70);
+    ledger.release_space(1);
+    assert_eq!(used(&ledger), 70);
+    ledger.release(Hold::Export(5));
+    ledger.release(Hold::Export(5));
+    assert_eq!((used(&ledger), ledger.size().holds), (0, 0));
+    let gone = ledger.hold(Hold::Export(6), A, Handle(1)).unwrap_err();
+    assert_eq!(gone.to_string(), "client 0xc1d00001 has no object 0x1");
+}
+
+#[test]
+fn a_parent_takes_all_below_it_along() {
+    let mut ledger = ledger(100);
+    ledger.note(A, root(A), Handle(1)).unwrap();
+    ledger.note(A, Handle(1), Handle(2)).unwrap();
+    let reservation = ledger.reserve(0, 10).unwrap();
+    ledger.commit(reservation, A, Handle(2), Handle(3));
+    allocate(&mut ledger, A, 4, 5);
+    ledger.free(A, Handle(1));
+    assert_eq!((used(&ledger), ledger.size().objects), (5, 1));
+    ledger.free(A, root(A));
+    assert_eq!((used(&ledger), ledger.size().objects), (0, 0));
+}
+
+#[test]
+fn a_handle_used_again_means_that_a_free_was_missed() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 40);
+    allocate(&mut ledger, A, 1, 30);
+    assert_eq!((used(&ledger), ledger.size().objects), (30, 1));
+}
+
+#[test]
+fn a_client_lives_as_long_as_any_process_that_was_seen_with_it() {
+    let mut ledger = ledger(100);
+    ledger.share(A, Process(1));
+    ledger.share(A, Process(2));
+    ledger.share(A, Process(2));
+    allocate(&mut ledger, A, 1, 40);
+    ledger.died(Process(1));
+    assert_eq!(used(&ledger), 40, "the other got the descriptor by fork or over a socket");
+    ledger.died(Process(2));
+    assert_eq!(used(&ledger), 0);
+}
+
+#[test]
+fn a_quota_falls_below_what_is_in_use_only_when_told_to() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 60);
+    let error = ledger.set_limit(0, 50, Lowering::Refuse).unwrap_err().to_string();
+    assert_eq!(error, "60 bytes are in use, more than the new quota of 50");
+    let usage = ledger.set_limit(0, 50, Lowering::Allow).unwrap();
+    assert_eq!((usage.used_bytes, usage.free_bytes()), (60, 0));
+    assert!(ledger.reserve(0, 1).is_err());
+    ledger.free(A, Handle(1));
+    assert!(ledger.reserve(0, 50).is_ok());
+}
+
+#[test]
+fn a_missed_free_refuses_nobody_once_the_driver_was_asked() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 60);
+    allocate(&mut ledger, A, 2, 40);
+    assert!(ledger.reserve(0, 10).is_err());
+    assert_eq!(ledger.reconcile(0, 40).unwrap().used_bytes, 40);
+    // Whichever of the two is told of now is taken for the one that was gone.
+    ledger.free(A, Handle(2));
+    assert_eq!(used(&ledger), 40);
+    assert_eq!(ledger.reconcile(0, 0).unwrap().used_bytes, 0);
+    allocate(&mut ledger, A, 3, 100);
+    ledger.free(A, Handle(3));
+    assert_eq!(used(&ledger), 0, "what was made since is true");
+}
+
+#[test]
+fn a_missed_charge_counts_as_long_as_the_driver_has_it() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 30);
+    assert_eq!(ledger.reconcile(0, 80).unwrap().used_bytes, 80);
+    assert!(ledger.reserve(0, 21).is_err());
+    assert_eq!(ledger.reconcile(0, 30).unwrap().used_bytes, 30);
+}
+
+#[test]
+fn what_a_container_can_make_it_remember_is_bounded() {
+    let mut ledger = Ledger::new(&[100], Bounds { objects: 2, holds: 1 });
+    allocate(&mut ledger, A, 1, 1);
+    ledger.note(A, root(A), Handle(2)).unwrap();
+    assert_eq!(ledger.reserve(0, 1), Err(LedgerError::Full));
+    assert_eq!(ledger.note(A, root(A), Handle(3)), Err(LedgerError::Full));
+    let duplicate = ledger.duplicate((A, Handle(1)), A, root(A), Handle(3));
+    assert_eq!(duplicate, Err(LedgerError::Full));
+    ledger.hold(Hold::Export(1), A, Handle(1)).unwrap();
+    ledger.hold(Hold::Export(1), A, Handle(1)).unwrap();
+    assert_eq!(ledger.hold(Hold::Export(2), A, Handle(1)), Err(LedgerError::Full));
+    ledger.free(A, Handle(1));
+    ledger.release(Hold::Export(1));
+    assert_eq!(used(&ledger), 0);
+}
+
+/// What happens in a container.
+#[derive(Debug, Clone)]
+enum Step {
+    Allocate {
+        client: u32,
+        parent: u32,
+        handle: u32,
+        bytes: u64,
+        denied: bool,
+    },
+    Note {
+        client: u32,
+        parent: u32,
+        handle: u32,
+    },
+    Duplicate {
+        from: (u32, u32),
+        to: (u32, u32),
+    },
+    Hold {
+        client: u32,
+        handle: u32,
+        hold: u8,
+    },
+    Release {
+        hold: u8,
+    },
+    Free {
+        client: u32,
+        handle: u32,
+    },
+    Close {
+        client: u32,
+    },
+    /// Something that the ledger isn't told of.
+    Unseen(Box<Step>),
+    Reconcile,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let client = || 1u32..4;
+    let handle = || 10u32..18;
+    let parent = || prop_oneof![Just(0u32), 10u32..18];
+    let seen = prop_oneof![
+        4 => (client(), parent(), handle(), 0u64..60, any::<bool>()).prop_map(
+            |(client, parent, handle, bytes, denied)| Step::Allocate { client, parent, handle, bytes, denied: denied && bytes % 3 == 0 }
+        ),
+        1 => (client(), parent(), handle()).prop_map(|(client, parent, handle)| Step::Note { client, parent, handle }),
+        2 => ((client(), handle()), (client(), handle())).prop_map(|(from, to)| Step::Duplicate { from, to }),
+        2 => (client(), handle(), 0u8..5).prop_map(|(client, handle, hold)| Step::Hold { client, handle, hold }),
+        1 => (0u8..5).prop_map(|hold| Step::Release { hold }),
+        3 => (client(), handle()).prop_map(|(client, handle)| Step::Free { client, handle }),
+        1 => client().prop_map(|client| Step::Close { client }),
+    ];
+    prop_oneof![8 => seen, 1 => Just(Step::Reconcile)]
+}
+
+/// The driver, as simple as it can be: objects name memory, memory lives while named.
+#[derive(Debug, Default)]
+struct Model {
+    objects: BTreeMap<(u32, u32), (u32, Option<usize>)>,
+    holds: BTreeMap<u8, usize>,
+    sizes: Vec<u64>,
+}
+
+impl Model {
+    fn live_bytes(&self) -> u64 {
+        let objects = self.objects.values().filter_map(|(_, memory)| *memory);
+        let mut live: Vec<usize> = objects.chain(self.holds.values().copied()).collect();
+        live.sort_unstable();
+        live.dedup();
+        live.into_iter().map(|memory| self.sizes[memory]).sum()
+    }
+
+    fn free(&mut self, client: u32, handle: u32) {
+        if self.objects.remove(&(client, handle)).is_none() {
+            return;
+        }
+        let children: Vec<u32> = self
+            .objects
+            .iter()
+            .filter(|((owner, _), (parent, _))| *owner == client && *parent == handle)
+            .map(|((_, child), _)| *child)
+            .collect();
+        children.into_iter().for_each(|child| self.free(client, child));
+    }
+
+    /// Whether the driver would take a new object there.
+    fn takes(&self, client: u32, parent: u32, handle: u32) -> bool {
+        !self.objects.contains_key(&(client, handle))
+            && parent != handle
+            && (parent == 0 || self.objects.contains_key(&(client, parent)))
+    }
+}
+
+fn hold(number: u8) -> Hold {
+    match number {
+        0..2 => Hold::Export(u64::from(number)),
+        _ => Hold::Mapping { space: u64::from(number), base: 7 },
+    }
+}
+
+/// Plays `step` against both; the ledger hears of it where `seen`.
+fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
+    let top = |client: u32, parent: u32| Handle(if parent == 0 { client } else { parent });
+    match *step {
+        Step::Allocate { client, parent, handle, bytes, denied } => {
+            if !model.takes(client, parent, handle) {
+                return;
+            }
+            if seen {
+                let Ok(reservation) = ledger.reserve(0, bytes) else { return };
+                if denied {
+                    return ledger.cancel(reservation);
+                }
+                ledger.commit(reservation, Client(client), top(client, parent), Handle(handle));
+            }
+            model.sizes.push(bytes);
+            model.objects.insert((client, handle), (parent, Some(model.sizes.len() - 1)));
+        }
+        Step::Note { client, parent, handle } => {
+            if model.takes(client, parent, handle) {
+                model.objects.insert((client, handle), (parent, None));
+                ledger.note(Client(client), top(client, parent), Handle(handle)).unwrap();
+            }
+        }
+        Step::Duplicate { from, to } => {
+            if let Some((_, memory)) = model.objects.get(&from).copied()
+                && model.takes(to.0, 0, to.1)
+            {
+                model.objects.insert(to, (0, memory));
+                let from = (Client(from.0), Handle(from.1));
+                ledger.duplicate(from, Client(to.0), top(to.0, 0), Handle(to.1)).unwrap();
+            }
+        }
+        Step::Hold { client, handle, hold: number } => {
+            let memory = model.objects.get(&(client, handle)).and_then(|(_, memory)| *memory);
+            if let Some(memory) = memory {
+                model.holds.insert(number, memory);
+                ledger.hold(hold(number), Client(client), Handle(handle)).unwrap();
+            }
+        }
+        Step::Release { hold: number } => {
+            model.holds.remove(&number);
+            match hold(number) {
+                Hold::Mapping { space, .. } => ledger.release_space(space),
+                export @ Hold::Export(_) => ledger.release(export),
+            }
+        }
+        Step::Free { client, handle } => {
+            model.free(client, handle);
+            if seen {
+                ledger.free(Client(client), Handle(handle));
+            }
+        }
+        Step::Close { client } => {
+            model.objects.retain(|(owner, _), _| *owner != client);
+            if seen {
+                ledger.close(Client(client));
+            }
+        }
+        Step::Unseen(ref step) => play(ledger, model, step, false),
+        Step::Reconcile => {
+            ledger.reconcile(0, model.live_bytes()).unwrap();
+        }
+    }
+}
+
+fn finish(ledger: &mut Ledger, model: &mut Model) {
+    for client in 1..4 {
+        play(ledger, model, &Step::Close { client }, true);
+    }
+    for hold in 0..5 {
+        play(ledger, model, &Step::Release { hold }, true);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Told everything, the ledger is exact, and nobody gets past the quota.
+    #[test]
+    fn what_is_counted_is_what_is_live(steps in proptest::collection::vec(step(), 0..80)) {
+        let (mut ledger, mut model) = (ledger(100), Model::default());
+        for step in &steps {
+            play(&mut ledger, &mut model, step, true);
+            prop_assert_eq!(used(&ledger), model.live_bytes());
+            prop_assert!(model.live_bytes() <= 100);
+        }
+        finish(&mut ledger, &mut model);
+        prop_assert_eq!((used(&ledger), ledger.size().objects, ledger.size().holds), (0, 0, 0));
+        prop_assert!(ledger.charges.is_empty() && ledger.holders.is_empty());
+    }
+
+    /// Frees that it isn't told of make it count too much, never too little; asking the
+    /// driver mends it, and in the end nothing is left.
+    #[test]
+    fn missed_frees_never_let_anybody_past_the_quota(
+        steps in proptest::collection::vec((step(), any::<bool>()), 0..80)
+    ) {
+        let (mut ledger, mut model) = (ledger(100), Model::default());
+        for (step, seen) in &steps {
+            let lossy = matches!(step, Step::Free { .. } | Step::Close { .. });
+            let step = if lossy && !seen { Step::Unseen(Box::new(step.clone())) } else { step.clone() };
+            play(&mut ledger, &mut model, &step, true);
+            prop_assert!(model.live_bytes() <= 100, "{} live", model.live_bytes());
+            prop_assert!(used(&ledger) >= model.live_bytes());
+            if matches!(step, Step::Reconcile) {
+                prop_assert_eq!(used(&ledger), model.live_bytes());
+            }
+        }
+        finish(&mut ledger, &mut model);
+        ledger.reconcile(0, 0).unwrap();
+        prop_assert_eq!(used(&ledger), 0);
+    }
+}
