@@ -10,7 +10,7 @@ RELEASE := target/release
 STATIC  := cgpu-runtime cgpu-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build unit test demo bench fmt lint deny typos install uninstall prepush
+.PHONY: help deps build unit test demo bench fmt lint deny typos fuzz install uninstall prepush
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,12 @@ deny: ## check licences, bans and sources of dependencies, and advisories where 
 typos: ## look for misspellings
 	@command -v typos >/dev/null || $(CARGO) install --locked typos-cli
 	typos
+
+fuzz: ## fuzz each target for half a minute (cargo-fuzz and a nightly toolchain)
+	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
+	@for target in $$(cd fuzz && ls fuzz_targets | sed 's/\.rs$$//'); do \
+		$(CARGO) +nightly fuzz run $$target -- -max_total_time=30 || exit 1; \
+	done
 
 install: build ## install into DESTDIR/PREFIX
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(ETC)/cgpu $(DESTDIR)$(PREFIX)/share/cgpu/hooks
