@@ -295,7 +295,8 @@ impl Host {
     }
 
     /// Turns isolation on for the container under `key`, whose first process is `init`.
-    /// Says whether the container is registered.
+    /// Says whether this container is registered: what one of the same key left, who ended
+    /// without a word, is another's, with other GPUs perhaps.
     ///
     /// # Errors
     ///
@@ -315,6 +316,9 @@ impl Host {
         let holder = Holder::Active { init };
         if reserved.holder == holder {
             return Ok(true);
+        }
+        if matches!(reserved.holder, Holder::Active { .. }) || registry.is_stale(&reserved) {
+            return Ok(false);
         }
         let record = Record { holder, bundle: bundle.to_owned(), ..reserved };
         if let Err(error) = self.isolate(&mut locked, &record) {

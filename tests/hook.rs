@@ -195,6 +195,34 @@ fn twice_is_as_once() {
 }
 
 #[test]
+fn a_second_life_gets_what_it_asks_for_and_not_what_the_first_one_had() {
+    let standin = StandIn::mount(&[0]);
+    let mut host = alone();
+    host.use_km(standin.path());
+    let created = |bundle: &Bundle| {
+        let init = host.sleeper();
+        let told = state("job", init.pid(), &bundle.directory);
+        (host.hook(&["createRuntime"], &told), init)
+    };
+    let (first, init) = created(&host.asking("job", 4000));
+    first.ok();
+    drop(init);
+    // Nobody told of its end, and the bundle was written anew.
+    let (second, init) = created(&host.asking("job", 1000));
+    second.ok();
+    assert_eq!(only(&host).3, 1000);
+    assert_eq!(standin.instance(0, "job_________", "memsize"), 1000 << 20);
+    drop(init);
+    let other = host.asking("other", 10_000);
+    let holder = host.sleeper();
+    host.hook(&["createRuntime"], state("other", holder.pid(), &other.directory)).ok();
+    let (third, _init) = created(&host.asking("job", 8000));
+    let refused = third.exits(1);
+    assert!(refused.stderr.contains("held by other: 10000 MiB"), "{refused}");
+    assert_eq!(host.registered(), ["other".to_owned()].into());
+}
+
+#[test]
 fn poststop_never_fails() {
     let mut host = alone();
     let bundle = host.asking("gone", 4000);
