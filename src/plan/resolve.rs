@@ -342,6 +342,18 @@ mod tests {
     }
 
     #[test]
+    fn mixed_mode_takes_no_gpu_from_under_the_quota_of_annotations() {
+        let mixed = ["@dev=15", "aliyun=2", "nvidia=0,1,2"];
+        for (words, limits) in [
+            (&["@mem=3"][..], [(0, Some(3000)), (1, Some(3000)), (2, Some(3000))]),
+            (&["@mem=5,4,3", "@gpus=2,1,0"], [(0, Some(3000)), (1, Some(4000)), (2, Some(5000))]),
+            (&["@mem=3", "mem=1", "dev=15"], [(0, Some(3000)), (1, Some(3000)), (2, Some(1000))]),
+        ] {
+            assert_eq!(planned(&[&mixed, words].concat(), &four()), limits, "{words:?}");
+        }
+    }
+
+    #[test]
     fn refuses_an_nvidia_list_that_lacks_a_gpu_to_share() {
         assert_eq!(
             refused(&["mem=3", "dev=15", "aliyun=2", "nvidia=0,1"], &four()),
@@ -369,7 +381,7 @@ mod tests {
     fn the_annotation_agrees_with_the_gpus_that_variables_list() {
         assert_eq!(chosen(&["@gpus=GPU-b1,2", "nvidia=2,1"]), [2, 1]);
         assert_eq!(
-            planned(&["@mem=3", "@dev=15", "@gpus=2,1,0", "aliyun=2", "nvidia=0,1,2"], &four()),
+            planned(&["mem=3", "dev=15", "@gpus=2,1,0", "aliyun=2", "nvidia=0,1,2"], &four()),
             [(0, None), (1, None), (2, Some(3000))]
         );
         for (words, variable) in [
@@ -392,6 +404,22 @@ mod tests {
             "aliyun.com/gpu-visible-devices=none selects no GPU, NVIDIA_VISIBLE_DEVICES=0 does; \
              let them agree, or leave one of them out"
         );
+    }
+
+    #[test]
+    fn a_quota_does_not_end_where_one_selects_nothing_and_another_gets_gpus_from_others() {
+        for (words, nothing) in [
+            (&["@mem=3", "aliyun=none", "nvidia=all"][..], "ALIYUN_COM_GPU_VISIBLE_DEVICES=none"),
+            (&["mem=3", "@gpus=void", "nvidia=all"], "aliyun.com/gpu-visible-devices=void"),
+        ] {
+            assert_eq!(
+                refused(words, &four()),
+                format!(
+                    "{nothing} selects no GPU, NVIDIA_VISIBLE_DEVICES=all does; \
+                     let them agree, or leave one of them out"
+                )
+            );
+        }
     }
 
     #[test]
