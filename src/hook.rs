@@ -11,6 +11,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use nix::unistd::getppid;
 use serde::Deserialize;
 use thiserror::Error;
 use tracing::{error, info, warn};
@@ -330,7 +331,12 @@ fn poststop(host: &Host, caller: &Caller, state: &State) {
         }
     }
     for key in keys {
-        if let Err(error) = host.release(&key) {
+        let released = match caller {
+            // A job may call us itself, as its last word.
+            Caller::Alone => host.release(&key),
+            _ => host.release_ended(&key, getppid().as_raw()),
+        };
+        if let Err(error) = released {
             let error: &dyn Error = &error;
             warn!(id = key.id, error, "the next create will collect it");
         }

@@ -165,3 +165,30 @@ fn an_id_that_is_in_use_is_refused_and_keeps_what_it_has() {
     assert_eq!(host.promised_mib(), 4000);
     assert_eq!(host.ps()[0]["pid"], pid);
 }
+
+/// A `delete` that is slow to call its hooks: by then the id is free, and in use again.
+#[test]
+fn a_late_poststop_hook_takes_nothing_from_the_next_container_of_the_id() {
+    let standin = StandIn::mount(&[0]);
+    let mut host = Host::new();
+    host.use_km(standin.path());
+    let bundle = host.bundle("again", |config| {
+        ask(config, 4000);
+        let wait = json!([{"path": "/bin/sleep", "args": ["sleep", "2"]}]);
+        config["hooks"]["poststop"] = wait;
+    });
+    let runtime = host.runtime();
+    runtime.create(&bundle).ok();
+    let slow = std::thread::scope(|scope| {
+        let deleting = scope.spawn(|| runtime.delete(&bundle));
+        let gone = || !runtime.root().join("again").exists();
+        assert!(wait_until(PATIENCE, gone));
+        runtime.create(&bundle).ok();
+        deleting.join().unwrap()
+    });
+    slow.ok();
+    assert_eq!(host.registered(), ["again".to_owned()].into());
+    assert_eq!(standin.instances(0), ["again_______"]);
+    runtime.delete(&bundle).ok();
+    assert_eq!((standin.instances(0).len(), host.records().len()), (0, 0));
+}
