@@ -246,6 +246,12 @@ fn poststop_never_fails() {
     fs::write(host.config(), "state_dir = 1").unwrap();
     let broken = host.hook(&["poststop"], &told).ok();
     assert!(broken.stderr.contains("TOML parse error"), "{broken}");
+    let config = path(&host.config());
+    let mut flag_first = host.scratch.command(env!("CARGO_BIN_EXE_cgpu-hook"));
+    flag_first.args(["--config", &config, "poststop"]);
+    run_with_input(&mut flag_first, told.as_bytes(), PATIENCE).ok();
+    // It is the stage that counts, not a container of that name.
+    host.hook(&["createRuntime", "--root", "/run/runc", "--id", "poststop"], &told).exits(1);
 }
 
 #[test]
