@@ -572,7 +572,8 @@ mod tests {
         assert_eq!(
             refused(&["mem=3", "aliyun=\u{fffd}"], &four()),
             "ALIYUN_COM_GPU_VISIBLE_DEVICES=\"\\u{fffd}\" is no text: \
-             it has control characters, or bytes that are not UTF-8"
+             it has control characters, or bytes that are not UTF-8; \
+                     write it anew in plain characters"
         );
     }
 

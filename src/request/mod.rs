@@ -383,7 +383,8 @@ mod tests {
                 sentence(from_memory(value)),
                 format!(
                     "ALIYUN_COM_GPU_MEM_CONTAINER=\"{quoted}\" is no text: \
-                     it has control characters, or bytes that are not UTF-8"
+                     it has control characters, or bytes that are not UTF-8; \
+                     write it anew in plain characters"
                 )
             );
         }
