@@ -9,7 +9,7 @@
 use std::error::Error;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
 use thiserror::Error;
@@ -25,6 +25,9 @@ use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan, Refusal, Resolv
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::request::{self, Request, RequestError};
+
+/// How long a container that was killed takes to be gone.
+const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// This host's configuration and what belongs to it.
 #[derive(Debug, Clone)]
@@ -297,7 +300,8 @@ impl Host {
     }
 
     /// Turns isolation on for the container under `key`, whose first process is `init`.
-    /// Says whether the container is registered.
+    /// Says whether this container is registered: what one of the same key left, who ended
+    /// without a word, is another's, with other GPUs perhaps.
     ///
     /// # Errors
     ///
@@ -317,6 +321,9 @@ impl Host {
         let holder = Holder::Active { init };
         if reserved.holder == holder {
             return Ok(true);
+        }
+        if matches!(reserved.holder, Holder::Active { .. }) || registry.is_stale(&reserved) {
+            return Ok(false);
         }
         let record = Record { holder, bundle: bundle.to_owned(), ..reserved };
         if let Err(error) = self.isolate(&mut locked, &record) {
@@ -422,6 +429,36 @@ impl Host {
         locked.put(&after)?;
         info!(id = after.key.id, gpus = %after.plan, weight = after.plan.weight, "changed");
         Ok(after.plan)
+    }
+
+    /// As [`release`](Self::release), for the hook of a container that has ended: waits
+    /// for its process, and leaves alone what another one holds by now. runc frees the id
+    /// before it calls the hooks, so that the next container of that id may be there
+    /// already. `caller` is the runtime that calls the hook: where the create failed, it
+    /// still holds the reservation.
+    ///
+    /// # Errors
+    ///
+    /// Where something is left, as under [`release`](Self::release).
+    pub fn release_ended(&self, key: &Key, caller: i32) -> Result<bool, AdmissionError> {
+        let registry = self.registry()?;
+        let deadline = Instant::now() + END_PATIENCE;
+        loop {
+            let mut locked = registry.lock()?;
+            let Some(record) = locked.find(key)? else { return Ok(false) };
+            let holder = record.holder.process().filter(|holder| holder.pid != caller);
+            if !holder.is_some_and(ProcessId::alive) {
+                self.end(&mut locked, &record)?;
+                info!(id = record.key.id, "released");
+                return Ok(true);
+            }
+            drop(locked);
+            if Instant::now() >= deadline {
+                info!(id = key.id, "not released: a container of this id is there again");
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Ends what nothing keeps alive any more; says what that was.

@@ -11,6 +11,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use nix::unistd::getppid;
 use serde::Deserialize;
 use thiserror::Error;
 use tracing::{error, info, warn};
@@ -19,7 +20,6 @@ use crate::admission::{self, AdmissionError, Host};
 use crate::backend;
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::ConfigError;
-use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, boot_time_s};
 use crate::report::sentence;
@@ -293,7 +293,7 @@ fn register(
     admission::require_root()?;
     if *caller == Caller::Alone
         && request.has_quota()
-        && backend::choose(&host.config.isolation).0 == Kind::Gate
+        && backend::needs_bundle(backend::choose(&host.config.isolation).0)
     {
         return Err(HookError::BundleNeeded);
     }
@@ -330,7 +330,12 @@ fn poststop(host: &Host, caller: &Caller, state: &State) {
         }
     }
     for key in keys {
-        if let Err(error) = host.release(&key) {
+        let released = match caller {
+            // A job may call us itself, as its last word.
+            Caller::Alone => host.release(&key),
+            _ => host.release_ended(&key, getppid().as_raw()),
+        };
+        if let Err(error) = released {
             let error: &dyn Error = &error;
             warn!(id = key.id, error, "the next create will collect it");
         }

@@ -19,10 +19,14 @@ pub struct ProcessId {
 impl ProcessId {
     /// The process that has `pid` now; `None` where there is none, or only what its
     /// parent has not reaped yet.
+    ///
+    /// A process whose first thread alone has ended says `Z`, too, and lives on: any
+    /// program can do that to itself (`pthread_exit` in `main`), and would be rid of its
+    /// quota. What waits to be reaped has no other thread left.
     #[must_use]
     pub fn of(pid: i32) -> Option<Self> {
         let stat = procfs::process::Process::new(pid).ok()?.stat().ok()?;
-        if matches!(stat.state, 'Z' | 'X') {
+        if stat.state == 'X' || (stat.state == 'Z' && stat.num_threads <= 1) {
             return None;
         }
         Some(ProcessId { pid, start_ticks: stat.starttime })

@@ -21,7 +21,8 @@ pub struct ErrorLog {
     pub json: bool,
 }
 
-/// An error in one line: what it says, and of its causes what it doesn't say itself.
+/// An error in one line: what it says, and of its causes what it doesn't say itself. What
+/// it quotes, an id perhaps, has nothing left in it that moves a terminal's cursor.
 #[must_use]
 pub fn sentence(error: &dyn Error) -> String {
     let mut text = format!("cgpu: {error}");
@@ -34,7 +35,7 @@ pub fn sentence(error: &dyn Error) -> String {
         }
         cause = error.source();
     }
-    text.replace('\n', " ")
+    text.replace(char::is_control, " ")
 }
 
 /// Tells the engine and standard error.
@@ -79,6 +80,15 @@ mod tests {
     fn a_cause_is_told_once() {
         assert_eq!(sentence(&Outer(true, Inner)), "cgpu: outer: inner");
         assert_eq!(sentence(&Outer(false, Inner)), "cgpu: outer: inner");
+    }
+
+    #[test]
+    fn a_sentence_is_one_line_without_terminal_escapes() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("no {0}; retry")]
+        struct Quoting(&'static str);
+        let text = sentence(&Quoting("a\nb\r\x1b[2Jc\u{9b}1m"));
+        assert_eq!(text, "cgpu: no a b  [2Jc 1m; retry");
     }
 
     #[test]

@@ -111,6 +111,12 @@ fn docker_containers_share_a_gpu_and_are_refused_what_is_not_left() {
     let expected = format!("NVIDIA_VISIBLE_DEVICES={GPU_1},{GPU_0}\nnvidia0\nnvidia1\nnvidiactl");
     assert_eq!(seen.text(), expected);
 
+    // A privileged container is outside any promise, and the administrator is told; it may
+    // not start where the tests themselves lack a capability.
+    assert!(!host.log().contains("privileged"));
+    drop(run(&["--rm", "--privileged"], &SIX_OF_FIFTEEN, &["true"]));
+    assert!(host.log().contains("WARN this container is privileged: it can reach past"));
+
     // The same container again: docker keeps its id.
     docker.call(&["restart", "-t", "0", "second"]).ok();
     assert_eq!(docker.exec("second", &["sh", "-c", LOOK]).ok().text(), gpu_0_only());

@@ -195,6 +195,34 @@ fn twice_is_as_once() {
 }
 
 #[test]
+fn a_second_life_gets_what_it_asks_for_and_not_what_the_first_one_had() {
+    let standin = StandIn::mount(&[0]);
+    let mut host = alone();
+    host.use_km(standin.path());
+    let created = |bundle: &Bundle| {
+        let init = host.sleeper();
+        let told = state("job", init.pid(), &bundle.directory);
+        (host.hook(&["createRuntime"], &told), init)
+    };
+    let (first, init) = created(&host.asking("job", 4000));
+    first.ok();
+    drop(init);
+    // Nobody told of its end, and the bundle was written anew.
+    let (second, init) = created(&host.asking("job", 1000));
+    second.ok();
+    assert_eq!(only(&host).3, 1000);
+    assert_eq!(standin.instance(0, "job_________", "memsize"), 1000 << 20);
+    drop(init);
+    let other = host.asking("other", 10_000);
+    let holder = host.sleeper();
+    host.hook(&["createRuntime"], state("other", holder.pid(), &other.directory)).ok();
+    let (third, _init) = created(&host.asking("job", 8000));
+    let refused = third.exits(1);
+    assert!(refused.stderr.contains("held by other: 10000 MiB"), "{refused}");
+    assert_eq!(host.registered(), ["other".to_owned()].into());
+}
+
+#[test]
 fn poststop_never_fails() {
     let mut host = alone();
     let bundle = host.asking("gone", 4000);
@@ -218,6 +246,12 @@ fn poststop_never_fails() {
     fs::write(host.config(), "state_dir = 1").unwrap();
     let broken = host.hook(&["poststop"], &told).ok();
     assert!(broken.stderr.contains("TOML parse error"), "{broken}");
+    let config = path(&host.config());
+    let mut flag_first = host.scratch.command(env!("CARGO_BIN_EXE_cgpu-hook"));
+    flag_first.args(["--config", &config, "poststop"]);
+    run_with_input(&mut flag_first, told.as_bytes(), PATIENCE).ok();
+    // It is the stage that counts, not a container of that name.
+    host.hook(&["createRuntime", "--root", "/run/runc", "--id", "poststop"], &told).exits(1);
 }
 
 #[test]
@@ -430,6 +464,136 @@ fn a_precreate_that_can_not_answer_promises_nothing() {
         );
     }
     assert_eq!(host.records(), [].into());
+}
+
+// What the configuration and the variables come to.
+
+/// What `cgpu inspect` tells of a bundle with these variables and annotations.
+fn inspected(host: &Host, env: &[&str], annotations: &Value) -> Value {
+    let bundle = host.bundle("inspected", |config| {
+        config["process"]["env"] = json!(env);
+        config["annotations"] = annotations.clone();
+    });
+    let words = ["inspect", "--format", "json", "--bundle", &path(&bundle.directory)];
+    let outcome = host.cgpu(&words);
+    if outcome.status.success() { outcome.json() } else { outcome.exits(1).stderr.into() }
+}
+
+/// The quotas in MiB of what was inspected.
+fn limits_mib(inspected: &Value) -> Vec<Option<u64>> {
+    let gpus = inspected["plan"]["gpus"].as_array().unwrap_or_else(|| panic!("{inspected}"));
+    gpus.iter().map(|gpu| gpu["memory_limit_bytes"].as_u64().map(|bytes| bytes >> 20)).collect()
+}
+
+#[test]
+fn the_configuration_decides_who_may_ask_and_for_what() {
+    let quota = ["ALIYUN_COM_GPU_MEM_CONTAINER=4000", "ALIYUN_COM_GPU_MEM_DEV=16000"];
+    let whole = ["NVIDIA_VISIBLE_DEVICES=all"];
+    let none = json!({});
+    let annotated = json!({
+        "aliyun.com/gpu-mem-container": "1000", "aliyun.com/gpu-mem-dev": "16000",
+    });
+    let host = Host::new();
+    assert_eq!(limits_mib(&inspected(&host, &quota, &none)), [Some(4000)]);
+    assert_eq!(limits_mib(&inspected(&host, &quota, &annotated)), [Some(1000)]);
+    assert_eq!(inspected(&host, &whole, &none)["plan"], Value::Null);
+
+    let with = |key: &str, value: toml::Value| {
+        let mut host = Host::new();
+        host.set(key, value);
+        host
+    };
+    let host = with("admission.trust_annotations", false.into());
+    assert_eq!(limits_mib(&inspected(&host, &quota, &annotated)), [Some(4000)]);
+    assert_eq!(inspected(&host, &[], &annotated)["plan"], Value::Null);
+    let host = with("admission.trust_env", false.into());
+    assert_eq!(limits_mib(&inspected(&host, &quota, &annotated)), [Some(1000)]);
+    assert_eq!(inspected(&host, &quota, &none)["plan"], Value::Null);
+    let host = with("admission.require_quota", true.into());
+    assert_eq!(limits_mib(&inspected(&host, &quota, &none)), [Some(4000)]);
+    let refused = inspected(&host, &whole, &none);
+    assert!(refused.as_str().unwrap().contains("(require_quota)"), "{refused}");
+    let host = with("admission.exclusive", true.into());
+    assert_eq!(limits_mib(&inspected(&host, &whole, &none)), [None]);
+    let host = with("admission.overcommit", 0.2.into());
+    let refused = inspected(&host, &quota, &none);
+    assert!(refused.as_str().unwrap().contains("can promise 3200 MiB in all"), "{refused}");
+    let host = with("admission.max_inst", 3.into());
+    let refused =
+        inspected(&host, &[&quota[..], &["ALIYUN_COM_GPU_SCHD_WEIGHT=4"]].concat(), &none);
+    assert!(refused.as_str().unwrap().contains("a weight of 1 to 3"), "{refused}");
+}
+
+#[test]
+fn a_gpu_held_as_a_whole_and_a_shared_one_exclude_each_other_where_configured() {
+    let mut host = Host::new();
+    let runtime = host.runtime();
+    let shared = host.asking("shared", 4000);
+    let whole = host.bundle("whole", |config| {
+        config["process"]["env"].as_array_mut().unwrap().push(json!("NVIDIA_VISIBLE_DEVICES=0"));
+    });
+    runtime.create(&whole).ok();
+    assert_eq!(host.records(), [].into(), "it takes nothing");
+    runtime.create(&shared).ok();
+    for bundle in [&whole, &shared] {
+        runtime.delete(bundle).ok();
+    }
+    host.set("admission.exclusive", true);
+    let runtime = host.runtime();
+    for (first, second, held) in
+        [(&whole, &shared, "whole: the whole GPU"), (&shared, &whole, "shared: 4000 MiB")]
+    {
+        runtime.create(first).ok();
+        let refused = runtime.create(second).exits(1);
+        assert!(refused.stderr.contains(&format!("held by {held};")), "{refused}");
+        runtime.delete(first).ok();
+    }
+    assert_eq!(host.records(), [].into());
+}
+
+#[test]
+fn in_mixed_mode_a_container_has_a_share_beside_whole_gpus() {
+    let gpu =
+        |index: u32| json!({"index": index, "uuid": format!("GPU-{index}"), "memory_mib": 16130});
+    let host = Host::with_gpus(&json!([gpu(0), gpu(1), gpu(2)]));
+    let env = [
+        "PATH=/bin",
+        "ALIYUN_COM_GPU_MEM_CONTAINER=4",
+        "ALIYUN_COM_GPU_MEM_DEV=15",
+        "ALIYUN_COM_GPU_VISIBLE_DEVICES=2",
+        "NVIDIA_VISIBLE_DEVICES=0,1,2",
+    ];
+    let bundle = host.bundle("mixed", |config| config["process"]["env"] = json!(env));
+    let runtime = host.runtime();
+    runtime.create(&bundle).ok();
+    let limits: Vec<Value> = (0..3)
+        .map(|at| host.container("mixed")["gpus"][at]["memory_limit_bytes"].clone())
+        .collect();
+    assert_eq!(limits, [Value::Null, Value::Null, json!(4301u64 << 20)]);
+    let mut expected = env.map(str::to_owned);
+    expected[4] = "NVIDIA_VISIBLE_DEVICES=GPU-0,GPU-1,GPU-2".to_owned();
+    assert_eq!(bundle.config()["process"]["env"], json!(expected), "the others stay");
+    runtime.delete(&bundle).ok();
+}
+
+#[test]
+fn weight_and_priority_reach_the_module_which_the_container_can_not() {
+    let standin = StandIn::mount(&[0]);
+    let mut host = Host::new();
+    host.use_km(standin.path());
+    let bundle = host.bundle("weighty", |config| {
+        ask(config, 4000);
+        let env = config["process"]["env"].as_array_mut().unwrap();
+        env.extend([json!("ALIYUN_COM_GPU_SCHD_WEIGHT=3"), json!("ALIYUN_COM_GPU_HIGH_PRIO=1")]);
+    });
+    let runtime = host.runtime();
+    runtime.create(&bundle).ok();
+    let value = |name| standin.instance(0, "weighty_____", name);
+    assert_eq!((value("memsize"), value("weight"), value("highprio")), (4000 << 20, 3, 1));
+    let masked = bundle.config()["linux"]["maskedPaths"].clone();
+    assert!(masked.as_array().unwrap().contains(&json!(standin.path())), "{masked}");
+    runtime.delete(&bundle).ok();
+    assert_eq!(standin.instances(0), [""; 0]);
 }
 
 // What a hook inherits.

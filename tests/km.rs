@@ -195,11 +195,10 @@ fn says_what_to_load_where_the_module_is_not_there() {
 }
 
 #[test]
-fn promises_memory_and_compute_from_a_hook_alone() {
-    let km = Km::default();
+fn promises_memory_and_compute() {
+    let km = Km::new("/proc/cgpu_km".into());
     let capabilities = km.capabilities();
     assert!(capabilities.memory && capabilities.compute && capabilities.live_resize);
-    assert!(!capabilities.needs_bundle);
     assert_eq!(km.kind(), Kind::Km);
 }
 

@@ -23,9 +23,6 @@ use crate::bundle::Edits;
 use crate::plan::{Change, Kind};
 use tree::{Cell, Tree, check_short_id, control_digit};
 
-/// Where the module's tree is.
-pub const DEFAULT_TREE: &str = "/proc/cgpu_km";
-
 /// The policy that goes by weights; `m : n` of `max_inst` portions.
 const POLICY_WEIGHTED: u64 = 2;
 
@@ -43,12 +40,6 @@ pub struct Km {
 struct Quota {
     gpu: u32,
     limit_bytes: u64,
-}
-
-impl Default for Km {
-    fn default() -> Self {
-        Km::new(PathBuf::from(DEFAULT_TREE))
-    }
 }
 
 impl Km {
@@ -275,7 +266,7 @@ impl Isolation for Km {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { memory: true, compute: true, live_resize: true, needs_bundle: false }
+        Capabilities { memory: true, compute: true, live_resize: true }
     }
 
     fn usable(&self) -> Result<(), BackendError> {

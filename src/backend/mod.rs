@@ -7,6 +7,7 @@ pub mod km;
 
 pub mod none;
 
+use std::fmt;
 use std::path::PathBuf;
 
 use thiserror::Error;
@@ -35,9 +36,19 @@ pub struct Capabilities {
     pub compute: bool,
     /// Quotas of a running container can be changed.
     pub live_resize: bool,
-    /// Isolation comes with the bundle alone: a hook can't add it to a container
-    /// whose bundle was written without us.
-    pub needs_bundle: bool,
+}
+
+/// As a sentence has it: `memory and compute, changeable while it runs`, or `nothing`.
+impl fmt::Display for Capabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.memory, self.compute) {
+            (true, true) => "memory and compute",
+            (true, false) => "memory",
+            (false, true) => "compute",
+            (false, false) => "nothing",
+        })?;
+        f.write_str(if self.live_resize { ", changeable while it runs" } else { "" })
+    }
 }
 
 /// What a backend knows of one container on one GPU.
@@ -117,6 +128,13 @@ fn chosen(configured: config::Backend, km_loaded: bool) -> (Kind, &'static str) 
         (config::Backend::Auto, true) => (Kind::Km, "auto: the vendor's module is loaded"),
         (config::Backend::Auto, false) => (Kind::Gate, "auto: the vendor's module isn't loaded"),
     }
+}
+
+/// Whether isolation of that kind comes with the bundle alone: a hook can't add it to a
+/// container whose bundle was written without us.
+#[must_use]
+pub fn needs_bundle(kind: Kind) -> bool {
+    kind == Kind::Gate
 }
 
 /// The backend of that kind.

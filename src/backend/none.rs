@@ -36,7 +36,7 @@ impl Isolation for Unisolated {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { memory: false, compute: false, live_resize: false, needs_bundle: false }
+        Capabilities { memory: false, compute: false, live_resize: false }
     }
 
     fn usable(&self) -> Result<(), BackendError> {
@@ -81,8 +81,8 @@ mod tests {
         let plan = plan();
         let tenant = Tenant { id: "demo", short_id: "demo00000000", plan: &plan };
         assert_eq!(Unisolated.kind(), Kind::None);
-        let Capabilities { memory, compute, live_resize, needs_bundle } = Unisolated.capabilities();
-        assert!(!memory && !compute && !live_resize && !needs_bundle);
+        let Capabilities { memory, compute, live_resize } = Unisolated.capabilities();
+        assert!(!memory && !compute && !live_resize);
         Unisolated.usable().unwrap();
         Unisolated.activate(tenant).unwrap();
         assert_eq!(Unisolated.list().unwrap(), []);

@@ -1,8 +1,6 @@
 //! `cgpu-hook`: the OCI hook. It gets the container's state on standard input.
 
-use std::io;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::{io, path::PathBuf, process::ExitCode};
 
 use cgpu::admission::Host;
 use cgpu::hook::{self, HookError, Stage};
@@ -40,16 +38,18 @@ fn run(args: Hook) -> Result<(), HookError> {
 }
 
 fn main() -> ExitCode {
+    let parsed = Hook::try_parse();
     // A poststop hook that fails keeps runc from calling the others, so it never does.
-    let is_poststop = std::env::args_os().nth(1).is_some_and(|stage| stage == "poststop");
-    let failed = match Hook::try_parse() {
-        Ok(args) => match run(args) {
-            Ok(()) => return ExitCode::SUCCESS,
-            Err(error) => {
-                report(&error, &ErrorLog::default());
-                ExitCode::FAILURE
-            }
-        },
+    let is_poststop = match &parsed {
+        Ok(args) => args.stage == Stage::Poststop,
+        Err(_) => std::env::args_os().nth(1).is_some_and(|stage| stage == "poststop"),
+    };
+    let failed = match parsed.map(run) {
+        Ok(Ok(())) => return ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            report(&error, &ErrorLog::default());
+            ExitCode::FAILURE
+        }
         Err(usage) => {
             let _ = usage.print(); // nobody is left to tell where this fails
             u8::try_from(usage.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)

@@ -4,7 +4,7 @@ use oci_spec::runtime::{
     Hook, HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
 };
 use serde_json::{Map, Value, json};
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 /// What a plan changes in a bundle.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -188,6 +188,19 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value.get(field).and_then(Value::as_str).unwrap_or_default()
 }
 
+/// `path` without `//`, `/./` and `/../`. Links are the host's business.
+fn plain(path: &str) -> String {
+    let mut plain = PathBuf::new();
+    for part in Path::new(path).components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            Component::CurDir => {}
+            part => plain.push(part),
+        }
+    }
+    plain.to_string_lossy().into_owned()
+}
+
 /// Whether `path` is where NVIDIA's nodes of single GPUs and MIG instances usually are.
 fn is_gpu_path(path: &str) -> bool {
     if path.starts_with("/dev/nvidia-caps/") {
@@ -208,12 +221,13 @@ fn withhold(config: &mut Value, edits: &Edits) -> Result<(), Misshapen> {
         if ours(path, major, minor) {
             return false;
         }
+        let path = plain(path);
         let gpu_number = major == Some(NVIDIA_MAJOR)
             && minor.is_some_and(|minor| (0..=LAST_GPU_MINOR).contains(&minor));
         let listed = edits.withheld.iter().any(|node| {
             node.path == path || (Some(node.major) == major && Some(node.minor) == minor)
         });
-        listed || gpu_number || is_gpu_path(path)
+        listed || gpu_number || is_gpu_path(&path)
     };
     if edits.withheld.is_empty() && edits.devices.is_empty() && edits.binds.is_empty() {
         return Ok(());
@@ -230,17 +244,22 @@ fn withhold(config: &mut Value, edits: &Edits) -> Result<(), Misshapen> {
                 .binds
                 .iter()
                 .any(|bind| bind.source == source && bind.destination == destination);
+            let (source, destination) = (plain(source), plain(destination));
             let withheld =
                 edits.withheld.iter().any(|node| node.source == source || node.path == source);
-            given || !(withheld || is_gpu_path(source) || is_gpu_path(destination))
+            given || !(withheld || is_gpu_path(&source) || is_gpu_path(&destination))
         });
     }
     if config.pointer("/linux/resources/devices").is_some_and(|list| !list.is_null()) {
         let rules = device_rules(config)?;
         rules.retain(|rule| {
             let (major, minor) = (number(rule, "major"), number(rule, "minor"));
+            // cgroup v1 can't take a device out of a rule for all of a major number, and
+            // runc then refuses; all that such a rule is for is allowed one by one.
+            let nvidias = major == Some(NVIDIA_MAJOR) && minor.is_none_or(|minor| minor < 0);
             let wide = major.is_none() || minor.is_none();
-            rule.get("allow") != Some(&Value::Bool(true)) || wide || !foreign("", major, minor)
+            rule.get("allow") != Some(&Value::Bool(true))
+                || !(nvidias || (!wide && foreign("", major, minor)))
         });
         // A rule as wide as "every device" stays, and these are taken out of it.
         for node in &edits.withheld {
@@ -456,6 +475,9 @@ mod tests {
                 {"destination": "/proc", "type": "proc", "source": "proc"},
                 {"destination": "/gpu", "type": "bind", "source": "/dev/nvidia2"},
                 {"destination": "/dev/nvidia1", "type": "bind", "source": "/elsewhere"},
+                {"destination": "/gpu", "type": "bind", "source": "/dev//nvidia2"},
+                {"destination": "/gpu", "type": "bind", "source": "/dev/./x/../nvidia9"},
+                {"destination": "//dev/nvidia1/", "type": "bind", "source": "/elsewhere"},
             ],
             "linux": {
                 "devices": [
@@ -488,10 +510,22 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_for_all_of_nvidias_nodes_goes_and_leaves_the_given_ones() {
+        for minor in [json!(null), json!(-1)] {
+            let wide = json!({"allow": true, "type": "c", "major": 195, "minor": minor});
+            let config = applied(json!({
+                "process": {}, "linux": {"resources": {"devices": [wide]}},
+            }));
+            let allowed = json!([rule(true, 195, 255), rule(true, 195, 0)]);
+            assert_eq!(config["linux"]["resources"]["devices"], allowed);
+        }
+    }
+
+    #[test]
     fn a_rule_that_allows_every_device_is_narrowed() {
         for wide in [
             json!({"allow": true, "access": "rwm"}),
-            json!({"allow": true, "type": "c", "major": 195, "minor": -1, "access": "rw"}),
+            json!({"allow": true, "type": "c", "major": -1, "minor": -1, "access": "rw"}),
         ] {
             let config = applied(json!({
                 "process": {}, "linux": {"resources": {"devices": [wide.clone()]}},

@@ -88,7 +88,7 @@ pub enum BundleError {
         expected: &'static str,
     },
     /// The configuration is larger than we read.
-    #[error("bundle {}: {} has more than {} MiB", dir.display(), file.display(), MAX_CONFIG_BYTES >> 20)]
+    #[error("bundle {}: {} has more than {} MiB; have the engine write a smaller one", dir.display(), file.display(), MAX_CONFIG_BYTES >> 20)]
     TooLarge {
         /// The bundle.
         dir: PathBuf,

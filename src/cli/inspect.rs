@@ -9,6 +9,7 @@ use serde_json::json;
 use super::Format;
 use super::table::{aligned, printable};
 use crate::admission::{self, Host};
+use crate::backend::{self, Capabilities};
 use crate::bundle::Bundle;
 use crate::inventory;
 use crate::plan::Plan;
@@ -44,7 +45,10 @@ pub fn run(host: &Host, dir: &Path, format: Format, out: &mut dyn Write) -> Resu
             serde_json::to_writer_pretty(&mut *out, &json!({"plan": plan, "reason": reason}))?;
             writeln!(out)?;
         }
-        (Format::Text, Some(plan), _) => out.write_all(text(plan).as_bytes())?,
+        (Format::Text, Some(plan), _) => {
+            let isolation = backend::isolation(plan.backend, &host.config.isolation)?;
+            out.write_all(text(plan, isolation.capabilities()).as_bytes())?;
+        }
         (Format::Text, None, reason) => {
             writeln!(out, "not in effect: {}", reason.as_deref().unwrap_or_default())?;
         }
@@ -52,7 +56,7 @@ pub fn run(host: &Host, dir: &Path, format: Format, out: &mut dyn Write) -> Resu
     Ok(out.flush()?)
 }
 
-fn text(plan: &Plan) -> String {
+fn text(plan: &Plan, enforced: Capabilities) -> String {
     let mut rows = vec![["GPU", "UUID", "LIMIT (MiB)", "TOTAL (MiB)"].map(str::to_owned)];
     for gpu in &plan.gpus {
         let limit = gpu.memory_limit_bytes.map(|bytes| bytes_to_mib(bytes).to_string());
@@ -65,7 +69,7 @@ fn text(plan: &Plan) -> String {
     }
     let priority = if plan.high_priority { "high" } else { "normal" };
     format!(
-        "backend {}, weight {}, priority {priority}\n{}",
+        "backend {} (enforces {enforced}), weight {}, priority {priority}\n{}",
         plan.backend,
         plan.weight,
         aligned(&rows, &[2, 3])

@@ -59,11 +59,10 @@ pub fn run(host: &Host, format: Format, out: &mut dyn Write) -> Result<()> {
 
 /// What the backends know; one that can't tell leaves its containers unknown.
 fn usage(host: &Host, records: &[Record]) -> Usage {
-    let mut kinds: Vec<Kind> = records.iter().map(|record| record.plan.backend).collect();
-    kinds.dedup();
-    let lists = kinds
-        .into_iter()
-        .filter_map(|kind| backend::isolation(kind, &host.config.isolation).ok()?.list().ok());
+    let held = |kind: &Kind| records.iter().any(|record| record.plan.backend == *kind);
+    let kinds = [Kind::Gate, Kind::Km, Kind::None].into_iter().filter(held);
+    let lists =
+        kinds.filter_map(|kind| backend::isolation(kind, &host.config.isolation).ok()?.list().ok());
     lists
         .flatten()
         .filter_map(|found| Some(((found.short_id, found.gpu_index), found.memory_used_bytes?)))

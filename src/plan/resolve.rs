@@ -342,6 +342,18 @@ mod tests {
     }
 
     #[test]
+    fn mixed_mode_takes_no_gpu_from_under_the_quota_of_annotations() {
+        let mixed = ["@dev=15", "aliyun=2", "nvidia=0,1,2"];
+        for (words, limits) in [
+            (&["@mem=3"][..], [(0, Some(3000)), (1, Some(3000)), (2, Some(3000))]),
+            (&["@mem=5,4,3", "@gpus=2,1,0"], [(0, Some(3000)), (1, Some(4000)), (2, Some(5000))]),
+            (&["@mem=3", "mem=1", "dev=15"], [(0, Some(3000)), (1, Some(3000)), (2, Some(1000))]),
+        ] {
+            assert_eq!(planned(&[&mixed, words].concat(), &four()), limits, "{words:?}");
+        }
+    }
+
+    #[test]
     fn refuses_an_nvidia_list_that_lacks_a_gpu_to_share() {
         assert_eq!(
             refused(&["mem=3", "dev=15", "aliyun=2", "nvidia=0,1"], &four()),
@@ -369,7 +381,7 @@ mod tests {
     fn the_annotation_agrees_with_the_gpus_that_variables_list() {
         assert_eq!(chosen(&["@gpus=GPU-b1,2", "nvidia=2,1"]), [2, 1]);
         assert_eq!(
-            planned(&["@mem=3", "@dev=15", "@gpus=2,1,0", "aliyun=2", "nvidia=0,1,2"], &four()),
+            planned(&["mem=3", "dev=15", "@gpus=2,1,0", "aliyun=2", "nvidia=0,1,2"], &four()),
             [(0, None), (1, None), (2, Some(3000))]
         );
         for (words, variable) in [
@@ -392,6 +404,22 @@ mod tests {
             "aliyun.com/gpu-visible-devices=none selects no GPU, NVIDIA_VISIBLE_DEVICES=0 does; \
              let them agree, or leave one of them out"
         );
+    }
+
+    #[test]
+    fn a_quota_does_not_end_where_one_selects_nothing_and_another_gets_gpus_from_others() {
+        for (words, nothing) in [
+            (&["@mem=3", "aliyun=none", "nvidia=all"][..], "ALIYUN_COM_GPU_VISIBLE_DEVICES=none"),
+            (&["mem=3", "@gpus=void", "nvidia=all"], "aliyun.com/gpu-visible-devices=void"),
+        ] {
+            assert_eq!(
+                refused(words, &four()),
+                format!(
+                    "{nothing} selects no GPU, NVIDIA_VISIBLE_DEVICES=all does; \
+                     let them agree, or leave one of them out"
+                )
+            );
+        }
     }
 
     #[test]
@@ -544,7 +572,8 @@ mod tests {
         assert_eq!(
             refused(&["mem=3", "aliyun=\u{fffd}"], &four()),
             "ALIYUN_COM_GPU_VISIBLE_DEVICES=\"\\u{fffd}\" is no text: \
-             it has control characters, or bytes that are not UTF-8"
+             it has control characters, or bytes that are not UTF-8; \
+                     write it anew in plain characters"
         );
     }
 
@@ -618,6 +647,54 @@ mod tests {
     fn try_plan(words: &[String], inventory: &Inventory) -> Result<Plan, ResolveError> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         resolve(&ask(&words), inventory, Kind::Gate, &PLAIN)
+    }
+
+    /// What an image can say, in the short names of [`SHORT`] without a word for none.
+    fn variables() -> impl Strategy<Value = Vec<String>> {
+        let one_of = |short: &'static str, values: &'static [&'static str]| {
+            let word = proptest::sample::select(values).prop_map(move |v| format!("{short}={v}"));
+            proptest::option::of(word)
+        };
+        let gpus: &[&str] = &[
+            "all", "none", "void", "", "0", "2", "1,0", "0,1,2", "0,1,2,3", "GPU-a0", "0:0",
+            "MIG-x",
+        ];
+        let words = (
+            one_of("mem", &["0", "1,0", "", "1", "2,3"]),
+            one_of("dev", &["", "15"]),
+            one_of("aliyun", gpus),
+            one_of("nvidia", gpus),
+            one_of("weight", &["", "1", "20"]),
+        );
+        words.prop_map(|(a, b, c, d, e)| [a, b, c, d, e].into_iter().flatten().collect())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+
+        /// Nothing that an image says lifts what the annotations limit: the container is
+        /// refused, or every GPU of it has a quota, or it gets no GPU from anybody.
+        #[test]
+        fn no_variable_takes_a_gpu_from_under_the_annotations_quota(
+            variables in variables(),
+            gpus in proptest::option::of(proptest::sample::select(&["0", "2,0", "all", "void"][..])),
+        ) {
+            let mut words = variables.clone();
+            words.extend(["@mem=3".to_owned(), "@dev=15".to_owned()]);
+            words.extend(gpus.map(|gpus| format!("@gpus={gpus}")));
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let request = ask(&words);
+            match resolve(&request, &four(), Kind::Gate, &PLAIN) {
+                Ok(plan) => {
+                    let limits = limits(&plan);
+                    prop_assert!(limits.iter().all(|(_, limit)| limit.is_some_and(|mib| mib <= 3000)));
+                }
+                Err(ResolveError::NotInEffect { .. }) => {
+                    prop_assert!(request.selections.naming_variable().is_none(), "{:?}", words);
+                }
+                Err(_) => {}
+            }
+        }
     }
 
     proptest! {

@@ -9,7 +9,10 @@ use super::setting::{Quoted, Setting};
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RequestError {
     /// Control characters, or bytes that were no UTF-8.
-    #[error("{setting} is no text: it has control characters, or bytes that are not UTF-8")]
+    #[error(
+        "{setting} is no text: it has control characters, or bytes that are not UTF-8; \
+         write it anew in plain characters"
+    )]
     NotText {
         /// What was said.
         setting: Setting,

@@ -89,19 +89,15 @@ pub fn read<'a>(
     trust: Trust,
 ) -> Result<Request, RequestError> {
     let annotations: Vec<_> = annotations.into_iter().collect();
-    if let Some(sandbox) = SANDBOX.iter().find_map(|name| annotation(&annotations, name))
-        && sandbox.value == "sandbox"
-    {
-        let selections = Selections { aliyun: None, nvidia: None, annotation: None };
-        return Ok(Request {
-            quotas: Vec::new(),
-            off: vec![Off::Sandbox(sandbox)],
-            selections,
-            trust,
-        });
-    }
+    let sandbox = SANDBOX
+        .iter()
+        .find_map(|name| annotation(&annotations, name))
+        .filter(|kind| kind.value == "sandbox");
+    // Only the pod's annotations: the same word in an image that podman or CRI-O takes
+    // annotations from must not take variables out of the rules.
+    let annotated = trust.annotations && sandbox.is_none();
     let in_env = |name| variable(env, name).filter(|_| trust.env);
-    let in_annotations = |name| annotation(&annotations, name).filter(|_| trust.annotations);
+    let in_annotations = |name| annotation(&annotations, name).filter(|_| annotated);
 
     let nvidia = in_env(NVIDIA_VISIBLE_DEVICES);
     if let Some(setting) = &nvidia
@@ -119,7 +115,9 @@ pub fn read<'a>(
     if trust.env {
         sort(quota::read(Source::Env, |name: Name| in_env(name.variable))?);
     }
-    if trust.annotations {
+    if let Some(sandbox) = sandbox {
+        sort(Ask::Off(Off::Sandbox(sandbox)));
+    } else if trust.annotations {
         sort(quota::read(Source::Annotations, |name: Name| in_annotations(name.annotation))?);
     }
 
@@ -150,14 +148,17 @@ impl Request {
     /// Why there will be no plan, or `None` where `plan::resolve` makes one or refuses.
     ///
     /// Decided without the host's GPUs, so that a container that asks for nothing costs
-    /// nothing and can't fail. Under `exclusive` or `require_quota` a container that
-    /// names more than MIG devices in its variables is always planned or refused.
+    /// nothing and can't fail. A quota is only then off for want of a GPU where no
+    /// variable gets the container one from others. Under `exclusive` or `require_quota`
+    /// a container that names more than MIG devices in its variables is always planned or
+    /// refused.
     #[must_use]
     pub fn not_in_effect(&self, rules: &Rules) -> Option<String> {
         let whole_gpus_matter = rules.exclusive || rules.require_quota;
-        let held = whole_gpus_matter && self.selections.naming_variable().is_some();
+        let naming = self.selections.naming_variable().is_some();
+        let held = whole_gpus_matter && naming;
         if !self.quotas.is_empty() {
-            let nothing = self.selections.nothing().filter(|_| !held)?;
+            let nothing = self.selections.nothing().filter(|_| !naming)?;
             Some(format!("{} selects no GPU", nothing.setting))
         } else if let Some(mig) = self.selections.only_mig().filter(|_| held) {
             Some(format!(
@@ -280,19 +281,37 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_sandbox_asks_for_nothing_whatever_the_pod_is_annotated_with() {
-        let trust = Trust { env: true, annotations: true };
+    fn a_pods_annotations_ask_for_nothing_in_its_sandbox() {
         for (name, kind, off) in [
             ("io.kubernetes.cri.container-type", "sandbox", true),
             ("io.kubernetes.cri-o.ContainerType", "sandbox", true),
             ("io.kubernetes.cri.container-type", "container", false),
         ] {
-            let annotations = [(name, kind), ("aliyun.com/gpu-mem-container", "6")];
-            let request = read(&["NVIDIA_VISIBLE_DEVICES=all"], annotations, trust).unwrap();
-            let rules = Rules { exclusive: true, require_quota: true, max_inst: 20 };
-            let reason = request.not_in_effect(&rules);
-            assert_eq!(reason.is_some(), off, "{name} {kind}: {reason:?}");
+            let annotations = [
+                (name, kind),
+                ("aliyun.com/gpu-mem-container", "6"),
+                ("aliyun.com/gpu-visible-devices", "0"),
+            ];
+            for trust in [BOTH, Trust { env: false, annotations: true }] {
+                let request = read(&["PATH=/bin"], annotations, trust).unwrap();
+                for rules in [PLAIN, EXCLUSIVE, STRICT] {
+                    let reason = request.not_in_effect(&rules);
+                    assert_eq!(reason.is_some(), off, "{name} {kind}: {reason:?}");
+                }
+            }
         }
+    }
+
+    #[test]
+    fn calling_itself_a_sandbox_takes_no_container_out_of_the_rules() {
+        let annotations = [("io.kubernetes.cri.container-type", "sandbox")];
+        let request = read(&["NVIDIA_VISIBLE_DEVICES=all"], annotations, BOTH).unwrap();
+        assert_eq!(request.not_in_effect(&EXCLUSIVE), None);
+        assert_eq!(request.not_in_effect(&STRICT), None);
+        let quota = ["ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_DEV=15"];
+        let request = read(&quota, annotations, BOTH).unwrap();
+        assert_eq!(only_quota(&request).amounts, [3]);
+        assert_eq!(request.not_in_effect(&PLAIN), None);
     }
 
     #[test]
@@ -364,7 +383,8 @@ mod tests {
                 sentence(from_memory(value)),
                 format!(
                     "ALIYUN_COM_GPU_MEM_CONTAINER=\"{quoted}\" is no text: \
-                     it has control characters, or bytes that are not UTF-8"
+                     it has control characters, or bytes that are not UTF-8; \
+                     write it anew in plain characters"
                 )
             );
         }
@@ -649,12 +669,14 @@ mod tests {
             (&["NVIDIA_VISIBLE_DEVICES="], "", Some("NVIDIA_VISIBLE_DEVICES=\"\"")),
             (&["NVIDIA_VISIBLE_DEVICES=void"], "0", Some("NVIDIA_VISIBLE_DEVICES=void")),
             (
-                &["ALIYUN_COM_GPU_VISIBLE_DEVICES=none", "NVIDIA_VISIBLE_DEVICES=all"],
+                &["ALIYUN_COM_GPU_VISIBLE_DEVICES=none"],
                 "",
                 Some("ALIYUN_COM_GPU_VISIBLE_DEVICES=none"),
             ),
             (&[], "none", Some("aliyun.com/gpu-visible-devices=none")),
-            (&["NVIDIA_VISIBLE_DEVICES=all"], "void", Some("aliyun.com/gpu-visible-devices=void")),
+            // These would get their GPUs from NVIDIA's toolkit, without a quota.
+            (&["ALIYUN_COM_GPU_VISIBLE_DEVICES=none", "NVIDIA_VISIBLE_DEVICES=all"], "", None),
+            (&["NVIDIA_VISIBLE_DEVICES=all"], "void", None),
             (&["NVIDIA_VISIBLE_DEVICES=0"], "void", None),
             (&["ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=void"], "", None),
             (&["ALIYUN_COM_GPU_VISIBLE_DEVICES= ", "NVIDIA_VISIBLE_DEVICES=0"], "", None),

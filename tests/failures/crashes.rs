@@ -11,7 +11,7 @@ use cgpu::failpoint;
 
 use crate::host::{Host, TOTAL_MIB, names, state};
 use crate::km_standin::StandIn;
-use crate::support::{Bundle, Outcome, program};
+use crate::support::{Bundle, Outcome, PATIENCE, program, wait_until};
 
 /// Places that `cgpu-runtime create` passes, in their order.
 const OF_CREATE: &[&str] = &[
@@ -191,6 +191,8 @@ fn a_release_killed_anywhere_is_finished_by_the_next_one() {
             let bundle = host.asking(&format!("at-{place}"), TOTAL_MIB);
             let runtime = host.runtime();
             runtime.create(&bundle).ok();
+            runtime.kill(&bundle, "KILL").ok();
+            assert!(wait_until(PATIENCE, || runtime.status(&bundle) == "stopped"));
             let words = host.key_words(&bundle.id);
             let words: Vec<&str> =
                 std::iter::once("poststop").chain(words.iter().map(String::as_str)).collect();
@@ -250,6 +252,7 @@ fn a_precreate_or_its_hook_killed_anywhere_promises_nothing_twice() {
         }
         host.gc();
         assert_eq!(standin.instances(0).len(), 1, "{place}: its isolation was ended");
+        drop(init);
         host.hook(&["poststop", "--reservation", &token], &told).ok();
         assert_eq!(host.records(), [].into(), "{place}");
         assert_eq!(standin.instances(0), [""; 0], "{place}");

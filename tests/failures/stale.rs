@@ -6,9 +6,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::host::{Host, TOTAL_MIB, state};
+use crate::host::{Host, TOTAL_MIB, ask, state};
 use crate::km_standin::StandIn;
-use crate::support::{PATIENCE, wait_until};
+use crate::support::{PATIENCE, run_with_timeout, wait_until};
 
 /// Ends the container that `cgpu ps` shows, and all that the runtime knew of it.
 fn end_without_a_word(host: &Host) {
@@ -41,6 +41,48 @@ fn gc_says_what_it_collected_and_a_second_time_nothing() {
     assert_eq!(host.gc(), format!("lost of {}\n", host.runtime().root().display()));
     assert_eq!(host.gc(), "");
     assert_eq!(host.records(), [].into());
+}
+
+/// A program whose first thread ends, so that the process looks like a zombie, and whose
+/// second one lives.
+const LEADERLESS: &str = r#"
+#include <pthread.h>
+#include <unistd.h>
+static void *rest(void *none) { for (;;) pause(); return none; }
+int main(void) {
+    pthread_t thread;
+    pthread_create(&thread, 0, rest, 0);
+    pthread_exit(0);
+}
+"#;
+
+#[test]
+fn a_container_whose_first_thread_ended_keeps_what_it_has() {
+    let standin = StandIn::mount(&[0]);
+    let mut host = Host::new();
+    host.use_km(standin.path());
+    let bundle = host.bundle("leaderless", |config| {
+        ask(config, TOTAL_MIB);
+        config["process"]["args"] = json!(["/leaderless"]);
+    });
+    let source = host.scratch.file("leaderless.c", LEADERLESS);
+    let mut compile = host.scratch.command("cc");
+    compile.args(["-static", "-pthread", "-o"]);
+    compile.arg(host.scratch.path().join("template/rootfs/leaderless")).arg(source);
+    run_with_timeout(&mut compile, PATIENCE).ok();
+    let runtime = host.runtime();
+    runtime.create(&bundle).ok();
+    let pid = host.ps()[0]["pid"].as_i64().unwrap();
+    runtime.start(&bundle).ok();
+    let leader_ended = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ");
+    assert!(wait_until(PATIENCE, leader_ended));
+    assert_eq!(host.gc(), "");
+    assert_eq!(host.registered(), ["leaderless".to_owned()].into());
+    let refused = runtime.create(&host.asking("next", 1)).exits(1);
+    assert!(refused.stderr.contains("held by leaderless: 16000 MiB"), "{refused}");
+    assert_eq!(standin.instances(0), ["leaderless__"], "isolation stays on");
+    kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGKILL).unwrap();
+    assert!(wait_until(PATIENCE, || host.registered().is_empty()));
 }
 
 /// A container that is active by a process that lives, and by what `edit` makes of its
@@ -122,4 +164,31 @@ fn an_id_that_is_in_use_is_refused_and_keeps_what_it_has() {
     assert!(again.stderr.contains(&sentence), "{again}");
     assert_eq!(host.promised_mib(), 4000);
     assert_eq!(host.ps()[0]["pid"], pid);
+}
+
+/// A `delete` that is slow to call its hooks: by then the id is free, and in use again.
+#[test]
+fn a_late_poststop_hook_takes_nothing_from_the_next_container_of_the_id() {
+    let standin = StandIn::mount(&[0]);
+    let mut host = Host::new();
+    host.use_km(standin.path());
+    let bundle = host.bundle("again", |config| {
+        ask(config, 4000);
+        let wait = json!([{"path": "/bin/sleep", "args": ["sleep", "2"]}]);
+        config["hooks"]["poststop"] = wait;
+    });
+    let runtime = host.runtime();
+    runtime.create(&bundle).ok();
+    let slow = std::thread::scope(|scope| {
+        let deleting = scope.spawn(|| runtime.delete(&bundle));
+        let gone = || !runtime.root().join("again").exists();
+        assert!(wait_until(PATIENCE, gone));
+        runtime.create(&bundle).ok();
+        deleting.join().unwrap()
+    });
+    slow.ok();
+    assert_eq!(host.registered(), ["again".to_owned()].into());
+    assert_eq!(standin.instances(0), ["again_______"]);
+    runtime.delete(&bundle).ok();
+    assert_eq!((standin.instances(0).len(), host.records().len()), (0, 0));
 }

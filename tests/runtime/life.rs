@@ -83,6 +83,23 @@ fn the_device_cgroup_lets_a_container_open_its_gpus_and_no_others() {
     assert_eq!(outcome.stderr, expected.concat());
 }
 
+/// `docker run --device-cgroup-rule 'c 195:* rmw'`: cgroup v1 takes no device out of it.
+#[test]
+fn a_rule_for_all_of_nvidias_nodes_keeps_no_container_from_starting() {
+    for engine in ENGINES {
+        let host = Host::new(engine);
+        let bundle = host.bundle("wide", &borrowed(&asking("3", "1")), "true");
+        let mut config = bundle.config();
+        config["linux"]["resources"]["devices"] = json!([
+            {"allow": false, "access": "rwm"},
+            {"allow": true, "type": "c", "access": "m"},
+            {"allow": true, "type": "c", "major": 195, "access": "rwm"},
+        ]);
+        bundle.write_config(&config);
+        runs(&host, &bundle);
+    }
+}
+
 #[test]
 fn an_engines_calls_say_nothing_and_are_seen_by_ps_from_create_to_delete() {
     for engine in ENGINES {

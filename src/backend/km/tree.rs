@@ -41,11 +41,12 @@ impl Tree {
         Tree { root }
     }
 
-    /// That the module is loaded.
+    /// Where it is.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
+    /// That the module is loaded.
     pub(super) fn loaded(&self) -> Result<(), KmError> {
         for path in [self.root.clone(), self.control()] {
             if !exists(&path)? {

@@ -29,9 +29,9 @@ pub(super) enum Purpose<'a> {
 pub(super) struct Choice<'a> {
     /// All of them, in the plan's order.
     pub(super) gpus: Vec<&'a Gpu>,
-    /// Those under a quota, in the order of the variables.
+    /// Those under a quota of the variables, in their order.
     shared_by_env: Vec<&'a Gpu>,
-    /// Those under a quota, in the order of the annotation.
+    /// Those under a quota of the annotations, in their order.
     shared_by_annotation: Vec<&'a Gpu>,
 }
 
@@ -70,6 +70,8 @@ pub(super) fn choose<'a>(
     };
 
     let (gpus, shared) = host.find_by_variables(selections)?;
+    // Mixed mode is the variables' own: what they leave out of their quota is not out of
+    // another's.
     let shared_by_annotation = match annotation {
         Some(selection) if selection.extent() == Extent::Nothing => {
             return Err(nothing_and_something(selection, variable));
@@ -82,9 +84,9 @@ pub(super) fn choose<'a>(
                     variable: variable.setting.clone(),
                 });
             }
-            named.into_iter().filter(|gpu| has(&shared, gpu)).collect()
+            named
         }
-        _ => shared.clone(),
+        _ => gpus.clone(),
     };
     Ok(Choice { gpus, shared_by_env: shared, shared_by_annotation })
 }
