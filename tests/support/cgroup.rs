@@ -33,6 +33,17 @@ pub(super) fn thaw(name: &str) {
     }
 }
 
+/// The processes in the trees of `name`, those too that look like zombies because only their
+/// first thread has ended.
+pub(super) fn members(name: &str) -> Vec<i32> {
+    let lists = trees(name)
+        .into_iter()
+        .map(|cgroup| fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default());
+    lists
+        .flat_map(|list| list.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
 /// Removes the trees of `name`; what is still busy stays.
 pub(super) fn remove(name: &str) {
     for cgroup in trees(name) {

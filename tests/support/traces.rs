@@ -89,7 +89,7 @@ pub(super) fn clean(directory: &Path) -> Traces {
     wait_until(CLEANING, || {
         let doomed = processes(&name);
         sockets.extend(shim_sockets(&doomed));
-        for &pid in &doomed {
+        for &pid in doomed.iter().chain(&cgroup::members(&name)) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         doomed.is_empty()
