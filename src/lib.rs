@@ -13,6 +13,8 @@ pub mod inventory;
 
 pub mod plan;
 
+pub mod rm;
+
 pub mod config;
 
 pub mod process;
