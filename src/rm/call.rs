@@ -176,6 +176,9 @@ pub struct Alloc {
     /// What the caller says their size is. The driver copies as many as the class has
     /// and doesn't look (`param_copy.c`, `rmapiParamsCopyInit`); 0 is common.
     pub params_size: Option<u32>,
+    /// Address of the rights that are asked for, an `RS_ACCESS_MASK` of four bytes, or 0;
+    /// who makes the call for the caller has to put a copy or 0 in its place.
+    pub rights: u64,
 }
 
 /// A function of `NV_ESC_RM_VID_HEAP_CONTROL`.
@@ -400,6 +403,7 @@ impl Reader<'_> {
             class: self.word(view, Meaning::Class)?,
             params: self.long(view, Meaning::Params)?,
             params_size: view.u32(Meaning::ParamsSize),
+            rights: view.u64(Meaning::Rights).unwrap_or(0),
         }))
     }
 

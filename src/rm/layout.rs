@@ -21,6 +21,8 @@ pub enum Meaning {
     Params,
     /// What the caller says their size is.
     ParamsSize,
+    /// Address of a mask of access rights.
+    Rights,
     /// Flag bits.
     Flags,
     /// Where the driver writes its `NV_STATUS`.

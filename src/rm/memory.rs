@@ -42,27 +42,42 @@ const fn class(class: u32, does: Use, why: &'static str) -> ClassUse {
     ClassUse { class, does, why }
 }
 
-/// The classes that are judged one by one, sorted.
+/// The classes that are judged one by one, sorted: all up to 0xff that `resource_list.h`
+/// has had, and the memory above.
 pub static CLASSES: &[ClassUse] = &[
     class(NV01_ROOT, Use::Nothing, "a client"),
     class(NV01_ROOT_NON_PRIV, Use::Nothing, "a client"),
+    class(NV01_CONTEXT_DMA, Use::KeepsAlive, "hMemory"),
+    class(NV01_TIMER, Use::Nothing, "a timer"),
+    class(NV01_EVENT, Use::Nothing, "an event"),
+    class(FABRIC_MANAGER_SESSION, Use::Nothing, "a session"),
+    class(NV0020_GPU_MANAGEMENT, Use::Nothing, "management"),
     class(NV01_MEMORY_SYSTEM, Use::Nothing, "sysmemConstruct refuses LOCATION_VIDMEM"),
     class(NV01_MEMORY_LOCAL_PRIVILEGED, Use::Nothing, "regmemConstruct: registers, not memory"),
     class(NV01_MEMORY_LOCAL_USER, Use::Takes, "vidmemConstruct"),
     class(NV01_ROOT_CLIENT, Use::Nothing, "a client"),
     class(NV_MEMORY_EXTENDED_USER, Use::Takes, "egmmemConstruct: a GPU's extended memory"),
+    class(NV_CE_UTILS, Use::Privileged, "channels of the kernel's"),
+    class(NV0060_SYNC_GPU_BOOST, Use::Nothing, "clocks"),
     class(NV01_MEMORY_VIRTUAL, Use::Nothing, "addresses only"),
     class(NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, Use::Nothing, "the caller's own memory"),
+    class(NV04_DISPLAY_COMMON, Use::Nothing, "a display"),
     class(NV01_MEMORY_FRAMEBUFFER_CONSOLE, Use::Privileged, "the console's; for the kernel"),
+    class(NV01_EVENT_KERNEL_CALLBACK, Use::Nothing, "an event"),
+    class(NV01_EVENT_OS_EVENT, Use::Nothing, "an event"),
+    class(NV01_EVENT_KERNEL_CALLBACK_EX, Use::Nothing, "an event"),
     class(NV01_DEVICE_0, Use::Nothing, "a device"),
     class(NV01_MEMORY_LIST_SYSTEM, Use::Privileged, "pages by number"),
     class(NV01_MEMORY_LIST_FBMEM, Use::Privileged, "pages by number"),
     class(NV01_MEMORY_LIST_OBJECT, Use::Privileged, "pages by number"),
-    class(NV01_MEMORY_HW_RESOURCES, Use::Nothing, "compression tags"),
+    class(NV01_MEMORY_HW_RESOURCES, Use::Unknown, "hwresConstruct: tags, of memory of either kind"),
     class(NV01_MEMORY_LOCAL_PHYSICAL, Use::Privileged, "all of the memory"),
     class(NV01_MEMORY_SYNCPOINT, Use::Nothing, "a Tegra's semaphores"),
     class(NV_SEMAPHORE_SURFACE, Use::KeepsAlive, "hSemaphoreMem"),
+    class(NV40_DEBUG_BUFFER, Use::Nothing, "nv_debug_dump.c: memory of the host"),
+    class(RM_USER_SHARED_DATA, Use::Nothing, "gpu_user_shared_data.c: memory of the host"),
     class(NV_MEMORY_EXPORT, Use::KeepsAlive, "duplicates what is exported"),
+    class(NV_IMEX_SESSION, Use::Nothing, "a session"),
     class(NV01_MEMORY_FLA, Use::KeepsAlive, "hExportHandle"),
     class(NV_MEMORY_FABRIC, Use::KeepsAlive, "map.hVidMem; allocSize is of addresses"),
     class(NV_MEMORY_FABRIC_IMPORT_V2, Use::KeepsAlive, "memory exported elsewhere"),
@@ -76,15 +91,11 @@ pub static CLASSES: &[ClassUse] = &[
 
 /// What is thought of classes that are not in [`CLASSES`], up to and with a number.
 ///
-/// Classes up to 0xff are the driver's own objects and all memory is among them, but for
-/// the two above that are listed; a new one may be memory. Above, they are engines,
-/// channels and displays by generation, and each new GPU brings some.
+/// Classes up to 0xff are the driver's own objects and nearly all memory is among them, so
+/// a new one may be memory. Above, they are engines, channels and displays by generation,
+/// and each new GPU brings some; refusing those would refuse the GPU.
 pub static UNLISTED: &[ClassUse] = &[
-    class(0x0020, Use::Nothing, "GPU management, sessions"),
-    class(0x003d, Use::Unknown, "not known"),
-    class(0x0060, Use::Unknown, "not known"),
-    class(0x007f, Use::Nothing, "events, timers, video links"),
-    class(0x00ff, Use::Unknown, "not known"),
+    class(0xff, Use::Unknown, "not known"),
     class(u32::MAX, Use::Nothing, "an engine, a channel or a display"),
 ];
 
@@ -218,10 +229,10 @@ mod tests {
     fn memory_of_the_gpu_is_told_from_memory_of_the_host() {
         assert_eq!(class_use(0x40).does, Use::Takes);
         assert_eq!(class_use(0x42).does, Use::Takes);
-        for class in [0x3e, 0x3f, 0x70, 0x71, 0x50a0, 0x90ce, 0xc7c0, 0xa06c] {
+        for class in [0x3e, 0x3f, 0x70, 0x71, 0xde, 0x50a0, 0x90ce, 0xc7c0, 0xa06c] {
             assert_eq!(class_use(class).does, Use::Nothing, "{class:#x}");
         }
-        for class in [0x3a, 0x43, 0xf7, 0xfa, 0xff] {
+        for class in [0x3a, 0x43, 0xb1, 0xf7, 0xfa, 0xff] {
             assert_eq!(class_use(class).does, Use::Unknown, "{class:#x}");
         }
         assert_eq!(class_use(0xf8).does, Use::KeepsAlive);

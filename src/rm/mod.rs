@@ -19,14 +19,22 @@
 //!    of `escape.c`, `nv.c` and `uvm.c` for new calls, and of the constructors that
 //!    `memory.rs` names.
 
-pub mod call;
-pub mod fbinfo;
 mod layout;
-pub mod memory;
+
 pub mod number;
-pub mod refuse;
-pub mod release;
+
 mod structs;
+
+pub mod release;
+
+pub mod refuse;
+
+pub mod call;
+
+pub mod memory;
+
+pub mod fbinfo;
+
 pub mod uvm;
 
 #[cfg(test)]

@@ -69,6 +69,16 @@ upstream! {
         NV01_ROOT = 0;
     "class/cl0001.h":
         NV01_ROOT_NON_PRIV = 1;
+    "class/cl0002.h":
+        NV01_CONTEXT_DMA = 2;
+    "class/cl0004.h":
+        NV01_TIMER = 4;
+    "class/cl0005.h":
+        NV01_EVENT = 5;
+    "class/cl000f.h":
+        FABRIC_MANAGER_SESSION = 0x0f;
+    "class/cl0020.h":
+        NV0020_GPU_MANAGEMENT = 0x20;
     "class/cl003e.h":
         NV01_MEMORY_SYSTEM = 0x3e;
     "class/cl003f.h":
@@ -79,10 +89,16 @@ upstream! {
         NV01_ROOT_CLIENT = 0x41;
     "class/cl0042.h":
         NV_MEMORY_EXTENDED_USER = 0x42;
+    "class/cl0050.h":
+        NV_CE_UTILS = 0x50;
+    "class/cl0060.h":
+        NV0060_SYNC_GPU_BOOST = 0x60;
     "class/cl0070.h":
         NV01_MEMORY_VIRTUAL = 0x70;
     "class/cl0071.h":
         NV01_MEMORY_SYSTEM_OS_DESCRIPTOR = 0x71;
+    "class/cl0073.h":
+        NV04_DISPLAY_COMMON = 0x73;
     "class/cl0076.h":
         NV01_MEMORY_FRAMEBUFFER_CONSOLE = 0x76;
     "class/cl0080.h":
@@ -99,8 +115,14 @@ upstream! {
         NV01_MEMORY_SYNCPOINT = 0xc3;
     "class/cl00da.h":
         NV_SEMAPHORE_SURFACE = 0xda;
+    "class/cl00db.h":
+        NV40_DEBUG_BUFFER = 0xdb;
+    "class/cl00de.h":
+        RM_USER_SHARED_DATA = 0xde;
     "class/cl00e0.h":
         NV_MEMORY_EXPORT = 0xe0;
+    "class/cl00f1.h":
+        NV_IMEX_SESSION = 0xf1;
     "class/cl00f3.h":
         NV01_MEMORY_FLA = 0xf3;
     "class/cl00f8.h":
@@ -125,6 +147,9 @@ upstream! {
         KEPLER_CHANNEL_GROUP_A = 0xa06c;
 
     "nvos.h":
+        NV01_EVENT_KERNEL_CALLBACK = 0x78;
+        NV01_EVENT_OS_EVENT = 0x79;
+        NV01_EVENT_KERNEL_CALLBACK_EX = 0x7e;
         NVOS32_FUNCTION_ALLOC_SIZE = 2;
         NVOS32_FUNCTION_FREE = 3;
         NVOS32_FUNCTION_INFO = 5;

@@ -10,7 +10,7 @@
 use super::layout::Meaning::{
     Attributes, Attributes2, Base, Class, Client, Command, CommandSize, Count, Descriptor, Device,
     Flags, FreeMemory, Function, Handle, Height, LargestFree, Length, Limit, List, Offset, Params,
-    ParamsSize, Parent, Pitch, Size, SourceClient, SourceHandle, Status, TotalMemory, Uuid,
+    ParamsSize, Parent, Pitch, Rights, Size, SourceClient, SourceHandle, Status, TotalMemory, Uuid,
 };
 use super::layout::{Field, Layout, Meaning};
 
@@ -95,6 +95,7 @@ pub(super) const ALLOC_515: &[Layout] = &[
             f4(Handle, "hObjectNew", 8),
             f4(Class, "hClass", 12),
             f8(Params, "pAllocParms", 16),
+            f8(Rights, "pRightsRequested", 24),
             f4(Status, "status", 32),
         ],
     ),
@@ -111,6 +112,7 @@ pub(super) const ALLOC_525: &[Layout] = &[
             f4(Handle, "hObjectNew", 8),
             f4(Class, "hClass", 12),
             f8(Params, "pAllocParms", 16),
+            f8(Rights, "pRightsRequested", 24),
             f4(Flags, "flags", 32),
             f4(Status, "status", 36),
         ],
@@ -140,6 +142,7 @@ pub(super) const ALLOC_535: &[Layout] = &[
             f4(Handle, "hObjectNew", 8),
             f4(Class, "hClass", 12),
             f8(Params, "pAllocParms", 16),
+            f8(Rights, "pRightsRequested", 24),
             f4(ParamsSize, "paramsSize", 32),
             f4(Flags, "flags", 36),
             f4(Status, "status", 40),
