@@ -1,0 +1,53 @@
+//! Whatever a container calls the driver with is read to the byte or refused.
+#![no_main]
+
+use cgpu::rm::fbinfo::{List, Shown, list, patches};
+use cgpu::rm::{Call, Command, Decoded, Release, decode, memory, refuse, uvm};
+use libfuzzer_sys::fuzz_target;
+
+/// One release before, between and after the rows of the table.
+const VERSIONS: [&str; 8] = [
+    "470.256.02",
+    "515.43.04",
+    "525.60.11",
+    "535.161.08",
+    "550.54.14",
+    "570.86.15",
+    "590.48.01",
+    "620.06",
+];
+
+fuzz_target!(|input: (u8, u64, u32, &[u8])| {
+    let (at, argument, class, bytes) = input;
+    let version = VERSIONS[usize::from(at) % VERSIONS.len()].parse().expect("it is a version");
+    let release = Release::of(version).expect("it is served");
+
+    let command = Command::of_ioctl(argument);
+    if let Ok(Decoded { call, layout }) = decode(&release, command, bytes) {
+        assert_eq!(bytes.len(), command.size());
+        if let Some(patch) = layout.and_then(|layout| refuse::status(layout, 0x51)) {
+            assert!(patch.apply(&mut bytes.to_vec()));
+        }
+        if let Call::Wrapped { command, .. } = call {
+            let inner = decode(&release, command, &vec![0; command.size()]);
+            assert!(!matches!(inner, Ok(Decoded { call: Call::Wrapped { .. }, .. })));
+        }
+    }
+    let number = uvm::number(argument);
+    if let Ok(found) = uvm::decode(&release, number, bytes) {
+        assert_eq!(uvm::params_size(&release, number), Ok(bytes.len()));
+        assert!(found.layout.is_none_or(|layout| layout.size() == bytes.len()));
+    }
+    if let Ok(found) = memory::decode(&release, class, bytes) {
+        let _ = memory::given_bytes(found.layout, bytes);
+    }
+    let _ = memory::params_size(&release, class, Some(number));
+    let _ = memory::device(&release, class, bytes);
+    if let Ok(List::Inline { offset, entries }) = list(&release, number, bytes) {
+        let shown = Shown { total_bytes: argument, free_bytes: argument / 2 };
+        let mut copy = bytes.to_vec();
+        for patch in patches(bytes, offset, entries, shown) {
+            assert!(patch.apply(&mut copy));
+        }
+    }
+});

@@ -1,0 +1,274 @@
+//! Which classes take video memory, and how much an allocation of them asks for.
+//!
+//! Taken from `resource_list.h` (which class is what, and who may make it) and the
+//! constructors it names, of 515.43.04 to 595.45.04. A class is looked up in
+//! [`CLASSES`]; what isn't there is judged by [`UNLISTED`]. What the driver takes for
+//! itself (contexts, channels, page tables) is asked for by no class and not known here.
+
+use super::call::Reader;
+use super::layout::{Layout, Meaning};
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use super::number::*;
+use super::refuse::{CallName, Refusal};
+use super::release::{Key, Release};
+
+/// What making an object of a class does to video memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// It takes as much as is asked for, rounded up by the driver.
+    Takes,
+    /// It keeps memory of another object alive.
+    KeepsAlive,
+    /// It takes memory of the host, or none.
+    Nothing,
+    /// It reaches memory past all accounting; the driver lets root alone make it.
+    Privileged,
+    /// It is not known, and could take memory.
+    Unknown,
+}
+
+/// A class and its use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassUse {
+    /// The class.
+    pub class: u32,
+    /// What it does.
+    pub does: Use,
+    /// Why we think so.
+    pub why: &'static str,
+}
+
+const fn class(class: u32, does: Use, why: &'static str) -> ClassUse {
+    ClassUse { class, does, why }
+}
+
+/// The classes that are judged one by one, sorted: all up to 0xff that `resource_list.h`
+/// has had, and the memory above.
+pub static CLASSES: &[ClassUse] = &[
+    class(NV01_ROOT, Use::Nothing, "a client"),
+    class(NV01_ROOT_NON_PRIV, Use::Nothing, "a client"),
+    class(NV01_CONTEXT_DMA, Use::KeepsAlive, "hMemory"),
+    class(NV01_TIMER, Use::Nothing, "a timer"),
+    class(NV01_EVENT, Use::Nothing, "an event"),
+    class(FABRIC_MANAGER_SESSION, Use::Nothing, "a session"),
+    class(NV0020_GPU_MANAGEMENT, Use::Nothing, "management"),
+    class(NV01_MEMORY_SYSTEM, Use::Nothing, "sysmemConstruct refuses LOCATION_VIDMEM"),
+    class(NV01_MEMORY_LOCAL_PRIVILEGED, Use::Nothing, "regmemConstruct: registers, not memory"),
+    class(NV01_MEMORY_LOCAL_USER, Use::Takes, "vidmemConstruct"),
+    class(NV01_ROOT_CLIENT, Use::Nothing, "a client"),
+    class(NV_MEMORY_EXTENDED_USER, Use::Takes, "egmmemConstruct: a GPU's extended memory"),
+    class(NV_CE_UTILS, Use::Privileged, "channels of the kernel's"),
+    class(NV0060_SYNC_GPU_BOOST, Use::Nothing, "clocks"),
+    class(NV01_MEMORY_VIRTUAL, Use::Nothing, "addresses only"),
+    class(NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, Use::Nothing, "the caller's own memory"),
+    class(NV04_DISPLAY_COMMON, Use::Nothing, "a display"),
+    class(NV01_MEMORY_FRAMEBUFFER_CONSOLE, Use::Privileged, "the console's; for the kernel"),
+    class(NV01_EVENT_KERNEL_CALLBACK, Use::Nothing, "an event"),
+    class(NV01_EVENT_OS_EVENT, Use::Nothing, "an event"),
+    class(NV01_EVENT_KERNEL_CALLBACK_EX, Use::Nothing, "an event"),
+    class(NV01_DEVICE_0, Use::Nothing, "a device"),
+    class(NV01_MEMORY_LIST_SYSTEM, Use::Privileged, "pages by number"),
+    class(NV01_MEMORY_LIST_FBMEM, Use::Privileged, "pages by number"),
+    class(NV01_MEMORY_LIST_OBJECT, Use::Privileged, "pages by number"),
+    class(NV01_MEMORY_HW_RESOURCES, Use::Unknown, "hwresConstruct: tags, of memory of either kind"),
+    class(NV01_MEMORY_LOCAL_PHYSICAL, Use::Privileged, "all of the memory"),
+    class(NV01_MEMORY_SYNCPOINT, Use::Nothing, "a Tegra's semaphores"),
+    class(NV_SEMAPHORE_SURFACE, Use::KeepsAlive, "hSemaphoreMem"),
+    class(NV40_DEBUG_BUFFER, Use::Nothing, "nv_debug_dump.c: memory of the host"),
+    class(RM_USER_SHARED_DATA, Use::Nothing, "gpu_user_shared_data.c: memory of the host"),
+    class(NV_MEMORY_EXPORT, Use::KeepsAlive, "duplicates what is exported"),
+    class(NV_IMEX_SESSION, Use::Nothing, "a session"),
+    class(NV01_MEMORY_FLA, Use::KeepsAlive, "hExportHandle"),
+    class(NV_MEMORY_FABRIC, Use::KeepsAlive, "map.hVidMem; allocSize is of addresses"),
+    class(NV_MEMORY_FABRIC_IMPORT_V2, Use::KeepsAlive, "memory exported elsewhere"),
+    class(NV_MEMORY_FABRIC_IMPORTED_REF, Use::KeepsAlive, "memory exported elsewhere"),
+    class(NV_MEMORY_MULTICAST_FABRIC, Use::KeepsAlive, "memory attached to it later"),
+    class(NV_MEMORY_MAPPER, Use::KeepsAlive, "memory mapped by it"),
+    class(NV20_SUBDEVICE_0, Use::Nothing, "a device"),
+    class(NV50_MEMORY_VIRTUAL, Use::Nothing, "addresses only"),
+    class(NV01_MEMORY_DEVICELESS, Use::Nothing, "memory of the host"),
+];
+
+/// What is thought of classes that are not in [`CLASSES`], up to and with a number.
+///
+/// Classes up to 0xff are the driver's own objects and nearly all memory is among them, so
+/// a new one may be memory. Above, they are engines, channels and displays by generation,
+/// and each new GPU brings some; refusing those would refuse the GPU.
+pub static UNLISTED: &[ClassUse] = &[
+    class(0xff, Use::Unknown, "not known"),
+    class(u32::MAX, Use::Nothing, "an engine, a channel or a display"),
+];
+
+/// What making an object of that class does.
+#[must_use]
+pub fn class_use(class: u32) -> ClassUse {
+    let listed = CLASSES.binary_search_by_key(&class, |listed| listed.class).ok();
+    let listed = listed.and_then(|at| CLASSES.get(at)).copied();
+    let unlisted = || UNLISTED.iter().find(|bound| class <= bound.class).copied();
+    let found = listed.or_else(unlisted);
+    found.map_or(ClassUse { class, does: Use::Unknown, why: "not known" }, |found| ClassUse {
+        class,
+        ..found
+    })
+}
+
+/// What `NV_MEMORY_ALLOCATION_PARAMS` ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// `NVOS32_ALLOC_FLAGS_*`.
+    pub flags: u32,
+    /// `NVOS32_ATTR_*`.
+    pub attributes: u32,
+    /// Bytes asked for. The driver rounds up, to its page size at least; what it gave is
+    /// [`given_bytes`] afterwards.
+    pub size_bytes: u64,
+    /// The struct.
+    pub layout: &'static Layout,
+}
+
+/// The size of the parameters of an allocation of `class`, where they are to be read.
+///
+/// So many are to be copied and given to the driver, whatever the caller stated.
+///
+/// # Errors
+///
+/// Where the class takes memory and its parameters are not known, or the caller states
+/// another size.
+pub fn params_size(
+    release: &Release,
+    class: u32,
+    stated: Option<u32>,
+) -> Result<Option<usize>, Refusal> {
+    let key = Key::Class(class);
+    let known = release.layouts(key);
+    let takes = matches!(class_use(class).does, Use::Takes);
+    let Some(first) = known.first() else {
+        return if takes {
+            Err(Refusal::NoMemory { driver: release.version(), call: CallName(key) })
+        } else {
+            Ok(None)
+        };
+    };
+    // Old callers state nothing, as 0.
+    match stated.and_then(|stated| usize::try_from(stated).ok()) {
+        None | Some(0) => Ok(Some(first.size())),
+        Some(size) if known.iter().any(|layout| layout.size() == size) => Ok(Some(size)),
+        Some(size) => Err(Refusal::UnknownSize {
+            driver: release.version(),
+            call: CallName(key),
+            stated: size,
+            known: known.iter().map(Layout::size).collect(),
+        }),
+    }
+}
+
+/// What the copy `bytes` of the parameters of an allocation of `class` ask for.
+///
+/// # Errors
+///
+/// Where they are not of a size of this driver's, or the class has none of this kind.
+pub fn decode(release: &Release, class: u32, bytes: &[u8]) -> Result<Memory, Refusal> {
+    let key = Key::Class(class);
+    let reader = Reader { release, call: CallName(key) };
+    let view = reader.view(key, bytes)?;
+    Ok(Memory {
+        flags: reader.word(view, Meaning::Flags)?,
+        attributes: reader.word(view, Meaning::Attributes)?,
+        size_bytes: reader.long(view, Meaning::Size)?,
+        layout: view.layout(),
+    })
+}
+
+/// The memory whose life a `NV_MEMORY_FABRIC` prolongs: its handle, 0 where none.
+///
+/// # Errors
+///
+/// Where the parameters are not of this driver's size.
+pub fn fabric_source(release: &Release, bytes: &[u8]) -> Result<u32, Refusal> {
+    let key = Key::Class(NV_MEMORY_FABRIC);
+    let reader = Reader { release, call: CallName(key) };
+    reader.word(reader.view(key, bytes)?, Meaning::SourceHandle)
+}
+
+/// The number of the device or subdevice that an allocation of `NV01_DEVICE_0` or
+/// `NV20_SUBDEVICE_0` opens.
+///
+/// # Errors
+///
+/// Where the parameters are not of this driver's size, or the class is another.
+pub fn device(release: &Release, class: u32, bytes: &[u8]) -> Result<u32, Refusal> {
+    let key = Key::Class(class);
+    let reader = Reader { release, call: CallName(key) };
+    reader.word(reader.view(key, bytes)?, Meaning::Device)
+}
+
+/// The bytes the driver gave, from the struct as it came back: its limit and one.
+///
+/// `None` where `bytes` are not of that struct, or say 2⁶⁴.
+#[must_use]
+pub fn given_bytes(layout: &'static Layout, bytes: &[u8]) -> Option<u64> {
+    layout.view(bytes)?.u64(Meaning::Limit)?.checked_add(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn release(text: &str) -> Release {
+        Release::of(text.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn classes_and_bounds_are_sorted() {
+        assert!(CLASSES.windows(2).all(|pair| pair[0].class < pair[1].class));
+        assert!(UNLISTED.windows(2).all(|pair| pair[0].class < pair[1].class));
+        assert_eq!(UNLISTED.last().map(|bound| bound.class), Some(u32::MAX));
+    }
+
+    #[test]
+    fn memory_of_the_gpu_is_told_from_memory_of_the_host() {
+        assert_eq!(class_use(0x40).does, Use::Takes);
+        assert_eq!(class_use(0x42).does, Use::Takes);
+        for class in [0x3e, 0x3f, 0x70, 0x71, 0xde, 0x50a0, 0x90ce, 0xc7c0, 0xa06c] {
+            assert_eq!(class_use(class).does, Use::Nothing, "{class:#x}");
+        }
+        for class in [0x3a, 0x43, 0xb1, 0xf7, 0xfa, 0xff] {
+            assert_eq!(class_use(class).does, Use::Unknown, "{class:#x}");
+        }
+        assert_eq!(class_use(0xf8).does, Use::KeepsAlive);
+    }
+
+    #[test]
+    fn a_class_that_takes_memory_without_a_layout_is_refused() {
+        let refusal = params_size(&release("530.41.03"), 0x42, Some(120)).unwrap_err();
+        assert_eq!(
+            refusal.to_string(),
+            "driver 530.41.03: class 0x42 is not known to take memory in this way"
+        );
+        assert_eq!(params_size(&release("530.41.03"), 0xc7c0, Some(8)), Ok(None));
+    }
+
+    #[test]
+    fn a_stated_size_must_match_and_an_unstated_one_is_the_drivers() {
+        let (old, new) = (release("535.161.08"), release("550.54.14"));
+        for stated in [None, Some(0), Some(120)] {
+            assert_eq!(params_size(&old, 0x40, stated), Ok(Some(120)));
+        }
+        for stated in [None, Some(0), Some(128)] {
+            assert_eq!(params_size(&new, 0x40, stated), Ok(Some(128)));
+        }
+        let refusal = params_size(&old, 0x40, Some(128)).unwrap_err();
+        assert_eq!(refusal.to_string(), "driver 535.161.08: class 0x40 of 128 bytes, known is 120");
+    }
+
+    #[test]
+    fn what_was_given_is_the_limit_and_one() {
+        let layout = release("535.161.08").layouts(Key::Class(0x40)).first().unwrap();
+        let mut bytes = vec![0; 120];
+        bytes[88..96].copy_from_slice(&0x1f_ffff_u64.to_le_bytes());
+        assert_eq!(given_bytes(layout, &bytes), Some(0x20_0000));
+        bytes[88..96].fill(0xff);
+        assert_eq!(given_bytes(layout, &bytes), None);
+        assert_eq!(given_bytes(layout, &bytes[1..]), None);
+    }
+}

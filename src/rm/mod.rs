@@ -1,0 +1,46 @@
+//! The NVIDIA driver's ioctl ABI: numbers, structs, classes, and which release has which.
+//!
+//! Pure: bytes in, meaning or a refusal out. It knows nothing of processes, descriptors,
+//! quotas or policy, and never panics, whatever bytes it is given. Names of upstream
+//! stay in here and are spelt as upstream spells them; ours begin outside.
+//!
+//! # To add a release
+//!
+//! 1. Unpack its source (`NVIDIA/open-gpu-kernel-modules`, or the kernel modules' source
+//!    of a distribution) and run `NV_SRC=<dir> cargo test --lib rm::`. The test of the
+//!    headers compiles them, reads their version from `version.mk`, and compares every
+//!    number, size and offset of the row that this version gets.
+//! 2. Where all agree, raise the branch's last release in `CHECKED` (`release.rs`), or
+//!    add a line to it for a new branch: two lines touched, with the changelog.
+//! 3. Where a struct changed, add its new layout to `structs.rs`, and to `RELEASES` a row
+//!    at the first release that has it, with a comment that names the header. A change
+//!    belongs to the release that made it: bisect over the releases with step 1.
+//! 4. Read the diff of `resource_list.h` for new classes that are memory (`memory.rs`),
+//!    of `escape.c`, `nv.c` and `uvm.c` for new calls, and of the constructors that
+//!    `memory.rs` names.
+
+mod layout;
+
+pub mod number;
+
+mod structs;
+
+pub mod release;
+
+pub mod refuse;
+
+pub mod call;
+
+pub mod memory;
+
+pub mod fbinfo;
+
+pub mod uvm;
+
+#[cfg(test)]
+mod tests;
+
+pub use call::{Call, Command, Decoded, decode};
+pub use layout::{Field, Layout, Meaning, Patch, View};
+pub use refuse::{Answer, Refusal};
+pub use release::{Key, Release, ReleaseError, Standing, Version};
