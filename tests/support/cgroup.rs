@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::traces::mounts;
 
 /// Whether `/sys/fs/cgroup` is one cgroup v2 hierarchy, as crun wants it.
-pub(super) fn is_unified() -> bool {
+pub fn is_unified() -> bool {
     nix::sys::statfs::statfs("/sys/fs/cgroup")
         .is_ok_and(|fs| fs.filesystem_type() == nix::sys::statfs::CGROUP2_SUPER_MAGIC)
 }

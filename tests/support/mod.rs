@@ -36,6 +36,7 @@ mod scratch;
 mod traces;
 mod warden;
 
+pub use cgroup::is_unified as cgroups_are_unified;
 pub use command::{Outcome, run_with_input, run_with_timeout};
 pub use containerd::Containerd;
 pub use cri::{Cri, Executed};

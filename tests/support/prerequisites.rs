@@ -16,7 +16,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("containerd-shim-runc-v2", "containerd"),
     ("ctr", "containerd"),
     ("dockerd", "docker.io"),
-    ("docker", "docker.io"),
+    ("docker", "docker.io, or docker-cli"),
     ("podman", "podman"),
     ("conmon", "podman"),
     ("busybox", "busybox-static"),
