@@ -20,6 +20,7 @@ use crate::admission::{self, AdmissionError, Host};
 use crate::backend;
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::ConfigError;
+use crate::inject;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, boot_time_s};
 use crate::report::sentence;
@@ -357,6 +358,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let inventory = host.inventory()?;
     let plan = host.plan(&request, &inventory)?;
     let nodes = host.nodes(&plan, &inventory)?;
+    inject::link_by_number(&nodes, Path::new("/dev"));
     let hook = admission::own_program("cgpu-hook")?;
     let token = match bundle.hook_argument(&hook, "--reservation") {
         Some(token) => token.to_owned(),

@@ -3,15 +3,16 @@
 //! Knows the driver's files on this host and the edits they come to. Must not know
 //! quotas. Nodes are declared in the bundle, so that the engine's own device rules hold
 //! and nothing is done behind its back (a `systemctl daemon-reload` then takes nothing
-//! away).
+//! away; see [`link_by_number`] for what that takes).
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{major, minor};
 use thiserror::Error;
+use tracing::warn;
 
 use crate::bundle::{Bind, DeviceNode, Withheld};
 use crate::inventory::Inventory;
@@ -152,6 +153,31 @@ pub fn nodes(
     Ok(nodes)
 }
 
+/// Makes the links in `dev`/char that udev makes of other devices and not of NVIDIA's, whose
+/// driver registers no class; `dev` is the host's `/dev`.
+///
+/// runc 1.1.3 to 1.1.6 tells systemd only of devices that have one. Of the others systemd then
+/// knows nothing, and its next `daemon-reload` takes them away from the running container.
+/// Without a link the container starts all the same, so failing is told and no error.
+pub fn link_by_number(nodes: &Nodes, dev: &Path) {
+    for device in &nodes.devices {
+        let Some(name) = Path::new(&device.path).file_name() else { continue };
+        let there = look(&dev.join(name));
+        if !matches!(there, Ok(Found::Device(major, minor)) if (major, minor) == (device.major, device.minor))
+        {
+            continue;
+        }
+        let link = dev.join("char").join(format!("{}:{}", device.major, device.minor));
+        match symlink(Path::new("..").join(name), &link) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                let link = link.display();
+                warn!(%link, %error, "no link by number: a daemon-reload may take the GPU away");
+            }
+            _ => {}
+        }
+    }
+}
+
 impl Nodes {
     fn add(
         &mut self,
@@ -259,5 +285,31 @@ mod tests {
         assert_eq!(found.devices, [DeviceNode { path: "/dev/nvidia1".into(), major: 1, minor: 3 }]);
         let bound: Vec<_> = found.binds.iter().map(|bind| bind.destination.as_str()).collect();
         assert_eq!(bound, ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]);
+    }
+
+    #[test]
+    fn nodes_of_this_host_get_the_link_that_udev_does_not_make() {
+        let root = root(&["nvidiactl"]);
+        let dev = root.path().join("dev");
+        let device = |name: &str, minor| {
+            mknod(&dev.join(name), SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, 3))
+                .unwrap();
+            DeviceNode { path: format!("/dev/{name}"), major: 1, minor }
+        };
+        let absent = DeviceNode { path: "/dev/nvidia2".into(), major: 195, minor: 2 };
+        let devices = vec![device("nvidia0", 3), device("nvidia1", 4), absent];
+        let found = Nodes { devices, ..Nodes::default() };
+        link_by_number(&found, &dev);
+        assert!(!dev.join("char").exists(), "it is not for us to make");
+        fs::create_dir(dev.join("char")).unwrap();
+        for _ in 0..2 {
+            link_by_number(&found, &dev);
+            let links: Vec<_> =
+                fs::read_dir(dev.join("char")).unwrap().map(|link| link.unwrap()).collect();
+            assert_eq!(links.len(), 1, "numbers must be the node's: {links:?}");
+            assert_eq!(links[0].file_name(), "1:3");
+            assert_eq!(fs::read_link(links[0].path()).unwrap(), Path::new("../nvidia0"));
+            assert!(links[0].path().exists());
+        }
     }
 }

@@ -19,6 +19,7 @@ use crate::bundle::{Bundle, BundleError};
 use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
 use crate::hook;
+use crate::inject;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key};
 use crate::report::{ErrorLog, report};
@@ -140,6 +141,7 @@ fn prepare(
     let inventory = host.inventory()?;
     let plan = host.plan(&request, &inventory)?;
     let nodes = host.nodes(&plan, &inventory)?;
+    inject::link_by_number(&nodes, Path::new("/dev"));
     let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() })?;
     if bundle.is_privileged() {
         warn!(id, "this container is privileged: it can reach past any isolation");

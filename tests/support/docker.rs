@@ -1,11 +1,12 @@
 //! dockerd, with roots, socket and containerd of its own.
 //!
+//! containerd is started here and not by dockerd, which would take the machine's where one runs.
+//!
 //! It knows the runtimes `runc`, `crun` and `cgpu`; the last is whatever the test names. No bridge
 //! and no iptables: test containers have no network. Cgroups are made by dockerd itself
 //! (`cgroupfs`), below the scratch's, on every machine.
 //!
-//! What it can't be talked out of, all of it harmless: the empty directories `/run/docker/plugins`
-//! and `/opt/containerd`.
+//! What it can't be talked out of, harmless: the empty directory `/run/docker/plugins`.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -71,6 +72,7 @@ impl Builder {
             "exec-root": scratch.path().join("exec"),
             "pidfile": scratch.path().join("docker.pid"),
             "deprecated-key-path": scratch.path().join("key.json"),
+            "containerd": containerd_socket(&scratch),
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
             "cgroup-parent": scratch.cgroup(),
             "iptables": false,
@@ -82,8 +84,9 @@ impl Builder {
             },
         });
         scratch.file("daemon.json", config.to_string());
+        let containerd = spawn_containerd(&scratch, &self.environment);
         let daemon = spawn(&scratch, &self.environment);
-        let docker = Docker { daemon, scratch, environment: self.environment };
+        let docker = Docker { daemon, containerd, scratch, environment: self.environment };
         docker.wait_until_it_answers();
         docker.load(&Image::new(IMAGE));
         docker
@@ -103,6 +106,7 @@ pub enum Restart {
 #[derive(Debug)]
 pub struct Docker {
     daemon: Child,
+    containerd: Child,
     scratch: Scratch,
     environment: Vec<(String, String)>,
 }
@@ -194,7 +198,6 @@ impl Docker {
             Restart::Killed => self.daemon.kill().expect("dockerd is our child and not reaped yet"),
         }
         self.daemon.wait().expect("dockerd is our child");
-        self.wait_for_the_end_of_its_containerd();
         self.daemon = spawn(&self.scratch, &self.environment);
         self.wait_until_it_answers();
     }
@@ -219,17 +222,6 @@ impl Docker {
         );
     }
 
-    /// dockerd's containerd dies with it, a moment later. A dockerd that starts in that moment, or
-    /// finds a zombie, takes containerd for alive and waits in vain for its socket.
-    fn wait_for_the_end_of_its_containerd(&self) {
-        let pid_file = self.scratch.path().join("exec/containerd/containerd.pid");
-        let Ok(pid) = fs::read_to_string(&pid_file) else { return };
-        let command_line = PathBuf::from(format!("/proc/{}/cmdline", pid.trim()));
-        let ended = wait_until(STARTING, || fs::read(&command_line).unwrap_or_default().is_empty());
-        assert!(ended, "dockerd's containerd, process {pid}, has outlived it by {STARTING:?}");
-        fs::remove_file(pid_file).expect("a file can be removed from a scratch");
-    }
-
     fn wait_until_it_answers(&self) {
         let socket = self.scratch.path().join("docker.sock");
         let up =
@@ -243,25 +235,52 @@ impl Docker {
 }
 
 impl Drop for Docker {
-    /// Ends the daemon the hard way; the scratch takes containerd, shims, containers and mounts
-    /// with it.
+    /// Ends the daemons the hard way; the scratch takes shims, containers and mounts with it.
     fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
+        for daemon in [&mut self.daemon, &mut self.containerd] {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
     }
 }
 
+fn containerd_socket(scratch: &Scratch) -> PathBuf {
+    scratch.path().join("containerd.sock")
+}
+
+/// dockerd tries for a while to reach it, so nobody waits here.
+fn spawn_containerd(scratch: &Scratch, environment: &[(String, String)]) -> Child {
+    let (path, socket) = (scratch.path().display(), containerd_socket(scratch));
+    let configuration = format!(
+        "version = 2\nroot = \"{path}/containerd\"\nstate = \"{path}/containerd-state\"\n\
+         disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
+         [grpc]\naddress = \"{}\"\n\
+         [plugins.\"io.containerd.internal.v1.opt\"]\npath = \"{path}/opt\"\n",
+        socket.display()
+    );
+    let file = scratch.file("containerd.toml", configuration);
+    spawn_logged(scratch, environment, scratch.command("containerd").arg("--config").arg(file))
+}
+
 fn spawn(scratch: &Scratch, environment: &[(String, String)]) -> Child {
+    let file = scratch.path().join("daemon.json");
+    spawn_logged(scratch, environment, scratch.command("dockerd").arg("--config-file").arg(file))
+}
+
+fn spawn_logged(
+    scratch: &Scratch,
+    environment: &[(String, String)],
+    command: &mut Command,
+) -> Child {
     let log = File::options()
         .create(true)
         .append(true)
         .open(log_path(scratch))
         .expect("a log can be opened in a scratch");
     let also = log.try_clone().expect("a descriptor can be duplicated");
-    let mut command = scratch.command("dockerd");
-    command.arg("--config-file").arg(scratch.path().join("daemon.json"));
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    command.stdin(Stdio::null()).stdout(log).stderr(also).spawn().expect("dockerd can be started")
+    let daemon = command.stdin(Stdio::null()).stdout(log).stderr(also).spawn();
+    daemon.expect("an installed daemon can be started")
 }
 
 fn log_path(scratch: &Scratch) -> impl AsRef<Path> + use<> {
