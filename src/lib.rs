@@ -29,6 +29,8 @@ pub mod inject;
 
 pub mod registry;
 
+pub mod gate;
+
 pub mod backend;
 
 pub mod admission;

@@ -1,0 +1,392 @@
+//! The seccomp section of a bundle, with the monitor's calls in it: [`merge`].
+//!
+//! Owns what becomes of `linux.seccomp` so that the driver calls of a container go to a
+//! listener. Pure: a section in, a section out; must not know files, runtimes or what a
+//! call means. Fields it doesn't know stay; applied to its own result it changes nothing.
+//!
+//! What holds of the result, for calls that are trapped: a call that the section permits
+//! (`ALLOW`, `LOG`, `TRACE`) notifies the listener, one that it denies stays denied; for
+//! all others: what the section says. It holds whatever the order in which rules are
+//! looked at, because rules with different actions never overlap where we write them:
+//! libseccomp sorts rules its own way, forgets a rule next to an unconditional one, and
+//! refuses one that begins like another. So `ioctl` is taken out of the list of what is
+//! allowed, and what is outside the trapped set is said again bit by bit
+//! ([`cube::outside`]). Where a section contradicts itself, the denial wins.
+//!
+//! The kernel reads 32 bits of an ioctl's request, libseccomp compares 64 in a 64-bit
+//! program: rules on the request that meet the trapped set are rewritten to mean the
+//! lower half, so garbage in the upper half is no way round.
+//!
+//! Other entries of the same kernel: `ioctl` and i386's `mmap2` have their arguments where
+//! x86-64 has them and are trapped alike. The old `mmap` of i386 takes a pointer to its
+//! arguments, which no filter can read; and libseccomp compares 32 bits of x32's offset,
+//! which has 64. Rules go by name, so neither can be told from x86-64's `mmap`, but for one
+//! thing: a comparison that looks at an upper half only is no comparison in a filter for
+//! 32-bit programs, and a rule without comparisons replaces all others of its call. "A
+//! length with bit 63 fails with `ENOMEM`" is what the kernel does anyway to a 64-bit
+//! program, and to the other two it refuses `mmap` as a whole ([`guard`]): 32-bit programs
+//! use `mmap2` for decades, x32 ones can't start. Refused and not trapped, because what the
+//! pointer shows could change after it was looked at. aarch64 has no such entry.
+
+mod cube;
+
+mod region;
+
+mod rule;
+
+mod trap;
+
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+
+use self::region::Inexpressible;
+use self::rule::{Action, Rule, field};
+use self::trap::{LENGTH, Trapped};
+pub use self::trap::{Request, Traps};
+
+/// Who is told of trapped calls.
+#[derive(Debug, Clone, Copy)]
+pub struct Listener<'a> {
+    /// The Unix socket that the runtime connects to.
+    pub path: &'a str,
+    /// What the runtime says there besides the container's state.
+    pub metadata: &'a str,
+    /// Whether the runtime knows `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`; one that doesn't
+    /// refuses the bundle.
+    pub wait_killable: bool,
+}
+
+/// The processor, for a section where there was none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machine {
+    /// With the entries for i386 and x32 programs.
+    X86_64,
+    /// With the entry for 32-bit arm programs.
+    Aarch64,
+}
+
+/// Why a section can't have our listener.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SectionError {
+    /// Somebody else listens.
+    #[error(
+        "linux.seccomp.listenerPath is {path}, and a container can have one listener: the quota's; \
+         choose a seccomp profile without a listener"
+    )]
+    Taken {
+        /// The other listener.
+        path: String,
+    },
+    /// Calls that somebody else wants to be told of.
+    #[error(
+        "{field} is SCMP_ACT_NOTIFY, and a container can have one listener: the quota's; choose a \
+         seccomp profile that notifies nobody"
+    )]
+    Notifies {
+        /// Where it says so.
+        field: String,
+    },
+    /// Not what the specification says.
+    #[error("{field} is not {expected}; correct the seccomp profile")]
+    Misshapen {
+        /// What is wrong.
+        field: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// A rule that can't be kept beside ours.
+    #[error(
+        "{field} compares argument {argument} of {name} in a way that can't be joined with a \
+         quota's rules; compare it with SCMP_CMP_EQ or SCMP_CMP_MASKED_EQ and a mask of 32 bits \
+         in the seccomp profile"
+    )]
+    Inexpressible {
+        /// The rule.
+        field: String,
+        /// The system call.
+        name: &'static str,
+        /// Its argument, from 0.
+        argument: usize,
+    },
+    /// A rule that says something else to 32-bit programs.
+    #[error(
+        "{field} compares only upper halves of arguments of {name}, which is no comparison for \
+         32-bit programs; compare lower halves too in the seccomp profile"
+    )]
+    UpperOnly {
+        /// The rule.
+        field: String,
+        /// The system call.
+        name: &'static str,
+    },
+}
+
+/// `ENOMEM`, what the kernel says to a length with bit 63; and `EINVAL`, where a section's
+/// default is the former: runtimes drop rules that say what the default says.
+const REFUSALS: [u64; 2] = [12, 22];
+
+/// What the runtimes set where a section has no flags.
+const DEFAULT_FLAG: &str = "SECCOMP_FILTER_FLAG_SPEC_ALLOW";
+
+/// An interrupted call waits until the listener has answered.
+const WAIT_KILLABLE: &str = "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV";
+
+/// The section that a bundle has instead of `section`, which may be missing.
+///
+/// # Errors
+///
+/// Where the section has a listener already, isn't what the specification says, or has
+/// rules on the trapped system calls that can't be kept.
+pub fn merge(
+    section: Option<&Value>,
+    machine: Machine,
+    listener: &Listener<'_>,
+    traps: &Traps<'_>,
+) -> Result<Value, SectionError> {
+    let mut section = match section {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(section)) => section.clone(),
+        Some(_) => return Err(misshapen("linux.seccomp", "an object")),
+    };
+    let ours = is_ours(&section, listener)?;
+    let mut rules = match section.get_mut("syscalls").map(Value::take) {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(rules)) => rules,
+        Some(_) => return Err(misshapen("linux.seccomp.syscalls", "a list")),
+    };
+    if rules.is_empty() && text(&section, "defaultAction").is_empty() {
+        permit_everything(&mut section, machine);
+    }
+    let default = default_action(&section)?;
+    let calls = traps.by_system_call();
+    refuse_other_notifications(&rules, ours, default, &calls)?;
+    for call in &calls {
+        trap(&mut rules, call, default)?;
+    }
+    if traps.mappings && has_blind_mmap(&section) {
+        guard(&mut rules, default);
+    }
+    section.insert("syscalls".into(), rules.into());
+    section.insert("listenerPath".into(), listener.path.into());
+    section.insert("listenerMetadata".into(), listener.metadata.into());
+    if listener.wait_killable {
+        add_flag(&mut section)?;
+    }
+    Ok(Value::Object(section))
+}
+
+fn misshapen(field: &str, expected: &'static str) -> SectionError {
+    SectionError::Misshapen { field: field.to_owned(), expected }
+}
+
+fn text<'a>(section: &'a Map<String, Value>, name: &str) -> &'a str {
+    section.get(name).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Whether the listener is ours already.
+fn is_ours(section: &Map<String, Value>, listener: &Listener<'_>) -> Result<bool, SectionError> {
+    match text(section, "listenerPath") {
+        "" => Ok(false),
+        path if path == listener.path => Ok(true),
+        path => Err(SectionError::Taken { path: path.to_owned() }),
+    }
+}
+
+/// Where there was no section there is no filter: 32-bit programs run, and shall go on.
+fn permit_everything(section: &mut Map<String, Value>, machine: Machine) {
+    let architectures = match machine {
+        Machine::X86_64 => json!(["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"]),
+        Machine::Aarch64 => json!(["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"]),
+    };
+    section.insert("defaultAction".into(), "SCMP_ACT_ALLOW".into());
+    section.insert("architectures".into(), architectures);
+    section.entry("syscalls").or_insert_with(|| json!([]));
+}
+
+fn default_action(section: &Map<String, Value>) -> Result<Action, SectionError> {
+    let name = text(section, "defaultAction");
+    Action::read(name, section.get("defaultErrnoRet"))
+        .ok_or_else(|| misshapen("linux.seccomp.defaultAction", "an action like SCMP_ACT_ERRNO"))
+}
+
+/// A listener that is ours may be told of what is trapped; nobody is told of anything else.
+fn refuse_other_notifications(
+    rules: &[Value],
+    ours: bool,
+    default: Action,
+    calls: &[Trapped],
+) -> Result<(), SectionError> {
+    if default == Action::Notify {
+        return Err(SectionError::Notifies { field: "linux.seccomp.defaultAction".into() });
+    }
+    for (place, entry) in rules.iter().enumerate() {
+        if rule::action(entry, place)? != Action::Notify {
+            continue;
+        }
+        let known = |name: &Value| calls.iter().find(|call| name == call.name);
+        let names = entry.get("names").and_then(Value::as_array);
+        let all_trapped = names.into_iter().flatten().all(|name| {
+            known(name).is_some_and(|call| {
+                Rule::read(entry, place, call.request).is_ok_and(|rule| {
+                    rule.exact && region::without(&rule.region, &call.region) == Ok(Vec::new())
+                })
+            })
+        });
+        if !(ours && all_trapped) {
+            return Err(SectionError::Notifies { field: format!("{}.action", field(place)) });
+        }
+    }
+    Ok(())
+}
+
+/// Makes the trapped calls of one system call notify wherever they were permitted.
+fn trap(rules: &mut Vec<Value>, call: &Trapped, default: Action) -> Result<(), SectionError> {
+    let mut read = Vec::new();
+    for (place, entry) in rules.iter().enumerate() {
+        if rule::names(entry, call.name) && !is_guard(entry) {
+            read.push(Rule::read(entry, place, call.request)?);
+        }
+    }
+    // Runtimes drop rules that say what the default says, and libseccomp all but the first
+    // unconditional one where there is one. What never counted must not begin to.
+    let counts = |rule: &Rule| rule.action != default;
+    let decisive = read.iter().position(|rule| counts(rule) && rule.unconditional);
+    let (live, dead): (Vec<&Rule>, Vec<&Rule>) = match decisive {
+        Some(place) => (vec![&read[place]], read.iter().filter(|rule| counts(rule)).collect()),
+        None => (read.iter().filter(|rule| counts(rule)).collect(), Vec::new()),
+    };
+    let at = |rule: &Rule, Inexpressible { argument }| SectionError::Inexpressible {
+        field: field(rule.place),
+        name: call.name,
+        argument,
+    };
+    let mut permitted: region::Region = Vec::new();
+    let (mut denied, mut notified): (Vec<&Rule>, region::Region) = (Vec::new(), Vec::new());
+    for rule in &live {
+        match rule.action {
+            Action::Notify => notified.extend_from_slice(&rule.region),
+            action if action.permits() => {
+                let trapped = region::both(&call.region, &rule.region);
+                permitted.extend(trapped.map_err(|problem| at(rule, problem))?);
+            }
+            _ => denied.push(rule),
+        }
+    }
+    if default.permits() && decisive.is_none() {
+        permitted.clone_from(&call.region);
+    }
+    for rule in &denied {
+        permitted =
+            region::without(&permitted, &rule.region).map_err(|problem| at(rule, problem))?;
+    }
+    let no_rule = |Inexpressible { argument }| SectionError::Inexpressible {
+        field: "linux.seccomp.syscalls".into(),
+        name: call.name,
+        argument,
+    };
+    let missing = region::without(&permitted, &notified).map_err(no_rule)?;
+
+    let mut forgotten = Vec::new();
+    let mut added = Vec::new();
+    for &rule in &live {
+        if rule.upper_only && rule.action.permits() {
+            return Err(SectionError::UpperOnly { field: field(rule.place), name: call.name });
+        }
+        let trapped =
+            region::both(&call.region, &rule.region).map_err(|problem| at(rule, problem))?;
+        let stays = match rule.action {
+            Action::Notify => true,
+            action if action.permits() => trapped.is_empty() && rule.no_wider,
+            _ => rule.unconditional || rule.exact || trapped.is_empty(),
+        };
+        if stays {
+            continue;
+        }
+        let mut kept = rule.region.clone();
+        if rule.action.permits() {
+            kept = region::without(&kept, &call.region).map_err(|problem| at(rule, problem))?;
+            for denial in &denied {
+                kept = region::without(&kept, &denial.region)
+                    .map_err(|problem| at(denial, problem))?;
+            }
+        }
+        if let Value::Object(pattern) = &rules[rule.place] {
+            added.extend(rule::write(pattern, call.name, &kept, call.request));
+        }
+        forgotten.push(rule.place);
+    }
+    if !forgotten.is_empty() {
+        forgotten.extend(dead.iter().map(|rule| rule.place));
+    }
+    let pattern = Map::from_iter([
+        ("names".to_owned(), Value::Null),
+        ("action".to_owned(), "SCMP_ACT_NOTIFY".into()),
+    ]);
+    added.extend(rule::write(&pattern, call.name, &missing, call.request));
+
+    let mut place = 0;
+    rules.retain_mut(|entry| {
+        place += 1;
+        !forgotten.contains(&(place - 1)) || rule::forget(entry, call.name)
+    });
+    rules.extend(added);
+    Ok(())
+}
+
+/// Whether programs may enter where a filter can't see the arguments of `mmap`.
+fn has_blind_mmap(section: &Map<String, Value>) -> bool {
+    let architectures = section.get("architectures").and_then(Value::as_array);
+    architectures.into_iter().flatten().filter_map(Value::as_str).any(|name| {
+        // crun takes them in any case, with and without the prefix.
+        let name = name.to_ascii_uppercase();
+        matches!(name.strip_prefix("SCMP_ARCH_").unwrap_or(&name), "X86" | "X32")
+    })
+}
+
+/// The rule that refuses `mmap` to i386 and x32 programs and nothing to others.
+fn guard_rule(errno: u64) -> Value {
+    json!({
+        "names": ["mmap"],
+        "action": "SCMP_ACT_ERRNO",
+        "errnoRet": errno,
+        "args": [{
+            "index": LENGTH,
+            "value": 1u64 << 63,
+            "valueTwo": 1u64 << 63,
+            "op": "SCMP_CMP_MASKED_EQ",
+        }],
+    })
+}
+
+fn is_guard(entry: &Value) -> bool {
+    REFUSALS.iter().any(|&errno| *entry == guard_rule(errno))
+}
+
+/// Adds the rule where any `mmap` notifies, unless it's there.
+fn guard(rules: &mut Vec<Value>, default: Action) {
+    let notifies = |entry: &Value| {
+        entry.get("action").is_some_and(|action| action == "SCMP_ACT_NOTIFY")
+            && rule::names(entry, "mmap")
+    };
+    let effective = REFUSALS.iter().find(|&&errno| default != Action::Errno(errno));
+    let Some(guard) = effective.map(|&errno| guard_rule(errno)) else { return };
+    if rules.iter().any(notifies) && !rules.contains(&guard) {
+        rules.push(guard);
+    }
+}
+
+/// Adds the flag; runtimes have a default where there is no list, which must stay.
+fn add_flag(section: &mut Map<String, Value>) -> Result<(), SectionError> {
+    let flags = section.entry("flags").or_insert(Value::Null);
+    if flags.is_null() {
+        *flags = json!([DEFAULT_FLAG]);
+    }
+    let flags = flags.as_array_mut().ok_or_else(|| misshapen("linux.seccomp.flags", "a list"))?;
+    if !flags.iter().any(|flag| flag == WAIT_KILLABLE) {
+        flags.push(WAIT_KILLABLE.into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

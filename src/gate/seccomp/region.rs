@@ -1,0 +1,173 @@
+//! Sets of calls of one system call, by their arguments: what rules can say, joined,
+//! taken apart, and said again.
+//!
+//! A [`Region`] is a union of [`Piece`]s, a piece is a conjunction over arguments, which
+//! is what one rule is. Overlaps are fine within a region. Nothing here rounds: where an
+//! intersection or a complement can't be said with one comparison for each argument, it
+//! is an error ([`Inexpressible`]). Knows no JSON and no action.
+
+use super::cube::{self, Cube};
+
+/// How many arguments a system call has.
+pub(super) const ARGUMENTS: usize = 6;
+
+/// How an argument is compared; equality and masks are [`Test::Bits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Operator {
+    NotEqual,
+    Less,
+    LessOrEqual,
+    GreaterOrEqual,
+    Greater,
+}
+
+/// What is asked of one argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Test {
+    Bits(Cube),
+    Compare(Operator, u64),
+}
+
+/// An argument that is asked more than one comparison can say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Inexpressible {
+    pub(super) argument: usize,
+}
+
+impl Test {
+    fn holds(self, number: u64) -> bool {
+        match self {
+            Self::Bits(cube) => cube.contains(number),
+            Self::Compare(Operator::NotEqual, value) => number != value,
+            Self::Compare(Operator::Less, value) => number < value,
+            Self::Compare(Operator::LessOrEqual, value) => number <= value,
+            Self::Compare(Operator::GreaterOrEqual, value) => number >= value,
+            Self::Compare(Operator::Greater, value) => number > value,
+        }
+    }
+
+    /// `Ok(None)` where no number passes both, `Err` where one comparison can't say it.
+    fn and(self, other: Self) -> Result<Option<Self>, ()> {
+        match (self, other) {
+            (Self::Bits(one), Self::Bits(two)) => Ok(one.and(two).map(Self::Bits)),
+            (Self::Bits(cube), test) | (test, Self::Bits(cube)) if cube.mask == u64::MAX => {
+                Ok(test.holds(cube.value).then_some(Self::Bits(cube)))
+            }
+            (Self::Bits(cube), Self::Compare(Operator::NotEqual, value))
+            | (Self::Compare(Operator::NotEqual, value), Self::Bits(cube))
+                if !cube.contains(value) =>
+            {
+                Ok(Some(Self::Bits(cube)))
+            }
+            (one, two) if one == two => Ok(Some(one)),
+            _ => Err(()),
+        }
+    }
+
+    /// What passes where this doesn't, as alternatives.
+    ///
+    /// A mask with some upper bits has no complement: comparing one upper bit alone is
+    /// comparing nothing in a 32-bit program.
+    fn negated(self) -> Result<Vec<Self>, ()> {
+        let compare = |operator, value| Ok(vec![Self::Compare(operator, value)]);
+        match self {
+            Self::Bits(cube) if cube.mask == u64::MAX => compare(Operator::NotEqual, cube.value),
+            Self::Bits(cube) if cube.mask > u64::from(u32::MAX) => Err(()),
+            Self::Bits(cube) => {
+                Ok(cube.bits().map(|bit| Self::Bits(Cube::new(bit, !cube.value))).collect())
+            }
+            Self::Compare(Operator::NotEqual, value) => Ok(vec![Self::Bits(Cube::exactly(value))]),
+            Self::Compare(Operator::Less, value) => compare(Operator::GreaterOrEqual, value),
+            Self::Compare(Operator::LessOrEqual, value) => compare(Operator::Greater, value),
+            Self::Compare(Operator::GreaterOrEqual, value) => compare(Operator::Less, value),
+            Self::Compare(Operator::Greater, value) => compare(Operator::LessOrEqual, value),
+        }
+    }
+}
+
+/// Calls whose arguments pass a test each, and whose request is one of some.
+///
+/// The request is an argument that has a set of numbers instead of a test; system calls
+/// that have no such argument leave it at every number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) tests: [Option<Test>; ARGUMENTS],
+    pub(super) request: Vec<Cube>,
+}
+
+/// Calls that are in any of these.
+pub(super) type Region = Vec<Piece>;
+
+impl Piece {
+    /// Every call.
+    pub(super) fn all() -> Self {
+        Self { tests: [None; ARGUMENTS], request: vec![Cube::ALL] }
+    }
+
+    /// The calls in both; `None` where there are none.
+    fn and(&self, other: &Self) -> Result<Option<Self>, Inexpressible> {
+        // The cheap and common end first: then no comparison needs to be joined.
+        if !self.request.iter().any(|one| other.request.iter().any(|two| one.meets(*two))) {
+            return Ok(None);
+        }
+        let mut tests = self.tests;
+        for (argument, (mine, theirs)) in tests.iter_mut().zip(other.tests).enumerate() {
+            let Some(theirs) = theirs else { continue };
+            match mine.map_or(Ok(Some(theirs)), |mine| mine.and(theirs)) {
+                Ok(None) => return Ok(None),
+                Ok(joined) => *mine = joined,
+                Err(()) => return Err(Inexpressible { argument }),
+            }
+        }
+        let request = cube::both(&self.request, &other.request);
+        Ok(Some(Self { tests, request }))
+    }
+
+    /// The calls that are not in the other.
+    fn without(&self, other: &Self) -> Result<Region, Inexpressible> {
+        if self.and(other)?.is_none() {
+            return Ok(vec![self.clone()]);
+        }
+        let mut left = Vec::new();
+        let request = cube::without(&self.request, &other.request);
+        if !request.is_empty() {
+            left.push(Self { request, ..self.clone() });
+        }
+        for (argument, theirs) in other.tests.iter().enumerate() {
+            let Some(theirs) = theirs else { continue };
+            for test in theirs.negated().map_err(|()| Inexpressible { argument })? {
+                let mut outside = Self::all();
+                outside.tests[argument] = Some(test);
+                left.extend(self.and(&outside)?);
+            }
+        }
+        Ok(left)
+    }
+}
+
+/// The calls in both.
+pub(super) fn both(one: &[Piece], two: &[Piece]) -> Result<Region, Inexpressible> {
+    let mut joined = Vec::new();
+    for (one, two) in one.iter().flat_map(|one| two.iter().map(move |two| (one, two))) {
+        joined.extend(one.and(two)?);
+    }
+    joined.dedup();
+    Ok(joined)
+}
+
+/// The calls of `wanted` that are not in `taken`; empty exactly where there are none.
+pub(super) fn without(wanted: &[Piece], taken: &[Piece]) -> Result<Region, Inexpressible> {
+    let mut left = wanted.to_vec();
+    for taken in taken {
+        let mut next: Region = Vec::new();
+        for piece in left {
+            for piece in piece.without(taken)? {
+                if !next.contains(&piece) {
+                    next.push(piece);
+                }
+            }
+        }
+        left = next;
+    }
+    Ok(left)
+}

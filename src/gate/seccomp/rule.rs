@@ -1,0 +1,309 @@
+//! One entry of `linux.seccomp.syscalls`: what it says of one system call, read as runtimes
+//! read it, and said again with other arguments.
+//!
+//! Reads the JSON value and writes it; fields it doesn't know stay where they are.
+
+use serde_json::{Map, Value, json};
+
+use super::SectionError;
+use super::cube::{self, Cube};
+use super::region::{ARGUMENTS, Operator, Piece, Region, Test};
+
+/// What happens to a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    Allow,
+    Log,
+    Trace(u64),
+    Errno(u64),
+    Trap,
+    KillThread,
+    KillProcess,
+    Notify,
+}
+
+/// `EPERM`, which runtimes take where no error is named.
+const DEFAULT_ERRNO: u64 = 1;
+
+impl Action {
+    /// Reads `action` (or `defaultAction`) and the error that belongs to it.
+    pub(super) fn read(name: &str, errno: Option<&Value>) -> Option<Self> {
+        let errno = errno.and_then(Value::as_u64).unwrap_or(DEFAULT_ERRNO);
+        Some(match name {
+            "SCMP_ACT_ALLOW" => Self::Allow,
+            "SCMP_ACT_LOG" => Self::Log,
+            "SCMP_ACT_TRACE" => Self::Trace(errno),
+            "SCMP_ACT_ERRNO" => Self::Errno(errno),
+            "SCMP_ACT_TRAP" => Self::Trap,
+            "SCMP_ACT_KILL" | "SCMP_ACT_KILL_THREAD" => Self::KillThread,
+            "SCMP_ACT_KILL_PROCESS" => Self::KillProcess,
+            "SCMP_ACT_NOTIFY" => Self::Notify,
+            _ => return None,
+        })
+    }
+
+    /// Whether the call can take place. A tracer may be a process of the container.
+    pub(super) fn permits(self) -> bool {
+        matches!(self, Self::Allow | Self::Log | Self::Trace(_))
+    }
+}
+
+/// What an entry says of one system call.
+#[derive(Debug)]
+pub(super) struct Rule {
+    /// The entry's place.
+    pub(super) place: usize,
+    pub(super) action: Action,
+    pub(super) region: Region,
+    /// It asks nothing: libseccomp then forgets every other rule of the call.
+    pub(super) unconditional: bool,
+    /// Where the request's upper half is garbage, the entry passes nothing that `region`,
+    /// which only has a lower half, doesn't.
+    pub(super) no_wider: bool,
+    /// The entry and `region` are the same, with garbage too.
+    pub(super) exact: bool,
+    /// It asks for upper halves of arguments only, which is asking nothing in a 32-bit program.
+    pub(super) upper_only: bool,
+}
+
+/// One item of `args`.
+struct Condition {
+    argument: usize,
+    operator: Comparison,
+    value: u64,
+    second: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Comparison {
+    Equal,
+    MaskedEqual,
+    Other(Operator),
+}
+
+/// `linux.seccomp.syscalls[PLACE]`, for messages.
+pub(super) fn field(place: usize) -> String {
+    format!("linux.seccomp.syscalls[{place}]")
+}
+
+/// Whether an entry is about `name`.
+pub(super) fn names(entry: &Value, name: &str) -> bool {
+    let names = entry.get("names").and_then(Value::as_array);
+    names.into_iter().flatten().any(|found| found == name)
+}
+
+/// The action of an entry.
+pub(super) fn action(entry: &Value, place: usize) -> Result<Action, SectionError> {
+    let name = entry.get("action").and_then(Value::as_str).unwrap_or_default();
+    Action::read(name, entry.get("errnoRet")).ok_or_else(|| SectionError::Misshapen {
+        field: format!("{}.action", field(place)),
+        expected: "an action like SCMP_ACT_ERRNO",
+    })
+}
+
+impl Rule {
+    /// Reads the entry at `place`; `request` is the argument that has a set of numbers.
+    pub(super) fn read(
+        entry: &Value,
+        place: usize,
+        request: Option<usize>,
+    ) -> Result<Self, SectionError> {
+        let conditions = match entry.get("args") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Array(args)) => {
+                args.iter().map(|arg| Condition::read(arg, place)).collect::<Result<_, _>>()?
+            }
+            Some(_) => return Err(misshapen_args(place)),
+        };
+        // Runtimes take several conditions on one argument for alternatives, each of them
+        // alone, whatever else the entry asks.
+        let repeats = (0..ARGUMENTS)
+            .any(|argument| conditions.iter().filter(|c| c.argument == argument).count() > 1);
+        let alternatives: Vec<&[Condition]> =
+            if repeats { conditions.chunks(1).collect() } else { vec![&conditions] };
+        let on_request =
+            || conditions.iter().filter(|condition| Some(condition.argument) == request);
+        Ok(Self {
+            place,
+            action: action(entry, place)?,
+            unconditional: alternatives.iter().any(|all| all.iter().all(Condition::asks_nothing)),
+            upper_only: alternatives.iter().any(|all| {
+                all.iter().all(Condition::asks_nothing_of_a_lower_half)
+                    && !all.iter().all(Condition::asks_nothing)
+            }),
+            no_wider: on_request().all(Condition::is_no_wider_in_32_bits),
+            exact: on_request().all(Condition::has_no_upper_half),
+            region: alternatives
+                .into_iter()
+                .map(|all| piece(all, request))
+                .filter(|piece| !piece.request.is_empty())
+                .collect(),
+        })
+    }
+}
+
+impl Condition {
+    fn read(arg: &Value, place: usize) -> Result<Self, SectionError> {
+        let number = |name: &str| arg.get(name).map_or(Some(0), Value::as_u64);
+        let operator = match arg.get("op").and_then(Value::as_str).unwrap_or_default() {
+            "SCMP_CMP_EQ" => Some(Comparison::Equal),
+            "SCMP_CMP_MASKED_EQ" => Some(Comparison::MaskedEqual),
+            "SCMP_CMP_NE" => Some(Comparison::Other(Operator::NotEqual)),
+            "SCMP_CMP_LT" => Some(Comparison::Other(Operator::Less)),
+            "SCMP_CMP_LE" => Some(Comparison::Other(Operator::LessOrEqual)),
+            "SCMP_CMP_GE" => Some(Comparison::Other(Operator::GreaterOrEqual)),
+            "SCMP_CMP_GT" => Some(Comparison::Other(Operator::Greater)),
+            _ => None,
+        };
+        let argument = number("index").and_then(|index| usize::try_from(index).ok());
+        match (argument, operator, number("value"), number("valueTwo")) {
+            (Some(argument @ 0..ARGUMENTS), Some(operator), Some(value), Some(second)) => {
+                Ok(Self { argument, operator, value, second })
+            }
+            _ => Err(misshapen_args(place)),
+        }
+    }
+
+    fn asks_nothing(&self) -> bool {
+        self.operator == Comparison::MaskedEqual && self.value == 0
+    }
+
+    fn asks_nothing_of_a_lower_half(&self) -> bool {
+        self.operator == Comparison::MaskedEqual && self.value & u64::from(u32::MAX) == 0
+    }
+
+    fn is_no_wider_in_32_bits(&self) -> bool {
+        let narrow = |number: u64| u32::try_from(number).is_ok();
+        match self.operator {
+            Comparison::Equal | Comparison::Other(Operator::Less | Operator::LessOrEqual) => {
+                narrow(self.value)
+            }
+            Comparison::MaskedEqual => narrow(self.value & self.second),
+            Comparison::Other(_) => false,
+        }
+    }
+
+    fn has_no_upper_half(&self) -> bool {
+        self.operator == Comparison::MaskedEqual && u32::try_from(self.value).is_ok()
+    }
+
+    fn test(&self) -> Test {
+        match self.operator {
+            Comparison::Equal => Test::Bits(Cube::exactly(self.value)),
+            Comparison::MaskedEqual => Test::Bits(Cube::new(self.value, self.second)),
+            Comparison::Other(operator) => Test::Compare(operator, self.value),
+        }
+    }
+
+    /// The numbers of 32 bits that pass.
+    fn numbers(&self) -> Vec<Cube> {
+        let narrow = u64::from(u32::MAX);
+        let next = self.value.saturating_add(1);
+        match self.operator {
+            Comparison::Equal if self.value > narrow => Vec::new(),
+            Comparison::Equal => vec![Cube::new(narrow, self.value)],
+            Comparison::MaskedEqual if self.value & self.second > narrow => Vec::new(),
+            Comparison::MaskedEqual => vec![Cube::new(self.value & narrow, self.second)],
+            Comparison::Other(Operator::NotEqual) if self.value > narrow => vec![Cube::ALL],
+            Comparison::Other(Operator::NotEqual) => {
+                cube::outside(&[Cube::new(narrow, self.value)])
+            }
+            Comparison::Other(Operator::Less) => below(self.value),
+            Comparison::Other(Operator::LessOrEqual) => below(next),
+            Comparison::Other(Operator::GreaterOrEqual) => cube::outside(&below(self.value)),
+            Comparison::Other(Operator::Greater) => cube::outside(&below(next)),
+        }
+    }
+}
+
+/// The numbers of 32 bits below `limit`: for each of its bits, those that first differ there.
+fn below(limit: u64) -> Vec<Cube> {
+    if limit > u64::from(u32::MAX) {
+        return vec![Cube::ALL];
+    }
+    let from = |bit: u64| u64::from(u32::MAX) & !(bit - 1);
+    Cube::new(limit, limit).bits().map(|bit| Cube::new(from(bit), limit ^ bit)).collect()
+}
+
+fn misshapen_args(place: usize) -> SectionError {
+    SectionError::Misshapen {
+        field: format!("{}.args", field(place)),
+        expected: "a list of {index, value, valueTwo, op}",
+    }
+}
+
+fn piece(conditions: &[Condition], request: Option<usize>) -> Piece {
+    let mut piece = Piece::all();
+    for condition in conditions {
+        if Some(condition.argument) == request {
+            piece.request = condition.numbers();
+        } else if !condition.asks_nothing() {
+            piece.tests[condition.argument] = Some(condition.test());
+        }
+    }
+    piece
+}
+
+/// Takes `name` out of an entry; says whether it names any other.
+pub(super) fn forget(entry: &mut Value, name: &str) -> bool {
+    let names = entry.get_mut("names").and_then(Value::as_array_mut);
+    names.is_none_or(|names| {
+        names.retain(|found| found != name);
+        !names.is_empty()
+    })
+}
+
+/// Entries like `pattern` that say of `name` what `region` is.
+pub(super) fn write(
+    pattern: &Map<String, Value>,
+    name: &str,
+    region: &[Piece],
+    request: Option<usize>,
+) -> Vec<Value> {
+    let mut entries = Vec::new();
+    for piece in region {
+        for &numbers in &piece.request {
+            let mut tests = piece.tests;
+            if let Some(request) = request
+                && numbers != Cube::ALL
+            {
+                tests[request] = Some(Test::Bits(numbers));
+            }
+            let args: Vec<Value> = tests
+                .iter()
+                .enumerate()
+                .filter_map(|(argument, test)| test.map(|test| condition(argument, test)))
+                .collect();
+            let mut entry = pattern.clone();
+            entry.insert("names".into(), json!([name]));
+            if args.is_empty() {
+                entry.shift_remove("args");
+            } else {
+                entry.insert("args".into(), args.into());
+            }
+            let entry = Value::Object(entry);
+            if !entries.contains(&entry) {
+                entries.push(entry);
+            }
+        }
+    }
+    entries
+}
+
+fn condition(argument: usize, test: Test) -> Value {
+    let (operator, value, second) = match test {
+        Test::Bits(cube) if cube.mask == u64::MAX => ("EQ", cube.value, None),
+        Test::Bits(cube) => ("MASKED_EQ", cube.mask, Some(cube.value)),
+        Test::Compare(Operator::NotEqual, value) => ("NE", value, None),
+        Test::Compare(Operator::Less, value) => ("LT", value, None),
+        Test::Compare(Operator::LessOrEqual, value) => ("LE", value, None),
+        Test::Compare(Operator::GreaterOrEqual, value) => ("GE", value, None),
+        Test::Compare(Operator::Greater, value) => ("GT", value, None),
+    };
+    let mut condition = json!({"index": argument, "value": value});
+    if let Some(second) = second {
+        condition["valueTwo"] = second.into();
+    }
+    condition["op"] = format!("SCMP_CMP_{operator}").into();
+    condition
+}

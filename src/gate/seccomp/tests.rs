@@ -1,0 +1,468 @@
+//! The rules as runtimes and libseccomp evaluate them, against what they should say.
+
+use super::*;
+use proptest::prelude::*;
+use std::sync::LazyLock;
+
+const LISTENER: Listener<'_> =
+    Listener { path: "/run/cgpu/gate.sock", metadata: "abc", wait_killable: false };
+
+/// What the resource manager's calls that matter look like, and two of UVM's.
+const REQUESTS: &[Request] = &[
+    Request::Sized { number: 0x27, size: 56 },
+    Request::Sized { number: 0x29, size: 16 },
+    Request::Sized { number: 0x2a, size: 32 },
+    Request::Sized { number: 0x2b, size: 32 },
+    Request::Sized { number: 0x2b, size: 48 },
+    Request::Sized { number: 0x34, size: 28 },
+    Request::Sized { number: 0x4a, size: 184 },
+    Request::Sized { number: 0xd3, size: 16 },
+];
+
+const TRAPS: Traps<'_> = Traps { requests: REQUESTS, mappings: true };
+
+const DOCKER: &str = include_str!("../../../tests/fixtures/seccomp/docker.json");
+const CONTAINERD: &str = include_str!("../../../tests/fixtures/seccomp/containerd.json");
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+/// Merges, and again: the second time changes nothing.
+#[track_caller]
+fn merged(section: Option<&Value>, traps: &Traps<'_>) -> Value {
+    let once = merge(section, Machine::X86_64, &LISTENER, traps).unwrap();
+    let twice = merge(Some(&once), Machine::X86_64, &LISTENER, traps);
+    assert_eq!(twice.as_ref(), Ok(&once));
+    once
+}
+
+/// What the kernel calls the way into it, as libseccomp sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    /// Arguments of 64 bits.
+    Wide,
+    /// Arguments of 32 bits, as far as the filter looks.
+    Narrow,
+}
+
+/// What the section does with a call: every condition of an entry, any entry, and two
+/// entries that disagree are a fault of the section. Written from runc's `matchCall` and
+/// libseccomp's `db_rule_add`, apart from what the section is made with.
+fn simulate(section: &Value, name: &str, entry: Entry, args: [u64; 6]) -> Result<String, String> {
+    let action = |value: &Value, name: &str, errno: &str| {
+        let errno = value.get(errno).and_then(Value::as_u64).unwrap_or(1);
+        match value[name].as_str().unwrap() {
+            name @ ("SCMP_ACT_ERRNO" | "SCMP_ACT_TRACE") => format!("{name} {errno}"),
+            name => name.to_owned(),
+        }
+    };
+    let default = action(section, "defaultAction", "defaultErrnoRet");
+    let mut rules: Vec<(String, Vec<Value>)> = Vec::new();
+    for call in section["syscalls"].as_array().into_iter().flatten() {
+        let found = action(call, "action", "errnoRet");
+        if found == default || !call["names"].as_array().unwrap().iter().any(|n| n == name) {
+            continue;
+        }
+        let args = call.get("args").and_then(Value::as_array).cloned().unwrap_or_default();
+        let indices: Vec<&Value> = args.iter().map(|arg| &arg["index"]).collect();
+        if (1..indices.len()).any(|at| indices[..at].contains(&indices[at])) {
+            rules.extend(args.iter().map(|arg| (found.clone(), vec![arg.clone()])));
+        } else {
+            rules.push((found, args));
+        }
+    }
+    let number = |arg: &Value, name: &str| arg.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let width = if entry == Entry::Wide { u64::MAX } else { u32::MAX.into() };
+    let blank =
+        |arg: &Value| arg["op"] == "SCMP_CMP_MASKED_EQ" && number(arg, "value") & width == 0;
+    if let Some((action, _)) = rules.iter().find(|(_, args)| args.iter().all(blank)) {
+        return Ok(action.clone());
+    }
+    let passes = |arg: &Value| {
+        let given = args[usize::try_from(number(arg, "index")).unwrap()] & width;
+        let (value, second) = (number(arg, "value") & width, number(arg, "valueTwo") & width);
+        match arg["op"].as_str().unwrap() {
+            "SCMP_CMP_EQ" => given == value,
+            "SCMP_CMP_NE" => given != value,
+            "SCMP_CMP_LT" => given < value,
+            "SCMP_CMP_LE" => given <= value,
+            "SCMP_CMP_GE" => given >= value,
+            "SCMP_CMP_GT" => given > value,
+            "SCMP_CMP_MASKED_EQ" => given & value == second & value,
+            other => panic!("{other}"),
+        }
+    };
+    let mut said = rules.iter().filter(|(_, args)| args.iter().all(passes)).map(|(said, _)| said);
+    let Some(first) = said.next() else { return Ok(default) };
+    match said.find(|other| *other != first) {
+        Some(other) => Err(format!("{first} and {other}")),
+        None => Ok(first.clone()),
+    }
+}
+
+fn permits(action: &str) -> bool {
+    ["SCMP_ACT_ALLOW", "SCMP_ACT_LOG", "SCMP_ACT_TRACE"].iter().any(|name| action.starts_with(name))
+}
+
+fn is_trapped(request: u64, requests: &[Request]) -> bool {
+    let request = u32::try_from(request & u64::from(u32::MAX)).unwrap();
+    requests.iter().any(|trapped| match *trapped {
+        Request::Sized { number, size } => {
+            request & 0xff == u32::from(number) && request >> 16 & 0x3fff == u32::from(size)
+        }
+        Request::Exact(exact) => request == exact,
+    })
+}
+
+/// Every call is as it should be: trapped ones notify where they were permitted, others are
+/// as before, or as the same request without garbage was.
+#[track_caller]
+fn check_ioctl(before: &Value, after: &Value, requests: &[Request], args: [u64; 6]) {
+    let mut clean = args;
+    clean[1] &= u64::from(u32::MAX);
+    for entry in [Entry::Wide, Entry::Narrow] {
+        let now = simulate(after, "ioctl", entry, args).unwrap();
+        let said = |args| simulate(before, "ioctl", entry, args);
+        let context = || format!("{args:x?} {entry:?}: {:?} → {now}", said(clean));
+        if is_trapped(args[1], requests) {
+            match said(clean) {
+                Ok(said) if permits(&said) => assert_eq!(now, "SCMP_ACT_NOTIFY", "{}", context()),
+                // A section that contradicts itself: denied or seen, never let through.
+                _ => assert!(!permits(&now), "{}", context()),
+            }
+        } else {
+            match (said(args), said(clean)) {
+                (Ok(one), Ok(two)) => assert!(now == one || now == two, "{}", context()),
+                _ => assert_ne!(now, "SCMP_ACT_NOTIFY", "{}", context()),
+            }
+        }
+    }
+}
+
+fn none() -> Value {
+    json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []})
+}
+
+/// What [`merge`] starts with where there is nothing.
+fn permissive() -> Value {
+    let mut section = Map::new();
+    permit_everything(&mut section, Machine::X86_64);
+    section.into()
+}
+
+fn compare(op: &str, index: u64, value: u64, second: u64) -> Value {
+    json!({"index": index, "value": value, "valueTwo": second, "op": format!("SCMP_CMP_{op}")})
+}
+
+fn section(default: &str, rules: &[(&str, &str, &[Value])]) -> Value {
+    let syscalls = rules.iter().map(|(name, action, args)| {
+        json!({"names": ["read", name], "action": format!("SCMP_ACT_{action}"), "args": args})
+    });
+    json!({
+        "defaultAction": format!("SCMP_ACT_{default}"),
+        "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86"],
+        "syscalls": Value::from_iter(syscalls),
+    })
+}
+
+/// One profile of each kind, and what is peculiar about it.
+fn profiles() -> Vec<(&'static str, Value)> {
+    const TIOCSTI: u64 = 0x5412;
+    let not_tiocsti = compare("NE", 1, TIOCSTI, 0);
+    let tiocsti = compare("MASKED_EQ", 1, u32::MAX.into(), TIOCSTI);
+    vec![
+        ("docker's", parsed(DOCKER)),
+        ("containerd's", parsed(CONTAINERD)),
+        ("none", none()),
+        ("none, made by us", permissive()),
+        ("allows but one", section("ALLOW", &[("ioctl", "ERRNO", std::slice::from_ref(&tiocsti))])),
+        ("denies but one", section("KILL", &[("ioctl", "ALLOW", &[compare("EQ", 1, 0x5401, 0)])])),
+        ("allows all but one", section("ERRNO", &[("ioctl", "ALLOW", &[not_tiocsti])])),
+        ("allows a trapped one", {
+            section("ERRNO", &[("ioctl", "ALLOW", &[compare("EQ", 1, 0xc030_462b, 0)])])
+        }),
+        ("denies a trapped one", {
+            section("ALLOW", &[("ioctl", "KILL", &[compare("EQ", 1, 0xc030_462b, 0)])])
+        }),
+        ("ranges", section("ERRNO", &[("ioctl", "ALLOW", &[compare("GT", 1, 0x8000_0000, 0)])])),
+        (
+            "forbidden ranges",
+            section("LOG", &[("ioctl", "ERRNO", &[compare("LE", 1, 0xc0ff_ffff, 0)])]),
+        ),
+        ("by descriptor", {
+            section(
+                "ERRNO",
+                &[
+                    ("ioctl", "ALLOW", &[compare("LE", 0, 2, 0)]),
+                    ("ioctl", "ERRNO", &[compare("EQ", 0, 1, 0), compare("GE", 1, 0x5400, 0)]),
+                ],
+            )
+        }),
+        ("contradicts itself", {
+            section(
+                "KILL_PROCESS",
+                &[("ioctl", "ALLOW", &[compare("NE", 2, 0, 0)]), ("ioctl", "TRAP", &[tiocsti])],
+            )
+        }),
+        ("unconditional beside conditional", {
+            section(
+                "ERRNO",
+                &[("ioctl", "KILL", &[compare("EQ", 1, TIOCSTI, 0)]), ("ioctl", "LOG", &[])],
+            )
+        }),
+        ("alternatives", {
+            let args =
+                [compare("EQ", 1, 1, 0), compare("EQ", 1, 0xc020_462a, 0), compare("EQ", 0, 7, 0)];
+            section("ERRNO", &[("ioctl", "ALLOW", &args)])
+        }),
+        ("traces", section("TRACE", &[("ioctl", "ALLOW", &[compare("EQ", 1, 0x5401, 0)])])),
+        ("logs", section("LOG", &[])),
+        ("denies everything", section("ERRNO", &[])),
+        (
+            "garbage is allowed",
+            section("ERRNO", &[("ioctl", "ALLOW", &[compare("EQ", 1, 5 << 32 | 0xc020_462a, 0)])]),
+        ),
+    ]
+}
+
+static MERGED: LazyLock<Vec<(&str, Value, Value)>> = LazyLock::new(|| {
+    let merged = |(kind, before)| {
+        let after = merged(Some(&before), &TRAPS);
+        (kind, before, after)
+    };
+    profiles().into_iter().map(merged).collect()
+});
+
+/// Requests at which a rule is likely to be wrong: trapped ones, with other types, directions
+/// and garbage, their neighbours by one bit, and any number.
+fn requests(trapped: &[Request]) -> impl Strategy<Value = u64> + use<> {
+    let near: Vec<u64> = trapped
+        .iter()
+        .map(|request| match *request {
+            Request::Sized { number, size } => u64::from(size) << 16 | u64::from(number),
+            Request::Exact(request) => request.into(),
+        })
+        .chain([0x5401, 0x5412, 0x5421, 0xc030_462b])
+        .collect();
+    let near = (proptest::sample::select(near), any::<u64>(), 0..64u32, any::<bool>()).prop_map(
+        |(request, noise, bit, flip)| {
+            let garbage = noise & !0x3fff_00ff;
+            let request = if noise & 1 == 0 { request } else { request | garbage };
+            if flip { request ^ 1 << bit } else { request }
+        },
+    );
+    prop_oneof![3 => near, 1 => any::<u64>(), 1 => any::<u32>().prop_map(u64::from)]
+}
+
+fn trap_sets() -> impl Strategy<Value = Vec<Request>> {
+    let sized = (any::<u8>(), prop_oneof![0..64u16, 0..0x4000u16])
+        .prop_map(|(number, size)| Request::Sized { number, size });
+    let exact = prop_oneof![0..80u32, any::<u32>()].prop_map(Request::Exact);
+    proptest::collection::vec(prop_oneof![4 => sized, 1 => exact], 1..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_profile_notifies_of_exactly_what_is_trapped(
+        requests_seen in proptest::collection::vec(requests(REQUESTS), 16),
+        others in any::<[u64; 6]>(), small in 0..9u64,
+    ) {
+        for (_, before, after) in &*MERGED {
+            for request in &requests_seen {
+                let mut args = others;
+                args[1] = *request;
+                check_ioctl(before, after, REQUESTS, args);
+                args[0] = small;
+                check_ioctl(before, after, REQUESTS, args);
+            }
+        }
+    }
+
+    #[test]
+    fn any_set_of_requests_can_be_trapped(
+        (traps, seen) in trap_sets().prop_flat_map(|traps| {
+            let seen = proptest::collection::vec(requests(&traps), 64);
+            (Just(traps), seen)
+        }),
+    ) {
+        for before in [none(), parsed(DOCKER)] {
+            let after = merged(Some(&before), &Traps { requests: &traps, mappings: true });
+            for request in &seen {
+                check_ioctl(&before, &after, &traps, [3, *request, 0, 0, 0, 0]);
+            }
+        }
+    }
+
+    #[test]
+    fn shared_mappings_with_an_offset_notify(
+        flags in prop_oneof![0..64u64, any::<u64>()],
+        offset in prop_oneof![Just(0u64), Just(1 << 32), any::<u64>()],
+        others in any::<[u64; 6]>(),
+    ) {
+        let args = [others[0], others[1] >> 1, others[2], flags, others[4], offset];
+        for (kind, before, after) in &*MERGED {
+            let wide = simulate(after, "mmap", Entry::Wide, args).unwrap();
+            let was = simulate(before, "mmap", Entry::Wide, args).unwrap();
+            let trapped = flags & 1 == 1 && offset != 0 && permits(&was);
+            prop_assert_eq!(wide, if trapped { "SCMP_ACT_NOTIFY".into() } else { was }, "{}", kind);
+            let was = simulate(before, "mmap2", Entry::Narrow, args).unwrap();
+            let narrow = simulate(after, "mmap2", Entry::Narrow, args).unwrap();
+            let trapped = flags & 1 == 1 && offset & 0xffff_ffff != 0 && permits(&was);
+            prop_assert_eq!(narrow, if trapped { "SCMP_ACT_NOTIFY".into() } else { was });
+            if has_blind_mmap(after.as_object().unwrap()) {
+                let blind = simulate(after, "mmap", Entry::Narrow, args).unwrap();
+                prop_assert!(!permits(&blind), "{kind}: {blind}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_becomes_a_section_that_allows_and_traps() {
+    let after = merged(None, &TRAPS);
+    assert_eq!(after, merged(Some(&Value::Null), &TRAPS));
+    assert_eq!(after, merged(Some(&json!({})), &TRAPS));
+    assert_eq!(after["defaultAction"], "SCMP_ACT_ALLOW");
+    assert_eq!(
+        after["architectures"],
+        json!(["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"])
+    );
+    assert_eq!(after["listenerPath"], "/run/cgpu/gate.sock");
+    assert_eq!(after["listenerMetadata"], "abc");
+    // 0x2b with 32 and with 48 bytes are one rule, and so are 0x2a and 0x2b with 32.
+    let rules = after["syscalls"].as_array().unwrap();
+    assert_eq!(rules.iter().filter(|rule| rule::names(rule, "ioctl")).count(), 7);
+    assert!(rules.contains(&guard_rule(12)));
+    let arm = merge(None, Machine::Aarch64, &LISTENER, &TRAPS).unwrap();
+    assert_eq!(arm["architectures"], json!(["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"]));
+    assert!(!arm["syscalls"].as_array().unwrap().iter().any(is_guard));
+}
+
+#[test]
+fn dockers_profile_loses_three_names_and_nothing_else() {
+    let before = parsed(DOCKER);
+    let after = merged(Some(&before), &TRAPS);
+    let mut expected = before["syscalls"].as_array().unwrap().clone();
+    for entry in &mut expected {
+        for name in ["ioctl", "mmap", "mmap2"] {
+            rule::forget(entry, name);
+        }
+    }
+    let rules = after["syscalls"].as_array().unwrap();
+    assert_eq!(rules[..expected.len()], expected);
+    assert!(rules.len() - expected.len() < 60, "{}", rules.len());
+    for name in ["defaultAction", "architectures"] {
+        assert_eq!(after[name], before[name]);
+    }
+}
+
+#[test]
+fn what_is_not_known_stays() {
+    let before = json!({
+        "defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 38, "x": 1.50,
+        "archMap": [{"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86"]}],
+        "architectures": ["SCMP_ARCH_X86_64"],
+        "flags": ["SECCOMP_FILTER_FLAG_LOG"],
+        "syscalls": [{"names": ["ioctl"], "action": "SCMP_ACT_ALLOW", "comment": "theirs"}],
+    });
+    let after = merged(Some(&before), &TRAPS);
+    for name in ["defaultErrnoRet", "x", "archMap", "architectures", "flags"] {
+        assert_eq!(after[name], before[name]);
+    }
+    for rule in after["syscalls"].as_array().unwrap() {
+        assert_eq!(rule["action"] == "SCMP_ACT_ALLOW", rule["comment"] == "theirs", "{rule}");
+    }
+}
+
+#[test]
+fn a_flag_is_added_only_where_the_runtime_knows_it_and_keeps_the_default() {
+    let listener = Listener { wait_killable: true, ..LISTENER };
+    let flags = |section: &Value| {
+        let once = merge(Some(section), Machine::X86_64, &listener, &TRAPS).unwrap();
+        assert_eq!(merge(Some(&once), Machine::X86_64, &listener, &TRAPS).as_ref(), Ok(&once));
+        once["flags"].clone()
+    };
+    let mut section = none();
+    assert_eq!(flags(&section), json!([DEFAULT_FLAG, WAIT_KILLABLE]));
+    section["flags"] = json!([]);
+    assert_eq!(flags(&section), json!([WAIT_KILLABLE]));
+    assert_eq!(merged(Some(&section), &TRAPS)["flags"], json!([]));
+    assert_eq!(merged(Some(&none()), &TRAPS).get("flags"), None);
+}
+
+#[test]
+fn the_refusal_of_blind_mmap_differs_from_the_default() {
+    let mut section = section("ERRNO", &[("mmap", "ALLOW", &[])]);
+    section["defaultErrnoRet"] = json!(12);
+    let after = merged(Some(&section), &TRAPS);
+    assert!(after["syscalls"].as_array().unwrap().contains(&guard_rule(22)));
+}
+
+#[test]
+fn without_traps_only_the_listener_is_added() {
+    let mut after = merged(Some(&parsed(DOCKER)), &Traps { requests: &[], mappings: false });
+    let section = after.as_object_mut().unwrap();
+    section.shift_remove("listenerPath");
+    section.shift_remove("listenerMetadata");
+    assert_eq!(after, parsed(DOCKER));
+}
+
+#[test]
+fn a_section_that_cannot_be_kept_is_refused_with_field_and_remedy() {
+    let notify = section("ALLOW", &[("getpid", "NOTIFY", &[])]);
+    let mut ours_and_theirs = merged(None, &TRAPS);
+    ours_and_theirs["syscalls"].as_array_mut().unwrap().push(notify["syscalls"][0].clone());
+    let mut listening = none();
+    listening["listenerPath"] = json!("/run/theirs");
+    let upper = [compare("MASKED_EQ", 0, 1 << 40, 0)];
+    for (section, sentence) in [
+        (
+            listening,
+            "linux.seccomp.listenerPath is /run/theirs, and a container can have one listener: \
+             the quota's; choose a seccomp profile without a listener",
+        ),
+        (
+            notify,
+            "linux.seccomp.syscalls[0].action is SCMP_ACT_NOTIFY, and a container can have one \
+             listener: the quota's; choose a seccomp profile that notifies nobody",
+        ),
+        (section("NOTIFY", &[]), "linux.seccomp.defaultAction is SCMP_ACT_NOTIFY, and"),
+        (ours_and_theirs, "].action is SCMP_ACT_NOTIFY, and"),
+        (section("WHAT", &[]), "linux.seccomp.defaultAction is not an action like SCMP_ACT_ERRNO"),
+        (json!({"syscalls": [{"names": []}]}), "linux.seccomp.defaultAction is not an action"),
+        (json!([]), "linux.seccomp is not an object; correct the seccomp profile"),
+        (
+            json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": {}}),
+            "linux.seccomp.syscalls is not a list",
+        ),
+        (
+            section("ERRNO", &[("ioctl", "ALLOW", &[json!({"index": 6, "op": "SCMP_CMP_EQ"})])]),
+            "linux.seccomp.syscalls[0].args is not a list of {index, value, valueTwo, op}",
+        ),
+        (
+            section("ERRNO", &[("mmap", "ALLOW", &[compare("GT", 3, 1, 0)])]),
+            "linux.seccomp.syscalls[0] compares argument 3 of mmap in a way that can't be joined \
+             with a quota's rules; compare it with SCMP_CMP_EQ or SCMP_CMP_MASKED_EQ and a mask",
+        ),
+        (
+            section("ERRNO", &[("ioctl", "ALLOW", &upper)]),
+            "linux.seccomp.syscalls[0] compares only upper halves of arguments of ioctl",
+        ),
+    ] {
+        let refused = merge(Some(&section), Machine::X86_64, &LISTENER, &TRAPS).unwrap_err();
+        assert!(refused.to_string().contains(sentence), "{refused}");
+    }
+}
+
+#[test]
+fn a_forged_section_of_ours_is_no_way_round() {
+    let mut forged = none();
+    forged["listenerPath"] = json!(LISTENER.path);
+    assert_eq!(merged(Some(&forged), &TRAPS)["syscalls"], {
+        let mut honest = merged(Some(&none()), &TRAPS);
+        honest["syscalls"].take()
+    });
+}
