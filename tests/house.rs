@@ -9,6 +9,8 @@ const PURE: &[&str] = &[
     "src/units.rs",
     "src/rm",
     "src/ledger",
+    "src/gate/seccomp.rs",
+    "src/gate/seccomp",
     "src/request",
     "src/plan",
     "src/bundle/edit.rs",

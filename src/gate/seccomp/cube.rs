@@ -38,7 +38,7 @@ impl Cube {
     /// The numbers in both.
     pub(super) fn and(self, other: Self) -> Option<Self> {
         self.meets(other)
-            .then(|| Self { mask: self.mask | other.mask, value: self.value | other.value })
+            .then_some(Self { mask: self.mask | other.mask, value: self.value | other.value })
     }
 
     /// Whether all of these are in the other.
