@@ -124,6 +124,11 @@ impl Piece {
     }
 
     /// The calls that are not in the other.
+    ///
+    /// No two pieces of the result overlap but in the request: each begins as the one before
+    /// it did and differs in one test. libseccomp keeps rules in a tree of that shape, and
+    /// loses some of those that overlap otherwise (next to "shared, and an offset other than
+    /// 0" it lost that rule for "offset 0", whatever is shared).
     fn without(&self, other: &Self) -> Result<Region, Inexpressible> {
         if self.and(other)?.is_none() {
             return Ok(vec![self.clone()]);
@@ -133,13 +138,14 @@ impl Piece {
         if !request.is_empty() {
             left.push(Self { request, ..self.clone() });
         }
+        let mut alike = Self { request: other.request.clone(), ..Self::all() };
         for (argument, theirs) in other.tests.iter().enumerate() {
             let Some(theirs) = theirs else { continue };
             for test in theirs.negated().map_err(|()| Inexpressible { argument })? {
-                let mut outside = Self::all();
-                outside.tests[argument] = Some(test);
-                left.extend(self.and(&outside)?);
+                alike.tests[argument] = Some(test);
+                left.extend(self.and(&alike)?);
             }
+            alike.tests[argument] = Some(*theirs);
         }
         Ok(left)
     }

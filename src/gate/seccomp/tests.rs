@@ -119,11 +119,13 @@ fn is_trapped(request: u64, requests: &[Request]) -> bool {
 /// as before, or as the same request without garbage was.
 #[track_caller]
 fn check_ioctl(before: &Value, after: &Value, requests: &[Request], args: [u64; 6]) {
-    let mut clean = args;
-    clean[1] &= u64::from(u32::MAX);
+    const HALF: u64 = u32::MAX as u64;
     for entry in [Entry::Wide, Entry::Narrow] {
         let now = simulate(after, "ioctl", entry, args).unwrap();
-        let said = |args| simulate(before, "ioctl", entry, args);
+        // A value of more than 32 bits means what it means in a 64-bit program to both.
+        let args = if entry == Entry::Wide { args } else { args.map(|arg| arg & HALF) };
+        let said = |args| simulate(before, "ioctl", Entry::Wide, args);
+        let clean = [args[0], args[1] & HALF, args[2], args[3], args[4], args[5]];
         let context = || format!("{args:x?} {entry:?}: {:?} → {now}", said(clean));
         if is_trapped(args[1], requests) {
             match said(clean) {

@@ -1,0 +1,109 @@
+//! The other end of `linux.seccomp.listenerPath`: answers every call it is told of with one
+//! error, by which the tests know it again.
+#![allow(
+    unsafe_code,
+    reason = "descriptors that come over a socket and the kernel's seccomp ioctls have no safe \
+              interface in any crate we use"
+)]
+
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use nix::errno::Errno;
+use nix::libc::{seccomp_notif, seccomp_notif_resp};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, UnixAddr, recvmsg};
+use serde_json::Value;
+
+/// What a trapped call fails with; no call of the probe would otherwise.
+pub(crate) const MARK: i32 = Errno::EOWNERDEAD as i32;
+
+nix::ioctl_readwrite!(receive, b'!', 0, seccomp_notif);
+nix::ioctl_readwrite!(respond, b'!', 1, seccomp_notif_resp);
+
+/// A socket that runtimes connect to, and threads that answer until the containers are gone.
+pub(crate) struct Listener {
+    path: PathBuf,
+    greetings: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Listener {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        let socket = UnixListener::bind(&path).expect("a socket can be made in a scratch");
+        let greetings = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&greetings);
+        std::thread::spawn(move || {
+            for stream in socket.incoming().map_while(Result::ok) {
+                // crun connects on create, and says nothing where it is never told to start.
+                let Some((greeting, listener)) = greet(&stream) else { continue };
+                seen.lock().expect("nobody panics with it").push(greeting);
+                std::thread::spawn(move || answer(&listener));
+            }
+        });
+        Self { path, greetings }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the runtimes said when they connected.
+    pub(crate) fn greetings(&self) -> Vec<Value> {
+        self.greetings.lock().expect("nobody panics with it").clone()
+    }
+}
+
+/// Receives the container's state and the descriptor that belongs to it.
+fn greet(stream: &UnixStream) -> Option<(Value, OwnedFd)> {
+    let mut bytes = vec![0; 1 << 16];
+    let mut space = nix::cmsg_space!([i32; 4]);
+    let mut into = [IoSliceMut::new(&mut bytes)];
+    let message =
+        recvmsg::<UnixAddr>(stream.as_raw_fd(), &mut into, Some(&mut space), MsgFlags::empty())
+            .expect("a runtime that connects says something");
+    let mut received = Vec::new();
+    for control in message.cmsgs().expect("the space is large enough") {
+        if let ControlMessageOwned::ScmRights(descriptors) = control {
+            for descriptor in descriptors {
+                // SAFETY: `recvmsg` has just made this descriptor, and nobody else has it.
+                received.push(unsafe { OwnedFd::from_raw_fd(descriptor) });
+            }
+        }
+    }
+    let length = message.bytes;
+    if length == 0 {
+        return None;
+    }
+    let greeting = serde_json::from_slice(&bytes[..length]).expect("a runtime speaks JSON");
+    Some((greeting, received.pop().expect("a runtime sends the listener")))
+}
+
+/// Answers until the last process under the filter is gone.
+fn answer(listener: &OwnedFd) {
+    loop {
+        // SAFETY: `seccomp_notif` is numbers only, for which zero is a value.
+        let mut call: seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: `call` is a `seccomp_notif`, zeroed as the kernel demands, and outlives
+        // the call; the descriptor is open while `listener` lives.
+        match unsafe { receive(listener.as_raw_fd(), &raw mut call) } {
+            Ok(_) => {}
+            // A signal, or a caller that was killed before we asked about it.
+            Err(_) if !is_over(listener) => continue,
+            Err(_) => return,
+        }
+        let mut response = seccomp_notif_resp { id: call.id, val: 0, error: -MARK, flags: 0 };
+        // SAFETY: `response` is a `seccomp_notif_resp` that outlives the call; the
+        // descriptor is open while `listener` lives.
+        let _ = unsafe { respond(listener.as_raw_fd(), &raw mut response) };
+    }
+}
+
+/// Whether nobody is left who could call: receiving fails at once and for ever then.
+fn is_over(listener: &OwnedFd) -> bool {
+    let mut ask = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    let asked = poll(&mut ask, PollTimeout::ZERO);
+    asked.is_err() || ask[0].revents().is_none_or(|said| said.contains(PollFlags::POLLHUP))
+}
