@@ -400,7 +400,9 @@ impl Locked<'_> {
     pub fn put(&mut self, record: &Record) -> Result<(), RegistryError> {
         self.drop_index()?;
         let path = self.registry.containers().join(record.key.file_name());
-        let bytes = serde_json::to_vec_pretty(record).expect("a record is plain data");
+        // A bundle's path may be no UTF-8, and JSON has no other.
+        let bytes = serde_json::to_vec_pretty(record)
+            .map_err(|error| failed("cannot write", &path)(error.into()))?;
         self.registry.write_file(&path, &bytes, "record-written")?;
         failpoint("record-linked");
         let entry = Entry::of(record, &self.registry.boot_id);

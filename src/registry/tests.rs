@@ -118,6 +118,18 @@ fn a_quick_look_sees_every_pid_that_is_gone() {
 }
 
 #[test]
+fn a_bundle_whose_path_is_no_utf8_is_refused_and_not_a_crash() {
+    use std::os::unix::ffi::OsStrExt;
+    let (_dir, registry) = registry();
+    let odd = Path::new(OsStr::from_bytes(b"/b\xff"));
+    let record = Record { bundle: odd.into(), ..record("a", alive()) };
+    let mut locked = registry.lock().unwrap();
+    let error = locked.put(&record).unwrap_err();
+    assert!(std::error::Error::source(&error).unwrap().to_string().contains("invalid UTF-8"));
+    assert_eq!(locked.holdings().count(), 0);
+}
+
+#[test]
 fn after_a_boot_nothing_of_the_last_one_holds_anything() {
     let (_dir, registry) = registry();
     registry.lock().unwrap().put(&record("a", alive())).unwrap();
