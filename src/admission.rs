@@ -254,8 +254,9 @@ impl Host {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         self.collect_locked(&mut locked, Look::Quick)?;
+        let heir = holder.process();
         if let Some(old) = locked.find(&key)? {
-            self.give_up(&registry, &mut locked, &old, holder.process())?;
+            self.give_up(&registry, &mut locked, &old, heir)?;
         }
         if plan::admit(&plan, locked.holdings(), self.limits()).is_err() {
             // Before a refusal, the closer look: a pid may have been used again.
@@ -477,6 +478,11 @@ impl Host {
         locked: &mut Locked<'_>,
         look: Look,
     ) -> Result<Vec<Record>, AdmissionError> {
+        // Where there is no room to write it down, it is looked up again next time.
+        if let Err(error) = locked.settle() {
+            let error: &dyn Error = &error;
+            warn!(error, "containers stay known by their runtimes' state");
+        }
         let mut collected = Vec::new();
         for record in locked.stale(look)? {
             match self.end(locked, &record) {

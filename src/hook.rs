@@ -139,15 +139,19 @@ impl From<BundleError> for HookError {
     }
 }
 
-/// The hooks that a bundle gets.
+/// The hooks that a bundle gets: one of each of `stages`.
 ///
 /// # Errors
 ///
 /// Where `cgpu-hook` isn't there.
-pub fn calls(host: &Host, caller: &Caller) -> Result<Vec<HookCall>, AdmissionError> {
+pub fn calls(
+    host: &Host,
+    caller: &Caller,
+    stages: &[HookStage],
+) -> Result<Vec<HookCall>, AdmissionError> {
     let path = admission::own_program("cgpu-hook")?;
-    let call = |stage, name: &str| {
-        let mut args = vec!["cgpu-hook".to_owned(), name.to_owned()];
+    let call = |stage: &HookStage| {
+        let mut args = vec!["cgpu-hook".to_owned(), stage.name().to_owned()];
         let mut flag = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
         match caller {
             Caller::Wrapper { key } => {
@@ -162,9 +166,9 @@ pub fn calls(host: &Host, caller: &Caller) -> Result<Vec<HookCall>, AdmissionErr
         }
         // Without one the hook would inherit what the container's author wrote.
         let env = vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into()];
-        HookCall { stage, path: path.clone(), args, env, timeout_s: TIMEOUT_S }
+        HookCall { stage: *stage, path: path.clone(), args, env, timeout_s: TIMEOUT_S }
     };
-    Ok(vec![call(HookStage::CreateRuntime, "createRuntime"), call(HookStage::Poststop, "poststop")])
+    Ok(stages.iter().map(call).collect())
 }
 
 /// Calls the hook of `stage`.
@@ -364,7 +368,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         Some(token) => token.to_owned(),
         None => token(),
     };
-    let calls = calls(host, &Caller::Precreate { token: token.clone() })?;
+    let calls = calls(host, &Caller::Precreate { token: token.clone() }, HookStage::ALL)?;
     if bundle.is_privileged() {
         warn!("a container is privileged: it can reach past any isolation");
     }

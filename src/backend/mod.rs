@@ -137,6 +137,13 @@ pub fn needs_bundle(kind: Kind) -> bool {
     kind == Kind::Gate
 }
 
+/// Whether isolation of that kind is turned on for a container that exists already, and
+/// so needs a hook; otherwise it is on with the bundle, or there is none.
+#[must_use]
+pub fn needs_hook(kind: Kind) -> bool {
+    kind == Kind::Km
+}
+
 /// The backend of that kind.
 ///
 /// # Errors

@@ -65,6 +65,20 @@ pub enum HookStage {
     Poststop,
 }
 
+impl HookStage {
+    /// Every stage that we are called at.
+    pub const ALL: &[HookStage] = &[HookStage::CreateRuntime, HookStage::Poststop];
+
+    /// Its name in the OCI runtime specification.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            HookStage::CreateRuntime => "createRuntime",
+            HookStage::Poststop => "poststop",
+        }
+    }
+}
+
 /// A hook to call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookCall {
@@ -372,12 +386,11 @@ fn append_hook(config: &mut Value, call: &HookCall) -> Result<(), Misshapen> {
         .build()
         .expect("every field of a hook is set");
     let hook = serde_json::to_value(hook).expect("a hook is plain data");
-    let hooks = match call.stage {
-        HookStage::CreateRuntime => {
-            list(config, &["hooks", "createRuntime"], "hooks.createRuntime")?
-        }
-        HookStage::Poststop => list(config, &["hooks", "poststop"], "hooks.poststop")?,
+    let field = match call.stage {
+        HookStage::CreateRuntime => "hooks.createRuntime",
+        HookStage::Poststop => "hooks.poststop",
     };
+    let hooks = list(config, &["hooks", call.stage.name()], field)?;
     let path = text(&hook, "path").to_owned();
     let ours = |old: &&mut Value| {
         text(old, "path") == path

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! cgpu-index 1 BOOT_ID MTIME_NS COUNT
-//! FILE \t ID \t SHORT_ID \t PID:START | until:S | bundle | over \t WEIGHT \t UUID=BYTES,UUID=whole
+//! FILE \t ID \t SHORT_ID \t PID:START | launched:PID:START:STATE_FILE | until:S | bundle | over \t WEIGHT \t UUID=BYTES,UUID=whole
 //! ```
 
 use std::fmt::Write;
@@ -38,10 +38,16 @@ pub(super) struct Entry {
 }
 
 /// How to see whether the record is still needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Life {
     /// As long as this process lives.
     Process(ProcessId),
+    /// As long as this process lives, or the one that the runtime's state then names.
+    Launched {
+        by: ProcessId,
+        /// Percent-encoded.
+        state_file: String,
+    },
     /// Until this many seconds after boot.
     Until(u64),
     /// As long as its bundle is there.
@@ -52,17 +58,22 @@ pub(super) enum Life {
 
 impl Entry {
     pub(super) fn of(record: &Record, boot_id: &str) -> Self {
-        let life = match (record.holder, record.holder.process()) {
+        let life = match &record.holder {
             _ if record.boot_id != boot_id => Life::Over,
-            (_, Some(process)) => Life::Process(process),
-            (Holder::Announced { until_boot_s }, None) => Life::Until(until_boot_s),
-            (_, None) => Life::Bundle,
+            Holder::Launched { by, state_file } => {
+                Life::Launched { by: *by, state_file: encoded(&state_file.to_string_lossy()) }
+            }
+            Holder::Reserved { by: process } | Holder::Active { init: Some(process) } => {
+                Life::Process(*process)
+            }
+            Holder::Announced { until_boot_s } => Life::Until(*until_boot_s),
+            Holder::Active { init: None } => Life::Bundle,
         };
         Entry::new(record.key.file_name(), record.short_id.clone(), life, record.holding())
     }
 
     fn new(file: String, short_id: String, life: Life, holding: Holding) -> Self {
-        let line = line(&file, &short_id, life, &holding);
+        let line = line(&file, &short_id, &life, &holding);
         Entry { file, short_id, life, holding, line }
     }
 }
@@ -81,10 +92,13 @@ pub(super) fn write(stamp: &Stamp, entries: &[Entry]) -> String {
 }
 
 /// An entry's line, without its end.
-fn line(file: &str, short_id: &str, life: Life, holding: &Holding) -> String {
+fn line(file: &str, short_id: &str, life: &Life, holding: &Holding) -> String {
     let mut line = format!("{file}\t{}\t{short_id}\t", encoded(&holding.id));
     let _ = match life {
         Life::Process(process) => write!(line, "{}:{}", process.pid, process.start_ticks),
+        Life::Launched { by, state_file } => {
+            write!(line, "launched:{}:{}:{state_file}", by.pid, by.start_ticks)
+        }
         Life::Until(seconds) => write!(line, "until:{seconds}"),
         Life::Bundle => write!(line, "bundle"),
         Life::Over => write!(line, "over"),
@@ -121,9 +135,12 @@ fn entry(text: &str) -> Option<Entry> {
         None if life == "bundle" => Life::Bundle,
         None if life == "over" => Life::Over,
         Some(("until", seconds)) => Life::Until(seconds.parse().ok()?),
-        Some((pid, start)) => {
-            Life::Process(ProcessId { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? })
+        Some(("launched", rest)) => {
+            let mut words = rest.splitn(3, ':');
+            let by = process(words.next()?, words.next()?)?;
+            Life::Launched { by, state_file: words.next()?.to_owned() }
         }
+        Some((pid, start)) => Life::Process(process(pid, start)?),
         None => return None,
     };
     let gpus = gpus.split(',').filter(|gpu| !gpu.is_empty()).map(|gpu| {
@@ -144,6 +161,10 @@ fn entry(text: &str) -> Option<Entry> {
     })
 }
 
+fn process(pid: &str, start_ticks: &str) -> Option<ProcessId> {
+    Some(ProcessId { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,6 +179,12 @@ mod tests {
             (any::<i32>(), any::<u64>())
                 .prop_map(|(pid, start_ticks)| Life::Process(ProcessId { pid, start_ticks })),
             any::<u64>().prop_map(Life::Until),
+            (any::<i32>(), any::<u64>(), ".{0,8}").prop_map(|(pid, start_ticks, state_file)| {
+                Life::Launched {
+                    by: ProcessId { pid, start_ticks },
+                    state_file: encoded(&state_file),
+                }
+            }),
             Just(Life::Bundle),
             Just(Life::Over),
         ];

@@ -14,6 +14,7 @@
 //! backend does: whoever collects stale records ends their isolation first.
 
 mod index;
+mod launched;
 mod record;
 
 use std::ffi::OsStr;
@@ -274,7 +275,7 @@ impl Registry {
         let path = self.containers().join(name);
         match fs::read(&path) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(record) => Ok(Some(record)),
+                Ok(record) => Ok(Some(launched::seen(record))),
                 Err(source) => Err(RegistryError::Damaged { path, source }),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -282,11 +283,12 @@ impl Registry {
         }
     }
 
-    /// Whether nothing keeps `record` alive any more.
+    /// Whether nothing keeps `record` alive any more; one that was read before its runtime
+    /// ended may have been kept by that alone.
     #[must_use]
     pub fn is_stale(&self, record: &Record) -> bool {
         match Entry::of(record, &self.boot_id).life {
-            Life::Process(process) => !process.alive(),
+            Life::Process(process) | Life::Launched { by: process, .. } => !process.alive(),
             Life::Until(seconds) => boot_time_s() > seconds,
             Life::Bundle => !record.bundle.exists(),
             Life::Over => true,
@@ -359,6 +361,29 @@ impl Locked<'_> {
         Ok(None)
     }
 
+    /// Sees to it that containers whose runtime has ended are known by their own process:
+    /// to look that up costs a file each.
+    ///
+    /// # Errors
+    ///
+    /// Where a record can't be read or written.
+    pub fn settle(&mut self) -> Result<(), RegistryError> {
+        let over = |entry: &&Entry| match &entry.life {
+            Life::Launched { by, .. } => !by.alive(),
+            _ => false,
+        };
+        let files: Vec<String> =
+            self.entries.iter().filter(over).map(|entry| entry.file.clone()).collect();
+        for file in files {
+            if let Some(record) = self.registry.record(file.as_ref())?
+                && matches!(record.holder, Holder::Active { .. })
+            {
+                self.put(&record)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The records that nothing keeps alive any more.
     ///
     /// # Errors
@@ -375,10 +400,10 @@ impl Locked<'_> {
         let mut stale = Vec::new();
         for (at, entry) in self.entries.iter().enumerate() {
             let close = look == Look::Close || (at + count - first) % count < CLOSE_LOOKS;
-            let suspect = match entry.life {
+            let suspect = match &entry.life {
                 Life::Process(process) if close => !process.alive(),
-                Life::Process(process) => !process.pid_taken(),
-                Life::Until(seconds) => now_s > seconds,
+                Life::Process(process) | Life::Launched { by: process, .. } => !process.pid_taken(),
+                Life::Until(seconds) => now_s > *seconds,
                 Life::Bundle => close,
                 Life::Over => true,
             };

@@ -36,7 +36,7 @@ pub struct Record {
 }
 
 /// Who keeps a promise alive; when it ends, the record is stale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "state")]
 pub enum Holder {
     /// The runtime that is making the container; it keeps its pid when it becomes the
@@ -44,6 +44,14 @@ pub enum Holder {
     Reserved {
         /// The runtime.
         by: ProcessId,
+    },
+    /// The runtime that is making the container, and after it the process that its own
+    /// state of the container names: nothing else tells us that the container exists.
+    Launched {
+        /// The runtime.
+        by: ProcessId,
+        /// The file of its state, made while the container is.
+        state_file: PathBuf,
     },
     /// Nobody yet: podman's `precreate` ends before the container is made.
     Announced {
@@ -62,7 +70,7 @@ impl Holder {
     #[must_use]
     pub fn process(&self) -> Option<ProcessId> {
         match self {
-            Holder::Reserved { by } => Some(*by),
+            Holder::Reserved { by } | Holder::Launched { by, .. } => Some(*by),
             Holder::Announced { .. } => None,
             Holder::Active { init } => *init,
         }
@@ -72,7 +80,9 @@ impl Holder {
     #[must_use]
     pub fn state(&self) -> &'static str {
         match self {
-            Holder::Reserved { .. } | Holder::Announced { .. } => "reserved",
+            Holder::Reserved { .. } | Holder::Launched { .. } | Holder::Announced { .. } => {
+                "reserved"
+            }
             Holder::Active { .. } => "active",
         }
     }

@@ -176,3 +176,77 @@ fn two_at_a_time_wait_for_each_other() {
     assert_eq!(registry.lock().unwrap().holdings().count(), 20);
     assert_eq!(registry.records().unwrap().len(), 20);
 }
+
+/// A record whose runtime is gone, beside the state that it may have left.
+fn launched(dir: &Path, id: &str, state: Option<String>) -> Record {
+    let state_file = dir.join(format!("{id}.json"));
+    if let Some(state) = state {
+        fs::write(&state_file, state).unwrap();
+    }
+    let own = ProcessId::own().unwrap();
+    let by = ProcessId { start_ticks: own.start_ticks + 1, ..own };
+    record(id, Holder::Launched { by, state_file })
+}
+
+fn runc_state(init: ProcessId) -> String {
+    format!(
+        r#"{{"id": "a", "init_process_pid": {}, "init_process_start": {}, "config": {{"pid": 1}}}}"#,
+        init.pid, init.start_ticks
+    )
+}
+
+#[test]
+fn a_container_whose_runtime_has_ended_is_held_by_the_process_in_its_state() {
+    let (dir, registry) = registry();
+    let init = ProcessId::own().unwrap();
+    let crun = format!(r#"{{"pid": {}, "process-start-time": {}}}"#, init.pid, init.start_ticks);
+    for (id, state) in [("runc", runc_state(init)), ("crun", crun)] {
+        let record = launched(dir.path(), id, Some(state));
+        let mut locked = registry.lock().unwrap();
+        locked.put(&record).unwrap();
+        let seen = registry.records().unwrap();
+        assert_eq!(seen[0].holder, Holder::Active { init: Some(init) }, "{id}: whoever looks");
+        locked.settle().unwrap();
+        fs::remove_file(dir.path().join(format!("{id}.json"))).unwrap();
+        assert_eq!(locked.find(&record.key).unwrap(), Some(seen[0].clone()), "{id}: written down");
+        for look in [Look::Quick, Look::Close] {
+            assert_eq!(locked.stale(look).unwrap(), [], "{id}");
+        }
+        assert!(locked.remove(&record.key).unwrap());
+    }
+}
+
+#[test]
+fn a_container_that_its_runtime_never_made_or_that_is_gone_is_stale() {
+    let (dir, registry) = registry();
+    let own = ProcessId::own().unwrap();
+    let ended = ProcessId { start_ticks: own.start_ticks + 2, ..own };
+    let states = [
+        ("missing", None),
+        ("torn", Some(runc_state(own)[..20].to_owned())),
+        ("other", Some("{}".to_owned())),
+        ("ended", Some(runc_state(ended))),
+    ];
+    let mut locked = registry.lock().unwrap();
+    for (id, state) in states.clone() {
+        locked.put(&launched(dir.path(), id, state)).unwrap();
+    }
+    locked.settle().unwrap();
+    assert_eq!(locked.stale(Look::Close).unwrap().len(), states.len());
+}
+
+#[test]
+fn a_container_that_its_runtime_is_making_is_kept_and_not_active() {
+    let (dir, registry) = registry();
+    let by = ProcessId::own().unwrap();
+    let made = record("a", Holder::Launched { by, state_file: dir.path().join("none") });
+    let mut locked = registry.lock().unwrap();
+    locked.put(&made).unwrap();
+    locked.settle().unwrap();
+    assert_eq!(locked.stale(Look::Close).unwrap(), []);
+    assert_eq!(registry.records().unwrap(), std::slice::from_ref(&made));
+    assert_eq!((made.holder.state(), made.holder.process()), ("reserved", Some(by)));
+    drop(locked);
+    // By the index, too.
+    assert_eq!(registry.lock().unwrap().stale(Look::Close).unwrap(), []);
+}

@@ -38,6 +38,21 @@ impl Dialect {
     }
 }
 
+/// The file in which the runtime whose program is `program` keeps the state of the
+/// container `id` below `root`; `None` of one that we don't know.
+///
+/// A name that merely looks like theirs is not enough: were there no such file, the
+/// container would seem never to have been made.
+#[must_use]
+pub fn state_file(program: &Path, root: &Path, id: &str) -> Option<PathBuf> {
+    let name = match program.file_name()?.to_str()? {
+        "runc" => "state.json",
+        "crun" => "status",
+        _ => return None,
+    };
+    Some(root.join(id).join(name))
+}
+
 /// Our own flag, taken out before the real runtime sees the command line.
 const OWN_FLAG: &str = "cgpu-config";
 
@@ -430,6 +445,16 @@ mod tests {
         match parse(&words(line), dialect) {
             Command::Create(create) => create,
             Command::PassThrough => panic!("{line} is no create"),
+        }
+    }
+
+    #[test]
+    fn the_state_of_a_runtime_is_known_by_the_runtimes_exact_name() {
+        let of = |program: &str| state_file(Path::new(program), Path::new("/r"), "a");
+        assert_eq!(of("/usr/sbin/runc"), Some("/r/a/state.json".into()));
+        assert_eq!(of("/usr/bin/crun"), Some("/r/a/status".into()));
+        for other in ["/opt/runc-wrapper", "/opt/crun.real", "/usr/bin/youki", "/"] {
+            assert_eq!(of(other), None, "{other}");
         }
     }
 

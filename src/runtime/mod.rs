@@ -9,13 +9,15 @@ pub mod real;
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 use tracing::warn;
 
 use crate::admission::{self, AdmissionError, Host};
-use crate::bundle::{Bundle, BundleError};
+use crate::backend;
+use crate::bundle::{Bundle, BundleError, HookStage};
 use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
 use crate::hook;
@@ -142,14 +144,22 @@ fn prepare(
     let plan = host.plan(&request, &inventory)?;
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
-    let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() })?;
+    let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
+    let holder = match backend::needs_hook(plan.backend) {
+        true => Holder::Reserved { by },
+        false => launched(by, real, create, &key),
+    };
+    let stages = match holder {
+        Holder::Launched { .. } => &[HookStage::Poststop],
+        _ => HookStage::ALL,
+    };
+    let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() }, stages)?;
     if bundle.is_privileged() {
         warn!(id, "this container is privileged: it can reach past any isolation");
     }
-    let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
     let edits = host.edits(&plan, nodes, calls)?;
     let changed = bundle.apply(&edits)?;
-    host.reserve(key.clone(), bundle.dir(), plan, Holder::Reserved { by })?;
+    host.reserve(key.clone(), bundle.dir(), plan, holder)?;
     let reserved = Reserved { host, key };
     if changed && let Err(error) = bundle.save() {
         reserved.undo();
@@ -157,6 +167,18 @@ fn prepare(
     }
     failpoint("bundle-replaced");
     Ok(Some(reserved))
+}
+
+/// Who holds a container that needs no hook to be isolated: the runtime's state of it,
+/// where that is sure to be of this container, else it has a hook all the same.
+fn launched(by: ProcessId, real: &Real, create: &Create, key: &Key) -> Holder {
+    // Without `--root` runtimes may look at this variable.
+    let root_is_sure = create.root.is_some() || std::env::var_os("XDG_RUNTIME_DIR").is_none();
+    let file = argv::state_file(&real.file, Path::new(&key.root), &key.id);
+    match file.filter(|file| root_is_sure && fs::symlink_metadata(file).is_err()) {
+        Some(state_file) => Holder::Launched { by, state_file },
+        None => Holder::Reserved { by },
+    }
 }
 
 /// crun's `--config` as crun reads it (`crun_command_run` in `src/run.c`): below the

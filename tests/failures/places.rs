@@ -169,12 +169,14 @@ fn on_a_full_disk_nothing_is_promised_and_what_was_promised_can_be_given_back() 
         assert!(full.stderr.contains("0 MiB of 16000 MiB left"), "{attempt}: {full}");
     }
     // With room on the GPU the disk is what is in the way. The index's page is enough for
-    // the reservation, but not for what the hook writes: runc passes its sentence on.
+    // the reservation, but not for what the hook writes.
     host.hook(&["poststop"], &told).ok();
     assert_eq!(host.registered(), ["early".to_owned()].into());
     fs::write(path.join("filler2"), vec![0; 64 << 10]).unwrap_err();
-    let failed = runtime.create(&late).exits(1);
-    assert!(failed.stderr.contains("stderr: cgpu: state directory: cannot write /"), "{failed}");
+    let late_init = host.sleeper();
+    let late = state(&late.id, late_init.pid(), &late.directory);
+    let failed = host.hook(&["createRuntime"], &late).exits(1);
+    assert!(failed.stderr.contains("cgpu: state directory: cannot write /"), "{failed}");
     assert!(failed.stderr.contains(no_room), "{failed}");
     assert_eq!(host.records().len(), 1, "early's alone");
     let _ = fs::remove_file(path.join("index"));
