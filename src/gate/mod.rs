@@ -1,6 +1,16 @@
-//! The gate: memory quotas held at the driver's ioctl boundary.
+//! The gate: the driver's ioctl boundary, held by seccomp user notification.
 //!
-//! Owns how a container's driver calls reach its monitor and what the monitor answers.
-//! Must not know OCI beyond one section of it: [`seccomp`], which makes the calls come.
+//! Owns how calls come to a monitor and what becomes of them. A container's monitor is two
+//! processes of `cgpu-monitor`: the *keeper* holds what must not be lost (the sockets, the
+//! listeners, the ledger's journal), the *worker* answers calls and can be replaced at any
+//! moment. Must not know OCI beyond the section that is merged into a bundle.
 
 pub mod seccomp;
+
+pub mod settings;
+
+pub mod wire;
+
+pub mod keeper;
+
+pub mod worker;

@@ -1,0 +1,23 @@
+//! `cgpu-monitor`: answers the driver calls of one container. Started by `cgpu-runtime`.
+
+use std::process::ExitCode;
+
+use cgpu::gate::{keeper, worker};
+
+fn main() -> ExitCode {
+    let done = match std::env::args().nth(1).as_deref() {
+        Some("keep") => keeper::main(),
+        Some("work") => worker::main(),
+        _ => {
+            eprintln!("cgpu-monitor: cgpu-runtime starts this program, one for each container");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cgpu-monitor: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What a monitor is told when it starts: [`Settings`], as JSON in a file without a name.
+//!
+//! Written by whoever edits the bundle, read by keeper and worker. Knows no container's
+//! state: that is the ledger's.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::registry::Key;
+
+/// The largest settings that are read, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// What one container's monitor needs to know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Which container, as the registry calls it.
+    pub key: Key,
+    /// Its short id.
+    pub short_id: String,
+    /// Its bundle.
+    pub bundle: PathBuf,
+    /// The driver's version, as `/proc/driver/nvidia/version` has it.
+    pub driver: String,
+    /// What becomes of managed memory.
+    pub managed: Managed,
+    /// Its GPUs, in its order.
+    pub gpus: Vec<Gpu>,
+    /// The files by which it reaches the driver.
+    pub nodes: Vec<Node>,
+    /// `cgpu-monitor`, for workers to come; by name, so that an upgrade is found there.
+    pub monitor: PathBuf,
+    /// `cgpu-hook`, which registers and deregisters.
+    pub hook: PathBuf,
+    /// The configuration's file, for the hook.
+    pub config: Option<PathBuf>,
+    /// The log's file; empty for none.
+    pub log: String,
+}
+
+/// What becomes of managed memory, which the driver gives without being asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Managed {
+    /// There is none.
+    Refuse,
+    /// All of a mapping counts on every GPU of the container, touched or not.
+    Charge,
+}
+
+/// A GPU and its quota.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// The driver's index, for messages.
+    pub index: u32,
+    /// `GPU-` and a UUID.
+    pub uuid: String,
+    /// Minor number of `/dev/nvidiaN`.
+    pub minor: u32,
+    /// Its memory in bytes.
+    pub total_bytes: u64,
+    /// The container's quota in bytes; all of it where the GPU is the container's as a whole.
+    pub limit_bytes: u64,
+}
+
+/// A file by which the container reaches the driver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Which.
+    pub kind: NodeKind,
+    /// Where it is on the host.
+    pub path: PathBuf,
+    /// How an open one is known.
+    pub identity: Identity,
+}
+
+/// What a node is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeKind {
+    /// `nvidiactl`.
+    Control,
+    /// `nvidiaN`: the container's GPU of that place in its order.
+    Gpu(usize),
+    /// `nvidia-uvm`.
+    Uvm,
+    /// Another of the driver's, `nvidia-uvm-tools` for one.
+    Other,
+}
+
+/// How an open file is known to be a node: by what `fstat` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Identity {
+    /// A character device: its number, `st_rdev`.
+    Device(u64),
+    /// Any other file: `st_dev` and `st_ino`.
+    File {
+        /// The file system.
+        device: u64,
+        /// The file in it.
+        inode: u64,
+    },
+}
+
+/// Why settings can't be handed over.
+#[derive(Debug, Error)]
+pub enum SettingsError {
+    /// The file.
+    #[error("cannot hand settings to the monitor: {source}")]
+    File {
+        /// Why.
+        #[from]
+        source: io::Error,
+    },
+    /// What is in it.
+    #[error("the monitor's settings are not what this version writes: {source}")]
+    Content {
+        /// Why.
+        #[from]
+        source: serde_json::Error,
+    },
+}
+
+impl Settings {
+    /// Writes them into `file`, which is empty.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be written, or a path is no UTF-8.
+    pub fn write(&self, mut file: &File) -> Result<(), SettingsError> {
+        let text = serde_json::to_vec(self)?;
+        file.write_all(&text)?;
+        Ok(())
+    }
+
+    /// Reads them from the beginning of `file`, which others may read, too.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be read, or holds something else.
+    pub fn read(mut file: &File) -> Result<Self, SettingsError> {
+        let mut text = Vec::new();
+        file.seek(SeekFrom::Start(0))?;
+        file.take(MAX_BYTES).read_to_end(&mut text)?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+}

@@ -1,0 +1,107 @@
+//! What keeper and worker say to each other, and what others ask a monitor.
+//!
+//! Keeper and worker: one JSON text a packet over a pair of `SOCK_SEQPACKET` sockets, with
+//! at most one descriptor beside it. Others (`cgpu ps`, `cgpu set`): one JSON text and a
+//! newline each way over the control socket, a stream. Pure: the words alone.
+
+use serde::{Deserialize, Serialize};
+
+/// The keeper to its worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Serve this listener; its descriptor comes along. A worker that takes another's place
+    /// gets all there are before anything else.
+    Listener {
+        /// Its number, never used again.
+        number: u64,
+    },
+    /// Answer this control connection; it comes along.
+    Control,
+    /// All that the worker before had has been handed over: begin.
+    Begin,
+    /// Finish what you have begun, take nothing more, and exit with 0.
+    Drain,
+}
+
+/// The worker to its keeper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Notice {
+    /// It serves.
+    Ready,
+    /// Nobody is left behind that listener.
+    Gone {
+        /// Its number.
+        number: u64,
+    },
+}
+
+/// What is asked over the control socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Question {
+    /// How things stand.
+    Status,
+    /// Change the quota of the GPU with that UUID.
+    Limit {
+        /// `GPU-` and a UUID.
+        uuid: String,
+        /// The quota in bytes.
+        limit_bytes: u64,
+    },
+}
+
+/// What is answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// How things stand.
+    Status(Status),
+    /// It was done.
+    Done,
+    /// It was not, for this reason.
+    Refused {
+        /// A sentence.
+        reason: String,
+    },
+}
+
+/// How things stand with a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The version of the program that serves.
+    pub version: String,
+    /// The worker's pid.
+    pub worker_pid: u32,
+    /// Its GPUs, in its order.
+    pub gpus: Vec<GpuStatus>,
+    /// Calls received, by what became of them.
+    pub calls: Calls,
+}
+
+/// How things stand with a GPU of a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuStatus {
+    /// `GPU-` and a UUID.
+    pub uuid: String,
+    /// The quota in bytes.
+    pub limit_bytes: u64,
+    /// What counts against it, in bytes.
+    pub used_bytes: u64,
+}
+
+/// Calls since the monitor began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Calls {
+    /// Let continue.
+    pub continued: u64,
+    /// Executed by the monitor.
+    pub executed: u64,
+    /// Refused for the quota.
+    pub over_quota: u64,
+    /// Refused for any other reason.
+    pub refused: u64,
+    /// Processes killed, for what they had taken past the monitor.
+    pub killed: u64,
+}
