@@ -7,7 +7,7 @@ DESTDIR ?=
 
 RELEASE := target/release
 # Called at every start of a container: static, they start a quarter of a millisecond sooner.
-STATIC  := cgpu-runtime cgpu-hook
+STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build unit test demo bench fmt lint deny typos fuzz install uninstall prepush
@@ -64,13 +64,13 @@ fuzz: ## fuzz each target for half a minute (cargo-fuzz and a nightly toolchain)
 
 install: build ## install into DESTDIR/PREFIX
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(ETC)/cgpu $(DESTDIR)$(PREFIX)/share/cgpu/hooks
-	install -m 0755 $(addprefix $(RELEASE)/,cgpu cgpu-runtime cgpu-hook) $(DESTDIR)$(PREFIX)/bin/
+	install -m 0755 $(addprefix $(RELEASE)/,cgpu cgpu-runtime cgpu-hook cgpu-monitor) $(DESTDIR)$(PREFIX)/bin/
 	install -m 0644 hooks/*.json $(DESTDIR)$(PREFIX)/share/cgpu/hooks/
 	test -e $(DESTDIR)$(ETC)/cgpu/config.toml \
 		|| install -m 0644 config/config.toml $(DESTDIR)$(ETC)/cgpu/config.toml
 
 uninstall: ## remove what install installed, but for the configuration
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-runtime cgpu-hook)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-runtime cgpu-hook cgpu-monitor)
 	rm -rf $(DESTDIR)$(PREFIX)/share/cgpu
 
 prepush: lint test deny ## what CI does, and more

@@ -155,7 +155,7 @@ impl Bench {
     fn admission(&self) {
         let config =
             Config { state_dir: self.work.join("crowd"), log: String::new(), ..Config::default() };
-        let mut host = Host { config, config_path: None };
+        let mut host = Host { config, config_path: None, runtime: None };
         host.config.isolation.backend = Backend::None;
         let own = ProcessId::own().expect("/proc is mounted");
         let reserve = |n: usize| {

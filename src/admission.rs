@@ -15,7 +15,7 @@ use nix::unistd::geteuid;
 use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::backend::{self, BackendError, Tenant};
+use crate::backend::{self, BackendError, Isolation, Launch, Tenant};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
@@ -36,6 +36,8 @@ pub struct Host {
     pub config: Config,
     /// The file it came from, by absolute path.
     pub config_path: Option<PathBuf>,
+    /// The real runtime, where it is known who that will be.
+    pub runtime: Option<PathBuf>,
 }
 
 /// Why a container doesn't get what it asks for.
@@ -94,7 +96,7 @@ impl Host {
     pub fn load(flag: Option<&OsStr>) -> Result<Self, ConfigError> {
         let variable = std::env::var_os(config::PATH_VARIABLE);
         let loaded = config::load(flag, variable.as_deref())?;
-        Ok(Host { config: loaded.config, config_path: loaded.path })
+        Ok(Host { config: loaded.config, config_path: loaded.path, runtime: None })
     }
 
     /// Where its GPUs are learnt of.
@@ -168,7 +170,7 @@ impl Host {
         let mut plan = plan::resolve(request, inventory, Kind::None, &self.config.rules())?;
         if plan.gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_some()) {
             let (kind, why) = backend::choose(&self.config.isolation);
-            backend::isolation(kind, &self.config.isolation)?.usable()?;
+            self.isolation(kind).usable()?;
             info!(backend = %kind, "{why}");
             plan.backend = kind;
         }
@@ -189,17 +191,19 @@ impl Host {
         Ok(inject::nodes(plan, inventory, &self.config.driver.root, missing)?)
     }
 
-    /// What `plan` changes in a bundle.
+    /// What the plan of `record` changes in `bundle`.
     ///
     /// # Errors
     ///
-    /// Where this version has no such backend.
+    /// Where the bundle can't have what isolation needs there.
     pub fn edits(
         &self,
-        plan: &Plan,
+        record: &Record,
+        bundle: &Bundle,
         nodes: Nodes,
         hooks: Vec<HookCall>,
     ) -> Result<Edits, AdmissionError> {
+        let plan = &record.plan;
         let uuids: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
         let mut edits = Edits {
@@ -209,9 +213,31 @@ impl Host {
             withheld: nodes.withheld,
             hooks,
             masked: Vec::new(),
+            seccomp: None,
         };
-        backend::isolation(plan.backend, &self.config.isolation)?.edit(&mut edits);
+        self.isolation(plan.backend).edit(tenant(record), bundle.seccomp(), &mut edits)?;
         Ok(edits)
+    }
+
+    /// The backend of that kind on this host.
+    #[must_use]
+    pub fn isolation(&self, kind: Kind) -> Box<dyn Isolation> {
+        backend::isolation(kind, &self.config, self.runtime.as_deref())
+    }
+
+    /// Starts what has to be there before the runtime makes the container of `record`.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be started; the record is still to be released.
+    pub fn launch(
+        &self,
+        record: &Record,
+        farewell: &HookCall,
+        launcher: Option<ProcessId>,
+    ) -> Result<(), AdmissionError> {
+        let how = Launch { bundle: &record.bundle, launcher, farewell };
+        Ok(self.isolation(record.plan.backend).launch(tenant(record), &how)?)
     }
 
     fn limits(&self) -> Limits {
@@ -341,8 +367,7 @@ impl Host {
     /// Isolation first: a record that says active is never in the wrong, and until then
     /// it is the runtime's, whose end ends whatever was made.
     fn isolate(&self, locked: &mut Locked<'_>, record: &Record) -> Result<(), AdmissionError> {
-        backend::isolation(record.plan.backend, &self.config.isolation)?
-            .activate(tenant(record))?;
+        self.isolation(record.plan.backend).activate(tenant(record))?;
         failpoint("hook-isolated");
         locked.put(record)?;
         failpoint("hook-activated");
@@ -422,7 +447,7 @@ impl Host {
         let between = before.plan.covering(&plan);
         locked.put(&Record { plan: between, ..before.clone() })?;
         let after = Record { plan, ..before.clone() };
-        let isolation = backend::isolation(after.plan.backend, &self.config.isolation)?;
+        let isolation = self.isolation(after.plan.backend);
         if let Err(error) = isolation.set(tenant(&before), change) {
             locked.put(&before)?;
             return Err(error.into());
@@ -501,8 +526,7 @@ impl Host {
     }
 
     fn end(&self, locked: &mut Locked<'_>, record: &Record) -> Result<(), AdmissionError> {
-        backend::isolation(record.plan.backend, &self.config.isolation)?
-            .deactivate(&record.short_id)?;
+        self.isolation(record.plan.backend).deactivate(&record.short_id)?;
         failpoint("hook-deactivated");
         locked.remove(&record.key)?;
         Ok(())

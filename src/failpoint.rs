@@ -11,6 +11,7 @@ pub const ALL: &[&str] = &[
     "record-linked",
     "index-written",
     "reserved",
+    "launched",
     "bundle-written",
     "bundle-replaced",
     "before-exec",

@@ -372,10 +372,17 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     if bundle.is_privileged() {
         warn!("a container is privileged: it can reach past any isolation");
     }
-    bundle.apply(&host.edits(&plan, nodes, calls)?)?;
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S };
-    host.reserve(announced(&token), Path::new(""), plan, holder)?;
-    write(bundle.to_text().as_bytes()).inspect_err(|_| {
+    let record = host.reserve(announced(&token), Path::new(""), plan, holder)?;
+    let equip = || -> Result<(), HookError> {
+        let farewell = calls.last().cloned();
+        bundle.apply(&host.edits(&record, &bundle, nodes, calls)?)?;
+        if let Some(farewell) = farewell {
+            host.launch(&record, &farewell, None)?;
+        }
+        write(bundle.to_text().as_bytes())
+    };
+    equip().inspect_err(|_| {
         // Nobody will come for it.
         if let Err(error) = host.release(&announced(&token)) {
             let error: &dyn Error = &error;

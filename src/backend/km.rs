@@ -16,11 +16,13 @@ mod tree;
 
 use std::path::PathBuf;
 
+use serde_json::Value;
+
 pub use error::{KmError, NotUndone};
 
-use super::{BackendError, Capabilities, Instance, Isolation, Tenant};
+use super::{BackendError, Capabilities, Instance, Isolation, Launch, Tenant};
 use crate::bundle::Edits;
-use crate::plan::{Change, Kind};
+use crate::plan::Change;
 use tree::{Cell, Tree, check_short_id, control_digit};
 
 /// The policy that goes by weights; `m : n` of `max_inst` portions.
@@ -261,10 +263,6 @@ impl Km {
 }
 
 impl Isolation for Km {
-    fn kind(&self) -> Kind {
-        Kind::Km
-    }
-
     fn capabilities(&self) -> Capabilities {
         Capabilities { memory: true, compute: true, live_resize: true }
     }
@@ -275,8 +273,18 @@ impl Isolation for Km {
 
     /// The tree is writable for everyone, and procfs is the same in every container: one
     /// could raise its own quota.
-    fn edit(&self, edits: &mut Edits) {
+    fn edit(
+        &self,
+        _tenant: Tenant<'_>,
+        _section: Option<&Value>,
+        edits: &mut Edits,
+    ) -> Result<(), BackendError> {
         edits.masked.push(self.tree.root().to_string_lossy().into_owned());
+        Ok(())
+    }
+
+    fn launch(&self, _tenant: Tenant<'_>, _how: &Launch<'_>) -> Result<(), BackendError> {
+        Ok(())
     }
 
     fn activate(&self, tenant: Tenant<'_>) -> Result<(), BackendError> {

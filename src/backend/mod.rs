@@ -3,18 +3,22 @@
 //! Knows how a plan becomes isolation. Backends must not know each other, and nothing
 //! above them asks which one it has.
 
+pub mod gate;
+
 pub mod km;
 
 pub mod none;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
 
+use serde_json::Value;
 use thiserror::Error;
 
-use crate::bundle::Edits;
+use crate::bundle::{Edits, HookCall};
 use crate::config;
 use crate::plan::{Change, Kind, Plan};
+use crate::process::ProcessId;
 
 /// A container as a backend sees it.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +29,17 @@ pub struct Tenant<'a> {
     pub short_id: &'a str,
     /// What it was promised.
     pub plan: &'a Plan,
+}
+
+/// How a container is about to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch<'a> {
+    /// Its bundle; empty where that isn't known yet.
+    pub bundle: &'a Path,
+    /// Who makes it; `None` where that isn't known.
+    pub launcher: Option<ProcessId>,
+    /// What deregisters it, for a backend that sees its end by itself.
+    pub farewell: &'a HookCall,
 }
 
 /// What a backend can hold a container to.
@@ -66,9 +81,6 @@ pub struct Instance {
 
 /// One way of isolating containers on a GPU.
 pub trait Isolation: std::fmt::Debug {
-    /// Which backend this is.
-    fn kind(&self) -> Kind;
-
     /// What it holds a container to.
     fn capabilities(&self) -> Capabilities;
 
@@ -79,8 +91,25 @@ pub trait Isolation: std::fmt::Debug {
     /// Why not, and what to do.
     fn usable(&self) -> Result<(), BackendError>;
 
-    /// Adds to the edits of a bundle what isolation needs there.
-    fn edit(&self, edits: &mut Edits);
+    /// Adds to the edits of a bundle, whose seccomp section is `section`, what isolation
+    /// needs there.
+    ///
+    /// # Errors
+    ///
+    /// Where the bundle can't have it.
+    fn edit(
+        &self,
+        tenant: Tenant<'_>,
+        section: Option<&Value>,
+        edits: &mut Edits,
+    ) -> Result<(), BackendError>;
+
+    /// Starts what has to be there before the runtime makes the container.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be started. What was is ended by [`deactivate`](Self::deactivate).
+    fn launch(&self, tenant: Tenant<'_>, how: &Launch<'_>) -> Result<(), BackendError>;
 
     /// Turns isolation on for a container whose processes have not started yet.
     ///
@@ -144,36 +173,26 @@ pub fn needs_hook(kind: Kind) -> bool {
     kind == Kind::Km
 }
 
-/// The backend of that kind.
-///
-/// # Errors
-///
-/// Where this version has none of that kind.
+/// The backend of that kind, for containers of `runtime` where that is known.
+#[must_use]
 pub fn isolation(
     kind: Kind,
-    configured: &config::Isolation,
-) -> Result<Box<dyn Isolation>, BackendError> {
+    config: &config::Config,
+    runtime: Option<&Path>,
+) -> Box<dyn Isolation> {
     match kind {
-        Kind::Km => Ok(Box::new(km::Km::new(configured.km_root.clone()))),
-        Kind::None => Ok(Box::new(none::Unisolated)),
-        Kind::Gate => Err(BackendError::NoEnforcement { km_root: configured.km_root.clone() }),
+        Kind::Km => Box::new(km::Km::new(config.isolation.km_root.clone())),
+        Kind::None => Box::new(none::Unisolated),
+        Kind::Gate => Box::new(gate::Gate::new(config, runtime)),
     }
 }
 
 /// Why a backend could not do its part.
 #[derive(Debug, Error)]
 pub enum BackendError {
-    /// Nothing here can hold a container to its quota.
-    #[error(
-        "nothing can enforce a memory quota on this host: this version of cgpu has no gate, and \
-         the vendor's module is not loaded ({}); load the module, or set [isolation] backend = \
-         \"none\" in the configuration to share GPUs without isolation",
-        km_root.display()
-    )]
-    NoEnforcement {
-        /// Where the module's tree would be.
-        km_root: PathBuf,
-    },
+    /// The gate.
+    #[error(transparent)]
+    Gate(#[from] gate::GateError),
     /// The vendor's module.
     #[error(transparent)]
     Km(#[from] km::KmError),
@@ -198,12 +217,5 @@ mod tests {
         ] {
             assert_eq!(chosen(configured, km_loaded).0, kind, "{configured:?} {km_loaded}");
         }
-    }
-
-    #[test]
-    fn a_quota_without_an_enforcing_backend_names_the_way_to_share_without() {
-        let error = isolation(Kind::Gate, &config::Isolation::default()).unwrap_err().to_string();
-        assert!(error.contains("the vendor's module is not loaded (/proc/cgpu_km)"), "{error}");
-        assert!(error.contains("[isolation] backend = \"none\""), "{error}");
     }
 }

@@ -4,11 +4,12 @@
 //! name only, never as a substitute for a backend that can't be used. Invariant: it
 //! promises nothing, so it has nothing to do, to list or to undo.
 
+use serde_json::Value;
 use thiserror::Error;
 
-use super::{BackendError, Capabilities, Instance, Isolation, Tenant};
+use super::{BackendError, Capabilities, Instance, Isolation, Launch, Tenant};
 use crate::bundle::Edits;
-use crate::plan::{Change, Kind};
+use crate::plan::Change;
 
 /// The backend that enforces nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,10 +32,6 @@ pub enum NoneError {
 }
 
 impl Isolation for Unisolated {
-    fn kind(&self) -> Kind {
-        Kind::None
-    }
-
     fn capabilities(&self) -> Capabilities {
         Capabilities { memory: false, compute: false, live_resize: false }
     }
@@ -43,7 +40,18 @@ impl Isolation for Unisolated {
         Ok(())
     }
 
-    fn edit(&self, _edits: &mut Edits) {}
+    fn edit(
+        &self,
+        _tenant: Tenant<'_>,
+        _section: Option<&Value>,
+        _edits: &mut Edits,
+    ) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn launch(&self, _tenant: Tenant<'_>, _how: &Launch<'_>) -> Result<(), BackendError> {
+        Ok(())
+    }
 
     fn activate(&self, _tenant: Tenant<'_>) -> Result<(), BackendError> {
         Ok(())
@@ -70,7 +78,7 @@ impl Isolation for Unisolated {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Plan;
+    use crate::plan::{Kind, Plan};
 
     fn plan() -> Plan {
         Plan { backend: Kind::None, gpus: Vec::new(), weight: 1, high_priority: false }
@@ -80,7 +88,6 @@ mod tests {
     fn promises_nothing_and_is_usable_everywhere() {
         let plan = plan();
         let tenant = Tenant { id: "demo", short_id: "demo00000000", plan: &plan };
-        assert_eq!(Unisolated.kind(), Kind::None);
         let Capabilities { memory, compute, live_resize } = Unisolated.capabilities();
         assert!(!memory && !compute && !live_resize);
         Unisolated.usable().unwrap();

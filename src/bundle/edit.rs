@@ -21,6 +21,8 @@ pub struct Edits {
     pub hooks: Vec<HookCall>,
     /// Paths that the container must not read or write.
     pub masked: Vec<String>,
+    /// What `linux.seccomp` becomes, where that changes.
+    pub seccomp: Option<Value>,
 }
 
 /// A character device.
@@ -116,6 +118,9 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen
     }
     for hook in &edits.hooks {
         append_hook(config, hook)?;
+    }
+    if let Some(section) = &edits.seccomp {
+        object(config, &["linux"], "linux")?.insert("seccomp".to_owned(), section.clone());
     }
     for path in &edits.masked {
         let masked = list(config, &["linux", "maskedPaths"], "linux.maskedPaths")?;
@@ -431,6 +436,7 @@ mod tests {
                 timeout_s: 10,
             }],
             masked: vec!["/proc/cgpu_km".into()],
+            seccomp: Some(json!({"defaultAction": "SCMP_ACT_ALLOW"})),
         }
     }
 

@@ -206,6 +206,12 @@ impl Bundle {
         .ok_or_else(|| self.misshapen("annotations", "a map of strings"))
     }
 
+    /// The seccomp section as it is.
+    #[must_use]
+    pub fn seccomp(&self) -> Option<&Value> {
+        self.value.pointer("/linux/seccomp")
+    }
+
     /// The word behind `flag` in the arguments of a hook whose program is `hook`.
     #[must_use]
     pub fn hook_argument(&self, hook: &Path, flag: &str) -> Option<&str> {

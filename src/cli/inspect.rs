@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Format;
 use super::table::{aligned, printable};
 use crate::admission::{self, Host};
-use crate::backend::{self, Capabilities};
+use crate::backend::Capabilities;
 use crate::bundle::Bundle;
 use crate::inventory;
 use crate::plan::Plan;
@@ -46,7 +46,7 @@ pub fn run(host: &Host, dir: &Path, format: Format, out: &mut dyn Write) -> Resu
             writeln!(out)?;
         }
         (Format::Text, Some(plan), _) => {
-            let isolation = backend::isolation(plan.backend, &host.config.isolation)?;
+            let isolation = host.isolation(plan.backend);
             out.write_all(text(plan, isolation.capabilities()).as_bytes())?;
         }
         (Format::Text, None, reason) => {

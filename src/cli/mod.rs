@@ -6,6 +6,7 @@ pub mod inspect;
 pub mod ps;
 pub mod set;
 mod table;
+pub mod upgrade_monitors;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -58,6 +59,8 @@ pub enum Verb {
     Set(set::Set),
     /// Take back what containers held that are gone.
     Gc,
+    /// Put the monitor that is installed now in the place of each running one.
+    UpgradeMonitors,
 }
 
 /// How to print.
@@ -93,5 +96,6 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<()> {
         Verb::Inspect { bundle, output } => inspect::run(&host, &bundle, output.format, out),
         Verb::Set(set) => set::run(&host, &set, out),
         Verb::Gc => gc::run(&host, out),
+        Verb::UpgradeMonitors => upgrade_monitors::run(&host, out),
     }
 }

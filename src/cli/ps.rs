@@ -9,7 +9,6 @@ use serde::Serialize;
 use super::Format;
 use super::table::{aligned, or_dash, printable};
 use crate::admission::Host;
-use crate::backend;
 use crate::plan::{Kind, PlannedGpu};
 use crate::registry::Record;
 use crate::units::bytes_to_mib;
@@ -61,8 +60,7 @@ pub fn run(host: &Host, format: Format, out: &mut dyn Write) -> Result<()> {
 fn usage(host: &Host, records: &[Record]) -> Usage {
     let held = |kind: &Kind| records.iter().any(|record| record.plan.backend == *kind);
     let kinds = [Kind::Gate, Kind::Km, Kind::None].into_iter().filter(held);
-    let lists =
-        kinds.filter_map(|kind| backend::isolation(kind, &host.config.isolation).ok()?.list().ok());
+    let lists = kinds.filter_map(|kind| host.isolation(kind).list().ok());
     lists
         .flatten()
         .filter_map(|found| Some(((found.short_id, found.gpu_index), found.memory_used_bytes?)))

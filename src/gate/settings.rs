@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::registry::Key;
+use crate::process::ProcessId;
 
 /// The largest settings that are read, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -18,11 +18,11 @@ const MAX_BYTES: u64 = 1 << 20;
 /// What one container's monitor needs to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Which container, as the registry calls it.
-    pub key: Key,
+    /// The container's id; empty where that isn't known yet.
+    pub id: String,
     /// Its short id.
     pub short_id: String,
-    /// Its bundle.
+    /// Its bundle; empty where that isn't known yet.
     pub bundle: PathBuf,
     /// The driver's version, as `/proc/driver/nvidia/version` has it.
     pub driver: String,
@@ -34,10 +34,11 @@ pub struct Settings {
     pub nodes: Vec<Node>,
     /// `cgpu-monitor`, for workers to come; by name, so that an upgrade is found there.
     pub monitor: PathBuf,
-    /// `cgpu-hook`, which registers and deregisters.
-    pub hook: PathBuf,
-    /// The configuration's file, for the hook.
-    pub config: Option<PathBuf>,
+    /// The program, with its arguments, that the keeper becomes when the container is gone:
+    /// it deregisters.
+    pub farewell: Vec<String>,
+    /// The runtime that makes the container; `None` where that isn't known.
+    pub launcher: Option<ProcessId>,
     /// The log's file; empty for none.
     pub log: String,
 }

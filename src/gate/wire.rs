@@ -83,6 +83,8 @@ pub struct Status {
 /// How things stand with a GPU of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuStatus {
+    /// The driver's index.
+    pub index: u32,
     /// `GPU-` and a UUID.
     pub uuid: String,
     /// The quota in bytes.

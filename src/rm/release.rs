@@ -327,6 +327,15 @@ impl FromStr for Version {
     }
 }
 
+impl Version {
+    /// The version in the first line of `/proc/driver/nvidia/version` (`nv-procfs.c`,
+    /// `nv_procfs_read_version`): the word that looks like one.
+    #[must_use]
+    pub fn in_banner(text: &str) -> Option<Self> {
+        text.lines().next()?.split_whitespace().find_map(|word| word.parse().ok())
+    }
+}
+
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{:02}", self.branch, self.minor)?;

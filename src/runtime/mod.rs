@@ -17,13 +17,13 @@ use tracing::warn;
 
 use crate::admission::{self, AdmissionError, Host};
 use crate::backend;
-use crate::bundle::{Bundle, BundleError, HookStage};
+use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
 use crate::hook;
-use crate::inject;
+use crate::inject::{self, Nodes};
 use crate::process::ProcessId;
-use crate::registry::{Holder, Key};
+use crate::registry::{Holder, Key, Record};
 use crate::report::{ErrorLog, report};
 use argv::{Command, Create, Dialect};
 use real::{Real, RealRuntimeError};
@@ -107,6 +107,29 @@ struct Reserved {
 }
 
 impl Reserved {
+    /// Gives the bundle what the container needs, and starts what has to be there first.
+    fn equip(
+        &self,
+        record: &Record,
+        bundle: &mut Bundle,
+        nodes: Nodes,
+        calls: Vec<HookCall>,
+        by: ProcessId,
+    ) -> Result<(), AdmissionError> {
+        let farewell = calls.last().cloned();
+        let edits = self.host.edits(record, bundle, nodes, calls)?;
+        let changed = bundle.apply(&edits)?;
+        if let Some(farewell) = farewell {
+            self.host.launch(record, &farewell, Some(by))?;
+        }
+        failpoint("launched");
+        if changed {
+            bundle.save()?;
+        }
+        failpoint("bundle-replaced");
+        Ok(())
+    }
+
     fn undo(&self) {
         if let Err(error) = self.host.release(&self.key) {
             let error: &dyn Error = &error;
@@ -122,7 +145,7 @@ fn prepare(
     line: &argv::CommandLine,
     create: &Create,
 ) -> Result<Option<Reserved>, RuntimeError> {
-    let host = Host::load(line.config.as_deref())?;
+    let host = Host { runtime: Some(real.file.clone()), ..Host::load(line.config.as_deref())? };
     let dir = create.bundle.clone().unwrap_or_else(|| ".".into());
     let file = create.config_file.as_deref().map_or_else(|| "config.json".into(), config_path);
     let mut bundle = match Bundle::load(&dir, &file) {
@@ -157,16 +180,15 @@ fn prepare(
     if bundle.is_privileged() {
         warn!(id, "this container is privileged: it can reach past any isolation");
     }
-    let edits = host.edits(&plan, nodes, calls)?;
-    let changed = bundle.apply(&edits)?;
-    host.reserve(key.clone(), bundle.dir(), plan, holder)?;
+    let record = host.reserve(key.clone(), bundle.dir(), plan, holder)?;
     let reserved = Reserved { host, key };
-    if changed && let Err(error) = bundle.save() {
-        reserved.undo();
-        return Err(error.into());
+    match reserved.equip(&record, &mut bundle, nodes, calls, by) {
+        Ok(()) => Ok(Some(reserved)),
+        Err(error) => {
+            reserved.undo();
+            Err(error.into())
+        }
     }
-    failpoint("bundle-replaced");
-    Ok(Some(reserved))
 }
 
 /// Who holds a container that needs no hook to be isolated: the runtime's state of it,

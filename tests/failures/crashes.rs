@@ -21,6 +21,7 @@ const OF_CREATE: &[&str] = &[
     "record-linked",
     "index-written",
     "reserved",
+    "launched",
     "bundle-written",
     "bundle-replaced",
     "before-exec",

@@ -6,6 +6,9 @@ use std::io;
 pub const KEEPER_FD: i32 = 3;
 /// The settings.
 pub const SETTINGS_FD: i32 = 4;
+/// Bytes of the memory that outlives a worker; what isn't used takes none.
+pub const JOURNAL_BYTES: u64 = 8 << 20;
+
 /// The memory that outlives a worker.
 pub const JOURNAL_FD: i32 = 5;
 

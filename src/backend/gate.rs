@@ -1,0 +1,347 @@
+//! The gate: quotas held at the driver's ioctl boundary, by a monitor for each container.
+//!
+//! Knows what a plan becomes for a monitor: its settings, its place, the section of the
+//! bundle that makes calls come to it. What becomes of the calls is not known here.
+
+mod ability;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use thiserror::Error;
+
+use self::ability::AbilityError;
+use super::{BackendError, Capabilities, Instance, Isolation, Launch, Tenant};
+use crate::bundle::Edits;
+use crate::config;
+use crate::gate::client::{AskError, ask};
+use crate::gate::launch::{LaunchError, Place, launch};
+use crate::gate::seccomp::{Listener, Machine, SectionError, Traps, merge};
+use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
+use crate::gate::wire::{Answer, Question, Status};
+use crate::gate::{client, traps};
+use crate::plan::Change;
+use crate::process::ProcessId;
+use crate::rm::{Release, ReleaseError, Version};
+
+/// The program that answers calls.
+const MONITOR: &str = "cgpu-monitor";
+
+/// The backend that needs no kernel module.
+#[derive(Debug, Clone)]
+pub struct Gate {
+    state_dir: PathBuf,
+    managed: Managed,
+    driver_root: PathBuf,
+    proc_root: PathBuf,
+    log: String,
+    monitor: PathBuf,
+    runtime: Option<PathBuf>,
+}
+
+/// Why the gate could not do its part.
+#[derive(Debug, Error)]
+pub enum GateError {
+    /// There is no driver, or none that tells its version.
+    #[error(
+        "the gate needs to know the driver's version, and {} {problem}; load the driver: \
+         `nvidia-modprobe`, or `nvidia-smi` as root",
+        path.display()
+    )]
+    NoVersion {
+        /// Where it should be.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A driver that the tables don't have.
+    #[error(transparent)]
+    Release(#[from] ReleaseError),
+    /// This host can't.
+    #[error(transparent)]
+    Ability(#[from] AbilityError),
+    /// A program is missing.
+    #[error("the gate's program {} is missing; install cgpu's programs in one directory", program.display())]
+    NoMonitor {
+        /// The program.
+        program: PathBuf,
+    },
+    /// A node is missing.
+    #[error("cannot look at {}: {source}; load the driver: `nvidia-modprobe -u -c=0`", path.display())]
+    Node {
+        /// Its path on the host.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The bundle's seccomp profile.
+    #[error(transparent)]
+    Section(#[from] SectionError),
+    /// The monitor can't be started.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// It doesn't answer.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    /// It doesn't do what it is asked.
+    #[error("the monitor of {id} refuses: {reason}")]
+    Refused {
+        /// The container.
+        id: String,
+        /// What the monitor says.
+        reason: String,
+    },
+    /// Something that isn't the gate's.
+    #[error(
+        "the gate holds memory, so {what} of {id} can't be changed; set it when the container is created"
+    )]
+    Unenforced {
+        /// The container.
+        id: String,
+        /// What was to be changed.
+        what: &'static str,
+    },
+    /// What an earlier container left.
+    #[error("cannot remove {}: {source}; remove it yourself", path.display())]
+    Left {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Gate {
+    /// The gate as `config` has it, for containers of `runtime` if that is known.
+    #[must_use]
+    pub fn new(config: &config::Config, runtime: Option<&Path>) -> Self {
+        let own = std::env::current_exe().unwrap_or_default();
+        Gate {
+            state_dir: config.state_dir.clone(),
+            managed: match config.isolation.managed_memory {
+                config::ManagedMemory::Refuse => Managed::Refuse,
+                config::ManagedMemory::Charge => Managed::Charge,
+            },
+            driver_root: config.driver.root.clone(),
+            proc_root: config.driver.proc_root.clone(),
+            log: config.log.clone(),
+            monitor: own.with_file_name(MONITOR),
+            runtime: runtime.map(Path::to_owned),
+        }
+    }
+
+    fn place(&self, short_id: &str) -> Place {
+        Place::of(&self.state_dir, short_id)
+    }
+
+    fn release(&self) -> Result<Release, GateError> {
+        let path = self.proc_root.join("driver/nvidia/version");
+        let missing = |problem| GateError::NoVersion { path: path.clone(), problem };
+        let banner = fs::read_to_string(&path).map_err(|error| missing(error.to_string()))?;
+        let version = Version::in_banner(&banner)
+            .ok_or_else(|| missing("has no version in its first line".to_owned()))?;
+        Ok(Release::of(version)?)
+    }
+
+    fn settings(&self, tenant: Tenant<'_>, how: &Launch<'_>) -> Result<Settings, GateError> {
+        let gpus = tenant.plan.gpus.iter().map(|gpu| Gpu {
+            index: gpu.index,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+            total_bytes: gpu.memory_total_bytes,
+            limit_bytes: gpu.memory_limit_bytes.unwrap_or(gpu.memory_total_bytes),
+        });
+        let dev = self.driver_root.join("dev");
+        let mut nodes = vec![
+            node(NodeKind::Control, dev.join("nvidiactl"))?,
+            node(NodeKind::Uvm, dev.join("nvidia-uvm"))?,
+        ];
+        for (at, gpu) in tenant.plan.gpus.iter().enumerate() {
+            nodes.push(node(NodeKind::Gpu(at), dev.join(format!("nvidia{}", gpu.minor)))?);
+        }
+        let farewell = how.farewell;
+        let program = farewell.path.to_string_lossy().into_owned();
+        let words = farewell.args.iter().skip(1).cloned();
+        Ok(Settings {
+            id: tenant.id.to_owned(),
+            short_id: tenant.short_id.to_owned(),
+            bundle: how.bundle.to_owned(),
+            driver: self.release()?.version().to_string(),
+            managed: self.managed,
+            gpus: gpus.collect(),
+            nodes,
+            monitor: self.monitor.clone(),
+            farewell: std::iter::once(program).chain(words).collect(),
+            launcher: how.launcher,
+            log: self.log.clone(),
+        })
+    }
+
+    /// The section, without a listener of ours that an earlier container of this bundle had.
+    fn without_former(&self, section: Option<&Value>) -> Option<Value> {
+        let mut section = section?.clone();
+        let former = section.get("listenerPath").and_then(Value::as_str).map(PathBuf::from);
+        if former.is_some_and(|path| path.starts_with(Place::all(&self.state_dir)))
+            && let Some(section) = section.as_object_mut()
+        {
+            section.remove("listenerPath");
+            section.remove("listenerMetadata");
+        }
+        Some(section)
+    }
+
+    fn status(&self, short_id: &str) -> Result<Status, GateError> {
+        match ask(&self.place(short_id).control(), &Question::Status)? {
+            Answer::Status(status) => Ok(status),
+            other => Err(refused(short_id, &other)),
+        }
+    }
+}
+
+fn refused(id: &str, answer: &Answer) -> GateError {
+    let reason = match answer {
+        Answer::Refused { reason } => reason.clone(),
+        other => format!("{other:?}"),
+    };
+    GateError::Refused { id: id.to_owned(), reason }
+}
+
+/// How the node at `path` is known when it is open.
+fn node(kind: NodeKind, path: PathBuf) -> Result<Node, GateError> {
+    let meta = match fs::metadata(&path) {
+        Ok(meta) => meta,
+        Err(source) => return Err(GateError::Node { path, source }),
+    };
+    let identity = match meta.file_type().is_char_device() {
+        true => Identity::Device(meta.rdev()),
+        false => Identity::File { device: meta.dev(), inode: meta.ino() },
+    };
+    Ok(Node { kind, path, identity })
+}
+
+#[cfg(target_arch = "x86_64")]
+const MACHINE: Machine = Machine::X86_64;
+#[cfg(target_arch = "aarch64")]
+const MACHINE: Machine = Machine::Aarch64;
+
+impl Isolation for Gate {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { memory: true, compute: false, live_resize: true }
+    }
+
+    fn usable(&self) -> Result<(), BackendError> {
+        ability::of_host().map_err(GateError::from)?;
+        if !self.monitor.is_file() {
+            return Err(GateError::NoMonitor { program: self.monitor.clone() }.into());
+        }
+        self.release()?;
+        if let Some(runtime) = &self.runtime {
+            ability::of_runtime(runtime, &self.state_dir).map_err(GateError::from)?;
+        }
+        Ok(())
+    }
+
+    fn edit(
+        &self,
+        tenant: Tenant<'_>,
+        section: Option<&Value>,
+        edits: &mut Edits,
+    ) -> Result<(), BackendError> {
+        let path = self.place(tenant.short_id).listener();
+        let ability = match &self.runtime {
+            Some(runtime) => {
+                ability::of_runtime(runtime, &self.state_dir).map_err(GateError::from)?
+            }
+            None => ability::Ability::default(),
+        };
+        let listener = Listener {
+            path: &path.to_string_lossy(),
+            metadata: tenant.short_id,
+            wait_killable: ability.wait_killable,
+        };
+        let requests = traps(&self.release()?);
+        let traps = Traps { requests: &requests, mappings: true };
+        let section = self.without_former(section);
+        let merged =
+            merge(section.as_ref(), MACHINE, &listener, &traps).map_err(GateError::from)?;
+        edits.seccomp = Some(merged);
+        Ok(())
+    }
+
+    fn launch(&self, tenant: Tenant<'_>, how: &Launch<'_>) -> Result<(), BackendError> {
+        let settings = self.settings(tenant, how)?;
+        Ok(launch(&self.place(tenant.short_id), &settings).map_err(GateError::from)?)
+    }
+
+    /// The monitor is there since before the container was made; what is left is to see
+    /// that it serves.
+    fn activate(&self, tenant: Tenant<'_>) -> Result<(), BackendError> {
+        self.status(tenant.short_id)?;
+        Ok(())
+    }
+
+    fn deactivate(&self, short_id: &str) -> Result<(), BackendError> {
+        let place = self.place(short_id);
+        // A keeper that ends by itself becomes the hook that calls this.
+        let others = |keeper: &ProcessId| keeper.pid.cast_unsigned() != std::process::id();
+        if let Some(keeper) = place.keeper().filter(others) {
+            // Gone in this moment, then.
+            let _ = kill(Pid::from_raw(keeper.pid), Signal::SIGTERM);
+        }
+        match fs::remove_dir_all(place.dir()) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(GateError::Left { path: place.dir().to_owned(), source }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn list(&self) -> Result<Vec<Instance>, BackendError> {
+        let all = Place::all(&self.state_dir);
+        let entries = match fs::read_dir(&all) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(source) => return Err(GateError::Left { path: all, source }.into()),
+        };
+        let mut instances = Vec::new();
+        for entry in entries.flatten() {
+            let short_id = entry.file_name().to_string_lossy().into_owned();
+            // One that doesn't answer is left out: its use is unknown.
+            let Ok(status) = self.status(&short_id) else { continue };
+            instances.extend(status.gpus.into_iter().map(|gpu| Instance {
+                short_id: short_id.clone(),
+                gpu_index: gpu.index,
+                memory_limit_bytes: gpu.limit_bytes,
+                memory_used_bytes: Some(gpu.used_bytes),
+            }));
+        }
+        Ok(instances)
+    }
+
+    fn set(&self, tenant: Tenant<'_>, change: Change) -> Result<(), BackendError> {
+        let unenforced =
+            |what| Err(GateError::Unenforced { id: tenant.id.to_owned(), what }.into());
+        let (gpu_index, limit_bytes) = match change {
+            Change::MemoryLimit { gpu_index, bytes } => (gpu_index, bytes),
+            Change::Weight(_) => return unenforced("the weight"),
+            Change::HighPriority(_) => return unenforced("the priority"),
+        };
+        let gpus = &tenant.plan.gpus;
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.index == gpu_index) else {
+            return unenforced("the quota of a GPU that it does not have");
+        };
+        let question = Question::Limit { uuid: gpu.uuid.clone(), limit_bytes };
+        let socket = self.place(tenant.short_id).control();
+        match client::ask(&socket, &question).map_err(GateError::from)? {
+            Answer::Done => Ok(()),
+            other => Err(refused(tenant.id, &other).into()),
+        }
+    }
+}

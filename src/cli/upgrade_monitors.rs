@@ -1,0 +1,30 @@
+//! `cgpu upgrade-monitors`: running containers get the monitor that is installed now.
+
+use std::io::Write;
+
+use anyhow::{Result, bail};
+
+use super::table::printable;
+use crate::admission::Host;
+use crate::gate::upgrade::upgrade;
+
+/// Puts a new worker in the place of each running one, and says so.
+///
+/// # Errors
+///
+/// Where one of them was not replaced; the others are.
+pub fn run(host: &Host, out: &mut dyn Write) -> Result<()> {
+    let mut failed = Vec::new();
+    for upgraded in upgrade(&host.config.state_dir)? {
+        let id = printable(&upgraded.short_id);
+        match upgraded.versions {
+            Ok((before, after)) => writeln!(out, "{id} {before} -> {after}")?,
+            Err(error) => failed.push(format!("{id}: {error}")),
+        }
+    }
+    out.flush()?;
+    if !failed.is_empty() {
+        bail!("not every monitor was upgraded: {}", failed.join("; "));
+    }
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! Descriptors that a process has from the one that started it, by number.
+#![allow(unsafe_code, reason = "a number becomes a descriptor that is owned")]
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+/// The descriptors 3, 4 and 5 of a program that was started with just these.
+///
+/// To be called once, first of all, by the programs that are started so.
+///
+/// # Errors
+///
+/// Where one of them isn't open.
+pub(super) fn three() -> Result<[OwnedFd; 3], nix::errno::Errno> {
+    for number in 3..6 {
+        is_open(number)?;
+    }
+    // SAFETY: the three are open, seen above, and nothing in this process has opened or
+    // taken them: it has just begun, and whoever started it gave them to it.
+    Ok([3, 4, 5].map(|number: RawFd| unsafe { OwnedFd::from_raw_fd(number) }))
+}
+
+fn is_open(number: RawFd) -> Result<(), nix::errno::Errno> {
+    // SAFETY: F_GETFD reads a flag, of any number.
+    match unsafe { nix::libc::fcntl(number, nix::libc::F_GETFD) } {
+        -1 => Err(nix::errno::Errno::last()),
+        _ => Ok(()),
+    }
+}
+
+/// Closes all above 5.
+pub(super) fn close_the_rest() {
+    // SAFETY: called first of all, as above: nothing in this process owns one of them.
+    unsafe { nix::libc::close_range(6, nix::libc::c_uint::MAX, 0) };
+}

@@ -1,0 +1,232 @@
+//! The keeper: holds what must not be lost, and sees that a worker is there.
+//!
+//! A listener that is closed can't be had again, and the calls behind it fail from then
+//! on; so it is the keeper, which reads nothing of the container's, that takes the
+//! listeners from the runtime, keeps them with the journal, and gives them to each worker.
+//! It ends when the container is gone, and then becomes the hook that deregisters it.
+//! Must not know what a call or the journal means.
+
+mod container;
+mod staff;
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::{info, warn};
+
+use self::container::Container;
+use self::staff::Staff;
+use super::inherited;
+use super::launch::Place;
+use super::settings::Settings;
+use super::wire::Order;
+use crate::process::ProcessId;
+
+/// How often to look without being woken: a launcher that can't be waited for, a worker
+/// that has to be started again later.
+const TICK_MS: i64 = 100;
+
+/// Keeps a container's monitor until the container is gone.
+///
+/// # Errors
+///
+/// Where it can't begin, or what it becomes in the end can't be executed.
+pub fn main() -> io::Result<()> {
+    let places = inherited::three()?;
+    inherited::close_the_rest();
+    // The three numbers become a worker's; what lies there now is ours.
+    let [listener, control, settings_file] = &places;
+    let listener = UnixListener::from(moved_up(listener)?);
+    let control = UnixListener::from(moved_up(control)?);
+    let settings_file = fs::File::from(moved_up(settings_file)?);
+    let settings = Settings::read(&settings_file).map_err(io::Error::other)?;
+    crate::log::init(&settings.log);
+    let place = listener.local_addr()?.as_pathname().and_then(Path::parent).map(Place::at);
+    if let (Some(place), Some(own)) = (&place, ProcessId::own()) {
+        let _ = fs::write(place.keeper_file(), format!("{} {}\n", own.pid, own.start_ticks));
+    }
+    leave_the_container();
+    let farewell = settings.farewell.clone();
+    let mut keeper = Keeper {
+        staff: Staff::new(&settings.monitor, &settings_file, places)?,
+        container: Container::new(settings.launcher, settings.bundle.as_os_str().is_empty()),
+        signals: signals()?,
+        listener,
+        control,
+        settings,
+    };
+    keeper.serve()?;
+    let Keeper { staff, container, mut settings, .. } = keeper;
+    drop(staff);
+    if let Some(named) = container.named().filter(|_| settings.id.is_empty()) {
+        settings.id.clone_from(&named.id);
+        settings.bundle.clone_from(&named.bundle);
+    }
+    info!(id = settings.id, short_id = settings.short_id, "the monitor ends");
+    say_farewell(&farewell, &settings)
+}
+
+/// A descriptor of the same file above those that a worker gets, closed at its exec.
+fn moved_up(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(descriptor, 10)?)
+}
+
+/// Signals that come as events.
+fn signals() -> io::Result<SignalFd> {
+    let mut mask = SigSet::empty();
+    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
+        mask.add(signal);
+    }
+    mask.thread_block()?;
+    Ok(SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+/// Out of the cgroup that the engine has put its helpers into, where that may be the pod's:
+/// its end or its limit would be ours. Where a host doesn't let us, we stay.
+fn leave_the_container() {
+    let _ = fs::write("/proc/self/oom_score_adj", "-999");
+    let Ok(text) = fs::read_to_string("/proc/self/cgroup") else { return };
+    let in_pod = |path: &str| path.contains("kubepods") || path.contains("libpod");
+    if !text.lines().any(in_pod) {
+        return;
+    }
+    let roots: [PathBuf; 2] = ["/sys/fs/cgroup".into(), "/sys/fs/cgroup/unified".into()];
+    for root in roots.iter().filter(|root| root.join("cgroup.procs").exists()) {
+        let own = root.join("cgpu");
+        let _ = fs::create_dir(&own);
+        if fs::write(own.join("cgroup.procs"), "0").is_ok() {
+            return;
+        }
+    }
+    warn!("the monitor stays in the pod's cgroup");
+}
+
+#[derive(Debug)]
+struct Keeper {
+    staff: Staff,
+    container: Container,
+    signals: SignalFd,
+    listener: UnixListener,
+    control: UnixListener,
+    settings: Settings,
+}
+
+/// What one round is about.
+enum Woken {
+    Signals,
+    Runtime,
+    Question,
+    Worker,
+    Connection(usize),
+    Launcher,
+}
+
+impl Keeper {
+    /// Serves until the container is gone.
+    fn serve(&mut self) -> io::Result<()> {
+        self.listener.set_nonblocking(true)?;
+        self.control.set_nonblocking(true)?;
+        loop {
+            self.staff.see_to_it();
+            for woken in self.wait()? {
+                match woken {
+                    Woken::Signals if self.signalled()? => return Ok(()),
+                    Woken::Signals => {}
+                    Woken::Runtime => self.accept(),
+                    Woken::Question => self.question(),
+                    Woken::Worker => self.staff.hear(),
+                    Woken::Connection(at) => {
+                        if let Some(listener) = self.container.hear(at) {
+                            info!(id = self.settings.id, "a process tree is served");
+                            self.staff.serve(listener);
+                        }
+                    }
+                    Woken::Launcher => self.container.launcher_ended(),
+                }
+            }
+            self.container.tidy();
+            if self.container.is_gone(self.staff.listeners()) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn wait(&self) -> io::Result<Vec<Woken>> {
+        let mut events = vec![
+            (Woken::Signals, self.signals.as_fd()),
+            (Woken::Runtime, self.listener.as_fd()),
+            (Woken::Question, self.control.as_fd()),
+        ];
+        if let Some(socket) = self.staff.socket() {
+            events.push((Woken::Worker, socket));
+        }
+        let connections = self.container.connections();
+        events.extend(connections.map(|(at, socket)| (Woken::Connection(at), socket)));
+        events.extend(self.container.launcher().map(|launcher| (Woken::Launcher, launcher)));
+        let mut polled: Vec<PollFd<'_>> =
+            events.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+        let tick = Timespec { tv_sec: 0, tv_nsec: TICK_MS * 1_000_000 };
+        let patience = self.needs_ticks().then_some(&tick);
+        match poll(&mut polled, patience) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
+        let events = events.into_iter().zip(ready);
+        Ok(events.filter(|(_, ready)| *ready).map(|((woken, _), _)| woken).collect())
+    }
+
+    fn needs_ticks(&self) -> bool {
+        self.staff.needs_ticks() || self.container.needs_ticks()
+    }
+
+    /// Whether it is to end.
+    fn signalled(&mut self) -> io::Result<bool> {
+        while let Some(signal) = self.signals.read_signal()? {
+            match i32::try_from(signal.ssi_signo).ok().and_then(|s| Signal::try_from(s).ok()) {
+                Some(Signal::SIGCHLD) => self.staff.reap(),
+                Some(Signal::SIGHUP) => self.staff.renew(),
+                _ => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            self.container.connected(stream.into());
+        }
+    }
+
+    fn question(&mut self) {
+        while let Ok((stream, _)) = self.control.accept() {
+            self.staff.order(Order::Control, Some(stream.into()));
+        }
+    }
+}
+
+/// Becomes the program that deregisters the container.
+fn say_farewell(words: &[String], settings: &Settings) -> io::Result<()> {
+    let [program, arguments @ ..] = words else { return Ok(()) };
+    let state = serde_json::json!({
+        "ociVersion": "1.0.2", "id": settings.id, "status": "stopped", "pid": 0,
+        "bundle": settings.bundle,
+    });
+    // A pipe holds more than that.
+    let (read, write) = io::pipe()?;
+    let text = state.to_string();
+    io::Write::write_all(&mut &write, text.as_bytes())?;
+    drop(write);
+    SigSet::all().thread_unblock()?;
+    let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    let mut command = Command::new(program);
+    Err(command.args(arguments).env_clear().env("PATH", path).stdin(read).exec())
+}

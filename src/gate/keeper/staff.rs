@@ -1,0 +1,275 @@
+//! The keeper's workers: one at a time, another when it dies, a newer one on demand.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use tracing::{error, info, warn};
+
+use crate::gate::passing;
+use crate::gate::wire::{Notice, Order};
+use crate::gate::worker;
+
+/// The longest packet of a worker.
+const PACKET_BYTES: usize = 4096;
+
+/// Orders that wait for a worker at once; more connections are closed.
+const MOST_ORDERS: usize = 4096;
+
+/// How long the next start waits after one that failed, doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long a worker may take to finish what it has begun before another takes over: what
+/// is in the driver's hands then is the journal's business.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// After so many starts that came to nothing the program that the keeper itself was started
+/// from is tried: an upgrade may have left something that can't run.
+const FAITH: u32 = 3;
+
+#[derive(Debug)]
+pub(super) struct Staff {
+    program: PathBuf,
+    /// Numbers 3, 4 and 5 of every worker.
+    socket_place: OwnedFd,
+    _settings_place: OwnedFd,
+    _journal_place: OwnedFd,
+    listeners: BTreeMap<u64, OwnedFd>,
+    next_number: u64,
+    worker: Option<Worker>,
+    /// Starts in a row that came to nothing.
+    failures: u32,
+    not_before: Option<Instant>,
+    orders: VecDeque<(Order, Option<OwnedFd>)>,
+}
+
+#[derive(Debug)]
+struct Worker {
+    child: Child,
+    socket: OwnedFd,
+    ready: bool,
+    /// Until when it may finish.
+    draining: Option<Instant>,
+}
+
+impl Staff {
+    /// Nobody yet; `places` are the descriptors that a worker finds as 3, 4 and 5.
+    pub(super) fn new(program: &Path, settings: &File, places: [OwnedFd; 3]) -> io::Result<Self> {
+        let journal = memfd_create("cgpu-journal", MemfdFlags::CLOEXEC)?;
+        ftruncate(&journal, worker::JOURNAL_BYTES)?;
+        let [mut socket_place, mut settings_place, mut journal_place] = places;
+        rustix::io::dup2(File::open("/dev/null")?, &mut socket_place)?;
+        rustix::io::dup2(settings, &mut settings_place)?;
+        rustix::io::dup2(&journal, &mut journal_place)?;
+        Ok(Staff {
+            program: program.to_owned(),
+            socket_place,
+            _settings_place: settings_place,
+            _journal_place: journal_place,
+            listeners: BTreeMap::new(),
+            next_number: 0,
+            worker: None,
+            failures: 0,
+            not_before: None,
+            orders: VecDeque::new(),
+        })
+    }
+
+    /// How many listeners are served.
+    pub(super) fn listeners(&self) -> usize {
+        self.listeners.len()
+    }
+
+    /// The worker's socket.
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.worker.as_ref().map(|worker| worker.socket.as_fd())
+    }
+
+    /// Whether something is to be done that wakes nobody.
+    pub(super) fn needs_ticks(&self) -> bool {
+        let draining = self.worker.as_ref().is_some_and(|worker| worker.draining.is_some());
+        self.worker.is_none() || draining || !self.orders.is_empty()
+    }
+
+    /// Serves a listener from now on.
+    pub(super) fn serve(&mut self, listener: OwnedFd) {
+        let number = self.next_number;
+        self.next_number += 1;
+        let copy = listener.try_clone();
+        self.listeners.insert(number, listener);
+        match copy {
+            Ok(copy) => self.order(Order::Listener { number }, Some(copy)),
+            // The next worker gets it with all the others.
+            Err(error) => warn!(%error, "a listener waits for the next worker"),
+        }
+    }
+
+    /// Has the worker do something, when there is one that isn't about to leave.
+    pub(super) fn order(&mut self, order: Order, descriptor: Option<OwnedFd>) {
+        if self.orders.len() < MOST_ORDERS {
+            self.orders.push_back((order, descriptor));
+        }
+        self.send();
+    }
+
+    fn send(&mut self) {
+        let Some(worker) = &self.worker else { return };
+        if worker.draining.is_some() {
+            return;
+        }
+        while let Some((order, descriptor)) = self.orders.pop_front() {
+            let text = serde_json::to_vec(&order).expect("an order is plain data");
+            let sent = passing::send(&worker.socket, &text, descriptor.as_ref().map(AsFd::as_fd));
+            if sent.is_err() {
+                // No room, or nobody there: the next round, or the next worker.
+                self.orders.push_front((order, descriptor));
+                return;
+            }
+        }
+    }
+
+    /// Starts a worker where there is none, ends one that takes too long to finish.
+    pub(super) fn see_to_it(&mut self) {
+        let now = Instant::now();
+        if let Some(worker) = &mut self.worker {
+            if worker.draining.is_some_and(|until| now >= until) {
+                warn!("the worker has not finished in time, and is replaced");
+                let _ = worker.child.kill(); // gone already, then
+                worker.draining = None;
+            }
+            return self.send();
+        }
+        if self.not_before.is_some_and(|then| now < then) {
+            return;
+        }
+        match self.start() {
+            Ok(worker) => {
+                self.worker = Some(worker);
+                self.greet();
+            }
+            Err(error) => {
+                error!(%error, "cannot start a worker: the container's driver calls wait");
+                self.failed();
+            }
+        }
+    }
+
+    fn failed(&mut self) {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LONGEST_PAUSE);
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = Some(Instant::now() + pause);
+    }
+
+    fn start(&mut self) -> io::Result<Worker> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        rustix::io::dup2(&theirs, &mut self.socket_place)?;
+        let faithful = self.failures < FAITH;
+        let program: &Path = if faithful { &self.program } else { Path::new("/proc/self/exe") };
+        let child = Command::new(program)
+            .arg("work")
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        // Else its end would keep a socket open that nobody reads.
+        rustix::io::dup2(File::open("/dev/null")?, &mut self.socket_place)?;
+        Ok(Worker { child: child?, socket: ours, ready: false, draining: None })
+    }
+
+    /// Gives a new worker all there is.
+    fn greet(&mut self) {
+        let mut orders = VecDeque::new();
+        for (number, listener) in &self.listeners {
+            match listener.try_clone() {
+                Ok(copy) => orders.push_back((Order::Listener { number: *number }, Some(copy))),
+                Err(error) => error!(%error, "a listener can't be served"),
+            }
+        }
+        orders.push_back((Order::Begin, None));
+        let waiting = std::mem::take(&mut self.orders);
+        // Listeners are among those above, and the rest was meant for the one before.
+        let fresh = |order: &(Order, _)| matches!(order.0, Order::Control);
+        orders.extend(waiting.into_iter().filter(fresh));
+        self.orders = orders;
+        self.send();
+    }
+
+    /// What the worker has to say.
+    pub(super) fn hear(&mut self) {
+        let mut buffer = [0; PACKET_BYTES];
+        while let Some(worker) = &mut self.worker {
+            let length = match passing::receive(&worker.socket, &mut buffer) {
+                Ok((length @ 1.., _)) => length,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                // Its end; the signal may be a moment late, and the socket would wake us
+                // until then.
+                Ok(_) | Err(_) => {
+                    let _ = worker.child.kill(); // gone already, then
+                    return self.lost();
+                }
+            };
+            match serde_json::from_slice(buffer.get(..length).unwrap_or_default()) {
+                Ok(Notice::Ready) => {
+                    worker.ready = true;
+                    self.failures = 0;
+                    self.not_before = None;
+                }
+                Ok(Notice::Gone { number }) => {
+                    self.listeners.remove(&number);
+                }
+                Err(error) => warn!(%error, "a worker's notice is not understood"),
+            }
+        }
+    }
+
+    /// A child has ended.
+    pub(super) fn reap(&mut self) {
+        if let Some(worker) = &mut self.worker
+            && !matches!(worker.child.try_wait(), Ok(None))
+        {
+            self.lost();
+        }
+    }
+
+    fn lost(&mut self) {
+        let Some(mut worker) = self.worker.take() else { return };
+        let status = worker.child.wait();
+        match (worker.ready, worker.draining) {
+            (true, Some(_)) => info!("the worker has finished; another takes its place"),
+            (true, None) => {
+                warn!(?status, "the worker is gone; another takes its place");
+            }
+            (false, _) => {
+                error!(?status, "a worker could not begin");
+                self.failed();
+            }
+        }
+    }
+
+    /// Puts a new worker, of the program as it is now, in the place of this one.
+    pub(super) fn renew(&mut self) {
+        self.failures = 0;
+        self.order(Order::Drain, None);
+        if let Some(worker) = &mut self.worker {
+            worker.draining = Some(Instant::now() + DRAIN_PATIENCE);
+        }
+    }
+}
+
+impl Drop for Staff {
+    fn drop(&mut self) {
+        if let Some(worker) = &mut self.worker {
+            let _ = worker.child.kill(); // gone already, then
+            let _ = worker.child.wait();
+        }
+    }
+}

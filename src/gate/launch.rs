@@ -1,0 +1,204 @@
+//! Starts a container's monitor: its directory, its sockets, its keeper.
+//!
+//! The sockets listen before anybody can know of them, so that the runtime, which comes
+//! next, always finds somebody. Owns the directory's layout:
+//!
+//! ```text
+//! STATE_DIR/gate/SHORT_ID/listener   the runtime connects here, with each listener
+//! STATE_DIR/gate/SHORT_ID/control    questions, see `wire`
+//! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and its start
+//! ```
+#![allow(unsafe_code, reason = "fork and what a child does before exec")]
+
+use std::ffi::CString;
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use nix::libc;
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, fork};
+use rustix::fs::{MemfdFlags, memfd_create};
+use thiserror::Error;
+
+use super::settings::{Settings, SettingsError};
+use crate::process::ProcessId;
+
+/// The longest path of a socket (`sun_path`, unix(7)), with its end.
+const LONGEST_SOCKET: usize = 107;
+
+/// A monitor's directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    dir: PathBuf,
+}
+
+/// Why a monitor can't be started.
+#[derive(Debug, Error)]
+pub enum LaunchError {
+    /// A file.
+    #[error("cannot start the monitor: {action} {}: {source}; make state_dir writable for root", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// A path that no socket can have.
+    #[error(
+        "cannot start the monitor: {} is longer than a socket's path may be; set state_dir to a shorter path",
+        path.display()
+    )]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Its settings.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// Its process.
+    #[error("cannot start the monitor {}: {source}; free memory or raise the host's limit of processes", program.display())]
+    Process {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Place {
+    /// The directory of all monitors.
+    #[must_use]
+    pub fn all(state_dir: &Path) -> PathBuf {
+        state_dir.join("gate")
+    }
+
+    /// That of the container with that short id.
+    #[must_use]
+    pub fn of(state_dir: &Path, short_id: &str) -> Self {
+        Place { dir: Self::all(state_dir).join(short_id) }
+    }
+
+    /// The one in that directory.
+    #[must_use]
+    pub fn at(dir: &Path) -> Self {
+        Place { dir: dir.to_owned() }
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The socket for runtimes.
+    #[must_use]
+    pub fn listener(&self) -> PathBuf {
+        self.dir.join("listener")
+    }
+
+    /// The socket for questions.
+    #[must_use]
+    pub fn control(&self) -> PathBuf {
+        self.dir.join("control")
+    }
+
+    /// The file that names the keeper.
+    #[must_use]
+    pub fn keeper_file(&self) -> PathBuf {
+        self.dir.join("keeper")
+    }
+
+    /// The keeper, if it lives.
+    #[must_use]
+    pub fn keeper(&self) -> Option<ProcessId> {
+        let text = fs::read_to_string(self.keeper_file()).ok()?;
+        let (pid, start) = text.trim().split_once(' ')?;
+        let keeper = ProcessId { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? };
+        keeper.alive().then_some(keeper)
+    }
+}
+
+/// Starts the keeper of `settings` in `place`; what an earlier one left there goes.
+///
+/// Forks, so that only a process with one thread may call it.
+///
+/// # Errors
+///
+/// Where it can't be started; then the directory may be there, and nobody in it.
+pub fn launch(place: &Place, settings: &Settings) -> Result<(), LaunchError> {
+    let failed = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| LaunchError::File { action, path, source }
+    };
+    match fs::remove_dir_all(&place.dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(failed("cannot remove", &place.dir)(error));
+        }
+        _ => {}
+    }
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&place.dir)
+        .map_err(failed("cannot make", &place.dir))?;
+    let bind = |path: PathBuf| -> Result<OwnedFd, LaunchError> {
+        if path.as_os_str().len() > LONGEST_SOCKET {
+            return Err(LaunchError::TooLong { path });
+        }
+        let socket = UnixListener::bind(&path).map_err(failed("cannot make", &path))?;
+        Ok(socket.into())
+    };
+    let listener = bind(place.listener())?;
+    let control = bind(place.control())?;
+    let memory = memfd_create("cgpu-settings", MemfdFlags::CLOEXEC)
+        .map_err(|errno| SettingsError::from(io::Error::from(errno)))?;
+    let file = File::from(memory);
+    settings.write(&file)?;
+    let process = |source| LaunchError::Process { program: settings.monitor.clone(), source };
+    let name = CString::new(settings.monitor.as_os_str().as_bytes())
+        .map_err(|error| process(error.into()))?;
+    start(&name, [listener.as_raw_fd(), control.as_raw_fd(), file.as_raw_fd()])
+        .map_err(|errno| process(errno.into()))
+}
+
+/// Starts `program keep` with `given` as 3, 4 and 5, as nobody's child.
+fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<()> {
+    let words = [program.as_ptr(), c"keep".as_ptr(), std::ptr::null()];
+    let environment = [std::ptr::null()];
+    // SAFETY: this process has one thread (see `launch`), so that the child may do what
+    // this one could; it does nothing but the calls below, which allocate nothing.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => {
+            waitpid(child, None)?;
+            Ok(())
+        }
+        ForkResult::Child => {
+            // SAFETY: plain system calls on numbers and on strings that live until the
+            // exec. The sockets are moved up first, since they may lie in each other's way.
+            unsafe {
+                libc::setsid();
+                if libc::fork() == 0 {
+                    let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+                    let high = given.map(|from| libc::fcntl(from, libc::F_DUPFD, 16));
+                    for (from, to) in [null, null, null, high[0], high[1], high[2]].iter().zip(0..)
+                    {
+                        libc::dup2(*from, to);
+                    }
+                    libc::close_range(6, libc::c_uint::MAX, 0);
+                    libc::chdir(c"/".as_ptr());
+                    libc::execve(program.as_ptr(), words.as_ptr(), environment.as_ptr());
+                }
+                libc::_exit(0)
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Bytes over a Unix socket, with a descriptor beside them (`SCM_RIGHTS`, unix(7)).
+//!
+//! Nothing here waits: what can't be sent or received now is [`Errno::AGAIN`].
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// Sends `bytes`, and `descriptor` beside them.
+///
+/// # Errors
+///
+/// Where nothing was sent.
+pub(super) fn send(
+    socket: impl AsFd,
+    bytes: &[u8],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    if let Some(descriptor) = &descriptor {
+        beside.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(descriptor)));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut beside, flags)?;
+    Ok(())
+}
+
+/// Receives at most as many bytes as `buffer` has, and the last descriptor beside them.
+/// No bytes are the end.
+///
+/// # Errors
+///
+/// Where nothing was received.
+pub(super) fn receive(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+) -> Result<(usize, Option<OwnedFd>), Errno> {
+    // What doesn't fit, the kernel closes.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut beside, flags)?;
+    let descriptor = beside
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => descriptors.last(),
+            _ => None,
+        })
+        .last();
+    Ok((received.bytes, descriptor))
+}

@@ -1,0 +1,107 @@
+//! A new worker in the place of each running one, with nothing lost: [`upgrade`].
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use thiserror::Error;
+
+use super::client::{AskError, ask};
+use super::launch::Place;
+use super::wire::{Answer, Question, Status};
+
+/// How long a worker may take to be there: the one before may finish what it has begun.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Why a worker was not replaced.
+#[derive(Debug, Error)]
+pub enum UpgradeError {
+    /// The directory of all monitors.
+    #[error("cannot list {path}: {source}; run this as root")]
+    List {
+        /// The directory.
+        path: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Its keeper is gone.
+    #[error("its keeper is gone; create the container again")]
+    NoKeeper,
+    /// The worker doesn't answer.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    /// It answers something else.
+    #[error("its worker does not tell its status; look into cgpu's log")]
+    Strange,
+    /// The keeper can't be told.
+    #[error("its keeper can't be told: {source}; run this as root")]
+    Signal {
+        /// Why.
+        #[source]
+        source: nix::errno::Errno,
+    },
+    /// No new one came.
+    #[error("no new worker has come within {} s; look into cgpu's log", PATIENCE.as_secs())]
+    Late,
+}
+
+/// What became of one monitor.
+#[derive(Debug)]
+pub struct Upgraded {
+    /// The container's short id.
+    pub short_id: String,
+    /// The version that served, and the one that serves now.
+    pub versions: Result<(String, String), UpgradeError>,
+}
+
+/// Replaces the worker of every monitor below `state_dir`, one after the other.
+///
+/// # Errors
+///
+/// Where it can't be seen which there are; what became of each is in its place.
+pub fn upgrade(state_dir: &Path) -> Result<Vec<Upgraded>, UpgradeError> {
+    let all = Place::all(state_dir);
+    let entries = match fs::read_dir(&all) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => {
+            return Err(UpgradeError::List { path: all.display().to_string(), source });
+        }
+    };
+    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
+    names.sort();
+    let each = names.into_iter().map(|name| {
+        let short_id = name.to_string_lossy().into_owned();
+        Upgraded { versions: replace(&Place::of(state_dir, &short_id)), short_id }
+    });
+    Ok(each.collect())
+}
+
+fn status(place: &Place) -> Result<Status, UpgradeError> {
+    match ask(&place.control(), &Question::Status)? {
+        Answer::Status(status) => Ok(status),
+        _ => Err(UpgradeError::Strange),
+    }
+}
+
+fn replace(place: &Place) -> Result<(String, String), UpgradeError> {
+    let keeper = place.keeper().ok_or(UpgradeError::NoKeeper)?;
+    let before = status(place)?;
+    kill(Pid::from_raw(keeper.pid), Signal::SIGHUP)
+        .map_err(|source| UpgradeError::Signal { source })?;
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        // In between nobody may answer.
+        if let Ok(after) = status(place)
+            && after.worker_pid != before.worker_pid
+        {
+            return Ok((before.version, after.version));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Err(UpgradeError::Late)
+}
