@@ -31,6 +31,7 @@ unit: ## test the library alone; needs no privilege and no engine
 
 test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
+	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests
 
 demo: deps build ## two containers share a GPU, a third is refused (root)

@@ -128,7 +128,14 @@ impl Rm {
     }
 
     /// An NVOS64 of this release.
-    pub(crate) fn nvos64(&self, parent: u32, handle: u32, class: u32, params: u64, params_bytes: usize) -> Vec<u8> {
+    pub(crate) fn nvos64(
+        &self,
+        parent: u32,
+        handle: u32,
+        class: u32,
+        params: u64,
+        params_bytes: usize,
+    ) -> Vec<u8> {
         let mut bytes = vec![0; self.abi.nvos64_bytes];
         bytes.set_u32(0, self.client);
         bytes.set_u32(4, parent);
@@ -142,7 +149,14 @@ impl Rm {
     }
 
     /// Makes an object with parameters.
-    pub(crate) fn alloc_object(&self, fd: RawFd, parent: u32, handle: u32, class: u32, params: &mut [u8]) -> Result<u32, Fail> {
+    pub(crate) fn alloc_object(
+        &self,
+        fd: RawFd,
+        parent: u32,
+        handle: u32,
+        class: u32,
+        params: &mut [u8],
+    ) -> Result<u32, Fail> {
         let address = if params.is_empty() { 0 } else { params.as_mut_ptr().addr() as u64 };
         let mut bytes = self.nvos64(parent, handle, class, address, params.len());
         call(fd, NV_ESC_RM_ALLOC, &mut bytes, self.abi.nvos64_status)?;
@@ -165,13 +179,20 @@ impl Rm {
     pub(crate) fn make_device(&mut self, instance: u32) -> Result<(), Fail> {
         let mut params = [0; 56];
         params.set_u32(0, instance);
-        self.device = self.alloc_object(self.ctl(), self.client, self.handle(), NV01_DEVICE_0, &mut params)?;
+        self.device =
+            self.alloc_object(self.ctl(), self.client, self.handle(), NV01_DEVICE_0, &mut params)?;
         Ok(())
     }
 
     pub(crate) fn make_subdevice(&mut self) -> Result<(), Fail> {
         let mut params = [0; 4];
-        self.subdevice = self.alloc_object(self.ctl(), self.device, self.handle(), NV20_SUBDEVICE_0, &mut params)?;
+        self.subdevice = self.alloc_object(
+            self.ctl(),
+            self.device,
+            self.handle(),
+            NV20_SUBDEVICE_0,
+            &mut params,
+        )?;
         Ok(())
     }
 
@@ -189,14 +210,26 @@ impl Rm {
         self.alloc_as(self.ctl(), self.handle(), NV01_MEMORY_LOCAL_USER, bytes)
     }
 
-    pub(crate) fn alloc_as(&self, fd: RawFd, handle: u32, class: u32, bytes: u64) -> Result<(u32, u64), Fail> {
+    pub(crate) fn alloc_as(
+        &self,
+        fd: RawFd,
+        handle: u32,
+        class: u32,
+        bytes: u64,
+    ) -> Result<(u32, u64), Fail> {
         let mut params = self.memory_params(bytes);
         let handle = self.alloc_object(fd, self.device, handle, class, &mut params)?;
         Ok((handle, params.u64_at(88).wrapping_add(1)))
     }
 
     /// `NV_ESC_RM_ALLOC_MEMORY`: the limit that comes back.
-    pub(crate) fn alloc27(&self, class: u32, flags: u32, address: u64, limit: u64) -> Result<u64, Fail> {
+    pub(crate) fn alloc27(
+        &self,
+        class: u32,
+        flags: u32,
+        address: u64,
+        limit: u64,
+    ) -> Result<u64, Fail> {
         // A call of the GPU's own node; which control file it belongs to is told once.
         let mut register = [0; 4];
         register.set_u32(0, u32::try_from(self.ctl()).unwrap_or(u32::MAX));
@@ -248,7 +281,13 @@ impl Rm {
     }
 
     /// Another handle of memory, in `client` under `parent`.
-    pub(crate) fn dup(&self, client: u32, parent: u32, from_client: u32, source: u32) -> Result<u32, Fail> {
+    pub(crate) fn dup(
+        &self,
+        client: u32,
+        parent: u32,
+        from_client: u32,
+        source: u32,
+    ) -> Result<u32, Fail> {
         let mut bytes = [0; 28];
         bytes.set_u32(0, client);
         bytes.set_u32(4, parent);
@@ -362,7 +401,8 @@ impl Uvm {
             params.set_u32(28, rm.client);
         })?;
         let mut params = vec![0; rm.abi.vaspace_params_bytes];
-        let vaspace = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), FERMI_VASPACE_A, &mut params)?;
+        let vaspace =
+            rm.alloc_object(rm.ctl(), rm.device, rm.handle(), FERMI_VASPACE_A, &mut params)?;
         self.call(UVM_REGISTER_GPU_VASPACE, |params| {
             params[..16].copy_from_slice(&uuid);
             params.set_u32(16, fd);
@@ -379,7 +419,14 @@ impl Uvm {
         })
     }
 
-    pub(crate) fn map_external(&self, rm: &Rm, uuid: [u8; 16], base: u64, bytes: u64, memory: u32) -> Result<(), Fail> {
+    pub(crate) fn map_external(
+        &self,
+        rm: &Rm,
+        uuid: [u8; 16],
+        base: u64,
+        bytes: u64,
+        memory: u32,
+    ) -> Result<(), Fail> {
         let tail = self.abi.uvm_map_external_tail();
         self.call(UVM_MAP_EXTERNAL_ALLOCATION, |params| {
             params.set_u64(0, base);
@@ -407,7 +454,14 @@ impl Uvm {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice.
         let at = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
         };
         if at == libc::MAP_FAILED {
             return Err(errno());

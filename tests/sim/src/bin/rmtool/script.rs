@@ -165,7 +165,13 @@ impl Actor<'_> {
                     _ => {
                         let mut params = rm.memory_params(size);
                         params.set_u32(24, 1 << NVOS32_ATTR_LOCATION_SHIFT);
-                        let made = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), NV01_MEMORY_SYSTEM, &mut params);
+                        let made = rm.alloc_object(
+                            rm.ctl(),
+                            rm.device,
+                            rm.handle(),
+                            NV01_MEMORY_SYSTEM,
+                            &mut params,
+                        );
                         made.map(|handle| (handle, size))
                     }
                 };
@@ -225,12 +231,19 @@ impl Actor<'_> {
             }
             ["info"] => {
                 let rm = self.rm()?;
-                let indices = [NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE];
+                let indices =
+                    [NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE];
                 let text = |total: u64, free: u64| {
-                    format!("total_mib={} free_mib={} used_mib={}", total >> 20, free >> 20, (total - free) >> 20)
+                    format!(
+                        "total_mib={} free_mib={} used_mib={}",
+                        total >> 20,
+                        free >> 20,
+                        (total - free) >> 20
+                    )
                 };
                 let kib = |list: Vec<u32>| text(u64::from(list[0]) << 10, u64::from(list[1]) << 10);
-                let (list, inline) = (rm.fb_info(&indices).map(kib), rm.fb_info_v2(&indices).map(kib));
+                let (list, inline) =
+                    (rm.fb_info(&indices).map(kib), rm.fb_info_v2(&indices).map(kib));
                 let heap = rm.heap_info().map(|(total, free)| text(total, free));
                 self.say("fb-info", list);
                 self.say("fb-info-v2", inline);
@@ -243,12 +256,20 @@ impl Actor<'_> {
             ["pid-bytes", pid] => {
                 let pid = if pid == "self" { std::process::id() } else { pid.parse()? };
                 let done = self.rm()?.pid_bytes(pid);
-                let text = |[private, owned, duped]: [u64; 3]| format!("private={private} owned={owned} duped={duped}");
+                let text = |[private, owned, duped]: [u64; 3]| {
+                    format!("private={private} owned={owned} duped={duped}")
+                };
                 self.say("pid-bytes", done.map(text));
             }
             ["channel"] => {
                 let rm = self.rm()?;
-                let group = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), KEPLER_CHANNEL_GROUP_A, &mut [0; 20]);
+                let group = rm.alloc_object(
+                    rm.ctl(),
+                    rm.device,
+                    rm.handle(),
+                    KEPLER_CHANNEL_GROUP_A,
+                    &mut [0; 20],
+                );
                 let channel = group.and_then(|group| {
                     rm.alloc_object(rm.ctl(), group, rm.handle(), AMPERE_CHANNEL_GPFIFO_A, &mut [])
                 });
@@ -263,7 +284,10 @@ impl Actor<'_> {
                 if self.uvm.is_none() {
                     self.uvm = Uvm::open(place, abi).ok();
                 }
-                let done = self.uvm.as_ref().map_or(Err(Fail::Errno(libc::ENOENT)), |uvm| uvm.initialize(flags));
+                let done = self
+                    .uvm
+                    .as_ref()
+                    .map_or(Err(Fail::Errno(libc::ENOENT)), |uvm| uvm.initialize(flags));
                 self.say("uvm-init", nothing(done));
             }
             ["managed", size] => {
@@ -283,7 +307,10 @@ impl Actor<'_> {
             }
             ["uvm-unmap", name] => {
                 let (base, bytes) = self.mapped.remove(name).context("not mapped")?;
-                let (uvm, uuid) = (self.uvm.as_ref().context("no uvm-init")?, self.uuid.context("not registered")?);
+                let (uvm, uuid) = (
+                    self.uvm.as_ref().context("no uvm-init")?,
+                    self.uuid.context("not registered")?,
+                );
                 let done = uvm.unmap_external(uuid, base, bytes);
                 self.say(&format!("uvm-unmap {name}"), nothing(done));
             }
@@ -305,7 +332,9 @@ impl Actor<'_> {
     }
 
     fn uvm_map(&mut self, name: &str, handle: u32, bytes: u64) -> Result<(), Fail> {
-        let (Some(rm), Some(uvm)) = (&self.rm, &self.uvm) else { return Err(Fail::Errno(libc::EBADF)) };
+        let (Some(rm), Some(uvm)) = (&self.rm, &self.uvm) else {
+            return Err(Fail::Errno(libc::EBADF));
+        };
         let uuid = match self.uuid {
             Some(uuid) => uuid,
             None => uvm.register(rm)?,

@@ -124,7 +124,9 @@ pub(super) fn dup2_ioctl(place: &Place, arguments: &[String]) -> anyhow::Result<
     };
     against(flip, || {
         for _ in 0..rounds {
-            if let Ok((_, bytes)) = rm.alloc_as(target, rm.handle(), NV01_MEMORY_LOCAL_USER, 16 << 20) {
+            if let Ok((_, bytes)) =
+                rm.alloc_as(target, rm.handle(), NV01_MEMORY_LOCAL_USER, 16 << 20)
+            {
                 got += bytes;
                 reached += 1;
             }
@@ -196,7 +198,8 @@ pub(super) fn parent_free(place: &Place, arguments: &[String]) -> anyhow::Result
     let rm = Rm::start(place)?;
     let rounds = rounds(arguments)?;
     let device = rm.handle();
-    let make = |bytes: &mut [u8]| rm.alloc_object(rm.ctl(), rm.client, device, NV01_DEVICE_0, bytes);
+    let make =
+        |bytes: &mut [u8]| rm.alloc_object(rm.ctl(), rm.client, device, NV01_DEVICE_0, bytes);
     let mut params = [0; 56];
     params.set_u32(0, place.gpu);
     make(&mut params)?;
@@ -213,7 +216,8 @@ pub(super) fn parent_free(place: &Place, arguments: &[String]) -> anyhow::Result
             let mut params = rm.memory_params(1 << 20);
             let handle = rm.handle();
             let class = NV01_MEMORY_LOCAL_USER;
-            allocated += u32::from(rm.alloc_object(rm.ctl(), device, handle, class, &mut params).is_ok());
+            allocated +=
+                u32::from(rm.alloc_object(rm.ctl(), device, handle, class, &mut params).is_ok());
         }
     });
     drop(other);

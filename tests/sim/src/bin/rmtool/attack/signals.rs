@@ -71,7 +71,10 @@ pub(super) fn interrupt(place: &Place, arguments: &[String]) -> anyhow::Result<u
         let (got, interrupted) = allocate_anyway(&rm, count, 64 << 10);
         timer(0);
         all += got;
-        println!("{name} got={got} interrupted={interrupted} signals={}", SIGNALS.load(Ordering::Relaxed));
+        println!(
+            "{name} got={got} interrupted={interrupted} signals={}",
+            SIGNALS.load(Ordering::Relaxed)
+        );
     }
     println!("used_bytes={}", used(&rm));
     Ok(all)
@@ -175,7 +178,8 @@ pub(super) fn ptrace_sibling(place: &Place, arguments: &[String]) -> anyhow::Res
     let rm = Rm::start(place)?;
     let (call, params) = request(&rm, 64 << 10);
     let huge = Shared::new(rm.memory_params(HUGE_BYTES));
-    let lie = Shared::new(rm.nvos64(rm.device, 0, NV01_MEMORY_LOCAL_USER, huge.address(), huge.bytes));
+    let lie =
+        Shared::new(rm.nvos64(rm.device, 0, NV01_MEMORY_LOCAL_USER, huge.address(), huge.bytes));
     let (worker, report) = child(|| {
         let mut got = 0;
         for _ in 0..count {
@@ -212,7 +216,11 @@ pub(super) fn ptrace_sibling(place: &Place, arguments: &[String]) -> anyhow::Res
         {
             registers.rdx = lie.address();
             let _ = ptrace::setregs(worker, registers);
-            let _ = ptrace::write(worker, std::ptr::without_provenance_mut(params.at.addr() + 64), i64::try_from(HUGE_BYTES)?);
+            let _ = ptrace::write(
+                worker,
+                std::ptr::without_provenance_mut(params.at.addr() + 64),
+                i64::try_from(HUGE_BYTES)?,
+            );
             changed += 1;
         }
         if ptrace::cont(worker, None).is_err() {

@@ -1,0 +1,202 @@
+//! Hostile programs in real containers: none may hold more than the quota.
+//!
+//! `rmtool attack NAME` plays each. While it does, the driver's own account is looked at
+//! every few milliseconds: what the monitor sees may never pass the quota, what only the
+//! driver's figures show must end within a second, with its owner.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::gated::{Gated, RMTOOL, got_bytes, monitors};
+use crate::support::{Outcome, wait_until};
+
+const MIB: u64 = 1 << 20;
+
+/// The attacker's quota.
+const QUOTA_MIB: u64 = 500;
+
+/// What the gate promises of an attack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Promise {
+    /// It never holds more than the quota.
+    Never,
+    /// It may for less than a second, and then is killed.
+    Briefly,
+}
+
+/// Every attack with its arguments, and what is promised.
+const ATTACKS: &[(&[&str], Promise)] = &[
+    (&["race-size"], Promise::Never),
+    (&["race-class"], Promise::Never),
+    (&["race-pointer"], Promise::Never),
+    (&["dup2-ioctl"], Promise::Never),
+    (&["dup2-mmap"], Promise::Briefly),
+    (&["class-in-client"], Promise::Briefly),
+    (&["parent-free"], Promise::Never),
+    (&["managed"], Promise::Briefly),
+    (&["managed-nofixed"], Promise::Briefly),
+    (&["barrier16", "100MiB"], Promise::Never),
+    (&["clients", "10000"], Promise::Never),
+    (&["handle-reuse"], Promise::Never),
+    (&["hostile-sizes", "500MiB"], Promise::Never),
+    (&["bad-pointers"], Promise::Never),
+    (&["interrupt"], Promise::Never),
+    (&["signal-storm"], Promise::Never),
+    (&["sigstop-self"], Promise::Never),
+    (&["kill-during-alloc"], Promise::Never),
+    (&["ptrace-sibling"], Promise::Never),
+    (&["xfer"], Promise::Never),
+    (&["xfer-nested"], Promise::Never),
+    (&["type-byte"], Promise::Never),
+    (&["int80"], Promise::Never),
+    (&["upper-garbage"], Promise::Never),
+    (&["io-uring"], Promise::Never),
+    (&["dup-free"], Promise::Never),
+    (&["map-free"], Promise::Never),
+    (&["vfork-exec"], Promise::Never),
+    (&["close-range"], Promise::Never),
+];
+
+/// Those that take two containers; they have tests of their own.
+const OF_TWO: &[&str] = &["send-fd", "recv-fd", "inherited"];
+
+/// What the driver said while `act` went on: the most in use, and for how long more than
+/// `limit_bytes` was.
+fn watched<T>(gated: &Gated, limit_bytes: u64, act: impl FnOnce() -> T) -> (T, u64, Duration) {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let (mut most, mut longest, mut since) = (0, Duration::ZERO, None);
+            while !over.load(Ordering::Relaxed) {
+                let used = gated.used_bytes(0);
+                most = most.max(used);
+                since = match since {
+                    _ if used <= limit_bytes => None,
+                    None => Some(Instant::now()),
+                    since => since,
+                };
+                longest =
+                    longest.max(since.map_or(Duration::ZERO, |since: Instant| since.elapsed()));
+                std::thread::sleep(Duration::from_millis(3));
+            }
+            (most, longest)
+        });
+        let done = act();
+        over.store(true, Ordering::Relaxed);
+        let (most, longest) = watcher.join().expect("the watcher ends");
+        (done, most, longest)
+    })
+}
+
+/// Plays one attack in a container of its own, over runc or crun.
+#[track_caller]
+fn play(gated: &Gated, words: &[&str], promise: Promise) -> Outcome {
+    let name = words[0];
+    let before = gated.host.log().matches("worker is gone").count();
+    let quota = QUOTA_MIB * MIB;
+    let id = format!("a-{name}");
+    let command = [&[RMTOOL, "attack"], words].concat();
+    let (outcome, most, longest) = watched(gated, quota, || gated.run(&id, QUOTA_MIB, &command));
+    match promise {
+        Promise::Never => assert!(most <= quota, "{name} had {most} of {quota}: {outcome}"),
+        Promise::Briefly => {
+            assert!(
+                longest <= Duration::from_secs(1),
+                "{name} had {most} for {longest:?}: {outcome}"
+            );
+        }
+    }
+    let crashes = gated.host.log().matches("worker is gone").count() - before;
+    assert_eq!(crashes, 0, "{name} ended the worker: {outcome}\n{}", gated.host.log());
+    gated.soon_is_empty();
+    outcome
+}
+
+#[test]
+fn every_attack_of_rmtool_is_in_the_table() {
+    let listed = std::process::Command::new(crate::gated::rmtool()).arg("attack").output().unwrap();
+    for name in String::from_utf8(listed.stdout).unwrap().lines() {
+        let known = ATTACKS.iter().any(|(words, _)| words[0] == name) || OF_TWO.contains(&name);
+        assert!(known, "{name} is tried by nobody");
+    }
+}
+
+#[test]
+fn no_attack_holds_more_than_the_quota() {
+    let gated = Gated::new();
+    for (words, promise) in ATTACKS {
+        let outcome = play(&gated, words, *promise);
+        if *promise == Promise::Never && outcome.status.success() {
+            assert!(got_bytes(&outcome) <= QUOTA_MIB * MIB, "{words:?}: {outcome}");
+        }
+    }
+}
+
+#[test]
+fn no_attack_holds_more_than_the_quota_over_crun() {
+    let mut gated = Gated::new();
+    gated.over_crun();
+    for (words, promise) in ATTACKS {
+        play(&gated, words, *promise);
+    }
+}
+
+#[test]
+fn the_table_would_notice_a_quota_that_does_not_hold() {
+    let mut gated = Gated::new();
+    gated.host.set("isolation.backend", "none");
+    let quota = QUOTA_MIB * MIB;
+    for words in [&["race-size"][..], &["barrier16", "100MiB"], &["dup-free"]] {
+        let command = [&[RMTOOL, "attack"], words].concat();
+        let (outcome, most, _) = watched(&gated, quota, || gated.run("free", QUOTA_MIB, &command));
+        assert!(most > quota, "{words:?} had {most} of {quota}: {outcome}");
+    }
+}
+
+#[test]
+fn memory_taken_through_a_descriptor_that_was_handed_out_ends_within_a_second() {
+    let gated = Gated::new();
+    let shared = gated.host.scratch.directory("shared");
+    let mount = |config: &mut serde_json::Value| {
+        config["mounts"].as_array_mut().unwrap().push(serde_json::json!({
+            "destination": "/shared", "type": "bind", "source": shared, "options": ["bind", "rw"],
+        }));
+    };
+    let giver = gated.bundle_with("giver", |config| {
+        crate::host::ask(config, QUOTA_MIB);
+        mount(config);
+        config["process"]["args"] = serde_json::json!([RMTOOL, "attack", "send-fd", "/shared/s"]);
+    });
+    let taker = gated.bundle_with("taker", |config| {
+        mount(config);
+        config["process"]["args"] =
+            serde_json::json!([RMTOOL, "attack", "recv-fd", "/shared/s", "5"]);
+    });
+    let runtime = gated.host.runtime();
+    runtime.create(&giver).ok();
+    runtime.start(&giver).ok();
+    let quota = QUOTA_MIB * MIB;
+    let (outcome, most, longest) = watched(&gated, quota, || runtime.run(&taker));
+    assert!(most > 0, "the attack was played: {outcome}");
+    assert!(longest <= Duration::from_secs(1), "had {most} for {longest:?}: {outcome}");
+    let _ = runtime.delete(&taker);
+    runtime.delete(&giver).ok();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn an_attack_costs_a_neighbour_nothing_but_its_time() {
+    let gated = Gated::new();
+    let neighbour = gated.sleeping("neighbour", 1000);
+    let attacker = gated.sleeping("attacker", QUOTA_MIB);
+    let mut attack = gated.start(&attacker, &["attack", "signal-storm"]);
+    let filled = gated.exec(&neighbour, &["fill"]).ok();
+    assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    let _ = attack.kill();
+    let _ = attack.wait();
+    for bundle in [&attacker, &neighbour] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+    assert!(wait_until(Duration::from_secs(5), || monitors(&gated.host).is_empty()));
+}

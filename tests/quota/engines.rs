@@ -1,0 +1,154 @@
+//! The same under docker, containerd and podman, with unchanged images.
+
+use serde_json::json;
+
+use crate::gated::{Gated, NO_MEMORY, RMTOOL, got_bytes, rmtool};
+use crate::support::{Containerd, Docker, IMAGE, Podman, Restart};
+
+const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
+const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
+
+const MIB: u64 = 1 << 20;
+
+/// The variables that ask for 1000 MiB of GPU 0.
+const ASK: [&str; 3] = [
+    "ALIYUN_COM_GPU_MEM_CONTAINER=1000",
+    "ALIYUN_COM_GPU_MEM_UNIT=MiB",
+    "NVIDIA_VISIBLE_DEVICES=0",
+];
+
+/// Asks for too much, and then for what can be had.
+const APP: [&str; 8] = [
+    RMTOOL,
+    "run",
+    "open",
+    "client",
+    "device 0",
+    "subdevice",
+    "alloc 1001MiB as a",
+    "alloc 1000MiB as b",
+];
+
+fn config(gated: &Gated) -> String {
+    gated.host.config().display().to_string()
+}
+
+/// `-e` and each variable, then rmtool as a volume.
+fn options<'a>(volume: &'a str) -> Vec<&'a str> {
+    let mut options: Vec<&str> = ASK.iter().flat_map(|variable| ["-e", variable]).collect();
+    options.extend(["-v", volume]);
+    options
+}
+
+fn volume() -> String {
+    format!("{}:{RMTOOL}:ro", rmtool().display())
+}
+
+#[track_caller]
+fn was_held(told: &str) {
+    assert!(told.contains(&format!("alloc a {NO_MEMORY}")), "{told}");
+    assert!(told.contains("alloc b ok"), "{told}");
+}
+
+#[test]
+fn under_docker_the_quota_holds_for_the_container_and_every_exec() {
+    let gated = Gated::new();
+    let mut docker = Docker::builder()
+        .runtime(RUNTIME)
+        .runtime_arg(format!("--cgpu-config={}", config(&gated)))
+        .live_restore()
+        .start();
+    let volume = volume();
+    let run = |docker: &Docker, more: &[&str], command: &[&str]| {
+        docker.run(&[&["--runtime=cgpu"], more, &options(&volume), &[IMAGE], command].concat())
+    };
+    was_held(&run(&docker, &["--rm"], &APP).stdout);
+    gated.soon_is_empty();
+
+    // The other kinds of profile: none, and docker's own for a container with more rights.
+    for more in [&["--security-opt", "seccomp=unconfined"][..], &["--cap-add", "SYS_PTRACE"]] {
+        was_held(&run(&docker, &[&["--rm"], more].concat(), &APP).stdout);
+    }
+    run(&docker, &["-d", "--name", "one"], &["sleep", "1000"]).ok();
+    run(&docker, &["-d", "--name", "two"], &["sleep", "1000"]).ok();
+    for name in ["one", "two"] {
+        let filled = docker.exec(name, &[RMTOOL, "fill"]).ok();
+        assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    }
+    docker.call(&["update", "--memory", "512m", "--memory-swap", "512m", "one"]).ok();
+    docker.call(&["pause", "one"]).ok();
+    assert_eq!(gated.accounted_bytes(docker.inspect("one", "{{.Id}}").trim()), 0);
+    docker.call(&["unpause", "one"]).ok();
+    // The engine goes and comes; the monitors don't notice.
+    for how in [Restart::Graceful, Restart::Killed] {
+        docker.restart(how);
+        let filled = docker.exec("one", &[RMTOOL, "fill"]).ok();
+        assert_eq!(got_bytes(&filled), 1000 * MIB, "{how:?}: {filled}");
+    }
+    docker.call(&["stop", "--time", "1", "one"]).ok();
+    docker.call(&["kill", "two"]).ok();
+    gated.soon_is_empty();
+    docker.call(&["start", "one"]).ok();
+    assert_eq!(got_bytes(&docker.exec("one", &[RMTOOL, "fill"]).ok()), 1000 * MIB);
+    for name in ["one", "two"] {
+        docker.remove(name).ok();
+    }
+    gated.soon_is_empty();
+}
+
+#[test]
+fn under_containerd_the_quota_holds() {
+    let gated = Gated::new();
+    let containerd =
+        Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&gated)).start();
+    let mount = format!("type=bind,src={},dst={RMTOOL},options=rbind:ro", rmtool().display());
+    let mut options: Vec<&str> = ASK.iter().flat_map(|variable| ["--env", variable]).collect();
+    options.extend(["--mount", &mount]);
+    let outcome = containerd.run(&[&options[..], &["--rm"]].concat(), "app", &APP);
+    was_held(&outcome.stdout);
+    containerd.run(&[&options[..], &["-d"]].concat(), "demo", &["sleep", "1000"]).ok();
+    let filled = containerd.exec("demo", &[RMTOOL, "fill"]).ok();
+    assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    containerd.remove("demo").ok();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn under_podman_the_quota_holds() {
+    let gated = Gated::new();
+    let podman = Podman::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&gated)).start();
+    let volume = volume();
+    let run = |more: &[&str], command: &[&str]| {
+        podman.run(&[more, &options(&volume), &[IMAGE], command].concat())
+    };
+    was_held(&run(&["--rm"], &APP).stdout);
+    run(&["-d", "--name", "demo"], &["sleep", "1000"]).ok();
+    let filled = podman.exec("demo", &[RMTOOL, "fill"]).ok();
+    assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    podman.remove("demo").ok();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn podmans_precreate_hook_brings_the_gate_to_a_plain_runtime() {
+    let gated = Gated::new();
+    let hooks = gated.host.scratch.directory("hooks.d");
+    let hook = json!({
+        "version": "1.0.0",
+        "hook": {"path": HOOK, "args": ["cgpu-hook", "precreate", "--config", config(&gated)]},
+        "when": {"always": true},
+        "stages": ["precreate"],
+    });
+    std::fs::write(hooks.join("cgpu-precreate.json"), hook.to_string()).unwrap();
+    let podman = Podman::builder().hooks_dir(&hooks).start();
+    let volume = volume();
+    let run = |more: &[&str], command: &[&str]| {
+        podman.run(&[more, &options(&volume), &[IMAGE], command].concat())
+    };
+    was_held(&run(&["--rm"], &APP).stdout);
+    run(&["-d", "--name", "demo"], &["sleep", "1000"]).ok();
+    assert_eq!(gated.host.ps()[0]["state"], "active");
+    assert_eq!(got_bytes(&podman.exec("demo", &[RMTOOL, "fill"]).ok()), 1000 * MIB);
+    podman.remove("demo").ok();
+    gated.soon_is_empty();
+}

@@ -1,0 +1,196 @@
+//! A host whose GPUs are simulated and whose quotas the gate holds.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cgpu_sim::{Sim, SimOptions};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::host::{Host, ask};
+use crate::support::{Bundle, Outcome, PATIENCE, Runtime, run_with_timeout, wait_until};
+
+/// Memory of the first GPU in MiB; the second has [`SECOND_MIB`].
+pub const FIRST_MIB: u64 = 16_000;
+pub const SECOND_MIB: u64 = 8_000;
+
+/// The driver's answer to more than there is.
+pub const NO_MEMORY: &str = "status=0x51";
+
+/// Where [`rmtool`] is in a container.
+pub const RMTOOL: &str = "/rmtool";
+
+/// A host with two simulated GPUs.
+#[derive(Debug)]
+pub struct Gated {
+    // Unmounted before the scratch goes.
+    pub sim: Sim,
+    pub host: Host,
+}
+
+impl Gated {
+    pub fn new() -> Self {
+        Self::with_driver("535.161.08")
+    }
+
+    /// With that version of the driver.
+    pub fn with_driver(version: &str) -> Self {
+        let mut host = Host::with_gpus(&json!([]));
+        let dir = host.scratch.directory("sim");
+        let sizes = [FIRST_MIB, SECOND_MIB];
+        let options = SimOptions {
+            dir: dir.clone(),
+            gpus: sizes.map(|mib| format!("{mib}MiB").parse().expect("a size")).into(),
+            driver: version.parse().expect("a version"),
+        };
+        let sim = Sim::start(options).expect("the simulated driver starts: root and /dev/fuse");
+        let path = |name: &str| dir.join(name).display().to_string();
+        host.set("inventory.path", path("inventory.json"));
+        host.set("driver.root", path(""));
+        host.set("driver.proc_root", path("proc"));
+        host.set("isolation.backend", "gate");
+        host.keep_log();
+        Gated { sim, host }
+    }
+
+    /// `cgpu-runtime` over crun, too.
+    pub fn over_crun(&mut self) {
+        let crun = self.host.scratch.crun_program();
+        self.host.wrap(crun);
+    }
+
+    /// A bundle that has `mib` of the first GPU and runs `words`.
+    pub fn bundle(&self, id: &str, mib: u64, words: &[&str]) -> Bundle {
+        self.bundle_with(id, |config| {
+            ask(config, mib);
+            config["process"]["args"] = json!(words);
+        })
+    }
+
+    /// A bundle with [`RMTOOL`] in it, that `edit` has the last word on.
+    pub fn bundle_with(&self, id: &str, edit: impl FnOnce(&mut Value)) -> Bundle {
+        self.host.bundle(id, |config| {
+            let mounts = config["mounts"].as_array_mut().expect("mounts are a list");
+            mounts.push(json!({
+                "destination": RMTOOL, "type": "bind", "source": rmtool(),
+                "options": ["bind", "ro"],
+            }));
+            edit(config);
+        })
+    }
+
+    /// Runs `words` with `mib` of the first GPU, to their end.
+    #[track_caller]
+    pub fn run(&self, id: &str, mib: u64, words: &[&str]) -> Outcome {
+        let runtime = self.host.runtime();
+        let bundle = self.bundle(id, mib, words);
+        let outcome = runtime.run(&bundle);
+        let _ = runtime.delete(&bundle); // `run` has done it, unless it failed
+        outcome
+    }
+
+    /// A container with `mib` of the first GPU that sleeps.
+    #[track_caller]
+    pub fn sleeping(&self, id: &str, mib: u64) -> Bundle {
+        let bundle = self.bundle(id, mib, &["sleep", "1000"]);
+        let runtime = self.host.runtime();
+        runtime.create(&bundle).ok();
+        runtime.start(&bundle).ok();
+        bundle
+    }
+
+    /// Runs rmtool's `words` in a container that is there.
+    #[track_caller]
+    pub fn exec(&self, bundle: &Bundle, words: &[&str]) -> Outcome {
+        let words = [&[RMTOOL], words].concat();
+        self.host.runtime().exec(bundle, &words)
+    }
+
+    /// Starts rmtool's `words` in a container that is there, and goes on.
+    pub fn start(&self, bundle: &Bundle, words: &[&str]) -> std::process::Child {
+        let mut command = self.host.runtime().command();
+        command.args(["exec", &bundle.id, RMTOOL]).args(words);
+        command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
+        command.spawn().expect("the runtime can be started")
+    }
+
+    /// Bytes in use of the GPU `index`, by the driver.
+    pub fn used_bytes(&self, index: usize) -> u64 {
+        self.sim.state().gpus[index].used_bytes
+    }
+
+    /// Bytes in use of the container's only GPU, by its monitor.
+    #[track_caller]
+    pub fn accounted_bytes(&self, id: &str) -> u64 {
+        let used = &self.host.container(id)["gpus"][0]["memory_used_bytes"];
+        used.as_u64().unwrap_or_else(|| panic!("{id} has no use: {:?}", self.host.ps()))
+    }
+
+    /// Fails unless soon nothing is in use, nobody is registered, and no monitor is left.
+    #[track_caller]
+    pub fn soon_is_empty(&self) {
+        self.host.soon_releases_all();
+        let monitors = || monitors(&self.host);
+        let empty = || self.used_bytes(0) == 0 && monitors().is_empty();
+        wait_until(Duration::from_secs(5), empty);
+        assert_eq!((self.used_bytes(0), monitors()), (0, vec![]), "{}", self.host.log());
+    }
+}
+
+impl Drop for Gated {
+    /// A simulation ends when nobody has its files open; a test that failed may leave such.
+    fn drop(&mut self) {
+        for file in self.sim.state().files {
+            if let Ok(pid) = i32::try_from(file.process) {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL); // gone already, then
+            }
+        }
+        for pid in monitors(&self.host) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+/// Every process of a monitor of this host: they write its log, which no other host has.
+pub fn monitors(host: &Host) -> Vec<i32> {
+    let scratch = host.scratch.path();
+    let all = procfs::process::all_processes().expect("/proc can be read");
+    let ours = all.flatten().map(|process| process.pid).filter(|pid| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let mut targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        name.trim() == "cgpu-monitor" && targets.any(|target| target.starts_with(scratch))
+    });
+    ours.collect()
+}
+
+/// The application: a static program, built by `make test`.
+pub fn rmtool() -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_cgpu")).with_file_name("rmtool");
+    let program = std::fs::read(&path).unwrap_or_default();
+    let interpreter = b"/lib64/ld-linux";
+    assert!(
+        !program.is_empty() && !program.windows(interpreter.len()).any(|part| part == interpreter),
+        "{} is no static program; `make test` builds it, or: cargo rustc -p cgpu-sim --bin rmtool \
+         -- -C target-feature=+crt-static",
+        path.display()
+    );
+    path
+}
+
+/// What `rmtool` says it got.
+#[track_caller]
+pub fn got_bytes(outcome: &Outcome) -> u64 {
+    let words = outcome.stdout.split_whitespace();
+    let told = words.filter_map(|word| word.strip_prefix("got_bytes="));
+    told.last()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| panic!("no got_bytes: {outcome}"))
+}
+
+/// A runtime's call with a longer limit than usual.
+#[track_caller]
+pub fn patiently(runtime: &Runtime<'_>, words: &[&str]) -> Outcome {
+    run_with_timeout(runtime.command().args(words), PATIENCE * 3)
+}

@@ -1,0 +1,14 @@
+//! Quotas that hold: real containers on the simulated driver, honest, hostile and killed.
+
+#[path = "../host/mod.rs"]
+mod host;
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod gated;
+
+mod attacks;
+mod engines;
+mod faults;
+mod quotas;

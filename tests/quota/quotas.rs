@@ -1,0 +1,233 @@
+//! What honest programs get.
+
+use serde_json::json;
+
+use crate::gated::{FIRST_MIB, Gated, NO_MEMORY, RMTOOL, got_bytes};
+use crate::host::ask;
+use crate::support::{Bundle, Outcome};
+
+const MIB: u64 = 1 << 20;
+
+/// The container's bytes by a run of `words` with a quota of `mib`.
+fn run(gated: &Gated, mib: u64, words: &[&str]) -> Outcome {
+    gated.run("app", mib, &[&[RMTOOL], words].concat())
+}
+
+#[test]
+fn a_container_gets_its_quota_and_not_a_byte_more() {
+    for crun in [false, true] {
+        let mut gated = Gated::new();
+        if crun {
+            gated.over_crun();
+        }
+        let filled = run(&gated, 1000, &["fill"]).ok();
+        assert_eq!(got_bytes(&filled), 1000 * MIB, "crun {crun}: {filled}");
+        let over = run(&gated, 1000, &["run", "open", "client", "device 0", "alloc 1001MiB as a"]);
+        assert!(over.stdout.contains(&format!("alloc a {NO_MEMORY}")), "crun {crun}: {over}");
+        gated.soon_is_empty();
+    }
+}
+
+#[test]
+fn the_quota_is_shown_as_the_gpus_memory() {
+    for driver in ["470.256.02", "535.161.08", "550.54.14", "580.65.06"] {
+        let gated = Gated::with_driver(driver);
+        let words = ["run", "open", "client", "device 0", "subdevice", "info", "alloc 300MiB as a"];
+        let shown = run(&gated, 1000, &[&words[..], &["info", "free a", "info"]].concat()).ok();
+        let lines: Vec<&str> = shown.stdout.lines().filter(|line| line.contains("total")).collect();
+        assert!(!lines.is_empty(), "{driver}: {shown}");
+        for line in &lines {
+            assert!(line.contains("total_mib=1000"), "{driver}: {line}");
+        }
+        let free = |line: &&str| {
+            line.split("free_mib=")
+                .nth(1)
+                .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+        };
+        let mut seen: Vec<u64> = lines.iter().filter_map(free).collect();
+        seen.dedup();
+        assert_eq!(seen, [1000, 700, 1000], "{driver}: {shown}");
+    }
+}
+
+#[test]
+fn every_way_to_take_memory_is_counted() {
+    let gated = Gated::new();
+    let begin = ["run", "open", "client", "device 0", "subdevice"];
+    for way in ["alloc", "heap"] {
+        let first = format!("{way} 600MiB as a");
+        let second = format!("{way} 600MiB as b");
+        let told = run(&gated, 1000, &[&begin[..], &[&first, &second]].concat());
+        assert!(told.stdout.contains(&format!("{way} a ok")), "{told}");
+        assert!(told.stdout.contains(&format!("{way} b {NO_MEMORY}")), "{told}");
+    }
+}
+
+#[test]
+fn what_is_freed_can_be_had_again_however_it_is_freed() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    let begin = ["run", "open", "client", "device 0"];
+    for freed in
+        [&["free a"][..], &["free-device", "device 0"], &["free-client", "client", "device 0"]]
+    {
+        let words = [&begin[..], &["alloc 900MiB as a"], freed, &["alloc 900MiB as b"]].concat();
+        let told = gated.exec(&bundle, &words);
+        assert!(told.stdout.contains("alloc b ok"), "{freed:?}: {told}");
+    }
+    // By the end of the process, and by SIGKILL.
+    for _ in 0..2 {
+        assert_eq!(got_bytes(&gated.exec(&bundle, &["fill"])), 1000 * MIB);
+        let mut holder = gated.start(&bundle, &["hold", "800MiB"]);
+        let pid = holding(&gated, 800 * MIB);
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL)
+            .unwrap();
+        holder.wait().unwrap();
+    }
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
+/// Waits until so much is in use; the process that uses it.
+#[track_caller]
+fn holding(gated: &Gated, bytes: u64) -> i32 {
+    let holds = || {
+        let state = gated.sim.state();
+        state.gpus[0].processes.iter().find(|(_, used)| **used >= bytes).map(|(pid, _)| *pid)
+    };
+    crate::support::wait_until(crate::support::PATIENCE, || holds().is_some());
+    let pid = holds().unwrap_or_else(|| panic!("nobody holds {bytes}: {:?}", gated.sim.state()));
+    i32::try_from(pid).unwrap()
+}
+
+#[test]
+fn all_processes_of_a_container_share_its_quota() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    let mut holder = gated.start(&bundle, &["hold", "600MiB"]);
+    holding(&gated, 600 * MIB);
+    assert_eq!(gated.accounted_bytes("app"), 600 * MIB);
+    assert_eq!(got_bytes(&gated.exec(&bundle, &["fill"]).ok()), 400 * MIB);
+    assert_eq!(got_bytes(&gated.exec(&bundle, &["storm", "16"]).ok()), 400 * MIB);
+    gated.host.runtime().delete(&bundle).ok();
+    holder.wait().unwrap();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn containers_have_quotas_of_their_own_and_one_disturbs_no_other() {
+    let gated = Gated::new();
+    let (one, two) = (gated.sleeping("one", 1000), gated.sleeping("two", 2000));
+    let mut holder = gated.start(&two, &["hold", "1500MiB"]);
+    holding(&gated, 1500 * MIB);
+    let filled = gated.exec(&one, &["fill"]);
+    assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    assert_eq!(gated.accounted_bytes("two"), 1500 * MIB);
+    assert_eq!(got_bytes(&gated.exec(&two, &["fill"])), 500 * MIB);
+    for bundle in [&one, &two] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    holder.wait().unwrap();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn each_gpu_has_its_own_quota_and_others_can_not_be_reached() {
+    let gated = Gated::new();
+    let bundle = gated.bundle_with("both", |config| {
+        ask(config, 1000);
+        let variables = config["process"]["env"].as_array_mut().unwrap();
+        variables.retain(|variable| !variable.as_str().unwrap().contains("GPU"));
+        for variable in [
+            "NVIDIA_VISIBLE_DEVICES=0,1",
+            "ALIYUN_COM_GPU_MEM_CONTAINER=1000,500",
+            "ALIYUN_COM_GPU_MEM_UNIT=MiB",
+        ] {
+            variables.push(json!(variable));
+        }
+        config["process"]["args"] = json!(["sleep", "1000"]);
+    });
+    let runtime = gated.host.runtime();
+    let created = runtime.create(&bundle);
+    if created.status.success() {
+        runtime.start(&bundle).ok();
+        let limits = gated.host.limits_mib("both");
+        for (gpu, limit) in ["0", "1"].iter().zip(limits) {
+            let filled = gated.exec(&bundle, &["--gpu", gpu, "fill"]);
+            assert_eq!(got_bytes(&filled), limit * MIB, "GPU {gpu}: {filled}");
+        }
+        runtime.delete(&bundle).ok();
+    } else {
+        panic!("{created}");
+    }
+    let one = gated.sleeping("one", 1000);
+    let other = gated.exec(&one, &["--gpu", "1", "fill"]);
+    assert!(!other.status.success(), "{other}");
+    assert_eq!(gated.used_bytes(1), 0);
+    runtime.delete(&one).ok();
+}
+
+#[test]
+fn a_quota_changes_while_the_container_runs() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    let mut holder = gated.start(&bundle, &["hold", "600MiB"]);
+    holding(&gated, 600 * MIB);
+    gated.host.cgpu(&["set", "app", "--memory", "2000"]).ok();
+    assert_eq!(got_bytes(&gated.exec(&bundle, &["fill"])), 1400 * MIB);
+    assert_eq!(gated.host.limits_mib("app"), [2000]);
+    let refused = gated.host.cgpu(&["set", "app", "--memory", "500"]).fails();
+    assert!(refused.stderr.contains("629145600 bytes are in use"), "{refused}");
+    assert_eq!(gated.host.limits_mib("app"), [2000], "it has what it had");
+    gated.host.cgpu(&["set", "app", "--memory", "700"]).ok();
+    assert_eq!(got_bytes(&gated.exec(&bundle, &["fill"])), 100 * MIB);
+    gated.host.runtime().delete(&bundle).ok();
+    holder.wait().unwrap();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn what_a_quota_needs_and_the_bundle_refuses_is_told() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let told = |edit: &dyn Fn(&mut serde_json::Value), parts: &[&str]| {
+        let bundle: Bundle = gated.bundle_with("odd", |config| {
+            ask(config, 100);
+            edit(config);
+        });
+        gated.host.was_told(runtime.create(&bundle), &bundle, parts);
+        gated.soon_is_empty();
+        std::fs::remove_dir_all(&bundle.directory).unwrap();
+    };
+    told(
+        &|config| {
+            config["linux"]["seccomp"] = json!({
+                "defaultAction": "SCMP_ACT_ALLOW", "listenerPath": "/run/other.sock",
+                "syscalls": [{"names": ["mkdir"], "action": "SCMP_ACT_NOTIFY"}],
+            });
+        },
+        &["linux.seccomp.listenerPath is /run/other.sock", "choose a seccomp profile without"],
+    );
+    told(
+        &|config| config["linux"]["seccomp"] = json!("strict"),
+        &["linux.seccomp is not an object"],
+    );
+}
+
+#[test]
+fn a_driver_that_is_not_known_is_refused_with_the_reason() {
+    let gated = Gated::new();
+    let mut host = crate::host::Host::new();
+    host.set("isolation.backend", "gate");
+    host.set("driver.proc_root", gated.host.scratch.directory("noproc").display().to_string());
+    let bundle = host.asking("lost", 100);
+    let outcome = host.runtime().create(&bundle);
+    host.was_told(outcome, &bundle, &["the gate needs to know the driver's version"]);
+    gated.host.scratch.directory("noproc/driver/nvidia");
+    let version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  418.87.01  Thu Sep\n";
+    gated.host.scratch.file("noproc/driver/nvidia/version", version);
+    let bundle = host.asking("old", 100);
+    let outcome = host.runtime().create(&bundle);
+    host.was_told(outcome, &bundle, &["418.87.01", "470"]);
+    assert!(FIRST_MIB > 0 && host.records().is_empty());
+}
