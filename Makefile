@@ -10,7 +10,7 @@ RELEASE := target/release
 STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build unit test demo bench fmt lint deny typos fuzz install uninstall prepush
+.PHONY: help deps build sim unit test demo bench fmt lint deny typos fuzz install uninstall prepush
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ build: ## build the programs for release, in target/release
 			|| $(CARGO) build --release --locked --bin $$program || exit 1; \
 	done
 
+sim:
+	$(CARGO) build --release --locked -p cgpu-sim --bin cgpu-sim
+	$(CARGO) rustc --release --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
+
 unit: ## test the library alone; needs no privilege and no engine
 	$(CARGO) test --locked --lib
 
@@ -34,7 +38,7 @@ test: deps ## test everything, real engines included (root)
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests
 
-demo: deps build ## two containers share a GPU, a third is refused (root)
+demo: deps build sim ## two containers share a simulated GPU, within their quotas (root)
 	@tests/demo $(RELEASE)
 
 bench: deps build ## measure what we cost beside bare runc (root)

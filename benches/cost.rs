@@ -19,6 +19,8 @@ use cgpu::registry::{Holder, Key};
 const PASS_RUNS: usize = 200;
 /// Pairs of runs for whole containers.
 const CREATE_RUNS: usize = 60;
+/// What is created: bare, with a filter but without us, without a request, with one.
+const BUNDLES: &[&str] = &["bare", "bare-docker", "plain", "quota", "gate", "gate-docker"];
 /// Containers that are registered while one more is admitted.
 const REGISTERED: usize = 1000;
 /// Admissions that are measured.
@@ -35,8 +37,11 @@ fn main() {
     bench.prepare();
     println!("{:<44} {:>9} {:>9} {:>9} {:>7}  budget", "medians", "bare", "cgpu", "more", "ratio");
     bench.pass_through();
-    bench.create("create without a request", "plain", "");
-    bench.create("create with a quota", "quota", "≤ 3 ms more");
+    bench.create("create without a request", "bare", "plain", "none", "");
+    bench.create("create with a quota, backend none", "bare", "quota", "none", "≤ 3 ms more");
+    bench.create("create with the gate", "bare", "gate", "gate", "≤ 3 ms more");
+    let (bare, gate) = ("bare-docker", "gate-docker");
+    bench.create("the same with docker's profile", bare, gate, "gate", "≤ 3 ms more");
     bench.admission();
 }
 
@@ -76,16 +81,29 @@ impl Bench {
         let path = |name: &str| self.work.join(name);
         let gpus = r#"[{"index": 0, "uuid": "GPU-a", "minor": 0, "memory_mib": 16130}]"#;
         fs::write(path("gpus.json"), gpus).expect("a file can be written");
-        let config = format!(
-            "state_dir = {:?}\nlog = {:?}\n[inventory]\nsource = \"file\"\npath = {:?}\n\
-             [isolation]\nbackend = \"none\"\n",
-            path("state"),
-            path("cgpu.log"),
-            path("gpus.json")
-        );
-        fs::write(path("config.toml"), config).expect("a file can be written");
+        for backend in ["none", "gate"] {
+            let config = format!(
+                "state_dir = {:?}\nlog = {:?}\n[inventory]\nsource = \"file\"\npath = {:?}\n\
+                 [isolation]\nbackend = \"{backend}\"\n[driver]\nroot = {:?}\nproc_root = {:?}\n",
+                path("state"),
+                path("cgpu.log"),
+                path("gpus.json"),
+                path("driver"),
+                path("driver/proc"),
+            );
+            fs::write(path(&format!("{backend}.toml")), config).expect("a file can be written");
+        }
+        // A driver that nobody calls: files are as good as devices.
+        for dir in ["driver/dev", "driver/proc/driver/nvidia"] {
+            fs::create_dir_all(path(dir)).expect("a directory can be made");
+        }
+        for node in ["nvidiactl", "nvidia-uvm", "nvidia0"] {
+            fs::write(path("driver/dev").join(node), "").expect("a file can be written");
+        }
+        let version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Sat Feb\n";
+        fs::write(path("driver/proc/driver/nvidia/version"), version).expect("it can be written");
         for dir in
-            ["rootfs/bin", "rootfs/dev", "rootfs/proc", "rootfs/sys", "bare", "plain", "quota"]
+            ["rootfs/bin", "rootfs/dev", "rootfs/proc", "rootfs/sys"].iter().chain(BUNDLES)
         {
             fs::create_dir_all(path(dir)).expect("a directory can be made");
         }
@@ -98,19 +116,23 @@ impl Bench {
             value["root"]["path"] = path("rootfs").to_str().expect("a plain path").into();
             value["process"]["terminal"] = false.into();
             value["process"]["args"] = serde_json::json!(["sleep", "1000"]);
-            if dir == "quota" {
+            if dir.ends_with("-docker") {
+                let profile = include_str!("../tests/fixtures/seccomp/docker.json");
+                value["linux"]["seccomp"] = serde_json::from_str(profile).expect("it is JSON");
+            }
+            if dir.starts_with("quota") || dir.starts_with("gate") {
                 let env = value["process"]["env"].as_array_mut().expect("it has variables");
                 env.push("ALIYUN_COM_GPU_MEM_CONTAINER=1".into());
                 env.push("ALIYUN_COM_GPU_MEM_DEV=15".into());
             }
             fs::write(file, value.to_string()).expect("a file can be written");
         };
-        ["bare", "plain", "quota"].into_iter().for_each(spec);
+        BUNDLES.iter().copied().for_each(spec);
     }
 
-    fn ours(&self) -> Command {
+    fn ours(&self, backend: &str) -> Command {
         let mut command = Command::new(&self.runtime);
-        command.arg("--cgpu-config").arg(self.work.join("config.toml"));
+        command.arg("--cgpu-config").arg(self.work.join(format!("{backend}.toml")));
         command
     }
 
@@ -118,13 +140,13 @@ impl Bench {
         let (mut bare, mut ours) = (Vec::new(), Vec::new());
         for _ in 0..PASS_RUNS {
             bare.push(timed(Command::new("runc").arg("--version")));
-            ours.push(timed(self.ours().arg("--version")));
+            ours.push(timed(self.ours("none").arg("--version")));
         }
         row("pass-through (--version)", bare, ours, "≤ 1 ms more");
     }
 
-    /// Creates from the bundle `ours`, in turn with bare creates.
-    fn create(&self, what: &str, bundle: &str, budget: &str) {
+    /// Creates from `bundle` with `backend`, in turn with bare creates of `peer`.
+    fn create(&self, what: &str, peer: &str, bundle: &str, backend: &str, budget: &str) {
         let root = self.work.join("runc");
         let create = |mut command: Command, bundle: &str, turn: usize| {
             let id = format!("{bundle}-{turn}");
@@ -145,8 +167,8 @@ impl Bench {
         let text = fs::read(&config).expect("it was prepared");
         for turn in 0..CREATE_RUNS {
             fs::write(&config, &text).expect("a file can be written");
-            bare.push(create(Command::new("runc"), "bare", turn));
-            with.push(create(self.ours(), bundle, turn));
+            bare.push(create(Command::new("runc"), peer, turn));
+            with.push(create(self.ours(backend), bundle, turn));
         }
         row(what, bare, with, budget);
     }
