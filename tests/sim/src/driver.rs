@@ -205,7 +205,12 @@ impl Driver {
     /// The client, if it may be used through that file: strict client validation
     /// (`rmclientValidate_IMPL`, client.c). `unknown` is what the call answers where there
     /// is no such client.
-    pub(crate) fn client(&self, handle: u32, file: File, unknown: Status) -> Result<&Client, Status> {
+    pub(crate) fn client(
+        &self,
+        handle: u32,
+        file: File,
+        unknown: Status,
+    ) -> Result<&Client, Status> {
         let client = self.clients.get(&handle).ok_or(unknown)?;
         if client.file == file { Ok(client) } else { Err(NV_ERR_INVALID_CLIENT) }
     }
@@ -283,8 +288,11 @@ impl Driver {
             class if class <= 0xff && !is_known_low(class) => return Err(NV_ERR_INVALID_CLASS),
             NV01_DEVICE_0 => parent.is_some(),
             NV20_SUBDEVICE_0 => parent_class != NV01_DEVICE_0,
-            NV01_EVENT | NV01_EVENT_OS_EVENT | NV01_EVENT_KERNEL_CALLBACK
-            | NV01_EVENT_KERNEL_CALLBACK_EX | NV01_MEMORY_DEVICELESS => false,
+            NV01_EVENT
+            | NV01_EVENT_OS_EVENT
+            | NV01_EVENT_KERNEL_CALLBACK
+            | NV01_EVENT_KERNEL_CALLBACK_EX
+            | NV01_MEMORY_DEVICELESS => false,
             class if is_memory(class) => !on_device,
             class => class > 0xff && above.is_none(),
         };
@@ -383,7 +391,13 @@ impl Driver {
 
     /// `NV_ESC_RM_FREE`: an object with all below it, or a client. With `lose`, memory
     /// stays in use until the client goes.
-    pub(crate) fn free(&mut self, file: File, client: u32, handle: u32, lose: bool) -> Result<(), Status> {
+    pub(crate) fn free(
+        &mut self,
+        file: File,
+        client: u32,
+        handle: u32,
+        lose: bool,
+    ) -> Result<(), Status> {
         self.client(client, file, NV_ERR_INVALID_OBJECT_HANDLE)?;
         if handle == client {
             self.drop_client(client);
@@ -454,7 +468,12 @@ impl Driver {
     }
 
     /// A new object for memory that an export holds.
-    pub(crate) fn adopt(&mut self, asker: &Asker<'_>, asked: Allocation, memory: u64) -> Result<u32, Status> {
+    pub(crate) fn adopt(
+        &mut self,
+        asker: &Asker<'_>,
+        asked: Allocation,
+        memory: u64,
+    ) -> Result<u32, Status> {
         let client = self.client(asked.client, asker.file, NV_ERR_INVALID_CLIENT)?;
         let parent = client.objects.get(&asked.parent).ok_or(NV_ERR_INVALID_OBJECT_PARENT)?;
         let gpu = parent.gpu;
@@ -479,7 +498,12 @@ impl Driver {
     /// Memory that another part of the kernel duplicates for the calling process
     /// (nv_gpu_ops.c with NV04_DUP_HANDLE_FLAGS_REJECT_KERNEL_DUP_PRIVILEGE): the client
     /// must be that process's; through which file it came isn't asked.
-    pub(crate) fn kernel_duplicate(&mut self, process: u32, client: u32, handle: u32) -> Result<u64, Status> {
+    pub(crate) fn kernel_duplicate(
+        &mut self,
+        process: u32,
+        client: u32,
+        handle: u32,
+    ) -> Result<u64, Status> {
         let from = self.clients.get(&client).ok_or(NV_ERR_INVALID_OBJECT_HANDLE)?;
         let object = from.objects.get(&handle).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
         if from.process != process && !object.shared {
@@ -543,7 +567,10 @@ impl Driver {
         let with = self.clients.values().filter(|client| {
             let opened = |object: &Object| object.class == NV01_DEVICE_0 && object.gpu == Some(gpu);
             client.objects.values().any(opened)
-                && client.objects.values().any(|object| object.gpu == Some(gpu) && counts(client, object))
+                && client
+                    .objects
+                    .values()
+                    .any(|object| object.gpu == Some(gpu) && counts(client, object))
         });
         with.filter_map(|client| number_in(&client.numbers, namespace)).collect()
     }
@@ -557,7 +584,9 @@ impl Driver {
                 continue;
             }
             for object in client.objects.values().filter(|object| object.gpu == Some(gpu)) {
-                let Some(memory) = object.memory.and_then(|id| self.memories.get(&id)) else { continue };
+                let Some(memory) = object.memory.and_then(|id| self.memories.get(&id)) else {
+                    continue;
+                };
                 let [private, owned, duped] = &mut bytes;
                 *match (memory.references, object.owns) {
                     (1, _) => private,

@@ -78,7 +78,7 @@ impl Call<'_> {
 }
 
 /// `nvidia_ioctl`.
-pub(crate) fn ioctl(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Errno> {
+pub(crate) fn ioctl(call: &Call<'_>, number: u32, bytes: &mut [u8]) -> Result<(), Errno> {
     if number != NV_ESC_IOCTL_XFER_CMD {
         return dispatch(call, number, bytes);
     }
@@ -92,7 +92,8 @@ pub(crate) fn ioctl(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result
     let mut copy = vec![0; size];
     call.caller.read(address, &mut copy).ok_or(EFAULT)?;
     // A second wrapper inside is a number like any other, and unknown.
-    let done = if inner == NV_ESC_IOCTL_XFER_CMD { Err(EINVAL) } else { dispatch(call, inner, &mut copy) };
+    let done =
+        if inner == NV_ESC_IOCTL_XFER_CMD { Err(EINVAL) } else { dispatch(call, inner, &mut copy) };
     if done != Err(EFAULT) {
         call.caller.write(address, &copy).ok_or(EFAULT)?;
     }
@@ -103,7 +104,7 @@ fn status_of<T>(result: Result<T, Status>) -> Status {
     result.err().unwrap_or(NV_OK)
 }
 
-fn dispatch(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Errno> {
+fn dispatch(call: &Call<'_>, number: u32, bytes: &mut [u8]) -> Result<(), Errno> {
     let abi = &call.sim.abi;
     let control_only = !matches!(
         number,
@@ -189,7 +190,7 @@ fn dispatch(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Err
 }
 
 /// The rarer calls.
-fn other(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Errno> {
+fn other(call: &Call<'_>, number: u32, bytes: &mut [u8]) -> Result<(), Errno> {
     let abi = &call.sim.abi;
     let forced = match call.meet(Kind::Other, number)? {
         Met::Status(status) => Some(status),
@@ -249,7 +250,8 @@ fn other(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Errno>
             sized(16)?;
             let (client, fd) = (bytes.u32_at(0), bytes.u32_at(8));
             let mut driver = call.sim.driver();
-            let had = driver.events.iter().any(|(owner, number, _)| (*owner, *number) == (client, fd));
+            let had =
+                driver.events.iter().any(|(owner, number, _)| (*owner, *number) == (client, fd));
             let status = match (number, had) {
                 // allocate_os_event (osapi.c): one event a descriptor.
                 (NV_ESC_ALLOC_OS_EVENT, true) => NV_ERR_INSUFFICIENT_RESOURCES,
@@ -338,7 +340,10 @@ fn allocate(call: &Call<'_>, bytes: &mut [u8], status_at: usize) -> Result<(), E
     let is_client = matches!(class, NV01_ROOT | NV01_ROOT_NON_PRIV | NV01_ROOT_CLIENT);
     let is_event = matches!(
         class,
-        NV01_EVENT | NV01_EVENT_OS_EVENT | NV01_EVENT_KERNEL_CALLBACK | NV01_EVENT_KERNEL_CALLBACK_EX
+        NV01_EVENT
+            | NV01_EVENT_OS_EVENT
+            | NV01_EVENT_KERNEL_CALLBACK
+            | NV01_EVENT_KERNEL_CALLBACK_EX
     );
     if !is_event && !call.is_control() {
         return Err(EINVAL);
@@ -398,7 +403,9 @@ fn class_params(abi: &Abi, class: u32) -> Option<(usize, bool)> {
         NV01_MEMORY_VIRTUAL => (24, true),
         NV_MEMORY_FABRIC => (abi.fabric_params.0, true),
         NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => (40, true),
-        NV01_EVENT | NV01_EVENT_OS_EVENT | NV01_EVENT_KERNEL_CALLBACK
+        NV01_EVENT
+        | NV01_EVENT_OS_EVENT
+        | NV01_EVENT_KERNEL_CALLBACK
         | NV01_EVENT_KERNEL_CALLBACK_EX => (24, true),
         FERMI_VASPACE_A => (abi.vaspace_params_bytes, true),
         KEPLER_CHANNEL_GROUP_A => (20, true),
@@ -451,7 +458,10 @@ fn make(call: &Call<'_>, bytes: &mut [u8], params: &mut Option<Vec<u8>>) -> Resu
                 // was made for.
                 let fd = params.u32_at(16);
                 let driver = call.sim.driver();
-                let known = driver.events.iter().any(|(client, number, _)| (*client, *number) == (asked.client, fd));
+                let known = driver
+                    .events
+                    .iter()
+                    .any(|(client, number, _)| (*client, *number) == (asked.client, fd));
                 if !known {
                     return Err(NV_ERR_INVALID_ARGUMENT);
                 }
@@ -547,7 +557,8 @@ fn heap(call: &Call<'_>, bytes: &mut [u8], met: &Met) -> Result<(), Status> {
     match (function, places) {
         (_, Some((size_at, limit_at))) => {
             let flags = bytes.u32_at(52);
-            let attributes = bytes.u32_at(if function == NVOS32_FUNCTION_ALLOC_TILED_PITCH_HEIGHT { 64 } else { 56 });
+            let attributes = bytes
+                .u32_at(if function == NVOS32_FUNCTION_ALLOC_TILED_PITCH_HEIGHT { 64 } else { 56 });
             let class = if flags & NVOS32_ALLOC_FLAGS_VIRTUAL != 0 {
                 NV50_MEMORY_VIRTUAL
             } else if attributes >> NVOS32_ATTR_LOCATION_SHIFT & 3 == 0 {
@@ -562,8 +573,10 @@ fn heap(call: &Call<'_>, bytes: &mut [u8], met: &Met) -> Result<(), Status> {
             } else {
                 bytes.u64_at(size_at)
             };
-            let wanted = Wanted { bytes: size, page_bytes: page_bytes(attributes), ..Wanted::default() };
-            let made = driver.allocate(&asker, Allocation { client, parent, handle, class }, wanted)?;
+            let wanted =
+                Wanted { bytes: size, page_bytes: page_bytes(attributes), ..Wanted::default() };
+            let made =
+                driver.allocate(&asker, Allocation { client, parent, handle, class }, wanted)?;
             let given = if class == NV01_MEMORY_LOCAL_USER { made.bytes } else { size };
             bytes.set_u32(44, made.handle);
             bytes.set_u64(size_at, given);

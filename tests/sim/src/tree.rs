@@ -445,9 +445,14 @@ impl Filesystem for Tree {
             Err(errno) => return reply.error(errno),
         };
         let dots = [(".".to_owned(), ino.0), ("..".to_owned(), parent)];
-        let children = self.nodes.iter().zip(1..).filter(|(node, at)| node.parent == ino.0 && *at != 1);
+        let children =
+            self.nodes.iter().zip(1..).filter(|(node, at)| node.parent == ino.0 && *at != 1);
         let entries = dots.into_iter().chain(children.map(|(node, at)| (node.name.clone(), at)));
-        for (position, (name, at)) in entries.zip(1_u64..).map(|(e, p)| (p, e)).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
+        for (position, (name, at)) in entries
+            .zip(1_u64..)
+            .map(|(e, p)| (p, e))
+            .skip(usize::try_from(offset).unwrap_or(usize::MAX))
+        {
             let kind = self.attributes(INodeNo(at)).map_or(FileType::RegularFile, |a| a.kind);
             if reply.add(INodeNo(at), position, kind, name) {
                 break;

@@ -48,7 +48,9 @@ pub(super) fn map_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     for round in 0..u64::from(ROUNDS) {
         let Ok((handle, bytes)) = rm.alloc(CHUNK_BYTES) else { break };
         let base = 0x10_0000_0000 + round * bytes.next_power_of_two();
-        let mapped = uvm.external_range(base, bytes).and_then(|()| uvm.map_external(&rm, uuid, base, bytes, handle));
+        let mapped = uvm
+            .external_range(base, bytes)
+            .and_then(|()| uvm.map_external(&rm, uuid, base, bytes, handle));
         let freed = rm.free(rm.device, handle);
         if mapped.is_ok() || freed.is_err() {
             got += bytes;
@@ -75,7 +77,13 @@ pub(super) fn send_fd(_place: &Place, arguments: &[String]) -> anyhow::Result<u6
     handles.set_u32(0, rm.client);
     handles.set_u32(4, rm.device);
     let handles = [IoSlice::new(&handles)];
-    sendmsg::<()>(stream.as_raw_fd(), &handles, &[ControlMessage::ScmRights(&fds)], MsgFlags::empty(), None)?;
+    sendmsg::<()>(
+        stream.as_raw_fd(),
+        &handles,
+        &[ControlMessage::ScmRights(&fds)],
+        MsgFlags::empty(),
+        None,
+    )?;
     Ok(0)
 }
 
@@ -91,7 +99,8 @@ pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
     let mut space = nix::cmsg_space!([RawFd; 1]);
     let fd = {
         let mut parts = [IoSliceMut::new(&mut handles)];
-        let message = recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())?;
+        let message =
+            recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())?;
         message.cmsgs()?.find_map(|part| match part {
             ControlMessageOwned::ScmRights(fds) => fds.first().copied(),
             _ => None,
@@ -134,7 +143,8 @@ pub(super) fn vfork_exec(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     nix::fcntl::fcntl(&rm.ctl, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
     let program = std::ffi::CString::new("/proc/self/exe")?;
-    let version = place.driver.clone().map_or_else(|| "535.161.08".to_owned(), |version| version.to_string());
+    let version =
+        place.driver.clone().map_or_else(|| "535.161.08".to_owned(), |version| version.to_string());
     let words = [
         "rmtool".to_owned(),
         "--driver".to_owned(),
@@ -145,7 +155,8 @@ pub(super) fn vfork_exec(place: &Place, _: &[String]) -> anyhow::Result<u64> {
         rm.client.to_string(),
         rm.device.to_string(),
     ];
-    let words: Vec<std::ffi::CString> = words.into_iter().map(std::ffi::CString::new).collect::<Result<_, _>>()?;
+    let words: Vec<std::ffi::CString> =
+        words.into_iter().map(std::ffi::CString::new).collect::<Result<_, _>>()?;
     let mut pointers: Vec<*const libc::c_char> = words.iter().map(|word| word.as_ptr()).collect();
     pointers.push(std::ptr::null());
     std::io::stdout().flush()?;
