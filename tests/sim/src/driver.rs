@@ -534,9 +534,8 @@ impl Driver {
     }
 
     /// The last descriptor of a file is closed: all its clients go with it
-    /// (`rm_cleanup_file_private`), and what a file of UVM holds. Returns where its managed
-    /// pages were.
-    pub(crate) fn close(&mut self, file: File) -> Option<(u64, u64)> {
+    /// (`rm_cleanup_file_private`), and what a file of UVM holds.
+    pub(crate) fn close(&mut self, file: File) {
         let clients = self.clients.iter().filter(|(_, client)| client.file == file);
         for client in clients.map(|(handle, _)| *handle).collect::<Vec<_>>() {
             self.drop_client(client);
@@ -546,14 +545,19 @@ impl Driver {
         if let Some((memory, _)) = self.exports.remove(&file) {
             self.unrefer(memory);
         }
-        let uvm = self.uvm.remove(&file)?;
+        let Some(uvm) = self.uvm.remove(&file) else { return };
         for (_, memory) in uvm.mappings.values() {
             self.unrefer(*memory);
         }
         if let Some(used) = self.used.first_mut() {
             *used -= uvm.managed.len() as u64 * MANAGED_PAGE_BYTES;
         }
-        Some((*uvm.managed.first()?, *uvm.managed.last()? + MANAGED_PAGE_BYTES))
+    }
+
+    /// From where to where a file has managed pages.
+    pub(crate) fn managed_pages(&self, file: File) -> Option<(u64, u64)> {
+        let managed = &self.uvm.get(&file)?.managed;
+        Some((*managed.first()?, *managed.last()? + MANAGED_PAGE_BYTES))
     }
 
     /// Processes with a client on the GPU that has an object for which `counts` holds:

@@ -84,11 +84,15 @@ impl Shared {
         file
     }
 
-    /// The last descriptor went. Returns where the file's managed pages were.
-    pub(crate) fn close(&self, file: File) -> Option<(u64, u64)> {
-        let pages = self.driver().close(file);
+    /// From where to where an open file has managed pages.
+    pub(crate) fn managed_pages(&self, file: File) -> Option<(u64, u64)> {
+        self.driver().managed_pages(file)
+    }
+
+    /// The last descriptor went.
+    pub(crate) fn close(&self, file: File) {
+        self.driver().close(file);
         lock(&self.files).remove(&file);
-        pages
     }
 
     pub(crate) fn device_of(&self, file: File) -> Option<Device> {

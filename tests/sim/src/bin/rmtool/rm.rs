@@ -472,7 +472,6 @@ impl Uvm {
     /// for the address, else it is a hint.
     pub(crate) fn managed(&self, bytes: usize, fixed: bool) -> Result<Managed, Fail> {
         // Somewhere that is free: reserved and given back.
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice.
         let at = unsafe {
             libc::mmap(
@@ -491,9 +490,20 @@ impl Uvm {
             // SAFETY: the mapping just made, which nothing refers to.
             unsafe { libc::munmap(at, bytes) };
         }
+        self.managed_at(at, bytes, fixed)
+    }
+
+    /// The same at an address where nothing of ours is.
+    pub(crate) fn managed_at(
+        &self,
+        at: *mut libc::c_void,
+        bytes: usize,
+        fixed: bool,
+    ) -> Result<Managed, Fail> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | if fixed { libc::MAP_FIXED } else { 0 };
         let offset = i64::try_from(at.addr()).unwrap_or(0);
-        // SAFETY: over the reservation above, or at a free address: nothing of ours is there.
+        // SAFETY: nothing of ours is there, by the callers.
         let mapped = unsafe { libc::mmap(at, bytes, protection, flags, self.fd(), offset) };
         if mapped == libc::MAP_FAILED {
             return Err(errno());

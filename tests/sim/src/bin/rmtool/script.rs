@@ -293,10 +293,17 @@ impl Actor<'_> {
                     .map_or(Err(Fail::Errno(libc::ENOENT)), |uvm| uvm.initialize(flags));
                 self.say("uvm-init", nothing(done));
             }
-            ["managed", size] => {
+            ["managed", size] | ["managed", size, "at", _] => {
                 let size = usize::try_from(size_bytes(size)?)?;
                 let uvm = self.uvm.as_ref().context("no uvm-init")?;
-                let done = uvm.managed(size, true).map(|managed| {
+                let mapped = match words.get(3) {
+                    Some(at) => {
+                        let at = usize::try_from(size_bytes(at)?)?;
+                        uvm.managed_at(std::ptr::without_provenance_mut(at), size, true)
+                    }
+                    None => uvm.managed(size, true),
+                };
+                let done = mapped.map(|managed| {
                     let bytes = managed.touch();
                     self.managed.push(managed);
                     format!("bytes={bytes}")
