@@ -16,6 +16,9 @@ mod control;
 mod driver;
 mod escape;
 mod fault;
+mod heap;
+mod object;
+mod program;
 mod shared;
 mod spec;
 mod state;
@@ -31,10 +34,11 @@ use std::sync::Arc;
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 
 pub use fault::{Action, CallFault, Fault, FaultError, Kind, Lies};
+pub use program::Program;
 pub use spec::{GpuSpec, SimOptions, SizeError, size_bytes};
 pub use state::{ClientState, FileState, GpuState, ObjectState, State, UvmState};
 
-use driver::Nodes;
+use object::Nodes;
 use shared::Shared;
 use spec::Gpu;
 use tree::Tree;

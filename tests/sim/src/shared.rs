@@ -8,8 +8,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::abi::{Abi, Version};
-use crate::driver::{Driver, File, Nodes, Uvm};
+use crate::driver::Driver;
 use crate::fault::{Action, CallFault, Fault, Kind, Lies};
+use crate::object::{File, Nodes, Uvm};
 use crate::spec::Gpu;
 use crate::tree::Device;
 

@@ -10,9 +10,10 @@ use libc::{EFAULT, EINVAL};
 
 use crate::abi::*;
 use crate::bytes::Fields;
-use crate::driver::{Driver, File, Range, Status, Uvm};
+use crate::driver::Driver;
 use crate::escape::{Call, Errno, Met};
 use crate::fault::Kind;
+use crate::object::{File, Range, Status, Uvm};
 
 /// `uvm_ioctl`; `address` is where the caller has the struct.
 pub(crate) fn ioctl(call: &Call<'_>, number: u32, address: u64) -> Result<(), Errno> {

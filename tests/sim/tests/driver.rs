@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -659,4 +659,24 @@ fn the_program_serves_until_it_is_told_to_end() {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     assert!(sim.wait().unwrap().success());
     assert!(!mount.path().join("dev").exists());
+}
+
+#[test]
+fn a_program_of_its_own_is_seen_and_disturbed_by_files() {
+    let mount = TempDir::new().unwrap();
+    let options = SimOptions {
+        dir: mount.path().to_owned(),
+        gpus: vec![GpuSpec { memory_bytes: TOTAL_BYTES }],
+        driver: "570.86.15".parse().unwrap(),
+    };
+    let program = Path::new(env!("CARGO_BIN_EXE_cgpu-sim"));
+    let sim = cgpu_sim::Program::start(program, &options).unwrap();
+    sim.fault(&"free lose".parse().unwrap()).unwrap();
+    let state = sim.state().unwrap();
+    assert_eq!((state.driver.as_str(), state.gpus[0].free_bytes), ("570.86.15", TOTAL_BYTES));
+    assert_eq!(state.faults, ["free lose"]);
+    drop(sim);
+    assert!(!mount.path().join("sim").exists());
+    let nowhere = SimOptions { dir: "/proc/none".into(), ..options };
+    assert!(cgpu_sim::Program::start(program, &nowhere).is_err());
 }

@@ -16,7 +16,8 @@ use cgpu_sim::size_bytes;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
-use crate::rm::{Fail, Managed, Place, Rm, Uvm};
+use crate::rm::{Fail, Place, Rm};
+use crate::uvm::{Managed, Uvm};
 
 /// What a script has made.
 #[derive(Debug)]

@@ -7,7 +7,8 @@ use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
 
 use super::{HUGE_BYTES, ROUNDS, SMALL_BYTES, Shared, against, argument, request};
-use crate::rm::{Place, Rm, Uvm, command, errno, open};
+use crate::rm::{Place, Rm, command, errno, open};
+use crate::uvm::Uvm;
 
 /// Allocates again and again from shared memory; the bytes, by `limit`, and how many calls
 /// succeeded. `prepare` resets what is to be raced for.
