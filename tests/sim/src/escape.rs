@@ -452,7 +452,7 @@ fn make(call: &Call<'_>, bytes: &mut [u8], params: &mut Option<Vec<u8>>) -> Resu
                 return Err(NV_ERR_INVALID_ARGUMENT);
             }
             NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => {
-                check_os_descriptor(call, params.u64_at(16), params.u64_at(24))?;
+                heap::check_os_descriptor(call, params.u64_at(16), params.u64_at(24))?;
             }
             NV01_EVENT_OS_EVENT => {
                 // osUserHandleToKernelPtr (osapi.c): `data` is a descriptor that an event
@@ -481,15 +481,6 @@ fn make(call: &Call<'_>, bytes: &mut [u8], params: &mut Option<Vec<u8>>) -> Resu
         params.set_u64(88, made.bytes - 1);
     }
     Ok(())
-}
-
-/// `RmCreateOsDescriptor` (escape.c): the caller's own memory, which must be mapped.
-pub(crate) fn check_os_descriptor(call: &Call<'_>, address: u64, limit: u64) -> Result<(), Status> {
-    if address & 0xfff != 0 {
-        return Err(NV_ERR_NOT_SUPPORTED);
-    }
-    let bytes = limit.checked_add(1).ok_or(NV_ERR_INVALID_LIMIT)?;
-    if call.caller.has_mapped(address, bytes) { Ok(()) } else { Err(NV_ERR_INVALID_ADDRESS) }
 }
 
 fn duplicate(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {

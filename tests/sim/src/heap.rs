@@ -4,7 +4,7 @@
 
 use crate::abi::*;
 use crate::bytes::Fields;
-use crate::escape::{Call, Errno, Met, check_os_descriptor, page_bytes, status_of};
+use crate::escape::{Call, Errno, Met, page_bytes, status_of};
 use crate::fault::Kind;
 use crate::object::{Allocation, Status, Wanted};
 
@@ -122,4 +122,13 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8], met: &Met) -> Result<()
     bytes.set_u64(24, total);
     bytes.set_u64(32, driver.free_bytes(gpu));
     Ok(())
+}
+
+/// `RmCreateOsDescriptor` (escape.c): the caller's own memory, which must be mapped.
+pub(crate) fn check_os_descriptor(call: &Call<'_>, address: u64, limit: u64) -> Result<(), Status> {
+    if address & 0xfff != 0 {
+        return Err(NV_ERR_NOT_SUPPORTED);
+    }
+    let bytes = limit.checked_add(1).ok_or(NV_ERR_INVALID_LIMIT)?;
+    if call.caller.has_mapped(address, bytes) { Ok(()) } else { Err(NV_ERR_INVALID_ADDRESS) }
 }
