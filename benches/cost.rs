@@ -102,9 +102,7 @@ impl Bench {
         }
         let version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Sat Feb\n";
         fs::write(path("driver/proc/driver/nvidia/version"), version).expect("it can be written");
-        for dir in
-            ["rootfs/bin", "rootfs/dev", "rootfs/proc", "rootfs/sys"].iter().chain(BUNDLES)
-        {
+        for dir in ["rootfs/bin", "rootfs/dev", "rootfs/proc", "rootfs/sys"].iter().chain(BUNDLES) {
             fs::create_dir_all(path(dir)).expect("a directory can be made");
         }
         fs::copy("/bin/busybox", path("rootfs/bin/sleep")).expect("busybox-static is installed");

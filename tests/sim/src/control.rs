@@ -6,9 +6,9 @@
 
 use crate::abi::*;
 use crate::bytes::Fields;
-use crate::driver::{Allocation, Asker, Status};
 use crate::escape::Call;
 use crate::fault::Lies;
+use crate::object::{Allocation, Asker, Status};
 use crate::spec::Gpu;
 
 /// What fills an unused place of a list of GPUs: `NV0000_CTRL_GPU_INVALID_ID`.

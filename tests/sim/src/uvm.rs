@@ -10,9 +10,10 @@ use libc::{EFAULT, EINVAL};
 
 use crate::abi::*;
 use crate::bytes::Fields;
-use crate::driver::{Driver, File, Range, Status, Uvm};
+use crate::driver::Driver;
 use crate::escape::{Call, Errno, Met};
 use crate::fault::Kind;
+use crate::object::{File, Range, Status, Uvm};
 
 /// `uvm_ioctl`; `address` is where the caller has the struct.
 pub(crate) fn ioctl(call: &Call<'_>, number: u32, address: u64) -> Result<(), Errno> {
@@ -87,9 +88,8 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
             uvm.vaspaces.insert(uuid);
         }
         UVM_UNREGISTER_GPU_VASPACE => {
-            if !space(&mut driver, call.file)?.vaspaces.remove(&uuid) {
-                return Err(NV_ERR_INVALID_DEVICE);
-            }
+            let known = space(&mut driver, call.file)?.vaspaces.remove(&uuid);
+            return if known { Ok(()) } else { Err(NV_ERR_INVALID_DEVICE) };
         }
         UVM_CREATE_EXTERNAL_RANGE => add(&mut driver, call.file, base, bytes, Range::External)?,
         UVM_ALLOC_SEMAPHORE_POOL => add(&mut driver, call.file, base, bytes, Range::SemaphorePool)?,

@@ -23,7 +23,7 @@ pub(crate) fn together<K>(count: u32, work: impl Fn(u32) -> (u64, K)) -> anyhow:
                 reports.push(report);
             }
             ForkResult::Child => {
-                drop(std::mem::replace(&mut reports, Vec::new()));
+                drop(std::mem::take(&mut reports));
                 child(number, [start, stay], [go, end], answer, &work);
             }
         }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use cgpu_sim::size_bytes;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
-use crate::rm::{Fail, Managed, Place, Rm, Uvm};
+use crate::rm::{Fail, Place, Rm};
+use crate::uvm::{Managed, Uvm};
 
 /// What a script has made.
 #[derive(Debug)]
@@ -27,6 +29,7 @@ struct Actor<'a> {
     memory: BTreeMap<String, (u32, u64)>,
     mapped: BTreeMap<String, (u64, u64)>,
     managed: Vec<Managed>,
+    exported: Option<OwnedFd>,
     children: Vec<Pid>,
     failed: bool,
 }
@@ -41,6 +44,7 @@ pub(crate) fn run(place: &Place, lines: &[String]) -> anyhow::Result<bool> {
         memory: BTreeMap::new(),
         mapped: BTreeMap::new(),
         managed: Vec::new(),
+        exported: None,
         children: Vec::new(),
         failed: false,
     };
@@ -290,10 +294,17 @@ impl Actor<'_> {
                     .map_or(Err(Fail::Errno(libc::ENOENT)), |uvm| uvm.initialize(flags));
                 self.say("uvm-init", nothing(done));
             }
-            ["managed", size] => {
+            ["managed", size] | ["managed", size, "at", _] => {
                 let size = usize::try_from(size_bytes(size)?)?;
                 let uvm = self.uvm.as_ref().context("no uvm-init")?;
-                let done = uvm.managed(size, true).map(|managed| {
+                let mapped = match words.get(3) {
+                    Some(at) => {
+                        let at = usize::try_from(size_bytes(at)?)?;
+                        uvm.managed_at(std::ptr::without_provenance_mut(at), size, true)
+                    }
+                    None => uvm.managed(size, true),
+                };
+                let done = mapped.map(|managed| {
                     let bytes = managed.touch();
                     self.managed.push(managed);
                     format!("bytes={bytes}")
@@ -313,6 +324,59 @@ impl Actor<'_> {
                 );
                 let done = uvm.unmap_external(uuid, base, bytes);
                 self.say(&format!("uvm-unmap {name}"), nothing(done));
+            }
+            ["export", name] => {
+                let (handle, _) = *self.memory.get(name).context("no such memory")?;
+                let done = crate::rm::open(&place.dev, "nvidiactl").and_then(|file| {
+                    self.rm
+                        .as_ref()
+                        .ok_or(Fail::Errno(libc::EBADF))?
+                        .export(handle, file.as_raw_fd())?;
+                    self.exported = Some(file);
+                    Ok(String::new())
+                });
+                self.say(&format!("export {name}"), done);
+            }
+            ["import", "as", name] => {
+                let file = self.exported.as_ref().context("nothing is exported")?;
+                let done = self.rm()?.import(file.as_raw_fd()).map(|handle| {
+                    self.memory.insert(name.to_owned(), (handle, 0));
+                    String::new()
+                });
+                self.say(&format!("import {name}"), done);
+            }
+            ["close-export"] => {
+                self.exported = None;
+                self.say("close-export", Ok(String::new()));
+            }
+            ["object", class] => {
+                let class = u32::try_from(size_bytes(class)?)?;
+                let rm = self.rm()?;
+                let done = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), class, &mut [0; 512]);
+                self.say(&format!("object {class:#x}"), done.map(|_| String::new()));
+            }
+            // The client of one open file, used through another.
+            ["other-file", size] => {
+                let size = size_bytes(size)?;
+                let rm = self.rm()?;
+                let done = crate::rm::open(&place.dev, "nvidiactl").and_then(|file| {
+                    rm.alloc_as(file.as_raw_fd(), rm.handle(), NV01_MEMORY_LOCAL_USER, size)
+                });
+                self.say("other-file", done.map(|_| String::new()));
+            }
+            // A call with nothing in its struct.
+            ["raw", number, size] => {
+                let number = u32::try_from(size_bytes(number)?)?;
+                let mut bytes = vec![0; usize::try_from(size_bytes(size)?)?];
+                let command = crate::rm::command(number, bytes.len());
+                let done = crate::rm::raw_ioctl(self.rm()?.ctl(), command, &mut bytes);
+                self.say(&format!("raw {number:#x}"), nothing(done));
+            }
+            ["uvm-call", number] => {
+                let number = u32::try_from(size_bytes(number)?)?;
+                let uvm = Uvm::open(place, self.rm()?.abi);
+                let done = uvm.and_then(|uvm| uvm.call(number, |_| {}));
+                self.say(&format!("uvm-call {number}"), nothing(done));
             }
             ["sleep", seconds] => std::thread::sleep(Duration::from_secs_f64(seconds.parse()?)),
             ["wait", path] => {

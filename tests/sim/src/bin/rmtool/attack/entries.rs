@@ -115,8 +115,8 @@ pub(super) fn int80(place: &Place, arguments: &[String]) -> anyhow::Result<u64> 
     anyhow::ensure!(page != libc::MAP_FAILED, "no low memory");
     let call = Shared { at: page.cast(), bytes: rm.abi.nvos64_bytes };
     // SAFETY: within the page mapped above.
-    let params =
-        Shared { at: unsafe { page.cast::<u8>().add(1024) }, bytes: rm.abi.memory_params_bytes };
+    let at = unsafe { page.cast::<u8>().add(1024) };
+    let params = Shared { at, bytes: rm.abi.memory_params_bytes };
     let bytes = rm.memory_params(size(arguments)?);
     bytes.iter().enumerate().for_each(|(at, byte)| params.set(at, *byte));
     let bytes = rm.nvos64(rm.device, 0, NV01_MEMORY_LOCAL_USER, params.address(), params.bytes);

@@ -7,7 +7,8 @@ use std::num::NonZeroUsize;
 
 use super::argument;
 use crate::processes::together;
-use crate::rm::{Place, Rm, Uvm, command, raw_ioctl};
+use crate::rm::{Place, Rm, command, raw_ioctl};
+use crate::uvm::Uvm;
 use crate::work::fill;
 
 /// Managed memory, at an address that is asked for.
