@@ -11,6 +11,16 @@ pub mod settings;
 
 pub mod wire;
 
+mod traps;
+
+pub mod policy;
+
+pub mod journal;
+
+pub mod audit;
+
 pub mod keeper;
 
 pub mod worker;
+
+pub use traps::traps;
