@@ -1,0 +1,194 @@
+//! Memory that outlives what was charged for it, and descriptors that travel.
+
+use std::io::{IoSlice, IoSliceMut, Write as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use cgpu_sim::abi::*;
+use cgpu_sim::bytes::Fields;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+
+use super::argument;
+use crate::rm::{Place, Rm, Uvm, call, open};
+use crate::work::fill;
+
+const CHUNK_BYTES: u64 = 64 << 20;
+
+/// Most rounds, where nothing refuses.
+const ROUNDS: u32 = 4096;
+
+/// Duplicates memory and frees the original, again and again.
+pub(super) fn dup_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let mut got = 0;
+    for _ in 0..ROUNDS {
+        let Ok((handle, bytes)) = rm.alloc(CHUNK_BYTES) else { break };
+        let copy = rm.dup(rm.client, rm.device, rm.client, handle);
+        let freed = rm.free(rm.device, handle);
+        if copy.is_ok() || freed.is_err() {
+            got += bytes;
+        } else {
+            println!("dup {copy:?}");
+            break;
+        }
+    }
+    Ok(got)
+}
+
+/// Maps memory by UVM and frees it, again and again.
+pub(super) fn map_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let uvm = Uvm::open(place, rm.abi)?;
+    uvm.initialize(0)?;
+    let uuid = uvm.register(&rm)?;
+    let mut got = 0;
+    for round in 0..u64::from(ROUNDS) {
+        let Ok((handle, bytes)) = rm.alloc(CHUNK_BYTES) else { break };
+        let base = 0x10_0000_0000 + round * bytes.next_power_of_two();
+        let mapped = uvm.external_range(base, bytes).and_then(|()| uvm.map_external(&rm, uuid, base, bytes, handle));
+        let freed = rm.free(rm.device, handle);
+        if mapped.is_ok() || freed.is_err() {
+            got += bytes;
+        } else {
+            println!("map {mapped:?}");
+            break;
+        }
+    }
+    Ok(got)
+}
+
+/// Opens the driver, makes a client, and sends the descriptor over the socket; keeps
+/// nothing. With `recv-fd` at the other end.
+pub(super) fn send_fd(_place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let path = arguments.first().context("send-fd PATH")?;
+    let rm = Rm::start(_place)?;
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path)?;
+    println!("listening");
+    std::io::stdout().flush()?;
+    let (stream, _) = listener.accept()?;
+    let fds = [rm.ctl()];
+    let mut handles = [0; 8];
+    handles.set_u32(0, rm.client);
+    handles.set_u32(4, rm.device);
+    let handles = [IoSlice::new(&handles)];
+    sendmsg::<()>(stream.as_raw_fd(), &handles, &[ControlMessage::ScmRights(&fds)], MsgFlags::empty(), None)?;
+    Ok(0)
+}
+
+/// Receives a descriptor and allocates through it; with a second argument, holds it for so
+/// many seconds.
+pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let path = arguments.first().context("recv-fd PATH")?;
+    while !Path::new(path).exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let stream = UnixStream::connect(path)?;
+    let mut handles = [0; 8];
+    let mut space = nix::cmsg_space!([RawFd; 1]);
+    let fd = {
+        let mut parts = [IoSliceMut::new(&mut handles)];
+        let message = recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())?;
+        message.cmsgs()?.find_map(|part| match part {
+            ControlMessageOwned::ScmRights(fds) => fds.first().copied(),
+            _ => None,
+        })
+    };
+    // SAFETY: the kernel just put it into our table, and nothing else has it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd.context("no descriptor came")?) };
+    let version = place.driver.clone().unwrap_or("535.161.08".parse()?);
+    let got = fill_through(&Abi::of(&version), &fd, handles.u32_at(0), handles.u32_at(4));
+    println!("got_bytes={got} so far");
+    std::io::stdout().flush()?;
+    std::thread::sleep(Duration::from_secs(argument(arguments, 1, 0)?));
+    Ok(got)
+}
+
+/// Allocates through a descriptor with another's client until refused.
+fn fill_through(abi: &Abi, fd: &OwnedFd, client: u32, device: u32) -> u64 {
+    let mut got = 0;
+    loop {
+        let mut params = vec![0; abi.memory_params_bytes];
+        params.set_u64(64, CHUNK_BYTES);
+        let mut bytes = vec![0; abi.nvos64_bytes];
+        bytes.set_u32(0, client);
+        bytes.set_u32(4, device);
+        bytes.set_u32(12, NV01_MEMORY_LOCAL_USER);
+        bytes.set_u64(16, params.as_mut_ptr().addr() as u64);
+        match call(fd.as_raw_fd(), NV_ESC_RM_ALLOC, &mut bytes, abi.nvos64_status) {
+            Ok(()) => got += params.u64_at(88).wrapping_add(1),
+            Err(fail) => {
+                println!("refused: {fail}");
+                return got;
+            }
+        }
+    }
+}
+
+/// Has a child by vfork that becomes another program, which allocates through what it
+/// inherits.
+pub(super) fn vfork_exec(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    nix::fcntl::fcntl(&rm.ctl, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
+    let program = std::ffi::CString::new("/proc/self/exe")?;
+    let version = place.driver.clone().map_or_else(|| "535.161.08".to_owned(), |version| version.to_string());
+    let words = [
+        "rmtool".to_owned(),
+        "--driver".to_owned(),
+        version,
+        "attack".to_owned(),
+        "inherited".to_owned(),
+        rm.ctl().to_string(),
+        rm.client.to_string(),
+        rm.device.to_string(),
+    ];
+    let words: Vec<std::ffi::CString> = words.into_iter().map(std::ffi::CString::new).collect::<Result<_, _>>()?;
+    let mut pointers: Vec<*const libc::c_char> = words.iter().map(|word| word.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    std::io::stdout().flush()?;
+    // SAFETY: a child that shares our memory until it execs, and does nothing else; the
+    // strings outlive it.
+    let child = unsafe {
+        let child = libc::syscall(libc::SYS_clone, libc::CLONE_VFORK | libc::SIGCHLD, 0, 0, 0, 0);
+        if child == 0 {
+            libc::execv(program.as_ptr(), pointers.as_ptr());
+            libc::_exit(127);
+        }
+        child
+    };
+    let status = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(i32::try_from(child)?), None)?;
+    println!("child {status:?}");
+    // It is gone, and what it took is this client's: only the driver can say how much.
+    let (total, free) = rm.heap_info()?;
+    Ok(total - free)
+}
+
+/// What `vfork-exec` becomes: allocates through that descriptor, client and device.
+pub(super) fn inherited(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    ensure!(arguments.len() == 3, "inherited FD CLIENT DEVICE");
+    let fd: RawFd = arguments[0].parse()?;
+    // SAFETY: it was inherited for this, and nothing else here has it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let version = place.driver.clone().unwrap_or("535.161.08".parse()?);
+    Ok(fill_through(&Abi::of(&version), &fd, arguments[1].parse()?, arguments[2].parse()?))
+}
+
+/// Fills, closes everything at once, and fills again.
+pub(super) fn close_range(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let (first, _) = fill(&rm, u64::MAX);
+    std::mem::forget(rm);
+    // SAFETY: nothing but what was just forgotten has a descriptor above 2.
+    let rc = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+    println!("first={first} close_range={rc}");
+    // A simulated driver learns of it a moment later.
+    std::thread::sleep(Duration::from_millis(300));
+    drop(open(&place.dev, "nvidiactl")?);
+    let rm = Rm::start(place)?;
+    let (second, _) = fill(&rm, u64::MAX);
+    println!("second={second}");
+    Ok(second)
+}

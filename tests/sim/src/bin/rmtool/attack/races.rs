@@ -1,0 +1,227 @@
+//! A second thread changes what was looked at before it is used.
+
+use std::fs;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use cgpu_sim::abi::*;
+use cgpu_sim::bytes::Fields;
+
+use super::{HUGE_BYTES, ROUNDS, SMALL_BYTES, Shared, against, argument, request};
+use crate::rm::{Place, Rm, Uvm, command, errno, open};
+
+/// Allocates again and again from shared memory; the bytes, by `limit`, and how many calls
+/// succeeded. `prepare` resets what is to be raced for.
+fn repeat(rm: &Rm, rounds: u32, call: Shared, blocks: &[Shared], prepare: impl Fn()) -> (u64, u32) {
+    let (mut got, mut successes) = (0, 0);
+    for _ in 0..rounds {
+        blocks.iter().for_each(|block| block.set(88, 0_u64));
+        call.set(8, 0_u32);
+        call.set(rm.abi.nvos64_status, 0_u32);
+        prepare();
+        let rc = call.ioctl(rm.ctl(), command(NV_ESC_RM_ALLOC, rm.abi.nvos64_bytes));
+        if rc == 0 && call.u32(rm.abi.nvos64_status) == NV_OK {
+            successes += 1;
+            let limits = blocks.iter().map(|block| block.u64(88)).filter(|limit| *limit != 0);
+            let bytes: u64 = limits.map(|limit| limit.wrapping_add(1)).sum();
+            got += bytes;
+            // Small ones are given back, so that only a won race adds up.
+            if bytes <= SMALL_BYTES && rm.free(rm.device, call.u32(8)).is_ok() {
+                got -= bytes;
+            }
+        }
+    }
+    (got, successes)
+}
+
+fn rounds(arguments: &[String]) -> anyhow::Result<u32> {
+    Ok(u32::try_from(argument(arguments, 0, u64::from(ROUNDS))?)?)
+}
+
+/// The size is small when it is looked at, and huge after.
+pub(super) fn size(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let rounds = rounds(arguments)?;
+    let (call, params) = request(&rm, SMALL_BYTES);
+    let flip = || {
+        params.set(64, HUGE_BYTES);
+        params.set(64, SMALL_BYTES);
+    };
+    let (got, successes) =
+        against(flip, || repeat(&rm, rounds, call, &[params], || params.set(64, SMALL_BYTES)));
+    println!("rounds={rounds} successes={successes}");
+    Ok(got)
+}
+
+/// The class is system memory when it is looked at, and video memory after.
+pub(super) fn class(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let rounds = rounds(arguments)?;
+    let (call, params) = request(&rm, HUGE_BYTES);
+    let system = 1_u32 << NVOS32_ATTR_LOCATION_SHIFT;
+    let flip = || {
+        call.set(12, NV01_MEMORY_SYSTEM);
+        params.set(24, system);
+        params.set(24, 0_u32);
+        call.set(12, NV01_MEMORY_LOCAL_USER);
+    };
+    let (got, successes) =
+        against(flip, || repeat(&rm, rounds, call, &[params], || params.set(64, HUGE_BYTES)));
+    println!("rounds={rounds} successes={successes}");
+    Ok(got)
+}
+
+/// The pointer leads to a small size when it is looked at, and to a huge one after.
+pub(super) fn pointer(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let rounds = rounds(arguments)?;
+    let (call, small) = request(&rm, SMALL_BYTES);
+    let huge = Shared::new(rm.memory_params(HUGE_BYTES));
+    let flip = || {
+        call.set(16, huge.address());
+        call.set(16, small.address());
+    };
+    let prepare = || {
+        small.set(64, SMALL_BYTES);
+        huge.set(64, HUGE_BYTES);
+    };
+    let (got, successes) = against(flip, || repeat(&rm, rounds, call, &[small, huge], prepare));
+    println!("rounds={rounds} successes={successes}");
+    Ok(got)
+}
+
+/// The class is a client when it is looked at, and video memory after: a client is among
+/// what has to be made by the process itself.
+pub(super) fn class_in_client(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let rounds = rounds(arguments)?;
+    let (call, params) = request(&rm, HUGE_BYTES);
+    let flip = || {
+        call.set(12, NV01_ROOT_CLIENT);
+        call.set(12, NV01_MEMORY_LOCAL_USER);
+    };
+    let (got, successes) =
+        against(flip, || repeat(&rm, rounds, call, &[params], || params.set(64, HUGE_BYTES)));
+    println!("rounds={rounds} successes={successes}");
+    Ok(got)
+}
+
+fn dup2(from: i32, to: i32) {
+    // SAFETY: `to` is a number that is ours to replace, made for this.
+    unsafe { libc::dup2(from, to) };
+}
+
+/// The descriptor is a plain file when it is looked at, and the driver's after.
+pub(super) fn dup2_ioctl(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let rounds = rounds(arguments)?;
+    let harmless = OwnedFd::from(fs::File::open("/dev/null")?);
+    let number = harmless.try_clone()?;
+    let (mut got, mut reached) = (0, 0);
+    let target = number.as_raw_fd();
+    let flip = || {
+        dup2(rm.ctl(), target);
+        dup2(harmless.as_raw_fd(), target);
+    };
+    against(flip, || {
+        for _ in 0..rounds {
+            if let Ok((_, bytes)) = rm.alloc_as(target, rm.handle(), NV01_MEMORY_LOCAL_USER, 16 << 20) {
+                got += bytes;
+                reached += 1;
+            }
+        }
+    });
+    println!("rounds={rounds} reached={reached}");
+    Ok(got)
+}
+
+/// The same with a mapping that makes managed memory.
+pub(super) fn dup2_mmap(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::open(place)?;
+    let rounds = rounds(arguments)?.min(500);
+    let uvm = Uvm::open(place, rm.abi)?;
+    println!("uvm-init {:?}", uvm.initialize(0));
+    let file = tempfile_of(1 << 46)?;
+    let number = file.try_clone()?;
+    let target = number.as_raw_fd();
+    let (mut got, mut reached) = (0, 0);
+    let flip = || {
+        dup2(uvm.fd(), target);
+        dup2(file.as_raw_fd(), target);
+    };
+    against(flip, || {
+        for round in 0..rounds {
+            let bytes = 64 << 10;
+            let at = 0x7000_0000_0000_usize / 4 + usize::try_from(round).unwrap_or(0) * bytes;
+            // SAFETY: an address far from all else, which this loop alone uses, once.
+            let mapped = unsafe {
+                libc::mmap(
+                    std::ptr::without_provenance_mut(at),
+                    bytes,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE,
+                    target,
+                    i64::try_from(at).unwrap_or(0),
+                )
+            };
+            if mapped != libc::MAP_FAILED && is_uvm(at) {
+                reached += 1;
+                for page in (0..bytes).step_by(4096) {
+                    // SAFETY: within the mapping made above.
+                    unsafe { mapped.cast::<u8>().add(page).write_volatile(1) };
+                    got += 4096;
+                }
+            }
+        }
+    });
+    println!("rounds={rounds} reached={reached}");
+    Ok(got)
+}
+
+/// Whether a mapping that begins there is of `nvidia-uvm`.
+fn is_uvm(at: usize) -> bool {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().any(|line| line.starts_with(&format!("{at:x}-")) && line.contains("nvidia-uvm"))
+}
+
+/// A file of memory, as large as said and empty.
+fn tempfile_of(bytes: i64) -> anyhow::Result<OwnedFd> {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    let file = memfd_create(c"harmless", MFdFlags::empty())?;
+    nix::unistd::ftruncate(&file, bytes)?;
+    Ok(file)
+}
+
+/// The device goes while memory is allocated under it.
+pub(super) fn parent_free(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let rounds = rounds(arguments)?;
+    let device = rm.handle();
+    let make = |bytes: &mut [u8]| rm.alloc_object(rm.ctl(), rm.client, device, NV01_DEVICE_0, bytes);
+    let mut params = [0; 56];
+    params.set_u32(0, place.gpu);
+    make(&mut params)?;
+    let other = open(&place.dev, "nvidiactl")?;
+    let mut allocated = 0;
+    let disturb = || {
+        let _ = rm.free(rm.client, device);
+        let mut params = [0; 56];
+        params.set_u32(0, place.gpu);
+        let _ = make(&mut params);
+    };
+    against(disturb, || {
+        for _ in 0..rounds {
+            let mut params = rm.memory_params(1 << 20);
+            let handle = rm.handle();
+            let class = NV01_MEMORY_LOCAL_USER;
+            allocated += u32::from(rm.alloc_object(rm.ctl(), device, handle, class, &mut params).is_ok());
+        }
+    });
+    drop(other);
+    // All of it was under the device.
+    let freed = rm.free(rm.client, device);
+    println!("allocated={allocated} freed={freed:?}");
+    if freed.is_err() && freed != Err(crate::rm::Fail::Status(NV_ERR_OBJECT_NOT_FOUND)) {
+        println!("errno={}", errno());
+    }
+    Ok(0)
+}

@@ -1,0 +1,118 @@
+//! An application for the driver, honest or hostile, that needs no library of NVIDIA's.
+//!
+//! Prints short lines of `key=value`; the exit code is 0 where all went as asked. Runs in
+//! any container when linked statically:
+//! `cargo rustc -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static`.
+
+// It makes system calls that a library would make, and some that none would.
+#![allow(unsafe_code)]
+
+mod attack;
+mod processes;
+mod rm;
+mod script;
+mod work;
+
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use cgpu_sim::abi::Version;
+use cgpu_sim::{SizeError, size_bytes};
+use clap::{Parser, Subcommand};
+
+use rm::Place;
+
+/// An application that speaks to the NVIDIA driver by its ioctls.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// Where the device nodes are.
+    #[arg(long, default_value = "/dev")]
+    dev: PathBuf,
+    /// The GPU's index, and the number of its node.
+    #[arg(long, default_value_t = 0)]
+    gpu: u32,
+    /// The driver's version; it is asked otherwise.
+    #[arg(long)]
+    driver: Option<Version>,
+    #[command(subcommand)]
+    task: Task,
+}
+
+fn size(text: &str) -> Result<u64, SizeError> {
+    size_bytes(text)
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Run a script: one command an argument, or a line of standard input.
+    Run {
+        /// The commands.
+        lines: Vec<String>,
+    },
+    /// Show the GPU's memory and allocate in chunks until refused.
+    Demo {
+        /// How much to ask for at most.
+        #[arg(value_parser = size)]
+        size: u64,
+        /// Hold it until SIGTERM.
+        #[arg(long)]
+        hold: bool,
+    },
+    /// Allocate until refused.
+    Fill,
+    /// Allocate so much and hold it until SIGTERM.
+    Hold {
+        /// How much.
+        #[arg(value_parser = size)]
+        size: u64,
+    },
+    /// Let so many processes allocate until refused at once.
+    Storm {
+        /// How many.
+        processes: u32,
+    },
+    /// Median times of calls in nanoseconds, as JSON.
+    Bench {
+        /// How many calls of each.
+        rounds: u32,
+    },
+    /// Play a hostile program; without a name, list them.
+    Attack {
+        /// Which.
+        name: Option<String>,
+        /// Its arguments.
+        arguments: Vec<String>,
+    },
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<bool> {
+    let place = Place { dev: arguments.dev, gpu: arguments.gpu, driver: arguments.driver };
+    match arguments.task {
+        Task::Run { lines } if lines.is_empty() => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text)?;
+            let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            script::run(&place, &lines)
+        }
+        Task::Run { lines } => script::run(&place, &lines),
+        Task::Demo { size, hold } => work::demo(&place, size, hold),
+        Task::Fill => work::fill_and_print(&place),
+        Task::Hold { size } => work::hold(&place, size),
+        Task::Storm { processes } => work::storm(&place, processes),
+        Task::Bench { rounds } => work::bench(&place, rounds),
+        Task::Attack { name, arguments } => attack::run(&place, name.as_deref(), &arguments),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("rmtool: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

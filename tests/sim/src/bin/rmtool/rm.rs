@@ -1,0 +1,448 @@
+//! The driver's calls as an application makes them.
+//!
+//! A thin layer: each function fills one struct and makes one call. Errors are the call's
+//! errno or the struct's status, nothing is retried or interpreted.
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cgpu_sim::abi::*;
+use cgpu_sim::bytes::Fields;
+
+/// Why a call failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fail {
+    Errno(i32),
+    Status(u32),
+}
+
+impl fmt::Display for Fail {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fail::Errno(errno) => write!(formatter, "errno={errno}"),
+            Fail::Status(status) => write!(formatter, "status={status:#x}"),
+        }
+    }
+}
+
+impl std::error::Error for Fail {}
+
+/// `_IOWR('F', number, size)`.
+pub(crate) fn command(number: u32, size: usize) -> u64 {
+    let size = u64::try_from(size).unwrap_or(0);
+    0xc000_4600 | u64::from(number) | size << 16
+}
+
+/// ioctl(2) with everything given.
+pub(crate) fn raw_ioctl(fd: RawFd, command: u64, bytes: &mut [u8]) -> Result<(), Fail> {
+    // SAFETY: `bytes` is as long as the command's size says, or is meant to be a lie that
+    // the driver must withstand; nothing else of ours is reached by its address.
+    let rc = unsafe { libc::syscall(libc::SYS_ioctl, fd, command, bytes.as_mut_ptr()) };
+    if rc >= 0 { Ok(()) } else { Err(errno()) }
+}
+
+/// The last errno.
+pub(crate) fn errno() -> Fail {
+    Fail::Errno(io::Error::last_os_error().raw_os_error().unwrap_or(0))
+}
+
+/// A call and its struct's status.
+pub(crate) fn call(fd: RawFd, number: u32, bytes: &mut [u8], status_at: usize) -> Result<(), Fail> {
+    raw_ioctl(fd, command(number, bytes.len()), bytes)?;
+    status(bytes.u32_at(status_at))
+}
+
+pub(crate) fn status(status: u32) -> Result<(), Fail> {
+    if status == NV_OK { Ok(()) } else { Err(Fail::Status(status)) }
+}
+
+/// Where the devices are and how they are spoken to.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) dev: PathBuf,
+    pub(crate) gpu: u32,
+    pub(crate) driver: Option<Version>,
+}
+
+/// A client with a device and a subdevice.
+#[derive(Debug)]
+pub(crate) struct Rm {
+    pub(crate) place: Place,
+    pub(crate) abi: Abi,
+    pub(crate) ctl: OwnedFd,
+    pub(crate) gpu: OwnedFd,
+    pub(crate) client: u32,
+    pub(crate) device: u32,
+    pub(crate) subdevice: u32,
+    next: AtomicU32,
+}
+
+pub(crate) fn open(dev: &Path, name: &str) -> Result<OwnedFd, Fail> {
+    let file = OpenOptions::new().read(true).write(true).open(dev.join(name));
+    let errno = |error: io::Error| Fail::Errno(error.raw_os_error().unwrap_or(0));
+    file.map(OwnedFd::from).map_err(errno)
+}
+
+/// The version that the driver says it has: NV_RM_API_VERSION_CMD_QUERY.
+fn version(ctl: RawFd) -> Option<Version> {
+    let mut bytes = [0; 72];
+    bytes.set_u32(0, u32::from(b'2'));
+    raw_ioctl(ctl, command(NV_ESC_CHECK_VERSION_STR, 72), &mut bytes).ok()?;
+    let text = bytes[8..].split(|byte| *byte == 0).next()?;
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+impl Rm {
+    /// Opens the nodes; no client yet.
+    pub(crate) fn open(place: &Place) -> Result<Self, Fail> {
+        let ctl = open(&place.dev, "nvidiactl")?;
+        let gpu = open(&place.dev, &format!("nvidia{}", place.gpu))?;
+        let fallback = || "535.161.08".parse().expect("it is a version");
+        let version = place.driver.clone().or_else(|| version(ctl.as_raw_fd()));
+        let abi = Abi::of(&version.unwrap_or_else(fallback));
+        let place = place.clone();
+        let next = AtomicU32::new(0xa000_0001);
+        Ok(Rm { place, abi, ctl, gpu, client: 0, device: 0, subdevice: 0, next })
+    }
+
+    /// Opens the nodes and makes client, device and subdevice.
+    pub(crate) fn start(place: &Place) -> Result<Self, Fail> {
+        let mut rm = Self::open(place)?;
+        rm.make_client()?;
+        rm.make_device(place.gpu)?;
+        rm.make_subdevice()?;
+        Ok(rm)
+    }
+
+    pub(crate) fn ctl(&self) -> RawFd {
+        self.ctl.as_raw_fd()
+    }
+
+    /// A handle that wasn't used.
+    pub(crate) fn handle(&self) -> u32 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// An NVOS64 of this release.
+    pub(crate) fn nvos64(&self, parent: u32, handle: u32, class: u32, params: u64, params_bytes: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.abi.nvos64_bytes];
+        bytes.set_u32(0, self.client);
+        bytes.set_u32(4, parent);
+        bytes.set_u32(8, handle);
+        bytes.set_u32(12, class);
+        bytes.set_u64(16, params);
+        if self.abi.nvos64_bytes == 48 {
+            bytes.set_u32(32, u32::try_from(params_bytes).unwrap_or(0));
+        }
+        bytes
+    }
+
+    /// Makes an object with parameters.
+    pub(crate) fn alloc_object(&self, fd: RawFd, parent: u32, handle: u32, class: u32, params: &mut [u8]) -> Result<u32, Fail> {
+        let address = if params.is_empty() { 0 } else { params.as_mut_ptr().addr() as u64 };
+        let mut bytes = self.nvos64(parent, handle, class, address, params.len());
+        call(fd, NV_ESC_RM_ALLOC, &mut bytes, self.abi.nvos64_status)?;
+        Ok(bytes.u32_at(8))
+    }
+
+    pub(crate) fn make_client(&mut self) -> Result<(), Fail> {
+        self.client = self.new_client()?;
+        Ok(())
+    }
+
+    /// Another client of the same file.
+    pub(crate) fn new_client(&self) -> Result<u32, Fail> {
+        let mut bytes = self.nvos64(0, 0, NV01_ROOT_CLIENT, 0, 0);
+        bytes.set_u32(0, 0);
+        call(self.ctl(), NV_ESC_RM_ALLOC, &mut bytes, self.abi.nvos64_status)?;
+        Ok(bytes.u32_at(8))
+    }
+
+    pub(crate) fn make_device(&mut self, instance: u32) -> Result<(), Fail> {
+        let mut params = [0; 56];
+        params.set_u32(0, instance);
+        self.device = self.alloc_object(self.ctl(), self.client, self.handle(), NV01_DEVICE_0, &mut params)?;
+        Ok(())
+    }
+
+    pub(crate) fn make_subdevice(&mut self) -> Result<(), Fail> {
+        let mut params = [0; 4];
+        self.subdevice = self.alloc_object(self.ctl(), self.device, self.handle(), NV20_SUBDEVICE_0, &mut params)?;
+        Ok(())
+    }
+
+    /// The parameters of an allocation of video memory, in 4 KiB pages.
+    pub(crate) fn memory_params(&self, bytes: u64) -> Vec<u8> {
+        let mut params = vec![0; self.abi.memory_params_bytes];
+        params.set_u32(0, 0x6370_6775);
+        params.set_u32(24, 1 << NVOS32_ATTR_PAGE_SIZE_SHIFT);
+        params.set_u64(64, bytes);
+        params
+    }
+
+    /// Takes video memory: its handle, and the bytes that were given.
+    pub(crate) fn alloc(&self, bytes: u64) -> Result<(u32, u64), Fail> {
+        self.alloc_as(self.ctl(), self.handle(), NV01_MEMORY_LOCAL_USER, bytes)
+    }
+
+    pub(crate) fn alloc_as(&self, fd: RawFd, handle: u32, class: u32, bytes: u64) -> Result<(u32, u64), Fail> {
+        let mut params = self.memory_params(bytes);
+        let handle = self.alloc_object(fd, self.device, handle, class, &mut params)?;
+        Ok((handle, params.u64_at(88).wrapping_add(1)))
+    }
+
+    /// `NV_ESC_RM_ALLOC_MEMORY`: the limit that comes back.
+    pub(crate) fn alloc27(&self, class: u32, flags: u32, address: u64, limit: u64) -> Result<u64, Fail> {
+        // A call of the GPU's own node; which control file it belongs to is told once.
+        let mut register = [0; 4];
+        register.set_u32(0, u32::try_from(self.ctl()).unwrap_or(u32::MAX));
+        let _ = raw_ioctl(self.gpu.as_raw_fd(), command(NV_ESC_REGISTER_FD, 4), &mut register);
+        let mut bytes = [0; 56];
+        bytes.set_u32(0, self.client);
+        bytes.set_u32(4, self.device);
+        bytes.set_u32(8, self.handle());
+        bytes.set_u32(12, class);
+        bytes.set_u32(16, flags);
+        bytes.set_u64(24, address);
+        bytes.set_u64(32, limit);
+        call(self.gpu.as_raw_fd(), NV_ESC_RM_ALLOC_MEMORY, &mut bytes, 40)?;
+        Ok(bytes.u64_at(32))
+    }
+
+    fn nvos32(&self, function: u32) -> [u8; NVOS32_PARAMETERS_BYTES] {
+        let mut bytes = [0; NVOS32_PARAMETERS_BYTES];
+        bytes.set_u32(0, self.client);
+        bytes.set_u32(4, self.device);
+        bytes.set_u32(8, function);
+        bytes
+    }
+
+    /// Takes video memory by `NV_ESC_RM_VID_HEAP_CONTROL`.
+    pub(crate) fn heap(&self, size: u64) -> Result<(u32, u64), Fail> {
+        let mut bytes = self.nvos32(NVOS32_FUNCTION_ALLOC_SIZE);
+        bytes.set_u32(44, self.handle());
+        bytes.set_u32(52, NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
+        bytes.set_u32(56, 1 << NVOS32_ATTR_PAGE_SIZE_SHIFT);
+        bytes.set_u64(88, size);
+        call(self.ctl(), NV_ESC_RM_VID_HEAP_CONTROL, &mut bytes, 20)?;
+        Ok((bytes.u32_at(44), bytes.u64_at(112).wrapping_add(1)))
+    }
+
+    /// Total and free bytes by NVOS32's INFO.
+    pub(crate) fn heap_info(&self) -> Result<(u64, u64), Fail> {
+        let mut bytes = self.nvos32(NVOS32_FUNCTION_INFO);
+        call(self.ctl(), NV_ESC_RM_VID_HEAP_CONTROL, &mut bytes, 20)?;
+        Ok((bytes.u64_at(24), bytes.u64_at(32)))
+    }
+
+    pub(crate) fn free(&self, parent: u32, handle: u32) -> Result<(), Fail> {
+        let mut bytes = [0; 16];
+        bytes.set_u32(0, self.client);
+        bytes.set_u32(4, parent);
+        bytes.set_u32(8, handle);
+        call(self.ctl(), NV_ESC_RM_FREE, &mut bytes, 12)
+    }
+
+    /// Another handle of memory, in `client` under `parent`.
+    pub(crate) fn dup(&self, client: u32, parent: u32, from_client: u32, source: u32) -> Result<u32, Fail> {
+        let mut bytes = [0; 28];
+        bytes.set_u32(0, client);
+        bytes.set_u32(4, parent);
+        bytes.set_u32(8, self.handle());
+        bytes.set_u32(12, from_client);
+        bytes.set_u32(16, source);
+        call(self.ctl(), NV_ESC_RM_DUP_OBJECT, &mut bytes, 24)?;
+        Ok(bytes.u32_at(8))
+    }
+
+    pub(crate) fn control(&self, object: u32, command: u32, params: &mut [u8]) -> Result<(), Fail> {
+        let mut bytes = [0; 32];
+        bytes.set_u32(0, self.client);
+        bytes.set_u32(4, object);
+        bytes.set_u32(8, command);
+        bytes.set_u64(16, params.as_mut_ptr().addr() as u64);
+        bytes.set_u32(24, u32::try_from(params.len()).unwrap_or(0));
+        call(self.ctl(), NV_ESC_RM_CONTROL, &mut bytes, 28)
+    }
+
+    /// KiB by index, by the list that is elsewhere.
+    pub(crate) fn fb_info(&self, indices: &[u32]) -> Result<Vec<u32>, Fail> {
+        let mut list = fb_list(indices);
+        let mut params = [0; 16];
+        params.set_u32(0, u32::try_from(indices.len()).unwrap_or(0));
+        params.set_u64(8, list.as_mut_ptr().addr() as u64);
+        self.control(self.subdevice, NV2080_CTRL_CMD_FB_GET_INFO, &mut params)?;
+        Ok(list.chunks_exact(8).map(|entry| entry.u32_at(4)).collect())
+    }
+
+    /// KiB by index, by the list that is inline.
+    pub(crate) fn fb_info_v2(&self, indices: &[u32]) -> Result<Vec<u32>, Fail> {
+        let mut params = vec![0; 4 + 8 * self.abi.fb_info_max_list];
+        params.set_u32(0, u32::try_from(indices.len()).unwrap_or(0));
+        let list = fb_list(indices);
+        params[4..4 + list.len()].copy_from_slice(&list);
+        self.control(self.subdevice, NV2080_CTRL_CMD_FB_GET_INFO_V2, &mut params)?;
+        Ok(params[4..4 + list.len()].chunks_exact(8).map(|entry| entry.u32_at(4)).collect())
+    }
+
+    /// Processes with a subdevice, or with an object of another class on a channel.
+    pub(crate) fn pids(&self, class: u32) -> Result<Vec<u32>, Fail> {
+        let mut params = vec![0; 12 + 4 * NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT];
+        params.set_u32(4, class);
+        self.control(self.subdevice, NV2080_CTRL_CMD_GPU_GET_PIDS, &mut params)?;
+        let count = params.u32_at(8) as usize;
+        Ok(params[12..].chunks_exact(4).take(count).map(|pid| pid.u32_at(0)).collect())
+    }
+
+    /// Private, shared and owned, shared and duplicated bytes of a process.
+    pub(crate) fn pid_bytes(&self, pid: u32) -> Result<[u64; 3], Fail> {
+        let mut params = vec![0; 8 + 72 * NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT as usize];
+        params.set_u32(0, 1);
+        params.set_u32(8, pid);
+        self.control(self.subdevice, NV2080_CTRL_CMD_GPU_GET_PID_INFO, &mut params)?;
+        status(params.u32_at(16))?;
+        Ok([24, 32, 40].map(|at| params.u64_at(at)))
+    }
+
+    /// The GPU's UUID.
+    pub(crate) fn uuid(&self) -> Result<[u8; 16], Fail> {
+        let mut params = [0; 268];
+        params.set_u32(4, 2);
+        self.control(self.subdevice, NV2080_CTRL_CMD_GPU_GET_GID_INFO, &mut params)?;
+        Ok(params[12..28].try_into().expect("it is 16 bytes"))
+    }
+}
+
+fn fb_list(indices: &[u32]) -> Vec<u8> {
+    let mut list = vec![0; 8 * indices.len()];
+    list.chunks_exact_mut(8).zip(indices).for_each(|(entry, index)| entry.set_u32(0, *index));
+    list
+}
+
+/// A file of `nvidia-uvm`.
+#[derive(Debug)]
+pub(crate) struct Uvm {
+    fd: OwnedFd,
+    abi: Abi,
+}
+
+impl Uvm {
+    pub(crate) fn open(place: &Place, abi: Abi) -> Result<Self, Fail> {
+        Ok(Uvm { fd: open(&place.dev, "nvidia-uvm")?, abi })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// A call of that number; the status ends the struct.
+    pub(crate) fn call(&self, number: u32, fill: impl FnOnce(&mut [u8])) -> Result<(), Fail> {
+        let (size, status_at) = self.abi.uvm(number).ok_or(Fail::Errno(libc::EINVAL))?;
+        let mut params = vec![0; size];
+        fill(&mut params);
+        raw_ioctl(self.fd(), u64::from(number), &mut params)?;
+        status(params.u32_at(status_at))
+    }
+
+    pub(crate) fn initialize(&self, flags: u64) -> Result<(), Fail> {
+        self.call(UVM_INITIALIZE, |params| params.set_u64(0, flags))
+    }
+
+    /// Registers the GPU and a virtual address space of it.
+    pub(crate) fn register(&self, rm: &Rm) -> Result<[u8; 16], Fail> {
+        let uuid = rm.uuid()?;
+        let fd = u32::try_from(rm.ctl()).unwrap_or(u32::MAX);
+        self.call(UVM_REGISTER_GPU, |params| {
+            params[..16].copy_from_slice(&uuid);
+            params.set_u32(24, fd);
+            params.set_u32(28, rm.client);
+        })?;
+        let mut params = vec![0; rm.abi.vaspace_params_bytes];
+        let vaspace = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), FERMI_VASPACE_A, &mut params)?;
+        self.call(UVM_REGISTER_GPU_VASPACE, |params| {
+            params[..16].copy_from_slice(&uuid);
+            params.set_u32(16, fd);
+            params.set_u32(20, rm.client);
+            params.set_u32(24, vaspace);
+        })?;
+        Ok(uuid)
+    }
+
+    pub(crate) fn external_range(&self, base: u64, bytes: u64) -> Result<(), Fail> {
+        self.call(UVM_CREATE_EXTERNAL_RANGE, |params| {
+            params.set_u64(0, base);
+            params.set_u64(8, bytes);
+        })
+    }
+
+    pub(crate) fn map_external(&self, rm: &Rm, uuid: [u8; 16], base: u64, bytes: u64, memory: u32) -> Result<(), Fail> {
+        let tail = self.abi.uvm_map_external_tail();
+        self.call(UVM_MAP_EXTERNAL_ALLOCATION, |params| {
+            params.set_u64(0, base);
+            params.set_u64(8, bytes);
+            params[24..40].copy_from_slice(&uuid);
+            params.set_u64(tail, 1);
+            params.set_u32(tail + 8, u32::try_from(rm.ctl()).unwrap_or(u32::MAX));
+            params.set_u32(tail + 12, rm.client);
+            params.set_u32(tail + 16, memory);
+        })
+    }
+
+    pub(crate) fn unmap_external(&self, uuid: [u8; 16], base: u64, bytes: u64) -> Result<(), Fail> {
+        self.call(UVM_UNMAP_EXTERNAL, |params| {
+            params.set_u64(0, base);
+            params.set_u64(8, bytes);
+            params[16..32].copy_from_slice(&uuid);
+        })
+    }
+
+    /// Maps managed memory: shared, with an offset that equals the address. `fixed` asks
+    /// for the address, else it is a hint.
+    pub(crate) fn managed(&self, bytes: usize, fixed: bool) -> Result<Managed, Fail> {
+        // Somewhere that is free: reserved and given back.
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+        };
+        if at == libc::MAP_FAILED {
+            return Err(errno());
+        }
+        if !fixed {
+            // SAFETY: the mapping just made, which nothing refers to.
+            unsafe { libc::munmap(at, bytes) };
+        }
+        let flags = libc::MAP_SHARED | if fixed { libc::MAP_FIXED } else { 0 };
+        let offset = i64::try_from(at.addr()).unwrap_or(0);
+        // SAFETY: over the reservation above, or at a free address: nothing of ours is there.
+        let mapped = unsafe { libc::mmap(at, bytes, protection, flags, self.fd(), offset) };
+        if mapped == libc::MAP_FAILED {
+            return Err(errno());
+        }
+        Ok(Managed { at: mapped.cast(), bytes, equal: mapped == at })
+    }
+}
+
+/// A mapping of `nvidia-uvm`.
+#[derive(Debug)]
+pub(crate) struct Managed {
+    at: *mut u8,
+    bytes: usize,
+    /// Whether its offset equals its address.
+    pub(crate) equal: bool,
+}
+
+impl Managed {
+    /// Touches each page; the bytes that are committed by it.
+    pub(crate) fn touch(&self) -> u64 {
+        for offset in (0..self.bytes).step_by(4096) {
+            // SAFETY: within the mapping, which lives as long as the process.
+            unsafe { self.at.add(offset).write_volatile(1) };
+        }
+        self.bytes as u64
+    }
+}

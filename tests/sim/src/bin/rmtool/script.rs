@@ -1,0 +1,321 @@
+//! `run`: a small script, one command a line, plays an application.
+//!
+//! Each command prints one line: what it was, and `ok` or why not. A line that can't be
+//! read ends the script; a call that fails doesn't, but the program's exit code tells.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use cgpu_sim::abi::*;
+use cgpu_sim::bytes::Fields;
+use cgpu_sim::size_bytes;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
+
+use crate::rm::{Fail, Managed, Place, Rm, Uvm};
+
+/// What a script has made.
+#[derive(Debug)]
+struct Actor<'a> {
+    place: &'a Place,
+    rm: Option<Rm>,
+    uvm: Option<Uvm>,
+    uuid: Option<[u8; 16]>,
+    memory: BTreeMap<String, (u32, u64)>,
+    mapped: BTreeMap<String, (u64, u64)>,
+    managed: Vec<Managed>,
+    children: Vec<Pid>,
+    failed: bool,
+}
+
+/// Runs the lines; whether all calls succeeded.
+pub(crate) fn run(place: &Place, lines: &[String]) -> anyhow::Result<bool> {
+    let mut actor = Actor {
+        place,
+        rm: None,
+        uvm: None,
+        uuid: None,
+        memory: BTreeMap::new(),
+        mapped: BTreeMap::new(),
+        managed: Vec::new(),
+        children: Vec::new(),
+        failed: false,
+    };
+    actor.block(lines)?;
+    actor.join()?;
+    Ok(!actor.failed)
+}
+
+/// Where the block that begins before `from` ends.
+fn end_of_block(lines: &[String], from: usize) -> anyhow::Result<usize> {
+    let mut depth = 1;
+    for (at, line) in lines.iter().enumerate().skip(from) {
+        match line.trim() {
+            "}" => depth -= 1,
+            line if line.ends_with('{') => depth += 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Ok(at);
+        }
+    }
+    bail!("a block has no \"}}\"")
+}
+
+impl Actor<'_> {
+    fn block(&mut self, lines: &[String]) -> anyhow::Result<()> {
+        let mut at = 0;
+        while let Some(line) = lines.get(at) {
+            at += 1;
+            let line = line.trim();
+            if line == "fork {" {
+                let end = end_of_block(lines, at)?;
+                self.fork(&lines[at..end])?;
+                at = end + 1;
+            } else if !line.is_empty() && !line.starts_with('#') {
+                self.line(line).with_context(|| format!("line {at}: {line}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fork(&mut self, lines: &[String]) -> anyhow::Result<()> {
+        std::io::stdout().flush()?;
+        // SAFETY: this program has one thread here.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => self.children.push(child),
+            ForkResult::Child => {
+                self.children.clear();
+                self.failed = false;
+                let done = self.block(lines).and_then(|()| self.join());
+                if let Err(error) = &done {
+                    eprintln!("rmtool: {error:#}");
+                }
+                std::io::stdout().flush()?;
+                let code = i32::from(done.is_err() || self.failed);
+                // SAFETY: ends this process at once; what the parent shares stays its own.
+                unsafe { libc::_exit(code) }
+            }
+        }
+        Ok(())
+    }
+
+    fn join(&mut self) -> anyhow::Result<()> {
+        for child in std::mem::take(&mut self.children) {
+            self.failed |= waitpid(child, None)? != WaitStatus::Exited(child, 0);
+        }
+        Ok(())
+    }
+
+    fn rm(&self) -> anyhow::Result<&Rm> {
+        self.rm.as_ref().context("not open")
+    }
+
+    /// Prints what came of a command.
+    fn say(&mut self, what: &str, done: Result<String, Fail>) {
+        match done {
+            Ok(more) if more.is_empty() => println!("{what} ok"),
+            Ok(more) => println!("{what} ok {more}"),
+            Err(fail) => {
+                println!("{what} {fail}");
+                self.failed = true;
+            }
+        }
+        let _ = std::io::stdout().flush();
+    }
+
+    fn line(&mut self, line: &str) -> anyhow::Result<()> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let place = self.place;
+        let nothing = |done: Result<(), Fail>| done.map(|()| String::new());
+        match words[..] {
+            ["open"] => {
+                let rm = Rm::open(place);
+                let done = rm.map(|rm| self.rm = Some(rm));
+                self.say("open", nothing(done));
+            }
+            ["start"] => {
+                let rm = Rm::start(place);
+                let done = rm.map(|rm| self.rm = Some(rm));
+                self.say("start", nothing(done));
+            }
+            ["client"] => {
+                let rm = self.rm.as_mut().context("not open")?;
+                let done = rm.make_client().map(|()| format!("handle={:#x}", rm.client));
+                self.say("client", done);
+            }
+            ["device", instance] => {
+                let instance = instance.parse()?;
+                let done = self.rm.as_mut().context("not open")?.make_device(instance);
+                self.say("device", nothing(done));
+            }
+            ["subdevice"] => {
+                let done = self.rm.as_mut().context("not open")?.make_subdevice();
+                self.say("subdevice", nothing(done));
+            }
+            [how @ ("alloc" | "heap" | "extended" | "system"), size, "as", name] => {
+                let (rm, size) = (self.rm()?, size_bytes(size)?);
+                let done = match how {
+                    "alloc" => rm.alloc(size),
+                    "heap" => rm.heap(size),
+                    "extended" => rm.alloc_as(rm.ctl(), rm.handle(), NV_MEMORY_EXTENDED_USER, size),
+                    _ => {
+                        let mut params = rm.memory_params(size);
+                        params.set_u32(24, 1 << NVOS32_ATTR_LOCATION_SHIFT);
+                        let made = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), NV01_MEMORY_SYSTEM, &mut params);
+                        made.map(|handle| (handle, size))
+                    }
+                };
+                let done = done.map(|memory| {
+                    self.memory.insert(name.to_owned(), memory);
+                    format!("bytes={}", memory.1)
+                });
+                self.say(&format!("{how} {name}"), done);
+            }
+            ["alloc27"] => {
+                let done = self.rm()?.alloc27(NV01_MEMORY_LOCAL_USER, 0, 0, 0);
+                self.say("alloc27", done.map(|limit| format!("total={}", limit.wrapping_add(1))));
+            }
+            ["os-descriptor", size] => {
+                let size = size_bytes(size)?;
+                let rm = self.rm()?;
+                let memory = vec![1_u8; usize::try_from(size)? + 4096];
+                let address = memory.as_ptr().addr().next_multiple_of(4096) as u64;
+                // Cached, not contiguous, not mapped: NVOS02_FLAGS_COHERENCY, _MAPPING.
+                let flags = 1 << 4 | 1 << 12 | 1 << 30;
+                let done = rm.alloc27(NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, flags, address, size - 1);
+                self.say("os-descriptor", done.map(|_| String::new()));
+            }
+            ["free", name] => {
+                let (handle, _) = self.memory.remove(name).context("no such memory")?;
+                let rm = self.rm()?;
+                let done = rm.free(rm.device, handle);
+                self.say(&format!("free {name}"), nothing(done));
+            }
+            ["free-device"] => {
+                let rm = self.rm()?;
+                let done = rm.free(rm.client, rm.device);
+                self.say("free-device", nothing(done));
+            }
+            ["free-client"] => {
+                let rm = self.rm()?;
+                let done = rm.free(0, rm.client);
+                self.say("free-client", nothing(done));
+            }
+            ["close"] => {
+                self.rm = None;
+                self.say("close", Ok(String::new()));
+            }
+            ["close-uvm"] => {
+                self.uvm = None;
+                self.say("close-uvm", Ok(String::new()));
+            }
+            ["dup", source, "as", name] => {
+                let (handle, bytes) = *self.memory.get(source).context("no such memory")?;
+                let rm = self.rm()?;
+                let done = rm.dup(rm.client, rm.device, rm.client, handle);
+                let done = done.map(|copy| {
+                    self.memory.insert(name.to_owned(), (copy, bytes));
+                    String::new()
+                });
+                self.say(&format!("dup {name}"), done);
+            }
+            ["info"] => {
+                let rm = self.rm()?;
+                let indices = [NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE];
+                let text = |total: u64, free: u64| {
+                    format!("total_mib={} free_mib={} used_mib={}", total >> 20, free >> 20, (total - free) >> 20)
+                };
+                let kib = |list: Vec<u32>| text(u64::from(list[0]) << 10, u64::from(list[1]) << 10);
+                let (list, inline) = (rm.fb_info(&indices).map(kib), rm.fb_info_v2(&indices).map(kib));
+                let heap = rm.heap_info().map(|(total, free)| text(total, free));
+                self.say("fb-info", list);
+                self.say("fb-info-v2", inline);
+                self.say("heap-info", heap);
+            }
+            ["pids"] => {
+                let done = self.rm()?.pids(NV20_SUBDEVICE_0).map(|pids| format!("pids={pids:?}"));
+                self.say("pids", done);
+            }
+            ["pid-bytes", pid] => {
+                let pid = if pid == "self" { std::process::id() } else { pid.parse()? };
+                let done = self.rm()?.pid_bytes(pid);
+                let text = |[private, owned, duped]: [u64; 3]| format!("private={private} owned={owned} duped={duped}");
+                self.say("pid-bytes", done.map(text));
+            }
+            ["channel"] => {
+                let rm = self.rm()?;
+                let group = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), KEPLER_CHANNEL_GROUP_A, &mut [0; 20]);
+                let channel = group.and_then(|group| {
+                    rm.alloc_object(rm.ctl(), group, rm.handle(), AMPERE_CHANNEL_GPFIFO_A, &mut [])
+                });
+                let compute = channel.and_then(|channel| {
+                    rm.alloc_object(rm.ctl(), channel, rm.handle(), AMPERE_COMPUTE_A, &mut [])
+                });
+                self.say("channel", compute.map(|_| String::new()));
+            }
+            ["uvm-init"] | ["uvm-init", _] => {
+                let flags = words.get(1).map_or(Ok(0), |flags| size_bytes(flags))?;
+                let abi = self.rm()?.abi;
+                if self.uvm.is_none() {
+                    self.uvm = Uvm::open(place, abi).ok();
+                }
+                let done = self.uvm.as_ref().map_or(Err(Fail::Errno(libc::ENOENT)), |uvm| uvm.initialize(flags));
+                self.say("uvm-init", nothing(done));
+            }
+            ["managed", size] => {
+                let size = usize::try_from(size_bytes(size)?)?;
+                let uvm = self.uvm.as_ref().context("no uvm-init")?;
+                let done = uvm.managed(size, true).map(|managed| {
+                    let bytes = managed.touch();
+                    self.managed.push(managed);
+                    format!("bytes={bytes}")
+                });
+                self.say("managed", done);
+            }
+            ["uvm-map", name] => {
+                let (handle, bytes) = *self.memory.get(name).context("no such memory")?;
+                let done = self.uvm_map(name, handle, bytes);
+                self.say(&format!("uvm-map {name}"), nothing(done));
+            }
+            ["uvm-unmap", name] => {
+                let (base, bytes) = self.mapped.remove(name).context("not mapped")?;
+                let (uvm, uuid) = (self.uvm.as_ref().context("no uvm-init")?, self.uuid.context("not registered")?);
+                let done = uvm.unmap_external(uuid, base, bytes);
+                self.say(&format!("uvm-unmap {name}"), nothing(done));
+            }
+            ["sleep", seconds] => std::thread::sleep(Duration::from_secs_f64(seconds.parse()?)),
+            ["wait", path] => {
+                while !Path::new(path).exists() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+            ["touch", path] => std::fs::write(path, "")?,
+            ["join"] => self.join()?,
+            ["print", ..] => {
+                println!("{}", words[1..].join(" "));
+                std::io::stdout().flush()?;
+            }
+            _ => bail!("no such command"),
+        }
+        Ok(())
+    }
+
+    fn uvm_map(&mut self, name: &str, handle: u32, bytes: u64) -> Result<(), Fail> {
+        let (Some(rm), Some(uvm)) = (&self.rm, &self.uvm) else { return Err(Fail::Errno(libc::EBADF)) };
+        let uuid = match self.uuid {
+            Some(uuid) => uuid,
+            None => uvm.register(rm)?,
+        };
+        self.uuid = Some(uuid);
+        // Any address will do: nothing is mapped there in this process.
+        let base = 0x10_0000_0000 + (u64::from(handle & 0xffff) << 36);
+        uvm.external_range(base, bytes)?;
+        uvm.map_external(rm, uuid, base, bytes, handle)?;
+        self.mapped.insert(name.to_owned(), (base, bytes));
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! What honest programs do: show, fill, hold, and how long calls take.
+
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+use std::time::{Duration, Instant};
+
+use cgpu_sim::abi::*;
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::rm::{Fail, Place, Rm, command, raw_ioctl};
+
+/// Least and most bytes that are asked for at once when filling.
+const CHUNK_BYTES: (u64, u64) = (4 << 10, 256 << 20);
+
+/// Allocates until nothing is left; the bytes.
+pub(crate) fn fill(rm: &Rm, most: u64) -> (u64, Option<Fail>) {
+    let (least, mut chunk) = CHUNK_BYTES;
+    let mut got = 0;
+    let mut why = None;
+    while chunk >= least && got < most {
+        match rm.alloc(chunk.min(most - got)) {
+            Ok((_, bytes)) => got += bytes,
+            Err(fail) => {
+                why = Some(fail);
+                chunk /= 2;
+            }
+        }
+    }
+    (got, why)
+}
+
+fn wait_for_end() {
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    let _ = signals.thread_block();
+    let _ = std::io::stdout().flush();
+    let _ = signals.wait();
+}
+
+/// What the GPU seems to be, and how much of it can be had.
+pub(crate) fn demo(place: &Place, most: u64, hold: bool) -> anyhow::Result<bool> {
+    let rm = Rm::start(place)?;
+    let indices = [NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE];
+    let info = rm.fb_info_v2(&indices)?;
+    println!("GPU {}: {} MiB total, {} MiB free", place.gpu, info[0] >> 10, info[1] >> 10);
+    let mut got = 0;
+    while got < most {
+        match rm.alloc((256 << 20).min(most - got)) {
+            Ok((_, bytes)) => got += bytes,
+            Err(fail) => {
+                println!("refused: {fail}");
+                break;
+            }
+        }
+    }
+    println!("allocated {} MiB of {} MiB asked for", got >> 20, most >> 20);
+    if hold {
+        wait_for_end();
+    }
+    Ok(true)
+}
+
+/// Holds so many bytes until told to end.
+pub(crate) fn hold(place: &Place, bytes: u64) -> anyhow::Result<bool> {
+    let rm = Rm::start(place)?;
+    let (_, got) = rm.alloc(bytes)?;
+    println!("holding got_bytes={got}");
+    wait_for_end();
+    Ok(true)
+}
+
+pub(crate) fn fill_and_print(place: &Place) -> anyhow::Result<bool> {
+    let rm = Rm::start(place)?;
+    let (got, why) = fill(&rm, u64::MAX);
+    println!("got_bytes={got} {}", why.map_or_else(String::new, |why| why.to_string()));
+    Ok(true)
+}
+
+fn median_ns(rounds: u32, mut round: impl FnMut() -> Result<(), Fail>) -> Result<u128, Fail> {
+    let mut times = Vec::new();
+    for _ in 0..rounds {
+        let start = Instant::now();
+        round()?;
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    Ok(times.get(times.len() / 2).map_or(0, Duration::as_nanos))
+}
+
+/// Median times of calls, as JSON.
+pub(crate) fn bench(place: &Place, rounds: u32) -> anyhow::Result<bool> {
+    let rm = Rm::start(place)?;
+    let (pipe, _other) = nix::unistd::pipe()?;
+    let untrapped = median_ns(rounds, || {
+        raw_ioctl(pipe.as_raw_fd(), libc::FIONREAD, &mut [0; 4])
+    })?;
+    let empty = median_ns(rounds, || raw_ioctl(rm.ctl(), command(NV_ESC_SYS_PARAMS, 8), &mut [0; 8]))?;
+    let control = median_ns(rounds, || rm.fb_info_v2(&[NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE]).map(|_| ()))?;
+    let memory = median_ns(rounds, || {
+        let (handle, _) = rm.alloc(1 << 20)?;
+        rm.free(rm.device, handle)
+    })?;
+    let result = serde_json::json!({
+        "rounds": rounds,
+        "fionread_ns": u64::try_from(untrapped)?,
+        "empty_ns": u64::try_from(empty)?,
+        "control_ns": u64::try_from(control)?,
+        "alloc_free_ns": u64::try_from(memory)?,
+    });
+    println!("{result}");
+    Ok(true)
+}
+
+/// Processes that fill at once: what they got together.
+pub(crate) fn storm(place: &Place, processes: u32) -> anyhow::Result<bool> {
+    let got = crate::processes::together(processes, |_| {
+        let rm = Rm::start(place).ok();
+        (rm.as_ref().map_or(0, |rm| fill(rm, u64::MAX).0), rm)
+    })?;
+    println!("got_bytes={} each={got:?}", got.iter().sum::<u64>());
+    Ok(true)
+}

@@ -1,0 +1,215 @@
+//! The process behind a call: its memory, descriptors, privilege and numbers.
+//!
+//! A FUSE request names the calling thread. The driver would use `current`; we look the
+//! same things up in `/proc`. Where a call's number says nothing of size or direction (all
+//! of UVM's), FUSE copies nothing and `fuser` doesn't pass `arg` on: the thread is blocked
+//! in its ioctl, so `/proc/TID/syscall` shows its arguments. Must be root to look.
+
+#![allow(unsafe_code, reason = "ioctls and calls that nix lacks")]
+
+use std::fs;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::unistd::Pid;
+
+/// `_IOR(0xee, 0xee, u64)`: asks a file of ours which open file it is. Answered to
+/// ourselves alone.
+pub(crate) const WHO_IS: u32 = 0x8008_eeee;
+
+/// How long a caller may take to block after it sent its request.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The thread that makes a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller {
+    tid: u32,
+}
+
+/// A process as each pid namespace above it numbers it: inode of the namespace, number;
+/// the outermost first.
+pub(crate) type Numbers = Vec<(u64, u32)>;
+
+impl Caller {
+    /// The thread, as our own pid namespace numbers it; 0 is one that it doesn't show.
+    pub(crate) fn new(tid: u32) -> Self {
+        Caller { tid }
+    }
+
+    /// Whether the caller is one of our own threads.
+    pub(crate) fn is_ourselves(self) -> bool {
+        fs::metadata(format!("/proc/self/task/{}", self.tid)).is_ok()
+    }
+
+    fn proc(self, name: &str) -> String {
+        format!("/proc/{}/{name}", self.tid)
+    }
+
+    fn status(self, field: &str) -> Option<String> {
+        let status = fs::read_to_string(self.proc("status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+        Some(line.trim_start_matches(':').trim().to_owned())
+    }
+
+    /// Its process.
+    pub(crate) fn process(self) -> u32 {
+        self.status("Tgid").and_then(|text| text.parse().ok()).unwrap_or(self.tid)
+    }
+
+    /// Whether it has CAP_SYS_ADMIN: `os_is_administrator` (os-interface.c).
+    pub(crate) fn is_administrator(self) -> bool {
+        let effective = self.status("CapEff").and_then(|text| u64::from_str_radix(&text, 16).ok());
+        effective.is_some_and(|capabilities| capabilities & (1 << 21) != 0)
+    }
+
+    /// Its process's numbers, seen from the outermost namespace that `/proc` shows.
+    pub(crate) fn numbers(self) -> Numbers {
+        let process = self.process();
+        let numbers: Vec<u32> = Caller::new(process)
+            .status("NSpid")
+            .map(|text| text.split_whitespace().filter_map(|n| n.parse().ok()).collect())
+            .unwrap_or_else(|| vec![process]);
+        let mut namespaces = Vec::new();
+        let mut namespace = fs::File::open(format!("/proc/{process}/ns/pid")).ok().map(OwnedFd::from);
+        for _ in &numbers {
+            let Some(here) = namespace else { break };
+            let here = fs::File::from(here);
+            namespaces.push(here.metadata().map_or(0, |metadata| metadata.ino()));
+            namespace = parent_namespace(&here);
+        }
+        namespaces.resize(numbers.len(), 0);
+        namespaces.reverse();
+        namespaces.into_iter().zip(numbers).collect()
+    }
+
+    /// The inode of its pid namespace.
+    pub(crate) fn pid_namespace(self) -> u64 {
+        fs::metadata(self.proc("ns/pid")).map_or(0, |metadata| metadata.ino())
+    }
+
+    /// Copies from its memory, as `copy_from_user` does: all or nothing.
+    pub(crate) fn read(self, address: u64, bytes: &mut [u8]) -> Option<()> {
+        let (base, len) = (usize::try_from(address).ok()?, bytes.len());
+        if len == 0 {
+            return Some(());
+        }
+        let remote = [RemoteIoVec { base, len }];
+        let pid = Pid::from_raw(i32::try_from(self.tid).ok()?);
+        let read = process_vm_readv(pid, &mut [IoSliceMut::new(bytes)], &remote).ok()?;
+        (read == len).then_some(())
+    }
+
+    /// Copies into its memory, as `copy_to_user` does.
+    pub(crate) fn write(self, address: u64, bytes: &[u8]) -> Option<()> {
+        let (base, len) = (usize::try_from(address).ok()?, bytes.len());
+        if len == 0 {
+            return Some(());
+        }
+        let remote = [RemoteIoVec { base, len }];
+        let pid = Pid::from_raw(i32::try_from(self.tid).ok()?);
+        let written = process_vm_writev(pid, &[IoSlice::new(bytes)], &remote).ok()?;
+        (written == len).then_some(())
+    }
+
+    /// Whether it has mapped that range: a byte of each page can be read.
+    pub(crate) fn has_mapped(self, address: u64, len: u64) -> bool {
+        let Some(end) = address.checked_add(len) else { return false };
+        let mut page = address & !0xfff;
+        while page < end {
+            if self.read(page, &mut [0]).is_none() {
+                return false;
+            }
+            page += 0x1000;
+        }
+        true
+    }
+
+    /// The argument of the ioctl that it is blocked in.
+    pub(crate) fn ioctl_argument(self, cmd: u32) -> Option<u64> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let text = fs::read_to_string(self.proc("syscall")).ok()?;
+            let words: Vec<u64> = text
+                .split_whitespace()
+                .filter_map(|word| match word.strip_prefix("0x") {
+                    Some(hex) => u64::from_str_radix(hex, 16).ok(),
+                    None => word.parse().ok(),
+                })
+                .collect();
+            // ioctl is 16 on x86-64 and 54 by the 32-bit entry.
+            if let [16 | 54, _, command, argument, ..] = words[..]
+                && command & 0xffff_ffff == u64::from(cmd)
+            {
+                return Some(argument);
+            }
+            // Not blocked yet: it reads "running".
+            if !text.starts_with("running") || Instant::now() > deadline {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Whether its process holds that file of ours open: `nv_is_gpu_accessible` (nv.c).
+    pub(crate) fn has_open(self, device: u64, inode: u64) -> bool {
+        let Ok(entries) = fs::read_dir(self.proc("fd")) else { return false };
+        entries.flatten().any(|entry| stat(&entry.path()) == Some((device, inode)))
+    }
+
+    /// A duplicate of one of its descriptors.
+    fn duplicate(self, fd: RawFd) -> Option<OwnedFd> {
+        // SAFETY: takes a number and flags; returns a new descriptor or -1.
+        let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.process(), 0) };
+        let pidfd = RawFd::try_from(pidfd).ok().filter(|fd| *fd >= 0)?;
+        // SAFETY: the kernel just returned it to us, and nothing else has it.
+        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+        // SAFETY: takes numbers; returns a new descriptor or -1.
+        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) };
+        let copy = RawFd::try_from(copy).ok().filter(|fd| *fd >= 0)?;
+        // SAFETY: the kernel just returned it to us, and nothing else has it.
+        Some(unsafe { OwnedFd::from_raw_fd(copy) })
+    }
+
+    /// Which open file of ours a descriptor of its is. Asks ourselves, so no lock may be
+    /// held.
+    pub(crate) fn open_file(self, device: u64, fd: RawFd) -> Option<u64> {
+        let copy = self.duplicate(fd)?;
+        if fs::File::from(copy.try_clone().ok()?).metadata().ok()?.dev() != device {
+            return None;
+        }
+        let mut answer = 0_u64;
+        // SAFETY: the request copies eight bytes out, into a u64.
+        let rc = unsafe { libc::ioctl(copy.as_raw_fd(), u64::from(WHO_IS), &raw mut answer) };
+        (rc == 0).then_some(answer)
+    }
+}
+
+/// Device and inode without asking the filesystem, which may be us.
+fn stat(path: &std::path::Path) -> Option<(u64, u64)> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
+    let mut answer = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: `path` ends in a zero; `answer` has room for the struct.
+    let rc = unsafe {
+        libc::statx(libc::AT_FDCWD, path.as_ptr(), libc::AT_STATX_DONT_SYNC, libc::STATX_INO, answer.as_mut_ptr())
+    };
+    if rc != 0 {
+        return None;
+    }
+    // SAFETY: all zeroes are a valid statx, and the kernel filled it.
+    let answer = unsafe { answer.assume_init() };
+    Some((libc::makedev(answer.stx_dev_major, answer.stx_dev_minor), answer.stx_ino))
+}
+
+/// The pid namespace around one.
+fn parent_namespace(namespace: &fs::File) -> Option<OwnedFd> {
+    const NS_GET_PARENT: u64 = 0xb702;
+    // SAFETY: takes no argument; returns a new descriptor or -1.
+    let parent = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
+    // SAFETY: the kernel just returned it to us, and nothing else has it.
+    (parent >= 0).then(|| unsafe { OwnedFd::from_raw_fd(parent) })
+}

@@ -1,0 +1,256 @@
+//! `NV_ESC_RM_CONTROL`: commands to objects.
+//!
+//! As `_rmapiRmControl` (control.c): the size must be the command's own; a command that
+//! the object's class doesn't have is NV_ERR_NOT_SUPPORTED. Known are those that tell of
+//! GPUs, memory and processes, that export memory, and a group's time slice.
+
+use crate::abi::*;
+use crate::bytes::Fields;
+use crate::driver::{Allocation, Asker, Status};
+use crate::escape::Call;
+use crate::fault::Lies;
+use crate::spec::Gpu;
+
+/// What fills an unused place of a list of GPUs: `NV0000_CTRL_GPU_INVALID_ID`.
+const INVALID_ID: u32 = 0xffff_ffff;
+
+/// Bytes of a command's parameters.
+fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
+    Some(match command {
+        NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION | NV0000_CTRL_CMD_GPU_GET_ID_INFO => 40,
+        NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS => 128,
+        NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2 => 32,
+        NV0000_CTRL_CMD_GPU_GET_PROBED_IDS => abi.probed_ids_bytes,
+        NV0000_CTRL_CMD_GPU_ATTACH_IDS => 132,
+        NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD => 24,
+        NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD => 20,
+        NV2080_CTRL_CMD_GPU_GET_GID_INFO => 268,
+        NV2080_CTRL_CMD_FB_GET_INFO | NV2080_CTRL_CMD_BUS_GET_PCI_INFO => 16,
+        NV2080_CTRL_CMD_FB_GET_INFO_V2 => 4 + 8 * abi.fb_info_max_list,
+        NV2080_CTRL_CMD_GPU_GET_PIDS => 12 + 4 * NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT,
+        NV2080_CTRL_CMD_GPU_GET_PID_INFO => 8 + 72 * NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT as usize,
+        NVA06C_CTRL_CMD_SET_TIMESLICE => 8,
+        _ => return None,
+    })
+}
+
+/// Executes an NVOS54.
+pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
+    let (client, object, command) = (bytes.u32_at(0), bytes.u32_at(4), bytes.u32_at(8));
+    let (address, stated) = (bytes.u64_at(16), bytes.u32_at(24) as usize);
+    let asker = call.asker();
+    // NVXXXX_CTRL_CMD_NULL, of any class.
+    if command & 0xffff == 0 {
+        return Ok(());
+    }
+    let (class, gpu) = {
+        let driver = call.sim.driver();
+        let entry = driver.client(client, asker.file, NV_ERR_INVALID_CLIENT)?;
+        if object == client {
+            (NV01_ROOT, None)
+        } else {
+            let object = entry.objects.get(&object).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
+            (object.class, object.gpu)
+        }
+    };
+    let known = params_bytes(&call.sim.abi, command);
+    if (stated == 0) != (address == 0) || known.is_some_and(|known| known != stated) {
+        return Err(NV_ERR_INVALID_ARGUMENT);
+    }
+    let size = known.filter(|_| command >> 16 == class).ok_or(NV_ERR_NOT_SUPPORTED)?;
+    let mut params = call.copy_in(address, size)?;
+    match (command, gpu) {
+        (NV2080_CTRL_CMD_FB_GET_INFO, Some(gpu)) => {
+            // The list is the caller's too; 0 asks for nothing (ctrl2080fb.h).
+            let (count, list) = (params.u32_at(0) as usize, params.u64_at(8));
+            if count > call.sim.abi.fb_info_max_list {
+                return Err(NV_ERR_INVALID_ARGUMENT);
+            }
+            let mut copy = call.copy_in(list, 8 * count)?;
+            fb_info(call, gpu, &mut copy)?;
+            return call.caller.write(list, &copy).ok_or(NV_ERR_INVALID_ADDRESS);
+        }
+        (NV2080_CTRL_CMD_FB_GET_INFO_V2, Some(gpu)) => {
+            let count = params.u32_at(0) as usize;
+            let list = params.get_mut(4..4 + 8 * count).ok_or(NV_ERR_INVALID_ARGUMENT)?;
+            fb_info(call, gpu, list)?;
+        }
+        (NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION, _) => build_version(call, &mut params)?,
+        (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, _) => export(call, &asker, client, &params)?,
+        (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, _) => import(call, &asker, client, &mut params)?,
+        (NV2080_CTRL_CMD_GPU_GET_PIDS, Some(gpu)) => processes(call, gpu, &mut params)?,
+        (NV2080_CTRL_CMD_GPU_GET_PID_INFO, Some(gpu)) => process_info(call, gpu, &mut params)?,
+        (NVA06C_CTRL_CMD_SET_TIMESLICE, _) => {
+            let mut driver = call.sim.driver();
+            let entry = driver.clients.get_mut(&client).and_then(|entry| entry.objects.get_mut(&object));
+            entry.ok_or(NV_ERR_OBJECT_NOT_FOUND)?.timeslice_us = params.u64_at(0);
+        }
+        _ => about_gpus(call, command, gpu, &mut params)?,
+    }
+    call.caller.write(address, &params).ok_or(NV_ERR_INVALID_ADDRESS)
+}
+
+/// What identifies GPUs.
+fn about_gpus(call: &Call<'_>, command: u32, gpu: Option<usize>, params: &mut [u8]) -> Result<(), Status> {
+    let driver = call.sim.driver();
+    let gpus = &driver.gpus;
+    match command {
+        NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS | NV0000_CTRL_CMD_GPU_GET_PROBED_IDS => {
+            params.fill(0xff);
+            let ids = gpus.iter().map(Gpu::id).chain(std::iter::repeat(INVALID_ID));
+            params.chunks_exact_mut(4).take(32).zip(ids).for_each(|(place, id)| place.set_u32(0, id));
+        }
+        NV0000_CTRL_CMD_GPU_GET_ID_INFO | NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2 => {
+            let id = params.u32_at(0);
+            let index = gpus.iter().position(|gpu| gpu.id() == id).ok_or(NV_ERR_INVALID_ARGUMENT)?;
+            let index = u32::try_from(index).map_err(|_| NV_ERR_INVALID_ARGUMENT)?;
+            let (instance_at, numa_at) = if command == NV0000_CTRL_CMD_GPU_GET_ID_INFO { (32, 36) } else { (24, 28) };
+            params.set_u32(4, 0);
+            params.set_u32(8, index);
+            params.set_u32(12, 0);
+            params.set_u32(instance_at, index);
+            params.set_u32(numa_at, INVALID_ID);
+        }
+        NV0000_CTRL_CMD_GPU_ATTACH_IDS => {}
+        NV2080_CTRL_CMD_GPU_GET_GID_INFO => {
+            let gpu = gpu.and_then(|gpu| gpus.get(gpu)).ok_or(NV_ERR_INVALID_DEVICE)?;
+            let id = if params.u32_at(4) & 3 == 2 {
+                gpu.uuid.to_vec()
+            } else {
+                gpu.uuid_text().into_bytes().into_iter().chain([0]).collect()
+            };
+            params.set_u32(8, u32::try_from(id.len()).map_err(|_| NV_ERR_INVALID_STATE)?);
+            let data = params.get_mut(12..).unwrap_or_default();
+            data.iter_mut().zip(id).for_each(|(to, from)| *to = from);
+        }
+        NV2080_CTRL_CMD_BUS_GET_PCI_INFO => {
+            params.set_u32(0, 0x1db1_10de);
+            params.set_u32(4, 0x1212_10de);
+            params.set_u32(8, 0xa1);
+            params.set_u32(12, 0x1db1);
+        }
+        _ => return Err(NV_ERR_NOT_SUPPORTED),
+    }
+    Ok(())
+}
+
+/// Fills a list of indices and data (`kmemsysGetFbInfos` and below it). All memory is heap.
+fn fb_info(call: &Call<'_>, gpu: usize, list: &mut [u8]) -> Result<(), Status> {
+    let driver = call.sim.driver();
+    let total = driver.gpus.get(gpu).map_or(0, |gpu| gpu.memory_bytes);
+    let free = driver.free_bytes(gpu);
+    let Lies { fb_info, .. } = &driver.lies;
+    let kib = |bytes: u64| u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+    let most = u32::try_from(call.sim.abi.fb_info_max_list).unwrap_or(u32::MAX);
+    for entry in list.chunks_exact_mut(8) {
+        let index = entry.u32_at(0);
+        let lie = fb_info.iter().rev().find(|(lied, _)| *lied == index);
+        let value = match index {
+            _ if lie.is_some() => lie.map_or(0, |(_, value)| *value),
+            NV2080_CTRL_FB_INFO_INDEX_RAM_SIZE
+            | NV2080_CTRL_FB_INFO_INDEX_TOTAL_RAM_SIZE
+            | NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE
+            | NV2080_CTRL_FB_INFO_INDEX_USABLE_RAM_SIZE
+            | NV2080_CTRL_FB_INFO_INDEX_MAPPABLE_HEAP_SIZE => kib(total),
+            NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE
+            | NV2080_CTRL_FB_INFO_INDEX_LARGEST_FREE_REGION_SIZE_KB => kib(free),
+            NV2080_CTRL_FB_INFO_INDEX_BAR1_SIZE => 256 << 10,
+            NV2080_CTRL_FB_INFO_INDEX_BUS_WIDTH => 4096,
+            index if index < most => 0,
+            _ => return Err(NV_ERR_INVALID_ARGUMENT),
+        };
+        entry.set_u32(4, value);
+    }
+    Ok(())
+}
+
+/// Three strings by pointer, each with room for `sizeOfStrings`.
+fn build_version(call: &Call<'_>, params: &mut [u8]) -> Result<(), Status> {
+    let version = call.sim.version.to_string();
+    let texts = [(8, version.as_str()), (16, "sim"), (24, "cgpu-sim")];
+    let room = params.u32_at(0) as usize;
+    for (at, text) in texts {
+        let text: Vec<u8> = text.bytes().chain([0]).take(room).collect();
+        if params.u64_at(at) != 0 {
+            call.caller.write(params.u64_at(at), &text).ok_or(NV_ERR_INVALID_ADDRESS)?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts memory into an open file, which keeps it alive. The descriptor is the caller's.
+fn export(call: &Call<'_>, asker: &Asker<'_>, client: u32, params: &[u8]) -> Result<(), Status> {
+    let file = call.descriptor(params.u32_at(16)).ok_or(NV_ERR_INVALID_ARGUMENT)?;
+    let mut driver = call.sim.driver();
+    let entry = driver.client(client, asker.file, NV_ERR_INVALID_CLIENT)?;
+    let object = entry.objects.get(&params.u32_at(12)).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
+    let (memory, class) = (object.memory.ok_or(NV_ERR_INVALID_OBJECT)?, object.class);
+    if driver.exports.contains_key(&file) {
+        return Err(NV_ERR_IN_USE);
+    }
+    driver.refer(memory);
+    driver.exports.insert(file, (memory, class));
+    Ok(())
+}
+
+fn import(call: &Call<'_>, asker: &Asker<'_>, client: u32, params: &mut [u8]) -> Result<(), Status> {
+    let file = call.descriptor(params.u32_at(0)).ok_or(NV_ERR_INVALID_ARGUMENT)?;
+    let mut driver = call.sim.driver();
+    let (memory, class) = *driver.exports.get(&file).ok_or(NV_ERR_INVALID_ARGUMENT)?;
+    let asked = Allocation {
+        client,
+        parent: params.u32_at(12),
+        handle: params.u32_at(16),
+        class,
+    };
+    let handle = driver.adopt(asker, asked, memory)?;
+    params.set_u32(16, handle);
+    Ok(())
+}
+
+/// `subdeviceCtrlCmdGpuGetPids_IMPL`: of processes with a subdevice, or with an object of
+/// that class on a channel.
+fn processes(call: &Call<'_>, gpu: usize, params: &mut [u8]) -> Result<(), Status> {
+    if params.u32_at(0) > 1 {
+        return Err(NV_ERR_INVALID_ARGUMENT);
+    }
+    let class = params.u32_at(4);
+    let namespace = call.caller.pid_namespace();
+    let driver = call.sim.driver();
+    let found = driver.processes(gpu, namespace, |client, object| match class {
+        NV20_SUBDEVICE_0 => object.class == NV20_SUBDEVICE_0,
+        class => {
+            let parent = client.objects.get(&object.parent);
+            object.class == class && parent.is_some_and(|parent| CHANNEL_CLASSES.contains(&parent.class))
+        }
+    });
+    params.get_mut(12..).unwrap_or_default().fill(0);
+    let count = found.len().min(NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT);
+    params.set_u32(8, u32::try_from(count).unwrap_or(0));
+    for (place, number) in found.into_iter().take(count).enumerate() {
+        params.set_u32(12 + 4 * place, number);
+    }
+    Ok(())
+}
+
+/// `subdeviceCtrlCmdGpuGetPidInfo_IMPL`: video memory of processes.
+fn process_info(call: &Call<'_>, gpu: usize, params: &mut [u8]) -> Result<(), Status> {
+    let count = params.u32_at(0);
+    if count == 0 || count > NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT {
+        return Err(NV_ERR_INVALID_ARGUMENT);
+    }
+    let namespace = call.caller.pid_namespace();
+    let driver = call.sim.driver();
+    for entry in params.get_mut(8..).unwrap_or_default().chunks_exact_mut(72).take(count as usize) {
+        let (number, index) = (entry.u32_at(0), entry.u32_at(4));
+        if number == 0 || index != 0 {
+            entry.set_u32(8, NV_ERR_INVALID_ARGUMENT);
+            continue;
+        }
+        entry.set_u32(8, NV_OK);
+        entry.get_mut(16..64).unwrap_or_default().fill(0);
+        let bytes = driver.process_bytes(gpu, namespace, number);
+        bytes.into_iter().enumerate().for_each(|(at, bytes)| entry.set_u64(16 + 8 * at, bytes));
+    }
+    Ok(())
+}

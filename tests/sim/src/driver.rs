@@ -1,0 +1,608 @@
+//! The resource manager: clients, their objects, and the memory of the GPUs.
+//!
+//! What the driver holds between calls and the rules it keeps (rs_server.c, rs_client.c,
+//! client.c, video_mem.c). It must not know how a call arrives; the few things it asks of
+//! the caller come as [`Asker`]. Invariant: what a GPU has in use is the sum of its live
+//! memories and managed pages, and a memory lives as long as it is referred to.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::abi::*;
+use crate::caller::{Caller, Numbers};
+use crate::fault::Lies;
+use crate::spec::Gpu;
+
+/// `NV_ERR_*`.
+pub(crate) type Status = u32;
+
+/// An open file of ours: FUSE's file handle, which duplicates of a descriptor share.
+pub(crate) type File = u64;
+
+/// Bytes of the page that a managed range is committed by.
+const MANAGED_PAGE_BYTES: u64 = 4096;
+
+// resserv.h, rs_client.h: where handles that the driver makes begin.
+const RS_CLIENT_HANDLE_BASE: u32 = 0xc1d0_0000;
+const RS_UNIQUE_HANDLE_BASE: u32 = 0xcaf0_0000;
+
+/// Who makes a call.
+#[derive(Debug)]
+pub(crate) struct Asker<'a> {
+    /// The thread.
+    pub(crate) caller: Caller,
+    /// `secInfo.clientOSInfo`: the file it is made through, or the one that is registered
+    /// for it.
+    pub(crate) file: File,
+    /// Device number of our files, and the inode of each GPU's.
+    pub(crate) nodes: &'a Nodes,
+}
+
+/// Where our files are.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Nodes {
+    /// `st_dev`.
+    pub(crate) device: u64,
+    /// `st_ino` of `nvidiaN`, by N.
+    pub(crate) gpus: Vec<u64>,
+}
+
+/// A client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    /// `pOSInfo`: who may use it.
+    pub(crate) file: File,
+    /// `ProcID`.
+    pub(crate) process: u32,
+    /// The process as its pid namespaces number it.
+    pub(crate) numbers: Numbers,
+    /// By handle.
+    pub(crate) objects: BTreeMap<u32, Object>,
+    /// Memory that was freed and isn't, by a fault.
+    pub(crate) lost: Vec<u64>,
+    made: u32,
+}
+
+/// An object of a client.
+#[derive(Debug, Clone)]
+pub(crate) struct Object {
+    /// Handle of its parent: the client's, or another object's.
+    pub(crate) parent: u32,
+    /// Its class.
+    pub(crate) class: u32,
+    /// The GPU that it or its ancestor opened.
+    pub(crate) gpu: Option<usize>,
+    /// The memory it refers to.
+    pub(crate) memory: Option<u64>,
+    /// Whether it made that memory.
+    pub(crate) owns: bool,
+    /// Whether `NV_ESC_RM_SHARE` lets any client duplicate it.
+    pub(crate) shared: bool,
+    /// Microseconds of a channel group's time slice.
+    pub(crate) timeslice_us: u64,
+}
+
+/// Video memory.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) gpu: usize,
+    pub(crate) bytes: u64,
+    /// Objects, mappings and exports.
+    pub(crate) references: u32,
+}
+
+/// A file of `nvidia-uvm`.
+#[derive(Debug, Default)]
+pub(crate) struct Uvm {
+    /// `UVM_INITIALIZE`'s flags; `None` before.
+    pub(crate) flags: Option<u64>,
+    /// The process it is bound to.
+    pub(crate) process: u32,
+    /// Made by `UVM_MM_INITIALIZE`.
+    pub(crate) is_mm: bool,
+    pub(crate) gpus: BTreeSet<[u8; 16]>,
+    pub(crate) vaspaces: BTreeSet<[u8; 16]>,
+    /// Bytes and kind by base: external ranges, semaphore pools, P2P.
+    pub(crate) ranges: BTreeMap<u64, (u64, Range)>,
+    /// Memory mapped into an external range, by base: bytes and memory.
+    pub(crate) mappings: BTreeMap<u64, (u64, u64)>,
+    /// Offsets of pages that were touched outside all ranges.
+    pub(crate) managed: BTreeSet<u64>,
+}
+
+/// What a range of UVM is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Range {
+    External,
+    SemaphorePool,
+    DeviceP2p,
+}
+
+/// What an allocation asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allocation {
+    pub(crate) client: u32,
+    pub(crate) parent: u32,
+    /// 0: the driver chooses.
+    pub(crate) handle: u32,
+    pub(crate) class: u32,
+}
+
+/// What it needs beyond.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Wanted {
+    /// The device or subdevice.
+    pub(crate) instance: u32,
+    /// Bytes of memory, and of its pages.
+    pub(crate) bytes: u64,
+    pub(crate) page_bytes: u64,
+    /// The memory that is kept alive.
+    pub(crate) source: u32,
+}
+
+/// What was made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Made {
+    pub(crate) handle: u32,
+    /// Bytes taken.
+    pub(crate) bytes: u64,
+    /// Where they begin, so to say.
+    pub(crate) offset: u64,
+}
+
+/// The simulated driver.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub(crate) gpus: Vec<Gpu>,
+    pub(crate) clients: BTreeMap<u32, Client>,
+    pub(crate) memories: HashMap<u64, Memory>,
+    /// Files of `nvidia-uvm`.
+    pub(crate) uvm: HashMap<File, Uvm>,
+    /// The control file registered for a file (`NV_ESC_REGISTER_FD`).
+    pub(crate) registered: HashMap<File, File>,
+    /// Memory that an open file keeps alive, by export: with its class.
+    pub(crate) exports: HashMap<File, (u64, u32)>,
+    /// `NV_ESC_ALLOC_OS_EVENT`: client, descriptor, file.
+    pub(crate) events: Vec<(u32, u32, File)>,
+    pub(crate) lies: Lies,
+    used: Vec<u64>,
+    made_clients: u32,
+    made_memories: u64,
+}
+
+impl Driver {
+    pub(crate) fn new(gpus: Vec<Gpu>) -> Self {
+        Driver {
+            used: vec![0; gpus.len()],
+            gpus,
+            clients: BTreeMap::new(),
+            memories: HashMap::new(),
+            uvm: HashMap::new(),
+            registered: HashMap::new(),
+            exports: HashMap::new(),
+            events: Vec::new(),
+            lies: Lies::default(),
+            made_clients: 0,
+            made_memories: 0,
+        }
+    }
+
+    /// Bytes of a GPU in use.
+    pub(crate) fn used_bytes(&self, gpu: usize) -> u64 {
+        self.used.get(gpu).copied().unwrap_or(0)
+    }
+
+    /// Bytes of a GPU that are free.
+    pub(crate) fn free_bytes(&self, gpu: usize) -> u64 {
+        let total = self.gpus.get(gpu).map_or(0, |gpu| gpu.memory_bytes);
+        total.saturating_sub(self.used_bytes(gpu))
+    }
+
+    /// Bytes of managed memory; all of it is on GPU 0.
+    pub(crate) fn managed_bytes(&self) -> u64 {
+        self.uvm.values().map(|uvm| uvm.managed.len() as u64 * MANAGED_PAGE_BYTES).sum()
+    }
+
+    /// The client, if it may be used through that file: strict client validation
+    /// (`rmclientValidate_IMPL`, client.c). `unknown` is what the call answers where there
+    /// is no such client.
+    pub(crate) fn client(&self, handle: u32, file: File, unknown: Status) -> Result<&Client, Status> {
+        let client = self.clients.get(&handle).ok_or(unknown)?;
+        if client.file == file { Ok(client) } else { Err(NV_ERR_INVALID_CLIENT) }
+    }
+
+    fn client_mut(&mut self, handle: u32, file: File) -> Result<&mut Client, Status> {
+        self.client(handle, file, NV_ERR_INVALID_OBJECT_HANDLE)?;
+        self.clients.get_mut(&handle).ok_or(NV_ERR_INVALID_OBJECT_HANDLE)
+    }
+
+    /// `NV_ESC_RM_ALLOC` of a client: `serverAllocClient`.
+    pub(crate) fn make_client(&mut self, asker: &Asker<'_>, handle: u32) -> Result<u32, Status> {
+        let handle = if handle == 0 {
+            loop {
+                self.made_clients = (self.made_clients + 1) & 0xf_ffff;
+                let next = RS_CLIENT_HANDLE_BASE + self.made_clients;
+                if !self.clients.contains_key(&next) {
+                    break next;
+                }
+            }
+        } else if self.clients.contains_key(&handle) {
+            return Err(NV_ERR_INSERT_DUPLICATE_NAME);
+        } else {
+            handle
+        };
+        let client = Client {
+            file: asker.file,
+            process: asker.caller.process(),
+            numbers: asker.caller.numbers(),
+            objects: BTreeMap::new(),
+            lost: Vec::new(),
+            made: 0,
+        };
+        self.clients.insert(handle, client);
+        Ok(handle)
+    }
+
+    /// The handle a new object gets: `clientValidateNewResourceHandle_IMPL`.
+    fn new_handle(&mut self, client: u32, file: File, handle: u32) -> Result<u32, Status> {
+        let entry = self.client_mut(client, file)?;
+        if handle == 0 {
+            loop {
+                entry.made = (entry.made + 1) & 0xf_ffff;
+                let next = RS_UNIQUE_HANDLE_BASE + entry.made - 1;
+                if !entry.objects.contains_key(&next) {
+                    return Ok(next);
+                }
+            }
+        }
+        if handle == client {
+            Err(NV_ERR_INVALID_OBJECT_HANDLE)
+        } else if entry.objects.contains_key(&handle) {
+            Err(NV_ERR_INSERT_DUPLICATE_NAME)
+        } else {
+            Ok(handle)
+        }
+    }
+
+    /// `NV_ESC_RM_ALLOC` of an object: `serverAllocResource`, `clientAllocResource`.
+    pub(crate) fn allocate(
+        &mut self,
+        asker: &Asker<'_>,
+        asked: Allocation,
+        wanted: Wanted,
+    ) -> Result<Made, Status> {
+        let client = self.client(asked.client, asker.file, NV_ERR_INVALID_OBJECT_HANDLE)?;
+        let parent = client.objects.get(&asked.parent);
+        let above = parent.and_then(|parent| parent.gpu);
+        if parent.is_none() && asked.parent != asked.client {
+            return Err(NV_ERR_INVALID_OBJECT_PARENT);
+        }
+        let parent_class = parent.map_or(NV01_ROOT_CLIENT, |parent| parent.class);
+        let on_device = parent_class == NV01_DEVICE_0 || parent_class == NV20_SUBDEVICE_0;
+        // Who may be whose child is in resource_list.h; memory wants a device above.
+        let misplaced = match asked.class {
+            class if class <= 0xff && !is_known_low(class) => return Err(NV_ERR_INVALID_CLASS),
+            NV01_DEVICE_0 => parent.is_some(),
+            NV20_SUBDEVICE_0 => parent_class != NV01_DEVICE_0,
+            NV01_EVENT | NV01_EVENT_OS_EVENT | NV01_EVENT_KERNEL_CALLBACK
+            | NV01_EVENT_KERNEL_CALLBACK_EX | NV01_MEMORY_DEVICELESS => false,
+            class if is_memory(class) => !on_device,
+            class => class > 0xff && above.is_none(),
+        };
+        if misplaced {
+            return Err(NV_ERR_INVALID_OBJECT_PARENT);
+        }
+        let gpu = match asked.class {
+            NV01_DEVICE_0 => Some(self.open_device(asker, wanted.instance)?),
+            NV20_SUBDEVICE_0 if wanted.instance != 0 => return Err(NV_ERR_INVALID_CLASS),
+            _ => above,
+        };
+        let privileged = matches!(
+            asked.class,
+            NV01_MEMORY_LOCAL_PHYSICAL
+                | NV01_MEMORY_LIST_SYSTEM
+                | NV01_MEMORY_LIST_FBMEM
+                | NV01_MEMORY_LIST_OBJECT
+        );
+        if privileged && !asker.caller.is_administrator() {
+            return Err(NV_ERR_INSUFFICIENT_PERMISSIONS);
+        }
+        let handle = self.new_handle(asked.client, asker.file, asked.handle)?;
+        let memory = match (asked.class, gpu) {
+            (NV01_MEMORY_LOCAL_USER | NV_MEMORY_EXTENDED_USER, Some(gpu)) => {
+                Some(self.take(gpu, wanted.bytes, wanted.page_bytes)?)
+            }
+            (NV_MEMORY_FABRIC, _) if wanted.source != 0 => {
+                let client = self.client(asked.client, asker.file, NV_ERR_INVALID_CLIENT)?;
+                let source = client.objects.get(&wanted.source).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
+                let memory = source.memory.ok_or(NV_ERR_INVALID_ARGUMENT)?;
+                self.refer(memory);
+                Some(memory)
+            }
+            _ => None,
+        };
+        let object = Object {
+            parent: asked.parent,
+            class: asked.class,
+            gpu,
+            memory,
+            owns: asked.class != NV_MEMORY_FABRIC,
+            shared: false,
+            timeslice_us: 0,
+        };
+        let bytes = memory.and_then(|id| self.memories.get(&id)).map_or(0, |memory| memory.bytes);
+        self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
+        Ok(Made { handle, bytes, offset: memory.unwrap_or(0) << 21 })
+    }
+
+    /// `deviceConstruct` (device.c): the GPU's node must be open in the calling process,
+    /// whatever file the call is made through.
+    fn open_device(&self, asker: &Asker<'_>, instance: u32) -> Result<usize, Status> {
+        let gpu = usize::try_from(instance).map_err(|_| NV_ERR_INVALID_CLASS)?;
+        let inode = asker.nodes.gpus.get(gpu).ok_or(NV_ERR_INVALID_CLASS)?;
+        if asker.caller.has_open(asker.nodes.device, *inode) {
+            Ok(gpu)
+        } else {
+            Err(NV_ERR_INSUFFICIENT_PERMISSIONS)
+        }
+    }
+
+    /// Takes memory of a GPU, rounded up to its pages.
+    fn take(&mut self, gpu: usize, bytes: u64, page_bytes: u64) -> Result<u64, Status> {
+        // stdmemValidateParams, heap and PMA: nothing is no allocation.
+        if bytes == 0 {
+            return Err(NV_ERR_INVALID_ARGUMENT);
+        }
+        let page = page_bytes.max(self.lies.round_bytes).max(1);
+        let bytes = bytes.checked_next_multiple_of(page).ok_or(NV_ERR_NO_MEMORY)?;
+        if bytes > self.free_bytes(gpu) {
+            return Err(NV_ERR_NO_MEMORY);
+        }
+        *self.used.get_mut(gpu).ok_or(NV_ERR_INVALID_DEVICE)? += bytes;
+        self.made_memories += 1;
+        self.memories.insert(self.made_memories, Memory { gpu, bytes, references: 1 });
+        Ok(self.made_memories)
+    }
+
+    pub(crate) fn refer(&mut self, memory: u64) {
+        if let Some(memory) = self.memories.get_mut(&memory) {
+            memory.references += 1;
+        }
+    }
+
+    pub(crate) fn unrefer(&mut self, id: u64) {
+        let Some(memory) = self.memories.get_mut(&id) else { return };
+        memory.references -= 1;
+        if memory.references == 0 {
+            let (gpu, bytes) = (memory.gpu, memory.bytes);
+            self.memories.remove(&id);
+            if let Some(used) = self.used.get_mut(gpu) {
+                *used -= bytes;
+            }
+        }
+    }
+
+    /// `NV_ESC_RM_FREE`: an object with all below it, or a client. With `lose`, memory
+    /// stays in use until the client goes.
+    pub(crate) fn free(&mut self, file: File, client: u32, handle: u32, lose: bool) -> Result<(), Status> {
+        self.client(client, file, NV_ERR_INVALID_OBJECT_HANDLE)?;
+        if handle == client {
+            self.drop_client(client);
+            return Ok(());
+        }
+        let entry = self.client_mut(client, file)?;
+        if !entry.objects.contains_key(&handle) {
+            return Err(NV_ERR_OBJECT_NOT_FOUND);
+        }
+        let mut doomed = vec![handle];
+        let mut at = 0;
+        while let Some(parent) = doomed.get(at).copied() {
+            let children = entry.objects.iter().filter(|(_, object)| object.parent == parent);
+            doomed.extend(children.map(|(handle, _)| *handle));
+            at += 1;
+        }
+        let gone = doomed.iter().filter_map(|handle| entry.objects.remove(handle));
+        let memories: Vec<u64> = gone.filter_map(|object| object.memory).collect();
+        if lose {
+            entry.lost.extend(memories);
+        } else {
+            memories.into_iter().for_each(|memory| self.unrefer(memory));
+        }
+        Ok(())
+    }
+
+    fn drop_client(&mut self, handle: u32) {
+        let Some(client) = self.clients.remove(&handle) else { return };
+        self.events.retain(|(client, ..)| *client != handle);
+        let memories = client.objects.values().filter_map(|object| object.memory);
+        for memory in memories.chain(client.lost).collect::<Vec<_>>() {
+            self.unrefer(memory);
+        }
+    }
+
+    /// `NV_ESC_RM_DUP_OBJECT`. The source's client need not belong to the file, but to the
+    /// destination's process, unless the object is shared (RS_SHARE_TYPE_PID,
+    /// `cliresShareCallback_IMPL`).
+    pub(crate) fn duplicate(
+        &mut self,
+        asker: &Asker<'_>,
+        asked: Allocation,
+        source_client: u32,
+        source: u32,
+    ) -> Result<u32, Status> {
+        let client = self.client(asked.client, asker.file, NV_ERR_INVALID_OBJECT_HANDLE)?;
+        let process = client.process;
+        let parent = client.objects.get(&asked.parent);
+        if parent.is_none() && asked.parent != asked.client {
+            return Err(NV_ERR_INVALID_OBJECT_PARENT);
+        }
+        let gpu = parent.and_then(|parent| parent.gpu);
+        let from = self.clients.get(&source_client).ok_or(NV_ERR_INVALID_OBJECT_HANDLE)?;
+        let object = from.objects.get(&source).ok_or(NV_ERR_OBJECT_NOT_FOUND)?.clone();
+        if from.process != process && !object.shared {
+            return Err(NV_ERR_INSUFFICIENT_PERMISSIONS);
+        }
+        if object.gpu.is_some() && object.gpu != gpu {
+            return Err(NV_ERR_INVALID_OBJECT_PARENT);
+        }
+        let handle = self.new_handle(asked.client, asker.file, asked.handle)?;
+        if let Some(memory) = object.memory {
+            self.refer(memory);
+        }
+        let copy = Object { parent: asked.parent, owns: false, ..object };
+        self.client_mut(asked.client, asker.file)?.objects.insert(handle, copy);
+        Ok(handle)
+    }
+
+    /// A new object for memory that an export holds.
+    pub(crate) fn adopt(&mut self, asker: &Asker<'_>, asked: Allocation, memory: u64) -> Result<u32, Status> {
+        let client = self.client(asked.client, asker.file, NV_ERR_INVALID_CLIENT)?;
+        let parent = client.objects.get(&asked.parent).ok_or(NV_ERR_INVALID_OBJECT_PARENT)?;
+        let gpu = parent.gpu;
+        if self.memories.get(&memory).map(|memory| memory.gpu) != gpu {
+            return Err(NV_ERR_INVALID_OBJECT_PARENT);
+        }
+        let handle = self.new_handle(asked.client, asker.file, asked.handle)?;
+        self.refer(memory);
+        let object = Object {
+            parent: asked.parent,
+            class: asked.class,
+            gpu,
+            memory: Some(memory),
+            owns: false,
+            shared: false,
+            timeslice_us: 0,
+        };
+        self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
+        Ok(handle)
+    }
+
+    /// Memory that another part of the kernel duplicates for the calling process
+    /// (nv_gpu_ops.c with NV04_DUP_HANDLE_FLAGS_REJECT_KERNEL_DUP_PRIVILEGE): the client
+    /// must be that process's; through which file it came isn't asked.
+    pub(crate) fn kernel_duplicate(&mut self, process: u32, client: u32, handle: u32) -> Result<u64, Status> {
+        let from = self.clients.get(&client).ok_or(NV_ERR_INVALID_OBJECT_HANDLE)?;
+        let object = from.objects.get(&handle).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
+        if from.process != process && !object.shared {
+            return Err(NV_ERR_INSUFFICIENT_PERMISSIONS);
+        }
+        let memory = object.memory.ok_or(NV_ERR_INVALID_OBJECT)?;
+        self.refer(memory);
+        Ok(memory)
+    }
+
+    /// A page of `nvidia-uvm` is touched: managed memory, unless it lies in a range that
+    /// was announced. Whether there was room isn't asked: the driver would evict.
+    pub(crate) fn touch(&mut self, file: File, offset: u64, len: u64) {
+        let Some(uvm) = self.uvm.get_mut(&file) else { return };
+        let mut fresh = 0;
+        let mut page = offset & !(MANAGED_PAGE_BYTES - 1);
+        while page < offset.saturating_add(len) {
+            let below = uvm.ranges.range(..=page).next_back();
+            let announced = below.is_some_and(|(base, (bytes, _))| page - base < *bytes);
+            if !announced && uvm.managed.insert(page) {
+                fresh += MANAGED_PAGE_BYTES;
+            }
+            page += MANAGED_PAGE_BYTES;
+        }
+        if let Some(used) = self.used.first_mut() {
+            *used += fresh;
+        }
+    }
+
+    /// The last descriptor of a file is closed: all its clients go with it
+    /// (`rm_cleanup_file_private`), and what a file of UVM holds. Returns where its managed
+    /// pages were.
+    pub(crate) fn close(&mut self, file: File) -> Option<(u64, u64)> {
+        let clients = self.clients.iter().filter(|(_, client)| client.file == file);
+        for client in clients.map(|(handle, _)| *handle).collect::<Vec<_>>() {
+            self.drop_client(client);
+        }
+        self.registered.remove(&file);
+        self.events.retain(|(_, _, owner)| *owner != file);
+        if let Some((memory, _)) = self.exports.remove(&file) {
+            self.unrefer(memory);
+        }
+        let uvm = self.uvm.remove(&file)?;
+        for (_, memory) in uvm.mappings.values() {
+            self.unrefer(*memory);
+        }
+        if let Some(used) = self.used.first_mut() {
+            *used -= uvm.managed.len() as u64 * MANAGED_PAGE_BYTES;
+        }
+        Some((*uvm.managed.first()?, *uvm.managed.last()? + MANAGED_PAGE_BYTES))
+    }
+
+    /// Processes with a client on the GPU that has an object for which `counts` holds:
+    /// `gpuGetProcWithObject_IMPL` (gpu_rmapi.c), as the namespace numbers them.
+    pub(crate) fn processes(
+        &self,
+        gpu: usize,
+        namespace: u64,
+        counts: impl Fn(&Client, &Object) -> bool,
+    ) -> BTreeSet<u32> {
+        let with = self.clients.values().filter(|client| {
+            let opened = |object: &Object| object.class == NV01_DEVICE_0 && object.gpu == Some(gpu);
+            client.objects.values().any(opened)
+                && client.objects.values().any(|object| object.gpu == Some(gpu) && counts(client, object))
+        });
+        with.filter_map(|client| number_in(&client.numbers, namespace)).collect()
+    }
+
+    /// Private, shared and owned, shared and duplicated bytes of a process on a GPU:
+    /// `_gpuCollectMemInfo` (gpu_rmapi.c).
+    pub(crate) fn process_bytes(&self, gpu: usize, namespace: u64, number: u32) -> [u64; 3] {
+        let mut bytes = [0; 3];
+        for client in self.clients.values() {
+            if number_in(&client.numbers, namespace) != Some(number) {
+                continue;
+            }
+            for object in client.objects.values().filter(|object| object.gpu == Some(gpu)) {
+                let Some(memory) = object.memory.and_then(|id| self.memories.get(&id)) else { continue };
+                let [private, owned, duped] = &mut bytes;
+                *match (memory.references, object.owns) {
+                    (1, _) => private,
+                    (_, true) => owned,
+                    (_, false) => duped,
+                } += memory.bytes;
+            }
+        }
+        bytes
+    }
+}
+
+/// A process's number in a pid namespace, if that shows it: `pid_vnr`.
+pub(crate) fn number_in(numbers: &Numbers, namespace: u64) -> Option<u32> {
+    numbers.iter().find(|(inode, _)| *inode == namespace).map(|(_, number)| *number)
+}
+
+/// Classes that are memory of some kind and lie under a device.
+pub(crate) fn is_memory(class: u32) -> bool {
+    matches!(
+        class,
+        NV01_MEMORY_SYSTEM
+            | NV01_MEMORY_LOCAL_PRIVILEGED
+            | NV01_MEMORY_LOCAL_USER
+            | NV_MEMORY_EXTENDED_USER
+            | NV01_MEMORY_VIRTUAL
+            | NV01_MEMORY_SYSTEM_OS_DESCRIPTOR
+            | NV01_MEMORY_LIST_SYSTEM
+            | NV01_MEMORY_LIST_FBMEM
+            | NV01_MEMORY_LIST_OBJECT
+            | NV01_MEMORY_LOCAL_PHYSICAL
+            | NV_MEMORY_FABRIC
+            | NV50_MEMORY_VIRTUAL
+    )
+}
+
+fn is_known_low(class: u32) -> bool {
+    is_memory(class)
+        || OTHER_LOW_CLASSES.contains(&class)
+        || matches!(
+            class,
+            NV01_DEVICE_0
+                | NV01_EVENT
+                | NV01_EVENT_OS_EVENT
+                | NV01_EVENT_KERNEL_CALLBACK
+                | NV01_EVENT_KERNEL_CALLBACK_EX
+        )
+}
