@@ -50,6 +50,13 @@ pub enum Record {
         /// Its bytes.
         length: u64,
     },
+    /// A file of the file system that is a node of UVM's.
+    Node {
+        /// `st_dev`.
+        device: u64,
+        /// `st_ino`.
+        inode: u64,
+    },
     /// It is so no more.
     Withdraw {
         /// The process.
@@ -191,6 +198,7 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         Record::Announce { space, base, length } => {
             return Raw::new(40).third(space).longs([base, length]).bytes();
         }
+        Record::Node { device, inode } => return Raw::new(42).longs([device, inode]).bytes(),
         Record::Withdraw { space, base } => return Raw::new(41).longs([space, base]).bytes(),
         Record::Ledger(entry) => entry,
     };
@@ -267,6 +275,7 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
             return Some(Record::Announce { space: raw.get_third(), base: first, length: second });
         }
         41 => return Some(Record::Withdraw { space: first, base: second }),
+        42 => return Some(Record::Node { device: first, inode: second }),
         _ => return None,
     };
     Some(Record::Ledger(entry))
@@ -289,7 +298,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_none() {
-        for kind in [0, 17, 39, 42, 255] {
+        for kind in [0, 17, 39, 43, 255] {
             let mut bytes = [0; RECORD_BYTES];
             bytes[0] = kind;
             assert_eq!(decode(&bytes), None);

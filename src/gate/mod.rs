@@ -13,6 +13,8 @@ pub mod wire;
 
 mod traps;
 
+pub mod syscall;
+
 pub mod policy;
 
 pub mod journal;

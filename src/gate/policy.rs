@@ -143,6 +143,8 @@ const UNSUPPORTED: Verdict = Verdict::Refuse(Answer::Status(NV_ERR_NOT_SUPPORTED
 
 /// Controls that are refused, and why.
 pub static REFUSED_CONTROLS: &[(u32, &str)] = &[
+    (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, "nothing tells when the file is closed"),
+    (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, "nothing tells which file was exported"),
     (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, "its list of objects is not followed"),
     (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD, "as its export"),
     (NV00E0_CTRL_CMD_EXPORT_MEM, "memory would outlive its charge on another node"),
@@ -226,9 +228,7 @@ fn refuse_class(does: Use) -> Verdict {
 fn judge_control(command: u32) -> Verdict {
     match command {
         NV2080_CTRL_CMD_FB_GET_INFO
-        | NV2080_CTRL_CMD_FB_GET_INFO_V2
-        | NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD
-        | NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD => Verdict::Execute,
+        | NV2080_CTRL_CMD_FB_GET_INFO_V2 => Verdict::Execute,
         _ if REFUSED_CONTROLS.iter().any(|(refused, _)| *refused == command) => UNSUPPORTED,
         _ => pass(Passed::Control),
     }
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn controls_that_show_or_keep_memory_do_not_continue() {
-        for command in [0x2080_1301, 0x2080_1303, 0x3d05, 0x3d06] {
+        for command in [0x2080_1301, 0x2080_1303] {
             assert_eq!(judge_control(command), Verdict::Execute);
         }
         for (command, _) in REFUSED_CONTROLS {

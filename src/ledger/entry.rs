@@ -177,6 +177,26 @@ impl Ledger {
         self.objects.charge(client, handle).map(|id| id.0)
     }
 
+    /// What a hold keeps alive, so that it can be told from what it keeps later.
+    #[must_use]
+    pub fn held_by(&self, hold: Hold) -> Option<u64> {
+        self.holds.get(&hold).map(|id| id.0)
+    }
+
+    /// The mappings of a space from `base` on, `length` bytes or that one alone: where, and
+    /// what they keep.
+    #[must_use]
+    pub fn mappings(&self, space: u64, base: u64, length: u64) -> Vec<(u64, u64)> {
+        let first = Hold::Mapping { space, base };
+        let end = base.saturating_add(length.saturating_sub(1));
+        let last = Hold::Mapping { space, base: end };
+        let found = self.holds.range(first..=last).filter_map(|(hold, id)| match hold {
+            Hold::Mapping { base, .. } => Some((*base, id.0)),
+            Hold::Export(_) | Hold::Underway(_) => None,
+        });
+        found.collect()
+    }
+
     /// Bytes charged on a GPU by client. A duplicate counts for each.
     #[must_use]
     pub fn charged_by_client(&self, gpu: usize) -> BTreeMap<Client, u64> {
