@@ -74,7 +74,8 @@ impl Caller {
             .map(|text| text.split_whitespace().filter_map(|n| n.parse().ok()).collect())
             .unwrap_or_else(|| vec![process]);
         let mut namespaces = Vec::new();
-        let mut namespace = fs::File::open(format!("/proc/{process}/ns/pid")).ok().map(OwnedFd::from);
+        let mut namespace =
+            fs::File::open(format!("/proc/{process}/ns/pid")).ok().map(OwnedFd::from);
         for _ in &numbers {
             let Some(here) = namespace else { break };
             let here = fs::File::from(here);
@@ -195,7 +196,13 @@ fn stat(path: &std::path::Path) -> Option<(u64, u64)> {
     let mut answer = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: `path` ends in a zero; `answer` has room for the struct.
     let rc = unsafe {
-        libc::statx(libc::AT_FDCWD, path.as_ptr(), libc::AT_STATX_DONT_SYNC, libc::STATX_INO, answer.as_mut_ptr())
+        libc::statx(
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            libc::AT_STATX_DONT_SYNC,
+            libc::STATX_INO,
+            answer.as_mut_ptr(),
+        )
     };
     if rc != 0 {
         return None;

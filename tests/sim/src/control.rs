@@ -6,9 +6,9 @@
 
 use crate::abi::*;
 use crate::bytes::Fields;
-use crate::driver::{Allocation, Asker, Status};
 use crate::escape::Call;
 use crate::fault::Lies;
+use crate::object::{Allocation, Asker, Status};
 use crate::spec::Gpu;
 
 /// What fills an unused place of a list of GPUs: `NV0000_CTRL_GPU_INVALID_ID`.
@@ -28,7 +28,9 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         NV2080_CTRL_CMD_FB_GET_INFO | NV2080_CTRL_CMD_BUS_GET_PCI_INFO => 16,
         NV2080_CTRL_CMD_FB_GET_INFO_V2 => 4 + 8 * abi.fb_info_max_list,
         NV2080_CTRL_CMD_GPU_GET_PIDS => 12 + 4 * NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT,
-        NV2080_CTRL_CMD_GPU_GET_PID_INFO => 8 + 72 * NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT as usize,
+        NV2080_CTRL_CMD_GPU_GET_PID_INFO => {
+            8 + 72 * NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT as usize
+        }
         NVA06C_CTRL_CMD_SET_TIMESLICE => 8,
         _ => return None,
     })
@@ -77,12 +79,15 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
         }
         (NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION, _) => build_version(call, &mut params)?,
         (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, _) => export(call, &asker, client, &params)?,
-        (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, _) => import(call, &asker, client, &mut params)?,
+        (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, _) => {
+            import(call, &asker, client, &mut params)?
+        }
         (NV2080_CTRL_CMD_GPU_GET_PIDS, Some(gpu)) => processes(call, gpu, &mut params)?,
         (NV2080_CTRL_CMD_GPU_GET_PID_INFO, Some(gpu)) => process_info(call, gpu, &mut params)?,
         (NVA06C_CTRL_CMD_SET_TIMESLICE, _) => {
             let mut driver = call.sim.driver();
-            let entry = driver.clients.get_mut(&client).and_then(|entry| entry.objects.get_mut(&object));
+            let entry =
+                driver.clients.get_mut(&client).and_then(|entry| entry.objects.get_mut(&object));
             entry.ok_or(NV_ERR_OBJECT_NOT_FOUND)?.timeslice_us = params.u64_at(0);
         }
         _ => about_gpus(call, command, gpu, &mut params)?,
@@ -91,20 +96,31 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
 }
 
 /// What identifies GPUs.
-fn about_gpus(call: &Call<'_>, command: u32, gpu: Option<usize>, params: &mut [u8]) -> Result<(), Status> {
+fn about_gpus(
+    call: &Call<'_>,
+    command: u32,
+    gpu: Option<usize>,
+    params: &mut [u8],
+) -> Result<(), Status> {
     let driver = call.sim.driver();
     let gpus = &driver.gpus;
     match command {
         NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS | NV0000_CTRL_CMD_GPU_GET_PROBED_IDS => {
             params.fill(0xff);
             let ids = gpus.iter().map(Gpu::id).chain(std::iter::repeat(INVALID_ID));
-            params.chunks_exact_mut(4).take(32).zip(ids).for_each(|(place, id)| place.set_u32(0, id));
+            params
+                .chunks_exact_mut(4)
+                .take(32)
+                .zip(ids)
+                .for_each(|(place, id)| place.set_u32(0, id));
         }
         NV0000_CTRL_CMD_GPU_GET_ID_INFO | NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2 => {
             let id = params.u32_at(0);
-            let index = gpus.iter().position(|gpu| gpu.id() == id).ok_or(NV_ERR_INVALID_ARGUMENT)?;
+            let index =
+                gpus.iter().position(|gpu| gpu.id() == id).ok_or(NV_ERR_INVALID_ARGUMENT)?;
             let index = u32::try_from(index).map_err(|_| NV_ERR_INVALID_ARGUMENT)?;
-            let (instance_at, numa_at) = if command == NV0000_CTRL_CMD_GPU_GET_ID_INFO { (32, 36) } else { (24, 28) };
+            let (instance_at, numa_at) =
+                if command == NV0000_CTRL_CMD_GPU_GET_ID_INFO { (32, 36) } else { (24, 28) };
             params.set_u32(4, 0);
             params.set_u32(8, index);
             params.set_u32(12, 0);
@@ -193,16 +209,16 @@ fn export(call: &Call<'_>, asker: &Asker<'_>, client: u32, params: &[u8]) -> Res
     Ok(())
 }
 
-fn import(call: &Call<'_>, asker: &Asker<'_>, client: u32, params: &mut [u8]) -> Result<(), Status> {
+fn import(
+    call: &Call<'_>,
+    asker: &Asker<'_>,
+    client: u32,
+    params: &mut [u8],
+) -> Result<(), Status> {
     let file = call.descriptor(params.u32_at(0)).ok_or(NV_ERR_INVALID_ARGUMENT)?;
     let mut driver = call.sim.driver();
     let (memory, class) = *driver.exports.get(&file).ok_or(NV_ERR_INVALID_ARGUMENT)?;
-    let asked = Allocation {
-        client,
-        parent: params.u32_at(12),
-        handle: params.u32_at(16),
-        class,
-    };
+    let asked = Allocation { client, parent: params.u32_at(12), handle: params.u32_at(16), class };
     let handle = driver.adopt(asker, asked, memory)?;
     params.set_u32(16, handle);
     Ok(())
@@ -221,7 +237,8 @@ fn processes(call: &Call<'_>, gpu: usize, params: &mut [u8]) -> Result<(), Statu
         NV20_SUBDEVICE_0 => object.class == NV20_SUBDEVICE_0,
         class => {
             let parent = client.objects.get(&object.parent);
-            object.class == class && parent.is_some_and(|parent| CHANNEL_CLASSES.contains(&parent.class))
+            object.class == class
+                && parent.is_some_and(|parent| CHANNEL_CLASSES.contains(&parent.class))
         }
     });
     params.get_mut(12..).unwrap_or_default().fill(0);

@@ -8,15 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::abi::*;
-use crate::caller::{Caller, Numbers};
 use crate::fault::Lies;
+use crate::object::{
+    Allocation, Asker, Client, File, Made, Memory, Object, Status, Uvm, Wanted, is_known_low,
+    is_memory, number_in,
+};
 use crate::spec::Gpu;
-
-/// `NV_ERR_*`.
-pub(crate) type Status = u32;
-
-/// An open file of ours: FUSE's file handle, which duplicates of a descriptor share.
-pub(crate) type File = u64;
 
 /// Bytes of the page that a managed range is committed by.
 const MANAGED_PAGE_BYTES: u64 = 4096;
@@ -24,130 +21,6 @@ const MANAGED_PAGE_BYTES: u64 = 4096;
 // resserv.h, rs_client.h: where handles that the driver makes begin.
 const RS_CLIENT_HANDLE_BASE: u32 = 0xc1d0_0000;
 const RS_UNIQUE_HANDLE_BASE: u32 = 0xcaf0_0000;
-
-/// Who makes a call.
-#[derive(Debug)]
-pub(crate) struct Asker<'a> {
-    /// The thread.
-    pub(crate) caller: Caller,
-    /// `secInfo.clientOSInfo`: the file it is made through, or the one that is registered
-    /// for it.
-    pub(crate) file: File,
-    /// Device number of our files, and the inode of each GPU's.
-    pub(crate) nodes: &'a Nodes,
-}
-
-/// Where our files are.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Nodes {
-    /// `st_dev`.
-    pub(crate) device: u64,
-    /// `st_ino` of `nvidiaN`, by N.
-    pub(crate) gpus: Vec<u64>,
-}
-
-/// A client.
-#[derive(Debug)]
-pub(crate) struct Client {
-    /// `pOSInfo`: who may use it.
-    pub(crate) file: File,
-    /// `ProcID`.
-    pub(crate) process: u32,
-    /// The process as its pid namespaces number it.
-    pub(crate) numbers: Numbers,
-    /// By handle.
-    pub(crate) objects: BTreeMap<u32, Object>,
-    /// Memory that was freed and isn't, by a fault.
-    pub(crate) lost: Vec<u64>,
-    made: u32,
-}
-
-/// An object of a client.
-#[derive(Debug, Clone)]
-pub(crate) struct Object {
-    /// Handle of its parent: the client's, or another object's.
-    pub(crate) parent: u32,
-    /// Its class.
-    pub(crate) class: u32,
-    /// The GPU that it or its ancestor opened.
-    pub(crate) gpu: Option<usize>,
-    /// The memory it refers to.
-    pub(crate) memory: Option<u64>,
-    /// Whether it made that memory.
-    pub(crate) owns: bool,
-    /// Whether `NV_ESC_RM_SHARE` lets any client duplicate it.
-    pub(crate) shared: bool,
-    /// Microseconds of a channel group's time slice.
-    pub(crate) timeslice_us: u64,
-}
-
-/// Video memory.
-#[derive(Debug)]
-pub(crate) struct Memory {
-    pub(crate) gpu: usize,
-    pub(crate) bytes: u64,
-    /// Objects, mappings and exports.
-    pub(crate) references: u32,
-}
-
-/// A file of `nvidia-uvm`.
-#[derive(Debug, Default)]
-pub(crate) struct Uvm {
-    /// `UVM_INITIALIZE`'s flags; `None` before.
-    pub(crate) flags: Option<u64>,
-    /// The process it is bound to.
-    pub(crate) process: u32,
-    /// Made by `UVM_MM_INITIALIZE`.
-    pub(crate) is_mm: bool,
-    pub(crate) gpus: BTreeSet<[u8; 16]>,
-    pub(crate) vaspaces: BTreeSet<[u8; 16]>,
-    /// Bytes and kind by base: external ranges, semaphore pools, P2P.
-    pub(crate) ranges: BTreeMap<u64, (u64, Range)>,
-    /// Memory mapped into an external range, by base: bytes and memory.
-    pub(crate) mappings: BTreeMap<u64, (u64, u64)>,
-    /// Offsets of pages that were touched outside all ranges.
-    pub(crate) managed: BTreeSet<u64>,
-}
-
-/// What a range of UVM is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Range {
-    External,
-    SemaphorePool,
-    DeviceP2p,
-}
-
-/// What an allocation asks for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Allocation {
-    pub(crate) client: u32,
-    pub(crate) parent: u32,
-    /// 0: the driver chooses.
-    pub(crate) handle: u32,
-    pub(crate) class: u32,
-}
-
-/// What it needs beyond.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Wanted {
-    /// The device or subdevice.
-    pub(crate) instance: u32,
-    /// Bytes of memory, and of its pages.
-    pub(crate) bytes: u64,
-    pub(crate) page_bytes: u64,
-    /// The memory that is kept alive.
-    pub(crate) source: u32,
-}
-
-/// What was made.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Made {
-    pub(crate) handle: u32,
-    /// Bytes taken.
-    pub(crate) bytes: u64,
-    /// Where they begin, so to say.
-    pub(crate) offset: u64,
-}
 
 /// The simulated driver.
 #[derive(Debug)]
@@ -205,7 +78,12 @@ impl Driver {
     /// The client, if it may be used through that file: strict client validation
     /// (`rmclientValidate_IMPL`, client.c). `unknown` is what the call answers where there
     /// is no such client.
-    pub(crate) fn client(&self, handle: u32, file: File, unknown: Status) -> Result<&Client, Status> {
+    pub(crate) fn client(
+        &self,
+        handle: u32,
+        file: File,
+        unknown: Status,
+    ) -> Result<&Client, Status> {
         let client = self.clients.get(&handle).ok_or(unknown)?;
         if client.file == file { Ok(client) } else { Err(NV_ERR_INVALID_CLIENT) }
     }
@@ -283,8 +161,11 @@ impl Driver {
             class if class <= 0xff && !is_known_low(class) => return Err(NV_ERR_INVALID_CLASS),
             NV01_DEVICE_0 => parent.is_some(),
             NV20_SUBDEVICE_0 => parent_class != NV01_DEVICE_0,
-            NV01_EVENT | NV01_EVENT_OS_EVENT | NV01_EVENT_KERNEL_CALLBACK
-            | NV01_EVENT_KERNEL_CALLBACK_EX | NV01_MEMORY_DEVICELESS => false,
+            NV01_EVENT
+            | NV01_EVENT_OS_EVENT
+            | NV01_EVENT_KERNEL_CALLBACK
+            | NV01_EVENT_KERNEL_CALLBACK_EX
+            | NV01_MEMORY_DEVICELESS => false,
             class if is_memory(class) => !on_device,
             class => class > 0xff && above.is_none(),
         };
@@ -383,7 +264,13 @@ impl Driver {
 
     /// `NV_ESC_RM_FREE`: an object with all below it, or a client. With `lose`, memory
     /// stays in use until the client goes.
-    pub(crate) fn free(&mut self, file: File, client: u32, handle: u32, lose: bool) -> Result<(), Status> {
+    pub(crate) fn free(
+        &mut self,
+        file: File,
+        client: u32,
+        handle: u32,
+        lose: bool,
+    ) -> Result<(), Status> {
         self.client(client, file, NV_ERR_INVALID_OBJECT_HANDLE)?;
         if handle == client {
             self.drop_client(client);
@@ -454,7 +341,12 @@ impl Driver {
     }
 
     /// A new object for memory that an export holds.
-    pub(crate) fn adopt(&mut self, asker: &Asker<'_>, asked: Allocation, memory: u64) -> Result<u32, Status> {
+    pub(crate) fn adopt(
+        &mut self,
+        asker: &Asker<'_>,
+        asked: Allocation,
+        memory: u64,
+    ) -> Result<u32, Status> {
         let client = self.client(asked.client, asker.file, NV_ERR_INVALID_CLIENT)?;
         let parent = client.objects.get(&asked.parent).ok_or(NV_ERR_INVALID_OBJECT_PARENT)?;
         let gpu = parent.gpu;
@@ -479,7 +371,12 @@ impl Driver {
     /// Memory that another part of the kernel duplicates for the calling process
     /// (nv_gpu_ops.c with NV04_DUP_HANDLE_FLAGS_REJECT_KERNEL_DUP_PRIVILEGE): the client
     /// must be that process's; through which file it came isn't asked.
-    pub(crate) fn kernel_duplicate(&mut self, process: u32, client: u32, handle: u32) -> Result<u64, Status> {
+    pub(crate) fn kernel_duplicate(
+        &mut self,
+        process: u32,
+        client: u32,
+        handle: u32,
+    ) -> Result<u64, Status> {
         let from = self.clients.get(&client).ok_or(NV_ERR_INVALID_OBJECT_HANDLE)?;
         let object = from.objects.get(&handle).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
         if from.process != process && !object.shared {
@@ -510,9 +407,8 @@ impl Driver {
     }
 
     /// The last descriptor of a file is closed: all its clients go with it
-    /// (`rm_cleanup_file_private`), and what a file of UVM holds. Returns where its managed
-    /// pages were.
-    pub(crate) fn close(&mut self, file: File) -> Option<(u64, u64)> {
+    /// (`rm_cleanup_file_private`), and what a file of UVM holds.
+    pub(crate) fn close(&mut self, file: File) {
         let clients = self.clients.iter().filter(|(_, client)| client.file == file);
         for client in clients.map(|(handle, _)| *handle).collect::<Vec<_>>() {
             self.drop_client(client);
@@ -522,14 +418,19 @@ impl Driver {
         if let Some((memory, _)) = self.exports.remove(&file) {
             self.unrefer(memory);
         }
-        let uvm = self.uvm.remove(&file)?;
+        let Some(uvm) = self.uvm.remove(&file) else { return };
         for (_, memory) in uvm.mappings.values() {
             self.unrefer(*memory);
         }
         if let Some(used) = self.used.first_mut() {
             *used -= uvm.managed.len() as u64 * MANAGED_PAGE_BYTES;
         }
-        Some((*uvm.managed.first()?, *uvm.managed.last()? + MANAGED_PAGE_BYTES))
+    }
+
+    /// From where to where a file has managed pages.
+    pub(crate) fn managed_pages(&self, file: File) -> Option<(u64, u64)> {
+        let managed = &self.uvm.get(&file)?.managed;
+        Some((*managed.first()?, *managed.last()? + MANAGED_PAGE_BYTES))
     }
 
     /// Processes with a client on the GPU that has an object for which `counts` holds:
@@ -543,7 +444,10 @@ impl Driver {
         let with = self.clients.values().filter(|client| {
             let opened = |object: &Object| object.class == NV01_DEVICE_0 && object.gpu == Some(gpu);
             client.objects.values().any(opened)
-                && client.objects.values().any(|object| object.gpu == Some(gpu) && counts(client, object))
+                && client
+                    .objects
+                    .values()
+                    .any(|object| object.gpu == Some(gpu) && counts(client, object))
         });
         with.filter_map(|client| number_in(&client.numbers, namespace)).collect()
     }
@@ -557,7 +461,9 @@ impl Driver {
                 continue;
             }
             for object in client.objects.values().filter(|object| object.gpu == Some(gpu)) {
-                let Some(memory) = object.memory.and_then(|id| self.memories.get(&id)) else { continue };
+                let Some(memory) = object.memory.and_then(|id| self.memories.get(&id)) else {
+                    continue;
+                };
                 let [private, owned, duped] = &mut bytes;
                 *match (memory.references, object.owns) {
                     (1, _) => private,
@@ -568,41 +474,4 @@ impl Driver {
         }
         bytes
     }
-}
-
-/// A process's number in a pid namespace, if that shows it: `pid_vnr`.
-pub(crate) fn number_in(numbers: &Numbers, namespace: u64) -> Option<u32> {
-    numbers.iter().find(|(inode, _)| *inode == namespace).map(|(_, number)| *number)
-}
-
-/// Classes that are memory of some kind and lie under a device.
-pub(crate) fn is_memory(class: u32) -> bool {
-    matches!(
-        class,
-        NV01_MEMORY_SYSTEM
-            | NV01_MEMORY_LOCAL_PRIVILEGED
-            | NV01_MEMORY_LOCAL_USER
-            | NV_MEMORY_EXTENDED_USER
-            | NV01_MEMORY_VIRTUAL
-            | NV01_MEMORY_SYSTEM_OS_DESCRIPTOR
-            | NV01_MEMORY_LIST_SYSTEM
-            | NV01_MEMORY_LIST_FBMEM
-            | NV01_MEMORY_LIST_OBJECT
-            | NV01_MEMORY_LOCAL_PHYSICAL
-            | NV_MEMORY_FABRIC
-            | NV50_MEMORY_VIRTUAL
-    )
-}
-
-fn is_known_low(class: u32) -> bool {
-    is_memory(class)
-        || OTHER_LOW_CLASSES.contains(&class)
-        || matches!(
-            class,
-            NV01_DEVICE_0
-                | NV01_EVENT
-                | NV01_EVENT_OS_EVENT
-                | NV01_EVENT_KERNEL_CALLBACK
-                | NV01_EVENT_KERNEL_CALLBACK_EX
-        )
 }

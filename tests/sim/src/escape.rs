@@ -10,8 +10,9 @@ use crate::abi::*;
 use crate::bytes::Fields;
 use crate::caller::Caller;
 use crate::control;
-use crate::driver::{Allocation, Asker, File, Status, Wanted, is_memory};
 use crate::fault::{Action, Kind};
+use crate::heap;
+use crate::object::{Allocation, Asker, File, Status, Wanted, is_memory};
 use crate::shared::Shared;
 use crate::tree::Device;
 
@@ -78,7 +79,7 @@ impl Call<'_> {
 }
 
 /// `nvidia_ioctl`.
-pub(crate) fn ioctl(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Errno> {
+pub(crate) fn ioctl(call: &Call<'_>, number: u32, bytes: &mut [u8]) -> Result<(), Errno> {
     if number != NV_ESC_IOCTL_XFER_CMD {
         return dispatch(call, number, bytes);
     }
@@ -92,18 +93,19 @@ pub(crate) fn ioctl(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result
     let mut copy = vec![0; size];
     call.caller.read(address, &mut copy).ok_or(EFAULT)?;
     // A second wrapper inside is a number like any other, and unknown.
-    let done = if inner == NV_ESC_IOCTL_XFER_CMD { Err(EINVAL) } else { dispatch(call, inner, &mut copy) };
+    let done =
+        if inner == NV_ESC_IOCTL_XFER_CMD { Err(EINVAL) } else { dispatch(call, inner, &mut copy) };
     if done != Err(EFAULT) {
         call.caller.write(address, &copy).ok_or(EFAULT)?;
     }
     done
 }
 
-fn status_of<T>(result: Result<T, Status>) -> Status {
+pub(crate) fn status_of<T>(result: Result<T, Status>) -> Status {
     result.err().unwrap_or(NV_OK)
 }
 
-fn dispatch(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Errno> {
+fn dispatch(call: &Call<'_>, number: u32, bytes: &mut [u8]) -> Result<(), Errno> {
     let abi = &call.sim.abi;
     let control_only = !matches!(
         number,
@@ -134,7 +136,7 @@ fn dispatch(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Err
             if call.is_control() {
                 return Err(EINVAL);
             }
-            allocate_memory(call, bytes)
+            heap::allocate_memory(call, bytes)
         }
         NV_ESC_RM_ALLOC_OBJECT => {
             sized(20)?;
@@ -169,7 +171,7 @@ fn dispatch(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Err
             let met = call.meet(Kind::Heap, bytes.u32_at(8))?;
             let status = match met {
                 Met::Status(status) => status,
-                met => status_of(heap(call, bytes, &met)),
+                met => status_of(heap::control(call, bytes, &met)),
             };
             bytes.set_u32(20, status);
             Ok(())
@@ -189,7 +191,7 @@ fn dispatch(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Err
 }
 
 /// The rarer calls.
-fn other(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Errno> {
+fn other(call: &Call<'_>, number: u32, bytes: &mut [u8]) -> Result<(), Errno> {
     let abi = &call.sim.abi;
     let forced = match call.meet(Kind::Other, number)? {
         Met::Status(status) => Some(status),
@@ -249,7 +251,8 @@ fn other(call: &Call<'_>, number: u32, bytes: &mut Vec<u8>) -> Result<(), Errno>
             sized(16)?;
             let (client, fd) = (bytes.u32_at(0), bytes.u32_at(8));
             let mut driver = call.sim.driver();
-            let had = driver.events.iter().any(|(owner, number, _)| (*owner, *number) == (client, fd));
+            let had =
+                driver.events.iter().any(|(owner, number, _)| (*owner, *number) == (client, fd));
             let status = match (number, had) {
                 // allocate_os_event (osapi.c): one event a descriptor.
                 (NV_ESC_ALLOC_OS_EVENT, true) => NV_ERR_INSUFFICIENT_RESOURCES,
@@ -338,7 +341,10 @@ fn allocate(call: &Call<'_>, bytes: &mut [u8], status_at: usize) -> Result<(), E
     let is_client = matches!(class, NV01_ROOT | NV01_ROOT_NON_PRIV | NV01_ROOT_CLIENT);
     let is_event = matches!(
         class,
-        NV01_EVENT | NV01_EVENT_OS_EVENT | NV01_EVENT_KERNEL_CALLBACK | NV01_EVENT_KERNEL_CALLBACK_EX
+        NV01_EVENT
+            | NV01_EVENT_OS_EVENT
+            | NV01_EVENT_KERNEL_CALLBACK
+            | NV01_EVENT_KERNEL_CALLBACK_EX
     );
     if !is_event && !call.is_control() {
         return Err(EINVAL);
@@ -398,7 +404,9 @@ fn class_params(abi: &Abi, class: u32) -> Option<(usize, bool)> {
         NV01_MEMORY_VIRTUAL => (24, true),
         NV_MEMORY_FABRIC => (abi.fabric_params.0, true),
         NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => (40, true),
-        NV01_EVENT | NV01_EVENT_OS_EVENT | NV01_EVENT_KERNEL_CALLBACK
+        NV01_EVENT
+        | NV01_EVENT_OS_EVENT
+        | NV01_EVENT_KERNEL_CALLBACK
         | NV01_EVENT_KERNEL_CALLBACK_EX => (24, true),
         FERMI_VASPACE_A => (abi.vaspace_params_bytes, true),
         KEPLER_CHANNEL_GROUP_A => (20, true),
@@ -407,7 +415,7 @@ fn class_params(abi: &Abi, class: u32) -> Option<(usize, bool)> {
 }
 
 /// Bytes of a page, by `NVOS32_ATTR_PAGE_SIZE` (`memmgrDeterminePageSize`, roughly).
-fn page_bytes(attributes: u32) -> u64 {
+pub(crate) fn page_bytes(attributes: u32) -> u64 {
     match attributes >> NVOS32_ATTR_PAGE_SIZE_SHIFT & 3 {
         1 => 4 << 10,
         3 => 2 << 20,
@@ -444,14 +452,17 @@ fn make(call: &Call<'_>, bytes: &mut [u8], params: &mut Option<Vec<u8>>) -> Resu
                 return Err(NV_ERR_INVALID_ARGUMENT);
             }
             NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => {
-                check_os_descriptor(call, params.u64_at(16), params.u64_at(24))?;
+                heap::check_os_descriptor(call, params.u64_at(16), params.u64_at(24))?;
             }
             NV01_EVENT_OS_EVENT => {
                 // osUserHandleToKernelPtr (osapi.c): `data` is a descriptor that an event
                 // was made for.
                 let fd = params.u32_at(16);
                 let driver = call.sim.driver();
-                let known = driver.events.iter().any(|(client, number, _)| (*client, *number) == (asked.client, fd));
+                let known = driver
+                    .events
+                    .iter()
+                    .any(|(client, number, _)| (*client, *number) == (asked.client, fd));
                 if !known {
                     return Err(NV_ERR_INVALID_ARGUMENT);
                 }
@@ -469,128 +480,6 @@ fn make(call: &Call<'_>, bytes: &mut [u8], params: &mut Option<Vec<u8>>) -> Resu
         params.set_u64(80, made.offset);
         params.set_u64(88, made.bytes - 1);
     }
-    Ok(())
-}
-
-/// `RmCreateOsDescriptor` (escape.c): the caller's own memory, which must be mapped.
-fn check_os_descriptor(call: &Call<'_>, address: u64, limit: u64) -> Result<(), Status> {
-    if address & 0xfff != 0 {
-        return Err(NV_ERR_NOT_SUPPORTED);
-    }
-    let bytes = limit.checked_add(1).ok_or(NV_ERR_INVALID_LIMIT)?;
-    if call.caller.has_mapped(address, bytes) { Ok(()) } else { Err(NV_ERR_INVALID_ADDRESS) }
-}
-
-/// `NV_ESC_RM_ALLOC_MEMORY` (rmapi_deprecated_allocmemory.c).
-fn allocate_memory(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Errno> {
-    let class = bytes.u32_at(12);
-    let status = match call.meet(Kind::AllocMemory, class)? {
-        Met::Status(status) => status,
-        _ => status_of(legacy_memory(call, bytes, class)),
-    };
-    bytes.set_u32(40, status);
-    Ok(())
-}
-
-fn legacy_memory(call: &Call<'_>, bytes: &mut [u8], class: u32) -> Result<(), Status> {
-    let class = match class {
-        // `_rmAllocMemoryLocalUser`: a query of the heap's size in disguise; the handle is
-        // a dummy that takes nothing, or all of the memory to look at for root.
-        NV01_MEMORY_LOCAL_USER => NV01_MEMORY_VIRTUAL,
-        NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => {
-            check_os_descriptor(call, bytes.u64_at(24), bytes.u64_at(32))?;
-            class
-        }
-        NV01_MEMORY_SYSTEM
-        | NV01_MEMORY_VIRTUAL
-        | NV01_MEMORY_LOCAL_PRIVILEGED
-        | NV01_MEMORY_LIST_SYSTEM
-        | NV01_MEMORY_LIST_FBMEM
-        | NV01_MEMORY_LIST_OBJECT => class,
-        _ => return Err(NV_ERR_INVALID_CLASS),
-    };
-    let asked = Allocation {
-        client: bytes.u32_at(0),
-        parent: bytes.u32_at(4),
-        handle: bytes.u32_at(8),
-        class,
-    };
-    let asker = call.asker();
-    let mut driver = call.sim.driver();
-    let made = driver.allocate(&asker, asked, Wanted::default())?;
-    if bytes.u32_at(12) == NV01_MEMORY_LOCAL_USER {
-        let client = driver.client(asked.client, asker.file, NV_ERR_INVALID_CLIENT)?;
-        let gpu = client.objects.get(&made.handle).and_then(|object| object.gpu);
-        let total = gpu.and_then(|gpu| driver.gpus.get(gpu)).map_or(0, |gpu| gpu.memory_bytes);
-        bytes.set_u64(32, total.wrapping_sub(1));
-    }
-    Ok(())
-}
-
-/// `NV_ESC_RM_VID_HEAP_CONTROL` (rmapi_deprecated_vidheapctrl.c).
-fn heap(call: &Call<'_>, bytes: &mut [u8], met: &Met) -> Result<(), Status> {
-    let asker = call.asker();
-    let (client, parent, function) = (bytes.u32_at(0), bytes.u32_at(4), bytes.u32_at(8));
-    if function == NVOS32_FUNCTION_ALLOC_OS_DESCRIPTOR {
-        check_os_descriptor(call, bytes.u64_at(64), bytes.u64_at(72))?;
-    }
-    let mut driver = call.sim.driver();
-    let entry = driver.client(client, asker.file, NV_ERR_INVALID_OBJECT_HANDLE)?;
-    let device = entry.objects.get(&parent).ok_or(NV_ERR_INVALID_OBJECT_PARENT)?;
-    let gpu = device.gpu.ok_or(NV_ERR_INVALID_OBJECT_PARENT)?;
-    // Offsets of size, and of limit; the offset lies eight before the limit.
-    let places = match function {
-        NVOS32_FUNCTION_ALLOC_SIZE | NVOS32_FUNCTION_ALLOC_TILED_PITCH_HEIGHT => Some((88, 112)),
-        NVOS32_FUNCTION_ALLOC_SIZE_RANGE => Some((80, 104)),
-        _ => None,
-    };
-    match (function, places) {
-        (_, Some((size_at, limit_at))) => {
-            let flags = bytes.u32_at(52);
-            let attributes = bytes.u32_at(if function == NVOS32_FUNCTION_ALLOC_TILED_PITCH_HEIGHT { 64 } else { 56 });
-            let class = if flags & NVOS32_ALLOC_FLAGS_VIRTUAL != 0 {
-                NV50_MEMORY_VIRTUAL
-            } else if attributes >> NVOS32_ATTR_LOCATION_SHIFT & 3 == 0 {
-                NV01_MEMORY_LOCAL_USER
-            } else {
-                NV01_MEMORY_SYSTEM
-            };
-            let provided = flags & NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED != 0;
-            let handle = if provided { bytes.u32_at(44) } else { 0 };
-            let size = if function == NVOS32_FUNCTION_ALLOC_TILED_PITCH_HEIGHT {
-                u64::from(bytes.u32_at(56)) * u64::from(bytes.u32_at(60))
-            } else {
-                bytes.u64_at(size_at)
-            };
-            let wanted = Wanted { bytes: size, page_bytes: page_bytes(attributes), ..Wanted::default() };
-            let made = driver.allocate(&asker, Allocation { client, parent, handle, class }, wanted)?;
-            let given = if class == NV01_MEMORY_LOCAL_USER { made.bytes } else { size };
-            bytes.set_u32(44, made.handle);
-            bytes.set_u64(size_at, given);
-            bytes.set_u64(limit_at - 8, made.offset);
-            bytes.set_u64(limit_at, given.wrapping_sub(1));
-        }
-        (NVOS32_FUNCTION_FREE, _) => {
-            driver.free(asker.file, client, bytes.u32_at(44), matches!(met, Met::Lose))?;
-        }
-        (NVOS32_FUNCTION_INFO, _) => {
-            bytes.set_u64(48, 0);
-            bytes.set_u64(56, driver.free_bytes(gpu));
-            bytes.set_u64(64, 0);
-        }
-        (NVOS32_FUNCTION_ALLOC_OS_DESCRIPTOR, _) => {
-            let class = NV01_MEMORY_SYSTEM_OS_DESCRIPTOR;
-            let provided = bytes.u32_at(48) & NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED != 0;
-            let handle = if provided { bytes.u32_at(40) } else { 0 };
-            let asked = Allocation { client, parent, handle, class };
-            let made = driver.allocate(&asker, asked, Wanted::default())?;
-            bytes.set_u32(40, made.handle);
-        }
-        _ => return Err(NV_ERR_NOT_SUPPORTED),
-    }
-    let total = driver.gpus.get(gpu).map_or(0, |gpu| gpu.memory_bytes);
-    bytes.set_u64(24, total);
-    bytes.set_u64(32, driver.free_bytes(gpu));
     Ok(())
 }
 

@@ -122,7 +122,9 @@ pub struct Lies {
 
 /// Why a line is no fault.
 #[derive(Debug, thiserror::Error)]
-#[error("\"{line}\" is no fault; write it as \"alloc:0x40 hang\", \"free lose times 1\" or \"clear\"")]
+#[error(
+    "\"{line}\" is no fault; write it as \"alloc:0x40 hang\", \"free lose times 1\" or \"clear\""
+)]
 pub struct FaultError {
     line: String,
 }
@@ -182,7 +184,9 @@ impl fmt::Display for Fault {
         let fault = match self {
             Fault::Clear => return formatter.write_str("clear"),
             Fault::Round { bytes } => return write!(formatter, "round {bytes}"),
-            Fault::FbInfo { index, value } => return write!(formatter, "fb-info {index:#x} {value}"),
+            Fault::FbInfo { index, value } => {
+                return write!(formatter, "fb-info {index:#x} {value}");
+            }
             Fault::Call(fault) => fault,
         };
         formatter.write_str(fault.kind.map_or("any", Kind::name))?;
@@ -219,7 +223,8 @@ mod tests {
         for line in lines {
             assert_eq!(line.parse::<Fault>().unwrap().to_string(), line);
         }
-        for wrong in ["", "alloc", "alloc:x hang", "nothing hang", "alloc delay", "free lose times"] {
+        for wrong in ["", "alloc", "alloc:x hang", "nothing hang", "alloc delay", "free lose times"]
+        {
             assert!(wrong.parse::<Fault>().is_err(), "{wrong}");
         }
     }

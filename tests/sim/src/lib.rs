@@ -16,6 +16,9 @@ mod control;
 mod driver;
 mod escape;
 mod fault;
+mod heap;
+mod object;
+mod program;
 mod shared;
 mod spec;
 mod state;
@@ -31,10 +34,11 @@ use std::sync::Arc;
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 
 pub use fault::{Action, CallFault, Fault, FaultError, Kind, Lies};
+pub use program::Program;
 pub use spec::{GpuSpec, SimOptions, SizeError, size_bytes};
 pub use state::{ClientState, FileState, GpuState, ObjectState, State, UvmState};
 
-use driver::Nodes;
+use object::Nodes;
 use shared::Shared;
 use spec::Gpu;
 use tree::Tree;
@@ -93,9 +97,9 @@ impl Drop for Sim {
     fn drop(&mut self) {
         // Who hangs would hold the mount.
         self.sim.add(Fault::Clear);
-        if let Some(session) = self.session.take() {
-            // Busy files stay with whoever has them; the tree goes from the directory.
-            let _ = session.umount_and_join();
-        }
+        // Busy files stay with whoever has them, and are served while this process lives;
+        // the tree goes from the directory. Without users the threads end now.
+        let _ = nix::mount::umount2(&self.dir, nix::mount::MntFlags::MNT_DETACH);
+        drop(self.session.take());
     }
 }

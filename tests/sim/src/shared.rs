@@ -8,8 +8,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::abi::{Abi, Version};
-use crate::driver::{Driver, File, Nodes, Uvm};
+use crate::driver::Driver;
 use crate::fault::{Action, CallFault, Fault, Kind, Lies};
+use crate::object::{File, Nodes, Uvm};
 use crate::spec::Gpu;
 use crate::tree::Device;
 
@@ -84,11 +85,15 @@ impl Shared {
         file
     }
 
-    /// The last descriptor went. Returns where the file's managed pages were.
-    pub(crate) fn close(&self, file: File) -> Option<(u64, u64)> {
-        let pages = self.driver().close(file);
+    /// From where to where an open file has managed pages.
+    pub(crate) fn managed_pages(&self, file: File) -> Option<(u64, u64)> {
+        self.driver().managed_pages(file)
+    }
+
+    /// The last descriptor went.
+    pub(crate) fn close(&self, file: File) {
+        self.driver().close(file);
         lock(&self.files).remove(&file);
-        pages
     }
 
     pub(crate) fn device_of(&self, file: File) -> Option<Device> {

@@ -136,7 +136,10 @@ impl State {
                 managed_bytes: if index == 0 { managed } else { 0 },
                 lost_bytes: lost.map(bytes_of).sum(),
                 orphan_bytes: orphans.map(bytes_of).sum(),
-                processes: processes.into_iter().map(|(pid, ids)| (pid, ids.values().sum())).collect(),
+                processes: processes
+                    .into_iter()
+                    .map(|(pid, ids)| (pid, ids.values().sum()))
+                    .collect(),
             }
         });
         let clients = driver.clients.iter().map(|(handle, client)| ClientState {

@@ -320,14 +320,19 @@ impl Filesystem for Tree {
         if fh.0 & TEXT_HANDLES != 0 {
             return;
         }
-        // Pages that stay cached would be touched unseen the next time.
-        if let (Some((from, to)), Some(notifier)) = (self.sim.close(fh.0), self.notifier.get()) {
-            let notifier = notifier.clone();
-            std::thread::spawn(move || {
-                let from = i64::try_from(from).unwrap_or(0);
-                let len = i64::try_from(to).unwrap_or(i64::MAX).saturating_sub(from);
-                let _ = notifier.inval_inode(ino, from, len);
-            });
+        // Pages that stay cached would be touched unseen the next time. The kernel may have
+        // to ask us about them, so another thread tells it.
+        match (self.sim.managed_pages(fh.0), self.notifier.get()) {
+            (Some((from, to)), Some(notifier)) => {
+                let (notifier, sim) = (notifier.clone(), Arc::clone(&self.sim));
+                std::thread::spawn(move || {
+                    let from = i64::try_from(from).unwrap_or(0);
+                    let len = i64::try_from(to).unwrap_or(i64::MAX).saturating_sub(from);
+                    let _ = notifier.inval_inode(ino, from, len);
+                    sim.close(fh.0);
+                });
+            }
+            _ => self.sim.close(fh.0),
         }
     }
 
@@ -445,9 +450,14 @@ impl Filesystem for Tree {
             Err(errno) => return reply.error(errno),
         };
         let dots = [(".".to_owned(), ino.0), ("..".to_owned(), parent)];
-        let children = self.nodes.iter().zip(1..).filter(|(node, at)| node.parent == ino.0 && *at != 1);
+        let children =
+            self.nodes.iter().zip(1..).filter(|(node, at)| node.parent == ino.0 && *at != 1);
         let entries = dots.into_iter().chain(children.map(|(node, at)| (node.name.clone(), at)));
-        for (position, (name, at)) in entries.zip(1_u64..).map(|(e, p)| (p, e)).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
+        for (position, (name, at)) in entries
+            .zip(1_u64..)
+            .map(|(e, p)| (p, e))
+            .skip(usize::try_from(offset).unwrap_or(usize::MAX))
+        {
             let kind = self.attributes(INodeNo(at)).map_or(FileType::RegularFile, |a| a.kind);
             if reply.add(INodeNo(at), position, kind, name) {
                 break;

@@ -10,9 +10,10 @@ use libc::{EFAULT, EINVAL};
 
 use crate::abi::*;
 use crate::bytes::Fields;
-use crate::driver::{Driver, File, Range, Status, Uvm};
+use crate::driver::Driver;
 use crate::escape::{Call, Errno, Met};
 use crate::fault::Kind;
+use crate::object::{File, Range, Status, Uvm};
 
 /// `uvm_ioctl`; `address` is where the caller has the struct.
 pub(crate) fn ioctl(call: &Call<'_>, number: u32, address: u64) -> Result<(), Errno> {
@@ -87,16 +88,16 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
             uvm.vaspaces.insert(uuid);
         }
         UVM_UNREGISTER_GPU_VASPACE => {
-            if !space(&mut driver, call.file)?.vaspaces.remove(&uuid) {
-                return Err(NV_ERR_INVALID_DEVICE);
-            }
+            let known = space(&mut driver, call.file)?.vaspaces.remove(&uuid);
+            return if known { Ok(()) } else { Err(NV_ERR_INVALID_DEVICE) };
         }
         UVM_CREATE_EXTERNAL_RANGE => add(&mut driver, call.file, base, bytes, Range::External)?,
         UVM_ALLOC_SEMAPHORE_POOL => add(&mut driver, call.file, base, bytes, Range::SemaphorePool)?,
         UVM_ALLOC_DEVICE_P2P => add(&mut driver, call.file, base, bytes, Range::DeviceP2p)?,
         UVM_MAP_EXTERNAL_ALLOCATION => map_external(call, &mut driver, process, params)?,
         UVM_UNMAP_EXTERNAL => {
-            let within = |(at, (len, _)): (&u64, &(u64, u64))| *at >= base && at + len <= base + bytes;
+            let within =
+                |(at, (len, _)): (&u64, &(u64, u64))| *at >= base && at + len <= base + bytes;
             unmap(&mut driver, call.file, within)?;
         }
         UVM_FREE => {
@@ -145,7 +146,12 @@ fn add(driver: &mut Driver, file: File, base: u64, bytes: u64, kind: Range) -> R
 }
 
 /// `uvm_api_map_external_allocation`: takes a duplicate of the memory.
-fn map_external(call: &Call<'_>, driver: &mut Driver, process: u32, params: &[u8]) -> Result<(), Status> {
+fn map_external(
+    call: &Call<'_>,
+    driver: &mut Driver,
+    process: u32,
+    params: &[u8],
+) -> Result<(), Status> {
     let tail = call.sim.abi.uvm_map_external_tail();
     let (base, bytes) = (params.u64_at(0), params.u64_at(8));
     let count = params.u64_at(tail);
@@ -159,9 +165,8 @@ fn map_external(call: &Call<'_>, driver: &mut Driver, process: u32, params: &[u8
         return Err(NV_ERR_INVALID_DEVICE);
     }
     let range = uvm.ranges.range(..=base).next_back();
-    let inside = range.is_some_and(|(at, (len, kind))| {
-        *kind == Range::External && base - at + bytes <= *len
-    });
+    let inside = range
+        .is_some_and(|(at, (len, kind))| *kind == Range::External && base - at + bytes <= *len);
     if !inside {
         return Err(NV_ERR_INVALID_ADDRESS);
     }
@@ -180,8 +185,10 @@ fn unmap(
     doomed: impl Fn((&u64, &(u64, u64))) -> bool,
 ) -> Result<(), Status> {
     let uvm = space(driver, file)?;
-    let bases: Vec<u64> = uvm.mappings.iter().filter(|entry| doomed(*entry)).map(|(at, _)| *at).collect();
-    let gone: Vec<u64> = bases.iter().filter_map(|at| uvm.mappings.remove(at)).map(|(_, m)| m).collect();
+    let bases: Vec<u64> =
+        uvm.mappings.iter().filter(|entry| doomed(*entry)).map(|(at, _)| *at).collect();
+    let gone: Vec<u64> =
+        bases.iter().filter_map(|at| uvm.mappings.remove(at)).map(|(_, m)| m).collect();
     gone.into_iter().for_each(|memory| driver.unrefer(memory));
     Ok(())
 }

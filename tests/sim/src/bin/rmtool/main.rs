@@ -11,6 +11,7 @@ mod attack;
 mod processes;
 mod rm;
 mod script;
+mod uvm;
 mod work;
 
 use std::io::Read as _;

@@ -23,7 +23,7 @@ pub(crate) fn together<K>(count: u32, work: impl Fn(u32) -> (u64, K)) -> anyhow:
                 reports.push(report);
             }
             ForkResult::Child => {
-                drop(std::mem::replace(&mut reports, Vec::new()));
+                drop(std::mem::take(&mut reports));
                 child(number, [start, stay], [go, end], answer, &work);
             }
         }
@@ -44,7 +44,13 @@ pub(crate) fn together<K>(count: u32, work: impl Fn(u32) -> (u64, K)) -> anyhow:
     Ok(numbers)
 }
 
-fn child<K>(number: u32, waits: [OwnedFd; 2], ends: [OwnedFd; 2], answer: OwnedFd, work: impl Fn(u32) -> (u64, K)) -> ! {
+fn child<K>(
+    number: u32,
+    waits: [OwnedFd; 2],
+    ends: [OwnedFd; 2],
+    answer: OwnedFd,
+    work: impl Fn(u32) -> (u64, K),
+) -> ! {
     drop(ends);
     let [start, stay] = waits;
     let until_closed = |fd: OwnedFd| {

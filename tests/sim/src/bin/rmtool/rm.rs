@@ -71,7 +71,6 @@ pub(crate) struct Place {
 /// A client with a device and a subdevice.
 #[derive(Debug)]
 pub(crate) struct Rm {
-    pub(crate) place: Place,
     pub(crate) abi: Abi,
     pub(crate) ctl: OwnedFd,
     pub(crate) gpu: OwnedFd,
@@ -88,7 +87,7 @@ pub(crate) fn open(dev: &Path, name: &str) -> Result<OwnedFd, Fail> {
 }
 
 /// The version that the driver says it has: NV_RM_API_VERSION_CMD_QUERY.
-fn version(ctl: RawFd) -> Option<Version> {
+pub(crate) fn version(ctl: RawFd) -> Option<Version> {
     let mut bytes = [0; 72];
     bytes.set_u32(0, u32::from(b'2'));
     raw_ioctl(ctl, command(NV_ESC_CHECK_VERSION_STR, 72), &mut bytes).ok()?;
@@ -104,9 +103,8 @@ impl Rm {
         let fallback = || "535.161.08".parse().expect("it is a version");
         let version = place.driver.clone().or_else(|| version(ctl.as_raw_fd()));
         let abi = Abi::of(&version.unwrap_or_else(fallback));
-        let place = place.clone();
         let next = AtomicU32::new(0xa000_0001);
-        Ok(Rm { place, abi, ctl, gpu, client: 0, device: 0, subdevice: 0, next })
+        Ok(Rm { abi, ctl, gpu, client: 0, device: 0, subdevice: 0, next })
     }
 
     /// Opens the nodes and makes client, device and subdevice.
@@ -128,7 +126,14 @@ impl Rm {
     }
 
     /// An NVOS64 of this release.
-    pub(crate) fn nvos64(&self, parent: u32, handle: u32, class: u32, params: u64, params_bytes: usize) -> Vec<u8> {
+    pub(crate) fn nvos64(
+        &self,
+        parent: u32,
+        handle: u32,
+        class: u32,
+        params: u64,
+        params_bytes: usize,
+    ) -> Vec<u8> {
         let mut bytes = vec![0; self.abi.nvos64_bytes];
         bytes.set_u32(0, self.client);
         bytes.set_u32(4, parent);
@@ -142,7 +147,14 @@ impl Rm {
     }
 
     /// Makes an object with parameters.
-    pub(crate) fn alloc_object(&self, fd: RawFd, parent: u32, handle: u32, class: u32, params: &mut [u8]) -> Result<u32, Fail> {
+    pub(crate) fn alloc_object(
+        &self,
+        fd: RawFd,
+        parent: u32,
+        handle: u32,
+        class: u32,
+        params: &mut [u8],
+    ) -> Result<u32, Fail> {
         let address = if params.is_empty() { 0 } else { params.as_mut_ptr().addr() as u64 };
         let mut bytes = self.nvos64(parent, handle, class, address, params.len());
         call(fd, NV_ESC_RM_ALLOC, &mut bytes, self.abi.nvos64_status)?;
@@ -165,13 +177,20 @@ impl Rm {
     pub(crate) fn make_device(&mut self, instance: u32) -> Result<(), Fail> {
         let mut params = [0; 56];
         params.set_u32(0, instance);
-        self.device = self.alloc_object(self.ctl(), self.client, self.handle(), NV01_DEVICE_0, &mut params)?;
+        self.device =
+            self.alloc_object(self.ctl(), self.client, self.handle(), NV01_DEVICE_0, &mut params)?;
         Ok(())
     }
 
     pub(crate) fn make_subdevice(&mut self) -> Result<(), Fail> {
         let mut params = [0; 4];
-        self.subdevice = self.alloc_object(self.ctl(), self.device, self.handle(), NV20_SUBDEVICE_0, &mut params)?;
+        self.subdevice = self.alloc_object(
+            self.ctl(),
+            self.device,
+            self.handle(),
+            NV20_SUBDEVICE_0,
+            &mut params,
+        )?;
         Ok(())
     }
 
@@ -189,14 +208,26 @@ impl Rm {
         self.alloc_as(self.ctl(), self.handle(), NV01_MEMORY_LOCAL_USER, bytes)
     }
 
-    pub(crate) fn alloc_as(&self, fd: RawFd, handle: u32, class: u32, bytes: u64) -> Result<(u32, u64), Fail> {
+    pub(crate) fn alloc_as(
+        &self,
+        fd: RawFd,
+        handle: u32,
+        class: u32,
+        bytes: u64,
+    ) -> Result<(u32, u64), Fail> {
         let mut params = self.memory_params(bytes);
         let handle = self.alloc_object(fd, self.device, handle, class, &mut params)?;
         Ok((handle, params.u64_at(88).wrapping_add(1)))
     }
 
     /// `NV_ESC_RM_ALLOC_MEMORY`: the limit that comes back.
-    pub(crate) fn alloc27(&self, class: u32, flags: u32, address: u64, limit: u64) -> Result<u64, Fail> {
+    pub(crate) fn alloc27(
+        &self,
+        class: u32,
+        flags: u32,
+        address: u64,
+        limit: u64,
+    ) -> Result<u64, Fail> {
         // A call of the GPU's own node; which control file it belongs to is told once.
         let mut register = [0; 4];
         register.set_u32(0, u32::try_from(self.ctl()).unwrap_or(u32::MAX));
@@ -248,7 +279,13 @@ impl Rm {
     }
 
     /// Another handle of memory, in `client` under `parent`.
-    pub(crate) fn dup(&self, client: u32, parent: u32, from_client: u32, source: u32) -> Result<u32, Fail> {
+    pub(crate) fn dup(
+        &self,
+        client: u32,
+        parent: u32,
+        from_client: u32,
+        source: u32,
+    ) -> Result<u32, Fail> {
         let mut bytes = [0; 28];
         bytes.set_u32(0, client);
         bytes.set_u32(4, parent);
@@ -308,6 +345,29 @@ impl Rm {
         Ok([24, 32, 40].map(|at| params.u64_at(at)))
     }
 
+    /// Puts memory into a file, which keeps it.
+    pub(crate) fn export(&self, memory: u32, file: RawFd) -> Result<(), Fail> {
+        let mut params = [0; 24];
+        params.set_u32(0, 1);
+        params.set_u32(4, self.device);
+        params.set_u32(8, self.device);
+        params.set_u32(12, memory);
+        params.set_u32(16, u32::try_from(file).unwrap_or(u32::MAX));
+        self.control(self.client, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, &mut params)
+    }
+
+    /// A handle of the memory that a file keeps.
+    pub(crate) fn import(&self, file: RawFd) -> Result<u32, Fail> {
+        let mut params = [0; 20];
+        params.set_u32(0, u32::try_from(file).unwrap_or(u32::MAX));
+        params.set_u32(4, 1);
+        params.set_u32(8, self.device);
+        params.set_u32(12, self.device);
+        params.set_u32(16, self.handle());
+        self.control(self.client, NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, &mut params)?;
+        Ok(params.u32_at(16))
+    }
+
     /// The GPU's UUID.
     pub(crate) fn uuid(&self) -> Result<[u8; 16], Fail> {
         let mut params = [0; 268];
@@ -321,128 +381,4 @@ fn fb_list(indices: &[u32]) -> Vec<u8> {
     let mut list = vec![0; 8 * indices.len()];
     list.chunks_exact_mut(8).zip(indices).for_each(|(entry, index)| entry.set_u32(0, *index));
     list
-}
-
-/// A file of `nvidia-uvm`.
-#[derive(Debug)]
-pub(crate) struct Uvm {
-    fd: OwnedFd,
-    abi: Abi,
-}
-
-impl Uvm {
-    pub(crate) fn open(place: &Place, abi: Abi) -> Result<Self, Fail> {
-        Ok(Uvm { fd: open(&place.dev, "nvidia-uvm")?, abi })
-    }
-
-    pub(crate) fn fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
-    }
-
-    /// A call of that number; the status ends the struct.
-    pub(crate) fn call(&self, number: u32, fill: impl FnOnce(&mut [u8])) -> Result<(), Fail> {
-        let (size, status_at) = self.abi.uvm(number).ok_or(Fail::Errno(libc::EINVAL))?;
-        let mut params = vec![0; size];
-        fill(&mut params);
-        raw_ioctl(self.fd(), u64::from(number), &mut params)?;
-        status(params.u32_at(status_at))
-    }
-
-    pub(crate) fn initialize(&self, flags: u64) -> Result<(), Fail> {
-        self.call(UVM_INITIALIZE, |params| params.set_u64(0, flags))
-    }
-
-    /// Registers the GPU and a virtual address space of it.
-    pub(crate) fn register(&self, rm: &Rm) -> Result<[u8; 16], Fail> {
-        let uuid = rm.uuid()?;
-        let fd = u32::try_from(rm.ctl()).unwrap_or(u32::MAX);
-        self.call(UVM_REGISTER_GPU, |params| {
-            params[..16].copy_from_slice(&uuid);
-            params.set_u32(24, fd);
-            params.set_u32(28, rm.client);
-        })?;
-        let mut params = vec![0; rm.abi.vaspace_params_bytes];
-        let vaspace = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), FERMI_VASPACE_A, &mut params)?;
-        self.call(UVM_REGISTER_GPU_VASPACE, |params| {
-            params[..16].copy_from_slice(&uuid);
-            params.set_u32(16, fd);
-            params.set_u32(20, rm.client);
-            params.set_u32(24, vaspace);
-        })?;
-        Ok(uuid)
-    }
-
-    pub(crate) fn external_range(&self, base: u64, bytes: u64) -> Result<(), Fail> {
-        self.call(UVM_CREATE_EXTERNAL_RANGE, |params| {
-            params.set_u64(0, base);
-            params.set_u64(8, bytes);
-        })
-    }
-
-    pub(crate) fn map_external(&self, rm: &Rm, uuid: [u8; 16], base: u64, bytes: u64, memory: u32) -> Result<(), Fail> {
-        let tail = self.abi.uvm_map_external_tail();
-        self.call(UVM_MAP_EXTERNAL_ALLOCATION, |params| {
-            params.set_u64(0, base);
-            params.set_u64(8, bytes);
-            params[24..40].copy_from_slice(&uuid);
-            params.set_u64(tail, 1);
-            params.set_u32(tail + 8, u32::try_from(rm.ctl()).unwrap_or(u32::MAX));
-            params.set_u32(tail + 12, rm.client);
-            params.set_u32(tail + 16, memory);
-        })
-    }
-
-    pub(crate) fn unmap_external(&self, uuid: [u8; 16], base: u64, bytes: u64) -> Result<(), Fail> {
-        self.call(UVM_UNMAP_EXTERNAL, |params| {
-            params.set_u64(0, base);
-            params.set_u64(8, bytes);
-            params[16..32].copy_from_slice(&uuid);
-        })
-    }
-
-    /// Maps managed memory: shared, with an offset that equals the address. `fixed` asks
-    /// for the address, else it is a hint.
-    pub(crate) fn managed(&self, bytes: usize, fixed: bool) -> Result<Managed, Fail> {
-        // Somewhere that is free: reserved and given back.
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
-        let at = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
-        };
-        if at == libc::MAP_FAILED {
-            return Err(errno());
-        }
-        if !fixed {
-            // SAFETY: the mapping just made, which nothing refers to.
-            unsafe { libc::munmap(at, bytes) };
-        }
-        let flags = libc::MAP_SHARED | if fixed { libc::MAP_FIXED } else { 0 };
-        let offset = i64::try_from(at.addr()).unwrap_or(0);
-        // SAFETY: over the reservation above, or at a free address: nothing of ours is there.
-        let mapped = unsafe { libc::mmap(at, bytes, protection, flags, self.fd(), offset) };
-        if mapped == libc::MAP_FAILED {
-            return Err(errno());
-        }
-        Ok(Managed { at: mapped.cast(), bytes, equal: mapped == at })
-    }
-}
-
-/// A mapping of `nvidia-uvm`.
-#[derive(Debug)]
-pub(crate) struct Managed {
-    at: *mut u8,
-    bytes: usize,
-    /// Whether its offset equals its address.
-    pub(crate) equal: bool,
-}
-
-impl Managed {
-    /// Touches each page; the bytes that are committed by it.
-    pub(crate) fn touch(&self) -> u64 {
-        for offset in (0..self.bytes).step_by(4096) {
-            // SAFETY: within the mapping, which lives as long as the process.
-            unsafe { self.at.add(offset).write_volatile(1) };
-        }
-        self.bytes as u64
-    }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use cgpu_sim::size_bytes;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
-use crate::rm::{Fail, Managed, Place, Rm, Uvm};
+use crate::rm::{Fail, Place, Rm};
+use crate::uvm::{Managed, Uvm};
 
 /// What a script has made.
 #[derive(Debug)]
@@ -27,6 +29,7 @@ struct Actor<'a> {
     memory: BTreeMap<String, (u32, u64)>,
     mapped: BTreeMap<String, (u64, u64)>,
     managed: Vec<Managed>,
+    exported: Option<OwnedFd>,
     children: Vec<Pid>,
     failed: bool,
 }
@@ -41,6 +44,7 @@ pub(crate) fn run(place: &Place, lines: &[String]) -> anyhow::Result<bool> {
         memory: BTreeMap::new(),
         mapped: BTreeMap::new(),
         managed: Vec::new(),
+        exported: None,
         children: Vec::new(),
         failed: false,
     };
@@ -165,7 +169,13 @@ impl Actor<'_> {
                     _ => {
                         let mut params = rm.memory_params(size);
                         params.set_u32(24, 1 << NVOS32_ATTR_LOCATION_SHIFT);
-                        let made = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), NV01_MEMORY_SYSTEM, &mut params);
+                        let made = rm.alloc_object(
+                            rm.ctl(),
+                            rm.device,
+                            rm.handle(),
+                            NV01_MEMORY_SYSTEM,
+                            &mut params,
+                        );
                         made.map(|handle| (handle, size))
                     }
                 };
@@ -225,12 +235,19 @@ impl Actor<'_> {
             }
             ["info"] => {
                 let rm = self.rm()?;
-                let indices = [NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE];
+                let indices =
+                    [NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE];
                 let text = |total: u64, free: u64| {
-                    format!("total_mib={} free_mib={} used_mib={}", total >> 20, free >> 20, (total - free) >> 20)
+                    format!(
+                        "total_mib={} free_mib={} used_mib={}",
+                        total >> 20,
+                        free >> 20,
+                        (total - free) >> 20
+                    )
                 };
                 let kib = |list: Vec<u32>| text(u64::from(list[0]) << 10, u64::from(list[1]) << 10);
-                let (list, inline) = (rm.fb_info(&indices).map(kib), rm.fb_info_v2(&indices).map(kib));
+                let (list, inline) =
+                    (rm.fb_info(&indices).map(kib), rm.fb_info_v2(&indices).map(kib));
                 let heap = rm.heap_info().map(|(total, free)| text(total, free));
                 self.say("fb-info", list);
                 self.say("fb-info-v2", inline);
@@ -243,12 +260,20 @@ impl Actor<'_> {
             ["pid-bytes", pid] => {
                 let pid = if pid == "self" { std::process::id() } else { pid.parse()? };
                 let done = self.rm()?.pid_bytes(pid);
-                let text = |[private, owned, duped]: [u64; 3]| format!("private={private} owned={owned} duped={duped}");
+                let text = |[private, owned, duped]: [u64; 3]| {
+                    format!("private={private} owned={owned} duped={duped}")
+                };
                 self.say("pid-bytes", done.map(text));
             }
             ["channel"] => {
                 let rm = self.rm()?;
-                let group = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), KEPLER_CHANNEL_GROUP_A, &mut [0; 20]);
+                let group = rm.alloc_object(
+                    rm.ctl(),
+                    rm.device,
+                    rm.handle(),
+                    KEPLER_CHANNEL_GROUP_A,
+                    &mut [0; 20],
+                );
                 let channel = group.and_then(|group| {
                     rm.alloc_object(rm.ctl(), group, rm.handle(), AMPERE_CHANNEL_GPFIFO_A, &mut [])
                 });
@@ -263,13 +288,23 @@ impl Actor<'_> {
                 if self.uvm.is_none() {
                     self.uvm = Uvm::open(place, abi).ok();
                 }
-                let done = self.uvm.as_ref().map_or(Err(Fail::Errno(libc::ENOENT)), |uvm| uvm.initialize(flags));
+                let done = self
+                    .uvm
+                    .as_ref()
+                    .map_or(Err(Fail::Errno(libc::ENOENT)), |uvm| uvm.initialize(flags));
                 self.say("uvm-init", nothing(done));
             }
-            ["managed", size] => {
+            ["managed", size] | ["managed", size, "at", _] => {
                 let size = usize::try_from(size_bytes(size)?)?;
                 let uvm = self.uvm.as_ref().context("no uvm-init")?;
-                let done = uvm.managed(size, true).map(|managed| {
+                let mapped = match words.get(3) {
+                    Some(at) => {
+                        let at = usize::try_from(size_bytes(at)?)?;
+                        uvm.managed_at(std::ptr::without_provenance_mut(at), size, true)
+                    }
+                    None => uvm.managed(size, true),
+                };
+                let done = mapped.map(|managed| {
                     let bytes = managed.touch();
                     self.managed.push(managed);
                     format!("bytes={bytes}")
@@ -283,9 +318,65 @@ impl Actor<'_> {
             }
             ["uvm-unmap", name] => {
                 let (base, bytes) = self.mapped.remove(name).context("not mapped")?;
-                let (uvm, uuid) = (self.uvm.as_ref().context("no uvm-init")?, self.uuid.context("not registered")?);
+                let (uvm, uuid) = (
+                    self.uvm.as_ref().context("no uvm-init")?,
+                    self.uuid.context("not registered")?,
+                );
                 let done = uvm.unmap_external(uuid, base, bytes);
                 self.say(&format!("uvm-unmap {name}"), nothing(done));
+            }
+            ["export", name] => {
+                let (handle, _) = *self.memory.get(name).context("no such memory")?;
+                let done = crate::rm::open(&place.dev, "nvidiactl").and_then(|file| {
+                    self.rm
+                        .as_ref()
+                        .ok_or(Fail::Errno(libc::EBADF))?
+                        .export(handle, file.as_raw_fd())?;
+                    self.exported = Some(file);
+                    Ok(String::new())
+                });
+                self.say(&format!("export {name}"), done);
+            }
+            ["import", "as", name] => {
+                let file = self.exported.as_ref().context("nothing is exported")?;
+                let done = self.rm()?.import(file.as_raw_fd()).map(|handle| {
+                    self.memory.insert(name.to_owned(), (handle, 0));
+                    String::new()
+                });
+                self.say(&format!("import {name}"), done);
+            }
+            ["close-export"] => {
+                self.exported = None;
+                self.say("close-export", Ok(String::new()));
+            }
+            ["object", class] => {
+                let class = u32::try_from(size_bytes(class)?)?;
+                let rm = self.rm()?;
+                let done = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), class, &mut [0; 512]);
+                self.say(&format!("object {class:#x}"), done.map(|_| String::new()));
+            }
+            // The client of one open file, used through another.
+            ["other-file", size] => {
+                let size = size_bytes(size)?;
+                let rm = self.rm()?;
+                let done = crate::rm::open(&place.dev, "nvidiactl").and_then(|file| {
+                    rm.alloc_as(file.as_raw_fd(), rm.handle(), NV01_MEMORY_LOCAL_USER, size)
+                });
+                self.say("other-file", done.map(|_| String::new()));
+            }
+            // A call with nothing in its struct.
+            ["raw", number, size] => {
+                let number = u32::try_from(size_bytes(number)?)?;
+                let mut bytes = vec![0; usize::try_from(size_bytes(size)?)?];
+                let command = crate::rm::command(number, bytes.len());
+                let done = crate::rm::raw_ioctl(self.rm()?.ctl(), command, &mut bytes);
+                self.say(&format!("raw {number:#x}"), nothing(done));
+            }
+            ["uvm-call", number] => {
+                let number = u32::try_from(size_bytes(number)?)?;
+                let uvm = Uvm::open(place, self.rm()?.abi);
+                let done = uvm.and_then(|uvm| uvm.call(number, |_| {}));
+                self.say(&format!("uvm-call {number}"), nothing(done));
             }
             ["sleep", seconds] => std::thread::sleep(Duration::from_secs_f64(seconds.parse()?)),
             ["wait", path] => {
@@ -305,7 +396,9 @@ impl Actor<'_> {
     }
 
     fn uvm_map(&mut self, name: &str, handle: u32, bytes: u64) -> Result<(), Fail> {
-        let (Some(rm), Some(uvm)) = (&self.rm, &self.uvm) else { return Err(Fail::Errno(libc::EBADF)) };
+        let (Some(rm), Some(uvm)) = (&self.rm, &self.uvm) else {
+            return Err(Fail::Errno(libc::EBADF));
+        };
         let uuid = match self.uuid {
             Some(uuid) => uuid,
             None => uvm.register(rm)?,

@@ -90,11 +90,11 @@ fn median_ns(rounds: u32, mut round: impl FnMut() -> Result<(), Fail>) -> Result
 pub(crate) fn bench(place: &Place, rounds: u32) -> anyhow::Result<bool> {
     let rm = Rm::start(place)?;
     let (pipe, _other) = nix::unistd::pipe()?;
-    let untrapped = median_ns(rounds, || {
-        raw_ioctl(pipe.as_raw_fd(), libc::FIONREAD, &mut [0; 4])
-    })?;
-    let empty = median_ns(rounds, || raw_ioctl(rm.ctl(), command(NV_ESC_SYS_PARAMS, 8), &mut [0; 8]))?;
-    let control = median_ns(rounds, || rm.fb_info_v2(&[NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE]).map(|_| ()))?;
+    let untrapped = median_ns(rounds, || raw_ioctl(pipe.as_raw_fd(), libc::FIONREAD, &mut [0; 4]))?;
+    let empty =
+        median_ns(rounds, || raw_ioctl(rm.ctl(), command(NV_ESC_SYS_PARAMS, 8), &mut [0; 8]))?;
+    let control =
+        median_ns(rounds, || rm.fb_info_v2(&[NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE]).map(|_| ()))?;
     let memory = median_ns(rounds, || {
         let (handle, _) = rm.alloc(1 << 20)?;
         rm.free(rm.device, handle)

@@ -59,7 +59,10 @@ pub(super) fn type_byte(place: &Place, arguments: &[String]) -> anyhow::Result<u
     for kind in [0x00_u64, 0x46, 0xaa, 0xff] {
         for direction in 0..4_u64 {
             let (call, params) = request(&rm, size);
-            let command = direction << 30 | (rm.abi.nvos64_bytes as u64) << 16 | kind << 8 | u64::from(NV_ESC_RM_ALLOC);
+            let command = direction << 30
+                | (rm.abi.nvos64_bytes as u64) << 16
+                | kind << 8
+                | u64::from(NV_ESC_RM_ALLOC);
             let rc = call.ioctl(rm.ctl(), command);
             got += outcome(&rm, &format!("type={kind:#x} dir={direction}"), rc, call, params);
         }
@@ -106,11 +109,14 @@ pub(super) fn int80(place: &Place, arguments: &[String]) -> anyhow::Result<u64> 
     let rm = Rm::start(place)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_32BIT;
     // SAFETY: a new mapping at a low address of the kernel's choice.
-    let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    let page = unsafe {
+        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+    };
     anyhow::ensure!(page != libc::MAP_FAILED, "no low memory");
     let call = Shared { at: page.cast(), bytes: rm.abi.nvos64_bytes };
     // SAFETY: within the page mapped above.
-    let params = Shared { at: unsafe { page.cast::<u8>().add(1024) }, bytes: rm.abi.memory_params_bytes };
+    let at = unsafe { page.cast::<u8>().add(1024) };
+    let params = Shared { at, bytes: rm.abi.memory_params_bytes };
     let bytes = rm.memory_params(size(arguments)?);
     bytes.iter().enumerate().for_each(|(at, byte)| params.set(at, *byte));
     let bytes = rm.nvos64(rm.device, 0, NV01_MEMORY_LOCAL_USER, params.address(), params.bytes);

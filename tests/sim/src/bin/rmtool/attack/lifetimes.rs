@@ -12,7 +12,8 @@ use cgpu_sim::bytes::Fields;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 use super::argument;
-use crate::rm::{Place, Rm, Uvm, call, open};
+use crate::rm::{Place, Rm, call, open};
+use crate::uvm::Uvm;
 use crate::work::fill;
 
 const CHUNK_BYTES: u64 = 64 << 20;
@@ -48,7 +49,9 @@ pub(super) fn map_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     for round in 0..u64::from(ROUNDS) {
         let Ok((handle, bytes)) = rm.alloc(CHUNK_BYTES) else { break };
         let base = 0x10_0000_0000 + round * bytes.next_power_of_two();
-        let mapped = uvm.external_range(base, bytes).and_then(|()| uvm.map_external(&rm, uuid, base, bytes, handle));
+        let mapped = uvm
+            .external_range(base, bytes)
+            .and_then(|()| uvm.map_external(&rm, uuid, base, bytes, handle));
         let freed = rm.free(rm.device, handle);
         if mapped.is_ok() || freed.is_err() {
             got += bytes;
@@ -62,9 +65,9 @@ pub(super) fn map_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
 
 /// Opens the driver, makes a client, and sends the descriptor over the socket; keeps
 /// nothing. With `recv-fd` at the other end.
-pub(super) fn send_fd(_place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+pub(super) fn send_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let path = arguments.first().context("send-fd PATH")?;
-    let rm = Rm::start(_place)?;
+    let rm = Rm::start(place)?;
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path)?;
     println!("listening");
@@ -75,7 +78,13 @@ pub(super) fn send_fd(_place: &Place, arguments: &[String]) -> anyhow::Result<u6
     handles.set_u32(0, rm.client);
     handles.set_u32(4, rm.device);
     let handles = [IoSlice::new(&handles)];
-    sendmsg::<()>(stream.as_raw_fd(), &handles, &[ControlMessage::ScmRights(&fds)], MsgFlags::empty(), None)?;
+    sendmsg::<()>(
+        stream.as_raw_fd(),
+        &handles,
+        &[ControlMessage::ScmRights(&fds)],
+        MsgFlags::empty(),
+        None,
+    )?;
     Ok(0)
 }
 
@@ -91,7 +100,8 @@ pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
     let mut space = nix::cmsg_space!([RawFd; 1]);
     let fd = {
         let mut parts = [IoSliceMut::new(&mut handles)];
-        let message = recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())?;
+        let message =
+            recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())?;
         message.cmsgs()?.find_map(|part| match part {
             ControlMessageOwned::ScmRights(fds) => fds.first().copied(),
             _ => None,
@@ -99,12 +109,17 @@ pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
     };
     // SAFETY: the kernel just put it into our table, and nothing else has it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd.context("no descriptor came")?) };
-    let version = place.driver.clone().unwrap_or("535.161.08".parse()?);
-    let got = fill_through(&Abi::of(&version), &fd, handles.u32_at(0), handles.u32_at(4));
+    let got = fill_through(&abi_of(place, &fd)?, &fd, handles.u32_at(0), handles.u32_at(4));
     println!("got_bytes={got} so far");
     std::io::stdout().flush()?;
     std::thread::sleep(Duration::from_secs(argument(arguments, 1, 0)?));
     Ok(got)
+}
+
+/// The structs of the driver behind a descriptor.
+fn abi_of(place: &Place, fd: &OwnedFd) -> anyhow::Result<Abi> {
+    let version = place.driver.clone().or_else(|| crate::rm::version(fd.as_raw_fd()));
+    Ok(Abi::of(&version.context("the driver doesn't tell its version")?))
 }
 
 /// Allocates through a descriptor with another's client until refused.
@@ -134,18 +149,16 @@ pub(super) fn vfork_exec(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     nix::fcntl::fcntl(&rm.ctl, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
     let program = std::ffi::CString::new("/proc/self/exe")?;
-    let version = place.driver.clone().map_or_else(|| "535.161.08".to_owned(), |version| version.to_string());
     let words = [
         "rmtool".to_owned(),
-        "--driver".to_owned(),
-        version,
         "attack".to_owned(),
         "inherited".to_owned(),
         rm.ctl().to_string(),
         rm.client.to_string(),
         rm.device.to_string(),
     ];
-    let words: Vec<std::ffi::CString> = words.into_iter().map(std::ffi::CString::new).collect::<Result<_, _>>()?;
+    let words: Vec<std::ffi::CString> =
+        words.into_iter().map(std::ffi::CString::new).collect::<Result<_, _>>()?;
     let mut pointers: Vec<*const libc::c_char> = words.iter().map(|word| word.as_ptr()).collect();
     pointers.push(std::ptr::null());
     std::io::stdout().flush()?;
@@ -172,8 +185,8 @@ pub(super) fn inherited(place: &Place, arguments: &[String]) -> anyhow::Result<u
     let fd: RawFd = arguments[0].parse()?;
     // SAFETY: it was inherited for this, and nothing else here has it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let version = place.driver.clone().unwrap_or("535.161.08".parse()?);
-    Ok(fill_through(&Abi::of(&version), &fd, arguments[1].parse()?, arguments[2].parse()?))
+    let abi = abi_of(place, &fd)?;
+    Ok(fill_through(&abi, &fd, arguments[1].parse()?, arguments[2].parse()?))
 }
 
 /// Fills, closes everything at once, and fills again.

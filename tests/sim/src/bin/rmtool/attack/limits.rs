@@ -7,7 +7,8 @@ use std::num::NonZeroUsize;
 
 use super::argument;
 use crate::processes::together;
-use crate::rm::{Place, Rm, Uvm, command, raw_ioctl};
+use crate::rm::{Place, Rm, command, raw_ioctl};
+use crate::uvm::Uvm;
 use crate::work::fill;
 
 /// Managed memory, at an address that is asked for.
@@ -89,7 +90,8 @@ pub(super) fn handle_reuse(place: &Place, arguments: &[String]) -> anyhow::Resul
 pub(super) fn hostile_sizes(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let rest = argument(arguments, 0, 1 << 20)?;
-    let sizes = [0, 1, 4097, 1 << 63, u64::MAX, u64::MAX - 4095, u64::MAX - 65536, rest.saturating_add(1)];
+    let sizes =
+        [0, 1, 4097, 1 << 63, u64::MAX, u64::MAX - 4095, u64::MAX - 65536, rest.saturating_add(1)];
     let mut got = 0;
     for size in sizes.into_iter().chain([rest, 1]) {
         for (how, made) in [("alloc", rm.alloc(size)), ("heap", rm.heap(size))] {
@@ -110,7 +112,14 @@ pub(super) fn bad_pointers(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let two = NonZeroUsize::new(8192).expect("it isn't zero");
     // SAFETY: a new mapping at an address of the kernel's choice.
-    let pages = unsafe { mmap_anonymous(None, two, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE) }?;
+    let pages = unsafe {
+        mmap_anonymous(
+            None,
+            two,
+            ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+            MapFlags::MAP_PRIVATE,
+        )
+    }?;
     let pages = pages.cast::<u8>();
     // SAFETY: the second page of the mapping made above.
     let second = unsafe { pages.add(4096) };
@@ -131,17 +140,31 @@ pub(super) fn bad_pointers(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     ];
     let mut got = 0;
     for (name, address) in addresses {
-        let mut bytes = rm.nvos64(rm.device, 0, NV01_MEMORY_LOCAL_USER, address, rm.abi.memory_params_bytes);
+        let mut bytes =
+            rm.nvos64(rm.device, 0, NV01_MEMORY_LOCAL_USER, address, rm.abi.memory_params_bytes);
         let done = crate::rm::call(rm.ctl(), NV_ESC_RM_ALLOC, &mut bytes, rm.abi.nvos64_status);
-        println!("params {name} {}", done.map_or_else(|fail| fail.to_string(), |()| "ok".to_owned()));
+        println!(
+            "params {name} {}",
+            done.map_or_else(|fail| fail.to_string(), |()| "ok".to_owned())
+        );
         // SAFETY: the address is a lie that kernel and driver must withstand.
-        let rc = unsafe { libc::syscall(libc::SYS_ioctl, rm.ctl(), command(NV_ESC_RM_ALLOC, rm.abi.nvos64_bytes), address) };
+        let rc = unsafe {
+            libc::syscall(
+                libc::SYS_ioctl,
+                rm.ctl(),
+                command(NV_ESC_RM_ALLOC, rm.abi.nvos64_bytes),
+                address,
+            )
+        };
         println!("struct {name} rc={rc} {}", crate::rm::errno());
         let mut wrapped = [0; 16];
         wrapped.set_u32(0, NV_ESC_RM_ALLOC);
         wrapped.set_u32(4, u32::try_from(rm.abi.nvos64_bytes)?);
         wrapped.set_u64(8, address);
-        println!("wrapped {name} {:?}", raw_ioctl(rm.ctl(), command(NV_ESC_IOCTL_XFER_CMD, 16), &mut wrapped));
+        println!(
+            "wrapped {name} {:?}",
+            raw_ioctl(rm.ctl(), command(NV_ESC_IOCTL_XFER_CMD, 16), &mut wrapped)
+        );
     }
     // It still works for who asks well.
     got += rm.alloc(1 << 20).map_or(0, |(_, bytes)| bytes);

@@ -123,16 +123,20 @@ impl Shared {
     }
 }
 
-/// Runs `work` while another thread does `disturb` again and again.
+/// Runs `work` while another thread does `disturb` again and again, and did it once.
 fn against<T>(disturb: impl Fn() + Send, work: impl FnOnce() -> T) -> T {
-    let over = AtomicBool::new(false);
+    let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let over = &over;
+        let (begun, over) = (&begun, &over);
         scope.spawn(move || {
             while !over.load(Ordering::Relaxed) {
                 disturb();
+                begun.store(true, Ordering::Relaxed);
             }
         });
+        while !begun.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
         let done = work();
         over.store(true, Ordering::Relaxed);
         done

@@ -71,7 +71,10 @@ pub(super) fn interrupt(place: &Place, arguments: &[String]) -> anyhow::Result<u
         let (got, interrupted) = allocate_anyway(&rm, count, 64 << 10);
         timer(0);
         all += got;
-        println!("{name} got={got} interrupted={interrupted} signals={}", SIGNALS.load(Ordering::Relaxed));
+        println!(
+            "{name} got={got} interrupted={interrupted} signals={}",
+            SIGNALS.load(Ordering::Relaxed)
+        );
     }
     println!("used_bytes={}", used(&rm));
     Ok(all)
@@ -135,14 +138,9 @@ pub(super) fn stop_self(place: &Place, arguments: &[String]) -> anyhow::Result<u
         )
     })?;
     let mut stops = 0;
-    loop {
-        match waitpid(worker, Some(WaitPidFlag::WUNTRACED))? {
-            WaitStatus::Stopped(..) => {
-                stops += 1;
-                kill(worker, Signal::SIGCONT)?;
-            }
-            _ => break,
-        }
+    while let WaitStatus::Stopped(..) = waitpid(worker, Some(WaitPidFlag::WUNTRACED))? {
+        stops += 1;
+        kill(worker, Signal::SIGCONT)?;
     }
     println!("stops={stops}");
     Ok(reported(report))
@@ -175,7 +173,8 @@ pub(super) fn ptrace_sibling(place: &Place, arguments: &[String]) -> anyhow::Res
     let rm = Rm::start(place)?;
     let (call, params) = request(&rm, 64 << 10);
     let huge = Shared::new(rm.memory_params(HUGE_BYTES));
-    let lie = Shared::new(rm.nvos64(rm.device, 0, NV01_MEMORY_LOCAL_USER, huge.address(), huge.bytes));
+    let lie =
+        Shared::new(rm.nvos64(rm.device, 0, NV01_MEMORY_LOCAL_USER, huge.address(), huge.bytes));
     let (worker, report) = child(|| {
         let mut got = 0;
         for _ in 0..count {
@@ -194,14 +193,22 @@ pub(super) fn ptrace_sibling(place: &Place, arguments: &[String]) -> anyhow::Res
         }
         got
     })?;
+    let changed = debug(worker, call, params, lie)?;
+    println!("changed={changed} used_bytes={}", used(&rm));
+    Ok(reported(report))
+}
+
+/// Stops `worker` until it ends, before its calls and in the middle of them by turns, and
+/// makes each call one for the lie; how often.
+fn debug(worker: Pid, call: Shared, params: Shared, lie: Shared) -> anyhow::Result<u32> {
     let mut changed = 0;
-    if let Err(errno) = ptrace::seize(worker, ptrace::Options::empty()) {
+    let begun =
+        ptrace::seize(worker, ptrace::Options::empty()).and_then(|()| ptrace::interrupt(worker));
+    if let Err(errno) = begun {
         println!("ptrace {errno}");
+        return Ok(0);
     }
-    loop {
-        if ptrace::interrupt(worker).is_err() {
-            break;
-        }
+    for turn in 0_u32.. {
         match waitpid(worker, None) {
             Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(_) => break,
             Ok(_) => {}
@@ -212,15 +219,17 @@ pub(super) fn ptrace_sibling(place: &Place, arguments: &[String]) -> anyhow::Res
         {
             registers.rdx = lie.address();
             let _ = ptrace::setregs(worker, registers);
-            let _ = ptrace::write(worker, std::ptr::without_provenance_mut(params.at.addr() + 64), i64::try_from(HUGE_BYTES)?);
+            let size = std::ptr::without_provenance_mut(params.at.addr() + 64);
+            let _ = ptrace::write(worker, size, i64::try_from(HUGE_BYTES)?);
             changed += 1;
         }
-        if ptrace::cont(worker, None).is_err() {
-            break;
+        if turn % 2 == 0 {
+            let _ = ptrace::syscall(worker, None);
+        } else {
+            let _ = ptrace::cont(worker, None);
+            std::thread::sleep(Duration::from_micros(100));
+            let _ = ptrace::interrupt(worker);
         }
-        std::thread::sleep(Duration::from_micros(100));
     }
-    let _ = waitpid(worker, Some(WaitPidFlag::WNOHANG));
-    println!("changed={changed} used_bytes={}", used(&rm));
-    Ok(reported(report))
+    Ok(changed)
 }

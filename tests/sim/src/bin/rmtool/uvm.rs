@@ -1,0 +1,157 @@
+//! Calls to `nvidia-uvm`, and mappings of it.
+
+use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
+
+use cgpu_sim::abi::*;
+use cgpu_sim::bytes::Fields;
+
+use crate::rm::{Fail, Place, Rm, errno, open, raw_ioctl, status};
+
+/// A file of `nvidia-uvm`.
+#[derive(Debug)]
+pub(crate) struct Uvm {
+    fd: OwnedFd,
+    abi: Abi,
+}
+
+impl Uvm {
+    pub(crate) fn open(place: &Place, abi: Abi) -> Result<Self, Fail> {
+        Ok(Uvm { fd: open(&place.dev, "nvidia-uvm")?, abi })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// A call of that number; the status ends the struct.
+    pub(crate) fn call(&self, number: u32, fill: impl FnOnce(&mut [u8])) -> Result<(), Fail> {
+        let (size, status_at) = self.abi.uvm(number).ok_or(Fail::Errno(libc::EINVAL))?;
+        let mut params = vec![0; size];
+        fill(&mut params);
+        raw_ioctl(self.fd(), u64::from(number), &mut params)?;
+        status(params.u32_at(status_at))
+    }
+
+    pub(crate) fn initialize(&self, flags: u64) -> Result<(), Fail> {
+        self.call(UVM_INITIALIZE, |params| params.set_u64(0, flags))
+    }
+
+    /// Registers the GPU and a virtual address space of it.
+    pub(crate) fn register(&self, rm: &Rm) -> Result<[u8; 16], Fail> {
+        let uuid = rm.uuid()?;
+        let fd = u32::try_from(rm.ctl()).unwrap_or(u32::MAX);
+        self.call(UVM_REGISTER_GPU, |params| {
+            params[..16].copy_from_slice(&uuid);
+            params.set_u32(24, fd);
+            params.set_u32(28, rm.client);
+        })?;
+        let mut params = vec![0; rm.abi.vaspace_params_bytes];
+        let vaspace =
+            rm.alloc_object(rm.ctl(), rm.device, rm.handle(), FERMI_VASPACE_A, &mut params)?;
+        self.call(UVM_REGISTER_GPU_VASPACE, |params| {
+            params[..16].copy_from_slice(&uuid);
+            params.set_u32(16, fd);
+            params.set_u32(20, rm.client);
+            params.set_u32(24, vaspace);
+        })?;
+        Ok(uuid)
+    }
+
+    pub(crate) fn external_range(&self, base: u64, bytes: u64) -> Result<(), Fail> {
+        self.call(UVM_CREATE_EXTERNAL_RANGE, |params| {
+            params.set_u64(0, base);
+            params.set_u64(8, bytes);
+        })
+    }
+
+    pub(crate) fn map_external(
+        &self,
+        rm: &Rm,
+        uuid: [u8; 16],
+        base: u64,
+        bytes: u64,
+        memory: u32,
+    ) -> Result<(), Fail> {
+        let tail = self.abi.uvm_map_external_tail();
+        self.call(UVM_MAP_EXTERNAL_ALLOCATION, |params| {
+            params.set_u64(0, base);
+            params.set_u64(8, bytes);
+            params[24..40].copy_from_slice(&uuid);
+            params.set_u64(tail, 1);
+            params.set_u32(tail + 8, u32::try_from(rm.ctl()).unwrap_or(u32::MAX));
+            params.set_u32(tail + 12, rm.client);
+            params.set_u32(tail + 16, memory);
+        })
+    }
+
+    pub(crate) fn unmap_external(&self, uuid: [u8; 16], base: u64, bytes: u64) -> Result<(), Fail> {
+        self.call(UVM_UNMAP_EXTERNAL, |params| {
+            params.set_u64(0, base);
+            params.set_u64(8, bytes);
+            params[16..32].copy_from_slice(&uuid);
+        })
+    }
+
+    /// Maps managed memory: shared, with an offset that equals the address. `fixed` asks
+    /// for the address, else it is a hint.
+    pub(crate) fn managed(&self, bytes: usize, fixed: bool) -> Result<Managed, Fail> {
+        // Somewhere that is free: reserved and given back.
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(errno());
+        }
+        if !fixed {
+            // SAFETY: the mapping just made, which nothing refers to.
+            unsafe { libc::munmap(at, bytes) };
+        }
+        self.managed_at(at, bytes, fixed)
+    }
+
+    /// The same at an address where nothing of ours is.
+    pub(crate) fn managed_at(
+        &self,
+        at: *mut libc::c_void,
+        bytes: usize,
+        fixed: bool,
+    ) -> Result<Managed, Fail> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | if fixed { libc::MAP_FIXED } else { 0 };
+        let offset = i64::try_from(at.addr()).unwrap_or(0);
+        // SAFETY: nothing of ours is there, by the callers.
+        let mapped = unsafe { libc::mmap(at, bytes, protection, flags, self.fd(), offset) };
+        if mapped == libc::MAP_FAILED {
+            return Err(errno());
+        }
+        Ok(Managed { at: mapped.cast(), bytes, equal: mapped == at })
+    }
+}
+
+/// A mapping of `nvidia-uvm`.
+#[derive(Debug)]
+pub(crate) struct Managed {
+    at: *mut u8,
+    bytes: usize,
+    /// Whether its offset equals its address.
+    pub(crate) equal: bool,
+}
+
+impl Managed {
+    /// Touches each page; the bytes that are committed by it.
+    pub(crate) fn touch(&self) -> u64 {
+        for offset in (0..self.bytes).step_by(4096) {
+            // SAFETY: within the mapping, which lives as long as the process.
+            unsafe { self.at.add(offset).write_volatile(1) };
+        }
+        self.bytes as u64
+    }
+}

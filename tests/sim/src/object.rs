@@ -1,0 +1,176 @@
+//! What the driver holds: clients, objects, memory, files of UVM, and what is asked of it.
+//!
+//! Data alone; who may do what with it is in `driver.rs`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::abi::*;
+use crate::caller::{Caller, Numbers};
+
+/// `NV_ERR_*`.
+pub(crate) type Status = u32;
+
+/// An open file of ours: FUSE's file handle, which duplicates of a descriptor share.
+pub(crate) type File = u64;
+
+/// Who makes a call.
+#[derive(Debug)]
+pub(crate) struct Asker<'a> {
+    /// The thread.
+    pub(crate) caller: Caller,
+    /// `secInfo.clientOSInfo`: the file it is made through, or the one that is registered
+    /// for it.
+    pub(crate) file: File,
+    /// Device number of our files, and the inode of each GPU's.
+    pub(crate) nodes: &'a Nodes,
+}
+
+/// Where our files are.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Nodes {
+    /// `st_dev`.
+    pub(crate) device: u64,
+    /// `st_ino` of `nvidiaN`, by N.
+    pub(crate) gpus: Vec<u64>,
+}
+
+/// A client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    /// `pOSInfo`: who may use it.
+    pub(crate) file: File,
+    /// `ProcID`.
+    pub(crate) process: u32,
+    /// The process as its pid namespaces number it.
+    pub(crate) numbers: Numbers,
+    /// By handle.
+    pub(crate) objects: BTreeMap<u32, Object>,
+    /// Memory that was freed and isn't, by a fault.
+    pub(crate) lost: Vec<u64>,
+    pub(crate) made: u32,
+}
+
+/// An object of a client.
+#[derive(Debug, Clone)]
+pub(crate) struct Object {
+    /// Handle of its parent: the client's, or another object's.
+    pub(crate) parent: u32,
+    /// Its class.
+    pub(crate) class: u32,
+    /// The GPU that it or its ancestor opened.
+    pub(crate) gpu: Option<usize>,
+    /// The memory it refers to.
+    pub(crate) memory: Option<u64>,
+    /// Whether it made that memory.
+    pub(crate) owns: bool,
+    /// Whether `NV_ESC_RM_SHARE` lets any client duplicate it.
+    pub(crate) shared: bool,
+    /// Microseconds of a channel group's time slice.
+    pub(crate) timeslice_us: u64,
+}
+
+/// Video memory.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) gpu: usize,
+    pub(crate) bytes: u64,
+    /// Objects, mappings and exports.
+    pub(crate) references: u32,
+}
+
+/// A file of `nvidia-uvm`.
+#[derive(Debug, Default)]
+pub(crate) struct Uvm {
+    /// `UVM_INITIALIZE`'s flags; `None` before.
+    pub(crate) flags: Option<u64>,
+    /// The process it is bound to.
+    pub(crate) process: u32,
+    /// Made by `UVM_MM_INITIALIZE`.
+    pub(crate) is_mm: bool,
+    pub(crate) gpus: BTreeSet<[u8; 16]>,
+    pub(crate) vaspaces: BTreeSet<[u8; 16]>,
+    /// Bytes and kind by base: external ranges, semaphore pools, P2P.
+    pub(crate) ranges: BTreeMap<u64, (u64, Range)>,
+    /// Memory mapped into an external range, by base: bytes and memory.
+    pub(crate) mappings: BTreeMap<u64, (u64, u64)>,
+    /// Offsets of pages that were touched outside all ranges.
+    pub(crate) managed: BTreeSet<u64>,
+}
+
+/// What a range of UVM is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Range {
+    External,
+    SemaphorePool,
+    DeviceP2p,
+}
+
+/// What an allocation asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allocation {
+    pub(crate) client: u32,
+    pub(crate) parent: u32,
+    /// 0: the driver chooses.
+    pub(crate) handle: u32,
+    pub(crate) class: u32,
+}
+
+/// What it needs beyond.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Wanted {
+    /// The device or subdevice.
+    pub(crate) instance: u32,
+    /// Bytes of memory, and of its pages.
+    pub(crate) bytes: u64,
+    pub(crate) page_bytes: u64,
+    /// The memory that is kept alive.
+    pub(crate) source: u32,
+}
+
+/// What was made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Made {
+    pub(crate) handle: u32,
+    /// Bytes taken.
+    pub(crate) bytes: u64,
+    /// Where they begin, so to say.
+    pub(crate) offset: u64,
+}
+
+/// A process's number in a pid namespace, if that shows it: `pid_vnr`.
+pub(crate) fn number_in(numbers: &Numbers, namespace: u64) -> Option<u32> {
+    numbers.iter().find(|(inode, _)| *inode == namespace).map(|(_, number)| *number)
+}
+
+/// Classes that are memory of some kind and lie under a device.
+pub(crate) fn is_memory(class: u32) -> bool {
+    matches!(
+        class,
+        NV01_MEMORY_SYSTEM
+            | NV01_MEMORY_LOCAL_PRIVILEGED
+            | NV01_MEMORY_LOCAL_USER
+            | NV_MEMORY_EXTENDED_USER
+            | NV01_MEMORY_VIRTUAL
+            | NV01_MEMORY_SYSTEM_OS_DESCRIPTOR
+            | NV01_MEMORY_LIST_SYSTEM
+            | NV01_MEMORY_LIST_FBMEM
+            | NV01_MEMORY_LIST_OBJECT
+            | NV01_MEMORY_LOCAL_PHYSICAL
+            | NV_MEMORY_FABRIC
+            | NV50_MEMORY_VIRTUAL
+    )
+}
+
+/// Whether a class up to 0xff exists.
+pub(crate) fn is_known_low(class: u32) -> bool {
+    is_memory(class)
+        || OTHER_LOW_CLASSES.contains(&class)
+        || matches!(
+            class,
+            NV01_DEVICE_0
+                | NV01_EVENT
+                | NV01_EVENT_OS_EVENT
+                | NV01_EVENT_KERNEL_CALLBACK
+                | NV01_EVENT_KERNEL_CALLBACK_EX
+        )
+}
