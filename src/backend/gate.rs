@@ -266,7 +266,8 @@ impl Isolation for Gate {
             metadata: tenant.short_id,
             wait_killable: ability.wait_killable,
         };
-        let requests = traps(&self.release()?);
+        self.release()?;
+        let requests = traps();
         let traps = Traps { requests: &requests, mappings: true };
         let section = self.without_former(section);
         let merged =

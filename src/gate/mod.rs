@@ -7,27 +7,6 @@
 
 pub mod seccomp;
 
-use self::seccomp::Request;
-use crate::rm::Release;
-
-/// The driver calls that a monitor has to see.
-#[must_use]
-pub fn traps(release: &Release) -> Vec<Request> {
-    use crate::rm::Key;
-    let calls = release.iter().flat_map(|(key, layouts)| {
-        layouts.iter().filter_map(move |layout| match key {
-            Key::Escape(number @ (0x27 | 0x29 | 0x2a | 0x2b | 0x34 | 0x4a | 211)) => {
-                Some(Request::Sized {
-                    number: u8::try_from(number).ok()?,
-                    size: u16::try_from(layout.size()).ok()?,
-                })
-            }
-            _ => None,
-        })
-    });
-    calls.collect()
-}
-
 pub mod settings;
 
 pub mod wire;
@@ -42,6 +21,18 @@ pub mod client;
 
 pub mod upgrade;
 
+mod traps;
+
+pub mod syscall;
+
+pub mod policy;
+
+pub mod journal;
+
+pub mod audit;
+
 pub mod keeper;
 
 pub mod worker;
+
+pub use traps::traps;

@@ -16,13 +16,27 @@ pub(super) struct Account {
     /// us of. Which charges they are isn't known; so the next ones that end are taken for
     /// these, and what is counted doesn't fall below what is used.
     gone: u64,
+    /// What charges have that the driver shows in no process's figure: nothing but
+    /// mappings and exports keeps it.
+    hidden: u64,
+    /// The most that the driver could have shown since [`Account::watch`].
+    peak: u64,
     /// How often the driver was asked. Charges made since then are true.
     epoch: u64,
 }
 
 impl Account {
     pub(super) fn new(limit: u64) -> Self {
-        Account { limit, charged: 0, pending: 0, missed: 0, gone: 0, epoch: 0 }
+        Account {
+            limit,
+            charged: 0,
+            pending: 0,
+            missed: 0,
+            gone: 0,
+            hidden: 0,
+            peak: 0,
+            epoch: 0,
+        }
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -48,6 +62,7 @@ impl Account {
             return Err(LedgerError::OverQuota { asked_bytes: bytes, usage });
         }
         self.pending += bytes;
+        self.rise();
         Ok(())
     }
 
@@ -55,9 +70,54 @@ impl Account {
         self.pending = self.pending.saturating_sub(bytes);
     }
 
-    pub(super) fn commit(&mut self, bytes: u64) {
-        self.pending = self.pending.saturating_sub(bytes);
+    pub(super) fn charge(&mut self, bytes: u64) {
         self.charged = self.charged.saturating_add(bytes);
+        self.rise();
+    }
+
+    /// The driver shows it again, or it ends.
+    pub(super) fn show(&mut self, bytes: u64) {
+        self.hidden = self.hidden.saturating_sub(bytes);
+        self.rise();
+    }
+
+    /// The driver shows it no more.
+    pub(super) fn hide(&mut self, bytes: u64) {
+        self.hidden = self.hidden.saturating_add(bytes);
+    }
+
+    pub(super) fn hidden(&self) -> u64 {
+        self.hidden
+    }
+
+    pub(super) fn pending(&self) -> u64 {
+        self.pending
+    }
+
+    /// What the driver should show at most: what is charged and not hidden, and all that
+    /// is on its way.
+    fn visible(&self) -> u64 {
+        self.charged.saturating_sub(self.hidden).saturating_add(self.pending)
+    }
+
+    fn rise(&mut self) {
+        self.peak = self.peak.max(self.visible());
+    }
+
+    pub(super) fn watch(&mut self) {
+        self.peak = self.visible();
+    }
+
+    pub(super) fn peak(&self) -> u64 {
+        self.peak
+    }
+
+    pub(super) fn books(&self) -> [u64; 4] {
+        [self.limit, self.missed, self.gone, self.epoch]
+    }
+
+    pub(super) fn restore(&mut self, [limit, missed, gone, epoch]: [u64; 4]) {
+        (self.limit, self.missed, self.gone, self.epoch) = (limit, missed, gone, epoch);
     }
 
     /// A charge made in `epoch` ends.

@@ -16,6 +16,7 @@
 //! bounded by [`Bounds`], because a container can make them grow.
 
 mod account;
+mod entry;
 mod objects;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,8 @@ use thiserror::Error;
 
 use account::Account;
 use objects::Objects;
+
+pub use entry::{Entry, Expected};
 
 /// The driver's name of a client (`hClient`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,6 +53,9 @@ pub enum Hold {
     },
     /// An exported file.
     Export(u64),
+    /// A call on its way through the driver that will name the memory anew: the driver
+    /// may show it to the processes already, so it counts as named.
+    Underway(u64),
 }
 
 /// How much a container may make the ledger remember.
@@ -160,6 +166,9 @@ struct Charge {
     epoch: u64,
     /// Objects and holds that keep it alive.
     references: u32,
+    /// Those of them that the driver shows in a process's figure: all but mappings and
+    /// exports.
+    names: u32,
 }
 
 impl Ledger {
@@ -225,13 +234,21 @@ impl Ledger {
         handle: Handle,
     ) {
         let Reservation { gpu, bytes } = reservation;
+        if let Some(account) = self.accounts.get_mut(gpu) {
+            account.cancel(bytes);
+        }
+        self.charge(gpu, bytes, client, parent, handle);
+    }
+
+    /// The driver gave so much as `handle`, whatever the quota is.
+    fn charge(&mut self, gpu: usize, bytes: u64, client: Client, parent: Handle, handle: Handle) {
         self.free(client, handle);
         let Some(account) = self.accounts.get_mut(gpu) else { return };
-        account.commit(bytes);
+        account.charge(bytes);
         let id = ChargeId(self.next_charge);
         self.next_charge += 1;
         let epoch = account.epoch();
-        self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1 });
+        self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1 });
         // Room for it was seen to when it was reserved; one more does no harm.
         self.objects.insert(client, parent, handle, Some(id));
     }
@@ -273,12 +290,33 @@ impl Ledger {
             return Err(LedgerError::Full);
         }
         let charge = self.objects.charge(source.0, source.1);
+        self.name(charge, client, parent, handle);
+        Ok(())
+    }
+
+    /// `handle` of `client` is another name for what `hold` keeps; the hold stays. Without
+    /// such a hold it is an object without memory.
+    pub fn adopt(&mut self, hold: Hold, client: Client, parent: Handle, handle: Handle) {
+        let charge = self.holds.get(&hold).copied();
+        self.name(charge, client, parent, handle);
+    }
+
+    /// `to` takes the place of the hold `from`, and of what `to` held before.
+    pub fn settle(&mut self, from: Hold, to: Hold) {
+        let Some(id) = self.holds.get(&from).copied() else { return };
+        self.reference(id, to.is_name());
+        if let Some(before) = self.holds.insert(to, id) {
+            self.dereference(before, to.is_name());
+        }
+        self.release(from);
+    }
+
+    fn name(&mut self, charge: Option<ChargeId>, client: Client, parent: Handle, handle: Handle) {
         if let Some(id) = charge {
-            self.reference(id);
+            self.reference(id, true);
         }
         self.free(client, handle);
         self.objects.insert(client, parent, handle, charge);
-        Ok(())
     }
 
     /// `hold` keeps the memory of an object alive, also after that is freed.
@@ -294,9 +332,9 @@ impl Ledger {
             return Err(LedgerError::Full);
         }
         let Some(id) = self.objects.charge(client, handle) else { return Ok(()) };
-        self.reference(id);
+        self.reference(id, hold.is_name());
         if let Some(before) = self.holds.insert(hold, id) {
-            self.dereference(before);
+            self.dereference(before, hold.is_name());
         }
         Ok(())
     }
@@ -304,7 +342,7 @@ impl Ledger {
     /// `hold` is gone.
     pub fn release(&mut self, hold: Hold) {
         if let Some(id) = self.holds.remove(&hold) {
-            self.dereference(id);
+            self.dereference(id, hold.is_name());
         }
     }
 
@@ -322,7 +360,7 @@ impl Ledger {
             return self.close(client);
         }
         for id in self.objects.remove_tree(client, handle) {
-            self.dereference(id);
+            self.dereference(id, true);
         }
     }
 
@@ -330,7 +368,7 @@ impl Ledger {
     pub fn close(&mut self, client: Client) {
         self.holders.remove(&client);
         for id in self.objects.remove_client(client) {
-            self.dereference(id);
+            self.dereference(id, true);
         }
     }
 
@@ -391,23 +429,45 @@ impl Ledger {
         Ok(account.usage())
     }
 
-    fn reference(&mut self, id: ChargeId) {
-        if let Some(charge) = self.charges.get_mut(&id) {
-            charge.references += 1;
+    fn reference(&mut self, id: ChargeId, name: bool) {
+        let Some(charge) = self.charges.get_mut(&id) else { return };
+        charge.references += 1;
+        if name {
+            charge.names += 1;
+            if charge.names == 1
+                && let Some(account) = self.accounts.get_mut(charge.gpu)
+            {
+                account.show(charge.bytes);
+            }
         }
     }
 
-    fn dereference(&mut self, id: ChargeId) {
+    fn dereference(&mut self, id: ChargeId, name: bool) {
         let Some(charge) = self.charges.get_mut(&id) else { return };
-        charge.references -= 1;
-        if charge.references > 0 {
-            return;
+        let account = self.accounts.get_mut(charge.gpu);
+        charge.references = charge.references.saturating_sub(1);
+        if name {
+            charge.names = charge.names.saturating_sub(1);
         }
-        let Charge { gpu, bytes, epoch, .. } = *charge;
-        self.charges.remove(&id);
-        if let Some(account) = self.accounts.get_mut(gpu) {
+        let Charge { bytes, epoch, references, names, .. } = *charge;
+        if references == 0 {
+            self.charges.remove(&id);
+        }
+        let Some(account) = account else { return };
+        if name && names == 0 {
+            account.hide(bytes);
+        }
+        if references == 0 {
+            // It is hidden by now, if not by this then before.
             account.end(bytes, epoch);
+            account.show(bytes);
         }
+    }
+}
+
+impl Hold {
+    fn is_name(self) -> bool {
+        matches!(self, Self::Underway(_))
     }
 }
 

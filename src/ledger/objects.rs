@@ -33,6 +33,13 @@ impl Objects {
         self.all.get(&(client, handle)).and_then(|object| object.charge)
     }
 
+    /// Client, parent, handle and charge of all.
+    pub(super) fn iter(
+        &self,
+    ) -> impl Iterator<Item = (Client, Handle, Handle, Option<ChargeId>)> {
+        self.all.iter().map(|((client, handle), object)| (*client, object.parent, *handle, object.charge))
+    }
+
     /// Enters an object whose handle is free.
     pub(super) fn insert(
         &mut self,

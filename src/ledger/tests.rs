@@ -305,7 +305,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
             model.holds.remove(&number);
             match hold(number) {
                 Hold::Mapping { space, .. } => ledger.release_space(space),
-                export @ Hold::Export(_) => ledger.release(export),
+                other => ledger.release(other),
             }
         }
         Step::Free { client, handle } => {
@@ -373,5 +373,76 @@ proptest! {
         finish(&mut ledger, &mut model);
         ledger.reconcile(0, 0).unwrap();
         prop_assert_eq!(used(&ledger), 0);
+    }
+}
+
+/// A ledger as its entries, and again.
+fn copied(ledger: &Ledger, gpus: usize) -> Ledger {
+    let mut copy = Ledger::new(&vec![0; gpus], ledger.bounds);
+    ledger.entries().for_each(|entry| copy.replay(entry));
+    copy
+}
+
+#[test]
+fn what_only_a_mapping_keeps_is_hidden_and_a_call_underway_is_not() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 70);
+    let expected = |ledger: &Ledger| ledger.expected(0).unwrap();
+    ledger.hold(Hold::Underway(1), A, Handle(1)).unwrap();
+    ledger.free(A, Handle(1));
+    assert_eq!((used(&ledger), expected(&ledger).hidden_bytes), (70, 0));
+    ledger.settle(Hold::Underway(1), Hold::Mapping { space: 1, base: 0 });
+    assert_eq!((used(&ledger), expected(&ledger).hidden_bytes), (70, 70));
+    ledger.watch();
+    assert_eq!(expected(&ledger).peak_bytes, 0);
+    ledger.release_space(1);
+    assert_eq!((used(&ledger), expected(&ledger).hidden_bytes), (0, 0));
+    assert_eq!(expected(&ledger).peak_bytes, 0);
+}
+
+#[test]
+fn adopting_names_what_a_call_underway_holds() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 70);
+    ledger.hold(Hold::Underway(1), A, Handle(1)).unwrap();
+    ledger.free(A, Handle(1));
+    ledger.adopt(Hold::Underway(1), B, root(B), Handle(9));
+    ledger.release(Hold::Underway(1));
+    assert_eq!((used(&ledger), ledger.expected(0).unwrap().hidden_bytes), (70, 0));
+    ledger.free(B, Handle(9));
+    assert_eq!(used(&ledger), 0);
+}
+
+proptest! {
+    #[test]
+    fn a_ledger_made_of_its_entries_is_the_same(
+        steps in proptest::collection::vec((0..8_u8, 1..6_u32, 1..6_u32, 1..40_u64), 0..60),
+    ) {
+        let mut ledger = Ledger::new(&[100, 200], BOUNDS);
+        for (kind, handle, other, bytes) in steps {
+            let hold = Hold::Mapping { space: 1, base: u64::from(other) };
+            let process = Process(u64::from(other));
+            match kind {
+                0 | 1 => {
+                    let gpu = usize::from(kind);
+                    if let Ok(reservation) = ledger.reserve(gpu, bytes) {
+                        ledger.commit(reservation, A, root(A), Handle(handle));
+                    }
+                }
+                2 => drop(ledger.duplicate((A, Handle(handle)), B, root(B), Handle(other))),
+                3 => drop(ledger.hold(hold, A, Handle(handle))),
+                4 => ledger.free(A, Handle(handle)),
+                5 => ledger.release(hold),
+                6 => ledger.share(A, process),
+                _ => drop(ledger.reconcile(0, bytes)),
+            }
+        }
+        let copy = copied(&ledger, 2);
+        for gpu in 0..2 {
+            prop_assert_eq!(copy.usage(gpu), ledger.usage(gpu));
+            let (ours, theirs) = (copy.expected(gpu).unwrap(), ledger.expected(gpu).unwrap());
+            prop_assert_eq!(ours.hidden_bytes, theirs.hidden_bytes);
+        }
+        prop_assert!(copy.entries().eq(ledger.entries()));
     }
 }

@@ -37,6 +37,8 @@ pub mod fbinfo;
 
 pub mod uvm;
 
+pub mod about;
+
 #[cfg(test)]
 mod tests;
 

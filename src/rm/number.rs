@@ -57,13 +57,17 @@ upstream! {
 
     "nvstatuscodes.h":
         NV_OK = 0;
+        NV_ERR_INSERT_DUPLICATE_NAME = 0x19;
+        NV_ERR_INSUFFICIENT_RESOURCES = 0x1a;
         NV_ERR_INSUFFICIENT_PERMISSIONS = 0x1b;
         NV_ERR_INVALID_ARGUMENT = 0x1f;
         NV_ERR_INVALID_CLASS = 0x22;
         NV_ERR_INVALID_COMMAND = 0x24;
+        NV_ERR_INVALID_OBJECT_PARENT = 0x36;
         NV_ERR_INVALID_PARAM_STRUCT = 0x3a;
         NV_ERR_NO_MEMORY = 0x51;
         NV_ERR_NOT_SUPPORTED = 0x56;
+        NV_ERR_OBJECT_NOT_FOUND = 0x57;
 
     "class/cl0000.h":
         NV01_ROOT = 0;
@@ -185,6 +189,7 @@ upstream! {
     "ctrl/ctrl503c.h":
         NV503C_CTRL_CMD_REGISTER_VIDMEM = 0x503c_0104;
     "ctrl/ctrl2080/ctrl2080gpu.h":
+        NV2080_CTRL_CMD_GPU_GET_GID_INFO = 0x2080_014a;
         NV2080_CTRL_CMD_GPU_GET_PIDS = 0x2080_018d;
         NV2080_CTRL_CMD_GPU_GET_PID_INFO = 0x2080_018e;
     "ctrl/ctrl2080/ctrl2080fifo.h":

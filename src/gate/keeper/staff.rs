@@ -12,9 +12,9 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tracing::{error, info, warn};
 
+use crate::gate::journal::JOURNAL_BYTES;
 use crate::gate::passing;
 use crate::gate::wire::{Notice, Order};
-use crate::gate::worker;
 
 /// The longest packet of a worker.
 const PACKET_BYTES: usize = 4096;
@@ -63,7 +63,7 @@ impl Staff {
     /// Nobody yet; `places` are the descriptors that a worker finds as 3, 4 and 5.
     pub(super) fn new(program: &Path, settings: &File, places: [OwnedFd; 3]) -> io::Result<Self> {
         let journal = memfd_create("cgpu-journal", MemfdFlags::CLOEXEC)?;
-        ftruncate(&journal, worker::JOURNAL_BYTES)?;
+        ftruncate(&journal, JOURNAL_BYTES as u64)?;
         let [mut socket_place, mut settings_place, mut journal_place] = places;
         rustix::io::dup2(File::open("/dev/null")?, &mut socket_place)?;
         rustix::io::dup2(settings, &mut settings_place)?;

@@ -1,0 +1,157 @@
+//! What the driver's own figures mean: whether something went round the monitor, and who
+//! is to be killed for it.
+//!
+//! Pure: figures in, a [`Finding`] out. The figures and what the ledger expects
+//! are not of the same instant; see [`judge`] for what can be said all the same.
+
+use crate::ledger::Expected;
+use crate::rm::about::Held;
+
+/// A process of the container, on one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Figure {
+    /// What the driver says of it.
+    pub held: Held,
+    /// What the ledger has for the clients it was seen with, in bytes.
+    pub charged_bytes: u64,
+}
+
+/// What the figures say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finding {
+    /// As expected, or not to be told apart from that.
+    Fine,
+    /// The driver has less or other than the ledger, and nothing was underway: the ledger
+    /// is to take the driver's figure.
+    Learn {
+        /// What counts from now on, in bytes.
+        driver_bytes: u64,
+    },
+    /// Memory was taken past the monitor.
+    Exceeds {
+        /// Who took it, most likely: its pid.
+        pid: u32,
+        /// How much in all, in bytes.
+        excess_bytes: u64,
+        /// What counts from now on, in bytes.
+        driver_bytes: u64,
+    },
+}
+
+/// Whether the ledger stood still while the driver was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Underway {
+    /// It did, and no call was underway.
+    Nothing,
+    /// Calls were.
+    Calls,
+}
+
+/// Compares the figures of the container's processes on a GPU with what is `expected`.
+///
+/// The ledger reserves before the driver is asked and frees after it was: so whatever was
+/// underway, the driver has no more than [`Expected::peak_bytes`] of the time around the
+/// question, and more has gone round us. Less can be a call underway, and says something
+/// only where there was none. What was made counts once, duplicates don't; memory whose
+/// maker's handle is gone is shown as duplicated by several or, once one is left, as
+/// made: so the sum of both is the most there can be.
+#[must_use]
+pub fn judge(figures: &[Figure], expected: &Expected, underway: Underway) -> Finding {
+    let made = sum(figures.iter().map(|figure| figure.held.made_bytes));
+    let most = made.saturating_add(sum(figures.iter().map(|figure| figure.held.duplicated_bytes)));
+    let hidden = expected.hidden_bytes;
+    if made > expected.peak_bytes {
+        let excess = |figure: &Figure| figure.held.made_bytes.saturating_sub(figure.charged_bytes);
+        let worst = figures.iter().max_by_key(|figure| excess(figure));
+        return worst.map_or(Finding::Fine, |worst| Finding::Exceeds {
+            pid: worst.held.pid,
+            excess_bytes: made - expected.peak_bytes,
+            driver_bytes: made.saturating_add(hidden),
+        });
+    }
+    if underway == Underway::Calls {
+        return Finding::Fine;
+    }
+    let driver_bytes = most.saturating_add(hidden);
+    if driver_bytes < expected.usage.used_bytes {
+        return Finding::Learn { driver_bytes };
+    }
+    Finding::Fine
+}
+
+fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ledger::Usage;
+
+    fn figure(pid: u32, made_bytes: u64, charged_bytes: u64) -> Figure {
+        Figure { held: Held { pid, made_bytes, duplicated_bytes: 0 }, charged_bytes }
+    }
+
+    fn expected(peak_bytes: u64, hidden_bytes: u64, used_bytes: u64) -> Expected {
+        let usage = Usage { limit_bytes: 1000, used_bytes };
+        Expected { peak_bytes, hidden_bytes, pending_bytes: 0, usage }
+    }
+
+    #[test]
+    fn who_has_most_beyond_its_charges_is_named() {
+        let figures = [figure(1, 90, 90), figure(2, 50, 10)];
+        let finding = judge(&figures, &expected(100, 5, 105), Underway::Calls);
+        let wanted = Finding::Exceeds { pid: 2, excess_bytes: 40, driver_bytes: 145 };
+        assert_eq!(finding, wanted);
+    }
+
+    #[test]
+    fn less_is_learnt_only_where_nothing_was_underway() {
+        let figures = [figure(1, 40, 90)];
+        let expected = expected(90, 10, 100);
+        assert_eq!(judge(&figures, &expected, Underway::Calls), Finding::Fine);
+        let learnt = Finding::Learn { driver_bytes: 50 };
+        assert_eq!(judge(&figures, &expected, Underway::Nothing), learnt);
+    }
+
+    #[test]
+    fn hidden_memory_is_no_excuse_for_more_in_sight() {
+        let finding = judge(&[figure(1, 60, 0)], &expected(0, 60, 60), Underway::Nothing);
+        assert!(matches!(finding, Finding::Exceeds { pid: 1, excess_bytes: 60, .. }));
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_is_killed_while_the_driver_has_no_more_than_the_peak(
+            made in proptest::collection::vec(0..100_u64, 1..5),
+            slack in 0..50_u64,
+            hidden in 0..50_u64,
+        ) {
+            let figures: Vec<Figure> = made.iter().map(|made| figure(1, *made, 0)).collect();
+            let peak = made.iter().sum::<u64>() + slack;
+            for underway in [Underway::Calls, Underway::Nothing] {
+                let finding = judge(&figures, &expected(peak, hidden, peak + hidden), underway);
+                let killed = matches!(finding, Finding::Exceeds { .. });
+                prop_assert!(!killed);
+            }
+        }
+
+        #[test]
+        fn whatever_is_beyond_the_peak_is_found(
+            made in proptest::collection::vec(0..100_u64, 1..5),
+            short in 1..50_u64,
+        ) {
+            let figures: Vec<Figure> = made.iter().map(|made| figure(1, *made, 0)).collect();
+            let sum = made.iter().sum::<u64>();
+            prop_assume!(sum >= short);
+            let finding = judge(&figures, &expected(sum - short, 0, 0), Underway::Calls);
+            let excess = match finding {
+                Finding::Exceeds { excess_bytes, .. } => excess_bytes,
+                Finding::Fine | Finding::Learn { .. } => 0,
+            };
+            prop_assert_eq!(excess, short);
+        }
+    }
+}

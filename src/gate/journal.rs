@@ -1,0 +1,358 @@
+//! What outlives a worker: how the memory that the keeper holds for it is laid out.
+//!
+//! From its beginning: a head, a slot for each thread, and two halves of a log. A
+//! half is a count of bytes and so many bytes of records, 32 each; a record counts when the
+//! count covers it. One half is in use; when it's full, everything is written anew into
+//! the other as the records that make it from nothing, and then the head names that
+//! one: at each instant there is one whole log. Pure: records to bytes and back;
+//! who maps the memory is not known here.
+
+use crate::ledger::{Client, Entry, Handle, Hold, Process};
+
+/// Bytes of the memory; it is sparse, and what isn't used takes nothing.
+pub const JOURNAL_BYTES: usize = 16 << 20;
+
+/// Threads that can have a call, and so slots.
+pub const SLOTS: usize = 32;
+
+/// Bytes for the head.
+pub const HEAD_BYTES: usize = 4096;
+
+/// Bytes for a slot.
+pub const SLOT_BYTES: usize = 256;
+
+/// Where the first half begins.
+pub const LOG_OFFSET: usize = HEAD_BYTES + SLOTS * SLOT_BYTES;
+
+/// Bytes of a half, its count included.
+pub const HALF_BYTES: usize = (JOURNAL_BYTES - LOG_OFFSET) / 2 / 4096 * 4096;
+
+/// Bytes of a half before its records.
+pub const COUNT_BYTES: usize = 64;
+
+/// Bytes of a record.
+pub const RECORD_BYTES: usize = 32;
+
+/// A log is not written anew before it has so many bytes.
+const LEAST_BYTES: usize = 64 << 10;
+
+/// What a log's records say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record {
+    /// A change of the ledger.
+    Ledger(Entry),
+    /// A range of a process that is no managed memory.
+    Announce {
+        /// The process.
+        space: u64,
+        /// The first address.
+        base: u64,
+        /// Its bytes.
+        length: u64,
+    },
+    /// A file of the file system that is a node of UVM's.
+    Node {
+        /// `st_dev`.
+        device: u64,
+        /// `st_ino`.
+        inode: u64,
+    },
+    /// It is so no more.
+    Withdraw {
+        /// The process.
+        space: u64,
+        /// The first address.
+        base: u64,
+    },
+}
+
+/// How far a call has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Stage {
+    /// There is none, or nothing was done about it.
+    Received = 0,
+    /// The driver was asked; whether it has answered isn't known.
+    Executing = 1,
+    /// It is decided, and nothing is left to be done but to say so.
+    Decided = 2,
+}
+
+impl Stage {
+    /// The stage with that number; one that isn't known is taken for the first.
+    #[must_use]
+    pub fn of(number: u32) -> Self {
+        match number {
+            1 => Self::Executing,
+            2 => Self::Decided,
+            _ => Self::Received,
+        }
+    }
+}
+
+/// Whether a log of `used` bytes, of which `kept` were written at once, is to be written
+/// anew.
+#[must_use]
+pub fn is_due(used: usize, kept: usize) -> bool {
+    used > LEAST_BYTES.max(kept + kept / 2) || used + RECORD_BYTES > HALF_BYTES - COUNT_BYTES
+}
+
+/// The fields of a record as they lie: kind, GPU, three words, two long ones.
+#[derive(Default)]
+struct Raw {
+    kind: u8,
+    hold: u8,
+    gpu: u16,
+    words: [u32; 3],
+    longs: [u64; 2],
+}
+
+const MAPPING: u8 = 1;
+const EXPORT: u8 = 2;
+const UNDERWAY: u8 = 3;
+
+impl Raw {
+    fn new(kind: u8) -> Self {
+        Raw { kind, ..Raw::default() }
+    }
+
+    fn gpu(mut self, gpu: usize) -> Self {
+        self.gpu = u16::try_from(gpu).unwrap_or(u16::MAX);
+        self
+    }
+
+    fn words(mut self, words: [u32; 3]) -> Self {
+        self.words = words;
+        self
+    }
+
+    fn longs(mut self, longs: [u64; 2]) -> Self {
+        self.longs = longs;
+        self
+    }
+
+    /// A third long one, in the place of the first two words.
+    fn third(mut self, value: u64) -> Self {
+        let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+        self.words[0] = u32::from_le_bytes([a, b, c, d]);
+        self.words[1] = u32::from_le_bytes([e, f, g, h]);
+        self
+    }
+
+    fn get_third(&self) -> u64 {
+        u64::from(self.words[0]) | u64::from(self.words[1]) << 32
+    }
+
+    fn hold(mut self, hold: Hold) -> Self {
+        (self.hold, self.longs) = match hold {
+            Hold::Mapping { space, base } => (MAPPING, [space, base]),
+            Hold::Export(number) => (EXPORT, [number, 0]),
+            Hold::Underway(number) => (UNDERWAY, [number, 0]),
+        };
+        self
+    }
+
+    fn get_hold(&self) -> Option<Hold> {
+        let [first, second] = self.longs;
+        match self.hold {
+            MAPPING => Some(Hold::Mapping { space: first, base: second }),
+            EXPORT => Some(Hold::Export(first)),
+            UNDERWAY => Some(Hold::Underway(first)),
+            _ => None,
+        }
+    }
+
+    fn bytes(&self) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        bytes[0] = self.kind;
+        bytes[1] = self.hold;
+        bytes[2..4].copy_from_slice(&self.gpu.to_le_bytes());
+        for (at, word) in self.words.iter().enumerate() {
+            bytes[4 + 4 * at..8 + 4 * at].copy_from_slice(&word.to_le_bytes());
+        }
+        for (at, long) in self.longs.iter().enumerate() {
+            bytes[16 + 8 * at..24 + 8 * at].copy_from_slice(&long.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn of(bytes: &[u8; RECORD_BYTES]) -> Self {
+        let word = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        Raw {
+            kind: bytes[0],
+            hold: bytes[1],
+            gpu: u16::from_le_bytes([bytes[2], bytes[3]]),
+            words: [word(4), word(8), word(12)],
+            longs: [long(16), long(24)],
+        }
+    }
+}
+
+/// The bytes of a record.
+#[must_use]
+pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
+    let entry = match record {
+        Record::Announce { space, base, length } => {
+            return Raw::new(40).third(space).longs([base, length]).bytes();
+        }
+        Record::Node { device, inode } => return Raw::new(42).longs([device, inode]).bytes(),
+        Record::Withdraw { space, base } => return Raw::new(41).longs([space, base]).bytes(),
+        Record::Ledger(entry) => entry,
+    };
+    let raw = match entry {
+        Entry::Commit { gpu, bytes, client, parent, handle } => {
+            Raw::new(1).gpu(gpu).words([client.0, parent.0, handle.0]).longs([bytes, 0])
+        }
+        Entry::Note { client, parent, handle } => {
+            Raw::new(2).words([client.0, parent.0, handle.0])
+        }
+        Entry::Adopt { hold, client, parent, handle } => {
+            Raw::new(3).words([client.0, parent.0, handle.0]).hold(hold)
+        }
+        Entry::Hold { hold, client, handle } => {
+            Raw::new(4).words([client.0, 0, handle.0]).hold(hold)
+        }
+        // Only what is underway settles.
+        Entry::Settle { from, to } => {
+            let number = if let Hold::Underway(number) = from { number } else { u64::MAX };
+            Raw::new(5).third(number).hold(to)
+        }
+        Entry::Release { hold } => Raw::new(6).hold(hold),
+        Entry::ReleaseSpace { space } => Raw::new(7).longs([space, 0]),
+        Entry::Free { client, handle } => Raw::new(8).words([client.0, 0, handle.0]),
+        Entry::Share { client, process } => {
+            Raw::new(9).words([client.0, 0, 0]).longs([process.0, 0])
+        }
+        Entry::Left { process } => Raw::new(10).longs([process.0, 0]),
+        Entry::Limit { gpu, limit_bytes } => Raw::new(11).gpu(gpu).longs([limit_bytes, 0]),
+        Entry::Reconcile { gpu, driver_bytes } => {
+            Raw::new(12).gpu(gpu).longs([driver_bytes, 0])
+        }
+        Entry::Account { gpu, missed, gone, epoch } => {
+            Raw::new(13).gpu(gpu).third(epoch).longs([missed, gone])
+        }
+        Entry::Charge { id, gpu, bytes, epoch } => {
+            Raw::new(14).gpu(gpu).third(id).longs([bytes, epoch])
+        }
+        Entry::Object { client, parent, handle, charge } => Raw::new(15)
+            .gpu(usize::from(charge.is_some()))
+            .words([client.0, parent.0, handle.0])
+            .longs([charge.unwrap_or(0), 0]),
+        Entry::Held { hold, charge } => Raw::new(16).third(charge).hold(hold),
+    };
+    raw.bytes()
+}
+
+/// The record that the bytes are; `None` of a kind that isn't known.
+#[must_use]
+pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
+    let raw = Raw::of(bytes);
+    let gpu = usize::from(raw.gpu);
+    let [first, second] = raw.longs;
+    let (client, parent, handle) =
+        (Client(raw.words[0]), Handle(raw.words[1]), Handle(raw.words[2]));
+    let entry = match raw.kind {
+        1 => Entry::Commit { gpu, bytes: first, client, parent, handle },
+        2 => Entry::Note { client, parent, handle },
+        3 => Entry::Adopt { hold: raw.get_hold()?, client, parent, handle },
+        4 => Entry::Hold { hold: raw.get_hold()?, client, handle },
+        5 => Entry::Settle { from: Hold::Underway(raw.get_third()), to: raw.get_hold()? },
+        6 => Entry::Release { hold: raw.get_hold()? },
+        7 => Entry::ReleaseSpace { space: first },
+        8 => Entry::Free { client, handle },
+        9 => Entry::Share { client, process: Process(first) },
+        10 => Entry::Left { process: Process(first) },
+        11 => Entry::Limit { gpu, limit_bytes: first },
+        12 => Entry::Reconcile { gpu, driver_bytes: first },
+        13 => Entry::Account { gpu, missed: first, gone: second, epoch: raw.get_third() },
+        14 => Entry::Charge { id: raw.get_third(), gpu, bytes: first, epoch: second },
+        15 => Entry::Object { client, parent, handle, charge: (gpu == 1).then_some(first) },
+        16 => Entry::Held { hold: raw.get_hold()?, charge: raw.get_third() },
+        40 => {
+            return Some(Record::Announce { space: raw.get_third(), base: first, length: second });
+        }
+        41 => return Some(Record::Withdraw { space: first, base: second }),
+        42 => return Some(Record::Node { device: first, inode: second }),
+        _ => return None,
+    };
+    Some(Record::Ledger(entry))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_parts_lie_one_after_the_other_and_fit() {
+        const { assert!(LOG_OFFSET.is_multiple_of(4096)) };
+        const { assert!(LOG_OFFSET + 2 * HALF_BYTES <= JOURNAL_BYTES) };
+        assert!(is_due(LEAST_BYTES + 1, 0));
+        assert!(!is_due(LEAST_BYTES + 1, LEAST_BYTES));
+        assert!(is_due(HALF_BYTES - COUNT_BYTES, HALF_BYTES));
+    }
+
+    #[test]
+    fn what_is_no_record_is_none() {
+        for kind in [0, 17, 39, 43, 255] {
+            let mut bytes = [0; RECORD_BYTES];
+            bytes[0] = kind;
+            assert_eq!(decode(&bytes), None);
+        }
+    }
+
+    fn hold() -> impl Strategy<Value = Hold> {
+        prop_oneof![
+            any::<(u64, u64)>().prop_map(|(space, base)| Hold::Mapping { space, base }),
+            any::<u64>().prop_map(Hold::Export),
+            any::<u64>().prop_map(Hold::Underway),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_is_read_as_it_was_written(
+            kind in 0..19_u8,
+            gpu in 0..64_usize,
+            (a, b, c) in any::<(u32, u32, u32)>(),
+            (x, y, z) in any::<(u64, u64, u64)>(),
+            hold in hold(),
+        ) {
+            let (client, parent, handle) = (Client(a), Handle(b), Handle(c));
+            let process = Process(x);
+            let record = match kind {
+                0 => Record::Announce { space: x, base: y, length: z },
+                1 => Record::Withdraw { space: x, base: y },
+                kind => Record::Ledger(match kind {
+                    2 => Entry::Commit { gpu, bytes: x, client, parent, handle },
+                    3 => Entry::Note { client, parent, handle },
+                    4 => Entry::Adopt { hold, client, parent, handle },
+                    5 => Entry::Hold { hold, client, handle },
+                    6 => Entry::Settle { from: Hold::Underway(x), to: hold },
+                    7 => Entry::Release { hold },
+                    8 => Entry::ReleaseSpace { space: x },
+                    9 => Entry::Free { client, handle },
+                    10 => Entry::Share { client, process },
+                    11 => Entry::Left { process },
+                    12 => Entry::Limit { gpu, limit_bytes: x },
+                    13 => Entry::Reconcile { gpu, driver_bytes: x },
+                    14 => Entry::Account { gpu, missed: x, gone: y, epoch: z },
+                    15 => Entry::Charge { id: x, gpu, bytes: y, epoch: z },
+                    16 => Entry::Object { client, parent, handle, charge: Some(x) },
+                    17 => Entry::Object { client, parent, handle, charge: None },
+                    _ => Entry::Held { hold, charge: x },
+                }),
+            };
+            prop_assert_eq!(decode(&encode(record)), Some(record));
+        }
+
+        #[test]
+        fn no_bytes_are_too_much(bytes in any::<[u8; RECORD_BYTES]>()) {
+            let _ = decode(&bytes);
+        }
+    }
+}

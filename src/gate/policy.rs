@@ -1,0 +1,311 @@
+//! What becomes of a driver call: executed, refused, or let continue.
+//!
+//! Pure: [`judge`] and [`judge_uvm`] go by what was decoded and nothing else. Executed is
+//! the rule, on a duplicate of the descriptor and on copies. A call that continues is
+//! read anew by the kernel from memory that the caller's other threads can write, on a
+//! descriptor that they can replace: nothing that was looked at holds. So [`PASSES`]
+//! names all that may, each with what it needs of the caller and what would find it
+//! out if it was another call in the end. How things are executed is not known here.
+
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use crate::rm::number::*;
+use crate::rm::memory::{Use, class_use};
+use crate::rm::{Answer, Call, Key, Release, call, uvm};
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The monitor makes it.
+    Execute,
+    /// Nobody makes it.
+    Refuse(Answer),
+    /// The caller makes it.
+    Continue(&'static Pass),
+}
+
+/// Calls that may continue.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// Which.
+    pub kind: Passed,
+    /// What they need of the caller, so that they can't be executed.
+    pub needs: &'static str,
+    /// What finds out if one was another call in the end.
+    pub verified: &'static str,
+    /// Whether such a call could have taken memory, so that the driver has to be asked.
+    pub audit: bool,
+}
+
+/// A kind of calls that may continue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passed {
+    /// A client is made.
+    Client,
+    /// A device is made.
+    Device,
+    /// The caller's own memory is described.
+    OsDescriptor,
+    /// An event is made.
+    Event,
+    /// An engine, a channel, an address space or something else above 0xff is made.
+    Engine,
+    /// An object below 0x100 is made, of a class that takes no memory.
+    Object,
+    /// Memory of the host is made by `NV_ESC_RM_ALLOC_MEMORY`.
+    HostMemory,
+    /// A control that neither shows nor keeps memory.
+    Control,
+    /// An address space is bound to a UVM file.
+    UvmBind,
+    /// A UVM call on ranges and GPUs of the file.
+    UvmOther,
+    /// A file is mapped.
+    Mapping,
+}
+
+const FIGURE: &str = "the driver's figure for the process, 5 ms and 200 ms later";
+
+/// All that may continue.
+pub static PASSES: &[Pass] = &[
+    Pass {
+        kind: Passed::Client,
+        needs: "the client belongs to the caller's process, and the driver counts its memory there",
+        verified: FIGURE,
+        audit: true,
+    },
+    Pass {
+        kind: Passed::Device,
+        needs: "the driver looks whether the caller's process has the GPU's node open",
+        verified: "its GPU's UUID, by a subdevice of ours, before memory is made below it; and \
+                   the driver's figure",
+        audit: true,
+    },
+    Pass {
+        kind: Passed::OsDescriptor,
+        needs: "addresses of the caller's memory",
+        verified: FIGURE,
+        audit: true,
+    },
+    Pass { kind: Passed::Event, needs: "a descriptor of the caller's", verified: FIGURE, audit: true },
+    Pass {
+        kind: Passed::Engine,
+        needs: "parameters that are not known, with addresses and handles in them",
+        verified: FIGURE,
+        audit: true,
+    },
+    Pass {
+        kind: Passed::Object,
+        needs: "parameters that are not known",
+        verified: FIGURE,
+        audit: true,
+    },
+    Pass {
+        kind: Passed::HostMemory,
+        needs: "a descriptor or addresses of the caller's",
+        verified: "nothing has to be: by this number no memory of a GPU is had",
+        audit: false,
+    },
+    Pass {
+        kind: Passed::Control,
+        needs: "parameters that are not known, with addresses in them",
+        verified: "nothing has to be: by this number no memory is had, and what is kept alive \
+                   past its charge shows in the driver's figure at the next tick",
+        audit: false,
+    },
+    Pass {
+        kind: Passed::UvmBind,
+        needs: "the file is bound to the caller's address space",
+        verified: "the flags, by initializing again with the same, before a GPU is registered",
+        audit: false,
+    },
+    Pass {
+        kind: Passed::UvmOther,
+        needs: "the caller's address space",
+        verified: "mappings of the process, and the driver's figure at the next tick",
+        audit: false,
+    },
+    Pass {
+        kind: Passed::Mapping,
+        needs: "the caller's address space",
+        verified: "the process's mappings, 5 ms and 200 ms later",
+        audit: true,
+    },
+];
+
+/// The entry of a kind.
+#[must_use]
+pub fn pass(kind: Passed) -> Verdict {
+    let found = PASSES.iter().find(|pass| pass.kind == kind);
+    found.map_or(UNSUPPORTED, Verdict::Continue)
+}
+
+const UNSUPPORTED: Verdict = Verdict::Refuse(Answer::Status(NV_ERR_NOT_SUPPORTED));
+
+/// Controls that are refused, and why.
+pub static REFUSED_CONTROLS: &[(u32, &str)] = &[
+    (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, "nothing tells when the file is closed"),
+    (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, "nothing tells which file was exported"),
+    (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, "its list of objects is not followed"),
+    (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD, "as its export"),
+    (NV00E0_CTRL_CMD_EXPORT_MEM, "memory would outlive its charge on another node"),
+    (NV00E0_CTRL_CMD_IMPORT_MEM, "as its export"),
+    (NV00F8_CTRL_CMD_ATTACH_MEM, "memory would outlive its charge in the fabric"),
+    (NV00FD_CTRL_CMD_ATTACH_MEM, "memory would outlive its charge in a multicast group"),
+    (NV503C_CTRL_CMD_REGISTER_VIDMEM, "memory would outlive its charge in another driver"),
+];
+
+/// What becomes of a call to `nvidiactl` or `nvidiaN`, unwrapped.
+#[must_use]
+pub fn judge(release: &Release, call: &Call) -> Verdict {
+    match *call {
+        Call::Alloc(alloc) => judge_class(release, alloc.class),
+        Call::AllocMemory { class, .. } => match (class, class_use(class).does) {
+            (NV01_MEMORY_LOCAL_USER, _) => Verdict::Execute,
+            (_, Use::Nothing) => pass(Passed::HostMemory),
+            (_, does) => refuse_class(does),
+        },
+        // Without parameters no memory can be asked for.
+        Call::AllocObject { class, .. } => match class_use(class).does {
+            Use::Nothing => pass(if class > 0xff { Passed::Engine } else { Passed::Object }),
+            does => refuse_class(does),
+        },
+        Call::VidHeap { function, .. } => match function {
+            call::VidHeap::Alloc { class, .. } => match class_use(class).does {
+                Use::Takes | Use::Nothing => Verdict::Execute,
+                does => refuse_class(does),
+            },
+            call::VidHeap::OsDescriptor { .. } => pass(Passed::OsDescriptor),
+            call::VidHeap::HwAlloc { .. } => UNSUPPORTED,
+            call::VidHeap::Free { .. }
+            | call::VidHeap::Info { .. }
+            | call::VidHeap::Other { .. } => Verdict::Execute,
+        },
+        Call::Free(_) | Call::Dup { .. } => Verdict::Execute,
+        Call::Control { command, .. } => judge_control(command),
+        // Memory would outlive its charge in any driver, and nothing tells when it ends.
+        Call::ExportDmabuf { .. } => UNSUPPORTED,
+        // Not trapped; here by the wrapper.
+        Call::RegisterFd { .. }
+        | Call::OsEvent { .. }
+        | Call::MapMemory { .. }
+        | Call::Other { .. } => pass(Passed::Control),
+        Call::Wrapped { .. } => Verdict::Refuse(Answer::Errno(crate::rm::refuse::EINVAL)),
+    }
+}
+
+/// What becomes of an allocation by class.
+fn judge_class(release: &Release, class: u32) -> Verdict {
+    match class {
+        NV01_ROOT | NV01_ROOT_NON_PRIV | NV01_ROOT_CLIENT => return pass(Passed::Client),
+        NV01_DEVICE_0 => return pass(Passed::Device),
+        NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => return pass(Passed::OsDescriptor),
+        NV01_EVENT
+        | NV01_EVENT_OS_EVENT
+        | NV01_EVENT_KERNEL_CALLBACK
+        | NV01_EVENT_KERNEL_CALLBACK_EX => return pass(Passed::Event),
+        // It is freed with its memory (context_dma.c makes it a dependant).
+        NV01_CONTEXT_DMA => return pass(Passed::Object),
+        NV_MEMORY_FABRIC => return Verdict::Execute,
+        _ => {}
+    }
+    match class_use(class).does {
+        Use::Takes => Verdict::Execute,
+        Use::Nothing if !release.layouts(Key::Class(class)).is_empty() => Verdict::Execute,
+        Use::Nothing => pass(if class > 0xff { Passed::Engine } else { Passed::Object }),
+        does => refuse_class(does),
+    }
+}
+
+fn refuse_class(does: Use) -> Verdict {
+    Verdict::Refuse(Answer::Status(match does {
+        // As the driver tells whoever isn't root.
+        Use::Privileged => NV_ERR_INSUFFICIENT_PERMISSIONS,
+        Use::Unknown => NV_ERR_INVALID_CLASS,
+        Use::Takes | Use::KeepsAlive | Use::Nothing => NV_ERR_NOT_SUPPORTED,
+    }))
+}
+
+fn judge_control(command: u32) -> Verdict {
+    match command {
+        NV2080_CTRL_CMD_FB_GET_INFO
+        | NV2080_CTRL_CMD_FB_GET_INFO_V2 => Verdict::Execute,
+        _ if REFUSED_CONTROLS.iter().any(|(refused, _)| *refused == command) => UNSUPPORTED,
+        _ => pass(Passed::Control),
+    }
+}
+
+/// What becomes of a call to `nvidia-uvm`.
+#[must_use]
+pub fn judge_uvm(call: &uvm::Call) -> Verdict {
+    match call {
+        uvm::Call::Initialize { .. } => pass(Passed::UvmBind),
+        uvm::Call::MmInitialize { .. } | uvm::Call::Other { .. } => pass(Passed::UvmOther),
+        uvm::Call::RegisterGpu { .. }
+        | uvm::Call::MapExternal { .. }
+        | uvm::Call::AllocDeviceP2p { .. }
+        | uvm::Call::AllocSemaphorePool(_)
+        | uvm::Call::UnmapExternal(_)
+        | uvm::Call::Free { .. } => Verdict::Execute,
+        uvm::Call::UnregisterGpu { .. }
+        | uvm::Call::RegisterVaSpace { .. }
+        | uvm::Call::RegisterChannel { .. }
+        | uvm::Call::CreateExternalRange(_)
+        | uvm::Call::MapDynamicParallelism(_) => pass(Passed::UvmOther),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rm::call::{Alloc, Object};
+
+    fn release() -> Release {
+        Release::of("535.161.08".parse().unwrap()).unwrap()
+    }
+
+    fn of_class(class: u32) -> Verdict {
+        let object = Object { client: 1, parent: 2, handle: 3 };
+        let alloc = Alloc { object, class, params: 0, params_size: None, rights: 0 };
+        judge(&release(), &Call::Alloc(alloc))
+    }
+
+    #[test]
+    fn nothing_that_takes_memory_continues() {
+        for class in 0..=0xffff {
+            let does = class_use(class).does;
+            let verdict = of_class(class);
+            match does {
+                Use::Takes => assert_eq!(verdict, Verdict::Execute, "{class:#x}"),
+                Use::Privileged | Use::Unknown => {
+                    assert!(matches!(verdict, Verdict::Refuse(_)), "{class:#x}");
+                }
+                Use::KeepsAlive if class != NV01_CONTEXT_DMA => {
+                    assert!(!matches!(verdict, Verdict::Continue(_)), "{class:#x}");
+                }
+                Use::KeepsAlive | Use::Nothing => {}
+            }
+        }
+    }
+
+    #[test]
+    fn each_kind_has_one_entry_with_its_reasons() {
+        for (at, pass) in PASSES.iter().enumerate() {
+            assert!(!pass.needs.is_empty() && !pass.verified.is_empty());
+            assert!(PASSES[..at].iter().all(|other| other.kind != pass.kind));
+        }
+        assert!(matches!(of_class(0xc7c0), Verdict::Continue(pass) if pass.kind == Passed::Engine));
+        assert!(matches!(of_class(0x41), Verdict::Continue(pass) if pass.kind == Passed::Client));
+        assert_eq!(of_class(0x2080), Verdict::Execute);
+    }
+
+    #[test]
+    fn controls_that_show_or_keep_memory_do_not_continue() {
+        for command in [0x2080_1301, 0x2080_1303] {
+            assert_eq!(judge_control(command), Verdict::Execute);
+        }
+        for (command, _) in REFUSED_CONTROLS {
+            assert_eq!(judge_control(*command), UNSUPPORTED);
+        }
+        assert!(matches!(judge_control(0x2080_014a), Verdict::Continue(_)));
+    }
+}

@@ -1,0 +1,134 @@
+//! A notified system call: which it is, whichever entry of the kernel it came by.
+//!
+//! Pure: architecture, number and arguments as the kernel reports them. What a filter
+//! doesn't send here isn't known here.
+
+use crate::rm::Command;
+
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+const AUDIT_ARCH_I386: u32 = 0x4000_0003;
+const AUDIT_ARCH_AARCH64: u32 = 0xc000_00b7;
+const AUDIT_ARCH_ARM: u32 = 0x4000_0028;
+
+/// `__X32_SYSCALL_BIT`.
+const X32: i32 = 0x4000_0000;
+
+/// Bytes of a page, in which `mmap2` counts its offset.
+const PAGE_BYTES: u64 = 4096;
+
+/// `MAP_SHARED`'s bit, which `MAP_SHARED_VALIDATE` has too.
+const SHARED: u64 = 1;
+
+/// A system call that the monitor answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Syscall {
+    /// `ioctl`.
+    Ioctl {
+        /// The descriptor.
+        descriptor: i32,
+        /// The request; the driver reads 32 bits of it.
+        request: u64,
+        /// The argument, an address.
+        argument: u64,
+    },
+    /// `mmap` or `mmap2`.
+    Map {
+        /// The descriptor.
+        descriptor: i32,
+        /// The length in bytes.
+        length: u64,
+        /// Whether it is shared.
+        shared: bool,
+        /// The offset in bytes.
+        offset: u64,
+    },
+}
+
+/// The call, or `None` where it's none that is sent here.
+#[must_use]
+pub fn of(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscall> {
+    let [a, b, c, d, e, f] = *arguments;
+    let low = |argument: u64| argument & 0xffff_ffff;
+    let map = |length: u64, offset: u64| Syscall::Map {
+        descriptor: descriptor(e),
+        length,
+        shared: d & SHARED != 0,
+        offset,
+    };
+    let ioctl = |argument: u64| Syscall::Ioctl { descriptor: descriptor(a), request: low(b), argument };
+    let pages = |offset: u64| low(offset).saturating_mul(PAGE_BYTES);
+    match (architecture, number) {
+        (AUDIT_ARCH_X86_64, 16) | (AUDIT_ARCH_AARCH64, 29) => Some(ioctl(c)),
+        (AUDIT_ARCH_X86_64, 9) | (AUDIT_ARCH_AARCH64, 222) => Some(map(b, f)),
+        // x32 has an ioctl of its own; the common one fails there, and is as good.
+        (AUDIT_ARCH_X86_64, number) if number & X32 != 0 => match number & !X32 {
+            16 | 514 => Some(ioctl(low(c))),
+            9 => Some(map(b, f)),
+            _ => None,
+        },
+        (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 54) => Some(ioctl(low(c))),
+        (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 192) => Some(map(low(b), pages(f))),
+        _ => None,
+    }
+}
+
+/// The kernel takes 32 bits of a descriptor.
+fn descriptor(argument: u64) -> i32 {
+    let [a, b, c, d, ..] = argument.to_le_bytes();
+    i32::from_le_bytes([a, b, c, d])
+}
+
+/// The request by which the monitor makes a call of that number and size itself: with a
+/// type and directions as the driver's own programs have them.
+///
+/// `None` where a request can't say the size.
+#[must_use]
+pub fn request(command: &Command) -> Option<u32> {
+    let size = u32::try_from(command.size()).ok().filter(|size| *size <= 0x3fff)?;
+    let number = u8::try_from(command.number()).ok()?;
+    Some(0xc000_0000 | size << 16 | u32::from(b'F') << 8 | u32::from(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_entries_say_the_same_call() {
+        let upper = 0xdead_beef_0000_0000;
+        let arguments = [3 | upper, 0xc030_462b | upper, 0x1000, 0, 0, 0];
+        let wanted = Syscall::Ioctl { descriptor: 3, request: 0xc030_462b, argument: 0x1000 };
+        for (architecture, number) in [
+            (AUDIT_ARCH_X86_64, 16),
+            (AUDIT_ARCH_X86_64, 514 | X32),
+            (AUDIT_ARCH_I386, 54),
+            (AUDIT_ARCH_AARCH64, 29),
+        ] {
+            assert_eq!(of(architecture, number, &arguments), Some(wanted));
+        }
+    }
+
+    #[test]
+    fn the_offset_of_mmap2_is_in_pages() {
+        let arguments = [0, 0x2000, 3, 1, 5, 2];
+        let wanted = |offset| Syscall::Map { descriptor: 5, length: 0x2000, shared: true, offset };
+        assert_eq!(of(AUDIT_ARCH_X86_64, 9, &arguments), Some(wanted(2)));
+        assert_eq!(of(AUDIT_ARCH_I386, 192, &arguments), Some(wanted(0x2000)));
+    }
+
+    #[test]
+    fn other_calls_are_none_of_ours() {
+        let nothing = [0; 6];
+        for (architecture, number) in
+            [(AUDIT_ARCH_X86_64, 54), (AUDIT_ARCH_I386, 16), (AUDIT_ARCH_I386, 90), (0, 16)]
+        {
+            assert_eq!(of(architecture, number, &nothing), None);
+        }
+    }
+
+    #[test]
+    fn a_request_of_ours_says_number_and_size_as_the_drivers_does() {
+        let command = Command::of_ioctl(0xffff_ffff_4030_002b);
+        assert_eq!(request(&command), Some(0xc030_462b));
+    }
+}

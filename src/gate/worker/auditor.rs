@@ -1,0 +1,418 @@
+//! Asks the driver and the kernel what the container's processes have: the audit.
+//!
+//! A thread of its own, so that calls that hang don't keep it from looking; a call that
+//! would be refused for the quota asks too. What the answers mean is decided in
+//! [`crate::gate::audit`]; here they are got, and acted on. It never reads a process's
+//! memory, which could make it wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::Shared;
+use super::books::{Books, MANAGED};
+use super::device;
+use super::memory::Count;
+use super::own::Own;
+use super::target::{pidfd_open, process_id};
+use crate::gate::audit::{self, Figure, Finding, Underway};
+use crate::gate::settings::NodeKind;
+use crate::ledger::{Client, Entry, Expected, Handle, Hold, Process};
+use crate::process::ProcessId;
+use crate::rm::about::Held;
+
+/// How often the driver is asked while the container has processes that use it.
+const TICK: Duration = Duration::from_millis(250);
+
+/// How often mappings are looked at.
+const MAPPINGS: Duration = Duration::from_millis(500);
+
+/// How soon it's asked again for a call that would be refused.
+const PATIENCE: Duration = Duration::from_millis(10);
+
+/// Looks after which a managed range that isn't mapped is taken to be gone.
+const GONE_AFTER: u32 = 2;
+
+/// The wake-up's place among what is waited for; no process has it.
+const WAKE: u64 = u64::MAX;
+
+/// The auditor's own.
+#[derive(Debug)]
+pub(super) struct Auditor {
+    wake: EventFd,
+    own: Mutex<Option<Arc<Own>>>,
+    /// One audit at a time, and when the last one ended.
+    last: Mutex<Option<Instant>>,
+    killed: Mutex<BTreeSet<Process>>,
+}
+
+impl Auditor {
+    pub(super) fn new() -> nix::Result<Self> {
+        Ok(Auditor {
+            wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+            own: Mutex::new(None),
+            last: Mutex::new(None),
+            killed: Mutex::new(BTreeSet::new()),
+        })
+    }
+
+    /// Something is due sooner than it thought.
+    pub(super) fn wake(&self) {
+        let _ = self.wake.write(1);
+    }
+
+    /// Our client of the driver.
+    pub(super) fn own(&self, shared: &Shared) -> Option<Arc<Own>> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if own.is_none() {
+            *own = Own::open(shared).map(Arc::new);
+        }
+        own.clone()
+    }
+}
+
+impl Shared {
+    fn book(&self) -> std::sync::MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks what there really is, for a call that would be refused otherwise.
+    pub(super) fn reconcile(&self) {
+        let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| last.elapsed() < PATIENCE) {
+            return;
+        }
+        self.audit();
+        *last = Some(Instant::now());
+    }
+
+    /// Audits, forever.
+    pub(super) fn audit_forever(&self) -> nix::Result<()> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(&self.auditor.wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+        let mut watched = BTreeMap::new();
+        let mut mapped = Instant::now();
+        loop {
+            self.watch(&epoll, &mut watched);
+            let wait = self.next(Instant::now());
+            let mut events = [EpollEvent::empty(); 16];
+            let woken = epoll.wait(&mut events, wait).unwrap_or(0);
+            let _ = self.auditor.wake.read();
+            let events = events.iter().take(woken);
+            let died = events.filter(|event| event.data() != WAKE).count() > 0;
+            let now = Instant::now();
+            while let Some(outcome) = self.stash.expired(now, |tid| ProcessId::of(tid).is_some()) {
+                self.undo(outcome);
+            }
+            if self.is_due(now) || died || woken == 0 {
+                let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
+                self.audit();
+                *last = Some(Instant::now());
+            }
+            if mapped.elapsed() > MAPPINGS || woken == 0 || self.has_new_mappers() {
+                self.audit_mappings();
+                mapped = Instant::now();
+            }
+        }
+    }
+
+    /// Waits for the deaths of processes that were seen.
+    fn watch(
+        &self,
+        epoll: &Epoll,
+        watched: &mut BTreeMap<Process, std::os::fd::OwnedFd>,
+    ) {
+        let processes = self.book().processes.clone();
+        // Closing takes it out of the epoll.
+        watched.retain(|process, _| processes.contains(process));
+        for process in processes {
+            let pid = process_id(process);
+            if watched.contains_key(&process) || ProcessId::of(pid.pid) != Some(pid) {
+                continue;
+            }
+            let Ok(pidfd) = pidfd_open(pid.pid, 0) else { continue };
+            let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, process.0);
+            if epoll.add(&pidfd, event).is_ok() {
+                watched.insert(process, pidfd);
+            }
+        }
+    }
+
+    /// How long nothing is due.
+    fn next(&self, now: Instant) -> EpollTimeout {
+        let books = self.book();
+        if books.processes.is_empty() && self.stash.is_empty() {
+            return EpollTimeout::NONE;
+        }
+        let due = books.due.iter().flatten().min();
+        let wait = due.map_or(TICK, |due| due.saturating_duration_since(now).min(TICK));
+        let wait = if self.stash.is_empty() { wait } else { wait.min(TICK / 10) };
+        EpollTimeout::try_from(wait + Duration::from_millis(1)).unwrap_or(EpollTimeout::ZERO)
+    }
+
+    /// Whether the driver is to be asked now.
+    fn is_due(&self, now: Instant) -> bool {
+        let mut books = self.book();
+        let mut due = false;
+        for at in &mut books.due {
+            if at.is_some_and(|at| at <= now) {
+                *at = None;
+                due = true;
+            }
+        }
+        due
+    }
+
+    /// Compares what the driver says with the books, for each GPU.
+    fn audit(&self) {
+        let processes: Vec<Process> = self.book().processes.iter().copied().collect();
+        if processes.is_empty() {
+            *self.auditor.own.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            return;
+        }
+        let Some(own) = self.auditor.own(self) else { return };
+        let dead: Vec<Process> = processes
+            .iter()
+            .copied()
+            .filter(|process| {
+                let pid = process_id(*process);
+                ProcessId::of(pid.pid) != Some(pid)
+            })
+            .collect();
+        let pids: Vec<u32> = processes
+            .iter()
+            .map(|process| process_id(*process).pid.cast_unsigned())
+            .collect::<BTreeSet<u32>>()
+            .into_iter()
+            .collect();
+        let mut all = Vec::new();
+        for gpu in 0..self.uuids.len() {
+            let generation = {
+                let mut books = self.book();
+                books.ledger.watch();
+                (books.generation, books.underway)
+            };
+            let Ok(held) = own.held(&self.release, gpu, &pids) else { return };
+            self.judge(gpu, &held, generation);
+            all.push(held);
+        }
+        self.bury(&dead, &all);
+    }
+
+    fn judge(&self, gpu: usize, held: &[Held], (generation, underway): (u64, usize)) {
+        let mut books = self.book();
+        let Some(expected) = books.ledger.expected(gpu) else { return };
+        let still = generation == books.generation && underway == 0;
+        let underway = if still { Underway::Nothing } else { Underway::Calls };
+        let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
+        let figures: Vec<Figure> = held.iter().map(figure).collect();
+        match audit::judge(&figures, &expected, underway) {
+            Finding::Fine => {}
+            Finding::Learn { driver_bytes } => {
+                close_orphans(&mut books, gpu, held, &expected);
+                let left = books.ledger.expected(gpu).map_or(0, |left| left.usage.used_bytes);
+                if driver_bytes < left {
+                    books.enter(Entry::Reconcile { gpu, driver_bytes });
+                }
+            }
+            Finding::Exceeds { .. } => {
+                let figures = with_charges(&books, gpu, held);
+                if let Finding::Exceeds { pid, excess_bytes, driver_bytes } =
+                    audit::judge(&figures, &expected, underway)
+                {
+                    books.enter(Entry::Reconcile { gpu, driver_bytes });
+                    books.schedule(Instant::now());
+                    let of_pid = |process: &&Process| {
+                        process_id(**process).pid.cast_unsigned() == pid
+                    };
+                    let who = books.processes.iter().find(of_pid).copied();
+                    drop(books);
+                    tracing::debug!(excess_bytes, pid, "taken past the monitor");
+                    if let Some(who) = who {
+                        self.kill(who);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Processes that are gone, and hold nothing by clients that others keep open.
+    fn bury(&self, dead: &[Process], all: &[Vec<Held>]) {
+        let mut books = self.book();
+        for process in dead {
+            let pid = process_id(*process).pid.cast_unsigned();
+            let holds = all.iter().flatten().any(|held| {
+                held.pid == pid && held.made_bytes.saturating_add(held.duplicated_bytes) > 0
+            });
+            if holds {
+                continue;
+            }
+            for space in [process.0, process.0 | MANAGED] {
+                books.enter(Entry::ReleaseSpace { space });
+                for (base, _) in books.ranges_of(space) {
+                    books.withdraw(space, base);
+                }
+            }
+            books.enter(Entry::Left { process: *process });
+            books.mappers.remove(process);
+            self.auditor.killed.lock().unwrap_or_else(PoisonError::into_inner).remove(process);
+        }
+        if !dead.is_empty() {
+            if books.processes.is_empty() {
+                books.close_all();
+            } else {
+                // What they had is looked at once more.
+                books.schedule(Instant::now());
+            }
+        }
+    }
+
+    /// Ends a process that took what wasn't given.
+    pub(super) fn kill(&self, process: Process) {
+        let pid = process_id(process);
+        // A pidfd names whoever has the pid when it's opened: who that is, is asked after.
+        let pidfd = pidfd_open(pid.pid, 0);
+        if pidfd.is_err() || ProcessId::of(pid.pid) != Some(pid) {
+            return;
+        }
+        let first = {
+            let mut killed = self.auditor.killed.lock().unwrap_or_else(PoisonError::into_inner);
+            killed.insert(process)
+        };
+        let _ = kill(Pid::from_raw(pid.pid), Signal::SIGKILL);
+        if first {
+            self.memory.count(Count::Killed);
+            let container = self.settings.short_id.as_str();
+            if self.calm.allows() {
+                let pid = pid.pid;
+                tracing::warn!(container, pid, "killed: it used memory past the quota's monitor");
+            }
+        }
+    }
+
+    fn has_new_mappers(&self) -> bool {
+        self.book().mappers.values().any(|looks| *looks == 0)
+    }
+
+    /// Looks at the mappings of processes that were let make any.
+    fn audit_mappings(&self) {
+        let mappers: Vec<Process> = self.book().mappers.keys().copied().collect();
+        for process in mappers {
+            let Some(mappings) = self.mappings(process) else { continue };
+            let mut books = self.book();
+            let looks = books.mappers.entry(process).and_modify(|looks| *looks += 1).or_insert(1);
+            let old = *looks > GONE_AFTER;
+            let covered = |space: u64, from: u64, to: u64| {
+                let range = books.range(space, from);
+                range.is_some_and(|(base, length)| to - base <= length)
+            };
+            let stranger = mappings.iter().find(|(from, to)| {
+                !covered(process.0, *from, *to) && !covered(process.0 | MANAGED, *from, *to)
+            });
+            if let Some((from, to)) = stranger {
+                let bytes = to - from;
+                drop(books);
+                tracing::debug!(bytes, "managed memory past the monitor");
+                self.kill(process);
+                continue;
+            }
+            if old {
+                release_unmapped(&mut books, process.0 | MANAGED, &mappings);
+            }
+        }
+    }
+
+    /// The ranges of a process that could be managed memory: shared, of a node of UVM's, at
+    /// the address that is their offset, which the driver insists on.
+    fn mappings(&self, process: Process) -> Option<Vec<(u64, u64)>> {
+        let pid = process_id(process);
+        let text = fs::read_to_string(format!("/proc/{}/maps", pid.pid)).ok()?;
+        if ProcessId::of(pid.pid) != Some(pid) {
+            return None;
+        }
+        let mut found = Vec::new();
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            let (Some(range), Some(access), Some(offset), Some(_device), Some(_inode)) =
+                (words.next(), words.next(), words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+            let Some((from, to)) = range.split_once('-') else { continue };
+            let (Some(from), Some(to), Some(offset)) = (hex(from), hex(to), hex(offset)) else {
+                continue;
+            };
+            if !access.ends_with('s') || offset != from || offset == 0 {
+                continue;
+            }
+            let path = PathBuf::from(format!("/proc/{}/map_files/{range}", pid.pid));
+            let is_uvm = match device::kind_at(&self.settings.nodes, &path) {
+                Some(kind) => kind == NodeKind::Uvm,
+                None => device::place_at(&path).is_some_and(|place| self.book().is_node(place)),
+            };
+            if is_uvm {
+                found.push((from, to));
+            }
+        }
+        Some(found)
+    }
+}
+
+/// Managed ranges that are mapped no more are charged no more.
+fn release_unmapped(books: &mut Books, space: u64, mappings: &[(u64, u64)]) {
+    for (base, length) in books.ranges_of(space) {
+        let end = base.saturating_add(length);
+        if mappings.iter().any(|(from, to)| *from < end && *to > base) {
+            continue;
+        }
+        for (at, _) in books.ledger.mappings(space, base, 4096) {
+            books.enter(Entry::Release { hold: Hold::Mapping { space, base: at } });
+        }
+        books.withdraw(space, base);
+    }
+}
+
+/// What each process was charged, by the clients it was seen with.
+fn with_charges(books: &Books, gpu: usize, held: &[Held]) -> Vec<Figure> {
+    let charges = books.ledger.charged_by_client(gpu);
+    // The first that used a client is who made it, mostly.
+    let mut owners: BTreeMap<Client, Process> = BTreeMap::new();
+    for (client, process) in books.ledger.processes() {
+        owners.entry(client).or_insert(process);
+    }
+    let charged = |pid: u32| {
+        let of_pid = charges.iter().filter(|(client, _)| {
+            owners.get(client).is_some_and(|of| process_id(*of).pid.cast_unsigned() == pid)
+        });
+        of_pid.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
+    };
+    held.iter().map(|held| Figure { held: *held, charged_bytes: charged(held.pid) }).collect()
+}
+
+/// Clients that nobody who lives was seen with are gone, if the driver has as much less as
+/// they held.
+fn close_orphans(books: &mut Books, gpu: usize, held: &[Held], expected: &Expected) {
+    let orphans = books.ledger.orphans();
+    if orphans.is_empty() {
+        return;
+    }
+    let charges = books.ledger.charged_by_client(gpu);
+    let of = |client: &Client| charges.get(client).copied().unwrap_or(0);
+    let theirs = orphans.iter().map(of).fold(0, u64::saturating_add);
+    let has = held.iter().fold(0_u64, |sum, held| {
+        sum.saturating_add(held.made_bytes).saturating_add(held.duplicated_bytes)
+    });
+    if theirs > 0 && has.saturating_add(theirs) <= expected.peak_bytes {
+        for client in orphans.into_iter().filter(|client| of(client) > 0) {
+            books.enter(Entry::Free { client, handle: Handle(client.0) });
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! What is known of the container: its ledger, processes, ranges and devices.
+//!
+//! One at a time has them, and never while a call is in the driver or in the caller's
+//! memory. What must outlive this worker is changed by [`Books::write`] alone, which
+//! puts it into the journal too.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use super::memory::{Log, Memory};
+use crate::gate::journal::Record;
+use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
+use crate::ledger::{Bounds, Client, Entry, Handle, Hold, Ledger, Process};
+
+/// How much the container may make us remember.
+pub(super) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384 };
+
+/// Clients that are known by their users; of more, all is known but who uses them.
+const MOST_CLIENTS: usize = 16384;
+
+/// Processes.
+const MOST_PROCESSES: usize = 4096;
+
+/// Ranges that are no managed memory, and nodes of UVM's.
+const MOST_RANGES: usize = 16384;
+const MOST_NODES: usize = 64;
+
+/// Devices and subdevices whose GPU is known; of more, it's asked for again.
+const MOST_DEVICES: usize = 4096;
+
+/// No client has this handle; who is seen with it was seen at all.
+pub(super) const ANYBODY: Client = Client(0);
+
+/// The bit that tells managed ranges of a process from announced ones.
+pub(super) const MANAGED: u64 = 1 << 63;
+
+/// The books.
+#[derive(Debug)]
+pub(super) struct Books {
+    pub(super) ledger: Ledger,
+    log: Log,
+    /// Seen, and not known to be gone.
+    pub(super) processes: BTreeSet<Process>,
+    /// By process and first address: bytes.
+    ranges: BTreeMap<(u64, u64), u64>,
+    /// Nodes of UVM's, by `st_dev` and `st_ino`.
+    nodes: BTreeSet<(u64, u64)>,
+    /// By client and handle: the container's GPU.
+    devices: HashMap<(u32, u32), usize>,
+    /// Calls in the driver that change what is charged.
+    pub(super) underway: usize,
+    /// How often such calls began or ended.
+    pub(super) generation: u64,
+    /// Processes with a mapping that continued, and how often they were looked at since.
+    pub(super) mappers: BTreeMap<Process, u32>,
+    /// When the driver is to be asked, though nobody waits for it.
+    pub(super) due: [Option<Instant>; 2],
+}
+
+impl Books {
+    /// The books as the journal has them.
+    pub(super) fn open(memory: &'static Memory, gpus: &[Gpu], nodes: &[Node]) -> Self {
+        let limits: Vec<u64> = gpus.iter().map(|gpu| gpu.limit_bytes).collect();
+        let log = Log::open(memory);
+        let records: Vec<Record> = log.records().collect();
+        let mut books = Books {
+            ledger: Ledger::new(&limits, BOUNDS),
+            log,
+            processes: BTreeSet::new(),
+            ranges: BTreeMap::new(),
+            nodes: BTreeSet::new(),
+            devices: HashMap::new(),
+            underway: 0,
+            generation: 0,
+            mappers: BTreeMap::new(),
+            due: [None; 2],
+        };
+        for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
+            if let Identity::File { device, inode } = node.identity {
+                books.nodes.insert((device, inode));
+            }
+        }
+        records.into_iter().for_each(|record| books.replay(record));
+        books.forget_underway();
+        books.rewrite();
+        books
+    }
+
+    /// Calls of the worker before are no more underway, whatever became of them.
+    fn forget_underway(&mut self) {
+        let holds: Vec<Hold> = self
+            .ledger
+            .entries()
+            .filter_map(|entry| match entry {
+                Entry::Held { hold: hold @ Hold::Underway(_), .. } => Some(hold),
+                _ => None,
+            })
+            .collect();
+        holds.into_iter().for_each(|hold| self.ledger.release(hold));
+    }
+
+    fn replay(&mut self, record: Record) {
+        match record {
+            Record::Ledger(entry) => {
+                match entry {
+                    Entry::Share { client: ANYBODY, process } => {
+                        self.processes.insert(process);
+                    }
+                    Entry::Left { process } => {
+                        self.processes.remove(&process);
+                    }
+                    _ => {}
+                }
+                self.ledger.replay(entry);
+            }
+            Record::Announce { space, base, length } => {
+                self.ranges.insert((space, base), length);
+            }
+            Record::Withdraw { space, base } => {
+                self.ranges.remove(&(space, base));
+            }
+            Record::Node { device, inode } => {
+                self.nodes.insert((device, inode));
+            }
+        }
+    }
+
+    /// Changes what must outlive this worker.
+    pub(super) fn write(&mut self, record: Record) {
+        self.log.append(record);
+        self.replay(record);
+        if self.log.is_due() {
+            self.rewrite();
+        }
+    }
+
+    /// Puts what is known now in the place of how it came about.
+    fn rewrite(&mut self) {
+        let nodes = self.nodes.iter();
+        let nodes = nodes.map(|(device, inode)| Record::Node { device: *device, inode: *inode });
+        let ledger = self.ledger.entries().map(Record::Ledger);
+        self.log.rewrite(ledger.chain(ranges(&self.ranges)).chain(nodes));
+    }
+
+    pub(super) fn enter(&mut self, entry: Entry) {
+        self.write(Record::Ledger(entry));
+    }
+
+    /// A process called. `false` where there are more than can be known.
+    pub(super) fn saw(&mut self, process: Process) -> bool {
+        if self.processes.contains(&process) {
+            return true;
+        }
+        if self.processes.len() >= MOST_PROCESSES {
+            return false;
+        }
+        self.enter(Entry::Share { client: ANYBODY, process });
+        true
+    }
+
+    /// A process used a client.
+    pub(super) fn shares(&mut self, client: u32, process: Process) {
+        let client = Client(client);
+        let known = self.ledger.holds_client(client, process);
+        if !known && client != ANYBODY && self.ledger.clients() < MOST_CLIENTS {
+            self.enter(Entry::Share { client, process });
+        }
+    }
+
+    /// An object without memory is there, below what is known to be.
+    pub(super) fn note(&mut self, client: u32, parent: u32, handle: u32) {
+        let (client, parent, handle) = (Client(client), Handle(parent), Handle(handle));
+        if self.ledger.size().objects < BOUNDS.objects {
+            self.enter(Entry::Note { client, parent, handle });
+        }
+    }
+
+    /// The GPU of a device or subdevice, where it is known.
+    pub(super) fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
+        self.devices.get(&(client, handle)).copied()
+    }
+
+    /// A device or subdevice is of that GPU.
+    pub(super) fn learn(&mut self, client: u32, handle: u32, gpu: usize) {
+        if self.devices.len() >= MOST_DEVICES {
+            self.devices.clear();
+        }
+        self.devices.insert((client, handle), gpu);
+    }
+
+    /// Objects of a client were freed or made whose kind isn't known: its devices are to
+    /// be asked for again.
+    pub(super) fn unlearn(&mut self, client: u32) {
+        self.devices.retain(|(of, _), _| *of != client);
+    }
+
+    /// Remembers a range. `false` where it can't be.
+    pub(super) fn announce(&mut self, space: u64, base: u64, length: u64) -> bool {
+        let room = self.ranges.len() < MOST_RANGES || self.ranges.contains_key(&(space, base));
+        if room {
+            self.write(Record::Announce { space, base, length });
+        }
+        room
+    }
+
+    /// Forgets a range.
+    pub(super) fn withdraw(&mut self, space: u64, base: u64) {
+        if self.ranges.contains_key(&(space, base)) {
+            self.write(Record::Withdraw { space, base });
+        }
+    }
+
+    /// The range that `base` lies in: its first address and bytes.
+    pub(super) fn range(&self, space: u64, base: u64) -> Option<(u64, u64)> {
+        let (key, length) = self.ranges.range((space, 0)..=(space, base)).next_back()?;
+        (base - key.1 < *length).then_some((key.1, *length))
+    }
+
+    /// The ranges of a process.
+    pub(super) fn ranges_of(&self, space: u64) -> Vec<(u64, u64)> {
+        let all = self.ranges.range((space, 0)..=(space, u64::MAX));
+        all.map(|((_, base), length)| (*base, *length)).collect()
+    }
+
+    /// A node of UVM's was seen. `false` where there are more than can be known.
+    pub(super) fn saw_node(&mut self, (device, inode): (u64, u64)) -> bool {
+        if self.nodes.contains(&(device, inode)) {
+            return true;
+        }
+        if self.nodes.len() >= MOST_NODES {
+            return false;
+        }
+        self.write(Record::Node { device, inode });
+        true
+    }
+
+    /// Whether that is a node of UVM's.
+    pub(super) fn is_node(&self, place: (u64, u64)) -> bool {
+        self.nodes.contains(&place)
+    }
+
+    /// A call that changes what is charged goes into the driver, or comes back.
+    pub(super) fn begin(&mut self) {
+        self.underway += 1;
+        self.generation += 1;
+    }
+
+    pub(super) fn end(&mut self) {
+        self.underway = self.underway.saturating_sub(1);
+        self.generation += 1;
+    }
+
+    /// The driver is to be asked soon, and once more later.
+    pub(super) fn schedule(&mut self, now: Instant) -> bool {
+        let [soon, later] = self.due;
+        let first = soon.is_none();
+        self.due = [
+            soon.or(Some(now + Duration::from_millis(5))),
+            later.max(Some(now + Duration::from_millis(200))),
+        ];
+        first
+    }
+
+    /// Processes that live on in no process's list are gone, and nobody is left: nothing is.
+    pub(super) fn close_all(&mut self) {
+        let clients: BTreeSet<Client> = self
+            .ledger
+            .entries()
+            .filter_map(|entry| match entry {
+                Entry::Object { client, .. } | Entry::Share { client, .. } => Some(client),
+                _ => None,
+            })
+            .collect();
+        for client in clients {
+            self.enter(Entry::Free { client, handle: Handle(client.0) });
+        }
+        let holds: Vec<Hold> = self
+            .ledger
+            .entries()
+            .filter_map(|entry| match entry {
+                Entry::Held { hold, .. } => Some(hold),
+                _ => None,
+            })
+            .collect();
+        for hold in holds {
+            self.enter(Entry::Release { hold });
+        }
+        self.devices.clear();
+    }
+}
+
+fn ranges(ranges: &BTreeMap<(u64, u64), u64>) -> impl Iterator<Item = Record> {
+    ranges.iter().map(|((space, base), length)| Record::Announce {
+        space: *space,
+        base: *base,
+        length: *length,
+    })
+}

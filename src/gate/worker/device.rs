@@ -1,0 +1,288 @@
+//! The driver, asked by us: calls on an open file, with our own copies.
+//!
+//! [`Device`] is a file that is known to be a node; [`Rm`] makes the resource manager's
+//! calls on one. What is asked for, and for whom, is not known here.
+#![allow(unsafe_code, reason = "an ioctl is a raw call, and nodes are known by statx")]
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::libc;
+
+use crate::gate::settings::{Identity, Node, NodeKind};
+use crate::gate::syscall;
+use crate::rm::number::{
+    NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL, NV_ESC_RM_FREE, NV_OK, NV01_DEVICE_0, NV01_ROOT_CLIENT,
+    NV2080_CTRL_CMD_GPU_GET_GID_INFO, NV20_SUBDEVICE_0,
+};
+use crate::rm::{Command, Key, Layout, Meaning, Release, about};
+
+/// An open file of the driver's.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) kind: NodeKind,
+    file: OwnedFd,
+    /// `st_dev` and `st_ino` of the node it was opened by.
+    pub(super) place: (u64, u64),
+}
+
+/// What `statx` says of a file, without asking a file system that may be slow.
+fn identity(
+    directory: i32,
+    path: &std::ffi::CStr,
+    flags: i32,
+) -> Option<(Identity, Identity, (u64, u64))> {
+    let mut answer = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: `path` ends in a zero, and `answer` has room for the struct.
+    let asked = unsafe {
+        libc::statx(
+            directory,
+            path.as_ptr(),
+            flags | libc::AT_STATX_DONT_SYNC,
+            libc::STATX_TYPE | libc::STATX_INO,
+            answer.as_mut_ptr(),
+        )
+    };
+    if asked != 0 {
+        return None;
+    }
+    // SAFETY: zeroed before and filled by the kernel; a struct of numbers.
+    let answer = unsafe { answer.assume_init() };
+    let device = libc::makedev(answer.stx_dev_major, answer.stx_dev_minor);
+    let number = libc::makedev(answer.stx_rdev_major, answer.stx_rdev_minor);
+    let file = Identity::File { device, inode: answer.stx_ino };
+    let is_device = u32::from(answer.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
+    let identity = if is_device { Identity::Device(number) } else { file };
+    Some((identity, file, (device, answer.stx_ino)))
+}
+
+/// The kind of node that the file at `path` is.
+pub(super) fn kind_at(nodes: &[Node], path: &Path) -> Option<NodeKind> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
+    let (identity, ..) = identity(libc::AT_FDCWD, &path, 0)?;
+    nodes.iter().find(|node| node.identity == identity).map(|node| node.kind)
+}
+
+/// `st_dev` and `st_ino` of the file at `path`.
+pub(super) fn place_at(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
+    identity(libc::AT_FDCWD, &path, 0).map(|(_, _, place)| place)
+}
+
+impl Device {
+    /// The node that `file` is, or the file back where it's none.
+    pub(super) fn of(nodes: &[Node], file: OwnedFd) -> Result<Self, OwnedFd> {
+        let Some((identity, _, place)) = identity(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH)
+        else {
+            return Err(file);
+        };
+        match nodes.iter().find(|node| node.identity == identity) {
+            Some(node) => Ok(Device { kind: node.kind, file, place }),
+            None => Err(file),
+        }
+    }
+
+    /// Its descriptor, for a struct that names one.
+    pub(super) fn descriptor(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    /// Makes the call of `command` with `bytes`, which are its struct.
+    ///
+    /// # Errors
+    ///
+    /// The error number of the system call.
+    pub(super) fn call(&self, command: &Command, bytes: &mut [u8]) -> Result<(), Errno> {
+        let request = syscall::request(command).ok_or(Errno::EINVAL)?;
+        if bytes.len() != command.size() {
+            return Err(Errno::EINVAL);
+        }
+        self.ioctl(request, bytes)
+    }
+
+    /// Makes a call of UVM's.
+    ///
+    /// # Errors
+    ///
+    /// The error number of the system call.
+    pub(super) fn call_uvm(&self, number: u32, bytes: &mut [u8]) -> Result<(), Errno> {
+        self.ioctl(number, bytes)
+    }
+
+    fn ioctl(&self, request: u32, bytes: &mut [u8]) -> Result<(), Errno> {
+        // SAFETY: the driver copies the struct of that request in and out, and `bytes` are as
+        // long as this: the request states it, or the release's layout (`rm::uvm`).
+        // Addresses within are ours, or the decoder knows that none are followed.
+        let done = unsafe {
+            libc::ioctl(self.file.as_raw_fd(), libc::Ioctl::from(request), bytes.as_mut_ptr())
+        };
+        Errno::result(done).map(drop)
+    }
+}
+
+/// Why the resource manager didn't do what it was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The system call failed.
+    Errno(Errno),
+    /// The struct says this status.
+    Status(u32),
+}
+
+/// The resource manager, through a file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rm<'a> {
+    pub(super) release: &'a Release,
+    pub(super) device: &'a Device,
+}
+
+impl Rm<'_> {
+    /// The smallest struct of a call: that of `NVOS21` for allocations.
+    fn layout(&self, number: u32) -> Result<&'static Layout, Failure> {
+        let layouts = self.release.layouts(Key::Escape(number));
+        layouts.first().ok_or(Failure::Errno(Errno::EINVAL))
+    }
+
+    fn call(
+        &self,
+        number: u32,
+        fields: &[(Meaning, u64)],
+    ) -> Result<([u8; 64], &'static Layout), Failure> {
+        self.call_with([0; 64], number, fields)
+    }
+
+    /// Makes a call whose fields are these, and tells one of those that come back.
+    pub(super) fn raw(
+        &self,
+        number: u32,
+        fields: &[(Meaning, u64)],
+        answer: Meaning,
+    ) -> Result<u32, Failure> {
+        let (bytes, layout) = self.call(number, fields)?;
+        let view = bytes.get(..layout.size()).and_then(|bytes| layout.view(bytes));
+        let answer = view.and_then(|view| view.u32(answer));
+        answer.ok_or(Failure::Errno(Errno::EINVAL))
+    }
+
+    /// `NV_ESC_RM_SHARE`, whose policy is no number: `NVOS57_PARAMETERS.sharePolicy` at 8.
+    pub(super) fn with_policy(
+        &self,
+        number: u32,
+        client: u32,
+        handle: u32,
+        policy: u64,
+        kind: u32,
+    ) -> Result<(), Failure> {
+        let mut bytes = [0; 64];
+        bytes[8..16].copy_from_slice(&policy.to_le_bytes());
+        bytes[16..20].copy_from_slice(&kind.to_le_bytes());
+        let fields = [(Meaning::Client, client.into()), (Meaning::Handle, handle.into())];
+        self.call_with(bytes, number, &fields).map(drop)
+    }
+
+    fn call_with(
+        &self,
+        mut bytes: [u8; 64],
+        number: u32,
+        fields: &[(Meaning, u64)],
+    ) -> Result<([u8; 64], &'static Layout), Failure> {
+        let layout = self.layout(number)?;
+        for (meaning, value) in fields {
+            if let Some(patch) = layout.patch(*meaning, *value) {
+                let _ = patch.apply(&mut bytes);
+            }
+        }
+        let size = layout.size();
+        let command = Command::of_ioctl(u64::try_from(size).unwrap_or(0) << 16 | u64::from(number));
+        let own = bytes.get_mut(..size).ok_or(Failure::Errno(Errno::EINVAL))?;
+        self.device.call(&command, own).map_err(Failure::Errno)?;
+        let status = layout.view(own).and_then(|view| view.u32(Meaning::Status));
+        match status.unwrap_or(NV_OK) {
+            NV_OK => Ok((bytes, layout)),
+            status => Err(Failure::Status(status)),
+        }
+    }
+
+    /// Makes an object, and tells its handle.
+    pub(super) fn allocate(
+        &self,
+        client: u32,
+        parent: u32,
+        handle: u32,
+        class: u32,
+        params: &mut [u8],
+    ) -> Result<u32, Failure> {
+        let address = if params.is_empty() { 0 } else { params.as_mut_ptr().addr() as u64 };
+        self.raw(
+            NV_ESC_RM_ALLOC,
+            &[
+                (Meaning::Client, client.into()),
+                (Meaning::Parent, parent.into()),
+                (Meaning::Handle, handle.into()),
+                (Meaning::Class, class.into()),
+                (Meaning::Params, address),
+                (Meaning::ParamsSize, params.len() as u64),
+            ],
+            Meaning::Handle,
+        )
+    }
+
+    /// Makes a client of our own.
+    pub(super) fn client(&self) -> Result<u32, Failure> {
+        self.allocate(0, 0, 0, NV01_ROOT_CLIENT, &mut [])
+    }
+
+    /// Opens the GPU with that number of the driver's.
+    pub(super) fn open(&self, client: u32, number: u32) -> Result<u32, Failure> {
+        let size = self.release.layouts(Key::Class(NV01_DEVICE_0)).first().map_or(56, Layout::size);
+        let mut params = vec![0; size];
+        if let Some(field) = params.get_mut(..4) {
+            field.copy_from_slice(&number.to_le_bytes());
+        }
+        self.allocate(client, client, 0, NV01_DEVICE_0, &mut params)
+    }
+
+    /// Makes a subdevice of a device.
+    pub(super) fn subdevice(&self, client: u32, device: u32) -> Result<u32, Failure> {
+        self.allocate(client, device, 0, NV20_SUBDEVICE_0, &mut [0; 4])
+    }
+
+    /// Frees an object with all below it.
+    pub(super) fn free(&self, client: u32, parent: u32, handle: u32) -> Result<(), Failure> {
+        let fields = [
+            (Meaning::Client, client.into()),
+            (Meaning::Parent, parent.into()),
+            (Meaning::Handle, handle.into()),
+        ];
+        self.call(NV_ESC_RM_FREE, &fields).map(drop)
+    }
+
+    /// Gives a command to an object.
+    pub(super) fn control(
+        &self,
+        client: u32,
+        object: u32,
+        command: u32,
+        params: &mut [u8],
+    ) -> Result<(), Failure> {
+        let fields = [
+            (Meaning::Client, client.into()),
+            (Meaning::Handle, object.into()),
+            (Meaning::Command, command.into()),
+            (Meaning::Params, params.as_mut_ptr().addr() as u64),
+            (Meaning::ParamsSize, params.len() as u64),
+        ];
+        self.call(NV_ESC_RM_CONTROL, &fields).map(drop)
+    }
+
+    /// The UUID of a subdevice's GPU.
+    pub(super) fn uuid(&self, client: u32, subdevice: u32) -> Result<about::Uuid, Failure> {
+        let mut params = about::ask_uuid();
+        self.control(client, subdevice, NV2080_CTRL_CMD_GPU_GET_GID_INFO, &mut params)?;
+        about::answered_uuid(&params).ok_or(Failure::Errno(Errno::EINVAL))
+    }
+}

@@ -1,0 +1,615 @@
+//! Calls to `nvidiactl` and `nvidiaN` that the monitor makes itself.
+//!
+//! Memory is reserved before the driver is asked, and what it gave is entered after; what
+//! is freed is taken out after the driver did it. So at no time has the driver more than
+//! the books. Pointers in our copies are ours while the driver has them, and the caller's
+//! again when they go back.
+
+use nix::errno::Errno;
+
+use super::device::{Device, Failure, Rm};
+use super::serve::{Case, Copy, Made, Over};
+use super::listener::Reply;
+use crate::gate::settings::NodeKind;
+use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Reservation};
+use crate::rm::call::{Alloc, Object, VidHeap};
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use crate::rm::number::*;
+use crate::rm::memory::{self, Memory, Use, class_use};
+use crate::rm::{Answer, Call, Command, Decoded, Key, Layout, Meaning, fbinfo};
+
+/// Handles that we choose where the caller leaves it to the driver: so what a call made is
+/// known, though we may not live to see its answer. The driver's own begin with 0xcaf.
+const HANDLES: u32 = 0xcb90_0000;
+const HANDLES_MASK: u32 = 0xf_ffff;
+
+/// Handles that are tried before it's left to the driver after all.
+const TRIES: u32 = 4;
+
+/// Pages in which memory is charged at least.
+const PAGE_BYTES: u64 = 4096;
+
+/// Where a call that makes an object has what is needed to make it.
+#[derive(Debug, Clone, Copy)]
+struct Making {
+    object: Object,
+    /// Layout of the handle, which may lie in a part of the struct of its own.
+    handle: &'static Layout,
+    /// Layout of the status.
+    head: &'static Layout,
+}
+
+impl Case<'_> {
+    pub(super) fn execute(
+        &mut self,
+        command: &Command,
+        decoded: &Decoded,
+    ) -> Result<Reply, Over> {
+        let Some(layout) = decoded.layout else { return Err(Reply::Errno(Errno::EINVAL as i32)) };
+        match decoded.call {
+            Call::Alloc(alloc) => self.allocate(command, layout, &alloc),
+            Call::AllocMemory { object, .. } => self.allocate_memory(command, layout, object),
+            Call::VidHeap { client, parent, function } => {
+                self.heap(command, layout, client, parent, function)
+            }
+            Call::Free(object) => self.free(command, layout, object.client, object.handle),
+            Call::Dup { object, source_client, source, .. } => {
+                self.duplicate(command, layout, object, (source_client, source))
+            }
+            Call::Control { client, object, command: control, params, params_size } => {
+                self.show_memory(command, layout, (client, object), control, (params, params_size))
+            }
+            _ => Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout))),
+        }
+    }
+
+    fn rm(&self) -> Result<Rm<'_>, Over> {
+        Ok(Rm { release: &self.shared.release, device: self.device()? })
+    }
+
+    pub(super) fn patch(&mut self, layout: &Layout, meaning: Meaning, value: u64) {
+        if let Some(patch) = layout.patch(meaning, value) {
+            let _ = patch.apply(&mut self.desk.bytes);
+        }
+    }
+
+    fn field(&self, layout: &'static Layout, meaning: Meaning) -> Option<u64> {
+        layout.view(&self.desk.bytes).and_then(|view| view.u64(meaning))
+    }
+
+    fn status(&self, layout: &'static Layout) -> u32 {
+        let status = layout.view(&self.desk.bytes).and_then(|view| view.u32(Meaning::Status));
+        status.unwrap_or(NV_OK)
+    }
+
+    /// The container's GPU that a device or subdevice is of, by its UUID.
+    pub(super) fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
+        if let Some(gpu) = self.books().gpu(client, handle) {
+            return Some(gpu);
+        }
+        if let NodeKind::Gpu(gpu) = self.device.as_ref()?.kind {
+            return Some(gpu);
+        }
+        let rm = self.rm().ok()?;
+        let (uuid, is_device) = match rm.subdevice(client, handle) {
+            Ok(subdevice) => {
+                let uuid = rm.uuid(client, subdevice);
+                let _ = rm.free(client, handle, subdevice);
+                (uuid.ok()?, true)
+            }
+            Err(_) => (rm.uuid(client, handle).ok()?, false),
+        };
+        let gpu = self.shared.uuids.iter().position(|of| *of == uuid)?;
+        let mut books = self.books();
+        books.learn(client, handle, gpu);
+        if is_device && !books.ledger.contains(Client(client), Handle(handle)) {
+            books.note(client, client, handle);
+        }
+        Some(gpu)
+    }
+
+    /// Sets memory aside; where there isn't enough, the driver is asked what there is.
+    fn reserve(&mut self, gpu: usize, bytes: u64, layout: &Layout) -> Result<Reservation, Over> {
+        let mut asked = false;
+        loop {
+            let mut books = self.books();
+            match books.ledger.reserve(gpu, bytes) {
+                Ok(reservation) => {
+                    books.begin();
+                    return Ok(reservation);
+                }
+                Err(LedgerError::OverQuota { usage, .. })
+                    if !asked && bytes <= usage.limit_bytes =>
+                {
+                    drop(books);
+                    asked = true;
+                    self.shared.reconcile();
+                }
+                Err(LedgerError::OverQuota { .. }) => {
+                    drop(books);
+                    return Err(self.over_quota(Some(layout)));
+                }
+                Err(error) => {
+                    drop(books);
+                    self.log(&error.to_string());
+                    return Err(self.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
+                }
+            }
+        }
+    }
+
+    /// Asks the driver to make an object, and tells the handle it got; `None` where it
+    /// wasn't made, and the struct says why.
+    fn make(&mut self, command: &Command, making: Making) -> Result<Option<u32>, Errno> {
+        let Making { object, handle: place, head } = making;
+        let chosen = object.handle != 0;
+        let (before, there) = self.slot.executed();
+        let mut handle = match (chosen, self.again) {
+            (true, _) => object.handle,
+            (false, true) => before,
+            (false, false) => self.next_handle(),
+        };
+        let known = |case: &Self, handle| {
+            case.books().ledger.contains(Client(object.client), Handle(handle))
+        };
+        // The worker before may have made it, and even entered it: once more from the start.
+        let mut again = self.again && !there;
+        if again && known(self, handle) {
+            self.unmake(object.client, object.parent, handle);
+        }
+        for attempt in 0..=TRIES {
+            self.patch(place, Meaning::Handle, handle.into());
+            self.patch(head, Meaning::Status, NV_OK.into());
+            self.slot.executing(handle, (self.again && there) || known(self, handle));
+            let Some(device) = &self.device else { return Err(Errno::EBADF) };
+            device.call(command, &mut self.desk.bytes)?;
+            match self.status(head) {
+                NV_OK => break,
+                NV_ERR_INSERT_DUPLICATE_NAME if again => {
+                    again = false;
+                    self.unmake(object.client, object.parent, handle);
+                }
+                NV_ERR_INSERT_DUPLICATE_NAME if !chosen && attempt < TRIES => {
+                    handle = if attempt + 1 < TRIES { self.next_handle() } else { 0 };
+                }
+                _ => {
+                    self.patch(place, Meaning::Handle, object.handle.into());
+                    return Ok(None);
+                }
+            }
+        }
+        let made = self.field(place, Meaning::Handle).and_then(|made| u32::try_from(made).ok());
+        Ok(Some(made.unwrap_or(handle)).filter(|_| self.status(head) == NV_OK))
+    }
+
+    fn next_handle(&self) -> u32 {
+        HANDLES | self.shared.memory.next_handle() & HANDLES_MASK
+    }
+
+    /// Frees what a call made that isn't given to the caller.
+    fn unmake(&self, client: u32, parent: u32, handle: u32) {
+        let Ok(rm) = self.rm() else { return };
+        let _ = rm.free(client, parent, handle);
+        let (of, handle) = (Client(client), Handle(handle));
+        let mut books = self.books();
+        if books.ledger.contains(of, handle) {
+            books.enter(Entry::Free { client: of, handle });
+        }
+    }
+
+    /// Makes an object that takes memory, or doesn't.
+    ///
+    /// `given` reads from our copies how much the driver gave.
+    fn charged(
+        &mut self,
+        command: &Command,
+        making: Making,
+        memory: Option<(usize, u64)>,
+        given: impl Fn(&Self) -> Option<u64>,
+    ) -> Result<Option<Made>, Over> {
+        let Making { object, head, .. } = making;
+        let Some((gpu, asked_bytes)) = memory else {
+            let made = self.make(command, making).map_err(|errno| Reply::Errno(errno as i32))?;
+            return Ok(made.map(|handle| self.made_without(object, handle)));
+        };
+        let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+        let reservation = self.reserve(gpu, asked_bytes, head)?;
+        let made = self.make(command, making);
+        let given_bytes = given(self).unwrap_or(asked_bytes).max(asked_bytes);
+        let mut books = self.books();
+        books.ledger.cancel(reservation);
+        let Ok(Some(handle)) = made else {
+            books.end();
+            drop(books);
+            return made.map(|_| None).map_err(|errno| Reply::Errno(errno as i32));
+        };
+        // The driver rounds up, maybe beyond the quota.
+        let fits = books.ledger.reserve(gpu, given_bytes).map(|all| books.ledger.cancel(all));
+        let (client, parent) = (Client(object.client), Handle(object.parent));
+        let entry = Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
+        books.enter(entry);
+        books.end();
+        drop(books);
+        if fits.is_err() {
+            self.unmake(object.client, object.parent, handle);
+            return Err(self.over_quota(Some(head)));
+        }
+        Ok(Some(Made { client: object.client, parent: object.parent, handle }))
+    }
+
+    /// An object without memory was made.
+    fn made_without(&self, object: Object, handle: u32) -> Made {
+        let mut books = self.books();
+        // What had the handle before is gone.
+        if books.ledger.contains(Client(object.client), Handle(handle)) {
+            books.note(object.client, object.parent, handle);
+        }
+        Made { client: object.client, parent: object.parent, handle }
+    }
+
+    fn allocate(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        alloc: &Alloc,
+    ) -> Result<Reply, Over> {
+        let Alloc { object, class, .. } = *alloc;
+        let size = memory::params_size(&self.shared.release, class, alloc.params_size);
+        let size = size.map_err(|refusal| self.refused(&refusal, Some(layout)))?;
+        let size = size.filter(|_| alloc.params != 0);
+        if let Some(size) = size {
+            self.read_params(alloc.params, size)?;
+        }
+        let mut rights = [0; 4];
+        if alloc.rights != 0 {
+            let target = self.target()?;
+            target.read(alloc.rights, &mut rights).map_err(|errno| Reply::Errno(errno as i32))?;
+        }
+        self.still_waits()?;
+        self.only_once()?;
+        self.books().shares(object.client, self.target()?.process);
+
+        let does = class_use(class).does;
+        let mut asked: Option<Memory> = None;
+        let mut source = None;
+        match (does, size) {
+            (Use::Takes, None) => {
+                return Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
+            }
+            (Use::Takes, Some(_)) => {
+                let memory = memory::decode(&self.shared.release, class, &self.desk.params);
+                asked = Some(memory.map_err(|refusal| self.refused(&refusal, Some(layout)))?);
+            }
+            (Use::KeepsAlive, Some(_)) => {
+                let of = memory::fabric_source(&self.shared.release, &self.desk.params);
+                source = Some(of.map_err(|refusal| self.refused(&refusal, Some(layout)))?);
+            }
+            _ => {}
+        }
+        let charge = match asked {
+            None => None,
+            Some(memory) => match self.gpu(object.client, object.parent) {
+                Some(gpu) => Some((gpu, memory.size_bytes)),
+                None => {
+                    let answer = Answer::Status(NV_ERR_INVALID_OBJECT_PARENT);
+                    return Err(self.answer(answer, Some(layout)));
+                }
+            },
+        };
+
+        let params = if size.is_some() { self.desk.params.as_mut_ptr().addr() as u64 } else { 0 };
+        self.patch(layout, Meaning::Params, params);
+        let rights_address = if alloc.rights == 0 { 0 } else { rights.as_mut_ptr().addr() as u64 };
+        self.patch(layout, Meaning::Rights, rights_address);
+        let making = Making { object, handle: layout, head: layout };
+        let made = match source.filter(|source| *source != 0) {
+            Some(source) => self.named(command, making, (object.client, source)),
+            None => self.charged(command, making, charge, |case| {
+                memory::given_bytes(asked?.layout, &case.desk.params)
+            }),
+        };
+        self.patch(layout, Meaning::Params, alloc.params);
+        self.patch(layout, Meaning::Rights, alloc.rights);
+        let made = made?;
+        if size.is_some() && made.is_some() {
+            self.write_back(1, alloc.params, Copy::Params);
+        }
+        if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
+            self.subdevice_made(made);
+        }
+        Ok(self.executed(made))
+    }
+
+    /// A subdevice was made, and so what is above it is a device.
+    fn subdevice_made(&self, made: Made) {
+        let Made { client, parent, handle } = made;
+        let mut books = self.books();
+        if !books.ledger.contains(Client(client), Handle(parent)) {
+            books.note(client, client, parent);
+        }
+        books.note(client, parent, handle);
+        if let Some(gpu) = books.gpu(client, parent) {
+            books.learn(client, handle, gpu);
+        }
+    }
+
+    /// `NV_ESC_RM_ALLOC_MEMORY` of a class that shows how much memory there is.
+    fn allocate_memory(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        object: Object,
+    ) -> Result<Reply, Over> {
+        self.only_once()?;
+        let gpu = self.gpu(object.client, object.parent);
+        let address = self.field(layout, Meaning::Params).unwrap_or(0);
+        let descriptor = self.field(layout, Meaning::Descriptor).unwrap_or(0);
+        self.patch(layout, Meaning::Params, 0);
+        self.patch(layout, Meaning::Descriptor, u64::from(u32::MAX));
+        let making = Making { object, handle: layout, head: layout };
+        let made = self.charged(command, making, None, |_| None);
+        self.patch(layout, Meaning::Params, address);
+        self.patch(layout, Meaning::Descriptor, descriptor);
+        let made = made?;
+        let shown = gpu.and_then(|gpu| self.books().ledger.usage(gpu));
+        if let (Some(_), Some(limit)) = (made, self.field(layout, Meaning::Limit)) {
+            let most = shown.map_or(0, |usage| usage.limit_bytes.saturating_sub(1));
+            self.patch(layout, Meaning::Limit, limit.min(most));
+        }
+        Ok(self.executed(made))
+    }
+
+    fn heap(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        client: u32,
+        parent: u32,
+        function: VidHeap,
+    ) -> Result<Reply, Over> {
+        match function {
+            VidHeap::Free { handle } => return self.free(command, layout, client, handle),
+            VidHeap::Alloc { handle, class, size_bytes, layout: part } => {
+                let object = Object { client, parent, handle };
+                return self.heap_allocate(command, (layout, part), object, class, size_bytes);
+            }
+            _ => {}
+        }
+        self.call(command)?;
+        let part = if let VidHeap::Info { layout } = function { Some(layout) } else { None };
+        self.show_usage(layout, part, self.gpu(client, parent));
+        Ok(self.executed(None))
+    }
+
+    fn heap_allocate(
+        &mut self,
+        command: &Command,
+        (layout, part): (&'static Layout, &'static Layout),
+        object: Object,
+        class: u32,
+        size_bytes: u64,
+    ) -> Result<Reply, Over> {
+        self.only_once()?;
+        self.books().shares(object.client, self.target()?.process);
+        let gpu = self.gpu(object.client, object.parent);
+        let takes = class_use(class).does == Use::Takes;
+        if takes && gpu.is_none() {
+            let answer = Answer::Status(NV_ERR_INVALID_OBJECT_PARENT);
+            return Err(self.answer(answer, Some(layout)));
+        }
+        let flags = self.field(part, Meaning::Flags).unwrap_or(0);
+        let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
+        self.patch(part, Meaning::Flags, provided);
+        let making = Making { object, handle: part, head: layout };
+        let charge = gpu.filter(|_| takes).map(|gpu| (gpu, size_bytes));
+        let made = self.charged(command, making, charge, |case| {
+            memory::given_bytes(part, &case.desk.bytes)
+        });
+        self.patch(part, Meaning::Flags, flags);
+        let made = made?;
+        self.show_usage(layout, None, gpu);
+        Ok(self.executed(made))
+    }
+
+    /// Totals of a `NVOS32`, as the container is to see them.
+    fn show_usage(&mut self, head: &'static Layout, part: Option<&'static Layout>, gpu: Option<usize>) {
+        let usage = gpu.and_then(|gpu| self.books().ledger.usage(gpu));
+        let (total, free) = usage.map_or((0, 0), |usage| (usage.limit_bytes, usage.free_bytes()));
+        // Whatever the driver left there, the GPU's own figures don't go out.
+        for layout in [Some(head), part].into_iter().flatten() {
+            let largest = self.field(layout, Meaning::LargestFree).unwrap_or(0).min(free);
+            self.patch(layout, Meaning::TotalMemory, total);
+            self.patch(layout, Meaning::FreeMemory, free);
+            self.patch(layout, Meaning::LargestFree, largest);
+        }
+    }
+
+    fn call(&mut self, command: &Command) -> Result<(), Over> {
+        let Some(device) = &self.device else { return Err(Reply::Errno(Errno::EBADF as i32)) };
+        let called = device.call(command, &mut self.desk.bytes);
+        called.map_err(|errno| Reply::Errno(errno as i32))
+    }
+
+    fn free(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        client: u32,
+        handle: u32,
+    ) -> Result<Reply, Over> {
+        self.only_once()?;
+        let (of, object) = (Client(client), Handle(handle));
+        let mut books = self.books();
+        books.shares(client, self.target()?.process);
+        let before = books.ledger.charge_of(of, object);
+        books.begin();
+        drop(books);
+        self.slot.executing(handle, true);
+        let called = self.call(command);
+        let mut status = self.status(layout);
+        if self.again && status == NV_ERR_OBJECT_NOT_FOUND {
+            // The worker before freed it.
+            status = NV_OK;
+            self.patch(layout, Meaning::Status, NV_OK.into());
+        }
+        let mut books = self.books();
+        // Another thread may have made an object of the same handle since.
+        let same = books.ledger.charge_of(of, object) == before;
+        if called.is_ok() && status == NV_OK && same {
+            books.enter(Entry::Free { client: of, handle: object });
+            if before.is_none() {
+                books.unlearn(client);
+            }
+        }
+        books.end();
+        drop(books);
+        called?;
+        Ok(self.executed(None))
+    }
+
+    fn duplicate(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        object: Object,
+        source: (u32, u32),
+    ) -> Result<Reply, Over> {
+        self.only_once()?;
+        let making = Making { object, handle: layout, head: layout };
+        let made = self.named(command, making, source)?;
+        Ok(self.executed(made))
+    }
+
+    /// Makes an object that keeps the memory of `source` alive.
+    fn named(
+        &mut self,
+        command: &Command,
+        making: Making,
+        source: (u32, u32),
+    ) -> Result<Option<Made>, Over> {
+        let Making { object, head, .. } = making;
+        let process = self.target()?.process;
+        let hold = Hold::Underway(self.shared.memory.next_hold());
+        let mut books = self.books();
+        books.shares(object.client, process);
+        books.shares(source.0, process);
+        let (client, handle) = (Client(source.0), Handle(source.1));
+        let held = books.ledger.hold(hold, client, handle);
+        let room = books.ledger.size().objects < super::books::BOUNDS.objects;
+        if held == Err(LedgerError::Full) || !room {
+            books.ledger.release(hold);
+            drop(books);
+            self.log("more objects or mappings than can be kept account of");
+            return Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(head)));
+        }
+        books.ledger.release(hold);
+        if held.is_ok() {
+            books.enter(Entry::Hold { hold, client, handle });
+        }
+        books.begin();
+        drop(books);
+        let made = self.make(command, making);
+        let mut books = self.books();
+        if let (Ok(Some(made)), Ok(())) = (made, held) {
+            let (client, parent) = (Client(object.client), Handle(object.parent));
+            books.enter(Entry::Adopt { hold, client, parent, handle: Handle(made) });
+        }
+        if held.is_ok() {
+            books.enter(Entry::Release { hold });
+        }
+        books.end();
+        drop(books);
+        let made = made.map_err(|errno| Reply::Errno(errno as i32))?;
+        Ok(made.map(|handle| Made { client: object.client, parent: object.parent, handle }))
+    }
+
+    /// `NV2080_CTRL_CMD_FB_GET_INFO`, in either form.
+    fn show_memory(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        (client, object): (u32, u32),
+        control: u32,
+        (address, size): (u64, u32),
+    ) -> Result<Reply, Over> {
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        let params = self.shared.release.layout(Key::Control(control), size);
+        let Some(params) = params else {
+            let answer = Answer::Status(NV_ERR_INVALID_PARAM_STRUCT);
+            return Err(self.answer(answer, Some(layout)));
+        };
+        self.read_params(address, size)?;
+        let list = fbinfo::list(&self.shared.release, control, &self.desk.params);
+        let list = list.map_err(|refusal| self.refused(&refusal, Some(layout)))?;
+        if let fbinfo::List::Elsewhere { address, entries } = list {
+            self.desk.list.clear();
+            self.desk.list.resize(entries * fbinfo::ENTRY_BYTES, 0);
+            let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
+            let read = target.read(address, &mut self.desk.list);
+            read.map_err(|errno| Reply::Errno(errno as i32))?;
+            let ours = self.desk.list.as_mut_ptr().addr() as u64;
+            if let Some(patch) = params.patch(Meaning::List, ours) {
+                let _ = patch.apply(&mut self.desk.params);
+            }
+        }
+        self.still_waits()?;
+        let ours = self.desk.params.as_mut_ptr().addr() as u64;
+        self.patch(layout, Meaning::Params, ours);
+        let called = self.call(command);
+        self.patch(layout, Meaning::Params, address);
+        called?;
+        if self.status(layout) == NV_OK {
+            self.show_quota((client, object), list);
+            self.write_back(1, address, Copy::Params);
+        }
+        if let fbinfo::List::Elsewhere { address, .. } = list {
+            if let Some(patch) = params.patch(Meaning::List, address) {
+                let _ = patch.apply(&mut self.desk.params);
+            }
+            self.write_back(2, address, Copy::List);
+        }
+        Ok(self.executed(None))
+    }
+
+    /// Puts the quota in the place of the GPU's memory.
+    fn show_quota(&mut self, (client, object): (u32, u32), list: fbinfo::List) {
+        let usage = self.gpu(client, object).and_then(|gpu| self.books().ledger.usage(gpu));
+        let shown = fbinfo::Shown {
+            total_bytes: usage.map_or(0, |usage| usage.limit_bytes),
+            free_bytes: usage.map_or(0, crate::ledger::Usage::free_bytes),
+        };
+        let (bytes, offset, entries) = match list {
+            fbinfo::List::Inline { offset, entries } => (&mut self.desk.params, offset, entries),
+            fbinfo::List::Elsewhere { entries, .. } => (&mut self.desk.list, 0, entries),
+        };
+        let patches: Vec<_> = fbinfo::patches(bytes, offset, entries, shown).collect();
+        for patch in patches {
+            let _ = patch.apply(bytes);
+        }
+    }
+}
+
+impl super::Shared {
+    /// Undoes what was done for a caller that didn't take it.
+    pub(super) fn undo(&self, outcome: super::stash::Outcome) {
+        let Some((device, client, parent, handle)) = outcome.made else { return };
+        let rm = Rm { release: &self.release, device: &device };
+        let freed: Result<(), Failure> = rm.free(client, parent, handle);
+        let (of, object) = (Client(client), Handle(handle));
+        let mut books = self.books.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if freed.is_ok() && books.ledger.contains(of, object) {
+            books.enter(Entry::Free { client: of, handle: object });
+        }
+    }
+
+    /// Frees what a call made of which nobody knows the outcome, and whose caller is gone.
+    pub(super) fn unmake(&self, device: &Device, client: u32, handle: u32) {
+        let rm = Rm { release: &self.release, device };
+        let _ = rm.free(client, client, handle);
+        let mut books = self.books.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (of, object) = (Client(client), Handle(handle));
+        if books.ledger.contains(of, object) {
+            books.enter(Entry::Free { client: of, handle: object });
+        }
+    }
+}

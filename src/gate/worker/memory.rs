@@ -1,0 +1,267 @@
+//! The memory that outlives a worker, mapped: slots, log and counters.
+//!
+//! Its layout is [`crate::gate::journal`]'s. Nobody else writes to it while this
+//! worker lives: the keeper only keeps it.
+#![allow(unsafe_code, reason = "memory shared with workers before and after is raw memory")]
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use memmap2::MmapRaw;
+use nix::libc::seccomp_notif;
+
+use crate::gate::journal::{
+    COUNT_BYTES, HALF_BYTES, HEAD_BYTES, JOURNAL_BYTES, LOG_OFFSET, RECORD_BYTES, Record,
+    SLOT_BYTES, SLOTS, Stage, decode, encode, is_due,
+};
+use crate::gate::wire::Calls;
+
+const ACTIVE: usize = 0;
+const HANDLES: usize = 8;
+const HOLDS: usize = 16;
+const COUNTERS: usize = 64;
+
+const NOTICE_BYTES: usize = size_of::<seccomp_notif>();
+const STAGE: usize = 128;
+const FLAGS: usize = 132;
+const LISTENER: usize = 136;
+const HANDLE: usize = 144;
+const ERROR: usize = 148;
+const VALUE: usize = 152;
+
+const _: () = assert!(NOTICE_BYTES <= STAGE && VALUE + 8 <= SLOT_BYTES);
+
+/// What became of a call, to be counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Count {
+    Continued = 0,
+    Executed = 1,
+    OverQuota = 2,
+    Refused = 3,
+    Killed = 4,
+}
+
+/// The mapped memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    map: MmapRaw,
+}
+
+/// The place of one thread's call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot<'a> {
+    memory: &'a Memory,
+    offset: usize,
+}
+
+impl Memory {
+    /// Maps the journal.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be mapped, or is shorter than [`JOURNAL_BYTES`].
+    pub(super) fn map(file: &File) -> io::Result<Self> {
+        let map = MmapRaw::map_raw(file)?;
+        if map.len() < JOURNAL_BYTES {
+            return Err(io::Error::other("the journal is shorter than this version's"));
+        }
+        Ok(Self { map })
+    }
+
+    fn address(&self, offset: usize, bytes: usize) -> *mut u8 {
+        assert!(offset + bytes <= JOURNAL_BYTES, "a place in the journal");
+        // SAFETY: the place lies in the mapping, whose length was checked when it was made.
+        unsafe { self.map.as_mut_ptr().add(offset) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4), "aligned");
+        let address = self.address(offset, 4).cast::<u32>();
+        // SAFETY: aligned (checked; the mapping begins at a page), in the mapping, which
+        // lives as long as `self`; all of it is accessed as atomics only.
+        unsafe { AtomicU32::from_ptr(address) }
+    }
+
+    fn long(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8), "aligned");
+        let address = self.address(offset, 8).cast::<u64>();
+        // SAFETY: as in `word`.
+        unsafe { AtomicU64::from_ptr(address) }
+    }
+
+    /// The slot of that number.
+    pub(super) fn slot(&self, number: usize) -> Slot<'_> {
+        assert!(number < SLOTS, "a slot's number");
+        Slot { memory: self, offset: HEAD_BYTES + number * SLOT_BYTES }
+    }
+
+    /// A number never given before by this or an earlier worker.
+    pub(super) fn next_hold(&self) -> u64 {
+        self.long(HOLDS).fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A number for a handle that the caller leaves to the driver.
+    pub(super) fn next_handle(&self) -> u32 {
+        self.word(HANDLES).fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn count(&self, count: Count) {
+        self.long(COUNTERS + 8 * count as usize).fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn calls(&self) -> Calls {
+        let [continued, executed, over_quota, refused, killed] =
+            [0, 1, 2, 3, 4].map(|at| self.long(COUNTERS + 8 * at).load(Ordering::Relaxed));
+        Calls { continued, executed, over_quota, refused, killed }
+    }
+
+    fn half(&self, number: u32) -> usize {
+        LOG_OFFSET + if number & 1 == 0 { 0 } else { HALF_BYTES }
+    }
+}
+
+/// The log, to be written by one at a time.
+#[derive(Debug)]
+pub(super) struct Log {
+    memory: &'static Memory,
+    used: usize,
+    kept: usize,
+}
+
+impl Log {
+    /// The log as it is.
+    pub(super) fn open(memory: &'static Memory) -> Self {
+        let half = memory.half(memory.word(ACTIVE).load(Ordering::Acquire));
+        let used = usize::try_from(memory.long(half).load(Ordering::Acquire)).unwrap_or(0);
+        let used = used.min(HALF_BYTES - COUNT_BYTES) / RECORD_BYTES * RECORD_BYTES;
+        Log { memory, used, kept: used }
+    }
+
+    /// All its records, in order.
+    pub(super) fn records(&self) -> impl Iterator<Item = Record> {
+        let half = self.memory.half(self.memory.word(ACTIVE).load(Ordering::Acquire));
+        let memory = self.memory;
+        (0..self.used / RECORD_BYTES).filter_map(move |at| {
+            let address = memory.address(half + COUNT_BYTES + at * RECORD_BYTES, RECORD_BYTES);
+            // SAFETY: the place lies in the mapping (checked by `address`), and any bytes
+            // are an array of bytes; nobody writes below the count.
+            let bytes = unsafe { address.cast::<[u8; RECORD_BYTES]>().read() };
+            decode(&bytes)
+        })
+    }
+
+    /// Writes a record behind the others; it is there, or it isn't, whenever we end.
+    pub(super) fn append(&mut self, record: Record) {
+        let active = self.memory.word(ACTIVE).load(Ordering::Relaxed);
+        self.put(active, record);
+    }
+
+    fn put(&mut self, half: u32, record: Record) {
+        let half = self.memory.half(half);
+        if self.used + RECORD_BYTES > HALF_BYTES - COUNT_BYTES {
+            // Bounds of what is kept are far below; see the test of the books.
+            tracing::error!("the journal is full; what happens now is lost with this worker");
+            return;
+        }
+        let address = self.memory.address(half + COUNT_BYTES + self.used, RECORD_BYTES);
+        // SAFETY: the place lies in the mapping (checked by `address`), beyond the count,
+        // where only the one who has the log writes.
+        unsafe { address.cast::<[u8; RECORD_BYTES]>().write(encode(record)) };
+        self.used += RECORD_BYTES;
+        self.memory.long(half).store(self.used as u64, Ordering::Release);
+    }
+
+    /// Whether [`Log::rewrite`] is due.
+    pub(super) fn is_due(&self) -> bool {
+        is_due(self.used, self.kept)
+    }
+
+    /// Puts `records`, which say the same as the log, in its place.
+    pub(super) fn rewrite(&mut self, records: impl Iterator<Item = Record>) {
+        let active = self.memory.word(ACTIVE).load(Ordering::Relaxed);
+        let next = (active & 1) ^ 1;
+        self.used = 0;
+        self.memory.long(self.memory.half(next)).store(0, Ordering::Release);
+        records.for_each(|record| self.put(next, record));
+        self.memory.word(ACTIVE).store(next, Ordering::Release);
+        self.kept = self.used;
+        let _ = nix_remove(self.memory, self.memory.half(active));
+    }
+}
+
+/// Gives the pages of a half back.
+fn nix_remove(memory: &Memory, half: usize) -> io::Result<()> {
+    let address = memory.address(half, HALF_BYTES);
+    // SAFETY: the half lies in the mapping, begins and ends at pages, and is not in use:
+    // the head names the other one.
+    let done = unsafe { nix::libc::madvise(address.cast(), HALF_BYTES, nix::libc::MADV_REMOVE) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+impl<'a> Slot<'a> {
+    /// Makes room for a notification of the listener of that number.
+    pub(super) fn clear(self, listener: u64) {
+        let address = self.memory.address(self.offset, NOTICE_BYTES);
+        // SAFETY: the place lies in the mapping, and this thread alone uses its slot.
+        unsafe { address.write_bytes(0, NOTICE_BYTES) };
+        self.memory.long(self.offset + LISTENER).store(listener, Ordering::Relaxed);
+        self.memory.word(self.offset + STAGE).store(Stage::Received as u32, Ordering::Release);
+    }
+
+    /// Where the kernel writes a notification; never lost, once it did.
+    pub(super) fn notice_address(self) -> *mut seccomp_notif {
+        self.memory.address(self.offset, NOTICE_BYTES).cast()
+    }
+
+    /// The notification; its id is 0 where there is none.
+    pub(super) fn notice(self) -> seccomp_notif {
+        // SAFETY: the place lies in the mapping, aligned to a page or 256 bytes; any bytes
+        // are a notification, and this thread alone uses its slot.
+        unsafe { self.notice_address().read() }
+    }
+
+    pub(super) fn listener(self) -> u64 {
+        self.memory.long(self.offset + LISTENER).load(Ordering::Relaxed)
+    }
+
+    pub(super) fn stage(self) -> Stage {
+        Stage::of(self.memory.word(self.offset + STAGE).load(Ordering::Acquire))
+    }
+
+    /// The driver is about to be asked; `handle` is to be made, and was there before or not.
+    pub(super) fn executing(self, handle: u32, was_there: bool) {
+        self.memory.word(self.offset + HANDLE).store(handle, Ordering::Relaxed);
+        self.memory.word(self.offset + FLAGS).store(u32::from(was_there), Ordering::Relaxed);
+        self.memory.word(self.offset + STAGE).store(Stage::Executing as u32, Ordering::Release);
+    }
+
+    /// The handle that was to be made, and whether it was there before.
+    pub(super) fn executed(self) -> (u32, bool) {
+        let handle = self.memory.word(self.offset + HANDLE).load(Ordering::Relaxed);
+        let was_there = self.memory.word(self.offset + FLAGS).load(Ordering::Relaxed);
+        (handle, was_there != 0)
+    }
+
+    /// All is done but to reply so.
+    pub(super) fn decided(self, value: i64, error: i32, flags: u32) {
+        self.signed(VALUE).store(value, Ordering::Relaxed);
+        self.memory.word(self.offset + ERROR).store(error.cast_unsigned(), Ordering::Relaxed);
+        self.memory.word(self.offset + FLAGS).store(flags, Ordering::Relaxed);
+        self.memory.word(self.offset + STAGE).store(Stage::Decided as u32, Ordering::Release);
+    }
+
+    /// Value, error and flags of the reply.
+    pub(super) fn decision(self) -> (i64, i32, u32) {
+        let error = self.memory.word(self.offset + ERROR).load(Ordering::Relaxed);
+        let flags = self.memory.word(self.offset + FLAGS).load(Ordering::Relaxed);
+        (self.signed(VALUE).load(Ordering::Relaxed), error.cast_signed(), flags)
+    }
+
+    fn signed(self, offset: usize) -> &'a AtomicI64 {
+        let address = self.memory.address(self.offset + offset, 8).cast::<i64>();
+        // SAFETY: in the mapping (checked by `address`), aligned as all fields of a slot are,
+        // and accessed as an atomic only.
+        unsafe { AtomicI64::from_ptr(address) }
+    }
+}

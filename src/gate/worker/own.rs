@@ -1,0 +1,144 @@
+//! The monitor's own client of the driver.
+//!
+//! Asks what processes hold, which only a subdevice tells, and borrows memory that is to be
+//! mapped. Opened when it's needed, on the host's nodes, and closed when nobody of the
+//! container is left: it keeps the GPUs awake.
+
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+
+use super::Shared;
+use super::device::{Device, Failure, Rm};
+use crate::gate::settings::NodeKind;
+use crate::rm::about::{self, Held};
+use crate::rm::number::{
+    NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_GPU_GET_PID_INFO,
+};
+use crate::rm::{Meaning, Release};
+
+/// Devices that a driver can have: `NV_MAX_DEVICES`.
+const MOST_DEVICES: u32 = 32;
+
+/// Our client.
+#[derive(Debug)]
+pub(super) struct Own {
+    pub(super) control: Device,
+    pub(super) client: u32,
+    /// By the container's GPU: device and subdevice.
+    gpus: Vec<Option<(u32, u32)>>,
+    /// They let the devices be opened.
+    _gpus: Vec<OwnedFd>,
+}
+
+impl Own {
+    /// Opens it; `None` where the driver isn't there.
+    pub(super) fn open(shared: &Shared) -> Option<Self> {
+        let nodes = &shared.settings.nodes;
+        let open = |kind: &dyn Fn(NodeKind) -> bool| {
+            let found = nodes.iter().filter(|node| kind(node.kind)).filter_map(|node| {
+                OpenOptions::new().read(true).write(true).open(&node.path).ok().map(OwnedFd::from)
+            });
+            found.collect::<Vec<OwnedFd>>()
+        };
+        let control = open(&|kind| kind == NodeKind::Control).pop()?;
+        let control = Device::of(nodes, control).ok()?;
+        let files = open(&|kind| matches!(kind, NodeKind::Gpu(_)));
+        let rm = Rm { release: &shared.release, device: &control };
+        let client = rm.client().ok()?;
+        let mut gpus = vec![None; shared.uuids.len()];
+        for number in 0..MOST_DEVICES {
+            if gpus.iter().all(Option::is_some) {
+                break;
+            }
+            let Ok(device) = rm.open(client, number) else { continue };
+            let found = rm.subdevice(client, device).and_then(|subdevice| {
+                rm.uuid(client, subdevice).map(|uuid| (subdevice, uuid))
+            });
+            let gpu = found.ok().and_then(|(subdevice, uuid)| {
+                let gpu = shared.uuids.iter().position(|of| *of == uuid)?;
+                Some((gpu, subdevice))
+            });
+            match gpu {
+                Some((gpu, subdevice)) => {
+                    if let Some(place) = gpus.get_mut(gpu) {
+                        *place = Some((device, subdevice));
+                    }
+                }
+                None => drop(rm.free(client, client, device)),
+            }
+        }
+        Some(Own { control, client, gpus, _gpus: files })
+    }
+
+    /// What processes hold on a GPU.
+    ///
+    /// Asked by pid and not by the driver's own list: that has only processes with a
+    /// subdevice, which memory can do without.
+    pub(super) fn held(
+        &self,
+        release: &Release,
+        gpu: usize,
+        pids: &[u32],
+    ) -> Result<Vec<Held>, Failure> {
+        let rm = Rm { release, device: &self.control };
+        let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Ok(Vec::new()) };
+        let mut held = Vec::with_capacity(pids.len());
+        for pids in pids.chunks(about::PID_INFO_MAX) {
+            let mut params = about::ask_held(pids);
+            rm.control(self.client, *subdevice, NV2080_CTRL_CMD_GPU_GET_PID_INFO, &mut params)?;
+            held.extend(about::answered_held(&params));
+        }
+        Ok(held)
+    }
+
+    /// Duplicates an object of another client into ours, and tells its handle.
+    pub(super) fn borrow(
+        &self,
+        theirs: &Rm<'_>,
+        client: u32,
+        handle: u32,
+    ) -> Result<u32, Failure> {
+        let rm = Rm { release: theirs.release, device: &self.control };
+        share(theirs, client, handle, self.client, COMPOSE)?;
+        let mut duplicate = Err(Failure::Errno(nix::errno::Errno::ENODEV));
+        for (device, _) in self.gpus.iter().flatten() {
+            duplicate = rm.raw(
+                NV_ESC_RM_DUP_OBJECT,
+                &[
+                    (Meaning::Client, self.client.into()),
+                    (Meaning::Parent, (*device).into()),
+                    (Meaning::SourceClient, client.into()),
+                    (Meaning::SourceHandle, handle.into()),
+                ],
+                Meaning::Handle,
+            );
+            if duplicate.is_ok() {
+                break;
+            }
+        }
+        let _ = share(theirs, client, handle, self.client, COMPOSE | REVOKE);
+        duplicate
+    }
+
+    /// Frees what was borrowed.
+    pub(super) fn give_back(&self, release: &Release, handle: u32) {
+        let rm = Rm { release, device: &self.control };
+        let _ = rm.free(self.client, self.client, handle);
+    }
+}
+
+/// `RS_SHARE_ACTION_FLAG_*` of `rs_access.h`.
+const REVOKE: u8 = 1;
+const COMPOSE: u8 = 4;
+
+/// `RS_SHARE_TYPE_CLIENT`, and `RS_ACCESS_DUP_OBJECT`'s bit.
+const TO_CLIENT: u16 = 3;
+const MAY_DUPLICATE: u32 = 1;
+
+/// Lets a client duplicate an object, or not any more: `NV_ESC_RM_SHARE`. Its policy lies at
+/// 8: target, mask, type, action.
+fn share(rm: &Rm<'_>, client: u32, handle: u32, target: u32, action: u8) -> Result<(), Failure> {
+    let policy = u64::from(target) | u64::from(MAY_DUPLICATE) << 32;
+    let kind = u32::from(TO_CLIENT) | u32::from(action) << 16;
+    rm.with_policy(NV_ESC_RM_SHARE, client, handle, policy, kind)
+}

@@ -1,0 +1,461 @@
+//! One call: read, decided, made or not, answered.
+//!
+//! A [`Case`] has all that one call needs, and is done when [`Case::serve`] returns.
+//! What the caller gets back is written only while it waits: what was done for one
+//! that doesn't is stashed.
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::libc::seccomp_notif;
+
+use super::Shared;
+use super::books::{Books, MANAGED};
+use super::device::Device;
+use super::listener::{CallerGone, Listener, Reply};
+use super::memory::{Count, Slot};
+use super::stash::{Found, Outcome};
+use super::target::Target;
+use crate::gate::policy::{self, Pass, Passed, Verdict};
+use crate::gate::settings::{Managed, NodeKind};
+use crate::gate::syscall::{self, Syscall};
+use crate::ledger::{Client, Entry, Handle, Hold};
+use crate::rm::{self, Answer, Call, Command, Layout, Refusal, refuse};
+
+/// Copies that a thread keeps for the next call.
+#[derive(Debug, Default)]
+pub(super) struct Desk {
+    /// The call's struct.
+    pub(super) bytes: Vec<u8>,
+    /// What it points at.
+    pub(super) params: Vec<u8>,
+    /// What that points at.
+    pub(super) list: Vec<u8>,
+    /// The struct and its parameters, as they were read.
+    pub(super) input: Vec<u8>,
+}
+
+/// Which copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Copy {
+    Struct,
+    Params,
+    List,
+}
+
+/// An object of the driver's that a call made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Made {
+    pub(super) client: u32,
+    pub(super) parent: u32,
+    pub(super) handle: u32,
+}
+
+/// A call.
+#[derive(Debug)]
+pub(super) struct Case<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) desk: &'a mut Desk,
+    pub(super) slot: Slot<'a>,
+    pub(super) listener: &'a Listener,
+    notice: seccomp_notif,
+    /// A worker before asked the driver already, and didn't live to see the answer.
+    pub(super) again: bool,
+    pub(super) target: Option<Arc<Target>>,
+    pub(super) device: Option<Device>,
+    /// Where the copies belong.
+    writes: [Option<(u64, Copy)>; 3],
+    made: Option<Made>,
+    /// Whether it must not be done twice.
+    once: bool,
+    counted: Count,
+}
+
+/// Why a call is over before it was made.
+pub(super) type Over = Reply;
+
+impl<'a> Case<'a> {
+    pub(super) fn new(
+        shared: &'a Shared,
+        desk: &'a mut Desk,
+        slot: Slot<'a>,
+        listener: &'a Listener,
+        notice: seccomp_notif,
+        again: bool,
+    ) -> Self {
+        Case {
+            shared,
+            desk,
+            slot,
+            listener,
+            notice,
+            again,
+            target: None,
+            device: None,
+            writes: [None; 3],
+            made: None,
+            once: false,
+            counted: Count::Refused,
+        }
+    }
+
+    pub(super) fn books(&self) -> MutexGuard<'a, Books> {
+        self.shared.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tid(&self) -> i32 {
+        self.notice.pid.cast_signed()
+    }
+
+    pub(super) fn target(&self) -> Result<&Target, Over> {
+        self.target.as_deref().ok_or(Reply::Errno(Errno::ESRCH as i32))
+    }
+
+    pub(super) fn device(&self) -> Result<&Device, Over> {
+        self.device.as_ref().ok_or(Reply::Errno(Errno::EBADF as i32))
+    }
+
+    pub(super) fn is_valid(&self) -> bool {
+        self.listener.is_valid(self.notice.id)
+    }
+
+    /// Deals with it.
+    pub(super) fn serve(mut self) {
+        let data = self.notice.data;
+        let reply = match syscall::of(data.arch, data.nr, &data.args) {
+            Some(Syscall::Ioctl { descriptor, request, argument }) => {
+                self.ioctl(descriptor, request, argument)
+            }
+            Some(Syscall::Map { descriptor, length, shared, offset }) => {
+                self.map(descriptor, length, shared, offset)
+            }
+            None => {
+                if self.shared.calm.allows() {
+                    tracing::warn!(number = data.nr, "a system call that nobody asked for");
+                }
+                Err(Reply::Errno(Errno::ENOSYS as i32))
+            }
+        };
+        self.finish(reply.unwrap_or_else(|over| over));
+    }
+
+    /// Writes back, and replies; stashes what was done for a caller that doesn't wait.
+    fn finish(mut self, reply: Reply) {
+        let writes = self.writes;
+        let mut taken = false;
+        let mut reply = reply;
+        if writes.iter().all(Option::is_none) || self.is_valid() {
+            for (address, copy) in writes.into_iter().flatten() {
+                let bytes = self.copy(copy);
+                // As the driver: what was done stays done.
+                if self.target.as_ref().is_some_and(|target| target.write(address, bytes).is_err()) {
+                    reply = Reply::Errno(Errno::EFAULT as i32);
+                }
+            }
+            let parts = reply.parts();
+            self.slot.decided(parts.0, parts.1, parts.2);
+            taken = self.listener.send(self.notice.id, parts) != Err(CallerGone);
+        }
+        self.shared.memory.count(self.counted);
+        if !taken && self.once {
+            self.stash();
+        }
+    }
+
+    fn copy(&self, copy: Copy) -> &[u8] {
+        match copy {
+            Copy::Struct => &self.desk.bytes,
+            Copy::Params => &self.desk.params,
+            Copy::List => &self.desk.list,
+        }
+    }
+
+    fn stash(&mut self) {
+        let output = self.writes.into_iter().flatten();
+        let output = output.map(|(address, copy)| (address, self.copy(copy).to_vec())).collect();
+        let device = self.device.take();
+        let made = self.made.zip(device);
+        let outcome = Outcome {
+            tid: self.tid(),
+            asked: self.asked(),
+            input: self.desk.input.clone(),
+            output,
+            made: made.map(|(made, device)| (device, made.client, made.parent, made.handle)),
+            since: Instant::now(),
+        };
+        // Under the thread's number, its answer waits for the call to be made again.
+        if let Some(oldest) = self.shared.stash.keep(outcome) {
+            self.shared.undo(oldest);
+        }
+        self.shared.auditor.wake();
+    }
+
+    fn asked(&self) -> (u64, u64) {
+        let [descriptor, request, argument, ..] = self.notice.data.args;
+        (request & 0xffff_ffff | descriptor << 32, argument)
+    }
+
+    /// Whether the call was made already, for the same thread, and not taken.
+    pub(super) fn only_once(&mut self) -> Result<(), Over> {
+        self.once = true;
+        self.desk.input.clear();
+        self.desk.input.extend_from_slice(&self.desk.bytes);
+        self.desk.input.extend_from_slice(&self.desk.params);
+        match self.shared.stash.take(self.tid(), self.asked(), &self.desk.input) {
+            Found::Nothing => Ok(()),
+            Found::Other(outcome) => {
+                self.shared.undo(outcome);
+                Ok(())
+            }
+            Found::Same(outcome) => {
+                let target = self.target()?;
+                for (address, bytes) in &outcome.output {
+                    if target.write(*address, bytes).is_err() {
+                        return Err(Reply::Errno(Errno::EFAULT as i32));
+                    }
+                }
+                self.counted = Count::Executed;
+                self.once = false;
+                if !self.is_valid() {
+                    // Interrupted once more.
+                    if let Some(oldest) = self.shared.stash.keep(outcome) {
+                        self.shared.undo(oldest);
+                    }
+                }
+                Err(Reply::Done)
+            }
+        }
+    }
+
+    /// What was read is of the caller, if it still waits.
+    pub(super) fn still_waits(&self) -> Result<(), Over> {
+        if self.is_valid() { Ok(()) } else { Err(Reply::Errno(Errno::EINTR as i32)) }
+    }
+
+    /// Finds out which of the driver's files a descriptor is.
+    fn open(&mut self, descriptor: i32) -> Result<(), Over> {
+        let duplicate = self.shared.targets.duplicate(self.tid(), descriptor);
+        let (target, file) = duplicate.map_err(|errno| Reply::Errno(errno as i32))?;
+        let process = target.process;
+        self.target = Some(target);
+        let device = Device::of(&self.shared.settings.nodes, file);
+        // A terminal's, a disk's: not ours to make, and could be another by the time it
+        // continues.
+        self.device = Some(device.map_err(|_| Reply::Errno(Errno::ENOTTY as i32))?);
+        if self.books().saw(process) {
+            return Ok(());
+        }
+        self.log("more processes than can be kept account of");
+        Err(Reply::Errno(Errno::ENOMEM as i32))
+    }
+
+    fn ioctl(&mut self, descriptor: i32, request: u64, argument: u64) -> Result<Reply, Over> {
+        self.open(descriptor)?;
+        match self.device()?.kind {
+            NodeKind::Control | NodeKind::Gpu(_) => self.resource_manager(request, argument),
+            NodeKind::Uvm => self.uvm(request, argument),
+            NodeKind::Other => Err(Reply::Errno(Errno::ENOTTY as i32)),
+        }
+    }
+
+    /// Copies the call's struct from the caller.
+    pub(super) fn read_struct(&mut self, address: u64, size: usize) -> Result<(), Over> {
+        self.desk.bytes.clear();
+        self.desk.bytes.resize(size, 0);
+        self.desk.params.clear();
+        let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
+        target.read(address, &mut self.desk.bytes).map_err(|errno| Reply::Errno(errno as i32))
+    }
+
+    /// Copies what it points at.
+    pub(super) fn read_params(&mut self, address: u64, size: usize) -> Result<(), Over> {
+        self.desk.params.clear();
+        self.desk.params.resize(size, 0);
+        let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
+        target.read(address, &mut self.desk.params).map_err(|errno| Reply::Errno(errno as i32))
+    }
+
+    fn resource_manager(&mut self, request: u64, argument: u64) -> Result<Reply, Over> {
+        let release = &self.shared.release;
+        let mut command = Command::of_ioctl(request);
+        let mut address = argument;
+        self.read_struct(address, command.size())?;
+        let decoded = rm::decode(release, command, &self.desk.bytes);
+        let mut decoded = decoded.map_err(|refusal| self.refused(&refusal, None))?;
+        let mut wrapped = false;
+        if let Call::Wrapped { command: inner, address: at } = decoded.call {
+            (command, address, wrapped) = (inner, at, true);
+            self.read_struct(address, command.size())?;
+            let unwrapped = rm::decode(release, command, &self.desk.bytes);
+            decoded = unwrapped.map_err(|refusal| self.refused(&refusal, None))?;
+        }
+        self.still_waits()?;
+        self.write_back(0, address, Copy::Struct);
+        match policy::judge(release, &decoded.call) {
+            Verdict::Continue(pass) => {
+                // What continues unwraps itself: it could be any call by then. Those that
+                // are trapped can be had without a wrapper.
+                if wrapped && pass.audit {
+                    self.schedule();
+                }
+                if let (Passed::Client, Call::Alloc(alloc)) = (pass.kind, &decoded.call) {
+                    self.books().unlearn(alloc.object.handle);
+                }
+                Ok(self.continued(pass))
+            }
+            Verdict::Refuse(answer) => Err(self.answer(answer, decoded.layout)),
+            Verdict::Execute => self.execute(&command, &decoded),
+        }
+    }
+
+    /// Copies go back, in this order.
+    pub(super) fn write_back(&mut self, place: usize, address: u64, copy: Copy) {
+        if let Some(write) = self.writes.get_mut(place) {
+            *write = Some((address, copy));
+        }
+    }
+
+    /// Nothing goes back.
+    pub(super) fn write_nothing(&mut self) {
+        self.writes = [None; 3];
+    }
+
+    pub(super) fn continued(&mut self, pass: &Pass) -> Reply {
+        self.write_nothing();
+        self.counted = Count::Continued;
+        if pass.audit {
+            self.schedule();
+        }
+        Reply::Continue
+    }
+
+    /// The driver is to be asked soon.
+    fn schedule(&self) {
+        if self.books().schedule(Instant::now()) {
+            self.shared.auditor.wake();
+        }
+    }
+
+    pub(super) fn executed(&mut self, made: Option<Made>) -> Reply {
+        self.made = made;
+        self.counted = Count::Executed;
+        Reply::Done
+    }
+
+    /// Refused, for the quota.
+    pub(super) fn over_quota(&mut self, layout: Option<&Layout>) -> Over {
+        let reply = self.answer(refuse::OVER_QUOTA, layout);
+        self.counted = Count::OverQuota;
+        reply
+    }
+
+    /// Refused, as the driver would.
+    pub(super) fn answer(&mut self, answer: Answer, layout: Option<&Layout>) -> Over {
+        self.counted = Count::Refused;
+        self.once = false;
+        let errno = match answer {
+            Answer::Errno(errno) => errno,
+            Answer::Status(status) => {
+                let patch = layout.and_then(|layout| refuse::status(layout, status));
+                match patch.is_some_and(|patch| patch.apply(&mut self.desk.bytes)) {
+                    true => {
+                        self.writes = [self.writes.first().copied().flatten(), None, None];
+                        return Reply::Done;
+                    }
+                    false => Errno::EINVAL as i32,
+                }
+            }
+        };
+        self.write_nothing();
+        Reply::Errno(errno)
+    }
+
+    /// Refused, for what isn't known; the log says what.
+    pub(super) fn refused(&mut self, refusal: &Refusal, layout: Option<&Layout>) -> Over {
+        self.log(&refusal.to_string());
+        self.answer(refusal.answer(), layout)
+    }
+
+    pub(super) fn log(&self, what: &str) {
+        if self.shared.calm.allows() {
+            let pid = self.target.as_ref().map_or(self.tid(), |target| target.pid);
+            tracing::warn!(container = %self.shared.settings.short_id, pid, "refused: {what}");
+        }
+    }
+
+    /// A shared mapping with an offset. Only UVM's can be managed memory; which file it
+    /// will be of, another thread can still change, so mappings are looked at afterwards.
+    fn map(
+        &mut self,
+        descriptor: i32,
+        length: u64,
+        shared: bool,
+        offset: u64,
+    ) -> Result<Reply, Over> {
+        let is_uvm = match self.open(descriptor) {
+            Ok(()) => self.device()?.kind == NodeKind::Uvm,
+            Err(Reply::Errno(errno)) if errno == Errno::ENOTTY as i32 => false,
+            Err(over) => return Err(over),
+        };
+        let process = self.target()?.process;
+        if is_uvm && shared {
+            self.map_uvm(process.0, offset, length)?;
+        }
+        let mut books = self.books();
+        if books.saw(process) {
+            books.mappers.insert(process, 0);
+        }
+        drop(books);
+        match policy::pass(Passed::Mapping) {
+            Verdict::Continue(pass) => Ok(self.continued(pass)),
+            Verdict::Execute | Verdict::Refuse(_) => Err(Reply::Errno(Errno::EINVAL as i32)),
+        }
+    }
+
+    /// Whether a mapping of UVM's may be: where it was announced, or is charged as managed.
+    fn map_uvm(&mut self, space: u64, base: u64, length: u64) -> Result<(), Over> {
+        let place = self.device()?.place;
+        let mut books = self.books();
+        // uvm_mmap gives -EINVAL for what it doesn't like, and CUDA takes ENOMEM for what it
+        // is: no memory of that kind to be had.
+        let refused = Err(Reply::Errno(Errno::ENOMEM as i32));
+        if !books.saw_node(place) {
+            return refused;
+        }
+        let announced = books.range(space, base);
+        let end = base.checked_add(length);
+        let within = announced.zip(end).is_some_and(|((from, bytes), end)| end - from <= bytes);
+        if within {
+            return Ok(());
+        }
+        if self.shared.settings.managed == Managed::Refuse {
+            return refused;
+        }
+        let bytes = length.checked_next_multiple_of(4096).unwrap_or(u64::MAX);
+        let gpus = self.shared.settings.gpus.len();
+        let mut reservations = Vec::new();
+        for gpu in 0..gpus {
+            match books.ledger.reserve(gpu, bytes) {
+                Ok(reservation) => reservations.push(reservation),
+                Err(_) => break,
+            }
+        }
+        let enough = reservations.len() == gpus
+            && base & MANAGED == 0
+            && books.announce(space | MANAGED, base, bytes);
+        reservations.into_iter().for_each(|reservation| books.ledger.cancel(reservation));
+        if !enough {
+            self.counted = Count::OverQuota;
+            return refused;
+        }
+        for gpu in 0..gpus {
+            let (client, parent, handle) = (Client(u32::MAX), Handle(u32::MAX), Handle(0));
+            let hold = Hold::Mapping { space: space | MANAGED, base: base | gpu as u64 };
+            books.enter(Entry::Commit { gpu, bytes, client, parent, handle });
+            books.enter(Entry::Hold { hold, client, handle });
+            books.enter(Entry::Free { client, handle });
+        }
+        Ok(())
+    }
+}

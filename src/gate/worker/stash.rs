@@ -1,0 +1,135 @@
+//! Outcomes that nobody took: of calls whose caller was interrupted meanwhile.
+//!
+//! The kernel makes such a call again, or tells the program, which mostly makes it again.
+//! If the same thread then asks the same, it's given what was done; if it asks for
+//! something else, dies or waits too long, what was made is freed. A duplicate that is
+//! kept here keeps a client alive, so there are few, and not for long.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::device::Device;
+
+/// Outcomes that are kept.
+const MOST: usize = 32;
+
+/// How long.
+const KEPT: Duration = Duration::from_secs(1);
+
+/// What was done for a caller that didn't wait.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) tid: i32,
+    /// Request and argument.
+    pub(super) asked: (u64, u64),
+    /// What was asked, as it was read.
+    pub(super) input: Vec<u8>,
+    /// What is to be written, and where.
+    pub(super) output: Vec<(u64, Vec<u8>)>,
+    /// What was made, to be freed: client, parent and handle.
+    pub(super) made: Option<(Device, u32, u32, u32)>,
+    pub(super) since: Instant,
+}
+
+/// The outcomes.
+#[derive(Debug, Default)]
+pub(super) struct Stash {
+    count: AtomicUsize,
+    all: Mutex<VecDeque<Outcome>>,
+}
+
+/// What there is for a call.
+#[derive(Debug)]
+pub(super) enum Found {
+    Nothing,
+    /// It was made already.
+    Same(Outcome),
+    /// The thread made another call in its place; this is to be undone.
+    Other(Outcome),
+}
+
+impl Stash {
+    /// Keeps an outcome; the one that has to make room is to be undone.
+    pub(super) fn keep(&self, outcome: Outcome) -> Option<Outcome> {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push_back(outcome);
+        let oldest = if all.len() > MOST { all.pop_front() } else { None };
+        self.count.store(all.len(), Ordering::Release);
+        oldest
+    }
+
+    /// Takes what there is for a call of `tid`.
+    pub(super) fn take(&self, tid: i32, asked: (u64, u64), input: &[u8]) -> Found {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return Found::Nothing;
+        }
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = all.iter().position(|outcome| outcome.tid == tid) else {
+            return Found::Nothing;
+        };
+        let Some(outcome) = all.remove(at) else { return Found::Nothing };
+        self.count.store(all.len(), Ordering::Release);
+        let same = outcome.asked == asked && outcome.input == input;
+        if same { Found::Same(outcome) } else { Found::Other(outcome) }
+    }
+
+    /// Takes one that was kept long enough, or whose thread is gone.
+    pub(super) fn expired(&self, now: Instant, lives: impl Fn(i32) -> bool) -> Option<Outcome> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let over = |outcome: &Outcome| {
+            now.saturating_duration_since(outcome.since) > KEPT || !lives(outcome.tid)
+        };
+        let at = all.iter().position(over)?;
+        let outcome = all.remove(at);
+        self.count.store(all.len(), Ordering::Release);
+        outcome
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(tid: i32) -> Outcome {
+        let since = Instant::now();
+        Outcome { tid, asked: (1, 2), input: vec![3], output: vec![], made: None, since }
+    }
+
+    #[test]
+    fn the_same_call_of_the_same_thread_finds_what_was_done_once() {
+        let stash = Stash::default();
+        assert!(stash.keep(outcome(7)).is_none());
+        assert!(matches!(stash.take(8, (1, 2), &[3]), Found::Nothing));
+        assert!(matches!(stash.take(7, (1, 2), &[3]), Found::Same(_)));
+        assert!(matches!(stash.take(7, (1, 2), &[3]), Found::Nothing));
+        for (asked, input) in [((1, 9), [3]), ((1, 2), [4])] {
+            assert!(stash.keep(outcome(7)).is_none());
+            assert!(matches!(stash.take(7, asked, &input), Found::Other(_)));
+        }
+    }
+
+    #[test]
+    fn it_stays_small_and_forgets() {
+        let stash = Stash::default();
+        for tid in 0..i32::try_from(MOST).unwrap() {
+            assert!(stash.keep(outcome(tid)).is_none());
+        }
+        assert_eq!(stash.keep(outcome(99)).map(|outcome| outcome.tid), Some(0));
+        assert_eq!(stash.expired(Instant::now(), |tid| tid != 5).map(|gone| gone.tid), Some(5));
+        let later = Instant::now() + KEPT * 2;
+        let mut left = 0;
+        while stash.expired(later, |_| true).is_some() {
+            left += 1;
+        }
+        assert_eq!((left, stash.is_empty()), (MOST - 1, true));
+    }
+}

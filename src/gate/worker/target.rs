@@ -1,0 +1,183 @@
+//! The processes that call: their memory and their descriptors.
+//!
+//! Everything here is named by the tid of a notification, and proves something only while
+//! that notification is valid: whoever reads asks afterwards. A pidfd that is kept names the
+//! thread it was opened for: once that is gone it fails, so a tid that is used again is
+//! never taken for it.
+#![allow(unsafe_code, reason = "pidfd_open and pidfd_getfd have no safe interface in our crates")]
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::unistd::Pid;
+
+use crate::ledger::Process;
+use crate::process::ProcessId;
+
+/// `PIDFD_THREAD`, since 6.9.
+const PIDFD_THREAD: u32 = libc::O_EXCL.cast_unsigned();
+
+/// Threads that are remembered.
+const MOST: usize = 256;
+
+/// Bits of a pid; `PID_MAX_LIMIT` is 2²².
+const PID_BITS: u32 = 22;
+
+/// A thread that called.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) tid: i32,
+    /// Its process's pid.
+    pub(super) pid: i32,
+    /// Its process, by a number that isn't used again.
+    pub(super) process: Process,
+    pidfd: OwnedFd,
+}
+
+/// The threads that called lately.
+#[derive(Debug, Default)]
+pub(super) struct Targets {
+    known: Mutex<HashMap<i32, Arc<Target>>>,
+}
+
+/// The number of a process: when it started, and its pid.
+pub(super) fn number(process: ProcessId) -> Process {
+    let pid = u64::from(process.pid.cast_unsigned()) & ((1 << PID_BITS) - 1);
+    Process(process.start_ticks << PID_BITS | pid)
+}
+
+/// The process of a number.
+pub(super) fn process_id(process: Process) -> ProcessId {
+    let pid = i32::try_from(process.0 & ((1 << PID_BITS) - 1)).unwrap_or(0);
+    ProcessId { pid, start_ticks: process.0 >> PID_BITS }
+}
+
+/// A descriptor for a thread or, where `flags` are 0, a process.
+pub(super) fn pidfd_open(pid: i32, flags: u32) -> Result<OwnedFd, Errno> {
+    // SAFETY: takes numbers only.
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
+    let descriptor = i32::try_from(Errno::result(opened)?).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// The number behind `name` in `/proc/PID/status`.
+fn status(tid: i32, name: &str) -> Option<i32> {
+    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim_start_matches(':').trim().parse().ok()
+}
+
+impl Targets {
+    /// The thread of that tid.
+    pub(super) fn get(&self, tid: i32) -> Option<Arc<Target>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(target) = known.get(&tid) {
+            return Some(Arc::clone(target));
+        }
+        drop(known);
+        let target = Arc::new(Target::open(tid)?);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MOST {
+            known.clear();
+        }
+        known.insert(tid, Arc::clone(&target));
+        Some(target)
+    }
+
+    /// Forgets a thread that turned out to be gone.
+    pub(super) fn forget(&self, tid: i32) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&tid);
+    }
+
+    /// A duplicate of a descriptor of the thread, and who it is.
+    pub(super) fn duplicate(
+        &self,
+        tid: i32,
+        descriptor: i32,
+    ) -> Result<(Arc<Target>, OwnedFd), Errno> {
+        let target = self.get(tid).ok_or(Errno::ESRCH)?;
+        match target.duplicate(descriptor) {
+            Err(Errno::ESRCH) => {
+                self.forget(tid);
+                let target = self.get(tid).ok_or(Errno::ESRCH)?;
+                let duplicate = target.duplicate(descriptor)?;
+                Ok((target, duplicate))
+            }
+            duplicate => Ok((target, duplicate?)),
+        }
+    }
+}
+
+impl Target {
+    fn open(tid: i32) -> Option<Self> {
+        let pid = status(tid, "Tgid")?;
+        let pidfd = match pidfd_open(tid, PIDFD_THREAD) {
+            Err(Errno::EINVAL) => pidfd_open(pid, 0),
+            opened => opened,
+        };
+        let process = number(ProcessId::of(pid)?);
+        Some(Target { tid, pid, process, pidfd: pidfd.ok()? })
+    }
+
+    /// A duplicate of one of its descriptors.
+    pub(super) fn duplicate(&self, descriptor: i32) -> Result<OwnedFd, Errno> {
+        // SAFETY: takes numbers only.
+        let got = unsafe {
+            libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), descriptor, 0)
+        };
+        let got = i32::try_from(Errno::result(got)?).map_err(|_| Errno::EBADF)?;
+        // SAFETY: the kernel has just made it for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(got) })
+    }
+
+    /// Fills `bytes` from `address` of its memory: all or nothing.
+    pub(super) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let len = bytes.len();
+        let remote = [RemoteIoVec { base: at(address)?, len }];
+        let pid = Pid::from_raw(self.tid);
+        match process_vm_readv(pid, &mut [IoSliceMut::new(bytes)], &remote) {
+            Ok(read) if read == len => Ok(()),
+            Err(Errno::EPERM | Errno::ENOSYS) => {
+                let memory = File::open(format!("/proc/{}/mem", self.tid));
+                let read = memory.and_then(|memory| memory.read_exact_at(bytes, address));
+                read.map_err(|_| Errno::EFAULT)
+            }
+            Ok(_) | Err(_) => Err(Errno::EFAULT),
+        }
+    }
+
+    /// Copies `bytes` to `address` of its memory.
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let len = bytes.len();
+        let remote = [RemoteIoVec { base: at(address)?, len }];
+        let pid = Pid::from_raw(self.tid);
+        match process_vm_writev(pid, &[IoSlice::new(bytes)], &remote) {
+            Ok(written) if written == len => Ok(()),
+            Err(Errno::EPERM | Errno::ENOSYS) => {
+                let path = format!("/proc/{}/mem", self.tid);
+                let memory = fs::OpenOptions::new().write(true).open(path);
+                let written = memory.and_then(|memory| memory.write_all_at(bytes, address));
+                written.map_err(|_| Errno::EFAULT)
+            }
+            Ok(_) | Err(_) => Err(Errno::EFAULT),
+        }
+    }
+}
+
+fn at(address: u64) -> Result<usize, Errno> {
+    usize::try_from(address).map_err(|_| Errno::EFAULT)
+}

@@ -1,0 +1,243 @@
+//! What changes a ledger, as data: [`Entry`], for a journal that outlives its owner.
+//!
+//! A ledger that replays all entries of another, in their order, is the same, but for
+//! what was pending: reservations belong to calls, and who replays knows which of those
+//! are left. [`Ledger::entries`] writes a ledger as the entries that make it from
+//! an empty one. How entries are stored is not known here.
+
+use std::collections::BTreeMap;
+
+use super::{Charge, ChargeId, Client, Handle, Hold, Ledger, Process, Usage};
+
+/// A change of a ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are named as the arguments of the methods of `Ledger`")]
+pub enum Entry {
+    /// [`Ledger::commit`].
+    Commit { gpu: usize, bytes: u64, client: Client, parent: Handle, handle: Handle },
+    /// [`Ledger::note`].
+    Note { client: Client, parent: Handle, handle: Handle },
+    /// [`Ledger::adopt`].
+    Adopt { hold: Hold, client: Client, parent: Handle, handle: Handle },
+    /// [`Ledger::hold`].
+    Hold { hold: Hold, client: Client, handle: Handle },
+    /// [`Ledger::settle`].
+    Settle { from: Hold, to: Hold },
+    /// [`Ledger::release`].
+    Release { hold: Hold },
+    /// [`Ledger::release_space`].
+    ReleaseSpace { space: u64 },
+    /// [`Ledger::free`].
+    Free { client: Client, handle: Handle },
+    /// [`Ledger::share`].
+    Share { client: Client, process: Process },
+    /// A process is gone; its clients stay.
+    Left { process: Process },
+    /// [`Ledger::set_limit`], with [`Lowering::Allow`](super::Lowering::Allow).
+    Limit { gpu: usize, limit_bytes: u64 },
+    /// [`Ledger::reconcile`].
+    Reconcile { gpu: usize, driver_bytes: u64 },
+    /// The sums of a GPU as they are, but for charges.
+    Account { gpu: usize, missed: u64, gone: u64, epoch: u64 },
+    /// A charge that nothing keeps alive yet.
+    Charge { id: u64, gpu: usize, bytes: u64, epoch: u64 },
+    /// An object, and its charge.
+    Object { client: Client, parent: Handle, handle: Handle, charge: Option<u64> },
+    /// A hold, and its charge.
+    Held { hold: Hold, charge: u64 },
+}
+
+impl Ledger {
+    /// Makes a change that was made before, here or in another ledger.
+    ///
+    /// An entry that says nothing sensible changes nothing.
+    pub fn replay(&mut self, entry: Entry) {
+        match entry {
+            Entry::Commit { gpu, bytes, client, parent, handle } => {
+                self.charge(gpu, bytes, client, parent, handle);
+            }
+            Entry::Note { client, parent, handle } => {
+                // What couldn't be remembered was no change.
+                let _ = self.note(client, parent, handle);
+            }
+            Entry::Adopt { hold, client, parent, handle } => {
+                self.adopt(hold, client, parent, handle);
+            }
+            Entry::Hold { hold, client, handle } => {
+                let _ = self.hold(hold, client, handle);
+            }
+            Entry::Settle { from, to } => self.settle(from, to),
+            Entry::Release { hold } => self.release(hold),
+            Entry::ReleaseSpace { space } => self.release_space(space),
+            Entry::Free { client, handle } => self.free(client, handle),
+            Entry::Share { client, process } => self.share(client, process),
+            Entry::Left { process } => self.left(process),
+            Entry::Limit { gpu, limit_bytes } => {
+                if let Some(account) = self.accounts.get_mut(gpu) {
+                    account.set_limit(limit_bytes);
+                }
+            }
+            Entry::Reconcile { gpu, driver_bytes } => {
+                let _ = self.reconcile(gpu, driver_bytes);
+            }
+            Entry::Account { gpu, missed, gone, epoch } => {
+                if let Some(account) = self.accounts.get_mut(gpu) {
+                    let [limit, ..] = account.books();
+                    account.restore([limit, missed, gone, epoch]);
+                }
+            }
+            Entry::Charge { id, gpu, bytes, epoch } => {
+                if let Some(account) = self.accounts.get_mut(gpu) {
+                    account.charge(bytes);
+                    account.hide(bytes);
+                    let charge = Charge { gpu, bytes, epoch, references: 0, names: 0 };
+                    self.charges.insert(ChargeId(id), charge);
+                    self.next_charge = self.next_charge.max(id.saturating_add(1));
+                }
+            }
+            Entry::Object { client, parent, handle, charge } => {
+                self.name(charge.map(ChargeId), client, parent, handle);
+            }
+            Entry::Held { hold, charge } => {
+                self.reference(ChargeId(charge), hold.is_name());
+                self.holds.insert(hold, ChargeId(charge));
+            }
+        }
+    }
+
+    /// The entries that make this ledger of an empty one.
+    pub fn entries(&self) -> impl Iterator<Item = Entry> {
+        let limits = self.accounts.iter().enumerate().map(|(gpu, account)| {
+            let [limit_bytes, ..] = account.books();
+            Entry::Limit { gpu, limit_bytes }
+        });
+        let charges = self.charges.iter().map(|(id, charge)| Entry::Charge {
+            id: id.0,
+            gpu: charge.gpu,
+            bytes: charge.bytes,
+            epoch: charge.epoch,
+        });
+        let objects = self.objects.iter().map(|(client, parent, handle, charge)| {
+            let charge = charge.map(|id| id.0);
+            Entry::Object { client, parent, handle, charge }
+        });
+        let holds = self.holds.iter().map(|(hold, id)| Entry::Held { hold: *hold, charge: id.0 });
+        let shares = self.holders.iter().flat_map(|(client, processes)| {
+            processes.iter().map(|process| Entry::Share { client: *client, process: *process })
+        });
+        // Last: charges that end while the rest is made must not change these.
+        let accounts = self.accounts.iter().enumerate().map(|(gpu, account)| {
+            let [_, missed, gone, epoch] = account.books();
+            Entry::Account { gpu, missed, gone, epoch }
+        });
+        limits.chain(charges).chain(objects).chain(holds).chain(shares).chain(accounts)
+    }
+
+    /// A process is gone. What its clients hold stays charged: somebody who was never seen
+    /// may have them, and [`orphans`](Self::orphans) tells which are in doubt.
+    pub fn left(&mut self, process: Process) {
+        self.holders.values_mut().for_each(|holders| holders.retain(|holder| *holder != process));
+    }
+
+    /// Clients that nobody who lives was seen to hold.
+    #[must_use]
+    pub fn orphans(&self) -> Vec<Client> {
+        let orphans = self.holders.iter().filter(|(_, holders)| holders.is_empty());
+        orphans.map(|(client, _)| *client).collect()
+    }
+
+    /// The processes that were seen to hold any client.
+    pub fn processes(&self) -> impl Iterator<Item = (Client, Process)> {
+        let all = self.holders.iter();
+        all.flat_map(|(client, holders)| holders.iter().map(|holder| (*client, *holder)))
+    }
+
+    /// Whether `process` was seen to hold `client`.
+    #[must_use]
+    pub fn holds_client(&self, client: Client, process: Process) -> bool {
+        self.holders.get(&client).is_some_and(|holders| holders.contains(&process))
+    }
+
+    /// How many clients were seen.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.holders.len()
+    }
+
+    /// Whether the object is remembered.
+    #[must_use]
+    pub fn contains(&self, client: Client, handle: Handle) -> bool {
+        self.objects.contains(client, handle)
+    }
+
+    /// What the memory of an object is, so that it can be told from what has the same
+    /// handle later; `None` of objects without memory.
+    #[must_use]
+    pub fn charge_of(&self, client: Client, handle: Handle) -> Option<u64> {
+        self.objects.charge(client, handle).map(|id| id.0)
+    }
+
+    /// What a hold keeps alive, so that it can be told from what it keeps later.
+    #[must_use]
+    pub fn held_by(&self, hold: Hold) -> Option<u64> {
+        self.holds.get(&hold).map(|id| id.0)
+    }
+
+    /// The mappings of a space from `base` on, `length` bytes or that one alone: where, and
+    /// what they keep.
+    #[must_use]
+    pub fn mappings(&self, space: u64, base: u64, length: u64) -> Vec<(u64, u64)> {
+        let first = Hold::Mapping { space, base };
+        let end = base.saturating_add(length.saturating_sub(1));
+        let last = Hold::Mapping { space, base: end };
+        let found = self.holds.range(first..=last).filter_map(|(hold, id)| match hold {
+            Hold::Mapping { base, .. } => Some((*base, id.0)),
+            Hold::Export(_) | Hold::Underway(_) => None,
+        });
+        found.collect()
+    }
+
+    /// Bytes charged on a GPU by client. A duplicate counts for each.
+    #[must_use]
+    pub fn charged_by_client(&self, gpu: usize) -> BTreeMap<Client, u64> {
+        let mut sums = BTreeMap::new();
+        for (client, _, _, charge) in self.objects.iter() {
+            let charge = charge.and_then(|id| self.charges.get(&id));
+            if let Some(charge) = charge.filter(|charge| charge.gpu == gpu) {
+                let sum: &mut u64 = sums.entry(client).or_default();
+                *sum = sum.saturating_add(charge.bytes);
+            }
+        }
+        sums
+    }
+
+    /// Starts to watch for the most that the driver could show from now on.
+    pub fn watch(&mut self) {
+        self.accounts.iter_mut().for_each(super::Account::watch);
+    }
+
+    /// How a GPU's figures compare with the driver's.
+    #[must_use]
+    pub fn expected(&self, gpu: usize) -> Option<Expected> {
+        let account = self.accounts.get(gpu)?;
+        Some(Expected {
+            peak_bytes: account.peak(),
+            hidden_bytes: account.hidden(),
+            pending_bytes: account.pending(),
+            usage: account.usage(),
+        })
+    }
+}
+
+/// What the driver is expected to show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expected {
+    /// The most that it could have shown since [`Ledger::watch`], in bytes.
+    pub peak_bytes: u64,
+    /// What is charged and the driver shows for no process, in bytes.
+    pub hidden_bytes: u64,
+    /// What is on its way, in bytes.
+    pub pending_bytes: u64,
+    /// What counts.
+    pub usage: Usage,
+}

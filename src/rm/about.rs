@@ -1,0 +1,176 @@
+//! What a subdevice says of its GPU and of who uses it: UUID and bytes by process.
+//!
+//! `NV2080_CTRL_CMD_GPU_GET_GID_INFO`, `GET_PIDS` and `GET_PID_INFO` of `ctrl2080gpu.h`,
+//! which lie alike in all releases from 515.43.04 to 595.45.04. Parameters to ask with,
+//! and what the answers say; who asks, and whose the processes are, is not known here.
+
+use super::number::{NV_OK, NV20_SUBDEVICE_0};
+
+/// Bytes of `NV2080_CTRL_GPU_GET_GID_INFO_PARAMS`: index, flags, length, 256 of data.
+pub const GID_BYTES: usize = 268;
+
+/// Bytes of `NV2080_CTRL_GPU_GET_PIDS_PARAMS`: type, id, count, 950 numbers.
+pub const PIDS_BYTES: usize = 12 + 4 * PIDS_MAX;
+
+/// `NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT`.
+pub const PIDS_MAX: usize = 950;
+
+/// Bytes of `NV2080_CTRL_GPU_GET_PID_INFO_PARAMS`: count, 200 entries.
+pub const PID_INFO_BYTES: usize = 8 + PID_INFO_ENTRY_BYTES * PID_INFO_MAX;
+
+/// `NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT`.
+pub const PID_INFO_MAX: usize = 200;
+
+/// Bytes of an `NV2080_CTRL_GPU_PID_INFO`: pid, index, result, six amounts from 16 on.
+const PID_INFO_ENTRY_BYTES: usize = 72;
+
+/// `NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY`.
+const GID_BINARY: u32 = 2;
+
+/// A GPU's UUID.
+pub type Uuid = [u8; 16];
+
+/// What a process has on a GPU, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Its pid, in the pid namespace of who asked.
+    pub pid: u32,
+    /// Memory that it made.
+    pub made_bytes: u64,
+    /// Memory of others that it duplicated.
+    pub duplicated_bytes: u64,
+}
+
+fn word(bytes: &[u8], offset: usize) -> u32 {
+    let field = bytes.get(offset..).and_then(<[u8]>::first_chunk);
+    field.map_or(0, |field| u32::from_le_bytes(*field))
+}
+
+fn long(bytes: &[u8], offset: usize) -> u64 {
+    let field = bytes.get(offset..).and_then(<[u8]>::first_chunk);
+    field.map_or(0, |field| u64::from_le_bytes(*field))
+}
+
+fn put(bytes: &mut [u8], offset: usize, value: u32) {
+    if let Some(field) = bytes.get_mut(offset..offset + 4) {
+        field.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+/// Parameters that ask for the UUID.
+#[must_use]
+pub fn ask_uuid() -> [u8; GID_BYTES] {
+    let mut params = [0; GID_BYTES];
+    put(&mut params, 4, GID_BINARY);
+    params
+}
+
+/// The UUID in an answer, which may be binary or as [`uuid`] reads it.
+#[must_use]
+pub fn answered_uuid(params: &[u8]) -> Option<Uuid> {
+    let length = usize::try_from(word(params, 8)).ok()?;
+    let data = params.get(12..)?.get(..length)?;
+    if let Ok(binary) = data.try_into() {
+        return Some(binary);
+    }
+    let text = std::str::from_utf8(data).ok()?;
+    uuid(text.trim_end_matches('\0'))
+}
+
+/// The UUID that `GPU-` and 32 hexadecimal digits with dashes say.
+#[must_use]
+pub fn uuid(text: &str) -> Option<Uuid> {
+    let mut digits = text.strip_prefix("GPU-")?.bytes().filter(|byte| *byte != b'-');
+    let mut digit = || char::from(digits.next()?).to_digit(16);
+    let mut found = [0; 16];
+    for byte in &mut found {
+        *byte = u8::try_from(digit()? << 4 | digit()?).ok()?;
+    }
+    digits.next().is_none().then_some(found)
+}
+
+/// Parameters that ask for the processes with a subdevice of the GPU: all that use it.
+#[must_use]
+pub fn ask_pids() -> Vec<u8> {
+    let mut params = vec![0; PIDS_BYTES];
+    put(&mut params, 4, NV20_SUBDEVICE_0);
+    params
+}
+
+/// The pids in an answer.
+pub fn answered_pids(params: &[u8]) -> impl Iterator<Item = u32> {
+    let count = usize::try_from(word(params, 8)).unwrap_or(0).min(PIDS_MAX);
+    (0..count).map(|at| word(params, 12 + 4 * at)).filter(|pid| *pid != 0)
+}
+
+/// Parameters that ask what `pids` hold, at most [`PID_INFO_MAX`] of them.
+#[must_use]
+pub fn ask_held(pids: &[u32]) -> Vec<u8> {
+    let mut params = vec![0; PID_INFO_BYTES];
+    let pids = pids.get(..PID_INFO_MAX).unwrap_or(pids);
+    put(&mut params, 0, u32::try_from(pids.len()).unwrap_or(0));
+    for (at, pid) in pids.iter().enumerate() {
+        put(&mut params, 8 + at * PID_INFO_ENTRY_BYTES, *pid);
+    }
+    params
+}
+
+/// What the processes of an answer hold; those that are gone by now are left out.
+pub fn answered_held(params: &[u8]) -> impl Iterator<Item = Held> {
+    let count = usize::try_from(word(params, 0)).unwrap_or(0).min(PID_INFO_MAX);
+    let entries = params.get(8..).unwrap_or_default().chunks_exact(PID_INFO_ENTRY_BYTES);
+    entries.take(count).filter(|entry| word(entry, 8) == NV_OK).map(|entry| Held {
+        pid: word(entry, 0),
+        // Private and owned, unprotected and protected.
+        made_bytes: [16, 24, 40, 48]
+            .into_iter()
+            .fold(0, |sum: u64, at| sum.saturating_add(long(entry, at))),
+        duplicated_bytes: long(entry, 32).saturating_add(long(entry, 56)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_read_as_text_and_as_bytes() {
+        let found = uuid("GPU-63677075-2d73-696d-4000-800000000001").unwrap();
+        assert_eq!(&found[..8], b"cgpu-sim");
+        for wrong in ["", "GPU-", "MIG-63677075-2d73-696d-4000-800000000001", "GPU-6367"] {
+            assert_eq!(uuid(wrong), None, "{wrong}");
+        }
+        let mut params = ask_uuid();
+        put(&mut params, 8, 16);
+        params[12..28].copy_from_slice(&found);
+        assert_eq!(answered_uuid(&params), Some(found));
+        let text = b"GPU-63677075-2d73-696d-4000-800000000001\0";
+        put(&mut params, 8, u32::try_from(text.len()).unwrap());
+        params[12..12 + text.len()].copy_from_slice(text);
+        assert_eq!(answered_uuid(&params), Some(found));
+        put(&mut params, 8, u32::MAX);
+        assert_eq!(answered_uuid(&params), None);
+    }
+
+    #[test]
+    fn amounts_are_read_of_those_that_are_there() {
+        let mut params = ask_held(&[7, 8]);
+        for (at, bytes) in [(16, 1_u64), (24, 2), (32, 4), (40, 8), (48, 16), (56, 32)] {
+            params[8 + at..8 + at + 8].copy_from_slice(&bytes.to_le_bytes());
+        }
+        put(&mut params, 8 + 72 + 8, 0x57);
+        let held: Vec<Held> = answered_held(&params).collect();
+        assert_eq!(held, [Held { pid: 7, made_bytes: 27, duplicated_bytes: 36 }]);
+        assert_eq!(ask_held(&vec![1; 999]).len(), PID_INFO_BYTES);
+    }
+
+    #[test]
+    fn a_count_beyond_the_table_is_no_way_out_of_it() {
+        let mut params = ask_pids();
+        put(&mut params, 8, u32::MAX);
+        put(&mut params, 12, 5);
+        assert_eq!(answered_pids(&params).collect::<Vec<_>>(), [5]);
+        assert_eq!(answered_pids(&[]).count(), 0);
+        assert_eq!(answered_held(&[0xff; 9]).count(), 0);
+    }
+}

@@ -1,0 +1,385 @@
+//! A simulated driver, a worker with what a keeper holds for it, and programs under the
+//! filter.
+#![allow(unsafe_code, reason = "a child installs a filter and inherits descriptors")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use cgpu::gate::journal::JOURNAL_BYTES;
+use cgpu::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
+use cgpu::gate::wire::{Answer, Notice, Order, Question, Status};
+use nix::libc;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+    recv, recvmsg, sendmsg, socketpair,
+};
+use serde_json::Value;
+
+use crate::filter;
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const TOTAL: u64 = 4096 * MIB;
+pub(crate) const QUOTA: u64 = 1024 * MIB;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A program of this workspace that isn't this package's.
+fn program(name: &str) -> PathBuf {
+    let exe = std::env::current_exe().expect("a test has a file");
+    let place = exe.parent().and_then(Path::parent).expect("in target/debug/deps");
+    let path = place.join(name);
+    assert!(path.exists(), "{} is missing; cargo build --workspace --bins", path.display());
+    path
+}
+
+/// The simulated driver.
+pub(crate) struct Sim {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Sim {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory can be made");
+        let mut command = Command::new(program("cgpu-sim"));
+        command.arg("--dir").arg(dir.path()).args(["--gpu", "4096MiB", "--gpu", "4096MiB"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the simulation starts");
+        let mut line = String::new();
+        let said = child.stdout.take().expect("it's a pipe");
+        BufReader::new(said).read_line(&mut line).expect("it says something");
+        assert_eq!(line, "ready\n");
+        Sim { child, dir }
+    }
+
+    pub(crate) fn dev(&self) -> PathBuf {
+        self.dir.path().join("dev")
+    }
+
+    pub(crate) fn state(&self) -> Value {
+        let text = fs::read(self.dir.path().join("sim/state")).expect("it tells its state");
+        serde_json::from_slice(&text).expect("it is JSON")
+    }
+
+    pub(crate) fn used(&self, gpu: usize) -> u64 {
+        self.state()["gpus"][gpu]["used_bytes"].as_u64().expect("it is a number")
+    }
+
+    pub(crate) fn uuid(&self, gpu: usize) -> String {
+        self.state()["gpus"][gpu]["uuid"].as_str().expect("it is a text").to_owned()
+    }
+
+    pub(crate) fn fault(&self, line: &str) {
+        fs::write(self.dir.path().join("sim/faults"), format!("{line}\n")).expect("a fault");
+    }
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.dir.path()).status();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A container's monitor, but for its keeper, which this is.
+pub(crate) struct Monitor {
+    pub(crate) sim: Sim,
+    settings: File,
+    journal: OwnedFd,
+    listeners: Mutex<Vec<(u64, OwnedFd)>>,
+    worker: Mutex<Option<(Child, OwnedFd)>>,
+    pub(crate) wait_killable: bool,
+}
+
+fn node(kind: NodeKind, path: PathBuf) -> Node {
+    let metadata = fs::metadata(&path).expect("the node is there");
+    let identity = if metadata.file_type().is_char_device() {
+        Identity::Device(metadata.rdev())
+    } else {
+        Identity::File { device: metadata.dev(), inode: metadata.ino() }
+    };
+    Node { kind, path, identity }
+}
+
+impl Monitor {
+    pub(crate) fn new() -> Self {
+        Self::with(Managed::Refuse, true)
+    }
+
+    pub(crate) fn with(managed: Managed, wait_killable: bool) -> Self {
+        let sim = Sim::new();
+        let dev = sim.dev();
+        let settings = Settings {
+            id: "test".into(),
+            short_id: "test00000000".into(),
+            bundle: "/nowhere".into(),
+            driver: "535.161.08".into(),
+            managed,
+            gpus: vec![Gpu {
+                index: 0,
+                uuid: sim.uuid(0),
+                minor: 0,
+                total_bytes: TOTAL,
+                limit_bytes: QUOTA,
+            }],
+            nodes: vec![
+                node(NodeKind::Control, dev.join("nvidiactl")),
+                node(NodeKind::Gpu(0), dev.join("nvidia0")),
+                node(NodeKind::Uvm, dev.join("nvidia-uvm")),
+            ],
+            monitor: "cgpu-monitor".into(),
+            farewell: Vec::new(),
+            launcher: None,
+            log: std::env::var("CGPU_TEST_LOG").unwrap_or_default(),
+        };
+        let file = File::from(memfd_create(c"settings", MFdFlags::empty()).expect("a memfd"));
+        settings.write(&file).expect("settings can be written");
+        let journal = memfd_create(c"journal", MFdFlags::empty()).expect("a memfd");
+        nix::unistd::ftruncate(&journal, JOURNAL_BYTES as i64).expect("it can be so long");
+        let monitor = Monitor {
+            sim,
+            settings: file,
+            journal,
+            listeners: Mutex::new(Vec::new()),
+            worker: Mutex::new(None),
+            wait_killable,
+        };
+        monitor.start();
+        monitor
+    }
+
+    /// Starts a worker in the place of the one before.
+    pub(crate) fn start(&self) {
+        let (ours, theirs) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .expect("a pair of sockets");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cgpu-monitor"));
+        command.arg("work");
+        let inherited =
+            [theirs.as_raw_fd(), self.settings.as_raw_fd(), self.journal.as_raw_fd()];
+        // SAFETY: between fork and exec only dup2 and fcntl are called, which are
+        // async-signal-safe.
+        unsafe {
+            command.pre_exec(move || {
+                let high = inherited.map(|fd| libc::fcntl(fd, libc::F_DUPFD, 100));
+                for (to, from) in (3..).zip(high) {
+                    libc::dup2(from, to);
+                }
+                Ok(())
+            });
+        }
+        let child = command.spawn().expect("a worker starts");
+        drop(theirs);
+        let mut worker = self.worker.lock().unwrap();
+        for (number, listener) in self.listeners.lock().unwrap().iter() {
+            order(&ours, Order::Listener { number: *number }, Some(listener));
+        }
+        order(&ours, Order::Begin, None);
+        let mut bytes = [0; 256];
+        let length = recv(ours.as_raw_fd(), &mut bytes, MsgFlags::empty()).expect("an answer");
+        let notice: Notice =
+            serde_json::from_slice(&bytes[..length]).expect("the worker says that it serves");
+        assert_eq!(notice, Notice::Ready);
+        *worker = Some((child, ours));
+    }
+
+    /// Kills the worker and starts another.
+    pub(crate) fn replace(&self) {
+        let before = self.worker.lock().unwrap().take();
+        let (mut child, _socket) = before.expect("there is one");
+        child.kill().expect("it can be killed");
+        child.wait().expect("it ends");
+        self.start();
+    }
+
+    pub(crate) fn drain(&self) -> bool {
+        let before = self.worker.lock().unwrap().take();
+        let (mut child, socket) = before.expect("there is one");
+        order(&socket, Order::Drain, None);
+        child.wait().expect("it ends").success()
+    }
+
+    pub(crate) fn worker_pid(&self) -> u32 {
+        self.worker.lock().unwrap().as_ref().expect("there is one").0.id()
+    }
+
+    fn order(&self, what: Order, descriptor: Option<&OwnedFd>) {
+        let worker = self.worker.lock().unwrap();
+        order(&worker.as_ref().expect("there is one").1, what, descriptor);
+    }
+
+    pub(crate) fn ask(&self, question: &Question) -> Answer {
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        self.order(Order::Control, Some(&theirs.into()));
+        let mut text = serde_json::to_vec(question).unwrap();
+        text.push(b'\n');
+        (&ours).write_all(&text).expect("it listens");
+        let mut line = String::new();
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        BufReader::new(ours).read_line(&mut line).expect("it answers");
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        match self.ask(&Question::Status) {
+            Answer::Status(status) => status,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.status().gpus[0].used_bytes
+    }
+
+    /// Starts a program under the filter.
+    pub(crate) fn spawn(&self, arguments: &[&str]) -> Child {
+        self.spawn_as(Command::new(program("rmtool")).args(["--dev"]).arg(self.sim.dev()).args(arguments))
+    }
+
+    pub(crate) fn spawn_as(&self, command: &mut Command) -> Child {
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        let program = filter::program(&cgpu::gate::traps());
+        let wait_killable = self.wait_killable;
+        let socket = theirs.as_raw_fd();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // SAFETY: the child has one thread; what it calls allocates little, before its exec.
+        unsafe {
+            command.pre_exec(move || {
+                let listener = filter::install(&program, wait_killable)?.into_raw_fd();
+                give(socket, listener)?;
+                libc::close(listener);
+                Ok(())
+            });
+        }
+        let child = command.spawn().expect("the program starts");
+        drop(theirs);
+        let listener = take(&ours);
+        let mut listeners = self.listeners.lock().unwrap();
+        let number = listeners.last().map_or(1, |(number, _)| number + 1);
+        if self.worker.lock().unwrap().is_some() {
+            self.order(Order::Listener { number }, Some(&listener));
+        }
+        listeners.push((number, listener));
+        child
+    }
+
+    /// Runs a program under the filter to its end.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Said {
+        let output = wait(self.spawn(arguments));
+        Said::of(&output)
+    }
+
+    /// Waits until the monitor says that so much is used.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, bytes: u64) {
+        let begun = Instant::now();
+        while self.used() != bytes {
+            let used = self.used();
+            assert!(begun.elapsed() < Duration::from_secs(5), "{used} are used, not {bytes}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        if let Some((mut child, _)) = self.worker.lock().unwrap().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Waits for a program's end; what hangs fails.
+pub(crate) fn wait(mut child: Child) -> Output {
+    let begun = Instant::now();
+    while child.try_wait().expect("it can be waited for").is_none() {
+        if begun.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let output = child.wait_with_output().expect("it ends");
+            panic!("it hangs: {}", String::from_utf8_lossy(&output.stdout));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.wait_with_output().expect("it ended")
+}
+
+/// What a program said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) text: String,
+    pub(crate) success: bool,
+}
+
+impl Said {
+    pub(crate) fn of(output: &Output) -> Self {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        Said { text, success: output.status.success() }
+    }
+
+    #[track_caller]
+    pub(crate) fn must(&self, part: &str) -> &Self {
+        assert!(self.text.contains(part), "no {part:?} in {}", self.text);
+        self
+    }
+
+    /// The number after `key=`, wherever it stands last.
+    #[track_caller]
+    pub(crate) fn number(&self, key: &str) -> u64 {
+        let key = format!("{key}=");
+        let found = self.text.split_whitespace().rev().find_map(|word| word.strip_prefix(&key));
+        let found = found.unwrap_or_else(|| panic!("no {key} in {}", self.text));
+        found.parse().expect("it is a number")
+    }
+}
+
+fn order(socket: &OwnedFd, what: Order, descriptor: Option<&OwnedFd>) {
+    let text = serde_json::to_vec(&what).unwrap();
+    let descriptors: Vec<RawFd> = descriptor.iter().map(|fd| fd.as_raw_fd()).collect();
+    let rights = [ControlMessage::ScmRights(&descriptors)];
+    let control = if descriptors.is_empty() { &rights[..0] } else { &rights[..] };
+    let text = [IoSlice::new(&text)];
+    sendmsg::<UnixAddr>(socket.as_raw_fd(), &text, control, MsgFlags::MSG_NOSIGNAL, None)
+        .expect("the worker listens");
+}
+
+fn give(socket: RawFd, descriptor: RawFd) -> std::io::Result<()> {
+    let rights = [ControlMessage::ScmRights(&[descriptor])];
+    sendmsg::<UnixAddr>(socket, &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None)?;
+    Ok(())
+}
+
+fn take(socket: &UnixStream) -> OwnedFd {
+    let mut bytes = [0; 8];
+    let mut space = nix::cmsg_space!(RawFd);
+    let mut into = [IoSliceMut::new(&mut bytes)];
+    let message = recvmsg::<UnixAddr>(
+        socket.as_raw_fd(),
+        &mut into,
+        Some(&mut space),
+        MsgFlags::MSG_CMSG_CLOEXEC,
+    )
+    .expect("the child sends its listener");
+    let mut found = None;
+    for control in message.cmsgs().expect("there is room") {
+        if let ControlMessageOwned::ScmRights(descriptors) = control {
+            found = descriptors.first().copied();
+        }
+    }
+    // SAFETY: `recvmsg` has just made it.
+    unsafe { OwnedFd::from_raw_fd(found.expect("a descriptor came along")) }
+}
