@@ -159,17 +159,12 @@ impl Monitor {
 
     /// Starts a worker in the place of the one before.
     pub(crate) fn start(&self) {
-        let (ours, theirs) = socketpair(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            None,
-            SockFlag::SOCK_CLOEXEC,
-        )
-        .expect("a pair of sockets");
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+                .expect("a pair of sockets");
         let mut command = Command::new(env!("CARGO_BIN_EXE_cgpu-monitor"));
         command.arg("work");
-        let inherited =
-            [theirs.as_raw_fd(), self.settings.as_raw_fd(), self.journal.as_raw_fd()];
+        let inherited = [theirs.as_raw_fd(), self.settings.as_raw_fd(), self.journal.as_raw_fd()];
         // SAFETY: between fork and exec only dup2 and fcntl are called, which are
         // async-signal-safe.
         unsafe {
@@ -246,7 +241,9 @@ impl Monitor {
 
     /// Starts a program under the filter.
     pub(crate) fn spawn(&self, arguments: &[&str]) -> Child {
-        self.spawn_as(Command::new(program("rmtool")).args(["--dev"]).arg(self.sim.dev()).args(arguments))
+        self.spawn_as(
+            Command::new(program("rmtool")).args(["--dev"]).arg(self.sim.dev()).args(arguments),
+        )
     }
 
     pub(crate) fn spawn_as(&self, command: &mut Command) -> Child {

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::gated::{Gated, NO_MEMORY, RMTOOL, got_bytes, rmtool};
-use crate::support::{Containerd, Docker, IMAGE, Podman, Restart};
+use crate::support::{Containerd, Docker, IMAGE, Outcome, Podman, Restart};
 
 const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
 const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
@@ -45,9 +45,9 @@ fn volume() -> String {
 }
 
 #[track_caller]
-fn was_held(told: &str) {
-    assert!(told.contains(&format!("alloc a {NO_MEMORY}")), "{told}");
-    assert!(told.contains("alloc b ok"), "{told}");
+fn was_held(told: &Outcome) {
+    assert!(told.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{told}");
+    assert!(told.stdout.contains("alloc b ok"), "{told}");
 }
 
 #[test]
@@ -62,12 +62,12 @@ fn under_docker_the_quota_holds_for_the_container_and_every_exec() {
     let run = |docker: &Docker, more: &[&str], command: &[&str]| {
         docker.run(&[&["--runtime=cgpu"], more, &options(&volume), &[IMAGE], command].concat())
     };
-    was_held(&run(&docker, &["--rm"], &APP).stdout);
+    was_held(&run(&docker, &["--rm"], &APP));
     gated.soon_is_empty();
 
     // The other kinds of profile: none, and docker's own for a container with more rights.
     for more in [&["--security-opt", "seccomp=unconfined"][..], &["--cap-add", "SYS_PTRACE"]] {
-        was_held(&run(&docker, &[&["--rm"], more].concat(), &APP).stdout);
+        was_held(&run(&docker, &[&["--rm"], more].concat(), &APP));
     }
     run(&docker, &["-d", "--name", "one"], &["sleep", "1000"]).ok();
     run(&docker, &["-d", "--name", "two"], &["sleep", "1000"]).ok();
@@ -105,7 +105,7 @@ fn under_containerd_the_quota_holds() {
     let mut options: Vec<&str> = ASK.iter().flat_map(|variable| ["--env", variable]).collect();
     options.extend(["--mount", &mount]);
     let outcome = containerd.run(&[&options[..], &["--rm"]].concat(), "app", &APP);
-    was_held(&outcome.stdout);
+    was_held(&outcome);
     containerd.run(&[&options[..], &["-d"]].concat(), "demo", &["sleep", "1000"]).ok();
     let filled = containerd.exec("demo", &[RMTOOL, "fill"]).ok();
     assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
@@ -116,12 +116,15 @@ fn under_containerd_the_quota_holds() {
 #[test]
 fn under_podman_the_quota_holds() {
     let gated = Gated::new();
-    let podman = Podman::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&gated)).start();
+    let podman = Podman::builder()
+        .runtime(RUNTIME)
+        .runtime_flag(format!("cgpu-config={}", config(&gated)))
+        .start();
     let volume = volume();
     let run = |more: &[&str], command: &[&str]| {
         podman.run(&[more, &options(&volume), &[IMAGE], command].concat())
     };
-    was_held(&run(&["--rm"], &APP).stdout);
+    was_held(&run(&["--rm"], &APP));
     run(&["-d", "--name", "demo"], &["sleep", "1000"]).ok();
     let filled = podman.exec("demo", &[RMTOOL, "fill"]).ok();
     assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
@@ -145,7 +148,7 @@ fn podmans_precreate_hook_brings_the_gate_to_a_plain_runtime() {
     let run = |more: &[&str], command: &[&str]| {
         podman.run(&[more, &options(&volume), &[IMAGE], command].concat())
     };
-    was_held(&run(&["--rm"], &APP).stdout);
+    was_held(&run(&["--rm"], &APP));
     run(&["-d", "--name", "demo"], &["sleep", "1000"]).ok();
     assert_eq!(gated.host.ps()[0]["state"], "active");
     assert_eq!(got_bytes(&podman.exec("demo", &[RMTOOL, "fill"]).ok()), 1000 * MIB);

@@ -9,33 +9,33 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::host::{Host, ask};
-use crate::support::{Bundle, Outcome, PATIENCE, Runtime, run_with_timeout, wait_until};
+use crate::support::{Bundle, Outcome, wait_until};
 
 /// Memory of the first GPU in MiB; the second has [`SECOND_MIB`].
-pub const FIRST_MIB: u64 = 16_000;
-pub const SECOND_MIB: u64 = 8_000;
+pub(crate) const FIRST_MIB: u64 = 16_000;
+pub(crate) const SECOND_MIB: u64 = 8_000;
 
 /// The driver's answer to more than there is.
-pub const NO_MEMORY: &str = "status=0x51";
+pub(crate) const NO_MEMORY: &str = "status=0x51";
 
 /// Where [`rmtool`] is in a container.
-pub const RMTOOL: &str = "/rmtool";
+pub(crate) const RMTOOL: &str = "/rmtool";
 
 /// A host with two simulated GPUs.
 #[derive(Debug)]
-pub struct Gated {
+pub(crate) struct Gated {
     // Unmounted before the scratch goes.
-    pub sim: Sim,
-    pub host: Host,
+    pub(crate) sim: Sim,
+    pub(crate) host: Host,
 }
 
 impl Gated {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with_driver("535.161.08")
     }
 
     /// With that version of the driver.
-    pub fn with_driver(version: &str) -> Self {
+    pub(crate) fn with_driver(version: &str) -> Self {
         let mut host = Host::with_gpus(&json!([]));
         let dir = host.scratch.directory("sim");
         let sizes = [FIRST_MIB, SECOND_MIB];
@@ -55,13 +55,13 @@ impl Gated {
     }
 
     /// `cgpu-runtime` over crun, too.
-    pub fn over_crun(&mut self) {
+    pub(crate) fn over_crun(&mut self) {
         let crun = self.host.scratch.crun_program();
         self.host.wrap(crun);
     }
 
     /// A bundle that has `mib` of the first GPU and runs `words`.
-    pub fn bundle(&self, id: &str, mib: u64, words: &[&str]) -> Bundle {
+    pub(crate) fn bundle(&self, id: &str, mib: u64, words: &[&str]) -> Bundle {
         self.bundle_with(id, |config| {
             ask(config, mib);
             config["process"]["args"] = json!(words);
@@ -69,7 +69,7 @@ impl Gated {
     }
 
     /// A bundle with [`RMTOOL`] in it, that `edit` has the last word on.
-    pub fn bundle_with(&self, id: &str, edit: impl FnOnce(&mut Value)) -> Bundle {
+    pub(crate) fn bundle_with(&self, id: &str, edit: impl FnOnce(&mut Value)) -> Bundle {
         self.host.bundle(id, |config| {
             let mounts = config["mounts"].as_array_mut().expect("mounts are a list");
             mounts.push(json!({
@@ -82,7 +82,7 @@ impl Gated {
 
     /// Runs `words` with `mib` of the first GPU, to their end.
     #[track_caller]
-    pub fn run(&self, id: &str, mib: u64, words: &[&str]) -> Outcome {
+    pub(crate) fn run(&self, id: &str, mib: u64, words: &[&str]) -> Outcome {
         let runtime = self.host.runtime();
         let bundle = self.bundle(id, mib, words);
         let outcome = runtime.run(&bundle);
@@ -92,7 +92,7 @@ impl Gated {
 
     /// A container with `mib` of the first GPU that sleeps.
     #[track_caller]
-    pub fn sleeping(&self, id: &str, mib: u64) -> Bundle {
+    pub(crate) fn sleeping(&self, id: &str, mib: u64) -> Bundle {
         let bundle = self.bundle(id, mib, &["sleep", "1000"]);
         let runtime = self.host.runtime();
         runtime.create(&bundle).ok();
@@ -102,13 +102,13 @@ impl Gated {
 
     /// Runs rmtool's `words` in a container that is there.
     #[track_caller]
-    pub fn exec(&self, bundle: &Bundle, words: &[&str]) -> Outcome {
+    pub(crate) fn exec(&self, bundle: &Bundle, words: &[&str]) -> Outcome {
         let words = [&[RMTOOL], words].concat();
         self.host.runtime().exec(bundle, &words)
     }
 
     /// Starts rmtool's `words` in a container that is there, and goes on.
-    pub fn start(&self, bundle: &Bundle, words: &[&str]) -> std::process::Child {
+    pub(crate) fn start(&self, bundle: &Bundle, words: &[&str]) -> std::process::Child {
         let mut command = self.host.runtime().command();
         command.args(["exec", &bundle.id, RMTOOL]).args(words);
         command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
@@ -116,20 +116,20 @@ impl Gated {
     }
 
     /// Bytes in use of the GPU `index`, by the driver.
-    pub fn used_bytes(&self, index: usize) -> u64 {
+    pub(crate) fn used_bytes(&self, index: usize) -> u64 {
         self.sim.state().gpus[index].used_bytes
     }
 
     /// Bytes in use of the container's only GPU, by its monitor.
     #[track_caller]
-    pub fn accounted_bytes(&self, id: &str) -> u64 {
+    pub(crate) fn accounted_bytes(&self, id: &str) -> u64 {
         let used = &self.host.container(id)["gpus"][0]["memory_used_bytes"];
         used.as_u64().unwrap_or_else(|| panic!("{id} has no use: {:?}", self.host.ps()))
     }
 
     /// Fails unless soon nothing is in use, nobody is registered, and no monitor is left.
     #[track_caller]
-    pub fn soon_is_empty(&self) {
+    pub(crate) fn soon_is_empty(&self) {
         self.host.soon_releases_all();
         let monitors = || monitors(&self.host);
         let empty = || self.used_bytes(0) == 0 && monitors().is_empty();
@@ -153,7 +153,7 @@ impl Drop for Gated {
 }
 
 /// Every process of a monitor of this host: they write its log, which no other host has.
-pub fn monitors(host: &Host) -> Vec<i32> {
+pub(crate) fn monitors(host: &Host) -> Vec<i32> {
     let scratch = host.scratch.path();
     let all = procfs::process::all_processes().expect("/proc can be read");
     let ours = all.flatten().map(|process| process.pid).filter(|pid| {
@@ -166,7 +166,7 @@ pub fn monitors(host: &Host) -> Vec<i32> {
 }
 
 /// The application: a static program, built by `make test`.
-pub fn rmtool() -> PathBuf {
+pub(crate) fn rmtool() -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_cgpu")).with_file_name("rmtool");
     let program = std::fs::read(&path).unwrap_or_default();
     let interpreter = b"/lib64/ld-linux";
@@ -181,16 +181,10 @@ pub fn rmtool() -> PathBuf {
 
 /// What `rmtool` says it got.
 #[track_caller]
-pub fn got_bytes(outcome: &Outcome) -> u64 {
+pub(crate) fn got_bytes(outcome: &Outcome) -> u64 {
     let words = outcome.stdout.split_whitespace();
     let told = words.filter_map(|word| word.strip_prefix("got_bytes="));
     told.last()
         .and_then(|text| text.parse().ok())
         .unwrap_or_else(|| panic!("no got_bytes: {outcome}"))
-}
-
-/// A runtime's call with a longer limit than usual.
-#[track_caller]
-pub fn patiently(runtime: &Runtime<'_>, words: &[&str]) -> Outcome {
-    run_with_timeout(runtime.command().args(words), PATIENCE * 3)
 }

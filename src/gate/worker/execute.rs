@@ -8,14 +8,14 @@
 use nix::errno::Errno;
 
 use super::device::{Device, Failure, Rm};
-use super::serve::{Case, Copy, Made, Over};
 use super::listener::Reply;
+use super::serve::{Case, Copy, Made, Over};
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Reservation};
 use crate::rm::call::{Alloc, Object, VidHeap};
+use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::memory::{self, Memory, Use, class_use};
 use crate::rm::{Answer, Call, Command, Decoded, Key, Layout, Meaning, fbinfo};
 
 /// Handles that we choose where the caller leaves it to the driver: so what a call made is
@@ -40,11 +40,7 @@ struct Making {
 }
 
 impl Case<'_> {
-    pub(super) fn execute(
-        &mut self,
-        command: &Command,
-        decoded: &Decoded,
-    ) -> Result<Reply, Over> {
+    pub(super) fn execute(&mut self, command: &Command, decoded: &Decoded) -> Result<Reply, Over> {
         let Some(layout) = decoded.layout else { return Err(Reply::Errno(Errno::EINVAL as i32)) };
         match decoded.call {
             Call::Alloc(alloc) => self.allocate(command, layout, &alloc),
@@ -226,7 +222,8 @@ impl Case<'_> {
         // The driver rounds up, maybe beyond the quota.
         let fits = books.ledger.reserve(gpu, given_bytes).map(|all| books.ledger.cancel(all));
         let (client, parent) = (Client(object.client), Handle(object.parent));
-        let entry = Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
+        let entry =
+            Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
         books.enter(entry);
         books.end();
         drop(books);
@@ -402,9 +399,8 @@ impl Case<'_> {
         self.patch(part, Meaning::Flags, provided);
         let making = Making { object, handle: part, head: layout };
         let charge = gpu.filter(|_| takes).map(|gpu| (gpu, size_bytes));
-        let made = self.charged(command, making, charge, |case| {
-            memory::given_bytes(part, &case.desk.bytes)
-        });
+        let made = self
+            .charged(command, making, charge, |case| memory::given_bytes(part, &case.desk.bytes));
         self.patch(part, Meaning::Flags, flags);
         let made = made?;
         self.show_usage(layout, None, gpu);
@@ -412,7 +408,12 @@ impl Case<'_> {
     }
 
     /// Totals of a `NVOS32`, as the container is to see them.
-    fn show_usage(&mut self, head: &'static Layout, part: Option<&'static Layout>, gpu: Option<usize>) {
+    fn show_usage(
+        &mut self,
+        head: &'static Layout,
+        part: Option<&'static Layout>,
+        gpu: Option<usize>,
+    ) {
         let usage = gpu.and_then(|gpu| self.books().ledger.usage(gpu));
         let (total, free) = usage.map_or((0, 0), |usage| (usage.limit_bytes, usage.free_bytes()));
         // Whatever the driver left there, the GPU's own figures don't go out.

@@ -149,7 +149,8 @@ impl<'a> Case<'a> {
             for (address, copy) in writes.into_iter().flatten() {
                 let bytes = self.copy(copy);
                 // As the driver: what was done stays done.
-                if self.target.as_ref().is_some_and(|target| target.write(address, bytes).is_err()) {
+                if self.target.as_ref().is_some_and(|target| target.write(address, bytes).is_err())
+                {
                     reply = Reply::Errno(Errno::EFAULT as i32);
                 }
             }
