@@ -53,6 +53,13 @@ impl Sim {
         let dir = tempfile::tempdir().expect("a directory can be made");
         let mut command = Command::new(program("cgpu-sim"));
         command.arg("--dir").arg(dir.path()).args(["--gpu", "4096MiB", "--gpu", "4096MiB"]);
+        // SAFETY: takes numbers only, and is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                die_with_parent();
+                Ok(())
+            });
+        }
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the simulation starts");
         let mut line = String::new();
         let said = child.stdout.take().expect("it's a pipe");
@@ -66,8 +73,14 @@ impl Sim {
     }
 
     pub(crate) fn state(&self) -> Value {
-        let text = fs::read(self.dir.path().join("sim/state")).expect("it tells its state");
-        serde_json::from_slice(&text).expect("it is JSON")
+        // It may change between two reads of a piece.
+        for _ in 0..1000 {
+            let text = fs::read(self.dir.path().join("sim/state")).expect("it tells its state");
+            if let Ok(state) = serde_json::from_slice(&text) {
+                return state;
+            }
+        }
+        panic!("its state never stands still");
     }
 
     pub(crate) fn used(&self, gpu: usize) -> u64 {
@@ -179,27 +192,32 @@ impl Monitor {
                 for (to, from) in (3..).zip(high) {
                     libc::dup2(from, to);
                 }
+                die_with_parent();
                 Ok(())
             });
         }
         let child = command.spawn().expect("a worker starts");
         drop(theirs);
-        let mut worker = self.worker.lock().unwrap();
+        let mut worker = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (number, listener) in self.listeners.lock().unwrap().iter() {
             order(&ours, Order::Listener { number: *number }, Some(listener));
         }
         order(&ours, Order::Begin, None);
-        let mut bytes = [0; 256];
-        let length = recv(ours.as_raw_fd(), &mut bytes, MsgFlags::empty()).expect("an answer");
-        let notice: Notice =
-            serde_json::from_slice(&bytes[..length]).expect("the worker says that it serves");
-        assert_eq!(notice, Notice::Ready);
+        loop {
+            let mut bytes = [0; 256];
+            let length = recv(ours.as_raw_fd(), &mut bytes, MsgFlags::empty()).expect("a notice");
+            let notice: Notice = serde_json::from_slice(&bytes[..length]).expect("a notice");
+            match notice {
+                Notice::Ready => break,
+                Notice::Gone { number } => panic!("{number} is gone before it serves"),
+            }
+        }
         *worker = Some((child, ours));
     }
 
     /// Kills the worker and starts another.
     pub(crate) fn replace(&self) {
-        let before = self.worker.lock().unwrap().take();
+        let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let (mut child, _socket) = before.expect("there is one");
         child.kill().expect("it can be killed");
         child.wait().expect("it ends");
@@ -207,18 +225,18 @@ impl Monitor {
     }
 
     pub(crate) fn drain(&self) -> bool {
-        let before = self.worker.lock().unwrap().take();
+        let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let (mut child, socket) = before.expect("there is one");
         order(&socket, Order::Drain, None);
         child.wait().expect("it ends").success()
     }
 
     pub(crate) fn worker_pid(&self) -> u32 {
-        self.worker.lock().unwrap().as_ref().expect("there is one").0.id()
+        self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).as_ref().expect("there is one").0.id()
     }
 
     fn order(&self, what: Order, descriptor: Option<&OwnedFd>) {
-        let worker = self.worker.lock().unwrap();
+        let worker = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         order(&worker.as_ref().expect("there is one").1, what, descriptor);
     }
 
@@ -262,6 +280,7 @@ impl Monitor {
                 let listener = filter::install(&program, wait_killable)?.into_raw_fd();
                 give(socket, listener)?;
                 libc::close(listener);
+                die_with_parent();
                 Ok(())
             });
         }
@@ -270,7 +289,7 @@ impl Monitor {
         let listener = take(&ours);
         let mut listeners = self.listeners.lock().unwrap();
         let number = listeners.last().map_or(1, |(number, _)| number + 1);
-        if self.worker.lock().unwrap().is_some() {
+        if self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some() {
             self.order(Order::Listener { number }, Some(&listener));
         }
         listeners.push((number, listener));
@@ -297,11 +316,17 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        if let Some((mut child, _)) = self.worker.lock().unwrap().take() {
+        if let Some((mut child, _)) = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take() {
             let _ = child.kill();
             let _ = child.wait();
         }
     }
+}
+
+/// A test that fails leaves nobody behind.
+fn die_with_parent() {
+    // SAFETY: takes numbers only.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
 }
 
 /// Waits for a program's end; what hangs fails.
