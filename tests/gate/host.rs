@@ -34,7 +34,11 @@ pub(crate) const QUOTA: u64 = 1024 * MIB;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A program of this workspace that isn't this package's.
-fn program(name: &str) -> PathBuf {
+pub(crate) fn program(name: &str) -> PathBuf {
+    // To measure, as the benches do.
+    if let Some(place) = std::env::var_os("CGPU_BIN_DIR") {
+        return PathBuf::from(place).join(name);
+    }
     let exe = std::env::current_exe().expect("a test has a file");
     let place = exe.parent().and_then(Path::parent).expect("in target/debug/deps");
     let path = place.join(name);
@@ -180,7 +184,7 @@ impl Monitor {
             SockFlag::SOCK_CLOEXEC,
         )
         .expect("a pair of sockets");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cgpu-monitor"));
+        let mut command = Command::new(program("cgpu-monitor"));
         command.arg("work");
         let inherited =
             [theirs.as_raw_fd(), self.settings.as_raw_fd(), self.journal.as_raw_fd()];
