@@ -206,9 +206,7 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         Entry::Commit { gpu, bytes, client, parent, handle } => {
             Raw::new(1).gpu(gpu).words([client.0, parent.0, handle.0]).longs([bytes, 0])
         }
-        Entry::Note { client, parent, handle } => {
-            Raw::new(2).words([client.0, parent.0, handle.0])
-        }
+        Entry::Note { client, parent, handle } => Raw::new(2).words([client.0, parent.0, handle.0]),
         Entry::Adopt { hold, client, parent, handle } => {
             Raw::new(3).words([client.0, parent.0, handle.0]).hold(hold)
         }
@@ -228,9 +226,7 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         }
         Entry::Left { process } => Raw::new(10).longs([process.0, 0]),
         Entry::Limit { gpu, limit_bytes } => Raw::new(11).gpu(gpu).longs([limit_bytes, 0]),
-        Entry::Reconcile { gpu, driver_bytes } => {
-            Raw::new(12).gpu(gpu).longs([driver_bytes, 0])
-        }
+        Entry::Reconcile { gpu, driver_bytes } => Raw::new(12).gpu(gpu).longs([driver_bytes, 0]),
         Entry::Account { gpu, missed, gone, epoch } => {
             Raw::new(13).gpu(gpu).third(epoch).longs([missed, gone])
         }

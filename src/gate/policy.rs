@@ -7,9 +7,9 @@
 //! names all that may, each with what it needs of the caller and what would find it
 //! out if it was another call in the end. How things are executed is not known here.
 
+use crate::rm::memory::{Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::memory::{Use, class_use};
 use crate::rm::{Answer, Call, Key, Release, call, uvm};
 
 /// What becomes of a call.
@@ -86,7 +86,12 @@ pub static PASSES: &[Pass] = &[
         verified: FIGURE,
         audit: true,
     },
-    Pass { kind: Passed::Event, needs: "a descriptor of the caller's", verified: FIGURE, audit: true },
+    Pass {
+        kind: Passed::Event,
+        needs: "a descriptor of the caller's",
+        verified: FIGURE,
+        audit: true,
+    },
     Pass {
         kind: Passed::Engine,
         needs: "parameters that are not known, with addresses and handles in them",
@@ -108,8 +113,8 @@ pub static PASSES: &[Pass] = &[
     Pass {
         kind: Passed::Control,
         needs: "parameters that are not known, with addresses in them",
-        verified: "nothing has to be: by this number no memory is had, and what is kept alive \
-                   past its charge shows in the driver's figure at the next tick",
+        verified: "nothing: by this number no memory is had; but one that was another control in \
+                   the end can export memory, and what only a file keeps alive shows in no figure",
         audit: false,
     },
     Pass {
@@ -227,8 +232,7 @@ fn refuse_class(does: Use) -> Verdict {
 
 fn judge_control(command: u32) -> Verdict {
     match command {
-        NV2080_CTRL_CMD_FB_GET_INFO
-        | NV2080_CTRL_CMD_FB_GET_INFO_V2 => Verdict::Execute,
+        NV2080_CTRL_CMD_FB_GET_INFO | NV2080_CTRL_CMD_FB_GET_INFO_V2 => Verdict::Execute,
         _ if REFUSED_CONTROLS.iter().any(|(refused, _)| *refused == command) => UNSUPPORTED,
         _ => pass(Passed::Control),
     }

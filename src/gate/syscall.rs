@@ -55,7 +55,8 @@ pub fn of(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscal
         shared: d & SHARED != 0,
         offset,
     };
-    let ioctl = |argument: u64| Syscall::Ioctl { descriptor: descriptor(a), request: low(b), argument };
+    let ioctl =
+        |argument: u64| Syscall::Ioctl { descriptor: descriptor(a), request: low(b), argument };
     let pages = |offset: u64| low(offset).saturating_mul(PAGE_BYTES);
     match (architecture, number) {
         (AUDIT_ARCH_X86_64, 16) | (AUDIT_ARCH_AARCH64, 29) => Some(ioctl(c)),

@@ -27,16 +27,7 @@ pub(super) struct Account {
 
 impl Account {
     pub(super) fn new(limit: u64) -> Self {
-        Account {
-            limit,
-            charged: 0,
-            pending: 0,
-            missed: 0,
-            gone: 0,
-            hidden: 0,
-            peak: 0,
-            epoch: 0,
-        }
+        Account { limit, charged: 0, pending: 0, missed: 0, gone: 0, hidden: 0, peak: 0, epoch: 0 }
     }
 
     pub(super) fn epoch(&self) -> u64 {

@@ -34,10 +34,10 @@ impl Objects {
     }
 
     /// Client, parent, handle and charge of all.
-    pub(super) fn iter(
-        &self,
-    ) -> impl Iterator<Item = (Client, Handle, Handle, Option<ChargeId>)> {
-        self.all.iter().map(|((client, handle), object)| (*client, object.parent, *handle, object.charge))
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Client, Handle, Handle, Option<ChargeId>)> {
+        self.all
+            .iter()
+            .map(|((client, handle), object)| (*client, object.parent, *handle, object.charge))
     }
 
     /// Enters an object whose handle is free.

@@ -16,7 +16,10 @@ fn attack(name: &str) -> (Said, Monitor) {
             while !done.load(Ordering::Relaxed) {
                 if monitor.sim.used(0) > QUOTA {
                     let since = since.get_or_insert_with(Instant::now);
-                    over.fetch_max(since.elapsed().as_millis() as u64, Ordering::Relaxed);
+                    over.fetch_max(
+                        since.elapsed().as_millis().try_into().unwrap(),
+                        Ordering::Relaxed,
+                    );
                 } else {
                     since = None;
                 }

@@ -33,7 +33,10 @@ fn a_worker_stays_small_with_ten_thousand_objects() {
         assert!(begun.elapsed().as_secs() < 30, "{} are used", monitor.used());
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    println!("resident: {before} KiB, with 10000 objects {} KiB", resident_kib(monitor.worker_pid()));
+    println!(
+        "resident: {before} KiB, with 10000 objects {} KiB",
+        resident_kib(monitor.worker_pid())
+    );
     child.kill().unwrap();
     wait(child);
 }
@@ -42,11 +45,11 @@ fn a_worker_stays_small_with_ten_thousand_objects() {
 fn what_calls_cost() {
     let monitor = Monitor::new();
     let untrapped = std::process::Command::new(program("rmtool"))
-    .arg("--dev")
-    .arg(monitor.sim.dev())
-    .args(["bench", "2000"])
-    .output()
-    .unwrap();
+        .arg("--dev")
+        .arg(monitor.sim.dev())
+        .args(["bench", "2000"])
+        .output()
+        .unwrap();
     println!("without: {}", Said::of(&untrapped).text);
     println!("with:    {}", monitor.run(&["bench", "2000"]).text);
 }
@@ -75,10 +78,14 @@ fn probe() {
     let other = std::fs::File::open("/dev/zero").unwrap();
     // No client, and a control that is let continue.
     let mut call = [0, 0x2080_0110, 0, 0];
-    // SAFETY: the struct is as long as the request says.
-    let continued = median_ns(|| drop(unsafe { control(node.as_raw_fd(), &raw mut call) }));
-    // SAFETY: the same.
-    let refused = median_ns(|| drop(unsafe { control(other.as_raw_fd(), &raw mut call) }));
+    let continued = median_ns(|| {
+        // SAFETY: the struct is as long as the request says.
+        let _ = unsafe { control(node.as_raw_fd(), &raw mut call) };
+    });
+    let refused = median_ns(|| {
+        // SAFETY: the struct is as long as the request says.
+        let _ = unsafe { control(other.as_raw_fd(), &raw mut call) };
+    });
     println!("continued_ns={continued} refused_ns={refused}");
 }
 

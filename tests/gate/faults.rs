@@ -28,7 +28,9 @@ fn a_worker_killed_at_random_under_load_loses_nothing_and_charges_nothing_twice(
     let monitor = Monitor::new();
     // Allocates and frees all the time, each with its own size.
     let load: String = (0..400)
-        .map(|at| format!("alloc {}KiB as x{at}\nheap {}KiB as y{at}\nfree x{at}\n", at + 1, at + 2))
+        .map(|at| {
+            format!("alloc {}KiB as x{at}\nheap {}KiB as y{at}\nfree x{at}\n", at + 1, at + 2)
+        })
         .collect();
     let load = format!("start\n{load}");
     let children: Vec<_> = (0..3).map(|_| monitor.spawn(&script(&load))).collect();
@@ -83,6 +85,7 @@ fn interrupted_callers_are_charged_once_where_the_runtime_cannot_make_them_wait(
 fn a_free_that_the_driver_loses_counts_until_its_client_ends() {
     let monitor = Monitor::new();
     monitor.sim.fault("free lose times 1");
-    let said = monitor.run(&script("start\nalloc 1000MiB as a\nfree a\nclose\nstart\nalloc 1000MiB as b"));
+    let said =
+        monitor.run(&script("start\nalloc 1000MiB as a\nfree a\nclose\nstart\nalloc 1000MiB as b"));
     said.must("b ok");
 }

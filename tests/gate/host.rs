@@ -177,17 +177,12 @@ impl Monitor {
 
     /// Starts a worker in the place of the one before.
     pub(crate) fn start(&self) {
-        let (ours, theirs) = socketpair(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            None,
-            SockFlag::SOCK_CLOEXEC,
-        )
-        .expect("a pair of sockets");
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+                .expect("a pair of sockets");
         let mut command = Command::new(program("cgpu-monitor"));
         command.arg("work");
-        let inherited =
-            [theirs.as_raw_fd(), self.settings.as_raw_fd(), self.journal.as_raw_fd()];
+        let inherited = [theirs.as_raw_fd(), self.settings.as_raw_fd(), self.journal.as_raw_fd()];
         // SAFETY: between fork and exec only dup2 and fcntl are called, which are
         // async-signal-safe.
         unsafe {
@@ -207,15 +202,10 @@ impl Monitor {
             order(&ours, Order::Listener { number: *number }, Some(listener));
         }
         order(&ours, Order::Begin, None);
-        loop {
-            let mut bytes = [0; 256];
-            let length = recv(ours.as_raw_fd(), &mut bytes, MsgFlags::empty()).expect("a notice");
-            let notice: Notice = serde_json::from_slice(&bytes[..length]).expect("a notice");
-            match notice {
-                Notice::Ready => break,
-                Notice::Gone { number } => panic!("{number} is gone before it serves"),
-            }
-        }
+        let mut bytes = [0; 256];
+        let length = recv(ours.as_raw_fd(), &mut bytes, MsgFlags::empty()).expect("a notice");
+        let notice: Notice = serde_json::from_slice(&bytes[..length]).expect("a notice");
+        assert_eq!(notice, Notice::Ready);
         *worker = Some((child, ours));
     }
 
@@ -236,7 +226,13 @@ impl Monitor {
     }
 
     pub(crate) fn worker_pid(&self) -> u32 {
-        self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).as_ref().expect("there is one").0.id()
+        self.worker
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .as_ref()
+            .expect("there is one")
+            .0
+            .id()
     }
 
     fn order(&self, what: Order, descriptor: Option<&OwnedFd>) {
@@ -269,7 +265,9 @@ impl Monitor {
 
     /// Starts a program under the filter.
     pub(crate) fn spawn(&self, arguments: &[&str]) -> Child {
-        self.spawn_as(Command::new(program("rmtool")).args(["--dev"]).arg(self.sim.dev()).args(arguments))
+        self.spawn_as(
+            Command::new(program("rmtool")).args(["--dev"]).arg(self.sim.dev()).args(arguments),
+        )
     }
 
     pub(crate) fn spawn_as(&self, command: &mut Command) -> Child {
@@ -320,7 +318,9 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        if let Some((mut child, _)) = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take() {
+        if let Some((mut child, _)) =
+            self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
+        {
             let _ = child.kill();
             let _ = child.wait();
         }

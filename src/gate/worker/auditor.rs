@@ -124,11 +124,7 @@ impl Shared {
     }
 
     /// Waits for the deaths of processes that were seen.
-    fn watch(
-        &self,
-        epoll: &Epoll,
-        watched: &mut BTreeMap<Process, std::os::fd::OwnedFd>,
-    ) {
+    fn watch(&self, epoll: &Epoll, watched: &mut BTreeMap<Process, std::os::fd::OwnedFd>) {
         let processes = self.book().processes.clone();
         // Closing takes it out of the epoll.
         watched.retain(|process, _| processes.contains(process));
@@ -229,9 +225,8 @@ impl Shared {
                 {
                     books.enter(Entry::Reconcile { gpu, driver_bytes });
                     books.schedule(Instant::now());
-                    let of_pid = |process: &&Process| {
-                        process_id(**process).pid.cast_unsigned() == pid
-                    };
+                    let of_pid =
+                        |process: &&Process| process_id(**process).pid.cast_unsigned() == pid;
                     let who = books.processes.iter().find(of_pid).copied();
                     drop(books);
                     tracing::debug!(excess_bytes, pid, "taken past the monitor");

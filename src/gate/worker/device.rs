@@ -15,7 +15,7 @@ use crate::gate::settings::{Identity, Node, NodeKind};
 use crate::gate::syscall;
 use crate::rm::number::{
     NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL, NV_ESC_RM_FREE, NV_OK, NV01_DEVICE_0, NV01_ROOT_CLIENT,
-    NV2080_CTRL_CMD_GPU_GET_GID_INFO, NV20_SUBDEVICE_0,
+    NV20_SUBDEVICE_0, NV2080_CTRL_CMD_GPU_GET_GID_INFO,
 };
 use crate::rm::{Command, Key, Layout, Meaning, Release, about};
 

@@ -143,8 +143,8 @@ impl Lead {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
     use std::sync::Arc;
+    use std::sync::mpsc::channel;
     use std::time::Instant;
 
     use super::*;

@@ -21,6 +21,7 @@ mod own;
 mod privilege;
 mod recover;
 mod serve;
+mod show;
 mod stash;
 mod target;
 mod uvm;
@@ -247,15 +248,12 @@ impl Shared {
             self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut asked = Vec::with_capacity(1 + listeners.len());
         asked.push(PollFd::new(self.keeper.as_fd(), PollFlags::POLLIN));
-        asked.extend(
-            listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::POLLIN)),
-        );
+        asked.extend(listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::POLLIN)));
         if poll(&mut asked, PollTimeout::NONE).is_err() {
             return None;
         }
-        let said = |at: usize| {
-            asked.get(at).and_then(PollFd::revents).unwrap_or(PollFlags::empty())
-        };
+        let said =
+            |at: usize| asked.get(at).and_then(PollFd::revents).unwrap_or(PollFlags::empty());
         if !said(0).is_empty() {
             match self.keeper.hear() {
                 Ok(heard) => self.take(heard),
@@ -309,9 +307,7 @@ impl Shared {
         drop(end);
         // Calls that hang are the next worker's.
         let patience = Instant::now() + DRAIN;
-        while self.draining.load(Ordering::Acquire)
-            && Instant::now() < patience
-            && self.has_calls()
+        while self.draining.load(Ordering::Acquire) && Instant::now() < patience && self.has_calls()
         {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -11,9 +11,7 @@ use super::Shared;
 use super::device::{Device, Failure, Rm};
 use crate::gate::settings::NodeKind;
 use crate::rm::about::{self, Held};
-use crate::rm::number::{
-    NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_GPU_GET_PID_INFO,
-};
+use crate::rm::number::{NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_GPU_GET_PID_INFO};
 use crate::rm::{Meaning, Release};
 
 /// Devices that a driver can have: `NV_MAX_DEVICES`.
@@ -51,9 +49,9 @@ impl Own {
                 break;
             }
             let Ok(device) = rm.open(client, number) else { continue };
-            let found = rm.subdevice(client, device).and_then(|subdevice| {
-                rm.uuid(client, subdevice).map(|uuid| (subdevice, uuid))
-            });
+            let found = rm
+                .subdevice(client, device)
+                .and_then(|subdevice| rm.uuid(client, subdevice).map(|uuid| (subdevice, uuid)));
             let gpu = found.ok().and_then(|(subdevice, uuid)| {
                 let gpu = shared.uuids.iter().position(|of| *of == uuid)?;
                 Some((gpu, subdevice))
@@ -92,12 +90,7 @@ impl Own {
     }
 
     /// Duplicates an object of another client into ours, and tells its handle.
-    pub(super) fn borrow(
-        &self,
-        theirs: &Rm<'_>,
-        client: u32,
-        handle: u32,
-    ) -> Result<u32, Failure> {
+    pub(super) fn borrow(&self, theirs: &Rm<'_>, client: u32, handle: u32) -> Result<u32, Failure> {
         let rm = Rm { release: theirs.release, device: &self.control };
         share(theirs, client, handle, self.client, COMPOSE)?;
         let mut duplicate = Err(Failure::Errno(nix::errno::Errno::ENODEV));

@@ -130,9 +130,8 @@ impl Target {
     /// A duplicate of one of its descriptors.
     pub(super) fn duplicate(&self, descriptor: i32) -> Result<OwnedFd, Errno> {
         // SAFETY: takes numbers only.
-        let got = unsafe {
-            libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), descriptor, 0)
-        };
+        let got =
+            unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), descriptor, 0) };
         let got = i32::try_from(Errno::result(got)?).map_err(|_| Errno::EBADF)?;
         // SAFETY: the kernel has just made it for us.
         Ok(unsafe { OwnedFd::from_raw_fd(got) })

@@ -16,8 +16,8 @@ use crate::gate::policy::{self, Verdict};
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
 use crate::rm::number::{
-    NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_NO_MEMORY,
-    NV_ERR_NOT_SUPPORTED, NV_OK, UVM_INIT_FLAGS_DISABLE_HMM, UVM_INITIALIZE,
+    NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED,
+    NV_OK, UVM_INIT_FLAGS_DISABLE_HMM, UVM_INITIALIZE,
 };
 use crate::rm::uvm::{self, Call, Range, Source};
 use crate::rm::{Answer, Key, Layout, Meaning};
@@ -94,7 +94,12 @@ impl Case<'_> {
     }
 
     /// HMM is off in what the caller is about to ask; [`Case::register`] looks again.
-    fn initialize(&mut self, layout: &'static Layout, address: u64, flags: u64) -> Result<(), Over> {
+    fn initialize(
+        &mut self,
+        layout: &'static Layout,
+        address: u64,
+        flags: u64,
+    ) -> Result<(), Over> {
         let place = self.device()?.place;
         if !self.books().saw_node(place) {
             self.log("more nodes of nvidia-uvm than can be kept account of");
@@ -190,7 +195,10 @@ impl Case<'_> {
         let mut books = self.books();
         if held.is_ok() {
             if status == Ok(NV_OK) {
-                books.enter(Entry::Settle { from: hold, to: Hold::Mapping { space, base: range.base } });
+                books.enter(Entry::Settle {
+                    from: hold,
+                    to: Hold::Mapping { space, base: range.base },
+                });
             } else {
                 books.enter(Entry::Release { hold });
             }
