@@ -32,15 +32,26 @@ fn a_worker_killed_at_random_under_load_loses_nothing_and_charges_nothing_twice(
             format!("alloc {}KiB as x{at}\nheap {}KiB as y{at}\nfree x{at}\n", at + 1, at + 2)
         })
         .collect();
-    let load = format!("start\n{load}");
+    let end = tempfile::tempdir().unwrap();
+    let end = end.path().join("end");
+    let load = format!("start\n{load}wait {}", end.display());
     let children: Vec<_> = (0..3).map(|_| monitor.spawn(&script(&load))).collect();
     let mut wait_us = 300;
     for _ in 0..25 {
         std::thread::sleep(Duration::from_micros(wait_us));
         wait_us = wait_us * 7919 % 20011;
         monitor.replace();
-        assert!(monitor.sim.used(0) <= QUOTA);
     }
+    // All of them wait when nothing has changed for a while.
+    let mut before = 0;
+    while monitor.sim.used(0) != before {
+        before = monitor.sim.used(0);
+        std::thread::sleep(Duration::from_millis(400));
+    }
+    assert!(before > 0);
+    assert_eq!(monitor.used(), before);
+    std::fs::create_dir_all(end.parent().unwrap()).unwrap();
+    std::fs::write(&end, "").unwrap();
     for child in children {
         let said = Said::of(&wait(child));
         assert!(said.success, "{}", said.text);
