@@ -79,7 +79,7 @@ impl Bench {
     /// Writes the configuration and the bundles.
     fn prepare(&self) {
         let path = |name: &str| self.work.join(name);
-        let gpus = r#"[{"index": 0, "uuid": "GPU-a", "minor": 0, "memory_mib": 16130}]"#;
+        let gpus = r#"[{"index": 0, "uuid": "GPU-c09d11f5-a565-1f83-903c-a65a7ba138af", "minor": 0, "memory_mib": 16130}]"#;
         fs::write(path("gpus.json"), gpus).expect("a file can be written");
         for backend in ["none", "gate"] {
             let config = format!(

@@ -94,7 +94,7 @@ impl Stage {
 /// anew.
 #[must_use]
 pub fn is_due(used: usize, kept: usize) -> bool {
-    used > LEAST_BYTES.max(kept + kept / 2) || used + RECORD_BYTES > HALF_BYTES - COUNT_BYTES
+    used > LEAST_BYTES.max(kept + kept / 4) || used + RECORD_BYTES > HALF_BYTES - COUNT_BYTES
 }
 
 /// The fields of a record as they lie: kind, GPU, three words, two long ones.

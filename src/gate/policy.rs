@@ -113,8 +113,8 @@ pub static PASSES: &[Pass] = &[
     Pass {
         kind: Passed::Control,
         needs: "parameters that are not known, with addresses in them",
-        verified: "nothing has to be: by this number no memory is had, and what is kept alive \
-                   past its charge shows in the driver's figure at the next tick",
+        verified: "nothing: by this number no memory is had; but one that was another control in \
+                   the end can export memory, and what only a file keeps alive shows in no figure",
         audit: false,
     },
     Pass {

@@ -33,7 +33,11 @@ pub(crate) const QUOTA: u64 = 1024 * MIB;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A program of this workspace that isn't this package's.
-fn program(name: &str) -> PathBuf {
+pub(crate) fn program(name: &str) -> PathBuf {
+    // To measure, as the benches do.
+    if let Some(place) = std::env::var_os("CGPU_BIN_DIR") {
+        return PathBuf::from(place).join(name);
+    }
     let exe = std::env::current_exe().expect("a test has a file");
     let place = exe.parent().and_then(Path::parent).expect("in target/debug/deps");
     let path = place.join(name);
@@ -52,6 +56,13 @@ impl Sim {
         let dir = tempfile::tempdir().expect("a directory can be made");
         let mut command = Command::new(program("cgpu-sim"));
         command.arg("--dir").arg(dir.path()).args(["--gpu", "4096MiB", "--gpu", "4096MiB"]);
+        // SAFETY: takes numbers only, and is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                die_with_parent();
+                Ok(())
+            });
+        }
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the simulation starts");
         let mut line = String::new();
         let said = child.stdout.take().expect("it's a pipe");
@@ -65,8 +76,14 @@ impl Sim {
     }
 
     pub(crate) fn state(&self) -> Value {
-        let text = fs::read(self.dir.path().join("sim/state")).expect("it tells its state");
-        serde_json::from_slice(&text).expect("it is JSON")
+        // It may change between two reads of a piece.
+        for _ in 0..1000 {
+            let text = fs::read(self.dir.path().join("sim/state")).expect("it tells its state");
+            if let Ok(state) = serde_json::from_slice(&text) {
+                return state;
+            }
+        }
+        panic!("its state never stands still");
     }
 
     pub(crate) fn used(&self, gpu: usize) -> u64 {
@@ -162,7 +179,7 @@ impl Monitor {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .expect("a pair of sockets");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cgpu-monitor"));
+        let mut command = Command::new(program("cgpu-monitor"));
         command.arg("work");
         let inherited = [theirs.as_raw_fd(), self.settings.as_raw_fd(), self.journal.as_raw_fd()];
         // SAFETY: between fork and exec only dup2 and fcntl are called, which are
@@ -173,27 +190,27 @@ impl Monitor {
                 for (to, from) in (3..).zip(high) {
                     libc::dup2(from, to);
                 }
+                die_with_parent();
                 Ok(())
             });
         }
         let child = command.spawn().expect("a worker starts");
         drop(theirs);
-        let mut worker = self.worker.lock().unwrap();
+        let mut worker = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (number, listener) in self.listeners.lock().unwrap().iter() {
             order(&ours, Order::Listener { number: *number }, Some(listener));
         }
         order(&ours, Order::Begin, None);
         let mut bytes = [0; 256];
-        let length = recv(ours.as_raw_fd(), &mut bytes, MsgFlags::empty()).expect("an answer");
-        let notice: Notice =
-            serde_json::from_slice(&bytes[..length]).expect("the worker says that it serves");
+        let length = recv(ours.as_raw_fd(), &mut bytes, MsgFlags::empty()).expect("a notice");
+        let notice: Notice = serde_json::from_slice(&bytes[..length]).expect("a notice");
         assert_eq!(notice, Notice::Ready);
         *worker = Some((child, ours));
     }
 
     /// Kills the worker and starts another.
     pub(crate) fn replace(&self) {
-        let before = self.worker.lock().unwrap().take();
+        let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let (mut child, _socket) = before.expect("there is one");
         child.kill().expect("it can be killed");
         child.wait().expect("it ends");
@@ -201,18 +218,24 @@ impl Monitor {
     }
 
     pub(crate) fn drain(&self) -> bool {
-        let before = self.worker.lock().unwrap().take();
+        let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let (mut child, socket) = before.expect("there is one");
         order(&socket, Order::Drain, None);
         child.wait().expect("it ends").success()
     }
 
     pub(crate) fn worker_pid(&self) -> u32 {
-        self.worker.lock().unwrap().as_ref().expect("there is one").0.id()
+        self.worker
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .as_ref()
+            .expect("there is one")
+            .0
+            .id()
     }
 
     fn order(&self, what: Order, descriptor: Option<&OwnedFd>) {
-        let worker = self.worker.lock().unwrap();
+        let worker = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         order(&worker.as_ref().expect("there is one").1, what, descriptor);
     }
 
@@ -258,6 +281,7 @@ impl Monitor {
                 let listener = filter::install(&program, wait_killable)?.into_raw_fd();
                 give(socket, listener)?;
                 libc::close(listener);
+                die_with_parent();
                 Ok(())
             });
         }
@@ -266,7 +290,7 @@ impl Monitor {
         let listener = take(&ours);
         let mut listeners = self.listeners.lock().unwrap();
         let number = listeners.last().map_or(1, |(number, _)| number + 1);
-        if self.worker.lock().unwrap().is_some() {
+        if self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some() {
             self.order(Order::Listener { number }, Some(&listener));
         }
         listeners.push((number, listener));
@@ -293,11 +317,19 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        if let Some((mut child, _)) = self.worker.lock().unwrap().take() {
+        if let Some((mut child, _)) =
+            self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
+        {
             let _ = child.kill();
             let _ = child.wait();
         }
     }
+}
+
+/// A test that fails leaves nobody behind.
+fn die_with_parent() {
+    // SAFETY: takes numbers only.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
 }
 
 /// Waits for a program's end; what hangs fails.

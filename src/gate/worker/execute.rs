@@ -7,7 +7,7 @@
 
 use nix::errno::Errno;
 
-use super::device::{Device, Failure, Rm};
+use super::device::Rm;
 use super::listener::Reply;
 use super::serve::{Case, Copy, Made, Over};
 use crate::gate::settings::NodeKind;
@@ -16,7 +16,7 @@ use crate::rm::call::{Alloc, Object, VidHeap};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Call, Command, Decoded, Key, Layout, Meaning, fbinfo};
+use crate::rm::{Answer, Call, Command, Decoded, Layout, Meaning};
 
 /// Handles that we choose where the caller leaves it to the driver: so what a call made is
 /// known, though we may not live to see its answer. The driver's own begin with 0xcaf.
@@ -31,12 +31,12 @@ const PAGE_BYTES: u64 = 4096;
 
 /// Where a call that makes an object has what is needed to make it.
 #[derive(Debug, Clone, Copy)]
-struct Making {
-    object: Object,
+pub(super) struct Making {
+    pub(super) object: Object,
     /// Layout of the handle, which may lie in a part of the struct of its own.
-    handle: &'static Layout,
+    pub(super) handle: &'static Layout,
     /// Layout of the status.
-    head: &'static Layout,
+    pub(super) head: &'static Layout,
 }
 
 impl Case<'_> {
@@ -69,11 +69,11 @@ impl Case<'_> {
         }
     }
 
-    fn field(&self, layout: &'static Layout, meaning: Meaning) -> Option<u64> {
+    pub(super) fn field(&self, layout: &'static Layout, meaning: Meaning) -> Option<u64> {
         layout.view(&self.desk.bytes).and_then(|view| view.u64(meaning))
     }
 
-    fn status(&self, layout: &'static Layout) -> u32 {
+    pub(super) fn status(&self, layout: &'static Layout) -> u32 {
         let status = layout.view(&self.desk.bytes).and_then(|view| view.u32(Meaning::Status));
         status.unwrap_or(NV_OK)
     }
@@ -196,7 +196,7 @@ impl Case<'_> {
     /// Makes an object that takes memory, or doesn't.
     ///
     /// `given` reads from our copies how much the driver gave.
-    fn charged(
+    pub(super) fn charged(
         &mut self,
         command: &Command,
         making: Making,
@@ -330,32 +330,6 @@ impl Case<'_> {
         }
     }
 
-    /// `NV_ESC_RM_ALLOC_MEMORY` of a class that shows how much memory there is.
-    fn allocate_memory(
-        &mut self,
-        command: &Command,
-        layout: &'static Layout,
-        object: Object,
-    ) -> Result<Reply, Over> {
-        self.only_once()?;
-        let gpu = self.gpu(object.client, object.parent);
-        let address = self.field(layout, Meaning::Params).unwrap_or(0);
-        let descriptor = self.field(layout, Meaning::Descriptor).unwrap_or(0);
-        self.patch(layout, Meaning::Params, 0);
-        self.patch(layout, Meaning::Descriptor, u64::from(u32::MAX));
-        let making = Making { object, handle: layout, head: layout };
-        let made = self.charged(command, making, None, |_| None);
-        self.patch(layout, Meaning::Params, address);
-        self.patch(layout, Meaning::Descriptor, descriptor);
-        let made = made?;
-        let shown = gpu.and_then(|gpu| self.books().ledger.usage(gpu));
-        if let (Some(_), Some(limit)) = (made, self.field(layout, Meaning::Limit)) {
-            let most = shown.map_or(0, |usage| usage.limit_bytes.saturating_sub(1));
-            self.patch(layout, Meaning::Limit, limit.min(most));
-        }
-        Ok(self.executed(made))
-    }
-
     fn heap(
         &mut self,
         command: &Command,
@@ -407,25 +381,13 @@ impl Case<'_> {
         Ok(self.executed(made))
     }
 
-    /// Totals of a `NVOS32`, as the container is to see them.
-    fn show_usage(
-        &mut self,
-        head: &'static Layout,
-        part: Option<&'static Layout>,
-        gpu: Option<usize>,
-    ) {
-        let usage = gpu.and_then(|gpu| self.books().ledger.usage(gpu));
-        let (total, free) = usage.map_or((0, 0), |usage| (usage.limit_bytes, usage.free_bytes()));
-        // Whatever the driver left there, the GPU's own figures don't go out.
-        for layout in [Some(head), part].into_iter().flatten() {
-            let largest = self.field(layout, Meaning::LargestFree).unwrap_or(0).min(free);
-            self.patch(layout, Meaning::TotalMemory, total);
-            self.patch(layout, Meaning::FreeMemory, free);
-            self.patch(layout, Meaning::LargestFree, largest);
-        }
+    /// A call that takes, frees and shows no memory, whose struct has nothing of the caller's.
+    pub(super) fn execute_plain(&mut self, command: &Command) -> Result<Reply, Over> {
+        self.call(command)?;
+        Ok(self.executed(None))
     }
 
-    fn call(&mut self, command: &Command) -> Result<(), Over> {
+    pub(super) fn call(&mut self, command: &Command) -> Result<(), Over> {
         let Some(device) = &self.device else { return Err(Reply::Errno(Errno::EBADF as i32)) };
         let called = device.call(command, &mut self.desk.bytes);
         called.map_err(|errno| Reply::Errno(errno as i32))
@@ -522,95 +484,5 @@ impl Case<'_> {
         drop(books);
         let made = made.map_err(|errno| Reply::Errno(errno as i32))?;
         Ok(made.map(|handle| Made { client: object.client, parent: object.parent, handle }))
-    }
-
-    /// `NV2080_CTRL_CMD_FB_GET_INFO`, in either form.
-    fn show_memory(
-        &mut self,
-        command: &Command,
-        layout: &'static Layout,
-        (client, object): (u32, u32),
-        control: u32,
-        (address, size): (u64, u32),
-    ) -> Result<Reply, Over> {
-        let size = usize::try_from(size).unwrap_or(usize::MAX);
-        let params = self.shared.release.layout(Key::Control(control), size);
-        let Some(params) = params else {
-            let answer = Answer::Status(NV_ERR_INVALID_PARAM_STRUCT);
-            return Err(self.answer(answer, Some(layout)));
-        };
-        self.read_params(address, size)?;
-        let list = fbinfo::list(&self.shared.release, control, &self.desk.params);
-        let list = list.map_err(|refusal| self.refused(&refusal, Some(layout)))?;
-        if let fbinfo::List::Elsewhere { address, entries } = list {
-            self.desk.list.clear();
-            self.desk.list.resize(entries * fbinfo::ENTRY_BYTES, 0);
-            let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
-            let read = target.read(address, &mut self.desk.list);
-            read.map_err(|errno| Reply::Errno(errno as i32))?;
-            let ours = self.desk.list.as_mut_ptr().addr() as u64;
-            if let Some(patch) = params.patch(Meaning::List, ours) {
-                let _ = patch.apply(&mut self.desk.params);
-            }
-        }
-        self.still_waits()?;
-        let ours = self.desk.params.as_mut_ptr().addr() as u64;
-        self.patch(layout, Meaning::Params, ours);
-        let called = self.call(command);
-        self.patch(layout, Meaning::Params, address);
-        called?;
-        if self.status(layout) == NV_OK {
-            self.show_quota((client, object), list);
-            self.write_back(1, address, Copy::Params);
-        }
-        if let fbinfo::List::Elsewhere { address, .. } = list {
-            if let Some(patch) = params.patch(Meaning::List, address) {
-                let _ = patch.apply(&mut self.desk.params);
-            }
-            self.write_back(2, address, Copy::List);
-        }
-        Ok(self.executed(None))
-    }
-
-    /// Puts the quota in the place of the GPU's memory.
-    fn show_quota(&mut self, (client, object): (u32, u32), list: fbinfo::List) {
-        let usage = self.gpu(client, object).and_then(|gpu| self.books().ledger.usage(gpu));
-        let shown = fbinfo::Shown {
-            total_bytes: usage.map_or(0, |usage| usage.limit_bytes),
-            free_bytes: usage.map_or(0, crate::ledger::Usage::free_bytes),
-        };
-        let (bytes, offset, entries) = match list {
-            fbinfo::List::Inline { offset, entries } => (&mut self.desk.params, offset, entries),
-            fbinfo::List::Elsewhere { entries, .. } => (&mut self.desk.list, 0, entries),
-        };
-        let patches: Vec<_> = fbinfo::patches(bytes, offset, entries, shown).collect();
-        for patch in patches {
-            let _ = patch.apply(bytes);
-        }
-    }
-}
-
-impl super::Shared {
-    /// Undoes what was done for a caller that didn't take it.
-    pub(super) fn undo(&self, outcome: super::stash::Outcome) {
-        let Some((device, client, parent, handle)) = outcome.made else { return };
-        let rm = Rm { release: &self.release, device: &device };
-        let freed: Result<(), Failure> = rm.free(client, parent, handle);
-        let (of, object) = (Client(client), Handle(handle));
-        let mut books = self.books.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if freed.is_ok() && books.ledger.contains(of, object) {
-            books.enter(Entry::Free { client: of, handle: object });
-        }
-    }
-
-    /// Frees what a call made of which nobody knows the outcome, and whose caller is gone.
-    pub(super) fn unmake(&self, device: &Device, client: u32, handle: u32) {
-        let rm = Rm { release: &self.release, device };
-        let _ = rm.free(client, client, handle);
-        let mut books = self.books.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let (of, object) = (Client(client), Handle(handle));
-        if books.ledger.contains(of, object) {
-            books.enter(Entry::Free { client: of, handle: object });
-        }
     }
 }

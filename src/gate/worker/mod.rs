@@ -21,6 +21,7 @@ mod own;
 mod privilege;
 mod recover;
 mod serve;
+mod show;
 mod stash;
 mod target;
 mod uvm;
@@ -111,8 +112,9 @@ pub fn main() -> io::Result<()> {
             shared.finish(Err(error.into()));
         }
     })?;
-    shared.start_threads()?;
+    // Before anything else can be told.
     shared.keeper.tell(Notice::Ready)?;
+    shared.start_threads()?;
     shared.wait_for_the_end()
 }
 

@@ -1,13 +1,16 @@
-//! Calls that a worker before had received and didn't live to answer.
+//! Calls that a worker before had received and didn't live to answer, and undoing what
+//! was done for callers that didn't take it.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::Shared;
-use super::device::Device;
+use super::device::{Device, Failure, Rm};
 use super::memory::Slot;
 use super::serve::{Case, Desk};
+use super::stash::Outcome;
 use crate::gate::journal::Stage;
 use crate::gate::syscall::{self, Syscall};
+use crate::ledger::{Client, Entry, Handle};
 use crate::rm::{self, Call, Command};
 
 impl Shared {
@@ -66,5 +69,30 @@ impl Shared {
             _ => return,
         };
         self.unmake(&device, client, handle);
+    }
+}
+
+impl Shared {
+    /// Undoes what was done for a caller that didn't take it.
+    pub(super) fn undo(&self, outcome: Outcome) {
+        let Some((device, client, parent, handle)) = outcome.made else { return };
+        let rm = Rm { release: &self.release, device: &device };
+        let freed: Result<(), Failure> = rm.free(client, parent, handle);
+        let (of, object) = (Client(client), Handle(handle));
+        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        if freed.is_ok() && books.ledger.contains(of, object) {
+            books.enter(Entry::Free { client: of, handle: object });
+        }
+    }
+
+    /// Frees what a call made of which nobody knows the outcome, and whose caller is gone.
+    pub(super) fn unmake(&self, device: &Device, client: u32, handle: u32) {
+        let rm = Rm { release: &self.release, device };
+        let _ = rm.free(client, client, handle);
+        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let (of, object) = (Client(client), Handle(handle));
+        if books.ledger.contains(of, object) {
+            books.enter(Entry::Free { client: of, handle: object });
+        }
     }
 }

@@ -1,0 +1,82 @@
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::host::{Monitor, QUOTA, Said, wait};
+
+/// Runs an attack, and watches that the driver never has more than the quota, but for a
+/// second at most.
+fn attack(name: &str) -> (Said, Monitor) {
+    let monitor = Monitor::new();
+    let worker = monitor.worker_pid();
+    let over = AtomicU64::new(0);
+    let done = AtomicBool::new(false);
+    let said = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut since: Option<Instant> = None;
+            while !done.load(Ordering::Relaxed) {
+                if monitor.sim.used(0) > QUOTA {
+                    let since = since.get_or_insert_with(Instant::now);
+                    over.fetch_max(
+                        since.elapsed().as_millis().try_into().unwrap(),
+                        Ordering::Relaxed,
+                    );
+                } else {
+                    since = None;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let said = Said::of(&wait(monitor.spawn(&["attack", name])));
+        done.store(true, Ordering::Relaxed);
+        said
+    });
+    let over = over.load(Ordering::Relaxed);
+    assert!(over < 1000, "{name}: over the quota for {over} ms: {}", said.text);
+    assert_eq!(monitor.worker_pid(), worker);
+    println!("{name}: {} over {over} ms, {:?}", said.text.trim(), monitor.status().calls);
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0, "{name}: {}", said.text);
+    (said, monitor)
+}
+
+macro_rules! attacks {
+    ($($test:ident = $name:literal;)*) => {
+        $(#[test]
+        fn $test() {
+            attack($name);
+        })*
+    };
+}
+
+attacks! {
+    a_size_changed_between_check_and_use = "race-size";
+    a_class_changed_between_check_and_use = "race-class";
+    a_pointer_changed_between_check_and_use = "race-pointer";
+    a_descriptor_replaced_under_an_ioctl = "dup2-ioctl";
+    a_descriptor_replaced_under_an_mmap = "dup2-mmap";
+    memory_in_the_place_of_a_client = "class-in-client";
+    memory_freed_by_its_parent_at_once = "parent-free";
+    managed_memory = "managed";
+    managed_memory_without_a_fixed_address = "managed-nofixed";
+    sixteen_processes_at_a_barrier = "barrier16";
+    ten_thousand_clients = "clients";
+    handles_used_again = "handle-reuse";
+    sizes_that_overflow = "hostile-sizes";
+    pointers_to_nowhere = "bad-pointers";
+    an_allocation_that_is_interrupted = "interrupt";
+    a_storm_of_signals = "signal-storm";
+    a_caller_that_stops_itself = "sigstop-self";
+    a_caller_that_is_killed = "kill-during-alloc";
+    a_sibling_that_is_traced = "ptrace-sibling";
+    calls_in_a_wrapper = "xfer";
+    wrappers_in_a_wrapper = "xfer-nested";
+    a_type_that_is_not_the_drivers = "type-byte";
+    the_entry_for_32_bits = "int80";
+    garbage_in_the_upper_half = "upper-garbage";
+    io_uring = "io-uring";
+    a_duplicate_that_outlives_the_original = "dup-free";
+    a_mapping_that_outlives_the_original = "map-free";
+    a_vfork_and_an_exec = "vfork-exec";
+    a_client_that_is_inherited = "inherited";
+    everything_closed_at_once = "close-range";
+}

@@ -1,0 +1,102 @@
+use std::time::{Duration, Instant};
+
+use crate::host::{MIB, Monitor, QUOTA, Said, wait};
+use cgpu::gate::settings::Managed;
+
+fn script(lines: &str) -> Vec<&str> {
+    std::iter::once("run").chain(lines.lines()).collect()
+}
+
+#[test]
+fn a_worker_that_is_replaced_knows_all_that_the_one_before_did() {
+    let monitor = Monitor::new();
+    let mut holder = monitor.spawn(&["hold", "700MiB"]);
+    monitor.wait_for(700 * MIB);
+    monitor.replace();
+    assert_eq!(monitor.used(), 700 * MIB);
+    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), 324 * MIB);
+    assert!(monitor.drain());
+    monitor.start();
+    monitor.wait_for(700 * MIB);
+    holder.kill().unwrap();
+    wait(holder);
+    monitor.wait_for(0);
+}
+
+#[test]
+fn a_worker_killed_at_random_under_load_loses_nothing_and_charges_nothing_twice() {
+    let monitor = Monitor::new();
+    // Allocates and frees all the time, each with its own size.
+    let load: String = (0..400)
+        .map(|at| {
+            format!("alloc {}KiB as x{at}\nheap {}KiB as y{at}\nfree x{at}\n", at + 1, at + 2)
+        })
+        .collect();
+    let end = tempfile::tempdir().unwrap();
+    let end = end.path().join("end");
+    let load = format!("start\n{load}wait {}", end.display());
+    let children: Vec<_> = (0..3).map(|_| monitor.spawn(&script(&load))).collect();
+    let mut wait_us = 300;
+    for _ in 0..25 {
+        std::thread::sleep(Duration::from_micros(wait_us));
+        wait_us = wait_us * 7919 % 20011;
+        monitor.replace();
+    }
+    // All of them wait when nothing has changed for a while.
+    let mut before = 0;
+    while monitor.sim.used(0) != before {
+        before = monitor.sim.used(0);
+        std::thread::sleep(Duration::from_millis(400));
+    }
+    assert!(before > 0);
+    assert_eq!(monitor.used(), before);
+    std::fs::create_dir_all(end.parent().unwrap()).unwrap();
+    std::fs::write(&end, "").unwrap();
+    for child in children {
+        let said = Said::of(&wait(child));
+        assert!(said.success, "{}", said.text);
+    }
+    assert_eq!(monitor.status().calls.killed, 0);
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
+}
+
+#[test]
+fn a_driver_call_that_hangs_holds_up_its_caller_alone() {
+    let monitor = Monitor::new();
+    monitor.sim.fault("alloc:0x40 hang times 1");
+    let hanging = monitor.spawn(&["hold", "10MiB"]);
+    while monitor.sim.state()["hanging"] != 1 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let begun = Instant::now();
+    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA - 10 * MIB);
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    monitor.sim.fault("clear");
+    monitor.wait_for(10 * MIB);
+    let mut hanging = hanging;
+    hanging.kill().unwrap();
+    wait(hanging);
+    monitor.wait_for(0);
+}
+
+#[test]
+fn interrupted_callers_are_charged_once_where_the_runtime_cannot_make_them_wait() {
+    for attack in ["interrupt", "signal-storm"] {
+        let monitor = Monitor::with(Managed::Refuse, false);
+        let said = monitor.run(&["attack", attack]);
+        println!("{attack}: {} {:?}", said.text.trim(), monitor.status().calls);
+        monitor.wait_for(0);
+        assert_eq!(monitor.sim.used(0), 0);
+        assert_eq!(monitor.status().calls.killed, 0, "{}", said.text);
+    }
+}
+
+#[test]
+fn a_free_that_the_driver_loses_counts_until_its_client_ends() {
+    let monitor = Monitor::new();
+    monitor.sim.fault("free lose times 1");
+    let said =
+        monitor.run(&script("start\nalloc 1000MiB as a\nfree a\nclose\nstart\nalloc 1000MiB as b"));
+    said.must("b ok");
+}

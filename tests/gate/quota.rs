@@ -1,0 +1,106 @@
+use cgpu::gate::wire::{Answer, Question};
+
+use crate::host::{MIB, Monitor, QUOTA, wait};
+
+#[test]
+fn a_program_sees_the_quota_as_its_gpu_and_gets_no_more() {
+    let monitor = Monitor::new();
+    let said = monitor.run(&["demo", "2048MiB"]);
+    said.must("1024 MiB total, 1024 MiB free");
+    said.must("allocated 1024 MiB of 2048 MiB asked for");
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
+}
+
+#[test]
+fn filling_gets_the_quota_to_the_page_and_is_told_there_is_no_memory() {
+    let monitor = Monitor::new();
+    let said = monitor.run(&["fill"]);
+    assert_eq!(said.number("got_bytes"), QUOTA, "{}", said.text);
+    said.must("status=0x51");
+    assert!(monitor.status().calls.over_quota > 0);
+}
+
+#[test]
+fn what_is_freed_can_be_had_again_by_each_way_to_free_it() {
+    let monitor = Monitor::new();
+    let script = "start\nalloc 1000MiB as a\nalloc 100MiB as b\nfree a\nheap 1000MiB as c\n\
+                  free-device\ndevice 0\nsubdevice\nalloc 1024MiB as d\nfree-client\nclose\n\
+                  start\nalloc 1024MiB as e\ninfo";
+    let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
+    let said = monitor.run(&lines);
+    assert_eq!(said.text.matches("status=0x51").count(), 1, "{}", said.text);
+    said.must("e ok");
+    monitor.wait_for(0);
+}
+
+#[test]
+fn two_processes_share_the_quota() {
+    let monitor = Monitor::new();
+    let holder = monitor.spawn(&["hold", "700MiB"]);
+    monitor.wait_for(700 * MIB);
+    let said = monitor.run(&["fill"]);
+    assert_eq!(said.number("got_bytes"), 324 * MIB);
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(holder.id().try_into().unwrap()),
+        nix::sys::signal::Signal::SIGKILL,
+    )
+    .unwrap();
+    wait(holder);
+    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA);
+}
+
+#[test]
+fn a_storm_of_processes_gets_exactly_the_quota() {
+    let monitor = Monitor::new();
+    let said = monitor.run(&["storm", "16"]);
+    assert_eq!(said.number("got_bytes"), QUOTA, "{}", said.text);
+    monitor.wait_for(0);
+}
+
+#[test]
+fn a_quota_changes_while_it_is_used_and_never_falls_below_that() {
+    let monitor = Monitor::new();
+    let uuid = monitor.sim.uuid(0);
+    let limit = |bytes: u64| Question::Limit { uuid: uuid.clone(), limit_bytes: bytes };
+    let mut holder = monitor.spawn(&["hold", "700MiB"]);
+    monitor.wait_for(700 * MIB);
+    let refused = monitor.ask(&limit(600 * MIB));
+    assert!(matches!(&refused, Answer::Refused { reason } if reason.contains("in use")));
+    assert_eq!(monitor.ask(&limit(800 * MIB)), Answer::Done);
+    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), 100 * MIB);
+    assert!(matches!(
+        monitor.ask(&Question::Limit { uuid: "GPU-0".into(), limit_bytes: 1 }),
+        Answer::Refused { .. }
+    ));
+    holder.kill().unwrap();
+    wait(holder);
+}
+
+#[test]
+fn a_missed_free_never_refuses_for_long() {
+    let monitor = Monitor::new();
+    let script = "start\nalloc 1024MiB as a\nclose\nstart\nalloc 1024MiB as b";
+    let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
+    let said = monitor.run(&lines);
+    assert!(said.success, "{}", said.text);
+}
+
+#[test]
+fn managed_memory_is_refused() {
+    let monitor = Monitor::new();
+    let said = monitor.run(&["run", "start", "uvm-init", "managed 64MiB"]);
+    assert!(!said.success, "{}", said.text);
+    assert_eq!(monitor.sim.state()["gpus"][0]["managed_bytes"], 0);
+}
+
+#[test]
+fn memory_that_is_mapped_stays_charged_when_its_handle_is_freed() {
+    let monitor = Monitor::new();
+    let script = "start\nuvm-init\nalloc 1000MiB as a\nuvm-map a\nfree a\nalloc 100MiB as b\n\
+                  uvm-unmap a\nalloc 1000MiB as c";
+    let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
+    let said = monitor.run(&lines);
+    assert_eq!(said.text.matches("status=0x51").count(), 1, "{}", said.text);
+    said.must("c ok");
+}
