@@ -4,11 +4,13 @@
 //! needs, and each has its reason here. Sizes are all that any release has: a bundle
 //! outlives a driver's update. A size that no release has fails in the driver.
 
+use std::sync::LazyLock;
+
 use super::seccomp::Request;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 use crate::rm::release::{Change, RELEASES};
-use crate::rm::{Key, Layout};
+use crate::rm::{Command, Key, Layout};
 
 /// Calls of `nvidiactl` and `nvidiaN` that are trapped, and why.
 const ESCAPES: &[(u32, &str)] = &[
@@ -34,19 +36,50 @@ const UVM: &[(u32, &str)] = &[
     (UVM_ALLOC_SEMAPHORE_POOL, "announces a range that is no managed memory"),
 ];
 
-/// The calls that come to the monitor.
+/// What the filter sends to the monitor: all of [`is_one`], in as few masks as make it a
+/// quick filter, and with them calls that are nobody's business. Those the monitor lets
+/// continue, which is safe whatever their descriptor is: the request lies in a register.
+///
+/// - numbers with bit 5 or 6 and a size with bit 4 or 5: every escape;
+/// - the same numbers alone: UVM's;
+/// - sizes of 4096 and more, a bit of which UVM_INITIALIZE has.
+///
+/// Terminals' and sockets' calls that programs make often have no size and bits above the
+/// number: they are none of these.
 #[must_use]
 pub fn traps() -> Vec<Request> {
     let mut requests = Vec::new();
-    for (number, _) in ESCAPES {
-        for size in sizes(Key::Escape(*number)) {
-            if let (Ok(number), Ok(size)) = (u8::try_from(*number), u16::try_from(size)) {
-                requests.push(Request::Sized { number, size });
-            }
+    for number in NUMBER_BITS {
+        for size in SIZE_BITS {
+            requests.push(masked(number | size, number | size));
         }
+        requests.push(masked(number | !0xff, number));
     }
-    requests.extend(UVM.iter().map(|(number, _)| Request::Exact(*number)));
+    requests.push(masked(LARGE, LARGE));
     requests
+}
+
+/// One of these two is in the number of every call that is trapped, but for UVM_INITIALIZE.
+const NUMBER_BITS: [u32; 2] = [1 << 5, 1 << 6];
+/// One of these two, 16 and 32, is in the size of every escape that is trapped.
+const SIZE_BITS: [u32; 2] = [16 << 16, 32 << 16];
+/// This one is in UVM_INITIALIZE.
+const LARGE: u32 = 4096 << 16;
+
+const fn masked(mask: u32, value: u32) -> Request {
+    Request::Masked { mask, value }
+}
+
+/// Whether that ioctl, by the lower half of its request, is for the monitor to decide on.
+#[must_use]
+pub fn is_one(request: u32) -> bool {
+    static SIZES: LazyLock<Vec<(u32, Vec<usize>)>> = LazyLock::new(|| {
+        ESCAPES.iter().map(|(number, _)| (*number, sizes(Key::Escape(*number)))).collect()
+    });
+    let command = Command::of_ioctl(request.into());
+    let escape = SIZES.iter().find(|(number, _)| *number == command.number());
+    escape.is_some_and(|(_, sizes)| sizes.contains(&command.size()))
+        || UVM.iter().any(|(number, _)| *number == request)
 }
 
 /// All sizes that any release has of it, in order.
@@ -69,21 +102,77 @@ fn sizes(key: Key) -> Vec<usize> {
 mod tests {
     use super::*;
 
+    fn trapped(request: u32) -> bool {
+        traps().iter().any(|trap| match *trap {
+            Request::Masked { mask, value } => request & mask == value,
+            other => panic!("{other:?}"),
+        })
+    }
+
     #[test]
-    fn every_size_of_every_release_is_trapped_once() {
-        let traps = traps();
-        for size in [32, 40, 48] {
-            assert!(traps.contains(&Request::Sized { number: 0x2b, size }), "{size}");
-        }
-        for size in [2600, 2608] {
-            assert!(traps.contains(&Request::Sized { number: 217, size }), "{size}");
-        }
-        assert!(traps.contains(&Request::Exact(0x3000_0001)));
-        for (at, trap) in traps.iter().enumerate() {
-            assert!(!traps[..at].contains(trap));
-        }
+    fn every_call_to_decide_on_is_trapped_whatever_its_type_and_direction() {
         for (number, why) in ESCAPES {
-            assert!(!sizes(Key::Escape(*number)).is_empty(), "{number:#x} {why}");
+            let sizes = sizes(Key::Escape(*number));
+            assert!(!sizes.is_empty(), "{number:#x} {why}");
+            for size in sizes {
+                let request = u32::try_from(size).unwrap() << 16 | number;
+                for garbage in [0, 0x4600, 0xff00, 0xc000_0000, 0xc000_ff00, 0x4000_5400] {
+                    assert!(is_one(request | garbage), "{number:#x} of {size}");
+                    assert!(trapped(request | garbage), "{number:#x} of {size} {why}");
+                }
+                assert!(!is_one(request + (1 << 16)), "another size is the driver's to refuse");
+            }
+        }
+        for (number, why) in UVM {
+            assert!(trapped(*number) && is_one(*number), "{number:#x} {why}");
+            assert!(!is_one(number | 0x100), "UVM looks at all of it");
+        }
+    }
+
+    #[test]
+    fn calls_that_programs_make_often_are_not_trapped() {
+        let often = [
+            ("TCGETS", 0x5401),
+            ("TCSETS", 0x5402),
+            ("TIOCGWINSZ", 0x5413),
+            ("FIONREAD", 0x541b),
+            ("FIONBIO", 0x5421),
+            ("TIOCGPTN", 0x8004_5430),
+            ("TIOCGPGRP", 0x540f),
+            ("FIOCLEX", 0x5451),
+            ("SIOCGIFCONF", 0x8912),
+            ("SIOCGIFINDEX", 0x8933),
+            ("SIOCETHTOOL", 0x8946),
+            ("FICLONE", 0x4004_9409),
+            ("PERF_EVENT_IOC_ENABLE", 0x2400),
+            ("FIBMAP", 1),
+            ("BLKGETSIZE64", 0x8008_1272),
+            ("RNDGETENTCNT", 0x8004_5200),
+        ];
+        for (name, request) in often {
+            assert!(!trapped(request), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_bit_of_each_mask_is_needed() {
+        let all: Vec<u32> = ESCAPES
+            .iter()
+            .flat_map(|(number, _)| {
+                let with = move |size| u32::try_from(size).unwrap() << 16 | number;
+                sizes(Key::Escape(*number)).into_iter().map(with)
+            })
+            .chain(UVM.iter().map(|(number, _)| *number))
+            .collect();
+        for left_out in traps() {
+            let rest: Vec<Request> = traps().into_iter().filter(|trap| *trap != left_out).collect();
+            let missed = |request: &&u32| {
+                !rest.iter().any(|trap| match *trap {
+                    Request::Masked { mask, value } => **request & mask == value,
+                    _ => false,
+                })
+            };
+            assert!(all.iter().any(|request| missed(&request)), "{left_out:?} is for nothing");
         }
     }
 }

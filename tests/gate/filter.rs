@@ -51,6 +51,7 @@ fn entry(requests: &[Request], ioctl: u32, mmap: u32) -> Vec<sock_filter> {
                 (0x3fff_00ff, u32::from(size) << 16 | u32::from(number))
             }
             Request::Exact(value) => (u32::MAX, value),
+            Request::Masked { mask, value } => (mask, value),
         };
         part.extend([load(ARGUMENTS + 8), mask(bits), compare(value, 0, 1), notify]);
     }

@@ -112,6 +112,7 @@ fn is_trapped(request: u64, requests: &[Request]) -> bool {
             request & 0xff == u32::from(number) && request >> 16 & 0x3fff == u32::from(size)
         }
         Request::Exact(exact) => request == exact,
+        Request::Masked { mask, value } => request & mask == value,
     })
 }
 
@@ -244,6 +245,7 @@ fn requests(trapped: &[Request]) -> impl Strategy<Value = u64> + use<> {
         .map(|request| match *request {
             Request::Sized { number, size } => u64::from(size) << 16 | u64::from(number),
             Request::Exact(request) => request.into(),
+            Request::Masked { value, .. } => value.into(),
         })
         .chain([0x5401, 0x5412, 0x5421, 0xc030_462b])
         .collect();

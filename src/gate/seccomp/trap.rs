@@ -35,6 +35,14 @@ pub enum Request {
     /// All 32 bits, as the UVM driver looks at it: its numbers have neither type nor size and
     /// would be those of ordinary calls (`FIONBIO` is 0x5421, mapping an allocation 0x21).
     Exact(u32),
+    /// All that have these bits at these values, whoever's they are: few masks say what many
+    /// numbers and sizes do, and a runtime needs a tenth of a millisecond for each rule.
+    Masked {
+        /// The bits that matter.
+        mask: u32,
+        /// What they are.
+        value: u32,
+    },
 }
 
 /// What makes a call the monitor's.
@@ -64,6 +72,7 @@ impl Request {
                 u64::from(size) << SIZE_SHIFT | u64::from(number),
             ),
             Self::Exact(request) => Cube::new(u32::MAX.into(), request.into()),
+            Self::Masked { mask, value } => Cube::new(mask.into(), value.into()),
         }
     }
 }
