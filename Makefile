@@ -37,12 +37,15 @@ test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests
+	$(CARGO) test --locked -p cgpu-sim
 
 demo: deps build sim ## two containers share a simulated GPU, within their quotas (root)
 	@tests/demo $(RELEASE)
 
-bench: deps build ## measure what we cost beside bare runc (root)
-	CGPU_BIN_DIR=$(CURDIR)/$(RELEASE) $(CARGO) bench --locked --bench cost
+# Cargo links the programs anew for the bench, and not statically.
+bench: deps build sim ## measure what we cost beside bare runc (root)
+	@mkdir -p target/bench && cp $(addprefix $(RELEASE)/,cgpu $(STATIC) cgpu-sim rmtool) target/bench/
+	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --bench cost
 
 fmt: ## format the code
 	$(CARGO) fmt --all

@@ -14,6 +14,7 @@ use cgpu::config::{Backend, Config};
 use cgpu::plan::{Kind, Plan, PlannedGpu};
 use cgpu::process::ProcessId;
 use cgpu::registry::{Holder, Key};
+use cgpu_sim::{Program, SimOptions};
 
 /// Pairs of runs for commands that only print.
 const PASS_RUNS: usize = 200;
@@ -21,6 +22,10 @@ const PASS_RUNS: usize = 200;
 const CREATE_RUNS: usize = 60;
 /// What is created: bare, with a filter but without us, without a request, with one.
 const BUNDLES: &[&str] = &["bare", "bare-docker", "plain", "quota", "gate", "gate-docker"];
+/// Runs of the application that calls the driver, in each kind of container.
+const CALL_RUNS: usize = 9;
+/// Calls of each kind in a run.
+const CALLS: u32 = 2000;
 /// Containers that are registered while one more is admitted.
 const REGISTERED: usize = 1000;
 /// Admissions that are measured.
@@ -43,6 +48,7 @@ fn main() {
     let (bare, gate) = ("bare-docker", "gate-docker");
     bench.create("the same with docker's profile", bare, gate, "gate", "≤ 3 ms more");
     bench.admission();
+    bench.calls(&programs);
 }
 
 struct Bench {
@@ -64,6 +70,16 @@ fn row(what: &str, bare: Vec<Duration>, ours: Vec<Duration>, budget: &str) {
     let ratio = ours.as_secs_f64() / bare.as_secs_f64();
     let more = ours.saturating_sub(bare);
     println!("{what:<44} {:>9} {:>9} {:>9} {ratio:>6.2}×  {budget}", ms(bare), ms(ours), ms(more));
+}
+
+fn call_row(what: &str, bare: Duration, gate: Duration, budget: &str) {
+    let us = |time: Duration| match time {
+        time if time < Duration::from_millis(1) => format!("{:.2} µs", time.as_secs_f64() * 1e6),
+        time => ms(time),
+    };
+    let ratio = gate.as_secs_f64() / bare.as_secs_f64();
+    let more = gate.saturating_sub(bare);
+    println!("{what:<44} {:>9} {:>9} {:>9} {ratio:>6.2}×  {budget}", us(bare), us(gate), us(more));
 }
 
 fn timed(command: &mut Command) -> Duration {
@@ -169,6 +185,86 @@ impl Bench {
             with.push(create(self.ours(backend), bundle, turn));
         }
         row(what, bare, with, budget);
+    }
+
+    /// An application's driver calls, in a bare container and under the gate, in turn.
+    fn calls(&self, programs: &Path) {
+        let dir = self.work.join("sim");
+        fs::create_dir(&dir).expect("a directory can be made");
+        let options = SimOptions {
+            dir: dir.clone(),
+            gpus: vec!["16130MiB".parse().expect("a size")],
+            driver: "535.161.08".parse().expect("a version"),
+        };
+        let sim = Program::start(&programs.join("cgpu-sim"), &options).expect("it serves");
+        let config = format!(
+            "state_dir = {:?}\nlog = \"\"\n[inventory]\nsource = \"file\"\npath = {:?}\n\
+             [isolation]\nbackend = \"gate\"\n[driver]\nroot = {dir:?}\nproc_root = {:?}\n",
+            self.work.join("state"),
+            dir.join("inventory.json"),
+            dir.join("proc"),
+        );
+        fs::write(self.work.join("sim.toml"), config).expect("a file can be written");
+        for bundle in ["calls-bare", "calls-gate"] {
+            let from = fs::read(self.work.join("bare/config.json")).expect("it was prepared");
+            let mut value: serde_json::Value = serde_json::from_slice(&from).expect("it is JSON");
+            value["process"]["args"] = serde_json::json!(["/rmtool", "bench", CALLS.to_string()]);
+            let mounts = value["mounts"].as_array_mut().expect("it has mounts");
+            let bind = |from: &Path, to: &str| {
+                serde_json::json!({"source": from, "destination": to, "type": "bind",
+                                   "options": ["bind"]})
+            };
+            mounts.push(bind(&programs.join("rmtool"), "/rmtool"));
+            if bundle == "calls-bare" {
+                for node in ["nvidiactl", "nvidia0", "nvidia-uvm"] {
+                    mounts.push(bind(&dir.join("dev").join(node), &format!("/dev/{node}")));
+                }
+            } else {
+                let env = value["process"]["env"].as_array_mut().expect("it has variables");
+                env.push("ALIYUN_COM_GPU_MEM_CONTAINER=4".into());
+            }
+            let bundle = self.work.join(bundle);
+            fs::create_dir(&bundle).expect("a directory can be made");
+            fs::write(bundle.join("config.json"), value.to_string()).expect("it can be written");
+        }
+        let run = |mut command: Command, bundle: &str| -> serde_json::Value {
+            let root = self.work.join("runc");
+            let output = command
+                .args(["--root".as_ref(), root.as_os_str(), "run".as_ref(), "--bundle".as_ref()])
+                .args([self.work.join(bundle).as_os_str(), bundle.as_ref()])
+                .stdin(Stdio::null())
+                .output()
+                .expect("the runtime can be started");
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+        };
+        let (mut bare, mut gate) = (Vec::new(), Vec::new());
+        for _ in 0..CALL_RUNS {
+            bare.push(run(Command::new("runc"), "calls-bare"));
+            gate.push(run(self.ours("sim"), "calls-gate"));
+        }
+        drop(sim);
+        println!();
+        println!(
+            "{:<44} {:>9} {:>9} {:>9} {:>7}  budget",
+            "calls", "bare", "gate", "more", "ratio"
+        );
+        let rows = [
+            ("untrapped (FIONREAD)", "fionread_ns", "≤ 50 ns more"),
+            ("untrapped driver call (SYS_PARAMS)", "empty_ns", "≤ 50 ns more"),
+            ("refused (a driver's number on a pipe)", "foreign_ns", "≤ 5 µs more"),
+            ("continued (GPU_GET_GID_INFO)", "told_ns", "≤ 5 µs more"),
+            ("executed (FB_GET_INFO_V2)", "control_ns", "≤ 15 µs more"),
+            ("two executed (allocate and free)", "alloc_free_ns", "≤ 30 µs more"),
+            ("2,000 calls of a start-up", "startup_ns", "≤ 15 ms more"),
+        ];
+        for (what, name, budget) in rows {
+            let times = |runs: &[serde_json::Value]| {
+                runs.iter()
+                    .map(|run| Duration::from_nanos(run[name].as_u64().unwrap_or(0)))
+                    .collect()
+            };
+            call_row(what, median(times(&bare)), median(times(&gate)), budget);
+        }
     }
 
     /// The lock, the look for what is stale, the decision and the record.

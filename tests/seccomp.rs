@@ -29,20 +29,22 @@ use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 use support::{Bundle, Runtime, Scratch};
 
-const REQUESTS: &[Request] = &[
-    Request::Sized { number: 0x27, size: 56 },
-    Request::Sized { number: 0x29, size: 16 },
-    Request::Sized { number: 0x2a, size: 32 },
-    Request::Sized { number: 0x2b, size: 32 },
-    Request::Sized { number: 0x2b, size: 48 },
-    Request::Sized { number: 0x34, size: 28 },
-    Request::Sized { number: 0x4a, size: 184 },
-    Request::Sized { number: 0xd3, size: 16 },
-    Request::Exact(0x3000_0001),
-    Request::Exact(33),
-];
+/// The filter that containers get.
+const TRAPS: Traps<'_> = Traps { requests: &cgpu::gate::TRAPS, mappings: true };
 
-const TRAPS: Traps<'_> = Traps { requests: REQUESTS, mappings: true };
+/// Calls that it is for: some numbers with their sizes, and two of UVM's.
+const CALLS: &[u64] = &[
+    0x0038_0027,
+    0x0010_0029,
+    0x0020_002a,
+    0x0020_002b,
+    0x0030_002b,
+    0x001c_0034,
+    0x00b8_004a,
+    0x0010_00d3,
+    0x3000_0001,
+    33,
+];
 
 /// Where a kernel is entered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,11 +108,12 @@ fn attempt((entry, number): (char, u32), args: [u64; 6], expected: Expectation) 
 
 fn is_trapped(request: u64) -> bool {
     let low = request & 0xffff_ffff;
-    REQUESTS.iter().any(|trapped| match *trapped {
+    cgpu::gate::TRAPS.iter().any(|trapped| match *trapped {
         Request::Sized { number, size } => {
             low & 0xff == u64::from(number) && low >> 16 & 0x3fff == u64::from(size)
         }
         Request::Exact(exact) => low == u64::from(exact),
+        Request::Masked { mask, value } => low & u64::from(mask) == u64::from(value),
     })
 }
 
@@ -118,11 +121,7 @@ fn is_trapped(request: u64) -> bool {
 /// what terminals and sockets use.
 fn requests() -> Vec<u64> {
     let mut requests = vec![0x5401, 0x5402, 0x5410, 0x5412, 0x5413, 0x5421, 0x541b, 0x8004_5430];
-    for trapped in REQUESTS {
-        let plain = match *trapped {
-            Request::Sized { number, size } => u64::from(size) << 16 | u64::from(number),
-            Request::Exact(exact) => exact.into(),
-        };
+    for &plain in CALLS {
         let nvidia = plain | 0xc000_4600;
         requests.extend([plain, nvidia, plain | 0xff00, plain | 0x8000_0000]);
         requests.extend([nvidia | 0xdead_beef << 32, plain | 1 << 63, plain | 1 << 32]);

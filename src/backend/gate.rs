@@ -24,10 +24,10 @@ use crate::gate::launch::{LaunchError, Place, launch};
 use crate::gate::seccomp::{Listener, Machine, SectionError, Traps, merge};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, Question, Status};
-use crate::gate::{client, traps};
+use crate::gate::{TRAPS, client};
 use crate::plan::Change;
 use crate::process::ProcessId;
-use crate::rm::{Release, ReleaseError, Version};
+use crate::rm::{Release, ReleaseError, Version, about};
 
 /// The program that answers calls.
 const MONITOR: &str = "cgpu-monitor";
@@ -70,6 +70,17 @@ pub enum GateError {
     NoMonitor {
         /// The program.
         program: PathBuf,
+    },
+    /// A GPU that the driver could not be asked about.
+    #[error(
+        "GPU {index} has UUID {uuid} in the inventory, which is none; correct it there, or have \
+         `cgpu gpus --refresh` ask the driver"
+    )]
+    Uuid {
+        /// Its index.
+        index: u32,
+        /// What it has.
+        uuid: String,
     },
     /// A node is missing.
     #[error("cannot look at {}: {source}; load the driver: `nvidia-modprobe -u -c=0`", path.display())]
@@ -151,7 +162,11 @@ impl Gate {
     }
 
     fn settings(&self, tenant: Tenant<'_>, how: &Launch<'_>) -> Result<Settings, GateError> {
-        let gpus = tenant.plan.gpus.iter().map(|gpu| Gpu {
+        let planned = &tenant.plan.gpus;
+        if let Some(gpu) = planned.iter().find(|gpu| about::uuid(&gpu.uuid).is_none()) {
+            return Err(GateError::Uuid { index: gpu.index, uuid: gpu.uuid.clone() });
+        }
+        let gpus = planned.iter().map(|gpu| Gpu {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
             minor: gpu.minor,
@@ -163,7 +178,7 @@ impl Gate {
             node(NodeKind::Control, dev.join("nvidiactl"))?,
             node(NodeKind::Uvm, dev.join("nvidia-uvm"))?,
         ];
-        for (at, gpu) in tenant.plan.gpus.iter().enumerate() {
+        for (at, gpu) in planned.iter().enumerate() {
             nodes.push(node(NodeKind::Gpu(at), dev.join(format!("nvidia{}", gpu.minor)))?);
         }
         let farewell = how.farewell;
@@ -267,8 +282,7 @@ impl Isolation for Gate {
             wait_killable: ability.wait_killable,
         };
         self.release()?;
-        let requests = traps();
-        let traps = Traps { requests: &requests, mappings: true };
+        let traps = Traps { requests: &TRAPS, mappings: true };
         let section = self.without_former(section);
         let merged =
             merge(section.as_ref(), MACHINE, &listener, &traps).map_err(GateError::from)?;

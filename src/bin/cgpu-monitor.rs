@@ -16,6 +16,8 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            // Nobody reads its standard error.
+            tracing::error!("{error}");
             eprintln!("cgpu-monitor: {error}");
             ExitCode::FAILURE
         }

@@ -35,4 +35,4 @@ pub mod keeper;
 
 pub mod worker;
 
-pub use traps::traps;
+pub use traps::TRAPS;

@@ -1,4 +1,4 @@
-//! Which driver calls are trapped: [`traps`].
+//! Which driver calls are trapped: [`TRAPS`].
 //!
 //! Each costs the container a few microseconds, so there are no more than the quota
 //! needs, and each has its reason here. Sizes are all that any release has: a bundle
@@ -46,25 +46,26 @@ const UVM: &[(u32, &str)] = &[
 ///
 /// Terminals' and sockets' calls that programs make often have no size and bits above the
 /// number: they are none of these.
-#[must_use]
-pub fn traps() -> Vec<Request> {
-    let mut requests = Vec::new();
-    for number in NUMBER_BITS {
-        for size in SIZE_BITS {
-            requests.push(masked(number | size, number | size));
-        }
-        requests.push(masked(number | !0xff, number));
-    }
-    requests.push(masked(LARGE, LARGE));
-    requests
-}
+pub const TRAPS: [Request; 7] = [
+    masked(FIRST | SIZE_16, FIRST | SIZE_16),
+    masked(FIRST | SIZE_32, FIRST | SIZE_32),
+    masked(SECOND | SIZE_16, SECOND | SIZE_16),
+    masked(SECOND | SIZE_32, SECOND | SIZE_32),
+    masked(FIRST | ABOVE_NUMBER, FIRST),
+    masked(SECOND | ABOVE_NUMBER, SECOND),
+    masked(SIZE_4096, SIZE_4096),
+];
 
 /// One of these two is in the number of every call that is trapped, but for UVM_INITIALIZE.
-const NUMBER_BITS: [u32; 2] = [1 << 5, 1 << 6];
-/// One of these two, 16 and 32, is in the size of every escape that is trapped.
-const SIZE_BITS: [u32; 2] = [16 << 16, 32 << 16];
+const FIRST: u32 = 1 << 5;
+const SECOND: u32 = 1 << 6;
+/// One of these two is in the size of every escape that is trapped.
+const SIZE_16: u32 = 16 << 16;
+const SIZE_32: u32 = 32 << 16;
 /// This one is in UVM_INITIALIZE.
-const LARGE: u32 = 4096 << 16;
+const SIZE_4096: u32 = 4096 << 16;
+/// All but the number: UVM's have nothing there.
+const ABOVE_NUMBER: u32 = !0xff;
 
 const fn masked(mask: u32, value: u32) -> Request {
     Request::Masked { mask, value }
@@ -72,7 +73,7 @@ const fn masked(mask: u32, value: u32) -> Request {
 
 /// Whether that ioctl, by the lower half of its request, is for the monitor to decide on.
 #[must_use]
-pub fn is_one(request: u32) -> bool {
+pub(super) fn is_one(request: u32) -> bool {
     static SIZES: LazyLock<Vec<(u32, Vec<usize>)>> = LazyLock::new(|| {
         ESCAPES.iter().map(|(number, _)| (*number, sizes(Key::Escape(*number)))).collect()
     });
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     fn trapped(request: u32) -> bool {
-        traps().iter().any(|trap| match *trap {
+        TRAPS.iter().any(|trap| match *trap {
             Request::Masked { mask, value } => request & mask == value,
             other => panic!("{other:?}"),
         })
@@ -164,8 +165,8 @@ mod tests {
             })
             .chain(UVM.iter().map(|(number, _)| *number))
             .collect();
-        for left_out in traps() {
-            let rest: Vec<Request> = traps().into_iter().filter(|trap| *trap != left_out).collect();
+        for left_out in TRAPS {
+            let rest: Vec<Request> = TRAPS.into_iter().filter(|trap| *trap != left_out).collect();
             let missed = |request: &&u32| {
                 !rest.iter().any(|trap| match *trap {
                     Request::Masked { mask, value } => **request & mask == value,

@@ -271,7 +271,7 @@ impl Monitor {
 
     pub(crate) fn spawn_as(&self, command: &mut Command) -> Child {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
-        let program = filter::program(&cgpu::gate::traps());
+        let program = filter::program(&cgpu::gate::TRAPS);
         let wait_killable = self.wait_killable;
         let socket = theirs.as_raw_fd();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

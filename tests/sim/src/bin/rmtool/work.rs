@@ -9,6 +9,9 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::rm::{Fail, Place, Rm, command, raw_ioctl};
 
+/// What CUDA calls when it starts, in number.
+const STARTUP_CALLS: u32 = 2000;
+
 /// Least and most bytes that are asked for at once when filling.
 const CHUNK_BYTES: (u64, u64) = (4 << 10, 256 << 20);
 
@@ -99,12 +102,34 @@ pub(crate) fn bench(place: &Place, rounds: u32) -> anyhow::Result<bool> {
         let (handle, _) = rm.alloc(1 << 20)?;
         rm.free(rm.device, handle)
     })?;
+    // A driver's number on what is none of its files, and a call that only the caller can make.
+    let foreign = median_ns(rounds, || {
+        let _ = raw_ioctl(pipe.as_raw_fd(), command(NV_ESC_RM_CONTROL, 32), &mut [0; 32]);
+        Ok(())
+    })?;
+    let told = median_ns(rounds, || rm.uuid().map(|_| ()))?;
+    let start = Instant::now();
+    for round in 0..STARTUP_CALLS {
+        match round % 20 {
+            0 => drop(rm.fb_info_v2(&[NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE])?),
+            1 => {
+                let (handle, _) = rm.alloc(1 << 20)?;
+                rm.free(rm.device, handle)?;
+            }
+            2 => {}
+            _ => drop(rm.uuid()?),
+        }
+    }
+    let startup = start.elapsed();
     let result = serde_json::json!({
         "rounds": rounds,
         "fionread_ns": u64::try_from(untrapped)?,
         "empty_ns": u64::try_from(empty)?,
         "control_ns": u64::try_from(control)?,
         "alloc_free_ns": u64::try_from(memory)?,
+        "foreign_ns": u64::try_from(foreign)?,
+        "told_ns": u64::try_from(told)?,
+        "startup_ns": u64::try_from(startup.as_nanos())?,
     });
     println!("{result}");
     Ok(true)
