@@ -13,6 +13,7 @@ fn edits() -> Edits {
         devices: vec![DeviceNode { path, major: 195, minor: 0 }],
         binds: vec![Bind { source: "/sim/nvidiactl".into(), destination: "/dev/nvidiactl".into() }],
         withheld: vec![Withheld { source: other.clone(), path: other, major: 195, minor: 1 }],
+        seccomp: None,
         hooks: vec![HookCall {
             stage: HookStage::Poststop,
             path: "/usr/bin/cgpu-hook".into(),

@@ -27,7 +27,13 @@ pub enum Finding {
         /// What counts from now on, in bytes.
         driver_bytes: u64,
     },
-    /// Memory was taken past the monitor.
+    /// There is more than was asked for, by a call that was another in the end or by the
+    /// driver itself, and it fits the quota: it counts from now on.
+    Unasked {
+        /// What counts from now on, in bytes.
+        driver_bytes: u64,
+    },
+    /// Memory was taken past the monitor, and past the quota.
     Exceeds {
         /// Who took it, most likely: its pid.
         pid: u32,
@@ -55,18 +61,26 @@ pub enum Underway {
 /// only where there was none. What was made counts once, duplicates don't; memory whose
 /// maker's handle is gone is shown as duplicated by several or, once one is left, as
 /// made: so the sum of both is the most there can be.
+///
+/// What nobody asked us for is charged. Only where it doesn't fit the quota somebody is
+/// killed for it: the quota is what was promised, and the driver may count what it takes
+/// for its own ends.
 #[must_use]
 pub fn judge(figures: &[Figure], expected: &Expected, underway: Underway) -> Finding {
     let made = sum(figures.iter().map(|figure| figure.held.made_bytes));
     let most = made.saturating_add(sum(figures.iter().map(|figure| figure.held.duplicated_bytes)));
     let hidden = expected.hidden_bytes;
     if made > expected.peak_bytes {
+        let driver_bytes = made.saturating_add(hidden);
+        if driver_bytes <= expected.usage.limit_bytes {
+            return Finding::Unasked { driver_bytes };
+        }
         let excess = |figure: &Figure| figure.held.made_bytes.saturating_sub(figure.charged_bytes);
         let worst = figures.iter().max_by_key(|figure| excess(figure));
         return worst.map_or(Finding::Fine, |worst| Finding::Exceeds {
             pid: worst.held.pid,
             excess_bytes: made - expected.peak_bytes,
-            driver_bytes: made.saturating_add(hidden),
+            driver_bytes,
         });
     }
     if underway == Underway::Calls {
@@ -94,8 +108,9 @@ mod tests {
         Figure { held: Held { pid, made_bytes, duplicated_bytes: 0 }, charged_bytes }
     }
 
+    /// With a quota that is used to the last byte.
     fn expected(peak_bytes: u64, hidden_bytes: u64, used_bytes: u64) -> Expected {
-        let usage = Usage { limit_bytes: 1000, used_bytes };
+        let usage = Usage { limit_bytes: used_bytes, used_bytes };
         Expected { peak_bytes, hidden_bytes, pending_bytes: 0, usage }
     }
 
@@ -105,6 +120,20 @@ mod tests {
         let finding = judge(&figures, &expected(100, 5, 105), Underway::Calls);
         let wanted = Finding::Exceeds { pid: 2, excess_bytes: 40, driver_bytes: 145 };
         assert_eq!(finding, wanted);
+    }
+
+    #[test]
+    fn what_nobody_asked_for_is_charged_where_it_fits_the_quota() {
+        let usage = Usage { limit_bytes: 145, used_bytes: 105 };
+        let mut expected = Expected { usage, ..expected(100, 5, 105) };
+        let figures = [figure(1, 90, 90), figure(2, 50, 10)];
+        for underway in [Underway::Calls, Underway::Nothing] {
+            let finding = judge(&figures, &expected, underway);
+            assert_eq!(finding, Finding::Unasked { driver_bytes: 145 });
+        }
+        expected.usage.limit_bytes = 144;
+        let finding = judge(&figures, &expected, Underway::Nothing);
+        assert!(matches!(finding, Finding::Exceeds { pid: 2, .. }), "{finding:?}");
     }
 
     #[test]
@@ -149,7 +178,7 @@ mod tests {
             let finding = judge(&figures, &expected(sum - short, 0, 0), Underway::Calls);
             let excess = match finding {
                 Finding::Exceeds { excess_bytes, .. } => excess_bytes,
-                Finding::Fine | Finding::Learn { .. } => 0,
+                Finding::Fine | Finding::Learn { .. } | Finding::Unasked { .. } => 0,
             };
             prop_assert_eq!(excess, short);
         }

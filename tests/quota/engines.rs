@@ -34,7 +34,7 @@ fn config(gated: &Gated) -> String {
 }
 
 /// `-e` and each variable, then rmtool as a volume.
-fn options<'a>(volume: &'a str) -> Vec<&'a str> {
+fn options(volume: &str) -> Vec<&str> {
     let mut options: Vec<&str> = ASK.iter().flat_map(|variable| ["-e", variable]).collect();
     options.extend(["-v", volume]);
     options
@@ -153,5 +153,29 @@ fn podmans_precreate_hook_brings_the_gate_to_a_plain_runtime() {
     assert_eq!(gated.host.ps()[0]["state"], "active");
     assert_eq!(got_bytes(&podman.exec("demo", &[RMTOOL, "fill"]).ok()), 1000 * MIB);
     podman.remove("demo").ok();
+    gated.soon_is_empty();
+}
+
+/// As a Kubernetes RuntimeClass has it: the handler is `cgpu`.
+#[test]
+fn in_a_pod_the_quota_holds() {
+    let gated = Gated::new();
+    let containerd =
+        Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&gated)).start();
+    let cri = containerd.cri();
+    let pod = cri.pod_config("gated");
+    let pod_id = cri.run_pod("cgpu", &pod);
+    let mut main = cri.container_config("main");
+    main["mounts"] = json!([{"container_path": RMTOOL, "host_path": rmtool(), "readonly": true}]);
+    let variables = ASK.iter().filter_map(|variable| variable.split_once('='));
+    main["envs"] = variables.map(|(key, value)| json!({"key": key, "value": value})).collect();
+    let id = cri.create(&pod_id, &main, &pod);
+    cri.start(&id).ok();
+    let told = cri.exec_sync(&id, &APP);
+    assert!(told.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{}", told.stdout);
+    assert!(told.stdout.contains("alloc b ok"), "{}", told.stdout);
+    cri.stop(&id).ok();
+    cri.remove(&id).ok();
+    cri.remove_pod(&pod_id).ok();
     gated.soon_is_empty();
 }

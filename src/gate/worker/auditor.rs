@@ -218,6 +218,10 @@ impl Shared {
                     books.enter(Entry::Reconcile { gpu, driver_bytes });
                 }
             }
+            Finding::Unasked { driver_bytes } => {
+                tracing::debug!(driver_bytes, "more than was asked for counts");
+                books.enter(Entry::Reconcile { gpu, driver_bytes });
+            }
             Finding::Exceeds { .. } => {
                 let figures = with_charges(&books, gpu, held);
                 if let Finding::Exceeds { pid, excess_bytes, driver_bytes } =
