@@ -231,3 +231,20 @@ fn a_driver_that_is_not_known_is_refused_with_the_reason() {
     host.was_told(outcome, &bundle, &["418.87.01", "470"]);
     assert!(FIRST_MIB > 0 && host.records().is_empty());
 }
+
+#[test]
+fn managed_memory_is_refused_or_all_of_it_counts() {
+    let mut gated = Gated::new();
+    let words = ["run", "start", "uvm-init", "managed 600MiB", "alloc 600MiB as a"];
+    let told = run(&gated, 1000, &words);
+    assert!(!told.stdout.contains("managed ok"), "{told}");
+    assert!(told.stdout.contains("alloc a ok"), "it takes nothing: {told}");
+    gated.soon_is_empty();
+    gated.host.set("isolation.managed_memory", "charge");
+    let told = run(&gated, 1000, &words);
+    assert!(told.stdout.contains("managed ok"), "{told}");
+    assert!(told.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{told}");
+    let told = run(&gated, 1000, &["run", "start", "uvm-init", "managed 1001MiB"]);
+    assert!(!told.stdout.contains("managed ok"), "{told}");
+    gated.soon_is_empty();
+}
