@@ -3,9 +3,9 @@
 //! What a runtime says of itself is asked once and kept, for as long as its file is the
 //! same: a process more would cost a create as much as all the rest.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -129,6 +129,7 @@ pub(super) fn of_runtime(runtime: &Path, state_dir: &Path) -> Result<Ability, Ab
     if let Ok(known) = Known::look(runtime, ability)
         && let Ok(text) = serde_json::to_vec(&known)
     {
+        let _ = DirBuilder::new().recursive(true).mode(0o700).create(state_dir);
         let temporary = state_dir.join(format!("runtime.json.{}", std::process::id()));
         let _ = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, &file));
     }
