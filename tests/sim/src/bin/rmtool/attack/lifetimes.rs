@@ -89,7 +89,8 @@ pub(super) fn send_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
 }
 
 /// Receives descriptors and allocates through them; with a second argument, holds them for
-/// so many seconds; with `own-client` after that, by a client of its own.
+/// so many seconds; with `own-client` after that, by a client of its own; with `heir`, by one
+/// whose maker is gone.
 pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let path = arguments.first().context("recv-fd PATH")?;
     while !Path::new(path).exists() {
@@ -113,9 +114,17 @@ pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
     let abi = abi_of(place, &fd)?;
     let mut rm = Rm::through(abi, fd, gpu);
     (rm.client, rm.device) = (handles.u32_at(0), handles.u32_at(4));
-    if arguments.get(2).is_some_and(|how| how == "own-client") {
+    let how = arguments.get(2).map_or("", String::as_str);
+    if ["own-client", "heir"].contains(&how) {
         rm.make_client()?;
         rm.make_device(place.gpu)?;
+    }
+    if how == "heir" {
+        // SAFETY: there is one thread, so that the child may do what this process could.
+        if unsafe { libc::fork() } != 0 {
+            return Ok(0);
+        }
+        std::thread::sleep(Duration::from_millis(700));
     }
     let got = fill_through(&rm.abi, &rm.ctl, rm.client, rm.device);
     println!("got_bytes={got} so far");
