@@ -31,6 +31,8 @@ pub mod journal;
 
 pub mod audit;
 
+pub mod origin;
+
 pub mod keeper;
 
 pub mod worker;

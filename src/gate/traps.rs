@@ -72,7 +72,7 @@ const fn masked(mask: u32, value: u32) -> Request {
 
 /// Whether that ioctl, by the lower half of its request, is for the monitor to decide on.
 #[must_use]
-pub fn is_one(request: u32) -> bool {
+pub(super) fn is_one(request: u32) -> bool {
     static SIZES: LazyLock<Vec<(u32, Vec<usize>)>> = LazyLock::new(|| {
         ESCAPES.iter().map(|(number, _)| (*number, sizes(Key::Escape(*number)))).collect()
     });

@@ -14,6 +14,9 @@ use super::release::{Key, Release};
 /// Bytes of an entry: `NV2080_CTRL_FB_INFO`.
 pub const ENTRY_BYTES: usize = 8;
 
+/// Where the newer command's list is: behind its length.
+const INLINE_OFFSET: usize = 4;
+
 /// What a value says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantity {
@@ -133,12 +136,41 @@ impl Shown {
 /// `NV2080_CTRL_FB_INFO_MAX_LIST_SIZE` of a release.
 fn longest(release: &Release) -> usize {
     let inline = release.layouts(Key::Control(NV2080_CTRL_CMD_FB_GET_INFO_V2)).first();
-    inline.map_or(0, |layout| layout.size().saturating_sub(4) / ENTRY_BYTES)
+    inline.map_or(0, |layout| layout.size().saturating_sub(INLINE_OFFSET) / ENTRY_BYTES)
+}
+
+/// Parameters of `NV2080_CTRL_CMD_FB_GET_INFO_V2` that ask what is free.
+#[must_use]
+pub fn ask_free(release: &Release) -> Vec<u8> {
+    let mut params = vec![0; INLINE_OFFSET + ENTRY_BYTES * longest(release)];
+    let words = [1, NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE];
+    for (word, place) in words.into_iter().zip(params.chunks_exact_mut(4)) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    params
+}
+
+/// The bytes that are free, in an answer.
+#[must_use]
+pub fn answered_free(params: &[u8]) -> Option<u64> {
+    let (_, value) = params.get(INLINE_OFFSET..)?.split_at_checked(4)?;
+    let kib = value.first_chunk().map(|kib| u32::from_le_bytes(*kib))?;
+    Some(u64::from(kib) << 10)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_free_is_asked_as_one_entry() {
+        let mut params = ask_free(&release("535.161.08"));
+        let wanted = [1, NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE, 0].map(u32::to_le_bytes).concat();
+        assert_eq!(params[..12], wanted);
+        params[8..12].copy_from_slice(&3_u32.to_le_bytes());
+        assert_eq!(answered_free(&params), Some(3 << 10));
+        assert_eq!(answered_free(&params[..11]), None);
+    }
 
     const SHOWN: Shown = Shown { total_bytes: 6 << 30, free_bytes: (4 << 30) + 1023 };
 

@@ -15,6 +15,9 @@ const MIB: u64 = 1 << 20;
 /// The attacker's quota.
 const QUOTA_MIB: u64 = 500;
 
+/// The most that keeper or worker may have resident, whatever an attacker does.
+const MONITOR_BYTES: u64 = 12 * MIB;
+
 /// What the gate promises of an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Promise {
@@ -88,6 +91,31 @@ fn watched<T>(gated: &Gated, limit_bytes: u64, act: impl FnOnce() -> T) -> (T, u
     })
 }
 
+/// The most resident memory that a process of a monitor had while `act` went on, in bytes.
+fn sized<T>(gated: &Gated, act: impl FnOnce() -> T) -> (T, u64) {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let sampler = scope.spawn(|| {
+            let mut most = 0;
+            while !over.load(Ordering::Relaxed) {
+                let sizes = monitors(&gated.host).into_iter().map(resident_bytes);
+                most = sizes.fold(most, u64::max);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            most
+        });
+        let done = act();
+        over.store(true, Ordering::Relaxed);
+        (done, sampler.join().expect("the sampler ends"))
+    })
+}
+
+/// Its resident memory; 0 where it's gone.
+fn resident_bytes(pid: i32) -> u64 {
+    let status = procfs::process::Process::new(pid).and_then(|process| process.status());
+    status.ok().and_then(|status| status.vmrss).unwrap_or(0) << 10
+}
+
 /// Plays one attack in a container of its own, over runc or crun.
 #[track_caller]
 fn play(gated: &Gated, words: &[&str], promise: Promise) -> Outcome {
@@ -96,7 +124,10 @@ fn play(gated: &Gated, words: &[&str], promise: Promise) -> Outcome {
     let quota = QUOTA_MIB * MIB;
     let id = format!("a-{name}");
     let command = [&[RMTOOL, "attack"], words].concat();
-    let (outcome, most, longest) = watched(gated, quota, || gated.run(&id, QUOTA_MIB, &command));
+    let ((outcome, most, longest), size) =
+        sized(gated, || watched(gated, quota, || gated.run(&id, QUOTA_MIB, &command)));
+    assert!(size > 0, "{name} had no monitor: {outcome}");
+    assert!(size <= MONITOR_BYTES, "{name} made the monitor grow to {size}: {outcome}");
     match promise {
         Promise::Never => assert!(most <= quota, "{name} had {most} of {quota}: {outcome}"),
         Promise::Briefly => {
@@ -153,35 +184,82 @@ fn the_table_would_notice_a_quota_that_does_not_hold() {
     }
 }
 
-#[test]
-fn memory_taken_through_a_descriptor_that_was_handed_out_ends_within_a_second() {
+/// Has a container run `giver`, and one without a GPU, which has a filter of nobody's, take
+/// memory by the descriptors that it is sent there, in the shell's words `taker`. It must be
+/// ended within a second, and nobody else.
+#[track_caller]
+fn hand_out(giver: &[&str], taker: &str) {
     let gated = Gated::new();
     let shared = gated.host.scratch.directory("shared");
     let mount = |config: &mut serde_json::Value| {
-        config["mounts"].as_array_mut().unwrap().push(serde_json::json!({
+        config["mounts"].as_array_mut().expect("mounts are a list").push(serde_json::json!({
             "destination": "/shared", "type": "bind", "source": shared, "options": ["bind", "rw"],
         }));
     };
     let giver = gated.bundle_with("giver", |config| {
         crate::host::ask(config, QUOTA_MIB);
         mount(config);
-        config["process"]["args"] = serde_json::json!([RMTOOL, "attack", "send-fd", "/shared/s"]);
+        config["process"]["args"] = serde_json::json!(giver);
     });
     let taker = gated.bundle_with("taker", |config| {
         mount(config);
-        config["process"]["args"] =
-            serde_json::json!([RMTOOL, "attack", "recv-fd", "/shared/s", "5"]);
+        config["process"]["args"] = serde_json::json!(["sh", "-c", taker]);
     });
     let runtime = gated.host.runtime();
+    let neighbour = gated.sleeping("neighbour", 100);
+    let mut innocent = gated.start(&neighbour, &["hold", "100MiB"]);
+    let node = gated.sim.dir().join("dev/nvidiactl");
+    let words = format!("exec sleep 100 <{}", node.display());
+    let mut host = std::process::Command::new("sh").args(["-c", &words]).spawn().expect("a shell");
+    assert!(wait_until(Duration::from_secs(5), || gated.used_bytes(0) == 100 * MIB));
     runtime.create(&giver).ok();
     runtime.start(&giver).ok();
-    let quota = QUOTA_MIB * MIB;
-    let (outcome, most, longest) = watched(&gated, quota, || runtime.run(&taker));
-    assert!(most > 0, "the attack was played: {outcome}");
-    assert!(longest <= Duration::from_secs(1), "had {most} for {longest:?}: {outcome}");
+    let limit = (QUOTA_MIB + 100) * MIB;
+    let (outcome, most, longest) = watched(&gated, limit, || {
+        let outcome = runtime.run(&taker);
+        wait_until(Duration::from_secs(3), || gated.used_bytes(0) == 100 * MIB);
+        outcome
+    });
+    let log = gated.host.log();
+    assert!(longest <= Duration::from_secs(1), "had {most} for {longest:?}: {outcome}\n{log}");
+    assert_eq!(gated.used_bytes(0), 100 * MIB, "{outcome}\n{log}");
+    assert_eq!(log.matches("opened in the container").count(), 1, "{log}");
+    for one in [&mut innocent, &mut host] {
+        let ended = one.try_wait().expect("a child can be waited for");
+        assert_eq!(ended, None, "neighbour and host were not killed\n{log}");
+    }
+    let _ = host.kill();
+    let _ = host.wait();
     let _ = runtime.delete(&taker);
-    runtime.delete(&giver).ok();
+    for bundle in [&giver, &neighbour] {
+        runtime.delete(bundle).ok();
+    }
+    let _ = innocent.wait();
     gated.soon_is_empty();
+}
+
+const SEND: &[&str] = &[RMTOOL, "attack", "send-fd", "/shared/s"];
+const SEND_AND_LIVE: &[&str] = &["sh", "-c", "/rmtool attack send-fd /shared/s; sleep 1000"];
+
+#[test]
+fn memory_taken_through_a_descriptor_that_was_handed_out_ends_within_a_second() {
+    hand_out(SEND, "exec /rmtool attack recv-fd /shared/s 5");
+}
+
+#[test]
+fn so_it_does_while_the_container_that_handed_it_out_lives_on() {
+    hand_out(SEND_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 5");
+}
+
+#[test]
+fn so_does_memory_of_a_client_that_the_taker_made_itself() {
+    hand_out(SEND, "exec /rmtool attack recv-fd /shared/s 5 own-client");
+    hand_out(SEND_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 5 own-client");
+}
+
+#[test]
+fn so_does_memory_of_a_client_whose_maker_is_gone() {
+    hand_out(SEND_AND_LIVE, "/rmtool attack recv-fd /shared/s 5 heir; sleep 3");
 }
 
 #[test]

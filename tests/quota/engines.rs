@@ -34,7 +34,7 @@ fn config(gated: &Gated) -> String {
 }
 
 /// `-e` and each variable, then rmtool as a volume.
-fn options<'a>(volume: &'a str) -> Vec<&'a str> {
+fn options(volume: &str) -> Vec<&str> {
     let mut options: Vec<&str> = ASK.iter().flat_map(|variable| ["-e", variable]).collect();
     options.extend(["-v", volume]);
     options

@@ -183,8 +183,8 @@ pub(crate) fn rmtool() -> PathBuf {
 #[track_caller]
 pub(crate) fn got_bytes(outcome: &Outcome) -> u64 {
     let words = outcome.stdout.split_whitespace();
-    let told = words.filter_map(|word| word.strip_prefix("got_bytes="));
-    told.last()
+    let mut told = words.filter_map(|word| word.strip_prefix("got_bytes="));
+    told.next_back()
         .and_then(|text| text.parse().ok())
         .unwrap_or_else(|| panic!("no got_bytes: {outcome}"))
 }

@@ -97,7 +97,7 @@ fn holding(gated: &Gated, bytes: u64) -> i32 {
     };
     crate::support::wait_until(crate::support::PATIENCE, || holds().is_some());
     let pid = holds().unwrap_or_else(|| panic!("nobody holds {bytes}: {:?}", gated.sim.state()));
-    i32::try_from(pid).unwrap()
+    i32::try_from(pid).expect("a pid")
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -33,6 +34,14 @@ use crate::process::ProcessId;
 /// How often to look without being woken: a launcher that can't be waited for, a worker
 /// that has to be started again later.
 const TICK_MS: i64 = 100;
+
+/// How long the worker may look for what is left of a container after we were told to end:
+/// more than it takes by itself.
+const LAST_LOOK: Duration = Duration::from_secs(12);
+
+/// How long after that we may still deregister: later, who told us has, and the name may be
+/// another container's.
+const PROMPT: Duration = Duration::from_millis(100);
 
 /// Keeps a container's monitor until the container is gone.
 ///
@@ -62,10 +71,15 @@ pub fn main() -> io::Result<()> {
         listener,
         control,
         settings,
+        told_to_end: None,
     };
     keeper.serve()?;
-    let Keeper { staff, container, mut settings, .. } = keeper;
+    let Keeper { staff, container, mut settings, told_to_end, .. } = keeper;
     drop(staff);
+    if told_to_end.is_some_and(|told| told.elapsed() >= PROMPT) {
+        info!(short_id = settings.short_id, "the monitor ends");
+        return Ok(());
+    }
     if let Some(named) = container.named().filter(|_| settings.id.is_empty()) {
         settings.id.clone_from(&named.id);
         settings.bundle.clone_from(&named.bundle);
@@ -117,6 +131,8 @@ struct Keeper {
     listener: UnixListener,
     control: UnixListener,
     settings: Settings,
+    /// Since when nobody needs us but the worker, which looks for what is left.
+    told_to_end: Option<Instant>,
 }
 
 /// What one round is about.
@@ -138,8 +154,7 @@ impl Keeper {
             self.staff.see_to_it();
             for woken in self.wait()? {
                 match woken {
-                    Woken::Signals if self.signalled()? => return Ok(()),
-                    Woken::Signals => {}
+                    Woken::Signals => self.signalled()?,
                     Woken::Runtime => self.accept(),
                     Woken::Question => self.question(),
                     Woken::Worker => self.staff.hear(),
@@ -153,6 +168,12 @@ impl Keeper {
                 }
             }
             self.container.tidy();
+            if let Some(told) = self.told_to_end {
+                if self.staff.listeners() == 0 || told.elapsed() >= LAST_LOOK {
+                    return Ok(());
+                }
+                continue;
+            }
             if self.container.is_gone(self.staff.listeners()) {
                 return Ok(());
             }
@@ -160,11 +181,11 @@ impl Keeper {
     }
 
     fn wait(&self) -> io::Result<Vec<Woken>> {
-        let mut events = vec![
-            (Woken::Signals, self.signals.as_fd()),
-            (Woken::Runtime, self.listener.as_fd()),
-            (Woken::Question, self.control.as_fd()),
-        ];
+        let mut events = vec![(Woken::Signals, self.signals.as_fd())];
+        if self.told_to_end.is_none() {
+            events.push((Woken::Runtime, self.listener.as_fd()));
+            events.push((Woken::Question, self.control.as_fd()));
+        }
         if let Some(socket) = self.staff.socket() {
             events.push((Woken::Worker, socket));
         }
@@ -185,19 +206,18 @@ impl Keeper {
     }
 
     fn needs_ticks(&self) -> bool {
-        self.staff.needs_ticks() || self.container.needs_ticks()
+        self.staff.needs_ticks() || self.container.needs_ticks() || self.told_to_end.is_some()
     }
 
-    /// Whether it is to end.
-    fn signalled(&mut self) -> io::Result<bool> {
+    fn signalled(&mut self) -> io::Result<()> {
         while let Some(signal) = self.signals.read_signal()? {
             match i32::try_from(signal.ssi_signo).ok().and_then(|s| Signal::try_from(s).ok()) {
                 Some(Signal::SIGCHLD) => self.staff.reap(),
                 Some(Signal::SIGHUP) => self.staff.renew(),
-                _ => return Ok(true),
+                _ => drop(self.told_to_end.get_or_insert_with(Instant::now)),
             }
         }
-        Ok(false)
+        Ok(())
     }
 
     fn accept(&mut self) {

@@ -17,6 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Shared;
+use super::abroad::{Abroad, LAST_LOOK};
 use super::books::{Books, MANAGED};
 use super::device;
 use super::memory::Count;
@@ -51,6 +52,7 @@ pub(super) struct Auditor {
     /// One audit at a time, and when the last one ended.
     last: Mutex<Option<Instant>>,
     killed: Mutex<BTreeSet<Process>>,
+    pub(super) abroad: Abroad,
 }
 
 impl Auditor {
@@ -60,6 +62,7 @@ impl Auditor {
             own: Mutex::new(None),
             last: Mutex::new(None),
             killed: Mutex::new(BTreeSet::new()),
+            abroad: Abroad::default(),
         })
     }
 
@@ -115,7 +118,10 @@ impl Shared {
                 let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
                 self.audit();
                 *last = Some(Instant::now());
+                drop(last);
+                self.look_abroad();
             }
+            self.see_out();
             if mapped.elapsed() > MAPPINGS || woken == 0 || self.has_new_mappers() {
                 self.audit_mappings();
                 mapped = Instant::now();
@@ -134,6 +140,7 @@ impl Shared {
                 continue;
             }
             let Ok(pidfd) = pidfd_open(pid.pid, 0) else { continue };
+            self.settle(pid.pid);
             let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, process.0);
             if epoll.add(&pidfd, event).is_ok() {
                 watched.insert(process, pidfd);
@@ -144,12 +151,15 @@ impl Shared {
     /// How long nothing is due.
     fn next(&self, now: Instant) -> EpollTimeout {
         let books = self.book();
-        if books.processes.is_empty() && self.stash.is_empty() {
+        let watched = !books.processes.is_empty() || self.auditor.abroad.is_watched();
+        let ending = self.auditor.abroad.is_ending();
+        if !watched && !ending && self.stash.is_empty() {
             return EpollTimeout::NONE;
         }
         let due = books.due.iter().flatten().min();
         let wait = due.map_or(TICK, |due| due.saturating_duration_since(now).min(TICK));
         let wait = if self.stash.is_empty() { wait } else { wait.min(TICK / 10) };
+        let wait = if ending { wait.min(LAST_LOOK) } else { wait };
         EpollTimeout::try_from(wait + Duration::from_millis(1)).unwrap_or(EpollTimeout::ZERO)
     }
 
@@ -170,6 +180,9 @@ impl Shared {
     fn audit(&self) {
         let processes: Vec<Process> = self.book().processes.iter().copied().collect();
         if processes.is_empty() {
+            if self.auditor.abroad.is_watched() {
+                return;
+            }
             *self.auditor.own.lock().unwrap_or_else(PoisonError::into_inner) = None;
             return;
         }
@@ -230,6 +243,7 @@ impl Shared {
                     let who = books.processes.iter().find(of_pid).copied();
                     drop(books);
                     tracing::debug!(excess_bytes, pid, "taken past the monitor");
+                    self.auditor.abroad.suspect();
                     if let Some(who) = who {
                         self.kill(who);
                     }
@@ -257,6 +271,7 @@ impl Shared {
             }
             books.enter(Entry::Left { process: *process });
             books.mappers.remove(process);
+            self.auditor.abroad.buried(*process);
             self.auditor.killed.lock().unwrap_or_else(PoisonError::into_inner).remove(process);
         }
         if !dead.is_empty() {

@@ -26,14 +26,21 @@ pub(super) struct Device {
     file: OwnedFd,
     /// `st_dev` and `st_ino` of the node it was opened by.
     pub(super) place: (u64, u64),
+    /// The mount it was opened on, where the kernel tells.
+    pub(super) mount: Option<u64>,
+}
+
+/// What is known of a file.
+struct Known {
+    identity: Identity,
+    /// `st_dev` and `st_ino`.
+    place: (u64, u64),
+    /// The number of its mount, where the kernel tells.
+    mount: Option<u64>,
 }
 
 /// What `statx` says of a file, without asking a file system that may be slow.
-fn identity(
-    directory: i32,
-    path: &std::ffi::CStr,
-    flags: i32,
-) -> Option<(Identity, Identity, (u64, u64))> {
+fn identity(directory: i32, path: &std::ffi::CStr, flags: i32) -> Option<Known> {
     let mut answer = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: `path` ends in a zero, and `answer` has room for the struct.
     let asked = unsafe {
@@ -41,7 +48,7 @@ fn identity(
             directory,
             path.as_ptr(),
             flags | libc::AT_STATX_DONT_SYNC,
-            libc::STATX_TYPE | libc::STATX_INO,
+            libc::STATX_TYPE | libc::STATX_INO | libc::STATX_MNT_ID,
             answer.as_mut_ptr(),
         )
     };
@@ -55,33 +62,43 @@ fn identity(
     let file = Identity::File { device, inode: answer.stx_ino };
     let is_device = u32::from(answer.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
     let identity = if is_device { Identity::Device(number) } else { file };
-    Some((identity, file, (device, answer.stx_ino)))
+    let mount = (answer.stx_mask & libc::STATX_MNT_ID != 0).then_some(answer.stx_mnt_id);
+    Some(Known { identity, place: (device, answer.stx_ino), mount })
 }
 
 /// The kind of node that the file at `path` is.
 pub(super) fn kind_at(nodes: &[Node], path: &Path) -> Option<NodeKind> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    let (identity, ..) = identity(libc::AT_FDCWD, &path, 0)?;
-    nodes.iter().find(|node| node.identity == identity).map(|node| node.kind)
+    let known = identity(libc::AT_FDCWD, &path, 0)?;
+    nodes.iter().find(|node| node.identity == known.identity).map(|node| node.kind)
+}
+
+/// The mount and the file system of the node that is open at `path`, in `/proc/PID/fd`.
+pub(super) fn opened_at(nodes: &[Node], path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
+    let known = identity(libc::AT_FDCWD, &path, 0)?;
+    let is_node = nodes.iter().any(|node| node.identity == known.identity);
+    Some((known.mount.filter(|_| is_node)?, known.place.0))
 }
 
 /// `st_dev` and `st_ino` of the file at `path`.
 pub(super) fn place_at(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    identity(libc::AT_FDCWD, &path, 0).map(|(_, _, place)| place)
+    identity(libc::AT_FDCWD, &path, 0).map(|known| known.place)
 }
 
 impl Device {
     /// The node that `file` is, or the file back where it's none.
     pub(super) fn of(nodes: &[Node], file: OwnedFd) -> Result<Self, OwnedFd> {
-        let Some((identity, _, place)) = identity(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH)
-        else {
+        let Some(known) = identity(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH) else {
             return Err(file);
         };
+        let Known { identity, place, mount } = known;
         match nodes.iter().find(|node| node.identity == identity) {
-            Some(node) => Ok(Device { kind: node.kind, file, place }),
+            Some(node) => Ok(Device { kind: node.kind, file, place, mount }),
             None => Err(file),
         }
     }

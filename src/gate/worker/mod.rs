@@ -7,6 +7,7 @@
 //! One thread leads and deals with calls ([`lead`]), one audits ([`auditor`]), the first
 //! waits for the end. What a call means is decided in [`policy`](crate::gate::policy).
 
+mod abroad;
 mod auditor;
 mod books;
 mod calm;
@@ -279,7 +280,7 @@ impl Shared {
             let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
             listeners.retain(|listener| listener.number() != *number);
             drop(listeners);
-            if let Err(error) = self.keeper.tell(Notice::Gone { number: *number }) {
+            if let Err(error) = self.deserted(*number) {
                 self.finish(Err(error));
             }
         }

@@ -1,8 +1,8 @@
 //! The monitor's own client of the driver.
 //!
 //! Asks what processes hold, which only a subdevice tells, and borrows memory that is to be
-//! mapped. Opened when it's needed, on the host's nodes, and closed when nobody of the
-//! container is left: it keeps the GPUs awake.
+//! mapped. Opened when it's needed, on the host's nodes, and kept while the container lives,
+//! whose descriptors may have gone anywhere by then: it keeps the GPUs awake.
 
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
@@ -11,8 +11,11 @@ use super::Shared;
 use super::device::{Device, Failure, Rm};
 use crate::gate::settings::NodeKind;
 use crate::rm::about::{self, Held};
-use crate::rm::number::{NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_GPU_GET_PID_INFO};
-use crate::rm::{Meaning, Release};
+use crate::rm::number::{
+    NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
+    NV2080_CTRL_CMD_GPU_GET_PID_INFO,
+};
+use crate::rm::{Meaning, Release, fbinfo};
 
 /// Devices that a driver can have: `NV_MAX_DEVICES`.
 const MOST_DEVICES: u32 = 32;
@@ -87,6 +90,15 @@ impl Own {
             held.extend(about::answered_held(&params));
         }
         Ok(held)
+    }
+
+    /// What is free of a GPU, in bytes.
+    pub(super) fn free_bytes(&self, release: &Release, gpu: usize) -> Result<u64, Failure> {
+        let rm = Rm { release, device: &self.control };
+        let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Ok(0) };
+        let mut params = fbinfo::ask_free(release);
+        rm.control(self.client, *subdevice, NV2080_CTRL_CMD_FB_GET_INFO_V2, &mut params)?;
+        fbinfo::answered_free(&params).ok_or(Failure::Errno(nix::errno::Errno::EINVAL))
     }
 
     /// Duplicates an object of another client into ours, and tells its handle.

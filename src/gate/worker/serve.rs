@@ -244,7 +244,9 @@ impl<'a> Case<'a> {
         let device = Device::of(&self.shared.settings.nodes, file);
         // A terminal's, a disk's: not ours to make, and could be another by the time it
         // continues.
-        self.device = Some(device.map_err(|_| Reply::Errno(Errno::ENOTTY as i32))?);
+        let device = device.map_err(|_| Reply::Errno(Errno::ENOTTY as i32))?;
+        self.shared.opened(&device);
+        self.device = Some(device);
         if self.books().saw(process) {
             return Ok(());
         }

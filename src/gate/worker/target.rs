@@ -68,6 +68,15 @@ pub(super) fn pidfd_open(pid: i32, flags: u32) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
+/// Whether two threads are known to have their descriptors in common.
+pub(super) fn share_files(one: u32, other: u32) -> bool {
+    /// `KCMP_FILES` of `linux/kcmp.h`.
+    const FILES: u32 = 2;
+    // SAFETY: takes numbers only.
+    let compared = unsafe { libc::syscall(libc::SYS_kcmp, one, other, FILES, 0, 0) };
+    compared == 0
+}
+
 /// The number behind `name` in `/proc/PID/status`.
 fn status(tid: i32, name: &str) -> Option<i32> {
     let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;

@@ -107,6 +107,12 @@ impl Rm {
         Ok(Rm { abi, ctl, gpu, client: 0, device: 0, subdevice: 0, next })
     }
 
+    /// By nodes that somebody else opened; no client yet.
+    pub(crate) fn through(abi: Abi, ctl: OwnedFd, gpu: OwnedFd) -> Self {
+        let next = AtomicU32::new(0xb000_0001);
+        Rm { abi, ctl, gpu, client: 0, device: 0, subdevice: 0, next }
+    }
+
     /// Opens the nodes and makes client, device and subdevice.
     pub(crate) fn start(place: &Place) -> Result<Self, Fail> {
         let mut rm = Self::open(place)?;

@@ -63,7 +63,7 @@ pub(super) fn map_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     Ok(got)
 }
 
-/// Opens the driver, makes a client, and sends the descriptor over the socket; keeps
+/// Opens the driver, makes a client, and sends the descriptors over the socket; keeps
 /// nothing. With `recv-fd` at the other end.
 pub(super) fn send_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let path = arguments.first().context("send-fd PATH")?;
@@ -73,7 +73,7 @@ pub(super) fn send_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
     println!("listening");
     std::io::stdout().flush()?;
     let (stream, _) = listener.accept()?;
-    let fds = [rm.ctl()];
+    let fds = [rm.ctl(), rm.gpu.as_raw_fd()];
     let mut handles = [0; 8];
     handles.set_u32(0, rm.client);
     handles.set_u32(4, rm.device);
@@ -88,8 +88,9 @@ pub(super) fn send_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
     Ok(0)
 }
 
-/// Receives a descriptor and allocates through it; with a second argument, holds it for so
-/// many seconds.
+/// Receives descriptors and allocates through them; with a second argument, holds them for
+/// so many seconds; with `own-client` after that, by a client of its own; with `heir`, by one
+/// whose maker is gone.
 pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let path = arguments.first().context("recv-fd PATH")?;
     while !Path::new(path).exists() {
@@ -97,19 +98,35 @@ pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
     }
     let stream = UnixStream::connect(path)?;
     let mut handles = [0; 8];
-    let mut space = nix::cmsg_space!([RawFd; 1]);
-    let fd = {
+    let mut space = nix::cmsg_space!([RawFd; 2]);
+    let fds = {
         let mut parts = [IoSliceMut::new(&mut handles)];
         let message =
             recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())?;
         message.cmsgs()?.find_map(|part| match part {
-            ControlMessageOwned::ScmRights(fds) => fds.first().copied(),
+            ControlMessageOwned::ScmRights(fds) => <[RawFd; 2]>::try_from(fds).ok(),
             _ => None,
         })
     };
-    // SAFETY: the kernel just put it into our table, and nothing else has it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd.context("no descriptor came")?) };
-    let got = fill_through(&abi_of(place, &fd)?, &fd, handles.u32_at(0), handles.u32_at(4));
+    let fds = fds.context("no descriptors came")?;
+    // SAFETY: the kernel just put them into our table, and nothing else has them.
+    let [fd, gpu] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let abi = abi_of(place, &fd)?;
+    let mut rm = Rm::through(abi, fd, gpu);
+    (rm.client, rm.device) = (handles.u32_at(0), handles.u32_at(4));
+    let how = arguments.get(2).map_or("", String::as_str);
+    if ["own-client", "heir"].contains(&how) {
+        rm.make_client()?;
+        rm.make_device(place.gpu)?;
+    }
+    if how == "heir" {
+        // SAFETY: there is one thread, so that the child may do what this process could.
+        if unsafe { libc::fork() } != 0 {
+            return Ok(0);
+        }
+        std::thread::sleep(Duration::from_millis(700));
+    }
+    let got = fill_through(&rm.abi, &rm.ctl, rm.client, rm.device);
     println!("got_bytes={got} so far");
     std::io::stdout().flush()?;
     std::thread::sleep(Duration::from_secs(argument(arguments, 1, 0)?));
