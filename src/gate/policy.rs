@@ -63,6 +63,15 @@ pub enum Passed {
     Mapping,
 }
 
+impl Pass {
+    /// Whether nothing is to be done about such a call, so that nobody has to know whose its
+    /// descriptor is; another file's call of that number is none of ours.
+    #[must_use]
+    pub fn asks_no_descriptor(&self) -> bool {
+        matches!(self.kind, Passed::Control | Passed::HostMemory)
+    }
+}
+
 const FIGURE: &str = "the driver's figure for the process, 5 ms and 200 ms later";
 
 /// All that may continue.
@@ -300,6 +309,20 @@ mod tests {
         assert!(matches!(of_class(0xc7c0), Verdict::Continue(pass) if pass.kind == Passed::Engine));
         assert!(matches!(of_class(0x41), Verdict::Continue(pass) if pass.kind == Passed::Client));
         assert_eq!(of_class(0x2080), Verdict::Execute);
+    }
+
+    #[test]
+    fn nobody_is_asked_about_what_continues_without_a_look() {
+        for pass in PASSES.iter().filter(|pass| pass.asks_no_descriptor()) {
+            assert!(!pass.audit && pass.verified.starts_with("nothing"), "{:?}", pass.kind);
+        }
+        let Verdict::Continue(pass) = judge_control(0x2080_014a) else { panic!("it continues") };
+        assert!(pass.asks_no_descriptor());
+        for class in [0x41, 0x80, 0xc7c0] {
+            assert!(
+                matches!(of_class(class), Verdict::Continue(pass) if !pass.asks_no_descriptor())
+            );
+        }
     }
 
     #[test]

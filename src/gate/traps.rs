@@ -74,13 +74,18 @@ const fn masked(mask: u32, value: u32) -> Request {
 /// Whether that ioctl, by the lower half of its request, is for the monitor to decide on.
 #[must_use]
 pub(super) fn is_one(request: u32) -> bool {
+    is_escape(request) || UVM.iter().any(|(number, _)| *number == request)
+}
+
+/// Whether it can only be one of `nvidiactl`'s and `nvidiaN`'s.
+#[must_use]
+pub(super) fn is_escape(request: u32) -> bool {
     static SIZES: LazyLock<Vec<(u32, Vec<usize>)>> = LazyLock::new(|| {
         ESCAPES.iter().map(|(number, _)| (*number, sizes(Key::Escape(*number)))).collect()
     });
     let command = Command::of_ioctl(request.into());
     let escape = SIZES.iter().find(|(number, _)| *number == command.number());
     escape.is_some_and(|(_, sizes)| sizes.contains(&command.size()))
-        || UVM.iter().any(|(number, _)| *number == request)
 }
 
 /// All sizes that any release has of it, in order.
@@ -119,6 +124,7 @@ mod tests {
                 let request = u32::try_from(size).unwrap() << 16 | number;
                 for garbage in [0, 0x4600, 0xff00, 0xc000_0000, 0xc000_ff00, 0x4000_5400] {
                     assert!(is_one(request | garbage), "{number:#x} of {size}");
+                    assert!(is_escape(request | garbage), "{number:#x} of {size}");
                     assert!(trapped(request | garbage), "{number:#x} of {size} {why}");
                 }
                 assert!(!is_one(request + (1 << 16)), "another size is the driver's to refuse");
@@ -126,6 +132,7 @@ mod tests {
         }
         for (number, why) in UVM {
             assert!(trapped(*number) && is_one(*number), "{number:#x} {why}");
+            assert!(!is_escape(*number), "{number:#x} {why}");
             assert!(!is_one(number | 0x100), "UVM looks at all of it");
         }
     }

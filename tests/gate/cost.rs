@@ -55,6 +55,17 @@ fn what_calls_cost() {
 }
 
 nix::ioctl_readwrite!(control, b'F', 0x2a, [u64; 4]);
+nix::ioctl_readwrite!(free, b'F', 0x29, [u64; 2]);
+
+/// Calls that a program makes before it does anything, and of which most are controls.
+const START_UP: u32 = 2000;
+
+const FIGURES: [&str; 5] =
+    ["continued_ns", "continued_driver_ns", "refused_ns", "executed_ns", "start_up_us"];
+
+/// A control that is let continue, and one that is refused; of no client.
+const CONTINUED: u64 = 0x2080_0110;
+const REFUSED: u64 = 0x503c_0104;
 
 fn median_ns(mut round: impl FnMut()) -> u128 {
     let mut times: Vec<u128> = Vec::new();
@@ -76,17 +87,40 @@ fn probe() {
     let path = PathBuf::from(dev).join("nvidiactl");
     let node = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let other = std::fs::File::open("/dev/zero").unwrap();
-    // No client, and a control that is let continue.
-    let mut call = [0, 0x2080_0110, 0, 0];
-    let continued = median_ns(|| {
+    let median_of = |file: &std::fs::File, command: u64| {
+        let mut call = [0, command, 0, 0];
+        median_ns(|| {
+            // SAFETY: the struct is as long as the request says.
+            let _ = unsafe { control(file.as_raw_fd(), &raw mut call) };
+        })
+    };
+    // What continues does so whatever its descriptor is, so here without the driver's time.
+    let continued = median_of(&other, CONTINUED);
+    let driver = median_of(&node, CONTINUED);
+    let refused = median_of(&node, REFUSED);
+    // Freed of no client: executed, and the driver says no.
+    let mut call = [0; 2];
+    let executed = median_ns(|| {
+        call = [0; 2];
         // SAFETY: the struct is as long as the request says.
-        let _ = unsafe { control(node.as_raw_fd(), &raw mut call) };
+        let _ = unsafe { free(node.as_raw_fd(), &raw mut call) };
     });
-    let refused = median_ns(|| {
-        // SAFETY: the struct is as long as the request says.
-        let _ = unsafe { control(other.as_raw_fd(), &raw mut call) };
-    });
-    println!("continued_ns={continued} refused_ns={refused}");
+    println!(
+        "continued_ns={continued} continued_driver_ns={driver} refused_ns={refused} executed_ns={executed}"
+    );
+    let begun = Instant::now();
+    for at in 0..START_UP {
+        if at % 20 < 17 {
+            let mut call = [0, CONTINUED, 0, 0];
+            // SAFETY: the struct is as long as the request says.
+            let _ = unsafe { control(other.as_raw_fd(), &raw mut call) };
+        } else {
+            let mut call = [0; 2];
+            // SAFETY: as above.
+            let _ = unsafe { free(node.as_raw_fd(), &raw mut call) };
+        }
+    }
+    println!("start_up_us={}", begun.elapsed().as_micros());
 }
 
 #[test]
@@ -98,11 +132,15 @@ fn what_continuing_and_refusing_costs() {
         command.env("CGPU_PROBE_DEV", monitor.sim.dev());
         command
     };
-    let without = program().output().unwrap();
-    let with = wait(monitor.spawn_as(&mut program()));
-    for (name, output) in [("without", without), ("with", with)] {
-        let said = Said::of(&output);
-        let (continued, refused) = (said.number("continued_ns"), said.number("refused_ns"));
-        println!("{name}: continued {continued} ns, refused {refused} ns");
+    for round in 0..3 {
+        let without = Said::of(&program().output().unwrap());
+        let with = Said::of(&wait(monitor.spawn_as(&mut program())));
+        for key in FIGURES {
+            let (bare, gated) = (without.number(key), with.number(key));
+            println!(
+                "round {round}: {key} {bare}, gated {gated}: {:+}",
+                gated as i64 - bare as i64
+            );
+        }
     }
 }

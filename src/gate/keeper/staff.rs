@@ -44,6 +44,8 @@ pub(super) struct Staff {
     listeners: BTreeMap<u64, OwnedFd>,
     next_number: u64,
     worker: Option<Worker>,
+    /// Those before it that are not gone yet: a thread in the driver's hands can't be hurried.
+    leaving: Vec<Child>,
     /// Starts in a row that came to nothing.
     failures: u32,
     not_before: Option<Instant>,
@@ -76,6 +78,7 @@ impl Staff {
             listeners: BTreeMap::new(),
             next_number: 0,
             worker: None,
+            leaving: Vec::new(),
             failures: 0,
             not_before: None,
             orders: VecDeque::new(),
@@ -233,6 +236,7 @@ impl Staff {
 
     /// A child has ended.
     pub(super) fn reap(&mut self) {
+        self.leaving.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         if let Some(worker) = &mut self.worker
             && !matches!(worker.child.try_wait(), Ok(None))
         {
@@ -242,7 +246,10 @@ impl Staff {
 
     fn lost(&mut self) {
         let Some(mut worker) = self.worker.take() else { return };
-        let status = worker.child.wait();
+        let status = worker.child.try_wait();
+        if matches!(status, Ok(None)) {
+            self.leaving.push(worker.child);
+        }
         match (worker.ready, worker.draining) {
             (true, Some(_)) => info!("the worker has finished; another takes its place"),
             (true, None) => {

@@ -22,6 +22,9 @@ const HANDLES: usize = 8;
 const HOLDS: usize = 16;
 const COUNTERS: usize = 64;
 
+/// Bytes of the log that are left to the file at once.
+const BLOCK_BYTES: usize = 64 << 10;
+
 const NOTICE_BYTES: usize = size_of::<seccomp_notif>();
 const STAGE: usize = 128;
 const FLAGS: usize = 132;
@@ -31,6 +34,16 @@ const ERROR: usize = 148;
 const VALUE: usize = 152;
 
 const _: () = assert!(NOTICE_BYTES <= STAGE && VALUE + 8 <= SLOT_BYTES);
+
+/// Makes all threads allocate from one heap. They take turns with calls, so one of its own
+/// for each would be as large, and hold what it once needed.
+pub(super) fn share_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes numbers only, before there is a second thread.
+    unsafe {
+        nix::libc::mallopt(nix::libc::M_ARENA_MAX, 1)
+    };
+}
 
 /// What became of a call, to be counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +129,15 @@ impl Memory {
         Calls { continued, executed, over_quota, refused, killed }
     }
 
+    /// A block of the log was written, and isn't read before the next worker begins: it needs
+    /// to be in nobody's memory but the keeper's.
+    fn leave(&self, offset: usize) {
+        let address = self.address(offset, BLOCK_BYTES);
+        // SAFETY: the block lies in the mapping (checked by `address`) and begins and ends at
+        // pages. The mapping is shared with a file, which keeps what was written.
+        unsafe { nix::libc::madvise(address.cast(), BLOCK_BYTES, nix::libc::MADV_DONTNEED) };
+    }
+
     fn half(&self, number: u32) -> usize {
         LOG_OFFSET + if number & 1 == 0 { 0 } else { HALF_BYTES }
     }
@@ -168,8 +190,12 @@ impl Log {
         // SAFETY: the place lies in the mapping (checked by `address`), beyond the count,
         // where only the one who has the log writes.
         unsafe { address.cast::<[u8; RECORD_BYTES]>().write(encode(record)) };
+        let before = self.used / BLOCK_BYTES;
         self.used += RECORD_BYTES;
         self.memory.long(half).store(self.used as u64, Ordering::Release);
+        if self.used / BLOCK_BYTES > before {
+            self.memory.leave(half + before * BLOCK_BYTES);
+        }
     }
 
     /// Whether [`Log::rewrite`] is due.

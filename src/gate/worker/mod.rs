@@ -5,7 +5,7 @@
 //! reads the journal, finishes the calls that this one had received, and goes on.
 //!
 //! One thread leads and deals with calls ([`lead`]), one audits ([`auditor`]), the first
-//! waits for the end. What a call means is decided in [`policy`](crate::gate::policy).
+//! listens to the keeper until the end. What a call means is decided in [`policy`](crate::gate::policy).
 
 mod abroad;
 mod auditor;
@@ -13,6 +13,7 @@ mod books;
 mod calm;
 mod control;
 mod device;
+mod escape;
 mod execute;
 mod keeper;
 mod lead;
@@ -26,14 +27,19 @@ mod show;
 mod stash;
 mod target;
 mod uvm;
+mod waiting;
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::libc::seccomp_notif;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::unistd::Pid;
 
 use self::auditor::Auditor;
 use self::books::Books;
@@ -45,6 +51,7 @@ use self::memory::{Memory, Slot};
 use self::serve::{Case, Desk};
 use self::stash::Stash;
 use self::target::Targets;
+use self::waiting::Waiting;
 use super::journal::{SLOTS, Stage};
 use super::settings::Settings;
 use super::wire::Notice;
@@ -67,6 +74,9 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// Connections that are answered at once.
 const CONNECTIONS: usize = 8;
 
+/// How long a listener that has nothing, or nobody, is left alone.
+const PAUSE: Duration = Duration::from_micros(50);
+
 /// What all threads have in common.
 #[derive(Debug)]
 pub(in crate::gate) struct Shared {
@@ -83,10 +93,12 @@ pub(in crate::gate) struct Shared {
     lead: Lead,
     keeper: Keeper,
     listeners: Mutex<Vec<Arc<Listener>>>,
+    /// For calls; a change is one of the listeners, or of `draining`.
+    waiting: Waiting,
     connections: Arc<()>,
     draining: AtomicBool,
     end: Mutex<Option<io::Result<()>>>,
-    ended: Condvar,
+    ended: EventFd,
 }
 
 /// Answers calls until the keeper says that it is enough.
@@ -95,6 +107,7 @@ pub(in crate::gate) struct Shared {
 ///
 /// Where it can't begin, or can't go on.
 pub fn main() -> io::Result<()> {
+    memory::share_heap();
     privilege::close_from(6);
     let keeper = Keeper::new(keeper::inherited(KEEPER_FD)?);
     let settings = Settings::read(&File::from(keeper::inherited(SETTINGS_FD)?));
@@ -116,7 +129,7 @@ pub fn main() -> io::Result<()> {
     // Before anything else can be told.
     shared.keeper.tell(Notice::Ready)?;
     shared.start_threads()?;
-    shared.wait_for_the_end()
+    shared.listen_until_the_end()
 }
 
 impl Shared {
@@ -145,10 +158,11 @@ impl Shared {
             lead: Lead::default(),
             keeper,
             listeners: Mutex::new(Vec::new()),
+            waiting: Waiting::new()?,
             connections: Arc::new(()),
             draining: AtomicBool::new(false),
             end: Mutex::new(None),
-            ended: Condvar::new(),
+            ended: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
         })
     }
 
@@ -173,6 +187,8 @@ impl Shared {
             Heard::Listener(listener) => {
                 let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
                 listeners.push(Arc::new(listener));
+                drop(listeners);
+                self.waiting.change();
             }
             Heard::Connection(connection) => {
                 let open = Arc::clone(&self.connections);
@@ -223,89 +239,77 @@ impl Shared {
 
     /// Waits for calls and answers them, as long as this thread leads.
     fn lead(&'static self, slot: Slot<'_>, desk: &mut Desk) {
-        let mut gone: Vec<u64> = Vec::new();
+        let thread = waiting::this_thread();
+        let mut known = self.waiting.changes();
+        let mut listeners = self.listeners();
         loop {
             if self.draining.load(Ordering::Acquire) {
                 // Others may still be busy; nothing is received any more.
                 std::thread::park();
                 continue;
             }
-            let Some((listener, notice)) = self.receive(slot, &mut gone) else { continue };
+            let Some((listener, notice)) = self.receive(slot, (thread, known), &listeners) else {
+                if known == self.waiting.changes() {
+                    // The caller is gone, or all are, which the first thread sees too.
+                    std::thread::sleep(PAUSE);
+                }
+                known = self.waiting.changes();
+                listeners = self.listeners();
+                continue;
+            };
             let call = self.lead.begin();
-            Case::new(self, desk, slot, &listener, notice, false).serve();
+            Case::new(self, desk, slot, listener, notice, false).serve();
             if !self.lead.end(call) {
                 return;
             }
         }
     }
 
-    /// Waits for a call, or whatever else comes first.
-    fn receive(
-        &'static self,
+    fn listeners(&self) -> Vec<Arc<Listener>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for a call, or for a change after those that are known.
+    fn receive<'a>(
+        &self,
         slot: Slot<'_>,
-        gone: &mut Vec<u64>,
-    ) -> Option<(Arc<Listener>, nix::libc::seccomp_notif)> {
-        let listeners: Vec<Arc<Listener>> =
-            self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut asked = Vec::with_capacity(1 + listeners.len());
-        asked.push(PollFd::new(self.keeper.as_fd(), PollFlags::POLLIN));
-        asked.extend(listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::POLLIN)));
-        if poll(&mut asked, PollTimeout::NONE).is_err() {
-            return None;
-        }
-        let said =
-            |at: usize| asked.get(at).and_then(PollFd::revents).unwrap_or(PollFlags::empty());
-        if !said(0).is_empty() {
-            match self.keeper.hear() {
-                Ok(heard) => self.take(heard),
-                Err(error) => self.finish(Err(error)),
+        (thread, known): (Pid, u64),
+        listeners: &'a [Arc<Listener>],
+    ) -> Option<(&'a Listener, seccomp_notif)> {
+        self.waiting.wait(thread, known, || {
+            if let [one] = listeners {
+                return one.receive(slot).map(|notice| (&**one, notice));
             }
-            return None;
-        }
-        gone.clear();
-        for (at, listener) in listeners.iter().enumerate() {
-            let said = said(at + 1);
-            if said.contains(PollFlags::POLLIN)
-                && let Some(notice) = listener.receive(slot)
-            {
-                return Some((Arc::clone(listener), notice));
-            }
-            if said.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL)
-                && !said.contains(PollFlags::POLLIN)
-            {
-                gone.push(listener.number());
-            }
-        }
-        for number in gone.iter() {
-            let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
-            listeners.retain(|listener| listener.number() != *number);
-            drop(listeners);
-            if let Err(error) = self.deserted(*number) {
-                self.finish(Err(error));
-            }
-        }
-        None
+            let asked = listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::POLLIN));
+            let mut asked: Vec<PollFd<'_>> = asked.collect();
+            poll(&mut asked, PollTimeout::NONE).ok()?;
+            let has = |of: &PollFd<'_>| of.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
+            let ready = listeners.iter().zip(&asked).filter(|(_, asked)| has(asked));
+            ready.into_iter().find_map(|(of, _)| of.receive(slot).map(|notice| (&**of, notice)))
+        })
     }
 
     /// Nothing more is received; ends when all calls are answered.
     fn drain(&self) {
         self.draining.store(true, Ordering::Release);
+        self.waiting.change();
         self.finish(Ok(()));
     }
 
     fn finish(&self, result: io::Result<()>) {
         let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
         end.get_or_insert(result);
-        self.ended.notify_all();
+        let _ = self.ended.write(1);
     }
 
-    fn wait_for_the_end(&self) -> io::Result<()> {
-        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        while end.is_none() {
-            end = self.ended.wait(end).unwrap_or_else(PoisonError::into_inner);
-        }
-        let result = end.take().unwrap_or(Ok(()));
-        drop(end);
+    fn listen_until_the_end(&'static self) -> io::Result<()> {
+        let result = loop {
+            let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(result) = end {
+                break result;
+            }
+            self.listen();
+        };
         // Calls that hang are the next worker's.
         let patience = Instant::now() + DRAIN;
         while self.draining.load(Ordering::Acquire) && Instant::now() < patience && self.has_calls()
@@ -313,6 +317,35 @@ impl Shared {
             std::thread::sleep(Duration::from_millis(1));
         }
         result
+    }
+
+    /// Hears what the keeper says, or that all who had a listener are gone.
+    fn listen(&'static self) {
+        let listeners = self.listeners();
+        let mut asked = vec![PollFd::new(self.keeper.as_fd(), PollFlags::POLLIN)];
+        asked.push(PollFd::new(self.ended.as_fd(), PollFlags::POLLIN));
+        // A hang-up is always told, and calls are others' business.
+        asked.extend(listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::empty())));
+        if poll(&mut asked, PollTimeout::NONE).is_err() {
+            return;
+        }
+        let said = |of: &PollFd<'_>| of.revents().is_some_and(|revents| !revents.is_empty());
+        if asked.first().is_some_and(said) {
+            match self.keeper.hear() {
+                Ok(heard) => self.take(heard),
+                Err(error) => self.finish(Err(error)),
+            }
+        }
+        for (listener, _) in listeners.iter().zip(asked.iter().skip(2)).filter(|(_, of)| said(of)) {
+            let number = listener.number();
+            let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+            listeners.retain(|listener| listener.number() != number);
+            drop(listeners);
+            self.waiting.change();
+            if let Err(error) = self.deserted(number) {
+                self.finish(Err(error));
+            }
+        }
     }
 
     fn has_calls(&self) -> bool {

@@ -13,6 +13,7 @@ use nix::libc::seccomp_notif;
 use super::Shared;
 use super::books::{Books, MANAGED};
 use super::device::Device;
+use super::escape::Asked;
 use super::listener::{CallerGone, Listener, Reply};
 use super::memory::{Count, Slot};
 use super::stash::{Found, Outcome};
@@ -22,7 +23,7 @@ use crate::gate::settings::{Managed, NodeKind};
 use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
 use crate::ledger::{Client, Entry, Handle, Hold};
-use crate::rm::{self, Answer, Call, Command, Layout, Refusal, refuse};
+use crate::rm::{self, Answer, Layout, Refusal, refuse};
 
 /// Copies that a thread keeps for the next call.
 #[derive(Debug, Default)]
@@ -147,13 +148,11 @@ impl<'a> Case<'a> {
         let mut taken = false;
         let mut reply = reply;
         if writes.iter().all(Option::is_none) || self.is_valid() {
-            for (address, copy) in writes.into_iter().flatten() {
-                let bytes = self.copy(copy);
-                // As the driver: what was done stays done.
-                if self.target.as_ref().is_some_and(|target| target.write(address, bytes).is_err())
-                {
-                    reply = Reply::Errno(Errno::EFAULT as i32);
-                }
+            let writes =
+                writes.map(|write| write.map(|(address, copy)| (address, self.copy(copy))));
+            // As the driver: what was done stays done.
+            if self.target.as_ref().is_some_and(|target| target.write(&writes).is_err()) {
+                reply = Reply::Errno(Errno::EFAULT as i32);
             }
             let parts = reply.parts();
             self.slot.decided(parts.0, parts.1, parts.2);
@@ -213,7 +212,7 @@ impl<'a> Case<'a> {
             Found::Same(outcome) => {
                 let target = self.target()?;
                 for (address, bytes) in &outcome.output {
-                    if target.write(*address, bytes).is_err() {
+                    if target.write(&[Some((*address, bytes))]).is_err() {
                         return Err(Reply::Errno(Errno::EFAULT as i32));
                     }
                 }
@@ -239,7 +238,6 @@ impl<'a> Case<'a> {
     fn open(&mut self, descriptor: i32) -> Result<(), Over> {
         let duplicate = self.shared.targets.duplicate(self.tid(), descriptor);
         let (target, file) = duplicate.map_err(|errno| Reply::Errno(errno as i32))?;
-        let process = target.process;
         self.target = Some(target);
         let device = Device::of(&self.shared.settings.nodes, file);
         // A terminal's, a disk's: not ours to make, and could be another by the time it
@@ -247,6 +245,17 @@ impl<'a> Case<'a> {
         let device = device.map_err(|_| Reply::Errno(Errno::ENOTTY as i32))?;
         self.shared.opened(&device);
         self.device = Some(device);
+        self.see()
+    }
+
+    /// Takes note of the process.
+    fn see(&self) -> Result<(), Over> {
+        let process = self.target()?.process;
+        if self.books().processes.contains(&process) {
+            return Ok(());
+        }
+        // Or it could be a stranger who has the number of a thread that is gone.
+        self.still_waits()?;
         if self.books().saw(process) {
             return Ok(());
         }
@@ -260,11 +269,26 @@ impl<'a> Case<'a> {
         if !traps::is_one(rm::uvm::number(request)) {
             return Ok(Reply::Continue);
         }
+        // Read before it's known whose it is: what continues whatever its descriptor is, is
+        // let go without a look at it, which would prove nothing.
+        let mut asked = None;
+        if traps::is_escape(rm::uvm::number(request)) {
+            self.target = self.shared.targets.get(self.tid());
+            let read = self.read_escape(request, argument);
+            if let Some(pass) = read.as_ref().ok().and_then(Asked::passes) {
+                self.see()?;
+                return Ok(self.continued(pass));
+            }
+            asked = Some(read);
+        }
         self.open(descriptor)?;
-        match self.device()?.kind {
-            NodeKind::Control | NodeKind::Gpu(_) => self.resource_manager(request, argument),
-            NodeKind::Uvm => self.uvm(request, argument),
-            NodeKind::Other => Err(Reply::Errno(Errno::ENOTTY as i32)),
+        match (self.device()?.kind, asked) {
+            (NodeKind::Control | NodeKind::Gpu(_), asked) => {
+                let asked = asked.unwrap_or_else(|| self.read_escape(request, argument));
+                self.resource_manager(asked)
+            }
+            (NodeKind::Uvm, _) => self.uvm(request, argument),
+            (NodeKind::Other, _) => Err(Reply::Errno(Errno::ENOTTY as i32)),
         }
     }
 
@@ -283,40 +307,6 @@ impl<'a> Case<'a> {
         self.desk.params.resize(size, 0);
         let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
         target.read(address, &mut self.desk.params).map_err(|errno| Reply::Errno(errno as i32))
-    }
-
-    fn resource_manager(&mut self, request: u64, argument: u64) -> Result<Reply, Over> {
-        let release = &self.shared.release;
-        let mut command = Command::of_ioctl(request);
-        let mut address = argument;
-        self.read_struct(address, command.size())?;
-        let decoded = rm::decode(release, command, &self.desk.bytes);
-        let mut decoded = decoded.map_err(|refusal| self.refused(&refusal, None))?;
-        let mut wrapped = false;
-        if let Call::Wrapped { command: inner, address: at } = decoded.call {
-            (command, address, wrapped) = (inner, at, true);
-            self.read_struct(address, command.size())?;
-            let unwrapped = rm::decode(release, command, &self.desk.bytes);
-            decoded = unwrapped.map_err(|refusal| self.refused(&refusal, None))?;
-        }
-        self.still_waits()?;
-        self.write_back(0, address, Copy::Struct);
-        match policy::judge(release, &decoded.call) {
-            // What continues is unwrapped anew by the driver, and could be any call by then, also
-            // one whose outcome no figure shows. Nobody wraps what fits a request.
-            Verdict::Continue(_) if wrapped => match (decoded.call, decoded.layout) {
-                (Call::Other { .. }, None) => self.execute_plain(&command),
-                _ => Err(self.answer(Answer::Errno(refuse::EINVAL), None)),
-            },
-            Verdict::Continue(pass) => {
-                if let (Passed::Client, Call::Alloc(alloc)) = (pass.kind, &decoded.call) {
-                    self.books().unlearn(alloc.object.handle);
-                }
-                Ok(self.continued(pass))
-            }
-            Verdict::Refuse(answer) => Err(self.answer(answer, decoded.layout)),
-            Verdict::Execute => self.execute(&command, &decoded),
-        }
     }
 
     /// Copies go back, in this order.

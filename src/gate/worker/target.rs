@@ -165,20 +165,36 @@ impl Target {
         }
     }
 
-    /// Copies `bytes` to `address` of its memory.
-    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
-        if bytes.is_empty() {
+    /// Copies bytes to addresses of its memory, in order.
+    pub(super) fn write<const N: usize>(
+        &self,
+        writes: &[Option<(u64, &[u8])>; N],
+    ) -> Result<(), Errno> {
+        let mut local = [IoSlice::new(&[]); N];
+        let mut remote = [RemoteIoVec { base: 0, len: 0 }; N];
+        let mut wanted = 0;
+        let mut count = 0;
+        let places = local.iter_mut().zip(&mut remote);
+        for ((local, remote), (address, bytes)) in places.zip(writes.iter().flatten()) {
+            *local = IoSlice::new(bytes);
+            *remote = RemoteIoVec { base: at(*address)?, len: bytes.len() };
+            wanted += bytes.len();
+            count += 1;
+        }
+        if wanted == 0 {
             return Ok(());
         }
-        let len = bytes.len();
-        let remote = [RemoteIoVec { base: at(address)?, len }];
         let pid = Pid::from_raw(self.tid);
-        match process_vm_writev(pid, &[IoSlice::new(bytes)], &remote) {
-            Ok(written) if written == len => Ok(()),
+        let (local, remote) = (local.get(..count), remote.get(..count));
+        match process_vm_writev(pid, local.unwrap_or_default(), remote.unwrap_or_default()) {
+            Ok(written) if written == wanted => Ok(()),
             Err(Errno::EPERM | Errno::ENOSYS) => {
                 let path = format!("/proc/{}/mem", self.tid);
                 let memory = fs::OpenOptions::new().write(true).open(path);
-                let written = memory.and_then(|memory| memory.write_all_at(bytes, address));
+                let memory = memory.map_err(|_| Errno::EFAULT)?;
+                let mut writes = writes.iter().flatten();
+                let written =
+                    writes.try_for_each(|(address, bytes)| memory.write_all_at(bytes, *address));
                 written.map_err(|_| Errno::EFAULT)
             }
             Ok(_) | Err(_) => Err(Errno::EFAULT),

@@ -108,7 +108,7 @@ impl Case<'_> {
         if let Some(patch) = uvm::without_hmm(layout, flags) {
             let _ = patch.apply(&mut self.desk.bytes);
         }
-        let written = self.target()?.write(address, &self.desk.bytes);
+        let written = self.target()?.write(&[Some((address, &self.desk.bytes))]);
         written.map_err(|errno| Reply::Errno(errno as i32))
     }
 

@@ -1,0 +1,88 @@
+//! Calls to `nvidiactl` and `nvidiaN`: read, unwrapped, and judged by their bytes.
+//!
+//! That is done before anybody looks whose descriptor it is, which most calls don't need:
+//! see [`Pass::asks_no_descriptor`]. What is read is the caller's if it still waits.
+
+use super::listener::Reply;
+use super::serve::{Case, Copy, Over};
+use crate::gate::policy::{self, Pass, Passed, Verdict};
+use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
+
+/// An escape as it was read, whoever it is meant for.
+#[derive(Debug)]
+pub(super) struct Asked {
+    command: Command,
+    address: u64,
+    decoded: Decoded,
+    verdict: Verdict,
+    /// Whether another call wrapped it.
+    wrapped: bool,
+}
+
+/// Why an escape isn't known.
+#[derive(Debug)]
+pub(super) enum Unread {
+    Memory(Over),
+    Refused(Refusal),
+}
+
+impl Asked {
+    /// Why it continues, where this is so whatever its descriptor is.
+    pub(super) fn passes(&self) -> Option<&'static Pass> {
+        match self.verdict {
+            Verdict::Continue(pass) if !self.wrapped && pass.asks_no_descriptor() => Some(pass),
+            _ => None,
+        }
+    }
+}
+
+impl Case<'_> {
+    /// Reads an escape and what it wraps, and judges it by that alone.
+    pub(super) fn read_escape(&mut self, request: u64, argument: u64) -> Result<Asked, Unread> {
+        let release = &self.shared.release;
+        let mut command = Command::of_ioctl(request);
+        let mut address = argument;
+        self.read_struct(address, command.size()).map_err(Unread::Memory)?;
+        let mut decoded =
+            rm::decode(release, command, &self.desk.bytes).map_err(Unread::Refused)?;
+        let mut wrapped = false;
+        if let Call::Wrapped { command: inner, address: at } = decoded.call {
+            (command, address, wrapped) = (inner, at, true);
+            self.read_struct(address, command.size()).map_err(Unread::Memory)?;
+            decoded = rm::decode(release, command, &self.desk.bytes).map_err(Unread::Refused)?;
+        }
+        let verdict = policy::judge(release, &decoded.call);
+        Ok(Asked { command, address, decoded, verdict, wrapped })
+    }
+
+    /// Deals with one whose descriptor is the driver's.
+    pub(super) fn resource_manager(&mut self, asked: Result<Asked, Unread>) -> Result<Reply, Over> {
+        let asked = asked.map_err(|unread| match unread {
+            Unread::Memory(over) => over,
+            Unread::Refused(refusal) => self.refused(&refusal, None),
+        })?;
+        let Asked { command, address, decoded, verdict, wrapped } = asked;
+        self.write_back(0, address, Copy::Struct);
+        if let Verdict::Refuse(answer) = verdict {
+            // Nothing is done, and whether it still waits is asked before it's told.
+            return Err(self.answer(answer, decoded.layout));
+        }
+        self.still_waits()?;
+        match verdict {
+            // What continues is unwrapped anew by the driver, and could be any call by then, also
+            // one whose outcome no figure shows. Nobody wraps what fits a request.
+            Verdict::Continue(_) if wrapped => match (decoded.call, decoded.layout) {
+                (Call::Other { .. }, None) => self.execute_plain(&command),
+                _ => Err(self.answer(Answer::Errno(refuse::EINVAL), None)),
+            },
+            Verdict::Continue(pass) => {
+                if let (Passed::Client, Call::Alloc(alloc)) = (pass.kind, &decoded.call) {
+                    self.books().unlearn(alloc.object.handle);
+                }
+                Ok(self.continued(pass))
+            }
+            Verdict::Refuse(answer) => Err(self.answer(answer, decoded.layout)),
+            Verdict::Execute => self.execute(&command, &decoded),
+        }
+    }
+}
