@@ -199,15 +199,15 @@ impl Gate {
         })
     }
 
-    /// The section, without a listener of ours that an earlier container of this bundle had.
-    fn without_former(&self, section: Option<&Value>) -> Option<Value> {
+    /// The section, as if a listener of ours that an earlier container of this bundle had was
+    /// already at `path`: its rules are there, and stay.
+    fn taken_over(&self, section: Option<&Value>, path: &Path) -> Option<Value> {
         let mut section = section?.clone();
         let former = section.get("listenerPath").and_then(Value::as_str).map(PathBuf::from);
-        if former.is_some_and(|path| path.starts_with(Place::all(&self.state_dir)))
+        if former.is_some_and(|former| former.starts_with(Place::all(&self.state_dir)))
             && let Some(section) = section.as_object_mut()
         {
-            section.remove("listenerPath");
-            section.remove("listenerMetadata");
+            section.insert("listenerPath".into(), path.to_string_lossy().into());
         }
         Some(section)
     }
@@ -283,7 +283,7 @@ impl Isolation for Gate {
         };
         self.release()?;
         let traps = Traps { requests: &TRAPS, mappings: true };
-        let section = self.without_former(section);
+        let section = self.taken_over(section, &path);
         let merged =
             merge(section.as_ref(), MACHINE, &listener, &traps).map_err(GateError::from)?;
         edits.seccomp = Some(merged);

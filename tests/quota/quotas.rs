@@ -248,3 +248,22 @@ fn managed_memory_is_refused_or_all_of_it_counts() {
     assert!(!told.stdout.contains("managed ok"), "{told}");
     gated.soon_is_empty();
 }
+
+#[test]
+fn a_bundle_serves_one_container_after_another() {
+    let gated = Gated::new();
+    let docker = include_str!("../fixtures/seccomp/docker.json");
+    for section in [json!(null), serde_json::from_str(docker).unwrap()] {
+        let bundle = gated.bundle_with("first", |config| {
+            ask(config, 1000);
+            config["linux"]["seccomp"] = section;
+            config["process"]["args"] = json!([RMTOOL, "fill"]);
+        });
+        for id in ["first", "first", "second"] {
+            let again = Bundle { id: id.to_owned(), directory: bundle.directory.clone() };
+            let filled = gated.host.runtime().run(&again).ok();
+            assert_eq!(got_bytes(&filled), 1000 * MIB, "{id}: {filled}");
+            gated.soon_is_empty();
+        }
+    }
+}
