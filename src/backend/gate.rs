@@ -19,12 +19,12 @@ use self::ability::AbilityError;
 use super::{BackendError, Capabilities, Instance, Isolation, Launch, Tenant};
 use crate::bundle::Edits;
 use crate::config;
+use crate::gate::TRAPS;
 use crate::gate::client::{AskError, ask};
 use crate::gate::launch::{LaunchError, Place, launch};
 use crate::gate::seccomp::{Listener, Machine, SectionError, Traps, merge};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, Question, Status};
-use crate::gate::{TRAPS, client};
 use crate::plan::Change;
 use crate::process::ProcessId;
 use crate::rm::{Release, ReleaseError, Version, about};
@@ -257,9 +257,6 @@ impl Isolation for Gate {
             return Err(GateError::NoMonitor { program: self.monitor.clone() }.into());
         }
         self.release()?;
-        if let Some(runtime) = &self.runtime {
-            ability::of_runtime(runtime, &self.state_dir).map_err(GateError::from)?;
-        }
         Ok(())
     }
 
@@ -281,7 +278,6 @@ impl Isolation for Gate {
             metadata: tenant.short_id,
             wait_killable: ability.wait_killable,
         };
-        self.release()?;
         let traps = Traps { requests: &TRAPS, mappings: true };
         let section = self.taken_over(section, &path);
         let merged =
@@ -354,7 +350,7 @@ impl Isolation for Gate {
         };
         let question = Question::Limit { uuid: gpu.uuid.clone(), limit_bytes };
         let socket = self.place(tenant.short_id).control();
-        match client::ask(&socket, &question).map_err(GateError::from)? {
+        match ask(&socket, &question).map_err(GateError::from)? {
             Answer::Done => Ok(()),
             other => Err(refused(tenant.id, &other).into()),
         }

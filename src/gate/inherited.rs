@@ -3,7 +3,9 @@
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-/// The descriptors 3, 4 and 5 of a program that was started with just these.
+/// The descriptors 3, 4 and 5 of a program that was started with just these: a keeper's are
+/// the two sockets and the settings, a worker's the keeper's socket, the settings and the
+/// journal. An exec closes them.
 ///
 /// To be called once, first of all, by the programs that are started so.
 ///
@@ -12,16 +14,16 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 /// Where one of them isn't open.
 pub(super) fn three() -> Result<[OwnedFd; 3], nix::errno::Errno> {
     for number in 3..6 {
-        is_open(number)?;
+        close_at_exec(number)?;
     }
     // SAFETY: the three are open, seen above, and nothing in this process has opened or
     // taken them: it has just begun, and whoever started it gave them to it.
     Ok([3, 4, 5].map(|number: RawFd| unsafe { OwnedFd::from_raw_fd(number) }))
 }
 
-fn is_open(number: RawFd) -> Result<(), nix::errno::Errno> {
-    // SAFETY: F_GETFD reads a flag, of any number.
-    match unsafe { nix::libc::fcntl(number, nix::libc::F_GETFD) } {
+fn close_at_exec(number: RawFd) -> Result<(), nix::errno::Errno> {
+    // SAFETY: F_SETFD sets a flag, and says where there is no such descriptor.
+    match unsafe { nix::libc::fcntl(number, nix::libc::F_SETFD, nix::libc::FD_CLOEXEC) } {
         -1 => Err(nix::errno::Errno::last()),
         _ => Ok(()),
     }

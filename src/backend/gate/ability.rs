@@ -164,7 +164,8 @@ fn by_features(text: &[u8]) -> Option<Option<Ability>> {
     Some(able.then(|| Ability { wait_killable: has("supportedFlags", flag) }))
 }
 
-/// By the first line of `--version`: runc knows listeners since 1.1.0, crun since 0.20.
+/// By the first line of `--version`: runc knows listeners since 1.1.0, and no crun below 1.0 was
+/// looked at.
 fn by_version(text: &str) -> Option<Ability> {
     let mut words = text.lines().next()?.split_whitespace();
     let (name, version) = (words.next()?, words.nth(1)?);
@@ -172,7 +173,7 @@ fn by_version(text: &str) -> Option<Ability> {
     let found = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     let oldest = match name {
         "runc" => (1, 1),
-        "crun" => (0, 20),
+        "crun" => (1, 0),
         _ => return None,
     };
     let built = name != "crun" || text.contains("+SECCOMP");

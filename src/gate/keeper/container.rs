@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 use tracing::warn;
 
-use crate::gate::passing;
+use crate::gate::passing::{self, Wait};
 use crate::process::ProcessId;
 
 /// Connections that wait for their listener at once.
@@ -121,7 +121,7 @@ impl Container {
         let connection = self.connections.get_mut(at)?;
         let mut buffer = [0; 8 << 10];
         loop {
-            let received = passing::receive(connection.socket.as_ref()?, &mut buffer);
+            let received = passing::receive(connection.socket.as_ref()?, &mut buffer, Wait::Never);
             if let Ok((length, _)) = &received
                 && connection.text.len() < MOST_TEXT
             {

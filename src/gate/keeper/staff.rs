@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tracing::{error, info, warn};
 
 use crate::gate::journal::JOURNAL_BYTES;
-use crate::gate::passing;
+use crate::gate::passing::{self, Wait};
 use crate::gate::wire::{Notice, Order};
 
 /// The longest packet of a worker.
@@ -129,7 +129,12 @@ impl Staff {
         }
         while let Some((order, descriptor)) = self.orders.pop_front() {
             let text = serde_json::to_vec(&order).expect("an order is plain data");
-            let sent = passing::send(&worker.socket, &text, descriptor.as_ref().map(AsFd::as_fd));
+            let sent = passing::send(
+                &worker.socket,
+                &text,
+                descriptor.as_ref().map(AsFd::as_fd),
+                Wait::Never,
+            );
             if sent.is_err() {
                 // No room, or nobody there: the next round, or the next worker.
                 self.orders.push_front((order, descriptor));
@@ -145,7 +150,8 @@ impl Staff {
             if worker.draining.is_some_and(|until| now >= until) {
                 warn!("the worker has not finished in time, and is replaced");
                 let _ = worker.child.kill(); // gone already, then
-                worker.draining = None;
+                // Nothing is said to it any more; its end is told by its socket.
+                worker.draining = Some(now + DRAIN_PATIENCE);
             }
             return self.send();
         }
@@ -210,7 +216,7 @@ impl Staff {
     pub(super) fn hear(&mut self) {
         let mut buffer = [0; PACKET_BYTES];
         while let Some(worker) = &mut self.worker {
-            let length = match passing::receive(&worker.socket, &mut buffer) {
+            let length = match passing::receive(&worker.socket, &mut buffer, Wait::Never) {
                 Ok((length @ 1.., _)) => length,
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
                 // Its end; the signal may be a moment late, and the socket would wake us

@@ -52,18 +52,12 @@ use self::serve::{Case, Desk};
 use self::stash::Stash;
 use self::target::Targets;
 use self::waiting::Waiting;
+use super::inherited;
 use super::journal::{SLOTS, Stage};
 use super::settings::Settings;
 use super::wire::Notice;
 use crate::rm::release::Standing;
 use crate::rm::{Release, about};
-
-/// The keeper's socket.
-pub const KEEPER_FD: i32 = 3;
-/// The settings.
-pub const SETTINGS_FD: i32 = 4;
-/// The memory that outlives a worker.
-pub const JOURNAL_FD: i32 = 5;
 
 /// Bytes of a thread's stack.
 const STACK_BYTES: usize = 128 << 10;
@@ -108,11 +102,10 @@ pub(in crate::gate) struct Shared {
 /// Where it can't begin, or can't go on.
 pub fn main() -> io::Result<()> {
     memory::share_heap();
-    privilege::close_from(6);
-    let keeper = Keeper::new(keeper::inherited(KEEPER_FD)?);
-    let settings = Settings::read(&File::from(keeper::inherited(SETTINGS_FD)?));
-    let settings = settings.map_err(io::Error::other)?;
-    let journal = File::from(keeper::inherited(JOURNAL_FD)?);
+    let [keeper, settings, journal] = inherited::three()?;
+    inherited::close_the_rest();
+    let settings = Settings::read(&File::from(settings)).map_err(io::Error::other)?;
+    let (keeper, journal) = (Keeper::new(keeper), File::from(journal));
     crate::log::init(&settings.log);
     listener::check_sizes()?;
     privilege::drop_all()?;

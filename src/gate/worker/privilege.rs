@@ -3,7 +3,7 @@
 //! The driver takes privilege from the thread that calls it, and the worker calls it for
 //! a container. So all that the driver or the kernel asks for is given up before the
 //! first call, but for what reaching into the container's processes takes.
-#![allow(unsafe_code, reason = "prctl and close_range have no safe interface in our crates")]
+#![allow(unsafe_code, reason = "these prctls have no safe interface in our crates")]
 
 use std::io;
 
@@ -40,10 +40,4 @@ pub(super) fn drop_all() -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
-}
-
-/// Closes all descriptors from `first` on.
-pub(super) fn close_from(first: u32) {
-    // SAFETY: nothing here owns a descriptor from `first` on yet: it's called first of all.
-    unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
 }
