@@ -1,9 +1,9 @@
 //! Memory that outlives what was charged for it, and descriptors that travel.
 
+use std::io::ErrorKind::{ConnectionRefused, NotFound};
 use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -93,10 +93,16 @@ pub(super) fn send_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
 /// whose maker is gone.
 pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let path = arguments.first().context("recv-fd PATH")?;
-    while !Path::new(path).exists() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let stream = UnixStream::connect(path)?;
+    // The path appears before anyone listens at it.
+    let stream = loop {
+        match UnixStream::connect(path) {
+            Ok(stream) => break stream,
+            Err(error) if [NotFound, ConnectionRefused].contains(&error.kind()) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => return Err(error).context(format!("can't connect to {path}")),
+        }
+    };
     let mut handles = [0; 8];
     let mut space = nix::cmsg_space!([RawFd; 2]);
     let fds = {
