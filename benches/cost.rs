@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cgpu::admission::Host;
+use cgpu::backend::Way;
 use cgpu::config::{Backend, Config};
 use cgpu::plan::{Kind, Plan, PlannedGpu};
 use cgpu::process::ProcessId;
@@ -271,7 +272,7 @@ impl Bench {
     fn admission(&self) {
         let config =
             Config { state_dir: self.work.join("crowd"), log: String::new(), ..Config::default() };
-        let mut host = Host { config, config_path: None, runtime: None };
+        let mut host = Host { config, config_path: None, way: Way::Bundle };
         host.config.isolation.backend = Backend::None;
         let own = ProcessId::own().expect("/proc is mounted");
         let reserve = |n: usize| {

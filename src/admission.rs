@@ -15,7 +15,7 @@ use nix::unistd::geteuid;
 use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::backend::{self, BackendError, Isolation, Launch, Tenant};
+use crate::backend::{self, BackendError, Isolation, Launch, Tenant, Way};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
@@ -36,8 +36,8 @@ pub struct Host {
     pub config: Config,
     /// The file it came from, by absolute path.
     pub config_path: Option<PathBuf>,
-    /// The real runtime, where it is known who that will be.
-    pub runtime: Option<PathBuf>,
+    /// How containers come behind their isolation.
+    pub way: Way,
 }
 
 /// Why a container doesn't get what it asks for.
@@ -96,7 +96,7 @@ impl Host {
     pub fn load(flag: Option<&OsStr>) -> Result<Self, ConfigError> {
         let variable = std::env::var_os(config::PATH_VARIABLE);
         let loaded = config::load(flag, variable.as_deref())?;
-        Ok(Host { config: loaded.config, config_path: loaded.path, runtime: None })
+        Ok(Host { config: loaded.config, config_path: loaded.path, way: Way::Bundle })
     }
 
     /// Where its GPUs are learnt of.
@@ -222,7 +222,7 @@ impl Host {
     /// The backend of that kind on this host.
     #[must_use]
     pub fn isolation(&self, kind: Kind) -> Box<dyn Isolation> {
-        backend::isolation(kind, &self.config, self.runtime.as_deref())
+        backend::isolation(kind, &self.config, self.way)
     }
 
     /// Starts what has to be there before the runtime makes the container of `record`.
@@ -230,14 +230,26 @@ impl Host {
     /// # Errors
     ///
     /// Where it can't be started; the record is still to be released.
-    pub fn launch(
-        &self,
-        record: &Record,
-        farewell: &HookCall,
-        launcher: Option<ProcessId>,
-    ) -> Result<(), AdmissionError> {
-        let how = Launch { bundle: &record.bundle, launcher, farewell };
-        Ok(self.isolation(record.plan.backend).launch(tenant(record), &how)?)
+    pub fn launch(&self, record: &Record, how: &Launch<'_>) -> Result<(), AdmissionError> {
+        Ok(self.isolation(record.plan.backend).launch(tenant(record), how)?)
+    }
+
+    /// Brings this process behind the isolation of the container of `record`.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't: then it must not become a runtime.
+    pub fn enter(&self, record: &Record) -> Result<(), AdmissionError> {
+        Ok(self.isolation(record.plan.backend).enter(tenant(record))?)
+    }
+
+    /// The record of `key`, without waiting for the lock.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be read, or who could have written it isn't root.
+    pub fn registered(&self, key: &Key) -> Result<Option<Record>, AdmissionError> {
+        Ok(self.look_at_registry()?.find(key)?)
     }
 
     fn limits(&self) -> Limits {

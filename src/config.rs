@@ -301,6 +301,32 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
+/// The directory of the state, whatever else is wrong with the file.
+///
+/// # Errors
+///
+/// Where the file names one, and can't be read.
+pub fn state_dir(
+    explicit: Option<&OsStr>,
+    variable: Option<&OsStr>,
+) -> Result<PathBuf, ConfigError> {
+    #[derive(Deserialize)]
+    struct Only {
+        state_dir: Option<PathBuf>,
+    }
+    let (path, _) = located(explicit, variable);
+    let default = || Config::default().state_dir;
+    let Ok(text) = fs::read_to_string(&path) else { return Ok(default()) };
+    match toml::from_str::<Only>(&text) {
+        Ok(only) => Ok(only.state_dir.unwrap_or_else(default)),
+        // Who has no other directory than the default one loses nothing by a broken file.
+        Err(source) if text.contains("state_dir") => {
+            Err(ConfigError::Malformed { path, source: Box::new(source) })
+        }
+        Err(_) => Ok(default()),
+    }
+}
+
 /// The candidates for the real runtime, whatever else is wrong with the file.
 #[must_use]
 pub fn candidates(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> Vec<String> {

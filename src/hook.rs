@@ -17,7 +17,7 @@ use thiserror::Error;
 use tracing::{error, info, warn};
 
 use crate::admission::{self, AdmissionError, Host};
-use crate::backend;
+use crate::backend::{self, Launch, Way};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::ConfigError;
 use crate::inject;
@@ -377,8 +377,10 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let equip = || -> Result<(), HookError> {
         let farewell = calls.last().cloned();
         bundle.apply(&host.edits(&record, &bundle, nodes, calls)?)?;
-        if let Some(farewell) = farewell {
-            host.launch(&record, &farewell, None)?;
+        if let Some(farewell) = &farewell {
+            let own_mounts = bundle.has_own_mounts();
+            let (way, bundle) = (Way::Bundle, Path::new(""));
+            host.launch(&record, &Launch { way, own_mounts, bundle, launcher: None, farewell })?;
         }
         write(bundle.to_text().as_bytes())
     };

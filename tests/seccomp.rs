@@ -1,11 +1,13 @@
-//! The merged seccomp section under real runtimes: the same calls, by every entry that the
-//! kernel has, with the profile as it was and with ours in it.
+//! The filter under real runtimes: the same calls, by every entry that the kernel has, with the
+//! profile as it was and with ours, by both ways there are: merged into the section, and put
+//! on by whoever becomes the runtime.
 //!
 //! What is trapped comes back with the listener's mark where it was permitted before, and
 //! everything else as it did before. A machine that isn't here, aarch64, has its filter made
 //! by the same libseccomp and run by hand.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
+#![allow(unsafe_code, reason = "a child goes behind the filter before it becomes a runtime")]
 
 #[path = "seccomp/filter.rs"]
 mod filter;
@@ -15,11 +17,15 @@ mod support;
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use cgpu::gate::seccomp::{Listener as Told, Machine, Request, Traps, merge};
+use cgpu::gate::enter::enter;
+use cgpu::gate::filter::{Machine, program};
+use cgpu::gate::is_driver_call;
+use cgpu::gate::seccomp::{Listener as Told, Request, Traps, merge};
 use filter::{Call, Filter, Verdict};
 use listener::{Listener, MARK};
 use proptest::prelude::*;
@@ -27,9 +33,18 @@ use proptest::sample;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
-use support::{Bundle, Runtime, Scratch};
+use support::{Bundle, Outcome, PATIENCE, Runtime, Scratch, run_with_timeout};
 
-/// The filter that containers get.
+/// How a container comes behind the filter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Its section has the calls.
+    Merged,
+    /// Whoever became its runtime had put it on.
+    Ahead,
+}
+
+/// What a section brings to the listener.
 const TRAPS: Traps<'_> = Traps { requests: &cgpu::gate::TRAPS, mappings: true };
 
 /// Calls that it is for: some numbers with their sizes, and two of UVM's.
@@ -106,6 +121,16 @@ fn attempt((entry, number): (char, u32), args: [u64; 6], expected: Expectation) 
     Try { text: text(args), clean: text(clean), expected }
 }
 
+impl Way {
+    fn traps(self, request: u64) -> bool {
+        match self {
+            Self::Merged => is_trapped(request),
+            Self::Ahead => is_driver_call(u32::try_from(request & 0xffff_ffff).unwrap()),
+        }
+    }
+}
+
+/// Whether a section brings it to the listener.
 fn is_trapped(request: u64) -> bool {
     let low = request & 0xffff_ffff;
     cgpu::gate::TRAPS.iter().any(|trapped| match *trapped {
@@ -136,26 +161,27 @@ fn requests() -> Vec<u64> {
     requests
 }
 
-fn tries() -> Vec<Try> {
+fn tries(by: Way) -> Vec<Try> {
     const NOBODY: u64 = u64::MAX;
     let mut tries = Vec::new();
     for entry in ENTRIES {
         for request in requests() {
-            let expected =
-                if is_trapped(request) { Expectation::Trapped } else { Expectation::Same };
+            let expected = if by.traps(request) { Expectation::Trapped } else { Expectation::Same };
             tries.push(attempt(entry.ioctl(), [NOBODY, request, 0, 0, 0, 0], expected));
         }
         for &way in entry.mmap() {
             for flags in [0u64, 1, 2, 3, 0x11, 0x12, 0x13, 0x21, 0x22, 5, 0x8003, 1 << 40 | 1] {
                 for offset in [0u64, 0x1000, 0x7fff_f000, 1 << 32, 1 << 40] {
                     let expected = match entry {
-                        Entry::X32 => Expectation::Blind,
+                        Entry::X32 if by == Way::Merged => Expectation::Blind,
                         Entry::I386 if way.1 == 90 => Expectation::Blind,
                         // Its registers have 32 bits.
                         Entry::I386 if flags & 1 == 1 && offset & 0xffff_ffff != 0 => {
                             Expectation::Trapped
                         }
-                        Entry::X86_64 if flags & 1 == 1 && offset != 0 => Expectation::Trapped,
+                        Entry::X86_64 | Entry::X32 if flags & 1 == 1 && offset != 0 => {
+                            Expectation::Trapped
+                        }
                         _ => Expectation::Same,
                     };
                     tries.push(attempt(way, [0, 4096, 3, flags, NOBODY, offset], expected));
@@ -264,20 +290,35 @@ fn bundle(scratch: &Scratch, id: &str, section: &Value, words: &[&str]) -> Bundl
     bundle
 }
 
-fn merged(section: &Value, listener: &Listener, wait_killable: bool) -> Value {
-    let told = Told { path: listener.path().to_str().unwrap(), metadata: "key", wait_killable };
+fn merged(section: &Value, listener: &Listener) -> Value {
+    let told = Told { path: listener.path().to_str().unwrap(), metadata: "key" };
     merge(Some(section), Machine::X86_64, &told, &TRAPS).unwrap()
 }
 
 fn results(runtime: &Runtime<'_>, bundle: &Bundle) -> Vec<String> {
-    runtime.run(bundle).ok().stdout.lines().map(str::to_owned).collect()
+    lines(&runtime.run(bundle))
+}
+
+fn lines(outcome: &Outcome) -> Vec<String> {
+    outcome.clone().ok().stdout.lines().map(str::to_owned).collect()
+}
+
+/// The same by a runtime that has gone behind the filter.
+fn results_ahead(runtime: &Runtime<'_>, bundle: &Bundle, listener: &Listener) -> Vec<String> {
+    let path = listener.path().to_owned();
+    let mut command = runtime.command();
+    command.arg("run").arg("--bundle").arg(&bundle.directory).arg(&bundle.id);
+    // SAFETY: the child has one thread, and the allocator is as it was left between two calls of
+    // it: glibc sees to that in fork.
+    unsafe { command.pre_exec(move || enter(&path).map_err(std::io::Error::other)) };
+    lines(&run_with_timeout(&mut command, PATIENCE))
 }
 
 /// Every profile under one runtime.
 #[track_caller]
-fn check(scratch: &Scratch, runtime: &Runtime<'_>, wait_killable: bool) {
+fn check(scratch: &Scratch, runtime: &Runtime<'_>, by: Way) {
     let listener = Listener::new(scratch.path().join("gate.sock"));
-    let tries = tries();
+    let tries = tries(by);
     let words: Vec<&str> =
         std::iter::once("call").chain(tries.iter().map(|one| one.text.as_str())).collect();
     let refused = ["1", "signal 31"];
@@ -285,8 +326,15 @@ fn check(scratch: &Scratch, runtime: &Runtime<'_>, wait_killable: bool) {
     let mut wrong = Vec::new();
     for (kind, section) in profiles() {
         let before = results(runtime, &bundle(scratch, &format!("{kind}-a"), &section, &words));
-        let after = merged(&section, &listener, wait_killable);
-        let after = results(runtime, &bundle(scratch, &format!("{kind}-b"), &after, &words));
+        let id = format!("{kind}-b");
+        let after = match by {
+            Way::Merged => {
+                results(runtime, &bundle(scratch, &id, &merged(&section, &listener), &words))
+            }
+            Way::Ahead => {
+                results_ahead(runtime, &bundle(scratch, &id, &section, &words), &listener)
+            }
+        };
         assert_eq!((before.len(), after.len()), (tries.len(), tries.len()), "{kind}");
         let mut counts = [0; 2];
         let known: HashMap<&str, &str> = tries
@@ -295,7 +343,11 @@ fn check(scratch: &Scratch, runtime: &Runtime<'_>, wait_killable: bool) {
             .zip(before.iter().map(String::as_str))
             .collect();
         for ((one, before), after) in tries.iter().zip(&before).zip(&after) {
-            let clean = known.get(one.clean.as_str()).copied().unwrap_or(before);
+            // A section is rewritten to mean what the kernel reads; beside ours it stays.
+            let clean = match by {
+                Way::Merged => known.get(one.clean.as_str()).copied().unwrap_or(before),
+                Way::Ahead => before,
+            };
             let good = match one.expected {
                 Expectation::Same => after == before || after == clean,
                 _ if refused.contains(&clean) => after == clean,
@@ -317,19 +369,71 @@ fn check(scratch: &Scratch, runtime: &Runtime<'_>, wait_killable: bool) {
     );
     let greetings = listener.greetings();
     assert!(!greetings.is_empty());
-    assert!(greetings.iter().all(|greeting| greeting["metadata"] == "key"), "{greetings:?}");
+    if by == Way::Merged {
+        assert!(greetings.iter().all(|greeting| greeting["metadata"] == "key"), "{greetings:?}");
+    }
 }
 
 #[test]
 fn runc_notifies_of_what_is_trapped_and_leaves_the_rest() {
     let scratch = Scratch::new();
-    check(&scratch, &scratch.runc(), false);
+    check(&scratch, &scratch.runc(), Way::Merged);
 }
 
 #[test]
 fn crun_notifies_of_what_is_trapped_and_leaves_the_rest() {
     let scratch = Scratch::new();
-    check(&scratch, &scratch.crun(), true);
+    check(&scratch, &scratch.crun(), Way::Merged);
+}
+
+#[test]
+fn runc_behind_the_filter_has_its_containers_behind_it() {
+    let scratch = Scratch::new();
+    check(&scratch, &scratch.runc(), Way::Ahead);
+}
+
+#[test]
+fn crun_behind_the_filter_has_its_containers_behind_it() {
+    let scratch = Scratch::new();
+    check(&scratch, &scratch.crun(), Way::Ahead);
+}
+
+#[test]
+fn every_machine_has_the_same_calls_trapped_in_64_and_in_32_bits() {
+    const X32: u32 = 1 << 30;
+    let wide =
+        [(0xc000_003e, 16, 9), (0xc000_003e, X32 | 514, X32 | 9), (0xc000_003e, X32 | 16, X32 | 9)];
+    let x86 = (Machine::X86_64, wide.to_vec(), (0x4000_0003, 54, 192));
+    let arm = (Machine::Aarch64, vec![(0xc000_00b7, 29, 222)], (0x4000_0028, 54, 192));
+    for (machine, wide, narrow) in [x86, arm] {
+        let filter = Filter::of(&program(machine));
+        let run = |architecture, number, args| filter.run(Call { architecture, number, args }).0;
+        for (architecture, ioctl, mmap) in wide.into_iter().chain([narrow]) {
+            let is_narrow = architecture == narrow.0;
+            for request in requests() {
+                let expected =
+                    if Way::Ahead.traps(request) { Verdict::Notify } else { Verdict::Allow };
+                let args = [1, request, 0, 0, 0, 0];
+                assert_eq!(run(architecture, ioctl, args), expected, "{machine:?} {request:#x}");
+                // Not a call of any other number.
+                assert_eq!(run(architecture, 1000, args), Verdict::Allow);
+            }
+            for flags in 0..64 {
+                for offset in [0, 0x1000, 1 << 32] {
+                    // The kernel clears what 32-bit programs don't have.
+                    let offset = if is_narrow { offset & 0xffff_ffff } else { offset };
+                    let trapped = flags & 1 == 1 && offset != 0;
+                    let expected = if trapped { Verdict::Notify } else { Verdict::Allow };
+                    let args = [0, 4096, 3, flags, 5, offset];
+                    assert_eq!(run(architecture, mmap, args), expected, "{machine:?} {args:x?}");
+                }
+            }
+        }
+        // Entries that nobody knows have no calls at all.
+        assert_eq!(run(1, 16, [0; 6]), Verdict::Errno(38));
+    }
+    let i386 = Call { architecture: 0x4000_0003, number: 90, args: [0; 6] };
+    assert_eq!(Filter::of(&program(Machine::X86_64)).run(i386).0, Verdict::Errno(12));
 }
 
 /// The filter that crun has libseccomp make of a section.
@@ -354,7 +458,7 @@ fn aarch64_traps_the_same_calls_in_64_and_in_32_bits() {
     const NARROW: (u32, u32, u32) = (0x4000_0028, 54, 192);
     let scratch = Scratch::new();
     let listener = Listener::new(scratch.path().join("gate.sock"));
-    let told = Told { path: listener.path().to_str().unwrap(), metadata: "", wait_killable: false };
+    let told = Told { path: listener.path().to_str().unwrap(), metadata: "" };
     let mut docker = fixture("docker.json");
     docker["architectures"] = json!(["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"]);
     for (id, section) in [("none", Value::Null), ("docker", docker)] {
@@ -387,7 +491,7 @@ fn costs() {
     let scratch = Scratch::new();
     let listener = Listener::new(scratch.path().join("gate.sock"));
     for (id, section) in [("none", Value::Null), ("docker", fixture("docker.json"))] {
-        let after = merged(&section, &listener, false);
+        let after = merged(&section, &listener);
         for (name, section) in [("before", &section), ("after", &after)] {
             let id = format!("{id}-{name}");
             let times =
@@ -483,7 +587,7 @@ fn calls() -> Vec<(Call, bool)> {
 fn whatever_rules_a_section_has_nothing_trapped_takes_place_unseen() {
     let scratch = Scratch::new();
     let calls = calls();
-    let told = Told { path: "", metadata: "", wait_killable: false };
+    let told = Told { path: "", metadata: "" };
     let mut runner = TestRunner::deterministic();
     let (mut rounds, mut lost, mut changed) = (0, 0, 0);
     while rounds < 40 {

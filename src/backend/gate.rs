@@ -16,13 +16,15 @@ use serde_json::Value;
 use thiserror::Error;
 
 use self::ability::AbilityError;
-use super::{BackendError, Capabilities, Instance, Isolation, Launch, Tenant};
+use super::{BackendError, Capabilities, Instance, Isolation, Launch, Tenant, Way};
 use crate::bundle::Edits;
 use crate::config;
 use crate::gate::TRAPS;
 use crate::gate::client::{AskError, ask};
+use crate::gate::enter::{EnterError, enter};
+use crate::gate::filter::Machine;
 use crate::gate::launch::{LaunchError, Place, launch};
-use crate::gate::seccomp::{Listener, Machine, SectionError, Traps, merge};
+use crate::gate::seccomp::{self, Listener, SectionError, Traps};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, Question, Status};
 use crate::plan::Change;
@@ -41,7 +43,7 @@ pub struct Gate {
     proc_root: PathBuf,
     log: String,
     monitor: PathBuf,
-    runtime: Option<PathBuf>,
+    way: Way,
 }
 
 /// Why the gate could not do its part.
@@ -97,6 +99,9 @@ pub enum GateError {
     /// The monitor can't be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// It can't be given the container's calls.
+    #[error(transparent)]
+    Enter(#[from] EnterError),
     /// It doesn't answer.
     #[error(transparent)]
     Ask(#[from] AskError),
@@ -130,9 +135,9 @@ pub enum GateError {
 }
 
 impl Gate {
-    /// The gate as `config` has it, for containers of `runtime` if that is known.
+    /// The gate as `config` has it, for containers that are made so.
     #[must_use]
-    pub fn new(config: &config::Config, runtime: Option<&Path>) -> Self {
+    pub fn new(config: &config::Config, way: Way) -> Self {
         let own = std::env::current_exe().unwrap_or_default();
         Gate {
             state_dir: config.state_dir.clone(),
@@ -144,7 +149,7 @@ impl Gate {
             proc_root: config.driver.proc_root.clone(),
             log: config.log.clone(),
             monitor: own.with_file_name(MONITOR),
-            runtime: runtime.map(Path::to_owned),
+            way,
         }
     }
 
@@ -195,21 +200,21 @@ impl Gate {
             monitor: self.monitor.clone(),
             farewell: std::iter::once(program).chain(words).collect(),
             launcher: how.launcher,
+            spares_host: how.way == Way::Ahead && how.own_mounts,
             log: self.log.clone(),
         })
     }
 
     /// The section, as if a listener of ours that an earlier container of this bundle had was
-    /// already at `path`: its rules are there, and stay.
-    fn taken_over(&self, section: Option<&Value>, path: &Path) -> Option<Value> {
-        let mut section = section?.clone();
-        let former = section.get("listenerPath").and_then(Value::as_str).map(PathBuf::from);
-        if former.is_some_and(|former| former.starts_with(Place::all(&self.state_dir)))
-            && let Some(section) = section.as_object_mut()
-        {
-            section.insert("listenerPath".into(), path.to_string_lossy().into());
+    /// already at `path`: its rules are there, and stay. `None` where there is no such.
+    fn taken_over(&self, section: &Value, path: &Path) -> Option<Value> {
+        let former = section.get("listenerPath").and_then(Value::as_str)?;
+        if !Path::new(former).starts_with(Place::all(&self.state_dir)) {
+            return None;
         }
-        Some(section)
+        let mut section = section.as_object()?.clone();
+        section.insert("listenerPath".into(), path.to_string_lossy().into());
+        Some(section.into())
     }
 
     fn status(&self, short_id: &str) -> Result<Status, GateError> {
@@ -241,11 +246,6 @@ fn node(kind: NodeKind, path: PathBuf) -> Result<Node, GateError> {
     Ok(Node { kind, path, identity })
 }
 
-#[cfg(target_arch = "x86_64")]
-const MACHINE: Machine = Machine::X86_64;
-#[cfg(target_arch = "aarch64")]
-const MACHINE: Machine = Machine::Aarch64;
-
 impl Isolation for Gate {
     fn capabilities(&self) -> Capabilities {
         Capabilities { memory: true, compute: false, live_resize: true }
@@ -267,28 +267,37 @@ impl Isolation for Gate {
         edits: &mut Edits,
     ) -> Result<(), BackendError> {
         let path = self.place(tenant.short_id).listener();
-        let ability = match &self.runtime {
-            Some(runtime) => {
-                ability::of_runtime(runtime, &self.state_dir).map_err(GateError::from)?
-            }
-            None => ability::Ability::default(),
-        };
-        let listener = Listener {
-            path: &path.to_string_lossy(),
-            metadata: tenant.short_id,
-            wait_killable: ability.wait_killable,
-        };
+        let former = section.and_then(|section| self.taken_over(section, &path));
+        // Whose section was merged once has its listener by that.
+        if self.way == Way::Ahead && former.is_none() {
+            return Ok(seccomp::check_alone(section).map_err(GateError::from)?);
+        }
+        let listener = Listener { path: &path.to_string_lossy(), metadata: tenant.short_id };
         let traps = Traps { requests: &TRAPS, mappings: true };
-        let section = self.taken_over(section, &path);
+        let section = former.as_ref().or(section);
         let merged =
-            merge(section.as_ref(), MACHINE, &listener, &traps).map_err(GateError::from)?;
+            seccomp::merge(section, Machine::HERE, &listener, &traps).map_err(GateError::from)?;
         edits.seccomp = Some(merged);
         Ok(())
     }
 
+    /// The filter is here before the runtime is.
+    fn enter(&self, tenant: Tenant<'_>) -> Result<(), BackendError> {
+        let place = self.place(tenant.short_id);
+        match place.is_by_bundle() {
+            true => Ok(()),
+            false => Ok(enter(&place.entry()).map_err(GateError::from)?),
+        }
+    }
+
     fn launch(&self, tenant: Tenant<'_>, how: &Launch<'_>) -> Result<(), BackendError> {
         let settings = self.settings(tenant, how)?;
-        Ok(launch(&self.place(tenant.short_id), &settings).map_err(GateError::from)?)
+        let place = self.place(tenant.short_id);
+        let socket = match how.way {
+            Way::Ahead => place.entry(),
+            Way::Bundle => place.listener(),
+        };
+        Ok(launch(&place, &socket, &settings).map_err(GateError::from)?)
     }
 
     /// The monitor is there since before the container was made; what is left is to see

@@ -31,9 +31,22 @@ pub struct Tenant<'a> {
     pub plan: &'a Plan,
 }
 
+/// How isolation is there before the first call of a container's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Whoever becomes its runtime goes ahead: [`Isolation::enter`].
+    Ahead,
+    /// Its bundle says it to a runtime that somebody else starts.
+    Bundle,
+}
+
 /// How a container is about to be made.
 #[derive(Debug, Clone, Copy)]
 pub struct Launch<'a> {
+    /// How it comes behind its isolation.
+    pub way: Way,
+    /// Whether it gets a mount namespace of its own, new with it.
+    pub own_mounts: bool,
     /// Its bundle; empty where that isn't known yet.
     pub bundle: &'a Path,
     /// Who makes it; `None` where that isn't known.
@@ -111,6 +124,17 @@ pub trait Isolation: std::fmt::Debug {
     /// Where it can't be started. What was is ended by [`deactivate`](Self::deactivate).
     fn launch(&self, tenant: Tenant<'_>, how: &Launch<'_>) -> Result<(), BackendError>;
 
+    /// Brings this process, and all that comes of it, behind the isolation of a container
+    /// that it is about to make, or to start another process in. Whose bundle says it all
+    /// needs nothing of the kind.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't: then this process must not become a runtime.
+    fn enter(&self, _tenant: Tenant<'_>) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Turns isolation on for a container whose processes have not started yet.
     ///
     /// # Errors
@@ -173,17 +197,13 @@ pub fn needs_hook(kind: Kind) -> bool {
     kind == Kind::Km
 }
 
-/// The backend of that kind, for containers of `runtime` where that is known.
+/// The backend of that kind, for containers that are made so.
 #[must_use]
-pub fn isolation(
-    kind: Kind,
-    config: &config::Config,
-    runtime: Option<&Path>,
-) -> Box<dyn Isolation> {
+pub fn isolation(kind: Kind, config: &config::Config, way: Way) -> Box<dyn Isolation> {
     match kind {
         Kind::Km => Box::new(km::Km::new(config.isolation.km_root.clone())),
         Kind::None => Box::new(none::Unisolated),
-        Kind::Gate => Box::new(gate::Gate::new(config, runtime)),
+        Kind::Gate => Box::new(gate::Gate::new(config, way)),
     }
 }
 

@@ -212,6 +212,16 @@ impl Bundle {
         self.value.pointer("/linux/seccomp")
     }
 
+    /// Whether the container gets a mount namespace that is new with it.
+    #[must_use]
+    pub fn has_own_mounts(&self) -> bool {
+        let namespaces = self.value.pointer("/linux/namespaces").and_then(Value::as_array);
+        namespaces.into_iter().flatten().any(|namespace| {
+            let path = namespace.get("path").and_then(Value::as_str).unwrap_or_default();
+            namespace["type"] == "mount" && path.is_empty()
+        })
+    }
+
     /// The word behind `flag` in the arguments of a hook whose program is `hook`.
     #[must_use]
     pub fn hook_argument(&self, hook: &Path, flag: &str) -> Option<&str> {

@@ -4,7 +4,9 @@
 //! next, always finds somebody. Owns the directory's layout:
 //!
 //! ```text
-//! STATE_DIR/gate/SHORT_ID/listener   the runtime connects here, with each listener
+//! STATE_DIR/gate/SHORT_ID/entry      whoever becomes the runtime connects here, with its
+//!                                    listener
+//! STATE_DIR/gate/SHORT_ID/listener   or instead: the runtime does, as its bundle says
 //! STATE_DIR/gate/SHORT_ID/control    questions, see `wire`
 //! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and its start
 //! ```
@@ -99,7 +101,19 @@ impl Place {
         &self.dir
     }
 
-    /// The socket for runtimes.
+    /// The socket for those who become a runtime.
+    #[must_use]
+    pub fn entry(&self) -> PathBuf {
+        self.dir.join("entry")
+    }
+
+    /// Whether it's the bundle that says who listens.
+    #[must_use]
+    pub fn is_by_bundle(&self) -> bool {
+        fs::symlink_metadata(self.listener()).is_ok()
+    }
+
+    /// The socket for runtimes whose bundle names it.
     #[must_use]
     pub fn listener(&self) -> PathBuf {
         self.dir.join("listener")
@@ -127,14 +141,15 @@ impl Place {
     }
 }
 
-/// Starts the keeper of `settings` in `place`; what an earlier one left there goes.
+/// Starts the keeper of `settings` in `place`, which takes listeners at `socket`; what an
+/// earlier one left there goes.
 ///
 /// Forks, so that only a process with one thread may call it.
 ///
 /// # Errors
 ///
 /// Where it can't be started; then the directory may be there, and nobody in it.
-pub fn launch(place: &Place, settings: &Settings) -> Result<(), LaunchError> {
+pub fn launch(place: &Place, socket: &Path, settings: &Settings) -> Result<(), LaunchError> {
     let failed = |action, path: &Path| {
         let path = path.to_owned();
         move |source| LaunchError::File { action, path, source }
@@ -157,7 +172,7 @@ pub fn launch(place: &Place, settings: &Settings) -> Result<(), LaunchError> {
         let socket = UnixListener::bind(&path).map_err(failed("cannot make", &path))?;
         Ok(socket.into())
     };
-    let listener = bind(place.listener())?;
+    let listener = bind(socket.to_owned())?;
     let control = bind(place.control())?;
     let memory = memfd_create("cgpu-settings", MemfdFlags::CLOEXEC)
         .map_err(|errno| SettingsError::from(io::Error::from(errno)))?;

@@ -5,6 +5,10 @@
 //! listeners, the ledger's journal), the *worker* answers calls and can be replaced at any
 //! moment. Must not know OCI beyond the section that is merged into a bundle.
 
+pub mod enter;
+
+pub mod filter;
+
 pub mod seccomp;
 
 pub mod settings;
@@ -37,4 +41,4 @@ pub mod keeper;
 
 pub mod worker;
 
-pub use traps::TRAPS;
+pub use traps::{TRAPS, is_one as is_driver_call};

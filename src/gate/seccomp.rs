@@ -47,6 +47,7 @@ use self::region::Inexpressible;
 use self::rule::{Action, Rule, field};
 use self::trap::{LENGTH, Trapped};
 pub use self::trap::{Request, Traps};
+use super::filter::Machine;
 
 /// Who is told of trapped calls.
 #[derive(Debug, Clone, Copy)]
@@ -55,18 +56,6 @@ pub struct Listener<'a> {
     pub path: &'a str,
     /// What the runtime says there besides the container's state.
     pub metadata: &'a str,
-    /// Whether the runtime knows `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`; one that doesn't
-    /// refuses the bundle.
-    pub wait_killable: bool,
-}
-
-/// The processor, for a section where there was none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Machine {
-    /// With the entries for i386 and x32 programs.
-    X86_64,
-    /// With the entry for 32-bit arm programs.
-    Aarch64,
 }
 
 /// Why a section can't have our listener.
@@ -129,12 +118,6 @@ pub enum SectionError {
 /// default is the former: runtimes drop rules that say what the default says.
 const REFUSALS: [u64; 2] = [12, 22];
 
-/// What the runtimes set where a section has no flags.
-const DEFAULT_FLAG: &str = "SECCOMP_FILTER_FLAG_SPEC_ALLOW";
-
-/// An interrupted call waits until the listener has answered.
-const WAIT_KILLABLE: &str = "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV";
-
 /// The section that a bundle has instead of `section`, which may be missing.
 ///
 /// # Errors
@@ -173,10 +156,33 @@ pub fn merge(
     section.insert("syscalls".into(), rules.into());
     section.insert("listenerPath".into(), listener.path.into());
     section.insert("listenerMetadata".into(), listener.metadata.into());
-    if listener.wait_killable {
-        add_flag(&mut section)?;
-    }
     Ok(Value::Object(section))
+}
+
+/// Sees that a section leaves the one listener that a container can have to us.
+///
+/// # Errors
+///
+/// Where it has one, or isn't what the specification says.
+pub fn check_alone(section: Option<&Value>) -> Result<(), SectionError> {
+    let section = match section {
+        None | Some(Value::Null) => return Ok(()),
+        Some(Value::Object(section)) => section,
+        Some(_) => return Err(misshapen("linux.seccomp", "an object")),
+    };
+    if let path @ [_, ..] = text(section, "listenerPath").as_bytes() {
+        return Err(SectionError::Taken { path: String::from_utf8_lossy(path).into_owned() });
+    }
+    let notifies = |value: &Value| value == "SCMP_ACT_NOTIFY";
+    let field = |field: String| Err(SectionError::Notifies { field });
+    if section.get("defaultAction").is_some_and(notifies) {
+        return field("linux.seccomp.defaultAction".into());
+    }
+    let rules = section.get("syscalls").and_then(Value::as_array);
+    match rules.into_iter().flatten().position(|rule| notifies(&rule["action"])) {
+        Some(place) => field(format!("{}.action", rule::field(place))),
+        None => Ok(()),
+    }
 }
 
 fn misshapen(field: &str, expected: &'static str) -> SectionError {
@@ -379,19 +385,6 @@ fn guard(rules: &mut Vec<Value>, default: Action) {
     if rules.iter().any(notifies) && !rules.contains(&guard) {
         rules.push(guard);
     }
-}
-
-/// Adds the flag; runtimes have a default where there is no list, which must stay.
-fn add_flag(section: &mut Map<String, Value>) -> Result<(), SectionError> {
-    let flags = section.entry("flags").or_insert(Value::Null);
-    if flags.is_null() {
-        *flags = json!([DEFAULT_FLAG]);
-    }
-    let flags = flags.as_array_mut().ok_or_else(|| misshapen("linux.seccomp.flags", "a list"))?;
-    if !flags.iter().any(|flag| flag == WAIT_KILLABLE) {
-        flags.push(WAIT_KILLABLE.into());
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which driver calls are trapped: [`TRAPS`].
+//! Which driver calls are trapped: [`escapes`] and [`uvm`], and coarser, [`TRAPS`].
 //!
 //! Each costs the container a few microseconds, so there are no more than the quota
 //! needs, and each has its reason here. Sizes are all that any release has: a bundle
@@ -36,9 +36,10 @@ const UVM: &[(u32, &str)] = &[
     (UVM_ALLOC_SEMAPHORE_POOL, "announces a range that is no managed memory"),
 ];
 
-/// What the filter sends to the monitor: all of [`is_one`], in as few masks as make it a
-/// quick filter, and with them calls that are nobody's business. Those the monitor lets
-/// continue, which is safe whatever their descriptor is: the request lies in a register.
+/// What a filter that the runtime makes from the bundle sends to the monitor: all of
+/// [`is_one`], in as few masks as a runtime is quick with, and with them calls that are
+/// nobody's business. Those the monitor lets continue, which is safe whatever their descriptor
+/// is: the request lies in a register.
 ///
 /// - numbers with bit 5 or 6 and a size with bit 4 or 5: every escape;
 /// - the same numbers alone: UVM's;
@@ -71,9 +72,23 @@ const fn masked(mask: u32, value: u32) -> Request {
     Request::Masked { mask, value }
 }
 
+/// Number and size of each escape that is trapped, as they lie in a request, in order.
+pub(super) fn escapes() -> Vec<u32> {
+    let sized = ESCAPES.iter().flat_map(|(number, _)| {
+        let sizes = sizes(Key::Escape(*number)).into_iter().filter_map(|size| size.try_into().ok());
+        sizes.map(|size: u32| size << 16 | *number)
+    });
+    sized.collect()
+}
+
+/// UVM's requests that are trapped.
+pub(super) fn uvm() -> impl Iterator<Item = u32> {
+    UVM.iter().map(|(number, _)| *number)
+}
+
 /// Whether that ioctl, by the lower half of its request, is for the monitor to decide on.
 #[must_use]
-pub(super) fn is_one(request: u32) -> bool {
+pub fn is_one(request: u32) -> bool {
     is_escape(request) || UVM.iter().any(|(number, _)| *number == request)
 }
 

@@ -270,6 +270,15 @@ impl Registry {
         read.filter_map(Result::transpose).collect()
     }
 
+    /// The record of `key` as it is now.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be read.
+    pub fn find(&self, key: &Key) -> Result<Option<Record>, RegistryError> {
+        self.record(key.file_name().as_ref())
+    }
+
     /// The record in the file `name`; `None` where it is gone.
     fn record(&self, name: &OsStr) -> Result<Option<Record>, RegistryError> {
         let path = self.containers().join(name);
@@ -343,7 +352,7 @@ impl Locked<'_> {
     ///
     /// Where it can't be read.
     pub fn find(&self, key: &Key) -> Result<Option<Record>, RegistryError> {
-        self.registry.record(key.file_name().as_ref())
+        self.registry.find(key)
     }
 
     /// The record of the container `id` with that bundle, whatever its root.

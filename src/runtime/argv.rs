@@ -1,7 +1,8 @@
 //! The command line of runc and crun: what of it concerns us.
 //!
-//! Pure. `create`, `run` and `restore` name a bundle that we may edit; every other
-//! command, and everything that can't be parsed, is the real runtime's alone. Facts: the
+//! Pure. `create`, `run` and `restore` name a bundle that we may edit, `exec` a container that
+//! we may have isolated; every other command, and everything that can't be parsed, is the
+//! real runtime's alone. Facts: the
 //! flags of runc 1.1–1.3 (urfave/cli on Go's `flag`: one or two dashes, `-b=X`, flags
 //! after the id) and of crun 1.8–1.20 (argp on `getopt_long`: `-bX`, bundled short
 //! flags, unambiguous abbreviations of long ones). Where the two read a word
@@ -100,6 +101,18 @@ pub enum Command {
     PassThrough,
     /// A container is made from a bundle.
     Create(Create),
+    /// A process is started in a container.
+    Exec(Exec),
+}
+
+/// `exec`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exec {
+    /// `--root`, as given.
+    pub root: Option<PathBuf>,
+    /// The container's id; more than one where a flag that we don't know may have claimed
+    /// the first.
+    pub ids: Vec<OsString>,
 }
 
 /// `create`, `run` or `restore`.
@@ -193,6 +206,29 @@ const COMMAND_SWITCHES: &[&str] = &[
     "version",
 ];
 
+/// Flags with a value of `exec`, long and short.
+const EXEC_VALUES: &[&str] = &[
+    "console-socket",
+    "pidfd-socket",
+    "cwd",
+    "env",
+    "user",
+    "additional-gids",
+    "process",
+    "pid-file",
+    "process-label",
+    "apparmor",
+    "cap",
+    "preserve-fds",
+    "cgroup",
+];
+const EXEC_SHORT_VALUES: &[u8] = b"eugpc";
+
+/// Flags without one.
+const EXEC_SWITCHES: &[&str] =
+    &["tty", "detach", "no-new-privs", "ignore-paused", "help", "usage", "version"];
+const EXEC_SHORT_SWITCHES: &[u8] = b"tdh?V";
+
 enum GlobalWord {
     /// Our own flag, with its value if that is in the same word.
     Own(Option<OsString>),
@@ -270,10 +306,13 @@ pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
             _ => {}
         }
     };
+    let rest: Vec<&OsStr> = words.map(OsString::as_os_str).collect();
+    if verb == "exec" {
+        return Command::Exec(Exec { root: create.root, ids: exec_ids(&rest, dialect) });
+    }
     if !["create", "run", "restore"].iter().any(|name| verb == *name) {
         return Command::PassThrough;
     }
-    let rest: Vec<&OsStr> = words.map(OsString::as_os_str).collect();
     let read = match dialect {
         Dialect::Runc => read_go(&rest, &mut create),
         Dialect::Crun => read_getopt(&rest, &mut create),
@@ -290,6 +329,76 @@ pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
         },
         None => Command::PassThrough,
     }
+}
+
+/// What may be the container's id among the words of an `exec`: the first that is no flag
+/// and no value of one, and all before it that a flag may or may not have claimed. Both
+/// runtimes take what follows for the command.
+fn exec_ids(words: &[&OsStr], dialect: Dialect) -> Vec<OsString> {
+    let mut ids = Vec::new();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let claims = match exec_flag(word, dialect) {
+            _ if *word == "--" => Claims::Nothing,
+            None => {
+                ids.push((*word).to_owned());
+                break;
+            }
+            Some(claims) => claims,
+        };
+        match claims {
+            Claims::Nothing => {}
+            Claims::Next => drop(words.next()),
+            // If it isn't a value, it is the id.
+            Claims::Perhaps => ids.extend(words.next().map(|word| (*word).to_owned())),
+        }
+    }
+    ids
+}
+
+/// What a flag does with the next word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Claims {
+    Nothing,
+    Next,
+    Perhaps,
+}
+
+/// What `word` claims, if it is a flag of `exec`.
+fn exec_flag(word: &OsStr, dialect: Dialect) -> Option<Claims> {
+    let (name, value) = split_flag(word)?;
+    let bytes = word.as_bytes();
+    if dialect == Dialect::Crun && !bytes.starts_with(b"--") {
+        // Several short ones may share a word, and the last may have its value in it.
+        for (at, short) in bytes.iter().enumerate().skip(1) {
+            if EXEC_SHORT_VALUES.contains(short) {
+                let glued = at + 1 < bytes.len();
+                return Some(if glued { Claims::Nothing } else { Claims::Next });
+            }
+            if !EXEC_SHORT_SWITCHES.contains(short) {
+                return Some(Claims::Perhaps);
+            }
+        }
+        return Some(Claims::Nothing);
+    }
+    if value.is_some() {
+        return Some(Claims::Nothing);
+    }
+    let name = name.as_str();
+    let short = |list: &[u8]| matches!(name.as_bytes(), [short] if list.contains(short));
+    // crun takes any beginning of a name that is no other's.
+    let long = |list: &[&str]| match dialect {
+        Dialect::Runc => list.contains(&name),
+        Dialect::Crun => list.iter().any(|long| long.starts_with(name)),
+    };
+    Some(match (long(EXEC_VALUES), long(EXEC_SWITCHES)) {
+        (true, false) => Claims::Next,
+        (false, true) => Claims::Nothing,
+        (true, true) => Claims::Perhaps,
+        (false, false) if short(EXEC_SHORT_VALUES) => Claims::Next,
+        (false, false) if short(EXEC_SHORT_SWITCHES) => Claims::Nothing,
+        (false, false) => Claims::Perhaps,
+    })
 }
 
 /// Whether `value` switches a switch off, in the words of Go's `strconv.ParseBool`.
@@ -444,7 +553,7 @@ mod tests {
     fn created(line: &str, dialect: Dialect) -> Create {
         match parse(&words(line), dialect) {
             Command::Create(create) => create,
-            Command::PassThrough => panic!("{line} is no create"),
+            other => panic!("{line} is no create: {other:?}"),
         }
     }
 
@@ -522,7 +631,6 @@ mod tests {
             "-v",
             "features",
             "state create",
-            "exec id create --bundle B",
             "--root create start id",
             "--log create delete --force run",
             "kill create 9",
@@ -572,6 +680,45 @@ mod tests {
         }
         for line in ["--help=true run -b B id", "run -h=1 -b B id", "--version=x run id"] {
             assert_eq!(parse(&words(line), Dialect::Runc), Command::PassThrough, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_container_of_an_exec_is_the_first_word_that_no_flag_claims() {
+        use Dialect::{Crun, Runc};
+        let ids = |line: &str, dialect| match parse(&words(line), dialect) {
+            Command::Exec(exec) => exec
+                .ids
+                .iter()
+                .map(|id| id.to_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
+                .join(" "),
+            other => panic!("{line}: {other:?}"),
+        };
+        for (line, wanted) in [
+            ("exec id create --bundle B", "id"),
+            ("--root /r exec --process /p --detach --pid-file /f id", "id"),
+            ("exec -t -u 0 -e A=b --cwd / id sh -c x", "id"),
+            ("exec --tty --env=A=b --cap CAP_X id -e B", "id"),
+            ("exec -- id sh", "id"),
+            ("exec --new value id sh", "value id"),
+            ("exec --new=value id sh", "id"),
+            ("exec --new id sh", "id sh"),
+            ("exec", ""),
+            ("exec --process", ""),
+        ] {
+            for dialect in [Runc, Crun] {
+                assert_eq!(ids(line, dialect), wanted, "{line} {dialect:?}");
+            }
+        }
+        assert_eq!(ids("exec -tdu 0 id sh", Crun), "id");
+        assert_eq!(ids("exec -eA=b -tp/p id", Crun), "id");
+        assert_eq!(ids("exec --proc /p id", Crun), "id");
+        assert_eq!(ids("exec --proc /p id", Runc), "/p id");
+        assert_eq!(ids("exec -tty -env A=b id", Runc), "id");
+        match parse(&words("--root /r exec id"), Runc) {
+            Command::Exec(exec) => assert_eq!(exec.root.as_deref(), Some(Path::new("/r"))),
+            other => panic!("{other:?}"),
         }
     }
 

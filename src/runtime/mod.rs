@@ -16,7 +16,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::admission::{self, AdmissionError, Host};
-use crate::backend;
+use crate::backend::{self, Launch, Way};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
@@ -86,6 +86,7 @@ pub fn main(args: Vec<OsString>) {
 fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError {
     let prepared = match command {
         Command::PassThrough => Ok(None),
+        Command::Exec(exec) => join(real, line, &exec).map(|()| None),
         Command::Create(create) => prepare(real, line, &create),
     };
     match prepared {
@@ -98,6 +99,34 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
             error.into()
         }
     }
+}
+
+/// Goes where the container is in which an `exec` starts a process.
+fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), RuntimeError> {
+    // Nobody else's containers are registered.
+    if admission::require_root().is_err() {
+        return Ok(());
+    }
+    let variable = std::env::var_os(config::PATH_VARIABLE);
+    let config = config::Config {
+        state_dir: config::state_dir(line.config.as_deref(), variable.as_deref())?,
+        ..config::Config::default()
+    };
+    let host = Host { config, config_path: None, way: Way::Ahead };
+    let root = key_root(real, exec.root.as_deref());
+    for id in exec.ids.iter().filter_map(|id| id.to_str()) {
+        let key = Key { root: root.clone(), id: id.to_owned() };
+        if let Some(record) = host.registered(&key)? {
+            return Ok(host.enter(&record)?);
+        }
+    }
+    Ok(())
+}
+
+/// The runtime's `--root`, as keys have it.
+fn key_root(real: &Real, given: Option<&Path>) -> String {
+    let root = given.unwrap_or_else(|| Dialect::of(&real.file).default_root());
+    resolved(root).to_string_lossy().into_owned()
 }
 
 /// A reservation that must not outlive a failure.
@@ -119,15 +148,24 @@ impl Reserved {
         let farewell = calls.last().cloned();
         let edits = self.host.edits(record, bundle, nodes, calls)?;
         let changed = bundle.apply(&edits)?;
-        if let Some(farewell) = farewell {
-            self.host.launch(record, &farewell, Some(by))?;
+        let way = match edits.seccomp {
+            Some(_) => Way::Bundle,
+            None => Way::Ahead,
+        };
+        if let Some(farewell) = &farewell {
+            let (own_mounts, bundle) = (bundle.has_own_mounts(), &record.bundle);
+            let how = Launch { way, own_mounts, bundle, launcher: Some(by), farewell };
+            self.host.launch(record, &how)?;
         }
         failpoint("launched");
         if changed {
             bundle.save()?;
         }
         failpoint("bundle-replaced");
-        Ok(())
+        match way {
+            Way::Ahead => self.host.enter(record),
+            Way::Bundle => Ok(()),
+        }
     }
 
     fn undo(&self) {
@@ -145,7 +183,7 @@ fn prepare(
     line: &argv::CommandLine,
     create: &Create,
 ) -> Result<Option<Reserved>, RuntimeError> {
-    let host = Host { runtime: Some(real.file.clone()), ..Host::load(line.config.as_deref())? };
+    let host = Host { way: Way::Ahead, ..Host::load(line.config.as_deref())? };
     let dir = create.bundle.clone().unwrap_or_else(|| ".".into());
     let file = create.config_file.as_deref().map_or_else(|| "config.json".into(), config_path);
     let mut bundle = match Bundle::load(&dir, &file) {
@@ -160,8 +198,7 @@ fn prepare(
     admission::require_root()?;
     crate::log::init(&host.config.log);
     let id = create.id.as_ref().and_then(|id| id.to_str()).ok_or(RuntimeError::NoId)?;
-    let root = create.root.clone().unwrap_or_else(|| Dialect::of(&real.file).default_root().into());
-    let key = Key { root: resolved(&root).to_string_lossy().into_owned(), id: id.to_owned() };
+    let key = Key { root: key_root(real, create.root.as_deref()), id: id.to_owned() };
 
     let inventory = host.inventory()?;
     let plan = host.plan(&request, &inventory)?;

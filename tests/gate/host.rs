@@ -156,6 +156,7 @@ impl Monitor {
             monitor: "cgpu-monitor".into(),
             farewell: Vec::new(),
             launcher: None,
+            spares_host: false,
             log: std::env::var("CGPU_TEST_LOG").unwrap_or_default(),
         };
         let file = File::from(memfd_create(c"settings", MFdFlags::empty()).expect("a memfd"));
@@ -271,7 +272,7 @@ impl Monitor {
 
     pub(crate) fn spawn_as(&self, command: &mut Command) -> Child {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
-        let program = filter::program(&cgpu::gate::TRAPS);
+        let program = cgpu::gate::filter::program(cgpu::gate::filter::Machine::HERE);
         let wait_killable = self.wait_killable;
         let socket = theirs.as_raw_fd();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

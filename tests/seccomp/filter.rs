@@ -1,6 +1,8 @@
-//! A filter as libseccomp made it, run by hand: for machines and entries that aren't here.
+//! A filter as libseccomp made it, or we did, run by hand: for machines and entries that aren't here.
 
-/// Instructions of classic BPF as libseccomp writes them: code, jumps, operand.
+use nix::libc::sock_filter;
+
+/// Instructions of classic BPF as libseccomp and we write them: code, jumps, operand.
 pub(crate) struct Filter(Vec<(u16, u8, u8, u32)>);
 
 /// A system call as a filter sees it.
@@ -30,6 +32,11 @@ impl Filter {
             (code, bytes[2], bytes[3], operand)
         };
         Self(bytes.chunks_exact(8).map(instruction).collect())
+    }
+
+    /// One that we made.
+    pub(crate) fn of(program: &[sock_filter]) -> Self {
+        Self(program.iter().map(|one| (one.code, one.jt, one.jf, one.k)).collect())
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -62,7 +69,7 @@ impl Filter {
                 0x35 => here += branch(accumulator >= operand),
                 0x45 => here += branch(accumulator & operand != 0),
                 0x06 => return (verdict(operand), steps),
-                _ => panic!("libseccomp writes an instruction that is new: {code:#x}"),
+                _ => panic!("somebody writes an instruction that is new: {code:#x}"),
             }
         }
     }

@@ -4,8 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
-const LISTENER: Listener<'_> =
-    Listener { path: "/run/cgpu/gate.sock", metadata: "abc", wait_killable: false };
+const LISTENER: Listener<'_> = Listener { path: "/run/cgpu/gate.sock", metadata: "abc" };
 
 /// What the resource manager's calls that matter look like, and two of UVM's.
 const REQUESTS: &[Request] = &[
@@ -382,19 +381,21 @@ fn what_is_not_known_stays() {
 }
 
 #[test]
-fn a_flag_is_added_only_where_the_runtime_knows_it_and_keeps_the_default() {
-    let listener = Listener { wait_killable: true, ..LISTENER };
-    let flags = |section: &Value| {
-        let once = merge(Some(section), Machine::X86_64, &listener, &TRAPS).unwrap();
-        assert_eq!(merge(Some(&once), Machine::X86_64, &listener, &TRAPS).as_ref(), Ok(&once));
-        once["flags"].clone()
-    };
-    let mut section = none();
-    assert_eq!(flags(&section), json!([DEFAULT_FLAG, WAIT_KILLABLE]));
-    section["flags"] = json!([]);
-    assert_eq!(flags(&section), json!([WAIT_KILLABLE]));
-    assert_eq!(merged(Some(&section), &TRAPS)["flags"], json!([]));
-    assert_eq!(merged(Some(&none()), &TRAPS).get("flags"), None);
+fn a_section_leaves_the_one_listener_to_us_or_is_refused() {
+    assert_eq!(check_alone(None), Ok(()));
+    assert_eq!(check_alone(Some(&Value::Null)), Ok(()));
+    let dockers = section("ERRNO", &[("ioctl", "ALLOW", &[]), ("mount", "KILL", &[])]);
+    assert_eq!(check_alone(Some(&dockers)), Ok(()));
+    let mut listening = dockers.clone();
+    listening["listenerPath"] = json!("/run/other");
+    let path = "/run/other".into();
+    assert_eq!(check_alone(Some(&listening)), Err(SectionError::Taken { path }));
+    let field = |field: &str| Err(SectionError::Notifies { field: field.into() });
+    let notifying = section("ERRNO", &[("ioctl", "ALLOW", &[]), ("mount", "NOTIFY", &[])]);
+    assert_eq!(check_alone(Some(&notifying)), field("linux.seccomp.syscalls[1].action"));
+    let all = section("NOTIFY", &[]);
+    assert_eq!(check_alone(Some(&all)), field("linux.seccomp.defaultAction"));
+    assert!(matches!(check_alone(Some(&json!([]))), Err(SectionError::Misshapen { .. })));
 }
 
 #[test]

@@ -138,13 +138,14 @@ impl Shared {
         let uuids = uuids.collect::<io::Result<_>>()?;
         let memory: &'static Memory = Box::leak(Box::new(Memory::map(journal)?));
         let books = Books::open(memory, &settings.gpus, &settings.nodes);
+        let targets = Targets::new(settings.spares_host)?;
         Ok(Shared {
             books: Mutex::new(books),
             settings,
             release,
             uuids,
             memory,
-            targets: Targets::default(),
+            targets,
             stash: Stash::default(),
             calm: Calm::new(),
             auditor: Auditor::new()?,

@@ -239,6 +239,7 @@ impl<'a> Case<'a> {
         let duplicate = self.shared.targets.duplicate(self.tid(), descriptor);
         let (target, file) = duplicate.map_err(|errno| Reply::Errno(errno as i32))?;
         self.target = Some(target);
+        self.leave_the_runtime_alone()?;
         let device = Device::of(&self.shared.settings.nodes, file);
         // A terminal's, a disk's: not ours to make, and could be another by the time it
         // continues.
@@ -246,6 +247,14 @@ impl<'a> Case<'a> {
         self.shared.opened(&device);
         self.device = Some(device);
         self.see()
+    }
+
+    /// What the runtime and its hooks do on the host is none of the container's.
+    fn leave_the_runtime_alone(&self) -> Result<(), Over> {
+        match &self.target {
+            Some(target) if target.is_runtimes => Err(Reply::Continue),
+            _ => Ok(()),
+        }
     }
 
     /// Takes note of the process.
@@ -274,6 +283,7 @@ impl<'a> Case<'a> {
         let mut asked = None;
         if traps::is_escape(rm::uvm::number(request)) {
             self.target = self.shared.targets.get(self.tid());
+            self.leave_the_runtime_alone()?;
             let read = self.read_escape(request, argument);
             if let Some(pass) = read.as_ref().ok().and_then(Asked::passes) {
                 self.see()?;

@@ -8,9 +8,9 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
@@ -38,13 +38,25 @@ pub(super) struct Target {
     pub(super) pid: i32,
     /// Its process, by a number that isn't used again.
     pub(super) process: Process,
+    /// Whether it is the runtime, or one of its hooks: by its mounts, which are the host's.
+    pub(super) is_runtimes: bool,
     pidfd: OwnedFd,
 }
 
 /// The threads that called lately.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Targets {
     known: Mutex<HashMap<i32, Arc<Target>>>,
+    /// The host's mount namespace, where calls from there are none of the container's.
+    spared: Option<MountNamespace>,
+}
+
+/// A mount namespace, by its file's device and inode.
+type MountNamespace = (u64, u64);
+
+fn mount_namespace(process: &str) -> io::Result<MountNamespace> {
+    let meta = fs::metadata(format!("/proc/{process}/ns/mnt"))?;
+    Ok((meta.dev(), meta.ino()))
 }
 
 /// The number of a process: when it started, and its pid.
@@ -85,6 +97,12 @@ fn status(tid: i32, name: &str) -> Option<i32> {
 }
 
 impl Targets {
+    /// None yet; `spares_host` is of the settings.
+    pub(super) fn new(spares_host: bool) -> io::Result<Self> {
+        let spared = spares_host.then(|| mount_namespace("self")).transpose()?;
+        Ok(Targets { known: Mutex::default(), spared })
+    }
+
     /// The thread of that tid.
     pub(super) fn get(&self, tid: i32) -> Option<Arc<Target>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +110,11 @@ impl Targets {
             return Some(Arc::clone(target));
         }
         drop(known);
-        let target = Arc::new(Target::open(tid)?);
+        let target = Arc::new(Target::open(tid, self.spared)?);
+        if target.is_runtimes {
+            // It may become the container's in a moment.
+            return Some(target);
+        }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MOST {
             known.clear();
@@ -126,14 +148,15 @@ impl Targets {
 }
 
 impl Target {
-    fn open(tid: i32) -> Option<Self> {
+    fn open(tid: i32, spared: Option<MountNamespace>) -> Option<Self> {
         let pid = status(tid, "Tgid")?;
         let pidfd = match pidfd_open(tid, PIDFD_THREAD) {
             Err(Errno::EINVAL) => pidfd_open(pid, 0),
             opened => opened,
         };
         let process = number(ProcessId::of(pid)?);
-        Some(Target { tid, pid, process, pidfd: pidfd.ok()? })
+        let is_runtimes = spared.is_some() && spared == mount_namespace(&tid.to_string()).ok();
+        Some(Target { tid, pid, process, is_runtimes, pidfd: pidfd.ok()? })
     }
 
     /// A duplicate of one of its descriptors.

@@ -1,0 +1,91 @@
+//! Goes behind the gate: from then on this process's driver calls, and those of all that comes
+//! of it, are its monitor's to answer.
+#![allow(unsafe_code, reason = "seccomp has no safe interface in our crates")]
+
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::libc::{self, sock_fprog};
+use thiserror::Error;
+
+use super::filter::{Machine, program};
+use super::passing::{self, Wait};
+
+/// What the keeper is told with a listener: nothing that it doesn't know.
+const NOTHING: &[u8] = b"{}";
+
+/// Why this process can't go behind the gate.
+#[derive(Debug, Error)]
+pub enum EnterError {
+    /// The monitor isn't there.
+    #[error(
+        "the monitor at {} doesn't answer: {source}; it has ended, and the container's GPUs are \
+         closed: make the container anew",
+        socket.display()
+    )]
+    NoMonitor {
+        /// Its socket.
+        socket: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// There is a listener.
+    #[error(
+        "another seccomp listener watches this process already, and there can be one: start the \
+         engine outside of it"
+    )]
+    Taken,
+    /// The kernel takes no filter.
+    #[error("cannot put on a seccomp filter: {source}; run the engine as root with CAP_SYS_ADMIN")]
+    Filter {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Puts the filter on this process, and gives the listener to the keeper at `socket`.
+///
+/// Descriptors that are open stay as they were.
+///
+/// # Errors
+///
+/// Where there is no keeper, or no filter can be put on. One that is put on and whose listener
+/// nobody took stays: driver calls fail from then on.
+pub fn enter(socket: &Path) -> Result<(), EnterError> {
+    let no_monitor = |source| EnterError::NoMonitor { socket: socket.to_owned(), source };
+    // First of all: without a listener that somebody holds, the calls behind it fail.
+    let keeper = UnixStream::connect(socket).map_err(no_monitor)?;
+    let listener = match put_on() {
+        Err(Errno::EBUSY) => return Err(EnterError::Taken),
+        put => put.map_err(|errno| EnterError::Filter { source: errno.into() })?,
+    };
+    let sent = passing::send(&keeper, NOTHING, Some(listener.as_fd()), Wait::Always);
+    sent.map_err(|errno| no_monitor(errno.into()))
+}
+
+/// Puts the filter on, and returns its listener.
+fn put_on() -> Result<OwnedFd, Errno> {
+    let mut program = program(Machine::HERE);
+    let len = libc::c_ushort::try_from(program.len()).map_err(|_| Errno::EINVAL)?;
+    let filter = sock_fprog { len, filter: program.as_mut_ptr() };
+    // An interrupted call waits until the monitor has answered, since 5.19. And no mitigation
+    // comes with this filter that the profile's own, if there is one, doesn't bring.
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
+    let set = |flags: libc::c_ulong| {
+        let mode = libc::SECCOMP_SET_MODE_FILTER;
+        // SAFETY: `filter` and what it points at live until the call has copied them.
+        Errno::result(unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const filter) })
+    };
+    let listener = match set(flags | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
+        Err(Errno::EINVAL) => set(flags),
+        set => set,
+    }?;
+    let listener = RawFd::try_from(listener).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(listener) })
+}

@@ -1,0 +1,215 @@
+//! The filter that brings a container's driver calls to its monitor: [`program`].
+//!
+//! Classic BPF on `struct seccomp_data`, as seccomp(2) has it. Whoever becomes the runtime puts
+//! it on, so that all below it has it, beside what the container's own profile makes. Of
+//! several filters the kernel takes the strictest answer, and a denial is stricter than
+//! `SECCOMP_RET_USER_NOTIF`, that than `SECCOMP_RET_ALLOW` (seccomp(2), "Return values"): so
+//! what the profile denies stays denied, and what it permits comes to the monitor.
+//!
+//! Pure. Which calls are the monitor's is [`traps`](super::traps)' to say.
+
+use nix::libc::{self, sock_filter};
+
+use super::traps;
+
+/// The processor, with the entries that its kernels have for older programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machine {
+    /// With those for i386 and x32 programs.
+    X86_64,
+    /// With that for 32-bit arm programs.
+    Aarch64,
+}
+
+impl Machine {
+    /// The one that this is compiled for.
+    #[cfg(target_arch = "x86_64")]
+    pub const HERE: Machine = Machine::X86_64;
+    /// The one that this is compiled for.
+    #[cfg(target_arch = "aarch64")]
+    pub const HERE: Machine = Machine::Aarch64;
+}
+
+/// An entry of the kernel: its `AUDIT_ARCH_*` (linux/audit.h), and where its calls go.
+struct Entry {
+    architecture: u32,
+    calls: &'static [(u32, To)],
+}
+
+/// Numbers of i386's calls and of x86-64's are those of `asm/unistd_*.h`.
+///
+/// x32 has x86-64's architecture and a bit in the number; its `ioctl` is another one, and the
+/// common one is as good. The old `mmap` of i386 takes a pointer to its arguments, which no
+/// filter can read and which could change after the monitor had read it: it's refused, and
+/// 32-bit programs use `mmap2` for decades.
+const X86_64: &[Entry] = &[
+    Entry {
+        architecture: 0xc000_003e,
+        calls: &[
+            (16, To::Ioctl),
+            (9, To::Mapping),
+            (X32 | 514, To::Ioctl),
+            (X32 | 16, To::Ioctl),
+            (X32 | 9, To::Mapping),
+        ],
+    },
+    Entry {
+        architecture: 0x4000_0003,
+        calls: &[(54, To::Ioctl), (192, To::Mapping2), (90, To::Refuse)],
+    },
+];
+
+const AARCH64: &[Entry] = &[
+    Entry { architecture: 0xc000_00b7, calls: &[(29, To::Ioctl), (222, To::Mapping)] },
+    Entry { architecture: 0x4000_0028, calls: &[(54, To::Ioctl), (192, To::Mapping2)] },
+];
+
+/// `__X32_SYSCALL_BIT`.
+const X32: u32 = 0x4000_0000;
+
+/// Offsets in `struct seccomp_data` (linux/seccomp.h); an argument has 64 bits.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const REQUEST: u32 = 16 + 8;
+const FLAGS: u32 = 16 + 3 * 8;
+const OFFSET: u32 = 16 + 5 * 8;
+#[cfg(target_endian = "little")]
+const UPPER: u32 = 4;
+
+/// `MAP_SHARED` and `MAP_SHARED_VALIDATE` have this bit, and no other type that the kernel
+/// takes with an offset.
+const SHARED: u32 = 1;
+
+/// asm-generic/ioctl.h: number, size, and all that UVM's requests have nothing in.
+const NUMBER_AND_SIZE: u32 = 0x3fff_00ff;
+const SIZE: u32 = 0x3fff_0000;
+const ABOVE_NUMBER: u32 = 0xffff_ff00;
+
+/// Where to go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum To {
+    Next,
+    Entry(usize),
+    Ioctl,
+    Sized,
+    Mapping,
+    Mapping2,
+    Allow,
+    Notify,
+    Refuse,
+}
+
+/// A piece of a program.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    /// A jump may lead here.
+    Here(To),
+    Load(u32),
+    And(u32),
+    IfEqual(u32, To, To),
+    IfAny(u32, To, To),
+    Return(u32),
+}
+
+/// The filter of a container.
+///
+/// # Panics
+///
+/// Never, but for a table that would make a jump too long, which the tests would see.
+#[must_use]
+pub fn program(machine: Machine) -> Vec<sock_filter> {
+    assembled(&steps(match machine {
+        Machine::X86_64 => X86_64,
+        Machine::Aarch64 => AARCH64,
+    }))
+}
+
+fn steps(entries: &[Entry]) -> Vec<Step> {
+    let mut steps = vec![Step::Load(ARCHITECTURE)];
+    for (at, entry) in entries.iter().enumerate() {
+        steps.push(Step::IfEqual(entry.architecture, To::Entry(at), To::Next));
+    }
+    // An entry that nobody knows has no calls that anybody could look at.
+    steps.push(Step::Return(errno(libc::ENOSYS)));
+    for (at, entry) in entries.iter().enumerate() {
+        steps.extend([Step::Here(To::Entry(at)), Step::Load(NUMBER)]);
+        steps.extend(entry.calls.iter().map(|(number, to)| Step::IfEqual(*number, *to, To::Next)));
+        steps.push(Step::Return(libc::SECCOMP_RET_ALLOW));
+    }
+    // Terminals' and sockets' requests, the common ones, have a type and no size: two jumps.
+    steps.extend([
+        Step::Here(To::Ioctl),
+        Step::Load(REQUEST),
+        Step::IfAny(SIZE, To::Sized, To::Next),
+        Step::IfAny(ABOVE_NUMBER, To::Allow, To::Next),
+    ]);
+    let (sized, plain): (Vec<u32>, Vec<u32>) =
+        traps::uvm().partition(|request| request & SIZE != 0);
+    steps.extend(plain.into_iter().map(|request| Step::IfEqual(request, To::Notify, To::Next)));
+    steps.push(Step::Return(libc::SECCOMP_RET_ALLOW));
+    steps.push(Step::Here(To::Sized));
+    steps.extend(sized.into_iter().map(|request| Step::IfEqual(request, To::Notify, To::Next)));
+    steps.push(Step::And(NUMBER_AND_SIZE));
+    let escapes = traps::escapes();
+    steps.extend(escapes.into_iter().map(|escape| Step::IfEqual(escape, To::Notify, To::Next)));
+    steps.extend([
+        Step::Return(libc::SECCOMP_RET_ALLOW),
+        Step::Here(To::Mapping),
+        Step::Load(FLAGS),
+        Step::IfAny(SHARED, To::Next, To::Allow),
+        Step::Load(OFFSET),
+        Step::IfAny(u32::MAX, To::Notify, To::Next),
+        Step::Load(OFFSET + UPPER),
+        Step::IfAny(u32::MAX, To::Notify, To::Allow),
+        // Of 32-bit programs the kernel drops the upper halves, which may be garbage here.
+        Step::Here(To::Mapping2),
+        Step::Load(FLAGS),
+        Step::IfAny(SHARED, To::Next, To::Allow),
+        Step::Load(OFFSET),
+        Step::IfAny(u32::MAX, To::Notify, To::Allow),
+        Step::Here(To::Allow),
+        Step::Return(libc::SECCOMP_RET_ALLOW),
+        Step::Here(To::Notify),
+        Step::Return(libc::SECCOMP_RET_USER_NOTIF),
+        Step::Here(To::Refuse),
+        Step::Return(errno(libc::ENOMEM)),
+    ]);
+    steps
+}
+
+fn errno(number: i32) -> u32 {
+    libc::SECCOMP_RET_ERRNO | number.cast_unsigned()
+}
+
+/// Turns names into distances; every jump leads forward.
+fn assembled(steps: &[Step]) -> Vec<sock_filter> {
+    let mut program = Vec::new();
+    for (at, step) in steps.iter().enumerate() {
+        let jump = |to: To| {
+            let rest = steps.get(at + 1..).unwrap_or_default().iter();
+            let until = rest.take_while(|step| !matches!(step, Step::Here(here) if *here == to));
+            let between = until.filter(|step| !matches!(step, Step::Here(_))).count();
+            u8::try_from(if to == To::Next { 0 } else { between }).expect("the program is short")
+        };
+        let jumping = |test: u32, k: u32, yes: To, no: To| {
+            instruction(libc::BPF_JMP | test | libc::BPF_K, jump(yes), jump(no), k)
+        };
+        program.push(match *step {
+            Step::Here(_) => continue,
+            Step::Load(offset) => {
+                instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset)
+            }
+            Step::And(mask) => instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, mask),
+            Step::IfEqual(value, yes, no) => jumping(libc::BPF_JEQ, value, yes, no),
+            Step::IfAny(bits, yes, no) => jumping(libc::BPF_JSET, bits, yes, no),
+            Step::Return(verdict) => instruction(libc::BPF_RET | libc::BPF_K, 0, 0, verdict),
+        });
+    }
+    program
+}
+
+fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
+    // Classic BPF's codes have 8 bits (linux/bpf_common.h).
+    let [low, high, ..] = code.to_le_bytes();
+    sock_filter { code: u16::from_le_bytes([low, high]), jt, jf, k }
+}
