@@ -67,12 +67,12 @@ const OF_TWO: &[&str] = &["send-fd", "recv-fd", "inherited"];
 /// `limit_bytes` was.
 fn watched<T>(gated: &Gated, limit_bytes: u64, act: impl FnOnce() -> T) -> (T, u64, Duration) {
     let over = AtomicBool::new(false);
+    gated.sim.forget_peaks();
     std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
-            let (mut most, mut longest, mut since) = (0, Duration::ZERO, None);
+            let (mut longest, mut since) = (Duration::ZERO, None);
             while !over.load(Ordering::Relaxed) {
                 let used = gated.used_bytes(0);
-                most = most.max(used);
                 since = match since {
                     _ if used <= limit_bytes => None,
                     None => Some(Instant::now()),
@@ -82,12 +82,12 @@ fn watched<T>(gated: &Gated, limit_bytes: u64, act: impl FnOnce() -> T) -> (T, u
                     longest.max(since.map_or(Duration::ZERO, |since: Instant| since.elapsed()));
                 std::thread::sleep(Duration::from_millis(3));
             }
-            (most, longest)
+            longest
         });
         let done = act();
         over.store(true, Ordering::Relaxed);
-        let (most, longest) = watcher.join().expect("the watcher ends");
-        (done, most, longest)
+        let longest = watcher.join().expect("the watcher ends");
+        (done, gated.sim.state().gpus[0].peak_bytes, longest)
     })
 }
 

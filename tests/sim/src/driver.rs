@@ -38,6 +38,8 @@ pub(crate) struct Driver {
     pub(crate) events: Vec<(u32, u32, File)>,
     pub(crate) lies: Lies,
     used: Vec<u64>,
+    /// The most that was in use of each GPU.
+    peaks: Vec<u64>,
     made_clients: u32,
     made_memories: u64,
 }
@@ -46,6 +48,7 @@ impl Driver {
     pub(crate) fn new(gpus: Vec<Gpu>) -> Self {
         Driver {
             used: vec![0; gpus.len()],
+            peaks: vec![0; gpus.len()],
             gpus,
             clients: BTreeMap::new(),
             memories: HashMap::new(),
@@ -62,6 +65,25 @@ impl Driver {
     /// Bytes of a GPU in use.
     pub(crate) fn used_bytes(&self, gpu: usize) -> u64 {
         self.used.get(gpu).copied().unwrap_or(0)
+    }
+
+    /// The most bytes of a GPU that were in use.
+    pub(crate) fn peak_bytes(&self, gpu: usize) -> u64 {
+        self.peaks.get(gpu).copied().unwrap_or(0)
+    }
+
+    /// From now on the most is what is in use now.
+    pub(crate) fn forget_peaks(&mut self) {
+        self.peaks.clone_from(&self.used);
+    }
+
+    fn count(&mut self, gpu: usize, bytes: u64) -> Result<(), Status> {
+        let used = self.used.get_mut(gpu).ok_or(NV_ERR_INVALID_DEVICE)?;
+        *used += bytes;
+        if let Some(peak) = self.peaks.get_mut(gpu) {
+            *peak = (*peak).max(*used);
+        }
+        Ok(())
     }
 
     /// Bytes of a GPU that are free.
@@ -238,7 +260,7 @@ impl Driver {
         if bytes > self.free_bytes(gpu) {
             return Err(NV_ERR_NO_MEMORY);
         }
-        *self.used.get_mut(gpu).ok_or(NV_ERR_INVALID_DEVICE)? += bytes;
+        self.count(gpu, bytes)?;
         self.made_memories += 1;
         self.memories.insert(self.made_memories, Memory { gpu, bytes, references: 1 });
         Ok(self.made_memories)
@@ -401,9 +423,7 @@ impl Driver {
             }
             page += MANAGED_PAGE_BYTES;
         }
-        if let Some(used) = self.used.first_mut() {
-            *used += fresh;
-        }
+        let _ = self.count(0, fresh); // there is one
     }
 
     /// The last descriptor of a file is closed: all its clients go with it

@@ -87,6 +87,11 @@ impl Sim {
         State::of(&self.sim)
     }
 
+    /// From now on a GPU's peak is what is in use now.
+    pub fn forget_peaks(&self) {
+        self.sim.driver().forget_peaks();
+    }
+
     /// Puts a fault in, or takes all back.
     pub fn fault(&self, fault: Fault) {
         self.sim.add(fault);

@@ -39,6 +39,8 @@ pub struct GpuState {
     pub total_bytes: u64,
     /// Bytes in use, managed memory included.
     pub used_bytes: u64,
+    /// The most bytes that were in use, since the start or since that was forgotten.
+    pub peak_bytes: u64,
     /// The rest.
     pub free_bytes: u64,
     /// Bytes of managed memory: pages of `nvidia-uvm` that were touched.
@@ -132,6 +134,7 @@ impl State {
                 uuid: gpu.uuid_text(),
                 total_bytes: gpu.memory_bytes,
                 used_bytes: driver.used_bytes(index),
+                peak_bytes: driver.peak_bytes(index),
                 free_bytes: driver.free_bytes(index),
                 managed_bytes: if index == 0 { managed } else { 0 },
                 lost_bytes: lost.map(bytes_of).sum(),
