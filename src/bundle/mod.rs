@@ -410,6 +410,16 @@ mod tests {
     }
 
     #[test]
+    fn mounts_are_its_own_in_a_namespace_that_is_new() {
+        let own = |text: &str| bundle(text).1.has_own_mounts();
+        assert!(own(r#"{"linux":{"namespaces":[{"type":"pid"},{"type":"mount"}]}}"#));
+        assert!(own(r#"{"linux":{"namespaces":[{"type":"mount","path":""}]}}"#));
+        assert!(!own(r#"{"linux":{"namespaces":[{"type":"mount","path":"/proc/1/ns/mnt"}]}}"#));
+        assert!(!own(r#"{"linux":{"namespaces":[{"type":"pid"}]}}"#));
+        assert!(!own("{}"));
+    }
+
+    #[test]
     fn variables_and_annotations_must_be_strings() {
         let (_dir, good) = bundle(r#"{"process":{"env":["A=b"]},"annotations":{"k":"v"}}"#);
         assert_eq!(good.env().unwrap(), ["A=b"]);

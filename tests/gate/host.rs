@@ -132,7 +132,16 @@ impl Monitor {
         Self::with(Managed::Refuse, true)
     }
 
+    /// One whose programs, which have the host's mounts, are the runtime's hooks.
+    pub(crate) fn of_hooks() -> Self {
+        Self::made(Managed::Refuse, true, true)
+    }
+
     pub(crate) fn with(managed: Managed, wait_killable: bool) -> Self {
+        Self::made(managed, wait_killable, false)
+    }
+
+    fn made(managed: Managed, wait_killable: bool, spares_host: bool) -> Self {
         let sim = Sim::new();
         let dev = sim.dev();
         let settings = Settings {
@@ -156,7 +165,7 @@ impl Monitor {
             monitor: "cgpu-monitor".into(),
             farewell: Vec::new(),
             launcher: None,
-            spares_host: false,
+            spares_host,
             log: std::env::var("CGPU_TEST_LOG").unwrap_or_default(),
         };
         let file = File::from(memfd_create(c"settings", MFdFlags::empty()).expect("a memfd"));

@@ -1,6 +1,6 @@
 use cgpu::gate::wire::{Answer, Question};
 
-use crate::host::{MIB, Monitor, QUOTA, wait};
+use crate::host::{MIB, Monitor, QUOTA, TOTAL, program, wait};
 
 #[test]
 fn a_program_sees_the_quota_as_its_gpu_and_gets_no_more() {
@@ -31,6 +31,22 @@ fn what_is_freed_can_be_had_again_by_each_way_to_free_it() {
     let said = monitor.run(&lines);
     assert_eq!(said.text.matches("status=0x51").count(), 1, "{}", said.text);
     said.must("e ok");
+    monitor.wait_for(0);
+}
+
+#[test]
+fn what_has_the_hosts_mounts_is_left_alone_until_it_has_others() {
+    let monitor = Monitor::of_hooks();
+    let said = monitor.run(&["fill"]);
+    assert_eq!(said.number("got_bytes"), TOTAL, "{}", said.text);
+    assert_eq!(monitor.used(), 0);
+    // As a runtime becomes the container.
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "--"]).arg(program("rmtool"));
+    command.args(["--dev"]).arg(monitor.sim.dev()).arg("fill");
+    let said = wait(monitor.spawn_as(&mut command));
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(text.contains(&format!("got_bytes={QUOTA} ")), "{said:?}");
     monitor.wait_for(0);
 }
 

@@ -8,6 +8,7 @@ mod support;
 
 mod gated;
 
+mod ahead;
 mod attacks;
 mod engines;
 mod faults;

@@ -1,0 +1,147 @@
+//! The filter that is put on before there is a runtime: whom it holds, and whom it leaves alone.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::gated::{FIRST_MIB, Gated, RMTOOL, got_bytes, rmtool};
+use crate::host::ask;
+use crate::support::Bundle;
+
+const MIB: u64 = 1 << 20;
+
+/// What is written in a file like rmtool's output.
+#[track_caller]
+fn got_bytes_in(file: &std::path::Path) -> u64 {
+    let text = fs::read_to_string(file).unwrap();
+    let mut told = text.split_whitespace().filter_map(|word| word.strip_prefix("got_bytes="));
+    told.next_back().unwrap_or_else(|| panic!("{text}")).parse().unwrap()
+}
+
+#[test]
+fn hooks_of_the_runtime_use_the_host_as_without_us() {
+    // Not over crun: here that is started in a mount namespace of its own.
+    let gated = Gated::new();
+    let said = gated.host.scratch.directory("said");
+    let dev = gated.host.scratch.path().join("sim/dev");
+    let hook = |name: &str| {
+        let script = format!(
+            "'{}' --dev '{}' fill > '{}/{name}' 2>&1",
+            rmtool().display(),
+            dev.display(),
+            said.display()
+        );
+        json!({"path": "/bin/sh", "args": ["sh", "-c", script]})
+    };
+    let bundle = gated.bundle_with("app", |config| {
+        ask(config, 1000);
+        config["process"]["args"] = json!([RMTOOL, "fill"]);
+        config["hooks"] = json!({
+            "createRuntime": [hook("createRuntime")],
+            "poststart": [hook("poststart")],
+            "poststop": [hook("poststop")],
+        });
+    });
+    let runtime = gated.host.runtime();
+    let told = runtime.run(&bundle).ok();
+    // The one after the start shares the GPU with the container, which may be there.
+    assert_eq!(got_bytes_in(&said.join("createRuntime")), FIRST_MIB * MIB);
+    assert_eq!(got_bytes_in(&said.join("poststop")), FIRST_MIB * MIB);
+    assert!(got_bytes_in(&said.join("poststart")) >= (FIRST_MIB - 1000) * MIB);
+    assert!(got_bytes(&told) <= 1000 * MIB, "{told}");
+    gated.soon_is_empty();
+}
+
+#[test]
+fn the_profile_of_the_bundle_stays_as_it_was() {
+    let gated = Gated::new();
+    let profile = json!({
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{"names": ["getpriority"], "action": "SCMP_ACT_ERRNO", "errnoRet": 77}],
+    });
+    let bundle = gated.bundle_with("app", |config| {
+        ask(config, 1000);
+        config["process"]["args"] = json!([RMTOOL, "fill"]);
+        config["linux"]["seccomp"] = profile.clone();
+    });
+    let filled = gated.host.runtime().run(&bundle).ok();
+    assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    assert_eq!(bundle.config()["linux"]["seccomp"], profile);
+    gated.soon_is_empty();
+}
+
+#[test]
+fn a_profile_with_a_listener_is_refused_and_nothing_is_left() {
+    let gated = Gated::new();
+    let bundle = gated.bundle_with("app", |config| {
+        ask(config, 1000);
+        config["linux"]["seccomp"] = json!({
+            "defaultAction": "SCMP_ACT_ALLOW", "listenerPath": "/run/other.sock",
+            "syscalls": [{"names": ["mount"], "action": "SCMP_ACT_NOTIFY"}],
+        });
+    });
+    let refused = gated.host.runtime().create(&bundle).fails();
+    gated.host.was_told(
+        refused,
+        &bundle,
+        &["listenerPath is /run/other.sock", "without a listener"],
+    );
+    gated.soon_is_empty();
+}
+
+/// A container that sleeps, and what its `fill` by exec says with a configuration `text`.
+fn filled_under(gated: &Gated, bundle: &Bundle, text: &str) -> crate::support::Outcome {
+    let config = gated.host.config();
+    let before = fs::read(&config).unwrap();
+    fs::write(&config, text).unwrap();
+    let filled = gated.exec(bundle, &["fill"]);
+    fs::write(&config, before).unwrap();
+    filled
+}
+
+#[test]
+fn with_a_broken_configuration_no_exec_gets_past_the_gate() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    let state = gated.host.state_dir();
+    let state_dir = format!("state_dir = '{}'\n", state.display());
+    // What is unknown or can't be meant leaves the directory readable.
+    for broken in ["nonsense = 1\n", "[admission]\nmax_inst = 999\n"] {
+        let filled = filled_under(&gated, &bundle, &format!("{state_dir}{broken}")).ok();
+        assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    }
+    // Where it can't be told where the gate is, an exec could go past it.
+    let refused = filled_under(&gated, &bundle, &format!("{state_dir}[[[\n")).fails();
+    assert!(refused.stderr.contains("cgpu: configuration"), "{refused}");
+    assert_eq!(gated.used_bytes(0), 0);
+    let filled = gated.exec(&bundle, &["fill"]).ok();
+    assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn an_exec_finds_its_container_whatever_stands_before_the_id() {
+    for crun in [false, true] {
+        let mut gated = Gated::new();
+        if crun {
+            gated.over_crun();
+        }
+        let bundle = gated.sleeping("app", 1000);
+        let runtime = gated.host.runtime();
+        let mut lines = vec![
+            vec!["exec", "--cwd", "/", "--env", "A=app", "app", RMTOOL, "fill"],
+            vec!["exec", "-e", "A=b", "-u", "0", "app", RMTOOL, "fill"],
+            vec!["exec", "--", "app", RMTOOL, "fill"],
+        ];
+        if crun {
+            lines.push(vec!["exec", "--cw", "/", "-eA=b", "app", RMTOOL, "fill"]);
+        }
+        for line in lines {
+            let filled = runtime.call(&line).ok();
+            assert_eq!(got_bytes(&filled), 1000 * MIB, "crun {crun} {line:?}: {filled}");
+        }
+        runtime.delete(&bundle).ok();
+        gated.soon_is_empty();
+    }
+}
