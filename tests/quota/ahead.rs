@@ -13,9 +13,9 @@ const MIB: u64 = 1 << 20;
 /// What is written in a file like rmtool's output.
 #[track_caller]
 fn got_bytes_in(file: &std::path::Path) -> u64 {
-    let text = fs::read_to_string(file).unwrap();
+    let text = fs::read_to_string(file).expect("the hook wrote it");
     let mut told = text.split_whitespace().filter_map(|word| word.strip_prefix("got_bytes="));
-    told.next_back().unwrap_or_else(|| panic!("{text}")).parse().unwrap()
+    told.next_back().unwrap_or_else(|| panic!("{text}")).parse().expect("a number")
 }
 
 #[test]
@@ -92,10 +92,10 @@ fn a_profile_with_a_listener_is_refused_and_nothing_is_left() {
 /// A container that sleeps, and what its `fill` by exec says with a configuration `text`.
 fn filled_under(gated: &Gated, bundle: &Bundle, text: &str) -> crate::support::Outcome {
     let config = gated.host.config();
-    let before = fs::read(&config).unwrap();
-    fs::write(&config, text).unwrap();
+    let before = fs::read(&config).expect("it is there");
+    fs::write(&config, text).expect("it can be written");
     let filled = gated.exec(bundle, &["fill"]);
-    fs::write(&config, before).unwrap();
+    fs::write(&config, before).expect("it can be written");
     filled
 }
 

@@ -11,6 +11,7 @@ mod attack;
 mod processes;
 mod rm;
 mod script;
+mod untrapped;
 mod uvm;
 mod work;
 
@@ -79,6 +80,8 @@ enum Task {
         /// How many calls of each.
         rounds: u32,
     },
+    /// Times of calls that no monitor decides on in nanoseconds, as JSON.
+    Untrapped,
     /// Play a hostile program; without a name, list them.
     Attack {
         /// Which.
@@ -103,6 +106,7 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
         Task::Hold { size } => work::hold(&place, size),
         Task::Storm { processes } => work::storm(&place, processes),
         Task::Bench { rounds } => work::bench(&place, rounds),
+        Task::Untrapped => untrapped::bench(),
         Task::Attack { name, arguments } => attack::run(&place, name.as_deref(), &arguments),
     }
 }
