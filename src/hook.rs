@@ -379,8 +379,15 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         bundle.apply(&host.edits(&record, &bundle, nodes, calls)?)?;
         if let Some(farewell) = &farewell {
             let own_mounts = bundle.has_own_mounts();
-            let (way, bundle) = (Way::Bundle, Path::new(""));
-            host.launch(&record, &Launch { way, own_mounts, bundle, launcher: None, farewell })?;
+            let how = Launch {
+                way: Way::Bundle,
+                own_mounts,
+                bundle: Path::new(""),
+                launcher: None,
+                state_file: None,
+                farewell,
+            };
+            host.launch(&record, &how)?;
         }
         write(bundle.to_text().as_bytes())
     };

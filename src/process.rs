@@ -1,6 +1,9 @@
 //! Who a process is: its pid with the time it started, so that a pid used again is
 //! never taken for the process that had it before.
 
+use std::fs;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use nix::errno::Errno;
@@ -51,10 +54,27 @@ impl ProcessId {
     }
 }
 
+/// The first process of a container, by the runtime's own state of it, as both runtimes write
+/// it: runc in `state.json` (`libcontainer/container_linux.go`, `State`), crun in `status`
+/// (`src/libcrun/status.c`). `None` where there is none, or it has ended.
+#[must_use]
+pub fn first_of(state_file: &Path) -> Option<ProcessId> {
+    #[derive(Deserialize)]
+    struct State {
+        #[serde(alias = "init_process_pid")]
+        pid: i32,
+        #[serde(rename = "process-start-time", alias = "init_process_start")]
+        start_ticks: u64,
+    }
+    let state: State = serde_json::from_slice(&fs::read(state_file).ok()?).ok()?;
+    let first = ProcessId { pid: state.pid, start_ticks: state.start_ticks };
+    first.alive().then_some(first)
+}
+
 /// The id of this boot; empty where the kernel tells none.
 #[must_use]
-pub fn boot_id(proc_root: &std::path::Path) -> String {
-    std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id"))
+pub fn boot_id(proc_root: &Path) -> String {
+    fs::read_to_string(proc_root.join("sys/kernel/random/boot_id"))
         .map(|text| text.trim().to_owned())
         .unwrap_or_default()
 }

@@ -200,6 +200,7 @@ impl Gate {
             monitor: self.monitor.clone(),
             farewell: std::iter::once(program).chain(words).collect(),
             launcher: how.launcher,
+            state_file: how.state_file.map(Path::to_owned),
             spares_host: how.way == Way::Ahead && how.own_mounts,
             log: self.log.clone(),
         })

@@ -51,6 +51,8 @@ pub struct Launch<'a> {
     pub bundle: &'a Path,
     /// Who makes it; `None` where that isn't known.
     pub launcher: Option<ProcessId>,
+    /// The runtime's own state of it, where that is known to come.
+    pub state_file: Option<&'a Path>,
     /// What deregisters it, for a backend that sees its end by itself.
     pub farewell: &'a HookCall,
 }

@@ -14,6 +14,8 @@ const MOST: usize = 256;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Origin {
     mounts: BTreeSet<u64>,
+    /// All mounts of its first process, as they are now.
+    firsts: BTreeSet<u64>,
     filesystems: BTreeSet<u64>,
     namespaces: BTreeSet<u64>,
     cgroups: BTreeSet<String>,
@@ -26,6 +28,11 @@ impl Origin {
         if let Some(filesystem) = filesystem {
             remember(&mut self.filesystems, filesystem);
         }
+    }
+
+    /// Its first process has these mounts that the host doesn't have.
+    pub fn inhabit(&mut self, mounts: BTreeSet<u64>) {
+        self.firsts = mounts;
     }
 
     /// One of its processes is in that mount namespace and in that cgroup, as
@@ -42,13 +49,15 @@ impl Origin {
     /// Whether nothing is known of where its nodes are.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
-        self.mounts.is_empty() && self.filesystems.is_empty()
+        self.mounts.is_empty() && self.firsts.is_empty() && self.filesystems.is_empty()
     }
 
     /// Whether an open file is of the container's: by its mount, or its file system.
     #[must_use]
     pub fn has(&self, mount: u64, filesystem: u64) -> bool {
-        self.mounts.contains(&mount) || self.filesystems.contains(&filesystem)
+        self.mounts.contains(&mount)
+            || self.firsts.contains(&mount)
+            || self.filesystems.contains(&filesystem)
     }
 
     /// Whether a process is the container's: by its mount namespace, or its cgroup.

@@ -39,6 +39,9 @@ pub struct Settings {
     pub farewell: Vec<String>,
     /// The runtime that makes the container; `None` where that isn't known.
     pub launcher: Option<ProcessId>,
+    /// The runtime's own state of the container, which tells its first process; `None` where
+    /// that isn't known.
+    pub state_file: Option<PathBuf>,
     /// Whether calls from the host's own mount namespace are none of the container's: the
     /// runtime is behind the gate with its hooks, and the container has mounts of its own.
     pub spares_host: bool,

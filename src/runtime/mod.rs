@@ -153,8 +153,19 @@ impl Reserved {
             None => Way::Ahead,
         };
         if let Some(farewell) = &farewell {
-            let (own_mounts, bundle) = (bundle.has_own_mounts(), &record.bundle);
-            let how = Launch { way, own_mounts, bundle, launcher: Some(by), farewell };
+            let how = Launch {
+                way,
+                own_mounts: bundle.has_own_mounts(),
+                bundle: &record.bundle,
+                launcher: Some(by),
+                state_file: match &record.holder {
+                    Holder::Launched { state_file, .. } => Some(state_file),
+                    Holder::Reserved { .. } | Holder::Announced { .. } | Holder::Active { .. } => {
+                        None
+                    }
+                },
+                farewell,
+            };
             self.host.launch(record, &how)?;
         }
         failpoint("launched");

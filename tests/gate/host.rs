@@ -165,6 +165,7 @@ impl Monitor {
             monitor: "cgpu-monitor".into(),
             farewell: Vec::new(),
             launcher: None,
+            state_file: None,
             spares_host,
             log: std::env::var("CGPU_TEST_LOG").unwrap_or_default(),
         };

@@ -61,7 +61,7 @@ const ATTACKS: &[(&[&str], Promise)] = &[
 ];
 
 /// Those that take two containers; they have tests of their own.
-const OF_TWO: &[&str] = &["send-fd", "recv-fd", "inherited"];
+const OF_TWO: &[&str] = &["send-fd", "send-open", "recv-fd", "inherited"];
 
 /// What the driver said while `act` went on: the most in use, and for how long more than
 /// `limit_bytes` was.
@@ -255,6 +255,12 @@ fn so_it_does_while_the_container_that_handed_it_out_lives_on() {
 fn so_does_memory_of_a_client_that_the_taker_made_itself() {
     hand_out(SEND, "exec /rmtool attack recv-fd /shared/s 5 own-client");
     hand_out(SEND_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 5 own-client");
+}
+
+#[test]
+fn so_does_memory_by_a_descriptor_that_the_container_never_used() {
+    const OPEN_AND_LIVE: &[&str] = &["sh", "-c", "/rmtool attack send-open /shared/s; sleep 1000"];
+    hand_out(OPEN_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 5 own-client");
 }
 
 #[test]

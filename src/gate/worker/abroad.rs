@@ -4,12 +4,10 @@
 //! shows in the driver's figures alone: of the process that made the client, which may be
 //! dead by then, or of a stranger that made one of its own. So those are asked for, too;
 //! whoever then is found with a file that was opened in the container ([`Origin`]), and
-//! isn't at home there, is ended. The same is done once more when the container is gone,
-//! before the keeper is told.
+//! isn't at home there, is ended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,12 +21,13 @@ use super::device::{self, Device};
 use super::memory::Count;
 use super::target::{process_id, share_files};
 use crate::gate::origin::{Origin, mounts};
-use crate::gate::wire::Notice;
 use crate::ledger::Process;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, first_of};
 
-/// How often strangers' figures are asked for.
+/// How often is looked whether strangers could have taken anything, and how often they are
+/// asked for all the same.
 const LOOK: Duration = Duration::from_millis(200);
+const FULL_LOOK: Duration = Duration::from_millis(600);
 
 /// How often descriptors are looked through while there is something to explain, and how
 /// long after it came up.
@@ -46,14 +45,6 @@ const UNEXPLAINED_BYTES: i128 = 16 << 20;
 /// Looks in a row that may tell nothing of that.
 const MOST_UNSTEADY: u32 = 1;
 
-/// How often is looked once the container is gone, and how long nothing must be found.
-pub(super) const LAST_LOOK: Duration = Duration::from_millis(25);
-const LAST_SEARCH: Duration = Duration::from_millis(100);
-const QUIET: Duration = Duration::from_millis(400);
-
-/// How long the keeper is kept waiting at most.
-const LIMIT: Duration = Duration::from_secs(10);
-
 /// Dead processes whose figures are asked for, and mounts that were judged.
 const MOST_FORMER: usize = 4096;
 const MOST_MOUNTS: usize = 1024;
@@ -65,8 +56,6 @@ pub(super) struct Abroad {
     last: AtomicU64,
     origin: Mutex<Origins>,
     state: Mutex<State>,
-    /// Listeners that the keeper still thinks are there, and since when they aren't.
-    ending: Mutex<Vec<(u64, Instant)>>,
 }
 
 #[derive(Debug, Default)]
@@ -86,17 +75,20 @@ struct State {
     unexplained: Option<i128>,
     /// Looks in a row during which that changed.
     unsteady: u32,
+    /// Whether the container's first process was met.
+    met: bool,
+    /// Bytes in use less those of the container's own processes, but for a constant: at the last
+    /// look at strangers' figures, and when that was.
+    of_others: Option<(i128, Instant)>,
     looked: Option<Instant>,
     searched: Option<Instant>,
     /// Until when there is something to explain.
     suspicion: Option<Instant>,
-    /// Since when nothing is found of a container that is gone.
-    quiet: Option<Instant>,
 }
 
 /// What is held against a stranger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Charge {
+pub(super) enum Charge {
     /// The container's clients have what nobody asked us for.
     Theirs,
     /// It has memory itself, or could have: which it may, where it has a GPU of its own.
@@ -138,14 +130,34 @@ impl Abroad {
         }
     }
 
-    /// Whether there may be something to see though nobody of the container is.
+    /// Whether there may be something to see though nobody of the container has called.
     pub(super) fn is_watched(&self) -> bool {
-        !self.state().former.is_empty() && !self.origins().origin.is_unknown()
+        let state = self.state();
+        let seen = state.met || !state.former.is_empty();
+        drop(state);
+        seen && !self.origins().origin.is_unknown()
     }
 
-    /// Whether a container is gone that the keeper isn't told of yet.
-    pub(super) fn is_ending(&self) -> bool {
-        !self.ending.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    /// Whether any process of the container's has ever called.
+    pub(super) fn has_called(&self) -> bool {
+        !self.state().former.is_empty()
+    }
+
+    /// Whether nothing is known of where the container's files are opened.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.origins().origin.is_unknown()
+    }
+
+    /// Pids of the container's that are nobody's now.
+    pub(super) fn former(&self) -> BTreeSet<u32> {
+        let mut pids: BTreeSet<u32> = self.state().former.iter().copied().collect();
+        pids.retain(|pid| pid.cast_signed() > 0 && ProcessId::of(pid.cast_signed()).is_none());
+        pids
+    }
+
+    /// Since when descriptors weren't searched for; forever where they never were.
+    pub(super) fn since_search(&self) -> Duration {
+        self.state().searched.map_or(Duration::MAX, |searched| searched.elapsed())
     }
 }
 
@@ -172,6 +184,26 @@ impl Shared {
         let mut of_host = nodes.iter().filter_map(|node| device::place_at(&node.path));
         let private = !of_host.any(|place| place.0 == filesystem);
         origins.origin.learn(mount, private.then_some(filesystem));
+    }
+
+    /// Looks for the container's first process, before any has called: a descriptor can be sent
+    /// away unused. Its mounts may still be being made, so they are looked at again.
+    pub(super) fn meet(&self) {
+        let Some(state_file) = &self.settings.state_file else { return };
+        let Some(first) = first_of(state_file) else { return };
+        let Ok(ours) = fs::read_to_string("/proc/self/mountinfo") else { return };
+        let Ok(theirs) = fs::read_to_string(format!("/proc/{}/mountinfo", first.pid)) else {
+            return;
+        };
+        let (ours, mut theirs) = (mounts(&ours), mounts(&theirs));
+        theirs.retain(|mount| !ours.contains(mount));
+        if !first.alive() || theirs.is_empty() || theirs.len() > MOST_MOUNTS {
+            return;
+        }
+        let abroad = &self.auditor.abroad;
+        abroad.origins().origin.inhabit(theirs);
+        self.settle(first.pid);
+        abroad.state().met = true;
     }
 
     /// A process of the container's was seen: where it lives, and what it has open.
@@ -222,13 +254,27 @@ impl Shared {
         }
     }
 
-    fn our_pids(&self) -> BTreeSet<u32> {
+    pub(super) fn our_pids(&self) -> BTreeSet<u32> {
         let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         books.processes.iter().map(|process| process_id(*process).pid.cast_unsigned()).collect()
     }
 
     fn look_at_figures(&self, ours: &BTreeSet<u32>) {
         let abroad = &self.auditor.abroad;
+        let own: Vec<u32> = ours.iter().copied().collect();
+        let Some((_, of_others)) = self.figures(&own) else { return };
+        let (last, suspicion) = {
+            let state = abroad.state();
+            (state.of_others, state.suspicion)
+        };
+        let now = Instant::now();
+        // Many monitors ask, for many processes: not without a reason.
+        if last.is_some_and(|(bytes, at)| bytes == of_others && now - at < FULL_LOOK)
+            && suspicion.is_none_or(|until| until <= now)
+        {
+            return;
+        }
+        abroad.state().of_others = Some((of_others, now));
         let former: BTreeSet<u32> = abroad.state().former.iter().copied().collect();
         let all = processes().chain(former.iter().copied()).chain(ours.iter().copied());
         let all: Vec<u32> = all.collect::<BTreeSet<u32>>().into_iter().collect();
@@ -264,7 +310,7 @@ impl Shared {
 
     /// Bytes that processes have of the container's GPUs, where any, and what is in use beyond
     /// that, but for a constant.
-    fn figures(&self, pids: &[u32]) -> Option<(BTreeMap<u32, u64>, i128)> {
+    pub(super) fn figures(&self, pids: &[u32]) -> Option<(BTreeMap<u32, u64>, i128)> {
         let own = self.auditor.own(self)?;
         let mut figures = BTreeMap::new();
         let mut unexplained = 0;
@@ -282,7 +328,7 @@ impl Shared {
     }
 
     /// Ends all strangers that have a descriptor of the container's. Whether there was one.
-    fn search(&self, ours: &BTreeSet<u32>, charge: Charge) -> bool {
+    pub(super) fn search(&self, ours: &BTreeSet<u32>, charge: Charge) -> bool {
         let all: Vec<u32> = processes().collect();
         let found = all.iter().filter(|pid| self.end_holder(**pid, ours, charge)).count() > 0;
         self.auditor.abroad.state().searched = Some(Instant::now());
@@ -363,80 +409,6 @@ impl Shared {
         }
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         self.auditor.abroad.origins().origin.houses(namespace.1, &cgroup)
-    }
-
-    /// Nobody is left behind a listener. The keeper is told, of the last one once nothing
-    /// is left of the container in the driver.
-    pub(super) fn deserted(&'static self, number: u64) -> io::Result<()> {
-        let abroad = &self.auditor.abroad;
-        let others = !self.listeners.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-        let unseen = self.our_pids().is_empty() && !abroad.is_watched();
-        if others || unseen || abroad.origins().origin.is_unknown() {
-            return self.keeper.tell(Notice::Gone { number });
-        }
-        let mut ending = abroad.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        ending.push((number, Instant::now()));
-        drop(ending);
-        self.auditor.wake();
-        // The driver may keep the auditor for ever.
-        let limited = self.spawn("end", move || {
-            std::thread::sleep(LIMIT);
-            if self.auditor.abroad.is_ending() {
-                tracing::error!(
-                    container = self.settings.short_id,
-                    limit_s = LIMIT.as_secs(),
-                    "the container is gone, and the driver still has memory of it: nobody was found who uses it"
-                );
-                self.tell_all_gone();
-            }
-        });
-        if limited.is_err() {
-            self.tell_all_gone();
-        }
-        Ok(())
-    }
-
-    fn tell_all_gone(&self) {
-        let mut ending = self.auditor.abroad.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        for (number, _) in std::mem::take(&mut *ending) {
-            if let Err(error) = self.keeper.tell(Notice::Gone { number }) {
-                self.finish(Err(error));
-            }
-        }
-    }
-
-    /// Looks after what is left of a container that is gone, and tells the keeper when
-    /// nothing is.
-    pub(super) fn see_out(&self) {
-        let abroad = &self.auditor.abroad;
-        if !abroad.is_ending() {
-            return;
-        }
-        if !self.listeners.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
-            // Somebody came after all.
-            return self.tell_all_gone();
-        }
-        let now = Instant::now();
-        let mut pids: BTreeSet<u32> = abroad.state().former.iter().copied().collect();
-        // Somebody else's by now.
-        pids.retain(|pid| pid.cast_signed() > 0 && ProcessId::of(pid.cast_signed()).is_none());
-        pids.extend(self.our_pids());
-        let pids: Vec<u32> = pids.into_iter().collect();
-        let used = self.figures(&pids).is_none_or(|(figures, _)| !figures.is_empty());
-        let charge = if used { Charge::Theirs } else { Charge::Own };
-        let searched = abroad.state().searched;
-        let due = searched.is_none_or(|searched| now - searched >= LAST_SEARCH);
-        let found = due && self.search(&BTreeSet::new(), charge);
-        let mut state = abroad.state();
-        if used || found {
-            state.quiet = None;
-            return;
-        }
-        let quiet = *state.quiet.get_or_insert(now);
-        drop(state);
-        if now - quiet >= QUIET {
-            self.tell_all_gone();
-        }
     }
 }
 

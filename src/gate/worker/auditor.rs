@@ -17,9 +17,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Shared;
-use super::abroad::{Abroad, LAST_LOOK};
+use super::abroad::Abroad;
 use super::books::{Books, MANAGED};
 use super::device;
+use super::ending::{Ending, LAST_LOOK};
 use super::memory::Count;
 use super::own::Own;
 use super::target::{pidfd_open, process_id};
@@ -31,6 +32,9 @@ use crate::rm::about::Held;
 
 /// How often the driver is asked while the container has processes that use it.
 const TICK: Duration = Duration::from_millis(250);
+
+/// How often while none of its processes has called.
+const IDLE_TICK: Duration = Duration::from_millis(700);
 
 /// How often mappings are looked at.
 const MAPPINGS: Duration = Duration::from_millis(500);
@@ -53,6 +57,7 @@ pub(super) struct Auditor {
     last: Mutex<Option<Instant>>,
     killed: Mutex<BTreeSet<Process>>,
     pub(super) abroad: Abroad,
+    pub(super) ending: Ending,
 }
 
 impl Auditor {
@@ -63,6 +68,7 @@ impl Auditor {
             last: Mutex::new(None),
             killed: Mutex::new(BTreeSet::new()),
             abroad: Abroad::default(),
+            ending: Ending::default(),
         })
     }
 
@@ -122,6 +128,9 @@ impl Shared {
                 self.look_abroad();
             }
             self.see_out();
+            if self.is_idle() {
+                self.meet();
+            }
             if mapped.elapsed() > MAPPINGS || woken == 0 || self.has_new_mappers() {
                 self.audit_mappings();
                 mapped = Instant::now();
@@ -148,16 +157,28 @@ impl Shared {
         }
     }
 
+    /// Whether none of the container's processes has called yet, and somebody is to be met.
+    fn is_idle(&self) -> bool {
+        self.settings.state_file.is_some()
+            && !self.auditor.abroad.has_called()
+            && self.book().processes.is_empty()
+    }
+
     /// How long nothing is due.
     fn next(&self, now: Instant) -> EpollTimeout {
+        let idle = self.is_idle();
         let books = self.book();
-        let watched = !books.processes.is_empty() || self.auditor.abroad.is_watched();
-        let ending = self.auditor.abroad.is_ending();
+        let watched = idle || !books.processes.is_empty() || self.auditor.abroad.is_watched();
+        let ending = self.auditor.ending.is_under_way();
+        let tick = match idle && self.auditor.abroad.is_watched() {
+            true => IDLE_TICK,
+            false => TICK,
+        };
         if !watched && !ending && self.stash.is_empty() {
             return EpollTimeout::NONE;
         }
         let due = books.due.iter().flatten().min();
-        let wait = due.map_or(TICK, |due| due.saturating_duration_since(now).min(TICK));
+        let wait = due.map_or(tick, |due| due.saturating_duration_since(now).min(tick));
         let wait = if self.stash.is_empty() { wait } else { wait.min(TICK / 10) };
         let wait = if ending { wait.min(LAST_LOOK) } else { wait };
         EpollTimeout::try_from(wait + Duration::from_millis(1)).unwrap_or(EpollTimeout::ZERO)

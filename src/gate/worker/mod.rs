@@ -13,6 +13,7 @@ mod books;
 mod calm;
 mod control;
 mod device;
+mod ending;
 mod escape;
 mod execute;
 mod keeper;

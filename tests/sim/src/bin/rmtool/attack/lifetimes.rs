@@ -68,15 +68,27 @@ pub(super) fn map_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
 pub(super) fn send_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let path = arguments.first().context("send-fd PATH")?;
     let rm = Rm::start(place)?;
+    send(path, [rm.ctl(), rm.gpu.as_raw_fd()], [rm.client, rm.device])
+}
+
+/// Opens the driver and sends the descriptors, and never calls it.
+pub(super) fn send_open(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let path = arguments.first().context("send-open PATH")?;
+    let (control, gpu) =
+        (open(&place.dev, "nvidiactl")?, open(&place.dev, &format!("nvidia{}", place.gpu))?);
+    send(path, [control.as_raw_fd(), gpu.as_raw_fd()], [0, 0])
+}
+
+/// Sends descriptors and handles to whoever connects.
+fn send(path: &str, fds: [RawFd; 2], [client, device]: [u32; 2]) -> anyhow::Result<u64> {
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path)?;
     println!("listening");
     std::io::stdout().flush()?;
     let (stream, _) = listener.accept()?;
-    let fds = [rm.ctl(), rm.gpu.as_raw_fd()];
     let mut handles = [0; 8];
-    handles.set_u32(0, rm.client);
-    handles.set_u32(4, rm.device);
+    handles.set_u32(0, client);
+    handles.set_u32(4, device);
     let handles = [IoSlice::new(&handles)];
     sendmsg::<()>(
         stream.as_raw_fd(),

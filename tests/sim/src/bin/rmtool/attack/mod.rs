@@ -55,6 +55,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("dup-free", lifetimes::dup_free),
     ("map-free", lifetimes::map_free),
     ("send-fd", lifetimes::send_fd),
+    ("send-open", lifetimes::send_open),
     ("recv-fd", lifetimes::recv_fd),
     ("vfork-exec", lifetimes::vfork_exec),
     ("inherited", lifetimes::inherited),
