@@ -11,4 +11,5 @@ mod gated;
 mod attacks;
 mod engines;
 mod faults;
+mod kills;
 mod quotas;
