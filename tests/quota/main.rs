@@ -11,5 +11,6 @@ mod gated;
 mod attacks;
 mod engines;
 mod faults;
+mod hangs;
 mod kills;
 mod quotas;
