@@ -13,4 +13,5 @@ mod engines;
 mod faults;
 mod hangs;
 mod kills;
+mod lifecycle;
 mod quotas;
