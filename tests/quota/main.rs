@@ -15,3 +15,4 @@ mod hangs;
 mod kills;
 mod lifecycle;
 mod quotas;
+mod sockets;
