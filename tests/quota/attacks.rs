@@ -179,8 +179,16 @@ fn the_table_would_notice_a_quota_that_does_not_hold() {
     let quota = QUOTA_MIB * MIB;
     for words in [&["race-size"][..], &["barrier16", "100MiB"], &["dup-free"]] {
         let command = [&[RMTOOL, "attack"], words].concat();
-        let (outcome, most, _) = watched(&gated, quota, || gated.run("free", QUOTA_MIB, &command));
-        assert!(most > quota, "{words:?} had {most} of {quota}: {outcome}");
+        // It may be over between two looks, so more than once.
+        let mut most = 0;
+        for _ in 0..5 {
+            let run = || gated.run("free", QUOTA_MIB, &command);
+            most = most.max(watched(&gated, quota, run).1);
+            if most > quota {
+                break;
+            }
+        }
+        assert!(most > quota, "{words:?} had {most} of {quota}");
     }
 }
 
