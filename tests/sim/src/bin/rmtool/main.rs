@@ -74,10 +74,13 @@ enum Task {
         /// How many.
         processes: u32,
     },
-    /// Median times of calls in nanoseconds, as JSON.
+    /// Median times of calls in nanoseconds, as JSON; of one kind of call its 99th
+    /// percentile, too.
     Bench {
         /// How many calls of each.
         rounds: u32,
+        /// The kind: all in turn, where none is given.
+        only: Option<work::Call>,
     },
     /// Play a hostile program; without a name, list them.
     Attack {
@@ -102,7 +105,8 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
         Task::Fill => work::fill_and_print(&place),
         Task::Hold { size } => work::hold(&place, size),
         Task::Storm { processes } => work::storm(&place, processes),
-        Task::Bench { rounds } => work::bench(&place, rounds),
+        Task::Bench { rounds, only: None } => work::bench(&place, rounds),
+        Task::Bench { rounds, only: Some(call) } => work::bench_one(&place, rounds, call),
         Task::Attack { name, arguments } => attack::run(&place, name.as_deref(), &arguments),
     }
 }
