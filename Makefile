@@ -42,10 +42,12 @@ test: deps ## test everything, real engines included (root)
 demo: deps build sim ## two containers share a simulated GPU, within their quotas (root)
 	@tests/demo $(RELEASE)
 
-# Cargo links the programs anew for the bench, and not statically.
+# Cargo links the programs anew for the bench, and not statically. The second has its figures
+# from rmtool, and need not be fast itself.
 bench: deps build sim ## measure what we cost beside bare runc (root)
 	@mkdir -p target/bench && cp $(addprefix $(RELEASE)/,cgpu $(STATIC) cgpu-sim rmtool) target/bench/
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --bench cost
+	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench neighbour
 
 fmt: ## format the code
 	$(CARGO) fmt --all

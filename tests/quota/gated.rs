@@ -127,6 +127,40 @@ impl Gated {
         used.as_u64().unwrap_or_else(|| panic!("{id} has no use: {:?}", self.host.ps()))
     }
 
+    /// The keeper and the worker of the container whose short id that is.
+    #[track_caller]
+    pub(crate) fn monitor(&self, short_id: &str) -> (Pid, Pid) {
+        let file = self.host.state_dir().join("gate").join(short_id).join("keeper");
+        let keeper = || {
+            let text = std::fs::read_to_string(&file).ok()?;
+            text.split(' ').next()?.parse::<i32>().ok()
+        };
+        let both = || {
+            let keeper = keeper()?;
+            let mut all = monitors(&self.host).into_iter();
+            Some((keeper, all.find(|pid| parent(*pid) == keeper)?))
+        };
+        wait_until(Duration::from_secs(5), || both().is_some());
+        let (keeper, worker) = both().unwrap_or_else(|| {
+            panic!("{short_id} has no monitor: {:?}\n{}", monitors(&self.host), self.host.log())
+        });
+        (Pid::from_raw(keeper), Pid::from_raw(worker))
+    }
+
+    /// That a program of the container can have so much of its GPU, and no more.
+    #[track_caller]
+    pub(crate) fn fills(&self, bundle: &Bundle, mib: u64) {
+        let filled = self.exec(bundle, &["fill"]);
+        assert_eq!(got_bytes(&filled), mib << 20, "{filled}\n{}", self.host.log());
+    }
+
+    /// Waits until so much of the first GPU is in use, by the driver.
+    #[track_caller]
+    pub(crate) fn soon_uses(&self, mib: u64) {
+        let soon = wait_until(Duration::from_secs(10), || self.used_bytes(0) == mib << 20);
+        assert!(soon, "{} of {mib} MiB: {}", self.used_bytes(0), self.host.log());
+    }
+
     /// Fails unless soon nothing is in use, nobody is registered, and no monitor is left.
     #[track_caller]
     pub(crate) fn soon_is_empty(&self) {
@@ -163,6 +197,18 @@ pub(crate) fn monitors(host: &Host) -> Vec<i32> {
         name.trim() == "cgpu-monitor" && targets.any(|target| target.starts_with(scratch))
     });
     ours.collect()
+}
+
+/// Its parent; 0 where it's gone.
+pub(crate) fn parent(pid: i32) -> i32 {
+    let stat = procfs::process::Process::new(pid).and_then(|process| process.stat());
+    stat.map_or(0, |stat| stat.ppid)
+}
+
+/// Its resident memory in bytes; 0 where it's gone.
+pub(crate) fn resident_bytes(pid: Pid) -> u64 {
+    let status = procfs::process::Process::new(pid.as_raw()).and_then(|process| process.status());
+    status.ok().and_then(|status| status.vmrss).unwrap_or(0) << 10
 }
 
 /// The application: a static program, built by `make test`.

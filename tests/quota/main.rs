@@ -12,4 +12,8 @@ mod ahead;
 mod attacks;
 mod engines;
 mod faults;
+mod hangs;
+mod kills;
+mod lifecycle;
 mod quotas;
+mod sockets;

@@ -10,11 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use super::command::last_lines;
 use super::image::PAUSE;
 use super::{
-    Cri, IMAGE, Image, Outcome, PATIENCE, Scratch, prerequisites, program, run_with_timeout,
-    wait_until,
+    Cri, IMAGE, Image, Outcome, PATIENCE, Restart, Scratch, prerequisites, program,
+    run_with_timeout, wait_until,
 };
 
 /// How long containerd may take to answer.
@@ -52,19 +55,9 @@ impl Builder {
         let crun = scratch.crun_program();
         let handlers = [("runc", program("runc")), ("crun", crun), ("cgpu", self.runtime.clone())];
         scratch.file("containerd.toml", configuration(scratch.path(), &handlers));
-        let log = File::create(scratch.path().join("containerd.log"))
-            .expect("a log can be made in a scratch");
-        let also = log.try_clone().expect("a descriptor can be duplicated");
-        let mut command = scratch.command("containerd");
-        command.arg("--config").arg(scratch.path().join("containerd.toml"));
-        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        let daemon = command
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(also)
-            .spawn()
-            .expect("containerd can be started");
-        let containerd = Containerd { daemon, scratch, runtime: self.runtime };
+        let Builder { runtime, environment } = self;
+        let daemon = spawn(&scratch, &environment);
+        let containerd = Containerd { daemon, scratch, runtime, environment };
         containerd.wait_until_it_answers();
         containerd.load(&Image::new(IMAGE));
         containerd.load(&Image::new(PAUSE).command(&["sleep", "1000000"]));
@@ -78,6 +71,7 @@ pub struct Containerd {
     daemon: Child,
     scratch: Scratch,
     runtime: PathBuf,
+    environment: Vec<(String, String)>,
 }
 
 impl Containerd {
@@ -171,7 +165,25 @@ impl Containerd {
         }
     }
 
-    /// What containerd has logged.
+    /// Ends containerd and starts it again; its containers live on under their shims.
+    pub fn restart(&mut self, how: Restart) {
+        match how {
+            Restart::Graceful => {
+                let pid = Pid::from_raw(self.daemon.id().cast_signed());
+                kill(pid, Signal::SIGTERM).expect("containerd is our child and not reaped yet");
+                let ended = wait_until(STARTING, || matches!(self.daemon.try_wait(), Ok(Some(_))));
+                assert!(ended, "containerd ignored SIGTERM: {}", last_lines(&self.log(), 30));
+            }
+            Restart::Killed => {
+                self.daemon.kill().expect("containerd is our child and not reaped yet");
+            }
+        }
+        self.daemon.wait().expect("containerd is our child");
+        self.daemon = spawn(&self.scratch, &self.environment);
+        self.wait_until_it_answers();
+    }
+
+    /// What containerd has logged since the first start.
     pub fn log(&self) -> String {
         fs::read_to_string(self.scratch.path().join("containerd.log")).unwrap_or_default()
     }
@@ -194,6 +206,20 @@ impl Drop for Containerd {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
+}
+
+fn spawn(scratch: &Scratch, environment: &[(String, String)]) -> Child {
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(scratch.path().join("containerd.log"))
+        .expect("a log can be opened in a scratch");
+    let also = log.try_clone().expect("a descriptor can be duplicated");
+    let mut command = scratch.command("containerd");
+    command.arg("--config").arg(scratch.path().join("containerd.toml"));
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    let daemon = command.stdin(Stdio::null()).stdout(log).stderr(also).spawn();
+    daemon.expect("containerd can be started")
 }
 
 fn socket(scratch: &Path) -> PathBuf {

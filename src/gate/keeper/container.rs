@@ -4,8 +4,8 @@
 //! listener then or later: crun connects while it creates. A container is gone when nobody
 //! is left behind any listener, nobody is connected, and who would have made it has ended.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -18,7 +18,7 @@ use crate::process::ProcessId;
 /// Connections that wait for their listener at once.
 const MOST_CONNECTIONS: usize = 256;
 
-/// How much of what a runtime says is kept, in bytes; annotations may be long.
+/// How much of what runtimes say is kept, of all together, in bytes; annotations may be long.
 const MOST_TEXT: usize = 4 << 20;
 
 /// How long a container may be announced before its runtime comes.
@@ -73,6 +73,12 @@ pub(super) struct Named {
     pub(super) bundle: PathBuf,
 }
 
+/// Whether it is a seccomp listener: of all else nobody would ever be told that it is over.
+fn is_listener(descriptor: &OwnedFd) -> bool {
+    let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+    std::fs::read_link(link).is_ok_and(|name| name == Path::new("anon_inode:seccomp notify"))
+}
+
 impl Container {
     pub(super) fn new(launcher: Option<ProcessId>, announced: bool) -> Self {
         let launcher = match launcher {
@@ -118,20 +124,24 @@ impl Container {
 
     /// What the connection of that place has to say: a listener, once.
     pub(super) fn hear(&mut self, at: usize) -> Option<OwnedFd> {
+        let kept: usize = self.connections.iter().map(|connection| connection.text.len()).sum();
+        let mut room = MOST_TEXT.saturating_sub(kept);
         let connection = self.connections.get_mut(at)?;
         let mut buffer = [0; 8 << 10];
         loop {
             let received = passing::receive(connection.socket.as_ref()?, &mut buffer, Wait::Never);
             if let Ok((length, _)) = &received
-                && connection.text.len() < MOST_TEXT
+                && *length <= room
             {
+                room -= length;
                 connection.text.extend_from_slice(buffer.get(..*length).unwrap_or_default());
             }
             match received {
-                Ok((_, Some(listener))) => {
+                Ok((_, Some(listener))) if is_listener(&listener) => {
                     self.begun = true;
                     return Some(listener);
                 }
+                Ok((_, Some(_))) => warn!("a descriptor is refused: it is no listener"),
                 Ok((1.., None)) => {}
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return None,
                 Ok((0, None)) | Err(_) => {

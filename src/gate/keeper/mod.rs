@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -103,24 +103,30 @@ fn signals() -> io::Result<SignalFd> {
     Ok(SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }
 
-/// Out of the cgroup that the engine has put its helpers into, where that may be the pod's:
-/// its end or its limit would be ours. Where a host doesn't let us, we stay.
+/// Out of the cgroups that the engine has put its helpers into, where they may be the pod's: its
+/// end, its limit or its freezer would be ours. Where a host doesn't let us, we stay.
 fn leave_the_container() {
     let _ = fs::write("/proc/self/oom_score_adj", "-999");
     let Ok(text) = fs::read_to_string("/proc/self/cgroup") else { return };
-    let in_pod = |path: &str| path.contains("kubepods") || path.contains("libpod");
-    if !text.lines().any(in_pod) {
-        return;
-    }
-    let roots: [PathBuf; 2] = ["/sys/fs/cgroup".into(), "/sys/fs/cgroup/unified".into()];
-    for root in roots.iter().filter(|root| root.join("cgroup.procs").exists()) {
-        let own = root.join("cgpu");
-        let _ = fs::create_dir(&own);
-        if fs::write(own.join("cgroup.procs"), "0").is_ok() {
-            return;
+    for line in text.lines().filter(|line| line.contains("kubepods") || line.contains("libpod")) {
+        // cgroups(7): HIERARCHY:CONTROLLERS:PATH, of version 2 with nothing in the middle.
+        let controllers = line.split(':').nth(1).unwrap_or_default();
+        let left = match controllers.strip_prefix("name=").unwrap_or(controllers) {
+            "" => ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].iter().any(|root| {
+                let own = Path::new(root).join("cgpu");
+                Path::new(root).join("cgroup.procs").exists()
+                    && (own.is_dir() || fs::create_dir(&own).is_ok())
+                    && fs::write(own.join("cgroup.procs"), "0").is_ok()
+            }),
+            name => {
+                let root = Path::new("/sys/fs/cgroup").join(name);
+                fs::write(root.join("cgroup.procs"), "0").is_ok()
+            }
+        };
+        if !left {
+            warn!(controllers, "the monitor stays in the pod's cgroup");
         }
     }
-    warn!("the monitor stays in the pod's cgroup");
 }
 
 #[derive(Debug)]

@@ -45,6 +45,12 @@ impl Program {
         Ok(Program { dir: options.dir.clone(), child })
     }
 
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// What it holds now.
     ///
     /// # Errors

@@ -75,10 +75,13 @@ enum Task {
         /// How many.
         processes: u32,
     },
-    /// Median times of calls in nanoseconds, as JSON.
+    /// Median times of calls in nanoseconds, as JSON; of one kind of call its 99th
+    /// percentile, too.
     Bench {
         /// How many calls of each.
         rounds: u32,
+        /// The kind: all in turn, where none is given.
+        only: Option<work::Call>,
     },
     /// Times of calls that no monitor decides on in nanoseconds, as JSON.
     Untrapped,
@@ -105,7 +108,8 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
         Task::Fill => work::fill_and_print(&place),
         Task::Hold { size } => work::hold(&place, size),
         Task::Storm { processes } => work::storm(&place, processes),
-        Task::Bench { rounds } => work::bench(&place, rounds),
+        Task::Bench { rounds, only: None } => work::bench(&place, rounds),
+        Task::Bench { rounds, only: Some(call) } => work::bench_one(&place, rounds, call),
         Task::Untrapped => untrapped::bench(),
         Task::Attack { name, arguments } => attack::run(&place, name.as_deref(), &arguments),
     }

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
 use cgpu_sim::abi::*;
+use cgpu_sim::bytes::Fields as _;
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::rm::{Fail, Place, Rm, command, raw_ioctl};
@@ -78,7 +79,8 @@ pub(crate) fn fill_and_print(place: &Place) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-fn median_ns(rounds: u32, mut round: impl FnMut() -> Result<(), Fail>) -> Result<u128, Fail> {
+/// The times of so many rounds, in order.
+fn times(rounds: u32, mut round: impl FnMut() -> Result<(), Fail>) -> Result<Vec<Duration>, Fail> {
     let mut times = Vec::new();
     for _ in 0..rounds {
         let start = Instant::now();
@@ -86,7 +88,54 @@ fn median_ns(rounds: u32, mut round: impl FnMut() -> Result<(), Fail>) -> Result
         times.push(start.elapsed());
     }
     times.sort_unstable();
-    Ok(times.get(times.len() / 2).map_or(0, Duration::as_nanos))
+    Ok(times)
+}
+
+/// That of so many hundredths.
+fn percentile_ns(times: &[Duration], hundredths: usize) -> u128 {
+    times.get(times.len() * hundredths / 100).map_or(0, Duration::as_nanos)
+}
+
+fn median_ns(rounds: u32, round: impl FnMut() -> Result<(), Fail>) -> Result<u128, Fail> {
+    Ok(percentile_ns(&times(rounds, round)?, 50))
+}
+
+/// Kinds of calls, by what the gate does with them.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Call {
+    /// A driver's number on what is none of its files; the driver is not asked.
+    Refused,
+    /// One that its caller makes, on what is none of the driver's files; likewise.
+    Continued,
+    /// One that the monitor makes.
+    Executed,
+}
+
+/// Median and 99th percentile of calls of a kind, as JSON.
+pub(crate) fn bench_one(place: &Place, rounds: u32, call: Call) -> anyhow::Result<bool> {
+    let (pipe, _other) = nix::unistd::pipe()?;
+    let on_pipe = |control: u32| {
+        let mut bytes = [0; 32];
+        bytes.set_u32(8, control);
+        let _ = raw_ioctl(pipe.as_raw_fd(), command(NV_ESC_RM_CONTROL, 32), &mut bytes);
+        Ok(())
+    };
+    let times = match call {
+        Call::Refused => times(rounds, || on_pipe(0)),
+        Call::Continued => times(rounds, || on_pipe(NV2080_CTRL_CMD_GPU_GET_GID_INFO)),
+        Call::Executed => {
+            let rm = Rm::start(place)?;
+            let indices = [NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE];
+            times(rounds, || rm.fb_info_v2(&indices).map(|_| ()))
+        }
+    }?;
+    let result = serde_json::json!({
+        "rounds": rounds,
+        "p50_ns": u64::try_from(percentile_ns(&times, 50))?,
+        "p99_ns": u64::try_from(percentile_ns(&times, 99))?,
+    });
+    println!("{result}");
+    Ok(true)
 }
 
 /// Median times of calls, as JSON.

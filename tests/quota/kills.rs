@@ -1,0 +1,202 @@
+//! Containers that run out of the host's memory, and what of that reaches the monitor.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::gated::{Gated, RMTOOL, rmtool};
+use crate::host::ask;
+use crate::support::{Bundle, Containerd, PATIENCE, run_with_timeout, wait_until};
+
+const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
+
+/// What a container may have of the host's memory, and what it then takes.
+const LIMIT_BYTES: u64 = 64 << 20;
+const HOG: [&str; 5] = ["dd", "if=/dev/zero", "of=/dev/null", "bs=256M", "count=1"];
+
+/// Holds 300 MiB of the GPU, as whom the kernel kills first.
+const VICTIM: [&str; 3] =
+    ["sh", "-c", "echo 1000 >/proc/self/oom_score_adj && exec /rmtool hold 300MiB"];
+
+/// A container with 1000 MiB of the GPU and little of the host's memory.
+fn tight(gated: &Gated, words: &[&str]) -> Bundle {
+    let bundle = gated.bundle_with("tight", |config| {
+        ask(config, 1000);
+        config["process"]["args"] = json!(words);
+        config["linux"]["resources"]["memory"] = json!({"limit": LIMIT_BYTES});
+    });
+    let runtime = gated.host.runtime();
+    runtime.create(&bundle).ok();
+    runtime.start(&bundle).ok();
+    bundle
+}
+
+/// How many processes of that container the kernel has killed for the memory they took.
+#[track_caller]
+fn killed(gated: &Gated, bundle: &Bundle) -> u64 {
+    let below = format!("{}/{}", gated.host.scratch.cgroup().trim_matches('/'), bundle.id);
+    let files = ["memory/{}/memory.oom_control", "{}/memory.events"];
+    let files = files.map(|file| Path::new("/sys/fs/cgroup").join(file.replace("{}", &below)));
+    let text = files.iter().find_map(|file| fs::read_to_string(file).ok());
+    let text = text.unwrap_or_else(|| panic!("none of {files:?} is there"));
+    let counts = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    counts.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no count: {text}"))
+}
+
+/// A program in the container that goes on while we do.
+fn start(gated: &Gated, bundle: &Bundle, words: &[&str]) -> Child {
+    let mut command = gated.host.runtime().command();
+    command.args(["exec", &bundle.id]).args(words);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command.spawn().expect("the runtime can be started")
+}
+
+/// That neither of a monitor is in one of the cgroups that `inside` names.
+#[track_caller]
+fn are_outside(monitor: (Pid, Pid), inside: &str) {
+    for (who, cgroups) in [("keeper", cgroups_of(monitor.0)), ("worker", cgroups_of(monitor.1))] {
+        assert!(!cgroups.contains(inside), "the {who} is inside:\n{cgroups}");
+    }
+}
+
+fn cgroups_of(pid: Pid) -> String {
+    fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives")
+}
+
+#[test]
+fn what_a_process_held_is_free_when_the_kernel_kills_it_and_the_container_goes_on() {
+    let gated = Gated::new();
+    let bundle = tight(&gated, &["sleep", "1000"]);
+    let monitor = gated.monitor("tight_______");
+    are_outside(monitor, &gated.host.scratch.cgroup());
+    let mut victim = start(&gated, &bundle, &VICTIM);
+    gated.soon_uses(300);
+    let hog = gated.host.runtime().exec(&bundle, &HOG);
+    assert!(!hog.status.success(), "it had the memory: {hog}");
+    assert_eq!(killed(&gated, &bundle), 2, "holder and hog: {hog}");
+    assert!(!victim.wait().unwrap().success(), "it was killed");
+    gated.soon_uses(0);
+    assert_eq!(gated.monitor("tight_______"), monitor, "the monitor is the same");
+    assert_eq!(gated.host.runtime().status(&bundle), "running");
+    gated.fills(&bundle, 1000);
+    assert_eq!(gated.accounted_bytes("tight"), 0);
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+    gated.host.check_registry();
+}
+
+#[test]
+fn what_a_container_held_is_free_when_the_kernel_kills_its_first_process() {
+    let gated = Gated::new();
+    let bundle = tight(&gated, &VICTIM);
+    let neighbour = gated.sleeping("neighbour", 1000);
+    gated.soon_uses(300);
+    let hog = gated.host.runtime().exec(&bundle, &HOG);
+    assert!(!hog.status.success(), "it had the memory: {hog}");
+    assert!(killed(&gated, &bundle) >= 1, "{hog}");
+    gated.soon_uses(0);
+    let stopped = || gated.host.runtime().status(&bundle) == "stopped";
+    assert!(wait_until(Duration::from_secs(5), stopped));
+    // Before anybody deletes it: its keeper has deregistered it.
+    let alone = || gated.host.registered().len() == 1;
+    assert!(wait_until(Duration::from_secs(5), alone), "{:?}", gated.host.ps());
+    gated.fills(&neighbour, 1000);
+    gated.host.runtime().delete(&bundle).ok();
+    let again = tight(&gated, &["sleep", "1000"]);
+    gated.fills(&again, 1000);
+    for bundle in [&again, &neighbour] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+    gated.host.check_registry();
+}
+
+/// The directory called `name` in every hierarchy of cgroups.
+fn cgroups(name: &str) -> Vec<PathBuf> {
+    let own = procfs::process::Process::myself().and_then(|own| own.mountinfo());
+    let mounts = own.expect("our mounts can be read");
+    let kinds = ["cgroup", "cgroup2"];
+    let mounts = mounts.into_iter().filter(|mount| kinds.contains(&mount.fs_type.as_str()));
+    mounts.map(|mount| mount.mount_point.join(name.trim_start_matches('/'))).collect()
+}
+
+/// A container whose runtime is started in a pod's cgroup, as that of CRI-O and podman is, and
+/// `look`s at its keeper and worker.
+#[track_caller]
+fn in_a_pods_cgroup(look: impl Fn((Pid, Pid))) {
+    let gated = Gated::new();
+    let pod = format!("{}/kubepods/pod1", gated.host.scratch.cgroup());
+    let bundle = gated.bundle_with("app", |config| {
+        ask(config, 1000);
+        config["process"]["args"] = json!(["sleep", "1000"]);
+        config["linux"]["cgroupsPath"] = json!(format!("{pod}/app"));
+    });
+    let mut enter = String::new();
+    for cgroup in cgroups(&pod) {
+        fs::create_dir_all(&cgroup).expect("a cgroup can be made");
+        // Without these no process can be in a cpuset of version 1.
+        for dir in ["../..", "..", "."].map(|above| cgroup.join(above)) {
+            for file in ["cpuset.cpus", "cpuset.mems"].map(|file| dir.join(file)) {
+                let name = file.file_name().expect("it has a name");
+                if let (true, Ok(all)) = (file.exists(), fs::read(dir.join("..").join(name))) {
+                    fs::write(&file, all).expect("what a parent has can be given");
+                }
+            }
+        }
+        enter.push_str(&format!("echo $$ >{}/cgroup.procs || exit 9\n", cgroup.display()));
+    }
+    let runtime = gated.host.runtime();
+    let mut command: Command = gated.host.scratch.command("sh");
+    command.env("CGPU_CONFIG", gated.host.config());
+    let words = format!("{enter}exec \"$@\"");
+    command.args(["-c", &words, "sh", RUNTIME, "--root"]).arg(runtime.root());
+    command.args(["create", "--bundle"]).arg(&bundle.directory).arg("app");
+    run_with_timeout(&mut command, PATIENCE).ok();
+    runtime.start(&bundle).ok();
+    look(gated.monitor("app_________"));
+    gated.fills(&bundle, 1000);
+    runtime.delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn a_monitor_leaves_every_cgroup_of_the_pod_that_its_runtime_is_started_in() {
+    in_a_pods_cgroup(|monitor| are_outside(monitor, "/kubepods/"));
+}
+
+#[test]
+fn a_pods_monitor_is_outside_of_the_pods_cgroup() {
+    let gated = Gated::new();
+    let config = gated.host.config().display().to_string();
+    let containerd = Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config).start();
+    let cri = containerd.cri();
+    let mut pod = cri.pod_config("gated");
+    let parent = format!("{}/kubepods/pod1", containerd.scratch().cgroup());
+    pod["linux"]["cgroup_parent"] = json!(parent);
+    let pod_id = cri.run_pod("cgpu", &pod);
+    let mut main = cri.container_config("main");
+    main["mounts"] = json!([{"container_path": RMTOOL, "host_path": rmtool(), "readonly": true}]);
+    main["envs"] = json!([
+        {"key": "ALIYUN_COM_GPU_MEM_CONTAINER", "value": "1000"},
+        {"key": "ALIYUN_COM_GPU_MEM_UNIT", "value": "MiB"},
+        {"key": "NVIDIA_VISIBLE_DEVICES", "value": "0"},
+    ]);
+    // What the kernel kills here was started by the engine.
+    main["command"] = json!(VICTIM);
+    main["linux"] = json!({"resources": {"memory_limit_in_bytes": LIMIT_BYTES}});
+    let id = cri.create(&pod_id, &main, &pod);
+    cri.start(&id).ok();
+    gated.soon_uses(300);
+    are_outside(gated.monitor(&id[..12]), &containerd.scratch().cgroup());
+    let _ = cri.call("exec-sync", &json!({"container_id": id, "cmd": HOG, "timeout": 30}));
+    gated.soon_uses(0);
+    let ended = || cri.status(&id)["exit_code"] == 137;
+    assert!(wait_until(Duration::from_secs(5), ended), "{}", cri.status(&id));
+    gated.soon_is_empty();
+    cri.remove(&id).ok();
+    cri.remove_pod(&pod_id).ok();
+}

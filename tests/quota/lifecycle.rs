@@ -1,0 +1,279 @@
+//! What engines do to containers that live, and ids that come back too soon.
+
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use serde_json::json;
+
+use crate::gated::{Gated, RMTOOL, got_bytes, monitors, rmtool};
+use crate::support::{Bundle, Containerd, Docker, IMAGE, Outcome, Restart, Runtime, wait_until};
+
+const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
+
+const MIB: u64 = 1 << 20;
+
+/// The variables that ask for 1000 MiB of GPU 0.
+const ASK: [&str; 3] = [
+    "ALIYUN_COM_GPU_MEM_CONTAINER=1000",
+    "ALIYUN_COM_GPU_MEM_UNIT=MiB",
+    "NVIDIA_VISIBLE_DEVICES=0",
+];
+
+/// The runtime's reasons, without its clock.
+fn reasons(outcome: &Outcome) -> Vec<String> {
+    let lines = outcome.stderr.lines();
+    let reason = |line: &str| line.split_once("msg=").map_or(line, |(_, msg)| msg).to_owned();
+    lines.map(reason).collect()
+}
+
+/// Checkpoints a container of `bare` and one of ours, on a host without criu.
+#[track_caller]
+fn checkpoint(gated: &Gated, bare: &Runtime<'_>) {
+    // A search path that has what crun's script needs, and no criu.
+    let path = gated.host.scratch.directory("path");
+    for name in ["sh", "runc", "crun"] {
+        let link = path.join(name);
+        if !link.exists() {
+            std::os::unix::fs::symlink(crate::support::program(name), link)
+                .expect("a link can be made");
+        }
+    }
+    let path = path.display().to_string();
+    let images = gated.host.scratch.directory("images").display().to_string();
+    let try_it = |runtime: &Runtime<'_>, bundle: &Bundle| {
+        let runtime = runtime.clone().env("PATH", &path);
+        runtime.call(&["checkpoint", "--image-path", &images, &bundle.id])
+    };
+    let plain = gated.host.bundle("plain", |_| {});
+    bare.create(&plain).ok();
+    bare.start(&plain).ok();
+    let expected = try_it(bare, &plain).fails();
+    bare.delete(&plain).ok();
+
+    let bundle = gated.sleeping("app", 1000);
+    let monitor = gated.monitor("app_________");
+    let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
+    gated.soon_uses(300);
+    let runtime = gated.host.runtime();
+    let told = try_it(&runtime, &bundle);
+    assert_eq!(told.status.code(), expected.status.code(), "{told}\nbare: {expected}");
+    assert_eq!(reasons(&told), reasons(&expected), "{told}\nbare: {expected}");
+    assert_eq!(runtime.status(&bundle), "running");
+    assert!(holder.try_wait().is_ok_and(|ended| ended.is_none()), "it holds its memory");
+    assert_eq!(gated.accounted_bytes("app"), 300 * MIB);
+    gated.fills(&bundle, 700);
+    assert_eq!(gated.monitor("app_________"), monitor, "the monitor is the same");
+    runtime.delete(&bundle).ok();
+    holder.wait().expect("it is our child");
+    gated.soon_is_empty();
+    gated.host.check_registry();
+}
+
+#[test]
+fn a_checkpoint_without_criu_fails_as_the_runtimes_own_and_changes_nothing() {
+    let gated = Gated::new();
+    checkpoint(&gated, &gated.host.scratch.runc());
+    let mut gated = Gated::new();
+    gated.over_crun();
+    checkpoint(&gated, &gated.host.scratch.crun());
+}
+
+#[test]
+fn a_container_lives_on_with_its_quota_while_containerd_restarts() {
+    let gated = Gated::new();
+    let config = gated.host.config().display().to_string();
+    let mut containerd = Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config).start();
+    let mount = format!("type=bind,src={},dst={RMTOOL},options=rbind:ro", rmtool().display());
+    let mut options: Vec<&str> = ASK.iter().flat_map(|variable| ["--env", variable]).collect();
+    options.extend(["--mount", &mount, "-d"]);
+    for id in ["holder", "other"] {
+        containerd.run(&options, id, &[RMTOOL, "hold", "300MiB"]).ok();
+    }
+    gated.soon_uses(600);
+
+    let cri = containerd.cri();
+    let pod = cri.pod_config("gated");
+    let pod_id = cri.run_pod("cgpu", &pod);
+    let mut main = cri.container_config("main");
+    main["mounts"] = json!([{"container_path": RMTOOL, "host_path": rmtool(), "readonly": true}]);
+    let variables = ASK.iter().filter_map(|variable| variable.split_once('='));
+    main["envs"] = variables.map(|(key, value)| json!({"key": key, "value": value})).collect();
+    main["command"] = json!([RMTOOL, "hold", "200MiB"]);
+    let in_pod = cri.create(&pod_id, &main, &pod);
+    cri.start(&in_pod).ok();
+    gated.soon_uses(800);
+    drop(cri);
+
+    for how in [Restart::Graceful, Restart::Killed] {
+        containerd.restart(how);
+        assert_eq!(gated.used_bytes(0), 800 * MIB, "{how:?}: all hold what they held");
+        for id in ["holder", "other"] {
+            let filled = containerd.exec(id, &[RMTOOL, "fill"]).ok();
+            assert_eq!(got_bytes(&filled), 700 * MIB, "{how:?}: {filled}");
+        }
+        let filled = containerd.cri().exec_sync(&in_pod, &[RMTOOL, "fill"]);
+        assert!(filled.stdout.contains(&format!("got_bytes={}", 800 * MIB)), "{how:?}: {filled:?}");
+    }
+    // One is killed, one removed while it runs, the pod's stopped.
+    containerd.call(&["task", "kill", "--signal", "SIGKILL", "holder"]).ok();
+    gated.soon_uses(500);
+    for id in ["holder", "other"] {
+        containerd.remove(id).ok();
+    }
+    gated.soon_uses(200);
+    let cri = containerd.cri();
+    cri.stop(&in_pod).ok();
+    cri.remove(&in_pod).ok();
+    cri.remove_pod(&pod_id).ok();
+    gated.soon_is_empty();
+    gated.host.check_registry();
+}
+
+#[test]
+fn what_docker_pauses_in_the_middle_of_a_call_goes_on_and_is_charged_once() {
+    let gated = Gated::new();
+    let docker = Docker::builder()
+        .runtime(RUNTIME)
+        .runtime_arg(format!("--cgpu-config={}", gated.host.config().display()))
+        .start();
+    let volume = format!("{}:{RMTOOL}:ro", rmtool().display());
+    let mut options: Vec<&str> = ASK.iter().flat_map(|variable| ["-e", variable]).collect();
+    options.extend(["-v", &volume, "-d", "--runtime=cgpu", "--name"]);
+    let run = |name: &str, command: &[&str]| {
+        docker.run(&[&options[..], &[name, IMAGE], command].concat()).ok()
+    };
+    run("calls", &[RMTOOL, "bench", "100000"]);
+    run("holds", &[RMTOOL, "hold", "600MiB"]);
+    let id = docker.inspect("calls", "{{.Id}}");
+    assert!(wait_until(Duration::from_secs(10), || gated.used_bytes(0) >= 600 * MIB));
+    for turn in 0..6 {
+        docker.call(&["pause", "calls"]).ok();
+        assert_eq!(docker.inspect("calls", "{{.State.Status}}"), "paused", "in turn {turn}");
+        // What is executed is allocated and freed, so that at most one is there.
+        assert!(gated.accounted_bytes(&id) <= MIB, "in turn {turn}");
+        let filled = docker.exec("holds", &[RMTOOL, "fill"]).ok();
+        assert_eq!(got_bytes(&filled), 400 * MIB, "a neighbour, in turn {turn}: {filled}");
+        docker.call(&["unpause", "calls"]).ok();
+    }
+    assert_eq!(docker.inspect("calls", "{{.State.Status}}"), "running");
+    // Limits of the host's, changed meanwhile, and one that is paused is removed.
+    docker.call(&["update", "--cpus", "0.5", "--pids-limit", "50", "holds"]).ok();
+    let filled = docker.exec("holds", &[RMTOOL, "fill"]).ok();
+    assert_eq!(got_bytes(&filled), 400 * MIB, "{filled}");
+    docker.call(&["pause", "holds"]).ok();
+    docker.remove("holds").ok();
+    assert!(wait_until(Duration::from_secs(5), || gated.used_bytes(0) <= MIB));
+    // One that calls is stopped, which the kernel does in the middle of a call.
+    docker.call(&["stop", "--time", "1", "calls"]).ok();
+    gated.soon_is_empty();
+    docker.remove("calls").ok();
+    assert!(!gated.host.log().contains("killed"), "{}", gated.host.log());
+}
+
+/// What keeps a container's monitor from ending with it.
+#[derive(Debug, Clone, Copy)]
+enum Lingers {
+    /// The keeper doesn't hear that it is to end.
+    Keeper,
+    /// The keeper waits for its worker, which looks for what is left of the container.
+    Worker,
+}
+
+#[test]
+fn a_container_never_gets_the_monitor_of_one_before_that_had_its_id_or_its_short_id() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    for lingers in [Lingers::Keeper, Lingers::Worker] {
+        for next in ["twelve-chars-one", "twelve-chars-two"] {
+            let case = format!("{lingers:?}, then {next}");
+            let first = gated.sleeping("twelve-chars-one", 1000);
+            let mut holder = gated.start(&first, &["hold", "300MiB"]);
+            gated.soon_uses(300);
+            let (keeper, worker) = gated.monitor("twelve-chars");
+            let stopped = match lingers {
+                Lingers::Keeper => keeper,
+                Lingers::Worker => worker,
+            };
+            kill(stopped, Signal::SIGSTOP).unwrap();
+            runtime.delete(&first).ok();
+            holder.wait().unwrap();
+            assert_eq!(gated.host.registered(), [].into(), "{case}");
+            let second = gated.sleeping(next, 2000);
+            assert!(monitors(&gated.host).contains(&keeper.as_raw()), "{case}: it is still there");
+            let own = gated.monitor("twelve-chars");
+            assert_ne!(own.0, keeper, "{case}");
+            gated.fills(&second, 2000);
+            let mut holder = gated.start(&second, &["hold", "400MiB"]);
+            gated.soon_uses(400);
+            kill(stopped, Signal::SIGCONT).unwrap();
+            let mut both = [own.0.as_raw(), own.1.as_raw()];
+            both.sort_unstable();
+            let alone = || {
+                let mut left = monitors(&gated.host);
+                left.sort_unstable();
+                left == both
+            };
+            assert!(
+                wait_until(Duration::from_secs(8), alone),
+                "{case}: {both:?} of {:?}\n{}",
+                monitors(&gated.host),
+                gated.host.log()
+            );
+            assert_eq!(gated.host.registered(), [next.to_owned()].into(), "{case}");
+            assert_eq!(gated.accounted_bytes(next), 400 * MIB, "{case}");
+            gated.fills(&second, 1600);
+            runtime.delete(&second).ok();
+            holder.wait().unwrap();
+            gated.soon_is_empty();
+        }
+    }
+}
+
+#[test]
+fn containers_with_the_same_first_characters_have_monitors_of_their_own() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let one = gated.sleeping("twelve-chars-one", 1000);
+    let two = gated.sleeping("twelve-chars-two", 2000);
+    let mut holder = gated.start(&one, &["hold", "900MiB"]);
+    gated.soon_uses(900);
+    gated.fills(&two, 2000);
+    assert_eq!(gated.accounted_bytes("twelve-chars-one"), 900 * MIB);
+    assert_eq!(gated.accounted_bytes("twelve-chars-two"), 0);
+    // The first one's name is free again, and the second keeps its own.
+    runtime.delete(&one).ok();
+    holder.wait().unwrap();
+    let three = gated.sleeping("twelve-chars-three", 3000);
+    gated.fills(&three, 3000);
+    gated.fills(&two, 2000);
+    for bundle in [&two, &three] {
+        runtime.delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+    gated.host.check_registry();
+}
+
+/// Killed with nobody to call its hooks, and the keeper that would deregister it stopped.
+#[test]
+fn the_next_container_collects_one_whose_keeper_does_not_end() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let first = gated.sleeping("twelve-chars-one", 12_000);
+    let (keeper, _) = gated.monitor("twelve-chars");
+    kill(keeper, Signal::SIGSTOP).unwrap();
+    runtime.kill(&first, "KILL").ok();
+    assert!(wait_until(Duration::from_secs(5), || runtime.status(&first) == "stopped"));
+    // It would not fit beside the first.
+    let second = gated.sleeping("twelve-chars-two", 12_000);
+    gated.fills(&second, 12_000);
+    kill(keeper, Signal::SIGCONT).unwrap();
+    let two = || monitors(&gated.host).len() == 2;
+    assert!(wait_until(Duration::from_secs(8), two), "{}", gated.host.log());
+    // Its delete finds what is the other one's, and leaves it alone.
+    runtime.delete(&first).ok();
+    gated.fills(&second, 12_000);
+    assert_eq!(gated.host.registered(), ["twelve-chars-two".to_owned()].into());
+    runtime.delete(&second).ok();
+    gated.soon_is_empty();
+    gated.host.check_registry();
+}
