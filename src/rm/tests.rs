@@ -142,6 +142,7 @@ fn other_calls_are_read() {
         command: NV2080_CTRL_CMD_FB_GET_INFO_V2,
         params: 0x7ffc_1234_5678,
         params_size: 436,
+        flags: 0,
     };
     assert_eq!(control, wanted);
     let memory = decoded(text, NV_ESC_RM_ALLOC_MEMORY, fixture!("535.161.08/rm_alloc_memory"));
