@@ -5,7 +5,10 @@
 //! read anew by the kernel from memory that the caller's other threads can write, on a
 //! descriptor that they can replace: nothing that was looked at holds. So [`PASSES`]
 //! names all that may, each with what it needs of the caller and what would find it
-//! out if it was another call in the end. How things are executed is not known here.
+//! out if it was another call in the end. The number of a call lies in a register, so an
+//! allocation stays one: it can't become a control, but it can become one of a class that
+//! keeps other memory alive ([`Use::KeepsAlive`]), which the figures may not show. How
+//! things are executed is not known here.
 
 use crate::rm::memory::{Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

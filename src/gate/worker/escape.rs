@@ -1,6 +1,6 @@
 //! Calls to `nvidiactl` and `nvidiaN`: read, unwrapped, and judged by their bytes.
 //!
-//! That is done before anybody looks whose descriptor it is, which most calls don't need:
+//! That is done before anybody looks whose descriptor it is, which some calls don't need:
 //! see [`Pass::asks_no_descriptor`]. What is read is the caller's if it still waits.
 
 use super::listener::Reply;
@@ -76,7 +76,7 @@ impl Case<'_> {
         }
         match verdict {
             // What continues is unwrapped anew by the driver, and could be any call by then, also
-            // one whose outcome no figure shows. Nobody wraps what fits a request.
+            // a control. Nobody wraps what fits a request.
             Verdict::Continue(_) if wrapped => {
                 Err(self.answer(Answer::Errno(refuse::EINVAL), None))
             }
