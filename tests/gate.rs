@@ -12,6 +12,10 @@ mod host;
 #[path = "gate/quota.rs"]
 mod quota;
 
+/// What controls say.
+#[path = "gate/controls.rs"]
+mod controls;
+
 /// Programs that cheat.
 #[path = "gate/attacks.rs"]
 mod attacks;

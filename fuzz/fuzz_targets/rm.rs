@@ -2,6 +2,7 @@
 #![no_main]
 
 use cgpu::rm::fbinfo::{List, Shown, list, patches};
+use cgpu::rm::control::{self, MAX_PIECES_BYTES, Pieces, processes};
 use cgpu::rm::{Call, Command, Decoded, Release, decode, memory, refuse, uvm};
 use libfuzzer_sys::fuzz_target;
 
@@ -43,6 +44,18 @@ fuzz_target!(|input: (u8, u64, u32, &[u8])| {
     }
     let _ = memory::params_size(&release, class, Some(number));
     let _ = memory::device(&release, class, bytes);
+    let nested = &control::NESTED[usize::from(at) % control::NESTED.len()];
+    let mut params: Vec<u8> = bytes.iter().copied().chain(std::iter::repeat(0)).take(nested.size).collect();
+    if let Ok(pieces) = Pieces::of(nested.command, &params) {
+        let before = params.clone();
+        assert!(pieces.bytes() <= MAX_PIECES_BYTES);
+        assert!(pieces.to_copies(argument).all(|patch| patch.apply(&mut params)));
+        assert!(pieces.back().all(|patch| patch.apply(&mut params)));
+        assert_eq!(params, before);
+    }
+    let mut told = bytes.to_vec();
+    processes::ask(number, &mut told, |pid| pid.checked_add(1));
+    processes::show(number, &mut told, bytes, |pid| pid.checked_sub(1));
     if let Ok(List::Inline { offset, entries }) = list(&release, number, bytes) {
         let shown = Shown { total_bytes: argument, free_bytes: argument / 2 };
         let mut copy = bytes.to_vec();

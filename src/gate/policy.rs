@@ -5,12 +5,15 @@
 //! read anew by the kernel from memory that the caller's other threads can write, on a
 //! descriptor that they can replace: nothing that was looked at holds. So [`PASSES`]
 //! names all that may, each with what it needs of the caller and what would find it
-//! out if it was another call in the end. How things are executed is not known here.
+//! out if it was another call in the end. The number of a call lies in a register, so an
+//! allocation stays one: it can't become a control, but it can become one of a class that
+//! keeps other memory alive ([`Use::KeepsAlive`]), which the figures may not show. How
+//! things are executed is not known here.
 
 use crate::rm::memory::{Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Call, Key, Release, call, uvm};
+use crate::rm::{Answer, Call, Key, Release, call, control, uvm};
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +56,6 @@ pub enum Passed {
     Object,
     /// Memory of the host is made by `NV_ESC_RM_ALLOC_MEMORY`.
     HostMemory,
-    /// A control that neither shows nor keeps memory.
-    Control,
     /// An address space is bound to a UVM file.
     UvmBind,
     /// A UVM call on ranges and GPUs of the file.
@@ -68,7 +69,7 @@ impl Pass {
     /// descriptor is; another file's call of that number is none of ours.
     #[must_use]
     pub fn asks_no_descriptor(&self) -> bool {
-        matches!(self.kind, Passed::Control | Passed::HostMemory)
+        matches!(self.kind, Passed::HostMemory)
     }
 }
 
@@ -120,13 +121,6 @@ pub static PASSES: &[Pass] = &[
         audit: false,
     },
     Pass {
-        kind: Passed::Control,
-        needs: "parameters that are not known, with addresses in them",
-        verified: "nothing: by this number no memory is had; but one that was another control in \
-                   the end can export memory, and what only a file keeps alive shows in no figure",
-        audit: false,
-    },
-    Pass {
         kind: Passed::UvmBind,
         needs: "the file is bound to the caller's address space",
         verified: "the flags, by initializing again with the same, before a GPU is registered",
@@ -155,19 +149,6 @@ pub fn pass(kind: Passed) -> Verdict {
 
 const UNSUPPORTED: Verdict = Verdict::Refuse(Answer::Status(NV_ERR_NOT_SUPPORTED));
 
-/// Controls that are refused, and why.
-pub static REFUSED_CONTROLS: &[(u32, &str)] = &[
-    (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, "nothing tells when the file is closed"),
-    (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, "nothing tells which file was exported"),
-    (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, "its list of objects is not followed"),
-    (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD, "as its export"),
-    (NV00E0_CTRL_CMD_EXPORT_MEM, "memory would outlive its charge on another node"),
-    (NV00E0_CTRL_CMD_IMPORT_MEM, "as its export"),
-    (NV00F8_CTRL_CMD_ATTACH_MEM, "memory would outlive its charge in the fabric"),
-    (NV00FD_CTRL_CMD_ATTACH_MEM, "memory would outlive its charge in a multicast group"),
-    (NV503C_CTRL_CMD_REGISTER_VIDMEM, "memory would outlive its charge in another driver"),
-];
-
 /// What becomes of a call to `nvidiactl` or `nvidiaN`, unwrapped.
 #[must_use]
 pub fn judge(release: &Release, call: &Call) -> Verdict {
@@ -195,14 +176,19 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
             | call::VidHeap::Other { .. } => Verdict::Execute,
         },
         Call::Free(_) | Call::Dup { .. } => Verdict::Execute,
-        Call::Control { command, .. } => judge_control(command),
+        // Continued it could be any control by the time that it's made, also one that keeps
+        // memory alive where no figure shows it. So none continues.
+        Call::Control { command, flags, .. } => match control::check(release, command, flags) {
+            Ok(_) => Verdict::Execute,
+            Err(refusal) => Verdict::Refuse(refusal.answer()),
+        },
         // Memory would outlive its charge in any driver, and nothing tells when it ends.
         Call::ExportDmabuf { .. } => UNSUPPORTED,
-        // Not trapped; here by the wrapper.
-        Call::RegisterFd { .. }
-        | Call::OsEvent { .. }
-        | Call::MapMemory { .. }
-        | Call::Other { .. } => pass(Passed::Control),
+        // Not trapped; here by the wrapper, which nobody needs for them.
+        Call::RegisterFd { .. } | Call::OsEvent { .. } | Call::MapMemory { .. } => {
+            Verdict::Refuse(Answer::Errno(crate::rm::refuse::EINVAL))
+        }
+        Call::Other { .. } => Verdict::Execute,
         Call::Wrapped { .. } => Verdict::Refuse(Answer::Errno(crate::rm::refuse::EINVAL)),
     }
 }
@@ -237,14 +223,6 @@ fn refuse_class(does: Use) -> Verdict {
         Use::Unknown => NV_ERR_INVALID_CLASS,
         Use::Takes | Use::KeepsAlive | Use::Nothing => NV_ERR_NOT_SUPPORTED,
     }))
-}
-
-fn judge_control(command: u32) -> Verdict {
-    match command {
-        NV2080_CTRL_CMD_FB_GET_INFO | NV2080_CTRL_CMD_FB_GET_INFO_V2 => Verdict::Execute,
-        _ if REFUSED_CONTROLS.iter().any(|(refused, _)| *refused == command) => UNSUPPORTED,
-        _ => pass(Passed::Control),
-    }
 }
 
 /// What becomes of a call to `nvidia-uvm`.
@@ -316,8 +294,6 @@ mod tests {
         for pass in PASSES.iter().filter(|pass| pass.asks_no_descriptor()) {
             assert!(!pass.audit && pass.verified.starts_with("nothing"), "{:?}", pass.kind);
         }
-        let Verdict::Continue(pass) = judge_control(0x2080_014a) else { panic!("it continues") };
-        assert!(pass.asks_no_descriptor());
         for class in [0x41, 0x80, 0xc7c0] {
             assert!(
                 matches!(of_class(class), Verdict::Continue(pass) if !pass.asks_no_descriptor())
@@ -326,13 +302,22 @@ mod tests {
     }
 
     #[test]
-    fn controls_that_show_or_keep_memory_do_not_continue() {
-        for command in [0x2080_1301, 0x2080_1303] {
-            assert_eq!(judge_control(command), Verdict::Execute);
+    fn no_control_continues() {
+        let judged = |command, flags| {
+            let (client, object) = (1, 2);
+            let call = Call::Control { client, object, command, params: 1, params_size: 8, flags };
+            judge(&release(), &call)
+        };
+        for command in [0x101, 0x2080_014a, 0x2080_018d, 0x2080_1301, 0x2080_1303, 0x2080_a001] {
+            assert_eq!(judged(command, 0), Verdict::Execute, "{command:#x}");
         }
-        for (command, _) in REFUSED_CONTROLS {
-            assert_eq!(judge_control(*command), UNSUPPORTED);
+        for command in (0..0xffff).chain(0x2080_0000..0x2080_ffff) {
+            assert!(!matches!(judged(command, 0), Verdict::Continue(_)), "{command:#x}");
         }
-        assert!(matches!(judge_control(0x2080_014a), Verdict::Continue(_)));
+        for (command, _) in control::REFUSED {
+            assert_eq!(judged(*command, 0), UNSUPPORTED);
+        }
+        assert_eq!(judged(0x2080_014a, 0x10), UNSUPPORTED);
+        assert_eq!(judged(0xdead_0001, 0), UNSUPPORTED);
     }
 }

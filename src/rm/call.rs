@@ -103,6 +103,8 @@ pub enum Call {
         params: u64,
         /// Their size; where the driver knows the command it insists on its own.
         params_size: u32,
+        /// `NVOS54_FLAGS_*`.
+        flags: u32,
     },
     /// `NV_ESC_EXPORT_TO_DMABUF_FD`: make a file that keeps memory alive.
     ExportDmabuf {
@@ -415,6 +417,7 @@ impl Reader<'_> {
             command: self.word(view, Meaning::Command)?,
             params: self.long(view, Meaning::Params)?,
             params_size: self.word(view, Meaning::ParamsSize)?,
+            flags: self.word(view, Meaning::Flags)?,
         })
     }
 

@@ -206,6 +206,12 @@ impl Patch {
         Self { offset, width: 4, value: u64::from(value).to_le_bytes() }
     }
 
+    /// Eight bytes at `offset`, for addresses.
+    #[must_use]
+    pub(super) fn long(offset: usize, value: u64) -> Self {
+        Self { offset, width: 8, value: value.to_le_bytes() }
+    }
+
     /// Bytes of the struct before the new ones.
     #[must_use]
     pub fn offset(&self) -> usize {

@@ -15,7 +15,9 @@
 //! 3. Where a struct changed, add its new layout to `structs.rs`, and to `RELEASES` a row
 //!    at the first release that has it, with a comment that names the header. A change
 //!    belongs to the release that made it: bisect over the releases with step 1.
-//! 4. Read the diff of `resource_list.h` for new classes that are memory (`memory.rs`),
+//! 4. Make `control/flat.rs` anew (`tests/fixtures/rm/controls.py`), and read the diff of what
+//!    it lists as odd and of `embedded_param_copy.c` and `rmapi_deprecated_control.c`.
+//! 5. Read the diff of `resource_list.h` for new classes that are memory (`memory.rs`),
 //!    of `escape.c`, `nv.c` and `uvm.c` for new calls, and of the constructors that
 //!    `memory.rs` names.
 
@@ -34,6 +36,8 @@ pub mod call;
 pub mod memory;
 
 pub mod fbinfo;
+
+pub mod control;
 
 pub mod uvm;
 

@@ -73,6 +73,24 @@ pub enum Refusal {
         /// The call.
         call: CallName,
     },
+    /// A control that isn't known.
+    #[error("driver {driver}: control {command:#010x} is not known; please report it")]
+    UnknownControl {
+        /// The driver's version.
+        driver: Version,
+        /// The control.
+        command: u32,
+    },
+    /// A control that isn't made for anybody.
+    #[error("driver {driver}: control {command:#010x}: {why}")]
+    Control {
+        /// The driver's version.
+        driver: Version,
+        /// The control.
+        command: u32,
+        /// Why it isn't.
+        why: &'static str,
+    },
     /// An allocation whose parameters are not known.
     #[error("driver {driver}: {call} is not known to take memory in this way")]
     NoMemory {
@@ -124,9 +142,11 @@ impl Refusal {
                 }
             },
             Self::Copied { .. } => Answer::Errno(EFAULT),
-            Self::Serialized { .. } | Self::NoMemory { .. } | Self::Table { .. } => {
-                Answer::Status(NV_ERR_NOT_SUPPORTED)
-            }
+            Self::Serialized { .. }
+            | Self::UnknownControl { .. }
+            | Self::Control { .. }
+            | Self::NoMemory { .. }
+            | Self::Table { .. } => Answer::Status(NV_ERR_NOT_SUPPORTED),
         }
     }
 }

@@ -55,6 +55,7 @@ attacks! {
     a_descriptor_replaced_under_an_ioctl = "dup2-ioctl";
     a_descriptor_replaced_under_an_mmap = "dup2-mmap";
     memory_in_the_place_of_a_client = "class-in-client";
+    an_export_in_the_place_of_a_control = "swap-control";
     memory_freed_by_its_parent_at_once = "parent-free";
     managed_memory = "managed";
     managed_memory_without_a_fixed_address = "managed-nofixed";
@@ -63,6 +64,7 @@ attacks! {
     handles_used_again = "handle-reuse";
     sizes_that_overflow = "hostile-sizes";
     pointers_to_nowhere = "bad-pointers";
+    parameters_that_lie = "control-params";
     an_allocation_that_is_interrupted = "interrupt";
     a_storm_of_signals = "signal-storm";
     a_caller_that_stops_itself = "sigstop-self";

@@ -35,6 +35,8 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["dup2-ioctl"], Promise::Never),
     (&["dup2-mmap"], Promise::Briefly),
     (&["class-in-client"], Promise::Briefly),
+    (&["swap-control"], Promise::Never),
+    (&["swap-control", "xfer"], Promise::Never),
     (&["parent-free"], Promise::Never),
     (&["managed"], Promise::Briefly),
     (&["managed-nofixed"], Promise::Briefly),
@@ -43,6 +45,7 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["handle-reuse"], Promise::Never),
     (&["hostile-sizes", "500MiB"], Promise::Never),
     (&["bad-pointers"], Promise::Never),
+    (&["control-params"], Promise::Never),
     (&["interrupt"], Promise::Never),
     (&["signal-storm"], Promise::Never),
     (&["sigstop-self"], Promise::Never),
@@ -177,7 +180,7 @@ fn the_table_would_notice_a_quota_that_does_not_hold() {
     let mut gated = Gated::new();
     gated.host.set("isolation.backend", "none");
     let quota = QUOTA_MIB * MIB;
-    for words in [&["race-size"][..], &["barrier16", "100MiB"], &["dup-free"]] {
+    for words in [&["race-size"][..], &["barrier16", "100MiB"], &["dup-free"], &["swap-control"]] {
         let command = [&[RMTOOL, "attack"], words].concat();
         let (outcome, most, _) = watched(&gated, quota, || gated.run("free", QUOTA_MIB, &command));
         assert!(most > quota, "{words:?} had {most} of {quota}: {outcome}");

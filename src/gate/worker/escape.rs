@@ -1,12 +1,12 @@
 //! Calls to `nvidiactl` and `nvidiaN`: read, unwrapped, and judged by their bytes.
 //!
-//! That is done before anybody looks whose descriptor it is, which most calls don't need:
+//! That is done before anybody looks whose descriptor it is, which some calls don't need:
 //! see [`Pass::asks_no_descriptor`]. What is read is the caller's if it still waits.
 
 use super::listener::Reply;
 use super::serve::{Case, Copy, Over};
 use crate::gate::policy::{self, Pass, Passed, Verdict};
-use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
+use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, control, refuse};
 
 /// An escape as it was read, whoever it is meant for.
 #[derive(Debug)]
@@ -65,16 +65,21 @@ impl Case<'_> {
         self.write_back(0, address, Copy::Struct);
         if let Verdict::Refuse(answer) = verdict {
             // Nothing is done, and whether it still waits is asked before it's told.
+            if let Call::Control { command, flags, .. } = decoded.call {
+                self.log_control(command, flags);
+            }
             return Err(self.answer(answer, decoded.layout));
         }
-        self.still_waits()?;
+        // A control has more to be read, and is asked about after that.
+        if !matches!(decoded.call, Call::Control { .. }) {
+            self.still_waits()?;
+        }
         match verdict {
             // What continues is unwrapped anew by the driver, and could be any call by then, also
-            // one whose outcome no figure shows. Nobody wraps what fits a request.
-            Verdict::Continue(_) if wrapped => match (decoded.call, decoded.layout) {
-                (Call::Other { .. }, None) => self.execute_plain(&command),
-                _ => Err(self.answer(Answer::Errno(refuse::EINVAL), None)),
-            },
+            // a control. Nobody wraps what fits a request.
+            Verdict::Continue(_) if wrapped => {
+                Err(self.answer(Answer::Errno(refuse::EINVAL), None))
+            }
             Verdict::Continue(pass) => {
                 if let (Passed::Client, Call::Alloc(alloc)) = (pass.kind, &decoded.call) {
                     self.books().unlearn(alloc.object.handle);
@@ -83,6 +88,14 @@ impl Case<'_> {
             }
             Verdict::Refuse(answer) => Err(self.answer(answer, decoded.layout)),
             Verdict::Execute => self.execute(&command, &decoded),
+        }
+    }
+
+    /// The log says once of each control that it was refused.
+    fn log_control(&self, command: u32, flags: u32) {
+        let Err(refusal) = control::check(&self.shared.release, command, flags) else { return };
+        if self.shared.calm.is_news(command) {
+            self.log(&refusal.to_string());
         }
     }
 }

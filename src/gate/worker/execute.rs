@@ -16,7 +16,7 @@ use crate::rm::call::{Alloc, Object, VidHeap};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Call, Command, Decoded, Layout, Meaning};
+use crate::rm::{Answer, Call, Command, Decoded, Layout, Meaning, refuse};
 
 /// Handles that we choose where the caller leaves it to the driver: so what a call made is
 /// known, though we may not live to see its answer. The driver's own begin with 0xcaf.
@@ -41,7 +41,7 @@ pub(super) struct Making {
 
 impl Case<'_> {
     pub(super) fn execute(&mut self, command: &Command, decoded: &Decoded) -> Result<Reply, Over> {
-        let Some(layout) = decoded.layout else { return Err(Reply::Errno(Errno::EINVAL as i32)) };
+        let Some(layout) = decoded.layout else { return self.execute_plain(command) };
         match decoded.call {
             Call::Alloc(alloc) => self.allocate(command, layout, &alloc),
             Call::AllocMemory { object, .. } => self.allocate_memory(command, layout, object),
@@ -52,10 +52,8 @@ impl Case<'_> {
             Call::Dup { object, source_client, source, .. } => {
                 self.duplicate(command, layout, object, (source_client, source))
             }
-            Call::Control { client, object, command: control, params, params_size } => {
-                self.show_memory(command, layout, (client, object), control, (params, params_size))
-            }
-            _ => Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout))),
+            Call::Control { .. } => self.control(command, layout, &decoded.call),
+            _ => Err(self.answer(Answer::Errno(refuse::EINVAL), None)),
         }
     }
 
@@ -382,7 +380,7 @@ impl Case<'_> {
     }
 
     /// A call that takes, frees and shows no memory, whose struct has nothing of the caller's.
-    pub(super) fn execute_plain(&mut self, command: &Command) -> Result<Reply, Over> {
+    fn execute_plain(&mut self, command: &Command) -> Result<Reply, Over> {
         self.call(command)?;
         Ok(self.executed(None))
     }

@@ -11,6 +11,7 @@ mod abroad;
 mod auditor;
 mod books;
 mod calm;
+mod command;
 mod control;
 mod device;
 mod ending;
@@ -20,7 +21,9 @@ mod keeper;
 mod lead;
 mod listener;
 mod memory;
+mod numbers;
 mod own;
+mod place;
 mod privilege;
 mod recover;
 mod serve;
@@ -79,6 +82,8 @@ pub(in crate::gate) struct Shared {
     release: Release,
     /// UUIDs of the container's GPUs, in its order.
     uuids: Vec<about::Uuid>,
+    /// Where our own memory is.
+    ranges: Vec<(u64, u64)>,
     memory: &'static Memory,
     books: Mutex<Books>,
     targets: Targets,
@@ -145,6 +150,7 @@ impl Shared {
             settings,
             release,
             uuids,
+            ranges: place::ranges(&std::fs::read_to_string("/proc/self/maps")?),
             memory,
             targets,
             stash: Stash::default(),

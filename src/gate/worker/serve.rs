@@ -23,7 +23,7 @@ use crate::gate::settings::{Managed, NodeKind};
 use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
 use crate::ledger::{Client, Entry, Handle, Hold};
-use crate::rm::{self, Answer, Layout, Refusal, refuse};
+use crate::rm::{self, Answer, Layout, Refusal, control, refuse};
 
 /// Copies that a thread keeps for the next call.
 #[derive(Debug, Default)]
@@ -32,18 +32,36 @@ pub(super) struct Desk {
     pub(super) bytes: Vec<u8>,
     /// What it points at.
     pub(super) params: Vec<u8>,
-    /// What that points at.
+    /// What that points at, one after the other.
     pub(super) list: Vec<u8>,
     /// The struct and its parameters, as they were read.
     pub(super) input: Vec<u8>,
 }
+
+/// Bytes of a copy that a thread keeps room for.
+const KEPT_BYTES: usize = 16 << 10;
+
+impl Desk {
+    /// Gives back what a large call took.
+    fn tidy(&mut self) {
+        for copy in [&mut self.bytes, &mut self.params, &mut self.list, &mut self.input] {
+            if copy.capacity() > KEPT_BYTES {
+                *copy = Vec::new();
+            }
+        }
+    }
+}
+
+/// Copies that go back at most: the struct, its parameters, and what those point at.
+const MOST_WRITES: usize = 2 + control::MAX_PIECES;
 
 /// Which copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Copy {
     Struct,
     Params,
-    List,
+    /// Of what those point at: where it begins, and its bytes.
+    Piece(usize, usize),
 }
 
 /// An object of the driver's that a call made.
@@ -67,7 +85,7 @@ pub(super) struct Case<'a> {
     pub(super) target: Option<Arc<Target>>,
     pub(super) device: Option<Device>,
     /// Where the copies belong.
-    writes: [Option<(u64, Copy)>; 3],
+    writes: [Option<(u64, Copy)>; MOST_WRITES],
     made: Option<Made>,
     /// Whether it must not be done twice.
     once: bool,
@@ -95,7 +113,7 @@ impl<'a> Case<'a> {
             again,
             target: None,
             device: None,
-            writes: [None; 3],
+            writes: [None; MOST_WRITES],
             made: None,
             once: false,
             counted: Count::Refused,
@@ -162,13 +180,14 @@ impl<'a> Case<'a> {
         if !taken && self.once {
             self.stash();
         }
+        self.desk.tidy();
     }
 
     fn copy(&self, copy: Copy) -> &[u8] {
         match copy {
             Copy::Struct => &self.desk.bytes,
             Copy::Params => &self.desk.params,
-            Copy::List => &self.desk.list,
+            Copy::Piece(at, bytes) => self.desk.list.get(at..at + bytes).unwrap_or_default(),
         }
     }
 
@@ -328,7 +347,7 @@ impl<'a> Case<'a> {
 
     /// Nothing goes back.
     pub(super) fn write_nothing(&mut self) {
-        self.writes = [None; 3];
+        self.writes = [None; MOST_WRITES];
     }
 
     pub(super) fn continued(&mut self, pass: &Pass) -> Reply {
@@ -370,7 +389,7 @@ impl<'a> Case<'a> {
                 let patch = layout.and_then(|layout| refuse::status(layout, status));
                 match patch.is_some_and(|patch| patch.apply(&mut self.desk.bytes)) {
                     true => {
-                        self.writes = [self.writes.first().copied().flatten(), None, None];
+                        self.writes.iter_mut().skip(1).for_each(|write| *write = None);
                         return Reply::Done;
                     }
                     false => Errno::EINVAL as i32,

@@ -101,7 +101,7 @@ impl Case<'_> {
             if let Some(patch) = params.patch(Meaning::List, address) {
                 let _ = patch.apply(&mut self.desk.params);
             }
-            self.write_back(2, address, Copy::List);
+            self.write_back(2, address, Copy::Piece(0, self.desk.list.len()));
         }
         Ok(self.executed(None))
     }

@@ -25,7 +25,12 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD => 24,
         NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD => 20,
         NV2080_CTRL_CMD_GPU_GET_GID_INFO => 268,
-        NV2080_CTRL_CMD_FB_GET_INFO | NV2080_CTRL_CMD_BUS_GET_PCI_INFO => 16,
+        NV2080_CTRL_CMD_FB_GET_INFO
+        | NV2080_CTRL_CMD_BUS_GET_PCI_INFO
+        | NV2080_CTRL_CMD_BUS_GET_INFO
+        | NV0080_CTRL_CMD_GPU_GET_CLASSLIST
+        | FIRMWARE_CTRL_CMD => 16,
+        NV2080_CTRL_CMD_GR_GET_INFO => 32,
         NV2080_CTRL_CMD_FB_GET_INFO_V2 => 4 + 8 * abi.fb_info_max_list,
         NV2080_CTRL_CMD_GPU_GET_PIDS => 12 + 4 * NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT,
         NV2080_CTRL_CMD_GPU_GET_PID_INFO => {
@@ -76,6 +81,14 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
             let count = params.u32_at(0) as usize;
             let list = params.get_mut(4..4 + 8 * count).ok_or(NV_ERR_INVALID_ARGUMENT)?;
             fb_info(call, gpu, list)?;
+        }
+        (NV2080_CTRL_CMD_BUS_GET_INFO | NV2080_CTRL_CMD_GR_GET_INFO, _) => {
+            information(call, &params)?;
+        }
+        (NV0080_CTRL_CMD_GPU_GET_CLASSLIST, _) => classes(call, &mut params)?,
+        (FIRMWARE_CTRL_CMD, _) => {
+            let answer = !params.u32_at(0);
+            params.set_u32(4, answer);
         }
         (NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION, _) => build_version(call, &mut params)?,
         (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, _) => export(call, &asker, client, &params)?,
@@ -178,6 +191,33 @@ fn fb_info(call: &Call<'_>, gpu: usize, list: &mut [u8]) -> Result<(), Status> {
         entry.set_u32(4, value);
     }
     Ok(())
+}
+
+/// A list elsewhere of indices and data: twice the index.
+fn information(call: &Call<'_>, params: &[u8]) -> Result<(), Status> {
+    /// Entries at most, here.
+    const MOST: usize = 0x80;
+    let (count, list) = (params.u32_at(0) as usize, params.u64_at(8));
+    if count > MOST || (count == 0) != (list == 0) {
+        return Err(NV_ERR_INVALID_ARGUMENT);
+    }
+    let mut copy = call.copy_in(list, 8 * count)?;
+    copy.chunks_exact_mut(8).for_each(|entry| entry.set_u32(4, 2 * entry.u32_at(0)));
+    call.caller.write(list, &copy).ok_or(NV_ERR_INVALID_ADDRESS)
+}
+
+/// The classes of a device: how many where there is no list, else as many as it has room for.
+fn classes(call: &Call<'_>, params: &mut [u8]) -> Result<(), Status> {
+    const CLASSES: [u32; 4] =
+        [NV20_SUBDEVICE_0, KEPLER_CHANNEL_GROUP_A, AMPERE_CHANNEL_GPFIFO_A, AMPERE_COMPUTE_A];
+    let (count, list) = (params.u32_at(0) as usize, params.u64_at(8));
+    if (count == 0) != (list == 0) {
+        return Err(NV_ERR_INVALID_ARGUMENT);
+    }
+    let mut copy = call.copy_in(list, 4 * count.min(CLASSES.len()))?;
+    copy.chunks_exact_mut(4).zip(CLASSES).for_each(|(entry, class)| entry.set_u32(0, class));
+    params.set_u32(0, u32::try_from(CLASSES.len()).map_err(|_| NV_ERR_INVALID_STATE)?);
+    call.caller.write(list, &copy).ok_or(NV_ERR_INVALID_ADDRESS)
 }
 
 /// Three strings by pointer, each with room for `sizeOfStrings`.

@@ -426,6 +426,33 @@ fn nonsense_is_refused_as_the_driver_does() {
 }
 
 #[test]
+fn controls_follow_addresses_and_answer() {
+    let said = Host::new().run(&["start", "controls"]);
+    for line in [
+        "version ok [\"535.161.08\", \"sim\", \"cgpu-sim\"]",
+        "classes ok [2080, a06c, c56f, c6c0]",
+        "gr ok [6, 8, 10]",
+        "bus ok [14]",
+        "firmware ok 4294905615",
+    ] {
+        said.must(line);
+    }
+    let said = Host::new().attack(&["control-params"]);
+    for line in [
+        "no parameters: status=0x1f",
+        "a small struct: status=0x1f",
+        "no list: status=0x1f",
+        "an empty list: status=0x1f",
+        "a list at nowhere: status=0x1e",
+        "a list in its parameters: ok",
+        "a stranger: status=0x56",
+        "then: ok",
+    ] {
+        said.must(line);
+    }
+}
+
+#[test]
 fn processes_are_seen_as_the_callers_namespace_numbers_them() {
     let host = Host::new();
     let go = host.wait("go");
@@ -580,6 +607,11 @@ fn attacks_win_where_nobody_watches() {
     ] {
         let got = host.attack(&[attack]).number("got_bytes");
         assert!(got >= huge, "{attack} got {got}");
+        host.until_used(0);
+    }
+    for words in [&["swap-control"][..], &["swap-control", "xfer"]] {
+        let said = host.attack(words);
+        assert!(said.number("got_bytes") >= 200 * MIB, "{words:?}: {:#?}", said.lines);
         host.until_used(0);
     }
     assert!(host.attack(&["dup2-ioctl"]).number("got_bytes") > 0);

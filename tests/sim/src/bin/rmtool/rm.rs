@@ -312,6 +312,47 @@ impl Rm {
         call(self.ctl(), NV_ESC_RM_CONTROL, &mut bytes, 28)
     }
 
+    /// The driver's version, branch and title, by three addresses.
+    pub(crate) fn build_version(&self) -> Result<[String; 3], Fail> {
+        let mut texts = [[0_u8; 64]; 3];
+        let mut params = [0; 40];
+        params.set_u32(0, 64);
+        for (at, text) in texts.iter_mut().enumerate() {
+            params.set_u64(8 + 8 * at, text.as_mut_ptr().addr() as u64);
+        }
+        self.control(self.client, NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION, &mut params)?;
+        Ok(texts.map(|text| String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned()))
+    }
+
+    /// The classes of the device: asked how many, then which.
+    pub(crate) fn classes(&self) -> Result<Vec<u32>, Fail> {
+        let mut params = [0; 16];
+        self.control(self.device, NV0080_CTRL_CMD_GPU_GET_CLASSLIST, &mut params)?;
+        let mut list = vec![0; 4 * params.u32_at(0) as usize];
+        params.set_u64(8, list.as_mut_ptr().addr() as u64);
+        self.control(self.device, NV0080_CTRL_CMD_GPU_GET_CLASSLIST, &mut params)?;
+        Ok(list.chunks_exact(4).map(|class| class.u32_at(0)).collect())
+    }
+
+    /// Data by index, of a control with one list.
+    pub(crate) fn information(&self, command: u32, indices: &[u32]) -> Result<Vec<u32>, Fail> {
+        let mut list = fb_list(indices);
+        let mut params = [0; 32];
+        params.set_u32(0, u32::try_from(indices.len()).unwrap_or(0));
+        params.set_u64(8, list.as_mut_ptr().addr() as u64);
+        let size = if command == NV2080_CTRL_CMD_GR_GET_INFO { 32 } else { 16 };
+        self.control(self.subdevice, command, &mut params[..size])?;
+        Ok(list.chunks_exact(8).map(|entry| entry.u32_at(4)).collect())
+    }
+
+    /// What the firmware makes of a number.
+    pub(crate) fn firmware(&self, number: u32) -> Result<u32, Fail> {
+        let mut params = [0; 16];
+        params.set_u32(0, number);
+        self.control(self.subdevice, FIRMWARE_CTRL_CMD, &mut params)?;
+        Ok(params.u32_at(4))
+    }
+
     /// KiB by index, by the list that is elsewhere.
     pub(crate) fn fb_info(&self, indices: &[u32]) -> Result<Vec<u32>, Fail> {
         let mut list = fb_list(indices);

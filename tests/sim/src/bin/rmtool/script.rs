@@ -53,6 +53,10 @@ pub(crate) fn run(place: &Place, lines: &[String]) -> anyhow::Result<bool> {
     Ok(!actor.failed)
 }
 
+fn debug(what: impl std::fmt::Debug) -> String {
+    format!("{what:?}")
+}
+
 /// Where the block that begins before `from` ends.
 fn end_of_block(lines: &[String], from: usize) -> anyhow::Result<usize> {
     let mut depth = 1;
@@ -252,6 +256,18 @@ impl Actor<'_> {
                 self.say("fb-info", list);
                 self.say("fb-info-v2", inline);
                 self.say("heap-info", heap);
+            }
+            ["controls"] => {
+                let rm = self.rm()?;
+                let said = [
+                    ("version", rm.build_version().map(|texts| format!("{texts:?}"))),
+                    ("classes", rm.classes().map(|classes| format!("{classes:x?}"))),
+                    ("gr", rm.information(NV2080_CTRL_CMD_GR_GET_INFO, &[3, 4, 5]).map(debug)),
+                    ("bus", rm.information(NV2080_CTRL_CMD_BUS_GET_INFO, &[7]).map(debug)),
+                    ("uuid", rm.uuid().map(debug)),
+                    ("firmware", rm.firmware(0xf0f0).map(debug)),
+                ];
+                said.into_iter().for_each(|(what, done)| self.say(what, done));
             }
             ["pids"] => {
                 let done = self.rm()?.pids(NV20_SUBDEVICE_0).map(|pids| format!("pids={pids:?}"));

@@ -151,7 +151,7 @@ pub(crate) fn bench(place: &Place, rounds: u32) -> anyhow::Result<bool> {
         let (handle, _) = rm.alloc(1 << 20)?;
         rm.free(rm.device, handle)
     })?;
-    // A driver's number on what is none of its files, and a call that only the caller can make.
+    // A driver's number on what is none of its files, and a control that only tells.
     let foreign = median_ns(rounds, || {
         let _ = raw_ioctl(pipe.as_raw_fd(), command(NV_ESC_RM_CONTROL, 32), &mut [0; 32]);
         Ok(())

@@ -170,3 +170,54 @@ pub(super) fn bad_pointers(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     got += rm.alloc(1 << 20).map_or(0, |(_, bytes)| bytes);
     Ok(got)
 }
+
+/// Parameters of controls that lie of their size, of lists and of where they are. Nothing is
+/// had so; what is answered shows that who answers lives.
+pub(super) fn control_params(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let list = [0_u8; 64];
+    let mut params = vec![0_u8; 1 << 21];
+    let (here, there) = (params.as_mut_ptr().addr() as u64, list.as_ptr().addr() as u64);
+    let classes = NV0080_CTRL_CMD_GPU_GET_CLASSLIST;
+    let uuid = NV2080_CTRL_CMD_GPU_GET_GID_INFO;
+    let firmware = FIRMWARE_CTRL_CMD;
+    // Name, command, address and size of the parameters, count and address of a list.
+    let lies: &[(&str, u32, u64, u32, u32, u64)] = &[
+        ("no parameters", classes, 0, 16, 0, 0),
+        ("no size", classes, here, 0, 4, there),
+        ("a small struct", classes, here, 8, 4, there),
+        ("a large struct", classes, here, 4096, 4, there),
+        ("a huge struct", uuid, here, 1 << 21, 0, 0),
+        ("all there is", uuid, here, u32::MAX, 0, 0),
+        ("a huge one for the firmware", firmware, here, 1 << 20, 0, 0),
+        ("no list", classes, here, 16, 4, 0),
+        ("an empty list", classes, here, 16, 0, there),
+        ("a huge list", classes, here, 16, u32::MAX, there),
+        ("a large list", classes, here, 16, 1 << 20, here),
+        ("a list in the kernel", classes, here, 16, 4, 0xffff_8880_0000_0000),
+        ("a list at the end", classes, here, 16, 4, u64::MAX - 3),
+        ("a list at nowhere", classes, here, 16, 4, 0x1000),
+        ("a list in its parameters", classes, here, 16, 4, here),
+        ("parameters at nowhere", uuid, 0x1000, 268, 0, 0),
+        ("parameters in the kernel", uuid, 0xffff_8880_0000_0000, 268, 0, 0),
+        ("a stranger", 0x2080_7f7f, here, 16, 0, 0),
+        ("the kernel's alone", 0x2080_0a01, here, 16, 0, 0),
+    ];
+    for (name, control, address, size, count, list) in lies {
+        params.fill(0);
+        params.set_u32(0, *count);
+        params.set_u64(8, *list);
+        let object = if *control == classes { rm.device } else { rm.subdevice };
+        let mut bytes = [0; 32];
+        bytes.set_u32(0, rm.client);
+        bytes.set_u32(4, object);
+        bytes.set_u32(8, *control);
+        bytes.set_u64(16, *address);
+        bytes.set_u32(24, *size);
+        let done = crate::rm::call(rm.ctl(), NV_ESC_RM_CONTROL, &mut bytes, 28);
+        println!("{name}: {}", done.map_or_else(|fail| fail.to_string(), |()| "ok".to_owned()));
+        anyhow::ensure!(bytes.u64_at(16) == *address, "{name} brought an address of another's");
+    }
+    println!("then: {}", rm.uuid().map_or_else(|fail| fail.to_string(), |_| "ok".to_owned()));
+    Ok(0)
+}

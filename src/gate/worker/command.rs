@@ -1,0 +1,158 @@
+//! Controls: made on copies of their parameters, whatever these point at included.
+//!
+//! The driver follows addresses in the memory of whoever calls it, which is ours. So none
+//! that the caller chose is left in what it's given: see [`control`](crate::rm::control).
+
+use nix::errno::Errno;
+
+use super::listener::Reply;
+use super::numbers::Numbers;
+use super::serve::{Case, Copy, Over};
+use crate::rm::control::processes;
+use crate::rm::control::{Direction, Known, MAX_PARAMS_BYTES, Pieces, check, points_into};
+use crate::rm::number::{NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT, NV_OK};
+use crate::rm::{Answer, Call, Command, Layout, Meaning};
+
+/// Bytes of parameters of which an answer is kept for a caller that was interrupted: what
+/// is larger tells something, and can be asked again.
+const ONCE_BYTES: usize = 4096;
+
+impl Case<'_> {
+    pub(super) fn control(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        call: &Call,
+    ) -> Result<Reply, Over> {
+        let Call::Control { client, object, command: control, params, params_size, flags } = *call
+        else {
+            return Err(Reply::Errno(Errno::EINVAL as i32));
+        };
+        let known = check(&self.shared.release, control, flags);
+        let known = known.map_err(|refusal| self.refused(&refusal, Some(layout)))?;
+        if known == Known::Memory {
+            let params = (params, params_size);
+            return self.show_memory(command, layout, (client, object), control, params);
+        }
+        let size = usize::try_from(params_size).unwrap_or(usize::MAX);
+        if size > MAX_PARAMS_BYTES {
+            return Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
+        }
+        // Where there are none the driver says what it says to their size.
+        if params != 0 {
+            self.read_params(params, size)?;
+        }
+        match known {
+            Known::Nested => self.nested(command, layout, control, params),
+            Known::Processes => self.processes(command, layout, control, params),
+            Known::Opaque if points_into(&self.desk.params, &self.shared.ranges) => {
+                Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
+            }
+            _ => {
+                self.settle()?;
+                let done = self.make_control(command, layout, params)?;
+                self.give_back(params, done);
+                Ok(self.executed(None))
+            }
+        }
+    }
+
+    /// All is read: whether the caller still waits, and was answered already.
+    fn settle(&mut self) -> Result<(), Over> {
+        self.still_waits()?;
+        if self.desk.params.len() <= ONCE_BYTES {
+            return self.only_once();
+        }
+        self.desk.input.clear();
+        Ok(())
+    }
+
+    /// Makes it on the parameters that we have, and tells whether it was done.
+    fn make_control(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        params: u64,
+    ) -> Result<bool, Over> {
+        // Where the caller has none, the driver gets none.
+        let ours = if params == 0 { 0 } else { self.desk.params.as_mut_ptr().addr() as u64 };
+        self.patch(layout, Meaning::Params, ours);
+        let called = self.call(command);
+        self.patch(layout, Meaning::Params, params);
+        called?;
+        Ok(self.status(layout) == NV_OK)
+    }
+
+    /// The parameters go back. Of a control that failed too, where it says something in them;
+    /// where it doesn't, the driver writes nothing.
+    fn give_back(&mut self, params: u64, done: bool) {
+        let input = self.desk.input.get(self.desk.bytes.len()..).unwrap_or_default();
+        if params != 0 && (done || input != self.desk.params) {
+            self.write_back(1, params, Copy::Params);
+        }
+    }
+
+    fn nested(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        control: u32,
+        params: u64,
+    ) -> Result<Reply, Over> {
+        let pieces = Pieces::of(control, &self.desk.params);
+        let pieces = pieces.map_err(|answer| self.answer(answer, Some(layout)))?;
+        self.desk.list.clear();
+        // Even of nothing there is an address.
+        self.desk.list.resize(pieces.bytes().max(8), 0);
+        let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
+        for piece in pieces.iter().filter(|piece| piece.direction != Direction::Out) {
+            let copy = self.desk.list.get_mut(piece.at..piece.at + piece.bytes);
+            let read = target.read(piece.address, copy.unwrap_or_default());
+            read.map_err(|errno| Reply::Errno(errno as i32))?;
+        }
+        self.settle()?;
+        let base = self.desk.list.as_mut_ptr().addr() as u64;
+        for patch in pieces.to_copies(base) {
+            let _ = patch.apply(&mut self.desk.params);
+        }
+        let made = self.make_control(command, layout, params);
+        for patch in pieces.back() {
+            let _ = patch.apply(&mut self.desk.params);
+        }
+        let done = made?;
+        self.give_back(params, done);
+        if done {
+            for (place, piece) in pieces.iter().enumerate() {
+                if piece.direction != Direction::In {
+                    self.write_back(2 + place, piece.address, Copy::Piece(piece.at, piece.bytes));
+                }
+            }
+        }
+        Ok(self.executed(None))
+    }
+
+    /// What tells of processes tells of the container's, as the caller numbers them.
+    fn processes(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        control: u32,
+        params: u64,
+    ) -> Result<Reply, Over> {
+        if !processes::is_size(control, self.desk.params.len()) {
+            return Err(self.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT), Some(layout)));
+        }
+        let ours = self.books().processes.clone();
+        let numbers = Numbers::of(self.target()?.tid, &ours);
+        self.still_waits()?;
+        self.desk.list.clear();
+        self.desk.list.extend_from_slice(&self.desk.params);
+        processes::ask(control, &mut self.desk.params, |pid| numbers.ours(pid));
+        if self.make_control(command, layout, params)? {
+            let desk = &mut *self.desk;
+            processes::show(control, &mut desk.params, &desk.list, |pid| numbers.theirs(pid));
+            self.write_back(1, params, Copy::Params);
+        }
+        Ok(self.executed(None))
+    }
+}

@@ -1,0 +1,57 @@
+use std::process::{Command, Stdio};
+
+use crate::host::{MIB, Monitor, Said, program, wait};
+
+#[test]
+fn controls_are_answered_as_without_us() {
+    let monitor = Monitor::new();
+    let said = monitor.run(&["run", "start", "controls"]);
+    for line in [
+        "version ok [\"535.161.08\", \"sim\", \"cgpu-sim\"]",
+        "classes ok [2080, a06c, c56f, c6c0]",
+        "gr ok [6, 8, 10]",
+        "bus ok [14]",
+        "firmware ok 4294905615",
+    ] {
+        said.must(line);
+    }
+    assert_eq!(monitor.status().calls.refused, 0);
+}
+
+/// A program that nobody watches, and that has memory.
+fn stranger(monitor: &Monitor) -> std::process::Child {
+    let mut command = Command::new(program("rmtool"));
+    command.arg("--dev").arg(monitor.sim.dev()).args(["hold", "10MiB"]);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    while monitor.sim.used(0) < 10 * MIB {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    child
+}
+
+#[test]
+fn processes_of_others_are_not_told_of() {
+    let monitor = Monitor::new();
+    let mut stranger = stranger(&monitor);
+    let about = format!("pid-bytes {}", stranger.id());
+    let said = monitor.run(&["run", "start", "alloc 20MiB as a", "pids", "pid-bytes self", &about]);
+    said.must("pid-bytes ok private=20971520 owned=0 duped=0");
+    said.must("pid-bytes ok private=0 owned=0 duped=0");
+    let pids = said.text.lines().find(|line| line.starts_with("pids ok")).unwrap();
+    assert!(!pids.contains(','), "{pids}");
+    assert!(!pids.contains(&stranger.id().to_string()), "{pids}");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+}
+
+#[test]
+fn a_process_has_the_number_that_its_namespace_gives_it() {
+    let monitor = Monitor::new();
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).arg(program("rmtool"));
+    command.arg("--dev").arg(monitor.sim.dev());
+    command.args(["run", "start", "alloc 20MiB as a", "pids", "pid-bytes self"]);
+    let said = Said::of(&wait(monitor.spawn_as(&mut command)));
+    said.must("pids ok pids=[1]");
+    said.must("pid-bytes ok private=20971520 owned=0 duped=0");
+}
