@@ -16,6 +16,11 @@ pub enum Order {
         /// Its number, never used again.
         number: u64,
     },
+    /// Memory was exported to this file, which comes along; before all else, as listeners.
+    Export {
+        /// Its number, by which the ledger holds the memory.
+        number: u64,
+    },
     /// Answer this control connection; it comes along.
     Control,
     /// All that the worker before had has been handed over: begin.
@@ -32,6 +37,16 @@ pub enum Notice {
     Ready,
     /// Nobody is left behind that listener.
     Gone {
+        /// Its number.
+        number: u64,
+    },
+    /// Memory is exported to this file, which comes along: to be kept for the next worker.
+    Exported {
+        /// Its number.
+        number: u64,
+    },
+    /// It isn't any more.
+    TakenBack {
         /// Its number.
         number: u64,
     },

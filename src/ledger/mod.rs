@@ -346,6 +346,13 @@ impl Ledger {
         }
     }
 
+    /// Whether `hold` keeps memory that no object names any more.
+    #[must_use]
+    pub fn is_last_but_for_holds(&self, hold: Hold) -> bool {
+        let charge = self.holds.get(&hold).and_then(|id| self.charges.get(id));
+        charge.is_some_and(|charge| charge.names == 0)
+    }
+
     /// An address space is gone, with all that was mapped into it.
     pub fn release_space(&mut self, space: u64) {
         let first = Hold::Mapping { space, base: 0 };

@@ -15,6 +15,7 @@ mod flat;
 
 pub mod processes;
 
+use super::export;
 use super::layout::Patch;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use super::number::*;
@@ -52,6 +53,8 @@ pub enum Known {
     Memory,
     /// It tells of processes.
     Processes,
+    /// It puts memory into a file, or takes it out: [`export`](super::export).
+    Exports(export::Does),
     /// It isn't made, for this reason.
     Refused(&'static str),
 }
@@ -65,6 +68,7 @@ pub fn known(command: u32) -> Option<Known> {
     match command {
         NV2080_CTRL_CMD_FB_GET_INFO | NV2080_CTRL_CMD_FB_GET_INFO_V2 => return Some(Known::Memory),
         _ if processes::is_one(command) => return Some(Known::Processes),
+        _ if export::does(command).is_some() => return export::does(command).map(Known::Exports),
         _ => {}
     }
     if flat::FLAT.binary_search(&command).is_ok() || is_null(command) {
@@ -107,11 +111,8 @@ const UNPUBLISHED: u32 = 0x80_028b;
 /// Controls that are refused though their parameters could be handled, and why. That the
 /// others aren't known needs no reason.
 pub static REFUSED: &[(u32, &str)] = &[
-    (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, "nothing tells when the file is closed"),
-    (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, "nothing tells which file was exported"),
     (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, "its list of objects is not followed"),
     (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD, "as its export"),
-    (NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO, "a descriptor of the caller's"),
     (NV0000_CTRL_CMD_OS_UNIX_CREATE_EXPORT_OBJECT_FD, "a descriptor of the caller's"),
     (NV0000_CTRL_CMD_CLIENT_SUBSCRIBE_TO_IMEX_CHANNEL, "a descriptor of the caller's"),
     (NV_SEMAPHORE_SURFACE_CTRL_CMD_REF_MEMORY, "makes handles of memory that are entered nowhere"),
@@ -443,8 +444,8 @@ mod tests {
             "driver 535.161.08: control 0xdead0001 is not known; please report it"
         );
         assert_eq!(
-            of(NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, 0),
-            "driver 535.161.08: control 0x00003d05: nothing tells when the file is closed"
+            of(NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, 0),
+            "driver 535.161.08: control 0x00003d0b: its list of objects is not followed"
         );
         assert!(of(0x2080_0110, 8).ends_with("with flags that are not known"));
         assert_eq!(check(&release, 0x2080_0110, 3), Ok(Known::Flat));

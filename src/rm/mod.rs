@@ -39,6 +39,8 @@ pub mod fbinfo;
 
 pub mod control;
 
+pub mod export;
+
 pub mod uvm;
 
 pub mod about;

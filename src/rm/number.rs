@@ -65,8 +65,10 @@ upstream! {
         NV_ERR_INVALID_COMMAND = 0x24;
         NV_ERR_INVALID_OBJECT_PARENT = 0x36;
         NV_ERR_INVALID_PARAM_STRUCT = 0x3a;
+        NV_ERR_INVALID_PARAMETER = 0x3b;
         NV_ERR_NO_MEMORY = 0x51;
         NV_ERR_NOT_SUPPORTED = 0x56;
+        NV_ERR_STATE_IN_USE = 0x63;
         NV_ERR_OBJECT_NOT_FOUND = 0x57;
 
     "class/cl0000.h":

@@ -59,6 +59,9 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["io-uring"], Promise::Never),
     (&["dup-free"], Promise::Never),
     (&["map-free"], Promise::Never),
+    (&["export-free"], Promise::Never),
+    (&["export-free", "close"], Promise::Never),
+    (&["export-free", "socket"], Promise::Never),
     (&["vfork-exec"], Promise::Never),
     (&["close-range"], Promise::Never),
 ];
@@ -66,12 +69,23 @@ const ATTACKS: &[(&[&str], Promise)] = &[
 /// Those that take two containers; they have tests of their own.
 const OF_TWO: &[&str] = &["send-fd", "send-open", "recv-fd", "inherited"];
 
+/// Says that something is over, when it's dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// What the driver said while `act` went on: the most in use, and for how long more than
 /// `limit_bytes` was.
 fn watched<T>(gated: &Gated, limit_bytes: u64, act: impl FnOnce() -> T) -> (T, u64, Duration) {
     let over = AtomicBool::new(false);
     gated.sim.forget_peaks();
     std::thread::scope(|scope| {
+        // Also where `act` panics, or the watcher would be waited for for ever.
+        let _over = Over(&over);
         let watcher = scope.spawn(|| {
             let (mut longest, mut since) = (Duration::ZERO, None);
             while !over.load(Ordering::Relaxed) {
@@ -98,6 +112,7 @@ fn watched<T>(gated: &Gated, limit_bytes: u64, act: impl FnOnce() -> T) -> (T, u
 fn sized<T>(gated: &Gated, act: impl FnOnce() -> T) -> (T, u64) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _over = Over(&over);
         let sampler = scope.spawn(|| {
             let mut most = 0;
             while !over.load(Ordering::Relaxed) {

@@ -11,6 +11,7 @@ mod gated;
 mod ahead;
 mod attacks;
 mod engines;
+mod exports;
 mod faults;
 mod hangs;
 mod kills;

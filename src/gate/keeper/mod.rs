@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
 
 use self::container::Container;
@@ -63,6 +64,7 @@ pub fn main() -> io::Result<()> {
         let _ = fs::write(place.keeper_file(), format!("{} {}\n", own.pid, own.start_ticks));
     }
     leave_the_container();
+    raise_the_limit();
     let farewell = settings.farewell.clone();
     let mut keeper = Keeper {
         staff: Staff::new(&settings.monitor, &settings_file, places)?,
@@ -126,6 +128,16 @@ fn leave_the_container() {
         if !left {
             warn!(controllers, "the monitor stays in the pod's cgroup");
         }
+    }
+}
+
+/// As many descriptors as the host lets us, for us and our workers: engines leave us the few
+/// that a program gets which doesn't ask.
+fn raise_the_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let all = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, all) {
+        warn!(%error, "few descriptors: few exports can be kept");
     }
 }
 

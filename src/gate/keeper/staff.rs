@@ -42,6 +42,8 @@ pub(super) struct Staff {
     _settings_place: OwnedFd,
     _journal_place: OwnedFd,
     listeners: BTreeMap<u64, OwnedFd>,
+    /// Files that memory was exported to, by the worker's numbers.
+    exports: BTreeMap<u64, OwnedFd>,
     next_number: u64,
     worker: Option<Worker>,
     /// Those before it that are not gone yet: a thread in the driver's hands can't be hurried.
@@ -76,6 +78,7 @@ impl Staff {
             _settings_place: settings_place,
             _journal_place: journal_place,
             listeners: BTreeMap::new(),
+            exports: BTreeMap::new(),
             next_number: 0,
             worker: None,
             leaving: Vec::new(),
@@ -203,6 +206,12 @@ impl Staff {
                 Err(error) => error!(%error, "a listener can't be served"),
             }
         }
+        for (number, file) in &self.exports {
+            match file.try_clone() {
+                Ok(copy) => orders.push_back((Order::Export { number: *number }, Some(copy))),
+                Err(error) => error!(%error, "memory that was exported can't be imported"),
+            }
+        }
         orders.push_back((Order::Begin, None));
         let waiting = std::mem::take(&mut self.orders);
         // Listeners are among those above, and the rest was meant for the one before.
@@ -216,8 +225,9 @@ impl Staff {
     pub(super) fn hear(&mut self) {
         let mut buffer = [0; PACKET_BYTES];
         while let Some(worker) = &mut self.worker {
-            let length = match passing::receive(&worker.socket, &mut buffer, Wait::Never) {
-                Ok((length @ 1.., _)) => length,
+            let received = passing::receive(&worker.socket, &mut buffer, Wait::Never);
+            let (length, descriptor) = match received {
+                Ok((length @ 1.., descriptor)) => (length, descriptor),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
                 // Its end; the signal may be a moment late, and the socket would wake us
                 // until then.
@@ -234,6 +244,12 @@ impl Staff {
                 }
                 Ok(Notice::Gone { number }) => {
                     self.listeners.remove(&number);
+                }
+                Ok(Notice::Exported { number }) => {
+                    self.exports.extend(descriptor.map(|file| (number, file)));
+                }
+                Ok(Notice::TakenBack { number }) => {
+                    self.exports.remove(&number);
                 }
                 Err(error) => warn!(%error, "a worker's notice is not understood"),
             }

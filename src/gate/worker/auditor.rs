@@ -128,6 +128,7 @@ impl Shared {
                 self.look_abroad();
             }
             self.see_out();
+            self.sweep_exports();
             if self.is_idle() {
                 self.meet();
             }
@@ -301,6 +302,10 @@ impl Shared {
         }
         if !dead.is_empty() {
             if books.processes.is_empty() {
+                drop(books);
+                // What only a file keeps alive has nobody left to look for it.
+                self.take_all_back();
+                books = self.book();
                 books.close_all();
             } else {
                 // What they had is looked at once more.

@@ -45,6 +45,10 @@ impl Case<'_> {
         match known {
             Known::Nested => self.nested(command, layout, control, params),
             Known::Processes => self.processes(command, layout, control, params),
+            Known::Exports(does) => {
+                let place = (command, layout);
+                self.export_or_import(place, does, client, params)
+            }
             Known::Opaque if points_into(&self.desk.params, &self.shared.ranges) => {
                 Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
             }
@@ -58,7 +62,7 @@ impl Case<'_> {
     }
 
     /// All is read: whether the caller still waits, and was answered already.
-    fn settle(&mut self) -> Result<(), Over> {
+    pub(super) fn settle(&mut self) -> Result<(), Over> {
         self.still_waits()?;
         if self.desk.params.len() <= ONCE_BYTES {
             return self.only_once();
@@ -68,7 +72,7 @@ impl Case<'_> {
     }
 
     /// Makes it on the parameters that we have, and tells whether it was done.
-    fn make_control(
+    pub(super) fn make_control(
         &mut self,
         command: &Command,
         layout: &'static Layout,
@@ -85,7 +89,7 @@ impl Case<'_> {
 
     /// The parameters go back. Of a control that failed too, where it says something in them;
     /// where it doesn't, the driver writes nothing.
-    fn give_back(&mut self, params: u64, done: bool) {
+    pub(super) fn give_back(&mut self, params: u64, done: bool) {
         let input = self.desk.input.get(self.desk.bytes.len()..).unwrap_or_default();
         if params != 0 && (done || input != self.desk.params) {
             self.write_back(1, params, Copy::Params);

@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "an ioctl is a raw call, and nodes are known by statx")]
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -101,6 +101,11 @@ impl Device {
             Some(node) => Ok(Device { kind: node.kind, file, place, mount }),
             None => Err(file),
         }
+    }
+
+    /// Its descriptor, to be handed on.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Its descriptor, for a struct that names one.

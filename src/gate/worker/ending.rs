@@ -90,6 +90,7 @@ impl Shared {
             // Somebody came after all.
             return self.tell_all_gone();
         }
+        self.take_all_back();
         let mut pids = abroad.former();
         pids.extend(self.our_pids());
         let pids: Vec<u32> = pids.into_iter().collect();

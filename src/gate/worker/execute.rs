@@ -176,12 +176,12 @@ impl Case<'_> {
         Ok(Some(made.unwrap_or(handle)).filter(|_| self.status(head) == NV_OK))
     }
 
-    fn next_handle(&self) -> u32 {
+    pub(super) fn next_handle(&self) -> u32 {
         HANDLES | self.shared.memory.next_handle() & HANDLES_MASK
     }
 
     /// Frees what a call made that isn't given to the caller.
-    fn unmake(&self, client: u32, parent: u32, handle: u32) {
+    pub(super) fn unmake(&self, client: u32, parent: u32, handle: u32) {
         let Ok(rm) = self.rm() else { return };
         let _ = rm.free(client, parent, handle);
         let (of, handle) = (Client(client), Handle(handle));

@@ -22,6 +22,7 @@ pub(super) struct Keeper {
 #[derive(Debug)]
 pub(super) enum Heard {
     Listener(Listener),
+    Export(u64, OwnedFd),
     Connection(OwnedFd),
     Begin,
     Drain,
@@ -60,6 +61,7 @@ impl Keeper {
             (Ok(Order::Listener { number }), Some(descriptor)) => {
                 Heard::Listener(Listener::new(number, descriptor))
             }
+            (Ok(Order::Export { number }), Some(file)) => Heard::Export(number, file),
             (Ok(Order::Control), Some(descriptor)) => Heard::Connection(descriptor),
             (Ok(Order::Begin), _) => Heard::Begin,
             (Ok(Order::Drain), _) => Heard::Drain,
@@ -73,7 +75,20 @@ impl Keeper {
     ///
     /// Where it can't be told.
     pub(super) fn tell(&self, notice: Notice) -> io::Result<()> {
+        self.tell_with(notice, None)
+    }
+
+    /// Tells it something, and gives it a descriptor.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be told.
+    pub(super) fn tell_with(
+        &self,
+        notice: Notice,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
         let text = serde_json::to_vec(&notice)?;
-        Ok(passing::send(&self.socket, &text, None, Wait::Always)?)
+        Ok(passing::send(&self.socket, &text, descriptor, Wait::Always)?)
     }
 }

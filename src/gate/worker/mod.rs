@@ -17,6 +17,7 @@ mod device;
 mod ending;
 mod escape;
 mod execute;
+mod export;
 mod keeper;
 mod lead;
 mod listener;
@@ -48,6 +49,7 @@ use nix::unistd::Pid;
 use self::auditor::Auditor;
 use self::books::Books;
 use self::calm::Calm;
+use self::export::Exports;
 use self::keeper::{Heard, Keeper};
 use self::lead::{Lead, Turn};
 use self::listener::Listener;
@@ -87,6 +89,7 @@ pub(in crate::gate) struct Shared {
     memory: &'static Memory,
     books: Mutex<Books>,
     targets: Targets,
+    exports: Exports,
     stash: Stash,
     calm: Calm,
     auditor: Auditor,
@@ -153,6 +156,7 @@ impl Shared {
             ranges: place::ranges(&std::fs::read_to_string("/proc/self/maps")?),
             memory,
             targets,
+            exports: Exports::default(),
             stash: Stash::default(),
             calm: Calm::new(),
             auditor: Auditor::new()?,
@@ -201,6 +205,7 @@ impl Shared {
                     drop(open);
                 });
             }
+            Heard::Export(number, file) => self.was_exported(number, file),
             Heard::Begin | Heard::Nothing => {}
             Heard::Drain => self.drain(),
             Heard::Gone => self.finish(Ok(())),

@@ -24,6 +24,8 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         NV0000_CTRL_CMD_GPU_ATTACH_IDS => 132,
         NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD => 24,
         NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD => 20,
+        NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO => 80,
+        NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD => 2128,
         NV2080_CTRL_CMD_GPU_GET_GID_INFO => 268,
         NV2080_CTRL_CMD_FB_GET_INFO
         | NV2080_CTRL_CMD_BUS_GET_PCI_INFO
@@ -92,6 +94,8 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
         }
         (NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION, _) => build_version(call, &mut params)?,
         (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, _) => export(call, &asker, client, &params)?,
+        (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, _) => clear_export(call, &params)?,
+        (NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO, _) => export_info(call, &mut params)?,
         (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, _) => {
             import(call, &asker, client, &mut params)?
         }
@@ -242,10 +246,37 @@ fn export(call: &Call<'_>, asker: &Asker<'_>, client: u32, params: &[u8]) -> Res
     let object = entry.objects.get(&params.u32_at(12)).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
     let (memory, class) = (object.memory.ok_or(NV_ERR_INVALID_OBJECT)?, object.class);
     if driver.exports.contains_key(&file) {
-        return Err(NV_ERR_IN_USE);
+        return Err(NV_ERR_STATE_IN_USE);
     }
     driver.refer(memory);
     driver.exports.insert(file, (memory, class));
+    Ok(())
+}
+
+/// An export of one object that is none, in the place of the first: what was there is freed
+/// (`cliresCtrlCmdOsUnixExportObjectsToFd_IMPL`, os.c). Other lists aren't simulated.
+fn clear_export(call: &Call<'_>, params: &[u8]) -> Result<(), Status> {
+    const OBJECT: usize = 76;
+    const COUNT_AND_INDEX: usize = 2124;
+    let file = call.descriptor(params.u32_at(0)).ok_or(NV_ERR_INVALID_PARAMETER)?;
+    if params.u32_at(COUNT_AND_INDEX) != 1 || params.u32_at(OBJECT) != 0 {
+        return Err(NV_ERR_NOT_SUPPORTED);
+    }
+    let mut driver = call.sim.driver();
+    let (memory, _) = driver.exports.remove(&file).ok_or(NV_ERR_INVALID_PARAMETER)?;
+    driver.unrefer(memory);
+    Ok(())
+}
+
+/// The GPU of what is in a file, and room for how many objects it has.
+fn export_info(call: &Call<'_>, params: &mut [u8]) -> Result<(), Status> {
+    let file = call.descriptor(params.u32_at(0)).ok_or(NV_ERR_INVALID_PARAMETER)?;
+    let driver = call.sim.driver();
+    let (memory, _) = driver.exports.get(&file).ok_or(NV_ERR_INVALID_PARAMETER)?;
+    let gpu = driver.memories.get(memory).map_or(0, |memory| memory.gpu);
+    params.set_u32(4, u32::try_from(gpu).map_err(|_| NV_ERR_INVALID_STATE)?);
+    params.set_u32(8, u32::MAX);
+    params.set_u32(12, 1);
     Ok(())
 }
 

@@ -21,6 +21,9 @@ const CHUNK_BYTES: u64 = 64 << 20;
 /// Most rounds, where nothing refuses.
 const ROUNDS: u32 = 4096;
 
+/// Most files that memory is exported to.
+const EXPORTS: u32 = 64;
+
 /// Duplicates memory and frees the original, again and again.
 pub(super) fn dup_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
@@ -57,6 +60,38 @@ pub(super) fn map_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
             got += bytes;
         } else {
             println!("map {mapped:?}");
+            break;
+        }
+    }
+    Ok(got)
+}
+
+/// Exports memory to a file and frees it, again and again; with `close`, closes the file, too,
+/// and with `socket`, sends it into a socket before, that nobody reads.
+pub(super) fn export_free(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let how = arguments.first().map_or("", String::as_str);
+    let rm = Rm::start(place)?;
+    let (from, _to) = UnixStream::pair()?;
+    let mut got = 0;
+    let mut files = Vec::new();
+    for _ in 0..EXPORTS {
+        let Ok((handle, bytes)) = rm.alloc(CHUNK_BYTES) else { break };
+        let file = open(&place.dev, "nvidiactl")?;
+        let exported = rm.export(handle, file.as_raw_fd());
+        if how == "socket" {
+            let part = [IoSlice::new(b"x")];
+            let fds = [file.as_raw_fd()];
+            let beside = [ControlMessage::ScmRights(&fds)];
+            sendmsg::<()>(from.as_raw_fd(), &part, &beside, MsgFlags::empty(), None)?;
+        }
+        let freed = rm.free(rm.device, handle);
+        if how.is_empty() {
+            files.push(file);
+        }
+        if exported.is_ok() || freed.is_err() {
+            got += bytes;
+        } else {
+            println!("export {exported:?}");
             break;
         }
     }

@@ -57,6 +57,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("dup-free", lifetimes::dup_free),
     ("map-free", lifetimes::map_free),
     ("send-fd", lifetimes::send_fd),
+    ("export-free", lifetimes::export_free),
     ("send-open", lifetimes::send_open),
     ("recv-fd", lifetimes::recv_fd),
     ("vfork-exec", lifetimes::vfork_exec),
