@@ -161,6 +161,8 @@ enum Woken {
     Worker,
     Connection(usize),
     Launcher,
+    /// A call waits, and there has been no worker yet.
+    Call,
 }
 
 impl Keeper {
@@ -182,7 +184,11 @@ impl Keeper {
                             self.staff.serve(listener);
                         }
                     }
-                    Woken::Launcher => self.container.launcher_ended(),
+                    Woken::Launcher => {
+                        self.container.launcher_ended();
+                        self.staff.hurry();
+                    }
+                    Woken::Call => self.staff.hurry(),
                 }
             }
             self.container.tidy();
@@ -207,6 +213,7 @@ impl Keeper {
         if let Some(socket) = self.staff.socket() {
             events.push((Woken::Worker, socket));
         }
+        events.extend(self.staff.unserved().map(|listener| (Woken::Call, listener)));
         let connections = self.container.connections();
         events.extend(connections.map(|(at, socket)| (Woken::Connection(at), socket)));
         events.extend(self.container.launcher().map(|launcher| (Woken::Launcher, launcher)));
@@ -246,6 +253,7 @@ impl Keeper {
 
     fn question(&mut self) {
         while let Ok((stream, _)) = self.control.accept() {
+            self.staff.hurry();
             self.staff.order(Order::Control, Some(stream.into()));
         }
     }

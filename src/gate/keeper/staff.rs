@@ -34,6 +34,10 @@ const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 /// from is tried: an upgrade may have left something that can't run.
 const FAITH: u32 = 3;
 
+/// How long the first worker is waited with while nobody needs it: a container is being made,
+/// and there may be few processors to do both.
+const GRACE: Duration = Duration::from_millis(50);
+
 #[derive(Debug)]
 pub(super) struct Staff {
     program: PathBuf,
@@ -83,9 +87,22 @@ impl Staff {
             worker: None,
             leaving: Vec::new(),
             failures: 0,
-            not_before: None,
+            not_before: Some(Instant::now() + GRACE),
             orders: VecDeque::new(),
         })
+    }
+
+    /// Listeners to be looked at while there has been no worker yet: a call may wait.
+    pub(super) fn unserved(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let none_yet = self.worker.is_none() && self.failures == 0 && self.not_before.is_some();
+        self.listeners.values().filter(move |_| none_yet).map(AsFd::as_fd)
+    }
+
+    /// Somebody needs the first worker.
+    pub(super) fn hurry(&mut self) {
+        if self.failures == 0 {
+            self.not_before = None;
+        }
     }
 
     /// How many listeners are served.
