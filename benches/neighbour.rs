@@ -51,7 +51,6 @@ const ATTACKS: &[(&str, &str)] = &[
 /// The neighbour's calls: of which container, how many, of which kind.
 const CALLS: &[(&str, &str, &str, &str)] = &[
     ("refused", "alone", "20000", "refused"),
-    ("continued", "alone", "20000", "continued"),
     ("executed, by a driver of its own", "alone", "4000", "executed"),
     ("executed, by the simulator that all share", "shared", "4000", "executed"),
 ];
@@ -200,6 +199,12 @@ impl Bench {
         ran(Command::new("runc").arg("--root").arg(self.path("runc")).args(words))
     }
 
+    fn ours(&self, driver: &str) -> Command {
+        let mut command = Command::new(self.programs.join("cgpu-runtime"));
+        command.arg("--cgpu-config").arg(self.path(&format!("{driver}.toml")));
+        command
+    }
+
     /// Starts a container on that processor, its monitor too: by the gate on the driver of
     /// `gate`, or bare on the one that is shared.
     fn create(&mut self, name: &str, gate: Option<&str>, cpu: usize, words: &str) {
@@ -227,9 +232,7 @@ impl Bench {
             Some(driver) => {
                 let env = config["process"]["env"].as_array_mut().expect("it has variables");
                 env.push("ALIYUN_COM_GPU_MEM_CONTAINER=2".into());
-                let mut command = Command::new(self.programs.join("cgpu-runtime"));
-                command.arg("--cgpu-config").arg(self.path(&format!("{driver}.toml")));
-                command
+                self.ours(driver)
             }
         };
         fs::write(file, config.to_string()).expect("a file can be written");
@@ -255,7 +258,10 @@ impl Bench {
             std::thread::sleep(WARM);
         }
         let words = [&["exec", container, "/rmtool", "bench"], bench].concat();
-        let output = on(OURS, || self.runc(&words));
+        // Of the driver that it has the name of.
+        let mut command = self.ours(container);
+        command.arg("--root").arg(self.path("runc")).args(words);
+        let output = on(OURS, || ran(&mut command));
         if let Some(attacker) = attacker {
             self.pause(attacker);
         }

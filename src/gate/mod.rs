@@ -19,6 +19,8 @@ mod passing;
 
 mod inherited;
 
+mod resident;
+
 pub mod launch;
 
 pub mod client;

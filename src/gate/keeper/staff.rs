@@ -14,6 +14,7 @@ use tracing::{error, info, warn};
 
 use crate::gate::journal::JOURNAL_BYTES;
 use crate::gate::passing::{self, Wait};
+use crate::gate::resident;
 use crate::gate::wire::{Notice, Order};
 
 /// The longest packet of a worker.
@@ -256,6 +257,7 @@ impl Staff {
             match serde_json::from_slice(buffer.get(..length).unwrap_or_default()) {
                 Ok(Notice::Ready) => {
                     worker.ready = true;
+                    resident::give_back_the_start();
                     self.failures = 0;
                     self.not_before = None;
                 }

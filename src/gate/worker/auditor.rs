@@ -25,6 +25,7 @@ use super::memory::Count;
 use super::own::Own;
 use super::target::{pidfd_open, process_id};
 use crate::gate::audit::{self, Figure, Finding, Underway};
+use crate::gate::resident::give_back_the_start;
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Expected, Handle, Hold, Process};
 use crate::process::ProcessId;
@@ -41,6 +42,10 @@ const MAPPINGS: Duration = Duration::from_millis(500);
 
 /// How soon it's asked again for a call that would be refused.
 const PATIENCE: Duration = Duration::from_millis(10);
+
+/// How often pages are given back that calls took which are over: a program calls most when it
+/// starts.
+const TIDY: Duration = Duration::from_secs(10);
 
 /// Looks after which a managed range that isn't mapped is taken to be gone.
 const GONE_AFTER: u32 = 2;
@@ -108,6 +113,7 @@ impl Shared {
         epoll.add(&self.auditor.wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         let mut watched = BTreeMap::new();
         let mut mapped = Instant::now();
+        let mut tidied = Instant::now();
         loop {
             self.watch(&epoll, &mut watched);
             let wait = self.next(Instant::now());
@@ -131,6 +137,10 @@ impl Shared {
             self.sweep_exports();
             if self.is_idle() {
                 self.meet();
+            }
+            if tidied.elapsed() > TIDY {
+                give_back_the_start();
+                tidied = Instant::now();
             }
             if mapped.elapsed() > MAPPINGS || woken == 0 || self.has_new_mappers() {
                 self.audit_mappings();

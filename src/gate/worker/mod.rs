@@ -131,6 +131,7 @@ pub fn main() -> io::Result<()> {
     // Before anything else can be told.
     shared.keeper.tell(Notice::Ready)?;
     shared.start_threads()?;
+    super::resident::give_back_the_start();
     shared.listen_until_the_end()
 }
 

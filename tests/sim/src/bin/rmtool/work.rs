@@ -105,8 +105,6 @@ fn median_ns(rounds: u32, round: impl FnMut() -> Result<(), Fail>) -> Result<u12
 pub(crate) enum Call {
     /// A driver's number on what is none of its files; the driver is not asked.
     Refused,
-    /// One that its caller makes, on what is none of the driver's files; likewise.
-    Continued,
     /// One that the monitor makes.
     Executed,
 }
@@ -114,15 +112,12 @@ pub(crate) enum Call {
 /// Median and 99th percentile of calls of a kind, as JSON.
 pub(crate) fn bench_one(place: &Place, rounds: u32, call: Call) -> anyhow::Result<bool> {
     let (pipe, _other) = nix::unistd::pipe()?;
-    let on_pipe = |control: u32| {
-        let mut bytes = [0; 32];
-        bytes.set_u32(8, control);
-        let _ = raw_ioctl(pipe.as_raw_fd(), command(NV_ESC_RM_CONTROL, 32), &mut bytes);
+    let on_pipe = || {
+        let _ = raw_ioctl(pipe.as_raw_fd(), command(NV_ESC_RM_CONTROL, 32), &mut [0; 32]);
         Ok(())
     };
     let times = match call {
-        Call::Refused => times(rounds, || on_pipe(0)),
-        Call::Continued => times(rounds, || on_pipe(NV2080_CTRL_CMD_GPU_GET_GID_INFO)),
+        Call::Refused => times(rounds, on_pipe),
         Call::Executed => {
             let rm = Rm::start(place)?;
             let indices = [NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE];
