@@ -80,7 +80,8 @@ pub struct Isolation {
     pub backend: Backend,
     /// What becomes of managed memory under the gate.
     pub managed_memory: ManagedMemory,
-    /// The gate's filter on containers without a GPU too.
+    /// The gate's filter on containers without a GPU too: refused where it is asked for, as this
+    /// version can't.
     pub filter_all: bool,
     /// The procfs tree of the vendor's module.
     pub km_root: PathBuf,
@@ -442,6 +443,9 @@ impl Config {
                 return bad(key, format!("{value:?}"), "must be an absolute path");
             }
         }
+        if self.isolation.filter_all {
+            return bad("isolation.filter_all", "true".into(), "must be false in this version");
+        }
         if self.inventory.source == InventorySource::File && !self.inventory.path.is_absolute() {
             let value = format!("{:?}", self.inventory.path);
             return bad("inventory.path", value, "must be the absolute path of an inventory file");
@@ -508,6 +512,10 @@ mod tests {
             (
                 "[runtime]\ncandidates = []",
                 "runtime.candidates = []: must name a runtime, as \"runc\"",
+            ),
+            (
+                "[isolation]\nfilter_all = true",
+                "isolation.filter_all = true: must be false in this version",
             ),
         ] {
             assert_eq!(parsed(text).unwrap_err(), format!("configuration /c.toml: {error}"));

@@ -5,7 +5,6 @@ use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
 use cgpu_sim::abi::*;
-use cgpu_sim::bytes::Fields as _;
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::rm::{Fail, Place, Rm, command, raw_ioctl};
