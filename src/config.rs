@@ -226,13 +226,12 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// It is no TOML, or a value has the wrong type.
-    #[error("configuration {}: {}", path.display(), toml_text(source))]
+    #[error("configuration {}: {}", path.display(), toml_text(problem))]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Where and why.
-        #[source]
-        source: Box<toml::de::Error>,
+        /// Where and why; all of it is in the message.
+        problem: Box<toml::de::Error>,
     },
     /// A key that means nothing.
     #[error("configuration {}: unknown key {key}; did you mean {nearest}?", path.display())]
@@ -321,8 +320,8 @@ pub fn state_dir(
     match toml::from_str::<Only>(&text) {
         Ok(only) => Ok(only.state_dir.unwrap_or_else(default)),
         // Who has no other directory than the default one loses nothing by a broken file.
-        Err(source) if text.contains("state_dir") => {
-            Err(ConfigError::Malformed { path, source: Box::new(source) })
+        Err(problem) if text.contains("state_dir") => {
+            Err(ConfigError::Malformed { path, problem: Box::new(problem) })
         }
         Err(_) => Ok(default()),
     }
@@ -352,7 +351,7 @@ pub fn candidates(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> Vec<Str
 /// Where it is no TOML, has unknown keys, or holds what can't be meant.
 pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
     let malformed =
-        |source| ConfigError::Malformed { path: path.to_owned(), source: Box::new(source) };
+        |problem| ConfigError::Malformed { path: path.to_owned(), problem: Box::new(problem) };
     let table: toml::Table = toml::from_str(text).map_err(malformed)?;
     let known = toml::Table::try_from(Config::default())
         .expect("the defaults are plain strings, numbers and tables");

@@ -26,6 +26,9 @@ use crate::registry::{Holder, Key, boot_time_s};
 use crate::report::sentence;
 use crate::request::Request;
 
+/// The hook's program.
+pub const PROGRAM: &str = "cgpu-hook";
+
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
 
@@ -149,9 +152,9 @@ pub fn calls(
     caller: &Caller,
     stages: &[HookStage],
 ) -> Result<Vec<HookCall>, AdmissionError> {
-    let path = admission::own_program("cgpu-hook")?;
+    let path = admission::own_program(PROGRAM)?;
     let call = |stage: &HookStage| {
-        let mut args = vec!["cgpu-hook".to_owned(), stage.name().to_owned()];
+        let mut args = vec![PROGRAM.to_owned(), stage.name().to_owned()];
         let mut flag = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
         match caller {
             Caller::Wrapper { key } => {
@@ -363,7 +366,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let plan = host.plan(&request, &inventory)?;
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
-    let hook = admission::own_program("cgpu-hook")?;
+    let hook = admission::own_program(PROGRAM)?;
     let token = match bundle.hook_argument(&hook, "--reservation") {
         Some(token) => token.to_owned(),
         None => token(),

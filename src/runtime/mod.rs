@@ -1,14 +1,15 @@
 //! `cgpu-runtime`: the OCI runtime that engines call.
 //!
 //! Owns the order of one call. `create`, `run` and `restore` of a container that asks
-//! for GPUs get their bundle edited; then, and for everything else at once, this process
-//! becomes the real runtime. Nothing is printed on success.
+//! for GPUs get their bundle edited; an `exec` in one that has a quota goes behind its
+//! isolation; then, and for everything else at once, this process becomes the real runtime.
+//! Nothing is printed on success.
 
 pub mod argv;
 pub mod real;
 
 use std::error::Error;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -108,12 +109,14 @@ fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), 
         return Ok(());
     }
     let variable = std::env::var_os(config::PATH_VARIABLE);
-    let config = config::Config {
-        state_dir: config::state_dir(line.config.as_deref(), variable.as_deref())?,
-        ..config::Config::default()
-    };
-    let host = Host { config, config_path: None, way: Way::Ahead };
     let root = key_root(real, exec.root.as_deref());
+    let state_dir = match config::state_dir(line.config.as_deref(), variable.as_deref()) {
+        // Nobody's quota is passed by an exec in a container that has none.
+        Err(_) if !exec.ids.iter().any(|id| may_be_ours(real, &root, id)) => return Ok(()),
+        found => found?,
+    };
+    let config = config::Config { state_dir, ..config::Config::default() };
+    let host = Host { config, config_path: None, way: Way::Ahead };
     for id in exec.ids.iter().filter_map(|id| id.to_str()) {
         let key = Key { root: root.clone(), id: id.to_owned() };
         if let Some(record) = host.registered(&key)? {
@@ -121,6 +124,19 @@ fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// Whether a container can be one that we made, by what the runtime keeps of it: our hook is
+/// in its configuration.
+fn may_be_ours(real: &Real, root: &str, id: &OsStr) -> bool {
+    let Some(id) = id.to_str() else { return true };
+    let Some(state) = argv::state_file(&real.file, Path::new(root), id) else { return true };
+    // Where there is no such container the runtime says so.
+    let Ok(state) = fs::read_to_string(state) else { return false };
+    let told: serde_json::Value = serde_json::from_str(&state).unwrap_or_default();
+    let bundle = told["bundle"].as_str().map(|bundle| Path::new(bundle).join("config.json"));
+    let config = bundle.and_then(|config| fs::read_to_string(config).ok());
+    [Some(state), config].iter().flatten().any(|text| text.contains(hook::PROGRAM))
 }
 
 /// The runtime's `--root`, as keys have it.

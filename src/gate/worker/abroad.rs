@@ -407,8 +407,23 @@ impl Shared {
         if in_ours && name.trim_end_matches(" (deleted)") == "cgpu-monitor" {
             return true;
         }
+        self.houses(&pid, namespace.1)
+    }
+
+    fn houses(&self, pid: &str, namespace: u64) -> bool {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        self.auditor.abroad.origins().origin.houses(namespace.1, &cgroup)
+        self.auditor.abroad.origins().origin.houses(namespace, &cgroup)
+    }
+
+    /// All processes of the container, also those that never called.
+    pub(super) fn inhabitants(&self) -> BTreeSet<u32> {
+        let at_home = |pid: &u32| {
+            let namespace = fs::metadata(format!("/proc/{pid}/ns/mnt"));
+            namespace.is_ok_and(|namespace| self.houses(&pid.to_string(), namespace.ino()))
+        };
+        let mut pids = self.our_pids();
+        pids.extend(processes().filter(at_home));
+        pids
     }
 }
 

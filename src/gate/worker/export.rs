@@ -10,7 +10,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,6 @@ use super::books::BOUNDS;
 use super::device::{self, Device, Rm};
 use super::listener::Reply;
 use super::serve::{Case, Made, Over};
-use super::target::process_id;
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
@@ -246,6 +244,20 @@ impl Shared {
         }
     }
 
+    /// Holds whose file nobody has: the worker before had not come to ask the driver.
+    pub(super) fn forget_what_was_never_exported(&self) {
+        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.exports.files();
+        let lost = |entry| match entry {
+            Entry::Held { hold: hold @ Hold::Export(number), .. } => {
+                (!files.contains_key(&number)).then_some(hold)
+            }
+            _ => None,
+        };
+        let lost: Vec<Hold> = books.ledger.entries().filter_map(lost).collect();
+        lost.into_iter().for_each(|hold| books.enter(Entry::Release { hold }));
+    }
+
     /// Nothing is in that file any more.
     fn forget_export(&self, number: u64) {
         self.exports.files().remove(&number);
@@ -264,9 +276,10 @@ impl Shared {
         let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
         match rm.control(own.client, own.client, command, &mut params) {
             Ok(()) => self.forget_export(number),
-            Err(error) => {
+            Err(error) if self.calm.allows() => {
                 tracing::warn!(?error, "an export can't be taken back: its memory stays charged");
             }
+            Err(_) => {}
         }
     }
 
@@ -312,22 +325,18 @@ impl Shared {
         }
     }
 
-    /// Descriptors of the driver's that the container's processes have, as far as these called.
+    /// Descriptors of the driver's that the container's processes have.
     fn open_files(&self) -> Vec<(u32, i32)> {
-        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
-        let processes = books.processes.clone();
-        drop(books);
         let mut open = Vec::new();
-        for process in processes {
-            let id = process_id(process);
-            let dir = format!("/proc/{}/fd", id.pid);
-            for entry in fs::read_dir(Path::new(&dir)).into_iter().flatten().flatten() {
+        for pid in self.inhabitants() {
+            let dir = format!("/proc/{pid}/fd");
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
                 let number = entry.file_name().to_str().and_then(|number| number.parse().ok());
                 if let Some(number) = number
                     && device::kind_at(&self.settings.nodes, &entry.path())
                         == Some(NodeKind::Control)
                 {
-                    open.push((id.pid.cast_unsigned(), number));
+                    open.push((pid, number));
                 }
             }
         }

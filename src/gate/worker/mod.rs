@@ -123,6 +123,7 @@ pub fn main() -> io::Result<()> {
     if shared.take_over()? {
         return Ok(());
     }
+    shared.forget_what_was_never_exported();
     shared.spawn("audit", || {
         if let Err(error) = shared.audit_forever() {
             shared.finish(Err(error.into()));
