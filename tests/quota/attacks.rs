@@ -238,10 +238,13 @@ fn hand_out(giver: &[&str], taker: &str) {
         wait_until(Duration::from_secs(3), || gated.used_bytes(0) == 100 * MIB);
         outcome
     });
+    // Who kills says so after.
+    let told = || gated.host.log().matches("opened in the container").count();
+    wait_until(Duration::from_secs(3), || told() > 0);
     let log = gated.host.log();
     assert!(longest <= Duration::from_secs(1), "had {most} for {longest:?}: {outcome}\n{log}");
     assert_eq!(gated.used_bytes(0), 100 * MIB, "{outcome}\n{log}");
-    assert_eq!(log.matches("opened in the container").count(), 1, "{log}");
+    assert_eq!(log.matches("opened in the container").count(), 1, "{outcome}\n{log}");
     for one in [&mut innocent, &mut host] {
         let ended = one.try_wait().expect("a child can be waited for");
         assert_eq!(ended, None, "neighbour and host were not killed\n{log}");
