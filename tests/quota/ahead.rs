@@ -4,11 +4,9 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::gated::{FIRST_MIB, Gated, RMTOOL, got_bytes, rmtool};
+use crate::gated::{FIRST_MIB, Gated, MIB, RMTOOL, got_bytes, rmtool};
 use crate::host::ask;
 use crate::support::Bundle;
-
-const MIB: u64 = 1 << 20;
 
 /// What is written in a file like rmtool's output.
 #[track_caller]

@@ -7,10 +7,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::gated::{Gated, RMTOOL, got_bytes, monitors};
+use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors};
 use crate::support::{Outcome, wait_until};
-
-const MIB: u64 = 1 << 20;
 
 /// The attacker's quota.
 const QUOTA_MIB: u64 = 500;

@@ -2,20 +2,10 @@
 
 use serde_json::json;
 
-use crate::gated::{Gated, NO_MEMORY, RMTOOL, got_bytes, rmtool};
+use crate::gated::{ASK, Gated, MIB, NO_MEMORY, RMTOOL, RUNTIME, got_bytes, rmtool};
 use crate::support::{Containerd, Docker, IMAGE, Outcome, Podman, Restart};
 
-const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
 const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
-
-const MIB: u64 = 1 << 20;
-
-/// The variables that ask for 1000 MiB of GPU 0.
-const ASK: [&str; 3] = [
-    "ALIYUN_COM_GPU_MEM_CONTAINER=1000",
-    "ALIYUN_COM_GPU_MEM_UNIT=MiB",
-    "NVIDIA_VISIBLE_DEVICES=0",
-];
 
 /// Asks for too much, and then for what can be had.
 const APP: [&str; 8] = [

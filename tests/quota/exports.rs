@@ -13,11 +13,10 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde_json::json;
 
-use crate::gated::{Gated, RMTOOL, got_bytes};
+use crate::gated::{Gated, MIB, RMTOOL, got_bytes};
 use crate::host::{ask, names};
 use crate::support::{Bundle, wait_until};
 
-const MIB: u64 = 1 << 20;
 const SOON: Duration = Duration::from_secs(8);
 
 /// A container with 1000 MiB that sleeps, with a directory that the host shares.

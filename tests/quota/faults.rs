@@ -6,10 +6,8 @@ use cgpu_sim::{Action, CallFault, Fault, Kind};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::gated::{Gated, RMTOOL, got_bytes, monitors};
+use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors};
 use crate::support::{Bundle, wait_until};
-
-const MIB: u64 = 1 << 20;
 
 fn parent(pid: i32) -> i32 {
     let stat = procfs::process::Process::new(pid).and_then(|process| process.stat());

@@ -11,6 +11,18 @@ use serde_json::{Value, json};
 use crate::host::{Host, ask};
 use crate::support::{Bundle, Outcome, wait_until};
 
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// The runtime that engines call.
+pub(crate) const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
+
+/// The variables that ask for 1000 MiB of GPU 0.
+pub(crate) const ASK: [&str; 3] = [
+    "ALIYUN_COM_GPU_MEM_CONTAINER=1000",
+    "ALIYUN_COM_GPU_MEM_UNIT=MiB",
+    "NVIDIA_VISIBLE_DEVICES=0",
+];
+
 /// Memory of the first GPU in MiB; the second has [`SECOND_MIB`].
 pub(crate) const FIRST_MIB: u64 = 16_000;
 pub(crate) const SECOND_MIB: u64 = 8_000;

@@ -8,11 +8,9 @@ use std::time::Duration;
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::gated::{Gated, RMTOOL, rmtool};
+use crate::gated::{Gated, RMTOOL, RUNTIME, rmtool};
 use crate::host::ask;
 use crate::support::{Bundle, Containerd, PATIENCE, run_with_timeout, wait_until};
-
-const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
 
 /// What a container may have of the host's memory, and what it then takes.
 const LIMIT_BYTES: u64 = 64 << 20;

@@ -5,19 +5,8 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 
-use crate::gated::{Gated, RMTOOL, got_bytes, monitors, rmtool};
+use crate::gated::{ASK, Gated, MIB, RMTOOL, RUNTIME, got_bytes, monitors, rmtool};
 use crate::support::{Bundle, Containerd, Docker, IMAGE, Outcome, Restart, Runtime, wait_until};
-
-const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
-
-const MIB: u64 = 1 << 20;
-
-/// The variables that ask for 1000 MiB of GPU 0.
-const ASK: [&str; 3] = [
-    "ALIYUN_COM_GPU_MEM_CONTAINER=1000",
-    "ALIYUN_COM_GPU_MEM_UNIT=MiB",
-    "NVIDIA_VISIBLE_DEVICES=0",
-];
 
 /// The runtime's reasons, without its clock.
 fn reasons(outcome: &Outcome) -> Vec<String> {

@@ -2,11 +2,9 @@
 
 use serde_json::json;
 
-use crate::gated::{FIRST_MIB, Gated, NO_MEMORY, RMTOOL, got_bytes};
+use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RMTOOL, got_bytes};
 use crate::host::ask;
 use crate::support::{Bundle, Outcome};
-
-const MIB: u64 = 1 << 20;
 
 /// The container's bytes by a run of `words` with a quota of `mib`.
 fn run(gated: &Gated, mib: u64, words: &[&str]) -> Outcome {

@@ -13,11 +13,9 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::gated::{Gated, got_bytes, monitors, resident_bytes};
+use crate::gated::{Gated, MIB, got_bytes, monitors, resident_bytes};
 use crate::host::ask;
 use crate::support::{Bundle, wait_until};
-
-const MIB: u64 = 1 << 20;
 
 /// What identifies a file, wherever it is mounted.
 type Identity = (u64, u64);
