@@ -10,6 +10,9 @@
 
 use nix::libc::{self, sock_filter};
 
+use super::syscall::{
+    self, AUDIT_ARCH_AARCH64, AUDIT_ARCH_ARM, AUDIT_ARCH_I386, AUDIT_ARCH_X86_64,
+};
 use super::traps;
 
 /// The processor, with the entries that its kernels have for older programs.
@@ -44,7 +47,7 @@ struct Entry {
 /// 32-bit programs use `mmap2` for decades.
 const X86_64: &[Entry] = &[
     Entry {
-        architecture: 0xc000_003e,
+        architecture: AUDIT_ARCH_X86_64,
         calls: &[
             (16, To::Ioctl),
             (9, To::Mapping),
@@ -54,18 +57,17 @@ const X86_64: &[Entry] = &[
         ],
     },
     Entry {
-        architecture: 0x4000_0003,
+        architecture: AUDIT_ARCH_I386,
         calls: &[(54, To::Ioctl), (192, To::Mapping2), (90, To::Refuse)],
     },
 ];
 
 const AARCH64: &[Entry] = &[
-    Entry { architecture: 0xc000_00b7, calls: &[(29, To::Ioctl), (222, To::Mapping)] },
-    Entry { architecture: 0x4000_0028, calls: &[(54, To::Ioctl), (192, To::Mapping2)] },
+    Entry { architecture: AUDIT_ARCH_AARCH64, calls: &[(29, To::Ioctl), (222, To::Mapping)] },
+    Entry { architecture: AUDIT_ARCH_ARM, calls: &[(54, To::Ioctl), (192, To::Mapping2)] },
 ];
 
-/// `__X32_SYSCALL_BIT`.
-const X32: u32 = 0x4000_0000;
+const X32: u32 = syscall::X32.cast_unsigned();
 
 /// Offsets in `struct seccomp_data` (linux/seccomp.h); an argument has 64 bits.
 const NUMBER: u32 = 0;

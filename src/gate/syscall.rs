@@ -5,13 +5,14 @@
 
 use crate::rm::Command;
 
-const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
-const AUDIT_ARCH_I386: u32 = 0x4000_0003;
-const AUDIT_ARCH_AARCH64: u32 = 0xc000_00b7;
-const AUDIT_ARCH_ARM: u32 = 0x4000_0028;
+/// `AUDIT_ARCH_*` of linux/audit.h.
+pub(super) const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+pub(super) const AUDIT_ARCH_I386: u32 = 0x4000_0003;
+pub(super) const AUDIT_ARCH_AARCH64: u32 = 0xc000_00b7;
+pub(super) const AUDIT_ARCH_ARM: u32 = 0x4000_0028;
 
 /// `__X32_SYSCALL_BIT`.
-const X32: i32 = 0x4000_0000;
+pub(super) const X32: i32 = 0x4000_0000;
 
 /// Bytes of a page, in which `mmap2` counts its offset.
 const PAGE_BYTES: u64 = 4096;

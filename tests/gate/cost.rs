@@ -7,17 +7,24 @@ use std::time::Instant;
 
 use crate::host::{Monitor, Said, program, wait};
 
-/// Resident memory of a process, in KiB.
-fn resident_kib(pid: u32) -> u64 {
+/// Resident memory of a process in KiB: all of it, and what isn't its program's file, which
+/// is larger in a debug build and others' too.
+fn resident_kib(pid: u32) -> (u64, u64) {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = text.lines().find(|line| line.starts_with("VmRSS")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    let of = |name: &str| -> u64 {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    (of("VmRSS"), of("RssAnon") + of("RssShmem"))
 }
+
+/// What the ledger may take, in KiB: a worker has 2 MiB, and 4 with 10,000 objects.
+const LEDGER_KIB: u64 = 2048;
 
 #[test]
 fn a_worker_stays_small_with_ten_thousand_objects() {
     let monitor = Monitor::new();
-    let before = resident_kib(monitor.worker_pid());
+    let (all_before, before) = resident_kib(monitor.worker_pid());
     let mut child = monitor.spawn(&["run"]);
     let mut script = child.stdin.take().unwrap();
     writeln!(script, "start").unwrap();
@@ -33,15 +40,15 @@ fn a_worker_stays_small_with_ten_thousand_objects() {
         assert!(begun.elapsed().as_secs() < 30, "{} are used", monitor.used());
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    println!(
-        "resident: {before} KiB, with 10000 objects {} KiB",
-        resident_kib(monitor.worker_pid())
-    );
+    let (all, after) = resident_kib(monitor.worker_pid());
+    println!("resident: {all_before} KiB, with 10000 objects {all} KiB");
+    assert!(after <= before + LEDGER_KIB, "{before} KiB became {after}");
     child.kill().unwrap();
     wait(child);
 }
 
 #[test]
+#[ignore = "prints what calls cost; asserts nothing"]
 fn what_calls_cost() {
     let monitor = Monitor::new();
     let untrapped = std::process::Command::new(program("rmtool"))
@@ -134,6 +141,7 @@ fn probe() {
 }
 
 #[test]
+#[ignore = "prints what calls cost; asserts nothing"]
 fn what_continuing_and_refusing_costs() {
     let monitor = Monitor::new();
     let program = || {

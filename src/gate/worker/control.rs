@@ -1,91 +1,162 @@
-//! Answers those who ask how things stand, or change a quota: one line each way.
+//! Controls: made on copies of their parameters, whatever these point at included.
+//!
+//! The driver follows addresses in the memory of whoever calls it, which is ours. So none
+//! that the caller chose is left in what it's given: see [`control`](crate::rm::control).
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::sync::PoisonError;
-use std::time::Duration;
+use nix::errno::Errno;
 
-use super::Shared;
-use crate::gate::wire::{Answer, GpuStatus, Question, Status};
-use crate::ledger::{Entry, LedgerError};
+use super::listener::Reply;
+use super::numbers::Numbers;
+use super::serve::{Case, Copy, Over};
+use crate::rm::control::processes;
+use crate::rm::control::{Direction, Known, MAX_PARAMS_BYTES, Pieces, check, points_into};
+use crate::rm::number::{NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT, NV_OK};
+use crate::rm::{Answer, Call, Command, Layout, Meaning};
 
-/// The longest question, in bytes.
-const MOST_BYTES: u64 = 4096;
+/// Bytes of parameters of which an answer is kept for a caller that was interrupted: what
+/// is larger tells something, and can be asked again.
+const ONCE_BYTES: usize = 4096;
 
-/// How long a silent connection is kept.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Answers the questions of a connection until it ends.
-pub(super) fn converse(shared: &Shared, connection: OwnedFd) {
-    let mut stream = UnixStream::from(connection);
-    let timeouts = stream.set_read_timeout(Some(PATIENCE));
-    if timeouts.and(stream.set_write_timeout(Some(PATIENCE))).is_err() {
-        return;
-    }
-    let Ok(reader) = stream.try_clone() else { return };
-    let mut reader = BufReader::with_capacity(512, reader);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        match reader.by_ref().take(MOST_BYTES).read_until(b'\n', &mut line) {
-            Ok(read) if read > 0 => {}
-            Ok(_) | Err(_) => return,
-        }
-        let answer = match serde_json::from_slice(&line) {
-            Ok(question) => shared.answer(&question),
-            Err(error) => Answer::Refused { reason: format!("not a question: {error}") },
+impl Case<'_> {
+    pub(super) fn control(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        call: &Call,
+    ) -> Result<Reply, Over> {
+        let Call::Control { client, object, command: control, params, params_size, flags } = *call
+        else {
+            return Err(Reply::Errno(Errno::EINVAL as i32));
         };
-        let Ok(mut text) = serde_json::to_vec(&answer) else { return };
-        text.push(b'\n');
-        if stream.write_all(&text).is_err() {
-            return;
+        let known = check(&self.shared.release, control, flags);
+        let known = known.map_err(|refusal| self.refused(&refusal, Some(layout)))?;
+        if known == Known::Memory {
+            let params = (params, params_size);
+            return self.show_memory(command, layout, (client, object), control, params);
         }
-    }
-}
-
-impl Shared {
-    fn answer(&self, question: &Question) -> Answer {
-        match question {
-            Question::Status => Answer::Status(self.status()),
-            Question::Limit { uuid, limit_bytes } => self.limit(uuid, *limit_bytes),
+        let size = usize::try_from(params_size).unwrap_or(usize::MAX);
+        if size > MAX_PARAMS_BYTES {
+            return Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
         }
-    }
-
-    fn status(&self) -> Status {
-        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
-        let gpus = self.settings.gpus.iter().enumerate().map(|(gpu, settings)| {
-            let usage = books.ledger.usage(gpu);
-            GpuStatus {
-                index: settings.index,
-                uuid: settings.uuid.clone(),
-                limit_bytes: usage.map_or(0, |usage| usage.limit_bytes),
-                used_bytes: usage.map_or(0, |usage| usage.used_bytes),
+        // Where there are none the driver says what it says to their size.
+        if params != 0 {
+            self.read_params(params, size)?;
+        }
+        match known {
+            Known::Nested => self.nested(command, layout, control, params),
+            Known::Processes => self.processes(command, layout, control, params),
+            Known::Exports(does) => {
+                let place = (command, layout);
+                self.export_or_import(place, does, client, params)
             }
-        });
-        Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            worker_pid: std::process::id(),
-            gpus: gpus.collect(),
-            calls: self.memory.calls(),
+            Known::Opaque if points_into(&self.desk.params, &self.shared.ranges) => {
+                Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
+            }
+            _ => {
+                self.settle()?;
+                let done = self.make_control(command, layout, params)?;
+                self.give_back(params, done);
+                Ok(self.executed(None))
+            }
         }
     }
 
-    /// Changes a quota; never below what is in use.
-    fn limit(&self, uuid: &str, limit_bytes: u64) -> Answer {
-        let gpu = self.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
-        let Some(gpu) = gpu else {
-            return Answer::Refused { reason: format!("the container has no GPU {uuid}") };
-        };
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(usage) = books.ledger.usage(gpu) else {
-            return Answer::Refused { reason: LedgerError::NoSuchGpu { gpu }.to_string() };
-        };
-        if limit_bytes < usage.used_bytes {
-            let reason = LedgerError::InUse { limit_bytes, usage }.to_string();
-            return Answer::Refused { reason };
+    /// All is read: whether the caller still waits, and was answered already.
+    pub(super) fn settle(&mut self) -> Result<(), Over> {
+        self.still_waits()?;
+        if self.desk.params.len() <= ONCE_BYTES {
+            return self.only_once();
         }
-        books.enter(Entry::Limit { gpu, limit_bytes });
-        Answer::Done
+        self.desk.input.clear();
+        Ok(())
+    }
+
+    /// Makes it on the parameters that we have, and tells whether it was done.
+    pub(super) fn make_control(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        params: u64,
+    ) -> Result<bool, Over> {
+        // Where the caller has none, the driver gets none.
+        let ours = if params == 0 { 0 } else { self.desk.params.as_mut_ptr().addr() as u64 };
+        self.patch(layout, Meaning::Params, ours);
+        let called = self.call(command);
+        self.patch(layout, Meaning::Params, params);
+        called?;
+        Ok(self.status(layout) == NV_OK)
+    }
+
+    /// The parameters go back. Of a control that failed too, where it says something in them;
+    /// where it doesn't, the driver writes nothing.
+    pub(super) fn give_back(&mut self, params: u64, done: bool) {
+        let input = self.desk.input.get(self.desk.bytes.len()..).unwrap_or_default();
+        if params != 0 && (done || input != self.desk.params) {
+            self.write_back(1, params, Copy::Params);
+        }
+    }
+
+    fn nested(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        control: u32,
+        params: u64,
+    ) -> Result<Reply, Over> {
+        let pieces = Pieces::of(control, &self.desk.params);
+        let pieces = pieces.map_err(|answer| self.answer(answer, Some(layout)))?;
+        self.desk.list.clear();
+        // Even of nothing there is an address.
+        self.desk.list.resize(pieces.bytes().max(8), 0);
+        let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
+        for piece in pieces.iter().filter(|piece| piece.direction != Direction::Out) {
+            let copy = self.desk.list.get_mut(piece.at..piece.at + piece.bytes);
+            let read = target.read(piece.address, copy.unwrap_or_default());
+            read.map_err(|errno| Reply::Errno(errno as i32))?;
+        }
+        self.settle()?;
+        let base = self.desk.list.as_mut_ptr().addr() as u64;
+        for patch in pieces.to_copies(base) {
+            let _ = patch.apply(&mut self.desk.params);
+        }
+        let made = self.make_control(command, layout, params);
+        for patch in pieces.back() {
+            let _ = patch.apply(&mut self.desk.params);
+        }
+        let done = made?;
+        self.give_back(params, done);
+        if done {
+            for (place, piece) in pieces.iter().enumerate() {
+                if piece.direction != Direction::In {
+                    self.write_back(2 + place, piece.address, Copy::Piece(piece.at, piece.bytes));
+                }
+            }
+        }
+        Ok(self.executed(None))
+    }
+
+    /// What tells of processes tells of the container's, as the caller numbers them.
+    fn processes(
+        &mut self,
+        command: &Command,
+        layout: &'static Layout,
+        control: u32,
+        params: u64,
+    ) -> Result<Reply, Over> {
+        if !processes::is_size(control, self.desk.params.len()) {
+            return Err(self.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT), Some(layout)));
+        }
+        let ours = self.books().processes.clone();
+        let numbers = Numbers::of(self.target()?.tid, &ours);
+        self.still_waits()?;
+        self.desk.list.clear();
+        self.desk.list.extend_from_slice(&self.desk.params);
+        processes::ask(control, &mut self.desk.params, |pid| numbers.ours(pid));
+        if self.make_control(command, layout, params)? {
+            let desk = &mut *self.desk;
+            processes::show(control, &mut desk.params, &desk.list, |pid| numbers.theirs(pid));
+            self.write_back(1, params, Copy::Params);
+        }
+        Ok(self.executed(None))
     }
 }

@@ -11,7 +11,6 @@ mod abroad;
 mod auditor;
 mod books;
 mod calm;
-mod command;
 mod control;
 mod device;
 mod ending;
@@ -26,6 +25,7 @@ mod numbers;
 mod own;
 mod place;
 mod privilege;
+mod questions;
 mod recover;
 mod serve;
 mod show;
@@ -203,7 +203,7 @@ impl Shared {
                     return;
                 }
                 let _ = self.spawn("control", move || {
-                    control::converse(self, connection);
+                    questions::converse(self, connection);
                     drop(open);
                 });
             }

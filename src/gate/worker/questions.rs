@@ -1,0 +1,91 @@
+//! Answers those who ask how things stand, or change a quota: one line each way.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use super::Shared;
+use crate::gate::wire::{Answer, GpuStatus, Question, Status};
+use crate::ledger::{Entry, LedgerError};
+
+/// The longest question, in bytes.
+const MOST_BYTES: u64 = 4096;
+
+/// How long a silent connection is kept.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Answers the questions of a connection until it ends.
+pub(super) fn converse(shared: &Shared, connection: OwnedFd) {
+    let mut stream = UnixStream::from(connection);
+    let timeouts = stream.set_read_timeout(Some(PATIENCE));
+    if timeouts.and(stream.set_write_timeout(Some(PATIENCE))).is_err() {
+        return;
+    }
+    let Ok(reader) = stream.try_clone() else { return };
+    let mut reader = BufReader::with_capacity(512, reader);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match reader.by_ref().take(MOST_BYTES).read_until(b'\n', &mut line) {
+            Ok(read) if read > 0 => {}
+            Ok(_) | Err(_) => return,
+        }
+        let answer = match serde_json::from_slice(&line) {
+            Ok(question) => shared.answer(&question),
+            Err(error) => Answer::Refused { reason: format!("not a question: {error}") },
+        };
+        let Ok(mut text) = serde_json::to_vec(&answer) else { return };
+        text.push(b'\n');
+        if stream.write_all(&text).is_err() {
+            return;
+        }
+    }
+}
+
+impl Shared {
+    fn answer(&self, question: &Question) -> Answer {
+        match question {
+            Question::Status => Answer::Status(self.status()),
+            Question::Limit { uuid, limit_bytes } => self.limit(uuid, *limit_bytes),
+        }
+    }
+
+    fn status(&self) -> Status {
+        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpus = self.settings.gpus.iter().enumerate().map(|(gpu, settings)| {
+            let usage = books.ledger.usage(gpu);
+            GpuStatus {
+                index: settings.index,
+                uuid: settings.uuid.clone(),
+                limit_bytes: usage.map_or(0, |usage| usage.limit_bytes),
+                used_bytes: usage.map_or(0, |usage| usage.used_bytes),
+            }
+        });
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            worker_pid: std::process::id(),
+            gpus: gpus.collect(),
+            calls: self.memory.calls(),
+        }
+    }
+
+    /// Changes a quota; never below what is in use.
+    fn limit(&self, uuid: &str, limit_bytes: u64) -> Answer {
+        let gpu = self.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
+        let Some(gpu) = gpu else {
+            return Answer::Refused { reason: format!("the container has no GPU {uuid}") };
+        };
+        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(usage) = books.ledger.usage(gpu) else {
+            return Answer::Refused { reason: LedgerError::NoSuchGpu { gpu }.to_string() };
+        };
+        if limit_bytes < usage.used_bytes {
+            let reason = LedgerError::InUse { limit_bytes, usage }.to_string();
+            return Answer::Refused { reason };
+        }
+        books.enter(Entry::Limit { gpu, limit_bytes });
+        Answer::Done
+    }
+}
