@@ -231,7 +231,7 @@ fn bundle_key(bundle: &Path, id: &str) -> Key {
     Key { root: bundle.to_string_lossy().into_owned(), id: id.to_owned() }
 }
 
-fn announced(token: &str) -> Key {
+pub(crate) fn announced(token: &str) -> Key {
     Key { root: PRECREATE_ROOT.into(), id: token.to_owned() }
 }
 

@@ -116,6 +116,7 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen
     for bind in &edits.binds {
         mount(config, bind)?;
     }
+    forget_former(config, &edits.hooks);
     for hook in &edits.hooks {
         append_hook(config, hook)?;
     }
@@ -409,6 +410,26 @@ fn append_hook(config: &mut Value, call: &HookCall) -> Result<(), Misshapen> {
     Ok(())
 }
 
+/// Removes our hooks of stages that have none now: they belong to a reservation or to a
+/// container that this one takes the place of. One from a hooks directory, which names
+/// neither, stays.
+fn forget_former(config: &mut Value, calls: &[HookCall]) {
+    let Some(path) = calls.first().map(|call| call.path.to_string_lossy().into_owned()) else {
+        return;
+    };
+    for stage in
+        HookStage::ALL.iter().filter(|stage| calls.iter().all(|call| call.stage != **stage))
+    {
+        let hooks = config.pointer_mut(&format!("/hooks/{}", stage.name()));
+        let Some(hooks) = hooks.and_then(Value::as_array_mut) else { continue };
+        let named = |arg: &Value| arg == "--reservation" || arg == "--id";
+        hooks.retain(|hook| {
+            let args = hook.get("args").and_then(Value::as_array);
+            text(hook, "path") != path || !args.into_iter().flatten().any(named)
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -578,6 +599,21 @@ mod tests {
         assert_eq!(config["hooks"]["poststop"][1], theirs);
         assert_eq!(config["hooks"]["poststop"].as_array().unwrap().len(), 2);
         assert_eq!(config["hooks"]["poststop"][0]["timeout"], 10);
+    }
+
+    #[test]
+    fn a_former_hook_of_ours_goes_where_none_takes_its_place() {
+        let hook = |args: &[&str]| json!({"path": "/usr/bin/cgpu-hook", "args": args});
+        let directory = hook(&["cgpu-hook", "createRuntime"]);
+        let theirs = json!({"path": "/usr/bin/other", "args": ["other", "--id", "x"]});
+        let former = [
+            hook(&["cgpu-hook", "createRuntime", "--reservation", "t"]),
+            hook(&["cgpu-hook", "createRuntime", "--root", "/r", "--id", "a"]),
+        ];
+        let all = json!([former[0], directory, theirs, former[1]]);
+        let config = applied(json!({"process": {}, "hooks": {"createRuntime": all}}));
+        assert_eq!(config["hooks"]["createRuntime"], json!([directory, theirs]));
+        assert_eq!(config["hooks"]["poststop"].as_array().unwrap().len(), 1);
     }
 
     #[test]

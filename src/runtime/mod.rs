@@ -244,6 +244,11 @@ fn prepare(
     if bundle.is_privileged() {
         warn!(id, "this container is privileged: it can reach past any isolation");
     }
+    // What a precreate hook has reserved for this bundle is ours to give.
+    let program = admission::own_program(hook::PROGRAM)?;
+    if let Some(token) = bundle.hook_argument(&program, "--reservation") {
+        host.release(&hook::announced(token))?;
+    }
     let record = host.reserve(key.clone(), bundle.dir(), plan, holder)?;
     let reserved = Reserved { host, key };
     match reserved.equip(&record, &mut bundle, nodes, calls, by) {
