@@ -212,8 +212,7 @@ impl Host {
             binds: nodes.binds,
             withheld: nodes.withheld,
             hooks,
-            masked: Vec::new(),
-            seccomp: None,
+            ..Edits::default()
         };
         self.isolation(plan.backend).edit(tenant(record), bundle.seccomp(), &mut edits)?;
         Ok(edits)

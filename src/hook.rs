@@ -169,7 +169,7 @@ pub fn calls(
         }
         // Without one the hook would inherit what the container's author wrote.
         let env = vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into()];
-        HookCall { stage: *stage, path: path.clone(), args, env, timeout_s: TIMEOUT_S }
+        HookCall { stage: *stage, path: path.clone(), args, env, timeout_s: Some(TIMEOUT_S) }
     };
     Ok(stages.iter().map(call).collect())
 }
@@ -371,7 +371,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         Some(token) => token.to_owned(),
         None => token(),
     };
-    let calls = calls(host, &Caller::Precreate { token: token.clone() }, HookStage::ALL)?;
+    let calls = calls(host, &Caller::Precreate { token: token.clone() }, HookStage::OURS)?;
     if bundle.is_privileged() {
         warn!("a container is privileged: it can reach past any isolation");
     }

@@ -10,18 +10,18 @@ fn edits() -> Edits {
     let (path, other) = ("/dev/nvidia0".to_owned(), "/dev/nvidia1".to_owned());
     Edits {
         env: vec![("NVIDIA_VISIBLE_DEVICES".into(), "GPU-a".into())],
-        devices: vec![DeviceNode { path, major: 195, minor: 0 }],
+        devices: vec![DeviceNode::new(path, 195, 0)],
         binds: vec![Bind { source: "/sim/nvidiactl".into(), destination: "/dev/nvidiactl".into() }],
         withheld: vec![Withheld { source: other.clone(), path: other, major: 195, minor: 1 }],
-        seccomp: None,
         hooks: vec![HookCall {
             stage: HookStage::Poststop,
             path: "/usr/bin/cgpu-hook".into(),
             args: vec!["cgpu-hook".into(), "poststop".into()],
             env: vec!["PATH=/usr/bin".into()],
-            timeout_s: 10,
+            timeout_s: Some(10),
         }],
         masked: vec!["/proc/cgpu_km".into()],
+        ..Edits::default()
     }
 }
 

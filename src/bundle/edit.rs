@@ -3,6 +3,7 @@
 use oci_spec::runtime::{
     Hook, HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::{Component, Path, PathBuf};
 
@@ -17,8 +18,19 @@ pub struct Edits {
     pub binds: Vec<Bind>,
     /// Nodes that the container must not have.
     pub withheld: Vec<Withheld>,
+    /// What of the driver to mount. A mount that the container has at the same place already is
+    /// its owner's wish, and stays.
+    pub mounts: Vec<Mount>,
+    /// Where on the host mounts of ours come from: one that a bundle has from an earlier time
+    /// goes.
+    pub mounts_from: Option<String>,
+    /// Groups of the process besides those that it has.
+    pub gids: Vec<u32>,
     /// Hooks to call besides those that are there.
     pub hooks: Vec<HookCall>,
+    /// Hooks that the driver's own description asks for. They are no calls of ours, and there may
+    /// be several of one program.
+    pub driver_hooks: Vec<HookCall>,
     /// Paths that the container must not read or write.
     pub masked: Vec<String>,
     /// What `linux.seccomp` becomes, where that changes.
@@ -34,6 +46,33 @@ pub struct DeviceNode {
     pub major: i64,
     /// Minor number.
     pub minor: i64,
+    /// Its permissions.
+    pub mode: u32,
+    /// Its owner.
+    pub uid: u32,
+    /// Its owner's group.
+    pub gid: u32,
+}
+
+impl DeviceNode {
+    /// A node that everybody may read and write, as the driver makes its own.
+    #[must_use]
+    pub fn new(path: String, major: i64, minor: i64) -> Self {
+        DeviceNode { path, major, minor, mode: 0o666, uid: 0, gid: 0 }
+    }
+}
+
+/// A mount, as the OCI runtime specification has it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Mount {
+    /// Path on the host.
+    pub source: String,
+    /// Path in the container.
+    pub destination: String,
+    /// Its type; empty where a bind mount's options say all.
+    pub kind: String,
+    /// Its options.
+    pub options: Vec<String>,
 }
 
 /// A file of the host at a path of the container.
@@ -61,22 +100,46 @@ pub struct Withheld {
 /// When a hook is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HookStage {
+    /// As `CreateRuntime`, by the name that it had before.
+    Prestart,
     /// After the namespaces are there, before the container's process is started.
     CreateRuntime,
+    /// Then, in the container's namespaces.
+    CreateContainer,
+    /// In the container, before its process.
+    StartContainer,
+    /// After the container's process was started.
+    Poststart,
     /// After the container is gone.
     Poststop,
 }
 
 impl HookStage {
     /// Every stage that we are called at.
-    pub const ALL: &[HookStage] = &[HookStage::CreateRuntime, HookStage::Poststop];
+    pub const OURS: &[HookStage] = &[HookStage::CreateRuntime, HookStage::Poststop];
 
     /// Its name in the OCI runtime specification.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            HookStage::Prestart => "prestart",
             HookStage::CreateRuntime => "createRuntime",
+            HookStage::CreateContainer => "createContainer",
+            HookStage::StartContainer => "startContainer",
+            HookStage::Poststart => "poststart",
             HookStage::Poststop => "poststop",
+        }
+    }
+
+    /// Where its hooks are in `config.json`.
+    fn field(self) -> &'static str {
+        match self {
+            HookStage::Prestart => "hooks.prestart",
+            HookStage::CreateRuntime => "hooks.createRuntime",
+            HookStage::CreateContainer => "hooks.createContainer",
+            HookStage::StartContainer => "hooks.startContainer",
+            HookStage::Poststart => "hooks.poststart",
+            HookStage::Poststop => "hooks.poststop",
         }
     }
 }
@@ -93,8 +156,8 @@ pub struct HookCall {
     /// Its whole environment; never empty, or the hook would inherit variables that the
     /// container's author controls.
     pub env: Vec<String>,
-    /// After this many seconds it is killed and has failed.
-    pub timeout_s: i64,
+    /// After this many seconds it is killed and has failed; `None` for no limit.
+    pub timeout_s: Option<i64>,
 }
 
 /// A field that is not what the specification says, and what it should be.
@@ -114,9 +177,19 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen
         allow(config, node)?;
     }
     for bind in &edits.binds {
-        mount(config, bind)?;
+        mount_node(config, bind)?;
     }
+    if let Some(from) = &edits.mounts_from {
+        forget_mounts(config, from, &edits.mounts)?;
+    }
+    for mount in &edits.mounts {
+        mount_driver(config, mount)?;
+    }
+    add_groups(config, &edits.gids)?;
     forget_former(config, &edits.hooks);
+    for hook in &edits.driver_hooks {
+        append_driver_hook(config, hook)?;
+    }
     for hook in &edits.hooks {
         append_hook(config, hook)?;
     }
@@ -339,9 +412,9 @@ fn declare(config: &mut Value, node: &DeviceNode) -> Result<(), Misshapen> {
         .typ(LinuxDeviceType::C)
         .major(node.major)
         .minor(node.minor)
-        .file_mode(0o666u32)
-        .uid(0u32)
-        .gid(0u32)
+        .file_mode(node.mode)
+        .uid(node.uid)
+        .gid(node.gid)
         .build()
         .expect("every field of a device is set");
     let devices = devices(config)?;
@@ -364,15 +437,25 @@ fn allow(config: &mut Value, node: &DeviceNode) -> Result<(), Misshapen> {
     Ok(())
 }
 
-fn mount(config: &mut Value, bind: &Bind) -> Result<(), Misshapen> {
-    let wanted = MountBuilder::default()
-        .destination(&bind.destination)
-        .typ("bind")
-        .source(&bind.source)
-        .options(["bind", "rw", "nosuid", "noexec"].map(String::from))
-        .build()
-        .expect("every field of a mount is set");
-    let wanted = serde_json::to_value(wanted).expect("a mount is plain data");
+fn as_value(mount: &Mount) -> Value {
+    let mut wanted = MountBuilder::default()
+        .destination(&mount.destination)
+        .source(&mount.source)
+        .options(mount.options.clone());
+    if !mount.kind.is_empty() {
+        wanted = wanted.typ(&mount.kind);
+    }
+    let wanted = wanted.build().expect("every field of a mount is set");
+    serde_json::to_value(wanted).expect("a mount is plain data")
+}
+
+fn mount_node(config: &mut Value, bind: &Bind) -> Result<(), Misshapen> {
+    let wanted = as_value(&Mount {
+        source: bind.source.clone(),
+        destination: bind.destination.clone(),
+        kind: "bind".to_owned(),
+        options: ["bind", "rw", "nosuid", "noexec"].map(String::from).to_vec(),
+    });
     let mounts = mounts(config)?;
     if !mounts.contains(&wanted) {
         mounts.retain(|mount| text(mount, "destination") != bind.destination);
@@ -381,22 +464,67 @@ fn mount(config: &mut Value, bind: &Bind) -> Result<(), Misshapen> {
     Ok(())
 }
 
+/// Removes mounts from below `from` but those that are wanted now.
+fn forget_mounts(config: &mut Value, from: &str, wanted: &[Mount]) -> Result<(), Misshapen> {
+    if config.get("mounts").is_none_or(Value::is_null) {
+        return Ok(());
+    }
+    let wanted: Vec<Value> = wanted.iter().map(as_value).collect();
+    mounts(config)?.retain(|mount| {
+        !Path::new(text(mount, "source")).starts_with(from) || wanted.contains(mount)
+    });
+    Ok(())
+}
+
+/// Mounts a file of the driver where the container has nothing of its own.
+fn mount_driver(config: &mut Value, mount: &Mount) -> Result<(), Misshapen> {
+    let destination = plain(&mount.destination);
+    let mounts = mounts(config)?;
+    if !mounts.iter().any(|there| plain(text(there, "destination")) == destination) {
+        mounts.push(as_value(mount));
+    }
+    Ok(())
+}
+
+fn add_groups(config: &mut Value, gids: &[u32]) -> Result<(), Misshapen> {
+    if gids.is_empty() {
+        return Ok(());
+    }
+    let path = ["process", "user", "additionalGids"];
+    let groups = list(config, &path, "process.user.additionalGids")?;
+    for gid in gids {
+        if !groups.iter().any(|there| there.as_u64() == Some((*gid).into())) {
+            groups.push((*gid).into());
+        }
+    }
+    Ok(())
+}
+
+fn hook_value(call: &HookCall) -> Value {
+    let mut hook =
+        HookBuilder::default().path(&call.path).args(call.args.clone()).env(call.env.clone());
+    if let Some(timeout_s) = call.timeout_s {
+        hook = hook.timeout(timeout_s);
+    }
+    let hook: Hook = hook.build().expect("every field of a hook is set");
+    serde_json::to_value(hook).expect("a hook is plain data")
+}
+
+/// Appends a hook that isn't ours, unless it is there.
+fn append_driver_hook(config: &mut Value, call: &HookCall) -> Result<(), Misshapen> {
+    let hook = hook_value(call);
+    let hooks = list(config, &["hooks", call.stage.name()], call.stage.field())?;
+    if !hooks.contains(&hook) {
+        hooks.push(hook);
+    }
+    Ok(())
+}
+
 /// Appends a hook; one of the same program in the same stage is ours from an earlier
 /// time and replaced where it stands.
 fn append_hook(config: &mut Value, call: &HookCall) -> Result<(), Misshapen> {
-    let hook: Hook = HookBuilder::default()
-        .path(&call.path)
-        .args(call.args.clone())
-        .env(call.env.clone())
-        .timeout(call.timeout_s)
-        .build()
-        .expect("every field of a hook is set");
-    let hook = serde_json::to_value(hook).expect("a hook is plain data");
-    let field = match call.stage {
-        HookStage::CreateRuntime => "hooks.createRuntime",
-        HookStage::Poststop => "hooks.poststop",
-    };
-    let hooks = list(config, &["hooks", call.stage.name()], field)?;
+    let hook = hook_value(call);
+    let hooks = list(config, &["hooks", call.stage.name()], call.stage.field())?;
     let path = text(&hook, "path").to_owned();
     let ours = |old: &&mut Value| {
         text(old, "path") == path
@@ -418,7 +546,7 @@ fn forget_former(config: &mut Value, calls: &[HookCall]) {
         return;
     };
     for stage in
-        HookStage::ALL.iter().filter(|stage| calls.iter().all(|call| call.stage != **stage))
+        HookStage::OURS.iter().filter(|stage| calls.iter().all(|call| call.stage != **stage))
     {
         let hooks = config.pointer_mut(&format!("/hooks/{}", stage.name()));
         let Some(hooks) = hooks.and_then(Value::as_array_mut) else { continue };
@@ -435,7 +563,7 @@ mod tests {
     use super::*;
 
     fn node(path: &str, minor: i64) -> DeviceNode {
-        DeviceNode { path: path.into(), major: 195, minor }
+        DeviceNode::new(path.into(), 195, minor)
     }
 
     fn other(minor: i64) -> Withheld {
@@ -447,17 +575,17 @@ mod tests {
         Edits {
             env: vec![("NVIDIA_VISIBLE_DEVICES".into(), "GPU-a".into())],
             devices: vec![node("/dev/nvidiactl", 255), node("/dev/nvidia0", 0)],
-            binds: Vec::new(),
             withheld: vec![other(1), other(2)],
             hooks: vec![HookCall {
                 stage: HookStage::Poststop,
                 path: "/usr/bin/cgpu-hook".into(),
                 args: vec!["cgpu-hook".into(), "poststop".into()],
                 env: vec!["PATH=/usr/bin".into()],
-                timeout_s: 10,
+                timeout_s: Some(10),
             }],
             masked: vec!["/proc/cgpu_km".into()],
             seccomp: Some(json!({"defaultAction": "SCMP_ACT_ALLOW"})),
+            ..Edits::default()
         }
     }
 
@@ -642,5 +770,64 @@ mod tests {
         assert!(!apply(&mut config, &edits).unwrap());
         assert_eq!(config["mounts"].as_array().unwrap().len(), 1);
         assert_eq!(config["mounts"][0]["source"], "/sim/nvidia0");
+    }
+
+    fn driver() -> Edits {
+        let mount = |source: &str, destination: &str| Mount {
+            source: source.into(),
+            destination: destination.into(),
+            kind: String::new(),
+            options: vec!["rbind".into(), "ro".into()],
+        };
+        let hook = |link: &str| HookCall {
+            stage: HookStage::CreateContainer,
+            path: "/usr/bin/nvidia-cdi-hook".into(),
+            args: ["nvidia-cdi-hook", "create-symlinks", link].map(String::from).to_vec(),
+            env: vec!["PATH=/usr/bin".into()],
+            timeout_s: None,
+        };
+        Edits {
+            mounts: vec![mount("/run/cgpu/driver/b", "/usr/local/nvidia"), mount("/x", "/y")],
+            mounts_from: Some("/run/cgpu/driver".into()),
+            gids: vec![44, 109],
+            driver_hooks: vec![hook("a"), hook("b")],
+            ..Edits::default()
+        }
+    }
+
+    #[test]
+    fn what_of_the_driver_is_mounted_gives_way_to_the_containers_own() {
+        let mut config = json!({
+            "process": {"user": {"uid": 1, "additionalGids": [44]}},
+            "mounts": [
+                {"source": "/run/cgpu/driver/a", "destination": "/usr/local/nvidia"},
+                {"source": "/run/cgpu/driver-of-somebody", "destination": "/z"},
+                {"source": "/mine", "destination": "/y/"},
+            ],
+        });
+        assert!(apply(&mut config, &driver()).unwrap());
+        let once = config.clone();
+        assert!(!apply(&mut config, &driver()).unwrap(), "a second time changes nothing");
+        assert_eq!(config, once);
+        assert_eq!(
+            config["mounts"],
+            json!([
+                {"source": "/run/cgpu/driver-of-somebody", "destination": "/z"},
+                {"source": "/mine", "destination": "/y/"},
+                {"destination": "/usr/local/nvidia", "source": "/run/cgpu/driver/b",
+                 "options": ["rbind", "ro"]},
+            ])
+        );
+        assert_eq!(config["process"]["user"]["additionalGids"], json!([44, 109]));
+    }
+
+    #[test]
+    fn hooks_of_the_driver_may_be_of_one_program_and_have_no_limit() {
+        let mut config = json!({"process": {}});
+        assert!(apply(&mut config, &driver()).unwrap());
+        assert!(!apply(&mut config, &driver()).unwrap(), "a second time changes nothing");
+        let hooks = config["hooks"]["createContainer"].as_array().unwrap();
+        assert_eq!(hooks.len(), 2, "{hooks:?}");
+        assert!(hooks.iter().all(|hook| hook.get("timeout").is_none()));
     }
 }

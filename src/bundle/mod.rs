@@ -19,7 +19,7 @@ use nix::fcntl::OFlag;
 use serde_json::Value;
 use thiserror::Error;
 
-pub use edit::{Bind, DeviceNode, Edits, HookCall, HookStage, Withheld};
+pub use edit::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld};
 
 use crate::failpoint::failpoint;
 use crate::process::ProcessId;

@@ -1,9 +1,11 @@
-//! What makes a GPU usable in a container: its device nodes.
+//! What makes a GPU usable in a container: its device nodes, and the driver's files.
 //!
 //! Knows the driver's files on this host and the edits they come to. Must not know
 //! quotas. Nodes are declared in the bundle, so that the engine's own device rules hold
 //! and nothing is done behind its back (a `systemctl daemon-reload` then takes nothing
 //! away; see [`link_by_number`] for what that takes).
+
+pub mod driver;
 
 use std::fs;
 use std::io;
@@ -190,13 +192,13 @@ impl Nodes {
         let path = format!("/dev/{name}");
         match (look(&source)?, presumed_minor, remedy) {
             (Found::Device(major, minor), ..) => {
-                self.devices.push(DeviceNode { path, major, minor });
+                self.devices.push(DeviceNode::new(path, major, minor));
             }
             (Found::File, ..) => self
                 .binds
                 .push(Bind { source: source.to_string_lossy().into_owned(), destination: path }),
             (Found::Nothing, Some(minor), _) => {
-                self.devices.push(DeviceNode { path, major: NVIDIA_MAJOR, minor });
+                self.devices.push(DeviceNode::new(path, NVIDIA_MAJOR, minor));
             }
             (Found::Nothing, None, Some(remedy)) => {
                 return Err(NodeError::Missing { path: source, remedy });
@@ -256,7 +258,7 @@ mod tests {
     fn without_a_driver_the_usual_numbers_are_presumed() {
         let root = root(&[]);
         let found = nodes(&plan(), &inventory(), root.path(), Missing::Presume).unwrap();
-        let device = |path: &str, minor| DeviceNode { path: path.into(), major: 195, minor };
+        let device = |path: &str, minor| DeviceNode::new(path.into(), 195, minor);
         assert_eq!(found.devices, [device("/dev/nvidiactl", 255), device("/dev/nvidia1", 1)]);
         let withheld: Vec<_> = found.withheld.iter().map(|node| node.path.as_str()).collect();
         assert_eq!(withheld, ["/dev/nvidia0", "/dev/nvidia2"]);
@@ -282,7 +284,7 @@ mod tests {
         let path = root.path().join("dev/nvidia1");
         mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, 3)).unwrap();
         let found = nodes(&plan(), &inventory(), root.path(), Missing::Refuse).unwrap();
-        assert_eq!(found.devices, [DeviceNode { path: "/dev/nvidia1".into(), major: 1, minor: 3 }]);
+        assert_eq!(found.devices, [DeviceNode::new("/dev/nvidia1".into(), 1, 3)]);
         let bound: Vec<_> = found.binds.iter().map(|bind| bind.destination.as_str()).collect();
         assert_eq!(bound, ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]);
     }
@@ -294,9 +296,9 @@ mod tests {
         let device = |name: &str, minor| {
             mknod(&dev.join(name), SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, 3))
                 .unwrap();
-            DeviceNode { path: format!("/dev/{name}"), major: 1, minor }
+            DeviceNode::new(format!("/dev/{name}"), 1, minor)
         };
-        let absent = DeviceNode { path: "/dev/nvidia2".into(), major: 195, minor: 2 };
+        let absent = DeviceNode::new("/dev/nvidia2".into(), 195, 2);
         let devices = vec![device("nvidia0", 3), device("nvidia1", 4), absent];
         let found = Nodes { devices, ..Nodes::default() };
         link_by_number(&found, &dev);

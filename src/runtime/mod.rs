@@ -238,7 +238,7 @@ fn prepare(
     };
     let stages = match holder {
         Holder::Launched { .. } => &[HookStage::Poststop],
-        _ => HookStage::ALL,
+        _ => HookStage::OURS,
     };
     let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() }, stages)?;
     if bundle.is_privileged() {
