@@ -19,7 +19,7 @@ use crate::backend::{self, BackendError, Isolation, Launch, Tenant, Way};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
-use crate::inject::{self, Missing, NodeError, Nodes};
+use crate::inject::{self, InjectError, Injection, Missing, NodeError, Nodes};
 use crate::inventory::{self, Inventory};
 use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan, Refusal, ResolveError};
 use crate::process::{self, ProcessId};
@@ -64,6 +64,9 @@ pub enum AdmissionError {
     /// Their device nodes.
     #[error(transparent)]
     Nodes(#[from] NodeError),
+    /// The driver's files.
+    #[error(transparent)]
+    Inject(#[from] InjectError),
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -191,6 +194,22 @@ impl Host {
         Ok(inject::nodes(plan, inventory, &self.config.driver.root, missing)?)
     }
 
+    /// How the driver's files come into the container of `bundle`.
+    ///
+    /// # Errors
+    ///
+    /// Where they can't, and the configuration says how they must.
+    pub fn injection(
+        &self,
+        plan: &Plan,
+        inventory: &Inventory,
+        bundle: &Bundle,
+    ) -> Result<Injection, AdmissionError> {
+        // The driver's files are mounted in the state directory: it must be ours.
+        self.registry()?;
+        Ok(inject::injection(&self.config, plan, inventory, bundle)?)
+    }
+
     /// What the plan of `record` changes in `bundle`.
     ///
     /// # Errors
@@ -201,18 +220,25 @@ impl Host {
         record: &Record,
         bundle: &Bundle,
         nodes: Nodes,
+        driver: Edits,
         hooks: Vec<HookCall>,
     ) -> Result<Edits, AdmissionError> {
         let plan = &record.plan;
         let uuids: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
+        // Nodes of GPUs are ours to give: what isolation knows of the container are these.
+        let more = driver.devices.into_iter().filter(|more| {
+            nodes.devices.iter().all(|node| node.path != more.path)
+                && nodes.binds.iter().all(|bind| bind.destination != more.path)
+        });
+        let devices = nodes.devices.iter().cloned().chain(more).collect();
         let mut edits = Edits {
-            env: vec![visible],
-            devices: nodes.devices,
+            env: driver.env.into_iter().chain([visible]).collect(),
+            devices,
             binds: nodes.binds,
             withheld: nodes.withheld,
             hooks,
-            ..Edits::default()
+            ..driver
         };
         self.isolation(plan.backend).edit(tenant(record), bundle.seccomp(), &mut edits)?;
         Ok(edits)

@@ -139,6 +139,10 @@ pub struct Driver {
     pub proc_root: PathBuf,
     /// How the driver's files come into a container.
     pub inject: Inject,
+    /// NVIDIA's runtime, a name in `PATH` or an absolute path.
+    pub nvidia_runtime: String,
+    /// Where CDI specifications are, those that take precedence last.
+    pub cdi_dirs: Vec<PathBuf>,
 }
 
 /// How the driver's files come into a container.
@@ -209,7 +213,13 @@ impl Default for Admission {
 
 impl Default for Driver {
     fn default() -> Self {
-        Driver { root: "/".into(), proc_root: "/proc".into(), inject: Inject::Auto }
+        Driver {
+            root: "/".into(),
+            proc_root: "/proc".into(),
+            inject: Inject::Auto,
+            nvidia_runtime: "nvidia-container-runtime".into(),
+            cdi_dirs: vec!["/etc/cdi".into(), "/var/run/cdi".into()],
+        }
     }
 }
 
@@ -441,6 +451,13 @@ impl Config {
             if !value.is_absolute() {
                 return bad(key, format!("{value:?}"), "must be an absolute path");
             }
+        }
+        if let Some(dir) = self.driver.cdi_dirs.iter().find(|dir| !dir.is_absolute()) {
+            return bad("driver.cdi_dirs", format!("{dir:?}"), "must be absolute paths");
+        }
+        if self.driver.nvidia_runtime.is_empty() {
+            let expected = "must name NVIDIA's runtime, as \"nvidia-container-runtime\"";
+            return bad("driver.nvidia_runtime", "\"\"".into(), expected);
         }
         if self.isolation.filter_all {
             return bad("isolation.filter_all", "true".into(), "must be false in this version");

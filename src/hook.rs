@@ -366,6 +366,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let plan = host.plan(&request, &inventory)?;
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
+    let driver = host.injection(&plan, &inventory, &bundle)?.edits;
     let hook = admission::own_program(PROGRAM)?;
     let token = match bundle.hook_argument(&hook, "--reservation") {
         Some(token) => token.to_owned(),
@@ -379,7 +380,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let record = host.reserve(announced(&token), Path::new(""), plan, holder)?;
     let equip = || -> Result<(), HookError> {
         let farewell = calls.last().cloned();
-        bundle.apply(&host.edits(&record, &bundle, nodes, calls)?)?;
+        bundle.apply(&host.edits(&record, &bundle, nodes, driver, calls)?)?;
         if let Some(farewell) = &farewell {
             let own_mounts = bundle.has_own_mounts();
             let how = Launch {

@@ -212,6 +212,27 @@ impl Bundle {
         self.value.pointer("/linux/seccomp")
     }
 
+    /// The container's root directory; `None` where the bundle names none, or one that is
+    /// relative to a bundle whose place isn't known.
+    #[must_use]
+    pub fn rootfs(&self) -> Option<PathBuf> {
+        let path = self.dir.join(self.value.pointer("/root/path")?.as_str()?);
+        path.is_absolute().then_some(path)
+    }
+
+    /// The paths in the container at which something is mounted.
+    pub fn mounted(&self) -> impl Iterator<Item = &str> {
+        let mounts = self.value.get("mounts").and_then(Value::as_array);
+        mounts.into_iter().flatten().filter_map(|mount| mount["destination"].as_str())
+    }
+
+    /// The programs of all hooks.
+    pub fn hook_programs(&self) -> impl Iterator<Item = &str> {
+        let stages = self.value.get("hooks").and_then(Value::as_object);
+        let calls = stages.into_iter().flat_map(serde_json::Map::values);
+        calls.filter_map(Value::as_array).flatten().filter_map(|call| call["path"].as_str())
+    }
+
     /// Whether the container gets a mount namespace that is new with it.
     #[must_use]
     pub fn has_own_mounts(&self) -> bool {

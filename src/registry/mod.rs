@@ -41,7 +41,8 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const CLOSE_LOOKS: usize = 4;
 
 /// What lies in a state directory besides records and the inventory's cache.
-const OWN_NAMES: &[&str] = &["containers", "gate", "index", "lock", "next"];
+const OWN_NAMES: &[&str] =
+    &["containers", "driver", "driver.lock", "gate", "index", "lock", "next"];
 
 /// The registry's directory.
 #[derive(Debug)]

@@ -18,11 +18,11 @@ use tracing::warn;
 
 use crate::admission::{self, AdmissionError, Host};
 use crate::backend::{self, Launch, Way};
-use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
+use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage};
 use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
 use crate::hook;
-use crate::inject::{self, Nodes};
+use crate::inject::{self, Mode, Nodes};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::report::{ErrorLog, report};
@@ -46,6 +46,16 @@ pub enum RuntimeError {
         "cannot tell the container's id from the arguments, and it asks for GPUs; give the id as the last argument"
     )]
     NoId,
+    /// NVIDIA's runtime isn't there.
+    #[error(
+        "inject = \"nvidia-runtime\", and {name} is no executable file in PATH or the usual \
+         directories; install NVIDIA's container toolkit, set driver.nvidia_runtime to where it \
+         is, or set inject = \"auto\""
+    )]
+    NoNvidia {
+        /// What it is called in the configuration.
+        name: String,
+    },
     /// We can't see when we were started.
     #[error("cannot read /proc/self/stat; mount /proc")]
     NoProc,
@@ -95,7 +105,7 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
         Ok(None) => real::exec(real, &line.args).into(),
         Ok(Some(reserved)) => {
             failpoint("before-exec");
-            let error = real::exec(real, &line.args);
+            let error = real::exec(reserved.nvidia.as_ref().unwrap_or(real), &line.args);
             reserved.undo();
             error.into()
         }
@@ -149,6 +159,8 @@ fn key_root(real: &Real, given: Option<&Path>) -> String {
 struct Reserved {
     host: Host,
     key: Key,
+    /// NVIDIA's runtime, where that makes the container, by the real one in its turn.
+    nvidia: Option<Real>,
 }
 
 impl Reserved {
@@ -157,12 +169,12 @@ impl Reserved {
         &self,
         record: &Record,
         bundle: &mut Bundle,
-        nodes: Nodes,
+        (nodes, driver): (Nodes, Edits),
         calls: Vec<HookCall>,
         by: ProcessId,
     ) -> Result<(), AdmissionError> {
         let farewell = calls.last().cloned();
-        let edits = self.host.edits(record, bundle, nodes, calls)?;
+        let edits = self.host.edits(record, bundle, nodes, driver, calls)?;
         let changed = bundle.apply(&edits)?;
         let way = match edits.seccomp {
             Some(_) => Way::Bundle,
@@ -231,6 +243,16 @@ fn prepare(
     let plan = host.plan(&request, &inventory)?;
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
+    let injection = host.injection(&plan, &inventory, &bundle)?;
+    let nvidia = match injection.mode {
+        Mode::NvidiaRuntime => {
+            let name = host.config.driver.nvidia_runtime.clone();
+            let path = std::env::var_os("PATH");
+            let found = real::find(std::slice::from_ref(&name), path.as_deref());
+            Some(found.map_err(|_| RuntimeError::NoNvidia { name })?)
+        }
+        Mode::Cdi | Mode::Native | Mode::Off => None,
+    };
     let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
     let holder = match backend::needs_hook(plan.backend) {
         true => Holder::Reserved { by },
@@ -250,8 +272,8 @@ fn prepare(
         host.release(&hook::announced(token))?;
     }
     let record = host.reserve(key.clone(), bundle.dir(), plan, holder)?;
-    let reserved = Reserved { host, key };
-    match reserved.equip(&record, &mut bundle, nodes, calls, by) {
+    let reserved = Reserved { host, key, nvidia };
+    match reserved.equip(&record, &mut bundle, (nodes, injection.edits), calls, by) {
         Ok(()) => Ok(Some(reserved)),
         Err(error) => {
             reserved.undo();

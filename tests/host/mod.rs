@@ -28,8 +28,16 @@ pub const TOTAL_MIB: u64 = 16_000;
 pub const UUID: &str = "GPU-a";
 
 /// What a state directory may hold. `next` is what a crash leaves, and is used again.
-const STATE_NAMES: &[&str] =
-    &["containers", "gate", "index", "inventory.json", "lock", "next", "runtime.json"];
+const STATE_NAMES: &[&str] = &[
+    "containers",
+    "gate",
+    "driver.json",
+    "index",
+    "inventory.json",
+    "lock",
+    "next",
+    "runtime.json",
+];
 
 /// A host with one GPU of [`TOTAL_MIB`] and backend `none`.
 #[derive(Debug)]

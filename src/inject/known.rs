@@ -1,0 +1,180 @@
+//! The driver that was last found, kept in a file, so that a create needs no search.
+//!
+//! `STATE_DIR/driver.json`, 0600: the driver's root, the kernel's version, what was watched and
+//! what was found; that there is none is kept as well. It holds while all that was watched (directories, the dynamic linker's
+//! cache, and paths where nothing was) is as it was. A cache is never worth an error when it is
+//! read: missing, damaged, of another version, it is simply not there.
+
+use std::fs::{self, File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use super::driver::Driver;
+use super::find::{self, FindError};
+use super::root::{Root, Stamps};
+
+const FILE_NAME: &str = "driver.json";
+const VERSION: u32 = 1;
+/// A driver has some hundred files.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cache {
+    version: u32,
+    root: PathBuf,
+    kernel: Option<String>,
+    watched: Vec<(PathBuf, Option<super::root::Stamp>)>,
+    found: Option<Known>,
+}
+
+/// A driver, and what tells it from another of the same version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    /// The driver.
+    pub driver: Driver,
+    /// Changes with any of its files.
+    pub identity: String,
+}
+
+/// The driver below `root`, of the version of the kernel's module where that is known: by the
+/// cache in `state_dir` where it holds, else by a search, whose result is then kept.
+///
+/// # Errors
+///
+/// Where there is none, or only of other versions.
+pub fn driver(root: &Root, kernel: Option<&str>, state_dir: &Path) -> Result<Known, FindError> {
+    let file = state_dir.join(FILE_NAME);
+    let nothing = || FindError::Nothing { root: root.path().to_owned() };
+    if let Some(found) = read(&file, root, kernel) {
+        return found.ok_or_else(nothing);
+    }
+    let found = match find::driver(root, kernel) {
+        Ok(driver) => Some(Known { identity: identity(&driver), driver }),
+        Err(FindError::Nothing { .. }) => None,
+        Err(error) => return Err(error),
+    };
+    if let Err(error) = write(&file, root, kernel, found.as_ref()) {
+        let file = file.display();
+        warn!(%file, %error, "the driver is searched for again next time");
+    }
+    found.ok_or_else(nothing)
+}
+
+fn read(file: &Path, root: &Root, kernel: Option<&str>) -> Option<Option<Known>> {
+    let mut text = Vec::new();
+    File::open(file).ok()?.take(FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
+    let cache: Cache = serde_json::from_slice(&text).ok()?;
+    let of_this =
+        cache.version == VERSION && cache.root == root.path() && cache.kernel.as_deref() == kernel;
+    let watched: Stamps = cache.watched.into_iter().collect();
+    (of_this && root.is_as(&watched)).then_some(cache.found)
+}
+
+fn write(file: &Path, root: &Root, kernel: Option<&str>, found: Option<&Known>) -> io::Result<()> {
+    let cache = Cache {
+        version: VERSION,
+        root: root.path().to_owned(),
+        kernel: kernel.map(str::to_owned),
+        watched: root.watched().into_iter().collect(),
+        found: found.cloned(),
+    };
+    let text = serde_json::to_vec(&cache).map_err(io::Error::other)?;
+    let dir = file.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(dir)?;
+    let new = dir.join(format!(".{FILE_NAME}.{}", std::process::id()));
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&new)
+        .and_then(|mut file| file.write_all(&text))
+        .and_then(|()| fs::rename(&new, file));
+    if written.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    written
+}
+
+/// A name for just these files, of letters that any path may have.
+fn identity(driver: &Driver) -> String {
+    let mut hasher = DefaultHasher::new();
+    driver.version.hash(&mut hasher);
+    for file in &driver.files {
+        (&file.source, &file.path).hash(&mut hasher);
+        let of_it = fs::metadata(&file.source)
+            .map(|meta| (meta.dev(), meta.ino(), meta.mtime(), meta.mtime_nsec(), meta.len()));
+        of_it.ok().hash(&mut hasher);
+    }
+    format!("{}-{:016x}", driver.version, hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("usr/bin")).unwrap();
+        fs::create_dir_all(dir.path().join("usr/lib64")).unwrap();
+        // A library of this machine: the test's own program is one for all that is looked at.
+        let library = dir.path().join("usr/lib64/libcuda.so.535.1");
+        fs::copy(std::env::current_exe().unwrap(), library).unwrap();
+        fs::write(dir.path().join("usr/bin/nvidia-smi"), "").unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_driver_is_searched_for_again_only_when_something_changed() {
+        let (host, state) = (root(), tempfile::tempdir().unwrap());
+        let file = state.path().join(FILE_NAME);
+        let ask = |kernel| driver(&Root::open(host.path()).unwrap(), kernel, state.path());
+        let first = ask(Some("535.1")).unwrap();
+        assert_eq!(first.driver.version, "535.1");
+        assert_eq!(first.driver.files.len(), 2, "{first:?}");
+        let kept = fs::metadata(&file).unwrap();
+        assert_eq!(kept.mode() & 0o777, 0o600);
+        assert_eq!(ask(Some("535.1")).unwrap(), first);
+        assert_eq!(fs::metadata(&file).unwrap().ino(), kept.ino(), "it was searched again");
+
+        // An update brings a library more.
+        let more = host.path().join("usr/lib64/libnvidia-ml.so.535.1");
+        fs::copy(std::env::current_exe().unwrap(), more).unwrap();
+        let second = ask(Some("535.1")).unwrap();
+        assert_eq!(second.driver.files.len(), 3);
+        assert_ne!(second.identity, first.identity);
+
+        assert!(matches!(ask(Some("550.1")), Err(FindError::Differs { .. })));
+        fs::write(&file, "{").unwrap();
+        assert_eq!(ask(Some("535.1")).unwrap(), second, "a damaged file is no file");
+    }
+
+    #[test]
+    fn that_there_is_none_is_kept_until_one_comes() {
+        let (host, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let ask = || driver(&Root::open(host.path()).unwrap(), None, state.path());
+        for _ in 0..2 {
+            let error = ask().unwrap_err().to_string();
+            assert!(error.starts_with("no driver libraries below /"), "{error}");
+            assert!(state.path().join(FILE_NAME).exists());
+        }
+        fs::create_dir_all(host.path().join("usr/lib64")).unwrap();
+        let library = host.path().join("usr/lib64/libcuda.so.535.1");
+        fs::copy(std::env::current_exe().unwrap(), library).unwrap();
+        assert_eq!(ask().unwrap().driver.version, "535.1");
+    }
+
+    #[test]
+    fn what_can_t_be_kept_is_found_all_the_same() {
+        let host = root();
+        let state = host.path().join("usr/bin/nvidia-smi");
+        let known = driver(&Root::open(host.path()).unwrap(), None, &state).unwrap();
+        assert_eq!(known.driver.version, "535.1");
+    }
+}

@@ -1,0 +1,79 @@
+//! The driver's files without anybody's help: found on this host, mounted in the container.
+//!
+//! Owns the order: what the container asks for, what the host has, what the image looks for.
+
+use std::fs;
+use std::path::Path;
+
+use crate::bundle::{Bundle, Edits};
+use crate::config::Config;
+use crate::inventory::Inventory;
+use crate::plan::Plan;
+use crate::rm::Version;
+
+use super::driver::DriverFile;
+use super::find::{self, FindError};
+use super::root::Root;
+use super::{InjectError, catalogue, known, place, tree, userland};
+
+/// The version of the kernel's module; `None` where none is loaded.
+#[must_use]
+pub fn kernel_version(proc_root: &Path) -> Option<String> {
+    let banner = fs::read_to_string(proc_root.join("driver/nvidia/version")).ok()?;
+    Version::in_banner(&banner).map(|version| version.to_string())
+}
+
+/// The edits that give the container of `bundle` the files of this host's driver, as many as
+/// it asks for.
+///
+/// # Errors
+///
+/// Where there is no driver, or its files can't be mounted.
+pub fn edits(
+    config: &Config,
+    plan: &Plan,
+    inventory: &Inventory,
+    bundle: &Bundle,
+) -> Result<Edits, InjectError> {
+    let env = bundle.env()?;
+    let asked = env.iter().rev().filter_map(|item| item.split_once('='));
+    let asked = { asked }.find(|(name, _)| *name == catalogue::VARIABLE).map(|(_, value)| value);
+    let wanted = catalogue::capabilities(asked)?;
+
+    let driver_root = &config.driver.root;
+    let root = Root::open(driver_root)
+        .map_err(|source| FindError::NoRoot { root: driver_root.clone(), source })?;
+    let kernel = kernel_version(&config.driver.proc_root);
+    let known = known::driver(&root, kernel.as_deref(), &config.state_dir)?;
+    let tree = tree::prepare(&config.state_dir, &known, &wanted)?;
+
+    let sockets = find::sockets(&root);
+    let given = |file: &&DriverFile| file.capabilities.iter().any(|by| wanted.contains(by));
+    let files: Vec<&DriverFile> =
+        known.driver.files_for(&wanted).chain(sockets.iter().filter(given)).collect();
+    // Of an image that can't be looked at nothing is known but its variables.
+    let image = bundle.rootfs().and_then(|path| Root::open(&path).ok());
+    let linkers = image.as_ref().map(userland::linkers).unwrap_or_default();
+    Ok(Edits {
+        env: match tree {
+            Some(_) => place::variables(&env),
+            None => Vec::new(),
+        },
+        mounts: place::mounts(tree.as_deref(), &files, &linkers),
+        mounts_from: Some(tree::home(&config.state_dir).to_string_lossy().into_owned()),
+        masked: others(&config.driver.proc_root, plan, inventory),
+        ..Edits::default()
+    })
+}
+
+/// What the kernel tells of GPUs that the container doesn't have, by paths of its own `/proc`.
+fn others(proc_root: &Path, plan: &Plan, inventory: &Inventory) -> Vec<String> {
+    inventory
+        .gpus()
+        .iter()
+        .filter(|gpu| plan.gpus.iter().all(|given| given.uuid != gpu.uuid))
+        .map(|gpu| format!("driver/nvidia/gpus/{}", gpu.bus_id.to_ascii_lowercase()))
+        .filter(|path| !path.ends_with('/') && proc_root.join(path).is_dir())
+        .map(|path| format!("/proc/{path}"))
+        .collect()
+}

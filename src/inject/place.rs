@@ -1,0 +1,214 @@
+//! Where the driver's files go in a container: the edits they come to. Pure.
+//!
+//! All by mounts that the real runtime makes, so that nothing is executed from the image and
+//! nothing written through a path of it (what NVIDIA's `ldconfig` and link hooks were broken by:
+//! CVE-2024-0132, CVE-2025-23266, CVE-2025-23267, CVE-2025-23359). The libraries come as one
+//! directory, mounted where the image's own dynamic linker looks before its system directories
+//! ([`super::userland`]): a file mounted over `/etc/ld.so.cache` would make every `ldconfig` and so
+//! every `apt-get install` in the container fail, and a file for each library in the system
+//! directory would stay as an empty one in what is committed of the container.
+//! `LD_LIBRARY_PATH` and `PATH` name it, too, for images without such a linker.
+
+use std::path::Path;
+
+use crate::bundle::Mount;
+
+use super::driver::{DriverFile, Use};
+use super::tree::{self, IN_CONTAINER};
+use super::userland::{Linker, Shelf};
+
+/// The variables that name the directory, and what of it; one that isn't there is made where a
+/// program can do without it.
+const VARIABLES: &[(&str, &str, bool)] =
+    &[("LD_LIBRARY_PATH", tree::LIBRARIES, true), ("PATH", tree::PROGRAMS, false)];
+
+/// The program that everybody calls, scripts by its path; the others are found by `PATH`.
+const CALLED_BY_PATH: &str = "/usr/bin/nvidia-smi";
+
+const SHARED: &[&str] = &["rbind", "ro", "nosuid", "nodev", "rprivate"];
+const FILE: &[&str] = &["bind", "ro", "nosuid", "nodev"];
+const DATA: &[&str] = &["rbind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
+// A socket is written to.
+const SOCKET: &[&str] = &["bind", "nosuid", "nodev", "noexec"];
+
+/// The mounts that give a container `files`, whose libraries and programs are in the directory
+/// `tree` of the host, in an image with these linkers.
+#[must_use]
+pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) -> Vec<Mount> {
+    let mut mounts = Vec::new();
+    if let Some(tree) = tree {
+        let in_tree = |name: &str| tree.join(name).to_string_lossy().into_owned();
+        mounts.push(mount(&tree.to_string_lossy(), IN_CONTAINER, SHARED));
+        for linker in linkers {
+            let has_any = files.iter().any(|file| {
+                matches!(&file.used_as, Use::Library { width, .. } if *width == linker.width)
+            });
+            match &linker.shelf {
+                _ if !has_any => {}
+                Shelf::Directory(path) => {
+                    mounts.push(mount(&in_tree(tree::libraries(linker.width)), path, SHARED));
+                }
+                Shelf::List(path) => mounts.push(mount(&in_tree(tree::MUSL_LIST), path, FILE)),
+                Shelf::Files(directory) => {
+                    for file in files {
+                        let Use::Library { names, width } = &file.used_as else { continue };
+                        if *width != linker.width {
+                            continue;
+                        }
+                        let own = Path::new(&file.path).file_name().and_then(|name| name.to_str());
+                        for name in own.into_iter().chain(names.iter().map(String::as_str)) {
+                            let path = format!("{directory}/{name}");
+                            mounts.push(mount(&file.source, &path, FILE));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for file in files {
+        let options = match file.used_as {
+            Use::Library { .. } => continue,
+            Use::Program if file.path != CALLED_BY_PATH => continue,
+            Use::Program => FILE,
+            Use::Data => DATA,
+            Use::Socket => SOCKET,
+        };
+        mounts.push(mount(&file.source, &file.path, options));
+    }
+    mounts
+}
+
+fn mount(source: &str, destination: &str, options: &[&str]) -> Mount {
+    Mount {
+        source: source.to_owned(),
+        destination: destination.to_owned(),
+        kind: "bind".to_owned(),
+        options: options.iter().map(|&option| option.to_owned()).collect(),
+    }
+}
+
+/// What becomes of the variables of a process (`NAME=value`; of a name given twice the last
+/// counts) in a container that has the directory: those that change.
+#[must_use]
+pub fn variables(env: &[impl AsRef<str>]) -> Vec<(String, String)> {
+    let value = |name: &str| {
+        let mut items = env.iter().rev().filter_map(|item| item.as_ref().split_once('='));
+        items.find(|(there, _)| *there == name).map(|(_, value)| value)
+    };
+    let mut changed = Vec::new();
+    for (name, directory, is_made) in VARIABLES {
+        let directory = format!("{IN_CONTAINER}/{directory}");
+        let value = match value(name).filter(|value| !value.is_empty()) {
+            Some(value) if value.split(':').any(|part| part.trim_end_matches('/') == directory) => {
+                continue;
+            }
+            // After all of the image's own: what it has there it has for a reason.
+            Some(value) => format!("{value}:{directory}"),
+            None if *is_made => directory,
+            None => continue,
+        };
+        changed.push(((*name).to_owned(), value));
+    }
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::driver::{Capability, Width};
+    use super::*;
+
+    fn file(path: &str, used_as: Use) -> DriverFile {
+        DriverFile {
+            source: format!("/host{path}"),
+            path: path.into(),
+            used_as,
+            capabilities: vec![Capability::Compute],
+        }
+    }
+
+    fn library(path: &str, names: &[&str], width: Width) -> DriverFile {
+        let names = names.iter().map(|&name| name.to_owned()).collect();
+        file(path, Use::Library { names, width })
+    }
+
+    fn placed(shelf: Shelf) -> Vec<(String, String)> {
+        let files = [
+            library("/usr/lib64/libcuda.so.535.1", &["libcuda.so.1"], Width::Native),
+            file("/usr/bin/nvidia-smi", Use::Program),
+            file("/usr/bin/nvidia-debugdump", Use::Program),
+            file("/run/nvidia-persistenced/socket", Use::Socket),
+        ];
+        let files: Vec<_> = files.iter().collect();
+        let linkers = [
+            Linker { width: Width::Native, shelf },
+            Linker { width: Width::Compat32, shelf: Shelf::Files("/usr/lib32".into()) },
+        ];
+        mounts(Some(Path::new("/run/cgpu/driver/a/9")), &files, &linkers)
+            .into_iter()
+            .map(|mount| (mount.source, mount.destination))
+            .collect()
+    }
+
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
+    }
+
+    #[test]
+    fn libraries_come_as_a_directory_where_the_linker_takes_one() {
+        let tree = "/run/cgpu/driver/a/9";
+        let rest = pairs(&[
+            ("/host/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"),
+            ("/host/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket"),
+        ]);
+        for (shelf, wanted) in [
+            (
+                Shelf::Directory("/usr/lib64/tls".into()),
+                pairs(&[(&format!("{tree}/lib64"), "/usr/lib64/tls")]),
+            ),
+            (
+                Shelf::List("/etc/musl.path".into()),
+                pairs(&[(&format!("{tree}/musl.path"), "/etc/musl.path")]),
+            ),
+            (
+                Shelf::Files("/usr/lib64".into()),
+                pairs(&[
+                    ("/host/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.535.1"),
+                    ("/host/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.1"),
+                ]),
+            ),
+        ] {
+            let whole = pairs(&[(tree, "/usr/local/nvidia")]);
+            assert_eq!(placed(shelf), [whole, wanted, rest.clone()].concat());
+        }
+    }
+
+    #[test]
+    fn everything_is_read_only_but_sockets_and_nothing_is_a_device_or_setuid() {
+        let files =
+            [file(CALLED_BY_PATH, Use::Program), file("/b", Use::Data), file("/c", Use::Socket)];
+        let files: Vec<_> = files.iter().collect();
+        for mount in mounts(Some(Path::new("/t")), &files, &[]) {
+            let has = |option: &str| mount.options.iter().any(|there| there == option);
+            assert!(has("nosuid") && has("nodev"), "{mount:?}");
+            assert_eq!(has("ro"), mount.destination != "/c", "{mount:?}");
+        }
+    }
+
+    #[test]
+    fn variables_name_the_directory_after_all_that_the_image_names() {
+        for (env, wanted) in [
+            (&[][..], &[("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")][..]),
+            (&["LD_LIBRARY_PATH="], &[("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")]),
+            (
+                &["LD_LIBRARY_PATH=/x", "PATH=/bin", "LD_LIBRARY_PATH=/y"],
+                &[
+                    ("LD_LIBRARY_PATH", "/y:/usr/local/nvidia/lib64"),
+                    ("PATH", "/bin:/usr/local/nvidia/bin"),
+                ],
+            ),
+            (&["PATH=/usr/local/nvidia/bin/:/bin", "LD_LIBRARY_PATH=/usr/local/nvidia/lib64"], &[]),
+        ] {
+            assert_eq!(variables(env), pairs(wanted), "{env:?}");
+        }
+    }
+}

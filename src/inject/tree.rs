@@ -1,0 +1,229 @@
+//! The driver's libraries and programs as one directory of the host, mounted file by file.
+//!
+//! A container then gets all of them by a single mount, and under all their names, links among
+//! them; a mount for each file and name would cost a create some 0.1 ms each, and leave an empty
+//! file for each in the container's own layer. `STATE_DIR/driver` is a file system of its own
+//! that passes no mounts on; in it `IDENTITY/CAPABILITIES/{bin,lib64,lib32}` has a file mounted
+//! read-only for each of the driver's, whose copies in containers outlive the directory and the
+//! driver's update. A directory is whole when its last file is mounted.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+use thiserror::Error;
+
+use super::driver::{Capability, DriverFile, Use, Width};
+use super::known::Known;
+
+/// Where the directory goes in a container: where images of NVIDIA's and of Google's look.
+pub const IN_CONTAINER: &str = "/usr/local/nvidia";
+/// Its libraries.
+pub const LIBRARIES: &str = "lib64";
+/// Its libraries of 32 bits.
+pub const LIBRARIES_32: &str = "lib32";
+/// Its programs.
+pub const PROGRAMS: &str = "bin";
+/// The list of directories for musl (its `ldso/dynlink.c`): those that it has by itself, and ours.
+pub const MUSL_LIST: &str = "musl.path";
+const MUSL_DIRECTORIES: &str = "/lib:/usr/local/lib:/usr/lib:/usr/local/nvidia/lib64\n";
+
+/// What the host's directory is called in the state directory.
+const NAME: &str = "driver";
+
+/// Another driver's directory is kept that long: a create may be about to mount it.
+const KEPT_S: u64 = 600;
+
+/// Why the directory can't be made.
+#[derive(Debug, Error)]
+#[error("cannot {what} {}: {source}; cgpu needs root and a state_dir of its own to mount the driver's files", path.display())]
+pub struct TreeError {
+    what: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+/// Where the directories of all drivers are.
+#[must_use]
+pub fn home(state_dir: &Path) -> PathBuf {
+    state_dir.join(NAME)
+}
+
+/// A file of the driver in the directory.
+struct Leaf<'a> {
+    source: &'a str,
+    /// Where, below the directory.
+    path: PathBuf,
+    links: Vec<PathBuf>,
+}
+
+fn leaves<'a>(files: impl Iterator<Item = &'a DriverFile>) -> Vec<Leaf<'a>> {
+    let mut leaves: Vec<Leaf<'a>> = Vec::new();
+    for file in files {
+        let Some(name) = Path::new(&file.path).file_name() else { continue };
+        let (dir, names) = match &file.used_as {
+            Use::Library { names, width } => (libraries(*width), names.as_slice()),
+            Use::Program => (PROGRAMS, &[][..]),
+            Use::Data | Use::Socket => continue,
+        };
+        let path = Path::new(dir).join(name);
+        if leaves.iter().all(|other| other.path != path) {
+            let links = names.iter().map(|name| Path::new(dir).join(name)).collect();
+            leaves.push(Leaf { source: &file.source, path, links });
+        }
+    }
+    leaves
+}
+
+/// The directory of libraries of that width.
+#[must_use]
+pub fn libraries(width: Width) -> &'static str {
+    match width {
+        Width::Native => LIBRARIES,
+        Width::Compat32 => LIBRARIES_32,
+    }
+}
+
+/// The directory of `known` for containers with these capabilities, made where it isn't there;
+/// `None` where such containers get no library and no program.
+///
+/// # Errors
+///
+/// Where it can't be made; then nothing of it is taken for whole.
+pub fn prepare(
+    state_dir: &Path,
+    known: &Known,
+    capabilities: &[Capability],
+) -> Result<Option<PathBuf>, TreeError> {
+    let leaves = leaves(known.driver.files_for(capabilities));
+    let Some(last) = leaves.last() else { return Ok(None) };
+    let bits = capabilities.iter().fold(0u32, |bits, capability| bits | 1 << *capability as u32);
+    let home = home(state_dir);
+    let drivers = home.join(&known.identity);
+    let dir = drivers.join(format!("{bits:02x}"));
+    if is_mounted(&dir.join(&last.path)) {
+        return Ok(Some(dir));
+    }
+    let lock = state_dir.join("driver.lock");
+    make_dir(state_dir, 0o700)?;
+    let _lock = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&lock)
+        .and_then(|file| Ok(Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e)?))
+        .map_err(failed("lock", &lock))?;
+    if is_mounted(&dir.join(&last.path)) {
+        return Ok(Some(dir));
+    }
+    if !is_mounted(&home) {
+        make_dir(&home, 0o700)?;
+        own_file_system(&home)?;
+    }
+    forget(&home, &known.identity);
+    // What was begun and not ended, or belongs to another mount namespace.
+    take_down(&dir);
+    make(&dir, &leaves)?;
+    Ok(Some(dir))
+}
+
+fn failed<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl FnOnce(E) -> TreeError {
+    let path = path.to_owned();
+    move |source| TreeError { what, path, source: source.into() }
+}
+
+fn make_dir(path: &Path, mode: u32) -> Result<(), TreeError> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(mode).create(path).map_err(failed("make the directory", path))
+}
+
+/// Whether something is mounted at `path` in this mount namespace.
+fn is_mounted(path: &Path) -> bool {
+    statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty())
+        .is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+/// A file system for mount points, whose mounts no other namespace gets.
+fn own_file_system(home: &Path) -> Result<(), TreeError> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    let options = Some("mode=0700,size=4m");
+    mount(Some("cgpu"), home, Some("tmpfs"), flags, options).map_err(failed("mount", home))?;
+    mount(None::<&str>, home, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>)
+        .map_err(failed("make private", home))
+}
+
+fn make(dir: &Path, leaves: &[Leaf<'_>]) -> Result<(), TreeError> {
+    for name in [LIBRARIES, LIBRARIES_32, PROGRAMS] {
+        make_dir(&dir.join(name), 0o755)?;
+    }
+    let list = dir.join(MUSL_LIST);
+    fs::write(&list, MUSL_DIRECTORIES).map_err(failed("write", &list))?;
+    for leaf in leaves {
+        for link in leaf.links.iter().map(|link| dir.join(link)) {
+            let target = leaf.path.file_name().unwrap_or_default();
+            match symlink(target, &link) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed("make the link", &link)(error));
+                }
+                _ => {}
+            }
+        }
+    }
+    for leaf in leaves {
+        let point = dir.join(&leaf.path);
+        // A link of that name is another library's; the file goes first.
+        let _ = fs::remove_file(&point);
+        File::create(&point).map_err(failed("make", &point))?;
+        mount_read_only(leaf.source, &point)?;
+    }
+    Ok(())
+}
+
+fn mount_read_only(source: &str, point: &Path) -> Result<(), TreeError> {
+    let none = None::<&str>;
+    mount(Some(source), point, none, MsFlags::MS_BIND, none).map_err(failed("mount", point))?;
+    let flags = MsFlags::MS_BIND
+        | MsFlags::MS_REMOUNT
+        | MsFlags::MS_RDONLY
+        | MsFlags::MS_NOSUID
+        | MsFlags::MS_NODEV;
+    mount(none, point, none, flags, none).map_err(|error| {
+        // Whole is what is mounted as it should be.
+        let _ = umount2(point, MntFlags::MNT_DETACH);
+        failed("make read-only", point)(error)
+    })
+}
+
+/// Takes down the directories of drivers that were there before.
+fn forget(home: &Path, current: &str) {
+    for entry in fs::read_dir(home).into_iter().flatten().flatten() {
+        let age = entry.metadata().and_then(|meta| meta.modified()).ok();
+        let age = age.and_then(|made| SystemTime::now().duration_since(made).ok());
+        if entry.file_name() != current && age > Some(Duration::from_secs(KEPT_S)) {
+            take_down(&entry.path());
+        }
+    }
+}
+
+/// Removes a directory and what is mounted in it; what is left of it is tried again next time.
+fn take_down(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => take_down(&path),
+            Ok(kind) if kind.is_symlink() => drop(fs::remove_file(&path)),
+            _ => {
+                while umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).is_ok() {}
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+    let _ = fs::remove_dir(dir);
+}

@@ -1,0 +1,228 @@
+//! The userland of an image, as far as its dynamic linkers say where they look for libraries.
+//!
+//! Looks and decides; the image is hostile, so that all it can bring about is a choice among
+//! places that are written here. Why no list of names is mounted over the system's directory, no
+//! cache rewritten and no hook run in the container: see [`super::place`].
+
+use std::path::Path;
+
+use rustix::fs::FileType;
+
+use super::driver::Width;
+use super::root::Root;
+
+/// The largest dynamic linker that is looked into, in bytes; glibc's has a quarter of a MiB.
+const LINKER_BYTES: u64 = 4 << 20;
+
+/// Where a library must be for a dynamic linker of the image to find it by its name alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shelf {
+    /// A directory of libraries goes here: glibc looks below each of its system directories for
+    /// libraries of this processor first.
+    Directory(String),
+    /// Each library goes here by each of its names.
+    Files(String),
+    /// A file that lists directories goes here, of which there is none: musl's.
+    List(String),
+}
+
+/// How libraries of one word size are found in an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Linker {
+    /// The word size.
+    pub width: Width,
+    /// Where libraries go.
+    pub shelf: Shelf,
+}
+
+/// A dynamic linker of glibc: its file and the system directories that it may have been built
+/// with, the one of its libraries last looked at first.
+struct Glibc {
+    file: &'static str,
+    width: Width,
+    directories: &'static [&'static str],
+    /// The subdirectory of a system directory for libraries of this processor, from glibc 2.33.
+    hwcaps: Option<&'static str>,
+}
+
+#[cfg(target_arch = "aarch64")]
+const GLIBC: &[Glibc] = &[
+    Glibc {
+        file: "lib/ld-linux-aarch64.so.1",
+        width: Width::Native,
+        directories: &["/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"],
+        hwcaps: None,
+    },
+    Glibc {
+        file: "lib/ld-linux-armhf.so.3",
+        width: Width::Compat32,
+        directories: &["/usr/lib/arm-linux-gnueabihf", "/usr/lib"],
+        hwcaps: None,
+    },
+];
+#[cfg(not(target_arch = "aarch64"))]
+const GLIBC: &[Glibc] = &[
+    Glibc {
+        file: "lib64/ld-linux-x86-64.so.2",
+        width: Width::Native,
+        directories: &["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"],
+        // `sysdeps/x86_64/dl-hwcaps_subdirs.c`: what every server since 2009 has.
+        hwcaps: Some("glibc-hwcaps/x86-64-v2"),
+    },
+    Glibc {
+        file: "lib/ld-linux.so.2",
+        width: Width::Compat32,
+        directories: &["/usr/lib/i386-linux-gnu", "/usr/lib"],
+        hwcaps: None,
+    },
+];
+
+/// The subdirectory that glibc before 2.33 looks into (`elf/dl-hwcaps.c`, `_dl_important_hwcaps`);
+/// 2.37 no longer does.
+const LEGACY: &str = "tls";
+
+/// What a linker that knows the newer subdirectories has in it.
+const KNOWS_HWCAPS: &[u8] = b"glibc-hwcaps";
+
+#[cfg(target_arch = "aarch64")]
+const MUSL: (&str, &str) = ("lib/ld-musl-aarch64.so.1", "/etc/ld-musl-aarch64.path");
+#[cfg(not(target_arch = "aarch64"))]
+const MUSL: (&str, &str) = ("lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path");
+
+/// Whether this processor has what the subdirectory of [`GLIBC`] is named after.
+#[cfg(not(target_arch = "x86_64"))]
+fn has_hwcaps() -> bool {
+    false
+}
+#[cfg(target_arch = "x86_64")]
+fn has_hwcaps() -> bool {
+    is_x86_feature_detected!("sse4.2")
+        && is_x86_feature_detected!("ssse3")
+        && is_x86_feature_detected!("popcnt")
+        && is_x86_feature_detected!("cmpxchg16b")
+}
+
+/// The dynamic linkers of an image, and where each looks.
+#[must_use]
+pub fn linkers(image: &Root) -> Vec<Linker> {
+    let glibc = GLIBC.iter().filter_map(|glibc| {
+        let program = image.read(glibc.file, LINKER_BYTES)?;
+        let directory = glibc.directories.iter().find(|dir| names(&program, dir))?;
+        let shelf = shelf(image, glibc, directory, contains(&program, KNOWS_HWCAPS));
+        Some(Linker { width: glibc.width, shelf })
+    });
+    let (program, list) = MUSL;
+    let is_musl = image.look(program).is_some_and(|file| file.kind == FileType::RegularFile);
+    // A list that the image has is its author's.
+    let musl = (is_musl && image.look(list).is_none())
+        .then(|| Linker { width: Width::Native, shelf: Shelf::List(list.to_owned()) });
+    glibc.chain(musl).collect()
+}
+
+/// Where a linker of glibc with that system directory finds libraries.
+fn shelf(image: &Root, glibc: &Glibc, directory: &str, knows_hwcaps: bool) -> Shelf {
+    let below = match (knows_hwcaps, glibc.hwcaps) {
+        (true, Some(name)) if has_hwcaps() => Some(name),
+        (false, _) => Some(LEGACY),
+        (true, _) => None,
+    };
+    let below = below.map(|name| format!("{directory}/{name}"));
+    match below {
+        // What the image has there must not be hidden.
+        Some(path) if is_vacant(image, &path) => Shelf::Directory(path),
+        _ => Shelf::Files(directory.to_owned()),
+    }
+}
+
+/// Whether nothing is at `path`, or an empty directory.
+fn is_vacant(image: &Root, path: &str) -> bool {
+    match image.look(Path::new(path)) {
+        None => true,
+        Some(there) => there.kind == FileType::Directory && there.names().is_empty(),
+    }
+}
+
+/// Whether a linker was built with that system directory: they are in it with a `/` and a zero
+/// at their ends (`system_dirs` in `elf/dl-load.c`).
+fn names(program: &[u8], directory: &str) -> bool {
+    contains(program, format!("\0{directory}/\0").as_bytes())
+}
+
+fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
+    memchr::memmem::find(bytes, wanted).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    fn image(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, bytes) in files {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+        dir
+    }
+
+    fn shelves(image: &tempfile::TempDir) -> Vec<Shelf> {
+        linkers(&Root::open(image.path()).unwrap()).into_iter().map(|found| found.shelf).collect()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    const LINKER: &str = "lib64/ld-linux-x86-64.so.2";
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn a_linker_says_itself_where_it_looks() {
+        let new: &[u8] =
+            b"x\0/lib/x86_64-linux-gnu/\0/usr/lib/x86_64-linux-gnu/\0/usr/lib/\0glibc-hwcaps/";
+        let red: &[u8] = b"\0/lib64/\0/usr/lib64/\0glibc-hwcaps/";
+        let old: &[u8] = b"\0/lib64/\0/usr/lib64/\0";
+        let arch: &[u8] = b"\0/usr/lib/\0glibc-hwcaps/";
+        for (program, path) in [
+            (new, "/usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v2"),
+            (red, "/usr/lib64/glibc-hwcaps/x86-64-v2"),
+            (old, "/usr/lib64/tls"),
+            (arch, "/usr/lib/glibc-hwcaps/x86-64-v2"),
+        ] {
+            assert_eq!(shelves(&image(&[(LINKER, program)])), [Shelf::Directory(path.into())]);
+        }
+        assert_eq!(shelves(&image(&[(LINKER, b"/usr/lib64")])), [], "that is no linker");
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn what_an_image_has_is_not_hidden() {
+        let linker: &[u8] = b"\0/usr/lib64/\0glibc-hwcaps/";
+        let own = "usr/lib64/glibc-hwcaps/x86-64-v2/libz.so.1";
+        let image = image(&[(LINKER, linker), (own, b"")]);
+        assert_eq!(shelves(&image), [Shelf::Files("/usr/lib64".into())]);
+        fs::remove_file(image.path().join(own)).unwrap();
+        let path = "/usr/lib64/glibc-hwcaps/x86-64-v2".to_owned();
+        assert_eq!(shelves(&image), [Shelf::Directory(path)]);
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn musl_is_told_by_a_list_unless_it_has_one() {
+        let plain = image(&[(MUSL.0, b"")]);
+        assert_eq!(shelves(&plain), [Shelf::List(MUSL.1.into())]);
+        assert_eq!(shelves(&image(&[(MUSL.0, b""), (&MUSL.1[1..], b"/lib")])), []);
+    }
+
+    #[test]
+    fn an_image_can_t_make_us_look_elsewhere_or_wait() {
+        let image = image(&[]);
+        let at = |name: &str| image.path().join(name);
+        for dir in ["lib", "lib64"] {
+            fs::create_dir(at(dir)).unwrap();
+        }
+        symlink("/proc/self/exe", at(MUSL.0)).unwrap();
+        nix::unistd::mkfifo(&at(GLIBC[0].file), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(shelves(&image), []);
+    }
+}
