@@ -20,6 +20,7 @@ const PURE: &[&str] = &[
     "src/plan",
     "src/bundle/edit.rs",
     "src/bundle/splice.rs",
+    "src/inject/require.rs",
     "src/registry/index.rs",
     "src/registry/record.rs",
     "src/runtime/argv.rs",

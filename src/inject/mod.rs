@@ -5,6 +5,8 @@
 //! and nothing is done behind its back (a `systemctl daemon-reload` then takes nothing
 //! away; see [`link_by_number`] for what that takes).
 
+pub mod require;
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
