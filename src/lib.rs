@@ -43,4 +43,6 @@ pub mod runtime;
 
 pub mod hook;
 
+pub mod doctor;
+
 pub mod cli;

@@ -5,6 +5,8 @@
 
 mod ability;
 
+pub use ability::{AbilityError, check_kernel};
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -15,7 +17,6 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use thiserror::Error;
 
-use self::ability::AbilityError;
 use super::{BackendError, Capabilities, Instance, Isolation, Launch, Tenant, Way};
 use crate::bundle::Edits;
 use crate::config;

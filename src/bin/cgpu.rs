@@ -3,16 +3,16 @@
 use std::io;
 use std::process::ExitCode;
 
-use cgpu::cli::{self, Cli};
+use cgpu::cli::{self, Cli, Exit};
 use cgpu::report::{ErrorLog, report};
 use clap::Parser;
 
 fn main() -> ExitCode {
     match cli::run(Cli::parse(), &mut io::stdout().lock()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(exit) => exit.into(),
         Err(error) => {
             report(error.as_ref(), &ErrorLog::default());
-            ExitCode::FAILURE
+            Exit::Failed.into()
         }
     }
 }

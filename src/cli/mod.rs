@@ -1,5 +1,6 @@
 //! The verbs of `cgpu`, a file each: parse and print only.
 
+pub mod doctor;
 pub mod gc;
 pub mod gpus;
 pub mod inspect;
@@ -8,8 +9,9 @@ pub mod set;
 mod table;
 pub mod upgrade_monitors;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -59,6 +61,8 @@ pub enum Verb {
     Set(set::Set),
     /// Take back what containers held that are gone.
     Gc,
+    /// Look at this host: driver, kernel, runtimes, engines, and what to do.
+    Doctor(doctor::Doctor),
     /// Put the monitor that is installed now in the place of each running one.
     UpgradeMonitors,
 }
@@ -81,21 +85,45 @@ pub enum Format {
     Json,
 }
 
+/// How `cgpu` ends. A wrong command line is 2, by clap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It did what it was asked; `doctor` found nothing worse than a note.
+    Success = 0,
+    /// It couldn't, and said why; `doctor` found an error.
+    Failed = 1,
+    /// `doctor` found a warning and no error.
+    Warned = 3,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit as u8)
+    }
+}
+
 /// Does what the command line says, printing to `out`.
 ///
 /// # Errors
 ///
 /// Where the verb failed; the text says what happened, to what, and what to do.
-pub fn run(cli: Cli, out: &mut dyn Write) -> Result<()> {
-    let host = Host::load(cli.config.as_deref().map(AsRef::as_ref))?;
+pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
+    let flag = cli.config.as_deref().map(AsRef::as_ref);
+    // `doctor` looks at a configuration that is of no use to the others, too.
+    let host = || Host::load(flag);
     match cli.verb {
-        Verb::Gpus { refresh, output } => {
-            gpus::run(&host.inventory_settings(), output.format, refresh, out)
+        Verb::Doctor(doctor) => {
+            let terminal = std::io::stdout().is_terminal();
+            return doctor::run(&doctor, cli.config, terminal, out);
         }
-        Verb::Ps { output } => ps::run(&host, output.format, out),
-        Verb::Inspect { bundle, output } => inspect::run(&host, &bundle, output.format, out),
-        Verb::Set(set) => set::run(&host, &set, out),
-        Verb::Gc => gc::run(&host, out),
-        Verb::UpgradeMonitors => upgrade_monitors::run(&host, out),
+        Verb::Gpus { refresh, output } => {
+            gpus::run(&host()?.inventory_settings(), output.format, refresh, out)?;
+        }
+        Verb::Ps { output } => ps::run(&host()?, output.format, out)?,
+        Verb::Inspect { bundle, output } => inspect::run(&host()?, &bundle, output.format, out)?,
+        Verb::Set(set) => set::run(&host()?, &set, out)?,
+        Verb::Gc => gc::run(&host()?, out)?,
+        Verb::UpgradeMonitors => upgrade_monitors::run(&host()?, out)?,
     }
+    Ok(Exit::Success)
 }

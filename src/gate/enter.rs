@@ -68,6 +68,34 @@ pub fn enter(socket: &Path) -> Result<(), EnterError> {
     sent.map_err(|errno| no_monitor(errno.into()))
 }
 
+/// What this kernel can do with the filter: asked of it, and nothing put on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abilities {
+    /// A filter can have a listener.
+    pub listener: bool,
+    /// An interrupted call waits until it is answered.
+    pub killable_wait: bool,
+}
+
+/// Asks the kernel which flags it knows.
+#[must_use]
+pub fn abilities() -> Abilities {
+    let knows = |flags: libc::c_ulong| {
+        let mode = libc::SECCOMP_SET_MODE_FILTER;
+        let nowhere = std::ptr::null::<sock_fprog>();
+        // SAFETY: there is nothing at the address for the kernel to put on.
+        let asked = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, nowhere) };
+        // It looks at the flags first, and then for the filter (kernel/seccomp.c,
+        // seccomp_set_mode_filter).
+        Errno::result(asked) == Err(Errno::EFAULT)
+    };
+    let listener = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
+    Abilities {
+        listener: knows(listener),
+        killable_wait: knows(listener | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV),
+    }
+}
+
 /// Puts the filter on, and returns its listener.
 fn put_on() -> Result<OwnedFd, Errno> {
     let mut program = program(Machine::HERE);

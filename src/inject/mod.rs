@@ -11,6 +11,7 @@ pub mod known;
 pub mod native;
 mod nodes;
 pub mod place;
+pub mod require;
 mod root;
 pub mod tree;
 pub mod userland;
@@ -73,6 +74,9 @@ pub enum InjectError {
     /// What of the driver the container wants.
     #[error(transparent)]
     Capability(#[from] catalogue::UnknownCapability),
+    /// The driver is none for the image.
+    #[error(transparent)]
+    Require(#[from] require::RequireError),
     /// There is no driver.
     #[error("{0}; or set inject = \"off\" under [driver]")]
     Find(#[from] find::FindError),
@@ -117,6 +121,13 @@ pub fn injection(
             },
         },
     };
+    if matches!(injection.mode, Mode::Cdi | Mode::Native)
+        && let Some(version) = native::kernel_version(&config.driver.proc_root)
+    {
+        let env = bundle.env()?;
+        let env = env.iter().filter_map(|item| item.split_once('='));
+        require::check(env, &require::Facts::of_driver(version))?;
+    }
     info!(driver_files = injection.mode.name(), "{}", injection.why);
     Ok(injection)
 }

@@ -18,9 +18,9 @@ use super::{InjectError, catalogue, known, place, tree, userland};
 
 /// The version of the kernel's module; `None` where none is loaded.
 #[must_use]
-pub fn kernel_version(proc_root: &Path) -> Option<String> {
+pub fn kernel_version(proc_root: &Path) -> Option<Version> {
     let banner = fs::read_to_string(proc_root.join("driver/nvidia/version")).ok()?;
-    Version::in_banner(&banner).map(|version| version.to_string())
+    Version::in_banner(&banner)
 }
 
 /// The edits that give the container of `bundle` the files of this host's driver, as many as
@@ -43,7 +43,7 @@ pub fn edits(
     let driver_root = &config.driver.root;
     let root = Root::open(driver_root)
         .map_err(|source| FindError::NoRoot { root: driver_root.clone(), source })?;
-    let kernel = kernel_version(&config.driver.proc_root);
+    let kernel = kernel_version(&config.driver.proc_root).map(|version| version.to_string());
     let known = known::driver(&root, kernel.as_deref(), &config.state_dir)?;
     let tree = tree::prepare(&config.state_dir, &known, &wanted)?;
 

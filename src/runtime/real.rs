@@ -12,7 +12,7 @@ use nix::unistd::execv;
 use thiserror::Error;
 
 /// Where to look when `PATH` says nothing, or not where runtimes are.
-const USUAL_DIRS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const USUAL_DIRS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Why there is no real runtime.
 #[derive(Debug, Error)]

@@ -45,7 +45,13 @@ pub(super) fn of_host() -> Result<(), AbilityError> {
     check_kernel(read(RELEASE).trim(), read(ACTIONS).trim())
 }
 
-fn check_kernel(release: &str, actions: &str) -> Result<(), AbilityError> {
+/// Sees that a kernel of version `release` whose filters may do `actions` has what the gate
+/// needs. Pure.
+///
+/// # Errors
+///
+/// What it hasn't.
+pub fn check_kernel(release: &str, actions: &str) -> Result<(), AbilityError> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     if let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next())
         && (major, minor) < OLDEST_KERNEL

@@ -117,7 +117,7 @@ impl Listener {
 /// # Errors
 ///
 /// Where they differ, or the kernel has none.
-pub(super) fn check_sizes() -> io::Result<()> {
+pub fn check_sizes() -> io::Result<()> {
     let mut sizes =
         seccomp_notif_sizes { seccomp_notif: 0, seccomp_notif_resp: 0, seccomp_data: 0 };
     // SAFETY: writes a `seccomp_notif_sizes`.

@@ -34,6 +34,8 @@ mod target;
 mod uvm;
 mod waiting;
 
+pub use self::listener::check_sizes;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;

@@ -1,0 +1,243 @@
+//! How each engine says which runtimes it has: finds ours among them. Pure.
+//!
+//! Owns the keys of their configurations. Must not know where the files are, nor judge.
+//! A text that has none of these keys names no runtime; one that is no JSON or TOML is
+//! told so in one line. A runtime is ours by its program's name.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value as Json;
+use toml::{Table, Value};
+
+use super::facts::Flaw;
+
+/// Our runtime.
+const RUNTIME: &str = "cgpu-runtime";
+
+/// Our hook.
+const HOOK: &str = "cgpu-hook";
+
+/// containerd's CRI plugin by the version of the configuration, which is older or newer.
+const CRI: [(i64, &str); 3] =
+    [(1, "cri"), (2, "io.containerd.grpc.v1.cri"), (3, "io.containerd.cri.v1.runtime")];
+
+/// The annotations that we read, as containerd is told of them.
+const ANNOTATIONS: &str = "aliyun.com/*";
+
+/// A runtime of ours in an engine's configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Named {
+    /// What the engine calls it.
+    pub(super) name: String,
+    /// Its program.
+    pub(super) program: PathBuf,
+    /// What is wrong with it.
+    pub(super) flaw: Option<Flaw>,
+}
+
+fn is(program: &str, name: &str) -> bool {
+    Path::new(program).file_name() == Some(OsStr::new(name))
+}
+
+fn named(name: &str, program: &str) -> Option<Named> {
+    is(program, RUNTIME).then(|| Named {
+        name: name.to_owned(),
+        program: program.into(),
+        flaw: None,
+    })
+}
+
+fn toml(text: &str) -> Result<Table, String> {
+    text.parse().map_err(|error: toml::de::Error| one_line(error.message()))
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The table at `path`; an empty one where there is none.
+fn below<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Table> {
+    path.iter().try_fold(table, |table, key| table.get(*key)?.as_table())
+}
+
+/// `/etc/docker/daemon.json`.
+pub(super) fn docker(text: &str) -> Result<Vec<Named>, String> {
+    // dockerd takes an empty file for an empty object.
+    if text.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let json: Json = serde_json::from_str(text).map_err(|error| one_line(&error.to_string()))?;
+    let runtimes = json.get("runtimes").and_then(Json::as_object);
+    let ours = runtimes
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, runtime)| named(name, runtime.get("path").and_then(Json::as_str)?));
+    Ok(ours.collect())
+}
+
+/// The version that containerd's `config.toml` is written in; without a word it is the first.
+pub(super) fn version(text: &str) -> i64 {
+    toml(text).ok().as_ref().and_then(said_version).unwrap_or(1)
+}
+
+fn said_version(table: &Table) -> Option<i64> {
+    table.get("version")?.as_integer()
+}
+
+/// containerd's `config.toml`, or a file that it imports, which mostly leaves the version to
+/// the file that imports it: `inherited`.
+pub(super) fn containerd(text: &str, inherited: i64) -> Result<Vec<Named>, String> {
+    let table = toml(text)?;
+    let file = said_version(&table).unwrap_or(inherited);
+    let mut ours = Vec::new();
+    for (section, plugin) in CRI {
+        let runtimes = below(&table, &["plugins", plugin, "containerd", "runtimes"]);
+        for (name, runtime) in runtimes.into_iter().flatten() {
+            let Some(runtime) = runtime.as_table() else { continue };
+            let program = below(runtime, &["options"])
+                .and_then(|options| options.get("BinaryName"))
+                .and_then(Value::as_str);
+            let Some(found) = program.and_then(|program| named(name, program)) else { continue };
+            let annotations = runtime.get("pod_annotations").and_then(Value::as_array);
+            let passed = annotations.into_iter().flatten().filter_map(Value::as_str).any(passes);
+            // A newer containerd takes files of older versions, with their own sections.
+            let flaw = match (file == section, passed) {
+                (false, _) => Some(Flaw::OtherVersion { file, section }),
+                (true, false) => Some(Flaw::NoAnnotations),
+                (true, true) => None,
+            };
+            ours.push(Named { flaw, ..found });
+        }
+    }
+    Ok(ours)
+}
+
+/// Whether a pattern of annotations lets ours through.
+fn passes(pattern: &str) -> bool {
+    pattern == "*" || pattern == ANNOTATIONS || pattern == "aliyun.com*"
+}
+
+/// The files that a containerd configuration imports, as patterns.
+pub(super) fn imports(text: &str) -> Vec<String> {
+    let table = toml(text).unwrap_or_default();
+    let imports = table.get("imports").and_then(Value::as_array);
+    imports.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// CRI-O's `crio.conf`, or a file beside it.
+pub(super) fn crio(text: &str) -> Result<Vec<Named>, String> {
+    let table = toml(text)?;
+    let runtimes = below(&table, &["crio", "runtime", "runtimes"]);
+    let ours = runtimes.into_iter().flatten().filter_map(|(name, runtime)| {
+        named(name, runtime.get("runtime_path").and_then(Value::as_str)?)
+    });
+    Ok(ours.collect())
+}
+
+/// podman's `containers.conf`, or a file beside it.
+pub(super) fn podman(text: &str) -> Result<Vec<Named>, String> {
+    let table = toml(text)?;
+    let runtimes = below(&table, &["engine", "runtimes"]);
+    let ours = runtimes.into_iter().flatten().filter_map(|(name, paths)| {
+        paths.as_array()?.iter().filter_map(Value::as_str).find_map(|path| named(name, path))
+    });
+    let default = below(&table, &["engine"]).and_then(|engine| engine.get("runtime")?.as_str());
+    Ok(ours.chain(default.and_then(|path| named("default", path))).collect())
+}
+
+/// A file of a hooks directory: its program and stages, where it is ours.
+pub(super) fn hook(text: &str) -> Result<Option<(PathBuf, Vec<String>)>, String> {
+    let json: Json = serde_json::from_str(text).map_err(|error| one_line(&error.to_string()))?;
+    let program = json.pointer("/hook/path").and_then(Json::as_str);
+    let Some(program) = program.filter(|program| is(program, HOOK)) else { return Ok(None) };
+    let stages = json.get("stages").and_then(Json::as_array);
+    let stages = stages.into_iter().flatten().filter_map(Json::as_str).map(str::to_owned);
+    Ok(Some((program.into(), stages.collect())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ours(name: &str, flaw: Option<Flaw>) -> Result<Vec<Named>, String> {
+        Ok(vec![Named { name: name.into(), program: "/usr/bin/cgpu-runtime".into(), flaw }])
+    }
+
+    #[test]
+    fn docker_names_runtimes_by_their_paths() {
+        let shipped = include_str!("../../packaging/daemon.json");
+        assert_eq!(docker(shipped), ours("cgpu", None));
+        for other in [
+            "",
+            "{}",
+            "[]",
+            "null",
+            r#"{"runtimes":[1]}"#,
+            r#"{"runtimes":{"a":{"path":"/usr/bin/runc"},"b":{"path":7},"c":{"runtimeType":"x"}}}"#,
+        ] {
+            assert_eq!(docker(other), Ok(Vec::new()), "{other}");
+        }
+        assert!(docker("{,}").unwrap_err().starts_with("key must be a string at line 1"));
+    }
+
+    #[test]
+    fn containerd_names_them_by_the_version_of_its_file() {
+        let shipped = format!("version = 2\n{}", include_str!("../../packaging/containerd.toml"));
+        assert_eq!(containerd(&shipped, 1), ours("cgpu", None));
+        let third = shipped.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime");
+        let other = |file, section| Some(Flaw::OtherVersion { file, section });
+        assert_eq!(containerd(&third, 1), ours("cgpu", other(2, 3)));
+        assert_eq!(containerd(&third.replace("version = 2", "version = 3"), 1), ours("cgpu", None));
+        assert_eq!(
+            containerd(&shipped.replace("version = 2", "version = 3"), 1),
+            ours("cgpu", other(3, 2))
+        );
+        assert_eq!(containerd(&shipped.replace("version = 2", ""), 1), ours("cgpu", other(1, 2)));
+        let silent = shipped.replace("pod_annotations", "container_annotations");
+        assert_eq!(containerd(&silent, 1), ours("cgpu", Some(Flaw::NoAnnotations)));
+        let imported = shipped.replace("version = 2", "");
+        assert_eq!(containerd(&imported, version("version = 2")), ours("cgpu", None));
+        assert_eq!((version(""), version("version = 3"), version("=")), (1, 3, 1));
+        assert_eq!(containerd("version = 2\n", 1), Ok(Vec::new()));
+        assert!(containerd("version = ", 1).is_err());
+        assert_eq!(
+            imports("imports = [\"/etc/containerd/conf.d/*.toml\", 7]"),
+            ["/etc/containerd/conf.d/*.toml"]
+        );
+        assert!(imports("imports = 3").is_empty() && imports("[[").is_empty());
+    }
+
+    #[test]
+    fn crio_and_podman_name_them_in_their_tables() {
+        let text = "[crio.runtime.runtimes.gpu]\nruntime_path = \"/usr/bin/cgpu-runtime\"\n\
+                    [crio.runtime.runtimes.runc]\nruntime_path = \"/usr/bin/runc\"\n";
+        assert_eq!(crio(text), ours("gpu", None));
+        let text =
+            "[engine.runtimes]\ncgpu = [\"/usr/bin/cgpu-runtime\"]\nrunc = [\"/usr/bin/runc\"]\n";
+        assert_eq!(podman(text), ours("cgpu", None));
+        assert_eq!(
+            podman("[engine]\nruntime = \"/usr/bin/cgpu-runtime\"\n"),
+            ours("default", None)
+        );
+        assert_eq!(podman("[engine]\nruntimes = 3\n"), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn hooks_are_ours_by_their_program() {
+        let shipped = include_str!("../../hooks/cgpu-poststop.json");
+        let stages = vec!["poststop".to_owned()];
+        assert_eq!(hook(shipped), Ok(Some(("/usr/bin/cgpu-hook".into(), stages))));
+        assert_eq!(hook(r#"{"hook":{"path":"/usr/bin/oci-umount"}}"#), Ok(None));
+        assert!(hook("{").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_breaks_a_reader(text in ".{0,200}") {
+            let _ = (docker(&text), containerd(&text, 2), crio(&text), podman(&text), hook(&text));
+            let _ = imports(&text);
+        }
+    }
+}

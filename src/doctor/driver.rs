@@ -1,0 +1,149 @@
+//! Facts of NVIDIA's driver: what is loaded, its nodes, its libraries.
+//!
+//! Owns where the kernel tells of it. Must not load NVML, nor judge. GPUs that the
+//! driver has are read as the inventory reads them.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use nix::sys::stat::{major, minor};
+
+use super::facts::{BusGpu, Driver, Node, NodeKind, Seen};
+use super::files::Tree;
+use super::libraries::newest_library;
+use super::sentence;
+use crate::config::{Config, InventorySource};
+use crate::inventory::{Fingerprint, FingerprintError};
+
+/// NVIDIA's kernel modules, as `/sys/module` calls them.
+const MODULES: [&str; 4] = ["nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"];
+
+/// NVIDIA's vendor number on PCI.
+const VENDOR: &str = "0x10de";
+
+/// What display controllers' classes begin with: VGA, 3D.
+const DISPLAY_CLASS: &str = "0x03";
+
+/// Major number of `nvidiactl`, `nvidiaN` and `nvidia-modeset`.
+const NVIDIA_MAJOR: u64 = 195;
+
+/// The driver of the host in `tree`, configured as `config` says.
+pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
+    let proc = tree.at(&config.driver.proc_root);
+    let root = tree.at(&config.driver.root);
+    let version_path = config.driver.proc_root.join("driver/nvidia/version");
+    let banner = match tree.read(&version_path) {
+        Seen::Found(text) => Seen::Found(text.lines().next().unwrap_or_default().to_owned()),
+        other => other,
+    };
+    let gpus = match Fingerprint::read(&proc) {
+        Ok(state) => Ok(state.gpus().iter().map(|gpu| gpu.minor).collect()),
+        Err(FingerprintError::NoDriver { .. }) => Ok(Vec::new()),
+        Err(error) => Err(sentence(&error)),
+    };
+    let majors = match tree.read(config.driver.proc_root.join("devices")) {
+        Seen::Found(text) => character_majors(&text),
+        _ => Vec::new(),
+    };
+    let minors = gpus.iter().flatten().flatten().copied().collect::<Vec<u32>>();
+    let library = newest_library(&root).map(|mut library| {
+        library.path = tree.named(&library.path);
+        library
+    });
+    Driver {
+        version_path,
+        banner,
+        on_bus: on_bus(tree),
+        gpus,
+        modules: MODULES
+            .iter()
+            .map(|name| (*name, tree.at("/sys/module").join(name).is_dir()))
+            .collect(),
+        nodes: nodes(tree, &config.driver.root.join("dev"), &majors, &minors),
+        root: config.driver.root.clone(),
+        library,
+        inject: config.driver.inject,
+        gpus_from_file: config.inventory.source == InventorySource::File,
+    }
+}
+
+/// NVIDIA's GPUs on the PCI bus.
+fn on_bus(tree: &Tree) -> Vec<BusGpu> {
+    let is = |path: &Path, file: &str, begins: &str| matches!(tree.read(path.join(file)), Seen::Found(text) if text.starts_with(begins));
+    let devices = tree.list("/sys/bus/pci/devices").into_iter();
+    let gpus =
+        devices.filter(|path| is(path, "vendor", VENDOR) && is(path, "class", DISPLAY_CLASS));
+    gpus.map(|path| BusGpu {
+        bus_id: last(&path),
+        driver: fs::read_link(tree.at(path.join("driver"))).ok().map(|link| last(&link)),
+    })
+    .collect()
+}
+
+fn last(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// The majors of character devices in `/proc/devices`, by name.
+fn character_majors(text: &str) -> Vec<(String, u64)> {
+    let lines = text.lines().skip_while(|line| !line.starts_with("Character")).skip(1);
+    lines
+        .take_while(|line| !line.starts_with("Block"))
+        .filter_map(|line| {
+            let (number, name) = line.trim().split_once(' ')?;
+            Some((name.trim().to_owned(), number.parse().ok()?))
+        })
+        .collect()
+}
+
+/// The driver's nodes in `dev`, with the numbers they should have.
+fn nodes(tree: &Tree, dev: &Path, majors: &[(String, u64)], minors: &[u32]) -> Vec<Node> {
+    let uvm = majors.iter().find(|(name, _)| name == "nvidia-uvm").map(|(_, major)| *major);
+    let fixed = [
+        ("nvidiactl", Some(NVIDIA_MAJOR), 255, true, "nvidia-modprobe"),
+        ("nvidia-uvm", uvm, 0, true, "nvidia-modprobe -u -c=0"),
+        ("nvidia-uvm-tools", uvm, 1, false, "nvidia-modprobe -u -c=0"),
+        ("nvidia-modeset", Some(NVIDIA_MAJOR), 254, false, "nvidia-modprobe -m"),
+    ];
+    let node = |name: &str, major, minor, needed, made_by: String| {
+        let path = dev.join(name);
+        let seen = seen(&tree.at(&path));
+        Node { path, major, minor, needed, made_by, seen }
+    };
+    let fixed = fixed.into_iter().map(|(name, major, minor, needed, made_by)| {
+        node(name, major, minor, needed, made_by.to_owned())
+    });
+    let gpus = minors.iter().map(|minor| {
+        let made_by = format!("nvidia-modprobe -c={minor}");
+        node(&format!("nvidia{minor}"), Some(NVIDIA_MAJOR), u64::from(*minor), true, made_by)
+    });
+    fixed.chain(gpus).collect()
+}
+
+fn seen(path: &Path) -> Seen<NodeKind> {
+    match fs::metadata(path) {
+        Ok(meta) if meta.file_type().is_char_device() => {
+            Seen::Found(NodeKind::Device(major(meta.rdev()), minor(meta.rdev())))
+        }
+        Ok(_) => Seen::Found(NodeKind::File),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Seen::Absent,
+        Err(error) => Seen::Unreadable(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn majors_are_the_character_devices() {
+        let text = "Character devices:\n  1 mem\n195 nvidia\n511 nvidia-uvm\n4 /dev/vc/0\nx y\n\n\
+                    Block devices:\n  7 loop\n509 nvidia-uvm\n";
+        let majors = character_majors(text);
+        assert!(majors.contains(&("nvidia-uvm".to_owned(), 511)));
+        assert_eq!(majors.len(), 4);
+        assert_eq!(character_majors("195 nvidia\n"), []);
+    }
+}

@@ -1,0 +1,267 @@
+//! What is known of a host: plain values, that a test can make up.
+//!
+//! Owns no judgement: what is good or bad of them is `judge`'s matter. Must not know where
+//! they come from.
+
+use std::path::PathBuf;
+
+use crate::config::Inject;
+use crate::plan::Kind;
+
+use super::Library;
+
+/// Something that may be there or not, or not be readable, as a sentence says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seen<T> {
+    /// It isn't there.
+    Absent,
+    /// It can't be read, or not understood.
+    Unreadable(String),
+    /// This is it.
+    Found(T),
+}
+
+/// A host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// NVIDIA's driver.
+    pub driver: Driver,
+    /// The kernel and who isolates.
+    pub isolation: Isolation,
+    /// The real runtimes, in the order in which they are preferred.
+    pub runtimes: Vec<Runtime>,
+    /// Engines, whether they are there or not.
+    pub engines: Vec<Engine>,
+    /// Hook files that name `cgpu-hook`.
+    pub hooks: Vec<HookFile>,
+    /// NVIDIA's container toolkit.
+    pub toolkit: Toolkit,
+    /// Ourselves.
+    pub own: Own,
+}
+
+/// NVIDIA's driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Driver {
+    /// `/proc/driver/nvidia/version`.
+    pub version_path: PathBuf,
+    /// Its first line.
+    pub banner: Seen<String>,
+    /// NVIDIA's GPUs on the PCI bus, whoever drives them.
+    pub on_bus: Vec<BusGpu>,
+    /// The GPUs that the driver has, by their minor numbers where it tells them; why not.
+    pub gpus: Result<Vec<Option<u32>>, String>,
+    /// Kernel modules and whether each is loaded.
+    pub modules: Vec<(&'static str, bool)>,
+    /// Its nodes.
+    pub nodes: Vec<Node>,
+    /// Where its files are.
+    pub root: PathBuf,
+    /// The newest of its libraries there.
+    pub library: Option<Library>,
+    /// How its files come into containers.
+    pub inject: Inject,
+    /// Whether the GPUs are listed in a file.
+    pub gpus_from_file: bool,
+}
+
+/// A GPU on the PCI bus.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BusGpu {
+    /// Its address.
+    pub bus_id: String,
+    /// The kernel's driver that has it.
+    pub driver: Option<String>,
+}
+
+/// A device node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Its path.
+    pub path: PathBuf,
+    /// The major number that the kernel gave; `None` where it gave none.
+    pub major: Option<u64>,
+    /// The minor number it should have.
+    pub minor: u64,
+    /// Whether no container with a GPU can be without it.
+    pub needed: bool,
+    /// The command that makes it.
+    pub made_by: String,
+    /// What is there.
+    pub seen: Seen<NodeKind>,
+}
+
+/// What lies where a node is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeKind {
+    /// A character device, with its numbers.
+    Device(u64, u64),
+    /// Something else.
+    File,
+}
+
+/// The kernel and who isolates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Isolation {
+    /// The kernel's version.
+    pub kernel: String,
+    /// Whether the gate can work on it, by its version and what its filters may do.
+    pub ability: Result<(), String>,
+    /// It knows the listener's flag.
+    pub listener: bool,
+    /// Its notifications are laid out as the gate knows them.
+    pub layout: Result<(), String>,
+    /// An interrupted call waits until it is answered.
+    pub killable_wait: bool,
+    /// How its cgroups are mounted.
+    pub cgroups: Cgroups,
+    /// The backend that the configuration means here.
+    pub backend: Kind,
+    /// Why that one.
+    pub why: &'static str,
+    /// What it holds a container to.
+    pub holds: String,
+    /// Whether it works here.
+    pub usable: Result<(), String>,
+}
+
+/// How cgroups are mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cgroups {
+    /// The unified hierarchy.
+    V2,
+    /// Hierarchies by controller.
+    V1,
+    /// Both.
+    Hybrid,
+    /// None where they usually are.
+    Nowhere,
+}
+
+/// A candidate for the real runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Runtime {
+    /// As it is configured.
+    pub name: String,
+    /// Where it is.
+    pub path: Option<PathBuf>,
+    /// The first line of its `--version`; why there is none.
+    pub version: Result<String, String>,
+}
+
+/// Which engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineKind {
+    /// dockerd.
+    Docker,
+    /// containerd, with its CRI for Kubernetes.
+    Containerd,
+    /// CRI-O.
+    Crio,
+    /// podman.
+    Podman,
+}
+
+/// An engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engine {
+    /// Which.
+    pub kind: EngineKind,
+    /// Its program, where it is installed.
+    pub program: Option<PathBuf>,
+    /// Its configuration's files that are there.
+    pub files: Vec<EngineFile>,
+}
+
+/// A file of an engine's configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// The runtimes in it that are `cgpu-runtime`; why it can't be read.
+    pub handlers: Result<Vec<Handler>, String>,
+}
+
+/// A runtime of an engine that is `cgpu-runtime`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handler {
+    /// What the engine calls it.
+    pub name: String,
+    /// The program.
+    pub program: PathBuf,
+    /// Whether that is there and executable.
+    pub executable: bool,
+    /// Why the engine doesn't see it, or not all of it.
+    pub flaw: Option<Flaw>,
+}
+
+/// What is wrong with a runtime's section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// It is for the other version of containerd's configuration.
+    OtherVersion {
+        /// The file's.
+        file: i64,
+        /// The section's.
+        section: i64,
+    },
+    /// Our annotations aren't passed on.
+    NoAnnotations,
+}
+
+/// A file of a hooks directory that names `cgpu-hook`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its stages, the hook's program, and whether that is executable; why it can't be read.
+    pub hook: Result<Hook, String>,
+}
+
+/// A hook.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hook {
+    /// When it is called.
+    pub stages: Vec<String>,
+    /// What is called.
+    pub program: PathBuf,
+    /// Whether that is there and executable.
+    pub executable: bool,
+}
+
+/// NVIDIA's container toolkit.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Toolkit {
+    /// Its programs that are there.
+    pub programs: Vec<PathBuf>,
+    /// CDI specifications.
+    pub cdi: Vec<PathBuf>,
+}
+
+/// Ourselves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Own {
+    /// Whether we are the host's root.
+    pub root: bool,
+    /// Where our programs should be.
+    pub directory: PathBuf,
+    /// Those that aren't there.
+    pub missing: Vec<&'static str>,
+    /// The configuration's file, where there is one; what is wrong with it.
+    pub config: Result<Option<PathBuf>, String>,
+    /// The state directory.
+    pub state_dir: PathBuf,
+    /// Its mode's permission bits.
+    pub state: Seen<u32>,
+    /// What is registered; why it can't be read.
+    pub records: Result<Records, String>,
+}
+
+/// Registered containers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Records {
+    /// All of them.
+    pub total: usize,
+    /// Those whose container is gone.
+    pub stale: usize,
+}

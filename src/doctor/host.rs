@@ -1,0 +1,103 @@
+//! Facts of the kernel, of who isolates, and of the real runtimes.
+//!
+//! Owns asking them; the gate's abilities are the gate's own probes. Must not judge.
+
+use std::path::Path;
+
+use super::facts::{Cgroups, Isolation, Runtime, Seen};
+use super::files::Tree;
+use super::program;
+use crate::admission::Host;
+use crate::backend::{self, gate::check_kernel};
+use crate::gate::enter;
+use crate::gate::worker::check_sizes;
+
+/// Runtimes that are known to work, whether configured or not.
+const KNOWN: [&str; 2] = ["runc", "crun"];
+
+/// Kernel and backend of `host`, whose paths are as we reach them.
+pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
+    let kernel = &host.config.driver.proc_root.join("sys/kernel");
+    let text = |path: &str| match super::files::read(&kernel.join(path)) {
+        Seen::Found(text) => text.trim().to_owned(),
+        _ => String::new(),
+    };
+    let release = text("osrelease");
+    let ability = check_kernel(&release, &text("seccomp/actions_avail"));
+    let abilities = enter::abilities();
+    let (kind, why) = backend::choose(&host.config.isolation);
+    let isolation = host.isolation(kind);
+    Isolation {
+        kernel: release,
+        ability: ability.map_err(|error| error.to_string()),
+        listener: abilities.listener,
+        layout: check_sizes().map_err(|error| error.to_string()),
+        killable_wait: abilities.killable_wait,
+        cgroups: cgroups(&tree.at("/sys/fs/cgroup")),
+        backend: kind,
+        why,
+        holds: isolation.capabilities().to_string(),
+        usable: isolation.usable().map_err(|error| error.to_string()),
+    }
+}
+
+/// How cgroups are mounted at `mount`.
+fn cgroups(mount: &Path) -> Cgroups {
+    let has = |path: &str| mount.join(path).exists();
+    if has("cgroup.controllers") {
+        Cgroups::V2
+    } else if has("unified/cgroup.procs") {
+        Cgroups::Hybrid
+    } else if has("memory") || has("devices") || has("systemd") {
+        Cgroups::V1
+    } else {
+        Cgroups::Nowhere
+    }
+}
+
+/// The configured candidates, then those of [`KNOWN`] that are there beside them. On
+/// another host's files none is run.
+pub(super) fn runtimes(tree: &Tree, candidates: &[String]) -> Vec<Runtime> {
+    let look = |name: &str| {
+        let path = tree.program(name);
+        let version = match &path {
+            Some(path) if tree.is_own() => program::version_of(path),
+            Some(_) => Err("it is another host's, and not run here".to_owned()),
+            None => Err("it isn't there".to_owned()),
+        };
+        Runtime { name: name.to_owned(), path, version }
+    };
+    let mut found: Vec<Runtime> =
+        candidates.iter().filter(|name| !name.is_empty()).map(|name| look(name)).collect();
+    for name in KNOWN.iter().filter(|name| !candidates.iter().any(|given| given == *name)) {
+        let known = look(name);
+        if known.path.is_some() && !found.iter().any(|other| other.path == known.path) {
+            found.push(known);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn cgroups_are_told_apart_by_what_is_mounted() {
+        for (files, kind) in [
+            (&[][..], Cgroups::Nowhere),
+            (&["cgroup.controllers", "memory"], Cgroups::V2),
+            (&["memory/tasks", "unified/cgroup.procs"], Cgroups::Hybrid),
+            (&["memory/tasks"], Cgroups::V1),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            for file in files {
+                let path = dir.path().join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, "").unwrap();
+            }
+            assert_eq!(cgroups(dir.path()), kind, "{files:?}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! What the driver's facts mean.
+//!
+//! Owns the order in which they explain each other: without a module there is nothing to
+//! say of nodes. Must not know backends.
+
+use super::super::facts::{BusGpu, Driver as Facts, Node, NodeKind, Seen};
+use super::{Driver, Error, Finding, Fine, Note, Warning, listed};
+use crate::config::Inject;
+use crate::inject::require::cuda_of;
+use crate::rm::{Release, Standing as Known, Version};
+
+/// Whether there is anything that a driver is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It is loaded.
+    Loaded,
+    /// It isn't, and there is a GPU.
+    Wanting,
+    /// It isn't, and there is no GPU for it.
+    Needless,
+}
+
+/// How a host stands with its driver.
+pub(super) fn standing(facts: &Facts) -> Standing {
+    // A GPU that a virtual machine has is none of this host's.
+    let ours = |gpu: &&BusGpu| gpu.driver.as_deref() != Some("vfio-pci");
+    match (&facts.banner, facts.on_bus.iter().find(ours)) {
+        (Seen::Absent, None) => Standing::Needless,
+        (Seen::Absent, Some(_)) => Standing::Wanting,
+        _ => Standing::Loaded,
+    }
+}
+
+pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    match standing(facts) {
+        Standing::Needless => findings.push(no_gpu(facts)),
+        Standing::Wanting => findings.push(not_loaded(facts)),
+        Standing::Loaded => {
+            let (loaded, version) = loaded(facts);
+            findings.push(version);
+            findings.push(gpus(facts));
+            findings.push(modules(facts));
+            findings.push(libraries(facts, loaded));
+            findings.extend(nodes(&facts.nodes));
+        }
+    }
+    findings.push(files(facts));
+    findings
+}
+
+fn no_gpu(facts: &Facts) -> Finding {
+    let what = match (facts.gpus_from_file, facts.on_bus.is_empty()) {
+        (true, _) => "no NVIDIA driver is loaded; the GPUs are those of the inventory file",
+        (false, true) => "this host has no NVIDIA GPU and no driver: nothing to share yet",
+        (false, false) => "all NVIDIA GPUs of this host are given to virtual machines",
+    };
+    let found = Finding::new(Driver, "version", Note, what.to_owned());
+    match facts.gpus_from_file {
+        true => found,
+        false => found.remedy(
+            "to try cgpu all the same: `make demo`, which simulates one; with a GPU: install \
+             NVIDIA's driver",
+        ),
+    }
+}
+
+fn not_loaded(facts: &Facts) -> Finding {
+    let gpus: Vec<String> = facts
+        .on_bus
+        .iter()
+        .map(|gpu| match &gpu.driver {
+            Some(driver) => format!("{} (held by {driver})", gpu.bus_id),
+            None => gpu.bus_id.clone(),
+        })
+        .collect();
+    let what = format!("NVIDIA's driver isn't loaded, and there are GPUs: {}", listed(&gpus));
+    let held = facts.on_bus.iter().any(|gpu| gpu.driver.as_deref() == Some("nouveau"));
+    let remedy = match held {
+        true => "install NVIDIA's driver, which keeps nouveau from loading, and reboot",
+        false => "`modprobe nvidia`; where that fails, install the driver, and see `dmesg`",
+    };
+    Finding::new(Driver, "version", Error, what).of(path(facts)).remedy(remedy)
+}
+
+fn path(facts: &Facts) -> String {
+    facts.version_path.display().to_string()
+}
+
+/// The loaded driver's version, and what is to be said of it.
+fn loaded(facts: &Facts) -> (Option<Version>, Finding) {
+    let row = |severity, what| Finding::new(Driver, "version", severity, what).of(path(facts));
+    let banner = match &facts.banner {
+        Seen::Found(banner) => banner,
+        Seen::Unreadable(why) => {
+            let what = format!("{} can't be read: {why}", path(facts));
+            return (None, row(Error, what).remedy("run as root; see `dmesg` of the driver"));
+        }
+        Seen::Absent => return (None, row(Error, "no driver is loaded".to_owned())),
+    };
+    let Some(version) = Version::in_banner(banner) else {
+        let what = format!("{} has no version in its first line: {banner}", path(facts));
+        return (None, row(Error, what).remedy("load a driver that NVIDIA released"));
+    };
+    let kind = match banner.contains("Open Kernel Module") {
+        true => "open modules",
+        false => "proprietary modules",
+    };
+    let cuda = cuda_of(version).map(|cuda| format!(", CUDA {cuda}")).unwrap_or_default();
+    let what = format!("{version}, {kind}{cuda}");
+    let found = match Release::of(version).map(|release| release.standing()) {
+        Err(error) => row(Error, what).remedy(error.to_string()),
+        Ok(Known::Checked) => row(Fine, what),
+        Ok(other) => row(Note, format!("{what}; {other}")),
+    };
+    (Some(version), found)
+}
+
+fn gpus(facts: &Facts) -> Finding {
+    let row = |severity, what| Finding::new(Driver, "gpus", severity, what);
+    match &facts.gpus {
+        Err(why) => row(Error, why.clone()).remedy("run as root; see `dmesg` of the driver"),
+        Ok(gpus) if gpus.is_empty() => {
+            let what = "the driver has no GPU".to_owned();
+            row(Error, what).remedy("see `dmesg | grep NVRM` for why it took none, and `lspci`")
+        }
+        Ok(gpus) => {
+            let (count, on_bus) = (gpus.len(), facts.on_bus.len());
+            let what = format!("{count} with the driver; `cgpu gpus` lists them");
+            match on_bus > count {
+                true => row(Warning, format!("{what}; {on_bus} on the PCI bus"))
+                    .remedy("see `dmesg | grep NVRM` for why it didn't take the others"),
+                false => row(Fine, what),
+            }
+        }
+    }
+}
+
+fn modules(facts: &Facts) -> Finding {
+    let row = |severity, what| Finding::new(Driver, "modules", severity, what);
+    let names = |loaded: bool| -> Vec<String> {
+        let of = facts.modules.iter().filter(|(_, is)| *is == loaded);
+        of.map(|(name, _)| (*name).to_owned()).collect()
+    };
+    let (there, missing) = (names(true), names(false));
+    let lacks = |name: &str| missing.iter().any(|module| module == name);
+    if there.is_empty() {
+        // A driver that tells its version and has no modules, as under gVisor.
+        return row(Note, "none in /sys/module, though the driver answers".to_owned());
+    }
+    if lacks("nvidia_uvm") {
+        let what =
+            format!("nvidia_uvm isn't loaded, which CUDA needs; there is {}", listed(&there));
+        return row(Error, what)
+            .of("nvidia_uvm")
+            .remedy("`nvidia-modprobe -u -c=0`, at every boot");
+    }
+    let graphics = match missing.is_empty() {
+        true => String::new(),
+        false => format!("; without {} (graphics only)", listed(&missing)),
+    };
+    row(Fine, format!("{}{graphics}", listed(&there)))
+}
+
+fn libraries(facts: &Facts, loaded: Option<Version>) -> Finding {
+    let row = |severity, what| Finding::new(Driver, "libraries", severity, what);
+    let root = facts.root.display();
+    let Some(library) = &facts.library else {
+        let what = format!("no libcuda.so or libnvidia-ml.so of a driver under {root}");
+        return row(Warning, what).of(root.to_string()).remedy(
+            "install the driver's libraries, of the loaded version, or set [driver] root to where \
+             they are: `cgpu gpus` asks them",
+        );
+    };
+    let (version, path) = (library.version, library.path.display());
+    match loaded {
+        Some(module) if module != version => {
+            let what = format!(
+                "{version} ({path}), and the loaded module is {module}: NVML says \"Driver/library \
+                 version mismatch\""
+            );
+            row(Error, what).of(path.to_string()).remedy(
+                "the driver was updated while loaded: reboot, or unload and load its modules",
+            )
+        }
+        _ => row(Fine, format!("{version} ({path})")).of(path.to_string()),
+    }
+}
+
+/// A row for each node that is wrong, and one for the others.
+fn nodes(nodes: &[Node]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let (mut good, mut files) = (Vec::new(), Vec::new());
+    for node in nodes {
+        let path = node.path.display().to_string();
+        let row = |severity, what| Finding::new(Driver, "nodes", severity, what).of(path.clone());
+        match &node.seen {
+            Seen::Found(NodeKind::File) => files.push(path),
+            Seen::Found(NodeKind::Device(major, minor)) => {
+                let wanted = (node.major.unwrap_or(*major), node.minor);
+                if (*major, *minor) == wanted {
+                    good.push(path);
+                    continue;
+                }
+                let what = format!(
+                    "{path} is device {major}:{minor}, and the kernel's is {}:{}",
+                    wanted.0, wanted.1
+                );
+                findings.push(row(Error, what).remedy(format!("`rm {path}; {}`", node.made_by)));
+            }
+            Seen::Absent if node.needed => {
+                findings.push(
+                    row(Error, format!("{path} is missing"))
+                        .remedy(format!("`{}`, at every boot", node.made_by)),
+                );
+            }
+            Seen::Absent => {}
+            Seen::Unreadable(why) => findings.push(
+                row(Error, format!("{path} can't be looked at: {why}")).remedy("run as root"),
+            ),
+        }
+    }
+    if !files.is_empty() {
+        let what = format!("no device but a file, bound into containers: {}", listed(&files));
+        findings.push(Finding::new(Driver, "nodes", Note, what));
+    }
+    if !good.is_empty() {
+        findings.push(Finding::new(Driver, "nodes", Fine, listed(&good)));
+    }
+    findings
+}
+
+/// How the driver's files come into containers.
+fn files(facts: &Facts) -> Finding {
+    let mode = match facts.inject {
+        Inject::Auto => "auto",
+        Inject::Cdi => "cdi",
+        Inject::Native => "native",
+        Inject::NvidiaRuntime => "nvidia-runtime",
+        Inject::Off => "off",
+    };
+    Finding::new(Driver, "files", Fine, format!("[driver] inject = \"{mode}\""))
+}

@@ -1,0 +1,177 @@
+//! What the facts of engines, hooks and NVIDIA's toolkit mean.
+//!
+//! Owns the words that tell an engine of us. An engine that doesn't know us is worth a
+//! note, one that is told of a program that isn't there an error.
+
+use std::path::Path;
+
+use super::super::facts::{Engine, EngineKind, Flaw, Handler, HookFile, Own, Toolkit as Tools};
+use super::{Engines, Error, Finding, Fine, Note, Toolkit, Warning, listed};
+
+pub(super) fn judge(engines: &[Engine], hooks: &[HookFile], own: &Own) -> Vec<Finding> {
+    // What isn't installed yet is named as it will be.
+    let runtime = match own.missing.contains(&"cgpu-runtime") {
+        true => "/usr/bin/cgpu-runtime".to_owned(),
+        false => own.directory.join("cgpu-runtime").display().to_string(),
+    };
+    let mut findings: Vec<Finding> =
+        engines.iter().flat_map(|engine| one(engine, &runtime)).collect();
+    findings.extend(judge_hooks(hooks));
+    if findings.is_empty() {
+        let what = "none of docker, containerd, CRI-O and podman is installed".to_owned();
+        findings.push(
+            Finding::new(Engines, "none", Note, what)
+                .remedy("install one; hooks/README.md says how CI systems do without"),
+        );
+    }
+    findings
+}
+
+fn name(kind: EngineKind) -> &'static str {
+    match kind {
+        EngineKind::Docker => "docker",
+        EngineKind::Containerd => "containerd",
+        EngineKind::Crio => "cri-o",
+        EngineKind::Podman => "podman",
+    }
+}
+
+/// What is to be said of an engine; nothing where it is neither there nor configured.
+fn one(engine: &Engine, runtime: &str) -> Vec<Finding> {
+    let name = name(engine.kind);
+    let row = |severity, what| Finding::new(Engines, name, severity, what);
+    let mut findings = Vec::new();
+    for file in &engine.files {
+        let path = file.path.display().to_string();
+        match &file.handlers {
+            Err(why) => findings.push(
+                row(Warning, format!("{path} can't be read: {why}"))
+                    .of(path)
+                    .remedy(format!("correct it; {name} itself may not start with it")),
+            ),
+            Ok(handlers) => findings
+                .extend(handlers.iter().map(|handler| configured(engine.kind, handler, &path))),
+        }
+    }
+    if let Some(program) = engine.program.as_ref().filter(|_| findings.is_empty()) {
+        let what = format!("installed, and knows no runtime {}", short(runtime));
+        let found = row(Note, what).of(program.display().to_string());
+        findings.push(found.remedy(introduction(engine.kind, runtime)));
+    }
+    findings
+}
+
+fn short(program: &str) -> String {
+    Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
+    let row =
+        |severity, what| Finding::new(Engines, name(kind), severity, what).of(path.to_owned());
+    let (runtime, program) = (&handler.name, handler.program.display());
+    if !handler.executable {
+        let what = format!("runtime {runtime} of {path} is {program}, which can't be executed");
+        return row(Error, what).remedy("`make install`, or correct the path there");
+    }
+    match handler.flaw {
+        Some(Flaw::OtherVersion { file, section }) => {
+            let what = format!(
+                "runtime {runtime} stands in a section of version {section}, and {path} is of \
+                 version {file}: containerd doesn't see it"
+            );
+            row(Warning, what).remedy(format!("put it under {}", section_of(file)))
+        }
+        Some(Flaw::NoAnnotations) => {
+            let what = format!(
+                "runtime {runtime} is {program} ({path}); annotations of pods don't reach it"
+            );
+            row(Note, what).remedy("pod_annotations = [\"aliyun.com/*\"], where pods ask by them")
+        }
+        None => row(Fine, format!("runtime {runtime} is {program} ({path})")),
+    }
+}
+
+/// Where containerd's CRI has its runtimes, by the version of the file.
+fn section_of(version: i64) -> &'static str {
+    match version {
+        ..=1 => "plugins.cri.containerd.runtimes, or begin the file with version = 2",
+        2 => "plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes",
+        _ => "plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes",
+    }
+}
+
+/// How an engine is told of us.
+fn introduction(kind: EngineKind, runtime: &str) -> String {
+    match kind {
+        EngineKind::Docker => format!(
+            "for `--runtime=cgpu`: {{\"runtimes\": {{\"cgpu\": {{\"path\": \"{runtime}\"}}}}}} in \
+             /etc/docker/daemon.json, and restart it"
+        ),
+        EngineKind::Containerd => {
+            "for Kubernetes: packaging/containerd.toml in /etc/containerd/config.toml, and restart \
+             it"
+            .to_owned()
+        }
+        EngineKind::Crio => format!(
+            "[crio.runtime.runtimes.cgpu] with runtime_path = \"{runtime}\" in \
+             /etc/crio/crio.conf.d/cgpu.conf, and restart it"
+        ),
+        EngineKind::Podman => format!("none is needed: `podman --runtime {runtime} run`"),
+    }
+}
+
+fn judge_hooks(files: &[HookFile]) -> Vec<Finding> {
+    let row = |severity, what| Finding::new(Engines, "hooks", severity, what);
+    let mut findings = Vec::new();
+    let mut stages = Vec::new();
+    let mut good = Vec::new();
+    for file in files {
+        let path = file.path.display().to_string();
+        match &file.hook {
+            Err(why) => findings.push(
+                row(Warning, format!("{path} can't be read: {why}"))
+                    .of(path)
+                    .remedy("correct it: engines refuse all containers for it"),
+            ),
+            Ok(hook) if !hook.executable => findings.push(
+                row(
+                    Error,
+                    format!("{path} calls {}, which can't be executed", hook.program.display()),
+                )
+                .of(path)
+                .remedy("`make install`, or remove the file: no container starts with it"),
+            ),
+            Ok(hook) => {
+                stages.extend(hook.stages.iter().map(String::as_str));
+                good.push(path);
+            }
+        }
+    }
+    let has = |stage: &str| stages.contains(&stage);
+    if has("precreate") && has("createRuntime") {
+        let what = format!("two sets of hooks do the same work: {}", listed(&good));
+        findings.push(row(Warning, what).remedy("keep one set; see hooks/README.md"));
+    } else if has("createRuntime") != has("poststop") && !has("precreate") {
+        let what = format!("half of a set of hooks: {}", listed(&good));
+        findings.push(
+            row(Warning, what).remedy("install createRuntime and poststop; see hooks/README.md"),
+        );
+    } else if !good.is_empty() {
+        findings.push(row(Fine, listed(&good)));
+    }
+    findings
+}
+
+/// NVIDIA's toolkit: there or not, both are well.
+pub(super) fn toolkit(tools: &Tools) -> Finding {
+    let row = |what| Finding::new(Toolkit, "nvidia", Fine, what);
+    let shown = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let programs: Vec<String> = tools.programs.iter().map(|path| shown(path)).collect();
+    let cdi: Vec<String> = tools.cdi.iter().map(|path| path.display().to_string()).collect();
+    match (programs.is_empty(), cdi.is_empty()) {
+        (true, true) => row("not installed, and no CDI specification".to_owned()),
+        (true, false) => row(format!("not installed; CDI: {}", listed(&cdi))),
+        (false, true) => row(format!("{}; no CDI specification", listed(&programs))),
+        (false, false) => row(format!("{}; CDI: {}", listed(&programs), listed(&cdi))),
+    }
+}

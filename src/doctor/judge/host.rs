@@ -1,0 +1,194 @@
+//! What the facts of kernel, backend, real runtimes and ourselves mean.
+//!
+//! Must not know the driver beyond whether there is one to wait for.
+
+use super::super::facts::{Cgroups, Isolation as Facts, Own, Runtime, Seen};
+use super::driver::Standing;
+use super::{Cgpu, Error, Finding, Fine, Isolation, Note, Runtimes, Severity, Warning, listed};
+use crate::plan::Kind;
+
+/// The oldest versions that the tests know.
+const OLDEST: [(&str, (u32, u32)); 2] = [("runc", (1, 1)), ("crun", (1, 8))];
+
+/// The first kernel on which listener and caller take turns on a processor.
+const QUICK_KERNEL: (u32, u32) = (6, 6);
+
+pub(super) fn isolation(facts: &Facts, driver: Standing, own: &Own) -> Vec<Finding> {
+    vec![kernel(facts), cgroups(facts.cgroups), backend(facts, driver, own)]
+}
+
+fn kernel(facts: &Facts) -> Finding {
+    let row =
+        |severity, what| Finding::new(Isolation, "kernel", severity, what).of(facts.kernel.clone());
+    // With another backend the gate's needs are nobody's.
+    let bad = if facts.backend == Kind::Gate { Error } else { Note };
+    if let Err(why) = &facts.ability {
+        return row(bad, why.clone());
+    }
+    if !facts.listener {
+        let what = format!("Linux {} takes no seccomp filter with a listener", facts.kernel);
+        return row(bad, what).remedy(
+            "look whether this is in a sandbox that forbids seccomp(2), or boot a kernel with \
+             CONFIG_SECCOMP_FILTER",
+        );
+    }
+    if let Err(why) = &facts.layout {
+        let what = format!("Linux {} notifies in another form than ours: {why}", facts.kernel);
+        return row(bad, what).remedy("install a cgpu that was built for this kernel");
+    }
+    let mut what = format!("Linux {}: seccomp notifies a listener", facts.kernel);
+    if !facts.killable_wait {
+        what.push_str("; interrupted calls are made again (5.19 waits)");
+    }
+    match leading(&facts.kernel) {
+        Some(version) if version < QUICK_KERNEL => {
+            let what = format!("{what}; calls to the driver are quicker from Linux 6.6 on");
+            row(Note, what)
+        }
+        _ => row(Fine, what),
+    }
+}
+
+/// The first two numbers in a text.
+fn leading(text: &str) -> Option<(u32, u32)> {
+    let at = text.find(|c: char| c.is_ascii_digit())?;
+    let mut numbers = text.get(at..)?.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn cgroups(mounted: Cgroups) -> Finding {
+    let row = |severity, what: &str| {
+        Finding::new(Isolation, "cgroups", severity, what.to_owned()).of("/sys/fs/cgroup")
+    };
+    match mounted {
+        Cgroups::V2 => row(Fine, "v2"),
+        Cgroups::V1 => row(Fine, "v1"),
+        Cgroups::Hybrid => row(Fine, "hybrid: v1, and v2 beside it"),
+        Cgroups::Nowhere => row(Warning, "none at /sys/fs/cgroup: no runtime can make a container")
+            .remedy("mount them, as systemd or `cgroupfs-mount` do"),
+    }
+}
+
+fn backend(facts: &Facts, driver: Standing, own: &Own) -> Finding {
+    let row = |severity, what| Finding::new(Isolation, "backend", severity, what);
+    let chosen = format!("{} ({})", facts.backend, facts.why);
+    let why = match &facts.usable {
+        Ok(()) if facts.backend == Kind::None => return row(Note, chosen),
+        Ok(()) => return row(Fine, format!("{chosen}: holds {}", facts.holds)),
+        Err(why) => why,
+    };
+    if facts.backend == Kind::Gate && facts.ability.is_err() {
+        return row(Error, format!("{chosen} can't be used, for what is said of the kernel"));
+    }
+    // Nothing but the driver is missing: that is told where it belongs.
+    let waits = facts.backend == Kind::Gate && driver != Standing::Loaded && own.missing.is_empty();
+    match waits {
+        true => row(Note, format!("{chosen}: holds {}, once there is a driver", facts.holds)),
+        false => row(Error, format!("{chosen} can't be used: {why}")),
+    }
+}
+
+pub(super) fn runtimes(runtimes: &[Runtime], cgroups: Cgroups) -> Vec<Finding> {
+    let there: Vec<&Runtime> = runtimes.iter().filter(|runtime| runtime.path.is_some()).collect();
+    if there.is_empty() {
+        let names: Vec<String> = runtimes.iter().map(|runtime| runtime.name.clone()).collect();
+        let what = format!("no real runtime: none of {} is there", listed(&names));
+        let found = Finding::new(Runtimes, "real", Error, what);
+        return vec![
+            found.remedy("install runc or crun, or set [runtime] candidates in the configuration"),
+        ];
+    }
+    // What is wrong with one that nobody becomes is only worth knowing.
+    let ranks = std::iter::once(("real", Warning)).chain(std::iter::repeat(("other", Note)));
+    there.iter().zip(ranks).map(|(found, rank)| runtime(rank, found, cgroups)).collect()
+}
+
+fn runtime((name, bad): (&'static str, Severity), runtime: &Runtime, cgroups: Cgroups) -> Finding {
+    let path = runtime.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let row =
+        |severity, what: String| Finding::new(Runtimes, name, severity, what).of(path.clone());
+    let said = match &runtime.version {
+        Ok(said) => said,
+        Err(why) => return row(Note, format!("{path}; its version is unknown: {why}")),
+    };
+    let known = OLDEST.iter().find(|(name, _)| said.starts_with(name));
+    let what = format!("{said} ({path})");
+    match (known, leading(said)) {
+        (None, _) => row(Note, format!("{what} is neither runc nor crun")),
+        (Some((program, (major, minor))), Some(version)) if version < (*major, *minor) => {
+            let what = format!("{what} is older than {major}.{minor}, the oldest that is tested");
+            row(bad, what).remedy(format!("update {program}"))
+        }
+        (Some(("crun", _)), _) if cgroups == Cgroups::Hybrid => {
+            row(bad, format!("{what} refuses hybrid cgroups")).remedy("use runc here")
+        }
+        _ => row(Fine, what),
+    }
+}
+
+pub(super) fn own(facts: &Own) -> Vec<Finding> {
+    let mut findings = vec![programs(facts), config(facts), state(facts), records(facts)];
+    if !facts.root {
+        let what = "not run as the host's root: what only root may read is missing here".to_owned();
+        findings.push(Finding::new(Cgpu, "rights", Note, what).remedy("`sudo cgpu doctor`"));
+    }
+    findings
+}
+
+fn programs(facts: &Own) -> Finding {
+    let directory = facts.directory.display().to_string();
+    let row = |severity, what| Finding::new(Cgpu, "programs", severity, what).of(directory.clone());
+    let missing: Vec<String> = facts.missing.iter().map(ToString::to_string).collect();
+    match missing.is_empty() {
+        true => row(Fine, format!("all in {directory}")),
+        false => row(Error, format!("{directory} lacks {}", listed(&missing)))
+            .remedy("`make install` puts them in one directory"),
+    }
+}
+
+fn config(facts: &Own) -> Finding {
+    let row = |severity, what| Finding::new(Cgpu, "config", severity, what);
+    match &facts.config {
+        Ok(Some(path)) => row(Fine, path.display().to_string()).of(path.display().to_string()),
+        Ok(None) => row(Fine, "the defaults: there is no file".to_owned()),
+        Err(why) => row(Error, why.clone())
+            .remedy("correct it; until then the rest here is judged by the defaults"),
+    }
+}
+
+fn state(facts: &Own) -> Finding {
+    let path = facts.state_dir.display().to_string();
+    let row = |severity, what| Finding::new(Cgpu, "state", severity, what).of(path.clone());
+    match facts.state {
+        Seen::Absent => row(Fine, format!("{path} is made by the first create")),
+        Seen::Unreadable(ref why) => row(Error, format!("{path} can't be looked at: {why}"))
+            .remedy("run as root; else set another state_dir"),
+        Seen::Found(mode) if mode & 0o077 != 0 => {
+            let what = format!("{path} has mode {mode:04o}: others may enter it");
+            row(Warning, what).remedy(format!("`chmod 0700 {path}`"))
+        }
+        Seen::Found(mode) => row(Fine, format!("{path}, mode {mode:04o}")),
+    }
+}
+
+fn records(facts: &Own) -> Finding {
+    let row = |severity, what| Finding::new(Cgpu, "records", severity, what);
+    match &facts.records {
+        // It says itself what to do; who isn't root is told so below.
+        Err(why) if facts.root => row(Error, why.clone()),
+        Err(why) => row(Note, why.clone()),
+        Ok(records) => {
+            let (total, stale) = (records.total, records.stale);
+            let what = match total {
+                0 => "no container is registered".to_owned(),
+                1 => "1 registered container".to_owned(),
+                _ => format!("{total} registered containers"),
+            };
+            match stale {
+                0 => row(Fine, what),
+                _ => row(Note, format!("{what}, {stale} of them gone; the next create collects"))
+                    .remedy("`cgpu gc` does it now"),
+            }
+        }
+    }
+}

@@ -1,0 +1,572 @@
+use std::path::PathBuf;
+
+use super::super::facts::{
+    BusGpu, Cgroups, Driver, Engine, EngineFile, EngineKind, Facts, Flaw, Handler, Hook, HookFile,
+    Isolation, Node, NodeKind, Own, Records, Runtime, Seen, Toolkit,
+};
+use super::super::{Library, worst};
+use super::*;
+use crate::config::Inject;
+use crate::plan::Kind;
+
+fn node(name: &str, major: u64, minor: u64, needed: bool, made_by: &str) -> Node {
+    Node {
+        path: PathBuf::from("/dev").join(name),
+        major: Some(major),
+        minor,
+        needed,
+        made_by: made_by.into(),
+        seen: Seen::Found(NodeKind::Device(major, minor)),
+    }
+}
+
+/// A host with two GPUs on which nothing is wrong.
+fn well() -> Facts {
+    let gpu = |bus_id: &str| BusGpu { bus_id: bus_id.into(), driver: Some("nvidia".into()) };
+    let engine = |kind| Engine { kind, program: None, files: Vec::new() };
+    Facts {
+        driver: Driver {
+            version_path: "/proc/driver/nvidia/version".into(),
+            banner: Seen::Found(
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Thu Oct 19".into(),
+            ),
+            on_bus: vec![gpu("0000:00:07.0"), gpu("0000:00:08.0")],
+            gpus: Ok(vec![Some(0), Some(1)]),
+            modules: ["nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"]
+                .map(|name| (name, true))
+                .into(),
+            nodes: vec![
+                node("nvidiactl", 195, 255, true, "nvidia-modprobe"),
+                node("nvidia-uvm", 511, 0, true, "nvidia-modprobe -u -c=0"),
+                node("nvidia-uvm-tools", 511, 1, false, "nvidia-modprobe -u -c=0"),
+                node("nvidia0", 195, 0, true, "nvidia-modprobe -c=0"),
+            ],
+            root: "/".into(),
+            library: Some(Library {
+                version: "535.161.08".parse().unwrap(),
+                path: "/usr/lib64/libcuda.so.535.161.08".into(),
+            }),
+            inject: Inject::Auto,
+            gpus_from_file: false,
+        },
+        isolation: Isolation {
+            kernel: "6.8.0-45-generic".into(),
+            ability: Ok(()),
+            listener: true,
+            layout: Ok(()),
+            killable_wait: true,
+            cgroups: Cgroups::V2,
+            backend: Kind::Gate,
+            why: "auto: the vendor's module isn't loaded",
+            holds: "memory, changeable while it runs".into(),
+            usable: Ok(()),
+        },
+        runtimes: vec![runtime("runc", "runc version 1.1.5+ds1")],
+        engines: vec![
+            docker(Ok(vec![handler()])),
+            engine(EngineKind::Containerd),
+            engine(EngineKind::Crio),
+            engine(EngineKind::Podman),
+        ],
+        hooks: Vec::new(),
+        toolkit: Toolkit::default(),
+        own: Own {
+            root: true,
+            directory: "/usr/bin".into(),
+            missing: Vec::new(),
+            config: Ok(None),
+            state_dir: "/run/cgpu".into(),
+            state: Seen::Found(0o700),
+            records: Ok(Records::default()),
+        },
+    }
+}
+
+fn runtime(name: &str, version: &str) -> Runtime {
+    let path = Some(PathBuf::from("/usr/sbin").join(name));
+    Runtime { name: name.into(), path, version: Ok(version.into()) }
+}
+
+fn handler() -> Handler {
+    Handler {
+        name: "cgpu".into(),
+        program: "/usr/bin/cgpu-runtime".into(),
+        executable: true,
+        flaw: None,
+    }
+}
+
+fn docker(handlers: Result<Vec<Handler>, String>) -> Engine {
+    Engine {
+        kind: EngineKind::Docker,
+        program: Some("/usr/bin/dockerd".into()),
+        files: vec![EngineFile { path: "/etc/docker/daemon.json".into(), handlers }],
+    }
+}
+
+fn hook(name: &str, stages: &[&str]) -> HookFile {
+    let stages = stages.iter().map(ToString::to_string).collect();
+    let hook = Hook { stages, program: "/usr/bin/cgpu-hook".into(), executable: true };
+    HookFile { path: PathBuf::from("/etc/containers/oci/hooks.d").join(name), hook: Ok(hook) }
+}
+
+/// Takes `change` on the host where all is well: the finding `name`, its severity, and what it
+/// and its remedy say, as `what -> remedy`.
+#[track_caller]
+fn finds(name: &str, severity: Severity, text: &str, change: impl FnOnce(&mut Facts)) {
+    let mut facts = well();
+    change(&mut facts);
+    let findings = judge(&facts);
+    let said = |found: &Finding| match &found.remedy {
+        Some(remedy) => format!("{} -> {remedy}", found.what),
+        None => found.what.clone(),
+    };
+    let there = findings.iter().any(|found| {
+        found.name == name && found.severity == severity && said(found).contains(text)
+    });
+    let all: Vec<String> = findings
+        .iter()
+        .filter(|found| found.name == name)
+        .map(|found| format!("{:?} {}", found.severity, said(found)))
+        .collect();
+    assert!(there, "no {severity:?} {name} {text:?} in {all:#?}");
+}
+
+#[test]
+fn a_host_on_which_nothing_is_wrong_is_told_so() {
+    let findings = judge(&well());
+    assert_eq!(worst(&findings), Fine, "{findings:#?}");
+    let what = |name: &str| findings.iter().find(|found| found.name == name).unwrap().what.clone();
+    assert_eq!(what("version"), "535.161.08, proprietary modules, CUDA 12.2");
+    assert_eq!(what("gpus"), "2 with the driver; `cgpu gpus` lists them");
+    assert_eq!(what("modules"), "nvidia, nvidia_uvm, nvidia_modeset and nvidia_drm");
+    assert_eq!(what("libraries"), "535.161.08 (/usr/lib64/libcuda.so.535.161.08)");
+    assert_eq!(
+        what("nodes"),
+        "/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools and /dev/nvidia0"
+    );
+    assert_eq!(what("files"), "[driver] inject = \"auto\"");
+    assert_eq!(what("kernel"), "Linux 6.8.0-45-generic: seccomp notifies a listener");
+    assert_eq!(
+        what("backend"),
+        "gate (auto: the vendor's module isn't loaded): holds memory, changeable while it runs"
+    );
+    assert_eq!(what("real"), "runc version 1.1.5+ds1 (/usr/sbin/runc)");
+    assert_eq!(what("docker"), "runtime cgpu is /usr/bin/cgpu-runtime (/etc/docker/daemon.json)");
+    assert_eq!(what("state"), "/run/cgpu, mode 0700");
+    assert_eq!(what("records"), "no container is registered");
+}
+
+#[test]
+fn a_host_without_a_gpu_has_nothing_wrong_with_it() {
+    let none = |facts: &mut Facts| {
+        facts.driver.banner = Seen::Absent;
+        facts.driver.on_bus.clear();
+        facts.driver.gpus = Ok(Vec::new());
+        facts.driver.library = None;
+        facts.isolation.usable = Err("no version".into());
+    };
+    let mut facts = well();
+    none(&mut facts);
+    let findings = judge(&facts);
+    assert_eq!(worst(&findings), Note, "{findings:#?}");
+    let absent = ["gpus", "modules", "libraries", "nodes"];
+    assert!(!findings.iter().any(|found| absent.contains(&found.name)));
+    finds("version", Note, "no NVIDIA GPU and no driver: nothing to share yet -> to try", none);
+    finds("backend", Note, "holds memory, changeable while it runs, once there is a", none);
+    finds("version", Note, "the GPUs are those of the inventory file", |facts| {
+        none(facts);
+        facts.driver.gpus_from_file = true;
+    });
+    finds("version", Note, "all NVIDIA GPUs of this host are given to virtual", |facts| {
+        none(facts);
+        facts.driver.on_bus =
+            vec![BusGpu { bus_id: "0000:00:07.0".into(), driver: Some("vfio-pci".into()) }];
+    });
+}
+
+#[test]
+fn a_gpu_without_its_driver_is_an_error_that_says_what_to_load() {
+    let held_by = |driver: Option<&str>| {
+        let driver = driver.map(str::to_owned);
+        move |facts: &mut Facts| {
+            facts.driver.banner = Seen::Absent;
+            facts.driver.on_bus = vec![BusGpu { bus_id: "0000:00:07.0".into(), driver }];
+        }
+    };
+    finds(
+        "version",
+        Error,
+        "there are GPUs: 0000:00:07.0 -> `modprobe nvidia`; where",
+        held_by(None),
+    );
+    finds(
+        "version",
+        Error,
+        "0000:00:07.0 (held by nouveau) -> install NVIDIA's driver, which keeps nouveau",
+        held_by(Some("nouveau")),
+    );
+}
+
+#[test]
+fn a_driver_is_judged_by_what_the_kernel_says_of_it() {
+    let banner = |text: &str| {
+        let text = format!("NVRM version: NVIDIA UNIX {text}");
+        move |facts: &mut Facts| facts.driver.banner = Seen::Found(text)
+    };
+    finds(
+        "version",
+        Fine,
+        "580.65.06, open modules, CUDA 13.0",
+        banner("Open Kernel Module for x86_64  580.65.06  Release Build"),
+    );
+    finds(
+        "version",
+        Error,
+        "-> driver 460.32.03 is older than 470",
+        banner("x86_64 Kernel Module  460.32.03"),
+    );
+    finds(
+        "version",
+        Note,
+        "700.10, proprietary modules; newer than",
+        banner("x86_64 Kernel Module  700.10"),
+    );
+    finds("version", Error, "has no version in its first line", banner("x86_64 Kernel Module"));
+    finds(
+        "version",
+        Error,
+        "/proc/driver/nvidia/version can't be read: no -> run as root",
+        |facts| {
+            facts.driver.banner = Seen::Unreadable("no".into());
+        },
+    );
+    finds("gpus", Error, "the driver has no GPU -> see `dmesg | grep NVRM`", |facts| {
+        facts.driver.gpus = Ok(Vec::new());
+    });
+    finds("gpus", Error, "can't read", |facts| facts.driver.gpus = Err("can't read x".into()));
+    finds("gpus", Warning, "1 with the driver; `cgpu gpus` lists them; 2 on the PCI", |facts| {
+        facts.driver.gpus = Ok(vec![None]);
+    });
+}
+
+#[test]
+fn modules_are_missed_by_who_needs_them() {
+    let without = |missing: &'static [&'static str]| {
+        move |facts: &mut Facts| {
+            for (name, loaded) in &mut facts.driver.modules {
+                *loaded = !missing.contains(name);
+            }
+        }
+    };
+    finds("modules", Error, "nvidia_uvm isn't loaded, which CUDA needs", without(&["nvidia_uvm"]));
+    finds(
+        "modules",
+        Fine,
+        "nvidia and nvidia_uvm; without nvidia_modeset and nvidia_drm (graphics only)",
+        without(&["nvidia_modeset", "nvidia_drm"]),
+    );
+    let all = &["nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"];
+    finds("modules", Note, "none in /sys/module, though the driver answers", without(all));
+}
+
+#[test]
+fn libraries_must_be_the_modules() {
+    finds(
+        "libraries",
+        Error,
+        "550.54.14 (/usr/lib64/libcuda.so.550.54.14), and the loaded module is 535.161.08: NVML \
+         says \"Driver/library version mismatch\" -> the driver was updated while loaded: reboot",
+        |facts| {
+            facts.driver.library = Some(Library {
+                version: "550.54.14".parse().unwrap(),
+                path: "/usr/lib64/libcuda.so.550.54.14".into(),
+            });
+        },
+    );
+    finds(
+        "libraries",
+        Warning,
+        "no libcuda.so or libnvidia-ml.so of a driver under /driver -> install",
+        |facts| {
+            facts.driver.library = None;
+            facts.driver.root = "/driver".into();
+        },
+    );
+}
+
+#[test]
+fn a_wrong_node_is_told_with_the_command_that_makes_it() {
+    let uvm = |seen| move |facts: &mut Facts| facts.driver.nodes[1].seen = seen;
+    finds(
+        "nodes",
+        Error,
+        "/dev/nvidia-uvm is device 510:0, and the kernel's is 511:0 -> `rm /dev/nvidia-uvm; \
+         nvidia-modprobe -u -c=0`",
+        uvm(Seen::Found(NodeKind::Device(510, 0))),
+    );
+    finds(
+        "nodes",
+        Error,
+        "/dev/nvidia-uvm is missing -> `nvidia-modprobe -u -c=0`, at",
+        uvm(Seen::Absent),
+    );
+    finds(
+        "nodes",
+        Error,
+        "can't be looked at: no -> run as root",
+        uvm(Seen::Unreadable("no".into())),
+    );
+    finds(
+        "nodes",
+        Note,
+        "bound into containers: /dev/nvidia-uvm",
+        uvm(Seen::Found(NodeKind::File)),
+    );
+    // Without a major of the kernel's the minor is all there is to compare; and nobody needs
+    // the tools.
+    finds("nodes", Fine, "/dev/nvidiactl, /dev/nvidia-uvm and /dev/nvidia0", |facts| {
+        facts.driver.nodes[1].major = None;
+        facts.driver.nodes[2].seen = Seen::Absent;
+    });
+}
+
+#[test]
+fn a_kernel_without_the_gates_needs_is_an_error_for_the_gate_alone() {
+    let old = |facts: &mut Facts| facts.isolation.ability = Err("the gate needs Linux 5.9".into());
+    finds("kernel", Error, "the gate needs Linux 5.9", old);
+    finds("backend", Error, "can't be used, for what is said of the kernel", |facts| {
+        old(facts);
+        facts.isolation.usable = Err("the same".into());
+    });
+    finds("kernel", Note, "the gate needs Linux 5.9", |facts| {
+        old(facts);
+        facts.isolation.backend = Kind::Km;
+    });
+    finds("kernel", Error, "takes no seccomp filter with a listener -> look whether", |facts| {
+        facts.isolation.listener = false;
+    });
+    finds("kernel", Error, "notifies in another form than ours: size -> install a cgpu", |facts| {
+        facts.isolation.layout = Err("size".into());
+    });
+    finds("kernel", Note, "interrupted calls are made again (5.19 waits); calls to the", |facts| {
+        facts.isolation.killable_wait = false;
+        facts.isolation.kernel = "5.10.0-28-amd64".into();
+    });
+    finds(
+        "backend",
+        Error,
+        "gate (auto: the vendor's module isn't loaded) can't be used: why",
+        |facts| {
+            facts.isolation.usable = Err("why".into());
+        },
+    );
+    finds("backend", Note, "none (configured: quotas are told, not enforced)", |facts| {
+        facts.isolation.backend = Kind::None;
+        facts.isolation.why = "configured: quotas are told, not enforced";
+    });
+    finds("cgroups", Warning, "none at /sys/fs/cgroup", |facts| {
+        facts.isolation.cgroups = Cgroups::Nowhere;
+    });
+    finds("cgroups", Fine, "v1", |facts| facts.isolation.cgroups = Cgroups::V1);
+}
+
+#[test]
+fn real_runtimes_are_those_that_the_tests_know() {
+    let are = |runtimes: Vec<Runtime>| move |facts: &mut Facts| facts.runtimes = runtimes;
+    let absent = |name: &str| Runtime { path: None, ..runtime(name, "") };
+    finds(
+        "real",
+        Error,
+        "none of runc and crun is there -> install",
+        are(vec![absent("runc"), absent("crun")]),
+    );
+    finds(
+        "real",
+        Warning,
+        "runc version 1.0.3 (/usr/sbin/runc) is older than 1.1, the oldest that is tested -> update runc",
+        are(vec![runtime("runc", "runc version 1.0.3")]),
+    );
+    finds(
+        "other",
+        Note,
+        "crun version 1.5 (/usr/sbin/crun) is older than 1.8",
+        are(vec![runtime("runc", "runc version 1.2.4"), runtime("crun", "crun version 1.5")]),
+    );
+    finds(
+        "real",
+        Note,
+        "youki version 0.5 (/usr/sbin/youki) is neither runc nor crun",
+        are(vec![absent("runc"), runtime("youki", "youki version 0.5")]),
+    );
+    let mute = Runtime { version: Err("it takes longer than 2 s".into()), ..runtime("runc", "") };
+    finds("real", Note, "its version is unknown: it takes longer than 2 s", are(vec![mute]));
+    finds("real", Warning, "refuses hybrid cgroups -> use runc here", |facts| {
+        facts.isolation.cgroups = Cgroups::Hybrid;
+        facts.runtimes = vec![runtime("crun", "crun version 1.14")];
+    });
+}
+
+#[test]
+fn an_engine_is_told_how_it_gets_to_know_us() {
+    let is = |engine: Engine| move |facts: &mut Facts| facts.engines = vec![engine];
+    let bare = |kind| is(Engine { kind, program: Some("/usr/bin/x".into()), files: Vec::new() });
+    for (kind, name, words) in [
+        (
+            EngineKind::Docker,
+            "docker",
+            "-> for `--runtime=cgpu`: {\"runtimes\": {\"cgpu\": {\"path\": \"/usr/bin/cgpu-runtime\"}}}",
+        ),
+        (EngineKind::Containerd, "containerd", "-> for Kubernetes: packaging/containerd.toml"),
+        (EngineKind::Crio, "cri-o", "-> [crio.runtime.runtimes.cgpu] with runtime_path ="),
+        (
+            EngineKind::Podman,
+            "podman",
+            "-> none is needed: `podman --runtime /usr/bin/cgpu-runtime",
+        ),
+    ] {
+        finds(name, Note, "installed, and knows no runtime cgpu-runtime", bare(kind));
+        finds(name, Note, words, bare(kind));
+    }
+    finds(
+        "docker",
+        Warning,
+        "/etc/docker/daemon.json can't be read: line 1 -> correct it;",
+        is(docker(Err("line 1".into()))),
+    );
+    let podman = || bare(EngineKind::Podman);
+    finds("podman", Note, "--runtime /usr/bin/cgpu-runtime run", |facts| {
+        podman()(facts);
+        facts.own.directory = "/opt".into();
+        facts.own.missing = vec!["cgpu-runtime"];
+    });
+    finds("podman", Note, "--runtime /opt/cgpu-runtime run", |facts| {
+        podman()(facts);
+        facts.own.directory = "/opt".into();
+    });
+    let gone = Handler { executable: false, ..handler() };
+    finds(
+        "docker",
+        Error,
+        "runtime cgpu of /etc/docker/daemon.json is /usr/bin/cgpu-runtime, which can't be executed -> `make",
+        is(docker(Ok(vec![gone]))),
+    );
+    let flawed = |flaw| {
+        let handler = Handler { flaw: Some(flaw), ..handler() };
+        let path = "/etc/containerd/config.toml".into();
+        let files = vec![EngineFile { path, handlers: Ok(vec![handler]) }];
+        is(Engine { kind: EngineKind::Containerd, program: None, files })
+    };
+    for (file, section, put) in
+        [(3, 2, "cri.v1.runtime"), (2, 3, "grpc.v1.cri"), (1, 2, "begin the file")]
+    {
+        finds(
+            "containerd",
+            Warning,
+            &format!(
+                "section of version {section}, and /etc/containerd/config.toml is of version {file}: containerd doesn't see it"
+            ),
+            flawed(Flaw::OtherVersion { file, section }),
+        );
+        finds("containerd", Warning, put, flawed(Flaw::OtherVersion { file, section }));
+    }
+    finds(
+        "containerd",
+        Note,
+        "annotations of pods don't reach it -> pod_annotations",
+        flawed(Flaw::NoAnnotations),
+    );
+    finds("none", Note, "none of docker, containerd, CRI-O and podman is installed", |facts| {
+        facts.engines.clear();
+    });
+}
+
+#[test]
+fn hooks_come_in_whole_sets_and_one_at_a_time() {
+    let are = |hooks: Vec<HookFile>| move |facts: &mut Facts| facts.hooks = hooks;
+    let (ahead, create, stop) = (
+        || hook("a.json", &["precreate"]),
+        || hook("b.json", &["createRuntime"]),
+        || hook("c.json", &["poststop"]),
+    );
+    finds("hooks", Fine, "/etc/containers/oci/hooks.d/a.json", are(vec![ahead()]));
+    finds("hooks", Fine, "hooks.d/b.json and /etc", are(vec![create(), stop()]));
+    finds("hooks", Warning, "half of a set of hooks", are(vec![create()]));
+    finds("hooks", Warning, "half of a set of hooks", are(vec![stop()]));
+    finds(
+        "hooks",
+        Warning,
+        "two sets of hooks do the same work -> keep".split(" ->").next().unwrap(),
+        are(vec![ahead(), create(), stop()]),
+    );
+    let unread = HookFile { hook: Err("line 3".into()), ..ahead() };
+    finds("hooks", Warning, "a.json can't be read: line 3 -> correct it", are(vec![unread]));
+    let mut gone = ahead();
+    gone.hook.as_mut().unwrap().executable = false;
+    finds("hooks", Error, "calls /usr/bin/cgpu-hook, which can't be executed", are(vec![gone]));
+}
+
+#[test]
+fn nvidias_toolkit_is_well_there_or_not() {
+    for (programs, cdi, text) in [
+        (&[][..], &[][..], "not installed, and no CDI specification"),
+        (&[], &["/etc/cdi/nvidia.yaml"], "not installed; CDI: /etc/cdi/nvidia.yaml"),
+        (&["/usr/bin/nvidia-ctk"], &[], "nvidia-ctk; no CDI specification"),
+        (&["/usr/bin/nvidia-ctk"], &["/run/cdi/a.json"], "nvidia-ctk; CDI: /run/cdi/a.json"),
+    ] {
+        let paths = |paths: &[&str]| paths.iter().map(PathBuf::from).collect();
+        let toolkit = Toolkit { programs: paths(programs), cdi: paths(cdi) };
+        finds("nvidia", Fine, text, |facts| facts.toolkit = toolkit);
+    }
+}
+
+#[test]
+fn we_are_judged_too() {
+    finds(
+        "programs",
+        Error,
+        "/usr/bin lacks cgpu-hook and cgpu-monitor -> `make install`",
+        |facts| {
+            facts.own.missing = vec!["cgpu-hook", "cgpu-monitor"];
+        },
+    );
+    finds("config", Error, "unknown key -> correct it; until then the rest", |facts| {
+        facts.own.config = Err("configuration /c.toml: unknown key".into());
+    });
+    finds("config", Fine, "/etc/cgpu/config.toml", |facts| {
+        facts.own.config = Ok(Some("/etc/cgpu/config.toml".into()));
+    });
+    finds("state", Fine, "/run/cgpu is made by the first create", |facts| {
+        facts.own.state = Seen::Absent;
+    });
+    finds(
+        "state",
+        Warning,
+        "/run/cgpu has mode 0755: others may enter it -> `chmod 0700 /run",
+        |facts| {
+            facts.own.state = Seen::Found(0o755);
+        },
+    );
+    finds("state", Error, "/run/cgpu can't be looked at: no", |facts| {
+        facts.own.state = Seen::Unreadable("no".into());
+    });
+    finds(
+        "records",
+        Note,
+        "3 registered containers, 2 of them gone; the next create collects -> `cgpu gc`",
+        |facts| {
+            facts.own.records = Ok(Records { total: 3, stale: 2 });
+        },
+    );
+    finds("records", Fine, "1 registered container", |facts| {
+        facts.own.records = Ok(Records { total: 1, stale: 0 });
+    });
+    finds("records", Error, "record x: damaged", |facts| {
+        facts.own.records = Err("record x: damaged".into());
+    });
+    finds("records", Note, "record x: no", |facts| {
+        facts.own.root = false;
+        facts.own.records = Err("record x: no".into());
+    });
+    finds("rights", Note, "not run as the host's root", |facts| facts.own.root = false);
+}

@@ -1,0 +1,48 @@
+//! Facts of cgpu itself: its programs, its configuration, its state.
+//!
+//! Owns looking at them without making or changing anything. Must not judge.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use super::facts::{Own, Records, Seen};
+use super::sentence;
+use crate::admission::{Host, require_root};
+
+/// Our programs.
+const PROGRAMS: [&str; 4] = ["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"];
+
+/// `host`'s own matters, whose paths are as we reach them; `config` is what became of its
+/// configuration, `state_dir` how the host calls that directory.
+pub(super) fn look(
+    host: &Host,
+    config: Result<Option<PathBuf>, String>,
+    state_dir: PathBuf,
+) -> Own {
+    let own = std::env::current_exe().unwrap_or_default();
+    let directory = own.parent().map(PathBuf::from).unwrap_or_default();
+    let missing = PROGRAMS.into_iter().filter(|program| !directory.join(program).is_file());
+    let state = match fs::symlink_metadata(&host.config.state_dir) {
+        Ok(meta) => Seen::Found(meta.permissions().mode() & 0o7777),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Seen::Absent,
+        Err(error) => Seen::Unreadable(error.to_string()),
+    };
+    Own {
+        root: require_root().is_ok(),
+        missing: missing.collect(),
+        directory,
+        config,
+        state_dir,
+        state,
+        records: records(host),
+    }
+}
+
+fn records(host: &Host) -> Result<Records, String> {
+    let registry = host.look_at_registry().map_err(|error| sentence(&error))?;
+    let records = registry.records().map_err(|error| sentence(&error))?;
+    let stale = records.iter().filter(|record| registry.is_stale(record)).count();
+    Ok(Records { total: records.len(), stale })
+}
