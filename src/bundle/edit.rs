@@ -170,7 +170,10 @@ const LAST_GPU_MINOR: i64 = 253;
 
 pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen> {
     let before = config.clone();
-    set_env(config, &edits.env)?;
+    if !edits.env.is_empty() && !config.get("process").is_some_and(Value::is_object) {
+        return Err(("process", "an object"));
+    }
+    set_env(config, &["process", "env"], &edits.env)?;
     withhold(config, edits)?;
     for node in &edits.devices {
         declare(config, node)?;
@@ -249,14 +252,15 @@ fn mounts(config: &mut Value) -> Result<&mut Vec<Value>, Misshapen> {
 }
 
 /// Sets variables where they stand (every time they stand there), or at the end.
-fn set_env(config: &mut Value, variables: &[(String, String)]) -> Result<(), Misshapen> {
+pub(super) fn set_env(
+    config: &mut Value,
+    at: &[&str],
+    variables: &[(String, String)],
+) -> Result<(), Misshapen> {
     if variables.is_empty() {
         return Ok(());
     }
-    if !config.get("process").is_some_and(Value::is_object) {
-        return Err(("process", "an object"));
-    }
-    let env = list(config, &["process", "env"], "process.env")?;
+    let env = list(config, at, "process.env")?;
     for (name, value) in variables {
         let item = Value::from(format!("{name}={value}"));
         let mut found = false;

@@ -6,6 +6,7 @@
 //! is written where nothing changed.
 
 mod edit;
+mod process;
 mod splice;
 
 use std::ffi::OsStr;
@@ -20,6 +21,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub use edit::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld};
+pub use process::ProcessFile;
 
 use crate::failpoint::failpoint;
 use crate::process::ProcessId;
@@ -220,10 +222,12 @@ impl Bundle {
         path.is_absolute().then_some(path)
     }
 
-    /// The paths in the container at which something is mounted.
-    pub fn mounted(&self) -> impl Iterator<Item = &str> {
+    /// What is mounted in the container: where, and from where on the host.
+    pub fn mounted(&self) -> impl Iterator<Item = (&str, &str)> {
         let mounts = self.value.get("mounts").and_then(Value::as_array);
-        mounts.into_iter().flatten().filter_map(|mount| mount["destination"].as_str())
+        mounts.into_iter().flatten().filter_map(|mount| {
+            Some((mount["destination"].as_str()?, mount["source"].as_str().unwrap_or_default()))
+        })
     }
 
     /// The programs of all hooks.

@@ -16,14 +16,14 @@ mod root;
 pub mod tree;
 pub mod userland;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 use tracing::{info, warn};
 
 pub use nodes::{Missing, NodeError, Nodes, link_by_number, nodes};
 
-use crate::bundle::{Bundle, BundleError, Edits};
+use crate::bundle::{Bundle, BundleError, Edits, ProcessFile};
 use crate::config::{Config, Inject};
 use crate::inventory::Inventory;
 use crate::plan::Plan;
@@ -132,6 +132,25 @@ pub fn injection(
     Ok(injection)
 }
 
+/// Gives a process that an engine starts in a running container (`exec --process`) the
+/// variables that the container's own process got: an engine makes them of what it knows.
+///
+/// # Errors
+///
+/// Where the file can't be read or replaced.
+pub fn join(bundle: &Bundle, process: &Path, state_dir: &Path) -> Result<(), BundleError> {
+    let home = tree::home(state_dir);
+    let ours = |(path, source): (&str, &str)| {
+        path == tree::IN_CONTAINER && Path::new(source).starts_with(&home)
+    };
+    if !bundle.mounted().any(ours) {
+        return Ok(());
+    }
+    let process = ProcessFile::load(process)?;
+    let variables = place::variables(&process.env());
+    process.set_env(&variables)
+}
+
 /// The names of NVIDIA's hook that brings the driver's files.
 const NVIDIA_HOOKS: &[&str] =
     &["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli"];
@@ -139,7 +158,7 @@ const NVIDIA_HOOKS: &[&str] =
 /// Who has brought the driver's files into a bundle before us, if anybody has: NVIDIA's hook
 /// (docker's `--gpus`), or an engine that mounts by a CDI specification of its own accord.
 fn already<'a>(
-    mut mounted: impl Iterator<Item = &'a str>,
+    mut mounted: impl Iterator<Item = (&'a str, &'a str)>,
     mut hooks: impl Iterator<Item = &'a str>,
 ) -> Option<String> {
     let name = |path: &str| PathBuf::from(path).file_name().map(|name| name.to_owned());
@@ -147,13 +166,13 @@ fn already<'a>(
         name(hook).is_some_and(|name| NVIDIA_HOOKS.iter().any(|known| name == **known))
     });
     let mut mount = || {
-        mounted.find(|path| {
+        mounted.find(|(path, _)| {
             let name = name(path).unwrap_or_default();
             name.to_string_lossy().starts_with("libcuda.so")
         })
     };
     hook.map(|hook| format!("the hook {hook}"))
-        .or_else(|| mount().map(|path| format!("the mount at {path}")))
+        .or_else(|| mount().map(|(path, _)| format!("the mount at {path}")))
 }
 
 #[cfg(test)]
@@ -163,7 +182,7 @@ mod tests {
     #[test]
     fn what_the_bundle_has_of_the_driver_is_seen() {
         let by = |mounted: &[&str], hooks: &[&str]| {
-            already(mounted.iter().copied(), hooks.iter().copied())
+            already(mounted.iter().map(|path| (*path, "")), hooks.iter().copied())
         };
         assert_eq!(by(&["/proc", "/usr/lib/libcudart.so.12"], &["/usr/bin/cgpu-hook"]), None);
         assert_eq!(

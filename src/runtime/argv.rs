@@ -113,6 +113,8 @@ pub struct Exec {
     /// The container's id; more than one where a flag that we don't know may have claimed
     /// the first.
     pub ids: Vec<OsString>,
+    /// `--process`, as given: the file that describes the process.
+    pub process: Option<PathBuf>,
 }
 
 /// `create`, `run` or `restore`.
@@ -308,7 +310,8 @@ pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
     };
     let rest: Vec<&OsStr> = words.map(OsString::as_os_str).collect();
     if verb == "exec" {
-        return Command::Exec(Exec { root: create.root, ids: exec_ids(&rest, dialect) });
+        let (ids, process) = exec_words(&rest, dialect);
+        return Command::Exec(Exec { root: create.root, ids, process });
     }
     if !["create", "run", "restore"].iter().any(|name| verb == *name) {
         return Command::PassThrough;
@@ -333,11 +336,20 @@ pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
 
 /// What may be the container's id among the words of an `exec`: the first that is no flag
 /// and no value of one, and all before it that a flag may or may not have claimed. Both
-/// runtimes take what follows for the command.
-fn exec_ids(words: &[&OsStr], dialect: Dialect) -> Vec<OsString> {
+/// runtimes take what follows for the command. Then the file of `--process`, as engines write
+/// it.
+fn exec_words(words: &[&OsStr], dialect: Dialect) -> (Vec<OsString>, Option<PathBuf>) {
     let mut ids = Vec::new();
+    let mut process = None;
     let mut words = words.iter();
     while let Some(word) = words.next() {
+        if let Some((name, value)) = split_flag(word)
+            && matches!(name.as_str(), "process" | "p")
+        {
+            let value = value.or_else(|| words.next().map(|word| (*word).to_owned()));
+            process = value.map(PathBuf::from);
+            continue;
+        }
         let claims = match exec_flag(word, dialect) {
             _ if *word == "--" => Claims::Nothing,
             None => {
@@ -353,7 +365,7 @@ fn exec_ids(words: &[&OsStr], dialect: Dialect) -> Vec<OsString> {
             Claims::Perhaps => ids.extend(words.next().map(|word| (*word).to_owned())),
         }
     }
-    ids
+    (ids, process)
 }
 
 /// What a flag does with the next word.
@@ -719,6 +731,13 @@ mod tests {
         match parse(&words("--root /r exec id"), Runc) {
             Command::Exec(exec) => assert_eq!(exec.root.as_deref(), Some(Path::new("/r"))),
             other => panic!("{other:?}"),
+        }
+        for line in ["exec --process /p -d id", "exec -d -p /p id", "exec --process=/p id"] {
+            for dialect in [Runc, Crun] {
+                let Command::Exec(exec) = parse(&words(line), dialect) else { panic!("{line}") };
+                assert_eq!(exec.process.as_deref(), Some(Path::new("/p")), "{line}");
+                assert_eq!(exec.ids, ["id"], "{line}");
+            }
         }
     }
 

@@ -130,6 +130,13 @@ fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), 
     for id in exec.ids.iter().filter_map(|id| id.to_str()) {
         let key = Key { root: root.clone(), id: id.to_owned() };
         if let Some(record) = host.registered(&key)? {
+            if let Some(process) = &exec.process
+                && let Ok(bundle) = Bundle::load(&record.bundle, Path::new("config.json"))
+            {
+                // Without, most images find the driver all the same; and a file that can't be
+                // read is the runtime's to refuse.
+                let _ = inject::join(&bundle, process, &host.config.state_dir);
+            }
             return Ok(host.enter(&record)?);
         }
     }
