@@ -28,12 +28,15 @@ mod command;
 mod containerd;
 mod cri;
 mod docker;
+pub mod driver;
 mod image;
 mod podman;
 mod prerequisites;
 mod runtime;
 mod scratch;
 mod traces;
+mod tree;
+pub mod userland;
 mod warden;
 
 pub use cgroup::is_unified as cgroups_are_unified;

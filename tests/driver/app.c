@@ -1,0 +1,6 @@
+/* The library that only a test's image has. */
+int app(unsigned unused)
+{
+	(void)unused;
+	return 7;
+}
