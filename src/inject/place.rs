@@ -48,7 +48,6 @@ pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) ->
                 Shelf::Directory(path) => {
                     mounts.push(mount(&in_tree(tree::libraries(linker.width)), path, SHARED));
                 }
-                Shelf::List(path) => mounts.push(mount(&in_tree(tree::MUSL_LIST), path, FILE)),
                 Shelf::Files(directory) => {
                     for file in files {
                         let Use::Library { names, width } = &file.used_as else { continue };
@@ -164,10 +163,6 @@ mod tests {
             (
                 Shelf::Directory("/usr/lib64/tls".into()),
                 pairs(&[(&format!("{tree}/lib64"), "/usr/lib64/tls")]),
-            ),
-            (
-                Shelf::List("/etc/musl.path".into()),
-                pairs(&[(&format!("{tree}/musl.path"), "/etc/musl.path")]),
             ),
             (
                 Shelf::Files("/usr/lib64".into()),

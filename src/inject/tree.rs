@@ -29,10 +29,6 @@ pub const LIBRARIES: &str = "lib64";
 pub const LIBRARIES_32: &str = "lib32";
 /// Its programs.
 pub const PROGRAMS: &str = "bin";
-/// The list of directories for musl (its `ldso/dynlink.c`): those that it has by itself, and ours.
-pub const MUSL_LIST: &str = "musl.path";
-const MUSL_DIRECTORIES: &str = "/lib:/usr/local/lib:/usr/lib:/usr/local/nvidia/lib64\n";
-
 /// What the host's directory is called in the state directory.
 const NAME: &str = "driver";
 
@@ -163,8 +159,6 @@ fn make(dir: &Path, leaves: &[Leaf<'_>]) -> Result<(), TreeError> {
     for name in [LIBRARIES, LIBRARIES_32, PROGRAMS] {
         make_dir(&dir.join(name), 0o755)?;
     }
-    let list = dir.join(MUSL_LIST);
-    fs::write(&list, MUSL_DIRECTORIES).map_err(failed("write", &list))?;
     for leaf in leaves {
         for link in leaf.links.iter().map(|link| dir.join(link)) {
             let target = leaf.path.file_name().unwrap_or_default();

@@ -1,8 +1,11 @@
 //! The userland of an image, as far as its dynamic linkers say where they look for libraries.
 //!
 //! Looks and decides; the image is hostile, so that all it can bring about is a choice among
-//! places that are written here. Why no list of names is mounted over the system's directory, no
-//! cache rewritten and no hook run in the container: see [`super::place`].
+//! places that are written here.
+//!
+//! Of musl nothing is asked: it can't load the driver, which is made for glibc. Its list of
+//! directories (`/etc/ld-musl-*.path`) stands for those that it has by itself, and what stays of a
+//! file that was mounted there is an empty one: an image that is committed would find no library.
 
 use std::path::Path;
 
@@ -22,8 +25,6 @@ pub enum Shelf {
     Directory(String),
     /// Each library goes here by each of its names.
     Files(String),
-    /// A file that lists directories goes here, of which there is none: musl's.
-    List(String),
 }
 
 /// How libraries of one word size are found in an image.
@@ -84,11 +85,6 @@ const LEGACY: &str = "tls";
 /// What a linker that knows the newer subdirectories has in it.
 const KNOWS_HWCAPS: &[u8] = b"glibc-hwcaps";
 
-#[cfg(target_arch = "aarch64")]
-const MUSL: (&str, &str) = ("lib/ld-musl-aarch64.so.1", "/etc/ld-musl-aarch64.path");
-#[cfg(not(target_arch = "aarch64"))]
-const MUSL: (&str, &str) = ("lib/ld-musl-x86_64.so.1", "/etc/ld-musl-x86_64.path");
-
 /// Whether this processor has what the subdirectory of [`GLIBC`] is named after.
 #[cfg(not(target_arch = "x86_64"))]
 fn has_hwcaps() -> bool {
@@ -105,18 +101,13 @@ fn has_hwcaps() -> bool {
 /// The dynamic linkers of an image, and where each looks.
 #[must_use]
 pub fn linkers(image: &Root) -> Vec<Linker> {
-    let glibc = GLIBC.iter().filter_map(|glibc| {
+    let found = GLIBC.iter().filter_map(|glibc| {
         let program = image.read(glibc.file, LINKER_BYTES)?;
         let directory = glibc.directories.iter().find(|dir| names(&program, dir))?;
         let shelf = shelf(image, glibc, directory, contains(&program, KNOWS_HWCAPS));
         Some(Linker { width: glibc.width, shelf })
     });
-    let (program, list) = MUSL;
-    let is_musl = image.look(program).is_some_and(|file| file.kind == FileType::RegularFile);
-    // A list that the image has is its author's.
-    let musl = (is_musl && image.look(list).is_none())
-        .then(|| Linker { width: Width::Native, shelf: Shelf::List(list.to_owned()) });
-    glibc.chain(musl).collect()
+    found.collect()
 }
 
 /// Where a linker of glibc with that system directory finds libraries.
@@ -207,21 +198,13 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_arch = "x86_64")]
-    fn musl_is_told_by_a_list_unless_it_has_one() {
-        let plain = image(&[(MUSL.0, b"")]);
-        assert_eq!(shelves(&plain), [Shelf::List(MUSL.1.into())]);
-        assert_eq!(shelves(&image(&[(MUSL.0, b""), (&MUSL.1[1..], b"/lib")])), []);
-    }
-
-    #[test]
     fn an_image_can_t_make_us_look_elsewhere_or_wait() {
         let image = image(&[]);
         let at = |name: &str| image.path().join(name);
         for dir in ["lib", "lib64"] {
             fs::create_dir(at(dir)).unwrap();
         }
-        symlink("/proc/self/exe", at(MUSL.0)).unwrap();
+        symlink("/proc/self/exe", at(GLIBC[1].file)).unwrap();
         nix::unistd::mkfifo(&at(GLIBC[0].file), nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert_eq!(shelves(&image), []);
     }

@@ -107,10 +107,29 @@ impl Containerd {
         self.run_with(&self.runtime, options, id, args)
     }
 
+    /// Like [`run`](Self::run), with another image.
+    #[must_use]
+    #[track_caller]
+    pub fn run_image(&self, image: &str, options: &[&str], id: &str, args: &[&str]) -> Outcome {
+        self.start_one(&self.runtime, image, options, id, args)
+    }
+
     /// Like [`run`](Self::run), with any runtime.
     #[must_use]
     #[track_caller]
     pub fn run_with(&self, runtime: &Path, options: &[&str], id: &str, args: &[&str]) -> Outcome {
+        self.start_one(runtime, IMAGE, options, id, args)
+    }
+
+    #[track_caller]
+    fn start_one(
+        &self,
+        runtime: &Path,
+        image: &str,
+        options: &[&str],
+        id: &str,
+        args: &[&str],
+    ) -> Outcome {
         let mut command = self.command();
         command
             .arg("run")
@@ -120,7 +139,7 @@ impl Containerd {
             .arg(self.runtime_root());
         command.arg("--fifo-dir").arg(self.scratch.path().join("fifo"));
         command.arg("--cgroup").arg(format!("{}/{id}", self.scratch.cgroup()));
-        run_with_timeout(command.args(options).arg(IMAGE).arg(id).args(args), PATIENCE)
+        run_with_timeout(command.args(options).arg(image).arg(id).args(args), PATIENCE)
     }
 
     /// `ctr task exec` in a running container.

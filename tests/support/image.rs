@@ -22,6 +22,7 @@ pub struct Image {
     name: String,
     environment: Vec<String>,
     command: Vec<String>,
+    rootfs: Option<PathBuf>,
 }
 
 impl Image {
@@ -31,7 +32,15 @@ impl Image {
             name: name.to_owned(),
             environment: vec!["PATH=/bin".to_owned()],
             command: vec!["sh".to_owned()],
+            rootfs: None,
         }
+    }
+
+    /// Makes it of a root file system that is there, instead of busybox.
+    #[must_use]
+    pub fn rootfs(mut self, path: impl Into<PathBuf>) -> Self {
+        self.rootfs = Some(path.into());
+        self
     }
 
     /// Bakes a variable into the image.
@@ -53,9 +62,16 @@ impl Image {
         let tar =
             |args: &[&str]| run_with_timeout(scratch.command("tar").args(args), PATIENCE).ok();
         let layer = scratch.path().join("layer.tar");
-        if !layer.exists() {
-            scratch.rootfs("image-rootfs");
-            tar(&["--numeric-owner", "-C", "image-rootfs", "-cf", "layer.tar", "."]);
+        match &self.rootfs {
+            Some(rootfs) => {
+                let rootfs = rootfs.to_string_lossy();
+                tar(&["--numeric-owner", "-C", &rootfs, "-cf", "layer.tar", "."]);
+            }
+            None if layer.exists() => {}
+            None => {
+                scratch.rootfs("image-rootfs");
+                tar(&["--numeric-owner", "-C", "image-rootfs", "-cf", "layer.tar", "."]);
+            }
         }
         let sum = run_with_timeout(scratch.command("sha256sum").arg("layer.tar"), PATIENCE).ok();
         let digest =
@@ -80,6 +96,9 @@ impl Image {
         let archive = scratch.path().join(format!("{}.tar", self.name.replace(['/', ':'], "_")));
         fs::rename(scratch.path().join("image.tar"), &archive)
             .expect("a file can be renamed in a scratch");
+        if self.rootfs.is_some() {
+            fs::remove_file(&layer).expect("it was made here");
+        }
         archive
     }
 }

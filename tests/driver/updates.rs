@@ -1,0 +1,89 @@
+//! What happens when the driver of the host changes.
+
+use super::*;
+
+#[test]
+fn a_driver_is_looked_for_once_and_again_when_it_changed() {
+    let scratch = support::Scratch::new();
+    let installed = Layout::Ubuntu.install(&scratch, "driver");
+    let host = DriverHost::with(installed.root());
+    let image = host.image(Userland::Distroless, Search::Usual);
+    let tree = |host: &DriverHost| {
+        let bundle = host.bundle(&image, &["/probe", "libcuda.so.1", "cuInit"]);
+        host.host.runtime().run(&bundle).ok();
+        let mounts = mounts(&bundle);
+        mounts.into_iter().find(|(to, _)| to == "/usr/local/nvidia").unwrap().1
+    };
+    let first = tree(&host);
+    let kept = std::fs::read(host.host.state_dir().join("driver.json")).unwrap();
+    assert_eq!(tree(&host), first);
+    assert_eq!(std::fs::read(host.host.state_dir().join("driver.json")).unwrap(), kept);
+
+    // As an update of the package does: another file of the same name.
+    let library = format!("usr/lib/x86_64-linux-gnu/libcuda.so.{}", driver::version());
+    let bytes = std::fs::read(installed.file(&library)).unwrap();
+    installed.remove(&library);
+    installed.write(&library, bytes);
+    let second = tree(&host);
+    assert_ne!(second, first, "containers would get what is no longer installed");
+
+    // A library more, and one less.
+    installed.remove("usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.1");
+    assert_eq!(tree(&host), second, "a link is no file of its own");
+}
+
+#[test]
+fn a_running_container_keeps_the_driver_that_it_began_with() {
+    let scratch = support::Scratch::new();
+    let installed = Layout::Ubuntu.install(&scratch, "driver");
+    let host = DriverHost::with(installed.root());
+    let image = host.image(Userland::Debian12, Search::Usual);
+    let bundle = host.bundle(&image, &["sleep", "60"]);
+    let runtime = host.host.runtime();
+    runtime.create(&bundle).ok();
+    runtime.start(&bundle).ok();
+    let library = format!("usr/lib/x86_64-linux-gnu/libcuda.so.{}", driver::version());
+    installed.remove(&library);
+    let outcome = runtime.exec(&bundle, &["/probe", "libcuda.so.1", "cuInit"]).ok();
+    assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
+    runtime.delete(&bundle).ok();
+}
+
+#[test]
+fn libraries_of_another_version_than_the_module_s_are_refused_with_what_to_do() {
+    let host = DriverHost::new();
+    host.load_module("550.54.14");
+    let image = host.image(Userland::Debian12, Search::Usual);
+    let outcome = host.run(&image, &["true"]).exits(1);
+    let expected = format!(
+        "cgpu: the driver's kernel module is 550.54.14, its libraries below {} are {}; neither \
+         works with the other: reboot, or load the module again, after an update of the driver",
+        host.root.display(),
+        driver::version()
+    );
+    assert!(outcome.stderr.starts_with(&expected), "{outcome}");
+    assert!(host.host.records().is_empty());
+}
+
+#[test]
+fn two_hosts_in_one_and_a_directory_half_made_are_told_apart() {
+    let host = DriverHost::new();
+    let image = host.image(Userland::Distroless, Search::Usual);
+    host.lacks_only_the_kernel(&image);
+    // As after a kill in the middle: the last file is not mounted.
+    let home = host.host.state_dir().join("driver");
+    let mounted = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let ours = |line: &str| {
+        let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+        path.starts_with(&format!("{}/", home.display())).then_some(path)
+    };
+    let files: Vec<_> = mounted.lines().filter_map(ours).collect();
+    assert!(files.len() > 5, "{files:?}");
+    for file in files.iter().rev().take(3) {
+        nix::mount::umount2(file.as_str(), nix::mount::MntFlags::MNT_DETACH).unwrap();
+    }
+    host.lacks_only_the_kernel(&image);
+    // As after a start of the machine.
+    nix::mount::umount2(&home, nix::mount::MntFlags::MNT_DETACH).unwrap();
+    host.lacks_only_the_kernel(&image);
+}
