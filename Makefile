@@ -47,6 +47,7 @@ demo: deps build sim ## two containers share a simulated GPU, within their quota
 bench: deps build sim ## measure what we cost beside bare runc (root)
 	@mkdir -p target/bench && cp $(addprefix $(RELEASE)/,cgpu $(STATIC) cgpu-sim rmtool) target/bench/
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --bench cost
+	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench driver
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench neighbour
 
 fmt: ## format the code

@@ -4,6 +4,8 @@
 //! the machine's mood changes by the minute; so differences and ratios count, and no
 //! test asserts them. Root, runc and busybox-static.
 
+mod measure;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,6 +18,7 @@ use cgpu::plan::{Kind, Plan, PlannedGpu};
 use cgpu::process::ProcessId;
 use cgpu::registry::{Holder, Key};
 use cgpu_sim::{Program, SimOptions};
+use measure::{header, median, ms, row, timed};
 
 /// Pairs of runs for commands that only print.
 const PASS_RUNS: usize = 200;
@@ -41,7 +44,7 @@ fn main() {
     let work = tempfile::tempdir_in("/dev/shm").expect("a directory can be made");
     let bench = Bench { runtime: programs.join("cgpu-runtime"), work: work.path().to_owned() };
     bench.prepare();
-    println!("{:<44} {:>9} {:>9} {:>9} {:>7}  budget", "medians", "bare", "cgpu", "more", "ratio");
+    header("bare", "cgpu");
     bench.pass_through();
     bench.create("create without a request", "bare", "plain", "none", "");
     bench.create("create with a quota, backend none", "bare", "quota", "none", "≤ 3 ms more");
@@ -57,27 +60,6 @@ struct Bench {
     work: PathBuf,
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
-}
-
-fn ms(time: Duration) -> String {
-    format!("{:.2} ms", time.as_secs_f64() * 1e3)
-}
-
-/// A row of runs in turn: what is more is the median of the pairs' differences.
-fn row(what: &str, bare: Vec<Duration>, ours: Vec<Duration>, budget: &str) {
-    let ns = |time: &Duration| i64::try_from(time.as_nanos()).expect("it took no centuries");
-    let mut more: Vec<i64> =
-        bare.iter().zip(&ours).map(|(bare, ours)| ns(ours) - ns(bare)).collect();
-    more.sort_unstable();
-    let more = format!("{:.2} ms", more[more.len() / 2] as f64 / 1e6);
-    let (bare, ours) = (median(bare), median(ours));
-    let ratio = ours.as_secs_f64() / bare.as_secs_f64();
-    println!("{what:<44} {:>9} {:>9} {more:>9} {ratio:>6.2}×  {budget}", ms(bare), ms(ours));
-}
-
 fn call_row(what: &str, bare: Duration, gate: Duration, budget: &str) {
     let us = |time: Duration| match time {
         time if time < Duration::from_millis(1) => format!("{:.2} µs", time.as_secs_f64() * 1e6),
@@ -86,15 +68,6 @@ fn call_row(what: &str, bare: Duration, gate: Duration, budget: &str) {
     let ratio = gate.as_secs_f64() / bare.as_secs_f64();
     let more = gate.saturating_sub(bare);
     println!("{what:<44} {:>9} {:>9} {:>9} {ratio:>6.2}×  {budget}", us(bare), us(gate), us(more));
-}
-
-fn timed(command: &mut Command) -> Duration {
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    let start = Instant::now();
-    let status = command.status().expect("the program can be started");
-    let time = start.elapsed();
-    assert!(status.success(), "{command:?}: {status}");
-    time
 }
 
 impl Bench {

@@ -148,7 +148,8 @@ fn nothing_is_loaded_from_the_working_directory() {
 fn what_stands_where_a_linker_should_makes_nobody_wait_or_fall() {
     let host = DriverHost::new();
     let linker = "lib64/ld-linux-x86-64.so.2";
-    let images: [(&str, fn(&Path)); 5] = [
+    type Make = fn(&Path);
+    let images: [(&str, Make); 5] = [
         ("a pipe", |path| {
             nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         }),
