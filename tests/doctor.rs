@@ -173,6 +173,7 @@ fn a_host_on_which_nothing_is_wrong() {
 fn an_updated_driver_and_a_node_of_another_boot_are_errors_with_their_remedies() {
     let host = Host::well();
     host.write("usr/lib64/libnvidia-ml.so.550.54.14", "");
+    fs::remove_file(host.path("usr/lib64/libcuda.so.535.161.08")).unwrap();
     host.node("nvidia-uvm", 510, 0);
     fs::remove_file(host.path("dev/nvidia0")).unwrap();
     let json = host.findings(1);

@@ -10,12 +10,14 @@ use std::path::Path;
 
 use nix::sys::stat::{major, minor};
 
-use super::facts::{BusGpu, Driver, Node, NodeKind, Seen};
+use super::facts::{BusGpu, Driver, Library, Node, NodeKind, Seen};
 use super::files::Tree;
-use super::libraries::newest_library;
 use super::sentence;
 use crate::config::{Config, InventorySource};
+use crate::inject::find;
+use crate::inject::root::Root;
 use crate::inventory::{Fingerprint, FingerprintError};
+use crate::rm::Version;
 
 /// NVIDIA's kernel modules, as `/sys/module` calls them.
 const MODULES: [&str; 4] = ["nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"];
@@ -48,9 +50,14 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
         _ => Vec::new(),
     };
     let minors = gpus.iter().flatten().flatten().copied().collect::<Vec<u32>>();
-    let library = newest_library(&root).map(|mut library| {
-        library.path = tree.named(&library.path);
-        library
+    let kernel = match &banner {
+        Seen::Found(banner) => Version::in_banner(banner).map(|version| version.to_string()),
+        Seen::Absent | Seen::Unreadable(_) => None,
+    };
+    let library = Root::open(&root).ok().and_then(|files| {
+        let (version, path) = find::installed(&files, kernel.as_deref())?;
+        let path = config.driver.root.join(path.strip_prefix("/").unwrap_or(&path));
+        Some(Library { version: version.parse().ok()?, path })
     });
     Driver {
         version_path,

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 
 use crate::config::Inject;
 use crate::plan::Kind;
-
-use super::Library;
+use crate::rm::Version;
 
 /// Something that may be there or not, or not be readable, as a sentence says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +37,15 @@ pub struct Facts {
     pub toolkit: Toolkit,
     /// Ourselves.
     pub own: Own,
+}
+
+/// A library of the driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Library {
+    /// The driver's version that it belongs to.
+    pub version: Version,
+    /// Its file.
+    pub path: PathBuf,
 }
 
 /// NVIDIA's driver.

@@ -14,8 +14,6 @@ mod files;
 
 mod driver;
 
-mod libraries;
-
 mod host;
 
 mod program;
@@ -29,7 +27,6 @@ mod own;
 mod judge;
 
 pub use judge::judge;
-pub use libraries::{Library, newest_library};
 pub use look::{Roots, look};
 
 use serde::Serialize;

@@ -166,6 +166,22 @@ pub fn driver(root: &Root, kernel: Option<&str>) -> Result<Driver, FindError> {
     Ok(Driver { version, files })
 }
 
+/// Which driver's libraries would be taken below `root`, and one of them: those of the kernel's
+/// module where they are there, else as [`driver`] chooses without one.
+#[must_use]
+pub fn installed(root: &Root, kernel: Option<&str>) -> Option<(String, PathBuf)> {
+    let shelves = shelves(root);
+    let version =
+        version(root, &shelves, kernel).or_else(|_| version(root, &shelves, None)).ok()?;
+    let landmark = shelves.iter().find_map(|shelf| {
+        let is = |name: &&String| {
+            LANDMARKS.contains(&stem(name)) && version_in(name) == Some(version.as_str())
+        };
+        shelf.names.iter().find(is).map(|name| shelf.path.join(name))
+    })?;
+    Some((version, Path::new("/").join(landmark)))
+}
+
 /// The sockets that are there now; daemons come and go, so they are looked for each time.
 #[must_use]
 pub fn sockets(root: &Root) -> Vec<DriverFile> {
@@ -398,6 +414,38 @@ impl DriverFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_driver_that_would_be_taken_is_told_wherever_it_lies() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = || Root::open(dir.path()).unwrap();
+        let add = |path: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "").unwrap();
+        };
+        for no_driver in [
+            "usr/lib64/libcuda.so.1",
+            "usr/lib64/libcuda.so",
+            "usr/lib64/libcuda.so.535.161.08.bak",
+            "usr/lib64/libcudart.so.12.4.99",
+        ] {
+            add(no_driver);
+            assert_eq!(installed(&root(), None), None, "{no_driver}");
+        }
+        let told = |version: &str, path: &str| Some((version.to_owned(), PathBuf::from(path)));
+        add("usr/lib64/libcuda.so.535.161.08");
+        let old = told("535.161.08", "/usr/lib64/libcuda.so.535.161.08");
+        assert_eq!(installed(&root(), None), old);
+        add("usr/lib/libnvidia-ml.so.550.54.14");
+        assert_eq!(
+            installed(&root(), None),
+            told("550.54.14", "/usr/lib/libnvidia-ml.so.550.54.14"),
+            "the newest"
+        );
+        assert_eq!(installed(&root(), Some("535.161.08")), old, "the kernel's");
+        assert_eq!(installed(&root(), Some("999.1")).unwrap().0, "550.54.14");
+    }
 
     #[test]
     fn a_version_has_two_numbers_or_more() {

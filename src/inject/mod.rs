@@ -12,7 +12,7 @@ pub mod native;
 mod nodes;
 pub mod place;
 pub mod require;
-mod root;
+pub mod root;
 pub mod tree;
 pub mod userland;
 

@@ -37,7 +37,7 @@ impl Stamp {
 
 /// What tells whether anything that was watched is another now, by its path below the root:
 /// directories with their times, and the first part of paths where nothing was.
-pub(super) type Stamps = BTreeMap<PathBuf, Option<Stamp>>;
+pub type Stamps = BTreeMap<PathBuf, Option<Stamp>>;
 
 const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 

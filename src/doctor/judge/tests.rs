@@ -1,10 +1,11 @@
 use std::path::PathBuf;
 
+use super::super::facts::Library;
 use super::super::facts::{
     BusGpu, Cgroups, Driver, Engine, EngineFile, EngineKind, Facts, Flaw, Handler, Hook, HookFile,
     Isolation, Node, NodeKind, Own, Records, Runtime, Seen, Toolkit,
 };
-use super::super::{Library, worst};
+use super::super::worst;
 use super::*;
 use crate::config::Inject;
 use crate::plan::Kind;
