@@ -5,6 +5,7 @@
 //! and nothing is done behind its back (a `systemctl daemon-reload` then takes nothing
 //! away; see [`link_by_number`] for what that takes).
 
+pub mod cdi;
 pub mod driver;
 
 use std::fs;
