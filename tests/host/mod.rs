@@ -29,7 +29,7 @@ pub const UUID: &str = "GPU-a";
 
 /// What a state directory may hold. `next` is what a crash leaves, and is used again.
 const STATE_NAMES: &[&str] =
-    &["containers", "gate", "index", "inventory.json", "lock", "next", "runtime.json"];
+    &["cdi.json", "containers", "gate", "index", "inventory.json", "lock", "next", "runtime.json"];
 
 /// A host with one GPU of [`TOTAL_MIB`] and backend `none`.
 #[derive(Debug)]
