@@ -27,6 +27,8 @@ const PURE: &[&str] = &[
     "src/inject/cdi/nature.rs",
     "src/inject/cdi/choose.rs",
     "src/inject/cdi/merge.rs",
+    "src/inject/cdi/generate.rs",
+    "src/inject/cdi/yaml.rs",
     "src/registry/index.rs",
     "src/registry/record.rs",
     "src/runtime/argv.rs",

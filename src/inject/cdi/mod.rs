@@ -1,13 +1,14 @@
 //! The driver as a CDI specification on this host describes it (Container Device Interface).
 //!
 //! Owns specifications: reading them ([`dirs`], [`parse`], kept by a cache), finding the device of
-//! a GPU in them ([`choose`]), what of them reaches a container ([`merge`]), and telling what is
-//! stale ([`stale`]). Must not know quotas or who asks. Invariants: no node of a GPU that wasn't
-//! asked for is ever in the edits; nothing is left out in silence.
+//! a GPU in them ([`choose`]), what of them reaches a container ([`merge`]), telling what is stale
+//! ([`stale`]), and writing one ([`generate`]). Must not know quotas or who asks. Invariants: no
+//! node of a GPU that wasn't asked for is ever in the edits; nothing is left out in silence.
 
 mod cache;
 pub mod choose;
 pub mod dirs;
+pub mod generate;
 mod listing;
 pub mod merge;
 mod nature;
@@ -16,6 +17,7 @@ pub mod replace;
 pub mod spec;
 pub mod stale;
 pub mod validate;
+pub mod yaml;
 
 #[cfg(test)]
 mod fixture;
@@ -31,6 +33,7 @@ use crate::plan::PlannedGpu;
 use choose::{ChoiceError, Devices, choose};
 use dirs::{Content, DIRECTORIES, KIND, Source};
 use merge::{Collected, LeftOut, Unsupported};
+use spec::Specification;
 use stale::{Stale, look};
 
 pub use listing::{DeviceState, State};
@@ -161,6 +164,13 @@ impl Specifications {
             warn!(error, "CDI specifications are not kept");
         }
         Self { sources }
+    }
+
+    /// One alone, as if read from `file`.
+    #[must_use]
+    pub fn of(file: PathBuf, specification: Specification) -> Self {
+        let content = Content::Specification(Box::new(specification));
+        Self { sources: vec![Source { file, precedence: 0, content }] }
     }
 
     /// The directories that engines read.
