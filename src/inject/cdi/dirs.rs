@@ -86,7 +86,8 @@ fn form(name: &Path) -> Option<Form> {
 pub(super) fn list(directories: &[PathBuf]) -> Vec<Listing> {
     let listed = |directory: &PathBuf| {
         let (files, problem) = match files_in(directory) {
-            Ok(files) => (files, None),
+            Ok((files, 0)) => (files, None),
+            Ok((files, more)) => (files, Some(format!("{more} files after the first {FILES_MAX}"))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => (Vec::new(), None),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
@@ -95,7 +96,8 @@ pub(super) fn list(directories: &[PathBuf]) -> Vec<Listing> {
     directories.iter().map(listed).collect()
 }
 
-fn files_in(directory: &Path) -> io::Result<Vec<Listed>> {
+/// The first files, and how many there are besides.
+fn files_in(directory: &Path) -> io::Result<(Vec<Listed>, usize)> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
         let name = PathBuf::from(entry?.file_name());
@@ -104,6 +106,7 @@ fn files_in(directory: &Path) -> io::Result<Vec<Listed>> {
         }
     }
     names.sort_unstable();
+    let more = names.len().saturating_sub(FILES_MAX);
     names.truncate(FILES_MAX);
     // One that is gone by now, or a link to nowhere, is listed as nothing and then not read.
     let state = |name: PathBuf| match fs::metadata(directory.join(&name)) {
@@ -116,7 +119,7 @@ fn files_in(directory: &Path) -> io::Result<Vec<Listed>> {
         },
         Err(_) => Listed { name, size_bytes: 0, inode: 0, modified_ns: 0, changed_ns: 0 },
     };
-    Ok(names.into_iter().map(state).collect())
+    Ok((names.into_iter().map(state).collect(), more))
 }
 
 fn ns(seconds: i64, nanoseconds: i64) -> i128 {
@@ -256,6 +259,12 @@ mod tests {
         for (source, reason) in sources.iter().zip(reasons) {
             assert!(why(source).contains(reason), "{source:?}");
         }
+        for at in 0..FILES_MAX {
+            fs::write(path(&format!("0{at}.yaml")), MINIMAL).unwrap();
+        }
+        let sources = read(&list(&[etc.path().to_owned()]));
+        assert_eq!(sources.len(), FILES_MAX + 1);
+        assert_eq!(why(&sources[0]), "7 files after the first 256");
         let file = path("a.yaml").join("x");
         assert!(why(&read(&list(&[file]))[0]).contains("Not a directory"));
     }

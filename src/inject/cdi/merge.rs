@@ -10,7 +10,7 @@
 //!   driver's boundary where nobody counts it;
 //! - `NVIDIA_VISIBLE_DEVICES`: NVIDIA's generator says `void`, and we say which GPUs.
 //!
-//! What we can't do (block devices, network interfaces, resctrl) refuses the specification: it is
+//! What we can't do (block devices, file systems, network interfaces, resctrl) refuses the specification: it is
 //! there on purpose. A container's cgroup allows reading and writing, whatever `permissions` say:
 //! nobody needs `m` (`mknod`) for nodes that are there. Must not know the host. Pure.
 
@@ -276,6 +276,11 @@ fn possible(edits: &Edits) -> Result<(), String> {
     if edits.intel_rdt.is_some() {
         return Err("intelRdt".to_owned());
     }
+    // One of devtmpfs brings every node, one of procfs a tree in which nothing is masked.
+    let kind = |mount: &&Mount| !matches!(mount.kind.as_str(), "" | "bind" | "none" | "tmpfs");
+    if let Some(mount) = edits.mounts.iter().find(kind) {
+        return Err(format!("a mount of type {} at {}", mount.kind, mount.container_path));
+    }
     let other = |node: &&Node| !matches!(node.kind.as_str(), "" | "c" | "u");
     match edits.device_nodes.iter().find(other) {
         Some(node) => Err(format!("{}, which is no character device", node.path)),
@@ -287,8 +292,8 @@ fn driver_mount(mount: &Mount) -> bundle::Mount {
     let mut options = mount.options.clone();
     if options.is_empty() {
         options = MOUNT_OPTIONS.map(String::from).to_vec();
-    } else if mount.kind.is_empty() && options.iter().all(|it| it != "bind" && it != "rbind") {
-        // Without it and without a type there is nothing that a runtime could mount.
+    } else if mount.is_bind() && !mount.says_bind() {
+        // Without it there is nothing that a runtime could mount.
         options.push("rbind".to_owned());
     }
     bundle::Mount {

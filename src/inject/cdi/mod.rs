@@ -89,9 +89,17 @@ pub struct Found {
     pub left_out: Vec<LeftOut>,
 }
 
-/// Why specifications that are there don't give what is wanted.
+/// Why specifications don't give what is wanted.
 #[derive(Debug, Error)]
 pub enum CdiError {
+    /// There is none: for who accepts nothing else, since [`Specifications::edits_for`] says `None`.
+    #[error(
+        "no CDI specification of {KIND} in {}; {}", listed(directories), remedy(&[])
+    )]
+    NoSpecification {
+        /// Where they were looked for.
+        directories: Vec<PathBuf>,
+    },
     /// No device is it, or one that isn't to be had.
     #[error("{source}{}; {}", unusable.as_deref().unwrap_or_default(), remedy(files))]
     NotFound {
@@ -126,12 +134,18 @@ pub enum CdiError {
     },
 }
 
-/// How a specification is written anew.
+fn listed(directories: &[PathBuf]) -> String {
+    let names: Vec<_> = directories.iter().map(|path| path.display().to_string()).collect();
+    names.join(" or ")
+}
+
+/// How a specification is written.
 fn remedy(files: &[PathBuf]) -> String {
     let default = Path::new(DIRECTORIES[0]).join("nvidia.yaml");
+    let again = if files.is_empty() { "write one" } else { "write it again" };
     let file = files.first().unwrap_or(&default).display();
     format!(
-        "write it again: `cgpu cdi generate --output {file}` or `nvidia-ctk cdi generate --output={file}`"
+        "{again}: `cgpu cdi generate --output {file}` or `nvidia-ctk cdi generate --output={file}`"
     )
 }
 

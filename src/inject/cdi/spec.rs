@@ -222,3 +222,17 @@ impl Node {
         if self.host_path.is_empty() { &self.path } else { &self.host_path }
     }
 }
+
+impl Mount {
+    /// Whether it shows a file or a directory of the host.
+    #[must_use]
+    pub fn is_bind(&self) -> bool {
+        matches!(self.kind.as_str(), "" | "bind") || self.says_bind()
+    }
+
+    /// Whether its options say so.
+    #[must_use]
+    pub fn says_bind(&self) -> bool {
+        self.options.iter().any(|option| option == "bind" || option == "rbind")
+    }
+}

@@ -146,10 +146,7 @@ pub(super) fn look(collected: &Collected<'_>, host: &HostFacts) -> Result<Vec<Se
             Err(problem) => stale.push(problem),
         }
     }
-    let bound = |mount: &super::spec::Mount| {
-        mount.kind.is_empty() || mount.options.iter().any(|it| it == "bind" || it == "rbind")
-    };
-    let mounts = collected.mounts().iter().filter(|mount| bound(mount.item));
+    let mounts = collected.mounts().iter().filter(|mount| mount.item.is_bind());
     let mounts = mounts.map(|mount| (mount.file, &mount.item.host_path));
     let hooks = collected.hooks().iter().map(|hook| (hook.file, &hook.item.path));
     // NVIDIA's four hooks are of one program.

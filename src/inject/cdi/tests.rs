@@ -30,6 +30,13 @@ fn a_host_without_specifications_is_told_from_one_whose_files_are_broken() {
     let host = Host::with(MINIMAL);
     let nothing = Specifications::load(&["/nowhere".into()], Some(Path::new("/proc/x/cdi.json")));
     assert_eq!(nothing.edits_for(&[gpu(0, 0)], &host.facts()).unwrap(), None);
+    let nowhere = CdiError::NoSpecification { directories: Specifications::directories() };
+    assert_eq!(
+        nowhere.to_string(),
+        "no CDI specification of nvidia.com/gpu in /etc/cdi or /var/run/cdi; write one: `cgpu cdi \
+         generate --output /etc/cdi/nvidia.yaml` or `nvidia-ctk cdi generate \
+         --output=/etc/cdi/nvidia.yaml`"
+    );
     let broken = specifications(&[(0, "a.yaml", "kind: ["), (0, "b.yaml", "")]);
     let error = broken.edits_for(&[gpu(0, 0)], &host.facts()).unwrap_err().to_string();
     assert!(error.starts_with("/cdi/0/a.yaml: "), "{error}");
@@ -214,6 +221,10 @@ fn what_we_cannot_do_refuses_the_specification() {
     for (edits, what) in [
         ("deviceNodes: [{path: /dev/sda, type: b}]", "/dev/sda, which is no character device"),
         ("intelRdt: {closID: x}", "intelRdt"),
+        (
+            "mounts: [{hostPath: devtmpfs, containerPath: /d, type: devtmpfs}]",
+            "a mount of type devtmpfs at /d",
+        ),
         ("netDevices: [{hostInterfaceName: ib0, name: ib0}]", "network interface ib0"),
     ] {
         let text = MINIMAL.replace("env: [A=b]", edits).replace("0.5.0", "1.1.0");

@@ -246,9 +246,7 @@ fn hook(hook: &Hook) -> Option<Wrong<'_>> {
 
 fn mount(mount: &Mount) -> Option<Wrong<'_>> {
     // A source may be none: `tmpfs` has no path.
-    let bind = mount.kind.is_empty()
-        || mount.options.iter().any(|option| option == "bind" || option == "rbind");
-    let source = if bind { path("mounts.hostPath", &mount.host_path) } else { None };
+    let source = if mount.is_bind() { path("mounts.hostPath", &mount.host_path) } else { None };
     let nothing = ("mounts.hostPath", mount.host_path.as_str(), "is empty");
     source
         .or_else(|| mount.host_path.is_empty().then_some(nothing))
