@@ -1,5 +1,6 @@
 //! The verbs of `cgpu`, a file each: parse and print only.
 
+pub mod cdi;
 pub mod doctor;
 pub mod gc;
 pub mod gpus;
@@ -57,6 +58,9 @@ pub enum Verb {
         #[command(flatten)]
         output: Output,
     },
+    /// Write or list CDI specifications.
+    #[command(subcommand)]
+    Cdi(cdi::Verb),
     /// Change what a running container has.
     Set(set::Set),
     /// Take back what containers held that are gone.
@@ -121,6 +125,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
         }
         Verb::Ps { output } => ps::run(&host()?, output.format, out)?,
         Verb::Inspect { bundle, output } => inspect::run(&host()?, &bundle, output.format, out)?,
+        Verb::Cdi(verb) => cdi::run(&host()?, &verb, out)?,
         Verb::Set(set) => set::run(&host()?, &set, out)?,
         Verb::Gc => gc::run(&host()?, out)?,
         Verb::UpgradeMonitors => upgrade_monitors::run(&host()?, out)?,

@@ -5,6 +5,7 @@
 //! comes by mounts that the real runtime makes.
 
 pub mod catalogue;
+pub mod cdi;
 pub mod driver;
 pub mod find;
 pub mod known;
@@ -27,6 +28,7 @@ use crate::bundle::{Bundle, BundleError, Edits, ProcessFile};
 use crate::config::{Config, Inject};
 use crate::inventory::Inventory;
 use crate::plan::Plan;
+use cdi::{CdiError, HostFacts, Specifications, Wanted};
 
 /// How the driver's files come into a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +79,9 @@ pub enum InjectError {
     /// The driver is none for the image.
     #[error(transparent)]
     Require(#[from] require::RequireError),
+    /// No CDI specification serves.
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
     /// There is no driver.
     #[error("{0}; or set inject = \"off\" under [driver]")]
     Find(#[from] find::FindError),
@@ -96,29 +101,25 @@ pub fn injection(
     inventory: &Inventory,
     bundle: &Bundle,
 ) -> Result<Injection, InjectError> {
-    let without = |mode, why: String| Injection { mode, why, edits: Edits::default() };
     let configured = || "configured".to_owned();
     let native = || native::edits(config, plan, inventory, bundle);
     let injection = match config.driver.inject {
-        Inject::Off => without(Mode::Off, configured()),
-        Inject::NvidiaRuntime => without(Mode::NvidiaRuntime, configured()),
-        Inject::Cdi | Inject::Native => {
-            Injection { mode: Mode::Native, why: configured(), edits: native()? }
-        }
+        Inject::Off => Injection::without(Mode::Off, configured()),
+        Inject::NvidiaRuntime => Injection::without(Mode::NvidiaRuntime, configured()),
+        Inject::Native => Injection { mode: Mode::Native, why: configured(), edits: native()? },
+        Inject::Cdi => match by_cdi(config, plan, inventory)? {
+            Some(edits) => Injection { mode: Mode::Cdi, why: configured(), edits },
+            None => {
+                let directories = config.driver.cdi_dirs.clone();
+                return Err(CdiError::NoSpecification { directories }.into());
+            }
+        },
         Inject::Auto => match already(bundle.mounted(), bundle.hook_programs()) {
-            Some(by) => without(Mode::Off, format!("auto: the bundle has them, by {by}")),
-            None => match native() {
-                Ok(edits) => {
-                    let why = "auto: there is no CDI specification".to_owned();
-                    Injection { mode: Mode::Native, why, edits }
-                }
-                // Somebody else may bring them by means that we don't know.
-                Err(InjectError::Find(error @ find::FindError::Nothing { .. })) => {
-                    warn!("this container gets device nodes only: {error}");
-                    without(Mode::Off, format!("auto: {error}"))
-                }
-                Err(error) => return Err(error),
-            },
+            Some(by) => {
+                let why = format!("auto: the bundle has them, by {by}");
+                Injection::without(Mode::Off, why)
+            }
+            None => best(by_cdi(config, plan, inventory), native)?,
         },
     };
     if matches!(injection.mode, Mode::Cdi | Mode::Native)
@@ -130,6 +131,55 @@ pub fn injection(
     }
     info!(driver_files = injection.mode.name(), "{}", injection.why);
     Ok(injection)
+}
+
+impl Injection {
+    fn without(mode: Mode, why: String) -> Self {
+        Injection { mode, why, edits: Edits::default() }
+    }
+}
+
+/// What `auto` takes: a CDI specification that fits, else what we find, else nothing: somebody
+/// else may bring the files by means that we don't know.
+fn best(
+    by_cdi: Result<Option<Edits>, CdiError>,
+    native: impl FnOnce() -> Result<Edits, InjectError>,
+) -> Result<Injection, InjectError> {
+    let why = match by_cdi {
+        Ok(Some(edits)) => {
+            let why = "auto: a CDI specification fits".to_owned();
+            return Ok(Injection { mode: Mode::Cdi, why, edits });
+        }
+        Ok(None) => "auto: there is no CDI specification".to_owned(),
+        Err(error) => {
+            warn!("CDI is of no use here: {error}");
+            format!("auto: CDI is of no use here: {error}")
+        }
+    };
+    match native() {
+        Ok(edits) => Ok(Injection { mode: Mode::Native, why, edits }),
+        Err(InjectError::Find(error @ find::FindError::Nothing { .. })) => {
+            warn!("this container gets device nodes only: {error}");
+            Ok(Injection::without(Mode::Off, format!("{why}, and {error}")))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The edits by the specifications of this host; `None` where none is about NVIDIA's GPUs.
+fn by_cdi(config: &Config, plan: &Plan, inventory: &Inventory) -> Result<Option<Edits>, CdiError> {
+    let driver = &config.driver;
+    let cache = config.state_dir.join("cdi.json");
+    let specifications = Specifications::load(&driver.cdi_dirs, Some(&cache));
+    let wanted: Vec<Wanted> = plan.gpus.iter().map(Wanted::from).collect();
+    let found = specifications.edits_for(&wanted, &HostFacts::read(&driver.proc_root))?;
+    Ok(found.map(|found| {
+        for left_out in &found.left_out {
+            warn!("CDI: {left_out}");
+        }
+        let masked = native::others(&driver.proc_root, plan, inventory);
+        Edits { masked, ..found.edits }
+    }))
 }
 
 /// Gives a process that an engine starts in a running container (`exec --process`) the

@@ -67,7 +67,7 @@ pub fn edits(
 }
 
 /// What the kernel tells of GPUs that the container doesn't have, by paths of its own `/proc`.
-fn others(proc_root: &Path, plan: &Plan, inventory: &Inventory) -> Vec<String> {
+pub(super) fn others(proc_root: &Path, plan: &Plan, inventory: &Inventory) -> Vec<String> {
     inventory
         .gpus()
         .iter()

@@ -29,9 +29,10 @@ pub const UUID: &str = "GPU-a";
 
 /// What a state directory may hold. `next` is what a crash leaves, and is used again.
 const STATE_NAMES: &[&str] = &[
+    "cdi.json",
     "containers",
-    "gate",
     "driver.json",
+    "gate",
     "index",
     "inventory.json",
     "lock",
