@@ -210,6 +210,14 @@ pub(super) const DATA: &[Datum] = &[
         path: "",
         capabilities: &[Display],
     },
+    Datum {
+        places: &[
+            "usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{version}",
+            "usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.{version}",
+        ],
+        path: "",
+        capabilities: &[Display],
+    },
 ];
 
 /// Sockets of daemons that make a GPU faster to open, or reach others by NVLink. The MPS

@@ -158,3 +158,178 @@ fn a_process_that_an_engine_starts_later_has_the_variables_too() {
     assert!(has("PATH=/usr/bin:/bin:/usr/local/nvidia/bin"), "{outcome}");
     runtime.delete(&bundle).ok();
 }
+
+/// A host with nodes of its driver, and a specification written for it.
+struct CdiHost {
+    host: DriverHost,
+    directory: PathBuf,
+    _driver: support::Scratch,
+}
+
+impl CdiHost {
+    fn new(layout: Layout) -> Self {
+        let scratch = support::Scratch::new();
+        let installed = layout.install(&scratch, "driver");
+        let mut host = DriverHost::with(installed.root());
+        for (name, major, minor) in [
+            ("nvidiactl", 195, 255),
+            ("nvidia0", 195, 0),
+            ("nvidia1", 195, 1),
+            ("nvidia-uvm", 511, 0),
+            ("nvidia-uvm-tools", 511, 1),
+        ] {
+            node(&installed.root().join("dev").join(name), major, minor);
+        }
+        let directory = host.host.scratch.directory("cdi");
+        host.host.set("driver.inject", "cdi");
+        host.host.set("driver.cdi_dirs", vec![directory.display().to_string()]);
+        host.host.keep_log();
+        CdiHost { host, directory, _driver: scratch }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.join("nvidia.yaml")
+    }
+
+    fn generate(&self, capabilities: &str) {
+        let file = self.file().display().to_string();
+        let words = ["cdi", "generate", "--output", &file, "--capabilities", capabilities];
+        self.host.host.cgpu(&words).ok();
+    }
+}
+
+fn node(path: &Path, major: u64, minor: u64) {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    let _ = fs::create_dir_all(path.parent().unwrap());
+    let _ = fs::remove_file(path);
+    mknod(path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(major, minor)).unwrap();
+}
+
+#[test]
+fn a_specification_that_we_write_serves_every_userland() {
+    let cdi = CdiHost::new(Layout::Debian);
+    cdi.generate("compute,utility");
+    for userland in Userland::GLIBC {
+        let image = cdi.host.image(userland, Search::Usual);
+        cdi.host.lacks_only_the_kernel(&image);
+    }
+    let image = cdi.host.image(Userland::Distroless, Search::Usual);
+    let bundle = cdi.host.bundle(&image, &["/probe", "libcuda.so.1"]);
+    cdi.host.host.runtime().run(&bundle).ok();
+    let config = bundle.config();
+    let env = config["process"]["env"].to_string();
+    assert!(env.contains(&format!("NVIDIA_VISIBLE_DEVICES={UUID_0}")) && !env.contains("void"));
+    let devices = config["linux"]["devices"].to_string();
+    assert!(devices.contains("/dev/nvidia0") && !devices.contains("/dev/nvidia1"), "{devices}");
+    assert!(cdi.host.host.log().contains("driver_files=\"cdi\""));
+}
+
+#[test]
+fn auto_takes_a_specification_that_fits_and_says_why_one_does_not() {
+    let mut cdi = CdiHost::new(Layout::Ubuntu);
+    let image = cdi.host.image(Userland::Debian12, Search::Usual);
+    let chosen = |cdi: &CdiHost| {
+        cdi.host.lacks_only_the_kernel(&image);
+        let log = cdi.host.host.log();
+        cdi.host.host.forget_log();
+        log
+    };
+    let refused = |cdi: &mut CdiHost, expected: &str| {
+        let bundle = cdi.host.bundle(&image, &["true"]);
+        let outcome = cdi.host.host.runtime().run(&bundle).exits(1);
+        assert!(outcome.stderr.contains(expected), "{outcome}");
+        cdi.host.host.forget_log();
+        cdi.host.host.set("driver.inject", "auto");
+        let log = chosen(cdi);
+        assert!(log.contains("driver_files=\"native\""), "{log}");
+        assert!(log.contains("CDI is of no use here: ") && log.contains(expected), "{log}");
+        cdi.host.host.set("driver.inject", "cdi");
+    };
+    cdi.host.host.set("driver.inject", "auto");
+    let log = chosen(&cdi);
+    assert!(log.contains("driver_files=\"native\""), "{log}");
+    assert!(log.contains("auto: there is no CDI specification"), "{log}");
+    cdi.generate("compute,utility");
+    assert!(chosen(&cdi).contains("driver_files=\"cdi\""));
+    cdi.host.host.set("driver.inject", "cdi");
+
+    // After a reboot nvidia-uvm has another major, and the file says the old one.
+    let text = fs::read_to_string(cdi.file()).unwrap();
+    let uvm = cdi.host.root.join("dev/nvidia-uvm").display().to_string();
+    let stale = text.replacen(
+        &format!("hostPath: {uvm}\n"),
+        &format!("hostPath: {uvm}\n      major: 510\n      minor: 0\n      type: c\n"),
+        1,
+    );
+    assert_ne!(stale, text);
+    fs::write(cdi.file(), stale).unwrap();
+    refused(&mut cdi, "nvidia-uvm");
+    // A library is gone.
+    let path = format!("libcuda.so.{}", driver::version());
+    fs::write(cdi.file(), text.replace(&path, "libcuda.so.535.1.1")).unwrap();
+    refused(&mut cdi, "libcuda.so.535.1.1");
+    // The GPU isn't in it.
+    let other =
+        [(UUID_0, "GPU-other"), ("name: \"0\"", "name: \"9\""), ("dev/nvidia0", "dev/nvidia1")];
+    let without = other.iter().fold(text.clone(), |text, (from, to)| text.replace(from, to));
+    fs::write(cdi.file(), without).unwrap();
+    refused(&mut cdi, "nvidia.yaml");
+    // It can't be read.
+    fs::write(cdi.file(), "cdiVersion: [").unwrap();
+    refused(&mut cdi, "nvidia.yaml");
+    fs::remove_file(cdi.file()).unwrap();
+    let outcome = cdi.host.run(&image, &["true"]).exits(1);
+    let directory = cdi.directory.display();
+    let expected =
+        format!("cgpu: no CDI specification of nvidia.com/gpu in {directory}; write one");
+    assert!(outcome.stderr.starts_with(&expected), "{outcome}");
+}
+
+/// Every file of the driver that NVIDIA's own toolkit gives a container, or why we don't; and the
+/// other way round.
+#[test]
+fn what_nvidia_s_toolkit_lists_of_the_same_driver_is_here_but_for_what_is_explained() {
+    let cdi = CdiHost::new(Layout::Ubuntu);
+    let version = driver::version();
+    for name in ["persistenced", "fabricmanager"] {
+        let directory = cdi.host.root.join(format!("run/nvidia-{name}"));
+        fs::create_dir_all(&directory).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(directory.join("socket")).unwrap());
+    }
+    cdi.generate("all");
+    let sources = |text: &str| -> std::collections::BTreeSet<String> {
+        let lines = text.lines().map(str::trim_start);
+        let paths =
+            lines.filter_map(|line| line.trim_start_matches("- ").strip_prefix("hostPath: "));
+        paths.map(|path| path.trim_matches('"').to_owned()).collect()
+    };
+    let root = cdi.host.root.display().to_string();
+    let below = |path: &str| path.strip_prefix(&root).unwrap().trim_start_matches('/').to_owned();
+    let ours = sources(&fs::read_to_string(cdi.file()).unwrap());
+    let ours: std::collections::BTreeSet<String> =
+        ours.iter().map(|path| format!("/{}", below(path))).collect();
+    let theirs = include_str!("../fixtures/driver/nvidia-ctk-1.20.0-535-ubuntu.yaml");
+    let theirs = sources(&theirs.replace("@VERSION@", &version));
+    let real = |path: &String| {
+        let path = driver::resolve(&cdi.host.root, path);
+        format!("/{}", below(&path.display().to_string()))
+    };
+    let theirs: std::collections::BTreeSet<String> = theirs.iter().map(real).collect();
+    let lacking: Vec<_> = theirs
+        .difference(&ours)
+        // A directory of ours has them.
+        .filter(|path| !path.contains("/firmware/nvidia/"))
+        .collect();
+    assert_eq!(lacking, Vec::<&String>::new());
+    let more: Vec<_> = ours.difference(&theirs).filter(|path| !path.starts_with("/dev/")).collect();
+    let explained = |path: &&&String| {
+        // Libraries of 32 bits, which their CDI mode leaves out.
+        path.contains("i386-linux-gnu")
+            // The directory of the files that they name one by one.
+            || **path == &format!("/usr/lib/firmware/nvidia/{version}")
+            // Settings of graphics programs, which theirs takes in the older mode only.
+            || path.contains("nvidia-application-profiles")
+    };
+    let unexplained: Vec<_> = more.iter().filter(|path| !explained(path)).collect();
+    assert!(unexplained.is_empty(), "{unexplained:?}");
+}
