@@ -14,6 +14,7 @@
 //! there on purpose. A container's cgroup allows reading and writing, whatever `permissions` say:
 //! nobody needs `m` (`mknod`) for nodes that are there. Must not know the host. Pure.
 
+use std::borrow::Cow;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -88,8 +89,8 @@ pub(super) struct Given<'a, T> {
 /// What chosen devices come to, before anybody looked at the host.
 #[derive(Debug, Default)]
 pub(super) struct Collected<'a> {
-    nodes: Named<PathBuf, Given<'a, Node>>,
-    mounts: Named<PathBuf, Given<'a, Mount>>,
+    nodes: Named<Cow<'a, str>, Given<'a, Node>>,
+    mounts: Named<Cow<'a, str>, Given<'a, Mount>>,
     hooks: Vec<Given<'a, Hook>>,
     env: Named<&'a str, (&'a str, &'a str)>,
     gids: Named<u32, u32>,
@@ -148,7 +149,18 @@ impl<'a> Collected<'a> {
                 all.add(part.file, &device.container_edits, Scope::Device)?;
             }
         }
-        Ok(all)
+        // Each was there when it was chosen; another may have taken its place.
+        let given = |minor: &i64| {
+            let is = |node: &Given<'_, Node>| matches!(nature(node.item, None), Nature::Gpu(minors) if minors.contains(minor));
+            all.nodes.items.iter().any(is)
+        };
+        match parts.first() {
+            Some(part) if !all.gpus.iter().all(given) => Err(Unsupported {
+                file: part.file.to_owned(),
+                what: "two nodes at one path".to_owned(),
+            }),
+            _ => Ok(all),
+        }
     }
 
     /// The nodes, in their order.
@@ -217,12 +229,13 @@ impl<'a> Collected<'a> {
     /// What speaks against a mount whose source or destination is among device nodes.
     fn brings_devices(&self, mount: &Mount) -> Option<Why> {
         let (source, destination) = (plain(&mount.host_path), plain(&mount.container_path));
-        if let Some(minor) = gpu_minor(&source) {
+        let (source, destination) = (Path::new(&*source), Path::new(&*destination));
+        if let Some(minor) = gpu_minor(source) {
             return Some(if self.gpus.contains(&minor) { Why::Devices } else { Why::OtherGpu });
         }
         // Who sees all of /proc writes to what is masked below it.
         let wide = source == Path::new("/") || source == Path::new("/proc");
-        let among = wide || [&source, &destination].iter().any(|path| path.starts_with("/dev"));
+        let among = wide || [source, destination].iter().any(|path| path.starts_with("/dev"));
         among.then_some(Why::Devices)
     }
 

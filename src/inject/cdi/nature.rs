@@ -4,6 +4,7 @@
 //! never by its path alone: a path can be anything, and the number is what the kernel opens.
 //! Must not know which GPUs a container has. Pure.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
@@ -40,10 +41,10 @@ pub(super) fn nature(node: &Node, seen: Option<(i64, i64)>) -> Nature {
         .filter(|(major, minor)| *major == NVIDIA_MAJOR && GPU_MINORS.contains(minor))
         .map(|(_, minor)| minor);
     let gpus: BTreeSet<i64> =
-        paths.iter().filter_map(|path| gpu_minor(path)).chain(by_number).collect();
+        paths.iter().filter_map(|path| gpu_minor(Path::new(&**path))).chain(by_number).collect();
     let lies_in = |name: &str| {
-        let parent = |path: &PathBuf| path.parent().is_some_and(|parent| parent.ends_with(name));
-        paths.iter().any(parent)
+        let parents = || paths.iter().filter_map(|path| Path::new(&**path).parent());
+        parents().any(|parent| parent.ends_with(name))
     };
     if !gpus.is_empty() {
         Nature::Gpu(gpus)
@@ -65,7 +66,11 @@ pub(super) fn gpu_minor(path: &Path) -> Option<i64> {
 }
 
 /// `path` without `//`, `/./` and `/../`. Links are the host's business.
-pub(super) fn plain(path: &str) -> PathBuf {
+pub(super) fn plain(path: &str) -> Cow<'_, str> {
+    let usual = |part: &str| !matches!(part, "" | "." | "..");
+    if path.strip_prefix('/').is_some_and(|rest| rest.split('/').all(usual)) {
+        return Cow::Borrowed(path);
+    }
     let mut plain = PathBuf::new();
     for part in Path::new(path).components() {
         match part {
@@ -74,7 +79,7 @@ pub(super) fn plain(path: &str) -> PathBuf {
             part => plain.push(part),
         }
     }
-    plain
+    Cow::Owned(plain.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]
@@ -84,6 +89,21 @@ mod tests {
     fn node(path: &str, host_path: &str, major: i64, minor: i64) -> Node {
         let (path, host_path) = (path.to_owned(), host_path.to_owned());
         Node { path, host_path, major, minor, ..Node::default() }
+    }
+
+    #[test]
+    fn paths_are_made_plain() {
+        for (path, expected) in [
+            ("/dev/nvidia0", "/dev/nvidia0"),
+            ("/dev//nvidia0", "/dev/nvidia0"),
+            ("/dev/./nvidia0/", "/dev/nvidia0"),
+            ("/x/../dev/nvidia0", "/dev/nvidia0"),
+            ("/../../dev", "/dev"),
+            ("/", "/"),
+            ("/..", "/"),
+        ] {
+            assert_eq!(plain(path), expected);
+        }
     }
 
     #[test]

@@ -231,6 +231,9 @@ fn what_we_cannot_do_refuses_the_specification() {
         let error = found(&text, &[gpu(0, 0)], &host).unwrap_err();
         assert_eq!(error, format!("/cdi/0/nvidia.yaml asks for {what}, which cgpu cannot give"));
     }
+    let text = MINIMAL.replace("{path: /dev/nvidia0}", "{path: /x, major: 195}, {path: /x}");
+    let error = found(&text, &[gpu(0, 0)], &host).unwrap_err();
+    assert!(error.contains("asks for two nodes at one path"), "{error}");
     host.file("/dev/disk");
     let text = MINIMAL.replace("env: [A=b]", "deviceNodes: [{path: /dev/disk, major: 8}]");
     let error = found(&text, &[gpu(0, 0)], &host).unwrap_err();
