@@ -6,14 +6,15 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{major, minor};
 
-use super::facts::{BusGpu, Driver, Library, Node, NodeKind, Seen};
+use super::facts::{BusGpu, Cdi, Driver, Files, Library, Node, NodeKind, Seen};
 use super::files::Tree;
 use super::sentence;
-use crate::config::{Config, InventorySource};
+use crate::config::{Config, Inject, InventorySource};
+use crate::inject::cdi::{HostFacts, Specifications, State};
 use crate::inject::find;
 use crate::inject::root::Root;
 use crate::inventory::{Fingerprint, FingerprintError};
@@ -51,11 +52,12 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
     };
     let minors = gpus.iter().flatten().flatten().copied().collect::<Vec<u32>>();
     let kernel = match &banner {
-        Seen::Found(banner) => Version::in_banner(banner).map(|version| version.to_string()),
+        Seen::Found(banner) => Version::in_banner(banner),
         Seen::Absent | Seen::Unreadable(_) => None,
     };
     let library = Root::open(&root).ok().and_then(|files| {
-        let (version, path) = find::installed(&files, kernel.as_deref())?;
+        let (version, path) =
+            find::installed(&files, kernel.map(|version| version.to_string()).as_deref())?;
         let path = config.driver.root.join(path.strip_prefix("/").unwrap_or(&path));
         Some(Library { version: version.parse().ok()?, path })
     });
@@ -71,9 +73,39 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
         nodes: nodes(tree, &config.driver.root.join("dev"), &majors, &minors),
         root: config.driver.root.clone(),
         library,
-        inject: config.driver.inject,
+        files: files(tree, config, kernel),
         gpus_from_file: config.inventory.source == InventorySource::File,
     }
+}
+
+/// By which means the driver's files come into containers.
+fn files(tree: &Tree, config: &Config, kernel: Option<Version>) -> Files {
+    let driver = &config.driver;
+    let cdi = matches!(driver.inject, Inject::Auto | Inject::Cdi).then(|| {
+        let directories: Vec<PathBuf> = driver.cdi_dirs.iter().map(|dir| tree.at(dir)).collect();
+        let specifications = Specifications::load(&directories, None);
+        let devices = specifications.devices(&HostFacts { root: tree.at("/"), driver: kernel });
+        let unusable = specifications
+            .unusable()
+            .map(|(file, why)| format!("{} can't be used: {why}", tree.named(file).display()));
+        let trouble = devices.iter().filter_map(|device| match &device.state {
+            State::Ok | State::Overridden(_) => None,
+            State::Conflict(with) => {
+                Some(format!("{} is in {} as well", device.name, with.display()))
+            }
+            State::Stale(why) | State::Unsupported(why) => Some(why.clone()),
+        });
+        Cdi {
+            usable: devices.iter().filter(|device| device.state == State::Ok).count(),
+            trouble: trouble.chain(unusable).next(),
+        }
+    });
+    let nvidia_runtime = (driver.inject == Inject::NvidiaRuntime).then(|| {
+        let name = driver.nvidia_runtime.clone();
+        let file = tree.program(&name);
+        (name, file)
+    });
+    Files { inject: driver.inject, cdi, nvidia_runtime }
 }
 
 /// NVIDIA's GPUs on the PCI bus.

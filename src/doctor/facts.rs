@@ -39,6 +39,26 @@ pub struct Facts {
     pub own: Own,
 }
 
+/// How the driver's files come into containers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    /// What is configured.
+    pub inject: Inject,
+    /// What CDI specifications are worth, where they are asked.
+    pub cdi: Option<Cdi>,
+    /// NVIDIA's runtime, where it is configured: its name, and its file if it is there.
+    pub nvidia_runtime: Option<(String, Option<PathBuf>)>,
+}
+
+/// What CDI specifications are worth.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cdi {
+    /// How many devices of NVIDIA's can be had.
+    pub usable: usize,
+    /// Why the first can't that can't, or why a file can't be used.
+    pub trouble: Option<String>,
+}
+
 /// A library of the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Library {
@@ -68,7 +88,7 @@ pub struct Driver {
     /// The newest of its libraries there.
     pub library: Option<Library>,
     /// How its files come into containers.
-    pub inject: Inject,
+    pub files: Files,
     /// Whether the GPUs are listed in a file.
     pub gpus_from_file: bool,
 }

@@ -232,12 +232,70 @@ fn nodes(nodes: &[Node]) -> Vec<Finding> {
 
 /// How the driver's files come into containers.
 fn files(facts: &Facts) -> Finding {
-    let mode = match facts.inject {
-        Inject::Auto => "auto",
-        Inject::Cdi => "cdi",
-        Inject::Native => "native",
-        Inject::NvidiaRuntime => "nvidia-runtime",
-        Inject::Off => "off",
+    let row = |severity, what| Finding::new(Driver, "files", severity, what);
+    let library = facts.library.as_ref().map(|library| library.version.to_string());
+    let without = "containers get device nodes only";
+    let needless = standing(facts) == Standing::Needless;
+    let missing = |what: String, remedy: &str| match needless {
+        true => row(Note, what),
+        false => row(Error, what).remedy(remedy),
     };
-    Finding::new(Driver, "files", Fine, format!("[driver] inject = \"{mode}\""))
+    match (&facts.files.inject, &facts.files.cdi, &facts.files.nvidia_runtime) {
+        (Inject::NvidiaRuntime, _, Some((name, None))) => {
+            row(Error, format!("inject is nvidia-runtime, and there is no program {name}"))
+                .of(name.clone())
+                .remedy("install NVIDIA's container toolkit, or set [driver] inject = \"auto\"")
+        }
+        (Inject::NvidiaRuntime, _, runtime) => {
+            let file = runtime.as_ref().and_then(|(_, file)| file.as_ref());
+            let file = file.map(|file| file.display().to_string()).unwrap_or_default();
+            row(Fine, format!("nvidia-runtime (configured): {file}")).of(file)
+        }
+        (Inject::Off, ..) => row(Fine, format!("off (configured): {without}")),
+        (Inject::Cdi, Some(cdi), _) if cdi.usable == 0 => missing(
+            match &cdi.trouble {
+                Some(why) => format!("inject is cdi, and no device is usable: {why}"),
+                None => "inject is cdi, and there is no specification of NVIDIA's".to_owned(),
+            },
+            "`cgpu cdi generate --output /etc/cdi/nvidia.yaml`",
+        ),
+        (Inject::Auto | Inject::Cdi, Some(cdi), _) if cdi.usable > 0 => {
+            let why = if facts.files.inject == Inject::Auto { "auto" } else { "configured" };
+            let what = format!("cdi ({why}): {} devices; `cgpu cdi list` shows them", cdi.usable);
+            match &cdi.trouble {
+                Some(trouble) => row(Warning, format!("{what}; {trouble}"))
+                    .remedy("`cgpu cdi list` shows which; write the file again, or remove it"),
+                None => row(Fine, what),
+            }
+        }
+        (Inject::Auto, cdi, _) => {
+            let trouble = cdi.as_ref().and_then(|cdi| cdi.trouble.as_ref());
+            match (library, trouble) {
+                (Some(version), None) => {
+                    row(Fine, format!("native (auto: no CDI specification): {version}"))
+                }
+                (Some(version), Some(why)) => {
+                    row(Warning, format!("native (auto: CDI is of no use): {version}; {why}"))
+                        .remedy("`cgpu cdi generate --output FILE` writes it again; or remove it")
+                }
+                (None, why) => {
+                    let why = why.map(|why| format!("; {why}")).unwrap_or_default();
+                    let what = format!("neither CDI nor libraries{why}: {without}");
+                    match needless {
+                        true => row(Note, what),
+                        false => row(Warning, what).remedy(
+                            "install the driver's libraries, or set [driver] root to where they are",
+                        ),
+                    }
+                }
+            }
+        }
+        (Inject::Native | Inject::Cdi, ..) => match library {
+            Some(version) => row(Fine, format!("native (configured): {version}")),
+            None => missing(
+                "inject is native, and there are no libraries of a driver".to_owned(),
+                "install the driver's libraries, or set [driver] root to where they are",
+            ),
+        },
+    }
 }

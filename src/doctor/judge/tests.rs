@@ -1,10 +1,10 @@
 use std::path::PathBuf;
 
-use super::super::facts::Library;
 use super::super::facts::{
     BusGpu, Cgroups, Driver, Engine, EngineFile, EngineKind, Facts, Flaw, Handler, Hook, HookFile,
     Isolation, Node, NodeKind, Own, Records, Runtime, Seen, Toolkit,
 };
+use super::super::facts::{Cdi, Files, Library};
 use super::super::worst;
 use super::*;
 use crate::config::Inject;
@@ -47,7 +47,7 @@ fn well() -> Facts {
                 version: "535.161.08".parse().unwrap(),
                 path: "/usr/lib64/libcuda.so.535.161.08".into(),
             }),
-            inject: Inject::Auto,
+            files: Files { inject: Inject::Auto, cdi: Some(Cdi::default()), nvidia_runtime: None },
             gpus_from_file: false,
         },
         isolation: Isolation {
@@ -146,7 +146,7 @@ fn a_host_on_which_nothing_is_wrong_is_told_so() {
         what("nodes"),
         "/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia-uvm-tools and /dev/nvidia0"
     );
-    assert_eq!(what("files"), "[driver] inject = \"auto\"");
+    assert_eq!(what("files"), "native (auto: no CDI specification): 535.161.08");
     assert_eq!(what("kernel"), "Linux 6.8.0-45-generic: seccomp notifies a listener");
     assert_eq!(
         what("backend"),
@@ -570,4 +570,91 @@ fn we_are_judged_too() {
         facts.own.records = Err("record x: no".into());
     });
     finds("rights", Note, "not run as the host's root", |facts| facts.own.root = false);
+}
+
+#[test]
+fn how_the_driver_s_files_come_is_told_with_why_and_what_to_do() {
+    let cdi =
+        |usable, trouble: Option<&str>| Some(Cdi { usable, trouble: trouble.map(str::to_owned) });
+    let runtime = |file: Option<&str>| {
+        Some(("nvidia-container-runtime".to_owned(), file.map(std::path::PathBuf::from)))
+    };
+    let none = "containers get device nodes only";
+    for (inject, cdi, nvidia_runtime, library, severity, what) in [
+        (Inject::Off, None, None, true, Severity::Ok, format!("off (configured): {none}")),
+        (Inject::Native, None, None, true, Severity::Ok, "native (configured): 535.161.08".into()),
+        (
+            Inject::Native,
+            None,
+            None,
+            false,
+            Severity::Error,
+            "inject is native, and there are no libraries of a driver".into(),
+        ),
+        (
+            Inject::Auto,
+            cdi(5, None),
+            None,
+            true,
+            Severity::Ok,
+            "cdi (auto): 5 devices; `cgpu cdi list` shows them".into(),
+        ),
+        (
+            Inject::Auto,
+            cdi(0, Some("it is old")),
+            None,
+            true,
+            Severity::Warning,
+            "native (auto: CDI is of no use): 535.161.08; it is old".into(),
+        ),
+        (
+            Inject::Auto,
+            cdi(0, None),
+            None,
+            false,
+            Severity::Warning,
+            format!("neither CDI nor libraries: {none}"),
+        ),
+        (
+            Inject::Cdi,
+            cdi(3, Some("one is old")),
+            None,
+            false,
+            Severity::Warning,
+            "cdi (configured): 3 devices; `cgpu cdi list` shows them; one is old".into(),
+        ),
+        (
+            Inject::Cdi,
+            cdi(0, None),
+            None,
+            true,
+            Severity::Error,
+            "inject is cdi, and there is no specification of NVIDIA's".into(),
+        ),
+        (
+            Inject::NvidiaRuntime,
+            None,
+            runtime(None),
+            true,
+            Severity::Error,
+            "inject is nvidia-runtime, and there is no program nvidia-container-runtime".into(),
+        ),
+        (
+            Inject::NvidiaRuntime,
+            None,
+            runtime(Some("/usr/bin/nvidia-container-runtime")),
+            true,
+            Severity::Ok,
+            "nvidia-runtime (configured): /usr/bin/nvidia-container-runtime".into(),
+        ),
+    ] {
+        let mut facts = well();
+        facts.driver.files = Files { inject, cdi, nvidia_runtime };
+        if !library {
+            facts.driver.library = None;
+        }
+        let found = judge(&facts).into_iter().find(|found| found.name == "files").unwrap();
+        assert_eq!((found.severity, found.what.as_str()), (severity, what.as_str()), "{inject:?}");
+        assert_eq!(found.remedy.is_some(), severity > Severity::Note, "{found:?}");
+    }
 }
