@@ -84,7 +84,10 @@ pub enum Stale {
         found: (i64, i64),
     },
     /// A node isn't there.
-    #[error("{} names {path}, and there is no such node; load the driver (`nvidia-modprobe -u -c=0`)", file.display())]
+    #[error(
+        "{} names {path}, and there is no such node; load the driver (`{}`)",
+        file.display(), maker(path)
+    )]
     NoNode {
         /// The file.
         file: PathBuf,
@@ -107,6 +110,11 @@ pub enum Stale {
         /// The missing one.
         path: String,
     },
+}
+
+/// What makes the node of that name.
+fn maker(path: &str) -> &'static str {
+    if path.ends_with("/nvidia-modeset") { "nvidia-modprobe -m" } else { "nvidia-modprobe -u -c=0" }
 }
 
 impl Stale {

@@ -194,6 +194,10 @@ fn what_is_stale_is_told_with_file_path_and_remedy() {
         "one-gpu.yaml",
         "names /dev/nvidia-uvm, and there is no such node; load the driver (`nvidia-modprobe -u -c=0`) (and 1 more of the kind)",
     );
+    host.remove("/dev/nvidia-modeset");
+    let error = found(&text("one-gpu.yaml"), &[gpu(0, 0)], &host).unwrap_err();
+    assert!(error.contains("names /dev/nvidia-modeset, and there is no such node; load the driver (`nvidia-modprobe -m`)"), "{error}");
+    host.node("/dev/nvidia-modeset", (195, 254));
     host.remove("/usr/bin/nvidia-cdi-hook");
     host.node("/dev/nvidia-uvm", (510, 0));
     let error = found(&text("hooks.yaml"), &[gpu(0, 0)], &host).unwrap_err();
