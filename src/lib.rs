@@ -23,6 +23,8 @@ pub mod process;
 
 pub mod failpoint;
 
+pub mod replace;
+
 pub mod bundle;
 
 pub mod inject;

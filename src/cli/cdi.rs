@@ -13,13 +13,14 @@ use super::table::{aligned, printable};
 use super::{Format, Output};
 use crate::admission::Host;
 use crate::inject::cdi::generate::{Generated, generate, usable};
-use crate::inject::cdi::{DeviceState, HostFacts, Specifications, State, replace, yaml};
+use crate::inject::cdi::{DeviceState, HostFacts, Specifications, State, yaml};
 use crate::inject::driver::{Capability, Driver};
 use crate::inject::find::{self, FindError};
 use crate::inject::root::Root;
 use crate::inject::{Missing, native, nodes};
 use crate::inventory::{Inventory, cached, probe};
 use crate::plan::{Kind, Plan, PlannedGpu};
+use crate::replace::replace;
 
 /// What to do with specifications.
 #[derive(Debug, Subcommand)]
@@ -175,7 +176,7 @@ fn write_file(file: &Path, text: &str) -> std::io::Result<()> {
     }
     // Through a link, the file that it leads to: renaming would put the link away.
     let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    replace::replace(&file, text.as_bytes(), 0o644)
+    replace(&file, text.as_bytes(), 0o644)
 }
 
 fn list(host: &Host, how: &List, out: &mut dyn Write) -> Result<()> {

@@ -5,10 +5,10 @@
 //! cache, and paths where nothing was) is as it was. A cache is never worth an error when it is
 //! read: missing, damaged, of another version, it is simply not there.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,7 @@ use tracing::warn;
 use super::driver::Driver;
 use super::find::{self, FindError};
 use super::root::{Root, Stamps};
+use crate::replace::replace;
 
 const FILE_NAME: &str = "driver.json";
 const VERSION: u32 = 1;
@@ -85,21 +86,8 @@ fn write(file: &Path, root: &Root, kernel: Option<&str>, found: Option<&Known>) 
         found: found.cloned(),
     };
     let text = serde_json::to_vec(&cache).map_err(io::Error::other)?;
-    let dir = file.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(dir)?;
-    let new = dir.join(format!(".{FILE_NAME}.{}", std::process::id()));
-    let written = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&new)
-        .and_then(|mut file| file.write_all(&text))
-        .and_then(|()| fs::rename(&new, file));
-    if written.is_err() {
-        let _ = fs::remove_file(&new);
-    }
-    written
+    fs::create_dir_all(file.parent().unwrap_or(Path::new("/")))?;
+    replace(file, &text, 0o600)
 }
 
 /// A name for just these files, of letters that any path may have.

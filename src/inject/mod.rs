@@ -28,6 +28,7 @@ use crate::bundle::{Bundle, BundleError, Edits, ProcessFile};
 use crate::config::{Config, Inject};
 use crate::inventory::Inventory;
 use crate::plan::Plan;
+use cdi::merge::Why;
 use cdi::{CdiError, HostFacts, Specifications, Wanted};
 
 /// How the driver's files come into a container.
@@ -175,7 +176,11 @@ fn by_cdi(config: &Config, plan: &Plan, inventory: &Inventory) -> Result<Option<
     let found = specifications.edits_for(&wanted, &HostFacts::read(&driver.proc_root))?;
     Ok(found.map(|found| {
         for left_out in &found.left_out {
-            warn!("CDI: {left_out}");
+            match left_out.why {
+                // NVIDIA's generator lists it for every GPU.
+                Why::Drm => info!("CDI: {left_out}"),
+                Why::OtherGpu | Why::Devices => warn!("CDI: {left_out}"),
+            }
         }
         let masked = native::others(&driver.proc_root, plan, inventory);
         Edits { masked, ..found.edits }

@@ -8,9 +8,9 @@
 //! That a GPU is lost, or was reset and is well again, shows in NVML alone: the cache
 //! learns it with the next `cgpu gpus --refresh`.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,7 @@ use thiserror::Error;
 
 use super::file::FILE_BYTES_MAX;
 use super::{Fingerprint, Gpu, Inventory};
+use crate::replace::replace;
 
 const FILE_NAME: &str = "inventory.json";
 const VERSION: u32 = 1;
@@ -85,32 +86,14 @@ pub(super) fn write(
         .map_err(|source| CacheError::Directory { path: state_dir.to_owned(), source })?;
     let path = state_dir.join(FILE_NAME);
     let cache = Cache { version: VERSION, fingerprint, gpus: inventory.gpus().to_vec() };
-    replace(&path, &cache).map_err(|source| CacheError::Write { path, source })
-}
-
-/// Writes beside `path` and renames, so that readers see the old or the new.
-fn replace(path: &Path, cache: &Cache) -> io::Result<()> {
-    let temporary = path.with_extension(format!("json.{}", std::process::id()));
-    // What a killed process of our number left behind would make `create_new` fail.
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let written = (|| {
-        let mut file =
-            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        file.write_all(&serde_json::to_vec_pretty(cache)?)?;
-        fs::rename(&temporary, path)
-    })();
-    if written.is_err() {
-        // The first error is the one to tell.
-        let _ = fs::remove_file(&temporary);
-    }
-    written
+    let text = serde_json::to_vec_pretty(&cache).map_err(io::Error::from);
+    text.and_then(|text| replace(&path, &text, 0o600))
+        .map_err(|source| CacheError::Write { path, source })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::dirs::{Listing, Source};
-use super::replace::replace;
+use crate::replace::replace;
 
 const VERSION: u32 = 1;
 

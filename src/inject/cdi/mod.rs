@@ -13,7 +13,6 @@ mod listing;
 pub mod merge;
 mod nature;
 pub mod parse;
-pub mod replace;
 pub mod spec;
 pub mod stale;
 pub mod validate;
