@@ -83,5 +83,6 @@ install: build ## install into DESTDIR/PREFIX
 uninstall: ## remove what install installed, but for the configuration
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-runtime cgpu-hook cgpu-monitor)
 	rm -rf $(DESTDIR)$(PREFIX)/share/cgpu
+	test -n "$(DESTDIR)" || ! mountpoint -q /run/cgpu/driver || umount -R /run/cgpu/driver
 
 prepush: lint test deny ## what CI does, and more

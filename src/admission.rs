@@ -19,7 +19,7 @@ use crate::backend::{self, BackendError, Isolation, Launch, Tenant, Way};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
-use crate::inject::{self, InjectError, Injection, Missing, NodeError, Nodes};
+use crate::inject::{self, InjectError, Injection, Missing, NodeError, Nodes, Purpose};
 use crate::inventory::{self, Inventory};
 use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan, Refusal, ResolveError};
 use crate::process::{self, ProcessId};
@@ -204,10 +204,13 @@ impl Host {
         plan: &Plan,
         inventory: &Inventory,
         bundle: &Bundle,
+        purpose: Purpose,
     ) -> Result<Injection, AdmissionError> {
-        // The driver's files are mounted in the state directory: it must be ours.
-        self.registry()?;
-        Ok(inject::injection(&self.config, plan, inventory, bundle)?)
+        if purpose == Purpose::Create {
+            // The driver's files are mounted in the state directory: it must be ours.
+            self.registry()?;
+        }
+        Ok(inject::injection(&self.config, plan, inventory, bundle, purpose)?)
     }
 
     /// What the plan of `record` changes in `bundle`.

@@ -20,7 +20,7 @@ use crate::admission::{self, AdmissionError, Host};
 use crate::backend::{self, Launch, Way};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::ConfigError;
-use crate::inject;
+use crate::inject::{self, Purpose};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, boot_time_s};
 use crate::report::sentence;
@@ -366,7 +366,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let plan = host.plan(&request, &inventory)?;
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
-    let driver = host.injection(&plan, &inventory, &bundle)?.edits;
+    let driver = host.injection(&plan, &inventory, &bundle, Purpose::Create)?.edits;
     let hook = admission::own_program(PROGRAM)?;
     let token = match bundle.hook_argument(&hook, "--reservation") {
         Some(token) => token.to_owned(),

@@ -11,6 +11,7 @@ use super::table::{aligned, printable};
 use crate::admission::{self, Host};
 use crate::backend::Capabilities;
 use crate::bundle::Bundle;
+use crate::inject::Purpose;
 use crate::inventory;
 use crate::plan::Plan;
 use crate::units::bytes_to_mib;
@@ -36,18 +37,22 @@ pub fn run(host: &Host, dir: &Path, format: Format, out: &mut dyn Write) -> Resu
             };
             let plan = host.plan(&request, &inventory)?;
             host.nodes(&plan, &inventory)?;
+            let injection = host.injection(&plan, &inventory, &bundle, Purpose::Inspect)?;
             host.would_admit(&plan, bundle.dir())?;
-            Some(plan)
+            Some((plan, injection))
         }
     };
     match (format, &plan, &reason) {
         (Format::Json, ..) => {
+            let plan = plan.as_ref().map(|(plan, _)| plan);
             serde_json::to_writer_pretty(&mut *out, &json!({"plan": plan, "reason": reason}))?;
             writeln!(out)?;
         }
-        (Format::Text, Some(plan), _) => {
+        (Format::Text, Some((plan, injection)), _) => {
             let isolation = host.isolation(plan.backend);
             out.write_all(text(plan, isolation.capabilities()).as_bytes())?;
+            let why = printable(&injection.why);
+            writeln!(out, "driver files: {} ({why})", injection.mode.name())?;
         }
         (Format::Text, None, reason) => {
             writeln!(out, "not in effect: {}", reason.as_deref().unwrap_or_default())?;

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+use super::Purpose;
 use super::driver::Driver;
 use super::find::{self, FindError};
 use super::root::{Root, Stamps};
@@ -49,7 +50,12 @@ pub struct Known {
 /// # Errors
 ///
 /// Where there is none, or only of other versions.
-pub fn driver(root: &Root, kernel: Option<&str>, state_dir: &Path) -> Result<Known, FindError> {
+pub fn driver(
+    root: &Root,
+    kernel: Option<&str>,
+    state_dir: &Path,
+    purpose: Purpose,
+) -> Result<Known, FindError> {
     let file = state_dir.join(FILE_NAME);
     let nothing = || FindError::Nothing { root: root.path().to_owned() };
     if let Some(found) = read(&file, root, kernel) {
@@ -60,7 +66,9 @@ pub fn driver(root: &Root, kernel: Option<&str>, state_dir: &Path) -> Result<Kno
         Err(FindError::Nothing { .. }) => None,
         Err(error) => return Err(error),
     };
-    if let Err(error) = write(&file, root, kernel, found.as_ref()) {
+    if purpose == Purpose::Create
+        && let Err(error) = write(&file, root, kernel, found.as_ref())
+    {
         let file = file.display();
         warn!(%file, %error, "the driver is searched for again next time");
     }
@@ -122,7 +130,10 @@ mod tests {
     fn a_driver_is_searched_for_again_only_when_something_changed() {
         let (host, state) = (root(), tempfile::tempdir().unwrap());
         let file = state.path().join(FILE_NAME);
-        let ask = |kernel| driver(&Root::open(host.path()).unwrap(), kernel, state.path());
+        let root = || Root::open(host.path()).unwrap();
+        driver(&root(), Some("535.1"), state.path(), Purpose::Inspect).unwrap();
+        assert!(!file.exists(), "who only looks keeps nothing");
+        let ask = |kernel| driver(&root(), kernel, state.path(), Purpose::Create);
         let first = ask(Some("535.1")).unwrap();
         assert_eq!(first.driver.version, "535.1");
         assert_eq!(first.driver.files.len(), 2, "{first:?}");
@@ -146,7 +157,8 @@ mod tests {
     #[test]
     fn that_there_is_none_is_kept_until_one_comes() {
         let (host, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let ask = || driver(&Root::open(host.path()).unwrap(), None, state.path());
+        let root = || Root::open(host.path()).unwrap();
+        let ask = || driver(&root(), None, state.path(), Purpose::Create);
         for _ in 0..2 {
             let error = ask().unwrap_err().to_string();
             assert!(error.starts_with("no driver libraries below /"), "{error}");
@@ -162,7 +174,8 @@ mod tests {
     fn what_can_t_be_kept_is_found_all_the_same() {
         let host = root();
         let state = host.path().join("usr/bin/nvidia-smi");
-        let known = driver(&Root::open(host.path()).unwrap(), None, &state).unwrap();
+        let root = Root::open(host.path()).unwrap();
+        let known = driver(&root, None, &state, Purpose::Create).unwrap();
         assert_eq!(known.driver.version, "535.1");
     }
 }

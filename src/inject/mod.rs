@@ -57,6 +57,15 @@ impl Mode {
     }
 }
 
+/// What it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To make a container.
+    Create,
+    /// To tell what a create would do: nothing is kept or mounted, and no edit can be used.
+    Inspect,
+}
+
 /// How the driver's files come into one container.
 #[derive(Debug, Clone)]
 pub struct Injection {
@@ -101,14 +110,15 @@ pub fn injection(
     plan: &Plan,
     inventory: &Inventory,
     bundle: &Bundle,
+    purpose: Purpose,
 ) -> Result<Injection, InjectError> {
     let configured = || "configured".to_owned();
-    let native = || native::edits(config, plan, inventory, bundle);
+    let native = || native::edits(config, plan, inventory, bundle, purpose);
     let injection = match config.driver.inject {
         Inject::Off => Injection::without(Mode::Off, configured()),
         Inject::NvidiaRuntime => Injection::without(Mode::NvidiaRuntime, configured()),
         Inject::Native => Injection { mode: Mode::Native, why: configured(), edits: native()? },
-        Inject::Cdi => match by_cdi(config, plan, inventory)? {
+        Inject::Cdi => match by_cdi(config, plan, inventory, purpose)? {
             Some(edits) => Injection { mode: Mode::Cdi, why: configured(), edits },
             None => {
                 let directories = config.driver.cdi_dirs.clone();
@@ -120,7 +130,7 @@ pub fn injection(
                 let why = format!("auto: the bundle has them, by {by}");
                 Injection::without(Mode::Off, why)
             }
-            None => best(by_cdi(config, plan, inventory), native)?,
+            None => best(by_cdi(config, plan, inventory, purpose), native)?,
         },
     };
     if matches!(injection.mode, Mode::Cdi | Mode::Native)
@@ -168,10 +178,15 @@ fn best(
 }
 
 /// The edits by the specifications of this host; `None` where none is about NVIDIA's GPUs.
-fn by_cdi(config: &Config, plan: &Plan, inventory: &Inventory) -> Result<Option<Edits>, CdiError> {
+fn by_cdi(
+    config: &Config,
+    plan: &Plan,
+    inventory: &Inventory,
+    purpose: Purpose,
+) -> Result<Option<Edits>, CdiError> {
     let driver = &config.driver;
-    let cache = config.state_dir.join("cdi.json");
-    let specifications = Specifications::load(&driver.cdi_dirs, Some(&cache));
+    let cache = (purpose == Purpose::Create).then(|| config.state_dir.join("cdi.json"));
+    let specifications = Specifications::load(&driver.cdi_dirs, cache.as_deref());
     let wanted: Vec<Wanted> = plan.gpus.iter().map(Wanted::from).collect();
     let found = specifications.edits_for(&wanted, &HostFacts::read(&driver.proc_root))?;
     Ok(found.map(|found| {

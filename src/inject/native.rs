@@ -14,7 +14,7 @@ use crate::rm::Version;
 use super::driver::DriverFile;
 use super::find::{self, FindError};
 use super::root::Root;
-use super::{InjectError, catalogue, known, place, tree, userland};
+use super::{InjectError, Purpose, catalogue, known, place, tree, userland};
 
 /// The version of the kernel's module; `None` where none is loaded.
 #[must_use]
@@ -34,6 +34,7 @@ pub fn edits(
     plan: &Plan,
     inventory: &Inventory,
     bundle: &Bundle,
+    purpose: Purpose,
 ) -> Result<Edits, InjectError> {
     let env = bundle.env()?;
     let asked = env.iter().rev().filter_map(|item| item.split_once('='));
@@ -44,8 +45,11 @@ pub fn edits(
     let root = Root::open(driver_root)
         .map_err(|source| FindError::NoRoot { root: driver_root.clone(), source })?;
     let kernel = kernel_version(&config.driver.proc_root).map(|version| version.to_string());
-    let known = known::driver(&root, kernel.as_deref(), &config.state_dir)?;
-    let tree = tree::prepare(&config.state_dir, &known, &wanted)?;
+    let known = known::driver(&root, kernel.as_deref(), &config.state_dir, purpose)?;
+    let tree = match purpose {
+        Purpose::Create => tree::prepare(&config.state_dir, &known, &wanted)?,
+        Purpose::Inspect => None,
+    };
 
     let sockets = find::sockets(&root);
     let given = |file: &&DriverFile| file.capabilities.iter().any(|by| wanted.contains(by));

@@ -32,6 +32,9 @@ pub const PROGRAMS: &str = "bin";
 /// What the host's directory is called in the state directory.
 const NAME: &str = "driver";
 
+/// For mount points and links: a driver has some hundred of both.
+const OPTIONS: &str = "mode=0700,size=4m";
+
 /// Another driver's directory is kept that long: a create may be about to mount it.
 const KEPT_S: u64 = 600;
 
@@ -149,8 +152,14 @@ fn is_mounted(path: &Path) -> bool {
 /// A file system for mount points, whose mounts no other namespace gets.
 fn own_file_system(home: &Path) -> Result<(), TreeError> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    let options = Some("mode=0700,size=4m");
-    mount(Some("cgpu"), home, Some("tmpfs"), flags, options).map_err(failed("mount", home))?;
+    let tmpfs = |options: &str| mount(Some("cgpu"), home, Some("tmpfs"), flags, Some(options));
+    // Under SELinux containers may read what has this type (container-selinux), and not what a
+    // tmpfs has by default; the driver's files keep their own.
+    let labelled = Path::new("/sys/fs/selinux/enforce").exists()
+        && tmpfs(&format!("{OPTIONS},context=system_u:object_r:container_ro_file_t:s0")).is_ok();
+    if !labelled {
+        tmpfs(OPTIONS).map_err(failed("mount", home))?;
+    }
     mount(None::<&str>, home, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>)
         .map_err(failed("make private", home))
 }

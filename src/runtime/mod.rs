@@ -22,7 +22,7 @@ use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage};
 use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
 use crate::hook;
-use crate::inject::{self, Mode, Nodes};
+use crate::inject::{self, Mode, Nodes, Purpose};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::report::{ErrorLog, report};
@@ -250,7 +250,7 @@ fn prepare(
     let plan = host.plan(&request, &inventory)?;
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
-    let injection = host.injection(&plan, &inventory, &bundle)?;
+    let injection = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
     let nvidia = match injection.mode {
         Mode::NvidiaRuntime => {
             let name = host.config.driver.nvidia_runtime.clone();

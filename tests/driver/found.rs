@@ -229,3 +229,33 @@ fn sockets_firmware_and_what_the_kernel_tells_come_along() {
     assert!(masked.contains(&"/proc/driver/nvidia/gpus/0000:01:00.0"), "{masked:?}");
     assert!(!masked.contains(&"/proc/driver/nvidia/gpus/0000:00:00.0"), "{masked:?}");
 }
+
+#[test]
+fn a_container_in_a_user_namespace_of_its_own_finds_it() {
+    let scratch = support::Scratch::new();
+    let installed = Layout::Ubuntu.install(&scratch, "driver");
+    installed.nodes(&["nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"]);
+    let host = DriverHost::with(installed.root());
+    let image = host.image(Userland::Distroless, Search::Usual);
+    // As an engine does that maps root away.
+    let mut chown = host.host.scratch.command("chown");
+    support::run_with_timeout(
+        chown.args(["-R", "100000:100000"]).arg(&image.path),
+        support::PATIENCE,
+    )
+    .ok();
+    let bundle = host.bundle_with(&image, &["/probe", "libcuda.so.1", "cuInit"], |config| {
+        let mapping = json!([{"containerID": 0, "hostID": 100_000, "size": 65536}]);
+        config["linux"]["uidMappings"] = mapping.clone();
+        config["linux"]["gidMappings"] = mapping;
+        let namespaces = config["linux"]["namespaces"].as_array_mut().unwrap();
+        namespaces.push(json!({"type": "user"}));
+    });
+    let open = |path: &Path| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    open(host.host.scratch.path());
+    let outcome = host.host.runtime().run(&bundle).ok();
+    assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
+}

@@ -333,3 +333,22 @@ fn what_nvidia_s_toolkit_lists_of_the_same_driver_is_here_but_for_what_is_explai
     let unexplained: Vec<_> = more.iter().filter(|path| !explained(path)).collect();
     assert!(unexplained.is_empty(), "{unexplained:?}");
 }
+
+#[test]
+fn inspect_tells_how_they_would_come_and_leaves_nothing() {
+    let mut host = DriverHost::new();
+    let image = host.image(Userland::Debian12, Search::Usual);
+    let bundle = host.bundle(&image, &["true"]);
+    let directory = bundle.directory.display().to_string();
+    let inspect = |host: &DriverHost| host.host.cgpu(&["inspect", "--bundle", &directory]);
+    let told = inspect(&host).ok();
+    assert!(told.stdout.ends_with("driver files: native (configured)\n"), "{told}");
+    host.host.set("driver.inject", "auto");
+    let told = inspect(&host).ok();
+    let expected = "driver files: native (auto: there is no CDI specification)\n";
+    assert!(told.stdout.ends_with(expected), "{told}");
+    assert!(!host.host.state_dir().exists());
+    host.load_module("550.54.14");
+    let refused = inspect(&host).exits(1);
+    assert!(refused.stderr.contains("the driver's kernel module is 550.54.14"), "{refused}");
+}
