@@ -1,11 +1,12 @@
 //! Edits to the value of a `config.json`. Pure; applied twice they change nothing more.
 
-use oci_spec::runtime::{
-    Hook, HookBuilder, LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType, MountBuilder,
-};
+use oci_spec::runtime::{Hook, HookBuilder, MountBuilder};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
-use std::path::{Component, Path, PathBuf};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+use super::devices::{allow, declare, withhold};
+use super::shape::{Misshapen, list, mounts, object, plain, text};
 
 /// What a plan changes in a bundle.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -160,14 +161,6 @@ pub struct HookCall {
     pub timeout_s: Option<i64>,
 }
 
-/// A field that is not what the specification says, and what it should be.
-type Misshapen = (&'static str, &'static str);
-
-/// The major number of NVIDIA's device nodes (`Documentation/admin-guide/devices.txt`).
-const NVIDIA_MAJOR: i64 = 195;
-/// The last minor number of a GPU; 254 and 255 are modeset and control.
-const LAST_GPU_MINOR: i64 = 253;
-
 pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen> {
     let before = config.clone();
     if !edits.env.is_empty() && !config.get("process").is_some_and(Value::is_object) {
@@ -208,49 +201,6 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen
     Ok(*config != before)
 }
 
-/// The object at `path`, made where it is missing.
-fn object<'a>(
-    value: &'a mut Value,
-    path: &[&str],
-    field: &'static str,
-) -> Result<&'a mut Map<String, Value>, Misshapen> {
-    let mut here = value;
-    for name in path {
-        let map = here.as_object_mut().ok_or((field, "an object"))?;
-        here = map.entry(*name).or_insert(Value::Null);
-        if here.is_null() {
-            *here = json!({});
-        }
-    }
-    here.as_object_mut().ok_or((field, "an object"))
-}
-
-/// The list at `path`, made where it is missing.
-fn list<'a>(
-    value: &'a mut Value,
-    path: &[&str],
-    field: &'static str,
-) -> Result<&'a mut Vec<Value>, Misshapen> {
-    let (last, parents) = path.split_last().ok_or((field, "a list"))?;
-    let item = object(value, parents, field)?.entry(*last).or_insert(Value::Null);
-    if item.is_null() {
-        *item = json!([]);
-    }
-    item.as_array_mut().ok_or((field, "a list"))
-}
-
-fn devices(config: &mut Value) -> Result<&mut Vec<Value>, Misshapen> {
-    list(config, &["linux", "devices"], "linux.devices")
-}
-
-fn device_rules(config: &mut Value) -> Result<&mut Vec<Value>, Misshapen> {
-    list(config, &["linux", "resources", "devices"], "linux.resources.devices")
-}
-
-fn mounts(config: &mut Value) -> Result<&mut Vec<Value>, Misshapen> {
-    list(config, &["mounts"], "mounts")
-}
-
 /// Sets variables where they stand (every time they stand there), or at the end.
 pub(super) fn set_env(
     config: &mut Value,
@@ -273,170 +223,6 @@ pub(super) fn set_env(
         if !found {
             env.push(item);
         }
-    }
-    Ok(())
-}
-
-fn number(value: &Value, field: &str) -> Option<i64> {
-    value.get(field).and_then(Value::as_i64)
-}
-
-fn text<'a>(value: &'a Value, field: &str) -> &'a str {
-    value.get(field).and_then(Value::as_str).unwrap_or_default()
-}
-
-/// `path` without `//`, `/./` and `/../`. Links are the host's business.
-fn plain(path: &str) -> String {
-    let mut plain = PathBuf::new();
-    for part in Path::new(path).components() {
-        match part {
-            Component::ParentDir => drop(plain.pop()),
-            Component::CurDir => {}
-            part => plain.push(part),
-        }
-    }
-    plain.to_string_lossy().into_owned()
-}
-
-/// Whether `path` is where NVIDIA's nodes of single GPUs and MIG instances usually are.
-fn is_gpu_path(path: &str) -> bool {
-    if path.starts_with("/dev/nvidia-caps/") {
-        return true;
-    }
-    path.strip_prefix("/dev/nvidia")
-        .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
-/// Takes the nodes of other GPUs out: declared devices, device rules and bind mounts.
-fn withhold(config: &mut Value, edits: &Edits) -> Result<(), Misshapen> {
-    let ours = |path: &str, major, minor| {
-        edits.devices.iter().any(|node| {
-            node.path == path || (Some(node.major) == major && Some(node.minor) == minor)
-        }) || edits.binds.iter().any(|bind| bind.destination == path)
-    };
-    let foreign = |path: &str, major: Option<i64>, minor: Option<i64>| {
-        if ours(path, major, minor) {
-            return false;
-        }
-        let path = plain(path);
-        let gpu_number = major == Some(NVIDIA_MAJOR)
-            && minor.is_some_and(|minor| (0..=LAST_GPU_MINOR).contains(&minor));
-        let listed = edits.withheld.iter().any(|node| {
-            node.path == path || (Some(node.major) == major && Some(node.minor) == minor)
-        });
-        listed || gpu_number || is_gpu_path(&path)
-    };
-    if edits.withheld.is_empty() && edits.devices.is_empty() && edits.binds.is_empty() {
-        return Ok(());
-    }
-    if config.pointer("/linux/devices").is_some_and(|list| !list.is_null()) {
-        devices(config)?.retain(|device| {
-            !foreign(text(device, "path"), number(device, "major"), number(device, "minor"))
-        });
-    }
-    if config.get("mounts").is_some_and(|list| !list.is_null()) {
-        mounts(config)?.retain(|mount| {
-            let (source, destination) = (text(mount, "source"), text(mount, "destination"));
-            let given = edits
-                .binds
-                .iter()
-                .any(|bind| bind.source == source && bind.destination == destination);
-            let (source, destination) = (plain(source), plain(destination));
-            let withheld =
-                edits.withheld.iter().any(|node| node.source == source || node.path == source);
-            given || !(withheld || is_gpu_path(&source) || is_gpu_path(&destination))
-        });
-    }
-    if config.pointer("/linux/resources/devices").is_some_and(|list| !list.is_null()) {
-        let rules = device_rules(config)?;
-        rules.retain(|rule| {
-            let (major, minor) = (number(rule, "major"), number(rule, "minor"));
-            // cgroup v1 can't take a device out of a rule for all of a major number, and
-            // runc then refuses; all that such a rule is for is allowed one by one.
-            let nvidias = major == Some(NVIDIA_MAJOR) && minor.is_none_or(|minor| minor < 0);
-            let wide = major.is_none() || minor.is_none();
-            rule.get("allow") != Some(&Value::Bool(true))
-                || !(nvidias || (!wide && foreign("", major, minor)))
-        });
-        // A rule as wide as "every device" stays, and these are taken out of it.
-        for node in &edits.withheld {
-            let deny = rule(false, node.major, node.minor);
-            let widest = rules.iter().rposition(|rule| covers(rule, node.major, node.minor));
-            let denied = rules.iter().rposition(|rule| *rule == deny);
-            if widest.is_some() && denied < widest {
-                rules.push(deny);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Whether an allow rule names the device by a wildcard.
-fn covers(rule: &Value, major: i64, minor: i64) -> bool {
-    let matches = |field, wanted| match number(rule, field) {
-        None | Some(-1) => true,
-        Some(found) => found == wanted,
-    };
-    rule.get("allow") == Some(&Value::Bool(true))
-        && matches!(text(rule, "type"), "" | "a" | "c")
-        && matches("major", major)
-        && matches("minor", minor)
-        && text(rule, "access") != "m"
-}
-
-/// Whether the last rule that speaks of every device allows them.
-pub(super) fn allows_every_device(config: &Value) -> bool {
-    let rules = config.pointer("/linux/resources/devices").and_then(Value::as_array);
-    rules
-        .into_iter()
-        .flatten()
-        .rfind(|rule| {
-            matches!(text(rule, "type"), "" | "a")
-                && !matches!(number(rule, "major"), Some(0..))
-                && !matches!(number(rule, "minor"), Some(0..))
-        })
-        .is_some_and(|rule| rule.get("allow") == Some(&Value::Bool(true)))
-}
-
-fn rule(allow: bool, major: i64, minor: i64) -> Value {
-    let rule = LinuxDeviceCgroupBuilder::default()
-        .allow(allow)
-        .typ(LinuxDeviceType::C)
-        .major(major)
-        .minor(minor)
-        .access(if allow { "rw" } else { "rwm" })
-        .build()
-        .expect("every field of a device rule is optional or set");
-    serde_json::to_value(rule).expect("a device rule is plain data")
-}
-
-fn declare(config: &mut Value, node: &DeviceNode) -> Result<(), Misshapen> {
-    let device = LinuxDeviceBuilder::default()
-        .path(&node.path)
-        .typ(LinuxDeviceType::C)
-        .major(node.major)
-        .minor(node.minor)
-        .file_mode(node.mode)
-        .uid(node.uid)
-        .gid(node.gid)
-        .build()
-        .expect("every field of a device is set");
-    let devices = devices(config)?;
-    match devices.iter_mut().find(|device| text(device, "path") == node.path) {
-        Some(old)
-            if number(old, "major") == Some(node.major)
-                && number(old, "minor") == Some(node.minor) => {}
-        Some(old) => *old = serde_json::to_value(device).expect("a device is plain data"),
-        None => devices.push(serde_json::to_value(device).expect("a device is plain data")),
-    }
-    Ok(())
-}
-
-fn allow(config: &mut Value, node: &DeviceNode) -> Result<(), Misshapen> {
-    let allow = rule(true, node.major, node.minor);
-    let rules = device_rules(config)?;
-    if !rules.contains(&allow) {
-        rules.push(allow);
     }
     Ok(())
 }
@@ -564,7 +350,10 @@ fn forget_former(config: &mut Value, calls: &[HookCall]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::devices::{allows_every_device, rule};
+    use super::super::shape::number;
     use super::*;
+    use serde_json::json;
 
     fn node(path: &str, minor: i64) -> DeviceNode {
         DeviceNode::new(path.into(), 195, minor)

@@ -5,8 +5,10 @@
 //! for what changed: unknown fields, order, numbers and escapes stay to the byte. Nothing
 //! is written where nothing changed.
 
+mod devices;
 mod edit;
 mod process;
+mod shape;
 mod splice;
 
 use std::ffi::OsStr;
@@ -264,7 +266,7 @@ impl Bundle {
     #[must_use]
     pub fn is_privileged(&self) -> bool {
         let capabilities = self.value.pointer("/process/capabilities/bounding");
-        edit::allows_every_device(&self.value)
+        devices::allows_every_device(&self.value)
             || capabilities
                 .and_then(Value::as_array)
                 .is_some_and(|list| list.iter().any(|item| item == "CAP_SYS_ADMIN"))

@@ -1,0 +1,64 @@
+//! Parts of a `config.json`'s value: looked up, made where they are missing, or told to be of
+//! another shape than the OCI runtime specification says. Pure.
+
+use serde_json::{Map, Value, json};
+use std::path::{Component, Path, PathBuf};
+
+/// A field that is not what the specification says, and what it should be.
+pub(super) type Misshapen = (&'static str, &'static str);
+
+/// The object at `path`, made where it is missing.
+pub(super) fn object<'a>(
+    value: &'a mut Value,
+    path: &[&str],
+    field: &'static str,
+) -> Result<&'a mut Map<String, Value>, Misshapen> {
+    let mut here = value;
+    for name in path {
+        let map = here.as_object_mut().ok_or((field, "an object"))?;
+        here = map.entry(*name).or_insert(Value::Null);
+        if here.is_null() {
+            *here = json!({});
+        }
+    }
+    here.as_object_mut().ok_or((field, "an object"))
+}
+
+/// The list at `path`, made where it is missing.
+pub(super) fn list<'a>(
+    value: &'a mut Value,
+    path: &[&str],
+    field: &'static str,
+) -> Result<&'a mut Vec<Value>, Misshapen> {
+    let (last, parents) = path.split_last().ok_or((field, "a list"))?;
+    let item = object(value, parents, field)?.entry(*last).or_insert(Value::Null);
+    if item.is_null() {
+        *item = json!([]);
+    }
+    item.as_array_mut().ok_or((field, "a list"))
+}
+
+pub(super) fn mounts(config: &mut Value) -> Result<&mut Vec<Value>, Misshapen> {
+    list(config, &["mounts"], "mounts")
+}
+
+pub(super) fn number(value: &Value, field: &str) -> Option<i64> {
+    value.get(field).and_then(Value::as_i64)
+}
+
+pub(super) fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value.get(field).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// `path` without `//`, `/./` and `/../`. Links are the host's business.
+pub(super) fn plain(path: &str) -> String {
+    let mut plain = PathBuf::new();
+    for part in Path::new(path).components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            Component::CurDir => {}
+            part => plain.push(part),
+        }
+    }
+    plain.to_string_lossy().into_owned()
+}
