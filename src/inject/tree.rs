@@ -3,13 +3,13 @@
 //! A container then gets all of them by a single mount, and under all their names, links among
 //! them; a mount for each file and name would cost a create some 0.1 ms each, and leave an empty
 //! file for each in the container's own layer. `STATE_DIR/driver` is a file system of its own
-//! that passes no mounts on; in it `IDENTITY/CAPABILITIES/{bin,lib64,lib32}` has a file mounted
+//! that passes no mounts on; in it `NAMESPACE/IDENTITY/CAPABILITIES/{bin,lib64,lib32}` has a file mounted
 //! read-only for each of the driver's, whose copies in containers outlive the directory and the
 //! driver's update. A directory is whole when its last file is mounted.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -104,8 +104,8 @@ pub fn prepare(
     let Some(last) = leaves.last() else { return Ok(None) };
     let bits = capabilities.iter().fold(0u32, |bits, capability| bits | 1 << *capability as u32);
     let home = home(state_dir);
-    let drivers = home.join(&known.identity);
-    let dir = drivers.join(format!("{bits:02x}"));
+    let own = home.join(mount_namespace());
+    let dir = own.join(&known.identity).join(format!("{bits:02x}"));
     if is_mounted(&dir.join(&last.path)) {
         return Ok(Some(dir));
     }
@@ -126,8 +126,8 @@ pub fn prepare(
         make_dir(&home, 0o700)?;
         own_file_system(&home)?;
     }
-    forget(&home, &known.identity);
-    // What was begun and not ended, or belongs to another mount namespace.
+    forget(&own, &known.identity);
+    // What was begun and not ended.
     take_down(&dir);
     make(&dir, &leaves)?;
     Ok(Some(dir))
@@ -141,6 +141,13 @@ fn failed<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl FnOnce(E)
 fn make_dir(path: &Path, mode: u32) -> Result<(), TreeError> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(mode).create(path).map_err(failed("make the directory", path))
+}
+
+/// A name for this mount namespace. Two engines may have one each, and the same state directory:
+/// neither sees the other's mounts, and a mount point that one removes is gone for both.
+fn mount_namespace() -> String {
+    let inode = fs::metadata("/proc/self/ns/mnt").map(|meta| meta.ino());
+    format!("{:x}", inode.unwrap_or_default())
 }
 
 /// Whether something is mounted at `path` in this mount namespace.
@@ -205,8 +212,8 @@ fn mount_read_only(source: &str, point: &Path) -> Result<(), TreeError> {
 }
 
 /// Takes down the directories of drivers that were there before.
-fn forget(home: &Path, current: &str) {
-    for entry in fs::read_dir(home).into_iter().flatten().flatten() {
+fn forget(own: &Path, current: &str) {
+    for entry in fs::read_dir(own).into_iter().flatten().flatten() {
         let age = entry.metadata().and_then(|meta| meta.modified()).ok();
         let age = age.and_then(|made| SystemTime::now().duration_since(made).ok());
         if entry.file_name() != current && age > Some(Duration::from_secs(KEPT_S)) {

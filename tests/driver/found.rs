@@ -259,3 +259,31 @@ fn a_container_in_a_user_namespace_of_its_own_finds_it() {
     let outcome = host.host.runtime().run(&bundle).ok();
     assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
 }
+
+/// As an image has it whose distribution builds libraries for newer processors, too; and as it is
+/// everywhere on a processor whose linker has no such directory.
+#[test]
+fn libraries_of_the_image_s_own_for_this_processor_are_not_hidden() {
+    let host = DriverHost::new();
+    for (userland, directory) in [
+        (Userland::Debian12, "usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v2"),
+        (Userland::Lib64, "usr/lib64/glibc-hwcaps/x86-64-v2"),
+        (Userland::Debian11, "usr/lib/x86_64-linux-gnu/tls"),
+    ] {
+        let image = host.image(userland, Search::Usual);
+        let own = image.path.join(directory);
+        std::fs::create_dir_all(&own).unwrap();
+        let library = support::userland::OWN_LIBRARY;
+        std::fs::copy(image.path.join("opt/app/lib").join(library), own.join(library)).unwrap();
+        for run in ["first", "again"] {
+            println!("{userland:?} {run}");
+            let outcome = host.run(&image, &["/probe", library, "app"]).ok();
+            assert_eq!(outcome.stdout.lines().nth(1), Some("7"), "{outcome}");
+            host.lacks_only_the_kernel(&image);
+        }
+        let bundle = host.bundle(&image, &["true"]);
+        let _ = host.host.runtime().run(&bundle);
+        let path = format!("{}/libcuda.so.1", userland.libraries());
+        assert!(mounts(&bundle).iter().any(|(to, _)| *to == path), "{:?}", mounts(&bundle));
+    }
+}

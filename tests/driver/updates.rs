@@ -87,3 +87,38 @@ fn two_hosts_in_one_and_a_directory_half_made_are_told_apart() {
     nix::mount::umount2(&home, nix::mount::MntFlags::MNT_DETACH).unwrap();
     host.lacks_only_the_kernel(&image);
 }
+
+/// As with an engine of the host's and one of a snap's, say.
+#[test]
+fn engines_in_mount_namespaces_of_their_own_do_not_disturb_each_other() {
+    let host = DriverHost::new();
+    let image = host.image(Userland::Distroless, Search::Usual);
+    let elsewhere = |propagation: &str| {
+        let bundle = host.bundle(&image, &["/probe", "libcuda.so.1", "cuInit"]);
+        let runtime = host.host.runtime();
+        let inner = runtime.command();
+        let mut command = host.host.scratch.command("unshare");
+        command.args(["--mount", "--propagation", propagation]).arg(inner.get_program());
+        command.args(inner.get_args()).args(["run", "--bundle"]).arg(&bundle.directory);
+        command.arg(&bundle.id);
+        for (name, value) in inner.get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        let outcome = support::run_with_timeout(&mut command, support::PATIENCE).ok();
+        assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
+    };
+    elsewhere("slave");
+    host.lacks_only_the_kernel(&image);
+    let mounted = || {
+        let all = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let home = host.host.state_dir().join("driver").display().to_string();
+        all.lines().filter(|line| line.contains(&home)).count()
+    };
+    let before = mounted();
+    assert!(before > 5, "{before}");
+    for propagation in ["slave", "private", "unchanged"] {
+        elsewhere(propagation);
+        assert!(mounted() >= before, "{propagation} took away what is mounted here");
+        host.lacks_only_the_kernel(&image);
+    }
+}
