@@ -16,7 +16,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::backend::{self, BackendError, Isolation, Launch, Tenant, Way};
-use crate::bundle::{Bundle, BundleError, Edits, HookCall};
+use crate::bundle::{self, Bundle, BundleError, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
 use crate::inject::{self, InjectError, Injection, Missing, NodeError, Nodes, Purpose};
@@ -241,9 +241,18 @@ impl Host {
             binds: nodes.binds,
             withheld: nodes.withheld,
             hooks,
+            // However the driver comes now, what an earlier create of this bundle mounted of it
+            // may be no longer there.
+            mounts_from: Some(inject::tree::home(&self.config.state_dir).display().to_string()),
             ..driver
         };
         self.isolation(plan.backend).edit(tenant(record), bundle.seccomp(), &mut edits)?;
+        let leads = |path: &str| bundle::leads_to_mps(Path::new(path));
+        let mps = bundle.mounted().find(|(to, from)| leads(to) || leads(from));
+        if let Some((path, _)) = mps.filter(|_| edits.without_mps) {
+            let id = &record.key.id;
+            warn!(id, path, "not mounted: the MPS server allocates for its clients, past quotas");
+        }
         Ok(edits)
     }
 

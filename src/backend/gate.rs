@@ -268,6 +268,7 @@ impl Isolation for Gate {
         section: Option<&Value>,
         edits: &mut Edits,
     ) -> Result<(), BackendError> {
+        edits.without_mps = true;
         let path = self.place(tenant.short_id).listener();
         let former = section.and_then(|section| self.taken_over(section, &path));
         // Whose section was merged once has its listener by that.

@@ -34,6 +34,9 @@ pub struct Edits {
     pub driver_hooks: Vec<HookCall>,
     /// Paths that the container must not read or write.
     pub masked: Vec<String>,
+    /// Whether mounts that lead to the MPS daemon are taken out, whose server allocates for its
+    /// clients, past their quotas.
+    pub without_mps: bool,
     /// What `linux.seccomp` becomes, where that changes.
     pub seccomp: Option<Value>,
 }
@@ -168,6 +171,9 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen
     }
     set_env(config, &["process", "env"], &edits.env)?;
     withhold(config, edits)?;
+    if edits.without_mps {
+        forget_mps(config)?;
+    }
     for node in &edits.devices {
         declare(config, node)?;
         allow(config, node)?;
@@ -262,6 +268,24 @@ fn forget_mounts(config: &mut Value, from: &str, wanted: &[Mount]) -> Result<(),
     let wanted: Vec<Value> = wanted.iter().map(as_value).collect();
     mounts(config)?.retain(|mount| {
         !Path::new(text(mount, "source")).starts_with(from) || wanted.contains(mount)
+    });
+    Ok(())
+}
+
+/// Whether a path is that of the MPS daemon's directory, as NVIDIA calls it by default
+/// (`CUDA_MPS_PIPE_DIRECTORY`, "Multi-Process Service"), or of something in it.
+#[must_use]
+pub fn leads_to_mps(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == "nvidia-mps")
+}
+
+fn forget_mps(config: &mut Value) -> Result<(), Misshapen> {
+    if config.get("mounts").is_none_or(Value::is_null) {
+        return Ok(());
+    }
+    mounts(config)?.retain(|mount| {
+        let leads = |field| leads_to_mps(Path::new(text(mount, field)));
+        !leads("source") && !leads("destination")
     });
     Ok(())
 }
@@ -612,6 +636,22 @@ mod tests {
             ])
         );
         assert_eq!(config["process"]["user"]["additionalGids"], json!([44, 109]));
+    }
+
+    #[test]
+    fn what_leads_to_the_mps_daemon_is_taken_out_where_quotas_hold() {
+        let mount =
+            |source: &str, destination: &str| json!({"source": source, "destination": destination});
+        let all = json!([
+            mount("/tmp/nvidia-mps", "/tmp/nvidia-mps"),
+            mount("/tmp/nvidia-mps/control", "/x"),
+            mount("/y", "/run/nvidia-mps/"),
+            mount("/tmp", "/mnt"),
+        ]);
+        let mut config = json!({"process": {}, "mounts": all});
+        assert!(!apply(&mut config, &Edits::default()).unwrap());
+        assert!(apply(&mut config, &Edits { without_mps: true, ..Edits::default() }).unwrap());
+        assert_eq!(config["mounts"], json!([mount("/tmp", "/mnt")]));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use nix::fcntl::OFlag;
 use serde_json::Value;
 use thiserror::Error;
 
-pub use edit::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld};
+pub use edit::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld, leads_to_mps};
 pub use process::ProcessFile;
 
 use crate::failpoint::failpoint;

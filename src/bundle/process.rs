@@ -3,6 +3,7 @@
 //!
 //! Read, looked into and replaced as a bundle is.
 
+use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
@@ -18,9 +19,14 @@ impl ProcessFile {
     ///
     /// # Errors
     ///
-    /// Where there is none, or it is no JSON object.
+    /// Where there is none, it is a link, or it is no JSON object.
     pub fn load(path: &Path) -> Result<Self, BundleError> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        // `/dev/stdin`, say: what would be replaced is the link.
+        if !fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file()) {
+            let dir = path.parent().unwrap_or(&path).to_owned();
+            return Err(BundleError::NoFile { dir, file: path });
+        }
         let name = path.file_name().unwrap_or_default();
         Bundle::load(path.parent().unwrap_or(&path), Path::new(name)).map(ProcessFile)
     }
@@ -50,7 +56,6 @@ impl ProcessFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn only_the_variables_change() {
@@ -69,5 +74,8 @@ mod tests {
         );
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         assert!(ProcessFile::load(&dir.path().join("none")).is_err());
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(ProcessFile::load(&link).is_err(), "a link would be replaced by a file");
     }
 }

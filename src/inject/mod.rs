@@ -194,7 +194,7 @@ fn by_cdi(
             match left_out.why {
                 // NVIDIA's generator lists it for every GPU.
                 Why::Drm => info!("CDI: {left_out}"),
-                Why::OtherGpu | Why::Devices => warn!("CDI: {left_out}"),
+                Why::OtherGpu | Why::Devices | Why::Mps => warn!("CDI: {left_out}"),
             }
         }
         let masked = native::others(&driver.proc_root, plan, inventory);

@@ -64,7 +64,6 @@ pub fn edits(
             None => Vec::new(),
         },
         mounts: place::mounts(tree.as_deref(), &files, &linkers),
-        mounts_from: Some(tree::home(&config.state_dir).to_string_lossy().into_owned()),
         masked: others(&config.driver.proc_root, plan, inventory),
         ..Edits::default()
     })

@@ -28,46 +28,36 @@ const CALLED_BY_PATH: &str = "/usr/bin/nvidia-smi";
 const SHARED: &[&str] = &["rbind", "ro", "nosuid", "nodev", "rprivate"];
 const FILE: &[&str] = &["bind", "ro", "nosuid", "nodev"];
 const DATA: &[&str] = &["rbind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
-// A socket is written to.
-const SOCKET: &[&str] = &["bind", "nosuid", "nodev", "noexec"];
+// A read-only socket can be connected to all the same, and its owner and mode are the host's.
+const SOCKET: &[&str] = &["bind", "ro", "nosuid", "nodev", "noexec"];
 
 /// The mounts that give a container `files`, whose libraries and programs are in the directory
-/// `tree` of the host, in an image with these linkers.
+/// `tree` of the host, if there is one, in an image with these linkers.
 #[must_use]
 pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) -> Vec<Mount> {
     let mut mounts = Vec::new();
     if let Some(tree) = tree {
-        let in_tree = |name: &str| tree.join(name).to_string_lossy().into_owned();
         mounts.push(mount(&tree.to_string_lossy(), IN_CONTAINER, SHARED));
-        for linker in linkers {
-            let has_any = files.iter().any(|file| {
-                matches!(&file.used_as, Use::Library { width, .. } if *width == linker.width)
-            });
-            match &linker.shelf {
-                _ if !has_any => {}
-                Shelf::Directory(path) => {
-                    mounts.push(mount(&in_tree(tree::libraries(linker.width)), path, SHARED));
-                }
-                Shelf::Files(directory) => {
-                    for file in files {
-                        let Use::Library { names, width } = &file.used_as else { continue };
-                        if *width != linker.width {
-                            continue;
-                        }
-                        let own = Path::new(&file.path).file_name().and_then(|name| name.to_str());
-                        for name in own.into_iter().chain(names.iter().map(String::as_str)) {
-                            let path = format!("{directory}/{name}");
-                            mounts.push(mount(&file.source, &path, FILE));
-                        }
-                    }
-                }
+    }
+    for linker in linkers {
+        let of_width = |file: &&&DriverFile| matches!(&file.used_as, Use::Library { width, .. } if *width == linker.width);
+        let mut libraries = files.iter().filter(of_width).peekable();
+        match (&linker.shelf, tree) {
+            _ if libraries.peek().is_none() => {}
+            (Shelf::Directory { system, below }, Some(tree)) => {
+                let source = tree.join(tree::libraries(linker.width));
+                let path = format!("{system}/{below}");
+                mounts.push(mount(&source.to_string_lossy(), &path, SHARED));
+            }
+            (Shelf::Directory { system, .. } | Shelf::Files(system), _) => {
+                mounts.extend(libraries.flat_map(|file| by_names(file, system)));
             }
         }
     }
     for file in files {
         let options = match file.used_as {
             Use::Library { .. } => continue,
-            Use::Program if file.path != CALLED_BY_PATH => continue,
+            Use::Program if tree.is_some() && file.path != CALLED_BY_PATH => continue,
             Use::Program => FILE,
             Use::Data => DATA,
             Use::Socket => SOCKET,
@@ -75,6 +65,14 @@ pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) ->
         mounts.push(mount(&file.source, &file.path, options));
     }
     mounts
+}
+
+/// A library by each of its names in a directory.
+fn by_names(file: &DriverFile, directory: &str) -> Vec<Mount> {
+    let Use::Library { names, .. } = &file.used_as else { return Vec::new() };
+    let own = Path::new(&file.path).file_name().and_then(|name| name.to_str());
+    let names = own.into_iter().chain(names.iter().map(String::as_str));
+    names.map(|name| mount(&file.source, &format!("{directory}/{name}"), FILE)).collect()
 }
 
 fn mount(source: &str, destination: &str, options: &[&str]) -> Mount {
@@ -130,7 +128,7 @@ mod tests {
         file(path, Use::Library { names, width })
     }
 
-    fn placed(shelf: Shelf) -> Vec<(String, String)> {
+    fn placed(tree: Option<&str>, shelf: Shelf) -> Vec<(String, String)> {
         let files = [
             library("/usr/lib64/libcuda.so.535.1", &["libcuda.so.1"], Width::Native),
             file("/usr/bin/nvidia-smi", Use::Program),
@@ -140,9 +138,9 @@ mod tests {
         let files: Vec<_> = files.iter().collect();
         let linkers = [
             Linker { width: Width::Native, shelf },
-            Linker { width: Width::Compat32, shelf: Shelf::Files("/usr/lib32".into()) },
+            Linker { width: Width::Compat32, shelf: Shelf::Files("/usr/lib32") },
         ];
-        mounts(Some(Path::new("/run/cgpu/driver/a/9")), &files, &linkers)
+        mounts(tree.map(Path::new), &files, &linkers)
             .into_iter()
             .map(|mount| (mount.source, mount.destination))
             .collect()
@@ -155,37 +153,35 @@ mod tests {
     #[test]
     fn libraries_come_as_a_directory_where_the_linker_takes_one() {
         let tree = "/run/cgpu/driver/a/9";
-        let rest = pairs(&[
-            ("/host/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"),
-            ("/host/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket"),
-        ]);
-        for (shelf, wanted) in [
+        let smi = ("/host/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi");
+        let debugdump = ("/host/usr/bin/nvidia-debugdump", "/usr/bin/nvidia-debugdump");
+        let socket = ("/host/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket");
+        let whole = (tree, "/usr/local/nvidia");
+        let own = ("/host/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.535.1");
+        let soname = ("/host/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.1");
+        let libraries = format!("{tree}/lib64");
+        let directory = Shelf::Directory { system: "/usr/lib64", below: "tls" };
+        for (tree, shelf, wanted) in [
             (
-                Shelf::Directory("/usr/lib64/tls".into()),
-                pairs(&[(&format!("{tree}/lib64"), "/usr/lib64/tls")]),
+                Some(tree),
+                directory.clone(),
+                &[whole, (&libraries, "/usr/lib64/tls"), smi, socket][..],
             ),
-            (
-                Shelf::Files("/usr/lib64".into()),
-                pairs(&[
-                    ("/host/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.535.1"),
-                    ("/host/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.1"),
-                ]),
-            ),
+            (Some(tree), Shelf::Files("/usr/lib64"), &[whole, own, soname, smi, socket]),
+            (None, directory, &[own, soname, smi, debugdump, socket]),
         ] {
-            let whole = pairs(&[(tree, "/usr/local/nvidia")]);
-            assert_eq!(placed(shelf), [whole, wanted, rest.clone()].concat());
+            assert_eq!(placed(tree, shelf), pairs(wanted));
         }
     }
 
     #[test]
-    fn everything_is_read_only_but_sockets_and_nothing_is_a_device_or_setuid() {
+    fn everything_is_read_only_and_nothing_is_a_device_or_setuid() {
         let files =
             [file(CALLED_BY_PATH, Use::Program), file("/b", Use::Data), file("/c", Use::Socket)];
         let files: Vec<_> = files.iter().collect();
         for mount in mounts(Some(Path::new("/t")), &files, &[]) {
             let has = |option: &str| mount.options.iter().any(|there| there == option);
-            assert!(has("nosuid") && has("nodev"), "{mount:?}");
-            assert_eq!(has("ro"), mount.destination != "/c", "{mount:?}");
+            assert!(has("ro") && has("nosuid") && has("nodev"), "{mount:?}");
         }
     }
 

@@ -5,11 +5,12 @@
 //! file for each in the container's own layer. `STATE_DIR/driver` is a file system of its own
 //! that passes no mounts on; in it `NAMESPACE/IDENTITY/CAPABILITIES/{bin,lib64,lib32}` has a file mounted
 //! read-only for each of the driver's, whose copies in containers outlive the directory and the
-//! driver's update. A directory is whole when its last file is mounted.
+//! driver's update. A directory is whole when `CAPABILITIES.whole` beside it is mounted, the last of
+//! all. Nothing in it is ever removed: a mount point that is gone here is gone in containers.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -31,6 +32,12 @@ pub const LIBRARIES_32: &str = "lib32";
 pub const PROGRAMS: &str = "bin";
 /// What the host's directory is called in the state directory.
 const NAME: &str = "driver";
+
+/// What tells that a directory is whole has its name, and this.
+const WHOLE: &str = "whole";
+
+/// Most directories of one driver: what people ask for is few of the combinations that there are.
+const DIRECTORIES_MAX: usize = 6;
 
 /// For mount points and links: a driver has some hundred of both.
 const OPTIONS: &str = "mode=0700,size=4m";
@@ -90,7 +97,9 @@ pub fn libraries(width: Width) -> &'static str {
 }
 
 /// The directory of `known` for containers with these capabilities, made where it isn't there;
-/// `None` where such containers get no library and no program.
+/// `None` where such containers get no library and no program, or there are too many already: what
+/// a container may ask for is its author's choice, every file of every directory is a mount of the
+/// host, and all of them are copied for each new container.
 ///
 /// # Errors
 ///
@@ -101,12 +110,15 @@ pub fn prepare(
     capabilities: &[Capability],
 ) -> Result<Option<PathBuf>, TreeError> {
     let leaves = leaves(known.driver.files_for(capabilities));
-    let Some(last) = leaves.last() else { return Ok(None) };
+    if leaves.is_empty() {
+        return Ok(None);
+    }
     let bits = capabilities.iter().fold(0u32, |bits, capability| bits | 1 << *capability as u32);
     let home = home(state_dir);
     let own = home.join(mount_namespace());
     let dir = own.join(&known.identity).join(format!("{bits:02x}"));
-    if is_mounted(&dir.join(&last.path)) {
+    let whole = dir.with_extension(WHOLE);
+    if is_mounted(&whole) {
         return Ok(Some(dir));
     }
     let lock = state_dir.join("driver.lock");
@@ -119,7 +131,7 @@ pub fn prepare(
         .open(&lock)
         .and_then(|file| Ok(Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e)?))
         .map_err(failed("lock", &lock))?;
-    if is_mounted(&dir.join(&last.path)) {
+    if is_mounted(&whole) {
         return Ok(Some(dir));
     }
     if !is_mounted(&home) {
@@ -127,9 +139,12 @@ pub fn prepare(
         own_file_system(&home)?;
     }
     forget(&own, &known.identity);
-    // What was begun and not ended.
-    take_down(&dir);
+    if wholes(&own.join(&known.identity)) >= DIRECTORIES_MAX {
+        return Ok(None);
+    }
     make(&dir, &leaves)?;
+    make_file(&whole)?;
+    bind(&whole, &whole)?;
     Ok(Some(dir))
 }
 
@@ -171,13 +186,22 @@ fn own_file_system(home: &Path) -> Result<(), TreeError> {
         .map_err(failed("make private", home))
 }
 
+/// Makes what is missing of a directory. What is there may be in use: containers have the same
+/// mount points, and one that is removed here is gone there as well.
 fn make(dir: &Path, leaves: &[Leaf<'_>]) -> Result<(), TreeError> {
     for name in [LIBRARIES, LIBRARIES_32, PROGRAMS] {
         make_dir(&dir.join(name), 0o755)?;
     }
+    // Whatever the engine's umask is, any user of a container may look here.
+    for path in [dir, &dir.join(LIBRARIES), &dir.join(LIBRARIES_32), &dir.join(PROGRAMS)] {
+        fs::set_permissions(path, Permissions::from_mode(0o755)).map_err(failed("open", path))?;
+    }
+    let is_leaf = |path: &Path| leaves.iter().any(|leaf| leaf.path == path);
     for leaf in leaves {
-        for link in leaf.links.iter().map(|link| dir.join(link)) {
-            let target = leaf.path.file_name().unwrap_or_default();
+        let target = leaf.path.file_name().unwrap_or_default();
+        // A link that has another library's own name gives way to that.
+        for link in leaf.links.iter().filter(|link| !is_leaf(link)) {
+            let link = dir.join(link);
             match symlink(target, &link) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                     return Err(failed("make the link", &link)(error));
@@ -188,52 +212,67 @@ fn make(dir: &Path, leaves: &[Leaf<'_>]) -> Result<(), TreeError> {
     }
     for leaf in leaves {
         let point = dir.join(&leaf.path);
-        // A link of that name is another library's; the file goes first.
-        let _ = fs::remove_file(&point);
-        File::create(&point).map_err(failed("make", &point))?;
-        mount_read_only(leaf.source, &point)?;
+        if !is_mounted(&point) {
+            make_file(&point)?;
+            bind(Path::new(leaf.source), &point)?;
+        }
+        // Also of one that is there: who mounted it may have been killed before this.
+        read_only(&point)?;
     }
     Ok(())
 }
 
-fn mount_read_only(source: &str, point: &Path) -> Result<(), TreeError> {
+fn make_file(path: &Path) -> Result<(), TreeError> {
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+    opened.map(drop).map_err(failed("make", path))
+}
+
+fn bind(source: &Path, point: &Path) -> Result<(), TreeError> {
     let none = None::<&str>;
-    mount(Some(source), point, none, MsFlags::MS_BIND, none).map_err(failed("mount", point))?;
+    mount(Some(source), point, none, MsFlags::MS_BIND, none).map_err(failed("mount", point))
+}
+
+fn read_only(point: &Path) -> Result<(), TreeError> {
+    let none = None::<&str>;
     let flags = MsFlags::MS_BIND
         | MsFlags::MS_REMOUNT
         | MsFlags::MS_RDONLY
         | MsFlags::MS_NOSUID
         | MsFlags::MS_NODEV;
-    mount(none, point, none, flags, none).map_err(|error| {
-        // Whole is what is mounted as it should be.
-        let _ = umount2(point, MntFlags::MNT_DETACH);
-        failed("make read-only", point)(error)
-    })
+    mount(none, point, none, flags, none).map_err(failed("make read-only", point))
 }
 
-/// Takes down the directories of drivers that were there before.
+/// Unmounts the directories of drivers that were there before. Their mount points stay, empty:
+/// running containers have them, and would lose what is mounted there with them.
 fn forget(own: &Path, current: &str) {
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
         let age = entry.metadata().and_then(|meta| meta.modified()).ok();
         let age = age.and_then(|made| SystemTime::now().duration_since(made).ok());
         if entry.file_name() != current && age > Some(Duration::from_secs(KEPT_S)) {
-            take_down(&entry.path());
+            unmount(&entry.path());
         }
     }
 }
 
-/// Removes a directory and what is mounted in it; what is left of it is tried again next time.
-fn take_down(dir: &Path) {
+/// How many directories below are whole.
+fn wholes(drivers: &Path) -> usize {
+    let entries = fs::read_dir(drivers).into_iter().flatten().flatten();
+    let is_whole = |path: &PathBuf| path.extension().is_some_and(|name| name == WHOLE);
+    entries.map(|entry| entry.path()).filter(|path| is_whole(path) && is_mounted(path)).count()
+}
+
+/// Unmounts every file below a directory.
+fn unmount(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         match entry.file_type() {
-            Ok(kind) if kind.is_dir() => take_down(&path),
-            Ok(kind) if kind.is_symlink() => drop(fs::remove_file(&path)),
-            _ => {
-                while umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).is_ok() {}
-                let _ = fs::remove_file(&path);
+            Ok(kind) if kind.is_dir() => unmount(&path),
+            Ok(kind) if kind.is_symlink() => {}
+            _ if is_mounted(&path) => {
+                // What is busy is unmounted when it no longer is.
+                let _ = umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
             }
+            _ => {}
         }
     }
-    let _ = fs::remove_dir(dir);
 }

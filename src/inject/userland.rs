@@ -20,11 +20,16 @@ const LINKER_BYTES: u64 = 4 << 20;
 /// Where a library must be for a dynamic linker of the image to find it by its name alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shelf {
-    /// A directory of libraries goes here: glibc looks below each of its system directories for
-    /// libraries of this processor first.
-    Directory(String),
+    /// A directory of libraries goes below this system directory, by this name: glibc looks there
+    /// for libraries of this processor first.
+    Directory {
+        /// The system directory.
+        system: &'static str,
+        /// The name.
+        below: &'static str,
+    },
     /// Each library goes here by each of its names.
-    Files(String),
+    Files(&'static str),
 }
 
 /// How libraries of one word size are found in an image.
@@ -103,7 +108,7 @@ fn has_hwcaps() -> bool {
 pub fn linkers(image: &Root) -> Vec<Linker> {
     let found = GLIBC.iter().filter_map(|glibc| {
         let program = image.read(glibc.file, LINKER_BYTES)?;
-        let directory = glibc.directories.iter().find(|dir| names(&program, dir))?;
+        let directory = glibc.directories.iter().copied().find(|dir| names(&program, dir))?;
         let shelf = shelf(image, glibc, directory, contains(&program, KNOWS_HWCAPS));
         Some(Linker { width: glibc.width, shelf })
     });
@@ -111,17 +116,18 @@ pub fn linkers(image: &Root) -> Vec<Linker> {
 }
 
 /// Where a linker of glibc with that system directory finds libraries.
-fn shelf(image: &Root, glibc: &Glibc, directory: &str, knows_hwcaps: bool) -> Shelf {
+fn shelf(image: &Root, glibc: &Glibc, directory: &'static str, knows_hwcaps: bool) -> Shelf {
     let below = match (knows_hwcaps, glibc.hwcaps) {
         (true, Some(name)) if has_hwcaps() => Some(name),
         (false, _) => Some(LEGACY),
         (true, _) => None,
     };
-    let below = below.map(|name| format!("{directory}/{name}"));
     match below {
         // What the image has there must not be hidden.
-        Some(path) if is_vacant(image, &path) => Shelf::Directory(path),
-        _ => Shelf::Files(directory.to_owned()),
+        Some(below) if is_vacant(image, &format!("{directory}/{below}")) => {
+            Shelf::Directory { system: directory, below }
+        }
+        _ => Shelf::Files(directory),
     }
 }
 
@@ -174,13 +180,15 @@ mod tests {
         let red: &[u8] = b"\0/lib64/\0/usr/lib64/\0glibc-hwcaps/";
         let old: &[u8] = b"\0/lib64/\0/usr/lib64/\0";
         let arch: &[u8] = b"\0/usr/lib/\0glibc-hwcaps/";
-        for (program, path) in [
-            (new, "/usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v2"),
-            (red, "/usr/lib64/glibc-hwcaps/x86-64-v2"),
-            (old, "/usr/lib64/tls"),
-            (arch, "/usr/lib/glibc-hwcaps/x86-64-v2"),
+        let hwcaps = "glibc-hwcaps/x86-64-v2";
+        for (program, system, below) in [
+            (new, "/usr/lib/x86_64-linux-gnu", hwcaps),
+            (red, "/usr/lib64", hwcaps),
+            (old, "/usr/lib64", "tls"),
+            (arch, "/usr/lib", hwcaps),
         ] {
-            assert_eq!(shelves(&image(&[(LINKER, program)])), [Shelf::Directory(path.into())]);
+            let shelf = Shelf::Directory { system, below };
+            assert_eq!(shelves(&image(&[(LINKER, program)])), [shelf]);
         }
         assert_eq!(shelves(&image(&[(LINKER, b"/usr/lib64")])), [], "that is no linker");
     }
@@ -191,10 +199,10 @@ mod tests {
         let linker: &[u8] = b"\0/usr/lib64/\0glibc-hwcaps/";
         let own = "usr/lib64/glibc-hwcaps/x86-64-v2/libz.so.1";
         let image = image(&[(LINKER, linker), (own, b"")]);
-        assert_eq!(shelves(&image), [Shelf::Files("/usr/lib64".into())]);
+        assert_eq!(shelves(&image), [Shelf::Files("/usr/lib64")]);
         fs::remove_file(image.path().join(own)).unwrap();
-        let path = "/usr/lib64/glibc-hwcaps/x86-64-v2".to_owned();
-        assert_eq!(shelves(&image), [Shelf::Directory(path)]);
+        let shelf = Shelf::Directory { system: "/usr/lib64", below: "glibc-hwcaps/x86-64-v2" };
+        assert_eq!(shelves(&image), [shelf]);
     }
 
     #[test]

@@ -199,3 +199,80 @@ fn the_host_s_directory_is_root_s_alone_and_gets_no_mounts_of_containers() {
     let home = fs::metadata(host.host.state_dir().join("driver")).unwrap();
     assert_eq!((home.mode() & 0o777, home.uid()), (0o700, 0));
 }
+
+/// Root in a container may change whose a socket is, and who may connect; the host's it must not.
+#[test]
+fn a_socket_of_the_host_is_the_host_s() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let scratch = support::Scratch::new();
+    let installed = Layout::Ubuntu.install(&scratch, "driver");
+    let daemon = installed.root().join("run/nvidia-persistenced/socket");
+    fs::create_dir_all(daemon.parent().unwrap()).unwrap();
+    let _listener = std::os::unix::net::UnixListener::bind(&daemon).unwrap();
+    fs::set_permissions(&daemon, fs::Permissions::from_mode(0o666)).unwrap();
+    let host = DriverHost::with(installed.root());
+    let image = host.image(Userland::Debian12, Search::Usual);
+    let attempt = "cd /run/nvidia-persistenced && test -S socket && \
+                   { chmod 000 socket; chown 7 socket; rm -f socket; touch -d 2001-01-01 socket; }";
+    let bundle = host.bundle_with(&image, &["sh", "-c", attempt], |config| {
+        for set in ["bounding", "effective", "permitted"] {
+            let all = json!(["CAP_CHOWN", "CAP_FOWNER", "CAP_DAC_OVERRIDE"]);
+            config["process"]["capabilities"][set] = all;
+        }
+    });
+    let outcome = host.host.runtime().run(&bundle);
+    assert!(outcome.stderr.contains("Read-only file system"), "{outcome}");
+    let after = fs::metadata(&daemon).unwrap();
+    assert_eq!((after.mode() & 0o777, after.uid()), (0o666, 0));
+}
+
+/// A file that an engine could not have written, where its description of a process should be.
+#[test]
+fn an_exec_replaces_no_link_of_the_host() {
+    let host = DriverHost::new();
+    let image = host.image(Userland::Debian12, Search::Usual);
+    let bundle = host.bundle(&image, &["sleep", "60"]);
+    let runtime = host.host.runtime();
+    runtime.create(&bundle).ok();
+    runtime.start(&bundle).ok();
+    let process = json!({
+        "cwd": "/", "args": ["/bin/true"], "env": [], "user": {"uid": 0, "gid": 0},
+    });
+    let file = host.host.scratch.file("process.json", process.to_string());
+    let linked = host.host.scratch.path().join("link.json");
+    symlink(&file, &linked).unwrap();
+    let mut command = runtime.command();
+    command.args(["exec", "--process"]).arg(&linked).arg(&bundle.id);
+    support::run_with_timeout(&mut command, support::PATIENCE).ok();
+    assert!(fs::symlink_metadata(&linked).unwrap().is_symlink());
+    runtime.delete(&bundle).ok();
+}
+
+/// Every combination of capabilities is an author's to ask for, and the host's mounts are copied
+/// for every container that starts.
+#[test]
+fn no_choice_of_capabilities_fills_the_host_with_mounts() {
+    let host = DriverHost::new();
+    let image = host.image(Userland::Distroless, Search::Usual);
+    let names = ["compute", "utility", "video", "graphics", "display"];
+    let mounted = || {
+        let all = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let home = host.host.state_dir().join("driver").display().to_string();
+        all.lines().filter(|line| line.contains(&home)).count()
+    };
+    for combination in 1..1 << names.len() {
+        let chosen = |at: &usize| combination >> at & 1 == 1;
+        let chosen: Vec<_> = (0..names.len()).filter(chosen).map(|at| names[at]).collect();
+        let library = match chosen.contains(&"compute") {
+            true => "libcuda.so.1",
+            false => "libnvidia-ml.so.1",
+        };
+        let bundle = host.bundle_with(&image, &["/probe", library], |config| {
+            set_env(config, "NVIDIA_DRIVER_CAPABILITIES", &chosen.join(","));
+        });
+        let outcome = host.host.runtime().run(&bundle);
+        let expected = ["compute", "utility"].iter().any(|name| chosen.contains(name));
+        assert_eq!(outcome.status.success(), expected, "{chosen:?}: {outcome}");
+    }
+    assert!(mounted() < 300, "{}", mounted());
+}

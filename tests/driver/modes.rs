@@ -352,3 +352,22 @@ fn inspect_tells_how_they_would_come_and_leaves_nothing() {
     let refused = inspect(&host).exits(1);
     assert!(refused.stderr.contains("the driver's kernel module is 550.54.14"), "{refused}");
 }
+
+/// A bundle that is used again by hand, after something changed.
+#[test]
+fn what_an_earlier_create_mounted_goes_when_it_comes_otherwise() {
+    let mut host = DriverHost::new();
+    let image = host.image(Userland::Debian12, Search::Usual);
+    let bundle = host.bundle(&image, &["true"]);
+    host.host.runtime().run(&bundle).ok();
+    let ours = |host: &DriverHost| {
+        let home = host.host.state_dir().display().to_string();
+        mounts(&bundle).iter().filter(|(_, from)| from.starts_with(&home)).count()
+    };
+    assert!(ours(&host) > 0);
+    let home = host.host.state_dir().join("driver");
+    nix::mount::umount2(&home, nix::mount::MntFlags::MNT_DETACH).unwrap();
+    host.host.set("driver.inject", "off");
+    host.host.runtime().run(&bundle).ok();
+    assert_eq!(ours(&host), 0, "{:?}", mounts(&bundle));
+}

@@ -79,10 +79,23 @@ fn two_hosts_in_one_and_a_directory_half_made_are_told_apart() {
     };
     let files: Vec<_> = mounted.lines().filter_map(ours).collect();
     assert!(files.len() > 5, "{files:?}");
-    for file in files.iter().rev().take(3) {
+    for file in files.iter().rev().take(4) {
         nix::mount::umount2(file.as_str(), nix::mount::MntFlags::MNT_DETACH).unwrap();
     }
     host.lacks_only_the_kernel(&image);
+    // As after a kill between a mount and its being made read-only: nothing says it is whole.
+    let wholes = |line: &str| ours(line).filter(|path| path.ends_with(".whole"));
+    let mounted = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let whole = mounted.lines().find_map(wholes).unwrap();
+    let library = files.iter().find(|file| file.contains("libcuda.so")).unwrap();
+    nix::mount::umount2(whole.as_str(), nix::mount::MntFlags::MNT_DETACH).unwrap();
+    let none = None::<&str>;
+    let writable = nix::mount::MsFlags::MS_BIND | nix::mount::MsFlags::MS_REMOUNT;
+    nix::mount::mount(none, library.as_str(), none, writable, none).unwrap();
+    host.lacks_only_the_kernel(&image);
+    let mounted = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = mounted.lines().find(|line| line.contains(library.as_str())).unwrap();
+    assert!(line.contains(" ro,"), "{line}");
     // As after a start of the machine.
     nix::mount::umount2(&home, nix::mount::MntFlags::MNT_DETACH).unwrap();
     host.lacks_only_the_kernel(&image);
@@ -121,4 +134,55 @@ fn engines_in_mount_namespaces_of_their_own_do_not_disturb_each_other() {
         assert!(mounted() >= before, "{propagation} took away what is mounted here");
         host.lacks_only_the_kernel(&image);
     }
+}
+
+#[test]
+fn what_a_running_container_has_outlives_the_directories_of_former_drivers() {
+    let scratch = support::Scratch::new();
+    let installed = Layout::Ubuntu.install(&scratch, "driver");
+    let host = DriverHost::with(installed.root());
+    let image = host.image(Userland::Debian12, Search::Usual);
+    let bundle = host.bundle(&image, &["sleep", "60"]);
+    let runtime = host.host.runtime();
+    runtime.create(&bundle).ok();
+    runtime.start(&bundle).ok();
+    // The driver changes, and what was made for the former one has grown old.
+    let library = format!("usr/lib/x86_64-linux-gnu/libcuda.so.{}", driver::version());
+    let bytes = std::fs::read(installed.file(&library)).unwrap();
+    installed.remove(&library);
+    installed.write(&library, bytes);
+    let home = host.host.state_dir().join("driver");
+    let namespace = std::fs::read_dir(&home).unwrap().next().unwrap().unwrap().path();
+    let former = std::fs::read_dir(namespace).unwrap().next().unwrap().unwrap().path();
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    std::fs::File::open(&former).unwrap().set_modified(old).unwrap();
+    host.lacks_only_the_kernel(&image);
+    let mounted = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let former = former.display().to_string();
+    assert!(!mounted.contains(&former), "what is no longer needed stays mounted");
+    let outcome = runtime.exec(&bundle, &["/probe", "libcuda.so.1", "cuInit"]).ok();
+    assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
+    runtime.exec(&bundle, &["nvidia-smi"]).exits(DRIVER_NOT_LOADED);
+    runtime.delete(&bundle).ok();
+}
+
+/// As where an engine is started with such a mask.
+#[test]
+fn any_user_of_a_container_finds_the_driver_whatever_the_engine_s_umask_is() {
+    let host = DriverHost::new();
+    let image = host.image(Userland::Debian12, Search::Usual);
+    let bundle = host.bundle_with(&image, &["/probe", "libcuda.so.1", "cuInit"], |config| {
+        config["process"]["user"] = json!({"uid": 1000, "gid": 1000});
+    });
+    let inner = host.host.runtime();
+    let inner = inner.command();
+    let mut command = host.host.scratch.command("sh");
+    command.args(["-c", "umask 077; exec \"$@\"", "sh"]).arg(inner.get_program());
+    command.args(inner.get_args()).args(["run", "--bundle"]).arg(&bundle.directory);
+    command.arg(&bundle.id);
+    for (name, value) in inner.get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
+    let outcome = support::run_with_timeout(&mut command, support::PATIENCE).ok();
+    assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
 }

@@ -20,8 +20,8 @@ use crate::inject::driver::{Capability, Driver, DriverFile, Use, Width};
 use crate::inventory::{Gpu, GpuState, Inventory};
 use crate::request::name::NVIDIA_VISIBLE_DEVICES;
 
-/// What a socket of a daemon is mounted with: it is written to.
-const SOCKET_OPTIONS: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
+/// What a socket of a daemon is mounted with; one that is read-only can be connected to.
+const SOCKET_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"];
 
 /// Why there is nothing to write.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -142,7 +142,7 @@ fn mounts(driver: &Driver, capabilities: &[Capability]) -> Vec<Mount> {
         .map(|(file, container_path)| Mount {
             host_path: file.source.clone(),
             container_path,
-            options: options(&file.used_as).map(String::from).to_vec(),
+            options: options(&file.used_as).iter().map(ToString::to_string).collect(),
             kind: String::new(),
         })
         .collect()
@@ -174,10 +174,10 @@ fn places(file: &DriverFile) -> Vec<String> {
     directories.flat_map(|dir| asked.iter().map(move |name| format!("{dir}/{name}"))).collect()
 }
 
-fn options(used_as: &Use) -> [&'static str; 5] {
+fn options(used_as: &Use) -> &'static [&'static str] {
     match used_as {
-        Use::Socket => SOCKET_OPTIONS,
-        Use::Library { .. } | Use::Program | Use::Data => MOUNT_OPTIONS,
+        Use::Socket => &SOCKET_OPTIONS,
+        Use::Library { .. } | Use::Program | Use::Data => &MOUNT_OPTIONS,
     }
 }
 
@@ -301,6 +301,7 @@ containerEdits:
     - hostPath: /drv/run/nvidia-persistenced/socket
       containerPath: /run/nvidia-persistenced/socket
       options:
+        - ro
         - nosuid
         - nodev
         - rbind

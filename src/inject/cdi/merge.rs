@@ -27,7 +27,7 @@ use super::choose::Part;
 use super::nature::{Nature, gpu_minor, nature, plain};
 use super::spec::{self, Edits, Hook, Mount, Node};
 use super::validate::stage;
-use crate::bundle::{self, Bind, DeviceNode, HookCall};
+use crate::bundle::{self, Bind, DeviceNode, HookCall, leads_to_mps};
 use crate::request::name::NVIDIA_VISIBLE_DEVICES;
 
 /// What a mount has that states no options: of a driver's files, a container writes none.
@@ -66,6 +66,8 @@ pub enum Why {
     Drm,
     /// It would bring nodes along, of whatever.
     Devices,
+    /// It leads to the MPS daemon.
+    Mps,
 }
 
 impl fmt::Display for LeftOut {
@@ -74,6 +76,7 @@ impl fmt::Display for LeftOut {
             Why::OtherGpu => "it is of a GPU that isn't this container's",
             Why::Drm => "memory of nvidia-drm is not under a quota",
             Why::Devices => "device nodes come by name only",
+            Why::Mps => "the MPS server allocates for its clients, past their quotas",
         };
         write!(f, "{} of {} is left out: {why}", self.path, self.file.display())
     }
@@ -233,6 +236,9 @@ impl<'a> Collected<'a> {
         if let Some(minor) = gpu_minor(source) {
             return Some(if self.gpus.contains(&minor) { Why::Devices } else { Why::OtherGpu });
         }
+        if [source, destination].iter().any(|path| leads_to_mps(path)) {
+            return Some(Why::Mps);
+        }
         // Who sees all of /proc writes to what is masked below it.
         let wide = source == Path::new("/") || source == Path::new("/proc");
         let among = wide || [source, destination].iter().any(|path| path.starts_with("/dev"));
@@ -308,6 +314,14 @@ fn driver_mount(mount: &Mount) -> bundle::Mount {
     } else if mount.is_bind() && !mount.says_bind() {
         // Without it there is nothing that a runtime could mount.
         options.push("rbind".to_owned());
+    }
+    // A read-only socket can be connected to all the same; of one that isn't, root in the
+    // container could change the host's owner and mode.
+    if mount.container_path.ends_with("/socket") {
+        options.retain(|option| option != "rw");
+        if !options.iter().any(|option| option == "ro") {
+            options.push("ro".to_owned());
+        }
     }
     bundle::Mount {
         source: mount.host_path.clone(),
