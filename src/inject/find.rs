@@ -142,6 +142,10 @@ pub fn driver(root: &Root, kernel: Option<&str>) -> Result<Driver, FindError> {
             }
             let Some(file) = shelf.look(root, name) else { continue };
             let Some(library) = library(root, name, &file) else { continue };
+            // Where a link leads may be no directory that was looked into.
+            if let Some(parent) = file.path.parent() {
+                root.watch(parent.strip_prefix("/").unwrap_or(parent));
+            }
             files.entry(file.identity).or_insert(library);
         }
     }
@@ -236,7 +240,7 @@ fn shelves(root: &Root) -> Vec<Shelf> {
 /// The directories in which the dynamic linker of `root` has the driver.
 fn cached_directories(root: &Root) -> BTreeSet<PathBuf> {
     let cache = Path::new("etc/ld.so.cache");
-    root.watch_itself(cache);
+    root.watch(cache);
     let bytes = root.read(cache, LINKER_CACHE_BYTES).unwrap_or_default();
     let entries = ld_so_cache::parsers::parse_ld_cache(&bytes)
         .ok()

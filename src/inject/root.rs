@@ -35,8 +35,8 @@ impl Stamp {
     }
 }
 
-/// What tells whether anything that was watched is another now, by its path below the root:
-/// directories with their times, and the first part of paths where nothing was.
+/// What tells whether anything that was watched is another now, by its path below the root: files
+/// and directories with their times, and the first part of paths where nothing was.
 pub type Stamps = BTreeMap<PathBuf, Option<Stamp>>;
 
 const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
@@ -82,22 +82,16 @@ impl Root {
     }
 
     /// As [`look`](Self::look), and remembered.
-    #[must_use]
     pub fn watch(&self, path: impl AsRef<Path>) -> Option<Found> {
         let path = path.as_ref();
         let found = self.look(path);
+        // What is there is told by itself, wherever links lead: a directory by what it holds.
         let watched = match &found {
-            Some(file) if file.kind == FileType::Directory => path,
-            Some(_) => path.parent().unwrap_or(path),
+            Some(_) => path,
             None => self.first_missing(path),
         };
         self.remember(watched);
         found
-    }
-
-    /// Remembers a file whose directory changes for other reasons all the time.
-    pub fn watch_itself(&self, path: &Path) {
-        self.remember(path);
     }
 
     fn remember(&self, path: &Path) {

@@ -49,7 +49,7 @@ const KEPT_S: u64 = 600;
 #[derive(Debug, Error)]
 #[error("cannot {what} {}: {source}; cgpu needs root and a state_dir of its own to mount the driver's files", path.display())]
 pub struct TreeError {
-    what: &'static str,
+    what: String,
     path: PathBuf,
     #[source]
     source: io::Error,
@@ -148,8 +148,8 @@ pub fn prepare(
     Ok(Some(dir))
 }
 
-fn failed<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl FnOnce(E) -> TreeError {
-    let path = path.to_owned();
+fn failed<E: Into<io::Error>>(what: &str, path: &Path) -> impl FnOnce(E) -> TreeError {
+    let (what, path) = (what.to_owned(), path.to_owned());
     move |source| TreeError { what, path, source: source.into() }
 }
 
@@ -229,7 +229,8 @@ fn make_file(path: &Path) -> Result<(), TreeError> {
 
 fn bind(source: &Path, point: &Path) -> Result<(), TreeError> {
     let none = None::<&str>;
-    mount(Some(source), point, none, MsFlags::MS_BIND, none).map_err(failed("mount", point))
+    let what = format!("mount {} at", source.display());
+    mount(Some(source), point, none, MsFlags::MS_BIND, none).map_err(failed(&what, point))
 }
 
 fn read_only(point: &Path) -> Result<(), TreeError> {

@@ -186,3 +186,29 @@ fn any_user_of_a_container_finds_the_driver_whatever_the_engine_s_umask_is() {
     let outcome = support::run_with_timeout(&mut command, support::PATIENCE).ok();
     assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
 }
+
+/// Debian's programs and settings lie behind two links each, in directories that nobody looks into.
+#[test]
+fn what_changes_behind_links_is_seen() {
+    let scratch = support::Scratch::new();
+    let installed = Layout::Debian.install(&scratch, "driver");
+    let host = DriverHost::with(installed.root());
+    let image = host.image(Userland::Debian12, Search::Usual);
+    host.lacks_only_the_kernel(&image);
+    let program = driver::resolve(installed.root(), "usr/bin/nvidia-smi");
+    std::fs::remove_file(&program).unwrap();
+    std::fs::write(&program, "#!/bin/sh\necho another\n").unwrap();
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(host.run(&image, &["nvidia-smi"]).ok().stdout, "another\n");
+    std::fs::remove_file(&program).unwrap();
+    let outcome = host.run(&image, &["/probe", "libcuda.so.1", "cuInit"]).ok();
+    assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
+    let library = format!("nvidia/current/libcuda.so.{}", driver::version());
+    let library = installed.root().join("usr/lib/x86_64-linux-gnu").join(library);
+    let bytes = std::fs::read(&library).unwrap();
+    std::fs::remove_file(&library).unwrap();
+    std::fs::write(&library, bytes).unwrap();
+    let outcome = host.run(&image, &["/probe", "libcuda.so.1", "cuInit"]).ok();
+    assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
+}
