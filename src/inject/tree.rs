@@ -182,8 +182,7 @@ fn own_file_system(home: &Path) -> Result<(), TreeError> {
     if !labelled {
         tmpfs(OPTIONS).map_err(failed("mount", home))?;
     }
-    mount(None::<&str>, home, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>)
-        .map_err(failed("make private", home))
+    private(home)
 }
 
 /// Makes what is missing of a directory. What is there may be in use: containers have the same
@@ -230,7 +229,14 @@ fn make_file(path: &Path) -> Result<(), TreeError> {
 fn bind(source: &Path, point: &Path) -> Result<(), TreeError> {
     let none = None::<&str>;
     let what = format!("mount {} at", source.display());
-    mount(Some(source), point, none, MsFlags::MS_BIND, none).map_err(failed(&what, point))
+    mount(Some(source), point, none, MsFlags::MS_BIND, none).map_err(failed(&what, point))?;
+    private(point)
+}
+
+/// A mount belongs to the peer group of what it is made of, and systemd's are all shared.
+fn private(point: &Path) -> Result<(), TreeError> {
+    let none = None::<&str>;
+    mount(none, point, none, MsFlags::MS_PRIVATE, none).map_err(failed("make private", point))
 }
 
 fn read_only(point: &Path) -> Result<(), TreeError> {

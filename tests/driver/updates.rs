@@ -101,6 +101,33 @@ fn two_hosts_in_one_and_a_directory_half_made_are_told_apart() {
     host.lacks_only_the_kernel(&image);
 }
 
+/// As on hosts with systemd, where all mounts are passed on.
+#[test]
+fn no_other_namespace_gets_the_driver_s_mounts() {
+    let host = DriverHost::new();
+    let image = host.image(Userland::Distroless, Search::Usual);
+    let bundle = host.bundle(&image, &["/probe", "libcuda.so.1"]);
+    let inner = host.host.runtime();
+    let inner = inner.command();
+    let mut command = host.host.scratch.command("unshare");
+    let look = "\"$@\" >/dev/null && cat /proc/self/mountinfo";
+    command.args(["--mount", "--propagation", "shared", "sh", "-c", look, "sh"]);
+    command.arg(inner.get_program()).args(inner.get_args()).args(["run", "--bundle"]);
+    command.arg(&bundle.directory).arg(&bundle.id);
+    for (name, value) in inner.get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
+    let outcome = support::run_with_timeout(&mut command, support::PATIENCE).ok();
+    let home = host.host.state_dir().join("driver").display().to_string();
+    let ours: Vec<_> = outcome.stdout.lines().filter(|line| line.contains(&home)).collect();
+    assert!(ours.len() > 5, "{outcome}");
+    assert!(ours.iter().all(|line| !line.contains("shared:")), "{ours:#?}");
+    assert!(
+        outcome.stdout.lines().any(|line| line.contains("shared:")),
+        "then this proves nothing"
+    );
+}
+
 /// As with an engine of the host's and one of a snap's, say.
 #[test]
 fn engines_in_mount_namespaces_of_their_own_do_not_disturb_each_other() {

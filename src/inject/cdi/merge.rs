@@ -307,6 +307,21 @@ fn possible(edits: &Edits) -> Result<(), String> {
     }
 }
 
+/// Whether what is mounted is the host's to change: its programs and libraries, which root in a
+/// container could write to, and sockets, whose owner and mode it could change; a read-only one
+/// can be connected to all the same.
+fn is_host_s(mount: &Mount) -> bool {
+    let path = plain(&mount.host_path);
+    let path = Path::new(&*path);
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let installed = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt"];
+    mount.is_bind()
+        && (name == "socket"
+            || name.contains(".so.")
+            || name.ends_with(".so")
+            || installed.iter().any(|root| path.starts_with(root)))
+}
+
 fn driver_mount(mount: &Mount) -> bundle::Mount {
     let mut options = mount.options.clone();
     if options.is_empty() {
@@ -315,9 +330,7 @@ fn driver_mount(mount: &Mount) -> bundle::Mount {
         // Without it there is nothing that a runtime could mount.
         options.push("rbind".to_owned());
     }
-    // A read-only socket can be connected to all the same; of one that isn't, root in the
-    // container could change the host's owner and mode.
-    if mount.container_path.ends_with("/socket") {
+    if is_host_s(mount) {
         options.retain(|option| option != "rw");
         if !options.iter().any(|option| option == "ro") {
             options.push("ro".to_owned());
