@@ -6,9 +6,8 @@ use serde_json::Value;
 
 use super::edit::{DeviceNode, Edits};
 use super::shape::{Misshapen, list, mounts, number, plain, text};
+use crate::rm::NVIDIA_MAJOR;
 
-/// The major number of NVIDIA's device nodes (`Documentation/admin-guide/devices.txt`).
-const NVIDIA_MAJOR: i64 = 195;
 /// The last minor number of a GPU; 254 and 255 are modeset and control.
 const LAST_GPU_MINOR: i64 = 253;
 

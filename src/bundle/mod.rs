@@ -24,6 +24,7 @@ use thiserror::Error;
 
 pub use edit::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld, leads_to_mps};
 pub use process::ProcessFile;
+pub use shape::plain;
 
 use crate::failpoint::failpoint;
 use crate::process::ProcessId;

@@ -2,6 +2,7 @@
 //! another shape than the OCI runtime specification says. Pure.
 
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::path::{Component, Path, PathBuf};
 
 /// A field that is not what the specification says, and what it should be.
@@ -51,7 +52,12 @@ pub(super) fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 }
 
 /// `path` without `//`, `/./` and `/../`. Links are the host's business.
-pub(super) fn plain(path: &str) -> String {
+#[must_use]
+pub fn plain(path: &str) -> Cow<'_, str> {
+    let usual = |part: &str| !matches!(part, "" | "." | "..");
+    if path.strip_prefix('/').is_some_and(|rest| rest.split('/').all(usual)) {
+        return Cow::Borrowed(path);
+    }
     let mut plain = PathBuf::new();
     for part in Path::new(path).components() {
         match part {
@@ -60,5 +66,25 @@ pub(super) fn plain(path: &str) -> String {
             part => plain.push(part),
         }
     }
-    plain.to_string_lossy().into_owned()
+    Cow::Owned(plain.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_made_plain() {
+        for (path, expected) in [
+            ("/dev/nvidia0", "/dev/nvidia0"),
+            ("/dev//nvidia0", "/dev/nvidia0"),
+            ("/dev/./nvidia0/", "/dev/nvidia0"),
+            ("/x/../dev/nvidia0", "/dev/nvidia0"),
+            ("/../../dev", "/dev"),
+            ("/", "/"),
+            ("/..", "/"),
+        ] {
+            assert_eq!(plain(path), expected);
+        }
+    }
 }

@@ -17,6 +17,7 @@ use thiserror::Error;
 use super::catalogue::{self, Datum};
 use super::driver::{Capability, Driver, DriverFile, Use, Width};
 use super::root::{Found, Root};
+use crate::rm::Version;
 
 /// The largest cache of the dynamic linker that is read, in bytes.
 const LINKER_CACHE_BYTES: u64 = 64 << 20;
@@ -287,10 +288,10 @@ fn version(root: &Root, shelves: &[Shelf], kernel: Option<&str>) -> Result<Strin
     let found: BTreeSet<String> =
         landmarks().filter_map(|(_, name)| version_in(name)).map(str::to_owned).collect();
     if let Some(kernel) = kernel {
-        return match found.contains(kernel) {
-            true => Ok(kernel.to_owned()),
-            false if found.is_empty() => Err(FindError::Nothing { root: root.path().to_owned() }),
-            false => Err(FindError::Differs {
+        return match found.iter().find(|version| same(version, kernel)) {
+            Some(version) => Ok(version.clone()),
+            None if found.is_empty() => Err(FindError::Nothing { root: root.path().to_owned() }),
+            None => Err(FindError::Differs {
                 root: root.path().to_owned(),
                 kernel: kernel.to_owned(),
                 found,
@@ -309,6 +310,12 @@ fn version(root: &Root, shelves: &[Shelf], kernel: Option<&str>) -> Result<Strin
         found.iter().max_by_key(|version| numbers(version)).cloned()
     };
     linked.or_else(newest).ok_or(FindError::Nothing { root: root.path().to_owned() })
+}
+
+/// Whether two texts are one version, however many digits they have.
+fn same(one: &str, other: &str) -> bool {
+    let parsed = |text: &str| text.parse::<Version>().ok();
+    one == other || parsed(one).is_some_and(|version| Some(version) == parsed(other))
 }
 
 /// The library of that name, for the processor's own programs or those of 32 bits.
@@ -449,6 +456,9 @@ mod tests {
         );
         assert_eq!(installed(&root(), Some("535.161.08")), old, "the kernel's");
         assert_eq!(installed(&root(), Some("999.1")).unwrap().0, "550.54.14");
+        add("usr/lib64/libcuda.so.560.1.2");
+        let short = told("560.1.2", "/usr/lib64/libcuda.so.560.1.2");
+        assert_eq!(installed(&root(), Some("560.01.02")), short, "the same in other digits");
     }
 
     #[test]

@@ -17,10 +17,7 @@ use tracing::warn;
 use crate::bundle::{Bind, DeviceNode, Withheld};
 use crate::inventory::Inventory;
 use crate::plan::Plan;
-
-/// Major number of `nvidiactl`, `nvidiaN` and `nvidia-modeset`
-/// (`Documentation/admin-guide/devices.txt`).
-const NVIDIA_MAJOR: i64 = 195;
+use crate::rm::NVIDIA_MAJOR;
 
 /// The edits that give a container the nodes of its GPUs and no other's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -52,3 +52,7 @@ pub use call::{Call, Command, Decoded, decode};
 pub use layout::{Field, Layout, Meaning, Patch, View};
 pub use refuse::{Answer, Refusal};
 pub use release::{Key, Release, ReleaseError, Standing, Version};
+
+/// Major number of `nvidiactl`, `nvidiaN` and `nvidia-modeset`
+/// (`Documentation/admin-guide/devices.txt`).
+pub const NVIDIA_MAJOR: i64 = 195;

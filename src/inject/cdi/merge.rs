@@ -24,10 +24,10 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::choose::Part;
-use super::nature::{Nature, gpu_minor, nature, plain};
+use super::nature::{Nature, gpu_minor, nature};
 use super::spec::{self, Edits, Hook, Mount, Node};
 use super::validate::stage;
-use crate::bundle::{self, Bind, DeviceNode, HookCall, leads_to_mps};
+use crate::bundle::{self, Bind, DeviceNode, HookCall, leads_to_mps, plain};
 use crate::request::name::NVIDIA_VISIBLE_DEVICES;
 
 /// What a mount has that states no options: of a driver's files, a container writes none.

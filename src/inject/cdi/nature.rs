@@ -4,16 +4,14 @@
 //! never by its path alone: a path can be anything, and the number is what the kernel opens.
 //! Must not know which GPUs a container has. Pure.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
 use super::spec::Node;
+use crate::bundle::plain;
+use crate::rm::NVIDIA_MAJOR;
 
-/// Major number of NVIDIA's nodes (`Documentation/admin-guide/devices.txt`).
-pub(super) const NVIDIA_MAJOR: i64 = 195;
-
-/// Major number of the kernel's graphics (the same).
+/// Major number of the kernel's graphics (`Documentation/admin-guide/devices.txt`).
 const DRM_MAJOR: i64 = 226;
 
 /// Minor numbers of GPUs; 254 and 255 are modeset and control.
@@ -65,23 +63,6 @@ pub(super) fn gpu_minor(path: &Path) -> Option<i64> {
     number.then(|| digits.parse().unwrap_or(i64::MAX))
 }
 
-/// `path` without `//`, `/./` and `/../`. Links are the host's business.
-pub(super) fn plain(path: &str) -> Cow<'_, str> {
-    let usual = |part: &str| !matches!(part, "" | "." | "..");
-    if path.strip_prefix('/').is_some_and(|rest| rest.split('/').all(usual)) {
-        return Cow::Borrowed(path);
-    }
-    let mut plain = PathBuf::new();
-    for part in Path::new(path).components() {
-        match part {
-            Component::ParentDir => drop(plain.pop()),
-            Component::CurDir => {}
-            part => plain.push(part),
-        }
-    }
-    Cow::Owned(plain.to_string_lossy().into_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,21 +70,6 @@ mod tests {
     fn node(path: &str, host_path: &str, major: i64, minor: i64) -> Node {
         let (path, host_path) = (path.to_owned(), host_path.to_owned());
         Node { path, host_path, major, minor, ..Node::default() }
-    }
-
-    #[test]
-    fn paths_are_made_plain() {
-        for (path, expected) in [
-            ("/dev/nvidia0", "/dev/nvidia0"),
-            ("/dev//nvidia0", "/dev/nvidia0"),
-            ("/dev/./nvidia0/", "/dev/nvidia0"),
-            ("/x/../dev/nvidia0", "/dev/nvidia0"),
-            ("/../../dev", "/dev"),
-            ("/", "/"),
-            ("/..", "/"),
-        ] {
-            assert_eq!(plain(path), expected);
-        }
     }
 
     #[test]

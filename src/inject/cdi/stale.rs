@@ -14,9 +14,9 @@ use nix::sys::stat::{major, minor};
 use thiserror::Error;
 
 use super::merge::{Collected, Seen};
-use super::nature::{NVIDIA_MAJOR, Nature, nature};
+use super::nature::{Nature, nature};
 use super::spec::Node;
-use crate::rm::Version;
+use crate::rm::{NVIDIA_MAJOR, Version};
 
 /// Libraries whose names end in the driver's version.
 const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
