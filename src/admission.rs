@@ -235,11 +235,15 @@ impl Host {
                 && nodes.binds.iter().all(|bind| bind.destination != more.path)
         });
         let devices = nodes.devices.iter().cloned().chain(more).collect();
+        let mut withheld = nodes.withheld;
+        if plan.backend != Kind::None {
+            withheld.extend(inject::graphics(Path::new("/sys")));
+        }
         let mut edits = Edits {
             env: driver.env.into_iter().chain([visible]).collect(),
             devices,
             binds: nodes.binds,
-            withheld: nodes.withheld,
+            withheld,
             hooks,
             // However the driver comes now, what an earlier create of this bundle mounted of it
             // may be no longer there.

@@ -37,6 +37,10 @@ pub struct Edits {
     /// Whether mounts that lead to the MPS daemon are taken out, whose server allocates for its
     /// clients, past their quotas.
     pub without_mps: bool,
+    /// What annotations begin with that are taken out.
+    pub annotations_without: Vec<String>,
+    /// Paths in the container at and below which nothing is mounted.
+    pub mounts_without: Vec<String>,
     /// What `linux.seccomp` becomes, where that changes.
     pub seccomp: Option<Value>,
 }
@@ -174,6 +178,7 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen
     if edits.without_mps {
         forget_mps(config)?;
     }
+    forget_requests(config, edits)?;
     for node in &edits.devices {
         declare(config, node)?;
         allow(config, node)?;
@@ -290,12 +295,34 @@ fn forget_mps(config: &mut Value) -> Result<(), Misshapen> {
     Ok(())
 }
 
-/// Mounts a file of the driver where the container has nothing of its own.
+/// Takes out what asks somebody else for more.
+fn forget_requests(config: &mut Value, edits: &Edits) -> Result<(), Misshapen> {
+    if let Some(annotations) = config.get_mut("annotations").and_then(Value::as_object_mut) {
+        let begins =
+            |name: &String| edits.annotations_without.iter().any(|prefix| name.starts_with(prefix));
+        annotations.retain(|name, _| !begins(name));
+    }
+    if config.get("mounts").is_none_or(Value::is_null) {
+        return Ok(());
+    }
+    mounts(config)?.retain(|mount| {
+        let destination = plain(text(mount, "destination"));
+        let below = |path: &String| Path::new(&*destination).starts_with(path);
+        !edits.mounts_without.iter().any(below)
+    });
+    Ok(())
+}
+
+/// Mounts a file of the driver where the container has nothing of its own: before what the
+/// container has below it, which would be hidden.
 fn mount_driver(config: &mut Value, mount: &Mount) -> Result<(), Misshapen> {
     let destination = plain(&mount.destination);
     let mounts = mounts(config)?;
-    if !mounts.iter().any(|there| plain(text(there, "destination")) == destination) {
-        mounts.push(as_value(mount));
+    let places: Vec<_> =
+        mounts.iter().map(|there| plain(text(there, "destination")).into_owned()).collect();
+    if places.iter().all(|place| *place != destination) {
+        let below = places.iter().position(|place| Path::new(place).starts_with(&*destination));
+        mounts.insert(below.unwrap_or(places.len()), as_value(mount));
     }
     Ok(())
 }
@@ -620,6 +647,7 @@ mod tests {
                 {"source": "/run/cgpu/driver/a", "destination": "/usr/local/nvidia"},
                 {"source": "/run/cgpu/driver-of-somebody", "destination": "/z"},
                 {"source": "/mine", "destination": "/y/"},
+                {"source": "/more", "destination": "/usr/local/nvidia/lib64"},
             ],
         });
         assert!(apply(&mut config, &driver()).unwrap());
@@ -633,9 +661,30 @@ mod tests {
                 {"source": "/mine", "destination": "/y/"},
                 {"destination": "/usr/local/nvidia", "source": "/run/cgpu/driver/b",
                  "options": ["rbind", "ro"]},
+                {"source": "/more", "destination": "/usr/local/nvidia/lib64"},
             ])
         );
         assert_eq!(config["process"]["user"]["additionalGids"], json!([44, 109]));
+    }
+
+    #[test]
+    fn what_asks_others_for_more_is_taken_out() {
+        let mut config = json!({
+            "process": {},
+            "annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=1", "io.x/y": "z"},
+            "mounts": [
+                {"destination": "/var/run/nvidia-container-devices/all", "source": "/dev/null"},
+                {"destination": "/var/run", "source": "/x"},
+            ],
+        });
+        let edits = Edits {
+            annotations_without: vec!["cdi.k8s.io/".into()],
+            mounts_without: vec!["/var/run/nvidia-container-devices".into()],
+            ..Edits::default()
+        };
+        assert!(apply(&mut config, &edits).unwrap());
+        assert_eq!(config["annotations"], json!({"io.x/y": "z"}));
+        assert_eq!(config["mounts"], json!([{"destination": "/var/run", "source": "/x"}]));
     }
 
     #[test]

@@ -11,9 +11,10 @@ use super::table::{aligned, printable};
 use crate::admission::{self, Host};
 use crate::backend::Capabilities;
 use crate::bundle::Bundle;
-use crate::inject::Purpose;
+use crate::inject::{Mode, Purpose};
 use crate::inventory;
 use crate::plan::Plan;
+use crate::runtime;
 use crate::units::bytes_to_mib;
 
 /// Prints the plan for the bundle in `dir`, or why there is none.
@@ -38,6 +39,9 @@ pub fn run(host: &Host, dir: &Path, format: Format, out: &mut dyn Write) -> Resu
             let plan = host.plan(&request, &inventory)?;
             host.nodes(&plan, &inventory)?;
             let injection = host.injection(&plan, &inventory, &bundle, Purpose::Inspect)?;
+            if injection.mode == Mode::NvidiaRuntime {
+                runtime::nvidia_runtime(&host.config)?;
+            }
             host.would_admit(&plan, bundle.dir())?;
             Some((plan, injection))
         }

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use tracing::{info, warn};
 
-pub use nodes::{Missing, NodeError, Nodes, link_by_number, nodes};
+pub use nodes::{Missing, NodeError, Nodes, graphics, link_by_number, nodes};
 
 use crate::bundle::{Bundle, BundleError, Edits, ProcessFile};
 use crate::config::{Config, Inject};
@@ -112,11 +112,25 @@ pub fn injection(
     bundle: &Bundle,
     purpose: Purpose,
 ) -> Result<Injection, InjectError> {
+    let already = already(bundle.mounted(), bundle.hook_programs());
+    let is_ours = match config.driver.inject {
+        Inject::Cdi | Inject::Native => true,
+        Inject::Auto => already.is_none(),
+        Inject::NvidiaRuntime | Inject::Off => false,
+    };
+    if is_ours && let Some(version) = native::kernel_version(&config.driver.proc_root) {
+        let env = bundle.env()?;
+        let env = env.iter().filter_map(|item| item.split_once('='));
+        require::check(env, &require::Facts::of_driver(version))?;
+    }
     let configured = || "configured".to_owned();
     let native = || native::edits(config, plan, inventory, bundle, purpose);
     let injection = match config.driver.inject {
         Inject::Off => Injection::without(Mode::Off, configured()),
-        Inject::NvidiaRuntime => Injection::without(Mode::NvidiaRuntime, configured()),
+        Inject::NvidiaRuntime => {
+            let edits = by_nvidia(bundle)?;
+            Injection { mode: Mode::NvidiaRuntime, why: configured(), edits }
+        }
         Inject::Native => Injection { mode: Mode::Native, why: configured(), edits: native()? },
         Inject::Cdi => match by_cdi(config, plan, inventory, purpose)? {
             Some(edits) => Injection { mode: Mode::Cdi, why: configured(), edits },
@@ -125,21 +139,14 @@ pub fn injection(
                 return Err(CdiError::NoSpecification { directories }.into());
             }
         },
-        Inject::Auto => match already(bundle.mounted(), bundle.hook_programs()) {
+        Inject::Auto => match already {
             Some(by) => {
                 let why = format!("auto: the bundle has them, by {by}");
-                Injection::without(Mode::Off, why)
+                Injection { mode: Mode::Off, why, edits: by_nvidia(bundle)? }
             }
             None => best(by_cdi(config, plan, inventory, purpose), native)?,
         },
     };
-    if matches!(injection.mode, Mode::Cdi | Mode::Native)
-        && let Some(version) = native::kernel_version(&config.driver.proc_root)
-    {
-        let env = bundle.env()?;
-        let env = env.iter().filter_map(|item| item.split_once('='));
-        require::check(env, &require::Facts::of_driver(version))?;
-    }
     info!(driver_files = injection.mode.name(), "{}", injection.why);
     Ok(injection)
 }
@@ -219,6 +226,34 @@ pub fn join(bundle: &Bundle, process: &Path, state_dir: &Path) -> Result<(), Bun
     let process = ProcessFile::load(process)?;
     let variables = place::variables(&process.env());
     process.set_env(&variables)
+}
+
+/// What a bundle asks NVIDIA's runtime and hook for beside its GPUs; any of it may bring devices
+/// whose use no quota sees, or GPUs that are others'.
+const ASKS_FOR_MORE: &[&str] = &[
+    "NVIDIA_IMEX_CHANNELS",
+    "NVIDIA_GDS",
+    "NVIDIA_GDRCOPY",
+    "NVIDIA_MOFED",
+    "NVIDIA_NVSWITCH",
+    "NVIDIA_MIG_CONFIG_DEVICES",
+    "NVIDIA_MIG_MONITOR_DEVICES",
+];
+
+/// The edits for a container whose files come by NVIDIA's runtime or hook: it gets what we say, by
+/// the one variable, and nothing that it asks for by others.
+fn by_nvidia(bundle: &Bundle) -> Result<Edits, BundleError> {
+    let env = bundle.env()?;
+    let there = |name: &&&str| env.iter().any(|item| item.split('=').next() == Some(**name));
+    let asked = ASKS_FOR_MORE.iter().filter(there);
+    Ok(Edits {
+        env: asked.map(|name| ((*name).to_owned(), String::new())).collect(),
+        annotations_without: vec!["cdi.k8s.io/".to_owned()],
+        mounts_without: vec!["/var/run/nvidia-container-devices".to_owned()],
+        // The hook mounts it after us.
+        masked: vec!["/tmp/nvidia-mps".to_owned()],
+        ..Edits::default()
+    })
 }
 
 /// The names of NVIDIA's hook that brings the driver's files.

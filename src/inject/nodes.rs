@@ -150,6 +150,27 @@ pub fn nodes(
     Ok(nodes)
 }
 
+/// The nodes by which the kernel's graphics reach NVIDIA's GPUs, as `sys` (`/sys`) tells: memory
+/// that is taken there passes no monitor.
+#[must_use]
+pub fn graphics(sys: &Path) -> Vec<Withheld> {
+    let entries = fs::read_dir(sys.join("class/drm")).into_iter().flatten().flatten();
+    let node = |path: PathBuf| {
+        let driver = fs::read_link(path.join("device/driver")).ok()?;
+        let name = path.file_name()?.to_str()?;
+        let numbers = fs::read_to_string(path.join("dev")).ok()?;
+        let (major, minor) = numbers.trim().split_once(':')?;
+        let path = format!("/dev/dri/{name}");
+        (driver.file_name()? == "nvidia").then_some(Withheld {
+            source: path.clone(),
+            path,
+            major: major.parse().ok()?,
+            minor: minor.parse().ok()?,
+        })
+    };
+    entries.filter_map(|entry| node(entry.path())).collect()
+}
+
 /// Makes the links in `dev`/char that udev makes of other devices and not of NVIDIA's, whose
 /// driver registers no class; `dev` is the host's `/dev`.
 ///
@@ -282,6 +303,28 @@ mod tests {
         assert_eq!(found.devices, [DeviceNode::new("/dev/nvidia1".into(), 1, 3)]);
         let bound: Vec<_> = found.binds.iter().map(|bind| bind.destination.as_str()).collect();
         assert_eq!(bound, ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]);
+    }
+
+    #[test]
+    fn graphics_of_nvidia_s_gpus_are_told_by_the_kernel() {
+        let sys = tempfile::tempdir().unwrap();
+        for (name, numbers, driver) in [
+            ("card0", "226:0", "i915"),
+            ("card1", "226:1", "nvidia"),
+            ("renderD129", "226:129", "nvidia"),
+            ("version", "", ""),
+        ] {
+            let path = sys.path().join("class/drm").join(name);
+            fs::create_dir_all(path.join("device")).unwrap();
+            fs::write(path.join("dev"), format!("{numbers}\n")).unwrap();
+            symlink(format!("../../../bus/pci/drivers/{driver}"), path.join("device/driver"))
+                .unwrap();
+        }
+        let mut found: Vec<_> =
+            graphics(sys.path()).into_iter().map(|node| (node.path, node.minor)).collect();
+        found.sort_unstable();
+        assert_eq!(found, [("/dev/dri/card1".into(), 1), ("/dev/dri/renderD129".into(), 129)]);
+        assert_eq!(graphics(Path::new("/nowhere")), []);
     }
 
     #[test]

@@ -26,10 +26,10 @@ const VARIABLES: &[(&str, &str, bool)] =
 const CALLED_BY_PATH: &str = "/usr/bin/nvidia-smi";
 
 const SHARED: &[&str] = &["rbind", "ro", "nosuid", "nodev", "rprivate"];
-const FILE: &[&str] = &["bind", "ro", "nosuid", "nodev"];
+const FILE: &[&str] = &["bind", "ro", "nosuid", "nodev", "rprivate"];
 const DATA: &[&str] = &["rbind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
 // A read-only socket can be connected to all the same, and its owner and mode are the host's.
-const SOCKET: &[&str] = &["bind", "ro", "nosuid", "nodev", "noexec"];
+const SOCKET: &[&str] = &["bind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
 
 /// The mounts that give a container `files`, whose libraries and programs are in the directory
 /// `tree` of the host, if there is one, in an image with these linkers.

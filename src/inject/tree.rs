@@ -138,6 +138,8 @@ pub fn prepare(
         make_dir(&home, 0o700)?;
         own_file_system(&home)?;
     }
+    // Also where who mounted it was killed before this.
+    private(&home)?;
     forget(&own, &known.identity);
     if wholes(&own.join(&known.identity)) >= DIRECTORIES_MAX {
         return Ok(None);
@@ -179,10 +181,10 @@ fn own_file_system(home: &Path) -> Result<(), TreeError> {
     // tmpfs has by default; the driver's files keep their own.
     let labelled = Path::new("/sys/fs/selinux/enforce").exists()
         && tmpfs(&format!("{OPTIONS},context=system_u:object_r:container_ro_file_t:s0")).is_ok();
-    if !labelled {
-        tmpfs(OPTIONS).map_err(failed("mount", home))?;
+    match labelled {
+        true => Ok(()),
+        false => tmpfs(OPTIONS).map_err(failed("mount", home)),
     }
-    private(home)
 }
 
 /// Makes what is missing of a directory. What is there may be in use: containers have the same

@@ -252,12 +252,7 @@ fn prepare(
     inject::link_by_number(&nodes, Path::new("/dev"));
     let injection = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
     let nvidia = match injection.mode {
-        Mode::NvidiaRuntime => {
-            let name = host.config.driver.nvidia_runtime.clone();
-            let path = std::env::var_os("PATH");
-            let found = real::find(std::slice::from_ref(&name), path.as_deref());
-            Some(found.map_err(|_| RuntimeError::NoNvidia { name })?)
-        }
+        Mode::NvidiaRuntime => Some(nvidia_runtime(&host.config)?),
         Mode::Cdi | Mode::Native | Mode::Off => None,
     };
     let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
@@ -287,6 +282,18 @@ fn prepare(
             Err(error.into())
         }
     }
+}
+
+/// NVIDIA's runtime.
+///
+/// # Errors
+///
+/// Where it isn't there.
+pub fn nvidia_runtime(config: &config::Config) -> Result<Real, RuntimeError> {
+    let name = config.driver.nvidia_runtime.clone();
+    let path = std::env::var_os("PATH");
+    let found = real::find(std::slice::from_ref(&name), path.as_deref());
+    found.map_err(|_| RuntimeError::NoNvidia { name })
 }
 
 /// Who holds a container that needs no hook to be isolated: the runtime's state of it,

@@ -87,13 +87,21 @@ fn no_link_of_an_image_leads_a_mount_to_the_host() {
 #[test]
 fn no_link_into_proc_is_followed() {
     let host = DriverHost::new();
-    for place in ["usr/local/nvidia", "usr/lib/x86_64-linux-gnu/glibc-hwcaps"] {
-        for target in ["/proc/self/root/tmp", "/proc/1/root", "/proc/self/fd/3", "/proc/self/cwd"] {
-            let image = host.image(Userland::Debian12, Search::Usual);
-            link(&image, place, Path::new(target));
-            let outcome = host.run(&image, &["true"]);
-            assert!(matches!(outcome.status.code(), Some(0 | 1)), "{place} -> {target}: {outcome}");
-            assert!(host.host.records().is_empty(), "{place} -> {target}");
+    let bait = Bait::lay(&host);
+    for place in ["usr/local/nvidia", "usr/lib/x86_64-linux-gnu/glibc-hwcaps", "usr/bin"] {
+        for root in ["/proc/self/root", "/proc/1/root", "/proc/self/cwd/../../../../../.."] {
+            for name in ["directory", "not-there-yet"] {
+                let image = host.image(Userland::Debian12, Search::Usual);
+                let target = format!("{root}{}", bait.at(name).display());
+                link(&image, place, Path::new(&target));
+                let outcome = host.run(&image, &["/bin/true"]);
+                assert!(
+                    matches!(outcome.status.code(), Some(0 | 1)),
+                    "{place} {target}: {outcome}"
+                );
+                bait.is_untouched();
+                assert!(host.host.records().is_empty(), "{place} -> {target}");
+            }
         }
     }
 }

@@ -93,6 +93,18 @@ fn nvidia_s_runtime_is_called_for_containers_with_gpus_and_for_no_other() {
     assert_eq!(lines[1], format!("NVIDIA_VISIBLE_DEVICES={UUID_0}"));
     assert!(!mounts(&bundle).iter().any(|(to, _)| to == "/usr/local/nvidia"));
 
+    // What else it would give an image or a pod that asks.
+    let bundle = host.bundle_with(&image, &["true"], |config| {
+        set_env(config, "NVIDIA_IMEX_CHANNELS", "all");
+        set_env(config, "NVIDIA_GDS", "enabled");
+        config["annotations"] = json!({"cdi.k8s.io/x": "nvidia.com/gpu=all", "io.x/y": "z"});
+    });
+    run(&bundle).ok();
+    let config = bundle.config();
+    assert_eq!(config["annotations"], json!({"io.x/y": "z"}));
+    let env = config["process"]["env"].to_string();
+    assert!(env.contains("\"NVIDIA_IMEX_CHANNELS=\"") && env.contains("\"NVIDIA_GDS=\""), "{env}");
+
     fs::remove_file(&seen).unwrap();
     let plain = host.host.bundle("plain", |config| {
         image.use_in(config);
@@ -108,9 +120,14 @@ fn nvidia_s_runtime_that_isn_t_there_is_said_by_its_name() {
     host.host.set("driver.inject", "nvidia-runtime");
     host.host.set("driver.nvidia_runtime", "no-such-runtime");
     let image = host.image(Userland::Debian12, Search::Usual);
-    let outcome = host.run(&image, &["true"]).exits(1);
+    let bundle = host.bundle(&image, &["true"]);
+    let directory = bundle.directory.display().to_string();
     let expected = "cgpu: inject = \"nvidia-runtime\", and no-such-runtime is no executable file";
-    assert!(outcome.stderr.starts_with(expected), "{outcome}");
+    for outcome in
+        [host.host.runtime().run(&bundle), host.host.cgpu(&["inspect", "--bundle", &directory])]
+    {
+        assert!(outcome.exits(1).stderr.starts_with(expected));
+    }
     assert!(host.host.records().is_empty());
 }
 

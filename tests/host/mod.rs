@@ -31,7 +31,9 @@ pub const UUID: &str = "GPU-a";
 const STATE_NAMES: &[&str] = &[
     "cdi.json",
     "containers",
+    "driver",
     "driver.json",
+    "driver.lock",
     "gate",
     "index",
     "inventory.json",
