@@ -6,25 +6,28 @@
 //! plan admitted, the record written; isolation goes on while there is a record, and
 //! off before it goes. Must not know command lines or how errors are shown.
 
+mod error;
+
 use std::error::Error;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
-use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::backend::{self, BackendError, Isolation, Launch, Tenant, Way};
-use crate::bundle::{self, Bundle, BundleError, Edits, HookCall};
+pub use error::AdmissionError;
+
+use crate::backend::{self, Isolation, Launch, Tenant, Way};
+use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
-use crate::inject::{self, InjectError, Injection, Missing, NodeError, Nodes, Purpose};
+use crate::inject::{self, Injection, Missing, Nodes, Purpose};
 use crate::inventory::{self, Inventory};
-use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan, Refusal, ResolveError};
+use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan};
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
-use crate::request::{self, Request, RequestError};
+use crate::request::{self, Request};
 
 /// How long a container that was killed takes to be gone.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -38,56 +41,6 @@ pub struct Host {
     pub config_path: Option<PathBuf>,
     /// How containers come behind their isolation.
     pub way: Way,
-}
-
-/// Why a container doesn't get what it asks for.
-#[derive(Debug, Error)]
-pub enum AdmissionError {
-    /// What it asks for can't be meant.
-    #[error(transparent)]
-    Request(#[from] RequestError),
-    /// What it asks for isn't there.
-    #[error(transparent)]
-    Resolve(#[from] ResolveError),
-    /// Others have it.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// A change can't be meant.
-    #[error(transparent)]
-    Change(#[from] ChangeError),
-    /// The bundle.
-    #[error(transparent)]
-    Bundle(#[from] BundleError),
-    /// The host's GPUs.
-    #[error(transparent)]
-    Inventory(#[from] inventory::ChildError),
-    /// Their device nodes.
-    #[error(transparent)]
-    Nodes(#[from] NodeError),
-    /// The driver's files.
-    #[error(transparent)]
-    Inject(#[from] InjectError),
-    /// The registry.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// The isolation.
-    #[error(transparent)]
-    Backend(#[from] BackendError),
-    /// We are not the host's root.
-    #[error(
-        "this container asks for GPUs, and cgpu gives them out as the host's root only; run the \
-         engine as root (rootless engines are not supported), or drop the ALIYUN_COM_GPU_* \
-         variables"
-    )]
-    Rootless,
-    /// One of our own programs can't be found.
-    #[error("cannot find {program} beside {}; install cgpu's programs in one directory", own.display())]
-    Incomplete {
-        /// The program.
-        program: &'static str,
-        /// The one that is running.
-        own: PathBuf,
-    },
 }
 
 impl Host {

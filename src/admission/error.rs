@@ -1,0 +1,63 @@
+//! Why a container can't have what it asks for: one of the rooms' reasons, or one of these.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::backend::BackendError;
+use crate::bundle::BundleError;
+use crate::inject::{InjectError, NodeError};
+use crate::inventory;
+use crate::plan::{ChangeError, Refusal, ResolveError};
+use crate::registry::RegistryError;
+use crate::request::RequestError;
+
+/// Why a container doesn't get what it asks for.
+#[derive(Debug, Error)]
+pub enum AdmissionError {
+    /// What it asks for can't be meant.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// What it asks for isn't there.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// Others have it.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// A change can't be meant.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+    /// The bundle.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    /// The host's GPUs.
+    #[error(transparent)]
+    Inventory(#[from] inventory::ChildError),
+    /// Their device nodes.
+    #[error(transparent)]
+    Nodes(#[from] NodeError),
+    /// The driver's files.
+    #[error(transparent)]
+    Inject(#[from] InjectError),
+    /// The registry.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The isolation.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// We are not the host's root.
+    #[error(
+        "this container asks for GPUs, and cgpu gives them out as the host's root only; run the \
+         engine as root (rootless engines are not supported), or drop the ALIYUN_COM_GPU_* \
+         variables"
+    )]
+    Rootless,
+    /// One of our own programs can't be found.
+    #[error("cannot find {program} beside {}; install cgpu's programs in one directory", own.display())]
+    Incomplete {
+        /// The program.
+        program: &'static str,
+        /// The one that is running.
+        own: PathBuf,
+    },
+}
