@@ -388,3 +388,42 @@ fn what_an_earlier_create_mounted_goes_when_it_comes_otherwise() {
     host.host.runtime().run(&bundle).ok();
     assert_eq!(ours(&host), 0, "{:?}", mounts(&bundle));
 }
+
+/// NVIDIA's own runtime, where it is installed, or where `CGPU_TEST_NVIDIA_RUNTIME` says: no
+/// distribution has it.
+#[test]
+fn nvidia_s_own_runtime_makes_containers_that_find_the_driver() {
+    let named = std::env::var_os("CGPU_TEST_NVIDIA_RUNTIME").map(PathBuf::from);
+    let usual = || Some(PathBuf::from("/usr/bin/nvidia-container-runtime"));
+    let Some(program) = named.or_else(usual).filter(|path| path.is_file()) else {
+        println!("skipped: NVIDIA's runtime is not installed, see CGPU_TEST_NVIDIA_RUNTIME");
+        return;
+    };
+    let mut cdi = CdiHost::new(Layout::Ubuntu);
+    cdi.generate("compute,utility");
+    cdi.host.host.set("driver.inject", "nvidia-runtime");
+    cdi.host.host.set("driver.nvidia_runtime", program.display().to_string());
+    let settings = format!(
+        "[nvidia-container-runtime]\nmode = \"cdi\"\nruntimes = [{:?}]\n\
+         [nvidia-container-runtime.modes.cdi]\nspec-dirs = [{:?}]\n",
+        support::program("runc"),
+        cdi.directory
+    );
+    let settings = cdi.host.host.scratch.file("nvidia.toml", settings);
+    for userland in [Userland::Debian11, Userland::Debian12, Userland::Debian13, Userland::Linked] {
+        let image = cdi.host.image(userland, Search::Usual);
+        let look = "{ /probe libcuda.so.1 cuInit; nvidia-smi; echo $?; } > /seen 2>&1";
+        let bundle = cdi.host.bundle(&image, &["sh", "-c", look]);
+        let config = settings.display().to_string();
+        let runtime = cdi.host.host.runtime().env("NVIDIA_CTK_CONFIG_FILE_PATH", config);
+        runtime.create(&bundle).ok();
+        runtime.start(&bundle).ok();
+        let seen = image.path.join("seen");
+        let ended = || fs::read_to_string(&seen).is_ok_and(|text| text.ends_with("\n9\n"));
+        support::wait_until(std::time::Duration::from_secs(10), ended);
+        let text = fs::read_to_string(&seen).unwrap_or_default();
+        assert_eq!(text.lines().nth(1), Some(NO_DEVICE), "{userland:?}: {text}");
+        assert!(text.ends_with("\n9\n"), "{userland:?}: {text}");
+        runtime.delete(&bundle).ok();
+    }
+}
