@@ -10,6 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -61,12 +62,15 @@ pub fn driver(
     if let Some(found) = read(&file, root, kernel) {
         return found.ok_or_else(nothing);
     }
+    let begun = SystemTime::now();
     let found = match find::driver(root, kernel) {
         Ok(driver) => Some(Known { identity: identity(&driver), driver }),
         Err(FindError::Nothing { .. }) => None,
         Err(error) => return Err(error),
     };
+    // What has just changed may change again without a trace.
     if purpose == Purpose::Create
+        && root.is_settled(begun)
         && let Err(error) = write(&file, root, kernel, found.as_ref())
     {
         let file = file.display();
@@ -115,6 +119,11 @@ fn identity(driver: &Driver) -> String {
 mod tests {
     use super::*;
 
+    /// Until what was changed before counts as settled.
+    fn settle() {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+
     fn root() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("usr/bin")).unwrap();
@@ -123,6 +132,7 @@ mod tests {
         let library = dir.path().join("usr/lib64/libcuda.so.535.1");
         fs::copy(std::env::current_exe().unwrap(), library).unwrap();
         fs::write(dir.path().join("usr/bin/nvidia-smi"), "").unwrap();
+        settle();
         dir
     }
 
@@ -157,6 +167,7 @@ mod tests {
     #[test]
     fn that_there_is_none_is_kept_until_one_comes() {
         let (host, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        settle();
         let root = || Root::open(host.path()).unwrap();
         let ask = || driver(&root(), None, state.path(), Purpose::Create);
         for _ in 0..2 {

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statx};
 use rustix::fs::{Statx, StatxFlags, readlink};
@@ -38,6 +39,9 @@ impl Stamp {
 /// What tells whether anything that was watched is another now, by its path below the root: files
 /// and directories with their times, and the first part of paths where nothing was.
 pub type Stamps = BTreeMap<PathBuf, Option<Stamp>>;
+
+/// Longer than any kernel's tick.
+const TICK: Duration = Duration::from_millis(20);
 
 const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
@@ -160,6 +164,18 @@ impl Root {
         self.watched.borrow().clone()
     }
 
+    /// Whether all that was watched will look otherwise once it changes, where watching began at
+    /// `begun`.
+    ///
+    /// Before Linux 6.13 the time of a file is that of the last tick, and there are 100 to 1000 of
+    /// them in a second: what changes twice within one has the same time after both.
+    #[must_use]
+    pub fn is_settled(&self, begun: SystemTime) -> bool {
+        let begun = begun.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let limit = i128::try_from(begun.saturating_sub(TICK).as_nanos()).unwrap_or(0);
+        self.watched.borrow().values().flatten().all(|stamp| stamp.modified_ns < limit)
+    }
+
     /// Whether all is as it was when it was watched.
     #[must_use]
     pub fn is_as(&self, stamps: &Stamps) -> bool {
@@ -251,6 +267,9 @@ mod tests {
         let fresh = || Root::open(dir.path()).unwrap();
         let root = fresh();
         assert!(root.watch("usr/lib").is_some() && root.watch("usr/lib64").is_none());
+        assert!(!root.is_settled(SystemTime::now()), "it may change within the same tick");
+        std::thread::sleep(TICK * 2);
+        assert!(root.is_settled(SystemTime::now()));
         let stamps = root.watched();
         assert!(fresh().is_as(&stamps));
         fs::create_dir(dir.path().join("usr/lib64")).unwrap();
