@@ -59,8 +59,9 @@ class Outcome:
         failed = next((a for a in self.answers() if "failed" in a), None)
         if failed:
             return " ".join(f"{key} {value}" for key, value in failed.items())
-        last = (self.stderr.strip() or self.stdout.strip() or "nothing").splitlines()[-1]
-        return f"exit status {self.status}: {last[:200]}"
+        lines = [line.strip() for line in (self.stderr.strip() or self.stdout.strip()).splitlines()]
+        said = lines if len(lines) < 3 else [lines[0], "…", lines[-1]]
+        return f"exit status {self.status}: {' '.join(said)[:400] or 'nothing said'}"
 
     def text(self):
         return (

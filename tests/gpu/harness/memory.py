@@ -40,7 +40,11 @@ def shown(run):
     answer = outcome.answer("info")
     expected = f"{run.quota_mib} MiB in total"
     if not answer:
-        return run.table.answer(number, question, expected, outcome.why(), False, run.evidence)
+        run.table.answer(number, question, expected, outcome.why(), False, run.evidence)
+        plain = run.ask("info-plain", [run.program("alloc"), "info"], 60, gated=False)
+        starts = "it starts" if plain.answer("info") else f"it doesn't either: {plain.why()}"
+        run.broken = f"CUDA doesn't start behind the gate (1.1); without it {starts}"
+        return None
     totals = {answer["total"], answer["device_total"]}
     run.table.answer(
         number,
@@ -71,32 +75,41 @@ def paths(run):
     for place, (path, entry) in enumerate(PATHS):
         number, question = f"1.3.{place + 1}", f"until refused: {entry}"
         cap = run.quota_mib + BEYOND_MIB
-        outcome = run.ask(path, [run.program("alloc"), "--cap-mib", cap, path], 40)
-        answer = outcome.answer(path)
+        words = [run.program("alloc"), "--cap-mib", cap, path]
+        outcome = run.ask(path, words, 40)
+        evidence = run.evidence
         expected = "never more than the quota, all of it, refused as out of memory, and had again"
-        if not answer:
-            run.table.answer(number, question, expected, outcome.why(), False, run.evidence)
-            continue
-        got, quota = answer["bytes"], run.quota_mib * MIB
-        wrong = []
-        if got > quota:
-            wrong.append(f"{mib(got - quota)} MORE THAN THE QUOTA")
-        if answer["error"] != OUT_OF_MEMORY:
-            wrong.append("not refused" if not answer["error"] else f"refused with {answer['error']}")
-        if answer["free_before"] - got > SLACK_BYTES:
-            wrong.append(f"{mib(answer['free_before'] - got)} of what was free not given")
-        if answer["free_before"] - answer["free_after"] > SLACK_BYTES:
-            wrong.append(f"{mib(answer['free_before'] - answer['free_after'])} not given back")
-        if answer["back_ms"] > BACK_MS.get(path, OTHERS_BACK_MS):
-            wrong.append("only slowly")
-        if answer["again_error"]:
-            wrong.append(f"afterwards refused with {answer['again_error']}")
-        refused = f"then {answer['where']} failed with {answer['error']}" if answer["error"] else "no refusal"
-        seen = (
-            f"{mib(got)} in {answer['pieces']} pieces of {mib(answer['free_before'])} free, {refused}; "
-            f"{mib(answer['free_after'])} free {answer['back_ms']:.0f} ms after it was given back"
-        )
-        run.table.answer(number, question, expected, "; ".join([*wrong, seen]), not wrong, run.evidence)
+        wrong, seen = judged(path, outcome, run.quota_mib * MIB)
+        if wrong and not run.arguments.leaking:
+            # Whose fault it is shows where there is no gate.
+            plain = run.ask(f"{path}-plain", words, 40, gated=False)
+            seen += f"; without the gate: {judged(path, plain, run.quota_mib * MIB)[1]}"
+        run.table.answer(number, question, expected, "; ".join([*wrong, seen]), not wrong, evidence)
+
+
+def judged(path, outcome, quota):
+    """What is wrong with what a path said, and what it said."""
+    answer = outcome.answer(path)
+    if not answer:
+        return ["no answer"], outcome.why()
+    got, wrong = answer["bytes"], []
+    if got > quota:
+        wrong.append(f"{mib(got - quota)} MORE THAN THE QUOTA")
+    if answer["error"] != OUT_OF_MEMORY:
+        wrong.append("not refused" if not answer["error"] else f"refused with {answer['error']}")
+    if answer["free_before"] - got > SLACK_BYTES:
+        wrong.append(f"{mib(answer['free_before'] - got)} of what was free not given")
+    if answer["free_before"] - answer["free_after"] > SLACK_BYTES:
+        wrong.append(f"{mib(answer['free_before'] - answer['free_after'])} not given back")
+    if answer["back_ms"] > BACK_MS.get(path, OTHERS_BACK_MS):
+        wrong.append("only slowly")
+    if answer["again_error"]:
+        wrong.append(f"afterwards refused with {answer['again_error']}")
+    refused = f"then {answer['where']} failed with {answer['error']}" if answer["error"] else "no refusal"
+    return wrong, (
+        f"{mib(got)} in {answer['pieces']} pieces of {mib(answer['free_before'])} free, {refused}; "
+        f"{mib(answer['free_after'])} free {answer['back_ms']:.0f} ms after it was given back"
+    )
 
 
 def processes(run):

@@ -53,6 +53,7 @@ class Place:
         self.tried = []
         self.count = 0
         self.inject = "off"
+        self.unfinished = []
         self.gated = self.plain = None
         self.rootfs = None
         self.runtime = None
@@ -219,6 +220,7 @@ class Place:
         words = [runtime, "--cgpu-config", config, "--root", root, "run", "--bundle", bundle, name]
         running = Running(words, preexec=None if self.rootfs else _no_new_privileges)
         running.name, running.container_root = name, root
+        self.unfinished.append(running)
         return running
 
     def run(self, argv, mib, limit, gated=True):
@@ -227,10 +229,15 @@ class Place:
 
     def finish(self, running, limit):
         outcome = running.finish(limit)
-        if outcome.timed_out and self.rootfs:
-            # The runtime was killed, which doesn't end its container.
-            run([self.runtime, "--root", running.container_root, "delete", "--force", running.name], 10)
+        self.unfinished.remove(running)
+        if outcome.timed_out:
+            self._delete(running)
         return outcome
+
+    def _delete(self, running):
+        """The runtime was killed, which doesn't end its container."""
+        if self.rootfs:
+            run([self.runtime, "--root", running.container_root, "delete", "--force", running.name], 10)
 
     def status(self):
         """What the only monitor that runs says of itself; None where there is none."""
@@ -246,7 +253,10 @@ class Place:
         return None
 
     def close(self):
-        """Leaves nothing mounted, and no file; never removes what lies behind a mount."""
+        """Leaves nothing running, nothing mounted, and no file; never removes what lies behind a mount."""
+        for running in self.unfinished:
+            running.kill()
+            self._delete(running)
         for point in reversed(self._mounted()):
             subprocess.run(["umount", "-l", point], check=False, stderr=subprocess.DEVNULL)
         if not self._mounted():
