@@ -10,10 +10,10 @@ RELEASE := target/release
 STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build sim unit test demo bench fmt lint deny typos fuzz install uninstall prepush
+.PHONY: help deps build sim unit test gpu gpu-programs demo bench fmt lint deny typos fuzz install uninstall prepush
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what tests and demo need (Debian and Ubuntu, root)
 	@tests/deps
@@ -38,6 +38,16 @@ test: deps ## test everything, real engines included (root)
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests
 	$(CARGO) test --locked -p cgpu-sim
+
+gpu-programs: build ## build all that tests/gpu/run needs, to be carried to a machine with a GPU
+	$(CARGO) rustc --release --locked -p cgpu-record --bin cgpu-record -- -C target-feature=+crt-static
+	@mkdir -p $(RELEASE)/gpu
+	@for program in alloc spin latency; do \
+		$(CC) -O2 -Wall -Wextra -o $(RELEASE)/gpu/$$program tests/gpu/programs/$$program.c -ldl || exit 1; \
+	done
+
+gpu: gpu-programs ## ask the GPU of this machine what is promised of it; one table (root)
+	@tests/gpu/run
 
 demo: deps build sim ## two containers share a simulated GPU, within their quotas (root)
 	@tests/demo $(RELEASE)

@@ -227,18 +227,18 @@ impl Shared {
                 ProcessId::of(pid.pid) != Some(pid)
             })
             .collect();
-        let pids: Vec<u32> = processes
-            .iter()
-            .map(|process| process_id(*process).pid.cast_unsigned())
-            .collect::<BTreeSet<u32>>()
-            .into_iter()
-            .collect();
         let mut all = Vec::new();
         for gpu in 0..self.uuids.len() {
-            let generation = {
+            // All of one moment: a process that came and took memory after the list was made, and
+            // before the generation was looked at, would be missing in the driver's figure, and
+            // what it holds be taken for given back.
+            let (generation, pids) = {
                 let mut books = self.book();
                 books.ledger.watch();
-                (books.generation, books.underway)
+                let pids = books.processes.iter();
+                let pids: BTreeSet<u32> =
+                    pids.map(|process| process_id(*process).pid.cast_unsigned()).collect();
+                ((books.generation, books.underway), Vec::from_iter(pids))
             };
             let Ok(held) = own.held(&self.release, gpu, &pids) else { return };
             self.judge(gpu, &held, generation);

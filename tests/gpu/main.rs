@@ -1,0 +1,9 @@
+//! Proof on a real GPU, as far as it can be proved without one: that `tests/gpu/run` asks and judges
+//! rightly (`table`), and that every driver call of the programs recorded in `corpus` is decided on
+//! (`replay`).
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod replay;
+mod table;
