@@ -605,16 +605,23 @@ fn attacks_win_where_nobody_watches() {
         "map-free",
         "vfork-exec",
     ] {
-        let got = host.attack(&[attack]).number("got_bytes");
-        assert!(got >= huge, "{attack} got {got}");
-        host.until_used(0);
+        // A race may be lost, all the more on a busy machine; what matters is that it can be won.
+        let won = (0..30).any(|_| {
+            let got = host.attack(&[attack]).number("got_bytes");
+            host.until_used(0);
+            got >= huge
+        });
+        assert!(won, "{attack}");
     }
     for words in [&["swap-control"][..], &["swap-control", "xfer"]] {
-        let said = host.attack(words);
-        assert!(said.number("got_bytes") >= 200 * MIB, "{words:?}: {:#?}", said.lines);
-        host.until_used(0);
+        let won = (0..30).any(|_| {
+            let got = host.attack(words).number("got_bytes");
+            host.until_used(0);
+            got >= 200 * MIB
+        });
+        assert!(won, "{words:?}");
     }
-    assert!(host.attack(&["dup2-ioctl"]).number("got_bytes") > 0);
+    assert!((0..30).any(|_| host.attack(&["dup2-ioctl"]).number("got_bytes") > 0));
     assert_eq!(host.attack(&["barrier16", "1GiB"]).number("got_bytes"), 16 << 30);
     assert_eq!(host.attack(&["barrier16", "2GiB"]).number("successes"), 8);
 }
