@@ -28,6 +28,7 @@ use crate::bundle::{Bundle, BundleError, Edits, ProcessFile};
 use crate::config::{Config, Inject};
 use crate::inventory::Inventory;
 use crate::plan::Plan;
+use crate::rm::Version;
 use cdi::merge::Why;
 use cdi::{CdiError, HostFacts, Specifications, Wanted};
 
@@ -118,13 +119,14 @@ pub fn injection(
         Inject::Auto => already.is_none(),
         Inject::NvidiaRuntime | Inject::Off => false,
     };
-    if is_ours && let Some(version) = native::kernel_version(&config.driver.proc_root) {
+    let kernel = is_ours.then(|| native::kernel_version(&config.driver.proc_root)).flatten();
+    if let Some(version) = kernel {
         let env = bundle.env()?;
         let env = env.iter().filter_map(|item| item.split_once('='));
         require::check(env, &require::Facts::of_driver(version))?;
     }
     let configured = || "configured".to_owned();
-    let native = || native::edits(config, plan, inventory, bundle, purpose);
+    let native = || native::edits(config, plan, inventory, bundle, kernel, purpose);
     let injection = match config.driver.inject {
         Inject::Off => Injection::without(Mode::Off, configured()),
         Inject::NvidiaRuntime => {
@@ -132,7 +134,7 @@ pub fn injection(
             Injection { mode: Mode::NvidiaRuntime, why: configured(), edits }
         }
         Inject::Native => Injection { mode: Mode::Native, why: configured(), edits: native()? },
-        Inject::Cdi => match by_cdi(config, plan, inventory, purpose)? {
+        Inject::Cdi => match by_cdi(config, plan, inventory, kernel, purpose)? {
             Some(edits) => Injection { mode: Mode::Cdi, why: configured(), edits },
             None => {
                 let directories = config.driver.cdi_dirs.clone();
@@ -144,7 +146,7 @@ pub fn injection(
                 let why = format!("auto: the bundle has them, by {by}");
                 Injection { mode: Mode::Off, why, edits: by_nvidia(bundle)? }
             }
-            None => best(by_cdi(config, plan, inventory, purpose), native)?,
+            None => best(by_cdi(config, plan, inventory, kernel, purpose), native)?,
         },
     };
     info!(driver_files = injection.mode.name(), "{}", injection.why);
@@ -189,13 +191,15 @@ fn by_cdi(
     config: &Config,
     plan: &Plan,
     inventory: &Inventory,
+    kernel: Option<Version>,
     purpose: Purpose,
 ) -> Result<Option<Edits>, CdiError> {
     let driver = &config.driver;
     let cache = (purpose == Purpose::Create).then(|| config.state_dir.join("cdi.json"));
     let specifications = Specifications::load(&driver.cdi_dirs, cache.as_deref());
     let wanted: Vec<Wanted> = plan.gpus.iter().map(Wanted::from).collect();
-    let found = specifications.edits_for(&wanted, &HostFacts::read(&driver.proc_root))?;
+    let found =
+        specifications.edits_for(&wanted, &HostFacts { root: "/".into(), driver: kernel })?;
     Ok(found.map(|found| {
         for left_out in &found.left_out {
             match left_out.why {

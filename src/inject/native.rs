@@ -34,6 +34,7 @@ pub fn edits(
     plan: &Plan,
     inventory: &Inventory,
     bundle: &Bundle,
+    kernel: Option<Version>,
     purpose: Purpose,
 ) -> Result<Edits, InjectError> {
     let env = bundle.env()?;
@@ -44,7 +45,7 @@ pub fn edits(
     let driver_root = &config.driver.root;
     let root = Root::open(driver_root)
         .map_err(|source| FindError::NoRoot { root: driver_root.clone(), source })?;
-    let kernel = kernel_version(&config.driver.proc_root).map(|version| version.to_string());
+    let kernel = kernel.map(|version| version.to_string());
     let known = known::driver(&root, kernel.as_deref(), &config.state_dir, purpose)?;
     let tree = match purpose {
         Purpose::Create => tree::prepare(&config.state_dir, &known, &wanted)?,

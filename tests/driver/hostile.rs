@@ -239,21 +239,16 @@ fn a_socket_of_the_host_is_the_host_s() {
 fn an_exec_replaces_no_link_of_the_host() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
-    let bundle = host.bundle(&image, &["sleep", "60"]);
-    let runtime = host.host.runtime();
-    runtime.create(&bundle).ok();
-    runtime.start(&bundle).ok();
+    let bundle = host.sleeping(&image);
     let process = json!({
         "cwd": "/", "args": ["/bin/true"], "env": [], "user": {"uid": 0, "gid": 0},
     });
     let file = host.host.scratch.file("process.json", process.to_string());
     let linked = host.host.scratch.path().join("link.json");
     symlink(&file, &linked).unwrap();
-    let mut command = runtime.command();
-    command.args(["exec", "--process"]).arg(&linked).arg(&bundle.id);
-    support::run_with_timeout(&mut command, support::PATIENCE).ok();
+    host.exec_by(&bundle, &linked).ok();
     assert!(fs::symlink_metadata(&linked).unwrap().is_symlink());
-    runtime.delete(&bundle).ok();
+    host.host.runtime().delete(&bundle).ok();
 }
 
 /// Every combination of capabilities is an author's to ask for, and the host's mounts are copied

@@ -96,6 +96,39 @@ impl DriverHost {
         self.host.runtime().run(&self.bundle(image, args))
     }
 
+    /// Runs a container by a program that starts `cgpu-runtime` in circumstances of its own.
+    #[track_caller]
+    fn run_by(&self, words: &[&str], bundle: &Bundle) -> Outcome {
+        let runtime = self.host.runtime();
+        let inner = runtime.command();
+        let mut command = self.host.scratch.command(words[0]);
+        command.args(&words[1..]).arg(inner.get_program()).args(inner.get_args());
+        command.args(["run", "--bundle"]).arg(&bundle.directory).arg(&bundle.id);
+        for (name, value) in inner.get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        support::run_with_timeout(&mut command, support::PATIENCE)
+    }
+
+    /// A container that runs until it is deleted.
+    #[track_caller]
+    fn sleeping(&self, image: &Rootfs) -> Bundle {
+        let bundle = self.bundle(image, &["sleep", "60"]);
+        let runtime = self.host.runtime();
+        runtime.create(&bundle).ok();
+        runtime.start(&bundle).ok();
+        bundle
+    }
+
+    /// Starts a process in a container as engines do, by a file that describes it.
+    #[track_caller]
+    fn exec_by(&self, bundle: &Bundle, file: &Path) -> Outcome {
+        let runtime = self.host.runtime();
+        let mut command = runtime.command();
+        command.args(["exec", "--process"]).arg(file).arg(&bundle.id);
+        support::run_with_timeout(&mut command, support::PATIENCE)
+    }
+
     /// That programs find what they need of the driver, and want no more than a kernel driver.
     #[track_caller]
     fn lacks_only_the_kernel(&self, image: &Rootfs) {

@@ -157,23 +157,18 @@ fn an_image_that_demands_another_driver_is_refused() {
 fn a_process_that_an_engine_starts_later_has_the_variables_too() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
-    let bundle = host.bundle(&image, &["sleep", "60"]);
-    let runtime = host.host.runtime();
-    runtime.create(&bundle).ok();
-    runtime.start(&bundle).ok();
+    let bundle = host.sleeping(&image);
     // As engines write it: the image's variables, and none of ours.
     let process = json!({
         "cwd": "/", "args": ["env"], "user": {"uid": 0, "gid": 0},
         "env": ["PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=/opt/x"],
     });
     let file = host.host.scratch.file("process.json", process.to_string());
-    let mut command = runtime.command();
-    command.args(["exec", "--process"]).arg(&file).arg(&bundle.id);
-    let outcome = support::run_with_timeout(&mut command, support::PATIENCE).ok();
+    let outcome = host.exec_by(&bundle, &file).ok();
     let has = |line: &str| outcome.stdout.lines().any(|there| there == line);
     assert!(has("LD_LIBRARY_PATH=/opt/x:/usr/local/nvidia/lib64"), "{outcome}");
     assert!(has("PATH=/usr/bin:/bin:/usr/local/nvidia/bin"), "{outcome}");
-    runtime.delete(&bundle).ok();
+    host.host.runtime().delete(&bundle).ok();
 }
 
 /// A host with nodes of its driver, and a specification written for it.

@@ -38,10 +38,8 @@ fn a_running_container_keeps_the_driver_that_it_began_with() {
     let installed = Layout::Ubuntu.install(&scratch, "driver");
     let host = DriverHost::with(installed.root());
     let image = host.image(Userland::Debian12, Search::Usual);
-    let bundle = host.bundle(&image, &["sleep", "60"]);
+    let bundle = host.sleeping(&image);
     let runtime = host.host.runtime();
-    runtime.create(&bundle).ok();
-    runtime.start(&bundle).ok();
     let library = format!("usr/lib/x86_64-linux-gnu/libcuda.so.{}", driver::version());
     installed.remove(&library);
     let outcome = runtime.exec(&bundle, &["/probe", "libcuda.so.1", "cuInit"]).ok();
@@ -107,17 +105,9 @@ fn no_other_namespace_gets_the_driver_s_mounts() {
     let host = DriverHost::new();
     let image = host.image(Userland::Distroless, Search::Usual);
     let bundle = host.bundle(&image, &["/probe", "libcuda.so.1"]);
-    let inner = host.host.runtime();
-    let inner = inner.command();
-    let mut command = host.host.scratch.command("unshare");
     let look = "\"$@\" >/dev/null && cat /proc/self/mountinfo";
-    command.args(["--mount", "--propagation", "shared", "sh", "-c", look, "sh"]);
-    command.arg(inner.get_program()).args(inner.get_args()).args(["run", "--bundle"]);
-    command.arg(&bundle.directory).arg(&bundle.id);
-    for (name, value) in inner.get_envs() {
-        command.env(name, value.unwrap_or_default());
-    }
-    let outcome = support::run_with_timeout(&mut command, support::PATIENCE).ok();
+    let shared = ["unshare", "--mount", "--propagation", "shared", "sh", "-c", look, "sh"];
+    let outcome = host.run_by(&shared, &bundle).ok();
     let home = host.host.state_dir().join("driver").display().to_string();
     let ours: Vec<_> = outcome.stdout.lines().filter(|line| line.contains(&home)).collect();
     assert!(ours.len() > 5, "{outcome}");
@@ -135,16 +125,8 @@ fn engines_in_mount_namespaces_of_their_own_do_not_disturb_each_other() {
     let image = host.image(Userland::Distroless, Search::Usual);
     let elsewhere = |propagation: &str| {
         let bundle = host.bundle(&image, &["/probe", "libcuda.so.1", "cuInit"]);
-        let runtime = host.host.runtime();
-        let inner = runtime.command();
-        let mut command = host.host.scratch.command("unshare");
-        command.args(["--mount", "--propagation", propagation]).arg(inner.get_program());
-        command.args(inner.get_args()).args(["run", "--bundle"]).arg(&bundle.directory);
-        command.arg(&bundle.id);
-        for (name, value) in inner.get_envs() {
-            command.env(name, value.unwrap_or_default());
-        }
-        let outcome = support::run_with_timeout(&mut command, support::PATIENCE).ok();
+        let outcome =
+            host.run_by(&["unshare", "--mount", "--propagation", propagation], &bundle).ok();
         assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
     };
     elsewhere("slave");
@@ -169,10 +151,8 @@ fn what_a_running_container_has_outlives_the_directories_of_former_drivers() {
     let installed = Layout::Ubuntu.install(&scratch, "driver");
     let host = DriverHost::with(installed.root());
     let image = host.image(Userland::Debian12, Search::Usual);
-    let bundle = host.bundle(&image, &["sleep", "60"]);
+    let bundle = host.sleeping(&image);
     let runtime = host.host.runtime();
-    runtime.create(&bundle).ok();
-    runtime.start(&bundle).ok();
     // The driver changes, and what was made for the former one has grown old.
     let library = format!("usr/lib/x86_64-linux-gnu/libcuda.so.{}", driver::version());
     let bytes = std::fs::read(installed.file(&library)).unwrap();
@@ -201,16 +181,7 @@ fn any_user_of_a_container_finds_the_driver_whatever_the_engine_s_umask_is() {
     let bundle = host.bundle_with(&image, &["/probe", "libcuda.so.1", "cuInit"], |config| {
         config["process"]["user"] = json!({"uid": 1000, "gid": 1000});
     });
-    let inner = host.host.runtime();
-    let inner = inner.command();
-    let mut command = host.host.scratch.command("sh");
-    command.args(["-c", "umask 077; exec \"$@\"", "sh"]).arg(inner.get_program());
-    command.args(inner.get_args()).args(["run", "--bundle"]).arg(&bundle.directory);
-    command.arg(&bundle.id);
-    for (name, value) in inner.get_envs() {
-        command.env(name, value.unwrap_or_default());
-    }
-    let outcome = support::run_with_timeout(&mut command, support::PATIENCE).ok();
+    let outcome = host.run_by(&["sh", "-c", "umask 077; exec \"$@\"", "sh"], &bundle).ok();
     assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
 }
 
