@@ -18,13 +18,14 @@ use tracing::warn;
 use super::Purpose;
 use super::driver::Driver;
 use super::find::{self, FindError};
-use super::root::{Root, Stamps};
+use super::root::{Root, Watched};
 use crate::replace::replace;
 
 const FILE_NAME: &str = "driver.json";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// A driver has some hundred files.
 const FILE_BYTES_MAX: u64 = 4 << 20;
+const FILE_BYTES_USUAL: usize = 32 << 10;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -32,7 +33,7 @@ struct Cache {
     version: u32,
     root: PathBuf,
     kernel: Option<String>,
-    watched: Vec<(PathBuf, Option<super::root::Stamp>)>,
+    watched: Watched,
     found: Option<Known>,
 }
 
@@ -70,8 +71,8 @@ pub fn driver(
     };
     // What has just changed may change again without a trace.
     if purpose == Purpose::Create
-        && root.is_settled(begun)
-        && let Err(error) = write(&file, root, kernel, found.as_ref())
+        && let Some(watched) = root.watched(begun)
+        && let Err(error) = write(&file, root, kernel, watched, found.as_ref())
     {
         let file = file.display();
         warn!(%file, %error, "the driver is searched for again next time");
@@ -80,21 +81,26 @@ pub fn driver(
 }
 
 fn read(file: &Path, root: &Root, kernel: Option<&str>) -> Option<Option<Known>> {
-    let mut text = Vec::new();
+    let mut text = Vec::with_capacity(FILE_BYTES_USUAL);
     File::open(file).ok()?.take(FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
     let cache: Cache = serde_json::from_slice(&text).ok()?;
     let of_this =
         cache.version == VERSION && cache.root == root.path() && cache.kernel.as_deref() == kernel;
-    let watched: Stamps = cache.watched.into_iter().collect();
-    (of_this && root.is_as(&watched)).then_some(cache.found)
+    (of_this && root.is_as(&cache.watched)).then_some(cache.found)
 }
 
-fn write(file: &Path, root: &Root, kernel: Option<&str>, found: Option<&Known>) -> io::Result<()> {
+fn write(
+    file: &Path,
+    root: &Root,
+    kernel: Option<&str>,
+    watched: Watched,
+    found: Option<&Known>,
+) -> io::Result<()> {
     let cache = Cache {
         version: VERSION,
         root: root.path().to_owned(),
         kernel: kernel.map(str::to_owned),
-        watched: root.watched().into_iter().collect(),
+        watched,
         found: found.cloned(),
     };
     let text = serde_json::to_vec(&cache).map_err(io::Error::other)?;

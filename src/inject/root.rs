@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -18,11 +19,12 @@ use rustix::fs::{Statx, StatxFlags, readlink};
 use serde::{Deserialize, Serialize};
 
 /// What a file was when it was looked at: enough to tell that it is another or was written to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stamp {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Stamp {
     device: (u32, u32),
     inode: u64,
     modified_ns: i128,
+    is_directory: bool,
 }
 
 impl Stamp {
@@ -32,13 +34,30 @@ impl Stamp {
             inode: stat.stx_ino,
             modified_ns: i128::from(stat.stx_mtime.tv_sec) * 1_000_000_000
                 + i128::from(stat.stx_mtime.tv_nsec),
+            is_directory: FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory,
         }
     }
 }
 
-/// What tells whether anything that was watched is another now, by its path below the root: files
-/// and directories with their times, and the first part of paths where nothing was.
-pub type Stamps = BTreeMap<PathBuf, Option<Stamp>>;
+/// Files and directories by their paths below the root, and the first part of paths where
+/// nothing was.
+type Stamps = BTreeMap<PathBuf, Option<Stamp>>;
+
+/// What tells whether anything that was watched is another now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Watched {
+    /// Paths below the root that lead over no links: one call tells what is there.
+    plain: Vec<PathBuf>,
+    /// Those that do lead over links, or did.
+    linked: Vec<PathBuf>,
+    /// Of what was at all of them.
+    print: u64,
+}
+
+/// Directories below a root in which others make files all the time: what is missing there is
+/// asked for by its own name.
+const RESTLESS: &[&str] = &["etc", "run", "var/run"];
 
 /// Longer than any kernel's tick.
 const TICK: Duration = Duration::from_millis(20);
@@ -54,7 +73,8 @@ pub struct Found {
     pub kind: FileType,
     /// Its device and inode: the same file by another name has them, too.
     pub identity: (u32, u32, u64),
-    size: u64,
+    /// How large it is, in bytes.
+    pub size: u64,
     file: OwnedFd,
 }
 
@@ -121,14 +141,33 @@ impl Root {
 
     /// The stamp of what is at `path` now; `None` where nothing is.
     fn stamp(&self, path: &Path) -> Option<Stamp> {
-        let mask = StatxFlags::BASIC_STATS;
         // Where the root is the process's own, one call does.
-        let stat = match self.real == Path::new("/") {
-            true => statx(&self.dir, path, AtFlags::empty(), mask),
-            false => openat2(&self.dir, path, LOOK, Mode::empty(), ResolveFlags::IN_ROOT)
-                .and_then(|file| statx(&file, "", AtFlags::EMPTY_PATH, mask)),
-        };
-        stat.ok().as_ref().map(Stamp::of)
+        match self.real == Path::new("/") {
+            true => self.plain_stamp(path, AtFlags::empty()),
+            false => {
+                let file = openat2(&self.dir, path, LOOK, Mode::empty(), ResolveFlags::IN_ROOT);
+                let stat = statx(&file.ok()?, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
+                stat.ok().as_ref().map(Stamp::of)
+            }
+        }
+    }
+
+    /// The same where no links are on the way. Should there be one after all, it leads to
+    /// something else, or to the same that is there without it.
+    fn plain_stamp(&self, path: &Path, flags: AtFlags) -> Option<Stamp> {
+        statx(&self.dir, path, flags, StatxFlags::BASIC_STATS).ok().as_ref().map(Stamp::of)
+    }
+
+    /// Whether no link is on the way to `path`, nor there.
+    fn is_plain(&self, path: &Path) -> bool {
+        let flags = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        let there = |path: &Path| openat2(&self.dir, path, LOOK, Mode::empty(), flags);
+        match there(path) {
+            Err(error) if error == rustix::io::Errno::NOENT => {
+                path.parent().is_none_or(|parent| parent == Path::new("") || self.is_plain(parent))
+            }
+            result => result.is_ok(),
+        }
     }
 
     /// What is at `path`, through links; `None` where nothing is that can be looked at.
@@ -158,29 +197,85 @@ impl Root {
         (bytes.len() as u64 <= most_bytes).then_some(bytes)
     }
 
-    /// All that was watched so far.
-    #[must_use]
-    pub fn watched(&self) -> Stamps {
-        self.watched.borrow().clone()
-    }
-
-    /// Whether all that was watched will look otherwise once it changes, where watching began at
-    /// `begun`.
+    /// All that was watched so far; `None` where it may change without looking otherwise, watching
+    /// having begun at `begun`.
     ///
     /// Before Linux 6.13 the time of a file is that of the last tick, and there are 100 to 1000 of
     /// them in a second: what changes twice within one has the same time after both.
     #[must_use]
-    pub fn is_settled(&self, begun: SystemTime) -> bool {
+    pub fn watched(&self, begun: SystemTime) -> Option<Watched> {
+        let stamps = self.with_directories(self.watched.borrow().clone());
         let begun = begun.duration_since(UNIX_EPOCH).unwrap_or_default();
         let limit = i128::try_from(begun.saturating_sub(TICK).as_nanos()).unwrap_or(0);
-        self.watched.borrow().values().flatten().all(|stamp| stamp.modified_ns < limit)
+        if stamps.values().flatten().any(|stamp| stamp.modified_ns >= limit) {
+            return None;
+        }
+        let (plain, linked): (Vec<_>, Vec<_>) =
+            stamps.into_iter().partition(|(path, _)| self.is_plain(path));
+        let print = print(plain.iter().chain(&linked).map(|(_, stamp)| *stamp));
+        let paths = |stamps: Vec<(PathBuf, _)>| stamps.into_iter().map(|(path, _)| path).collect();
+        Some(Watched { plain: paths(plain), linked: paths(linked), print })
+    }
+
+    /// The same with fewer looks: what comes into a directory, goes or is replaced changes the
+    /// directory's own time. Looks that are new are taken after the search, which what has changed
+    /// since then spoils.
+    fn with_directories(&self, mut stamps: Stamps) -> Stamps {
+        let mut paths: Vec<PathBuf> = stamps.keys().cloned().collect();
+        // Those over links first: a look at them costs more.
+        paths.sort_by_key(|path| self.is_plain(path));
+        let mut together: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+        for path in paths {
+            let parent = match path.parent() {
+                Some(parent) if parent != Path::new("") => parent.to_owned(),
+                _ => PathBuf::from("."),
+            };
+            if path == parent || self.is_link(&path) {
+                continue;
+            }
+            let stamp = stamps[&path];
+            let is_directory = stamp.is_some_and(|stamp| stamp.is_directory);
+            // What is in a directory changes its own time only: some path has to be looked at.
+            let is_told = || stamps.iter().any(|(other, its)| *other != path && *its == stamp);
+            if stamps.get(&parent).is_some_and(Option::is_some) {
+                if !is_directory || is_told() {
+                    stamps.remove(&path);
+                }
+            } else if !is_directory
+                && !RESTLESS.iter().any(|restless| parent == Path::new(restless))
+            {
+                together.entry(parent).or_default().push(path);
+            }
+        }
+        for (parent, paths) in together.into_iter().filter(|(_, paths)| paths.len() > 1) {
+            stamps.retain(|path, _| !paths.contains(path));
+            let stamp = self.stamp(&parent);
+            stamps.insert(parent, stamp);
+        }
+        stamps
+    }
+
+    /// Whether a link is at `path`, wherever it leads.
+    fn is_link(&self, path: &Path) -> bool {
+        let flags = LOOK | OFlags::NOFOLLOW;
+        let file = openat2(&self.dir, path, flags, Mode::empty(), ResolveFlags::IN_ROOT);
+        file.and_then(|file| statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS))
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink)
     }
 
     /// Whether all is as it was when it was watched.
     #[must_use]
-    pub fn is_as(&self, stamps: &Stamps) -> bool {
-        stamps.iter().all(|(path, then)| self.stamp(path) == *then)
+    pub fn is_as(&self, then: &Watched) -> bool {
+        let plain = then.plain.iter().map(|path| self.plain_stamp(path, AtFlags::SYMLINK_NOFOLLOW));
+        print(plain.chain(then.linked.iter().map(|path| self.stamp(path)))) == then.print
     }
+}
+
+/// One number for all of these, in this order.
+fn print(stamps: impl Iterator<Item = Option<Stamp>>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    stamps.for_each(|stamp| stamp.hash(&mut hasher));
+    hasher.finish()
 }
 
 impl Found {
@@ -268,10 +363,9 @@ mod tests {
         let root = fresh();
         assert!(root.watch("usr/lib").is_some() && root.watch("usr/lib64").is_none());
         let made = fs::metadata(dir.path().join("usr/lib")).unwrap().modified().unwrap();
-        assert!(!root.is_settled(made + TICK / 2), "it may change within the same tick");
-        assert!(root.is_settled(made + TICK * 2));
+        assert_eq!(root.watched(made + TICK / 2), None, "it may change within the same tick");
+        let stamps = root.watched(made + TICK * 2).unwrap();
         std::thread::sleep(TICK * 2);
-        let stamps = root.watched();
         assert!(fresh().is_as(&stamps));
         fs::create_dir(dir.path().join("usr/lib64")).unwrap();
         assert!(!fresh().is_as(&stamps), "what wasn't there is");
@@ -279,5 +373,49 @@ mod tests {
         assert!(fresh().is_as(&stamps));
         fs::write(dir.path().join("usr/lib/b"), "").unwrap();
         assert!(!fresh().is_as(&stamps), "a directory has a file more");
+    }
+
+    #[test]
+    fn what_a_directory_has_or_misses_is_seen_by_one_look_at_it() {
+        let dir = tree();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["etc", "usr/share"] {
+            fs::create_dir(at(name)).unwrap();
+        }
+        symlink("usr/lib", at("lib")).unwrap();
+        symlink("/nowhere", at("usr/share/link")).unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        for name in ["usr/share/a", "usr/share/b", "usr/share/link", "etc/a", "etc/b", "usr/lib64"]
+        {
+            assert!(root.watch(name).is_none());
+        }
+        for name in ["usr/lib", "lib", "usr/lib/missing", "lib/a", "usr/share/c"] {
+            root.watch(name);
+        }
+        let later = SystemTime::now() + TICK * 2;
+        let watched = root.watched(later).unwrap();
+        let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        assert_eq!(watched.linked, paths(&["lib", "usr/share/link"]));
+        assert_eq!(watched.plain, paths(&["etc/a", "etc/b", "usr/lib", "usr/lib64", "usr/share"]));
+
+        std::thread::sleep(TICK * 2);
+        let changes: [&dyn Fn(); 6] = [
+            &|| fs::write(at("etc/a"), "").unwrap(),
+            &|| fs::write(at("usr/share/b"), "").unwrap(),
+            &|| fs::write(at("usr/lib/missing"), "").unwrap(),
+            &|| fs::rename(at("usr/lib"), at("usr/lib64")).unwrap(),
+            &|| symlink("usr/share", at("new")).and(fs::rename(at("new"), at("lib"))).unwrap(),
+            &|| symlink("/usr/share", at("usr/lib")).unwrap(),
+        ];
+        let mut then = watched;
+        for (turn, change) in changes.iter().enumerate() {
+            let root = Root::open(dir.path()).unwrap();
+            assert!(root.is_as(&then), "change {turn}: nothing has happened yet");
+            change();
+            assert!(!root.is_as(&then), "change {turn}");
+            let paths = then.plain.iter().chain(&then.linked);
+            paths.for_each(|path| drop(root.watch(path)));
+            then = root.watched(later + Duration::from_secs(60)).unwrap();
+        }
     }
 }

@@ -109,8 +109,8 @@ pub fn prepare(
     known: &Known,
     capabilities: &[Capability],
 ) -> Result<Option<PathBuf>, TreeError> {
-    let leaves = leaves(known.driver.files_for(capabilities));
-    if leaves.is_empty() {
+    let is_leaf = |file: &DriverFile| matches!(file.used_as, Use::Library { .. } | Use::Program);
+    if !known.driver.files_for(capabilities).any(is_leaf) {
         return Ok(None);
     }
     let bits = capabilities.iter().fold(0u32, |bits, capability| bits | 1 << *capability as u32);
@@ -144,7 +144,7 @@ pub fn prepare(
     if wholes(&own.join(&known.identity)) >= DIRECTORIES_MAX {
         return Ok(None);
     }
-    make(&dir, &leaves)?;
+    make(&dir, &leaves(known.driver.files_for(capabilities)))?;
     make_file(&whole)?;
     bind(&whole, &whole)?;
     Ok(Some(dir))

@@ -9,6 +9,8 @@
 
 use std::path::Path;
 
+use elf::ElfStream;
+use elf::endian::AnyEndian;
 use rustix::fs::FileType;
 
 use super::driver::Width;
@@ -87,32 +89,50 @@ const GLIBC: &[Glibc] = &[
 /// 2.37 no longer does.
 const LEGACY: &str = "tls";
 
-/// What a linker that knows the newer subdirectories has in it.
-const KNOWS_HWCAPS: &[u8] = b"glibc-hwcaps";
+/// What a linker that knows the newer subdirectories has in it: an option about them.
+const KNOWS_HWCAPS: &[u8] = b"--glibc-hwcaps-mask";
 
 /// Whether this processor has what the subdirectory of [`GLIBC`] is named after.
 #[cfg(not(target_arch = "x86_64"))]
 fn has_hwcaps() -> bool {
     false
 }
+/// Asks once: the standard library's macro asks for all that there is, and in a virtual machine
+/// every question leaves it.
 #[cfg(target_arch = "x86_64")]
 fn has_hwcaps() -> bool {
-    is_x86_feature_detected!("sse4.2")
-        && is_x86_feature_detected!("ssse3")
-        && is_x86_feature_detected!("popcnt")
-        && is_x86_feature_detected!("cmpxchg16b")
+    // SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT (Intel SDM, volume 2, CPUID, leaf 1).
+    const V2: u32 = 1 << 9 | 1 << 13 | 1 << 19 | 1 << 20 | 1 << 23;
+    core::arch::x86_64::__cpuid(1).ecx & V2 == V2
 }
 
 /// The dynamic linkers of an image, and where each looks.
 #[must_use]
 pub fn linkers(image: &Root) -> Vec<Linker> {
     let found = GLIBC.iter().filter_map(|glibc| {
-        let program = image.read(glibc.file, LINKER_BYTES)?;
-        let directory = glibc.directories.iter().copied().find(|dir| names(&program, dir))?;
-        let shelf = shelf(image, glibc, directory, contains(&program, KNOWS_HWCAPS));
+        let data = constants(image, glibc.file)?;
+        let strings = || data.split(|byte| *byte == 0);
+        // They are in it with a `/` at their ends (`system_dirs` in `elf/dl-load.c`).
+        let names =
+            |dir: &&str| strings().any(|text| text.strip_suffix(b"/") == Some(dir.as_bytes()));
+        let directory = glibc.directories.iter().copied().find(names)?;
+        let knows_hwcaps = strings().any(|text| text == KNOWS_HWCAPS);
+        let shelf = shelf(image, glibc, directory, knows_hwcaps);
         Some(Linker { width: glibc.width, shelf })
     });
     found.collect()
+}
+
+/// The constants of a program, its strings among them: a tenth of it; all of it where it doesn't
+/// say where they are. `None` where there is no program.
+fn constants(image: &Root, path: &str) -> Option<Vec<u8>> {
+    let found = image.look(path).filter(|found| found.size <= LINKER_BYTES)?;
+    let section = || {
+        let mut program = ElfStream::<AnyEndian, _>::open_stream(found.open()?).ok()?;
+        let header = *program.section_header_by_name(".rodata").ok()??;
+        program.section_data(&header).ok().map(|(data, _)| data.to_owned())
+    };
+    section().or_else(|| image.read(path, LINKER_BYTES))
 }
 
 /// Where a linker of glibc with that system directory finds libraries.
@@ -137,16 +157,6 @@ fn is_vacant(image: &Root, path: &str) -> bool {
         None => true,
         Some(there) => there.kind == FileType::Directory && there.names().is_empty(),
     }
-}
-
-/// Whether a linker was built with that system directory: they are in it with a `/` and a zero
-/// at their ends (`system_dirs` in `elf/dl-load.c`).
-fn names(program: &[u8], directory: &str) -> bool {
-    contains(program, format!("\0{directory}/\0").as_bytes())
-}
-
-fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
-    memchr::memmem::find(bytes, wanted).is_some()
 }
 
 #[cfg(test)]
@@ -176,10 +186,10 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     fn a_linker_says_itself_where_it_looks() {
         let new: &[u8] =
-            b"x\0/lib/x86_64-linux-gnu/\0/usr/lib/x86_64-linux-gnu/\0/usr/lib/\0glibc-hwcaps/";
-        let red: &[u8] = b"\0/lib64/\0/usr/lib64/\0glibc-hwcaps/";
+            b"x\0/lib/x86_64-linux-gnu/\0/usr/lib/x86_64-linux-gnu/\0/usr/lib/\0--glibc-hwcaps-mask\0";
+        let red: &[u8] = b"\0/lib64/\0/usr/lib64/\0--glibc-hwcaps-mask\0";
         let old: &[u8] = b"\0/lib64/\0/usr/lib64/\0";
-        let arch: &[u8] = b"\0/usr/lib/\0glibc-hwcaps/";
+        let arch: &[u8] = b"\0/usr/lib/\0--glibc-hwcaps-mask\0";
         let hwcaps = "glibc-hwcaps/x86-64-v2";
         for (program, system, below) in [
             (new, "/usr/lib/x86_64-linux-gnu", hwcaps),
@@ -196,7 +206,7 @@ mod tests {
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn what_an_image_has_is_not_hidden() {
-        let linker: &[u8] = b"\0/usr/lib64/\0glibc-hwcaps/";
+        let linker: &[u8] = b"\0/usr/lib64/\0--glibc-hwcaps-mask\0";
         let own = "usr/lib64/glibc-hwcaps/x86-64-v2/libz.so.1";
         let image = image(&[(LINKER, linker), (own, b"")]);
         assert_eq!(shelves(&image), [Shelf::Files("/usr/lib64")]);
