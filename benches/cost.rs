@@ -18,12 +18,12 @@ use cgpu::plan::{Kind, Plan, PlannedGpu};
 use cgpu::process::ProcessId;
 use cgpu::registry::{Holder, Key};
 use cgpu_sim::{Program, SimOptions};
-use measure::{header, median, ms, row, timed};
+use measure::{header, in_turn, median, ms, row, timed};
 
 /// Pairs of runs for commands that only print.
 const PASS_RUNS: usize = 200;
 /// Pairs of runs for whole containers.
-const CREATE_RUNS: usize = 60;
+const CREATE_RUNS: usize = 200;
 /// What is created: bare, with a filter but without us, without a request, with one.
 const BUNDLES: &[&str] = &["bare", "bare-docker", "plain", "quota", "gate", "gate-docker"];
 /// Runs of the application that calls the driver, in each kind of container.
@@ -130,11 +130,11 @@ impl Bench {
     }
 
     fn pass_through(&self) {
-        let (mut bare, mut ours) = (Vec::new(), Vec::new());
-        for _ in 0..PASS_RUNS {
-            bare.push(timed(Command::new("runc").arg("--version")));
-            ours.push(timed(self.ours("none").arg("--version")));
-        }
+        let (bare, ours) = in_turn(
+            PASS_RUNS,
+            |_| timed(Command::new("runc").arg("--version")),
+            |_| timed(self.ours("none").arg("--version")),
+        );
         row("pass-through (--version)", bare, ours, "≤ 1 ms more");
     }
 
@@ -154,15 +154,17 @@ impl Bench {
             timed(Command::new("runc").args(root).args(["delete", "--force", &id]));
             time
         };
-        let (mut bare, mut with) = (Vec::new(), Vec::new());
         // The engine writes a new config.json for each container.
         let config = self.work.join(bundle).join("config.json");
         let text = fs::read(&config).expect("it was prepared");
-        for turn in 0..CREATE_RUNS {
-            fs::write(&config, &text).expect("a file can be written");
-            bare.push(create(Command::new("runc"), peer, turn));
-            with.push(create(self.ours(backend), bundle, turn));
-        }
+        let (bare, with) = in_turn(
+            CREATE_RUNS,
+            |turn| create(Command::new("runc"), peer, turn),
+            |turn| {
+                fs::write(&config, &text).expect("a file can be written");
+                create(self.ours(backend), bundle, turn)
+            },
+        );
         row(what, bare, with, budget);
     }
 

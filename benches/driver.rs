@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use measure::{header, row, timed};
+use measure::{header, in_turn, row, timed};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// Pairs of creates: what is to be told apart is a thirtieth of one, and some take twice as long.
@@ -122,12 +122,14 @@ impl Bench {
             time
         };
         create("native", usize::MAX);
-        let (mut off, mut native) = (Vec::new(), Vec::new());
-        for turn in 0..runs {
-            off.push(create("off", turn));
-            before(&self.path("state"));
-            native.push(create("native", turn));
-        }
+        let (off, native) = in_turn(
+            runs,
+            |turn| create("off", turn),
+            |turn| {
+                before(&self.path("state"));
+                create("native", turn)
+            },
+        );
         fs::write(self.path("bundle/config.json"), &text).expect("a file can be written");
         row(what, off, native, budget);
     }

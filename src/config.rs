@@ -24,7 +24,7 @@ pub const PATH_VARIABLE: &str = "CGPU_CONFIG";
 
 /// Everything that can be configured, each key with its default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Where the registry and the inventory's cache are kept; root's, 0700.
     pub state_dir: PathBuf,
@@ -44,7 +44,7 @@ pub struct Config {
 
 /// `[runtime]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Runtime {
     /// Names in `PATH` or absolute paths; the first that is there is the real runtime.
     pub candidates: Vec<String>,
@@ -52,7 +52,7 @@ pub struct Runtime {
 
 /// `[inventory]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Inventory {
     /// `auto`: the driver on this host; `file`: `path`.
     pub source: InventorySource,
@@ -74,7 +74,7 @@ pub enum InventorySource {
 
 /// `[isolation]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Isolation {
     /// Who enforces quotas.
     pub backend: Backend,
@@ -113,7 +113,7 @@ pub enum ManagedMemory {
 
 /// `[admission]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Admission {
     /// Promised memory over physical memory, per GPU.
     pub overcommit: f64,
@@ -131,7 +131,7 @@ pub struct Admission {
 
 /// `[driver]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Driver {
     /// Where the driver's files are; `/` but for driver containers.
     pub root: PathBuf,
@@ -342,16 +342,19 @@ pub fn state_dir(
 pub fn candidates(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> Vec<String> {
     #[derive(Deserialize)]
     struct Only {
-        runtime: Option<Runtime>,
+        runtime: Option<OnlyRuntime>,
+    }
+    #[derive(Deserialize)]
+    struct OnlyRuntime {
+        candidates: Option<Vec<String>>,
     }
     let (path, _) = located(explicit, variable);
     fs::read_to_string(path)
         .ok()
         .and_then(|text| toml::from_str::<Only>(&text).ok())
-        .and_then(|only| only.runtime)
-        .filter(|runtime| !runtime.candidates.is_empty())
-        .unwrap_or_default()
-        .candidates
+        .and_then(|only| only.runtime?.candidates)
+        .filter(|candidates| !candidates.is_empty())
+        .unwrap_or_else(|| Runtime::default().candidates)
 }
 
 /// The configuration that `text` of `path` says.
@@ -362,15 +365,17 @@ pub fn candidates(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> Vec<Str
 pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
     let malformed =
         |problem| ConfigError::Malformed { path: path.to_owned(), problem: Box::new(problem) };
+    let problem = match toml::from_str::<Config>(text) {
+        Ok(config) => return config.validate(path).map(|()| config),
+        Err(problem) => problem,
+    };
     let table: toml::Table = toml::from_str(text).map_err(malformed)?;
     let known = toml::Table::try_from(Config::default())
         .expect("the defaults are plain strings, numbers and tables");
-    if let Some((key, nearest)) = unknown_key(&table, &known) {
-        return Err(ConfigError::UnknownKey { path: path.to_owned(), key, nearest });
-    }
-    let config: Config = toml::from_str(text).map_err(malformed)?;
-    config.validate(path)?;
-    Ok(config)
+    Err(match unknown_key(&table, &known) {
+        Some((key, nearest)) => ConfigError::UnknownKey { path: path.to_owned(), key, nearest },
+        None => malformed(problem),
+    })
 }
 
 /// The first key of `table` that `known` lacks, with the known key nearest to it.

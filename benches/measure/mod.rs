@@ -40,3 +40,23 @@ pub(crate) fn timed(command: &mut Command) -> Duration {
     assert!(status.success(), "{command:?}: {status}");
     time
 }
+
+/// Runs both `runs` times, each first in every other turn: what one leaves behind, the next one's
+/// time has in it. They are told the turn.
+pub(crate) fn in_turn(
+    runs: usize,
+    mut peer: impl FnMut(usize) -> Duration,
+    mut measured: impl FnMut(usize) -> Duration,
+) -> (Vec<Duration>, Vec<Duration>) {
+    let turn = |turn: usize| match turn % 2 {
+        0 => {
+            let peer = peer(turn);
+            (peer, measured(turn))
+        }
+        _ => {
+            let measured = measured(turn);
+            (peer(turn), measured)
+        }
+    };
+    (0..runs).map(turn).unzip()
+}

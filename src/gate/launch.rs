@@ -22,8 +22,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use nix::libc;
+use nix::sched::{CloneFlags, clone};
 use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, fork};
 use rustix::fs::{MemfdFlags, memfd_create};
 use thiserror::Error;
 
@@ -32,6 +32,9 @@ use crate::process::ProcessId;
 
 /// The longest path of a socket (`sun_path`, unix(7)), with its end.
 const LONGEST_SOCKET: usize = 107;
+
+/// The stack of the process between ours and the keeper, in bytes.
+const STACK: usize = 64 << 10;
 
 /// A monitor's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,31 +192,34 @@ pub fn launch(place: &Place, socket: &Path, settings: &Settings) -> Result<(), L
 fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<()> {
     let words = [program.as_ptr(), c"keep".as_ptr(), std::ptr::null()];
     let environment = [std::ptr::null()];
-    // SAFETY: this process has one thread (see `launch`), so that the child may do what
-    // this one could; it does nothing but the calls below, which allocate nothing.
-    match unsafe { fork() }? {
-        ForkResult::Parent { child } => {
-            waitpid(child, None)?;
-            Ok(())
+    // SAFETY: plain system calls on numbers and on strings that live until the exec. The sockets
+    // are moved up first, since they may lie in each other's way.
+    let become_keeper = move || unsafe {
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        let high = given.map(|from| libc::fcntl(from, libc::F_DUPFD, 16));
+        for (from, to) in [null, null, null, high[0], high[1], high[2]].iter().zip(0..) {
+            libc::dup2(*from, to);
         }
-        ForkResult::Child => {
-            // SAFETY: plain system calls on numbers and on strings that live until the
-            // exec. The sockets are moved up first, since they may lie in each other's way.
-            unsafe {
-                libc::setsid();
-                if libc::fork() == 0 {
-                    let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
-                    let high = given.map(|from| libc::fcntl(from, libc::F_DUPFD, 16));
-                    for (from, to) in [null, null, null, high[0], high[1], high[2]].iter().zip(0..)
-                    {
-                        libc::dup2(*from, to);
-                    }
-                    libc::close_range(6, libc::c_uint::MAX, 0);
-                    libc::chdir(c"/".as_ptr());
-                    libc::execve(program.as_ptr(), words.as_ptr(), environment.as_ptr());
-                }
-                libc::_exit(0)
+        libc::close_range(6, libc::c_uint::MAX, 0);
+        libc::chdir(c"/".as_ptr());
+        libc::execve(program.as_ptr(), words.as_ptr(), environment.as_ptr());
+        libc::_exit(0)
+    };
+    let mut stack = [0; STACK];
+    let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
+    // SAFETY: this process has one thread (see `launch`), which waits until the child has ended:
+    // the child runs alone in its memory, on a stack of its own, which the calls need little of.
+    // What it forks does nothing but the calls above, which allocate nothing.
+    let between = unsafe {
+        let run = || {
+            libc::setsid();
+            if libc::fork() == 0 {
+                become_keeper();
             }
-        }
-    }
+            0
+        };
+        clone(Box::new(run), &mut stack, flags, Some(libc::SIGCHLD))?
+    };
+    waitpid(between, None)?;
+    Ok(())
 }
