@@ -110,29 +110,44 @@ fn has_hwcaps() -> bool {
 #[must_use]
 pub fn linkers(image: &Root) -> Vec<Linker> {
     let found = GLIBC.iter().filter_map(|glibc| {
-        let data = constants(image, glibc.file)?;
-        let strings = || data.split(|byte| *byte == 0);
-        // They are in it with a `/` at their ends (`system_dirs` in `elf/dl-load.c`).
-        let names =
-            |dir: &&str| strings().any(|text| text.strip_suffix(b"/") == Some(dir.as_bytes()));
-        let directory = glibc.directories.iter().copied().find(names)?;
-        let knows_hwcaps = strings().any(|text| text == KNOWS_HWCAPS);
+        let (directory, knows_hwcaps) = constants(image, glibc.file, |data| says(data, glibc))??;
         let shelf = shelf(image, glibc, directory, knows_hwcaps);
         Some(Linker { width: glibc.width, shelf })
     });
     found.collect()
 }
 
-/// The constants of a program, its strings among them: a tenth of it; all of it where it doesn't
-/// say where they are. `None` where there is no program.
-fn constants(image: &Root, path: &str) -> Option<Vec<u8>> {
+/// Which system directory a linker with these constants looks into, and whether it knows
+/// subdirectories by processor.
+fn says(data: &[u8], glibc: &Glibc) -> Option<(&'static str, bool)> {
+    let mut directory: Option<usize> = None;
+    let mut knows_hwcaps = false;
+    for text in data.split(|byte| *byte == 0).filter(|text| text.len() > 1) {
+        if text == KNOWS_HWCAPS {
+            knows_hwcaps = true;
+        } else if let [b'/', .., b'/'] = text {
+            // They are in it with a `/` at their ends (`system_dirs` in `elf/dl-load.c`).
+            let known = glibc.directories.iter().take(directory.unwrap_or(usize::MAX));
+            let is = |dir: &&str| text.strip_suffix(b"/") == Some(dir.as_bytes());
+            directory = known.copied().position(|dir| is(&dir)).or(directory);
+        }
+        if knows_hwcaps && directory == Some(0) {
+            break;
+        }
+    }
+    Some((glibc.directories.get(directory?)?, knows_hwcaps))
+}
+
+/// What `look` finds in the constants of a program, its strings among them: a tenth of it; all of
+/// it where it doesn't say where they are. `None` where there is no program.
+fn constants<T>(image: &Root, path: &str, look: impl Fn(&[u8]) -> T) -> Option<T> {
     let found = image.look(path).filter(|found| found.size <= LINKER_BYTES)?;
     let section = || {
         let mut program = ElfStream::<AnyEndian, _>::open_stream(found.open()?).ok()?;
         let header = *program.section_header_by_name(".rodata").ok()??;
-        program.section_data(&header).ok().map(|(data, _)| data.to_owned())
+        program.section_data(&header).ok().map(|(data, _)| look(data))
     };
-    section().or_else(|| image.read(path, LINKER_BYTES))
+    section().or_else(|| image.read(path, LINKER_BYTES).map(|data| look(&data)))
 }
 
 /// Where a linker of glibc with that system directory finds libraries.
