@@ -21,9 +21,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, clone};
-use nix::sys::wait::waitpid;
+use nix::sys::wait::{WaitStatus, waitpid};
 use rustix::fs::{MemfdFlags, memfd_create};
 use thiserror::Error;
 
@@ -213,13 +214,18 @@ fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<()> {
     let between = unsafe {
         let run = || {
             libc::setsid();
-            if libc::fork() == 0 {
-                become_keeper();
+            match libc::fork() {
+                0 => become_keeper(),
+                -1 => 1,
+                _ => 0,
             }
-            0
         };
         clone(Box::new(run), &mut stack, flags, Some(libc::SIGCHLD))?
     };
-    waitpid(between, None)?;
-    Ok(())
+    match waitpid(between, None) {
+        // An engine that ignores SIGCHLD has nobody left to wait for.
+        Ok(WaitStatus::Exited(_, 0)) | Err(Errno::ECHILD) => Ok(()),
+        Ok(_) => Err(Errno::EAGAIN),
+        Err(errno) => Err(errno),
+    }
 }

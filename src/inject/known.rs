@@ -25,6 +25,7 @@ const FILE_NAME: &str = "driver.json";
 const VERSION: u32 = 2;
 /// A driver has some hundred files.
 const FILE_BYTES_MAX: u64 = 4 << 20;
+/// What is made room for at once.
 const FILE_BYTES_USUAL: usize = 32 << 10;
 
 #[derive(Serialize, Deserialize)]

@@ -127,9 +127,9 @@ fn says(data: &[u8], glibc: &Glibc) -> Option<(&'static str, bool)> {
             knows_hwcaps = true;
         } else if let [b'/', .., b'/'] = text {
             // They are in it with a `/` at their ends (`system_dirs` in `elf/dl-load.c`).
-            let known = glibc.directories.iter().take(directory.unwrap_or(usize::MAX));
-            let is = |dir: &&str| text.strip_suffix(b"/") == Some(dir.as_bytes());
-            directory = known.copied().position(|dir| is(&dir)).or(directory);
+            let mut better = glibc.directories.iter().take(directory.unwrap_or(usize::MAX));
+            let found = better.position(|dir| text.strip_suffix(b"/") == Some(dir.as_bytes()));
+            directory = found.or(directory);
         }
         if knows_hwcaps && directory == Some(0) {
             break;
