@@ -144,7 +144,7 @@ pub fn driver(root: &Root, kernel: Option<&str>) -> Result<Driver, FindError> {
             let Some(file) = shelf.look(root, name) else { continue };
             let Some(library) = library(root, name, &file) else { continue };
             // Where a link leads may be no directory that was looked into.
-            if let Some(parent) = file.path.parent() {
+            if let Some(parent) = Path::new(&library.path).parent() {
                 root.watch(parent.strip_prefix("/").unwrap_or(parent));
             }
             files.entry(file.identity).or_insert(library);
@@ -157,8 +157,9 @@ pub fn driver(root: &Root, kernel: Option<&str>) -> Result<Driver, FindError> {
         });
         if let Some(file) = found {
             let path = format!("/usr/bin/{name}");
-            let program = described(root, &file, path, Use::Program, capabilities);
-            files.entry(file.identity).or_insert(program);
+            if let Some(program) = described(root, &file, Some(path), Use::Program, capabilities) {
+                files.entry(file.identity).or_insert(program);
+            }
         }
     }
     for datum in catalogue::DATA {
@@ -195,7 +196,7 @@ pub fn sockets(root: &Root) -> Vec<DriverFile> {
         let found = ["run", "var/run"].iter().find_map(|dir| root.look(Path::new(dir).join(name)));
         if let Some(file) = found.filter(|file| file.kind == FileType::Socket) {
             let path = format!("/run/{name}");
-            sockets.push(described(root, &file, path, Use::Socket, capabilities));
+            sockets.extend(described(root, &file, Some(path), Use::Socket, capabilities));
         }
     }
     sockets
@@ -300,7 +301,7 @@ fn version(root: &Root, shelves: &[Shelf], kernel: Option<&str>) -> Result<Strin
     }
     let linked =
         landmarks().filter(|(_, name)| name.ends_with(".so.1")).find_map(|(shelf, name)| {
-            let target = shelf.look(root, name)?.path;
+            let target = root.place_of(&shelf.look(root, name)?)?;
             version_in(target.file_name()?.to_str()?).map(str::to_owned)
         });
     let newest = || {
@@ -333,8 +334,7 @@ fn library(root: &Root, name: &str, file: &Found) -> Option<DriverFile> {
         Width::Native => catalogue::library(stem(name)),
         Width::Compat32 => &[Capability::Compat32],
     };
-    let path = file.path.to_str()?.to_owned();
-    let mut library = described(root, file, path, Use::Library { names, width }, capabilities);
+    let mut library = described(root, file, None, Use::Library { names, width }, capabilities)?;
     library.tidy_names();
     Some(library)
 }
@@ -391,23 +391,29 @@ fn place(root: &Root, datum: &Datum, version: &str) -> Option<(Found, DriverFile
     let filled = |text: &str| text.replace("{version}", version).replace("{machine}", MACHINE);
     let file = datum.places.iter().find_map(|place| root.watch(filled(place)))?;
     let path = match datum.path {
-        "" => file.path.to_str()?.to_owned(),
-        path => filled(path),
+        "" => None,
+        path => Some(filled(path)),
     };
-    let described = described(root, &file, path, Use::Data, datum.capabilities);
+    let described = described(root, &file, path, Use::Data, datum.capabilities)?;
     Some((file, described))
 }
 
+/// A file that programs expect at `path`, or where it is.
 fn described(
     root: &Root,
     file: &Found,
-    path: String,
+    path: Option<String>,
     used_as: Use,
     capabilities: &[Capability],
-) -> DriverFile {
-    let below = file.path.strip_prefix("/").unwrap_or(&file.path);
-    let source = root.path().join(below).to_string_lossy().into_owned();
-    DriverFile { source, path, used_as, capabilities: capabilities.to_vec() }
+) -> Option<DriverFile> {
+    let place = root.place_of(file)?;
+    let path = match path {
+        Some(path) => path,
+        None => place.to_str()?.to_owned(),
+    };
+    let source = root.path().join(place.strip_prefix("/").unwrap_or(&place));
+    let source = source.to_string_lossy().into_owned();
+    Some(DriverFile { source, path, used_as, capabilities: capabilities.to_vec() })
 }
 
 impl DriverFile {

@@ -25,7 +25,8 @@ const VARIABLES: &[(&str, &str, bool)] =
 /// The program that everybody calls, scripts by its path; the others are found by `PATH`.
 const CALLED_BY_PATH: &str = "/usr/bin/nvidia-smi";
 
-const SHARED: &[&str] = &["rbind", "ro", "nosuid", "nodev", "rprivate"];
+// Of a file system whose mounts are private as they are ([`super::tree`]).
+const TREE: &[&str] = &["rbind", "ro", "nosuid", "nodev"];
 const FILE: &[&str] = &["bind", "ro", "nosuid", "nodev", "rprivate"];
 const DATA: &[&str] = &["rbind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
 // A read-only socket can be connected to all the same, and its owner and mode are the host's.
@@ -37,7 +38,7 @@ const SOCKET: &[&str] = &["bind", "ro", "nosuid", "nodev", "noexec", "rprivate"]
 pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) -> Vec<Mount> {
     let mut mounts = Vec::new();
     if let Some(tree) = tree {
-        mounts.push(mount(&tree.to_string_lossy(), IN_CONTAINER, SHARED));
+        mounts.push(mount(&tree.to_string_lossy(), IN_CONTAINER, TREE));
     }
     for linker in linkers {
         let of_width = |file: &&&DriverFile| matches!(&file.used_as, Use::Library { width, .. } if *width == linker.width);
@@ -47,7 +48,7 @@ pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) ->
             (Shelf::Directory { system, below }, Some(tree)) => {
                 let source = tree.join(tree::libraries(linker.width));
                 let path = format!("{system}/{below}");
-                mounts.push(mount(&source.to_string_lossy(), &path, SHARED));
+                mounts.push(mount(&source.to_string_lossy(), &path, TREE));
             }
             (Shelf::Directory { system, .. } | Shelf::Files(system), _) => {
                 mounts.extend(libraries.flat_map(|file| by_names(file, system)));

@@ -4,7 +4,7 @@
 //! `RESOLVE_IN_ROOT`), so that no link leads out of it, whoever made it; nothing is ever
 //! written. What was watched can be told afterwards, to be compared later.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
@@ -45,12 +45,13 @@ type Stamps = BTreeMap<PathBuf, Option<Stamp>>;
 
 /// What tells whether anything that was watched is another now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Watched {
     /// Paths below the root that lead over no links: one call tells what is there.
     plain: Vec<PathBuf>,
-    /// Those that do lead over links, or did.
+    /// Those over links that lead to the same without a root: one call as well.
     linked: Vec<PathBuf>,
+    /// Those over other links: they have to be followed as from inside.
+    rooted: Vec<PathBuf>,
     /// Of what was at all of them.
     print: u64,
 }
@@ -67,8 +68,6 @@ const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 /// A file in a root.
 #[derive(Debug)]
 pub struct Found {
-    /// Where it is below the root, without links.
-    pub path: PathBuf,
     /// What it is.
     pub kind: FileType,
     /// Its device and inode: the same file by another name has them, too.
@@ -82,8 +81,9 @@ pub struct Found {
 #[derive(Debug)]
 pub struct Root {
     dir: OwnedFd,
-    /// Where it is, without links.
-    real: PathBuf,
+    given: PathBuf,
+    /// Where it is, without links, once that was asked.
+    real: OnceCell<PathBuf>,
     watched: RefCell<Stamps>,
 }
 
@@ -95,14 +95,14 @@ impl Root {
     /// Where there is no directory.
     pub fn open(path: &Path) -> io::Result<Self> {
         let dir = rustix::fs::open(path, LOOK | OFlags::DIRECTORY, Mode::empty())?;
-        let real = real_path(&dir)?;
-        Ok(Root { dir, real, watched: RefCell::default() })
+        let (given, real) = (path.to_owned(), OnceCell::new());
+        Ok(Root { dir, given, real, watched: RefCell::default() })
     }
 
     /// Where the root is, without links.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.real
+        self.real.get_or_init(|| real_path(&self.dir).unwrap_or_else(|_| self.given.clone()))
     }
 
     /// As [`look`](Self::look), and remembered.
@@ -141,31 +141,34 @@ impl Root {
 
     /// The stamp of what is at `path` now; `None` where nothing is.
     fn stamp(&self, path: &Path) -> Option<Stamp> {
-        // Where the root is the process's own, one call does.
-        match self.real == Path::new("/") {
-            true => self.plain_stamp(path, AtFlags::empty()),
-            false => {
-                let file = openat2(&self.dir, path, LOOK, Mode::empty(), ResolveFlags::IN_ROOT);
-                let stat = statx(&file.ok()?, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
-                stat.ok().as_ref().map(Stamp::of)
-            }
-        }
+        let file = openat2(&self.dir, path, LOOK, Mode::empty(), ResolveFlags::IN_ROOT);
+        let stat = statx(&file.ok()?, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
+        stat.ok().as_ref().map(Stamp::of)
     }
 
-    /// The same where no links are on the way. Should there be one after all, it leads to
-    /// something else, or to the same that is there without it.
-    fn plain_stamp(&self, path: &Path, flags: AtFlags) -> Option<Stamp> {
+    /// The same by one call, where no links are on the way, or none that need the root. Should there
+    /// be one after all, it leads to something else, or to the same that is
+    /// there without it.
+    fn quick_stamp(&self, path: &Path, flags: AtFlags) -> Option<Stamp> {
         statx(&self.dir, path, flags, StatxFlags::BASIC_STATS).ok().as_ref().map(Stamp::of)
     }
 
     /// Whether no link is on the way to `path`, nor there.
     fn is_plain(&self, path: &Path) -> bool {
-        let flags = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-        let there = |path: &Path| openat2(&self.dir, path, LOOK, Mode::empty(), flags);
-        match there(path) {
-            Err(error) if error == rustix::io::Errno::NOENT => {
-                path.parent().is_none_or(|parent| parent == Path::new("") || self.is_plain(parent))
-            }
+        self.is_reached(path, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
+    }
+
+    /// Whether no link on the way to `path` is one that the root makes lead elsewhere.
+    fn needs_no_root(&self, path: &Path) -> bool {
+        self.path() == Path::new("/") || self.is_reached(path, ResolveFlags::BENEATH)
+    }
+
+    /// Whether that is the way to `path`, as far as it is there.
+    fn is_reached(&self, path: &Path, how: ResolveFlags) -> bool {
+        match openat2(&self.dir, path, LOOK, Mode::empty(), how) {
+            Err(error) if error == rustix::io::Errno::NOENT => path
+                .parent()
+                .is_none_or(|parent| parent == Path::new("") || self.is_reached(parent, how)),
             result => result.is_ok(),
         }
     }
@@ -176,15 +179,19 @@ impl Root {
         let path = path.as_ref();
         let file = openat2(&self.dir, path, LOOK, Mode::empty(), ResolveFlags::IN_ROOT).ok()?;
         let stat = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
-        let below = real_path(&file).ok()?;
-        let below = below.strip_prefix(&self.real).ok()?;
         Some(Found {
-            path: Path::new("/").join(below),
             kind: FileType::from_raw_mode(stat.stx_mode.into()),
             identity: (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino),
             size: stat.stx_size,
             file,
         })
+    }
+
+    /// Where a file is below the root, without links; `None` where it no longer is.
+    #[must_use]
+    pub fn place_of(&self, found: &Found) -> Option<PathBuf> {
+        let real = real_path(&found.file).ok()?;
+        Some(Path::new("/").join(real.strip_prefix(self.path()).ok()?))
     }
 
     /// The regular file at `path`, at most `most_bytes` of it; `None` where there is none or it
@@ -210,11 +217,15 @@ impl Root {
         if stamps.values().flatten().any(|stamp| stamp.modified_ns >= limit) {
             return None;
         }
-        let (plain, linked): (Vec<_>, Vec<_>) =
+        let (plain, others): (Vec<_>, Vec<_>) =
             stamps.into_iter().partition(|(path, _)| self.is_plain(path));
-        let print = print(plain.iter().chain(&linked).map(|(_, stamp)| *stamp));
+        let (linked, rooted): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(path, _)| self.needs_no_root(path));
+        let print =
+            print([&plain, &linked, &rooted].into_iter().flatten().map(|(_, stamp)| *stamp));
         let paths = |stamps: Vec<(PathBuf, _)>| stamps.into_iter().map(|(path, _)| path).collect();
-        Some(Watched { plain: paths(plain), linked: paths(linked), print })
+        let (plain, linked, rooted) = (paths(plain), paths(linked), paths(rooted));
+        Some(Watched { plain, linked, rooted, print })
     }
 
     /// The same with fewer looks: what comes into a directory, goes or is replaced changes the
@@ -266,8 +277,11 @@ impl Root {
     /// Whether all is as it was when it was watched.
     #[must_use]
     pub fn is_as(&self, then: &Watched) -> bool {
-        let plain = then.plain.iter().map(|path| self.plain_stamp(path, AtFlags::SYMLINK_NOFOLLOW));
-        print(plain.chain(then.linked.iter().map(|path| self.stamp(path)))) == then.print
+        let quick = |flags| move |path: &PathBuf| self.quick_stamp(path, flags);
+        let plain = then.plain.iter().map(quick(AtFlags::SYMLINK_NOFOLLOW));
+        let linked = then.linked.iter().map(quick(AtFlags::empty()));
+        let rooted = then.rooted.iter().map(|path| self.stamp(path));
+        print(plain.chain(linked).chain(rooted)) == then.print
     }
 }
 
@@ -337,7 +351,8 @@ mod tests {
         symlink("/proc/self/root/etc/passwd", at("magic")).unwrap();
         let root = Root::open(dir.path()).unwrap();
         for name in ["absolute", "usr/lib/up", "/usr/lib/../lib/a"] {
-            assert_eq!(root.look(name).unwrap().path, Path::new("/usr/lib/a"), "{name}");
+            let found = root.look(name).unwrap();
+            assert_eq!(root.place_of(&found).unwrap(), Path::new("/usr/lib/a"), "{name}");
             assert_eq!(root.read(name, 100).unwrap(), b"inside");
         }
         for name in ["passwd", "magic", "../etc/passwd", "/etc/passwd"] {
@@ -384,28 +399,31 @@ mod tests {
         }
         symlink("usr/lib", at("lib")).unwrap();
         symlink("/nowhere", at("usr/share/link")).unwrap();
+        symlink("/usr/lib", at("inside")).unwrap();
         let root = Root::open(dir.path()).unwrap();
         for name in ["usr/share/a", "usr/share/b", "usr/share/link", "etc/a", "etc/b", "usr/lib64"]
         {
             assert!(root.watch(name).is_none());
         }
-        for name in ["usr/lib", "lib", "usr/lib/missing", "lib/a", "usr/share/c"] {
+        for name in ["usr/lib", "lib", "inside", "usr/lib/missing", "lib/a", "usr/share/c"] {
             root.watch(name);
         }
         let later = SystemTime::now() + TICK * 2;
         let watched = root.watched(later).unwrap();
         let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
-        assert_eq!(watched.linked, paths(&["lib", "usr/share/link"]));
+        assert_eq!(watched.linked, paths(&["lib"]));
+        assert_eq!(watched.rooted, paths(&["inside", "usr/share/link"]));
         assert_eq!(watched.plain, paths(&["etc/a", "etc/b", "usr/lib", "usr/lib64", "usr/share"]));
 
         std::thread::sleep(TICK * 2);
-        let changes: [&dyn Fn(); 6] = [
+        let changes: [&dyn Fn(); 7] = [
             &|| fs::write(at("etc/a"), "").unwrap(),
             &|| fs::write(at("usr/share/b"), "").unwrap(),
             &|| fs::write(at("usr/lib/missing"), "").unwrap(),
             &|| fs::rename(at("usr/lib"), at("usr/lib64")).unwrap(),
             &|| symlink("usr/share", at("new")).and(fs::rename(at("new"), at("lib"))).unwrap(),
             &|| symlink("/usr/share", at("usr/lib")).unwrap(),
+            &|| symlink("/usr", at("new")).and(fs::rename(at("new"), at("inside"))).unwrap(),
         ];
         let mut then = watched;
         for (turn, change) in changes.iter().enumerate() {
@@ -413,7 +431,7 @@ mod tests {
             assert!(root.is_as(&then), "change {turn}: nothing has happened yet");
             change();
             assert!(!root.is_as(&then), "change {turn}");
-            let paths = then.plain.iter().chain(&then.linked);
+            let paths = then.plain.iter().chain(&then.linked).chain(&then.rooted);
             paths.for_each(|path| drop(root.watch(path)));
             then = root.watched(later + Duration::from_secs(60)).unwrap();
         }

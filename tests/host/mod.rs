@@ -32,7 +32,7 @@ const STATE_NAMES: &[&str] = &[
     "cdi.json",
     "containers",
     "driver",
-    "driver.json",
+    "driver.cache",
     "driver.lock",
     "gate",
     "index",
