@@ -99,15 +99,7 @@ impl DriverHost {
     /// Runs a container by a program that starts `cgpu-runtime` in circumstances of its own.
     #[track_caller]
     fn run_by(&self, words: &[&str], bundle: &Bundle) -> Outcome {
-        let runtime = self.host.runtime();
-        let inner = runtime.command();
-        let mut command = self.host.scratch.command(words[0]);
-        command.args(&words[1..]).arg(inner.get_program()).args(inner.get_args());
-        command.args(["run", "--bundle"]).arg(&bundle.directory).arg(&bundle.id);
-        for (name, value) in inner.get_envs() {
-            command.env(name, value.unwrap_or_default());
-        }
-        support::run_with_timeout(&mut command, support::PATIENCE)
+        self.host.runtime().run_by(words, bundle)
     }
 
     /// A container that runs until it is deleted.

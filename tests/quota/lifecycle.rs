@@ -59,6 +59,21 @@ fn checkpoint(gated: &Gated, bare: &Runtime<'_>) {
 }
 
 #[test]
+fn an_engine_that_ignores_its_children_s_ends_gets_its_container() {
+    for crun in [false, true] {
+        let mut gated = Gated::new();
+        if crun {
+            gated.over_crun();
+        }
+        let bundle = gated.bundle("app", 1000, &[RMTOOL, "fill"]);
+        let runtime = gated.host.runtime();
+        let shown = runtime.run_by(&["env", "--ignore-signal=CHLD"], &bundle).ok();
+        assert_eq!(got_bytes(&shown), 1000 * MIB, "crun {crun}: {shown}");
+        gated.soon_is_empty();
+    }
+}
+
+#[test]
 fn a_checkpoint_without_criu_fails_as_the_runtimes_own_and_changes_nothing() {
     let gated = Gated::new();
     checkpoint(&gated, &gated.host.scratch.runc());

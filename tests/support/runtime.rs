@@ -67,6 +67,20 @@ impl<'scratch> Runtime<'scratch> {
         )
     }
 
+    /// The same by a program, with arguments, that starts this one in circumstances of its own.
+    #[must_use]
+    #[track_caller]
+    pub fn run_by(&self, words: &[&str], bundle: &Bundle) -> Outcome {
+        let inner = self.command();
+        let mut command = self.scratch.command(words[0]);
+        command.args(&words[1..]).arg(inner.get_program()).args(inner.get_args());
+        command.args(["run", "--bundle"]).arg(&bundle.directory).arg(&bundle.id);
+        for (name, value) in inner.get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        run_with_timeout(&mut command, PATIENCE)
+    }
+
     /// Creates the container as an engine would: from the bundle's directory, with log and pid file
     /// in it.
     #[must_use]
