@@ -166,8 +166,13 @@ mod tests {
         assert_ne!(second.identity, first.identity);
 
         assert!(matches!(ask(Some("550.1")), Err(FindError::Differs { .. })));
-        fs::write(&file, "{").unwrap();
-        assert_eq!(ask(Some("535.1")).unwrap(), second, "a damaged file is no file");
+        let kept = fs::read(&file).unwrap();
+        let newer = [&b"cgpu-driver 4\n"[..], &kept[MAGIC.len()..]].concat();
+        for damaged in [&b"{"[..], &newer, &kept[..kept.len() / 2], &kept[..kept.len() - 1]] {
+            fs::write(&file, damaged).unwrap();
+            assert_eq!(ask(Some("535.1")).unwrap(), second, "a damaged file is no file");
+            assert_eq!(fs::read(&file).unwrap(), kept);
+        }
     }
 
     #[test]
