@@ -4,8 +4,8 @@
 //! what was found; that there is none is kept as well. It holds while all that was watched
 //! (directories, the dynamic linker's cache, and paths where nothing was) is as it was. A cache is
 //! never worth an error when it is read: missing, damaged, of another version, it is simply not
-//! there. Every create reads it, so it is in a form (postcard) that takes a quarter of the time
-//! that JSON takes; `cgpu inspect` and `cgpu doctor` tell what is found.
+//! there. Every create reads it, so it is in a form (postcard) that needs no parsing; `cgpu inspect`
+//! and `cgpu doctor` tell what is found.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
