@@ -57,6 +57,12 @@ impl Account {
         Ok(())
     }
 
+    /// What was reserved before, whatever the limit is now.
+    pub(super) fn reserve_again(&mut self, bytes: u64) {
+        self.pending = self.pending.saturating_add(bytes);
+        self.rise();
+    }
+
     pub(super) fn cancel(&mut self, bytes: u64) {
         self.pending = self.pending.saturating_sub(bytes);
     }

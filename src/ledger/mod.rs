@@ -216,6 +216,17 @@ impl Ledger {
         Ok(Reservation { gpu, bytes })
     }
 
+    /// What was reserved before this ledger was made anew, whatever the quota is now: the driver may
+    /// have given it since.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such GPU.
+    pub fn reserve_again(&mut self, gpu: usize, bytes: u64) -> Result<Reservation, LedgerError> {
+        self.account(gpu)?.reserve_again(bytes);
+        Ok(Reservation { gpu, bytes })
+    }
+
     /// The driver did not give it.
     pub fn cancel(&mut self, reservation: Reservation) {
         let Reservation { gpu, bytes } = reservation;

@@ -26,6 +26,17 @@ fn used(ledger: &Ledger) -> u64 {
 }
 
 #[test]
+fn what_was_set_aside_before_counts_whatever_the_quota_is_now() {
+    let mut ledger = ledger(100);
+    let before = ledger.reserve_again(0, 120).unwrap();
+    assert_eq!(used(&ledger), 120);
+    assert!(ledger.reserve(0, 1).is_err());
+    ledger.cancel(before);
+    assert_eq!(used(&ledger), 0);
+    assert_eq!(ledger.reserve_again(1, 1), Err(LedgerError::NoSuchGpu { gpu: 1 }));
+}
+
+#[test]
 fn the_last_byte_is_given_once() {
     let mut ledger = ledger(100);
     let first = ledger.reserve(0, 60).unwrap();

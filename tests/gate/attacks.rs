@@ -10,7 +10,15 @@ fn attack(name: &str) -> (Said, Monitor) {
     let worker = monitor.worker_pid();
     let over = AtomicU64::new(0);
     let done = AtomicBool::new(false);
+    // Also where an attack fails: who watches would go on for ever, and the test with it.
+    struct Done<'a>(&'a AtomicBool);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     let said = std::thread::scope(|scope| {
+        let _done = Done(&done);
         scope.spawn(|| {
             let mut since: Option<Instant> = None;
             while !done.load(Ordering::Relaxed) {
@@ -26,9 +34,7 @@ fn attack(name: &str) -> (Said, Monitor) {
                 std::thread::sleep(Duration::from_millis(5));
             }
         });
-        let said = Said::of(&wait(monitor.spawn(&["attack", name])));
-        done.store(true, Ordering::Relaxed);
-        said
+        Said::of(&wait(monitor.spawn(&["attack", name])))
     });
     let over = over.load(Ordering::Relaxed);
     assert!(over < 1000, "{name}: over the quota for {over} ms: {}", said.text);

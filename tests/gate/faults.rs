@@ -80,6 +80,56 @@ fn a_driver_call_that_hangs_holds_up_its_caller_alone() {
     monitor.wait_for(0);
 }
 
+/// Wherever in a call it is killed: made again it would need twice what there is.
+#[test]
+fn a_worker_killed_at_random_makes_no_allocation_fail_that_fits() {
+    let monitor = Monitor::new();
+    let load = "alloc 700MiB as a\nfree a\n".repeat(1000);
+    let child = monitor.spawn(&script(&format!("start\n{load}")));
+    let mut wait_us = 300;
+    for _ in 0..40 {
+        std::thread::sleep(Duration::from_micros(wait_us));
+        wait_us = wait_us * 7919 % 5003;
+        monitor.replace();
+    }
+    let said = Said::of(&wait(child));
+    let failed: Vec<&str> = said.text.lines().filter(|line| line.contains("status=")).collect();
+    assert!(said.success && failed.is_empty(), "{failed:?}");
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
+    assert_eq!(monitor.status().calls.killed, 0);
+}
+
+/// The driver may have given it already, and the next worker doesn't know yet.
+#[test]
+fn memory_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one() {
+    let monitor = Monitor::new();
+    monitor.sim.fault("alloc:0x40 delay 500 times 1");
+    let mut holder = monitor.spawn(&["hold", "700MiB"]);
+    monitor.wait_for(700 * MIB);
+    assert_eq!(monitor.sim.used(0), 0, "the driver is still at it");
+    monitor.kill();
+    // The next one asks which GPU it is before it asks for the memory again.
+    monitor.sim.fault("alloc:0x2080 hang times 1");
+    monitor.start();
+    let begun = Instant::now();
+    while monitor.sim.state()["hanging"] != 1 {
+        assert!(begun.elapsed() < Duration::from_secs(10), "the call isn't made again");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(monitor.sim.used(0), 700 * MIB, "the one that was killed had it");
+    assert_eq!(monitor.used(), 700 * MIB);
+    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA - 700 * MIB);
+    monitor.sim.fault("clear");
+    monitor.wait_for(700 * MIB);
+    assert_eq!(monitor.sim.used(0), 700 * MIB);
+    holder.kill().unwrap();
+    wait(holder);
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
+    assert_eq!(monitor.status().calls.killed, 0);
+}
+
 #[test]
 fn interrupted_callers_are_charged_once_where_the_runtime_cannot_make_them_wait() {
     for attack in ["interrupt", "signal-storm"] {

@@ -30,7 +30,8 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const TOTAL: u64 = 4096 * MIB;
 pub(crate) const QUOTA: u64 = 1024 * MIB;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than an attack takes on an emulated processor.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A program of this workspace that isn't this package's.
 pub(crate) fn program(name: &str) -> PathBuf {
@@ -221,11 +222,15 @@ impl Monitor {
 
     /// Kills the worker and starts another.
     pub(crate) fn replace(&self) {
+        self.kill();
+        self.start();
+    }
+
+    pub(crate) fn kill(&self) {
         let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let (mut child, _socket) = before.expect("there is one");
         child.kill().expect("it can be killed");
         child.wait().expect("it ends");
-        self.start();
     }
 
     pub(crate) fn drain(&self) -> bool {
@@ -328,6 +333,8 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
+        // A worker in a call that hangs can't be killed.
+        let _ = fs::write(self.sim.dir.path().join("sim/faults"), "clear\n");
         if let Some((mut child, _)) =
             self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
         {

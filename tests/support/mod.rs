@@ -54,7 +54,7 @@ pub use traces::Traces;
 use std::time::{Duration, Instant};
 
 /// How long one command of an engine may take before it is killed and the test fails.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Asks `condition` every few milliseconds until it holds, at most for `limit`; says whether it
 /// held.

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use super::memory::{Log, Memory};
-use crate::gate::journal::Record;
+use super::memory::{Log, Memory, SetAside, Slot};
+use crate::gate::journal::{Record, SLOTS, Stage};
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
-use crate::ledger::{Bounds, Client, Entry, Handle, Hold, Ledger, Process};
+use crate::ledger::{Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation};
 
 /// How much the container may make us remember.
 pub(super) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384 };
@@ -47,6 +47,9 @@ pub(super) struct Books {
     nodes: BTreeSet<(u64, u64)>,
     /// By client and handle: the container's GPU.
     devices: HashMap<(u32, u32), usize>,
+    /// What calls of the worker before have set aside, by their slots: until such a call is made
+    /// again, or undone, the driver may have given it, and no charge tells so.
+    inherited: HashMap<usize, Reservation>,
     /// Calls in the driver that change what is charged.
     pub(super) underway: usize,
     /// How often such calls began or ended.
@@ -70,6 +73,7 @@ impl Books {
             ranges: BTreeMap::new(),
             nodes: BTreeSet::new(),
             devices: HashMap::new(),
+            inherited: HashMap::new(),
             underway: 0,
             generation: 0,
             mappers: BTreeMap::new(),
@@ -83,7 +87,36 @@ impl Books {
         records.into_iter().for_each(|record| books.replay(record));
         books.forget_underway();
         books.rewrite();
+        (0..SLOTS).for_each(|slot| books.inherit(memory.slot(slot)));
         books
+    }
+
+    /// Takes over what a call of the worker before has set aside.
+    fn inherit(&mut self, slot: Slot<'_>) {
+        if slot.notice().id == 0 || slot.stage() == Stage::Decided {
+            return;
+        }
+        let Some(SetAside { gpu, bytes, client }) = slot.was_set_aside() else { return };
+        let (handle, was_there) = slot.executed();
+        // It was entered already, and only the caller doesn't know.
+        let is_charged = slot.stage() == Stage::Executing
+            && !was_there
+            && self.ledger.contains(Client(client), Handle(handle));
+        if is_charged {
+            return;
+        }
+        if let Ok(reservation) = self.ledger.reserve_again(gpu, bytes) {
+            self.inherited.insert(slot.number(), reservation);
+            self.begin();
+        }
+    }
+
+    /// The call of the worker before that had this slot is made again, or is over.
+    pub(super) fn disinherit(&mut self, slot: Slot<'_>) {
+        if let Some(reservation) = self.inherited.remove(&slot.number()) {
+            self.ledger.cancel(reservation);
+            self.end();
+        }
     }
 
     /// Calls of the worker before are no more underway, whatever became of them.

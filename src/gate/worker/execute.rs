@@ -9,6 +9,7 @@ use nix::errno::Errno;
 
 use super::device::Rm;
 use super::listener::Reply;
+use super::memory::SetAside;
 use super::serve::{Case, Copy, Made, Over};
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Reservation};
@@ -103,13 +104,16 @@ impl Case<'_> {
     }
 
     /// Sets memory aside; where there isn't enough, the driver is asked what there is.
-    fn reserve(&mut self, gpu: usize, bytes: u64, layout: &Layout) -> Result<Reservation, Over> {
+    fn reserve(&mut self, memory: SetAside, layout: &Layout) -> Result<Reservation, Over> {
+        let SetAside { gpu, bytes, .. } = memory;
         let mut asked = false;
         loop {
             let mut books = self.books();
+            books.disinherit(self.slot);
             match books.ledger.reserve(gpu, bytes) {
                 Ok(reservation) => {
                     books.begin();
+                    self.slot.set_aside(Some(memory));
                     return Ok(reservation);
                 }
                 Err(LedgerError::OverQuota { usage, .. })
@@ -146,11 +150,8 @@ impl Case<'_> {
         let known = |case: &Self, handle| {
             case.books().ledger.contains(Client(object.client), Handle(handle))
         };
-        // The worker before may have made it, and even entered it: once more from the start.
+        self.unmake_what_was_entered(object);
         let mut again = self.again && !there;
-        if again && known(self, handle) {
-            self.unmake(object.client, object.parent, handle);
-        }
         for attempt in 0..=TRIES {
             self.patch(place, Meaning::Handle, handle.into());
             self.patch(head, Meaning::Status, NV_OK.into());
@@ -174,6 +175,22 @@ impl Case<'_> {
         }
         let made = self.field(place, Meaning::Handle).and_then(|made| u32::try_from(made).ok());
         Ok(Some(made.unwrap_or(handle)).filter(|_| self.status(head) == NV_OK))
+    }
+
+    /// The handle of what a worker before may have made for this call, where that is made again.
+    fn made_before(&self, object: Object) -> Option<u32> {
+        let (before, was_there) = self.slot.executed();
+        let handle = if object.handle == 0 { before } else { object.handle };
+        (self.again && !was_there).then_some(handle)
+    }
+
+    /// The worker before may have made an object, and even entered it: once more from the start.
+    fn unmake_what_was_entered(&self, object: Object) {
+        let known =
+            |handle: &u32| self.books().ledger.contains(Client(object.client), Handle(*handle));
+        if let Some(handle) = self.made_before(object).filter(known) {
+            self.unmake(object.client, object.parent, handle);
+        }
     }
 
     pub(super) fn next_handle(&self) -> u32 {
@@ -207,12 +224,24 @@ impl Case<'_> {
             return Ok(made.map(|handle| self.made_without(object, handle)));
         };
         let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
-        let reservation = self.reserve(gpu, asked_bytes, head)?;
+        self.unmake_what_was_entered(object);
+        let memory = SetAside { gpu, bytes: asked_bytes, client: object.client };
+        let reservation = match self.reserve(memory, head) {
+            Ok(reservation) => reservation,
+            Err(over) => {
+                // Not entered, but the driver may have it.
+                if let Some(handle) = self.made_before(object) {
+                    self.unmake(object.client, object.parent, handle);
+                }
+                return Err(over);
+            }
+        };
         let made = self.make(command, making);
         let given_bytes = given(self).unwrap_or(asked_bytes).max(asked_bytes);
         let mut books = self.books();
         books.ledger.cancel(reservation);
         let Ok(Some(handle)) = made else {
+            self.slot.set_aside(None);
             books.end();
             drop(books);
             return made.map(|_| None).map_err(|errno| Reply::Errno(errno as i32));
@@ -223,6 +252,7 @@ impl Case<'_> {
         let entry =
             Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
         books.enter(entry);
+        self.slot.set_aside(None);
         books.end();
         drop(books);
         if fits.is_err() {

@@ -32,8 +32,12 @@ const LISTENER: usize = 136;
 const HANDLE: usize = 144;
 const ERROR: usize = 148;
 const VALUE: usize = 152;
+/// Zero in what workers before this one wrote: then nothing is reserved.
+const RESERVED: usize = 160;
+const GPU: usize = 168;
+const CLIENT: usize = 172;
 
-const _: () = assert!(NOTICE_BYTES <= STAGE && VALUE + 8 <= SLOT_BYTES);
+const _: () = assert!(NOTICE_BYTES <= STAGE && CLIENT + 4 <= SLOT_BYTES);
 
 /// Makes all threads allocate from one heap. They take turns with calls, so one of its own
 /// for each would be as large, and hold what it once needed.
@@ -59,6 +63,14 @@ pub(super) enum Count {
 #[derive(Debug)]
 pub(super) struct Memory {
     map: MmapRaw,
+}
+
+/// Memory that a call has set aside while it is in the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SetAside {
+    pub(super) gpu: usize,
+    pub(super) bytes: u64,
+    pub(super) client: u32,
 }
 
 /// The place of one thread's call.
@@ -232,6 +244,7 @@ impl<'a> Slot<'a> {
         // SAFETY: the place lies in the mapping, and this thread alone uses its slot.
         unsafe { address.write_bytes(0, NOTICE_BYTES) };
         self.memory.long(self.offset + LISTENER).store(listener, Ordering::Relaxed);
+        self.set_aside(None);
         self.memory.word(self.offset + STAGE).store(Stage::Received as u32, Ordering::Release);
     }
 
@@ -253,6 +266,30 @@ impl<'a> Slot<'a> {
 
     pub(super) fn stage(self) -> Stage {
         Stage::of(self.memory.word(self.offset + STAGE).load(Ordering::Acquire))
+    }
+
+    /// What the call has set aside, for the worker after this one.
+    pub(super) fn set_aside(self, memory: Option<SetAside>) {
+        let SetAside { gpu, bytes, client } =
+            memory.unwrap_or(SetAside { gpu: 0, bytes: 0, client: 0 });
+        let gpu = u32::try_from(gpu).unwrap_or(u32::MAX);
+        self.memory.word(self.offset + GPU).store(gpu, Ordering::Relaxed);
+        self.memory.word(self.offset + CLIENT).store(client, Ordering::Relaxed);
+        self.memory.long(self.offset + RESERVED).store(bytes, Ordering::Release);
+    }
+
+    /// What a call of the worker before had set aside.
+    pub(super) fn was_set_aside(self) -> Option<SetAside> {
+        let bytes = self.memory.long(self.offset + RESERVED).load(Ordering::Acquire);
+        let gpu = self.memory.word(self.offset + GPU).load(Ordering::Relaxed);
+        let client = self.memory.word(self.offset + CLIENT).load(Ordering::Relaxed);
+        let gpu = usize::try_from(gpu).ok()?;
+        (bytes != 0).then_some(SetAside { gpu, bytes, client })
+    }
+
+    /// Its number.
+    pub(super) fn number(self) -> usize {
+        (self.offset - HEAD_BYTES) / SLOT_BYTES
     }
 
     /// The driver is about to be asked; `handle` is to be made, and was there before or not.

@@ -16,6 +16,11 @@ use crate::rm::{self, Call, Command};
 impl Shared {
     /// Finishes what is left in a slot.
     pub(super) fn recover(&self, slot: Slot<'_>, desk: &mut Desk) {
+        self.finish_call(slot, desk);
+        self.books.lock().unwrap_or_else(PoisonError::into_inner).disinherit(slot);
+    }
+
+    fn finish_call(&self, slot: Slot<'_>, desk: &mut Desk) {
         let notice = slot.notice();
         let Some(listener) = self.listener(slot.listener()) else { return };
         if notice.id == 0 {
