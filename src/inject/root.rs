@@ -147,8 +147,7 @@ impl Root {
     }
 
     /// The same by one call, where no links are on the way, or none that need the root. Should there
-    /// be one after all, it leads to something else, or to the same that is
-    /// there without it.
+    /// be one after all, it leads to something else, or to the same that is there without it.
     fn quick_stamp(&self, path: &Path, flags: AtFlags) -> Option<Stamp> {
         statx(&self.dir, path, flags, StatxFlags::BASIC_STATS).ok().as_ref().map(Stamp::of)
     }

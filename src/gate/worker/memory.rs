@@ -270,11 +270,13 @@ impl<'a> Slot<'a> {
 
     /// What the call has set aside, for the worker after this one.
     pub(super) fn set_aside(self, memory: Option<SetAside>) {
-        let SetAside { gpu, bytes, client } =
-            memory.unwrap_or(SetAside { gpu: 0, bytes: 0, client: 0 });
-        let gpu = u32::try_from(gpu).unwrap_or(u32::MAX);
-        self.memory.word(self.offset + GPU).store(gpu, Ordering::Relaxed);
-        self.memory.word(self.offset + CLIENT).store(client, Ordering::Relaxed);
+        // The bytes say whether the rest counts: they come last, and go alone.
+        if let Some(SetAside { gpu, client, .. }) = memory {
+            let gpu = u32::try_from(gpu).unwrap_or(u32::MAX);
+            self.memory.word(self.offset + GPU).store(gpu, Ordering::Relaxed);
+            self.memory.word(self.offset + CLIENT).store(client, Ordering::Relaxed);
+        }
+        let bytes = memory.map_or(0, |memory| memory.bytes);
         self.memory.long(self.offset + RESERVED).store(bytes, Ordering::Release);
     }
 
