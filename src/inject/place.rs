@@ -25,8 +25,8 @@ const VARIABLES: &[(&str, &str, bool)] =
 /// The program that everybody calls, scripts by its path; the others are found by `PATH`.
 const CALLED_BY_PATH: &str = "/usr/bin/nvidia-smi";
 
-// Of a file system whose mounts are private as they are ([`super::tree`]).
-const TREE: &[&str] = &["rbind", "ro", "nosuid", "nodev"];
+// Of what is private, read-only, nosuid and nodev where it is made ([`super::tree`]), and so here.
+const TREE: &[&str] = &["rbind"];
 const FILE: &[&str] = &["bind", "ro", "nosuid", "nodev", "rprivate"];
 const DATA: &[&str] = &["rbind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
 // A read-only socket can be connected to all the same, and its owner and mode are the host's.
@@ -38,7 +38,7 @@ const SOCKET: &[&str] = &["bind", "ro", "nosuid", "nodev", "noexec", "rprivate"]
 pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) -> Vec<Mount> {
     let mut mounts = Vec::new();
     if let Some(tree) = tree {
-        mounts.push(mount(&tree.to_string_lossy(), IN_CONTAINER, TREE));
+        mounts.push(mount(&tree::shared(tree).to_string_lossy(), IN_CONTAINER, TREE));
     }
     for linker in linkers {
         let of_width = |file: &&&DriverFile| matches!(&file.used_as, Use::Library { width, .. } if *width == linker.width);
@@ -46,7 +46,7 @@ pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) ->
         match (&linker.shelf, tree) {
             _ if libraries.peek().is_none() => {}
             (Shelf::Directory { system, below }, Some(tree)) => {
-                let source = tree.join(tree::libraries(linker.width));
+                let source = tree::shelf(tree, linker.width);
                 let path = format!("{system}/{below}");
                 mounts.push(mount(&source.to_string_lossy(), &path, TREE));
             }
@@ -63,7 +63,10 @@ pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) ->
             Use::Data => DATA,
             Use::Socket => SOCKET,
         };
-        mounts.push(mount(&file.source, &file.path, options));
+        mounts.push(match tree.and_then(|tree| tree::place_of(tree, file)) {
+            Some(source) => mount(&source.to_string_lossy(), &file.path, TREE),
+            None => mount(&file.source, &file.path, options),
+        });
     }
     mounts
 }
@@ -134,6 +137,7 @@ mod tests {
             library("/usr/lib64/libcuda.so.535.1", &["libcuda.so.1"], Width::Native),
             file("/usr/bin/nvidia-smi", Use::Program),
             file("/usr/bin/nvidia-debugdump", Use::Program),
+            file("/etc/OpenCL/vendors/nvidia.icd", Use::Data),
             file("/run/nvidia-persistenced/socket", Use::Socket),
         ];
         let files: Vec<_> = files.iter().collect();
@@ -155,34 +159,41 @@ mod tests {
     fn libraries_come_as_a_directory_where_the_linker_takes_one() {
         let tree = "/run/cgpu/driver/a/9";
         let smi = ("/host/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi");
+        let icd = ("/host/etc/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd");
         let debugdump = ("/host/usr/bin/nvidia-debugdump", "/usr/bin/nvidia-debugdump");
         let socket = ("/host/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket");
-        let whole = (tree, "/usr/local/nvidia");
+        let whole = ("/run/cgpu/driver/a/9/nvidia", "/usr/local/nvidia");
+        let called = ("/run/cgpu/driver/a/9/nvidia/bin/nvidia-smi", smi.1);
+        let datum = ("/run/cgpu/driver/a/9/data/etc/OpenCL/vendors/nvidia.icd", icd.1);
         let own = ("/host/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.535.1");
         let soname = ("/host/usr/lib64/libcuda.so.535.1", "/usr/lib64/libcuda.so.1");
-        let libraries = format!("{tree}/lib64");
+        let libraries = format!("{tree}/nvidia/lib64");
         let directory = Shelf::Directory { system: "/usr/lib64", below: "tls" };
         for (tree, shelf, wanted) in [
             (
                 Some(tree),
                 directory.clone(),
-                &[whole, (&libraries, "/usr/lib64/tls"), smi, socket][..],
+                &[whole, (&libraries, "/usr/lib64/tls"), called, datum, socket][..],
             ),
-            (Some(tree), Shelf::Files("/usr/lib64"), &[whole, own, soname, smi, socket]),
-            (None, directory, &[own, soname, smi, debugdump, socket]),
+            (Some(tree), Shelf::Files("/usr/lib64"), &[whole, own, soname, called, datum, socket]),
+            (None, directory, &[own, soname, smi, debugdump, icd, socket]),
         ] {
             assert_eq!(placed(tree, shelf), pairs(wanted));
         }
     }
 
+    /// But for what is so where it's made; `tests/driver` looks at the mounts of a container.
     #[test]
     fn everything_is_read_only_and_nothing_is_a_device_or_setuid() {
         let files =
             [file(CALLED_BY_PATH, Use::Program), file("/b", Use::Data), file("/c", Use::Socket)];
         let files: Vec<_> = files.iter().collect();
-        for mount in mounts(Some(Path::new("/t")), &files, &[]) {
-            let has = |option: &str| mount.options.iter().any(|there| there == option);
-            assert!(has("ro") && has("nosuid") && has("nodev"), "{mount:?}");
+        for tree in [None, Some(Path::new("/t"))] {
+            for mount in mounts(tree, &files, &[]) {
+                let has = |option: &str| mount.options.iter().any(|there| there == option);
+                let here = has("ro") && has("nosuid") && has("nodev");
+                assert_ne!(here, mount.source.starts_with("/t/"), "{mount:?}");
+            }
         }
     }
 

@@ -3,10 +3,14 @@
 //! A container then gets all of them by a single mount, and under all their names, links among
 //! them; a mount for each file and name would cost a create some 0.1 ms each, and leave an empty
 //! file for each in the container's own layer. `STATE_DIR/driver` is a file system of its own
-//! that passes no mounts on; in it `NAMESPACE/IDENTITY/CAPABILITIES/{bin,lib64,lib32}` has a file mounted
-//! read-only for each of the driver's, whose copies in containers outlive the directory and the
-//! driver's update. A directory is whole when `CAPABILITIES.whole` beside it is mounted, the last of
-//! all. Nothing in it is ever removed: a mount point that is gone here is gone in containers.
+//! that passes no mounts on; in it `NAMESPACE/IDENTITY/CAPABILITIES/nvidia/{bin,lib64,lib32}` has a
+//! file mounted read-only for each of the driver's, whose copies in containers outlive the directory
+//! and the driver's update; what has a place of its own is mounted below `CAPABILITIES/data`.
+//!
+//! `CAPABILITIES` is mounted on itself, and made read-only last of all: then it's whole. So what a
+//! container gets of it can't be written to here already, and a bind mount has the flags of what
+//! it is made of: no runtime has to take that right away by a second call, which costs runc as much as
+//! the first. Nothing in it is ever removed: a mount point that is gone here is gone in containers.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
@@ -16,7 +20,7 @@ use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags, statvfs, statx};
 use thiserror::Error;
 
 use super::driver::{Capability, DriverFile, Use, Width};
@@ -33,8 +37,10 @@ pub const PROGRAMS: &str = "bin";
 /// What the host's directory is called in the state directory.
 const NAME: &str = "driver";
 
-/// What tells that a directory is whole has its name, and this.
-const WHOLE: &str = "whole";
+/// What of the directory containers get as [`IN_CONTAINER`].
+const OWN: &str = "nvidia";
+/// What of it has places of its own.
+const DATA: &str = "data";
 
 /// Most directories of one driver: what people ask for is few of the combinations that there are.
 const DIRECTORIES_MAX: usize = 6;
@@ -61,12 +67,34 @@ pub fn home(state_dir: &Path) -> PathBuf {
     state_dir.join(NAME)
 }
 
-/// A file of the driver in the directory.
+/// A library or a program in the directory.
 struct Leaf<'a> {
     source: &'a str,
-    /// Where, below the directory.
+    /// Where, below [`OWN`].
     path: PathBuf,
     links: Vec<PathBuf>,
+}
+
+/// What is mounted at [`IN_CONTAINER`].
+#[must_use]
+pub fn shared(dir: &Path) -> PathBuf {
+    dir.join(OWN)
+}
+
+/// Where a directory has the libraries of that width.
+#[must_use]
+pub fn shelf(dir: &Path, width: Width) -> PathBuf {
+    shared(dir).join(libraries(width))
+}
+
+/// Where a directory has a file that containers get by a mount of its own; `None` where it doesn't.
+#[must_use]
+pub fn place_of(dir: &Path, file: &DriverFile) -> Option<PathBuf> {
+    match file.used_as {
+        Use::Program => Some(shared(dir).join(PROGRAMS).join(Path::new(&file.path).file_name()?)),
+        Use::Data => Some(dir.join(DATA).join(file.path.trim_start_matches('/'))),
+        Use::Library { .. } | Use::Socket => None,
+    }
 }
 
 fn leaves<'a>(files: impl Iterator<Item = &'a DriverFile>) -> Vec<Leaf<'a>> {
@@ -88,8 +116,7 @@ fn leaves<'a>(files: impl Iterator<Item = &'a DriverFile>) -> Vec<Leaf<'a>> {
 }
 
 /// The directory of libraries of that width.
-#[must_use]
-pub fn libraries(width: Width) -> &'static str {
+fn libraries(width: Width) -> &'static str {
     match width {
         Width::Native => LIBRARIES,
         Width::Compat32 => LIBRARIES_32,
@@ -117,8 +144,7 @@ pub fn prepare(
     let home = home(state_dir);
     let own = home.join(mount_namespace());
     let dir = own.join(&known.identity).join(format!("{bits:02x}"));
-    let whole = dir.with_extension(WHOLE);
-    if is_mounted(&whole) {
+    if is_whole(&dir) {
         return Ok(Some(dir));
     }
     let lock = state_dir.join("driver.lock");
@@ -131,7 +157,7 @@ pub fn prepare(
         .open(&lock)
         .and_then(|file| Ok(Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e)?))
         .map_err(failed("lock", &lock))?;
-    if is_mounted(&whole) {
+    if is_whole(&dir) {
         return Ok(Some(dir));
     }
     if !is_mounted(&home) {
@@ -144,9 +170,17 @@ pub fn prepare(
     if wholes(&own.join(&known.identity)) >= DIRECTORIES_MAX {
         return Ok(None);
     }
-    make(&dir, &leaves(known.driver.files_for(capabilities)))?;
-    make_file(&whole)?;
-    bind(&whole, &whole)?;
+    make_dir(&dir, 0o755)?;
+    if !is_mounted(&dir) {
+        bind(&dir, &dir)?;
+    }
+    let files = || known.driver.files_for(capabilities);
+    make(&shared(&dir), &leaves(files()))?;
+    let data = files().filter(|file| file.used_as == Use::Data);
+    for (file, point) in data.filter_map(|file| Some((file, place_of(&dir, file)?))) {
+        mount_datum(Path::new(&file.source), &point)?;
+    }
+    read_only(&dir, MsFlags::empty())?;
     Ok(Some(dir))
 }
 
@@ -171,6 +205,12 @@ fn mount_namespace() -> String {
 fn is_mounted(path: &Path) -> bool {
     statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty())
         .is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+/// Whether a directory is all there, in this mount namespace, and can't be written to.
+fn is_whole(dir: &Path) -> bool {
+    // The file system that it lies on can be.
+    statvfs(dir).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
 /// A file system for mount points, whose mounts no other namespace gets.
@@ -218,9 +258,24 @@ fn make(dir: &Path, leaves: &[Leaf<'_>]) -> Result<(), TreeError> {
             bind(Path::new(leaf.source), &point)?;
         }
         // Also of one that is there: who mounted it may have been killed before this.
-        read_only(&point)?;
+        read_only(&point, MsFlags::empty())?;
     }
     Ok(())
+}
+
+/// Mounts a file or a directory that is nothing to execute.
+fn mount_datum(source: &Path, point: &Path) -> Result<(), TreeError> {
+    if !is_mounted(point) {
+        match source.is_dir() {
+            true => make_dir(point, 0o755)?,
+            false => {
+                make_dir(point.parent().unwrap_or(Path::new("/")), 0o755)?;
+                make_file(point)?;
+            }
+        }
+        bind(source, point)?;
+    }
+    read_only(point, MsFlags::MS_NOEXEC)
 }
 
 fn make_file(path: &Path) -> Result<(), TreeError> {
@@ -241,9 +296,10 @@ fn private(point: &Path) -> Result<(), TreeError> {
     mount(none, point, none, MsFlags::MS_PRIVATE, none).map_err(failed("make private", point))
 }
 
-fn read_only(point: &Path) -> Result<(), TreeError> {
+fn read_only(point: &Path, more: MsFlags) -> Result<(), TreeError> {
     let none = None::<&str>;
-    let flags = MsFlags::MS_BIND
+    let flags = more
+        | MsFlags::MS_BIND
         | MsFlags::MS_REMOUNT
         | MsFlags::MS_RDONLY
         | MsFlags::MS_NOSUID
@@ -266,22 +322,20 @@ fn forget(own: &Path, current: &str) {
 /// How many directories below are whole.
 fn wholes(drivers: &Path) -> usize {
     let entries = fs::read_dir(drivers).into_iter().flatten().flatten();
-    let is_whole = |path: &PathBuf| path.extension().is_some_and(|name| name == WHOLE);
-    entries.map(|entry| entry.path()).filter(|path| is_whole(path) && is_mounted(path)).count()
+    entries.filter(|entry| is_whole(&entry.path())).count()
 }
 
-/// Unmounts every file below a directory.
+/// Unmounts all that is mounted below a directory.
 fn unmount(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() => unmount(&path),
-            Ok(kind) if kind.is_symlink() => {}
-            _ if is_mounted(&path) => {
-                // What is busy is unmounted when it no longer is.
-                let _ = umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
-            }
-            _ => {}
+        let Ok(kind) = entry.file_type() else { continue };
+        if !kind.is_symlink() && is_mounted(&path) {
+            // With what is mounted below it; what is busy is unmounted when it no longer is.
+            let _ = umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        }
+        if kind.is_dir() && !is_mounted(&path) {
+            unmount(&path);
         }
     }
 }

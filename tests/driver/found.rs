@@ -169,7 +169,9 @@ fn what_is_mounted_can_be_neither_written_to_nor_left_behind() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     let tried = "for file in /usr/local/nvidia/lib64/* /usr/local/nvidia/bin/* \
-                 /usr/local/nvidia /usr/bin/nvidia-smi; do \
+                 /usr/local/nvidia /usr/bin/nvidia-smi /usr/lib/*/glibc-hwcaps/*/* \
+                 /usr/lib/*/glibc-hwcaps/* /etc/OpenCL/vendors/nvidia.icd \
+                 /lib/firmware/nvidia/*; do \
                    if (echo >> $file) 2>/dev/null || touch $file/x 2>/dev/null; then \
                      echo written: $file; fi; done; \
                  awk '$2 ~ /nvidia|hwcaps/ && $2 !~ /^.dev/ { n++; \
