@@ -126,7 +126,10 @@ impl Case<'_> {
         let ours = ours.and_then(Result::ok).filter(|device| device.kind == NodeKind::Control);
         let number_of = ours.as_ref().map_or(-1, Device::descriptor);
         self.patch(layout, Meaning::Descriptor, u64::from(number_of.cast_unsigned()));
+        // The GPU's node must be open in the process that asks (`osIsGpuAccessible`, nv_gpu_ops.c).
+        let own = self.shared.auditor.own(self.shared);
         let asked = self.ask(number);
+        drop(own);
         self.patch(layout, Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
         asked?;
         if self.uvm_status(layout) == NV_OK && !self.is_without_hmm()? {

@@ -241,11 +241,16 @@ impl Driver {
     /// whatever file the call is made through.
     fn open_device(&self, asker: &Asker<'_>, instance: u32) -> Result<usize, Status> {
         let gpu = usize::try_from(instance).map_err(|_| NV_ERR_INVALID_CLASS)?;
+        self.accessible(asker, gpu)?;
+        Ok(gpu)
+    }
+
+    /// `osIsGpuAccessible`: whether the calling process has the GPU's node open.
+    pub(crate) fn accessible(&self, asker: &Asker<'_>, gpu: usize) -> Result<(), Status> {
         let inode = asker.nodes.gpus.get(gpu).ok_or(NV_ERR_INVALID_CLASS)?;
-        if asker.caller.has_open(asker.nodes.device, *inode) {
-            Ok(gpu)
-        } else {
-            Err(NV_ERR_INSUFFICIENT_PERMISSIONS)
+        match asker.caller.has_open(asker.nodes.device, *inode) {
+            true => Ok(()),
+            false => Err(NV_ERR_INSUFFICIENT_PERMISSIONS),
         }
     }
 

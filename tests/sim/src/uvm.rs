@@ -51,6 +51,7 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
         _ => {}
     }
     let process = call.caller.process();
+    let asker = call.asker();
     let mut driver = call.sim.driver();
     if space(&mut driver, call.file)?.flags.is_none() {
         return Err(NV_ERR_ILLEGAL_ACTION);
@@ -58,10 +59,10 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
     let uuid: [u8; 16] = params.first_chunk().copied().unwrap_or_default();
     let (base, bytes) = (params.u64_at(0), params.u64_at(8));
     match number {
+        // nvGpuOpsGetGpuInfo (nv_gpu_ops.c) asks for it as the making of a device does.
         UVM_REGISTER_GPU => {
-            if !driver.gpus.iter().any(|gpu| gpu.uuid == uuid) {
-                return Err(NV_ERR_INVALID_DEVICE);
-            }
+            let gpu = driver.gpus.iter().position(|gpu| gpu.uuid == uuid);
+            driver.accessible(&asker, gpu.ok_or(NV_ERR_INVALID_DEVICE)?)?;
             space(&mut driver, call.file)?.gpus.insert(uuid);
         }
         UVM_UNREGISTER_GPU => {
