@@ -21,10 +21,10 @@ pub struct Figure {
 pub enum Finding {
     /// As expected, or not to be told apart from that.
     Fine,
-    /// The driver has less or other than the ledger, and nothing was underway: the ledger
-    /// is to take the driver's figure.
+    /// The driver has less or other than the ledger, and nothing was underway: what of the ledger's
+    /// is there no more is to be looked for, and what wasn't asked for counts no more than this.
     Learn {
-        /// What counts from now on, in bytes.
+        /// What the driver has, in bytes.
         driver_bytes: u64,
     },
     /// There is more than was asked for, by a call that was another in the end or by the
@@ -111,7 +111,7 @@ mod tests {
     /// With a quota that is used to the last byte.
     fn expected(peak_bytes: u64, hidden_bytes: u64, used_bytes: u64) -> Expected {
         let usage = Usage { limit_bytes: used_bytes, used_bytes };
-        Expected { peak_bytes, hidden_bytes, pending_bytes: 0, usage }
+        Expected { peak_bytes, hidden_bytes, pending_bytes: 0, charged_bytes: used_bytes, usage }
     }
 
     #[test]

@@ -87,6 +87,10 @@ impl Account {
         self.hidden
     }
 
+    pub(super) fn charged(&self) -> u64 {
+        self.charged
+    }
+
     pub(super) fn pending(&self) -> u64 {
         self.pending
     }

@@ -134,16 +134,9 @@ impl Ledger {
     }
 
     /// A process is gone. What its clients hold stays charged: somebody who was never seen
-    /// may have them, and [`orphans`](Self::orphans) tells which are in doubt.
+    /// may have them.
     pub fn left(&mut self, process: Process) {
         self.holders.values_mut().for_each(|holders| holders.retain(|holder| *holder != process));
-    }
-
-    /// Clients that nobody who lives was seen to hold.
-    #[must_use]
-    pub fn orphans(&self) -> Vec<Client> {
-        let orphans = self.holders.iter().filter(|(_, holders)| holders.is_empty());
-        orphans.map(|(client, _)| *client).collect()
     }
 
     /// The processes that were seen to hold any client.
@@ -211,6 +204,17 @@ impl Ledger {
         sums
     }
 
+    /// The objects that name memory of a GPU, and what it is, as [`charge_of`](Self::charge_of) has
+    /// it.
+    #[must_use]
+    pub fn names(&self, gpu: usize) -> Vec<(Client, Handle, u64)> {
+        let of_gpu = |id: &ChargeId| self.charges.get(id).is_some_and(|charge| charge.gpu == gpu);
+        let named = self.objects.iter().filter_map(|(client, _, handle, charge)| {
+            charge.filter(of_gpu).map(|id| (client, handle, id.0))
+        });
+        named.collect()
+    }
+
     /// Starts to watch for the most that the driver could show from now on.
     pub fn watch(&mut self) {
         self.accounts.iter_mut().for_each(super::Account::watch);
@@ -224,6 +228,7 @@ impl Ledger {
             peak_bytes: account.peak(),
             hidden_bytes: account.hidden(),
             pending_bytes: account.pending(),
+            charged_bytes: account.charged(),
             usage: account.usage(),
         })
     }
@@ -238,6 +243,8 @@ pub struct Expected {
     pub hidden_bytes: u64,
     /// What is on its way, in bytes.
     pub pending_bytes: u64,
+    /// What is charged, hidden or not, in bytes.
+    pub charged_bytes: u64,
     /// What counts.
     pub usage: Usage,
 }

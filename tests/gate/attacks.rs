@@ -84,6 +84,10 @@ attacks! {
     io_uring = "io-uring";
     a_duplicate_that_outlives_the_original = "dup-free";
     a_mapping_that_outlives_the_original = "map-free";
+    duplicates_of_what_was_taken = "hide-dup";
+    a_mapping_of_what_was_taken = "hide-map";
+    clients_of_the_dead = "hide-heir";
+    memory_behind_the_dead = "hide-behind";
     a_vfork_and_an_exec = "vfork-exec";
     a_client_that_is_inherited = "inherited";
     everything_closed_at_once = "close-range";

@@ -60,6 +60,11 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["export-free"], Promise::Never),
     (&["export-free", "close"], Promise::Never),
     (&["export-free", "socket"], Promise::Never),
+    (&["hide-dup"], Promise::Briefly),
+    (&["hide-map"], Promise::Briefly),
+    (&["hide-heir"], Promise::Never),
+    (&["hide-behind"], Promise::Briefly),
+    (&["hide-behind", "nothing"], Promise::Briefly),
     (&["vfork-exec"], Promise::Never),
     (&["close-range"], Promise::Never),
 ];

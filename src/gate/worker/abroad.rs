@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, test_kill_process};
 
 use super::Shared;
 use super::device::{self, Device};
@@ -151,7 +152,12 @@ impl Abroad {
     /// Pids of the container's that are nobody's now.
     pub(super) fn former(&self) -> BTreeSet<u32> {
         let mut pids: BTreeSet<u32> = self.state().former.iter().copied().collect();
-        pids.retain(|pid| pid.cast_signed() > 0 && ProcessId::of(pid.cast_signed()).is_none());
+        pids.retain(|pid| {
+            let number = Some(pid.cast_signed()).filter(|pid| *pid > 0).and_then(Pid::from_raw);
+            // That costs a third of a microsecond; who is there may be dead all the same.
+            let is_gone = |pid| test_kill_process(pid) == Err(Errno::SRCH);
+            number.is_some_and(|pid| is_gone(pid) || ProcessId::of(pid.as_raw_pid()).is_none())
+        });
         pids
     }
 

@@ -22,12 +22,12 @@ use super::books::{Books, MANAGED};
 use super::device;
 use super::ending::{Ending, LAST_LOOK};
 use super::memory::Count;
-use super::own::Own;
+use super::own::{Own, Presence};
 use super::target::{pidfd_open, process_id};
 use crate::gate::audit::{self, Figure, Finding, Underway};
 use crate::gate::resident::give_back_the_start;
 use crate::gate::settings::NodeKind;
-use crate::ledger::{Client, Entry, Expected, Handle, Hold, Process};
+use crate::ledger::{Client, Entry, Handle, Hold, Process};
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 
@@ -46,6 +46,9 @@ const PATIENCE: Duration = Duration::from_millis(10);
 /// How often pages are given back that calls took which are over: a program calls most when it
 /// starts.
 const TIDY: Duration = Duration::from_secs(10);
+
+/// Objects that are asked for one by one.
+const MOST_ASKED: u32 = 2048;
 
 /// Looks after which a managed range that isn't mapped is taken to be gone.
 const GONE_AFTER: u32 = 2;
@@ -227,6 +230,7 @@ impl Shared {
                 ProcessId::of(pid.pid) != Some(pid)
             })
             .collect();
+        let former = self.auditor.abroad.former();
         let mut all = Vec::new();
         for gpu in 0..self.uuids.len() {
             // All of one moment: a process that came and took memory after the list was made, and
@@ -236,18 +240,19 @@ impl Shared {
                 let mut books = self.book();
                 books.ledger.watch();
                 let pids = books.processes.iter();
-                let pids: BTreeSet<u32> =
-                    pids.map(|process| process_id(*process).pid.cast_unsigned()).collect();
+                // Somebody may have a client of those who are dead.
+                let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
+                let pids: BTreeSet<u32> = pids.chain(former.iter().copied()).collect();
                 ((books.generation, books.underway), Vec::from_iter(pids))
             };
             let Ok(held) = own.held(&self.release, gpu, &pids) else { return };
-            self.judge(gpu, &held, generation);
+            self.judge(&own, gpu, &held, generation);
             all.push(held);
         }
         self.bury(&dead, &all);
     }
 
-    fn judge(&self, gpu: usize, held: &[Held], (generation, underway): (u64, usize)) {
+    fn judge(&self, own: &Own, gpu: usize, held: &[Held], (generation, underway): (u64, usize)) {
         let mut books = self.book();
         let Some(expected) = books.ledger.expected(gpu) else { return };
         let still = generation == books.generation && underway == 0;
@@ -257,11 +262,8 @@ impl Shared {
         match audit::judge(&figures, &expected, underway) {
             Finding::Fine => {}
             Finding::Learn { driver_bytes } => {
-                close_orphans(&mut books, gpu, held, &expected);
-                let left = books.ledger.expected(gpu).map_or(0, |left| left.usage.used_bytes);
-                if driver_bytes < left {
-                    books.enter(Entry::Reconcile { gpu, driver_bytes });
-                }
+                drop(books);
+                self.take_stock(own, gpu, driver_bytes, generation);
             }
             Finding::Unasked { driver_bytes } => {
                 tracing::debug!(driver_bytes, "more than was asked for counts");
@@ -274,17 +276,60 @@ impl Shared {
                 {
                     books.enter(Entry::Reconcile { gpu, driver_bytes });
                     books.schedule(Instant::now());
-                    let of_pid =
-                        |process: &&Process| process_id(**process).pid.cast_unsigned() == pid;
-                    let who = books.processes.iter().find(of_pid).copied();
+                    let culprits = culprits(&books, pid);
                     drop(books);
                     tracing::debug!(excess_bytes, pid, "taken past the monitor");
                     self.auditor.abroad.suspect();
-                    if let Some(who) = who {
-                        self.kill(who);
-                    }
+                    culprits.into_iter().for_each(|culprit| self.kill(culprit));
                 }
             }
+        }
+    }
+
+    /// Looks what of the ledger's is gone, where the driver shows less than that.
+    ///
+    /// Its figures alone don't tell: what a client holds is shown under the process that made it,
+    /// which may be one that was never seen, and dead. So the driver is asked for each client, and
+    /// for its objects, and what is there counts, whoever's it is.
+    fn take_stock(&self, own: &Own, gpu: usize, driver_bytes: u64, generation: u64) {
+        let names = self.book().ledger.names(gpu);
+        let mut clients = BTreeMap::new();
+        let mut gone = Vec::new();
+        let mut asked = 0;
+        for (client, handle, charge) in names {
+            let there = *clients.entry(client).or_insert_with(|| {
+                own.presence(&self.release, client.0, client.0) != Presence::NoClient
+            });
+            // Of a client that is there whatever is freed was seen, but for a call that was killed.
+            let mut is_there = || {
+                asked += 1;
+                asked > MOST_ASKED
+                    || own.presence(&self.release, client.0, handle.0) != Presence::NoObject
+            };
+            if !there || !is_there() {
+                gone.push((client, handle, charge));
+            }
+        }
+        let mut books = self.book();
+        for (client, handle, charge) in gone {
+            // What has this handle now may be another.
+            if books.ledger.charge_of(client, handle) == Some(charge) {
+                books.enter(Entry::Free { client, handle });
+            }
+        }
+        let gpus = 0..self.uuids.len();
+        let charged: BTreeSet<Client> =
+            gpus.flat_map(|gpu| books.ledger.charged_by_client(gpu).into_keys()).collect();
+        for (client, there) in clients {
+            if !there && !charged.contains(&client) {
+                books.enter(Entry::Free { client, handle: Handle(client.0) });
+            }
+        }
+        let Some(expected) = books.ledger.expected(gpu) else { return };
+        let still = generation == books.generation && books.underway == 0;
+        let driver_bytes = driver_bytes.max(expected.charged_bytes);
+        if still && driver_bytes < expected.usage.used_bytes {
+            books.enter(Entry::Reconcile { gpu, driver_bytes });
         }
     }
 
@@ -447,22 +492,23 @@ fn with_charges(books: &Books, gpu: usize, held: &[Held]) -> Vec<Figure> {
     held.iter().map(|held| Figure { held: *held, charged_bytes: charged(held.pid) }).collect()
 }
 
-/// Clients that nobody who lives was seen with are gone, if the driver has as much less as
-/// they held.
-fn close_orphans(books: &mut Books, gpu: usize, held: &[Held], expected: &Expected) {
-    let orphans = books.ledger.orphans();
-    if orphans.is_empty() {
-        return;
+/// Who is to be killed for what the driver shows under `pid`: that process, or where it's dead
+/// those who were seen with a client of its; or else all.
+fn culprits(books: &Books, pid: u32) -> Vec<Process> {
+    let lives =
+        |process: &Process| ProcessId::of(process_id(*process).pid) == Some(process_id(*process));
+    let of_pid = |process: &&Process| process_id(**process).pid.cast_unsigned() == pid;
+    let named = books.processes.iter().find(of_pid).copied();
+    if let Some(named) = named.filter(lives) {
+        return vec![named];
     }
-    let charges = books.ledger.charged_by_client(gpu);
-    let of = |client: &Client| charges.get(client).copied().unwrap_or(0);
-    let theirs = orphans.iter().map(of).fold(0, u64::saturating_add);
-    let has = held.iter().fold(0_u64, |sum, held| {
-        sum.saturating_add(held.made_bytes).saturating_add(held.duplicated_bytes)
-    });
-    if theirs > 0 && has.saturating_add(theirs) <= expected.peak_bytes {
-        for client in orphans.into_iter().filter(|client| of(client) > 0) {
-            books.enter(Entry::Free { client, handle: Handle(client.0) });
-        }
+    let theirs = |of: Process| {
+        let with = move |(client, _): &(Client, Process)| books.ledger.holds_client(*client, of);
+        books.ledger.processes().filter(with).map(|(_, process)| process).filter(lives)
+    };
+    let heirs: BTreeSet<Process> = named.into_iter().flat_map(theirs).collect();
+    match heirs.is_empty() {
+        false => heirs.into_iter().collect(),
+        true => books.processes.iter().copied().filter(lives).collect(),
     }
 }

@@ -318,6 +318,11 @@ impl Books {
         for hold in holds {
             self.enter(Entry::Release { hold });
         }
+        // What the driver had showed of theirs, and nobody is asked for again.
+        let gpus: Vec<usize> = (0..).take_while(|gpu| self.ledger.usage(*gpu).is_some()).collect();
+        for gpu in gpus {
+            self.enter(Entry::Reconcile { gpu, driver_bytes: 0 });
+        }
         self.devices.clear();
     }
 }

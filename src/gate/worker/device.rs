@@ -14,10 +14,14 @@ use nix::libc;
 use crate::gate::settings::{Identity, Node, NodeKind};
 use crate::gate::syscall;
 use crate::rm::number::{
-    NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL, NV_ESC_RM_FREE, NV_OK, NV01_DEVICE_0, NV01_ROOT_CLIENT,
-    NV20_SUBDEVICE_0, NV2080_CTRL_CMD_GPU_GET_GID_INFO,
+    NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL, NV_ESC_RM_FREE, NV_OK,
+    NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE, NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO,
+    NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0, NV2080_CTRL_CMD_GPU_GET_GID_INFO,
 };
 use crate::rm::{Command, Key, Layout, Meaning, Release, about};
+
+/// What the classes of all channels end in: `GF100_CHANNEL_GPFIFO` 0x906f, and so on.
+const ANY_CHANNEL: u32 = 0x6f;
 
 /// An open file of the driver's.
 #[derive(Debug)]
@@ -299,6 +303,20 @@ impl Rm<'_> {
             (Meaning::ParamsSize, params.len() as u64),
         ];
         self.call(NV_ESC_RM_CONTROL, &fields).map(drop)
+    }
+
+    /// Whether an object of a client is memory of a GPU. A channel isn't, whose control page may lie
+    /// there.
+    pub(super) fn is_gpu_memory(&self, client: u32, handle: u32) -> bool {
+        let mut space = about::ask_space(handle);
+        let command = NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE;
+        if self.control(client, client, command, &mut space).is_err() || !about::is_of_gpu(&space) {
+            return false;
+        }
+        let mut class = about::ask_class(handle);
+        let command = NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO;
+        let known = self.control(client, client, command, &mut class).is_ok();
+        !(known && about::answered_class(&class) & 0xff == ANY_CHANNEL)
     }
 
     /// The UUID of a subdevice's GPU.

@@ -500,6 +500,18 @@ impl Case<'_> {
         books.begin();
         drop(books);
         let made = self.make(command, making);
+        // Looked at once it's made, and can't become another.
+        let taken = |made: u32| {
+            held.is_err() && self.rm().is_ok_and(|rm| rm.is_gpu_memory(object.client, made))
+        };
+        if let Ok(Some(made)) = made
+            && taken(made)
+        {
+            self.unmake(object.client, object.parent, made);
+            self.books().end();
+            self.log("memory to be duplicated that was taken past the monitor");
+            return Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(head)));
+        }
         let mut books = self.books();
         if let (Ok(Some(made)), Ok(())) = (made, held) {
             let (client, parent) = (Client(object.client), Handle(object.parent));

@@ -12,6 +12,7 @@ use super::device::{Device, Failure, Rm};
 use crate::gate::settings::NodeKind;
 use crate::rm::about::{self, Held};
 use crate::rm::number::{
+    NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND,
     NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
     NV2080_CTRL_CMD_GPU_GET_PID_INFO,
 };
@@ -19,6 +20,17 @@ use crate::rm::{Meaning, Release, fbinfo};
 
 /// Devices that a driver can have: `NV_MAX_DEVICES`.
 const MOST_DEVICES: u32 = 32;
+
+/// Whether something of another client's is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// It is, as far as can be told.
+    There,
+    /// There is the client, and no such object.
+    NoObject,
+    /// There is no such client.
+    NoClient,
+}
 
 /// Our client.
 #[derive(Debug)]
@@ -107,22 +119,55 @@ impl Own {
         share(theirs, client, handle, self.client, COMPOSE)?;
         let mut duplicate = Err(Failure::Errno(nix::errno::Errno::ENODEV));
         for (device, _) in self.gpus.iter().flatten() {
-            duplicate = rm.raw(
-                NV_ESC_RM_DUP_OBJECT,
-                &[
-                    (Meaning::Client, self.client.into()),
-                    (Meaning::Parent, (*device).into()),
-                    (Meaning::SourceClient, client.into()),
-                    (Meaning::SourceHandle, handle.into()),
-                ],
-                Meaning::Handle,
-            );
+            duplicate = self.duplicate(&rm, *device, client, handle);
             if duplicate.is_ok() {
                 break;
             }
         }
         let _ = share(theirs, client, handle, self.client, COMPOSE | REVOKE);
         duplicate
+    }
+
+    fn duplicate(
+        &self,
+        rm: &Rm<'_>,
+        device: u32,
+        client: u32,
+        handle: u32,
+    ) -> Result<u32, Failure> {
+        rm.raw(
+            NV_ESC_RM_DUP_OBJECT,
+            &[
+                (Meaning::Client, self.client.into()),
+                (Meaning::Parent, device.into()),
+                (Meaning::SourceClient, client.into()),
+                (Meaning::SourceHandle, handle.into()),
+            ],
+            Meaning::Handle,
+        )
+    }
+
+    /// Whether there is such a client, whoever's it is, and whether it has an object of that handle,
+    /// which may be its own.
+    ///
+    /// Told by what the driver says to a duplicate that it doesn't give: it looks for the client
+    /// first, then for the object, and asks last whose they are (`serverCopyResource`,
+    /// rs_server.c, and `clientGetResourceRef`, rs_client.c, of 515.43.04 and 595.45.04). A client
+    /// itself is never duplicated.
+    pub(super) fn presence(&self, release: &Release, client: u32, handle: u32) -> Presence {
+        let rm = Rm { release, device: &self.control };
+        let Some((device, _)) = self.gpus.iter().flatten().next() else { return Presence::There };
+        match self.duplicate(&rm, *device, client, handle) {
+            Ok(duplicate) => {
+                self.give_back(release, duplicate);
+                Presence::There
+            }
+            Err(Failure::Status(NV_ERR_INVALID_CLIENT | NV_ERR_INVALID_OBJECT_HANDLE)) => {
+                Presence::NoClient
+            }
+            Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND)) => Presence::NoObject,
+            Err(_) => Presence::There,
+        }
     }
 
     /// Frees what was borrowed.

@@ -285,6 +285,8 @@ impl<'a> Case<'a> {
         // Or it could be a stranger who has the number of a thread that is gone.
         self.still_waits()?;
         if self.books().saw(process) {
+            // Its death is to be waited for, whatever it calls.
+            self.shared.auditor.wake();
             return Ok(());
         }
         self.log("more processes than can be kept account of");

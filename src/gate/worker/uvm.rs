@@ -194,7 +194,7 @@ impl Case<'_> {
         }
         books.begin();
         drop(books);
-        let status = self.map_from_own(number, layout, memory);
+        let status = self.map_from_own(number, layout, memory, held.is_ok());
         let mut books = self.books();
         if held.is_ok() {
             if status == Ok(NV_OK) {
@@ -217,12 +217,14 @@ impl Case<'_> {
         }
     }
 
-    /// Maps from a client of our own; the status.
+    /// Maps from a client of our own; the status. What isn't known can't be memory of a GPU, or the
+    /// mapping would keep what nobody was charged for.
     fn map_from_own(
         &mut self,
         number: u32,
         layout: &'static Layout,
         memory: Source,
+        is_known: bool,
     ) -> Result<u32, Over> {
         let file = self.target()?.duplicate(memory.descriptor);
         let file = file.map_err(|errno| Reply::Errno(errno as i32))?;
@@ -238,6 +240,12 @@ impl Case<'_> {
             Err(Failure::Status(status)) => return Ok(status),
             Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
         };
+        let ours = Rm { release: &self.shared.release, device: &own.control };
+        if !is_known && ours.is_gpu_memory(own.client, duplicate) {
+            own.give_back(&self.shared.release, duplicate);
+            self.log("memory to be mapped that was taken past the monitor");
+            return Ok(NV_ERR_NOT_SUPPORTED);
+        }
         let descriptor = u64::from(own.control.descriptor().cast_unsigned());
         self.patch(layout, Meaning::Descriptor, descriptor);
         self.patch(layout, Meaning::Client, own.client.into());

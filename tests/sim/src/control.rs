@@ -8,7 +8,7 @@ use crate::abi::*;
 use crate::bytes::Fields;
 use crate::escape::Call;
 use crate::fault::Lies;
-use crate::object::{Allocation, Asker, Status};
+use crate::object::{Allocation, Asker, Object, Status};
 use crate::spec::Gpu;
 
 /// What fills an unused place of a list of GPUs: `NV0000_CTRL_GPU_INVALID_ID`.
@@ -26,6 +26,8 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD => 20,
         NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO => 80,
         NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD => 2128,
+        NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE => 12,
+        NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO => 16,
         NV2080_CTRL_CMD_GPU_GET_GID_INFO => 268,
         NV2080_CTRL_CMD_FB_GET_INFO
         | NV2080_CTRL_CMD_BUS_GET_PCI_INFO
@@ -41,6 +43,13 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         NVA06C_CTRL_CMD_SET_TIMESLICE => 8,
         _ => return None,
     })
+}
+
+/// An object of a client.
+fn object_of(call: &Call<'_>, client: u32, handle: u32) -> Result<Object, Status> {
+    let driver = call.sim.driver();
+    let object = driver.clients.get(&client).and_then(|entry| entry.objects.get(&handle));
+    object.cloned().ok_or(NV_ERR_OBJECT_NOT_FOUND)
 }
 
 /// Executes an NVOS54.
@@ -98,6 +107,24 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
         (NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO, _) => export_info(call, &mut params)?,
         (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, _) => {
             import(call, &asker, client, &mut params)?
+        }
+        (NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE, _) => {
+            let object = object_of(call, client, params.u32_at(0))?;
+            // Memory of the host isn't told from other objects here.
+            object.memory.ok_or(NV_ERR_INVALID_OBJECT)?;
+            params.set_u32(8, NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE_VIDMEM);
+        }
+        (NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO, _) => {
+            let object = object_of(call, client, params.u32_at(0))?;
+            match params.u32_at(4) {
+                NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_PARENT => {
+                    params.set_u32(8, object.parent);
+                }
+                NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID => {
+                    params.set_u32(8, object.class);
+                }
+                _ => return Err(NV_ERR_INVALID_ARGUMENT),
+            }
         }
         (NV2080_CTRL_CMD_GPU_GET_PIDS, Some(gpu)) => processes(call, gpu, &mut params)?,
         (NV2080_CTRL_CMD_GPU_GET_PID_INFO, Some(gpu)) => process_info(call, gpu, &mut params)?,

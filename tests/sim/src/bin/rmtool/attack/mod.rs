@@ -5,6 +5,7 @@
 //! ends with exit code 0 where it could be played; whether it won is for the test to say.
 
 mod entries;
+mod hiding;
 mod lifetimes;
 mod limits;
 mod races;
@@ -60,6 +61,10 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("export-free", lifetimes::export_free),
     ("send-open", lifetimes::send_open),
     ("recv-fd", lifetimes::recv_fd),
+    ("hide-dup", hiding::by_duplicates),
+    ("hide-map", hiding::by_mapping),
+    ("hide-heir", hiding::by_death),
+    ("hide-behind", hiding::behind_the_dead),
     ("vfork-exec", lifetimes::vfork_exec),
     ("inherited", lifetimes::inherited),
     ("close-range", lifetimes::close_range),

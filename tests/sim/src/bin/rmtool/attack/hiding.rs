@@ -1,0 +1,151 @@
+//! Memory that is hidden from the driver's figures: under a process that is dead, or by what keeps
+//! it alive when its own name is gone.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use cgpu_sim::abi::*;
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork};
+
+use super::{ROUNDS, SMALL_BYTES, against, request};
+use crate::rm::{Place, Rm, command};
+use crate::uvm::Uvm;
+
+/// What is taken at once: by honest calls, and past the monitor.
+const HONEST_BYTES: u64 = 400 << 20;
+const TAKEN_BYTES: u64 = 600 << 20;
+
+/// How often.
+const TIMES: u64 = 4;
+
+/// For so long the driver's figures are looked at, or the dead forgotten.
+const A_WHILE: Duration = Duration::from_millis(700);
+
+/// Makes a call that continues take memory: its class is a client's when it's looked at. The handle,
+/// where the race was won.
+fn take(rm: &Rm) -> Option<u32> {
+    let (call, params) = request(rm, TAKEN_BYTES);
+    let flip = || {
+        call.set(12, NV01_ROOT_CLIENT);
+        call.set(12, NV01_MEMORY_LOCAL_USER);
+    };
+    against(flip, || {
+        (0..ROUNDS).find_map(|_| {
+            params.set(88, 0_u64);
+            call.set(8, 0_u32);
+            call.set(rm.abi.nvos64_status, 0_u32);
+            let rc = call.ioctl(rm.ctl(), command(NV_ESC_RM_ALLOC, rm.abi.nvos64_bytes));
+            let made = rc == 0 && call.u32(rm.abi.nvos64_status) == NV_OK;
+            (made && params.u64(88) > SMALL_BYTES).then(|| call.u32(8))
+        })
+    })
+}
+
+/// Takes memory, and hides it; what it could hide.
+fn hide(rm: &Rm, hidden: impl Fn(u64, u32) -> bool) -> u64 {
+    let mut got = 0;
+    for time in 0..TIMES {
+        let Some(handle) = take(rm) else { break };
+        let kept = hidden(time, handle);
+        let freed = rm.free(rm.device, handle);
+        println!("hidden {kept}, freed {}", freed.is_ok());
+        if kept || freed.is_err() {
+            got += TAKEN_BYTES;
+        }
+        std::thread::sleep(A_WHILE);
+    }
+    got
+}
+
+/// Two duplicates keep it, and are nobody's own in the driver's figures.
+pub(super) fn by_duplicates(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let duplicate = |handle| rm.dup(rm.client, rm.device, rm.client, handle).is_ok();
+    let got = hide(&rm, |_, handle| {
+        let first = duplicate(handle);
+        duplicate(handle) || first
+    });
+    Ok(got)
+}
+
+/// A mapping of UVM's keeps it, which is in no figure.
+pub(super) fn by_mapping(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let uvm = Uvm::open(place, rm.abi)?;
+    uvm.initialize(0)?;
+    let uuid = uvm.register(&rm)?;
+    let got = hide(&rm, |time, handle| {
+        let base = 0x10_0000_0000 + time * TAKEN_BYTES.next_power_of_two();
+        uvm.external_range(base, TAKEN_BYTES)
+            .and_then(|()| uvm.map_external(&rm, uuid, base, TAKEN_BYTES, handle))
+            .is_ok()
+    });
+    Ok(got)
+}
+
+/// Has a child make a client, and that one's child inherit it; runs `work` in this one when the
+/// client's maker is gone. Children stay until `all` have worked.
+fn heirs(
+    place: &Place,
+    all: u64,
+    before: impl Fn(&Rm) -> anyhow::Result<()>,
+    work: impl Fn(&Rm) -> u64,
+) -> anyhow::Result<u64> {
+    let (stay, end) = nix::unistd::pipe()?;
+    let mut got = 0;
+    for _ in 0..all {
+        let (report, answer) = nix::unistd::pipe()?;
+        std::io::stdout().flush()?;
+        // SAFETY: this program has one thread here.
+        let child = match unsafe { fork() }? {
+            ForkResult::Parent { child } => child,
+            ForkResult::Child => {
+                drop((end, report));
+                let made = Rm::start(place).map_err(anyhow::Error::from);
+                let made = made.and_then(|rm| before(&rm).map(|()| rm));
+                // SAFETY: as above.
+                let heir = made.is_ok() && unsafe { fork() }.is_ok_and(|fork| fork.is_child());
+                if let (true, Ok(rm)) = (heir, made) {
+                    std::thread::sleep(A_WHILE);
+                    let got = work(&rm).to_le_bytes();
+                    let _ = std::fs::File::from(answer).write_all(&got);
+                    let _ = nix::unistd::read(&stay, &mut [0]);
+                }
+                // SAFETY: ends this process, and nothing of it is to be tidied up.
+                unsafe { libc::_exit(0) }
+            }
+        };
+        drop(answer);
+        waitpid(child, None)?;
+        let mut bytes = [0; 8];
+        let told = std::io::Read::read_exact(&mut std::fs::File::from(report), &mut bytes);
+        got += told.map_or(0, |()| u64::from_le_bytes(bytes));
+        std::thread::sleep(A_WHILE);
+    }
+    drop(end);
+    while waitpid(Pid::from_raw(-1), None).is_ok() {}
+    Ok(got)
+}
+
+/// Memory under clients whose makers are dead, and held nothing when they died.
+pub(super) fn by_death(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+    heirs(place, TIMES, |_| Ok(()), |rm| rm.alloc(HONEST_BYTES).map_or(0, |(_, bytes)| bytes))
+}
+
+/// Memory taken past the monitor, under a client whose maker is dead and has something still; with
+/// `nothing`, hadn't anything.
+pub(super) fn behind_the_dead(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let has_some = arguments.first().is_none_or(|word| word != "nothing");
+    let before = |rm: &Rm| {
+        if has_some {
+            rm.alloc(SMALL_BYTES)?;
+        }
+        Ok(())
+    };
+    heirs(place, 1, before, |rm| {
+        let taken = take(rm).map_or(0, |_| TAKEN_BYTES);
+        std::thread::sleep(2 * A_WHILE);
+        taken
+    })
+}
