@@ -64,7 +64,7 @@ pub enum Then {
 /// # Errors
 ///
 /// Where it can't be run, or not be traced.
-pub fn start(program: &mut Command) -> anyhow::Result<Pid> {
+pub fn start(mut program: Command) -> anyhow::Result<Pid> {
     // SAFETY: between fork and exec the child makes three system calls.
     unsafe {
         program.pre_exec(|| {

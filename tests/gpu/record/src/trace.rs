@@ -79,7 +79,9 @@ struct Recorder<'a> {
 /// Runs the program to its end.
 pub(crate) fn record(order: &Order) -> anyhow::Result<Recorded> {
     let (name, arguments) = order.program.split_first().context("no program")?;
-    let main = follow::start(Program::new(name).args(arguments))?;
+    let mut program = Program::new(name);
+    program.args(arguments);
+    let main = follow::start(program)?;
     let head = Line::Head { driver: order.driver.clone(), program: names(&order.program) };
     let mut recorder = Recorder {
         order,

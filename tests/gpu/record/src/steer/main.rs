@@ -156,7 +156,9 @@ fn steer(arguments: &Arguments) -> anyhow::Result<serde_json::Value> {
 fn start(arguments: &Arguments, output: &PathBuf) -> anyhow::Result<Pid> {
     let (name, words) = arguments.program.split_first().context("no program")?;
     let file = File::create(output).with_context(|| format!("can't write {}", output.display()))?;
-    follow::start(Command::new(name).args(words).stdin(Stdio::null()).stdout(file))
+    let mut program = Command::new(name);
+    program.args(words).stdin(Stdio::null()).stdout(file);
+    follow::start(program)
 }
 
 /// Ends the programs, and says how each did.
