@@ -27,6 +27,11 @@ struct Seen {
 impl Seen {
     /// What `tests/gpu/run` sees with these further words.
     fn of(words: &[&str]) -> Self {
+        Self::with_faults(&[], words)
+    }
+
+    /// The same, of a driver with these faults.
+    fn with_faults(faults: &[&str], words: &[&str]) -> Self {
         let scratch = Scratch::new();
         let sim = Sim::start(SimOptions {
             dir: scratch.directory("sim"),
@@ -34,6 +39,9 @@ impl Seen {
             driver: "535.161.08".parse().expect("a version"),
         });
         let sim = sim.expect("the simulated driver starts: root and /dev/fuse");
+        for fault in faults {
+            sim.fault(fault.parse().expect("a fault"));
+        }
         let out = scratch.directory("out");
         let programs =
             Path::new(env!("CARGO_BIN_EXE_cgpu-runtime")).parent().expect("it lies somewhere");
@@ -69,6 +77,12 @@ impl Seen {
         numbers.iter().copied().map(row).collect()
     }
 
+    /// What was seen there.
+    #[track_caller]
+    fn seen(&self, number: &str) -> &str {
+        self.answers(&[number])[0]["seen"].as_str().expect("text")
+    }
+
     /// That these were answered so.
     #[track_caller]
     fn all_are(&self, numbers: &[&str], answer: &str) {
@@ -79,6 +93,9 @@ impl Seen {
     }
 }
 
+/// How a GPU's time is divided.
+const COMPUTE: [&str; 6] = ["5.1", "5.2", "5.3", "5.4", "5.5", "5.6"];
+
 /// Each path, and all else that memory comes by.
 const MEMORY: [&str; 11] =
     ["1.3.1", "1.3.2", "1.3.3", "1.3.4", "1.3.5", "1.3.6", "1.3.7", "1.3.8", "1.4", "1.5", "1.9"];
@@ -88,11 +105,12 @@ fn the_table_tells_what_the_gate_holds_and_what_it_did_not_ask() {
     let seen = Seen::of(&[]);
     seen.all_are(&MEMORY, "yes");
     seen.all_are(&["1.1", "1.6", "1.7", "1.8", "1.11", "2.1", "3.1", "3.2", "4.2"], "yes");
-    let asked_elsewhere = [
-        "0.1", "1.2", "1.10", "2.2", "2.3", "3.3", "3.4", "3.5", "3.6", "4.1", "4.3", "4.4", "5.1",
-    ];
+    let asked_elsewhere =
+        ["0.1", "1.2", "1.10", "2.2", "2.3", "3.3", "3.4", "3.5", "3.6", "4.1", "4.3", "4.4"];
     seen.all_are(&asked_elsewhere, "not asked");
-    assert_eq!(seen.rows.len(), MEMORY.len() + 9 + asked_elsewhere.len(), "{}", seen.outcome);
+    seen.all_are(&COMPUTE, "not asked");
+    let count = MEMORY.len() + 9 + asked_elsewhere.len() + COMPUTE.len();
+    assert_eq!(seen.rows.len(), count, "{}", seen.outcome);
     let way = seen.head["programs ran in"].as_str().expect("text");
     assert!(way.starts_with("a container by runc"), "{way}");
     assert!(seen.head["driver"].as_str().is_some_and(|driver| driver.contains("simulated")));
@@ -122,4 +140,45 @@ fn where_no_runtime_works_a_bare_process_is_behind_the_same_filter() {
     let way = seen.head["programs ran in"].as_str().expect("text");
     assert!(way.starts_with("a bare process"), "{way}");
     seen.outcome.ok();
+}
+
+/// The first figure before this in a text.
+#[track_caller]
+fn figure_before(text: &str, what: &str) -> f64 {
+    let before = text.split(what).next().expect("a text has a beginning");
+    let word = before.rsplit([' ', '(']).next().expect("so has this");
+    word.parse().unwrap_or_else(|_| panic!("no figure before '{what}' in '{text}'"))
+}
+
+#[test]
+fn a_gpu_that_obeys_is_divided_and_a_program_taken_off_and_brought_back() {
+    let seen = Seen::of(&["--only", "compute"]);
+    seen.all_are(&COMPUTE, "yes");
+    let ratio = |number: &str| figure_before(seen.seen(number), ":1");
+    assert!((ratio("5.1") - 1.0).abs() < 0.1, "{}", seen.seen("5.1"));
+    assert!((ratio("5.2") - 2.0).abs() < 0.2, "{}", seen.seen("5.2"));
+    assert!((ratio("5.3") - 3.0).abs() < 0.3, "{}", seen.seen("5.3"));
+    assert!((figure_before(seen.seen("5.4"), " times what it had") - 2.0).abs() < 0.2);
+    let privileges = seen.seen("5.6");
+    for told in [
+        "RESTART_RUNLIST 0xa06f0111: root 0x0, CAP_SYS_NICE alone 0x0, no capability 0x1b",
+        "SET_TIMESLICE 0xa06c0103: root 0x0, CAP_SYS_NICE alone 0x0, no capability 0x0",
+        "FIFO_DISABLE_CHANNELS 0x2080110b: root 0x0, CAP_SYS_NICE alone 0x0, no capability 0x0",
+    ] {
+        assert!(privileges.contains(told), "{privileges}");
+    }
+    assert!(!privileges.contains("NOT"), "{privileges}");
+    seen.outcome.ok();
+}
+
+#[test]
+fn a_driver_that_says_yes_and_does_nothing_is_told_by_throughput() {
+    let faults = ["control:0xa06f0111 status 0x0", "control:0x2080110b status 0x56"];
+    let seen = Seen::with_faults(&faults, &["--only", "compute"]);
+    seen.all_are(&["5.2", "5.3", "5.4"], "no");
+    seen.all_are(&["5.1", "5.5", "5.6"], "yes");
+    assert!((figure_before(seen.seen("5.2"), ":1") - 1.0).abs() < 0.1, "{}", seen.seen("5.2"));
+    let off = seen.seen("5.4");
+    assert!(off.contains("does NOT stop") && off.contains("FIFO_DISABLE_CHANNELS 0x56"), "{off}");
+    seen.outcome.exits(1);
 }

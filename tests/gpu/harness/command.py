@@ -115,8 +115,8 @@ class Running:
             self.kill()
             try:
                 stdout, stderr = self.child.communicate(timeout=GRACE_S)
-            except subprocess.TimeoutExpired:
-                stdout, stderr = b"", b"it could not be killed"
+            except subprocess.TimeoutExpired as late:
+                stdout, stderr = late.output or b"", (late.stderr or b"") + b"it could not be killed"
         seconds = time.monotonic() - self.begun
         output = (self.early + stdout).decode(errors="replace")
         return Outcome(self.argv, self.child.returncode, output, stderr.decode(errors="replace"), seconds, timed_out)

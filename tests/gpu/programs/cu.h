@@ -19,7 +19,7 @@ typedef unsigned long long CUdeviceptr, CUmemHandle;
 typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream, *CUevent, *CUarray, *CUmemoryPool;
 typedef void *CUgraph, *CUgraphNode, *CUgraphExec;
 
-enum { CU_OUT_OF_MEMORY = 2 };
+enum { CU_OUT_OF_MEMORY = 2, CU_NOT_READY = 600 };
 
 typedef struct {
     int type; /* 1: device */
@@ -97,6 +97,9 @@ _Static_assert(offsetof(CUmemAllocNode, access) == 88 && sizeof(CUmemAllocNode) 
     X(cuMemPoolTrimTo, "cuMemPoolTrimTo", (CUmemoryPool, size_t)) \
     X(cuStreamCreate, "cuStreamCreate", (CUstream *, unsigned)) \
     X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream)) \
+    X(cuEventCreate, "cuEventCreate", (CUevent *, unsigned)) \
+    X(cuEventRecord, "cuEventRecord", (CUevent, CUstream)) \
+    X(cuEventQuery, "cuEventQuery", (CUevent)) \
     X(cuGraphCreate, "cuGraphCreate", (CUgraph *, unsigned)) \
     X(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode", \
       (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUmemAllocNode *)) \

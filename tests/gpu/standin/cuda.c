@@ -4,7 +4,8 @@
  * is no GPU. It shows that they ask and judge rightly; how NVIDIA's own library behaves it can't.
  *
  * Every path of CUDA's ends in one kind of allocation here. What differs is what keeps memory alive:
- * a handle, a duplicate in the place of a mapping, or an exported file. A kernel is a sleep.
+ * a handle, a duplicate in the place of a mapping, or an exported file. A kernel is a sleep, the longer
+ * the smaller the part of the GPU's time is that the simulation gives to its channel group.
  *
  * Layouts are those of driver 535, which the simulation has unless told otherwise.
  */
@@ -20,12 +21,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, UNKNOWN = 999 };
-enum { FB_INFO_ENTRIES = 0x36, KERNEL_US = 500 };
+enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, UNKNOWN = 999 };
+enum { FB_INFO_ENTRIES = 0x36, ENGINE_GRAPHICS = 1 };
+enum { KERNEL_US = 500, WHOLE_PPM = 1000000 };
 
 static int control_file = -1, gpu_file = -1, uvm_file = -1;
 static uint32_t client, device, subdevice, next_handle = 0xc0000001;
-static uint64_t kernels_pending;
+static uint64_t kernels_launched, kernels_ended, free_ns;
+static uint32_t group;
 
 /* A piece of memory, which is its own address for whoever calls us. */
 struct memory {
@@ -150,12 +153,85 @@ int cuCtxSetCurrent(void *context)
     return OK;
 }
 
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Millionths of the GPU's time that are ours; all of it where nobody says, as in a container. */
+static uint64_t share_ppm(void)
+{
+    static int known = 1;
+    const char *dev = getenv("STANDIN_DEV");
+    char path[4096];
+    unsigned its_client, its_group;
+    unsigned long long ppm, ours = WHOLE_PPM;
+    if (!known || !dev)
+        return ours;
+    snprintf(path, sizeof path, "%s/../sim/shares", dev);
+    FILE *file = fopen(path, "re");
+    if (!file) {
+        known = 0;
+        return ours;
+    }
+    while (fscanf(file, "%x %x %llu", &its_client, &its_group, &ppm) == 3)
+        if (its_client == client && its_group == group)
+            ours = ppm;
+    fclose(file);
+    return ours;
+}
+
+/*
+ * Waits for the next kernel of those that were launched: whether one ended. A kernel ends so long after
+ * the one before it as it takes, however late we are told: a sleep that is too long makes no kernel
+ * slower. But time in which nothing was launched, or in which we were off the GPU, is lost.
+ */
+static int run_kernel(void)
+{
+    uint64_t ppm = share_ppm();
+    struct timespec rest = {0, 1000000};
+    if (!ppm) {
+        nanosleep(&rest, NULL);
+        free_ns = now_ns();
+        return 0;
+    }
+    free_ns += KERNEL_US * 1000ull * WHOLE_PPM / ppm;
+    rest.tv_sec = (time_t)(free_ns / 1000000000);
+    rest.tv_nsec = (long)(free_ns % 1000000000);
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &rest, NULL);
+    kernels_ended++;
+    return 1;
+}
+
 int cuCtxSynchronize(void)
 {
-    struct timespec rest = {0, (long)(kernels_pending * KERNEL_US * 1000 % 1000000000)};
-    nanosleep(&rest, NULL);
-    kernels_pending = 0;
+    while (kernels_ended < kernels_launched)
+        run_kernel();
     return OK;
+}
+
+/* An event is the number of the kernel that it comes after. */
+int cuEventCreate(uint64_t **event, unsigned flags)
+{
+    (void)flags;
+    *event = calloc(1, sizeof **event);
+    return *event ? OK : OUT_OF_MEMORY;
+}
+
+int cuEventRecord(uint64_t *event, void *stream)
+{
+    (void)stream;
+    *event = kernels_launched;
+    return OK;
+}
+
+int cuEventQuery(const uint64_t *event)
+{
+    if (kernels_ended < *event)
+        run_kernel();
+    return kernels_ended < *event ? NOT_READY : OK;
 }
 
 static int take(uint64_t bytes, struct memory **made)
@@ -385,7 +461,7 @@ int cuMemExportToShareableHandle(int *descriptor, unsigned long long handle, int
 int cuStreamCreate(void **stream, unsigned flags)
 {
     (void)flags;
-    *stream = &kernels_pending;
+    *stream = &kernels_launched;
     return OK;
 }
 
@@ -489,9 +565,18 @@ int cuDeviceGraphMemTrim(int gpu)
     return OK;
 }
 
+/* Who loads a module computes, and has a channel group with a channel for it. */
 int cuModuleLoadData(void **module, const void *image)
 {
+    uint32_t group_params[5] = {0, 0, 0, ENGINE_GRAPHICS};
     (void)image;
+    if (!group) {
+        uint32_t channel = next_handle + 1;
+        group = next_handle;
+        next_handle += 2;
+        if (make(device, group, 0xa06c, group_params) || make(group, channel, 0xc56f, NULL))
+            return UNKNOWN;
+    }
     *module = &client;
     return OK;
 }
@@ -508,6 +593,8 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
 {
     (void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz;
     (void)shared, (void)stream, (void)params, (void)extra;
-    kernels_pending++;
+    uint64_t now = now_ns();
+    if (kernels_launched++ == kernels_ended && free_ns < now)
+        free_ns = now;
     return OK;
 }

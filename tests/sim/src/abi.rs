@@ -53,6 +53,7 @@ pub const NV_ERR_INSUFFICIENT_RESOURCES: u32 = 0x1a;
 pub const NV_ERR_INSUFFICIENT_PERMISSIONS: u32 = 0x1b;
 pub const NV_ERR_INVALID_ADDRESS: u32 = 0x1e;
 pub const NV_ERR_INVALID_ARGUMENT: u32 = 0x1f;
+pub const NV_ERR_INVALID_CHANNEL: u32 = 0x21;
 pub const NV_ERR_INVALID_CLASS: u32 = 0x22;
 pub const NV_ERR_INVALID_CLIENT: u32 = 0x23;
 pub const NV_ERR_INVALID_DEVICE: u32 = 0x26;
@@ -94,6 +95,7 @@ pub const NV20_SUBDEVICE_0: u32 = 0x2080;
 pub const NV50_MEMORY_VIRTUAL: u32 = 0x50a0;
 pub const FERMI_VASPACE_A: u32 = 0x90f1;
 pub const KEPLER_CHANNEL_GROUP_A: u32 = 0xa06c;
+pub const KEPLER_CHANNEL_GPFIFO_A: u32 = 0xa06f;
 pub const AMPERE_CHANNEL_GPFIFO_A: u32 = 0xc56f;
 pub const AMPERE_COMPUTE_A: u32 = 0xc6c0;
 
@@ -107,7 +109,7 @@ pub const OTHER_LOW_CLASSES: &[u32] = &[
 pub const CHANNEL_CLASSES: &[u32] =
     &[0x906f, 0xa06f, 0xa16f, 0xb06f, 0xc06f, 0xc36f, 0xc46f, 0xc56f, 0xc86f, 0xc96f, 0xca6f];
 
-// Controls: ctrl/ctrl0000, ctrl/ctrl2080, ctrla06c.h.
+// Controls: ctrl/ctrl0000, ctrl/ctrl2080, ctrla06c.h, ctrla06fgpfifo.h.
 pub const NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE: u32 = 0xd01;
 pub const NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE_VIDMEM: u32 = 2;
 pub const NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO: u32 = 0xd02;
@@ -135,6 +137,10 @@ pub const NV0080_CTRL_CMD_GPU_GET_CLASSLIST: u32 = 0x80_0201;
 /// One of those that are handed to the firmware; no header names any.
 pub const FIRMWARE_CTRL_CMD: u32 = 0x2080_a001;
 pub const NVA06C_CTRL_CMD_SET_TIMESLICE: u32 = 0xa06c_0103;
+pub const NVA06C_CTRL_CMD_GET_TIMESLICE: u32 = 0xa06c_0104;
+pub const NVA06F_CTRL_CMD_RESTART_RUNLIST: u32 = 0xa06f_0111;
+pub const NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS: u32 = 0x2080_110b;
+pub const NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES: u32 = 64;
 pub const NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT: usize = 950;
 pub const NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT: u32 = 200;
 

@@ -21,6 +21,10 @@ use nix::unistd::Pid;
 /// ourselves alone.
 pub(crate) const WHO_IS: u32 = 0x8008_eeee;
 
+// linux/capability.h.
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_SYS_NICE: u32 = 23;
+
 /// How long a caller may take to block after it sent its request.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -62,8 +66,18 @@ impl Caller {
 
     /// Whether it has CAP_SYS_ADMIN: `os_is_administrator` (os-interface.c).
     pub(crate) fn is_administrator(self) -> bool {
+        self.has_capability(CAP_SYS_ADMIN)
+    }
+
+    /// Whether it has CAP_SYS_NICE or CAP_SYS_ADMIN: RS_ACCESS_NICE, which is asked at each
+    /// call (`g_rsAccessMetadata`, rs_access_rights.c; `os_check_access`, os-interface.c).
+    pub(crate) fn is_nice(self) -> bool {
+        self.has_capability(CAP_SYS_NICE) || self.is_administrator()
+    }
+
+    fn has_capability(self, capability: u32) -> bool {
         let effective = self.status("CapEff").and_then(|text| u64::from_str_radix(&text, 16).ok());
-        effective.is_some_and(|capabilities| capabilities & (1 << 21) != 0)
+        effective.is_some_and(|capabilities| capabilities >> capability & 1 != 0)
     }
 
     /// Its process's numbers, seen from the outermost namespace that `/proc` shows.

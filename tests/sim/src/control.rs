@@ -2,7 +2,7 @@
 //!
 //! As `_rmapiRmControl` (control.c): the size must be the command's own; a command that
 //! the object's class doesn't have is NV_ERR_NOT_SUPPORTED. Known are those that tell of
-//! GPUs, memory and processes, that export memory, and a group's time slice.
+//! GPUs, memory and processes, that export memory, and that schedule channels.
 
 use crate::abi::*;
 use crate::bytes::Fields;
@@ -40,7 +40,9 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         NV2080_CTRL_CMD_GPU_GET_PID_INFO => {
             8 + 72 * NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT as usize
         }
-        NVA06C_CTRL_CMD_SET_TIMESLICE => 8,
+        NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => 536,
+        NVA06C_CTRL_CMD_SET_TIMESLICE | NVA06C_CTRL_CMD_GET_TIMESLICE => 8,
+        NVA06F_CTRL_CMD_RESTART_RUNLIST => 2,
         _ => return None,
     })
 }
@@ -75,7 +77,10 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
     if (stated == 0) != (address == 0) || known.is_some_and(|known| known != stated) {
         return Err(NV_ERR_INVALID_ARGUMENT);
     }
-    let size = known.filter(|_| command >> 16 == class).ok_or(NV_ERR_NOT_SUPPORTED)?;
+    // A channel of any generation has the controls of the first.
+    let of = command >> 16;
+    let has = of == class || of == KEPLER_CHANNEL_GPFIFO_A && CHANNEL_CLASSES.contains(&class);
+    let size = known.filter(|_| has).ok_or(NV_ERR_NOT_SUPPORTED)?;
     let mut params = call.copy_in(address, size)?;
     match (command, gpu) {
         (NV2080_CTRL_CMD_FB_GET_INFO, Some(gpu)) => {
@@ -129,14 +134,42 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
         (NV2080_CTRL_CMD_GPU_GET_PIDS, Some(gpu)) => processes(call, gpu, &mut params)?,
         (NV2080_CTRL_CMD_GPU_GET_PID_INFO, Some(gpu)) => process_info(call, gpu, &mut params)?,
         (NVA06C_CTRL_CMD_SET_TIMESLICE, _) => {
-            let mut driver = call.sim.driver();
-            let entry =
-                driver.clients.get_mut(&client).and_then(|entry| entry.objects.get_mut(&object));
-            entry.ok_or(NV_ERR_OBJECT_NOT_FOUND)?.timeslice_us = params.u64_at(0);
+            call.sim.driver().turn(client, object)?.ask(params.u64_at(0))?;
         }
+        (NVA06C_CTRL_CMD_GET_TIMESLICE, _) => {
+            let timeslice_us = call.sim.driver().turn(client, object)?.timeslice_us;
+            params.set_u64(0, timeslice_us);
+        }
+        (NVA06F_CTRL_CMD_RESTART_RUNLIST, Some(gpu)) => {
+            if !call.caller.is_nice() {
+                return Err(NV_ERR_INSUFFICIENT_PERMISSIONS);
+            }
+            call.sim.driver().restart_runlist(gpu);
+        }
+        (NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, _) => disable_channels(call, &params)?,
         _ => about_gpus(call, command, gpu, &mut params)?,
     }
     call.caller.write(address, &params).ok_or(NV_ERR_INVALID_ADDRESS)
+}
+
+/// `subdeviceCtrlCmdFifoDisableChannels_IMPL` (kernel_fifo_ctrl.c) and what its header says: all
+/// or none of the listed channels, and none keeps running.
+fn disable_channels(call: &Call<'_>, params: &[u8]) -> Result<(), Status> {
+    const EVENT: usize = 16;
+    const CLIENTS: usize = 24;
+    const CHANNELS: usize = 280;
+    if params.u64_at(EVENT) != 0 {
+        return Err(NV_ERR_INSUFFICIENT_PERMISSIONS);
+    }
+    let count = params.u32_at(4);
+    if count > NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES {
+        return Err(NV_ERR_INVALID_ARGUMENT);
+    }
+    let listed: Vec<(u32, u32)> = (0..count as usize)
+        .map(|at| (params.u32_at(CLIENTS + 4 * at), params.u32_at(CHANNELS + 4 * at)))
+        .collect();
+    let disabled = params.first().is_some_and(|byte| *byte != 0);
+    call.sim.driver().set_disabled(&listed, disabled)
 }
 
 /// What identifies GPUs.

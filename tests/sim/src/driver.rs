@@ -13,6 +13,7 @@ use crate::object::{
     Allocation, Asker, Client, File, Made, Memory, Object, Status, Uvm, Wanted, is_known_low,
     is_memory, number_in,
 };
+use crate::runlist::Turn;
 use crate::spec::Gpu;
 
 /// Bytes of the page that a managed range is committed by.
@@ -230,7 +231,7 @@ impl Driver {
             memory,
             owns: asked.class != NV_MEMORY_FABRIC,
             shared: false,
-            timeslice_us: 0,
+            turn: Turn::of(asked.class),
         };
         let bytes = memory.and_then(|id| self.memories.get(&id)).map_or(0, |memory| memory.bytes);
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
@@ -389,7 +390,7 @@ impl Driver {
             memory: Some(memory),
             owns: false,
             shared: false,
-            timeslice_us: 0,
+            turn: Turn::of(asked.class),
         };
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
         Ok(handle)

@@ -7,7 +7,8 @@
 //! it checks. Must run as root. What it simplifies is said where it does.
 //!
 //! Under the directory: `dev/` and `proc/driver/nvidia/` as the driver's, `inventory.json`
-//! for cgpu, `sim/state` to look and `sim/faults` to disturb.
+//! for cgpu, `sim/state` to look, `sim/faults` to disturb, and `sim/shares` for programs that
+//! stand in for ones that compute.
 
 pub mod abi;
 pub mod bytes;
@@ -19,6 +20,7 @@ mod fault;
 mod heap;
 mod object;
 mod program;
+mod runlist;
 mod shared;
 mod spec;
 mod state;

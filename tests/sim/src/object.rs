@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::abi::*;
 use crate::caller::{Caller, Numbers};
+use crate::runlist::Turn;
 
 /// `NV_ERR_*`.
 pub(crate) type Status = u32;
@@ -65,8 +66,8 @@ pub(crate) struct Object {
     pub(crate) owns: bool,
     /// Whether `NV_ESC_RM_SHARE` lets any client duplicate it.
     pub(crate) shared: bool,
-    /// Microseconds of a channel group's time slice.
-    pub(crate) timeslice_us: u64,
+    /// What the scheduler knows of a channel group or a channel.
+    pub(crate) turn: Turn,
 }
 
 /// Video memory.

@@ -78,7 +78,7 @@ pub struct ObjectState {
     pub class: u32,
     /// Bytes of its memory.
     pub bytes: u64,
-    /// A channel group's time slice, where it was set.
+    /// A channel group's time slice, as it was asked for last.
     pub timeslice_us: u64,
 }
 
@@ -157,7 +157,7 @@ impl State {
                     parent: object.parent,
                     class: object.class,
                     bytes: object.memory.as_ref().map_or(0, bytes_of),
-                    timeslice_us: object.timeslice_us,
+                    timeslice_us: object.turn.timeslice_us,
                 })
                 .collect(),
         });

@@ -58,6 +58,7 @@ enum Content {
     Device(Device),
     Text(String),
     State,
+    Shares,
     Faults,
 }
 
@@ -147,6 +148,7 @@ impl Tree {
         tree.add(1, "inventory.json", text(inventory_text(&gpus)));
         let control = tree.add(1, "sim", directory());
         tree.add(control, "state", Content::State);
+        tree.add(control, "shares", Content::Shares);
         tree.add(control, "faults", Content::Faults);
         tree
     }
@@ -186,7 +188,7 @@ impl Tree {
             perm: match content {
                 Content::Directory => 0o755,
                 Content::Device(_) => 0o666,
-                Content::Text(_) | Content::State => 0o444,
+                Content::Text(_) | Content::State | Content::Shares => 0o444,
                 Content::Faults => 0o644,
             },
             nlink: if matches!(content, Content::Directory) { 2 } else { 1 },
@@ -359,6 +361,7 @@ impl Filesystem for Tree {
                 let state = State::of(&self.sim);
                 serde_json::to_string_pretty(&state).unwrap_or_default() + "\n"
             }
+            Ok(Content::Shares) => self.sim.driver().shares_text(),
             Ok(Content::Faults) => {
                 self.sim.faults().into_iter().map(|fault| fault + "\n").collect::<String>()
             }

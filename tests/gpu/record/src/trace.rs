@@ -1,13 +1,8 @@
-//! A program under ptrace: every ioctl and mmap of the driver's files, before and after.
-//!
-//! ptrace, because it sees what any program asks, static ones included, and sees both ends of a call. It
-//! makes calls slow, which changes none.
-#![allow(unsafe_code, reason = "a child is made, and unions of the kernel's are read")]
+//! A program that is followed: every ioctl and mmap of the driver's files, before and after.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
-use std::io::{IoSliceMut, Read};
-use std::os::unix::process::CommandExt;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 
@@ -15,12 +10,8 @@ use anyhow::Context;
 use cgpu::rm::control::{Known, Pieces, known};
 use cgpu::rm::{self, Call, Command, Key, Release, uvm};
 use cgpu_record::corpus::{self, Bytes, Copies, Line, Map, Writer};
+use cgpu_record::follow::{self, Task, Then, Watch, read};
 use cgpu_record::scrub::Scrubber;
-use nix::errno::Errno;
-use nix::sys::ptrace::{self, Options};
-use nix::sys::signal::Signal;
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 /// Most bytes of what a call points at.
@@ -77,7 +68,6 @@ struct Recorder<'a> {
     order: &'a Order,
     writer: Writer,
     scrubber: Scrubber,
-    begun: HashMap<Pid, Begun>,
     /// Processes in the order in which they were seen.
     processes: BTreeMap<i32, u32>,
     alike: HashMap<Vec<u8>, u32>,
@@ -91,34 +81,22 @@ pub(crate) fn record(order: &Order) -> anyhow::Result<Recorded> {
     let (name, arguments) = order.program.split_first().context("no program")?;
     let mut program = Program::new(name);
     program.args(arguments);
-    // SAFETY: between fork and exec the child makes one system call.
-    unsafe { program.pre_exec(|| ptrace::traceme().map_err(Into::into)) };
-    let child = program.spawn().with_context(|| format!("can't run {name}"))?;
-    let main = Pid::from_raw(i32::try_from(child.id())?);
-    waitpid(main, None).context("it didn't stop at its exec")?;
-    let options = Options::PTRACE_O_TRACESYSGOOD
-        | Options::PTRACE_O_TRACECLONE
-        | Options::PTRACE_O_TRACEFORK
-        | Options::PTRACE_O_TRACEVFORK
-        | Options::PTRACE_O_TRACEEXEC
-        | Options::PTRACE_O_EXITKILL;
-    ptrace::setoptions(main, options)?;
-    ptrace::syscall(main, None)?;
+    let main = follow::start(program)?;
     let head = Line::Head { driver: order.driver.clone(), program: names(&order.program) };
     let mut recorder = Recorder {
         order,
         writer: Writer::create(&order.output, &head)?,
         scrubber: Scrubber::hiding(&order.hide),
-        begun: HashMap::new(),
         processes: BTreeMap::new(),
         alike: HashMap::new(),
         seen: 0,
         repeated: 0,
         cut_off: 0,
     };
-    let exit = recorder.follow(main)?;
+    let ended = follow::follow(&[main], &mut recorder)?;
     let Recorder { writer, seen, repeated, cut_off, .. } = recorder;
     let bytes = writer.finish(&Line::Tail { seen, repeated, cut_off })?;
+    let exit = ended.get(&main).copied().unwrap_or(1);
     Ok(Recorded { seen, repeated, cut_off, bytes, exit })
 }
 
@@ -129,68 +107,27 @@ fn names(words: &[String]) -> Vec<String> {
     words.iter().map(|word| name(word).unwrap_or_else(|| word.clone())).collect()
 }
 
+impl Watch for Recorder<'_> {
+    type Begun = Begun;
+
+    fn begins(&mut self, task: Task, number: i64, arguments: &[u64; 6]) -> Option<Begun> {
+        match number {
+            libc::SYS_ioctl => self.ioctl(task.id, arguments),
+            libc::SYS_mmap => self.map(task.id, arguments),
+            _ => None,
+        }
+    }
+
+    fn ended(&mut self, task: Task, begun: Begun, result: i64) -> anyhow::Result<Then> {
+        self.write_down(task, begun, result)?;
+        Ok(Then::Follow)
+    }
+}
+
 impl Recorder<'_> {
-    /// Until the last process has ended; how the first did.
-    fn follow(&mut self, main: Pid) -> anyhow::Result<i32> {
-        let mut exit = 1;
-        loop {
-            match waitpid(None, Some(WaitPidFlag::__WALL)) {
-                Err(Errno::ECHILD) => return Ok(exit),
-                Err(errno) => return Err(errno).context("waitpid"),
-                Ok(WaitStatus::Exited(pid, status)) if pid == main => exit = status,
-                Ok(WaitStatus::Signaled(pid, signal, _)) if pid == main => {
-                    exit = 128 + signal as i32
-                }
-                Ok(WaitStatus::PtraceSyscall(pid)) => {
-                    self.stopped(pid)?;
-                    go_on(pid, None);
-                }
-                Ok(WaitStatus::PtraceEvent(pid, ..)) => go_on(pid, None),
-                // The first stop of a new task, and what a terminal does to all.
-                Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP | Signal::SIGTRAP)) => go_on(pid, None),
-                Ok(WaitStatus::Stopped(pid, signal)) => go_on(pid, Some(signal)),
-                Ok(_) => {}
-            }
-        }
-    }
-
-    /// At one end of a system call.
-    fn stopped(&mut self, pid: Pid) -> anyhow::Result<()> {
-        // Killed in between.
-        let Ok(info) = ptrace::syscall_info(pid) else { return Ok(()) };
-        match info.op {
-            libc::PTRACE_SYSCALL_INFO_ENTRY => {
-                // SAFETY: the kernel says that this is the member that it filled.
-                let entry = unsafe { info.u.entry };
-                let number = i64::try_from(entry.nr).unwrap_or(-1);
-                let begun = match number {
-                    libc::SYS_ioctl => self.ioctl(pid, &entry.args),
-                    libc::SYS_mmap => self.map(pid, &entry.args),
-                    _ => None,
-                };
-                match begun {
-                    Some(begun) => self.begun.insert(pid, begun),
-                    None => self.begun.remove(&pid),
-                };
-            }
-            libc::PTRACE_SYSCALL_INFO_EXIT => {
-                if let Some(begun) = self.begun.remove(&pid) {
-                    // SAFETY: as above.
-                    let result = unsafe { info.u.exit }.sval;
-                    self.ended(pid, begun, result)?;
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
     /// Which of the driver's files a descriptor is.
     fn node(&self, pid: Pid, descriptor: u64) -> Option<String> {
-        let descriptor = descriptor & 0xffff_ffff;
-        let path = fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).ok()?;
-        let name = path.strip_prefix(&self.order.dev).ok()?.to_str()?;
-        name.starts_with("nvidia").then(|| name.to_owned())
+        follow::node(&self.order.dev, pid, descriptor)
     }
 
     fn ioctl(&self, pid: Pid, arguments: &[u64; 6]) -> Option<Begun> {
@@ -252,13 +189,14 @@ impl Recorder<'_> {
         Some(Begun::Map { node, length, protection, flags, offset })
     }
 
-    fn ended(&mut self, pid: Pid, begun: Begun, result: i64) -> anyhow::Result<()> {
+    fn write_down(&mut self, task: Task, begun: Begun, result: i64) -> anyhow::Result<()> {
+        let pid = task.id;
         let maps = mappings(pid);
         let is_address = |value: u64| {
             let at = maps.partition_point(|(_, end)| *end <= value);
             maps.get(at).is_some_and(|(begin, _)| *begin <= value)
         };
-        let process = self.process(pid);
+        let process = self.process(task.process);
         let line = match begun {
             Begun::Ioctl { node, request, bytes, wrapped, params, pieces } => {
                 let mut copies = |place: Place| {
@@ -300,11 +238,9 @@ impl Recorder<'_> {
         self.write(&line)
     }
 
-    fn process(&mut self, pid: Pid) -> u32 {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let group = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+    fn process(&mut self, process: Pid) -> u32 {
         let next = u32::try_from(self.processes.len()).unwrap_or(u32::MAX);
-        *self.processes.entry(group.unwrap_or(pid.as_raw())).or_insert(next)
+        *self.processes.entry(process.as_raw()).or_insert(next)
     }
 
     fn write(&mut self, line: &Line) -> anyhow::Result<()> {
@@ -331,11 +267,6 @@ impl Recorder<'_> {
     }
 }
 
-/// Lets a task go on; one that was killed needs nothing.
-fn go_on(pid: Pid, signal: Option<Signal>) {
-    let _ = ptrace::syscall(pid, signal);
-}
-
 /// Parameters that a call points at, and their size.
 fn pointed_at(release: &Release, call: &Call) -> Option<(u64, usize)> {
     let (address, size) = match *call {
@@ -348,16 +279,6 @@ fn pointed_at(release: &Release, call: &Call) -> Option<(u64, usize)> {
         _ => return None,
     };
     (address != 0 && size != 0 && size <= MAX_PARAMS_BYTES).then_some((address, size))
-}
-
-fn read(pid: Pid, address: u64, size: usize) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; size];
-    if size == 0 {
-        return Some(bytes);
-    }
-    let remote = [RemoteIoVec { base: usize::try_from(address).ok()?, len: size }];
-    let got = process_vm_readv(pid, &mut [IoSliceMut::new(&mut bytes)], &remote).ok()?;
-    (got == size).then_some(bytes)
 }
 
 /// Where the process has something, in order.
