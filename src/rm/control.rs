@@ -55,6 +55,8 @@ pub enum Known {
     Processes,
     /// It puts memory into a file, or takes it out: [`export`](super::export).
     Exports(export::Does),
+    /// It isn't made, and the caller told that it was, for this reason.
+    Pretended(&'static str),
     /// It isn't made, for this reason.
     Refused(&'static str),
 }
@@ -64,6 +66,9 @@ pub enum Known {
 pub fn known(command: u32) -> Option<Known> {
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == command) {
         return Some(Known::Refused(why));
+    }
+    if let Some((_, why)) = PRETENDED.iter().find(|(pretended, _)| *pretended == command) {
+        return Some(Known::Pretended(why));
     }
     match command {
         NV2080_CTRL_CMD_FB_GET_INFO | NV2080_CTRL_CMD_FB_GET_INFO_V2 => return Some(Known::Memory),
@@ -77,7 +82,8 @@ pub fn known(command: u32) -> Option<Known> {
     if NESTED.iter().any(|nested| nested.command == command) {
         return Some(Known::Nested);
     }
-    if command == UNPUBLISHED || command & RM_GSS_LEGACY_MASK != 0 {
+    if command == UNPUBLISHED || command & RM_GSS_LEGACY_MASK != 0 || command >> 16 == NV2081_BINAPI
+    {
         return Some(Known::Opaque);
     }
     None
@@ -105,8 +111,19 @@ fn is_null(command: u32) -> bool {
     command & 0xffff == 0
 }
 
+/// The class whose commands all go to the firmware as they are (`binapiControl`, binary_api.c).
+const NV2081_BINAPI: u32 = 0x2081;
+
 /// What CUDA asks a device, of one byte; no header has it.
 const UNPUBLISHED: u32 = 0x80_028b;
+
+const OF_PEERS: &str = "another driver that takes the memory (GPUDirect RDMA) would keep it past \
+                        its charge; it finds none registered, as on a GPU that can't do it";
+
+/// Controls that are answered as made, and why: CUDA makes them for memory of its own where the GPU
+/// could have peers, whether anybody wants that or not.
+pub static PRETENDED: &[(u32, &str)] =
+    &[(NV503C_CTRL_CMD_REGISTER_VIDMEM, OF_PEERS), (NV503C_CTRL_CMD_UNREGISTER_VIDMEM, OF_PEERS)];
 
 /// Controls that are refused though their parameters could be handled, and why. That the
 /// others aren't known needs no reason.
@@ -116,13 +133,14 @@ pub static REFUSED: &[(u32, &str)] = &[
     (NV0000_CTRL_CMD_OS_UNIX_CREATE_EXPORT_OBJECT_FD, "a descriptor of the caller's"),
     (NV0000_CTRL_CMD_CLIENT_SUBSCRIBE_TO_IMEX_CHANNEL, "a descriptor of the caller's"),
     (NV_SEMAPHORE_SURFACE_CTRL_CMD_REF_MEMORY, "makes handles of memory that are entered nowhere"),
+    (NV_SEMAPHORE_SURFACE_CTRL_CMD_REGISTER_WAITER, "a descriptor of the caller's"),
+    (NV_SEMAPHORE_SURFACE_CTRL_CMD_UNREGISTER_WAITER, "a descriptor of the caller's"),
     (NV00E0_CTRL_CMD_EXPORT_MEM, "memory would outlive its charge on another node"),
     (NV00E0_CTRL_CMD_IMPORT_MEM, "as its export"),
     (NV00F8_CTRL_CMD_ATTACH_MEM, "memory would outlive its charge in the fabric"),
     (NV00FD_CTRL_CMD_ATTACH_MEM, "memory would outlive its charge in a multicast group"),
     (NV00FD_CTRL_CMD_ATTACH_GPU, "a descriptor of the caller's"),
     (NV00FE_CTRL_CMD_SUBMIT_OPERATIONS, "memory would outlive its charge in a mapper"),
-    (NV503C_CTRL_CMD_REGISTER_VIDMEM, "memory would outlive its charge in another driver"),
     (NV5080_CTRL_CMD_DEFERRED_API, "makes another control later, which nobody looks at"),
     (NV5080_CTRL_CMD_DEFERRED_API_V2, "makes another control later, which nobody looks at"),
     (NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES, "tells of others' processes"),
@@ -408,6 +426,9 @@ mod tests {
             assert!(nested.arrays.len() <= MAX_PIECES);
             assert!(nested.arrays.iter().all(|array| array.offset + 8 <= nested.size));
         }
+        for (command, why) in PRETENDED {
+            assert_eq!(known(*command), Some(Known::Pretended(why)));
+        }
         for (at, (command, why)) in REFUSED.iter().enumerate() {
             assert_eq!(known(*command), Some(Known::Refused(why)));
             assert!(REFUSED[..at].iter().all(|(other, _)| other != command), "{command:#x}");
@@ -425,6 +446,7 @@ mod tests {
             (NV2080_CTRL_CMD_GPU_GET_PIDS, Some(Known::Processes)),
             (0x2080_a001, Some(Known::Opaque)),
             (UNPUBLISHED, Some(Known::Opaque)),
+            (0x2081_0108, Some(Known::Opaque)),
             // NV2080_CTRL_CMD_BIOS_GET_NBSI, whose array nobody needs.
             (0x2080_0803, None),
             (0xdead_0001, None),

@@ -73,7 +73,7 @@ const FIGURES: [&str; 5] =
 
 /// A control that is executed, and one that is refused; of no client.
 const EXECUTED: u64 = 0x2080_0110;
-const REFUSED: u64 = 0x503c_0104;
+const REFUSED: u64 = 0xe0_0101;
 
 /// Memory of the host, for `NV_ESC_RM_ALLOC_MEMORY`: that continues.
 const HOST_MEMORY: u64 = 0x3e << 32;

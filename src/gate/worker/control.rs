@@ -30,6 +30,9 @@ impl Case<'_> {
         };
         let known = check(&self.shared.release, control, flags);
         let known = known.map_err(|refusal| self.refused(&refusal, Some(layout)))?;
+        if let Known::Pretended(_) = known {
+            return Err(self.pretended(layout));
+        }
         if known == Known::Memory {
             let params = (params, params_size);
             return self.show_memory(command, layout, (client, object), control, params);

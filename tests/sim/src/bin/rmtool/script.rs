@@ -266,6 +266,7 @@ impl Actor<'_> {
                     ("bus", rm.information(NV2080_CTRL_CMD_BUS_GET_INFO, &[7]).map(debug)),
                     ("uuid", rm.uuid().map(debug)),
                     ("firmware", rm.firmware(0xf0f0).map(debug)),
+                    ("peers", rm.control(0, 0x503c_0104, &mut [0; 32]).map(debug)),
                 ];
                 said.into_iter().for_each(|(what, done)| self.say(what, done));
             }
