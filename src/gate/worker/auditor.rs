@@ -250,7 +250,8 @@ impl Shared {
     fn judge(&self, gpu: usize, held: &[Held], (generation, underway): (u64, usize)) {
         let mut books = self.book();
         let Some(expected) = books.ledger.expected(gpu) else { return };
-        let still = generation == books.generation && underway == 0;
+        // The driver may show what a call names anew, or not yet.
+        let still = generation == books.generation && (underway == 0 || !books.ledger.is_naming());
         let underway = if still { Underway::Nothing } else { Underway::Calls };
         let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
         let figures: Vec<Figure> = held.iter().map(figure).collect();
@@ -460,7 +461,9 @@ fn close_orphans(books: &mut Books, gpu: usize, held: &[Held], expected: &Expect
     let has = held.iter().fold(0_u64, |sum, held| {
         sum.saturating_add(held.made_bytes).saturating_add(held.duplicated_bytes)
     });
-    if theirs > 0 && has.saturating_add(theirs) <= expected.peak_bytes {
+    // What is set aside for calls that hang isn't theirs.
+    let most = expected.peak_bytes.saturating_sub(expected.pending_bytes);
+    if theirs > 0 && has.saturating_add(theirs) <= most {
         for client in orphans.into_iter().filter(|client| of(client) > 0) {
             books.enter(Entry::Free { client, handle: Handle(client.0) });
         }
