@@ -21,8 +21,9 @@ pub struct Figure {
 pub enum Finding {
     /// As expected, or not to be told apart from that.
     Fine,
-    /// The driver has less or other than the ledger, and nothing was underway: what of the ledger's
-    /// is there no more is to be looked for, and what wasn't asked for counts no more than this.
+    /// The driver has less or other than the ledger, and nothing changed meanwhile: what of the
+    /// ledger's is there no more is to be looked for, and what wasn't asked for counts no more than
+    /// this.
     Learn {
         /// What the driver has, in bytes.
         driver_bytes: u64,
@@ -47,9 +48,10 @@ pub enum Finding {
 /// Whether the ledger stood still while the driver was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Underway {
-    /// It did, and no call was underway.
+    /// It did: no call began or ended. What those get that hang in the driver is set aside, and
+    /// they name nothing anew.
     Nothing,
-    /// Calls were.
+    /// Calls were underway.
     Calls,
 }
 
@@ -58,7 +60,7 @@ pub enum Underway {
 /// The ledger reserves before the driver is asked and frees after it was: so whatever was
 /// underway, the driver has no more than [`Expected::peak_bytes`] of the time around the
 /// question, and more has gone round us. Less can be a call underway, and says something
-/// only where there was none. What was made counts once, duplicates don't; memory whose
+/// only where there was none, or those that hang are known for what they may get. What was made counts once, duplicates don't; memory whose
 /// maker's handle is gone is shown as duplicated by several or, once one is left, as
 /// made: so the sum of both is the most there can be.
 ///
@@ -87,7 +89,7 @@ pub fn judge(figures: &[Figure], expected: &Expected, underway: Underway) -> Fin
         return Finding::Fine;
     }
     let driver_bytes = most.saturating_add(hidden);
-    if driver_bytes < expected.usage.used_bytes {
+    if driver_bytes.saturating_add(expected.pending_bytes) < expected.usage.used_bytes {
         return Finding::Learn { driver_bytes };
     }
     Finding::Fine
@@ -143,6 +145,15 @@ mod tests {
         assert_eq!(judge(&figures, &expected, Underway::Calls), Finding::Fine);
         let learnt = Finding::Learn { driver_bytes: 50 };
         assert_eq!(judge(&figures, &expected, Underway::Nothing), learnt);
+    }
+
+    #[test]
+    fn what_hangs_may_yet_be_given_and_is_no_less() {
+        let figures = [figure(1, 40, 90)];
+        let expected = |pending_bytes| Expected { pending_bytes, ..expected(90, 10, 100) };
+        let learnt = Finding::Learn { driver_bytes: 50 };
+        assert_eq!(judge(&figures, &expected(49), Underway::Nothing), learnt);
+        assert_eq!(judge(&figures, &expected(50), Underway::Nothing), Finding::Fine);
     }
 
     #[test]

@@ -364,6 +364,12 @@ impl Ledger {
         charge.is_some_and(|charge| charge.names == 0)
     }
 
+    /// Whether a call on its way through the driver names memory anew.
+    #[must_use]
+    pub fn is_naming(&self) -> bool {
+        self.holds.range(Hold::Underway(0)..=Hold::Underway(u64::MAX)).next().is_some()
+    }
+
     /// An address space is gone, with all that was mapped into it.
     pub fn release_space(&mut self, space: u64) {
         let first = Hold::Mapping { space, base: 0 };

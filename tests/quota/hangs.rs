@@ -1,11 +1,14 @@
 //! Drivers that never answer: how far that reaches.
 
-use std::time::Duration;
+use std::process::Child;
+use std::time::{Duration, Instant};
 
+use cgpu::process::ProcessId;
 use cgpu_sim::{Action, CallFault, Fault, Kind};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
-use crate::gated::{Gated, got_bytes};
+use crate::gated::{Gated, MIB, got_bytes};
 use crate::support::{Bundle, wait_until};
 
 /// Calls that a monitor can have in the driver at once (`gate::journal::SLOTS`).
@@ -14,7 +17,7 @@ const MOST: u32 = 32;
 /// Has so many processes of the container and `more` ask for a MiB each. The driver answers
 /// so many never; anybody's next call it does.
 #[track_caller]
-fn hang(gated: &Gated, bundle: &Bundle, count: u32, more: u32) -> std::process::Child {
+fn hang(gated: &Gated, bundle: &Bundle, count: u32, more: u32) -> Child {
     gated.sim.fault(Fault::Call(CallFault {
         kind: Some(Kind::Alloc),
         what: Some(0x40),
@@ -92,4 +95,167 @@ fn a_container_with_32_calls_that_hang_can_be_killed_and_removed() {
         runtime.delete(bundle).ok();
     }
     gated.soon_is_empty();
+}
+
+/// Longer than it takes to see that a worker is over, and to start another.
+const SOON: Duration = Duration::from_secs(5);
+
+/// How a container comes to another worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Upgrade,
+    Kill,
+}
+
+/// Puts another worker in the place of the container's; the one before, which the driver keeps
+/// from ending, unless it has nothing of it.
+#[track_caller]
+fn change(gated: &Gated, how: Change) -> ProcessId {
+    let (keeper, worker) = gated.monitor("app_________");
+    let before = ProcessId::of(worker.as_raw()).expect("it serves");
+    let begun = Instant::now();
+    match how {
+        Change::Upgrade => drop(gated.host.cgpu(&["upgrade-monitors"]).ok()),
+        Change::Kill => kill(worker, Signal::SIGKILL).expect("it serves"),
+    }
+    let serves = || gated.host.container("app")["gpus"][0]["memory_used_bytes"].is_u64();
+    assert!(wait_until(SOON, serves), "{how:?}: {}", gated.host.log());
+    let took = begun.elapsed();
+    assert!(took < SOON, "{how:?}: {took:?}");
+    assert_eq!(gated.monitor("app_________").0, keeper);
+    before
+}
+
+/// That so much is used by the driver, and soon also by the monitor.
+#[track_caller]
+fn both_soon_have(gated: &Gated, mib: u64) {
+    gated.soon_uses(mib);
+    let same = || gated.accounted_bytes("app") == mib * MIB;
+    assert!(wait_until(SOON, same), "{} bytes: {}", gated.accounted_bytes("app"), gated.host.log());
+}
+
+#[track_caller]
+fn is_soon_gone(gated: &Gated, process: ProcessId) {
+    assert!(wait_until(SOON, || !process.alive()), "{process:?}: {}", gated.host.log());
+}
+
+#[test]
+fn a_worker_whose_call_hangs_can_be_replaced_and_only_that_calls_caller_waits() {
+    for how in [Change::Upgrade, Change::Kill] {
+        let gated = Gated::new();
+        let (bundle, neighbour) = (gated.sleeping("app", 1000), gated.sleeping("other", 2000));
+        gated.sim.fault("alloc:0x40 hang times 1".parse().unwrap());
+        let mut hung = gated.start(&bundle, &["hold", "100MiB"]);
+        assert!(wait_until(SOON, || gated.sim.state().hanging == 1));
+        let first = change(&gated, how);
+        assert!(first.alive(), "the driver has a thread of it: {}", gated.host.log());
+        // What hangs may yet be given, so that it counts.
+        for _ in 0..3 {
+            gated.fills(&bundle, 900);
+        }
+        assert_eq!(gated.accounted_bytes("app"), 100 * MIB);
+        // This one has no call in the driver, and leaves nothing.
+        let second = change(&gated, how);
+        is_soon_gone(&gated, second);
+        assert_eq!(got_bytes(&gated.exec(&bundle, &["storm", "4"])), 900 * MIB);
+        gated.fills(&neighbour, 2000);
+        assert!(hung.try_wait().unwrap().is_none(), "it waits for the driver");
+        assert_eq!((gated.sim.state().hanging, gated.used_bytes(0)), (1, 0), "{how:?}");
+        gated.sim.fault(Fault::Clear);
+        both_soon_have(&gated, 100);
+        is_soon_gone(&gated, first);
+        assert!(hung.try_wait().unwrap().is_none(), "it has its memory, and holds it");
+        gated.fills(&bundle, 900);
+        both_soon_have(&gated, 100);
+        for bundle in [&bundle, &neighbour] {
+            gated.host.runtime().delete(bundle).ok();
+        }
+        hung.wait().unwrap();
+        gated.soon_is_empty();
+    }
+}
+
+/// Calls that make, name, map and free memory, or none, one after the other.
+const ALL: [&str; 12] = [
+    "run",
+    "start",
+    "alloc 100MiB as a",
+    "heap 50MiB as b",
+    "dup a as c",
+    "free a",
+    "uvm-init",
+    "uvm-map b",
+    "free b",
+    "info",
+    "dup c as d",
+    "sleep 1000",
+];
+
+#[test]
+fn whatever_call_hangs_while_its_worker_is_replaced_is_made_once() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    let kinds = ["alloc:0x40", "heap", "dup", "free", "uvm:33", "control:0x20801303"];
+    for (kind, how) in kinds.into_iter().zip([Change::Kill, Change::Upgrade].into_iter().cycle()) {
+        gated.sim.fault(format!("{kind} hang times 1").parse().unwrap());
+        let mut program = gated.start(&bundle, &ALL);
+        assert!(wait_until(SOON, || gated.sim.state().hanging == 1), "{kind}");
+        let before = change(&gated, how);
+        gated.exec(&bundle, &["run", "start", "alloc 500MiB as a", "free a"]).ok();
+        gated.sim.fault(Fault::Clear);
+        // By a name, and by a mapping.
+        both_soon_have(&gated, 150);
+        is_soon_gone(&gated, before);
+        gated.fills(&bundle, 850);
+        end(&gated, &mut program);
+        both_soon_have(&gated, 0);
+        gated.fills(&bundle, 1000);
+    }
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
+/// Ends what runs in the container beside its first process.
+#[track_caller]
+fn end(gated: &Gated, program: &mut Child) {
+    let files = gated.sim.state().files;
+    let users = files.iter().filter_map(|file| i32::try_from(file.process).ok());
+    for pid in users.filter(|pid| !crate::gated::monitors(&gated.host).contains(pid)) {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL); // gone already, then
+    }
+    let ended = program.wait().expect("it is ours");
+    assert!(!ended.success(), "it was to sleep: {}", gated.host.log());
+}
+
+#[test]
+fn a_container_whose_former_worker_the_driver_has_is_removed_without_waiting_for_it() {
+    for how in [Change::Upgrade, Change::Kill] {
+        let gated = Gated::new();
+        let bundle = gated.sleeping("app", 1000);
+        gated.sim.fault("alloc:0x40 hang times 2".parse().unwrap());
+        let mut hung = gated.start(&bundle, &["hold", "100MiB"]);
+        assert!(wait_until(SOON, || gated.sim.state().hanging == 1));
+        let first = change(&gated, how);
+        // And one that the worker has itself, when it is to end.
+        let mut last = gated.start(&bundle, &["hold", "200MiB"]);
+        assert!(wait_until(SOON, || gated.sim.state().hanging == 2));
+        let second = ProcessId::of(gated.monitor("app_________").1.as_raw()).unwrap();
+        let begun = Instant::now();
+        gated.host.runtime().delete(&bundle).ok();
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(3), "{how:?}: {took:?}");
+        assert_eq!(gated.host.registered(), [].into());
+        hung.wait().unwrap();
+        last.wait().unwrap();
+        // The id can be had again while the driver still has the calls of the one before.
+        assert!(first.alive() && second.alive());
+        let again = gated.sleeping("app", 1000);
+        gated.fills(&again, 1000);
+        gated.sim.fault(Fault::Clear);
+        is_soon_gone(&gated, first);
+        is_soon_gone(&gated, second);
+        gated.fills(&again, 1000);
+        gated.host.runtime().delete(&again).ok();
+        gated.soon_is_empty();
+    }
 }

@@ -36,6 +36,10 @@ use crate::process::ProcessId;
 /// that has to be started again later.
 const TICK_MS: i64 = 100;
 
+/// How often to look whether a worker is over whose end nobody is told of, because a call of it
+/// hangs in the driver.
+const LOOK_MS: i64 = 1000;
+
 /// How long the worker may look for what is left of a container after we were told to end:
 /// more than it takes by itself.
 const LAST_LOOK: Duration = Duration::from_secs(12);
@@ -219,9 +223,10 @@ impl Keeper {
         events.extend(self.container.launcher().map(|launcher| (Woken::Launcher, launcher)));
         let mut polled: Vec<PollFd<'_>> =
             events.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-        let tick = Timespec { tv_sec: 0, tv_nsec: TICK_MS * 1_000_000 };
-        let patience = self.needs_ticks().then_some(&tick);
-        match poll(&mut polled, patience) {
+        let patience_ms = if self.needs_ticks() { TICK_MS } else { LOOK_MS };
+        let patience =
+            Timespec { tv_sec: patience_ms / 1000, tv_nsec: patience_ms % 1000 * 1_000_000 };
+        match poll(&mut polled, Some(&patience)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }

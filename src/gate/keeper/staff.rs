@@ -1,7 +1,7 @@
 //! The keeper's workers: one at a time, another when it dies, a newer one on demand.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -31,6 +31,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// is in the driver's hands then is the journal's business.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long one that was killed may take to be gone: where it takes longer, the driver has a
+/// thread of it. None of them runs a program's code any more.
+const MOMENT: Duration = Duration::from_millis(100);
+
+/// Workers at once that the driver has a thread of. Each came of a call that hangs and of a
+/// worker that was replaced or died meanwhile.
+const MOST_LEAVING: usize = 8;
+
 /// After so many starts that came to nothing the program that the keeper itself was started
 /// from is tried: an upgrade may have left something that can't run.
 const FAITH: u32 = 3;
@@ -52,6 +60,7 @@ pub(super) struct Staff {
     next_number: u64,
     worker: Option<Worker>,
     /// Those before it that are not gone yet: a thread in the driver's hands can't be hurried.
+    /// What it asked for is the next one's to see to.
     leaving: Vec<Child>,
     /// Starts in a row that came to nothing.
     failures: u32,
@@ -66,6 +75,8 @@ struct Worker {
     ready: bool,
     /// Until when it may finish.
     draining: Option<Instant>,
+    /// Until when it may be gone.
+    killed: Option<Instant>,
 }
 
 impl Staff {
@@ -122,6 +133,11 @@ impl Staff {
         self.worker.is_none() || draining || !self.orders.is_empty()
     }
 
+    /// How many there are that the driver keeps from ending.
+    fn is_full(&self) -> bool {
+        self.leaving.len() >= MOST_LEAVING
+    }
+
     /// Serves a listener from now on.
     pub(super) fn serve(&mut self, listener: OwnedFd) {
         let number = self.next_number;
@@ -167,16 +183,11 @@ impl Staff {
     /// Starts a worker where there is none, ends one that takes too long to finish.
     pub(super) fn see_to_it(&mut self) {
         let now = Instant::now();
-        if let Some(worker) = &mut self.worker {
-            if worker.draining.is_some_and(|until| now >= until) {
-                warn!("the worker has not finished in time, and is replaced");
-                let _ = worker.child.kill(); // gone already, then
-                // Nothing is said to it any more; its end is told by its socket.
-                worker.draining = Some(now + DRAIN_PATIENCE);
-            }
+        self.see_off(now);
+        if self.worker.is_some() {
             return self.send();
         }
-        if self.not_before.is_some_and(|then| now < then) {
+        if self.not_before.is_some_and(|then| now < then) || self.is_full() {
             return;
         }
         match self.start() {
@@ -189,6 +200,28 @@ impl Staff {
                 self.failed();
             }
         }
+    }
+
+    /// Ends a worker that takes too long to finish, and notices one that is over.
+    ///
+    /// Its socket and the kernel tell the end of its last thread alone. One that a driver call
+    /// keeps can't be killed, and has the descriptors of all; so the first one is looked at.
+    fn see_off(&mut self, now: Instant) {
+        let Some(worker) = &mut self.worker else { return };
+        let late = worker.draining.is_some_and(|until| now >= until);
+        if late && worker.killed.is_none() {
+            warn!("the worker has not finished in time, and is replaced");
+            let _ = worker.child.kill(); // gone already, then
+            worker.killed = Some(now + MOMENT);
+        }
+        let keeps = worker.killed.is_none_or(|until| now < until);
+        if keeps && !is_over(&worker.child) {
+            return;
+        }
+        let _ = worker.child.kill(); // gone already, then
+        // What it said before.
+        self.hear();
+        self.lost();
     }
 
     fn failed(&mut self) {
@@ -212,7 +245,7 @@ impl Staff {
             .spawn();
         // Else its end would keep a socket open that nobody reads.
         rustix::io::dup2(File::open("/dev/null")?, &mut self.socket_place)?;
-        Ok(Worker { child: child?, socket: ours, ready: false, draining: None })
+        Ok(Worker { child: child?, socket: ours, ready: false, draining: None, killed: None })
     }
 
     /// Gives a new worker all there is.
@@ -289,7 +322,14 @@ impl Staff {
         let Some(mut worker) = self.worker.take() else { return };
         let status = worker.child.try_wait();
         if matches!(status, Ok(None)) {
+            let pid = worker.child.id();
             self.leaving.push(worker.child);
+            if self.is_full() {
+                error!(
+                    pid,
+                    "driver calls of many workers hang: the container's wait for one of them"
+                );
+            }
         }
         match (worker.ready, worker.draining) {
             (true, Some(_)) => info!("the worker has finished; another takes its place"),
@@ -305,6 +345,12 @@ impl Staff {
 
     /// Puts a new worker, of the program as it is now, in the place of this one.
     pub(super) fn renew(&mut self) {
+        if self.is_full() {
+            // This one has still room for calls that hang.
+            return error!(
+                "driver calls of many workers hang: this one stays until one of them ends"
+            );
+        }
         self.failures = 0;
         self.order(Order::Drain, None);
         if let Some(worker) = &mut self.worker {
@@ -315,9 +361,25 @@ impl Staff {
 
 impl Drop for Staff {
     fn drop(&mut self) {
-        if let Some(worker) = &mut self.worker {
-            let _ = worker.child.kill(); // gone already, then
-            let _ = worker.child.wait();
+        let Some(worker) = &mut self.worker else { return };
+        let _ = worker.child.kill(); // gone already, then
+        // Where the driver has a thread of it, whoever inherits our children sees its end.
+        let until = Instant::now() + MOMENT;
+        while matches!(worker.child.try_wait(), Ok(None))
+            && !is_over(&worker.child)
+            && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// Whether the first thread of a child that isn't waited for has ended: all are ending then, for
+/// a worker's returns from its `main`, or is killed with the others. By the state in its
+/// `/proc/PID/stat`, behind the name in parentheses (proc_pid_stat(5)).
+fn is_over(child: &Child) -> bool {
+    let stat = fs::read(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    let name_end = stat.iter().rposition(|byte| *byte == b')');
+    let state = name_end.and_then(|end| stat.get(end + 2));
+    matches!(state, Some(b'Z' | b'X'))
 }

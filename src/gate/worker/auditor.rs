@@ -255,7 +255,8 @@ impl Shared {
     fn judge(&self, own: &Own, gpu: usize, held: &[Held], (generation, underway): (u64, usize)) {
         let mut books = self.book();
         let Some(expected) = books.ledger.expected(gpu) else { return };
-        let still = generation == books.generation && underway == 0;
+        // The driver may show what a call names anew, or not yet.
+        let still = generation == books.generation && (underway == 0 || !books.ledger.is_naming());
         let underway = if still { Underway::Nothing } else { Underway::Calls };
         let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
         let figures: Vec<Figure> = held.iter().map(figure).collect();
@@ -326,9 +327,10 @@ impl Shared {
             }
         }
         let Some(expected) = books.ledger.expected(gpu) else { return };
-        let still = generation == books.generation && books.underway == 0;
+        let still = books.generation == generation;
         let driver_bytes = driver_bytes.max(expected.charged_bytes);
-        if still && driver_bytes < expected.usage.used_bytes {
+        let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
+        if still && with_pending < expected.usage.used_bytes {
             books.enter(Entry::Reconcile { gpu, driver_bytes });
         }
     }

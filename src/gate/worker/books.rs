@@ -47,9 +47,11 @@ pub(super) struct Books {
     nodes: BTreeSet<(u64, u64)>,
     /// By client and handle: the container's GPU.
     devices: HashMap<(u32, u32), usize>,
-    /// What calls of the worker before have set aside, by their slots: until such a call is made
-    /// again, or undone, the driver may have given it, and no charge tells so.
-    inherited: HashMap<usize, Reservation>,
+    /// Calls of workers before, by their slots, and what they have set aside: until such a call
+    /// is made again, or undone, the driver may have given it, and no charge tells so.
+    inherited: HashMap<usize, Option<Reservation>>,
+    /// What they hold while they are underway, until all of them are over.
+    orphaned: Vec<Hold>,
     /// Calls in the driver that change what is charged.
     pub(super) underway: usize,
     /// How often such calls began or ended.
@@ -74,6 +76,7 @@ impl Books {
             nodes: BTreeSet::new(),
             devices: HashMap::new(),
             inherited: HashMap::new(),
+            orphaned: Vec::new(),
             underway: 0,
             generation: 0,
             mappers: BTreeMap::new(),
@@ -85,51 +88,59 @@ impl Books {
             }
         }
         records.into_iter().for_each(|record| books.replay(record));
-        books.forget_underway();
         books.rewrite();
+        books.orphaned = books.underway();
         (0..SLOTS).for_each(|slot| books.inherit(memory.slot(slot)));
+        books.forget_underway();
         books
     }
 
-    /// Takes over what a call of the worker before has set aside.
+    /// Takes over a call of the worker before, and what it has set aside.
     fn inherit(&mut self, slot: Slot<'_>) {
         if slot.notice().id == 0 || slot.stage() == Stage::Decided {
             return;
         }
-        let Some(SetAside { gpu, bytes, client }) = slot.was_set_aside() else { return };
         let (handle, was_there) = slot.executed();
         // It was entered already, and only the caller doesn't know.
-        let is_charged = slot.stage() == Stage::Executing
-            && !was_there
-            && self.ledger.contains(Client(client), Handle(handle));
-        if is_charged {
-            return;
-        }
-        if let Ok(reservation) = self.ledger.reserve_again(gpu, bytes) {
-            self.inherited.insert(slot.number(), reservation);
-            self.begin();
-        }
+        let is_charged = |client| {
+            let known = self.ledger.contains(Client(client), Handle(handle));
+            slot.stage() == Stage::Executing && !was_there && known
+        };
+        let memory = slot.was_set_aside().filter(|memory| !is_charged(memory.client));
+        let reservation = memory.and_then(|SetAside { gpu, bytes, .. }| {
+            self.ledger.reserve_again(gpu, bytes).ok() // no such GPU, then
+        });
+        self.inherited.insert(slot.number(), reservation);
+        self.begin();
     }
 
     /// The call of the worker before that had this slot is made again, or is over.
     pub(super) fn disinherit(&mut self, slot: Slot<'_>) {
         if let Some(reservation) = self.inherited.remove(&slot.number()) {
-            self.ledger.cancel(reservation);
+            if let Some(reservation) = reservation {
+                self.ledger.cancel(reservation);
+            }
             self.end();
+            self.forget_underway();
         }
     }
 
-    /// Calls of the worker before are no more underway, whatever became of them.
+    /// What calls on their way through the driver hold.
+    fn underway(&self) -> Vec<Hold> {
+        let holds = self.ledger.entries().filter_map(|entry| match entry {
+            Entry::Held { hold: hold @ Hold::Underway(_), .. } => Some(hold),
+            _ => None,
+        });
+        holds.collect()
+    }
+
+    /// Calls of the worker before are no more underway, once all of them are over.
     fn forget_underway(&mut self) {
-        let holds: Vec<Hold> = self
-            .ledger
-            .entries()
-            .filter_map(|entry| match entry {
-                Entry::Held { hold: hold @ Hold::Underway(_), .. } => Some(hold),
-                _ => None,
-            })
-            .collect();
-        holds.into_iter().for_each(|hold| self.ledger.release(hold));
+        if self.inherited.is_empty() {
+            for hold in std::mem::take(&mut self.orphaned) {
+                self.enter(Entry::Release { hold });
+            }
+        }
     }
 
     fn replay(&mut self, record: Record) {
@@ -333,4 +344,45 @@ fn ranges(ranges: &BTreeMap<(u64, u64), u64>) -> impl Iterator<Item = Record> {
         base: *base,
         length: *length,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+    use crate::gate::journal::{HEAD_BYTES, JOURNAL_BYTES};
+
+    #[test]
+    fn what_a_call_of_a_worker_before_names_counts_until_all_such_calls_are_over() {
+        let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&journal, JOURNAL_BYTES as u64).unwrap();
+        let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, total_bytes: 9, limit_bytes: 9 };
+        let open = || {
+            let memory: &'static Memory = Box::leak(Box::new(Memory::map(&journal).unwrap()));
+            (Books::open(memory, std::slice::from_ref(&gpu), &[]), memory)
+        };
+        let used = |books: &Books| books.ledger.usage(0).unwrap().used_bytes;
+        let (client, handle) = (Client(1), Handle(2));
+
+        let (mut books, memory) = open();
+        let parent = Handle(client.0);
+        books.enter(Entry::Commit { gpu: 0, bytes: 5, client, parent, handle });
+        books.enter(Entry::Hold { hold: Hold::Underway(7), client, handle });
+        // A notification begins with its id.
+        journal.write_all_at(&1_u64.to_ne_bytes(), HEAD_BYTES as u64).unwrap();
+        memory.slot(0).executing(3, false);
+
+        let (mut books, _) = open();
+        books.enter(Entry::Free { client, handle });
+        assert_eq!(used(&books), 5);
+        let (mut books, memory) = open();
+        assert_eq!((used(&books), books.underway), (5, 1));
+        books.disinherit(memory.slot(0));
+        assert_eq!((used(&books), books.underway), (0, 0));
+        assert_eq!(used(&open().0), 0);
+    }
 }

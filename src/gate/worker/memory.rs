@@ -1,7 +1,8 @@
 //! The memory that outlives a worker, mapped: slots, log and counters.
 //!
 //! Its layout is [`crate::gate::journal`]'s. Nobody else writes to it while this
-//! worker lives: the keeper only keeps it.
+//! worker lives: the keeper only keeps it, and a thread of a worker before that the driver has
+//! never comes back to write. Its slot is left alone until it's gone.
 #![allow(unsafe_code, reason = "memory shared with workers before and after is raw memory")]
 
 use std::fs::File;
@@ -16,6 +17,7 @@ use crate::gate::journal::{
     SLOT_BYTES, SLOTS, Stage, decode, encode, is_due,
 };
 use crate::gate::wire::Calls;
+use crate::process::ProcessId;
 
 const ACTIVE: usize = 0;
 const HANDLES: usize = 8;
@@ -36,8 +38,12 @@ const VALUE: usize = 152;
 const RESERVED: usize = 160;
 const GPU: usize = 168;
 const CLIENT: usize = 172;
+/// Zero in what workers before this one wrote, who never left while a thread of theirs was there.
+const OCCUPANT: usize = 192;
+const OCCUPIED: usize = 200;
 
 const _: () = assert!(NOTICE_BYTES <= STAGE && CLIENT + 4 <= SLOT_BYTES);
+const _: () = assert!(OCCUPIED + 8 <= SLOT_BYTES);
 
 /// Makes all threads allocate from one heap. They take turns with calls, so one of its own
 /// for each would be as large, and hold what it once needed.
@@ -287,6 +293,22 @@ impl<'a> Slot<'a> {
         let client = self.memory.word(self.offset + CLIENT).load(Ordering::Relaxed);
         let gpu = usize::try_from(gpu).ok()?;
         (bytes != 0).then_some(SetAside { gpu, bytes, client })
+    }
+
+    /// A thread has it from now on.
+    pub(super) fn occupy(self, thread: ProcessId) {
+        // The number says whether the rest counts: it goes first and comes last.
+        let tid = thread.pid.cast_unsigned();
+        self.memory.word(self.offset + OCCUPANT).store(0, Ordering::Release);
+        self.memory.long(self.offset + OCCUPIED).store(thread.start_ticks, Ordering::Release);
+        self.memory.word(self.offset + OCCUPANT).store(tid, Ordering::Release);
+    }
+
+    /// The thread that had it last, of this worker or one before.
+    pub(super) fn occupant(self) -> Option<ProcessId> {
+        let tid = self.memory.word(self.offset + OCCUPANT).load(Ordering::Acquire).cast_signed();
+        let start_ticks = self.memory.long(self.offset + OCCUPIED).load(Ordering::Acquire);
+        (tid != 0).then_some(ProcessId { pid: tid, start_ticks })
     }
 
     /// Its number.

@@ -216,14 +216,20 @@ impl Shared {
         }
     }
 
-    /// A thread for each call that a worker before had received, and some more.
+    /// A thread for each call that a worker before had received, and some more: one at least
+    /// that the driver can't keep from leading.
     fn start_threads(&'static self) -> io::Result<()> {
-        for _ in 0..3 {
-            self.start_thread()?;
-        }
+        let slot = |number| self.memory.slot(number);
+        let is_haunted = |number| Self::is_haunted(slot(number));
+        let is_left = |number: &usize| slot(*number).notice().id != 0 || is_haunted(*number);
+        let may_hang = |number: &usize| {
+            is_left(number) && (slot(*number).stage() != Stage::Decided || is_haunted(*number))
+        };
         // Slots are numbered as threads are.
-        let left = (3..SLOTS).filter(|slot| self.memory.slot(*slot).notice().id != 0).max();
-        for _ in 3..=left.unwrap_or(0) {
+        let last = (0..SLOTS).rev().find(is_left);
+        let free = (0..SLOTS).find(|number| !may_hang(number));
+        let count = last.max(free).map_or(0, |number| number + 1);
+        for _ in 0..count.max(3) {
             self.start_thread()?;
         }
         Ok(())
@@ -236,6 +242,7 @@ impl Shared {
 
     fn work(&'static self, number: usize) {
         let slot = self.memory.slot(number);
+        Self::move_in(slot);
         let mut desk = Desk::default();
         self.recover(slot, &mut desk);
         loop {

@@ -1,19 +1,47 @@
 //! Calls that a worker before had received and didn't live to answer, and undoing what
 //! was done for callers that didn't take it.
+//!
+//! Such a call may still be in the driver, which no signal ends. It's neither made again nor
+//! undone before that is over: what comes of it is known only then.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
-use super::Shared;
 use super::device::{Device, Failure, Rm};
 use super::memory::Slot;
 use super::serve::{Case, Desk};
 use super::stash::Outcome;
+use super::{Shared, waiting};
 use crate::gate::journal::Stage;
 use crate::gate::syscall::{self, Syscall};
 use crate::ledger::{Client, Entry, Handle};
+use crate::process::ProcessId;
 use crate::rm::{self, Call, Command};
 
+/// How often is looked whether a thread of a worker before is gone: soon, then less often.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LAST_LOOK: Duration = Duration::from_millis(100);
+
 impl Shared {
+    /// Whether the slot's call is still in the driver, made by a thread of a worker before: that
+    /// was killed, and comes back to none of its own code, but the driver may do what it asked.
+    pub(super) fn is_haunted(slot: Slot<'_>) -> bool {
+        slot.occupant().is_some_and(ProcessId::alive)
+    }
+
+    /// Waits until the driver has let go of a slot's call, and takes the slot for this thread.
+    /// Its caller waits as long, and what it set aside counts.
+    pub(super) fn move_in(slot: Slot<'_>) {
+        let mut pause = FIRST_LOOK;
+        while Self::is_haunted(slot) {
+            std::thread::sleep(pause);
+            pause = LAST_LOOK.min(pause * 2);
+        }
+        if let Some(thread) = ProcessId::of(waiting::this_thread().as_raw()) {
+            slot.occupy(thread);
+        }
+    }
+
     /// Finishes what is left in a slot.
     pub(super) fn recover(&self, slot: Slot<'_>, desk: &mut Desk) {
         self.finish_call(slot, desk);
