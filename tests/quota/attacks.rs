@@ -60,6 +60,8 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["export-free"], Promise::Never),
     (&["export-free", "close"], Promise::Never),
     (&["export-free", "socket"], Promise::Never),
+    (&["export-reuse"], Promise::Never),
+    (&["export-reuse", "list"], Promise::Never),
     (&["vfork-exec"], Promise::Never),
     (&["close-range"], Promise::Never),
 ];
