@@ -146,7 +146,8 @@ impl Raw {
     fn hold(mut self, hold: Hold) -> Self {
         (self.hold, self.longs) = match hold {
             Hold::Mapping { space, base } => (MAPPING, [space, base]),
-            Hold::Export(number) => (EXPORT, [number, 0]),
+            // Workers that knew one place a file wrote 0, and it was the first.
+            Hold::Export { file, index } => (EXPORT, [file, index.into()]),
             Hold::Underway(number) => (UNDERWAY, [number, 0]),
         };
         self
@@ -156,7 +157,7 @@ impl Raw {
         let [first, second] = self.longs;
         match self.hold {
             MAPPING => Some(Hold::Mapping { space: first, base: second }),
-            EXPORT => Some(Hold::Export(first)),
+            EXPORT => Some(Hold::Export { file: first, index: u32::try_from(second).ok()? }),
             UNDERWAY => Some(Hold::Underway(first)),
             _ => None,
         }
@@ -301,10 +302,20 @@ mod tests {
         }
     }
 
+    /// The keeper and its log outlive the worker that wrote it: `cgpu upgrade-monitors`.
+    #[test]
+    fn what_was_exported_before_files_had_places_is_in_the_first() {
+        let mut bytes = [0; RECORD_BYTES];
+        (bytes[0], bytes[1], bytes[4], bytes[16]) = (16, EXPORT, 3, 7);
+        let held = Entry::Held { hold: Hold::Export { file: 7, index: 0 }, charge: 3 };
+        assert_eq!(decode(&bytes), Some(Record::Ledger(held)));
+        assert_eq!(encode(Record::Ledger(held)), bytes);
+    }
+
     fn hold() -> impl Strategy<Value = Hold> {
         prop_oneof![
             any::<(u64, u64)>().prop_map(|(space, base)| Hold::Mapping { space, base }),
-            any::<u64>().prop_map(Hold::Export),
+            any::<(u64, u32)>().prop_map(|(file, index)| Hold::Export { file, index }),
             any::<u64>().prop_map(Hold::Underway),
         ]
     }

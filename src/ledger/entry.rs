@@ -5,7 +5,7 @@
 //! are left. [`Ledger::entries`] writes a ledger as the entries that make it from
 //! an empty one. How entries are stored is not known here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Charge, ChargeId, Client, Handle, Hold, Ledger, Process, Usage};
 
@@ -157,6 +157,28 @@ impl Ledger {
         self.holders.len()
     }
 
+    /// Clients that nobody who lives was seen to hold.
+    #[must_use]
+    pub fn orphans(&self) -> Vec<Client> {
+        let orphans = self.holders.iter().filter(|(_, holders)| holders.is_empty());
+        orphans.map(|(client, _)| *client).collect()
+    }
+
+    /// Clients that nobody who lives was seen to hold, and whose memory counts nowhere.
+    #[must_use]
+    pub fn weightless_orphans(&self) -> Vec<Client> {
+        let weighs = |(client, _, _, charge): (Client, _, _, Option<ChargeId>)| {
+            let charge = charge.and_then(|id| self.charges.get(&id));
+            charge.is_some_and(|charge| charge.bytes > 0).then_some(client)
+        };
+        let mut orphans = self.orphans();
+        if !orphans.is_empty() {
+            let weigh: BTreeSet<Client> = self.objects.iter().filter_map(weighs).collect();
+            orphans.retain(|orphan| !weigh.contains(orphan));
+        }
+        orphans
+    }
+
     /// Whether the object is remembered.
     #[must_use]
     pub fn contains(&self, client: Client, handle: Handle) -> bool {
@@ -168,6 +190,14 @@ impl Ledger {
     #[must_use]
     pub fn charge_of(&self, client: Client, handle: Handle) -> Option<u64> {
         self.objects.charge(client, handle).map(|id| id.0)
+    }
+
+    /// Bytes of an object's memory that count, on whatever GPU; `None` of what isn't known to
+    /// be memory. Memory of the host counts 0.
+    #[must_use]
+    pub fn bytes_of(&self, client: Client, handle: Handle) -> Option<u64> {
+        let id = self.objects.charge(client, handle)?;
+        self.charges.get(&id).map(|charge| charge.bytes)
     }
 
     /// What a hold keeps alive, so that it can be told from what it keeps later.
@@ -185,7 +215,7 @@ impl Ledger {
         let last = Hold::Mapping { space, base: end };
         let found = self.holds.range(first..=last).filter_map(|(hold, id)| match hold {
             Hold::Mapping { base, .. } => Some((*base, id.0)),
-            Hold::Export(_) | Hold::Underway(_) => None,
+            Hold::Export { .. } | Hold::Underway(_) => None,
         });
         found.collect()
     }

@@ -51,8 +51,13 @@ pub enum Hold {
         /// Where.
         base: u64,
     },
-    /// An exported file.
-    Export(u64),
+    /// A place in a file that memory was exported to.
+    Export {
+        /// Which file.
+        file: u64,
+        /// Which of its places; the first is 0.
+        index: u32,
+    },
     /// A call on its way through the driver that will name the memory anew: the driver
     /// may show it to the processes already, so it counts as named.
     Underway(u64),
@@ -368,6 +373,16 @@ impl Ledger {
     #[must_use]
     pub fn is_naming(&self) -> bool {
         self.holds.range(Hold::Underway(0)..=Hold::Underway(u64::MAX)).next().is_some()
+    }
+
+    /// The places of a file that keep memory, from the first one up.
+    pub fn exported(&self, file: u64) -> impl Iterator<Item = u32> {
+        let first = Hold::Export { file, index: 0 };
+        let last = Hold::Export { file, index: u32::MAX };
+        self.holds.range(first..=last).filter_map(|(hold, _)| match hold {
+            Hold::Export { index, .. } => Some(*index),
+            Hold::Mapping { .. } | Hold::Underway(_) => None,
+        })
     }
 
     /// An address space is gone, with all that was mapped into it.

@@ -68,16 +68,84 @@ fn a_mapping_and_an_export_keep_what_was_freed() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
     ledger.hold(Hold::Mapping { space: 1, base: 0x1000 }, A, Handle(1)).unwrap();
-    ledger.hold(Hold::Export(5), A, Handle(1)).unwrap();
+    ledger.hold(Hold::Export { file: 5, index: 0 }, A, Handle(1)).unwrap();
     ledger.free(A, Handle(1));
     assert_eq!(used(&ledger), 70);
     ledger.release_space(1);
     assert_eq!(used(&ledger), 70);
-    ledger.release(Hold::Export(5));
-    ledger.release(Hold::Export(5));
+    ledger.release(Hold::Export { file: 5, index: 0 });
+    ledger.release(Hold::Export { file: 5, index: 0 });
     assert_eq!((used(&ledger), ledger.size().holds), (0, 0));
-    let gone = ledger.hold(Hold::Export(6), A, Handle(1)).unwrap_err();
+    let gone = ledger.hold(Hold::Export { file: 6, index: 0 }, A, Handle(1)).unwrap_err();
     assert_eq!(gone.to_string(), "client 0xc1d00001 has no object 0x1");
+}
+
+#[test]
+fn each_place_of_a_file_keeps_memory_of_its_own() {
+    let mut ledger = ledger(100);
+    let place = |index| Hold::Export { file: 5, index };
+    allocate(&mut ledger, A, 1, 70);
+    allocate(&mut ledger, A, 2, 20);
+    ledger.hold(Hold::Export { file: 4, index: 9 }, A, Handle(1)).unwrap();
+    ledger.hold(place(0), A, Handle(1)).unwrap();
+    ledger.hold(place(512), A, Handle(2)).unwrap();
+    ledger.free(A, Handle(2));
+    assert_eq!(ledger.exported(5).collect::<Vec<_>>(), [0, 512]);
+    assert_eq!([0, 512].map(|index| ledger.is_last_but_for_holds(place(index))), [false, true]);
+    ledger.hold(place(512), A, Handle(1)).unwrap();
+    assert_eq!(used(&ledger), 70, "what is replaced ends");
+    ledger.adopt(place(512), B, root(B), Handle(7));
+    ledger.free(A, Handle(1));
+    [place(0), place(512)].into_iter().for_each(|hold| ledger.release(hold));
+    assert_eq!((used(&ledger), ledger.exported(5).count()), (70, 0), "it has a name");
+    ledger.free(B, Handle(7));
+    assert_eq!(used(&ledger), 70, "it is in the other file");
+    ledger.release(Hold::Export { file: 4, index: 9 });
+    assert_eq!(used(&ledger), 0);
+}
+
+#[test]
+fn memory_of_the_host_is_named_and_held_and_counts_nothing() {
+    let mut ledger = ledger(100);
+    let (hold, name) = (Hold::Export { file: 5, index: 0 }, Handle(7));
+    allocate(&mut ledger, A, 1, 100);
+    ledger.note(A, root(A), Handle(2)).unwrap();
+    ledger.replay(Entry::Commit {
+        gpu: 0,
+        bytes: 0,
+        client: A,
+        parent: Handle(2),
+        handle: Handle(3),
+    });
+    let bytes = |handle| ledger.bytes_of(A, Handle(handle));
+    assert_eq!([1, 2, 3, 4].map(bytes), [Some(100), None, Some(0), None]);
+    ledger.hold(hold, A, Handle(3)).unwrap();
+    ledger.adopt(hold, B, root(B), name);
+    ledger.free(A, Handle(2));
+    assert!(!ledger.is_last_but_for_holds(hold), "the import names it");
+    ledger.reconcile(0, 100).unwrap();
+    let copy = copied(&ledger, 1);
+    assert!(copy.entries().eq(ledger.entries()));
+    ledger.free(B, name);
+    assert!(ledger.is_last_but_for_holds(hold));
+    ledger.release(hold);
+    assert_eq!((used(&ledger), ledger.charges.len()), (100, 1));
+    ledger.free(A, Handle(1));
+    assert_eq!(used(&ledger), 0);
+}
+
+#[test]
+fn clients_of_the_dead_that_have_nothing_that_counts_are_told() {
+    let mut ledger = ledger(100);
+    let c = Client(0xc1d0_0003);
+    for (client, process) in [(A, 1), (B, 1), (c, 1), (c, 2)] {
+        ledger.share(client, Process(process));
+    }
+    allocate(&mut ledger, A, 1, 10);
+    allocate(&mut ledger, B, 1, 0);
+    assert_eq!(ledger.weightless_orphans(), []);
+    ledger.left(Process(1));
+    assert_eq!((ledger.orphans(), ledger.weightless_orphans()), (vec![A, B], vec![B]));
 }
 
 #[test]
@@ -162,11 +230,14 @@ fn what_a_container_can_make_it_remember_is_bounded() {
     assert_eq!(ledger.note(A, root(A), Handle(3)), Err(LedgerError::Full));
     let duplicate = ledger.duplicate((A, Handle(1)), A, root(A), Handle(3));
     assert_eq!(duplicate, Err(LedgerError::Full));
-    ledger.hold(Hold::Export(1), A, Handle(1)).unwrap();
-    ledger.hold(Hold::Export(1), A, Handle(1)).unwrap();
-    assert_eq!(ledger.hold(Hold::Export(2), A, Handle(1)), Err(LedgerError::Full));
+    ledger.hold(Hold::Export { file: 1, index: 0 }, A, Handle(1)).unwrap();
+    ledger.hold(Hold::Export { file: 1, index: 0 }, A, Handle(1)).unwrap();
+    assert_eq!(
+        ledger.hold(Hold::Export { file: 2, index: 0 }, A, Handle(1)),
+        Err(LedgerError::Full)
+    );
     ledger.free(A, Handle(1));
-    ledger.release(Hold::Export(1));
+    ledger.release(Hold::Export { file: 1, index: 0 });
     assert_eq!(used(&ledger), 0);
 }
 
@@ -197,6 +268,17 @@ enum Step {
     Release {
         hold: u8,
     },
+    /// An object is made of what is in a file.
+    Import {
+        client: u32,
+        handle: u32,
+        hold: u8,
+    },
+    /// Memory of the host, which counts nothing.
+    Host {
+        client: u32,
+        handle: u32,
+    },
     Free {
         client: u32,
         handle: u32,
@@ -219,8 +301,10 @@ fn step() -> impl Strategy<Value = Step> {
         ),
         1 => (client(), parent(), handle()).prop_map(|(client, parent, handle)| Step::Note { client, parent, handle }),
         2 => ((client(), handle()), (client(), handle())).prop_map(|(from, to)| Step::Duplicate { from, to }),
-        2 => (client(), handle(), 0u8..5).prop_map(|(client, handle, hold)| Step::Hold { client, handle, hold }),
-        1 => (0u8..5).prop_map(|hold| Step::Release { hold }),
+        2 => (client(), handle(), 0u8..7).prop_map(|(client, handle, hold)| Step::Hold { client, handle, hold }),
+        1 => (0u8..7).prop_map(|hold| Step::Release { hold }),
+        1 => (client(), handle(), 0u8..4).prop_map(|(client, handle, hold)| Step::Import { client, handle, hold }),
+        1 => (client(), handle()).prop_map(|(client, handle)| Step::Host { client, handle }),
         3 => (client(), handle()).prop_map(|(client, handle)| Step::Free { client, handle }),
         1 => client().prop_map(|client| Step::Close { client }),
     ];
@@ -257,6 +341,13 @@ impl Model {
         children.into_iter().for_each(|child| self.free(client, child));
     }
 
+    /// The places of files whose memory no object has.
+    fn unnamed(&self) -> Vec<u8> {
+        let is_named = |memory| self.objects.values().any(|(_, named)| *named == Some(memory));
+        let unnamed = self.holds.iter().filter(|(hold, memory)| **hold < 4 && !is_named(**memory));
+        unnamed.map(|(hold, _)| *hold).collect()
+    }
+
     /// Whether the driver would take a new object there.
     fn takes(&self, client: u32, parent: u32, handle: u32) -> bool {
         !self.objects.contains_key(&(client, handle))
@@ -267,7 +358,7 @@ impl Model {
 
 fn hold(number: u8) -> Hold {
     match number {
-        0..2 => Hold::Export(u64::from(number)),
+        0..4 => Hold::Export { file: u64::from(number / 2), index: u32::from(number % 2) },
         _ => Hold::Mapping { space: u64::from(number), base: 7 },
     }
 }
@@ -312,6 +403,23 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
                 ledger.hold(hold(number), Client(client), Handle(handle)).unwrap();
             }
         }
+        Step::Import { client, handle, hold: number } => {
+            if let Some(memory) = model.holds.get(&number).copied()
+                && model.takes(client, 0, handle)
+            {
+                model.objects.insert((client, handle), (0, Some(memory)));
+                ledger.adopt(hold(number), Client(client), top(client, 0), Handle(handle));
+            }
+        }
+        Step::Host { client, handle } => {
+            if model.takes(client, 0, handle) {
+                model.sizes.push(0);
+                model.objects.insert((client, handle), (0, Some(model.sizes.len() - 1)));
+                let (client, parent) = (Client(client), top(client, 0));
+                let handle = Handle(handle);
+                ledger.replay(Entry::Commit { gpu: 0, bytes: 0, client, parent, handle });
+            }
+        }
         Step::Release { hold: number } => {
             model.holds.remove(&number);
             match hold(number) {
@@ -342,7 +450,7 @@ fn finish(ledger: &mut Ledger, model: &mut Model) {
     for client in 1..4 {
         play(ledger, model, &Step::Close { client }, true);
     }
-    for hold in 0..5 {
+    for hold in 0..7 {
         play(ledger, model, &Step::Release { hold }, true);
     }
 }
@@ -358,6 +466,10 @@ proptest! {
             play(&mut ledger, &mut model, step, true);
             prop_assert_eq!(used(&ledger), model.live_bytes());
             prop_assert!(model.live_bytes() <= 100);
+            let unnamed = (0..4).filter(|number| ledger.is_last_but_for_holds(hold(*number)));
+            prop_assert_eq!(unnamed.collect::<Vec<_>>(), model.unnamed());
+            let places = (0..2).map(|file| ledger.exported(file).count()).sum::<usize>();
+            prop_assert_eq!(places, model.holds.range(..4).count());
         }
         finish(&mut ledger, &mut model);
         prop_assert_eq!((used(&ledger), ledger.size().objects, ledger.size().holds), (0, 0, 0));

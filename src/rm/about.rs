@@ -2,7 +2,7 @@
 //! client says of an object.
 //!
 //! `NV2080_CTRL_CMD_GPU_GET_GID_INFO`, `GET_PIDS` and `GET_PID_INFO` of `ctrl2080gpu.h`, and
-//! `NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE` and `GET_HANDLE_INFO` of `ctrl0000client.h`,
+//! `NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO` of `ctrl0000client.h`,
 //! which lie alike in all releases from 515.43.04 to 595.45.04. Parameters to ask with,
 //! and what the answers say; who asks, and whose the processes are, is not known here.
 
@@ -79,31 +79,11 @@ pub fn answered_uuid(params: &[u8]) -> Option<Uuid> {
     uuid(text.trim_end_matches('\0'))
 }
 
-/// Bytes of `NV0000_CTRL_CLIENT_GET_ADDR_SPACE_TYPE_PARAMS`: object, flags, type.
-pub const SPACE_BYTES: usize = 12;
-
-/// `NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE_VIDMEM`.
-const SPACE_OF_GPU: u32 = 2;
-
 /// Bytes of `NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS`: object, index, and eight of data.
 pub const HANDLE_INFO_BYTES: usize = 16;
 
 /// `NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID`.
 const INDEX_CLASS: u32 = 2;
-
-/// Parameters that ask where an object's memory is.
-#[must_use]
-pub fn ask_space(handle: u32) -> [u8; SPACE_BYTES] {
-    let mut params = [0; SPACE_BYTES];
-    put(&mut params, 0, handle);
-    params
-}
-
-/// Whether an answer says that the memory is a GPU's.
-#[must_use]
-pub fn is_of_gpu(params: &[u8]) -> bool {
-    word(params, 8) == SPACE_OF_GPU
-}
 
 /// Parameters that ask for an object's class.
 #[must_use]

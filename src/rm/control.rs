@@ -128,8 +128,6 @@ pub static PRETENDED: &[(u32, &str)] =
 /// Controls that are refused though their parameters could be handled, and why. That the
 /// others aren't known needs no reason.
 pub static REFUSED: &[(u32, &str)] = &[
-    (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, "its list of objects is not followed"),
-    (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD, "as its export"),
     (NV0000_CTRL_CMD_OS_UNIX_CREATE_EXPORT_OBJECT_FD, "a descriptor of the caller's"),
     (NV0000_CTRL_CMD_CLIENT_SUBSCRIBE_TO_IMEX_CHANNEL, "a descriptor of the caller's"),
     (NV_SEMAPHORE_SURFACE_CTRL_CMD_REF_MEMORY, "makes handles of memory that are entered nowhere"),
@@ -444,6 +442,8 @@ mod tests {
             (NV2080_CTRL_CMD_FB_GET_INFO, Some(Known::Memory)),
             (NV2080_CTRL_CMD_FB_GET_INFO_V2, Some(Known::Memory)),
             (NV2080_CTRL_CMD_GPU_GET_PIDS, Some(Known::Processes)),
+            (0x3d0b, Some(Known::Exports(export::Does::ExportList))),
+            (0x3d0c, Some(Known::Exports(export::Does::ImportList))),
             (0x2080_a001, Some(Known::Opaque)),
             (UNPUBLISHED, Some(Known::Opaque)),
             (0x2081_0108, Some(Known::Opaque)),
@@ -466,8 +466,8 @@ mod tests {
             "driver 535.161.08: control 0xdead0001 is not known; please report it"
         );
         assert_eq!(
-            of(NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, 0),
-            "driver 535.161.08: control 0x00003d0b: its list of objects is not followed"
+            of(NV0000_CTRL_CMD_OS_UNIX_CREATE_EXPORT_OBJECT_FD, 0),
+            "driver 535.161.08: control 0x00003d0a: a descriptor of the caller's"
         );
         assert!(of(0x2080_0110, 8).ends_with("with flags that are not known"));
         assert_eq!(check(&release, 0x2080_0110, 3), Ok(Known::Flat));

@@ -71,6 +71,8 @@ pub enum Meaning {
     Uuid,
     /// The GPU, by the driver's device number.
     Device,
+    /// What kind of memory it is, or the kinds of a list.
+    Kind,
 }
 
 /// A field of a struct.

@@ -165,6 +165,7 @@ pub static RELEASES: &[Row] = &[
     },
     // nvos.h: `numaNode` appended to NV_MEMORY_ALLOCATION_PARAMS, 120 → 128 bytes; `size`
     // stays at 64. ctrl2080fb.h: NV2080_CTRL_FB_INFO_MAX_LIST_SIZE 0x36 → 0x37.
+    // ctrl0000unix.h: `gpuInstanceId` of an exported file, 76 → 80 bytes; `fd` stays at 0.
     Row {
         version: v(545, 23, 6),
         parent: Some(v(535, 43, 2)),
@@ -175,6 +176,7 @@ pub static RELEASES: &[Row] = &[
             Set(Class(NV50_MEMORY_VIRTUAL), structs::MEMORY_128),
             Set(Class(NV_MEMORY_EXTENDED_USER), structs::MEMORY_128),
             Set(Control(NV2080_CTRL_CMD_FB_GET_INFO_V2), structs::FB_INFO_V2_55),
+            Set(Control(NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO), structs::EXPORT_INFO_80),
         ],
     },
     // nvos.h: NVOS47 gets `size`, 40 → 48 bytes, `status` 32 → 40.
@@ -284,6 +286,10 @@ const ROOT: &[Change] = &[
     Set(Control(NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS), structs::DISABLE_CHANNELS),
     Set(Control(NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD), structs::EXPORT_OBJECT),
     Set(Control(NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD), structs::IMPORT_OBJECT),
+    Set(Control(NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD), structs::EXPORT_OBJECTS),
+    Set(Control(NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD), structs::IMPORT_OBJECTS),
+    Set(Control(NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO), structs::EXPORT_INFO_76),
+    Set(Control(NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE), structs::ADDRESS_SPACE),
     Set(Control(NVA06C_CTRL_CMD_SET_TIMESLICE), structs::TIMESLICE),
     Set(Uvm(UVM_INITIALIZE), structs::UVM_INITIALIZE),
     Set(Uvm(UVM_REGISTER_GPU), structs::UVM_REGISTER_GPU),

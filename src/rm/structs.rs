@@ -9,13 +9,18 @@
 
 use super::layout::Meaning::{
     Attributes, Attributes2, Base, Class, Client, Command, CommandSize, Count, Descriptor, Device,
-    Flags, FreeMemory, Function, Handle, Height, LargestFree, Length, Limit, List, Offset, Params,
-    ParamsSize, Parent, Pitch, Rights, Size, SourceClient, SourceHandle, Status, TotalMemory, Uuid,
+    Flags, FreeMemory, Function, Handle, Height, Kind, LargestFree, Length, Limit, List, Offset,
+    Params, ParamsSize, Parent, Pitch, Rights, Size, SourceClient, SourceHandle, Status,
+    TotalMemory, Uuid,
 };
 use super::layout::{Field, Layout, Meaning};
 
 const fn f1(meaning: Meaning, name: &'static str, offset: usize) -> Field {
     Field { meaning, name, offset, width: 1 }
+}
+
+const fn f2(meaning: Meaning, name: &'static str, offset: usize) -> Field {
+    Field { meaning, name, offset, width: 2 }
 }
 
 const fn f4(meaning: Meaning, name: &'static str, offset: usize) -> Field {
@@ -471,6 +476,49 @@ pub(super) const IMPORT_OBJECT: &[Layout] = &[Layout::new(
         f4(Parent, "object.data.rmObject.hParent", 12),
         f4(Handle, "object.data.rmObject.hObject", 16),
     ],
+)];
+
+pub(super) const EXPORT_OBJECTS: &[Layout] = &[Layout::new(
+    "NV0000_CTRL_OS_UNIX_EXPORT_OBJECTS_TO_FD_PARAMS",
+    2128,
+    &[
+        f4(Descriptor, "fd", 0),
+        f4(Parent, "hDevice", 4),
+        Field { meaning: List, name: "objects", offset: 76, width: 2048 },
+        f2(Count, "numObjects", 2124),
+        f2(Offset, "index", 2126),
+    ],
+)];
+
+pub(super) const IMPORT_OBJECTS: &[Layout] = &[Layout::new(
+    "NV0000_CTRL_OS_UNIX_IMPORT_OBJECTS_FROM_FD_PARAMS",
+    652,
+    &[
+        f4(Descriptor, "fd", 0),
+        f4(Parent, "hParent", 4),
+        Field { meaning: List, name: "objects", offset: 8, width: 512 },
+        Field { meaning: Kind, name: "objectTypes", offset: 520, width: 128 },
+        f2(Count, "numObjects", 648),
+        f2(Offset, "index", 650),
+    ],
+)];
+
+pub(super) const EXPORT_INFO_76: &[Layout] = &[Layout::new(
+    "NV0000_CTRL_OS_UNIX_GET_EXPORT_OBJECT_INFO_PARAMS",
+    76,
+    &[f4(Descriptor, "fd", 0)],
+)];
+
+pub(super) const EXPORT_INFO_80: &[Layout] = &[Layout::new(
+    "NV0000_CTRL_OS_UNIX_GET_EXPORT_OBJECT_INFO_PARAMS",
+    80,
+    &[f4(Descriptor, "fd", 0)],
+)];
+
+pub(super) const ADDRESS_SPACE: &[Layout] = &[Layout::new(
+    "NV0000_CTRL_CLIENT_GET_ADDR_SPACE_TYPE_PARAMS",
+    12,
+    &[f4(Handle, "hObject", 0), f4(Flags, "mapFlags", 4), f4(Kind, "addrSpaceType", 8)],
 )];
 
 pub(super) const TIMESLICE: &[Layout] =

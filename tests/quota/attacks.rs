@@ -65,6 +65,8 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["hide-heir"], Promise::Never),
     (&["hide-behind"], Promise::Briefly),
     (&["hide-behind", "nothing"], Promise::Briefly),
+    (&["export-reuse"], Promise::Never),
+    (&["export-reuse", "list"], Promise::Never),
     (&["vfork-exec"], Promise::Never),
     (&["close-range"], Promise::Never),
 ];

@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
+use cgpu_sim::ClientState;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde_json::json;
 
@@ -28,7 +30,10 @@ struct Shared {
 
 impl Shared {
     fn new() -> Self {
-        let gated = Gated::new();
+        Self::on(Gated::new())
+    }
+
+    fn on(gated: Gated) -> Self {
         let dir = gated.host.scratch.directory("shared");
         let bundle = gated.bundle_with("app", |config| {
             ask(config, 1000);
@@ -45,11 +50,16 @@ impl Shared {
 
     /// Starts a script whose parts wait for [`go`](Self::go), each for its own.
     fn script(&self, parts: &[&[&str]]) -> Child {
+        self.script_as("", parts)
+    }
+
+    /// The same beside others, by a name of its own.
+    fn script_as(&self, who: &str, parts: &[&[&str]]) -> Child {
         let mut lines: Vec<String> = vec!["run".into(), "start".into()];
         for (number, part) in parts.iter().enumerate() {
             lines.extend(part.iter().map(|line| (*line).to_owned()));
-            lines.push(format!("touch /shared/done{number}"));
-            lines.push(format!("wait /shared/go{number}"));
+            lines.push(format!("touch /shared/done{who}{number}"));
+            lines.push(format!("wait /shared/go{who}{number}"));
         }
         let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
         self.gated.start(&self.bundle, &lines)
@@ -57,12 +67,22 @@ impl Shared {
 
     #[track_caller]
     fn done(&self, part: usize) {
-        let path = self.dir.join(format!("done{part}"));
-        assert!(wait_until(SOON, || path.exists()), "part {part}\n{}", self.gated.host.log());
+        self.done_as("", part);
+    }
+
+    #[track_caller]
+    fn done_as(&self, who: &str, part: usize) {
+        let path = self.dir.join(format!("done{who}{part}"));
+        let done = wait_until(2 * SOON, || path.exists());
+        assert!(done, "part {who}{part}\n{}", self.gated.host.log());
     }
 
     fn go(&self, part: usize) {
-        fs::write(self.dir.join(format!("go{part}")), "").expect("it is ours");
+        self.go_as("", part);
+    }
+
+    fn go_as(&self, who: &str, part: usize) {
+        fs::write(self.dir.join(format!("go{who}{part}")), "").expect("it is ours");
     }
 
     /// That monitor and driver agree.
@@ -192,6 +212,355 @@ fn a_container_that_is_gone_leaves_nothing_in_a_file_that_is_hidden() {
     assert!(wait_until(SOON, empty), "{}", shared.gated.host.log());
     drop(hidden);
     shared.gated.soon_is_empty();
+}
+
+/// Objects that open files of the driver's have.
+fn exported(gated: &Gated) -> usize {
+    gated.sim.state().files.iter().map(|file| file.exported).sum()
+}
+
+#[test]
+fn a_list_of_objects_counts_once_wherever_it_is_until_nobody_has_it() {
+    for crun in [false, true] {
+        let mut gated = Gated::new();
+        if crun {
+            gated.over_crun();
+        }
+        let shared = Shared::on(gated);
+        let child = shared.script(&[
+            &["alloc 300MiB as a", "alloc 200MiB as b", "export-list 1000 0 a b"],
+            &["export-list 1000 998 b a", "import-list 0 as c d", "import-list 997 as e f g"],
+            &["free a", "free b", "free c", "free d"],
+            &["free f", "free g"],
+            &["import-list 0 as c", "export-list 1000 998 - -"],
+            &["export-list 1000 0 - -"],
+            &["free c", "alloc 1000MiB as h", "free h", "export-info"],
+        ]);
+        // Twice in the file, twice imported, freed where it was made, and named no more.
+        for part in 0..5 {
+            shared.done(part);
+            shared.uses(500);
+            assert_eq!(exported(&shared.gated), if part == 0 { 2 } else { [4, 2][part / 4] });
+            if part == 3 {
+                // Longer than it takes to look for whoever has the file, who is there.
+                std::thread::sleep(Duration::from_secs(5));
+                shared.uses(500);
+            }
+            shared.go(part);
+        }
+        shared.done(5);
+        shared.uses(300);
+        shared.go(5);
+        shared.done(6);
+        shared.uses(0);
+        shared.go(6);
+        let said = says(child);
+        for line in [
+            "import-list ok kinds=[0, 1, 1]",
+            "alloc h ok bytes=1048576000",
+            "export-info ok places=1000 metadata=cgpu",
+        ] {
+            assert!(said.contains(line), "no {line:?} in {said}");
+        }
+        assert!(!said.contains("status="), "{said}");
+        shared.end();
+    }
+}
+
+#[test]
+fn what_is_replaced_in_a_file_is_freed() {
+    let shared = Shared::new();
+    let child = shared.script(&[
+        &["alloc 300MiB as a", "alloc 100MiB as b", "export-list 4 1 a a"],
+        &["free a", "export-list 4 2 b -"],
+        &["export-list 4 0 b b"],
+        // Refused as a whole: there is no fifth place, and what is there stays.
+        &["export-list 4 4 b", "free b", "import-list 0 as c d e"],
+        &["alloc 900MiB as x", "close-export"],
+    ]);
+    for (part, mib) in [(0, 400), (1, 400), (2, 100), (3, 100)] {
+        shared.done(part);
+        shared.uses(mib);
+        shared.go(part);
+    }
+    shared.done(4);
+    shared.uses(1000);
+    shared.go(4);
+    let said = says(child);
+    assert_eq!(said.matches("status=").count(), 1, "{said}");
+    assert!(said.contains("export-list status=0x5b"), "{said}");
+    assert!(said.contains("import-list ok kinds=[1, 1, 1]"), "{said}");
+    shared.end();
+}
+
+#[test]
+fn a_place_that_nobody_can_reach_is_freed_though_another_of_its_file_is_named() {
+    let shared = Shared::new();
+    let child = shared.script(&[
+        &["alloc 300MiB as a", "alloc 100MiB as b", "export-list 2 0 a b"],
+        &["free a"],
+        &["close-export"],
+        &["free b"],
+    ]);
+    for (part, mib) in [(0, 400), (1, 400), (2, 100)] {
+        shared.done(part);
+        shared.uses(mib);
+        shared.go(part);
+    }
+    shared.done(3);
+    shared.uses(0);
+    shared.go(3);
+    says(child);
+    shared.end();
+}
+
+#[test]
+fn memory_stays_with_who_imported_it_when_its_exporter_is_killed() {
+    let shared = Shared::new();
+    let exporter = shared.script_as(
+        "a",
+        &[
+            &["alloc 300MiB as a", "system 8MiB as h", "export-list 2 0 a h"],
+            &["offer-export /shared/file"],
+        ],
+    );
+    shared.done_as("a", 0);
+    let clients = shared.gated.sim.state().clients;
+    let has = |client: &&ClientState| client.objects.iter().any(|object| object.bytes == 300 * MIB);
+    let maker = clients.iter().find(has).expect("it has the memory").process.cast_signed();
+    let maker = Pid::from_raw(maker);
+    shared.go_as("a", 0);
+    let importer = shared.script_as(
+        "b",
+        &[&["fetch-export /shared/file", "import-list 0 as c d", "close-export"], &["free c"]],
+    );
+    shared.done_as("b", 0);
+    shared.uses(300);
+    kill(maker, Signal::SIGKILL).expect("it is there");
+    says(exporter);
+    // The file is nobody's any more: what it had is named by the importer.
+    std::thread::sleep(Duration::from_secs(5));
+    shared.uses(300);
+    let filled = shared.gated.exec(&shared.bundle, &["fill"]).ok();
+    assert_eq!(got_bytes(&filled), 700 * MIB, "{filled}");
+    shared.go_as("b", 0);
+    shared.done_as("b", 1);
+    shared.uses(0);
+    shared.go_as("b", 1);
+    says(importer);
+    shared.uses(0);
+    let empty = || exported(&shared.gated) == 0;
+    assert!(wait_until(SOON, empty), "{}", shared.gated.host.log());
+    shared.end();
+}
+
+#[test]
+fn a_new_worker_knows_each_place_of_a_file() {
+    let shared = Shared::new();
+    let child = shared.script(&[
+        &["alloc 300MiB as a", "alloc 100MiB as b", "system 8MiB as h"],
+        &["export-list 9 3 b a h", "free a", "free b", "free h"],
+        &["import-list 2 as w x y z", "export-list 9 3 - -"],
+        &["free x"],
+        &["free y"],
+    ]);
+    for (part, mib) in [(0, 400), (1, 400), (2, 400), (3, 300)] {
+        shared.done(part);
+        shared.uses(mib);
+        let (_, worker) = shared.gated.monitor("app_________");
+        kill(worker, Signal::SIGKILL).expect("it is there");
+        shared.go(part);
+    }
+    shared.done(4);
+    shared.uses(0);
+    shared.go(4);
+    let said = says(child);
+    assert!(said.contains("import-list ok kinds=[0, 1, 1, 2]"), "{said}");
+    assert!(!said.contains("status="), "{said}");
+    let empty = || exported(&shared.gated) == 0;
+    assert!(wait_until(SOON, empty), "{}", shared.gated.host.log());
+    shared.end();
+}
+
+#[test]
+fn a_list_in_a_file_that_is_hidden_goes_with_its_container() {
+    let shared = Shared::new();
+    let child = shared.script(&[&[
+        "alloc 300MiB as a",
+        "system 8MiB as h",
+        // Further apart than one control clears.
+        "export-list 65535 0 a h",
+        "export-list 65535 65534 a",
+        "free a",
+    ]]);
+    shared.done(0);
+    shared.uses(300);
+    assert_eq!(exported(&shared.gated), 3);
+    let files = shared.gated.sim.state().files;
+    let exporter = files.iter().find(|file| file.exported > 0).expect("it is there").process;
+    let hidden = hidden(exporter);
+    shared.gated.host.runtime().delete(&shared.bundle).ok();
+    let _ = says(child);
+    let empty = || (shared.gated.used_bytes(0), exported(&shared.gated)) == (0, 0);
+    assert!(wait_until(SOON, empty), "{}", shared.gated.host.log());
+    drop(hidden);
+    shared.gated.soon_is_empty();
+}
+
+#[test]
+fn memory_of_the_host_is_exported_and_counts_nothing() {
+    for crun in [false, true] {
+        let mut gated = Gated::new();
+        if crun {
+            gated.over_crun();
+        }
+        let shared = Shared::on(gated);
+        let child = shared.script(&[
+            &["system 64MiB as h", "alloc 1000MiB as a", "export h", "import as i", "import as j"],
+            // Once more in its own place, by another name.
+            &["free h", "free i", "export-list 3 0 j"],
+            &["import as k", "free j", "free k"],
+            &["close-export"],
+        ]);
+        for part in 0..3 {
+            shared.done(part);
+            shared.uses(1000);
+            assert_eq!(exported(&shared.gated), 1, "part {part}");
+            shared.go(part);
+        }
+        shared.done(3);
+        let empty = || exported(&shared.gated) == 0;
+        assert!(wait_until(SOON, empty), "{}", shared.gated.host.log());
+        shared.uses(1000);
+        shared.go(3);
+        let said = says(child);
+        for line in ["export h ok", "import i ok", "import j ok", "import k ok"] {
+            assert!(said.contains(line), "no {line:?} in {said}");
+        }
+        shared.end();
+    }
+}
+
+#[test]
+fn a_worker_killed_at_random_under_exports_loses_nothing() {
+    let shared = Shared::new();
+    let round = [
+        "alloc 90MiB as a",
+        "alloc 80MiB as b",
+        "system 1MiB as h",
+        "export-list 700 600 a h",
+        "import-list 599 as v w x",
+        "free a",
+        "export-list 700 601 b",
+        "free h",
+        "import-list 600 as y z",
+        "free b",
+        "free w",
+        "free x",
+        "free y",
+        "export-list 700 600 -",
+        "free z",
+        "export-list 700 601 -",
+        "close-export",
+        "alloc 70MiB as c",
+        "export c",
+        "free c",
+        "import as d",
+        "export-list 1 0 -",
+        "close-export",
+        "free d",
+    ];
+    let rounds = 60;
+    let script: Vec<&str> = round.into_iter().cycle().take(round.len() * rounds).collect();
+    let child = shared.script(&[&script]);
+    let mut wait_us = 300;
+    let mut killed = 0;
+    while !shared.dir.join("done0").exists() && killed < 60 {
+        std::thread::sleep(Duration::from_micros(wait_us));
+        wait_us = wait_us * 7919 % 20011;
+        let (_, worker) = shared.gated.monitor("app_________");
+        killed += u32::from(kill(worker, Signal::SIGKILL).is_ok());
+        let used = shared.gated.used_bytes(0);
+        assert!(used <= 1000 * MIB, "{used}");
+    }
+    shared.done(0);
+    shared.uses(0);
+    shared.go(0);
+    let said = says(child);
+    assert!(killed > 20, "{killed}");
+    assert!(!said.contains("status=") && !said.contains("errno="), "{killed}: {said}");
+    let kinds = ["kinds=[0, 1, 2]", "kinds=[1, 1]"];
+    assert_eq!(kinds.map(|kinds| said.matches(kinds).count()), [rounds; 2], "{said}");
+    shared.end();
+}
+
+#[test]
+fn what_is_no_memory_or_in_no_books_is_not_exported() {
+    let shared = Shared::new();
+    let child = shared.script(&[&[
+        "alloc 100MiB as a",
+        "export-list 3 0 device",
+        "export-list 3 0 a device",
+        "export-list 3 0 a",
+        "import-list 0 as b",
+        "export-list 3 0 -",
+    ]]);
+    shared.done(0);
+    shared.uses(100);
+    assert_eq!(exported(&shared.gated), 0);
+    shared.go(0);
+    let said = says(child);
+    assert_eq!(said.matches("export-list status=0x56").count(), 2, "{said}");
+    assert_eq!(said.matches("export-list ok").count(), 2, "{said}");
+    assert!(said.contains("import-list ok kinds=[1]"), "{said}");
+    shared.end();
+}
+
+#[test]
+fn another_container_can_neither_import_nor_put_something_into_a_file() {
+    let shared = Shared::new();
+    let child = shared.script(&[
+        &["alloc 300MiB as a", "system 8MiB as h", "export-list 4 0 a h"],
+        &["offer-export /shared/file"],
+        &["import-list 0 as c d"],
+    ]);
+    shared.done(0);
+    shared.go(0);
+    let other = shared.gated.bundle_with("other", |config| {
+        ask(config, 1000);
+        let words = [
+            RMTOOL,
+            "run",
+            "start",
+            "alloc 100MiB as x",
+            "fetch-export /shared/file",
+            "import-list 0 as y z",
+            "import as y",
+            "export-list 4 2 x",
+            "export-list 4 0 x",
+        ];
+        config["process"]["args"] = json!(words);
+        config["mounts"].as_array_mut().expect("mounts are a list").push(json!({
+            "destination": "/shared", "type": "bind", "source": shared.dir,
+            "options": ["bind", "rw"],
+        }));
+    });
+    let runtime = shared.gated.host.runtime();
+    let outcome = runtime.run(&other);
+    let _ = runtime.delete(&other); // `run` has done it, unless it failed
+    let said = outcome.stdout;
+    assert!(said.contains("fetch-export ok"), "{said}");
+    assert!(said.contains("import-list status=0x3b"), "{said}");
+    assert!(said.contains("import y status=0x3b"), "{said}");
+    assert_eq!(said.matches("export-list status=0x63").count(), 2, "{said}");
+    shared.done(1);
+    shared.uses(300);
+    assert_eq!(exported(&shared.gated), 2);
+    shared.go(1);
+    shared.done(2);
+    shared.go(2);
+    assert!(says(child).contains("import-list ok kinds=[1, 2]"));
+    shared.end();
 }
 
 #[test]

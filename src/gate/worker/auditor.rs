@@ -358,6 +358,12 @@ impl Shared {
             self.auditor.killed.lock().unwrap_or_else(PoisonError::into_inner).remove(process);
         }
         if !dead.is_empty() {
+            // No figure tells that they are gone. Should one be in use all the same, nothing
+            // of it counted.
+            for client in books.ledger.weightless_orphans() {
+                books.enter(Entry::Free { client, handle: Handle(client.0) });
+                books.unlearn(client.0);
+            }
             if books.processes.is_empty() {
                 drop(books);
                 // What only a file keeps alive has nobody left to look for it.

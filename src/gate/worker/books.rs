@@ -56,6 +56,11 @@ pub(super) struct Books {
     pub(super) underway: usize,
     /// How often such calls began or ended.
     pub(super) generation: u64,
+    /// Frees in the driver, and how many ever began.
+    freeing: usize,
+    frees: u64,
+    /// Calls that export, or wait to.
+    exporting: usize,
     /// Processes with a mapping that continued, and how often they were looked at since.
     pub(super) mappers: BTreeMap<Process, u32>,
     /// When the driver is to be asked, though nobody waits for it.
@@ -79,6 +84,9 @@ impl Books {
             orphaned: Vec::new(),
             underway: 0,
             generation: 0,
+            freeing: 0,
+            frees: 0,
+            exporting: 0,
             mappers: BTreeMap::new(),
             due: [None; 2],
         };
@@ -292,6 +300,36 @@ impl Books {
     pub(super) fn end(&mut self) {
         self.underway = self.underway.saturating_sub(1);
         self.generation += 1;
+    }
+
+    /// A free goes into the driver, or comes back.
+    pub(super) fn begin_free(&mut self) {
+        self.freeing += 1;
+        self.frees += 1;
+    }
+
+    pub(super) fn end_free(&mut self) {
+        self.freeing = self.freeing.saturating_sub(1);
+    }
+
+    /// An export begins, or ends.
+    pub(super) fn begin_export(&mut self) {
+        self.exporting += 1;
+    }
+
+    pub(super) fn end_export(&mut self) {
+        self.exporting = self.exporting.saturating_sub(1);
+    }
+
+    /// Whether none is under way.
+    pub(super) fn exports_none(&self) -> bool {
+        self.exporting == 0
+    }
+
+    /// A number that stays while no handle can come to name another object; `None` while
+    /// one can: an object is being freed.
+    pub(super) fn still(&self) -> Option<u64> {
+        (self.freeing == 0).then_some(self.frees)
     }
 
     /// The driver is to be asked soon, and once more later.

@@ -18,7 +18,7 @@ use crate::rm::number::{
     NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE, NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO,
     NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0, NV2080_CTRL_CMD_GPU_GET_GID_INFO,
 };
-use crate::rm::{Command, Key, Layout, Meaning, Release, about};
+use crate::rm::{Command, Key, Layout, Meaning, Release, about, export};
 
 /// What the classes of all channels end in: `GF100_CHANNEL_GPFIFO` 0x906f, and so on.
 const ANY_CHANNEL: u32 = 0x6f;
@@ -308,9 +308,10 @@ impl Rm<'_> {
     /// Whether an object of a client is memory of a GPU. A channel isn't, whose control page may lie
     /// there.
     pub(super) fn is_gpu_memory(&self, client: u32, handle: u32) -> bool {
-        let mut space = about::ask_space(handle);
+        let Some(mut place) = export::ask_where(self.release, handle) else { return false };
         let command = NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE;
-        if self.control(client, client, command, &mut space).is_err() || !about::is_of_gpu(&space) {
+        let asked = self.control(client, client, command, &mut place);
+        if asked.is_err() || !export::is_of_a_gpu(self.release, &place) {
             return false;
         }
         let mut class = about::ask_class(handle);

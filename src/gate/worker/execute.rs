@@ -40,6 +40,11 @@ pub(super) struct Making {
     pub(super) head: &'static Layout,
 }
 
+/// The handle so many after the first of those that were chosen at once.
+pub(super) fn nth_handle(first: u32, number: u32) -> u32 {
+    HANDLES | first.wrapping_add(number) & HANDLES_MASK
+}
+
 impl Case<'_> {
     pub(super) fn execute(&mut self, command: &Command, decoded: &Decoded) -> Result<Reply, Over> {
         let Some(layout) = decoded.layout else { return self.execute_plain(command) };
@@ -58,7 +63,7 @@ impl Case<'_> {
         }
     }
 
-    fn rm(&self) -> Result<Rm<'_>, Over> {
+    pub(super) fn rm(&self) -> Result<Rm<'_>, Over> {
         Ok(Rm { release: &self.shared.release, device: self.device()? })
     }
 
@@ -193,16 +198,23 @@ impl Case<'_> {
         }
     }
 
-    pub(super) fn next_handle(&self) -> u32 {
+    fn next_handle(&self) -> u32 {
         HANDLES | self.shared.memory.next_handle() & HANDLES_MASK
+    }
+
+    /// The first of so many handles; [`nth_handle`] tells the others.
+    pub(super) fn next_handles(&self, count: u32) -> u32 {
+        HANDLES | self.shared.memory.next_handles(count) & HANDLES_MASK
     }
 
     /// Frees what a call made that isn't given to the caller.
     pub(super) fn unmake(&self, client: u32, parent: u32, handle: u32) {
         let Ok(rm) = self.rm() else { return };
+        self.shared.begin_free();
         let _ = rm.free(client, parent, handle);
         let (of, handle) = (Client(client), Handle(handle));
         let mut books = self.books();
+        books.end_free();
         if books.ledger.contains(of, handle) {
             books.enter(Entry::Free { client: of, handle });
         }
@@ -430,8 +442,10 @@ impl Case<'_> {
     ) -> Result<Reply, Over> {
         self.only_once()?;
         let (of, object) = (Client(client), Handle(handle));
+        let process = self.target()?.process;
+        self.shared.begin_free();
         let mut books = self.books();
-        books.shares(client, self.target()?.process);
+        books.shares(client, process);
         let before = books.ledger.charge_of(of, object);
         books.begin();
         drop(books);
@@ -452,6 +466,7 @@ impl Case<'_> {
                 books.unlearn(client);
             }
         }
+        books.end_free();
         books.end();
         drop(books);
         called?;

@@ -1,87 +1,50 @@
-//! Memory in files: what a program exports to a descriptor, for another to import.
+//! Memory in files: what a program exports to a descriptor, and another imports.
 //!
-//! The driver keeps the memory while the file is open, wherever its descriptor went, and
-//! nothing tells when it's closed. So we keep it open, too: by that an import is known for
-//! what it is. When no object names the memory any more, and nobody of the container is
-//! found with the file, it is taken back: the driver frees what the file has, also where a
-//! descriptor of it is hidden. So it is when the container is gone.
-#![allow(unsafe_code, reason = "kcmp has no safe interface in our crates")]
+//! What each place of a file keeps is entered before the driver puts it there, and taken out
+//! after it was cleared: a worker that is killed in between leaves the next one too much in
+//! the books, never too little. So what an export is to replace is cleared first; should the
+//! driver then refuse the new, the place stays empty, where the driver alone would leave what
+//! was there.
+//!
+//! A handle must name the same in the driver as in the books, or small memory would be
+//! entered and large exported. So frees wait for exports, and these for frees; where a free
+//! waited too long, for an export that hangs, what was exported is taken out again.
+//!
+//! Memory of the host is entered when it's exported, as memory of 0 bytes: nothing else tells
+//! who names it. That it's the host's, the driver is asked each time.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::libc;
-
 use super::Shared;
-use super::books::BOUNDS;
-use super::device::{self, Device, Rm};
+use super::books::{BOUNDS, Books};
+use super::device::{Device, Failure};
+use super::execute::nth_handle;
+use super::exported::{Claim, Denied, LOOK, PATIENCE};
 use super::listener::Reply;
 use super::serve::{Case, Made, Over};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
-use crate::rm::export::{self, Does};
+use crate::rm::export::{self, Does, Places};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 use crate::rm::{Answer, Command, Layout, Meaning};
 
-/// Files at most: each is a descriptor of ours and one of the keeper's.
-const MOST: usize = 4096;
+/// How long a free waits for exports. One that hangs holds up no more than that.
+const FREE_PATIENCE: Duration = Duration::from_millis(100);
 
-/// How often files are looked for that nobody has any more, and how often one must not have
-/// been found: a descriptor may be on its way from one process to another.
-const SWEEP: Duration = Duration::from_secs(1);
-const MISSES: u32 = 3;
-
-/// Files that memory was exported to.
-#[derive(Debug, Default)]
-pub(super) struct Exports {
-    files: Mutex<BTreeMap<u64, Export>>,
-    swept: Mutex<Option<Instant>>,
-}
-
-#[derive(Debug)]
-struct Export {
-    file: Arc<Device>,
-    /// How often it was not found in a row.
-    misses: u32,
-}
-
-impl Exports {
-    fn files(&self) -> MutexGuard<'_, BTreeMap<u64, Export>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether there is something to look for.
-    pub(super) fn are_none(&self) -> bool {
-        self.files().is_empty()
-    }
-
-    fn keep(&self, number: u64, file: Arc<Device>) {
-        self.files().insert(number, Export { file, misses: 0 });
-    }
-
-    /// The number of an open file.
-    fn number(&self, file: &Device) -> Option<u64> {
-        let own = std::process::id();
-        let files = self.files();
-        let same = |export: &Export| is_same((own, file.descriptor()), &export.file) == Some(true);
-        files.iter().find(|(_, export)| same(export)).map(|(number, _)| *number)
-    }
-}
-
-/// Whether a process has the file by that descriptor; `None` where that can't be told.
-fn is_same((pid, descriptor): (u32, i32), file: &Device) -> Option<bool> {
-    /// `KCMP_FILE` of `linux/kcmp.h`.
-    const FILE: u32 = 0;
-    let own = std::process::id();
-    // SAFETY: takes numbers only.
-    let compared =
-        unsafe { libc::syscall(libc::SYS_kcmp, own, pid, FILE, file.descriptor(), descriptor) };
-    (compared >= 0).then_some(compared == 0)
+/// An export or an import that is to be made.
+#[derive(Debug, Clone, Copy)]
+struct Control<'a> {
+    command: &'a Command,
+    head: &'static Layout,
+    /// Of its parameters.
+    layout: &'static Layout,
+    does: Does,
+    client: u32,
+    /// Where the caller has the parameters.
+    params: u64,
 }
 
 impl Case<'_> {
@@ -93,10 +56,10 @@ impl Case<'_> {
         client: u32,
         params: u64,
     ) -> Result<Reply, Over> {
-        let layout = export::layout(&self.shared.release, does, self.desk.params.len());
-        if layout.is_none() && does != Does::Tell {
-            return Err(self.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT), Some(head)));
-        }
+        let Some(layout) = export::layout(&self.shared.release, does, self.desk.params.len())
+        else {
+            return Err(self.status_over(head, NV_ERR_INVALID_PARAM_STRUCT));
+        };
         let descriptor = export::descriptor(layout, &self.desk.params);
         let file = descriptor.and_then(|descriptor| {
             let file = self.target.as_ref()?.duplicate(descriptor).ok()?;
@@ -104,17 +67,18 @@ impl Case<'_> {
             (file.kind == NodeKind::Control).then_some(file)
         });
         let (Some(descriptor), Some(file)) = (descriptor, file) else {
-            return Err(self.answer(Answer::Status(NV_ERR_INVALID_PARAMETER), Some(head)));
+            return Err(self.status_over(head, NV_ERR_INVALID_PARAMETER));
         };
         self.settle()?;
         export::set_descriptor(layout, &mut self.desk.params, file.descriptor());
-        let place = (command, head);
-        let done = match (does, layout) {
-            (Does::Export, Some(layout)) => {
-                self.export(place, layout, client, params, Arc::new(file))
+        let control = Control { command, head, layout, does, client, params };
+        let done = match (does, export::places(layout, &self.desk.params)) {
+            (Does::Tell, _) => self.make_control(command, head, params).map(|done| (done, vec![])),
+            (_, None) => Err(self.status_over(head, NV_ERR_INVALID_PARAMETER)),
+            (Does::Export | Does::ExportList, Some(places)) => {
+                self.export(control, &places, &Arc::new(file)).map(|done| (done, vec![]))
             }
-            (Does::Import, Some(layout)) => self.import(place, layout, client, params, &file),
-            _ => self.make_control(command, head, params).map(|done| (done, None)),
+            (_, Some(places)) => self.import(control, &places, &Arc::new(file)),
         };
         export::set_descriptor(layout, &mut self.desk.params, descriptor);
         let (done, made) = done?;
@@ -122,224 +86,321 @@ impl Case<'_> {
         Ok(self.executed(made))
     }
 
-    fn param(&self, layout: &'static Layout, meaning: Meaning) -> u32 {
-        let view = layout.view(&self.desk.params);
-        view.and_then(|view| view.u32(meaning)).unwrap_or_default()
+    fn status_over(&mut self, head: &'static Layout, status: u32) -> Over {
+        self.answer(Answer::Status(status), Some(head))
     }
 
-    fn set_handle(&mut self, layout: &Layout, handle: u32) {
-        if let Some(patch) = layout.patch(Meaning::Handle, handle.into()) {
-            let _ = patch.apply(&mut self.desk.params);
-        }
+    fn denied(&mut self, head: &'static Layout, denied: Denied) -> Over {
+        let (what, status) = match denied {
+            Denied::Unknown => {
+                ("an import of what this container didn't export", NV_ERR_INVALID_PARAMETER)
+            }
+            Denied::Full => {
+                ("more exports than can be kept account of", NV_ERR_INSUFFICIENT_RESOURCES)
+            }
+            Denied::Busy => {
+                ("an export or import that would wait for others too long", NV_ERR_BUSY_RETRY)
+            }
+        };
+        self.log(what);
+        self.status_over(head, status)
     }
 
     fn export(
         &mut self,
-        (command, head): (&Command, &'static Layout),
-        layout: &'static Layout,
-        client: u32,
-        params: u64,
-        file: Arc<Device>,
-    ) -> Result<(bool, Option<Made>), Over> {
-        let (of, handle) = (Client(client), Handle(self.param(layout, Meaning::Handle)));
-        if self.shared.exports.number(&file).is_some() {
-            return Err(self.answer(Answer::Status(NV_ERR_STATE_IN_USE), Some(head)));
-        }
-        let number = self.shared.memory.next_hold();
-        let hold = Hold::Export(number);
-        let mut books = self.books();
-        let held = match self.shared.exports.files().len() {
-            MOST.. => Err(LedgerError::Full),
-            _ => books.ledger.hold(hold, of, handle),
+        control: Control<'_>,
+        places: &Places,
+        file: &Arc<Device>,
+    ) -> Result<bool, Over> {
+        let (shared, head) = (self.shared, control.head);
+        let number = || Some(shared.memory.next_hold());
+        let claimed = shared.exports.claim(file, true, number);
+        let (claim, is_new) = claimed.map_err(|denied| self.denied(head, denied))?;
+        let (_, was_known) = self.slot.executed();
+        // The worker before had come to tell of it.
+        let mine = self.again && !was_known;
+        // One object is put into a file once; a list goes into what others of ours began.
+        let begun = match control.does {
+            Does::Export => !is_new && !mine,
+            _ => is_new && self.is_in_use(control.client, file),
         };
-        books.ledger.release(hold);
-        if held.is_ok() {
-            books.enter(Entry::Hold { hold, client: of, handle });
+        let done = match begun {
+            true => Err(self.status_over(head, NV_ERR_STATE_IN_USE)),
+            false => {
+                if !self.again {
+                    self.slot.executing(0, !is_new);
+                }
+                self.export_to(control, places, &claim, is_new)
+            }
+        };
+        if is_new && !matches!(done, Ok(true)) && shared.clear(&claim, |_| true) {
+            shared.forget_export(claim.number);
+        }
+        done
+    }
+
+    /// Whether anybody has exported to that file.
+    fn is_in_use(&self, client: u32, file: &Device) -> bool {
+        let params = export::ask(&self.shared.release, file.descriptor());
+        let Some(mut params) = params else { return false };
+        let command = NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO;
+        self.rm().is_ok_and(|rm| rm.control(client, client, command, &mut params).is_ok())
+    }
+
+    fn export_to(
+        &mut self,
+        control: Control<'_>,
+        places: &Places,
+        claim: &Claim<'_>,
+        is_new: bool,
+    ) -> Result<bool, Over> {
+        let head = control.head;
+        let process = self.target()?.process;
+        self.books().shares(control.client, process);
+        if is_new {
+            // Before there is anything in it, so that no worker to come misses one.
+            let notice = Notice::Exported { number: claim.number };
+            if self.shared.keeper.tell_with(notice, Some(claim.file.as_fd())).is_err() {
+                return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
+            }
+        }
+        self.books().begin_export();
+        let done = self.export_in_turn(control, places, claim);
+        self.books().end_export();
+        done
+    }
+
+    /// Exports while nothing is freed.
+    fn export_in_turn(
+        &mut self,
+        control: Control<'_>,
+        places: &Places,
+        claim: &Claim<'_>,
+    ) -> Result<bool, Over> {
+        let (head, of) = (control.head, Client(control.client));
+        let since = Instant::now();
+        let mut was_there = self.again;
+        while since.elapsed() <= PATIENCE {
+            let Some(still) = self.books().still() else {
+                std::thread::sleep(LOOK);
+                continue;
+            };
+            let of_the_host = self.of_the_host(control, places)?;
+            if !self.shared.clear(claim, |place| places.has(place)) {
+                return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
+            }
+            let mut books = self.books();
+            if books.still() != Some(still) {
+                continue;
+            }
+            let held = hold_all(&mut books, (of, places), claim.number, &of_the_host);
+            drop(books);
+            if let Err(error) = held {
+                self.log(&format!("an export: {error}"));
+                let status = match error {
+                    LedgerError::Full => NV_ERR_INSUFFICIENT_RESOURCES,
+                    _ => NV_ERR_NOT_SUPPORTED,
+                };
+                return Err(self.status_over(head, status));
+            }
+            let done = self.put_in(control, places, claim, was_there);
+            if !matches!(done, Ok(true)) {
+                self.shared.release(claim.number, |place| places.has(place));
+                return done;
+            }
+            if self.books().still() == Some(still) {
+                return done;
+            }
+            // What it was may be something else by now.
+            was_there = true;
+            if !self.shared.clear(claim, |place| places.has(place)) {
+                break;
+            }
+        }
+        Err(self.denied(head, Denied::Busy))
+    }
+
+    /// Has the driver put objects into a file, where we maybe had some before.
+    fn put_in(
+        &mut self,
+        control: Control<'_>,
+        places: &Places,
+        claim: &Claim<'_>,
+        was_there: bool,
+    ) -> Result<bool, Over> {
+        let Control { command, head, does, client, params, .. } = control;
+        let done = self.make_control(command, head, params)?;
+        let status = self.status(head);
+        if does != Does::Export || status != NV_ERR_STATE_IN_USE || !was_there {
+            return Ok(done);
+        }
+        // Its one place was cleared, which a list alone fills again.
+        let object = places.objects.first().copied().unwrap_or_default();
+        let mut list = export::one(claim.file.descriptor(), object);
+        let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
+        let status = match self.rm()?.control(client, client, command, &mut list) {
+            Ok(()) => NV_OK,
+            Err(Failure::Status(status)) => status,
+            Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
+        };
+        self.patch(head, Meaning::Status, status.into());
+        Ok(status == NV_OK)
+    }
+
+    /// The objects that aren't known to be memory of a GPU: all are the host's.
+    ///
+    /// # Errors
+    ///
+    /// Where one isn't, and so may be memory that nobody has counted.
+    fn of_the_host(&mut self, control: Control<'_>, places: &Places) -> Result<Vec<Handle>, Over> {
+        let of = Client(control.client);
+        let mut unknown: Vec<Handle> = Vec::new();
+        let books = self.books();
+        for object in places.named().map(|(_, object)| Handle(object)) {
+            if books.ledger.bytes_of(of, object).is_none_or(|bytes| bytes == 0) {
+                unknown.push(object);
+            }
         }
         drop(books);
-        if let Err(error) = held {
-            // What isn't in the books may be memory all the same.
-            self.log(&format!("an export of {:#x}: {error}", handle.0));
-            let status = match error {
-                LedgerError::Full => NV_ERR_INSUFFICIENT_RESOURCES,
-                _ => NV_ERR_NOT_SUPPORTED,
-            };
-            return Err(self.answer(Answer::Status(status), Some(head)));
-        }
-        // Before there is anything in it, so that no worker to come misses one.
-        self.shared.exports.keep(number, Arc::clone(&file));
-        let told = self.shared.keeper.tell_with(Notice::Exported { number }, Some(file.as_fd()));
-        let done = match told {
-            Ok(()) => self.make_control(command, head, params),
-            Err(_) => Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(head))),
+        unknown.sort_unstable();
+        unknown.dedup();
+        let release = &self.shared.release;
+        let rm = self.rm()?;
+        let is_not = |object: &&Handle| {
+            let Some(mut params) = export::ask_where(release, object.0) else { return true };
+            let command = NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE;
+            let asked = rm.control(of.0, of.0, command, &mut params);
+            asked.is_err() || !export::is_of_the_host(release, &params)
         };
-        if !matches!(done, Ok(true)) {
-            self.shared.forget_export(number);
-        }
-        done.map(|done| (done, None))
+        let Some(stranger) = unknown.iter().find(is_not) else { return Ok(unknown) };
+        self.log(&format!("an export of {:#x}, which is in no books", stranger.0));
+        Err(self.status_over(control.head, NV_ERR_NOT_SUPPORTED))
     }
 
     fn import(
         &mut self,
-        (command, head): (&Command, &'static Layout),
-        layout: &'static Layout,
-        client: u32,
-        params: u64,
-        file: &Device,
-    ) -> Result<(bool, Option<Made>), Over> {
-        let Some(number) = self.shared.exports.number(file) else {
-            self.log("an import of what this container didn't export");
-            return Err(self.answer(Answer::Status(NV_ERR_INVALID_PARAMETER), Some(head)));
-        };
-        let hold = Hold::Export(number);
-        let asked = self.param(layout, Meaning::Handle);
-        let parent = self.param(layout, Meaning::Parent);
+        control: Control<'_>,
+        places: &Places,
+        file: &Arc<Device>,
+    ) -> Result<(bool, Vec<Made>), Over> {
+        let Control { command, head, layout, client, params, .. } = control;
+        let claimed = self.shared.exports.claim(file, false, || None);
+        let (claim, _) = claimed.map_err(|denied| self.denied(head, denied))?;
+        let parent = places.parent;
+        let hold = |place: u32| Hold::Export { file: claim.number, index: place };
         let process = self.target()?.process;
         let mut books = self.books();
         books.shares(client, process);
-        if books.ledger.size().objects >= BOUNDS.objects {
-            drop(books);
+        let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
+        // Where nothing is, nothing is made.
+        let wanted: Vec<(usize, u32)> = (places.objects.iter().copied().enumerate())
+            .zip(places.first..)
+            .filter(|(_, place)| books.ledger.held_by(hold(*place)).is_some())
+            .map(|(wanted, _)| wanted)
+            .collect();
+        drop(books);
+        if wanted.len() > room {
             self.log("more objects than can be kept account of");
-            return Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(head)));
+            return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
         }
-        drop(books);
+        let unchosen = wanted.iter().filter(|(_, object)| *object == 0).count();
         let (before, was_there) = self.slot.executed();
-        let handle = match (asked, self.again) {
-            (0, true) if before != 0 => before,
-            (0, _) => self.next_handle(),
-            _ => asked,
+        let first = match self.again && before != 0 {
+            true => before,
+            false => self.next_handles(u32::try_from(unchosen).unwrap_or(u32::MAX)),
         };
-        let known = self.books().ledger.contains(Client(client), Handle(handle));
-        // The worker before may have made it, and even entered it.
-        if self.again && !was_there {
-            self.unmake(client, parent, handle);
+        let mut chosen = (0..).map(|number| nth_handle(first, number));
+        let mut objects = vec![0; places.objects.len()];
+        for (at, object) in wanted {
+            if let Some(place) = objects.get_mut(at) {
+                *place = if object == 0 { chosen.next().unwrap_or_default() } else { object };
+            }
         }
-        self.set_handle(layout, handle);
-        self.slot.executing(handle, if self.again { was_there } else { known });
-        let mut books = self.books();
-        books.begin();
-        drop(books);
+        let asked = objects.iter().copied().filter(|object| *object != 0);
+        let known = {
+            let books = self.books();
+            asked.clone().any(|object| books.ledger.contains(Client(client), Handle(object)))
+        };
+        // The worker before may have made them, and even entered some.
+        if self.again && !was_there {
+            asked.for_each(|object| self.unmake(client, parent, object));
+        }
+        export::set_objects(layout, &mut self.desk.params, &objects);
+        self.slot.executing(first, if self.again { was_there } else { known });
+        self.books().begin();
         let done = self.make_control(command, head, params);
-        let made = self.param(layout, Meaning::Handle);
+        let mut made = Vec::new();
         let mut books = self.books();
         if matches!(done, Ok(true)) {
-            let (client, parent, handle) = (Client(client), Handle(parent), Handle(made));
-            books.enter(Entry::Adopt { hold, client, parent, handle });
+            let after = export::places(layout, &self.desk.params);
+            objects = after.map(|after| after.objects).unwrap_or_default();
+            for (at, (object, place)) in objects.iter_mut().zip(places.first..).enumerate() {
+                if !export::is_imported(layout, &self.desk.params, at) {
+                    *object = places.objects.get(at).copied().unwrap_or_default();
+                    continue;
+                }
+                let (client, parent) = (Client(client), Handle(parent));
+                let handle = Handle(*object);
+                books.enter(Entry::Adopt { hold: hold(place), client, parent, handle });
+                made.push(Made { client: client.0, parent: parent.0, handle: handle.0 });
+            }
+        } else {
+            objects.clone_from(&places.objects);
         }
         books.end();
         drop(books);
-        if !matches!(done, Ok(true)) {
-            self.set_handle(layout, asked);
-        }
-        let made = Made { client, parent, handle: made };
-        done.map(|done| (done, done.then_some(made)))
+        export::set_objects(layout, &mut self.desk.params, &objects);
+        done.map(|done| (done, made))
     }
 }
 
+/// Enters what is exported, and before that the memory of the host among it.
+///
+/// # Errors
+///
+/// Where that isn't there any more, or can't be remembered: then nothing is entered.
+fn hold_all(
+    books: &mut Books,
+    (of, places): (Client, &Places),
+    file: u64,
+    of_the_host: &[Handle],
+) -> Result<(), LedgerError> {
+    let size = books.ledger.size();
+    let new = |handle: &&Handle| books.ledger.bytes_of(of, **handle).is_none();
+    let new: Vec<Handle> = of_the_host.iter().filter(new).copied().collect();
+    let holds = places.named().count();
+    if size.objects + new.len() > BOUNDS.objects || size.holds + holds > BOUNDS.holds {
+        return Err(LedgerError::Full);
+    }
+    let parent = Handle(places.parent);
+    let parent = if books.ledger.contains(of, parent) { parent } else { Handle(of.0) };
+    let unknown = places.named().map(|(_, object)| Handle(object)).find(|handle| {
+        books.ledger.bytes_of(of, *handle).is_none() && !of_the_host.contains(handle)
+    });
+    if let Some(handle) = unknown {
+        return Err(LedgerError::NoSuchObject { client: of, handle });
+    }
+    for handle in new {
+        books.enter(Entry::Commit { gpu: 0, bytes: 0, client: of, parent, handle });
+    }
+    for (index, object) in places.named() {
+        let hold = Hold::Export { file, index };
+        books.enter(Entry::Hold { hold, client: of, handle: Handle(object) });
+    }
+    Ok(())
+}
+
 impl Shared {
-    /// A worker before had it.
-    pub(super) fn was_exported(&self, number: u64, file: OwnedFd) {
-        if let Ok(file) = Device::of(&self.settings.nodes, file) {
-            self.exports.keep(number, Arc::new(file));
-        }
-    }
-
-    /// Holds whose file nobody has: the worker before had not come to ask the driver.
-    pub(super) fn forget_what_was_never_exported(&self) {
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = self.exports.files();
-        let lost = |entry| match entry {
-            Entry::Held { hold: hold @ Hold::Export(number), .. } => {
-                (!files.contains_key(&number)).then_some(hold)
+    /// A free may go into the driver, once no export is there.
+    pub(super) fn begin_free(&self) {
+        let since = Instant::now();
+        loop {
+            let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            if books.exports_none() || since.elapsed() > FREE_PATIENCE {
+                return books.begin_free();
             }
-            _ => None,
-        };
-        let lost: Vec<Hold> = books.ledger.entries().filter_map(lost).collect();
-        lost.into_iter().for_each(|hold| books.enter(Entry::Release { hold }));
-    }
-
-    /// Nothing is in that file any more.
-    fn forget_export(&self, number: u64) {
-        self.exports.files().remove(&number);
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
-        books.enter(Entry::Release { hold: Hold::Export(number) });
-        drop(books);
-        // Else it is told that the worker is gone in a moment.
-        let _ = self.keeper.tell(Notice::TakenBack { number });
-    }
-
-    /// Has the driver free what is in a file, whoever has it open.
-    fn take_back(&self, number: u64, file: &Device) {
-        let Some(own) = self.auditor.own(self) else { return };
-        let rm = Rm { release: &self.release, device: &own.control };
-        let mut params = export::clear(file.descriptor());
-        let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
-        match rm.control(own.client, own.client, command, &mut params) {
-            Ok(()) => self.forget_export(number),
-            Err(error) if self.calm.allows() => {
-                tracing::warn!(?error, "an export can't be taken back: its memory stays charged");
-            }
-            Err(_) => {}
+            drop(books);
+            std::thread::sleep(LOOK);
         }
-    }
-
-    /// Takes all back: the container is gone.
-    pub(super) fn take_all_back(&self) {
-        let files: Vec<(u64, Arc<Device>)> = {
-            let files = self.exports.files();
-            files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
-        };
-        files.iter().for_each(|(number, file)| self.take_back(*number, file));
-    }
-
-    /// Takes back what nobody names or has open any more, if it's time to look for that.
-    pub(super) fn sweep_exports(&self) {
-        {
-            let mut swept = self.exports.swept.lock().unwrap_or_else(PoisonError::into_inner);
-            if swept.is_some_and(|swept| swept.elapsed() < SWEEP) || self.exports.are_none() {
-                return;
-            }
-            *swept = Some(Instant::now());
-        }
-        let unnamed: Vec<(u64, Arc<Device>)> = {
-            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
-            let unnamed = |number| books.ledger.is_last_but_for_holds(Hold::Export(number));
-            let files = self.exports.files();
-            let files = files.iter().filter(|(number, _)| unnamed(**number));
-            files.map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
-        };
-        if unnamed.is_empty() {
-            return;
-        }
-        let open = self.open_files();
-        for (number, file) in unnamed {
-            let found = open.iter().any(|place| is_same(*place, &file) != Some(false));
-            let mut files = self.exports.files();
-            let Some(export) = files.get_mut(&number) else { continue };
-            export.misses = if found { 0 } else { export.misses + 1 };
-            let over = export.misses >= MISSES;
-            drop(files);
-            if over {
-                self.take_back(number, &file);
-            }
-        }
-    }
-
-    /// Descriptors of the driver's that the container's processes have.
-    fn open_files(&self) -> Vec<(u32, i32)> {
-        let mut open = Vec::new();
-        for pid in self.inhabitants() {
-            let dir = format!("/proc/{pid}/fd");
-            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-                let number = entry.file_name().to_str().and_then(|number| number.parse().ok());
-                if let Some(number) = number
-                    && device::kind_at(&self.settings.nodes, &entry.path())
-                        == Some(NodeKind::Control)
-                {
-                    open.push((pid, number));
-                }
-            }
-        }
-        open
     }
 }

@@ -134,7 +134,12 @@ impl Memory {
 
     /// A number for a handle that the caller leaves to the driver.
     pub(super) fn next_handle(&self) -> u32 {
-        self.word(HANDLES).fetch_add(1, Ordering::Relaxed)
+        self.next_handles(1)
+    }
+
+    /// The first of so many numbers for handles, one after the other.
+    pub(super) fn next_handles(&self, count: u32) -> u32 {
+        self.word(HANDLES).fetch_add(count, Ordering::Relaxed)
     }
 
     pub(super) fn count(&self, count: Count) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::device::{Device, Failure, Rm};
 use super::memory::Slot;
-use super::serve::{Case, Desk};
+use super::serve::{Case, Desk, Made};
 use super::stash::Outcome;
 use super::{Shared, waiting};
 use crate::gate::journal::Stage;
@@ -108,21 +108,27 @@ impl Shared {
 impl Shared {
     /// Undoes what was done for a caller that didn't take it.
     pub(super) fn undo(&self, outcome: Outcome) {
-        let Some((device, client, parent, handle)) = outcome.made else { return };
+        let Some(device) = outcome.device else { return };
         let rm = Rm { release: &self.release, device: &device };
-        let freed: Result<(), Failure> = rm.free(client, parent, handle);
-        let (of, object) = (Client(client), Handle(handle));
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
-        if freed.is_ok() && books.ledger.contains(of, object) {
-            books.enter(Entry::Free { client: of, handle: object });
+        for Made { client, parent, handle } in outcome.made {
+            self.begin_free();
+            let freed: Result<(), Failure> = rm.free(client, parent, handle);
+            let (of, object) = (Client(client), Handle(handle));
+            let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            books.end_free();
+            if freed.is_ok() && books.ledger.contains(of, object) {
+                books.enter(Entry::Free { client: of, handle: object });
+            }
         }
     }
 
     /// Frees what a call made of which nobody knows the outcome, and whose caller is gone.
     pub(super) fn unmake(&self, device: &Device, client: u32, handle: u32) {
         let rm = Rm { release: &self.release, device };
+        self.begin_free();
         let _ = rm.free(client, client, handle);
         let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        books.end_free();
         let (of, object) = (Client(client), Handle(handle));
         if books.ledger.contains(of, object) {
             books.enter(Entry::Free { client: of, handle: object });

@@ -86,7 +86,7 @@ pub(super) struct Case<'a> {
     pub(super) device: Option<Device>,
     /// Where the copies belong.
     writes: [Option<(u64, Copy)>; MOST_WRITES],
-    made: Option<Made>,
+    made: Vec<Made>,
     /// Whether it must not be done twice.
     once: bool,
     counted: Count,
@@ -114,7 +114,7 @@ impl<'a> Case<'a> {
             target: None,
             device: None,
             writes: [None; MOST_WRITES],
-            made: None,
+            made: Vec::new(),
             once: false,
             counted: Count::Refused,
         }
@@ -194,14 +194,16 @@ impl<'a> Case<'a> {
     fn stash(&mut self) {
         let output = self.writes.into_iter().flatten();
         let output = output.map(|(address, copy)| (address, self.copy(copy).to_vec())).collect();
-        let device = self.device.take();
-        let made = self.made.zip(device);
+        let made = std::mem::take(&mut self.made);
+        // What is kept keeps a client alive, so it is only where it's needed.
+        let device = self.device.take().filter(|_| !made.is_empty());
         let outcome = Outcome {
             tid: self.tid(),
             asked: self.asked(),
             input: self.desk.input.clone(),
             output,
-            made: made.map(|(made, device)| (device, made.client, made.parent, made.handle)),
+            device,
+            made,
             since: Instant::now(),
         };
         // Under the thread's number, its answer waits for the call to be made again.
@@ -368,8 +370,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    pub(super) fn executed(&mut self, made: Option<Made>) -> Reply {
-        self.made = made;
+    pub(super) fn executed(&mut self, made: impl IntoIterator<Item = Made>) -> Reply {
+        self.made.extend(made);
         self.counted = Count::Executed;
         Reply::Done
     }

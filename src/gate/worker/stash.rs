@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::device::Device;
+use super::serve::Made;
 
 /// Outcomes that are kept.
 const MOST: usize = 32;
@@ -28,8 +29,10 @@ pub(super) struct Outcome {
     pub(super) input: Vec<u8>,
     /// What is to be written, and where.
     pub(super) output: Vec<(u64, Vec<u8>)>,
-    /// What was made, to be freed: client, parent and handle.
-    pub(super) made: Option<(Device, u32, u32, u32)>,
+    /// The file that it was made through.
+    pub(super) device: Option<Device>,
+    /// What was made, to be freed.
+    pub(super) made: Vec<Made>,
     pub(super) since: Instant,
 }
 
@@ -101,7 +104,8 @@ mod tests {
 
     fn outcome(tid: i32) -> Outcome {
         let since = Instant::now();
-        Outcome { tid, asked: (1, 2), input: vec![3], output: vec![], made: None, since }
+        let (input, output, made) = (vec![3], vec![], vec![]);
+        Outcome { tid, asked: (1, 2), input, output, device: None, made, since }
     }
 
     #[test]

@@ -46,6 +46,7 @@ pub const NV_ABSOLUTE_MAX_IOCTL_SIZE: usize = 16384;
 // nvstatuscodes.h.
 pub const NV_OK: u32 = 0x0;
 pub const NV_ERR_ILLEGAL_ACTION: u32 = 0x16;
+pub const NV_ERR_OUT_OF_RANGE: u32 = 0x5b;
 pub const NV_ERR_STATE_IN_USE: u32 = 0x63;
 pub const NV_ERR_INVALID_PARAMETER: u32 = 0x3b;
 pub const NV_ERR_INSERT_DUPLICATE_NAME: u32 = 0x19;
@@ -110,8 +111,6 @@ pub const CHANNEL_CLASSES: &[u32] =
     &[0x906f, 0xa06f, 0xa16f, 0xb06f, 0xc06f, 0xc36f, 0xc46f, 0xc56f, 0xc86f, 0xc96f, 0xca6f];
 
 // Controls: ctrl/ctrl0000, ctrl/ctrl2080, ctrla06c.h, ctrla06fgpfifo.h.
-pub const NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE: u32 = 0xd01;
-pub const NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE_VIDMEM: u32 = 2;
 pub const NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO: u32 = 0xd02;
 pub const NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_PARENT: u32 = 1;
 pub const NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID: u32 = 2;
@@ -125,6 +124,8 @@ pub const NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD: u32 = 0x3d05;
 pub const NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD: u32 = 0x3d06;
 pub const NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO: u32 = 0x3d08;
 pub const NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD: u32 = 0x3d0b;
+pub const NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD: u32 = 0x3d0c;
+pub const NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE: u32 = 0xd01;
 pub const NV2080_CTRL_CMD_GPU_GET_GID_INFO: u32 = 0x2080_014a;
 pub const NV2080_CTRL_CMD_GPU_GET_PIDS: u32 = 0x2080_018d;
 pub const NV2080_CTRL_CMD_GPU_GET_PID_INFO: u32 = 0x2080_018e;
@@ -262,6 +263,8 @@ pub struct Abi {
     pub fabric_params: (usize, usize),
     /// `nv_ioctl_export_to_dma_buf_fd_t` and its `status`.
     pub export_dmabuf: (usize, usize),
+    /// `NV0000_CTRL_OS_UNIX_GET_EXPORT_OBJECT_INFO_PARAMS` and its `maxObjects`.
+    pub export_info: (usize, usize),
     /// `UVM_MAX_GPUS`-dependent number of `perGpuAttributes`.
     pub uvm_gpu_attributes: usize,
     /// `UVM_FREE_PARAMS`' `rmStatus`; `length` went in 590.
@@ -299,6 +302,7 @@ impl Abi {
             vaspace_params_bytes: if since(580, 0, 0) { 56 } else { 48 },
             fabric_params: pick(since(535, 43, 2), (48, 40), (40, 32)),
             export_dmabuf: pick(since(570, 0, 0), (2608, 2600), (2600, 2592)),
+            export_info: pick(since(545, 0, 0), (80, 12), (76, 8)),
             uvm_gpu_attributes: if since(550, 54, 0) { 256 } else { 32 },
             uvm_free_status: if since(590, 0, 0) { 8 } else { 16 },
             has_uvm_mm: since(535, 0, 0),

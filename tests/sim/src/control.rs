@@ -2,13 +2,14 @@
 //!
 //! As `_rmapiRmControl` (control.c): the size must be the command's own; a command that
 //! the object's class doesn't have is NV_ERR_NOT_SUPPORTED. Known are those that tell of
-//! GPUs, memory and processes, that export memory, and that schedule channels.
+//! GPUs, memory and processes, that export memory (`export.rs`), and that schedule channels.
 
 use crate::abi::*;
 use crate::bytes::Fields;
 use crate::escape::Call;
+use crate::export;
 use crate::fault::Lies;
-use crate::object::{Allocation, Asker, Object, Status};
+use crate::object::{Object, Status};
 use crate::spec::Gpu;
 
 /// What fills an unused place of a list of GPUs: `NV0000_CTRL_GPU_INVALID_ID`.
@@ -24,8 +25,9 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         NV0000_CTRL_CMD_GPU_ATTACH_IDS => 132,
         NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD => 24,
         NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD => 20,
-        NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO => 80,
+        NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO => abi.export_info.0,
         NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD => 2128,
+        NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD => 652,
         NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE => 12,
         NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO => 16,
         NV2080_CTRL_CMD_GPU_GET_GID_INFO => 268,
@@ -107,17 +109,19 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
             params.set_u32(4, answer);
         }
         (NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION, _) => build_version(call, &mut params)?,
-        (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, _) => export(call, &asker, client, &params)?,
-        (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, _) => clear_export(call, &params)?,
-        (NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO, _) => export_info(call, &mut params)?,
+        (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, _) => export::export(call, client, &params)?,
+        (NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, _) => {
+            export::export_list(call, client, &params)?;
+        }
+        (NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO, _) => export::info(call, &mut params)?,
         (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD, _) => {
-            import(call, &asker, client, &mut params)?
+            export::import(call, &asker, client, &mut params)?;
+        }
+        (NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD, _) => {
+            export::import_list(call, &asker, client, &mut params)?;
         }
         (NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE, _) => {
-            let object = object_of(call, client, params.u32_at(0))?;
-            // Memory of the host isn't told from other objects here.
-            object.memory.ok_or(NV_ERR_INVALID_OBJECT)?;
-            params.set_u32(8, NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE_VIDMEM);
+            export::tell_address_space(call, client, &mut params)?;
         }
         (NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO, _) => {
             let object = object_of(call, client, params.u32_at(0))?;
@@ -295,63 +299,6 @@ fn build_version(call: &Call<'_>, params: &mut [u8]) -> Result<(), Status> {
             call.caller.write(params.u64_at(at), &text).ok_or(NV_ERR_INVALID_ADDRESS)?;
         }
     }
-    Ok(())
-}
-
-/// Puts memory into an open file, which keeps it alive. The descriptor is the caller's.
-fn export(call: &Call<'_>, asker: &Asker<'_>, client: u32, params: &[u8]) -> Result<(), Status> {
-    let file = call.descriptor(params.u32_at(16)).ok_or(NV_ERR_INVALID_ARGUMENT)?;
-    let mut driver = call.sim.driver();
-    let entry = driver.client(client, asker.file, NV_ERR_INVALID_CLIENT)?;
-    let object = entry.objects.get(&params.u32_at(12)).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
-    let (memory, class) = (object.memory.ok_or(NV_ERR_INVALID_OBJECT)?, object.class);
-    if driver.exports.contains_key(&file) {
-        return Err(NV_ERR_STATE_IN_USE);
-    }
-    driver.refer(memory);
-    driver.exports.insert(file, (memory, class));
-    Ok(())
-}
-
-/// An export of one object that is none, in the place of the first: what was there is freed
-/// (`cliresCtrlCmdOsUnixExportObjectsToFd_IMPL`, os.c). Other lists aren't simulated.
-fn clear_export(call: &Call<'_>, params: &[u8]) -> Result<(), Status> {
-    const OBJECT: usize = 76;
-    const COUNT_AND_INDEX: usize = 2124;
-    let file = call.descriptor(params.u32_at(0)).ok_or(NV_ERR_INVALID_PARAMETER)?;
-    if params.u32_at(COUNT_AND_INDEX) != 1 || params.u32_at(OBJECT) != 0 {
-        return Err(NV_ERR_NOT_SUPPORTED);
-    }
-    let mut driver = call.sim.driver();
-    let (memory, _) = driver.exports.remove(&file).ok_or(NV_ERR_INVALID_PARAMETER)?;
-    driver.unrefer(memory);
-    Ok(())
-}
-
-/// The GPU of what is in a file, and room for how many objects it has.
-fn export_info(call: &Call<'_>, params: &mut [u8]) -> Result<(), Status> {
-    let file = call.descriptor(params.u32_at(0)).ok_or(NV_ERR_INVALID_PARAMETER)?;
-    let driver = call.sim.driver();
-    let (memory, _) = driver.exports.get(&file).ok_or(NV_ERR_INVALID_PARAMETER)?;
-    let gpu = driver.memories.get(memory).map_or(0, |memory| memory.gpu);
-    params.set_u32(4, u32::try_from(gpu).map_err(|_| NV_ERR_INVALID_STATE)?);
-    params.set_u32(8, u32::MAX);
-    params.set_u32(12, 1);
-    Ok(())
-}
-
-fn import(
-    call: &Call<'_>,
-    asker: &Asker<'_>,
-    client: u32,
-    params: &mut [u8],
-) -> Result<(), Status> {
-    let file = call.descriptor(params.u32_at(0)).ok_or(NV_ERR_INVALID_ARGUMENT)?;
-    let mut driver = call.sim.driver();
-    let (memory, class) = *driver.exports.get(&file).ok_or(NV_ERR_INVALID_ARGUMENT)?;
-    let asked = Allocation { client, parent: params.u32_at(12), handle: params.u32_at(16), class };
-    let handle = driver.adopt(asker, asked, memory)?;
-    params.set_u32(16, handle);
     Ok(())
 }
 

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::abi::*;
+use crate::export::Exported;
 use crate::fault::Lies;
 use crate::object::{
     Allocation, Asker, Client, File, Made, Memory, Object, Status, Uvm, Wanted, is_known_low,
@@ -33,8 +34,8 @@ pub(crate) struct Driver {
     pub(crate) uvm: HashMap<File, Uvm>,
     /// The control file registered for a file (`NV_ESC_REGISTER_FD`).
     pub(crate) registered: HashMap<File, File>,
-    /// Memory that an open file keeps alive, by export: with its class.
-    pub(crate) exports: HashMap<File, (u64, u32)>,
+    /// What was exported to open files.
+    pub(crate) exports: HashMap<File, Exported>,
     /// `NV_ESC_ALLOC_OS_EVENT`: client, descriptor, file.
     pub(crate) events: Vec<(u32, u32, File)>,
     pub(crate) lies: Lies,
@@ -368,26 +369,32 @@ impl Driver {
         Ok(handle)
     }
 
-    /// A new object for memory that an export holds.
+    /// A new object that duplicates one that a file has, of that GPU and with that memory.
     pub(crate) fn adopt(
         &mut self,
         asker: &Asker<'_>,
         asked: Allocation,
-        memory: u64,
+        of: Option<usize>,
+        memory: Option<u64>,
     ) -> Result<u32, Status> {
         let client = self.client(asked.client, asker.file, NV_ERR_INVALID_CLIENT)?;
-        let parent = client.objects.get(&asked.parent).ok_or(NV_ERR_INVALID_OBJECT_PARENT)?;
-        let gpu = parent.gpu;
-        if self.memories.get(&memory).map(|memory| memory.gpu) != gpu {
+        let parent = client.objects.get(&asked.parent);
+        if parent.is_none() && asked.parent != asked.client {
+            return Err(NV_ERR_INVALID_OBJECT_PARENT);
+        }
+        let gpu = parent.and_then(|parent| parent.gpu);
+        if of.is_some() && of != gpu {
             return Err(NV_ERR_INVALID_OBJECT_PARENT);
         }
         let handle = self.new_handle(asked.client, asker.file, asked.handle)?;
-        self.refer(memory);
+        if let Some(memory) = memory {
+            self.refer(memory);
+        }
         let object = Object {
             parent: asked.parent,
             class: asked.class,
             gpu,
-            memory: Some(memory),
+            memory,
             owns: false,
             shared: false,
             turn: Turn::of(asked.class),
@@ -441,9 +448,7 @@ impl Driver {
         }
         self.registered.remove(&file);
         self.events.retain(|(_, _, owner)| *owner != file);
-        if let Some((memory, _)) = self.exports.remove(&file) {
-            self.unrefer(memory);
-        }
+        self.forget_exports(file);
         let Some(uvm) = self.uvm.remove(&file) else { return };
         for (_, memory) in uvm.mappings.values() {
             self.unrefer(*memory);

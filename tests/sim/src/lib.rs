@@ -16,6 +16,7 @@ mod caller;
 mod control;
 mod driver;
 mod escape;
+mod export;
 mod fault;
 mod heap;
 mod object;

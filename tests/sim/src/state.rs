@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::abi::UVM_INIT_FLAGS_DISABLE_HMM;
+use crate::export::Exported;
 use crate::shared::Shared;
 
 /// All of it, at one moment.
@@ -93,6 +94,8 @@ pub struct FileState {
     pub process: u32,
     /// Of `nvidia-uvm`, after `UVM_INITIALIZE`.
     pub uvm: Option<UvmState>,
+    /// Objects that were exported to it and are there.
+    pub exported: usize,
 }
 
 /// An initialised file of `nvidia-uvm`.
@@ -167,6 +170,7 @@ impl State {
                 file: *file,
                 node: open.device.name(),
                 process: open.process,
+                exported: driver.exports.get(file).map_or(0, Exported::objects),
                 uvm: driver.uvm.get(file).and_then(|uvm| {
                     let flags = uvm.flags?;
                     Some(UvmState {

@@ -492,6 +492,83 @@ fn processes_are_seen_as_the_callers_namespace_numbers_them() {
     said.must("pid-bytes ok private=20971520 owned=0 duped=0");
 }
 
+/// What of the first GPU is in use, as each `info` of a script tells.
+fn used_mib(said: &Said) -> Vec<u64> {
+    let told = said.lines.iter().filter(|line| line.starts_with("fb-info "));
+    told.filter_map(|line| line.rsplit_once("used_mib=")?.1.parse().ok()).collect()
+}
+
+#[test]
+fn a_list_goes_into_places_of_a_file_and_frees_what_these_had() {
+    let host = Host::new();
+    let said = host.run(&[
+        "start",
+        "alloc 100MiB as a",
+        "alloc 50MiB as b",
+        "system 8MiB as h",
+        "export-list 600 0 a b",
+        "export-list 600 2 h - a",
+        "export-info",
+        "free a",
+        "free b",
+        "info",
+        "import-list 0 as x y z w v",
+        "free x",
+        // What b was is there by y alone, and what a was by the last place and v.
+        "export-list 1 0 - -",
+        "info",
+        "free y",
+        "info",
+        "free v",
+        "export-list 9 4 z",
+        "info",
+        "import-list 4 as u",
+        "import-list 598 as t s",
+        "import-list-over 3 z",
+        "close-export",
+        "sleep 0.3",
+        "info",
+    ]);
+    assert!(said.success, "{:#?}", said.lines);
+    said.must("export-info ok places=600 metadata=cgpu");
+    said.must("import-list ok kinds=[1, 1, 2, 0, 1]");
+    said.must("import-list ok kinds=[2]");
+    said.must("import-list ok kinds=[0, 0]");
+    said.must("import-list-over ok kinds=[0] kept=true");
+    assert_eq!(used_mib(&said), [150, 150, 100, 0, 0], "{:#?}", said.lines);
+}
+
+#[test]
+fn a_list_is_exported_or_imported_as_a_whole() {
+    let host = Host::new();
+    let said = host.run(&[
+        "start",
+        "alloc 100MiB as a",
+        "alloc 50MiB as b",
+        // No places, then more than there are.
+        "export-list 0 0 a",
+        "export-list 2 1 a b",
+        "export-list 2 0 a b",
+        "export-list 2 1 b a",
+        "import-list 1 as x y",
+        // The second handle is taken, and what was named before it is freed.
+        "alloc 10MiB as c",
+        "import-list-over 0 c b",
+        "export a",
+        "export-list 1 0 b",
+        "free a",
+        "free b",
+        "info",
+    ]);
+    said.must("export-list status=0x3b");
+    said.must("import-list status=0x5b");
+    said.must("import-list-over status=0x19");
+    let failed = said.lines.iter().filter(|line| line.contains("export-list status=0x5b")).count();
+    assert_eq!(failed, 2, "{:#?}", said.lines);
+    // The first file went when its descriptor did: `export` opened another.
+    assert_eq!(used_mib(&said), [60], "{:#?}", said.lines);
+}
+
 #[test]
 fn each_release_is_spoken_to_in_its_own_structs() {
     for driver in ["470.57.02", "525.60.13", "535.161.08", "550.54.14", "570.86.15", "580.65.06"] {

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 mod attack;
+mod passing;
 mod processes;
 mod rm;
 mod script;

@@ -415,6 +415,62 @@ impl Rm {
         Ok(params.u32_at(16))
     }
 
+    /// Puts a list of objects into a file, from its place `first` on; one that has none gets
+    /// `places` of them. 0 is no object.
+    pub(crate) fn export_list(
+        &self,
+        file: RawFd,
+        places: u16,
+        first: u16,
+        objects: &[u32],
+    ) -> Result<(), Fail> {
+        let mut params = [0; 2128];
+        params.set_u32(0, u32::try_from(file).unwrap_or(u32::MAX));
+        params.set_u32(4, self.device);
+        params[8..10].copy_from_slice(&places.to_le_bytes());
+        params[10..14].copy_from_slice(b"cgpu");
+        for (object, place) in objects.iter().zip(params[76..2124].chunks_exact_mut(4)) {
+            place.set_u32(0, *object);
+        }
+        let count = u16::try_from(objects.len()).unwrap_or(u16::MAX);
+        params[2124..2126].copy_from_slice(&count.to_le_bytes());
+        params[2126..].copy_from_slice(&first.to_le_bytes());
+        self.control(self.client, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, &mut params)
+    }
+
+    /// Handles of what is in a file from its place `first` on, and of what kind each is; where
+    /// `handles` are 0 the driver chooses them.
+    pub(crate) fn import_list(
+        &self,
+        file: RawFd,
+        first: u16,
+        handles: &[u32],
+    ) -> Result<Vec<(u32, u8)>, Fail> {
+        let mut params = [0; 652];
+        params.set_u32(0, u32::try_from(file).unwrap_or(u32::MAX));
+        params.set_u32(4, self.device);
+        for (handle, place) in handles.iter().zip(params[8..520].chunks_exact_mut(4)) {
+            place.set_u32(0, *handle);
+        }
+        let count = u16::try_from(handles.len()).unwrap_or(u16::MAX);
+        params[648..650].copy_from_slice(&count.to_le_bytes());
+        params[650..].copy_from_slice(&first.to_le_bytes());
+        self.control(self.client, NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD, &mut params)?;
+        let made = params[8..520].chunks_exact(4).zip(&params[520..648]).take(handles.len());
+        Ok(made.map(|(handle, kind)| (handle.u32_at(0), *kind)).collect())
+    }
+
+    /// Places of a file, and what the first exporter wrote to that.
+    pub(crate) fn export_info(&self, file: RawFd) -> Result<(u16, [u8; 4]), Fail> {
+        let (bytes, at) = self.abi.export_info;
+        let mut params = vec![0; bytes];
+        params.set_u32(0, u32::try_from(file).unwrap_or(u32::MAX));
+        let command = NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO;
+        self.control(self.client, command, &mut params)?;
+        let [low, high, metadata @ ..]: [u8; 6] = params[at..at + 6].try_into().expect("6 bytes");
+        Ok((u16::from_le_bytes([low, high]), metadata))
+    }
+
     /// The GPU's UUID.
     pub(crate) fn uuid(&self) -> Result<[u8; 16], Fail> {
         let mut params = [0; 268];

@@ -362,6 +362,62 @@ impl Actor<'_> {
                 });
                 self.say(&format!("import {name}"), done);
             }
+            // Into PLACES of one file, from FIRST on; "-" is no object.
+            ["export-list", places, first, ref names @ ..] => {
+                let objects = self.objects(names)?;
+                if self.exported.is_none() {
+                    self.exported = crate::rm::open(&place.dev, "nvidiactl").ok();
+                }
+                let file = self.exported.as_ref().context("no file")?.as_raw_fd();
+                let (places, first) = (places.parse()?, first.parse()?);
+                let done = self.rm()?.export_list(file, places, first, &objects);
+                self.say("export-list", nothing(done));
+            }
+            // From FIRST on, with handles of the driver's choice.
+            ["import-list", first, "as", ref names @ ..] => {
+                let file = self.exported.as_ref().context("nothing is exported")?.as_raw_fd();
+                let wanted = vec![0; names.len()];
+                let done = self.rm()?.import_list(file, first.parse()?, &wanted);
+                let done = done.map(|made| {
+                    for (name, (handle, _)) in
+                        names.iter().zip(&made).filter(|(_, made)| made.1 != 0)
+                    {
+                        self.memory.insert((*name).to_owned(), (*handle, 0));
+                    }
+                    let kinds: Vec<u8> = made.iter().map(|(_, kind)| *kind).collect();
+                    format!("kinds={kinds:?}")
+                });
+                self.say("import-list", done);
+            }
+            // With handles of things that are there already.
+            ["import-list-over", first, ref names @ ..] => {
+                let file = self.exported.as_ref().context("nothing is exported")?.as_raw_fd();
+                let wanted = self.objects(names)?;
+                let done = self.rm()?.import_list(file, first.parse()?, &wanted);
+                let left = done.map(|made| {
+                    let kinds: Vec<u8> = made.iter().map(|(_, kind)| *kind).collect();
+                    let kept = made.iter().zip(&wanted).all(|((now, _), asked)| now == asked);
+                    format!("kinds={kinds:?} kept={kept}")
+                });
+                self.say("import-list-over", left);
+            }
+            ["export-info"] => {
+                let file = self.exported.as_ref().context("nothing is exported")?.as_raw_fd();
+                let done = self.rm()?.export_info(file).map(|(places, metadata)| {
+                    format!("places={places} metadata={}", String::from_utf8_lossy(&metadata))
+                });
+                self.say("export-info", done);
+            }
+            // The file to another process, over a socket.
+            ["offer-export", path] => {
+                let file = self.exported.as_ref().context("nothing is exported")?;
+                crate::passing::offer(path, file)?;
+                self.say("offer-export", Ok(String::new()));
+            }
+            ["fetch-export", path] => {
+                self.exported = Some(crate::passing::fetch(path)?);
+                self.say("fetch-export", Ok(String::new()));
+            }
             ["close-export"] => {
                 self.exported = None;
                 self.say("close-export", Ok(String::new()));
@@ -410,6 +466,16 @@ impl Actor<'_> {
             _ => bail!("no such command"),
         }
         Ok(())
+    }
+
+    /// Handles of memory by name; "-" is none, and "device" the device.
+    fn objects(&self, names: &[&str]) -> anyhow::Result<Vec<u32>> {
+        let handle = |name: &&str| match *name {
+            "-" => Ok(0),
+            "device" => Ok(self.rm()?.device),
+            name => Ok(self.memory.get(name).context("no such memory")?.0),
+        };
+        names.iter().map(handle).collect()
     }
 
     fn uvm_map(&mut self, name: &str, handle: u32, bytes: u64) -> Result<(), Fail> {

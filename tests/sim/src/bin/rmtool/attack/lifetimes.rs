@@ -11,7 +11,7 @@ use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-use super::argument;
+use super::{SMALL_BYTES, against, argument};
 use crate::rm::{Place, Rm, call, open};
 use crate::uvm::Uvm;
 use crate::work::fill;
@@ -96,6 +96,47 @@ pub(super) fn export_free(place: &Place, arguments: &[String]) -> anyhow::Result
         }
     }
     Ok(got)
+}
+
+/// Exports a handle of little memory while another thread makes it one of much; with `list`,
+/// as a list of one.
+pub(super) fn export_reuse(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    const BYTES: u64 = 200 << 20;
+    const FILES: usize = 8;
+    let is_list = arguments.first().is_some_and(|word| word == "list");
+    let rm = Rm::start(place)?;
+    let handle = rm.handle();
+    let make = |bytes| {
+        let made = rm.alloc_as(rm.ctl(), handle, NV01_MEMORY_LOCAL_USER, bytes);
+        made.is_ok()
+    };
+    let (mut files, mut done) = (Vec::new(), 0);
+    for _ in 0..FILES {
+        let file = open(&place.dev, "nvidiactl")?;
+        let swap = || {
+            let _ = rm.free(rm.device, handle);
+            if !make(BYTES) {
+                make(SMALL_BYTES);
+            }
+            let _ = rm.free(rm.device, handle);
+            make(SMALL_BYTES);
+        };
+        against(swap, || {
+            for _ in 0..ROUNDS / 64 {
+                let exported = match is_list {
+                    true => rm.export_list(file.as_raw_fd(), 1, 0, &[handle]),
+                    false => rm.export(handle, file.as_raw_fd()),
+                };
+                done += u64::from(exported.is_ok());
+            }
+        });
+        let _ = rm.free(rm.device, handle);
+        files.push(file);
+    }
+    println!("exports={done}");
+    std::io::stdout().flush()?;
+    // What is in the files is all there is; the rest is there for honest allocations.
+    Ok(fill(&rm, u64::MAX).0)
 }
 
 /// Opens the driver, makes a client, and sends the descriptors over the socket; keeps

@@ -59,6 +59,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("map-free", lifetimes::map_free),
     ("send-fd", lifetimes::send_fd),
     ("export-free", lifetimes::export_free),
+    ("export-reuse", lifetimes::export_reuse),
     ("send-open", lifetimes::send_open),
     ("recv-fd", lifetimes::recv_fd),
     ("hide-dup", hiding::by_duplicates),

@@ -1,0 +1,324 @@
+//! Files that memory was exported to, kept and taken back.
+//!
+//! The driver keeps the memory while the file is open, wherever its descriptor went, and
+//! nothing tells when it's closed. So we keep it open, too: by that an import is known for
+//! what it is. When no object names the memory any more, and nobody of the container is
+//! found with the file, it is taken back: the driver frees what the file has, also where a
+//! descriptor of it is hidden. So it is when the container is gone. Calls on one file take
+//! turns ([`Claim`]), so that nothing is taken back under one. What they do is not known here.
+#![allow(unsafe_code, reason = "kcmp has no safe interface in our crates")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::libc;
+
+use super::Shared;
+use super::books::Books;
+use super::device::{self, Device, Failure, Rm};
+use crate::gate::settings::NodeKind;
+use crate::gate::wire::Notice;
+use crate::ledger::{Entry, Hold};
+use crate::rm::export;
+use crate::rm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
+
+/// Files at most: each is a descriptor of ours and one of the keeper's.
+const MOST: usize = 4096;
+
+/// How often files are looked for that nobody has any more, and how often one must not have
+/// been found: a descriptor may be on its way from one process to another.
+const SWEEP: Duration = Duration::from_secs(1);
+const MISSES: u32 = 3;
+
+/// How long a call waits for others to be done with its file, or with what they free, and how
+/// often it looks.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const LOOK: Duration = Duration::from_micros(50);
+
+/// Files that memory was exported to.
+#[derive(Debug, Default)]
+pub(super) struct Exports {
+    files: Mutex<BTreeMap<u64, Export>>,
+    swept: Mutex<Option<Instant>>,
+}
+
+#[derive(Debug)]
+struct Export {
+    file: Arc<Device>,
+    /// How often it was not found in a row.
+    misses: u32,
+    /// Calls that import from it now.
+    imports: u32,
+    /// Whether a call changes now what is in it.
+    changes: bool,
+}
+
+/// A file that a call is at work on; others wait for its end.
+#[derive(Debug)]
+pub(super) struct Claim<'a> {
+    exports: &'a Exports,
+    pub(super) number: u64,
+    pub(super) file: Arc<Device>,
+    changes: bool,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if let Some(export) = self.exports.files().get_mut(&self.number) {
+            match self.changes {
+                true => export.changes = false,
+                false => export.imports = export.imports.saturating_sub(1),
+            }
+        }
+    }
+}
+
+/// Why a file is not to be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Denied {
+    /// Nothing was exported to it.
+    Unknown,
+    /// There are as many as can be kept.
+    Full,
+    /// Another call doesn't end.
+    Busy,
+}
+
+impl Exports {
+    fn files(&self) -> MutexGuard<'_, BTreeMap<u64, Export>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is something to look for.
+    pub(super) fn are_none(&self) -> bool {
+        self.files().is_empty()
+    }
+
+    fn keep(&self, number: u64, file: Arc<Device>) {
+        let export = Export { file, misses: 0, imports: 0, changes: false };
+        self.files().insert(number, export);
+    }
+
+    /// Waits for its turn with an open file, to change what is in it or to import from it.
+    /// One that isn't known becomes so, where a number for it is given.
+    pub(super) fn claim(
+        &self,
+        file: &Arc<Device>,
+        changes: bool,
+        number: impl Fn() -> Option<u64>,
+    ) -> Result<(Claim<'_>, bool), Denied> {
+        let own = std::process::id();
+        let since = Instant::now();
+        loop {
+            let mut files = self.files();
+            let same =
+                |export: &Export| is_same((own, file.descriptor()), &export.file) == Some(true);
+            let known = files.iter().find(|(_, export)| same(export)).map(|(number, _)| *number);
+            let is_new = known.is_none();
+            let number = match known {
+                Some(number) => number,
+                None if files.len() >= MOST => return Err(Denied::Full),
+                None => number().ok_or(Denied::Unknown)?,
+            };
+            let export = files.entry(number).or_insert_with(|| Export {
+                file: Arc::clone(file),
+                misses: 0,
+                imports: 0,
+                changes: false,
+            });
+            if !export.changes && (!changes || export.imports == 0) {
+                match changes {
+                    true => export.changes = true,
+                    false => export.imports += 1,
+                }
+                let file = Arc::clone(&export.file);
+                return Ok((Claim { exports: self, number, file, changes }, is_new));
+            }
+            drop(files);
+            if since.elapsed() > PATIENCE {
+                return Err(Denied::Busy);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// Whether a process has the file by that descriptor; `None` where that can't be told.
+fn is_same((pid, descriptor): (u32, i32), file: &Device) -> Option<bool> {
+    /// `KCMP_FILE` of `linux/kcmp.h`.
+    const FILE: u32 = 0;
+    let own = std::process::id();
+    // SAFETY: takes numbers only.
+    let compared =
+        unsafe { libc::syscall(libc::SYS_kcmp, own, pid, FILE, file.descriptor(), descriptor) };
+    (compared >= 0).then_some(compared == 0)
+}
+
+impl Shared {
+    /// A worker before had it.
+    pub(super) fn was_exported(&self, number: u64, file: OwnedFd) {
+        if let Ok(file) = Device::of(&self.settings.nodes, file) {
+            self.exports.keep(number, Arc::new(file));
+        }
+    }
+
+    /// Holds whose file nobody has: the worker before had not come to ask the driver.
+    pub(super) fn forget_what_was_never_exported(&self) {
+        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.exports.files();
+        let lost = |entry| match entry {
+            Entry::Held { hold: hold @ Hold::Export { file, .. }, .. } => {
+                (!files.contains_key(&file)).then_some(hold)
+            }
+            _ => None,
+        };
+        let lost: Vec<Hold> = books.ledger.entries().filter_map(lost).collect();
+        lost.into_iter().for_each(|hold| books.enter(Entry::Release { hold }));
+    }
+
+    /// Nothing is in those places of a file any more; they are told.
+    pub(super) fn release(&self, file: u64, is_one: impl Fn(u32) -> bool) {
+        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let places: Vec<u32> = books.ledger.exported(file).filter(|at| is_one(*at)).collect();
+        for index in places {
+            books.enter(Entry::Release { hold: Hold::Export { file, index } });
+        }
+    }
+
+    /// Nothing is in that file any more.
+    pub(super) fn forget_export(&self, number: u64) {
+        self.exports.files().remove(&number);
+        self.release(number, |_| true);
+        // Else it is told that the worker is gone in a moment.
+        let _ = self.keeper.tell(Notice::TakenBack { number });
+    }
+
+    /// Has the driver free what is in those places of a file, whoever has it open. Whether it
+    /// did; where it didn't, its memory stays charged.
+    pub(super) fn clear(&self, claim: &Claim<'_>, is_one: impl Fn(u32) -> bool) -> bool {
+        let places: Vec<u32> = {
+            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            books.ledger.exported(claim.number).filter(|at| is_one(*at)).collect()
+        };
+        if places.is_empty() {
+            return true;
+        }
+        let Some(own) = self.auditor.own(self) else { return false };
+        let rm = Rm { release: &self.release, device: &own.control };
+        for (first, count) in export::clearings(&places) {
+            let mut params = export::clear(claim.file.descriptor(), first, count);
+            let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
+            match rm.control(own.client, own.client, command, &mut params) {
+                // That is: nobody ever exported to it.
+                Ok(()) | Err(Failure::Status(NV_ERR_INVALID_PARAMETER)) => {}
+                Err(error) => {
+                    if self.calm.allows() {
+                        tracing::warn!(?error, "an export can't be taken back: it stays charged");
+                    }
+                    return false;
+                }
+            }
+        }
+        self.release(claim.number, |place| places.contains(&place));
+        true
+    }
+
+    /// Takes all back: the container is gone.
+    pub(super) fn take_all_back(&self) {
+        let files: Vec<(u64, Arc<Device>)> = {
+            let files = self.exports.files();
+            files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
+        };
+        for (number, file) in files {
+            // Who is still at work on it, is for nobody any more.
+            let claim = Claim { exports: &self.exports, number, file, changes: true };
+            if self.clear(&claim, |_| true) {
+                self.forget_export(number);
+            }
+        }
+    }
+
+    /// Takes back what nobody names or has open any more, if it's time to look for that.
+    pub(super) fn sweep_exports(&self) {
+        {
+            let mut swept = self.exports.swept.lock().unwrap_or_else(PoisonError::into_inner);
+            if swept.is_some_and(|swept| swept.elapsed() < SWEEP) || self.exports.are_none() {
+                return;
+            }
+            *swept = Some(Instant::now());
+        }
+        let unnamed: Vec<(u64, Arc<Device>)> = {
+            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            let files = self.exports.files();
+            let files = files.iter().filter(|(number, _)| is_unnamed(&books, **number));
+            files.map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
+        };
+        if unnamed.is_empty() {
+            return;
+        }
+        let open = self.open_files();
+        for (number, file) in unnamed {
+            let found = open.iter().any(|place| is_same(*place, &file) != Some(false));
+            let mut files = self.exports.files();
+            let Some(export) = files.get_mut(&number) else { continue };
+            // Who calls has it open.
+            let used = found || export.changes || export.imports > 0;
+            export.misses = if used { 0 } else { export.misses + 1 };
+            if export.misses < MISSES {
+                continue;
+            }
+            export.changes = true;
+            drop(files);
+            self.take_back(&Claim { exports: &self.exports, number, file, changes: true });
+        }
+    }
+
+    /// Takes what no object names out of a file, and forgets one that has nothing.
+    fn take_back(&self, claim: &Claim<'_>) {
+        let number = claim.number;
+        let unnamed: Vec<u32> = {
+            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            unnamed(&books, number).collect()
+        };
+        let done = self.clear(claim, |place| unnamed.contains(&place));
+        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_empty = books.ledger.exported(number).next().is_none();
+        drop(books);
+        if done && is_empty {
+            self.forget_export(number);
+        }
+    }
+
+    /// Descriptors of the driver's that the container's processes have.
+    fn open_files(&self) -> Vec<(u32, i32)> {
+        let mut open = Vec::new();
+        for pid in self.inhabitants() {
+            let dir = format!("/proc/{pid}/fd");
+            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                let number = entry.file_name().to_str().and_then(|number| number.parse().ok());
+                if let Some(number) = number
+                    && device::kind_at(&self.settings.nodes, &entry.path())
+                        == Some(NodeKind::Control)
+                {
+                    open.push((pid, number));
+                }
+            }
+        }
+        open
+    }
+}
+
+/// The places of a file whose memory no object names any more.
+fn unnamed(books: &Books, file: u64) -> impl Iterator<Item = u32> {
+    let is_last =
+        move |index: &u32| books.ledger.is_last_but_for_holds(Hold::Export { file, index: *index });
+    books.ledger.exported(file).filter(is_last)
+}
+
+/// Whether a file has nothing, or something that no object names any more.
+fn is_unnamed(books: &Books, file: u64) -> bool {
+    books.ledger.exported(file).next().is_none() || unnamed(books, file).next().is_some()
+}
