@@ -30,6 +30,9 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const TOTAL: u64 = 4096 * MIB;
 pub(crate) const QUOTA: u64 = 1024 * MIB;
 
+/// Descriptors that a worker has at most, where a test says so.
+pub(crate) const DESCRIPTORS: u64 = 1024;
+
 /// Longer than an attack takes on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -248,6 +251,17 @@ impl Monitor {
             .expect("there is one")
             .0
             .id()
+    }
+
+    /// Lets the worker have descriptors up to that number, and no more than its first limit.
+    pub(crate) fn limit_descriptors(&self, most: u64) {
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: DESCRIPTORS };
+        let pid = self.worker_pid().cast_signed();
+        // SAFETY: reads the struct, and has nowhere to write the old one.
+        let set = unsafe {
+            libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut())
+        };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
     }
 
     fn order(&self, what: Order, descriptor: Option<&OwnedFd>) {

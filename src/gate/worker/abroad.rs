@@ -151,7 +151,7 @@ impl Abroad {
     /// Pids of the container's that are nobody's now.
     pub(super) fn former(&self) -> BTreeSet<u32> {
         let mut pids: BTreeSet<u32> = self.state().former.iter().copied().collect();
-        pids.retain(|pid| pid.cast_signed() > 0 && ProcessId::of(pid.cast_signed()).is_none());
+        pids.retain(|pid| pid.cast_signed() > 0 && ProcessId::is_nobodys(pid.cast_signed()));
         pids
     }
 

@@ -219,14 +219,8 @@ impl Shared {
             return;
         }
         let Some(own) = self.auditor.own(self) else { return };
-        let dead: Vec<Process> = processes
-            .iter()
-            .copied()
-            .filter(|process| {
-                let pid = process_id(*process);
-                ProcessId::of(pid.pid) != Some(pid)
-            })
-            .collect();
+        let dead: Vec<Process> =
+            processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
         let mut all = Vec::new();
         for gpu in 0..self.uuids.len() {
             // All of one moment: a process that came and took memory after the list was made, and
