@@ -7,10 +7,12 @@
 // It makes system calls that a library would make, and some that none would.
 #![allow(unsafe_code)]
 
+mod alarm;
 mod attack;
 mod processes;
 mod rm;
 mod script;
+mod threads;
 mod untrapped;
 mod uvm;
 mod work;
