@@ -24,6 +24,10 @@ mod attacks;
 #[path = "gate/faults.rs"]
 mod faults;
 
+/// Numbers of threads that are used again.
+#[path = "gate/reused.rs"]
+mod reused;
+
 /// What a call costs, and how large a worker is.
 #[path = "gate/cost.rs"]
 mod cost;

@@ -256,7 +256,7 @@ impl<'a> Case<'a> {
     /// Finds out which of the driver's files a descriptor is.
     fn open(&mut self, descriptor: i32) -> Result<(), Over> {
         let duplicate = self.shared.targets.duplicate(self.tid(), descriptor);
-        let (target, file) = duplicate.map_err(|errno| Reply::Errno(errno as i32))?;
+        let (target, file) = duplicate.map_err(|errno| self.out_of_reach(errno))?;
         self.target = Some(target);
         self.leave_the_runtime_alone()?;
         let device = Device::of(&self.shared.settings.nodes, file);
@@ -266,6 +266,14 @@ impl<'a> Case<'a> {
         self.shared.opened(&device);
         self.device = Some(device);
         self.see()
+    }
+
+    /// A caller that is gone, or one that we can't look at, which the log says.
+    fn out_of_reach(&self, errno: Errno) -> Over {
+        if matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) {
+            self.log(&format!("a call of a process that can't be looked at: {}", errno.desc()));
+        }
+        Reply::Errno(errno as i32)
     }
 
     /// What the runtime and its hooks do on the host is none of the container's.
@@ -301,7 +309,8 @@ impl<'a> Case<'a> {
         // let go without a look at it, which would prove nothing.
         let mut asked = None;
         if traps::is_escape(rm::uvm::number(request)) {
-            self.target = self.shared.targets.get(self.tid());
+            let target = self.shared.targets.get(self.tid());
+            self.target = Some(target.map_err(|errno| self.out_of_reach(errno))?);
             self.leave_the_runtime_alone()?;
             let read = self.read_escape(request, argument);
             if let Some(pass) = read.as_ref().ok().and_then(Asked::passes) {
