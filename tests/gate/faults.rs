@@ -171,3 +171,25 @@ fn a_worker_that_has_no_descriptor_left_buries_nobody() {
     monitor.wait_for(0);
     assert_eq!(monitor.status().calls.killed, 0);
 }
+
+/// More than the quota, because the driver rounds up, is taken back; where it can't be, the
+/// driver has it still.
+#[test]
+fn what_the_driver_does_not_free_counts() {
+    let monitor = Monitor::new();
+    monitor.sim.fault("round 600MiB");
+    monitor.sim.fault("free status 0x56");
+    let dir = tempfile::tempdir().unwrap();
+    let end = dir.path().join("end");
+    let load = format!("start\nalloc 1MiB as a\nalloc 1MiB as b\nwait {}", end.display());
+    let child = monitor.spawn(&script(&load));
+    monitor.wait_for(1200 * MIB);
+    assert_eq!(monitor.sim.used(0), 1200 * MIB);
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!((monitor.used(), monitor.status().calls.killed), (1200 * MIB, 0));
+    monitor.sim.fault("clear");
+    std::fs::write(&end, "").unwrap();
+    Said::of(&wait(child)).must("b status=0x51");
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
+}

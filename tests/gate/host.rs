@@ -148,6 +148,11 @@ impl Monitor {
         Self::made(Managed::Refuse, true, false, false)
     }
 
+    /// One on a kernel before 5.19.
+    pub(crate) fn on_an_old_kernel() -> Self {
+        Self::made(Managed::Refuse, false, false, false)
+    }
+
     pub(crate) fn with(managed: Managed, wait_killable: bool) -> Self {
         Self::made(managed, wait_killable, false, true)
     }

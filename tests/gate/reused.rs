@@ -3,6 +3,8 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use cgpu::gate::settings::Managed;
+
 use crate::host::{MIB, Monitor, wait};
 
 /// A script with two files to wait by.
@@ -82,5 +84,29 @@ fn descriptors_are_looked_for_in_the_process_that_has_the_number_now() {
         // The child's own files have numbers that its parent hasn't.
         let script = "start\nend-a-thread\nfork-as-ended {\nstart\nalloc 700MiB as a\nfree a\n}";
         Play::new(&monitor, script).end();
+    }
+}
+
+/// The thread is gone whose call a worker didn't live to finish, and its number a child's.
+#[test]
+fn a_worker_undoes_nothing_by_a_number_that_is_a_strangers() {
+    for thread_pidfds in [true, false] {
+        let monitor = match thread_pidfds {
+            true => Monitor::with(Managed::Refuse, false),
+            false => Monitor::on_an_old_kernel(),
+        };
+        // A worker can't be killed before the driver lets go of it.
+        monitor.sim.fault("alloc:0x40 delay 1500 times 1");
+        let script = "start\ninterrupt-a-thread 300MiB as a\nfork-as-ended {\ntouch DIR/made\n\
+                      wait DIR/end\n}\nwait DIR/end\nfree a";
+        let mut play = Play::new(&monitor, script);
+        play.wait_until_made();
+        assert_eq!(monitor.sim.used(0), 300 * MIB);
+        monitor.replace();
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!((monitor.used(), monitor.sim.used(0)), (300 * MIB, 300 * MIB));
+        play.end();
+        monitor.wait_for(0);
+        assert_eq!(monitor.sim.used(0), 0);
     }
 }

@@ -123,7 +123,7 @@ impl Shared {
             let events = events.iter().take(woken);
             let died = events.filter(|event| event.data() != WAKE).count() > 0;
             let now = Instant::now();
-            while let Some(outcome) = self.stash.expired(now, |tid| ProcessId::of(tid).is_some()) {
+            while let Some(outcome) = self.stash.expired(now, ProcessId::alive) {
                 self.undo(outcome);
             }
             if self.is_due(now) || died || woken == 0 {

@@ -215,7 +215,7 @@ impl Case<'_> {
             self.unmake(client, parent, handle);
         }
         self.set_handle(layout, handle);
-        self.slot.executing(handle, if self.again { was_there } else { known });
+        self.slot.executing(client, handle, if self.again { was_there } else { known });
         let mut books = self.books();
         books.begin();
         drop(books);

@@ -31,6 +31,7 @@ mod serve;
 mod show;
 mod stash;
 mod target;
+mod turns;
 mod uvm;
 mod waiting;
 
@@ -59,6 +60,7 @@ use self::memory::{Memory, Slot};
 use self::serve::{Case, Desk};
 use self::stash::Stash;
 use self::target::Targets;
+use self::turns::Turns;
 use self::waiting::Waiting;
 use super::inherited;
 use super::journal::{SLOTS, Stage};
@@ -93,6 +95,7 @@ pub(in crate::gate) struct Shared {
     targets: Targets,
     exports: Exports,
     stash: Stash,
+    turns: Turns,
     calm: Calm,
     auditor: Auditor,
     lead: Lead,
@@ -162,6 +165,7 @@ impl Shared {
             targets,
             exports: Exports::default(),
             stash: Stash::default(),
+            turns: Turns::default(),
             calm: Calm::new(),
             auditor: Auditor::new()?,
             lead: Lead::default(),
@@ -218,6 +222,7 @@ impl Shared {
 
     /// A thread for each call that a worker before had received, and some more.
     fn start_threads(&'static self) -> io::Result<()> {
+        self.queue_what_is_left();
         for _ in 0..3 {
             self.start_thread()?;
         }
