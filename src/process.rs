@@ -2,6 +2,7 @@
 //! never taken for the process that had it before.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
+use procfs::ProcError;
 
 /// A process of this host, told apart from later ones of the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,13 +28,36 @@ impl ProcessId {
     /// A process whose first thread alone has ended says `Z`, too, and lives on: any
     /// program can do that to itself (`pthread_exit` in `main`), and would be rid of its
     /// quota. What waits to be reaped has no other thread left.
+    ///
+    /// # Errors
+    ///
+    /// Where that can't be told: because there is no descriptor left to look with, say, and
+    /// then the process may be as alive as any.
+    pub fn find(pid: i32) -> io::Result<Option<Self>> {
+        let stat = match procfs::process::Process::new(pid).and_then(|process| process.stat()) {
+            // ENOENT, and ESRCH of one that ends while it is looked at.
+            Err(ProcError::NotFound(_)) => return Ok(None),
+            Err(ProcError::Io(error, _)) => return Err(error),
+            Err(ProcError::PermissionDenied(_)) => return Err(Errno::EACCES.into()),
+            Err(error) => return Err(io::Error::other(error)),
+            Ok(stat) => stat,
+        };
+        if stat.state == 'X' || (stat.state == 'Z' && stat.num_threads <= 1) {
+            return Ok(None);
+        }
+        Ok(Some(ProcessId { pid, start_ticks: stat.starttime }))
+    }
+
+    /// The process that is known to have `pid` now; `None` proves nothing: see [`Self::find`].
     #[must_use]
     pub fn of(pid: i32) -> Option<Self> {
-        let stat = procfs::process::Process::new(pid).ok()?.stat().ok()?;
-        if stat.state == 'X' || (stat.state == 'Z' && stat.num_threads <= 1) {
-            return None;
-        }
-        Some(ProcessId { pid, start_ticks: stat.starttime })
+        Self::find(pid).ok().flatten()
+    }
+
+    /// Whether nobody has `pid`, or only what its parent has not reaped yet.
+    #[must_use]
+    pub fn is_nobodys(pid: i32) -> bool {
+        matches!(Self::find(pid), Ok(None))
     }
 
     /// This process; the same after an exec.
@@ -47,10 +72,10 @@ impl ProcessId {
         self.pid > 0 && kill(Pid::from_raw(self.pid), None) != Err(Errno::ESRCH)
     }
 
-    /// Whether this very process is still there.
+    /// Whether this very process is still there; one that can't be looked at is.
     #[must_use]
     pub fn alive(self) -> bool {
-        self.pid_taken() && Self::of(self.pid) == Some(self)
+        self.pid_taken() && Self::find(self.pid).map_or(true, |now| now == Some(self))
     }
 }
 
@@ -90,6 +115,32 @@ mod tests {
         let before = ProcessId { start_ticks: own.start_ticks - 1, ..own };
         assert!(before.pid_taken());
         assert!(!before.alive());
+    }
+
+    #[test]
+    #[allow(unsafe_code, reason = "a child has a limit of its own")]
+    fn a_process_that_can_not_be_looked_at_is_not_gone() {
+        use nix::sys::wait::{WaitStatus, waitpid};
+        use nix::unistd::{ForkResult, fork};
+        use rustix::process::{Resource, Rlimit, setrlimit};
+
+        let own = ProcessId::own().unwrap();
+        let other = ProcessId { start_ticks: own.start_ticks - 1, ..own };
+        // SAFETY: the child has one thread, and ends without unwinding or its parent's clean-up.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                let none = Rlimit { current: Some(0), maximum: Some(0) };
+                let limited = setrlimit(Resource::Nofile, none).is_ok();
+                let blind = ProcessId::find(own.pid).is_err() && own.alive() && other.alive();
+                let is_unknown =
+                    ProcessId::of(own.pid).is_none() && !ProcessId::is_nobodys(own.pid);
+                // SAFETY: ends this process at once.
+                unsafe { nix::libc::_exit(i32::from(!(limited && blind && is_unknown))) }
+            }
+            ForkResult::Parent { child } => {
+                assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+            }
+        }
     }
 
     #[test]

@@ -24,6 +24,14 @@ mod attacks;
 #[path = "gate/faults.rs"]
 mod faults;
 
+/// Callers that are interrupted in the middle of a call.
+#[path = "gate/interrupted.rs"]
+mod interrupted;
+
+/// Numbers of threads that are used again.
+#[path = "gate/reused.rs"]
+mod reused;
+
 /// What a call costs, and how large a worker is.
 #[path = "gate/cost.rs"]
 mod cost;

@@ -332,7 +332,7 @@ impl Bundle {
         let beside = self.config.parent().unwrap_or(&self.dir);
         for entry in fs::read_dir(beside).into_iter().flatten().flatten() {
             if let Some(pid) = writer(&entry.file_name())
-                && (Some(pid) == own || ProcessId::of(pid).is_none())
+                && (Some(pid) == own || ProcessId::is_nobodys(pid))
             {
                 let _ = fs::remove_file(entry.path());
             }

@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use crate::host::{MIB, Monitor, QUOTA, Said, wait};
+use crate::host::{DESCRIPTORS, MIB, Monitor, QUOTA, Said, wait};
 use cgpu::gate::settings::Managed;
 
 fn script(lines: &str) -> Vec<&str> {
@@ -149,4 +149,47 @@ fn a_free_that_the_driver_loses_counts_until_its_client_ends() {
     let said =
         monitor.run(&script("start\nalloc 1000MiB as a\nfree a\nclose\nstart\nalloc 1000MiB as b"));
     said.must("b ok");
+}
+
+/// A process that can't be looked at isn't dead: managed memory, which is in no figure of the
+/// driver's, would be free for others.
+#[test]
+fn a_worker_that_has_no_descriptor_left_buries_nobody() {
+    let monitor = Monitor::with(Managed::Charge, true);
+    let dir = tempfile::tempdir().unwrap();
+    let end = dir.path().join("end");
+    let load = format!("start\nuvm-init\nmanaged 64MiB\nwait {}", end.display());
+    let child = monitor.spawn(&script(&load));
+    monitor.wait_for(64 * MIB);
+    monitor.limit_descriptors(1);
+    std::thread::sleep(Duration::from_millis(2500));
+    monitor.limit_descriptors(DESCRIPTORS);
+    assert_eq!(monitor.used(), 64 * MIB);
+    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA - 64 * MIB);
+    std::fs::write(&end, "").unwrap();
+    assert!(wait(child).status.success());
+    monitor.wait_for(0);
+    assert_eq!(monitor.status().calls.killed, 0);
+}
+
+/// More than the quota, because the driver rounds up, is taken back; where it can't be, the
+/// driver has it still.
+#[test]
+fn what_the_driver_does_not_free_counts() {
+    let monitor = Monitor::new();
+    monitor.sim.fault("round 600MiB");
+    monitor.sim.fault("free status 0x56");
+    let dir = tempfile::tempdir().unwrap();
+    let end = dir.path().join("end");
+    let load = format!("start\nalloc 1MiB as a\nalloc 1MiB as b\nwait {}", end.display());
+    let child = monitor.spawn(&script(&load));
+    monitor.wait_for(1200 * MIB);
+    assert_eq!(monitor.sim.used(0), 1200 * MIB);
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!((monitor.used(), monitor.status().calls.killed), (1200 * MIB, 0));
+    monitor.sim.fault("clear");
+    std::fs::write(&end, "").unwrap();
+    Said::of(&wait(child)).must("b status=0x51");
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
 }

@@ -30,6 +30,9 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const TOTAL: u64 = 4096 * MIB;
 pub(crate) const QUOTA: u64 = 1024 * MIB;
 
+/// Descriptors that a worker has at most, where a test says so.
+pub(crate) const DESCRIPTORS: u64 = 1024;
+
 /// Longer than an attack takes on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -116,6 +119,8 @@ pub(crate) struct Monitor {
     listeners: Mutex<Vec<(u64, OwnedFd)>>,
     worker: Mutex<Option<(Child, OwnedFd)>>,
     pub(crate) wait_killable: bool,
+    /// Whether the worker has pidfds of threads, as since Linux 6.9.
+    thread_pidfds: bool,
 }
 
 fn node(kind: NodeKind, path: PathBuf) -> Node {
@@ -135,14 +140,24 @@ impl Monitor {
 
     /// One whose programs, which have the host's mounts, are the runtime's hooks.
     pub(crate) fn of_hooks() -> Self {
-        Self::made(Managed::Refuse, true, true)
+        Self::made(Managed::Refuse, true, true, true)
+    }
+
+    /// One on a kernel before 6.9.
+    pub(crate) fn without_thread_pidfds() -> Self {
+        Self::made(Managed::Refuse, true, false, false)
+    }
+
+    /// One on a kernel before 5.19.
+    pub(crate) fn on_an_old_kernel() -> Self {
+        Self::made(Managed::Refuse, false, false, false)
     }
 
     pub(crate) fn with(managed: Managed, wait_killable: bool) -> Self {
-        Self::made(managed, wait_killable, false)
+        Self::made(managed, wait_killable, false, true)
     }
 
-    fn made(managed: Managed, wait_killable: bool, spares_host: bool) -> Self {
+    fn made(managed: Managed, wait_killable: bool, spares_host: bool, thread_pidfds: bool) -> Self {
         let sim = Sim::new();
         let dev = sim.dev();
         let settings = Settings {
@@ -181,6 +196,7 @@ impl Monitor {
             listeners: Mutex::new(Vec::new()),
             worker: Mutex::new(None),
             wait_killable,
+            thread_pidfds,
         };
         monitor.start();
         monitor
@@ -194,13 +210,18 @@ impl Monitor {
         let mut command = Command::new(program("cgpu-monitor"));
         command.arg("work");
         let inherited = [theirs.as_raw_fd(), self.settings.as_raw_fd(), self.journal.as_raw_fd()];
-        // SAFETY: between fork and exec only dup2 and fcntl are called, which are
+        let thread_pidfds = self.thread_pidfds;
+        // SAFETY: between fork and exec only dup2, fcntl and prctl are called, which are
         // async-signal-safe.
         unsafe {
             command.pre_exec(move || {
                 let high = inherited.map(|fd| libc::fcntl(fd, libc::F_DUPFD, 100));
                 for (to, from) in (3..).zip(high) {
                     libc::dup2(from, to);
+                }
+                if !thread_pidfds {
+                    let flag = libc::O_EXCL.cast_unsigned(); // PIDFD_THREAD
+                    filter::forget_flag(libc::SYS_pidfd_open, flag)?;
                 }
                 die_with_parent();
                 Ok(())
@@ -248,6 +269,17 @@ impl Monitor {
             .expect("there is one")
             .0
             .id()
+    }
+
+    /// Lets the worker have descriptors up to that number, and no more than its first limit.
+    pub(crate) fn limit_descriptors(&self, most: u64) {
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: DESCRIPTORS };
+        let pid = self.worker_pid().cast_signed();
+        // SAFETY: reads the struct, and has nowhere to write the old one.
+        let set = unsafe {
+            libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut())
+        };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
     }
 
     fn order(&self, what: Order, descriptor: Option<&OwnedFd>) {

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use caps::{CapSet, Capability};
 use nix::sys::signal::{Signal, kill};
+use procfs::process::LimitValue;
 use serde_json::json;
 
 use crate::gated::{ASK, Gated, MIB, RMTOOL, RUNTIME, got_bytes, monitors, rmtool};
+use crate::host::ask;
 use crate::support::{Bundle, Containerd, Docker, IMAGE, Outcome, Restart, Runtime, wait_until};
 
 /// The runtime's reasons, without its clock.
@@ -231,6 +234,36 @@ fn a_container_never_gets_the_monitor_of_one_before_that_had_its_id_or_its_short
             gated.soon_is_empty();
         }
     }
+}
+
+/// Where nobody may raise a limit, the log says that it is low.
+#[test]
+fn a_monitor_has_the_descriptors_that_it_needs_where_the_engine_has_few() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let bundle = gated.bundle_with("app", |config| {
+        ask(config, 1000);
+        config["process"]["args"] = json!(["sleep", "1000"]);
+        config["process"]["rlimits"] = json!([]);
+    });
+    let may = caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_RESOURCE);
+    let least = if may.expect("capabilities can be asked for") { 1 << 16 } else { 64 };
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| runtime.run_by(&["prlimit", "--nofile=64:64"], &bundle));
+        let (keeper, worker) = gated.monitor("app_________");
+        for pid in [keeper, worker] {
+            let of = procfs::process::Process::new(pid.as_raw()).and_then(|of| of.limits());
+            let limit = of.expect("it lives").max_open_files.soft_limit;
+            let log = gated.host.log();
+            assert!(matches!(limit, LimitValue::Value(most) if most >= least), "{limit:?}: {log}");
+            assert_eq!(log.contains("few descriptors"), least == 64, "{log}");
+        }
+        assert!(wait_until(Duration::from_secs(5), || runtime.status(&bundle) == "running"));
+        gated.fills(&bundle, 1000);
+        runtime.kill(&bundle, "KILL").ok();
+        let _ = run.join();
+    });
+    gated.soon_is_empty();
 }
 
 #[test]

@@ -135,13 +135,23 @@ fn leave_the_container() {
     }
 }
 
-/// As many descriptors as the host lets us, for us and our workers: engines leave us the few
-/// that a program gets which doesn't ask.
+/// Descriptors that a monitor may need: three for each of the 4096 processes that it knows at
+/// most, a few hundred for the threads that called lately, and 4096 exports.
+const DESCRIPTORS: u64 = 1 << 16;
+
+/// As many descriptors as are needed, for us and our workers, or as the host lets us: engines
+/// leave us the few that a program gets which doesn't ask, or fewer.
 fn raise_the_limit() {
     let limit = getrlimit(Resource::Nofile);
+    // None is no limit.
     let all = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if let Err(error) = setrlimit(Resource::Nofile, all) {
-        warn!(%error, "few descriptors: few exports can be kept");
+    let enough = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
+    let wanted = if limit.maximum.is_some_and(|most| most < DESCRIPTORS) { enough } else { all };
+    if let Err(error) = setrlimit(Resource::Nofile, wanted)
+        .or_else(|error| setrlimit(Resource::Nofile, all).and(Err(error)))
+    {
+        let most = limit.maximum.unwrap_or(u64::MAX);
+        warn!(%error, most, "few descriptors: few processes and exports can be kept account of");
     }
 }
 

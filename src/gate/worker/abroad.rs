@@ -156,7 +156,7 @@ impl Abroad {
             let number = Some(pid.cast_signed()).filter(|pid| *pid > 0).and_then(Pid::from_raw);
             // That costs a third of a microsecond; who is there may be dead all the same.
             let is_gone = |pid| test_kill_process(pid) == Err(Errno::SRCH);
-            number.is_some_and(|pid| is_gone(pid) || ProcessId::of(pid.as_raw_pid()).is_none())
+            number.is_some_and(|pid| is_gone(pid) || ProcessId::is_nobodys(pid.as_raw_pid()))
         });
         pids
     }

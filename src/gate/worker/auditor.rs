@@ -126,7 +126,7 @@ impl Shared {
             let events = events.iter().take(woken);
             let died = events.filter(|event| event.data() != WAKE).count() > 0;
             let now = Instant::now();
-            while let Some(outcome) = self.stash.expired(now, |tid| ProcessId::of(tid).is_some()) {
+            while let Some(outcome) = self.stash.expired(now, ProcessId::alive) {
                 self.undo(outcome);
             }
             if self.is_due(now) || died || woken == 0 {
@@ -222,14 +222,8 @@ impl Shared {
             return;
         }
         let Some(own) = self.auditor.own(self) else { return };
-        let dead: Vec<Process> = processes
-            .iter()
-            .copied()
-            .filter(|process| {
-                let pid = process_id(*process);
-                ProcessId::of(pid.pid) != Some(pid)
-            })
-            .collect();
+        let dead: Vec<Process> =
+            processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
         let former = self.auditor.abroad.former();
         let mut all = Vec::new();
         for gpu in 0..self.uuids.len() {

@@ -412,7 +412,7 @@ mod tests {
         books.enter(Entry::Hold { hold: Hold::Underway(7), client, handle });
         // A notification begins with its id.
         journal.write_all_at(&1_u64.to_ne_bytes(), HEAD_BYTES as u64).unwrap();
-        memory.slot(0).executing(3, false);
+        memory.slot(0).executing(1, 3, false);
 
         let (mut books, _) = open();
         books.enter(Entry::Free { client, handle });

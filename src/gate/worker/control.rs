@@ -66,12 +66,11 @@ impl Case<'_> {
 
     /// All is read: whether the caller still waits, and was answered already.
     pub(super) fn settle(&mut self) -> Result<(), Over> {
-        self.still_waits()?;
         if self.desk.params.len() <= ONCE_BYTES {
             return self.only_once();
         }
         self.desk.input.clear();
-        Ok(())
+        self.still_waits()
     }
 
     /// Makes it on the parameters that we have, and tells whether it was done.

@@ -160,7 +160,8 @@ impl Case<'_> {
         for attempt in 0..=TRIES {
             self.patch(place, Meaning::Handle, handle.into());
             self.patch(head, Meaning::Status, NV_OK.into());
-            self.slot.executing(handle, (self.again && there) || known(self, handle));
+            let there = (self.again && there) || known(self, handle);
+            self.slot.executing(object.client, handle, there);
             let Some(device) = &self.device else { return Err(Errno::EBADF) };
             device.call(command, &mut self.desk.bytes)?;
             match self.status(head) {
@@ -209,14 +210,8 @@ impl Case<'_> {
 
     /// Frees what a call made that isn't given to the caller.
     pub(super) fn unmake(&self, client: u32, parent: u32, handle: u32) {
-        let Ok(rm) = self.rm() else { return };
-        self.shared.begin_free();
-        let _ = rm.free(client, parent, handle);
-        let (of, handle) = (Client(client), Handle(handle));
-        let mut books = self.books();
-        books.end_free();
-        if books.ledger.contains(of, handle) {
-            books.enter(Entry::Free { client: of, handle });
+        if let Some(device) = &self.device {
+            self.shared.unmake(device, Made { client, parent, handle });
         }
     }
 
@@ -302,7 +297,6 @@ impl Case<'_> {
             let target = self.target()?;
             target.read(alloc.rights, &mut rights).map_err(|errno| Reply::Errno(errno as i32))?;
         }
-        self.still_waits()?;
         self.only_once()?;
         self.books().shares(object.client, self.target()?.process);
 
@@ -449,7 +443,7 @@ impl Case<'_> {
         let before = books.ledger.charge_of(of, object);
         books.begin();
         drop(books);
-        self.slot.executing(handle, true);
+        self.slot.executing(client, handle, true);
         let called = self.call(command);
         let mut status = self.status(layout);
         if self.again && status == NV_ERR_OBJECT_NOT_FOUND {

@@ -128,7 +128,7 @@ impl Case<'_> {
             true => Err(self.status_over(head, NV_ERR_STATE_IN_USE)),
             false => {
                 if !self.again {
-                    self.slot.executing(0, !is_new);
+                    self.slot.executing(control.client, 0, !is_new);
                 }
                 self.export_to(control, places, &claim, is_new)
             }
@@ -326,7 +326,7 @@ impl Case<'_> {
             asked.for_each(|object| self.unmake(client, parent, object));
         }
         export::set_objects(layout, &mut self.desk.params, &objects);
-        self.slot.executing(first, if self.again { was_there } else { known });
+        self.slot.executing(client, first, if self.again { was_there } else { known });
         self.books().begin();
         let done = self.make_control(command, head, params);
         let mut made = Vec::new();

@@ -38,12 +38,16 @@ const VALUE: usize = 152;
 const RESERVED: usize = 160;
 const GPU: usize = 168;
 const CLIENT: usize = 172;
+/// Zero in what workers before this one wrote: then nobody knows whose call it was.
+const STARTED: usize = 176;
+/// Of the handle.
+const OF: usize = 184;
 /// Zero in what workers before this one wrote, who never left while a thread of theirs was there.
 const OCCUPANT: usize = 192;
 const OCCUPIED: usize = 200;
 
-const _: () = assert!(NOTICE_BYTES <= STAGE && CLIENT + 4 <= SLOT_BYTES);
-const _: () = assert!(OCCUPIED + 8 <= SLOT_BYTES);
+const _: () = assert!(NOTICE_BYTES <= STAGE && OCCUPIED + 8 <= SLOT_BYTES);
+const _: () = assert!(std::mem::offset_of!(seccomp_notif, id) == 0);
 
 /// Makes all threads allocate from one heap. They take turns with calls, so one of its own
 /// for each would be as large, and hold what it once needed.
@@ -251,12 +255,33 @@ fn nix_remove(memory: &Memory, half: usize) -> io::Result<()> {
 impl<'a> Slot<'a> {
     /// Makes room for a notification of the listener of that number.
     pub(super) fn clear(self, listener: u64) {
+        self.memory.long(self.offset).store(0, Ordering::Relaxed);
         let address = self.memory.address(self.offset, NOTICE_BYTES);
         // SAFETY: the place lies in the mapping, and this thread alone uses its slot.
         unsafe { address.write_bytes(0, NOTICE_BYTES) };
         self.memory.long(self.offset + LISTENER).store(listener, Ordering::Relaxed);
+        self.memory.long(self.offset + STARTED).store(0, Ordering::Relaxed);
         self.set_aside(None);
         self.memory.word(self.offset + STAGE).store(Stage::Received as u32, Ordering::Release);
+    }
+
+    /// The notification of that id is over, with all that was to be known of it. Others than the
+    /// slot's own thread may say so, to which it may have another one by then.
+    pub(super) fn forget(self, id: u64) {
+        let place = self.memory.long(self.offset);
+        let _ = place.compare_exchange(id, 0, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Whose call it is.
+    pub(super) fn is_of(self, thread: ProcessId) {
+        self.memory.long(self.offset + STARTED).store(thread.start_ticks, Ordering::Relaxed);
+    }
+
+    /// Whose call it is, where that is known.
+    pub(super) fn thread(self) -> Option<ProcessId> {
+        let start_ticks = self.memory.long(self.offset + STARTED).load(Ordering::Relaxed);
+        let pid = self.notice().pid.cast_signed();
+        (start_ticks != 0).then_some(ProcessId { pid, start_ticks })
     }
 
     /// Where the kernel writes a notification; never lost, once it did.
@@ -321,8 +346,10 @@ impl<'a> Slot<'a> {
         (self.offset - HEAD_BYTES) / SLOT_BYTES
     }
 
-    /// The driver is about to be asked; `handle` is to be made, and was there before or not.
-    pub(super) fn executing(self, handle: u32, was_there: bool) {
+    /// The driver is about to be asked; `handle` of `client` is to be made, and was there before
+    /// or not.
+    pub(super) fn executing(self, client: u32, handle: u32, was_there: bool) {
+        self.memory.word(self.offset + OF).store(client, Ordering::Relaxed);
         self.memory.word(self.offset + HANDLE).store(handle, Ordering::Relaxed);
         self.memory.word(self.offset + FLAGS).store(u32::from(was_there), Ordering::Relaxed);
         self.memory.word(self.offset + STAGE).store(Stage::Executing as u32, Ordering::Release);
@@ -333,6 +360,11 @@ impl<'a> Slot<'a> {
         let handle = self.memory.word(self.offset + HANDLE).load(Ordering::Relaxed);
         let was_there = self.memory.word(self.offset + FLAGS).load(Ordering::Relaxed);
         (handle, was_there != 0)
+    }
+
+    /// The client of that handle.
+    pub(super) fn client(self) -> u32 {
+        self.memory.word(self.offset + OF).load(Ordering::Relaxed)
     }
 
     /// All is done but to reply so.

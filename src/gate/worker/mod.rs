@@ -32,6 +32,7 @@ mod serve;
 mod show;
 mod stash;
 mod target;
+mod turns;
 mod uvm;
 mod waiting;
 
@@ -60,6 +61,7 @@ use self::memory::{Memory, Slot};
 use self::serve::{Case, Desk};
 use self::stash::Stash;
 use self::target::Targets;
+use self::turns::Turns;
 use self::waiting::Waiting;
 use super::inherited;
 use super::journal::{SLOTS, Stage};
@@ -94,6 +96,7 @@ pub(in crate::gate) struct Shared {
     targets: Targets,
     exports: Exports,
     stash: Stash,
+    turns: Turns,
     calm: Calm,
     auditor: Auditor,
     lead: Lead,
@@ -163,6 +166,7 @@ impl Shared {
             targets,
             exports: Exports::default(),
             stash: Stash::default(),
+            turns: Turns::default(),
             calm: Calm::new(),
             auditor: Auditor::new()?,
             lead: Lead::default(),
@@ -220,6 +224,7 @@ impl Shared {
     /// A thread for each call that a worker before had received, and some more: one at least
     /// that the driver can't keep from leading.
     fn start_threads(&'static self) -> io::Result<()> {
+        self.queue_what_is_left();
         let slot = |number| self.memory.slot(number);
         let is_haunted = |number| Self::is_haunted(slot(number));
         let is_left = |number: &usize| slot(*number).notice().id != 0 || is_haunted(*number);

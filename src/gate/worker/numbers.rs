@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 
 use super::target::process_id;
 use crate::ledger::Process;
+use crate::process::ProcessId;
 
 /// Numbers of processes: ours, and a namespace's.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl Numbers {
             let number =
                 innermost(id.pid).filter(|_| self::namespace(id.pid) == Some(namespace))?;
             // Or it could be a stranger's by now.
-            id.alive().then_some((id.pid.cast_unsigned(), number))
+            (ProcessId::of(id.pid) == Some(id)).then_some((id.pid.cast_unsigned(), number))
         });
         Numbers(numbers.collect())
     }
@@ -57,7 +58,6 @@ fn innermost(pid: i32) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::gate::worker::target::number;
-    use crate::process::ProcessId;
 
     #[test]
     fn a_process_of_ours_has_the_number_we_know_it_by() {

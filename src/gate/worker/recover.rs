@@ -7,16 +7,17 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use super::books::Books;
 use super::device::{Device, Failure, Rm};
 use super::memory::Slot;
 use super::serve::{Case, Desk, Made};
 use super::stash::Outcome;
 use super::{Shared, waiting};
-use crate::gate::journal::Stage;
+use crate::gate::journal::{SLOTS, Stage};
 use crate::gate::syscall::{self, Syscall};
 use crate::ledger::{Client, Entry, Handle};
 use crate::process::ProcessId;
-use crate::rm::{self, Call, Command};
+use crate::rm::number::NV_ERR_OBJECT_NOT_FOUND;
 
 /// How often is looked whether a thread of a worker before is gone: soon, then less often.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
@@ -42,9 +43,20 @@ impl Shared {
         }
     }
 
+    /// What is left to be undone comes before all that its threads ask for by now.
+    pub(super) fn queue_what_is_left(&self) {
+        for slot in (0..SLOTS).map(|slot| self.memory.slot(slot)) {
+            let executing = slot.notice().id != 0 && slot.stage() == Stage::Executing;
+            if let Some(thread) = slot.thread().filter(|_| executing) {
+                self.turns.queue(slot.number(), thread);
+            }
+        }
+    }
+
     /// Finishes what is left in a slot.
     pub(super) fn recover(&self, slot: Slot<'_>, desk: &mut Desk) {
         self.finish_call(slot, desk);
+        self.turns.leave(slot.number());
         self.books.lock().unwrap_or_else(PoisonError::into_inner).disinherit(slot);
     }
 
@@ -77,8 +89,7 @@ impl Shared {
         let notice = slot.notice();
         let (handle, was_there) = slot.executed();
         let data = notice.data;
-        let Some(Syscall::Ioctl { descriptor, request, argument }) =
-            syscall::of(data.arch, data.nr, &data.args)
+        let Some(Syscall::Ioctl { descriptor, .. }) = syscall::of(data.arch, data.nr, &data.args)
         else {
             return;
         };
@@ -89,48 +100,49 @@ impl Shared {
         else {
             return;
         };
-        let Ok(device) = Device::of(&self.settings.nodes, file) else { return };
-        let command = Command::of_ioctl(request);
-        let mut bytes = vec![0; command.size()];
-        if target.read(argument, &mut bytes).is_err() {
+        // The number may be a stranger's by now, and its descriptor's file and client his.
+        if slot.thread() != Some(target.thread) {
             return;
         }
-        let client = match rm::decode(&self.release, command, &bytes).map(|decoded| decoded.call) {
-            Ok(Call::Alloc(alloc)) => alloc.object.client,
-            Ok(Call::Dup { object, .. }) => object.client,
-            Ok(Call::VidHeap { client, .. }) => client,
-            _ => return,
-        };
-        self.unmake(&device, client, handle);
+        let Ok(device) = Device::of(&self.settings.nodes, file) else { return };
+        let client = slot.client();
+        self.unmake(&device, Made { client, parent: client, handle });
     }
 }
 
 impl Shared {
+    /// The next worker isn't to undo it.
+    pub(super) fn unmark(&self, outcome: &Outcome) {
+        let (slot, id) = outcome.mark;
+        self.memory.slot(slot).forget(id);
+    }
+
     /// Undoes what was done for a caller that didn't take it.
     pub(super) fn undo(&self, outcome: Outcome) {
+        self.unmark(&outcome);
         let Some(device) = outcome.device else { return };
-        let rm = Rm { release: &self.release, device: &device };
-        for Made { client, parent, handle } in outcome.made {
-            self.begin_free();
-            let freed: Result<(), Failure> = rm.free(client, parent, handle);
-            let (of, object) = (Client(client), Handle(handle));
-            let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
-            books.end_free();
-            if freed.is_ok() && books.ledger.contains(of, object) {
-                books.enter(Entry::Free { client: of, handle: object });
-            }
+        for made in outcome.made {
+            self.unmake(&device, made);
         }
     }
 
-    /// Frees what a call made of which nobody knows the outcome, and whose caller is gone.
-    pub(super) fn unmake(&self, device: &Device, client: u32, handle: u32) {
-        let rm = Rm { release: &self.release, device };
+    /// Frees an object that a call made, or may have made, and that nobody is to have. What
+    /// can't be freed counts on.
+    pub(super) fn unmake(&self, device: &Device, made: Made) {
+        let Made { client, parent, handle } = made;
+        let (of, object) = (Client(client), Handle(handle));
+        let charge = |books: &Books| {
+            books.ledger.contains(of, object).then(|| books.ledger.charge_of(of, object))
+        };
+        let before = charge(&self.books.lock().unwrap_or_else(PoisonError::into_inner));
         self.begin_free();
-        let _ = rm.free(client, client, handle);
+        let freed = Rm { release: &self.release, device }.free(client, parent, handle);
+        let is_gone = matches!(freed, Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND)));
         let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         books.end_free();
-        let (of, object) = (Client(client), Handle(handle));
-        if books.ledger.contains(of, object) {
+        let after = charge(&books);
+        // Another thread may have made an object of the same handle since.
+        if is_gone && after.is_some() && after == before {
             books.enter(Entry::Free { client: of, handle: object });
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! A [`Case`] has all that one call needs, and is done when [`Case::serve`] returns.
 //! What the caller gets back is written only while it waits: what was done for one
-//! that doesn't is stashed.
+//! that doesn't is stashed. All of it is one call's way from its beginning to its end, and so
+//! in one place though it is long.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -89,6 +90,10 @@ pub(super) struct Case<'a> {
     made: Vec<Made>,
     /// Whether it must not be done twice.
     once: bool,
+    /// Whether later calls of the thread wait for it.
+    queued: bool,
+    /// What was done already, of which the caller is told now.
+    done: Option<Outcome>,
     counted: Count,
 }
 
@@ -116,6 +121,8 @@ impl<'a> Case<'a> {
             writes: [None; MOST_WRITES],
             made: Vec::new(),
             once: false,
+            queued: false,
+            done: None,
             counted: Count::Refused,
         }
     }
@@ -162,14 +169,13 @@ impl<'a> Case<'a> {
 
     /// Writes back, and replies; stashes what was done for a caller that doesn't wait.
     fn finish(mut self, reply: Reply) {
-        let writes = self.writes;
+        let done = self.done.take();
         let mut taken = false;
         let mut reply = reply;
-        if writes.iter().all(Option::is_none) || self.is_valid() {
-            let writes =
-                writes.map(|write| write.map(|(address, copy)| (address, self.copy(copy))));
+        let writes = done.is_some() || !self.writes.iter().all(Option::is_none);
+        if !writes || self.is_valid() {
             // As the driver: what was done stays done.
-            if self.target.as_ref().is_some_and(|target| target.write(&writes).is_err()) {
+            if self.write(done.as_ref()).is_err() {
                 reply = Reply::Errno(Errno::EFAULT as i32);
             }
             let parts = reply.parts();
@@ -177,10 +183,31 @@ impl<'a> Case<'a> {
             taken = self.listener.send(self.notice.id, parts) != Err(CallerGone);
         }
         self.shared.memory.count(self.counted);
-        if !taken && self.once {
-            self.stash();
+        if !taken {
+            match done {
+                Some(done) => self.keep(done),
+                None if self.once => self.stash(reply),
+                // Nothing is to be undone, whatever the slot says.
+                None => self.slot.forget(self.notice.id),
+            }
+        }
+        if self.queued {
+            self.shared.turns.leave(self.slot.number());
         }
         self.desk.tidy();
+    }
+
+    /// Writes what is to go back, of this call or of the one that was made in its place.
+    fn write(&self, done: Option<&Outcome>) -> Result<(), Errno> {
+        let Some(target) = &self.target else { return Ok(()) };
+        let Some(done) = done else {
+            let writes = self.writes;
+            return target.write(
+                &writes.map(|write| write.map(|(address, copy)| (address, self.copy(copy)))),
+            );
+        };
+        let mut output = done.output.iter();
+        output.try_for_each(|(address, bytes)| target.write(&[Some((*address, bytes))]))
     }
 
     fn copy(&self, copy: Copy) -> &[u8] {
@@ -191,22 +218,40 @@ impl<'a> Case<'a> {
         }
     }
 
-    fn stash(&mut self) {
+    fn stash(&mut self, reply: Reply) {
+        let Some(thread) = self.target.as_ref().map(|target| target.thread) else { return };
         let output = self.writes.into_iter().flatten();
         let output = output.map(|(address, copy)| (address, self.copy(copy).to_vec())).collect();
+        let read = self.desk.input.get(self.desk.bytes.len()..).unwrap_or_default();
+        let told = self.writes.iter().flatten().any(|(_, copy)| *copy == Copy::Params);
+        let params = if told { &self.desk.params[..] } else { read };
+        let after = [&self.desk.bytes[..], params].concat();
         let made = std::mem::take(&mut self.made);
         // What is kept keeps a client alive, so it is only where it's needed.
         let device = self.device.take().filter(|_| !made.is_empty());
         let outcome = Outcome {
-            tid: self.tid(),
+            thread,
             asked: self.asked(),
             input: self.desk.input.clone(),
+            after,
             output,
+            reply,
             device,
             made,
+            mark: (0, 0),
             since: Instant::now(),
         };
-        // Under the thread's number, its answer waits for the call to be made again.
+        self.keep(outcome);
+    }
+
+    /// The answer waits for the thread to make the call again.
+    fn keep(&mut self, outcome: Outcome) {
+        let mark = (self.slot.number(), self.notice.id);
+        if outcome.made.is_empty() {
+            // The next worker has nothing to undo.
+            self.slot.forget(self.notice.id);
+        }
+        let outcome = Outcome { mark, since: Instant::now(), ..outcome };
         if let Some(oldest) = self.shared.stash.keep(outcome) {
             self.shared.undo(oldest);
         }
@@ -218,34 +263,42 @@ impl<'a> Case<'a> {
         (request & 0xffff_ffff | descriptor << 32, argument)
     }
 
-    /// Whether the call was made already, for the same thread, and not taken.
+    /// All is read: whether the caller still waits, and the call wasn't made already, for the
+    /// same thread, and not taken.
+    ///
+    /// Who asks whether it still waits does so behind all calls that came before. So of two of
+    /// one thread, the later waits for the earlier, or this finds its caller gone.
     pub(super) fn only_once(&mut self) -> Result<(), Over> {
+        let thread = self.target()?.thread;
+        self.slot.is_of(thread);
+        let (turns, slot) = (&self.shared.turns, self.slot.number());
+        turns.queue(slot, thread);
+        self.queued = true;
+        self.still_waits()?;
+        if !turns.wait(slot, thread, || self.is_valid()) {
+            return Err(Reply::Errno(Errno::EINTR as i32));
+        }
         self.once = true;
         self.desk.input.clear();
         self.desk.input.extend_from_slice(&self.desk.bytes);
         self.desk.input.extend_from_slice(&self.desk.params);
-        match self.shared.stash.take(self.tid(), self.asked(), &self.desk.input) {
+        match self.shared.stash.take(thread, self.asked(), &self.desk.input) {
             Found::Nothing => Ok(()),
             Found::Other(outcome) => {
                 self.shared.undo(outcome);
                 Ok(())
             }
             Found::Same(outcome) => {
-                let target = self.target()?;
-                for (address, bytes) in &outcome.output {
-                    if target.write(&[Some((*address, bytes))]).is_err() {
-                        return Err(Reply::Errno(Errno::EFAULT as i32));
-                    }
+                self.shared.unmark(&outcome);
+                if let Some(made) = outcome.made.first() {
+                    self.slot.executing(made.client, made.handle, false);
                 }
+                // What was read is no answer.
+                self.write_nothing();
                 self.counted = Count::Executed;
-                self.once = false;
-                if !self.is_valid() {
-                    // Interrupted once more.
-                    if let Some(oldest) = self.shared.stash.keep(outcome) {
-                        self.shared.undo(oldest);
-                    }
-                }
-                Err(Reply::Done)
+                let reply = outcome.reply;
+                self.done = Some(outcome);
+                Err(reply)
             }
         }
     }
@@ -258,7 +311,7 @@ impl<'a> Case<'a> {
     /// Finds out which of the driver's files a descriptor is.
     fn open(&mut self, descriptor: i32) -> Result<(), Over> {
         let duplicate = self.shared.targets.duplicate(self.tid(), descriptor);
-        let (target, file) = duplicate.map_err(|errno| Reply::Errno(errno as i32))?;
+        let (target, file) = duplicate.map_err(|errno| self.out_of_reach(errno))?;
         self.target = Some(target);
         self.leave_the_runtime_alone()?;
         let device = Device::of(&self.shared.settings.nodes, file);
@@ -268,6 +321,14 @@ impl<'a> Case<'a> {
         self.shared.opened(&device);
         self.device = Some(device);
         self.see()
+    }
+
+    /// A caller that is gone, or one that we can't look at, which the log says.
+    fn out_of_reach(&self, errno: Errno) -> Over {
+        if matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) {
+            self.log(&format!("a call of a process that can't be looked at: {}", errno.desc()));
+        }
+        Reply::Errno(errno as i32)
     }
 
     /// What the runtime and its hooks do on the host is none of the container's.
@@ -305,7 +366,8 @@ impl<'a> Case<'a> {
         // let go without a look at it, which would prove nothing.
         let mut asked = None;
         if traps::is_escape(rm::uvm::number(request)) {
-            self.target = self.shared.targets.get(self.tid());
+            let target = self.shared.targets.get(self.tid());
+            self.target = Some(target.map_err(|errno| self.out_of_reach(errno))?);
             self.leave_the_runtime_alone()?;
             let read = self.read_escape(request, argument);
             if let Some(pass) = read.as_ref().ok().and_then(Asked::passes) {

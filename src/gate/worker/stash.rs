@@ -11,7 +11,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::device::Device;
+use super::listener::Reply;
 use super::serve::Made;
+use crate::process::ProcessId;
 
 /// Outcomes that are kept.
 const MOST: usize = 32;
@@ -22,17 +24,24 @@ const KEPT: Duration = Duration::from_secs(1);
 /// What was done for a caller that didn't wait.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    pub(super) tid: i32,
+    pub(super) thread: ProcessId,
     /// Request and argument.
     pub(super) asked: (u64, u64),
     /// What was asked, as it was read.
     pub(super) input: Vec<u8>,
+    /// The same with what was done: that may have been written already, and be asked again.
+    pub(super) after: Vec<u8>,
     /// What is to be written, and where.
     pub(super) output: Vec<(u64, Vec<u8>)>,
+    pub(super) reply: Reply,
     /// The file that it was made through.
     pub(super) device: Option<Device>,
     /// What was made, to be freed.
     pub(super) made: Vec<Made>,
+    /// The slot and the notification by which the next worker would find what was made, and
+    /// free it. To be forgotten before anything becomes of it: then it can at worst be left
+    /// over, and counts.
+    pub(super) mark: (usize, u64),
     pub(super) since: Instant,
 }
 
@@ -63,29 +72,34 @@ impl Stash {
         oldest
     }
 
-    /// Takes what there is for a call of `tid`.
-    pub(super) fn take(&self, tid: i32, asked: (u64, u64), input: &[u8]) -> Found {
+    /// Takes what there is for a call of `thread`.
+    pub(super) fn take(&self, thread: ProcessId, asked: (u64, u64), input: &[u8]) -> Found {
         if self.count.load(Ordering::Acquire) == 0 {
             return Found::Nothing;
         }
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(at) = all.iter().position(|outcome| outcome.tid == tid) else {
+        let Some(at) = all.iter().position(|outcome| outcome.thread == thread) else {
             return Found::Nothing;
         };
         let Some(outcome) = all.remove(at) else { return Found::Nothing };
         self.count.store(all.len(), Ordering::Release);
-        let same = outcome.asked == asked && outcome.input == input;
+        let read = outcome.input == input || outcome.after == input;
+        let same = outcome.asked == asked && read;
         if same { Found::Same(outcome) } else { Found::Other(outcome) }
     }
 
     /// Takes one that was kept long enough, or whose thread is gone.
-    pub(super) fn expired(&self, now: Instant, lives: impl Fn(i32) -> bool) -> Option<Outcome> {
+    pub(super) fn expired(
+        &self,
+        now: Instant,
+        lives: impl Fn(ProcessId) -> bool,
+    ) -> Option<Outcome> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let over = |outcome: &Outcome| {
-            now.saturating_duration_since(outcome.since) > KEPT || !lives(outcome.tid)
+            now.saturating_duration_since(outcome.since) > KEPT || !lives(outcome.thread)
         };
         let at = all.iter().position(over)?;
         let outcome = all.remove(at);
@@ -102,22 +116,40 @@ impl Stash {
 mod tests {
     use super::*;
 
+    fn thread(pid: i32) -> ProcessId {
+        ProcessId { pid, start_ticks: 5 }
+    }
+
     fn outcome(tid: i32) -> Outcome {
-        let since = Instant::now();
-        let (input, output, made) = (vec![3], vec![], vec![]);
-        Outcome { tid, asked: (1, 2), input, output, device: None, made, since }
+        Outcome {
+            thread: thread(tid),
+            asked: (1, 2),
+            input: vec![3],
+            after: vec![9],
+            output: vec![],
+            reply: Reply::Done,
+            device: None,
+            made: vec![],
+            mark: (0, 1),
+            since: Instant::now(),
+        }
     }
 
     #[test]
     fn the_same_call_of_the_same_thread_finds_what_was_done_once() {
         let stash = Stash::default();
         assert!(stash.keep(outcome(7)).is_none());
-        assert!(matches!(stash.take(8, (1, 2), &[3]), Found::Nothing));
-        assert!(matches!(stash.take(7, (1, 2), &[3]), Found::Same(_)));
-        assert!(matches!(stash.take(7, (1, 2), &[3]), Found::Nothing));
+        let stranger = ProcessId { start_ticks: 6, ..thread(7) };
+        for other in [thread(8), stranger] {
+            assert!(matches!(stash.take(other, (1, 2), &[3]), Found::Nothing));
+        }
+        assert!(matches!(stash.take(thread(7), (1, 2), &[3]), Found::Same(_)));
+        assert!(matches!(stash.take(thread(7), (1, 2), &[3]), Found::Nothing));
+        assert!(stash.keep(outcome(7)).is_none());
+        assert!(matches!(stash.take(thread(7), (1, 2), &[9]), Found::Same(_)), "half answered");
         for (asked, input) in [((1, 9), [3]), ((1, 2), [4])] {
             assert!(stash.keep(outcome(7)).is_none());
-            assert!(matches!(stash.take(7, asked, &input), Found::Other(_)));
+            assert!(matches!(stash.take(thread(7), asked, &input), Found::Other(_)));
         }
     }
 
@@ -127,8 +159,9 @@ mod tests {
         for tid in 0..i32::try_from(MOST).unwrap() {
             assert!(stash.keep(outcome(tid)).is_none());
         }
-        assert_eq!(stash.keep(outcome(99)).map(|outcome| outcome.tid), Some(0));
-        assert_eq!(stash.expired(Instant::now(), |tid| tid != 5).map(|gone| gone.tid), Some(5));
+        assert_eq!(stash.keep(outcome(99)).map(|outcome| outcome.thread), Some(thread(0)));
+        let gone = stash.expired(Instant::now(), |of| of != thread(5));
+        assert_eq!(gone.map(|gone| gone.thread), Some(thread(5)));
         let later = Instant::now() + KEPT * 2;
         let mut left = 0;
         while stash.expired(later, |_| true).is_some() {

@@ -1,17 +1,18 @@
 //! The processes that call: their memory and their descriptors.
 //!
 //! Everything here is named by the tid of a notification, and proves something only while
-//! that notification is valid: whoever reads asks afterwards. A pidfd that is kept names the
-//! thread it was opened for: once that is gone it fails, so a tid that is used again is
-//! never taken for it.
-#![allow(unsafe_code, reason = "pidfd_open and pidfd_getfd have no safe interface in our crates")]
+//! that notification is valid: whoever reads asks afterwards. What is kept of a thread has a
+//! descriptor that names this very one and tells when it is gone, so a tid that is used
+//! again is never taken for it: a pidfd of the thread, or before Linux 6.9, which has them of
+//! processes only, the thread's directory in `/proc`.
+#![allow(unsafe_code, reason = "calls on pidfds have no safe interface in our crates")]
 
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -34,13 +35,19 @@ const PID_BITS: u32 = 22;
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) tid: i32,
+    /// Its tid, and when it started.
+    pub(super) thread: ProcessId,
     /// Its process's pid.
     pub(super) pid: i32,
     /// Its process, by a number that isn't used again.
     pub(super) process: Process,
     /// Whether it is the runtime, or one of its hooks: by its mounts, which are the host's.
     pub(super) is_runtimes: bool,
-    pidfd: OwnedFd,
+    /// Its pidfd or its directory: see [`is_there`].
+    itself: OwnedFd,
+    /// The pidfd of its process, by whose first thread descriptors are duplicated where it has
+    /// none of its own.
+    whole: Option<OwnedFd>,
 }
 
 /// The threads that called lately.
@@ -90,10 +97,10 @@ pub(super) fn share_files(one: u32, other: u32) -> bool {
 }
 
 /// The number behind `name` in `/proc/PID/status`.
-fn status(tid: i32, name: &str) -> Option<i32> {
-    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim_start_matches(':').trim().parse().ok()
+fn status(tid: i32, name: &str) -> io::Result<Option<i32>> {
+    let text = fs::read_to_string(format!("/proc/{tid}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    Ok(line.and_then(|line| line.trim_start_matches(':').trim().parse().ok()))
 }
 
 impl Targets {
@@ -103,29 +110,42 @@ impl Targets {
         Ok(Targets { known: Mutex::default(), spared })
     }
 
-    /// The thread of that tid.
-    pub(super) fn get(&self, tid: i32) -> Option<Arc<Target>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(target) = known.get(&tid) {
-            return Some(Arc::clone(target));
-        }
-        drop(known);
-        let target = Arc::new(Target::open(tid, self.spared)?);
-        if target.is_runtimes {
-            // It may become the container's in a moment.
-            return Some(target);
-        }
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MOST {
-            known.clear();
-        }
-        known.insert(tid, Arc::clone(&target));
-        Some(target)
+    fn known(&self) -> MutexGuard<'_, HashMap<i32, Arc<Target>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets a thread that turned out to be gone.
-    pub(super) fn forget(&self, tid: i32) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&tid);
+    /// The thread that has that tid now.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH` where there is none, or why it can't be known.
+    pub(super) fn get(&self, tid: i32) -> Result<Arc<Target>, Errno> {
+        let known = self.known().get(&tid).cloned();
+        match known.filter(|target| is_there(target.itself.as_fd())) {
+            Some(target) => Ok(target),
+            None => self.meet(tid),
+        }
+    }
+
+    fn meet(&self, tid: i32) -> Result<Arc<Target>, Errno> {
+        let opened = match Target::open(tid, self.spared) {
+            Err(Errno::EMFILE | Errno::ENFILE) => {
+                // To know them is only quicker.
+                self.known().clear();
+                Target::open(tid, self.spared)
+            }
+            opened => opened,
+        };
+        let target = Arc::new(opened?);
+        // What is the runtime's may become the container's in a moment.
+        if !target.is_runtimes {
+            let mut known = self.known();
+            if known.len() >= MOST {
+                known.clear();
+            }
+            known.insert(tid, Arc::clone(&target));
+        }
+        Ok(target)
     }
 
     /// A duplicate of a descriptor of the thread, and who it is.
@@ -134,36 +154,67 @@ impl Targets {
         tid: i32,
         descriptor: i32,
     ) -> Result<(Arc<Target>, OwnedFd), Errno> {
-        let target = self.get(tid).ok_or(Errno::ESRCH)?;
-        match target.duplicate(descriptor) {
-            Err(Errno::ESRCH) => {
-                self.forget(tid);
-                let target = self.get(tid).ok_or(Errno::ESRCH)?;
-                let duplicate = target.duplicate(descriptor)?;
-                Ok((target, duplicate))
+        let known = self.known().get(&tid).cloned();
+        if let Some(target) = known {
+            match target.duplicate(descriptor) {
+                Err(Errno::ESRCH) => {}
+                Err(Errno::EMFILE | Errno::ENFILE) => self.known().clear(),
+                duplicate => return Ok((target, duplicate?)),
             }
-            duplicate => Ok((target, duplicate?)),
         }
+        let target = self.meet(tid)?;
+        let duplicate = target.duplicate(descriptor)?;
+        Ok((target, duplicate))
     }
 }
 
+/// Whether the thread is still there of which this is the pidfd or the directory.
+///
+/// The first pidfds were directories of `/proc`, and [`pidfd_send_signal(2)`] takes them still
+/// (`kernel/signal.c`, `tgid_pidfd_to_pid`): of any thread, as all have one that isn't listed.
+/// A thread that can't be told a signal is there, too.
+///
+/// [`pidfd_send_signal(2)`]: https://man7.org/linux/man-pages/man2/pidfd_send_signal.2.html
+fn is_there(itself: BorrowedFd<'_>) -> bool {
+    let nothing = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: takes numbers only; signal 0 is sent to nobody.
+    let asked =
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, itself.as_raw_fd(), 0, nothing, 0) };
+    matches!(Errno::result(asked), Ok(_) | Err(Errno::EPERM))
+}
+
 impl Target {
-    fn open(tid: i32, spared: Option<MountNamespace>) -> Option<Self> {
-        let pid = status(tid, "Tgid")?;
-        let pidfd = match pidfd_open(tid, PIDFD_THREAD) {
-            Err(Errno::EINVAL) => pidfd_open(pid, 0),
-            opened => opened,
+    fn open(tid: i32, spared: Option<MountNamespace>) -> Result<Self, Errno> {
+        let errno = |error: io::Error| match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
+            Errno::ENOENT | Errno::UnknownErrno => Errno::ESRCH,
+            errno => errno,
         };
-        let process = number(ProcessId::of(pid)?);
+        let find = |pid| ProcessId::find(pid).map_err(errno)?.ok_or(Errno::ESRCH);
+        let directory = OwnedFd::from(File::open(format!("/proc/{tid}")).map_err(errno)?);
+        let pid = status(tid, "Tgid").map_err(errno)?.ok_or(Errno::ESRCH)?;
+        let thread = find(tid)?;
+        let process = number(if tid == pid { thread } else { find(pid)? });
         let is_runtimes = spared.is_some() && spared == mount_namespace(&tid.to_string()).ok();
-        Some(Target { tid, pid, process, is_runtimes, pidfd: pidfd.ok()? })
+        let pidfd = pidfd_open(tid, PIDFD_THREAD);
+        // All that was found by its number was found of one thread, which has it still.
+        if !is_there(directory.as_fd()) {
+            return Err(Errno::ESRCH);
+        }
+        let (itself, whole) = match pidfd {
+            Err(Errno::EINVAL) => (directory, Some(pidfd_open(pid, 0)?)),
+            pidfd => (pidfd?, None),
+        };
+        Ok(Target { tid, thread, pid, process, is_runtimes, itself, whole })
     }
 
-    /// A duplicate of one of its descriptors.
+    /// A duplicate of one of its descriptors; `ESRCH` where it is gone.
     pub(super) fn duplicate(&self, descriptor: i32) -> Result<OwnedFd, Errno> {
+        if self.whole.is_some() && !is_there(self.itself.as_fd()) {
+            return Err(Errno::ESRCH);
+        }
+        let pidfd = self.whole.as_ref().unwrap_or(&self.itself).as_raw_fd();
         // SAFETY: takes numbers only.
-        let got =
-            unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), descriptor, 0) };
+        let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, descriptor, 0) };
         let got = i32::try_from(Errno::result(got)?).map_err(|_| Errno::EBADF)?;
         // SAFETY: the kernel has just made it for us.
         Ok(unsafe { OwnedFd::from_raw_fd(got) })

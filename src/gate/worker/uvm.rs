@@ -43,7 +43,10 @@ impl Case<'_> {
         let pass = match policy::judge_uvm(&decoded.call) {
             Verdict::Refuse(answer) => return Err(self.answer(answer, decoded.layout)),
             Verdict::Continue(pass) => Some(pass),
-            Verdict::Execute => None,
+            Verdict::Execute => {
+                self.only_once()?;
+                None
+            }
         };
         let Some(layout) = decoded.layout else {
             return Ok(pass.map_or(Reply::Errno(Errno::EINVAL as i32), |pass| self.continued(pass)));

@@ -7,11 +7,13 @@
 // It makes system calls that a library would make, and some that none would.
 #![allow(unsafe_code)]
 
+mod alarm;
 mod attack;
 mod passing;
 mod processes;
 mod rm;
 mod script;
+mod threads;
 mod untrapped;
 mod uvm;
 mod work;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -18,6 +19,7 @@ use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::rm::{Fail, Place, Rm};
 use crate::uvm::{Managed, Uvm};
+use crate::{alarm, threads};
 
 /// What a script has made.
 #[derive(Debug)]
@@ -31,6 +33,8 @@ struct Actor<'a> {
     managed: Vec<Managed>,
     exported: Option<OwnedFd>,
     children: Vec<Pid>,
+    /// The number of a thread that ended.
+    ended: Option<i32>,
     failed: bool,
 }
 
@@ -46,6 +50,7 @@ pub(crate) fn run(place: &Place, lines: &[String]) -> anyhow::Result<bool> {
         managed: Vec::new(),
         exported: None,
         children: Vec::new(),
+        ended: None,
         failed: false,
     };
     actor.block(lines)?;
@@ -79,9 +84,10 @@ impl Actor<'_> {
         while let Some(line) = lines.get(at) {
             at += 1;
             let line = line.trim();
-            if line == "fork {" {
+            if line == "fork {" || line == "fork-as-ended {" {
                 let end = end_of_block(lines, at)?;
-                self.fork(&lines[at..end])?;
+                let number = self.ended.filter(|_| line != "fork {");
+                self.fork(&lines[at..end], number)?;
                 at = end + 1;
             } else if !line.is_empty() && !line.starts_with('#') {
                 self.line(line).with_context(|| format!("line {at}: {line}"))?;
@@ -90,10 +96,14 @@ impl Actor<'_> {
         Ok(())
     }
 
-    fn fork(&mut self, lines: &[String]) -> anyhow::Result<()> {
+    fn fork(&mut self, lines: &[String], number: Option<i32>) -> anyhow::Result<()> {
         std::io::stdout().flush()?;
-        // SAFETY: this program has one thread here.
-        match unsafe { fork() }? {
+        let forked = match number {
+            Some(number) => threads::fork_as(number),
+            // SAFETY: this program has one thread here.
+            None => unsafe { fork() },
+        };
+        match forked? {
             ForkResult::Parent { child } => self.children.push(child),
             ForkResult::Child => {
                 self.children.clear();
@@ -202,6 +212,39 @@ impl Actor<'_> {
                 let flags = 1 << 4 | 1 << 12 | 1 << 30;
                 let done = rm.alloc27(NV01_MEMORY_SYSTEM_OS_DESCRIPTOR, flags, address, size - 1);
                 self.say("os-descriptor", done.map(|_| String::new()));
+            }
+            // The driver chooses the handle.
+            ["alloc-any", size, "as", name] => {
+                let (rm, size) = (self.rm()?, size_bytes(size)?);
+                let done = rm.alloc_as(rm.ctl(), 0, NV01_MEMORY_LOCAL_USER, size);
+                let done = done.map(|memory| {
+                    self.memory.insert(name.to_owned(), memory);
+                    format!("bytes={}", memory.1)
+                });
+                self.say(&format!("alloc-any {name}"), done);
+            }
+            // When, how often after that, and how long its handler takes.
+            ["alarm", ms, every_ms, handler_ms] => {
+                alarm::after(ms.parse()?, every_ms.parse()?, handler_ms.parse()?)?;
+            }
+            ["signals"] => {
+                alarm::after(0, 0, 0)?;
+                println!("signals={}", alarm::SIGNALS.load(Ordering::Relaxed));
+            }
+            // A thread calls, and ends.
+            ["end-a-thread"] => self.ended = Some(threads::ended(self.rm()?)),
+            // A thread asks for memory and is interrupted, which ends it; then we ask for the same.
+            ["interrupt-a-thread", size, "as", name] => {
+                let (rm, size) = (self.rm()?, size_bytes(size)?);
+                let handle = rm.handle();
+                let ended = threads::interrupted(rm, handle, size)?;
+                let done = rm.alloc_as(rm.ctl(), handle, NV01_MEMORY_LOCAL_USER, size);
+                self.ended = Some(ended);
+                let done = done.map(|memory| {
+                    self.memory.insert(name.to_owned(), memory);
+                    format!("bytes={}", memory.1)
+                });
+                self.say(&format!("interrupt-a-thread {name}"), done);
             }
             ["free", name] => {
                 let (handle, _) = self.memory.remove(name).context("no such memory")?;

@@ -1,0 +1,102 @@
+//! The driver answers one call of a thread after the other, whatever signals come meanwhile.
+//! Behind a listener that can't make interrupted callers wait (before Linux 5.19, and behind
+//! podman's filter) the kernel has the call made again while the first is still in the driver.
+
+use std::time::{Duration, Instant};
+
+use cgpu::gate::settings::Managed;
+
+use crate::host::{MIB, Monitor, Said, wait};
+
+/// How a program is interrupted: first signal, interval, and how long its handler takes, in
+/// milliseconds; the driver takes 300.
+const SIGNALS: [(&str, &str); 3] = [
+    ("once, and the call comes back while the driver is at it", "alarm 100 0 0"),
+    ("once, and the call comes back when the driver is done", "alarm 100 0 500"),
+    ("again and again", "alarm 20 20 0"),
+];
+
+/// Runs `calls` with a signal in the middle of the first that asks for memory, to where it waits.
+fn interrupted(signals: &str, calls: &str) -> (Monitor, std::process::Child, tempfile::TempDir) {
+    let monitor = Monitor::with(Managed::Refuse, false);
+    monitor.sim.fault("alloc:0x40 delay 300 times 1");
+    let dir = tempfile::tempdir().unwrap();
+    let (ready, go) = (dir.path().join("ready"), dir.path().join("go"));
+    let script = format!(
+        "start\n{signals}\n{calls}\nsignals\ntouch {}\nwait {}\nfree a",
+        ready.display(),
+        go.display()
+    );
+    let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
+    let child = monitor.spawn(&lines);
+    let begun = Instant::now();
+    while !ready.exists() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{signals}: it doesn't come back");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    (monitor, child, dir)
+}
+
+/// Lets it free what it has.
+#[track_caller]
+fn frees(monitor: &Monitor, child: std::process::Child, dir: &tempfile::TempDir, case: &str) {
+    std::fs::write(dir.path().join("go"), "").unwrap();
+    let said = Said::of(&wait(child));
+    assert!(said.number("signals") > 0, "{case}: {}", said.text);
+    assert!(said.success, "{case}: {}", said.text);
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0, "{case}");
+    assert_eq!(monitor.status().calls.killed, 0, "{case}");
+}
+
+/// Made twice it would need more than there is, or find its own handle taken.
+#[test]
+fn a_call_that_a_signal_interrupts_is_made_once_and_answered() {
+    for (case, signals) in SIGNALS {
+        for how in ["alloc", "alloc-any"] {
+            let case = format!("{how}, {case}");
+            let (monitor, child, dir) = interrupted(signals, &format!("{how} 700MiB as a"));
+            assert_eq!(monitor.sim.used(0), 700 * MIB, "{case}");
+            assert_eq!(monitor.used(), 700 * MIB, "{case}");
+            frees(&monitor, child, &dir, &case);
+        }
+    }
+}
+
+/// What the worker before has had in hand is over: it must not be taken for left over.
+#[test]
+fn what_an_interrupted_program_was_given_outlives_the_worker() {
+    for (case, signals) in SIGNALS {
+        for drained in [true, false] {
+            let (monitor, child, dir) = interrupted(signals, "alloc-any 700MiB as a");
+            if drained {
+                assert!(monitor.drain(), "{case}");
+                monitor.start();
+            } else {
+                monitor.replace();
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(monitor.sim.used(0), 700 * MIB, "{case}, drained {drained}");
+            assert_eq!(monitor.used(), 700 * MIB, "{case}, drained {drained}");
+            assert_eq!(monitor.run(&["fill"]).number("got_bytes"), 324 * MIB, "{case}");
+            frees(&monitor, child, &dir, case);
+        }
+    }
+}
+
+/// Who doesn't ask again gets nothing, and nothing of his is left.
+#[test]
+fn what_nobody_comes_back_for_is_freed() {
+    let monitor = Monitor::with(Managed::Refuse, false);
+    monitor.sim.fault("alloc:0x40 delay 300 times 1");
+    let dir = tempfile::tempdir().unwrap();
+    let go = dir.path().join("go");
+    let script = format!("start\ninterrupt-a-thread 700MiB as a\nwait {}", go.display());
+    let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
+    let child = monitor.spawn(&lines);
+    monitor.wait_for(700 * MIB);
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
+    std::fs::write(&go, "").unwrap();
+    wait(child);
+}
