@@ -444,9 +444,7 @@ impl Driver {
             self.unrefer(memory);
         }
         let Some(uvm) = self.uvm.remove(&file) else { return };
-        for (_, memory) in uvm.mappings.values() {
-            self.unrefer(*memory);
-        }
+        uvm.memories().for_each(|memory| self.unrefer(memory));
         if let Some(used) = self.used.first_mut() {
             *used -= uvm.managed.len() as u64 * MANAGED_PAGE_BYTES;
         }
