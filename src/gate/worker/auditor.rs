@@ -21,6 +21,7 @@ use super::abroad::Abroad;
 use super::books::{Books, MANAGED};
 use super::device;
 use super::ending::{Ending, LAST_LOOK};
+use super::mapped::Occasion;
 use super::memory::Count;
 use super::own::Own;
 use super::target::{pidfd_open, process_id};
@@ -100,11 +101,12 @@ impl Shared {
     /// Looks what there really is, for a call that would be refused otherwise.
     pub(super) fn reconcile(&self) {
         let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|last| last.elapsed() < PATIENCE) {
-            return;
+        if last.is_none_or(|last| last.elapsed() >= PATIENCE) {
+            self.audit();
+            *last = Some(Instant::now());
         }
-        self.audit();
-        *last = Some(Instant::now());
+        drop(last);
+        self.sweep_mapped(Occasion::Refusal);
     }
 
     /// Audits, forever.
@@ -135,6 +137,7 @@ impl Shared {
             }
             self.see_out();
             self.sweep_exports();
+            self.sweep_mapped(if died { Occasion::Death } else { Occasion::Tick });
             if self.is_idle() {
                 self.meet();
             }
@@ -290,6 +293,8 @@ impl Shared {
 
     /// Processes that are gone, and hold nothing by clients that others keep open.
     fn bury(&self, dead: &[Process], all: &[Vec<Held>]) {
+        // Those of who comes while this goes on are not among them.
+        let files = self.mapped.all();
         let mut books = self.book();
         for process in dead {
             let pid = process_id(*process).pid.cast_unsigned();
@@ -315,8 +320,13 @@ impl Shared {
                 drop(books);
                 // What only a file keeps alive has nobody left to look for it.
                 self.take_all_back();
+                self.unregister_each(&files);
                 books = self.book();
-                books.close_all();
+                if books.processes.is_empty() {
+                    books.close_all();
+                } else {
+                    books.schedule(Instant::now());
+                }
             } else {
                 // What they had is looked at once more.
                 books.schedule(Instant::now());

@@ -311,7 +311,7 @@ impl Shared {
         if unnamed.is_empty() {
             return;
         }
-        let open = self.open_files();
+        let open = self.open_files(NodeKind::Control);
         for (number, file) in unnamed {
             let found = open.iter().any(|place| is_same(*place, &file) != Some(false));
             let mut files = self.exports.files();
@@ -325,16 +325,15 @@ impl Shared {
         }
     }
 
-    /// Descriptors of the driver's that the container's processes have.
-    fn open_files(&self) -> Vec<(u32, i32)> {
+    /// Descriptors of that kind of node that the container's processes have.
+    pub(super) fn open_files(&self, kind: NodeKind) -> Vec<(u32, i32)> {
         let mut open = Vec::new();
         for pid in self.inhabitants() {
             let dir = format!("/proc/{pid}/fd");
             for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
                 let number = entry.file_name().to_str().and_then(|number| number.parse().ok());
                 if let Some(number) = number
-                    && device::kind_at(&self.settings.nodes, &entry.path())
-                        == Some(NodeKind::Control)
+                    && device::kind_at(&self.settings.nodes, &entry.path()) == Some(kind)
                 {
                     open.push((pid, number));
                 }

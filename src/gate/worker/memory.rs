@@ -20,6 +20,7 @@ use crate::gate::wire::Calls;
 const ACTIVE: usize = 0;
 const HANDLES: usize = 8;
 const HOLDS: usize = 16;
+const FILES: usize = 24;
 const COUNTERS: usize = 64;
 
 /// Bytes of the log that are left to the file at once.
@@ -129,6 +130,11 @@ impl Memory {
     /// A number for a handle that the caller leaves to the driver.
     pub(super) fn next_handle(&self) -> u32 {
         self.word(HANDLES).fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A number for a file of UVM's; after very many they begin anew.
+    pub(super) fn next_file(&self) -> u32 {
+        self.word(FILES).fetch_add(1, Ordering::Relaxed)
     }
 
     pub(super) fn count(&self, count: Count) {

@@ -20,6 +20,7 @@ mod export;
 mod keeper;
 mod lead;
 mod listener;
+mod mapped;
 mod memory;
 mod numbers;
 mod own;
@@ -55,6 +56,7 @@ use self::export::Exports;
 use self::keeper::{Heard, Keeper};
 use self::lead::{Lead, Turn};
 use self::listener::Listener;
+use self::mapped::Mapped;
 use self::memory::{Memory, Slot};
 use self::serve::{Case, Desk};
 use self::stash::Stash;
@@ -92,6 +94,7 @@ pub(in crate::gate) struct Shared {
     books: Mutex<Books>,
     targets: Targets,
     exports: Exports,
+    mapped: Mapped,
     stash: Stash,
     calm: Calm,
     auditor: Auditor,
@@ -161,6 +164,7 @@ impl Shared {
             memory,
             targets,
             exports: Exports::default(),
+            mapped: Mapped::default(),
             stash: Stash::default(),
             calm: Calm::new(),
             auditor: Auditor::new()?,
@@ -208,6 +212,9 @@ impl Shared {
                     questions::converse(self, connection);
                     drop(open);
                 });
+            }
+            Heard::Export(number, file) if mapped::is_number(number) => {
+                self.was_mapped(number, file);
             }
             Heard::Export(number, file) => self.was_exported(number, file),
             Heard::Begin | Heard::Nothing => {}
