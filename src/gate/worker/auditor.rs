@@ -181,7 +181,7 @@ impl Shared {
     /// How long nothing is due.
     fn next(&self, now: Instant) -> EpollTimeout {
         let idle = self.is_idle();
-        let books = self.book();
+        let mut books = self.book();
         let watched = idle || !books.processes.is_empty() || self.auditor.abroad.is_watched();
         let ending = self.auditor.ending.is_under_way();
         let tick = match idle && self.auditor.abroad.is_watched() {
@@ -189,6 +189,8 @@ impl Shared {
             false => TICK,
         };
         if !watched && !ending && self.stash.is_empty() {
+            // Or whoever comes next would find something due already, and wake nobody.
+            books.due = [None; 2];
             return EpollTimeout::NONE;
         }
         let due = books.due.iter().flatten().min();
@@ -326,10 +328,12 @@ impl Shared {
                     books.close_all();
                 } else {
                     books.schedule(Instant::now());
+                    self.auditor.wake();
                 }
             } else {
                 // What they had is looked at once more.
                 books.schedule(Instant::now());
+                self.auditor.wake();
             }
         }
     }
