@@ -7,7 +7,7 @@
 //! one: at each instant there is one whole log. Pure: records to bytes and back;
 //! who maps the memory is not known here.
 
-use crate::ledger::{Client, Entry, Handle, Hold, Process};
+use crate::ledger::{Client, Entry, Handle, Hold, Process, Span, Tree};
 
 /// Bytes of the memory; it is sparse, and what isn't used takes nothing.
 pub const JOURNAL_BYTES: usize = 16 << 20;
@@ -143,6 +143,21 @@ impl Raw {
         u64::from(self.words[0]) | u64::from(self.words[1]) << 32
     }
 
+    /// A piece of a mapping: its tree in the GPU's place and the first word, its memory in the
+    /// other two.
+    fn piece(mut self, Tree { file, gpu }: Tree, span: Span, charge: u64) -> Self {
+        let [a, b, c, d, e, f, g, h] = charge.to_le_bytes();
+        self.gpu = gpu;
+        self.words = [file, u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])];
+        self.longs([span.first, span.last])
+    }
+
+    fn get_piece(&self) -> Option<(Tree, Span, u64)> {
+        let ([file, low, high], [first, last]) = (self.words, self.longs);
+        let charge = u64::from(low) | u64::from(high) << 32;
+        (first <= last).then_some((Tree { file, gpu: self.gpu }, Span { first, last }, charge))
+    }
+
     fn hold(mut self, hold: Hold) -> Self {
         (self.hold, self.longs) = match hold {
             Hold::Mapping { space, base } => (MAPPING, [space, base]),
@@ -214,7 +229,7 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         Entry::Hold { hold, client, handle } => {
             Raw::new(4).words([client.0, 0, handle.0]).hold(hold)
         }
-        // Only what is underway settles.
+        // Only what is underway settled, when mappings did.
         Entry::Settle { from, to } => {
             let number = if let Hold::Underway(number) = from { number } else { u64::MAX };
             Raw::new(5).third(number).hold(to)
@@ -239,6 +254,13 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
             .words([client.0, parent.0, handle.0])
             .longs([charge.unwrap_or(0), 0]),
         Entry::Held { hold, charge } => Raw::new(16).third(charge).hold(hold),
+        Entry::Map { tree, span, charge } => Raw::new(17).piece(tree, span, charge),
+        Entry::MapAlone { tree, span, charge } => Raw::new(18).piece(tree, span, charge),
+        Entry::Unmake { tree, first, charge } => {
+            Raw::new(19).piece(tree, Span { first, last: first }, charge)
+        }
+        Entry::Unmap { tree, span } => Raw::new(20).piece(tree, span, 0),
+        Entry::CloseFile { file } => Raw::new(21).words([file, 0, 0]),
     };
     raw.bytes()
 }
@@ -268,6 +290,16 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         14 => Entry::Charge { id: raw.get_third(), gpu, bytes: first, epoch: second },
         15 => Entry::Object { client, parent, handle, charge: (gpu == 1).then_some(first) },
         16 => Entry::Held { hold: raw.get_hold()?, charge: raw.get_third() },
+        17..=20 => {
+            let (tree, span, charge) = raw.get_piece()?;
+            match raw.kind {
+                17 => Entry::Map { tree, span, charge },
+                18 => Entry::MapAlone { tree, span, charge },
+                19 => Entry::Unmake { tree, first: span.first, charge },
+                _ => Entry::Unmap { tree, span },
+            }
+        }
+        21 => Entry::CloseFile { file: raw.words[0] },
         40 => {
             return Some(Record::Announce { space: raw.get_third(), base: first, length: second });
         }
@@ -295,7 +327,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_none() {
-        for kind in [0, 17, 39, 43, 255] {
+        for kind in [0, 22, 39, 43, 255] {
             let mut bytes = [0; RECORD_BYTES];
             bytes[0] = kind;
             assert_eq!(decode(&bytes), None);
@@ -323,7 +355,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_is_read_as_it_was_written(
-            kind in 0..19_u8,
+            kind in 0..24_u8,
             gpu in 0..64_usize,
             (a, b, c) in any::<(u32, u32, u32)>(),
             (x, y, z) in any::<(u64, u64, u64)>(),
@@ -331,6 +363,10 @@ mod tests {
         ) {
             let (client, parent, handle) = (Client(a), Handle(b), Handle(c));
             let process = Process(x);
+            let (tree, span) = (
+                Tree { file: a, gpu: u16::try_from(gpu).unwrap() },
+                Span { first: x.min(y), last: x.max(y) },
+            );
             let record = match kind {
                 0 => Record::Announce { space: x, base: y, length: z },
                 1 => Record::Withdraw { space: x, base: y },
@@ -351,7 +387,12 @@ mod tests {
                     15 => Entry::Charge { id: x, gpu, bytes: y, epoch: z },
                     16 => Entry::Object { client, parent, handle, charge: Some(x) },
                     17 => Entry::Object { client, parent, handle, charge: None },
-                    _ => Entry::Held { hold, charge: x },
+                    18 => Entry::Held { hold, charge: x },
+                    19 => Entry::Map { tree, span, charge: z },
+                    20 => Entry::MapAlone { tree, span, charge: z },
+                    21 => Entry::Unmake { tree, first: x, charge: z },
+                    22 => Entry::Unmap { tree, span },
+                    _ => Entry::CloseFile { file: a },
                 }),
             };
             prop_assert_eq!(decode(&encode(record)), Some(record));

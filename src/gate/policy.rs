@@ -235,10 +235,11 @@ pub fn judge_uvm(call: &uvm::Call) -> Verdict {
         | uvm::Call::MapExternal { .. }
         | uvm::Call::AllocDeviceP2p { .. }
         | uvm::Call::AllocSemaphorePool(_)
-        | uvm::Call::UnmapExternal(_)
+        | uvm::Call::UnregisterGpu { .. }
+        | uvm::Call::UnregisterVaSpace { .. }
+        | uvm::Call::UnmapExternal { .. }
         | uvm::Call::Free { .. } => Verdict::Execute,
-        uvm::Call::UnregisterGpu { .. }
-        | uvm::Call::RegisterVaSpace { .. }
+        uvm::Call::RegisterVaSpace { .. }
         | uvm::Call::RegisterChannel { .. }
         | uvm::Call::CreateExternalRange(_)
         | uvm::Call::MapDynamicParallelism(_) => pass(Passed::UvmOther),

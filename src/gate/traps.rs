@@ -33,6 +33,8 @@ const UVM: &[(u32, &str)] = &[
     (UVM_ALLOC_DEVICE_P2P, "keeps memory alive, and announces a range"),
     (UVM_UNMAP_EXTERNAL, "ends what a mapping kept alive"),
     (UVM_FREE, "ends what mappings kept alive"),
+    (UVM_UNREGISTER_GPU, "ends what a GPU's mappings kept alive"),
+    (UVM_UNREGISTER_GPU_VASPACE, "ends what a GPU's mappings kept alive"),
     (UVM_ALLOC_SEMAPHORE_POOL, "announces a range that is no managed memory"),
 ];
 
@@ -42,24 +44,27 @@ const UVM: &[(u32, &str)] = &[
 /// is: the request lies in a register.
 ///
 /// - numbers with bit 5 or 6 and a size with bit 4 or 5: every escape;
-/// - the same numbers alone: UVM's;
+/// - the same numbers alone, or with bit 4: UVM's;
 /// - sizes of 4096 and more, a bit of which UVM_INITIALIZE has.
 ///
 /// Terminals' and sockets' calls that programs make often have no size and bits above the
 /// number: they are none of these.
-pub const TRAPS: [Request; 7] = [
+pub const TRAPS: [Request; 8] = [
     masked(FIRST | SIZE_16, FIRST | SIZE_16),
     masked(FIRST | SIZE_32, FIRST | SIZE_32),
     masked(SECOND | SIZE_16, SECOND | SIZE_16),
     masked(SECOND | SIZE_32, SECOND | SIZE_32),
     masked(FIRST | ABOVE_NUMBER, FIRST),
     masked(SECOND | ABOVE_NUMBER, SECOND),
+    masked(THIRD | ABOVE_NUMBER, THIRD),
     masked(SIZE_4096, SIZE_4096),
 ];
 
-/// One of these two is in the number of every call that is trapped, but for UVM_INITIALIZE.
+/// One of these two is in the number of every call that is trapped, but for UVM_INITIALIZE and
+/// UVM_UNREGISTER_GPU_VASPACE, which has the third.
 const FIRST: u32 = 1 << 5;
 const SECOND: u32 = 1 << 6;
+const THIRD: u32 = 1 << 4;
 /// One of these two is in the size of every escape that is trapped.
 const SIZE_16: u32 = 16 << 16;
 const SIZE_32: u32 = 32 << 16;

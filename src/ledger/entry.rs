@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Charge, ChargeId, Client, Handle, Hold, Ledger, Process, Usage};
+use super::{Charge, ChargeId, Client, Handle, Hold, Ledger, Process, Span, Tree, Usage};
 
 /// A change of a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,16 @@ pub enum Entry {
     Object { client: Client, parent: Handle, handle: Handle, charge: Option<u64> },
     /// A hold, and its charge.
     Held { hold: Hold, charge: u64 },
+    /// [`Ledger::map`].
+    Map { tree: Tree, span: Span, charge: u64 },
+    /// [`Ledger::map_alone`].
+    MapAlone { tree: Tree, span: Span, charge: u64 },
+    /// [`Ledger::unmake`].
+    Unmake { tree: Tree, first: u64, charge: u64 },
+    /// [`Ledger::unmap`].
+    Unmap { tree: Tree, span: Span },
+    /// [`Ledger::close_file`].
+    CloseFile { file: u32 },
 }
 
 impl Ledger {
@@ -102,6 +112,11 @@ impl Ledger {
                 self.reference(ChargeId(charge), hold.is_name());
                 self.holds.insert(hold, ChargeId(charge));
             }
+            Entry::Map { tree, span, charge } => self.map(tree, span, charge),
+            Entry::MapAlone { tree, span, charge } => self.map_alone(tree, span, charge),
+            Entry::Unmake { tree, first, charge } => self.unmake(tree, first, charge),
+            Entry::Unmap { tree, span } => self.unmap(tree, span),
+            Entry::CloseFile { file } => self.close_file(file),
         }
     }
 
@@ -122,6 +137,8 @@ impl Ledger {
             Entry::Object { client, parent, handle, charge }
         });
         let holds = self.holds.iter().map(|(hold, id)| Entry::Held { hold: *hold, charge: id.0 });
+        let pieces = self.pieces.iter();
+        let pieces = pieces.map(|(tree, span, id)| Entry::Map { tree, span, charge: id.0 });
         let shares = self.holders.iter().flat_map(|(client, processes)| {
             processes.iter().map(|process| Entry::Share { client: *client, process: *process })
         });
@@ -130,7 +147,13 @@ impl Ledger {
             let [_, missed, gone, epoch] = account.books();
             Entry::Account { gpu, missed, gone, epoch }
         });
-        limits.chain(charges).chain(objects).chain(holds).chain(shares).chain(accounts)
+        limits
+            .chain(charges)
+            .chain(objects)
+            .chain(holds)
+            .chain(pieces)
+            .chain(shares)
+            .chain(accounts)
     }
 
     /// A process is gone. What its clients hold stays charged: somebody who was never seen
@@ -218,6 +241,36 @@ impl Ledger {
             Hold::Export { .. } | Hold::Underway(_) => None,
         });
         found.collect()
+    }
+
+    /// The pieces of a file of UVM's: which GPU maps, where, and which memory.
+    pub fn pieces(&self, file: u32) -> impl Iterator<Item = (Tree, Span, u64)> {
+        self.pieces.of_file(file).map(|(tree, span, id)| (tree, span, id.0))
+    }
+
+    /// Whether a piece lies within the span, or reaches into it.
+    #[must_use]
+    pub fn is_touched(&self, tree: Tree, span: Span) -> bool {
+        self.pieces.touched(tree, span).next().is_some()
+    }
+
+    /// The files of UVM's that have pieces.
+    #[must_use]
+    pub fn files(&self) -> BTreeSet<u32> {
+        self.pieces.iter().map(|(tree, ..)| tree.file).collect()
+    }
+
+    /// Whether a piece of that memory begins there.
+    #[must_use]
+    pub fn is_mapped(&self, tree: Tree, first: u64, charge: u64) -> bool {
+        self.pieces.contains(tree, first, ChargeId(charge))
+    }
+
+    /// Whether a file of UVM's keeps memory that no object names any more.
+    #[must_use]
+    pub fn hides(&self, file: u32) -> bool {
+        let mut charges = self.pieces.of_file(file).filter_map(|(.., id)| self.charges.get(&id));
+        charges.any(|charge| charge.names == 0)
     }
 
     /// Bytes charged on a GPU by client. A duplicate counts for each.

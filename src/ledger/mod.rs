@@ -18,6 +18,7 @@
 mod account;
 mod entry;
 mod objects;
+mod pieces;
 
 use std::collections::BTreeMap;
 
@@ -25,8 +26,10 @@ use thiserror::Error;
 
 use account::Account;
 use objects::Objects;
+use pieces::Pieces;
 
 pub use entry::{Entry, Expected};
+pub use pieces::{Span, Tree};
 
 /// The driver's name of a client (`hClient`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,7 +47,8 @@ pub struct Process(pub u64);
 /// What keeps a charge alive besides the objects that name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hold {
-    /// A mapping into the address space `space` (a kernel-side duplicate).
+    /// Managed memory of the address space `space`. What else UVM has mapped is known by its
+    /// pieces, [`Ledger::map`].
     Mapping {
         /// Whose; all its holds end together.
         space: u64,
@@ -68,7 +72,7 @@ pub enum Hold {
 pub struct Bounds {
     /// Objects of all clients together.
     pub objects: usize,
-    /// Mappings and exports together.
+    /// Mappings, by the pieces that they were cut into, and exports together.
     pub holds: usize,
 }
 
@@ -154,6 +158,7 @@ pub struct Ledger {
     /// The processes that may hold a client's file open; it lives as long as any does.
     holders: BTreeMap<Client, Vec<Process>>,
     holds: BTreeMap<Hold, ChargeId>,
+    pieces: Pieces,
     charges: BTreeMap<ChargeId, Charge>,
     next_charge: u64,
     bounds: Bounds,
@@ -185,6 +190,7 @@ impl Ledger {
             objects: Objects::default(),
             holders: BTreeMap::new(),
             holds: BTreeMap::new(),
+            pieces: Pieces::default(),
             charges: BTreeMap::new(),
             next_charge: 0,
             bounds,
@@ -200,7 +206,7 @@ impl Ledger {
     /// Objects, and mappings with exports, that are remembered now.
     #[must_use]
     pub fn size(&self) -> Bounds {
-        Bounds { objects: self.objects.len(), holds: self.holds.len() }
+        Bounds { objects: self.objects.len(), holds: self.holds.len() + self.pieces.len() }
     }
 
     fn account(&mut self, gpu: usize) -> Result<&mut Account, LedgerError> {
@@ -344,7 +350,7 @@ impl Ledger {
         if !self.objects.contains(client, handle) {
             return Err(LedgerError::NoSuchObject { client, handle });
         }
-        if self.holds.len() >= self.bounds.holds && !self.holds.contains_key(&hold) {
+        if self.size().holds >= self.bounds.holds && !self.holds.contains_key(&hold) {
             return Err(LedgerError::Full);
         }
         let Some(id) = self.objects.charge(client, handle) else { return Ok(()) };

@@ -286,9 +286,38 @@ enum Step {
     Close {
         client: u32,
     },
+    /// Eight pages there are of a tree.
+    Map {
+        client: u32,
+        handle: u32,
+        tree: u8,
+        pages: (u64, u64),
+        works: bool,
+    },
+    Unmap {
+        tree: u8,
+        pages: (u64, u64),
+    },
+    CloseFile {
+        file: u32,
+    },
     /// Something that the ledger isn't told of.
     Unseen(Box<Step>),
     Reconcile,
+}
+
+/// The first and the last.
+fn pages() -> impl Strategy<Value = (u64, u64)> {
+    (0u64..8, 0u64..8).prop_map(|(one, other)| (one.min(other), one.max(other)))
+}
+
+/// Two files of two GPUs.
+fn tree(number: u8) -> Tree {
+    Tree { file: u32::from(number / 2), gpu: u16::from(number % 2) }
+}
+
+fn span((first, last): (u64, u64)) -> Span {
+    Span::of(first * 4096, (last - first + 1) * 4096).unwrap()
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -307,6 +336,11 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (client(), handle()).prop_map(|(client, handle)| Step::Host { client, handle }),
         3 => (client(), handle()).prop_map(|(client, handle)| Step::Free { client, handle }),
         1 => client().prop_map(|client| Step::Close { client }),
+        3 => (client(), handle(), 0u8..4, pages(), any::<bool>()).prop_map(|(client, handle, tree, pages, works)| {
+            Step::Map { client, handle, tree, pages, works }
+        }),
+        2 => (0u8..4, pages()).prop_map(|(tree, pages)| Step::Unmap { tree, pages }),
+        1 => (0u32..2).prop_map(|file| Step::CloseFile { file }),
     ];
     prop_oneof![8 => seen, 1 => Just(Step::Reconcile)]
 }
@@ -316,13 +350,16 @@ fn step() -> impl Strategy<Value = Step> {
 struct Model {
     objects: BTreeMap<(u32, u32), (u32, Option<usize>)>,
     holds: BTreeMap<u8, usize>,
+    /// By tree and page.
+    mapped: BTreeMap<(u8, u64), usize>,
     sizes: Vec<u64>,
 }
 
 impl Model {
     fn live_bytes(&self) -> u64 {
         let objects = self.objects.values().filter_map(|(_, memory)| *memory);
-        let mut live: Vec<usize> = objects.chain(self.holds.values().copied()).collect();
+        let kept = self.holds.values().chain(self.mapped.values()).copied();
+        let mut live: Vec<usize> = objects.chain(kept).collect();
         live.sort_unstable();
         live.dedup();
         live.into_iter().map(|memory| self.sizes[memory]).sum()
@@ -439,6 +476,31 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
                 ledger.close(Client(client));
             }
         }
+        Step::Map { client, handle, tree: number, pages, works } => {
+            let memory = model.objects.get(&(client, handle)).and_then(|(_, memory)| *memory);
+            let charge = ledger.charge_of(Client(client), Handle(handle));
+            let (Some(memory), Some(charge)) = (memory, charge) else { return };
+            let (tree, span) = (tree(number), span(pages));
+            let is_there = ledger.is_mapped(tree, span.first, charge);
+            if works {
+                let pages = (pages.0..=pages.1).map(|page| ((number, page), memory));
+                model.mapped.extend(pages);
+                ledger.map(tree, span, charge);
+                ledger.map_alone(tree, span, charge);
+            } else if !is_there {
+                ledger.map(tree, span, charge);
+                ledger.unmake(tree, span.first, charge);
+            }
+        }
+        Step::Unmap { tree: number, pages } => {
+            let (first, last) = pages;
+            model.mapped.retain(|(of, page), _| *of != number || !(first..=last).contains(page));
+            ledger.unmap(tree(number), span(pages));
+        }
+        Step::CloseFile { file } => {
+            model.mapped.retain(|(number, _), _| tree(*number).file != file);
+            ledger.close_file(file);
+        }
         Step::Unseen(ref step) => play(ledger, model, step, false),
         Step::Reconcile => {
             ledger.reconcile(0, model.live_bytes()).unwrap();
@@ -453,6 +515,64 @@ fn finish(ledger: &mut Ledger, model: &mut Model) {
     for hold in 0..7 {
         play(ledger, model, &Step::Release { hold }, true);
     }
+    for file in 0..2 {
+        play(ledger, model, &Step::CloseFile { file }, true);
+    }
+}
+
+#[test]
+fn a_piece_keeps_all_its_memory_on_either_side_of_what_was_cut_out() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 70);
+    let charge = ledger.charge_of(A, Handle(1)).unwrap();
+    ledger.map_alone(tree(0), span((0, 7)), charge);
+    assert_eq!((ledger.size().holds, ledger.hides(0)), (1, false));
+    ledger.free(A, Handle(1));
+    assert!(ledger.hides(0) && !ledger.hides(1));
+    ledger.unmap(tree(0), span((3, 4)));
+    assert_eq!((used(&ledger), ledger.size().holds), (70, 2));
+    // Of another GPU and another file.
+    ledger.unmap(tree(1), Span::ALL);
+    ledger.close_file(1);
+    assert_eq!(used(&ledger), 70);
+    ledger.unmap(tree(0), span((0, 2)));
+    assert_eq!((used(&ledger), ledger.size().holds), (70, 1));
+    ledger.unmap(tree(0), span((0, 7)));
+    assert_eq!((used(&ledger), ledger.size().holds), (0, 0));
+}
+
+#[test]
+fn what_may_be_mapped_lies_beside_what_is_until_the_driver_has_said() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 40);
+    allocate(&mut ledger, A, 2, 50);
+    let [one, two] = [1, 2].map(|handle| ledger.charge_of(A, Handle(handle)).unwrap());
+    ledger.map_alone(tree(0), span((0, 7)), one);
+    ledger.map(tree(0), span((2, 3)), two);
+    ledger.free(A, Handle(1));
+    ledger.free(A, Handle(2));
+    assert_eq!(used(&ledger), 90);
+    let mut failed = copied(&ledger, 1);
+    failed.unmake(tree(0), span((2, 3)).first, two);
+    assert_eq!(used(&failed), 40);
+    // It was made again, by the next worker.
+    ledger.map_alone(tree(0), span((0, 7)), two);
+    assert_eq!((used(&ledger), ledger.size().holds), (50, 1));
+}
+
+#[test]
+fn pieces_are_no_more_than_are_remembered_and_rather_too_much_is_held() {
+    let mut ledger = Ledger::new(&[100], Bounds { objects: 10, holds: 2 });
+    allocate(&mut ledger, A, 1, 70);
+    let charge = ledger.charge_of(A, Handle(1)).unwrap();
+    ledger.map_alone(tree(0), span((0, 7)), charge);
+    ledger.free(A, Handle(1));
+    for page in [1, 3, 5] {
+        ledger.unmap(tree(0), span((page, page)));
+    }
+    assert_eq!((used(&ledger), ledger.size().holds), (70, 2));
+    ledger.unmap(tree(0), span((0, 7)));
+    assert_eq!((used(&ledger), ledger.size().holds), (0, 0));
 }
 
 proptest! {
@@ -539,7 +659,7 @@ fn adopting_names_what_a_call_underway_holds() {
 proptest! {
     #[test]
     fn a_ledger_made_of_its_entries_is_the_same(
-        steps in proptest::collection::vec((0..8_u8, 1..6_u32, 1..6_u32, 1..40_u64), 0..60),
+        steps in proptest::collection::vec((0..11_u8, 1..6_u32, 1..6_u32, 1..40_u64), 0..60),
     ) {
         let mut ledger = Ledger::new(&[100, 200], BOUNDS);
         for (kind, handle, other, bytes) in steps {
@@ -557,6 +677,16 @@ proptest! {
                 4 => ledger.free(A, Handle(handle)),
                 5 => ledger.release(hold),
                 6 => ledger.share(A, process),
+                7 | 8 => {
+                    let tree = tree(u8::try_from(other % 4).unwrap());
+                    let span = span((bytes % 8, 8));
+                    match ledger.charge_of(A, Handle(handle)) {
+                        Some(charge) if kind == 7 => ledger.map(tree, span, charge),
+                        Some(charge) => ledger.map_alone(tree, span, charge),
+                        None => ledger.unmap(tree, span),
+                    }
+                }
+                9 => ledger.unmap(tree(1), span((u64::from(handle), u64::from(handle)))),
                 _ => drop(ledger.reconcile(0, bytes)),
             }
         }

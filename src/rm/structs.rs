@@ -35,6 +35,10 @@ const fn uuid(name: &'static str, offset: usize) -> Field {
     Field { meaning: Uuid, name, offset, width: 16 }
 }
 
+const fn list(name: &'static str, offset: usize, width: usize) -> Field {
+    Field { meaning: List, name, offset, width }
+}
+
 pub(super) const FREE: &[Layout] = &[Layout::new(
     "NVOS00_PARAMETERS",
     16,
@@ -586,7 +590,16 @@ pub(super) const UVM_REGISTER_CHANNEL: &[Layout] = &[Layout::new(
     ],
 )];
 
-// perGpuAttributes has UVM_MAX_GPUS entries of 36 bytes: 32 of them, then 256.
+pub(super) const UVM_UNREGISTER_GPU_VASPACE: &[Layout] = &[Layout::new(
+    "UVM_UNREGISTER_GPU_VASPACE_PARAMS",
+    20,
+    &[uuid("gpuUuid", 0), f4(Status, "rmStatus", 16)],
+)];
+
+/// `UvmGpuMappingAttributes` (uvm_types.h): it begins with the UUID.
+pub(super) const MAPPING_ATTRIBUTES_BYTES: usize = 36;
+
+// perGpuAttributes has UVM_MAX_GPUS entries: 32 of them, then 256.
 pub(super) const UVM_MAP_EXTERNAL_32: &[Layout] = &[Layout::new(
     "UVM_MAP_EXTERNAL_ALLOCATION_PARAMS",
     1200,
@@ -594,6 +607,7 @@ pub(super) const UVM_MAP_EXTERNAL_32: &[Layout] = &[Layout::new(
         f8(Base, "base", 0),
         f8(Length, "length", 8),
         f8(Offset, "offset", 16),
+        list("perGpuAttributes", 24, 32 * MAPPING_ATTRIBUTES_BYTES),
         f8(Count, "gpuAttributesCount", 1176),
         f4(Descriptor, "rmCtrlFd", 1184),
         f4(Client, "hClient", 1188),
@@ -609,6 +623,7 @@ pub(super) const UVM_MAP_EXTERNAL_256: &[Layout] = &[Layout::new(
         f8(Base, "base", 0),
         f8(Length, "length", 8),
         f8(Offset, "offset", 16),
+        list("perGpuAttributes", 24, 256 * MAPPING_ATTRIBUTES_BYTES),
         f8(Count, "gpuAttributesCount", 9240),
         f4(Descriptor, "rmCtrlFd", 9248),
         f4(Client, "hClient", 9252),

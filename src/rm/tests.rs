@@ -168,6 +168,18 @@ fn uvm_calls_are_read_from_each_releases_struct() {
         let memory = uvm::Source { descriptor: 5, client: MEMORY.client, handle: MEMORY.handle };
         let range = uvm::Range { base: 0x7f00_0000_0000, length: 0x20_0000 };
         assert_eq!(found.call, uvm::Call::MapExternal { range, offset: 0x1000, memory });
+        let layout = found.layout.unwrap();
+        let mut bytes = bytes.to_vec();
+        for (count, known) in [(0, false), (1, true), (2, true), (32, true), (257, false)] {
+            assert!(layout.patch(Meaning::Count, count).unwrap().apply(&mut bytes));
+            let gpus = uvm::mapping_gpus(layout, &bytes);
+            assert_eq!(gpus.is_some(), known, "{count}");
+            if let Some(gpus) = gpus {
+                assert_eq!(gpus.len() as u64, count);
+                let of = |at: usize| bytes[24 + 36 * at..][..16].to_vec();
+                assert!(gpus.iter().enumerate().all(|(at, gpu)| gpu[..] == of(at)));
+            }
+        }
     }
     for (text, bytes, length) in [
         ("535.161.08", &fixture!("535.161.08/uvm_free")[..], Some(0x20_0000)),

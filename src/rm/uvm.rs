@@ -12,6 +12,7 @@ use super::layout::{Layout, Meaning, Patch, View};
 use super::number::*;
 use super::refuse::{CallName, Refusal};
 use super::release::{Key, Release};
+use super::structs;
 
 /// A call that is understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +63,7 @@ pub enum Call {
         /// MIG partition, and where it is found.
         partition: Source,
     },
-    /// `UVM_UNREGISTER_GPU`.
+    /// `UVM_UNREGISTER_GPU`: ends what the GPU maps.
     UnregisterGpu {
         /// The GPU.
         uuid: [u8; 16],
@@ -74,6 +75,11 @@ pub enum Call {
         /// The address space.
         space: Source,
     },
+    /// `UVM_UNREGISTER_GPU_VASPACE`: ends what the GPU maps.
+    UnregisterVaSpace {
+        /// The GPU.
+        uuid: [u8; 16],
+    },
     /// `UVM_REGISTER_CHANNEL`.
     RegisterChannel {
         /// The GPU.
@@ -83,7 +89,8 @@ pub enum Call {
         /// Addresses for what it maps.
         range: Range,
     },
-    /// `UVM_MAP_EXTERNAL_ALLOCATION`: makes a kernel's duplicate of memory.
+    /// `UVM_MAP_EXTERNAL_ALLOCATION`: makes a kernel's duplicate of memory, for each GPU of
+    /// [`mapping_gpus`].
     MapExternal {
         /// Where it is mapped.
         range: Range,
@@ -110,7 +117,12 @@ pub enum Call {
     /// `UVM_MAP_DYNAMIC_PARALLELISM_REGION`.
     MapDynamicParallelism(Range),
     /// `UVM_UNMAP_EXTERNAL`.
-    UnmapExternal(Range),
+    UnmapExternal {
+        /// What is unmapped.
+        range: Range,
+        /// The GPU that it is unmapped from.
+        uuid: [u8; 16],
+    },
     /// `UVM_FREE`: frees a range with its maps.
     Free {
         /// Its first address.
@@ -134,7 +146,6 @@ const PLAIN: &[u32] = &[
     UVM_DEINITIALIZE,
     UVM_CREATE_RANGE_GROUP,
     UVM_DESTROY_RANGE_GROUP,
-    UVM_UNREGISTER_GPU_VASPACE,
     UVM_UNREGISTER_CHANNEL,
     UVM_ENABLE_PEER_ACCESS,
     UVM_DISABLE_PEER_ACCESS,
@@ -212,6 +223,7 @@ pub fn decode(release: &Release, number: u32, bytes: &[u8]) -> Result<Decoded, R
         UVM_REGISTER_GPU_VASPACE => {
             Call::RegisterVaSpace { uuid: reader.uuid(view)?, space: reader.source(view)? }
         }
+        UVM_UNREGISTER_GPU_VASPACE => Call::UnregisterVaSpace { uuid: reader.uuid(view)? },
         UVM_REGISTER_CHANNEL => Call::RegisterChannel {
             uuid: reader.uuid(view)?,
             channel: reader.source(view)?,
@@ -231,7 +243,9 @@ pub fn decode(release: &Release, number: u32, bytes: &[u8]) -> Result<Decoded, R
         UVM_ALLOC_SEMAPHORE_POOL => Call::AllocSemaphorePool(reader.range(view)?),
         UVM_CREATE_EXTERNAL_RANGE => Call::CreateExternalRange(reader.range(view)?),
         UVM_MAP_DYNAMIC_PARALLELISM_REGION => Call::MapDynamicParallelism(reader.range(view)?),
-        UVM_UNMAP_EXTERNAL => Call::UnmapExternal(reader.range(view)?),
+        UVM_UNMAP_EXTERNAL => {
+            Call::UnmapExternal { range: reader.range(view)?, uuid: reader.uuid(view)? }
+        }
         UVM_FREE => Call::Free {
             base: reader.long(view, Meaning::Base)?,
             length: view.u64(Meaning::Length),
@@ -246,6 +260,25 @@ pub fn decode(release: &Release, number: u32, bytes: &[u8]) -> Result<Decoded, R
 #[must_use]
 pub fn without_hmm(layout: &Layout, flags: u64) -> Option<Patch> {
     layout.patch(Meaning::Flags, flags | u64::from(UVM_INIT_FLAGS_DISABLE_HMM))
+}
+
+/// The GPUs that an `UVM_MAP_EXTERNAL_ALLOCATION` is for, as often as they are named; `None` of a
+/// struct that names none, or more than it has room for, as the driver refuses it.
+#[must_use]
+pub fn mapping_gpus(layout: &'static Layout, bytes: &[u8]) -> Option<Vec<[u8; 16]>> {
+    let view = layout.view(bytes)?;
+    let (list, count) = (view.bytes(Meaning::List)?, view.u64(Meaning::Count)?);
+    let entries = list.chunks_exact(structs::MAPPING_ATTRIBUTES_BYTES);
+    let count = usize::try_from(count).ok().filter(|count| (1..=entries.len()).contains(count))?;
+    entries.take(count).map(|entry| entry.first_chunk().copied()).collect()
+}
+
+/// Puts the GPU of that UUID into a struct. `false` where that has no place for it.
+#[must_use]
+pub fn set_uuid(layout: &Layout, bytes: &mut [u8], uuid: [u8; 16]) -> bool {
+    let field = layout.field(Meaning::Uuid).filter(|field| field.width == uuid.len());
+    let place = field.and_then(|field| bytes.get_mut(field.offset..field.offset + uuid.len()));
+    place.map(|place| place.copy_from_slice(&uuid)).is_some()
 }
 
 impl Reader<'_> {

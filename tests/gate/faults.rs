@@ -193,3 +193,60 @@ fn what_the_driver_does_not_free_counts() {
     monitor.wait_for(0);
     assert_eq!(monitor.sim.used(0), 0);
 }
+
+/// What it had asked UVM for may be mapped, and nobody was told.
+#[test]
+fn a_mapping_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one() {
+    let monitor = Monitor::new();
+    monitor.sim.fault("uvm:33 delay 500 times 1");
+    let place = tempfile::tempdir().unwrap();
+    let (freed, go) = (place.path().join("freed"), place.path().join("go"));
+    let lines = format!(
+        "start\nuvm-init\nalloc 700MiB as a\nuvm-map a\nfree a\ntouch {}\nwait {}\n\
+         alloc 400MiB as b\nuvm-unmap a\nalloc 1000MiB as c",
+        freed.display(),
+        go.display()
+    );
+    let child = monitor.spawn(&script(&lines));
+    monitor.wait_for(700 * MIB);
+    std::thread::sleep(Duration::from_millis(200));
+    monitor.kill();
+    monitor.start();
+    let begun = Instant::now();
+    while !freed.exists() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "the call isn't made again");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(monitor.used(), 700 * MIB);
+    // What another worker knows it by is the file, and its pieces.
+    monitor.replace();
+    assert_eq!(monitor.used(), 700 * MIB);
+    std::fs::write(&go, "").unwrap();
+    let said = Said::of(&wait(child));
+    said.must("b status=0x51").must("c ok");
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
+}
+
+#[test]
+fn a_worker_killed_at_random_loses_no_mapping() {
+    let monitor = Monitor::new();
+    let load =
+        "alloc 700MiB as a\nuvm-map a at 0x1000000000\nfree a\nuvm-cut 0x1000000000 700MiB\n";
+    let load = load.repeat(200);
+    let child =
+        monitor.spawn(&script(&format!("start\nuvm-init\nuvm-range 0x1000000000 700MiB\n{load}")));
+    let mut wait_us = 300;
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_micros(wait_us));
+        wait_us = wait_us * 7919 % 5003;
+        monitor.replace();
+        let driver = monitor.sim.used(0);
+        assert!(driver <= QUOTA, "{driver}");
+    }
+    let said = Said::of(&wait(child));
+    assert!(!said.text.contains("status=0x51"), "{}", said.text);
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
+    assert_eq!(monitor.status().calls.killed, 0);
+}

@@ -2,6 +2,7 @@
 //! filter.
 #![allow(unsafe_code, reason = "a child installs a filter and inherits descriptors")]
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -117,6 +118,8 @@ pub(crate) struct Monitor {
     settings: File,
     journal: OwnedFd,
     listeners: Mutex<Vec<(u64, OwnedFd)>>,
+    /// Files that a worker has had kept, by its numbers.
+    kept: Mutex<BTreeMap<u64, OwnedFd>>,
     worker: Mutex<Option<(Child, OwnedFd)>>,
     pub(crate) wait_killable: bool,
     /// Whether the worker has pidfds of threads, as since Linux 6.9.
@@ -194,6 +197,7 @@ impl Monitor {
             settings: file,
             journal,
             listeners: Mutex::new(Vec::new()),
+            kept: Mutex::new(BTreeMap::new()),
             worker: Mutex::new(None),
             wait_killable,
             thread_pidfds,
@@ -233,6 +237,9 @@ impl Monitor {
         for (number, listener) in self.listeners.lock().unwrap().iter() {
             order(&ours, Order::Listener { number: *number }, Some(listener));
         }
+        for (number, file) in self.kept.lock().unwrap().iter() {
+            order(&ours, Order::Export { number: *number }, Some(file));
+        }
         order(&ours, Order::Begin, None);
         let mut bytes = [0; 256];
         let length = recv(ours.as_raw_fd(), &mut bytes, MsgFlags::empty()).expect("a notice");
@@ -249,16 +256,46 @@ impl Monitor {
 
     pub(crate) fn kill(&self) {
         let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        let (mut child, _socket) = before.expect("there is one");
+        let (mut child, socket) = before.expect("there is one");
         child.kill().expect("it can be killed");
         child.wait().expect("it ends");
+        self.hear(&socket);
+    }
+
+    /// Takes note of what a worker had to say until its end.
+    fn hear(&self, socket: &OwnedFd) {
+        let mut kept = self.kept.lock().unwrap();
+        let mut bytes = [0; 256];
+        let mut space = nix::cmsg_space!(RawFd);
+        loop {
+            let mut into = [IoSliceMut::new(&mut bytes)];
+            let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+            let heard = recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut into, Some(&mut space), flags);
+            let Ok(heard) = heard else { return };
+            let file = heard.cmsgs().expect("there is room").find_map(|control| match control {
+                ControlMessageOwned::ScmRights(files) => files.first().map(|file| {
+                    // SAFETY: `recvmsg` has just made it.
+                    unsafe { OwnedFd::from_raw_fd(*file) }
+                }),
+                _ => None,
+            });
+            let length = heard.bytes;
+            match serde_json::from_slice(&bytes[..length]) {
+                Ok(Notice::Exported { number }) => drop(kept.insert(number, file.expect("a file"))),
+                Ok(Notice::TakenBack { number }) => drop(kept.remove(&number)),
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
     }
 
     pub(crate) fn drain(&self) -> bool {
         let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let (mut child, socket) = before.expect("there is one");
         order(&socket, Order::Drain, None);
-        child.wait().expect("it ends").success()
+        let ended = child.wait().expect("it ends").success();
+        self.hear(&socket);
+        ended
     }
 
     pub(crate) fn worker_pid(&self) -> u32 {

@@ -120,3 +120,114 @@ fn memory_that_is_mapped_stays_charged_when_its_handle_is_freed() {
     assert_eq!(said.text.matches("status=0x51").count(), 1, "{}", said.text);
     said.must("c ok");
 }
+
+/// Runs a script, in which `refused` allocations find no memory, and nothing else fails.
+#[track_caller]
+fn scripted(monitor: &Monitor, script: &str, refused: usize) {
+    let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
+    let said = monitor.run(&lines);
+    let failed = said.text.matches("status=").count() + said.text.matches("errno=").count();
+    let no_memory = said.text.matches("status=0x51").count();
+    assert_eq!((no_memory, failed), (refused, refused), "{}", said.text);
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
+    assert_eq!(monitor.status().calls.killed, 0);
+}
+
+const PIECES: &str = "start\nuvm-init\nuvm-range 0x1000000000 1000MiB\n\
+                      alloc 400MiB as a\nalloc 600MiB as b\n\
+                      uvm-map a at 0x1000000000\nuvm-map b at 0x1019000000\nfree a\nfree b\n";
+
+#[test]
+fn memory_mapped_in_pieces_is_given_back_by_one_unmap_of_all() {
+    let script =
+        format!("{PIECES}alloc 100MiB as c\nuvm-cut 0x1000000000 1000MiB\nalloc 1000MiB as d");
+    scripted(&Monitor::new(), &script, 1);
+}
+
+#[test]
+fn memory_mapped_in_pieces_is_given_back_piece_by_piece() {
+    let script = format!(
+        "{PIECES}uvm-cut 0x1000000000 400MiB\nalloc 420MiB as c\nalloc 100MiB as d\n\
+         uvm-cut 0x1019000000 600MiB\nalloc 600MiB as e"
+    );
+    scripted(&Monitor::new(), &script, 1);
+}
+
+#[test]
+fn memory_mapped_in_pieces_is_given_back_with_its_range() {
+    let script =
+        format!("{PIECES}alloc 100MiB as c\nuvm-free 0x1000000000 1000MiB\nalloc 1000MiB as d");
+    scripted(&Monitor::new(), &script, 1);
+}
+
+#[test]
+fn what_is_left_of_a_mapping_on_either_side_keeps_all_its_memory() {
+    let script = "start\nuvm-init\nuvm-range 0x1000000000 1000MiB\nalloc 1000MiB as a\n\
+                  uvm-map a at 0x1000000000\nfree a\nuvm-cut 0x1000100000 998MiB\nalloc 100MiB as b\n\
+                  uvm-cut 0x1000000000 1MiB\nalloc 100MiB as c\nuvm-cut 0x103e700000 1MiB\n\
+                  alloc 1000MiB as d";
+    scripted(&Monitor::new(), script, 2);
+}
+
+#[test]
+fn a_mapping_in_the_place_of_another_ends_what_that_kept() {
+    let script = "start\nuvm-init\nuvm-range 0x1000000000 700MiB\nalloc 500MiB as a\n\
+                  uvm-map a at 0x1000000000\nfree a\nalloc 500MiB as b\n\
+                  uvm-map b at 0x1000000000\nfree b\nalloc 520MiB as c\nfree c\nalloc 530MiB as d";
+    scripted(&Monitor::new(), script, 1);
+}
+
+#[test]
+fn a_mapping_that_fails_leaves_what_is_there_charged() {
+    let script = "start\nuvm-init\nuvm-range 0x1000000000 1000MiB\nalloc 1000MiB as a\n\
+                  uvm-map a at 0x1000000000\nfree a\n";
+    let monitor = Monitor::new();
+    let script =
+        format!("{script}alloc 10MiB as b\nuvm-map b at 0x103e000000\nfree b\nalloc 100MiB as c");
+    let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
+    let said = monitor.run(&lines);
+    said.must("uvm-map b status=0x1e").must("c status=0x51");
+}
+
+#[test]
+fn a_file_of_uvm_that_is_closed_gives_back_what_it_mapped() {
+    let script = "start\nuvm-init\nalloc 1000MiB as a\nuvm-map a\nfree a\nclose-uvm\n\
+                  alloc 1000MiB as b\nfree b\nuvm-init\nalloc 1000MiB as c\nuvm-map c\nfree c";
+    scripted(&Monitor::new(), script, 0);
+}
+
+#[test]
+fn unregistering_a_gpu_or_its_addresses_gives_back_what_it_mapped() {
+    for what in ["gpu", "vaspace"] {
+        let script = format!(
+            "start\nuvm-init\nalloc 1000MiB as a\nuvm-map a\nfree a\nuvm-unregister {what}\n\
+             alloc 1000MiB as b"
+        );
+        scripted(&Monitor::new(), &script, 0);
+    }
+}
+
+#[test]
+fn what_a_file_of_uvm_maps_counts_until_the_last_process_has_closed_it() {
+    let place = tempfile::tempdir().unwrap();
+    let go = place.path().join("go");
+    let script = format!(
+        "start\nuvm-init\nalloc 1000MiB as a\nuvm-map a\nfree a\nfork {{\ninfo\nwait {go}\n}}\n\
+         sleep 0.3\nclose-uvm\nalloc 100MiB as b\ntouch {go}\njoin\nalloc 1000MiB as c",
+        go = go.display()
+    );
+    scripted(&Monitor::new(), &script, 1);
+}
+
+#[test]
+fn processes_that_come_one_after_the_other_find_what_the_one_before_had_mapped() {
+    let monitor = Monitor::new();
+    for _ in 0..5 {
+        let said =
+            monitor.run(&["run", "start", "uvm-init", "alloc 1000MiB as a", "uvm-map a", "free a"]);
+        assert!(said.success, "{}", said.text);
+    }
+    monitor.wait_for(0);
+    assert_eq!(monitor.sim.used(0), 0);
+}

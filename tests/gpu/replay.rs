@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use cgpu::gate::is_driver_call;
 use cgpu::gate::policy::{Verdict, judge, judge_uvm};
-use cgpu::ledger::{Bounds, Client, Handle, Hold, Ledger, LedgerError};
+use cgpu::ledger::{Bounds, Client, Handle, Ledger, LedgerError, Span, Tree};
 use cgpu::rm::control::{Known, Pieces, check, known, processes};
 use cgpu::rm::memory::{self, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -147,6 +147,8 @@ struct Account {
     peak_bytes: u64,
     refused: u64,
     clients: BTreeSet<u32>,
+    /// Those that memory was mapped for.
+    gpus: Vec<[u8; 16]>,
 }
 
 impl Account {
@@ -159,6 +161,7 @@ impl Account {
             peak_bytes: 0,
             refused: 0,
             clients: BTreeSet::new(),
+            gpus: Vec::new(),
         }
     }
 
@@ -262,28 +265,58 @@ impl Account {
     fn enter_uvm(&mut self, call: &corpus::Call) {
         let number = uvm::number(call.request.into());
         let Ok(decoded) = uvm::decode(&self.release, number, &call.bytes.before.0) else { return };
-        let space = u64::from(call.process);
+        // A program has one file of it.
+        let file = call.process;
         match decoded.call {
             uvm::Call::MapExternal { range, memory, .. } => {
-                let hold = Hold::Mapping { space, base: range.base };
+                let layout = decoded.layout.expect("it is read");
+                let gpus = uvm::mapping_gpus(layout, &call.bytes.before.0).unwrap_or_default();
+                let span = Span::of(range.base, range.length);
+                let (client, handle) = (Client(memory.client), Handle(memory.handle));
                 // Of what a test's quota refused there is nothing to hold.
-                let _ = self.ledger.hold(hold, Client(memory.client), Handle(memory.handle));
+                let charge = self.ledger.charge_of(client, handle);
+                for uuid in gpus {
+                    let tree = self.tree(file, uuid);
+                    if let (Some(charge), Some(span)) = (charge, span) {
+                        self.ledger.map_alone(tree, span, charge);
+                    }
+                }
             }
-            uvm::Call::UnmapExternal(range) => self.unmap(space, range.base, range.length),
-            uvm::Call::Free { base, length } => self.unmap(space, base, length.unwrap_or(1)),
+            uvm::Call::UnmapExternal { range, uuid } => {
+                let tree = self.tree(file, uuid);
+                let span = Span::of(range.base, range.length);
+                span.into_iter().for_each(|span| self.ledger.unmap(tree, span));
+            }
+            uvm::Call::UnregisterGpu { uuid } | uvm::Call::UnregisterVaSpace { uuid } => {
+                let tree = self.tree(file, uuid);
+                self.ledger.unmap(tree, Span::ALL);
+            }
+            uvm::Call::Free { base, length } => {
+                let pieces: Vec<(Tree, Span)> =
+                    self.ledger.pieces(file).map(|(tree, span, _)| (tree, span)).collect();
+                let freed = length.and_then(|length| Span::of(base, length));
+                for (tree, span) in pieces {
+                    // Without a length what begins there is all that is known to be of it.
+                    let own = (span.first == base).then_some(span);
+                    freed.or(own).into_iter().for_each(|freed| self.ledger.unmap(tree, freed));
+                }
+            }
             _ => {}
         }
     }
 
-    fn unmap(&mut self, space: u64, base: u64, length: u64) {
-        for (base, _) in self.ledger.mappings(space, base, length) {
-            self.ledger.release(Hold::Mapping { space, base });
-        }
+    fn tree(&mut self, file: u32, uuid: [u8; 16]) -> Tree {
+        let known = self.gpus.iter().position(|gpu| *gpu == uuid);
+        let gpu = known.unwrap_or_else(|| {
+            self.gpus.push(uuid);
+            self.gpus.len() - 1
+        });
+        Tree { file, gpu: gpu.try_into().expect("there are few") }
     }
 
     /// The program has ended: its mappings are gone, and its clients.
     fn end(&mut self, processes: u32) {
-        (0..processes).for_each(|space| self.ledger.release_space(space.into()));
+        (0..processes).for_each(|file| self.ledger.close_file(file));
         for client in std::mem::take(&mut self.clients) {
             self.ledger.close(Client(client));
         }

@@ -57,6 +57,11 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["io-uring"], Promise::Never),
     (&["dup-free"], Promise::Never),
     (&["map-free"], Promise::Never),
+    (&["map-hide", "file"], Promise::Never),
+    (&["map-hide", "page"], Promise::Never),
+    (&["map-hide", "over"], Promise::Never),
+    (&["map-hide", "fork"], Promise::Never),
+    (&["map-hide", "socket"], Promise::Never),
     (&["export-free"], Promise::Never),
     (&["export-free", "close"], Promise::Never),
     (&["export-free", "socket"], Promise::Never),
@@ -187,6 +192,25 @@ fn no_attack_holds_more_than_the_quota() {
 }
 
 #[test]
+fn memory_mapped_by_two_gpus_at_one_address_counts_for_each() {
+    let gated = Gated::new();
+    let bundle = gated.bundle_with("gpus", |config| {
+        let env = config["process"]["env"].as_array_mut().expect("the environment is a list");
+        env.push(format!("ALIYUN_COM_GPU_MEM_CONTAINER={QUOTA_MIB}").into());
+        env.push("ALIYUN_COM_GPU_MEM_UNIT=MiB".into());
+        env.push("NVIDIA_VISIBLE_DEVICES=0,1".into());
+        config["process"]["args"] = serde_json::json!([RMTOOL, "attack", "map-hide", "gpu"]);
+    });
+    let runtime = gated.host.runtime();
+    let quota = QUOTA_MIB * MIB;
+    let (outcome, most, _) = watched(&gated, quota, || runtime.run(&bundle));
+    assert!((400 * MIB..=quota).contains(&most), "had {most} of {quota}: {outcome}");
+    outcome.ok();
+    let _ = runtime.delete(&bundle); // `run` has done it, unless it failed
+    gated.soon_is_empty();
+}
+
+#[test]
 fn no_attack_holds_more_than_the_quota_over_crun() {
     let mut gated = Gated::new();
     gated.over_crun();
@@ -200,7 +224,17 @@ fn the_table_would_notice_a_quota_that_does_not_hold() {
     let mut gated = Gated::new();
     gated.host.set("isolation.backend", "none");
     let quota = QUOTA_MIB * MIB;
-    for words in [&["race-size"][..], &["barrier16", "100MiB"], &["dup-free"], &["swap-control"]] {
+    for words in [
+        &["race-size"][..],
+        &["barrier16", "100MiB"],
+        &["dup-free"],
+        &["swap-control"],
+        &["map-hide", "file"],
+        &["map-hide", "page"],
+        &["map-hide", "over"],
+        &["map-hide", "fork"],
+        &["map-hide", "socket"],
+    ] {
         let command = [&[RMTOOL, "attack"], words].concat();
         let (outcome, most, _) = watched(&gated, quota, || gated.run("free", QUOTA_MIB, &command));
         assert!(most > quota, "{words:?} had {most} of {quota}: {outcome}");

@@ -265,3 +265,44 @@ fn a_bundle_serves_one_container_after_another() {
         }
     }
 }
+
+/// As drivers from 590 on are asked to: whether a piece was of it, only the driver can tell.
+#[test]
+fn a_range_of_uvm_that_is_freed_without_its_length_gives_back_its_pieces_and_no_others() {
+    let gated = Gated::with_driver("590.48.01");
+    let lines = [
+        "start",
+        "uvm-init",
+        "uvm-range 0x1000000000 600MiB",
+        "uvm-range 0x1025800000 300MiB",
+        "alloc 200MiB as a",
+        "alloc 400MiB as b",
+        "alloc 300MiB as c",
+        "uvm-map a at 0x1000000000",
+        "uvm-map b at 0x100c800000",
+        "uvm-map c at 0x1025800000",
+        "free a",
+        "free b",
+        "free c",
+        "uvm-free 0x1000000000 600MiB",
+        "alloc 700MiB as d",
+        "alloc 100MiB as e",
+        "uvm-free 0x1025800000 300MiB",
+        "alloc 300MiB as f",
+        // Closed with the keeper's copy in hand.
+        "free d",
+        "uvm-init",
+        "uvm-range 0x1000000000 700MiB",
+        "alloc 700MiB as g",
+        "uvm-map g at 0x1000000000",
+        "free g",
+        "close-uvm",
+        "alloc 700MiB as h",
+    ];
+    let outcome = gated.run("range", 1000, &[&[RMTOOL, "run"], &lines[..]].concat());
+    let said = format!("{outcome}");
+    assert!(said.contains("alloc e status=0x51"), "{said}");
+    assert_eq!(said.matches("status=").count(), 1, "{said}");
+    assert_eq!(said.matches("errno=").count(), 0, "{said}");
+    gated.soon_is_empty();
+}

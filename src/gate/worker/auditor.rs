@@ -21,6 +21,7 @@ use super::abroad::Abroad;
 use super::books::{Books, MANAGED};
 use super::device;
 use super::ending::{Ending, LAST_LOOK};
+use super::mapped::Occasion;
 use super::memory::Count;
 use super::own::{Own, Presence};
 use super::target::{pidfd_open, process_id};
@@ -103,11 +104,12 @@ impl Shared {
     /// Looks what there really is, for a call that would be refused otherwise.
     pub(super) fn reconcile(&self) {
         let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|last| last.elapsed() < PATIENCE) {
-            return;
+        if last.is_none_or(|last| last.elapsed() >= PATIENCE) {
+            self.audit();
+            *last = Some(Instant::now());
         }
-        self.audit();
-        *last = Some(Instant::now());
+        drop(last);
+        self.sweep_mapped(Occasion::Refusal);
     }
 
     /// Audits, forever.
@@ -138,6 +140,7 @@ impl Shared {
             }
             self.see_out();
             self.sweep_exports();
+            self.sweep_mapped(if died { Occasion::Death } else { Occasion::Tick });
             if self.is_idle() {
                 self.meet();
             }
@@ -181,7 +184,7 @@ impl Shared {
     /// How long nothing is due.
     fn next(&self, now: Instant) -> EpollTimeout {
         let idle = self.is_idle();
-        let books = self.book();
+        let mut books = self.book();
         let watched = idle || !books.processes.is_empty() || self.auditor.abroad.is_watched();
         let ending = self.auditor.ending.is_under_way();
         let tick = match idle && self.auditor.abroad.is_watched() {
@@ -189,6 +192,8 @@ impl Shared {
             false => TICK,
         };
         if !watched && !ending && self.stash.is_empty() {
+            // Or whoever comes next would find something due already, and wake nobody.
+            books.due = [None; 2];
             return EpollTimeout::NONE;
         }
         let due = books.due.iter().flatten().min();
@@ -331,6 +336,8 @@ impl Shared {
 
     /// Processes that are gone, and hold nothing by clients that others keep open.
     fn bury(&self, dead: &[Process], all: &[Vec<Held>]) {
+        // Those of who comes while this goes on are not among them.
+        let files = self.mapped.all();
         let mut books = self.book();
         for process in dead {
             let pid = process_id(*process).pid.cast_unsigned();
@@ -362,11 +369,18 @@ impl Shared {
                 drop(books);
                 // What only a file keeps alive has nobody left to look for it.
                 self.take_all_back();
+                self.unregister_each(&files);
                 books = self.book();
-                books.close_all();
+                if books.processes.is_empty() {
+                    books.close_all();
+                } else {
+                    books.schedule(Instant::now());
+                    self.auditor.wake();
+                }
             } else {
                 // What they had is looked at once more.
                 books.schedule(Instant::now());
+                self.auditor.wake();
             }
         }
     }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use super::memory::{Log, Memory, SetAside, Slot};
 use crate::gate::journal::{Record, SLOTS, Stage};
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
-use crate::ledger::{Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation};
+use crate::ledger::{
+    Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
+};
 
 /// How much the container may make us remember.
 pub(super) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384 };
@@ -198,6 +200,13 @@ impl Books {
         self.write(Record::Ledger(entry));
     }
 
+    /// Nothing is mapped there any more.
+    pub(super) fn unmapped(&mut self, tree: Tree, span: Span) {
+        if self.ledger.is_touched(tree, span) {
+            self.enter(Entry::Unmap { tree, span });
+        }
+    }
+
     /// A process called. `false` where there are more than can be known.
     pub(super) fn saw(&mut self, process: Process) -> bool {
         if self.processes.contains(&process) {
@@ -366,6 +375,9 @@ impl Books {
             .collect();
         for hold in holds {
             self.enter(Entry::Release { hold });
+        }
+        for file in self.ledger.files() {
+            self.enter(Entry::CloseFile { file });
         }
         // What the driver had showed of theirs, and nobody is asked for again.
         let gpus: Vec<usize> = (0..).take_while(|gpu| self.ledger.usage(*gpu).is_some()).collect();

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -259,7 +260,7 @@ impl Shared {
         if unnamed.is_empty() {
             return;
         }
-        let open = self.open_files();
+        let Some(open) = self.open_files(NodeKind::Control) else { return };
         for (number, file) in unnamed {
             let found = open.iter().any(|place| is_same(*place, &file) != Some(false));
             let mut files = self.exports.files();
@@ -292,23 +293,32 @@ impl Shared {
         }
     }
 
-    /// Descriptors of the driver's that the container's processes have.
-    fn open_files(&self) -> Vec<(u32, i32)> {
+    /// Descriptors of that kind of node that the container's processes have; `None` where not all
+    /// could be looked at, for want of descriptors of our own, say.
+    pub(super) fn open_files(&self, kind: NodeKind) -> Option<Vec<(u32, i32)>> {
         let mut open = Vec::new();
         for pid in self.inhabitants() {
-            let dir = format!("/proc/{pid}/fd");
-            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
+                Ok(entries) => entries,
+                Err(error) if is_gone(&error) => continue,
+                Err(_) => return None,
+            };
+            for entry in entries.flatten() {
                 let number = entry.file_name().to_str().and_then(|number| number.parse().ok());
                 if let Some(number) = number
-                    && device::kind_at(&self.settings.nodes, &entry.path())
-                        == Some(NodeKind::Control)
+                    && device::kind_at(&self.settings.nodes, &entry.path()) == Some(kind)
                 {
                     open.push((pid, number));
                 }
             }
         }
-        open
+        Some(open)
     }
+}
+
+/// Whether procfs says so of a process that is no more.
+fn is_gone(error: &io::Error) -> bool {
+    [Some(libc::ENOENT), Some(libc::ESRCH)].contains(&error.raw_os_error())
 }
 
 /// The places of a file whose memory no object names any more.

@@ -22,6 +22,7 @@ use crate::process::ProcessId;
 const ACTIVE: usize = 0;
 const HANDLES: usize = 8;
 const HOLDS: usize = 16;
+const FILES: usize = 24;
 const COUNTERS: usize = 64;
 
 /// Bytes of the log that are left to the file at once.
@@ -144,6 +145,11 @@ impl Memory {
     /// The first of so many numbers for handles, one after the other.
     pub(super) fn next_handles(&self, count: u32) -> u32 {
         self.word(HANDLES).fetch_add(count, Ordering::Relaxed)
+    }
+
+    /// A number for a file of UVM's; after very many they begin anew.
+    pub(super) fn next_file(&self) -> u32 {
+        self.word(FILES).fetch_add(1, Ordering::Relaxed)
     }
 
     pub(super) fn count(&self, count: Count) {

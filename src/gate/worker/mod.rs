@@ -21,6 +21,7 @@ mod exported;
 mod keeper;
 mod lead;
 mod listener;
+mod mapped;
 mod memory;
 mod numbers;
 mod own;
@@ -57,6 +58,7 @@ use self::exported::Exports;
 use self::keeper::{Heard, Keeper};
 use self::lead::{Lead, Turn};
 use self::listener::Listener;
+use self::mapped::Mapped;
 use self::memory::{Memory, Slot};
 use self::serve::{Case, Desk};
 use self::stash::Stash;
@@ -95,6 +97,7 @@ pub(in crate::gate) struct Shared {
     books: Mutex<Books>,
     targets: Targets,
     exports: Exports,
+    mapped: Mapped,
     stash: Stash,
     turns: Turns,
     calm: Calm,
@@ -165,6 +168,7 @@ impl Shared {
             memory,
             targets,
             exports: Exports::default(),
+            mapped: Mapped::default(),
             stash: Stash::default(),
             turns: Turns::default(),
             calm: Calm::new(),
@@ -213,6 +217,9 @@ impl Shared {
                     questions::converse(self, connection);
                     drop(open);
                 });
+            }
+            Heard::Export(number, file) if mapped::is_number(number) => {
+                self.was_mapped(number, file);
             }
             Heard::Export(number, file) => self.was_exported(number, file),
             Heard::Begin | Heard::Nothing => {}

@@ -131,6 +131,12 @@ impl<'a> Case<'a> {
         self.shared.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The descriptor that it was made by.
+    pub(super) fn descriptor(&self) -> i32 {
+        let [descriptor, ..] = self.notice.data.args;
+        rm::uvm::number(descriptor).cast_signed()
+    }
+
     fn tid(&self) -> i32 {
         self.notice.pid.cast_signed()
     }

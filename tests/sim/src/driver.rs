@@ -450,9 +450,7 @@ impl Driver {
         self.events.retain(|(_, _, owner)| *owner != file);
         self.forget_exports(file);
         let Some(uvm) = self.uvm.remove(&file) else { return };
-        for (_, memory) in uvm.mappings.values() {
-            self.unrefer(*memory);
-        }
+        uvm.memories().for_each(|memory| self.unrefer(memory));
         if let Some(used) = self.used.first_mut() {
             *used -= uvm.managed.len() as u64 * MANAGED_PAGE_BYTES;
         }

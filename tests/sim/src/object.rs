@@ -92,10 +92,53 @@ pub(crate) struct Uvm {
     pub(crate) vaspaces: BTreeSet<[u8; 16]>,
     /// Bytes and kind by base: external ranges, semaphore pools, P2P.
     pub(crate) ranges: BTreeMap<u64, (u64, Range)>,
-    /// Memory mapped into an external range, by base: bytes and memory.
-    pub(crate) mappings: BTreeMap<u64, (u64, u64)>,
+    /// Memory mapped into external ranges, by GPU.
+    pub(crate) trees: BTreeMap<[u8; 16], Tree>,
+    /// Memory that P2P ranges keep, by base.
+    pub(crate) p2p: BTreeMap<u64, u64>,
     /// Offsets of pages that were touched outside all ranges.
     pub(crate) managed: BTreeSet<u64>,
+}
+
+impl Uvm {
+    /// The memory of each mapping, as often as it is referred to.
+    pub(crate) fn memories(&self) -> impl Iterator<Item = u64> {
+        let mapped = self.trees.values().flat_map(|tree| tree.0.values());
+        mapped.map(|(_, memory)| *memory).chain(self.p2p.values().copied())
+    }
+}
+
+/// What one GPU maps (`uvm_ext_gpu_range_tree_t`): by base, bytes and memory. Each refers to
+/// the whole of its memory, also where it is what is left of a larger one.
+#[derive(Debug, Default)]
+pub(crate) struct Tree(pub(crate) BTreeMap<u64, (u64, u64)>);
+
+/// References to memory that a change of a tree makes, and those that it ends.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    pub(crate) made: Vec<u64>,
+    pub(crate) ended: Vec<u64>,
+}
+
+impl Tree {
+    /// `uvm_unmap_external_in_range`: what reaches beyond is split, and its ends stay.
+    pub(crate) fn unmap(&mut self, base: u64, bytes: u64) -> Changes {
+        let mut changes = Changes::default();
+        let end = base.saturating_add(bytes);
+        let touched = self.0.range(..end).rev();
+        let touched = touched.take_while(|(at, (bytes, _))| *at + bytes > base);
+        for (at, (bytes, memory)) in touched.map(|(at, of)| (*at, *of)).collect::<Vec<_>>() {
+            self.0.remove(&at);
+            changes.ended.push(memory);
+            for (from, to) in [(at, base), (end, at + bytes)] {
+                if from < to {
+                    self.0.insert(from, (to - from, memory));
+                    changes.made.push(memory);
+                }
+            }
+        }
+        changes
+    }
 }
 
 /// What a range of UVM is.

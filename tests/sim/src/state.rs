@@ -177,7 +177,7 @@ impl State {
                         process: uvm.process,
                         flags,
                         hmm_disabled: flags & UVM_INIT_FLAGS_DISABLE_HMM != 0,
-                        mappings: uvm.mappings.len(),
+                        mappings: uvm.memories().count(),
                         managed_bytes: uvm.managed.len() as u64 * 4096,
                     })
                 }),

@@ -2,8 +2,8 @@
 //!
 //! As `uvm_ioctl` (uvm.c): by the whole number, which has neither size nor direction; the
 //! struct is copied in and out whole; its last field is the status. What keeps memory alive
-//! and what says that a mapping isn't managed memory is done; all else succeeds and does
-//! nothing. `rmCtrlFd` is not looked at: nor does the driver, but for GPU instances
+//! and what says that a mapping isn't managed memory is done, by file and GPU and with what is
+//! left of mappings that are cut (uvm_map_external.c); all else succeeds and does nothing. `rmCtrlFd` is not looked at: nor does the driver, but for GPU instances
 //! (uvm_map_external.c, uvm_gpu.c keep it and don't use it).
 
 use libc::{EFAULT, EINVAL};
@@ -13,7 +13,7 @@ use crate::bytes::Fields;
 use crate::driver::Driver;
 use crate::escape::{Call, Errno, Met};
 use crate::fault::Kind;
-use crate::object::{File, Range, Status, Uvm};
+use crate::object::{Changes, File, Range, Status, Uvm};
 
 /// `uvm_ioctl`; `address` is where the caller has the struct.
 pub(crate) fn ioctl(call: &Call<'_>, number: u32, address: u64) -> Result<(), Errno> {
@@ -71,6 +71,7 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
                 return Err(NV_ERR_INVALID_DEVICE);
             }
             uvm.vaspaces.remove(&uuid);
+            end(&mut driver, call.file, uuid)?;
         }
         UVM_REGISTER_GPU_VASPACE => {
             let (client, vaspace) = (params.u32_at(20), params.u32_at(24));
@@ -89,22 +90,47 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
             uvm.vaspaces.insert(uuid);
         }
         UVM_UNREGISTER_GPU_VASPACE => {
-            let known = space(&mut driver, call.file)?.vaspaces.remove(&uuid);
-            return if known { Ok(()) } else { Err(NV_ERR_INVALID_DEVICE) };
+            if !space(&mut driver, call.file)?.vaspaces.remove(&uuid) {
+                return Err(NV_ERR_INVALID_DEVICE);
+            }
+            end(&mut driver, call.file, uuid)?;
         }
         UVM_CREATE_EXTERNAL_RANGE => add(&mut driver, call.file, base, bytes, Range::External)?,
         UVM_ALLOC_SEMAPHORE_POOL => add(&mut driver, call.file, base, bytes, Range::SemaphorePool)?,
-        UVM_ALLOC_DEVICE_P2P => add(&mut driver, call.file, base, bytes, Range::DeviceP2p)?,
+        UVM_ALLOC_DEVICE_P2P => {
+            add(&mut driver, call.file, base, bytes, Range::DeviceP2p)?;
+            let memory = driver.kernel_duplicate(process, params.u32_at(44), params.u32_at(48));
+            let uvm = space(&mut driver, call.file)?;
+            match memory {
+                Ok(memory) => drop(uvm.p2p.insert(base, memory)),
+                Err(_) => drop(uvm.ranges.remove(&base)),
+            }
+            memory?;
+        }
         UVM_MAP_EXTERNAL_ALLOCATION => map_external(call, &mut driver, process, params)?,
         UVM_UNMAP_EXTERNAL => {
-            let within =
-                |(at, (len, _)): (&u64, &(u64, u64))| *at >= base && at + len <= base + bytes;
-            unmap(&mut driver, call.file, within)?;
+            let uuid: [u8; 16] = array(params, 16);
+            let uvm = space(&mut driver, call.file)?;
+            if !within_external(uvm, base, bytes) {
+                return Err(NV_ERR_INVALID_ADDRESS);
+            }
+            if !uvm.gpus.contains(&uuid) {
+                return Err(NV_ERR_INVALID_DEVICE);
+            }
+            let changes = uvm.trees.entry(uuid).or_default().unmap(base, bytes);
+            follow(&mut driver, &changes);
         }
         UVM_FREE => {
+            let has_length = call.sim.abi.uvm_free_status == 16;
             let uvm = space(&mut driver, call.file)?;
-            let (len, _) = uvm.ranges.remove(&base).ok_or(NV_ERR_INVALID_ADDRESS)?;
-            unmap(&mut driver, call.file, |(at, _)| *at >= base && at - base < len)?;
+            let of = uvm.ranges.get(&base).filter(|(len, _)| !has_length || *len == bytes);
+            let (len, _) = *of.ok_or(NV_ERR_INVALID_ADDRESS)?;
+            uvm.ranges.remove(&base);
+            let mut changes: Vec<Changes> =
+                uvm.trees.values_mut().map(|tree| tree.unmap(base, len)).collect();
+            let ended = uvm.p2p.remove(&base).into_iter().collect();
+            changes.push(Changes { made: Vec::new(), ended });
+            changes.iter().for_each(|changes| follow(&mut driver, changes));
         }
         _ => {}
     }
@@ -146,7 +172,8 @@ fn add(driver: &mut Driver, file: File, base: u64, bytes: u64, kind: Range) -> R
     Ok(())
 }
 
-/// `uvm_api_map_external_allocation`: takes a duplicate of the memory.
+/// `uvm_api_map_external_allocation`: takes a duplicate of the memory for each GPU, in the place of
+/// what is mapped there; where one fails, those before are undone.
 fn map_external(
     call: &Call<'_>,
     driver: &mut Driver,
@@ -155,41 +182,68 @@ fn map_external(
 ) -> Result<(), Status> {
     let tail = call.sim.abi.uvm_map_external_tail();
     let (base, bytes) = (params.u64_at(0), params.u64_at(8));
-    let count = params.u64_at(tail);
-    if count == 0 || count > call.sim.abi.uvm_gpu_attributes as u64 || bytes == 0 {
+    let count = usize::try_from(params.u64_at(tail)).map_err(|_| NV_ERR_INVALID_ARGUMENT)?;
+    if bytes == 0 || (base | bytes) & 0xfff != 0 || base.checked_add(bytes).is_none() {
+        return Err(NV_ERR_INVALID_ADDRESS);
+    }
+    if count == 0 || count > call.sim.abi.uvm_gpu_attributes {
         return Err(NV_ERR_INVALID_ARGUMENT);
     }
-    let uuid: [u8; 16] =
-        params.get(24..).and_then(|rest| rest.first_chunk()).copied().unwrap_or_default();
-    let uvm = space(driver, call.file)?;
-    if !uvm.vaspaces.contains(&uuid) {
-        return Err(NV_ERR_INVALID_DEVICE);
-    }
-    let range = uvm.ranges.range(..=base).next_back();
-    let inside = range
-        .is_some_and(|(at, (len, kind))| *kind == Range::External && base - at + bytes <= *len);
-    if !inside {
+    if !within_external(space(driver, call.file)?, base, bytes) {
         return Err(NV_ERR_INVALID_ADDRESS);
     }
     let (client, handle) = (params.u32_at(tail + 12), params.u32_at(tail + 16));
-    let memory = driver.kernel_duplicate(process, client, handle)?;
-    let before = space(driver, call.file)?.mappings.insert(base, (bytes, memory));
-    if let Some((_, memory)) = before {
-        driver.unrefer(memory);
+    let mut done: Vec<[u8; 16]> = Vec::new();
+    for at in 0..count {
+        let uuid: [u8; 16] = array(params, 24 + at * UVM_GPU_MAPPING_ATTRIBUTES_BYTES);
+        let uvm = space(driver, call.file)?;
+        let mapped = if uvm.vaspaces.contains(&uuid) {
+            let changes = uvm.trees.entry(uuid).or_default().unmap(base, bytes);
+            follow(driver, &changes);
+            driver.kernel_duplicate(process, client, handle)
+        } else {
+            Err(NV_ERR_INVALID_DEVICE)
+        };
+        match mapped {
+            Ok(memory) => {
+                let tree = space(driver, call.file)?.trees.entry(uuid).or_default();
+                tree.0.insert(base, (bytes, memory));
+                done.push(uuid);
+            }
+            Err(status) => {
+                for uuid in done {
+                    let tree = space(driver, call.file)?.trees.entry(uuid).or_default();
+                    let changes = tree.unmap(base, bytes);
+                    follow(driver, &changes);
+                }
+                return Err(status);
+            }
+        }
     }
     Ok(())
 }
 
-fn unmap(
-    driver: &mut Driver,
-    file: File,
-    doomed: impl Fn((&u64, &(u64, u64))) -> bool,
-) -> Result<(), Status> {
-    let uvm = space(driver, file)?;
-    let bases: Vec<u64> =
-        uvm.mappings.iter().filter(|entry| doomed(*entry)).map(|(at, _)| *at).collect();
-    let gone: Vec<u64> =
-        bases.iter().filter_map(|at| uvm.mappings.remove(at)).map(|(_, m)| m).collect();
-    gone.into_iter().for_each(|memory| driver.unrefer(memory));
+/// Whether that lies in one external range.
+fn within_external(uvm: &Uvm, base: u64, bytes: u64) -> bool {
+    let range = uvm.ranges.range(..=base).next_back();
+    let end = base.checked_add(bytes);
+    range.zip(end).is_some_and(|((at, (len, kind)), end)| {
+        *kind == Range::External && bytes > 0 && end <= at + len
+    })
+}
+
+/// All that a GPU maps ends.
+fn end(driver: &mut Driver, file: File, uuid: [u8; 16]) -> Result<(), Status> {
+    let changes = space(driver, file)?.trees.remove(&uuid).unwrap_or_default().unmap(0, u64::MAX);
+    follow(driver, &changes);
     Ok(())
+}
+
+fn follow(driver: &mut Driver, changes: &Changes) {
+    changes.made.iter().for_each(|memory| driver.refer(*memory));
+    changes.ended.iter().for_each(|memory| driver.unrefer(*memory));
+}
+
+fn array(params: &[u8], at: usize) -> [u8; 16] {
+    params.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or_default()
 }

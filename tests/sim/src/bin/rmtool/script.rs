@@ -267,7 +267,7 @@ impl Actor<'_> {
                 self.say("close", Ok(String::new()));
             }
             ["close-uvm"] => {
-                self.uvm = None;
+                (self.uvm, self.uuid) = (None, None);
                 self.say("close-uvm", Ok(String::new()));
             }
             ["dup", source, "as", name] => {
@@ -384,6 +384,42 @@ impl Actor<'_> {
                 );
                 let done = uvm.unmap_external(uuid, base, bytes);
                 self.say(&format!("uvm-unmap {name}"), nothing(done));
+            }
+            ["uvm-range", base, bytes] => {
+                let (base, bytes) = (size_bytes(base)?, size_bytes(bytes)?);
+                let uvm = self.uvm.as_ref().context("no uvm-init")?;
+                let done = uvm.external_range(base, bytes);
+                self.say("uvm-range", nothing(done));
+            }
+            // The first bytes of memory, or all of it, into a range that is there.
+            ["uvm-map", name, "at", base] | ["uvm-map", name, "at", base, _] => {
+                let (handle, bytes) = *self.memory.get(name).context("no such memory")?;
+                let base = size_bytes(base)?;
+                let bytes = words.get(4).map_or(Ok(bytes), |bytes| size_bytes(bytes))?;
+                let done = self.uvm_registered().and_then(|uuid| match (&self.rm, &self.uvm) {
+                    (Some(rm), Some(uvm)) => uvm.map_external(rm, uuid, base, bytes, handle),
+                    _ => Err(Fail::Errno(libc::EBADF)),
+                });
+                self.say(&format!("uvm-map {name}"), nothing(done));
+            }
+            [how @ ("uvm-cut" | "uvm-free"), base, bytes] => {
+                let (base, bytes) = (size_bytes(base)?, size_bytes(bytes)?);
+                let uvm = self.uvm.as_ref().context("no uvm-init")?;
+                let done = match how {
+                    "uvm-free" => uvm.free_range(base, bytes),
+                    _ => uvm.unmap_external(self.uuid.context("not registered")?, base, bytes),
+                };
+                self.say(how, nothing(done));
+            }
+            ["uvm-unregister", what] => {
+                let uvm = self.uvm.as_ref().context("no uvm-init")?;
+                let number = match what {
+                    "gpu" => UVM_UNREGISTER_GPU,
+                    _ => UVM_UNREGISTER_GPU_VASPACE,
+                };
+                let done = uvm.unregister(number, self.uuid.context("not registered")?);
+                self.uuid = None;
+                self.say("uvm-unregister", nothing(done));
             }
             ["export", name] => {
                 let (handle, _) = *self.memory.get(name).context("no such memory")?;
@@ -521,7 +557,8 @@ impl Actor<'_> {
         names.iter().map(handle).collect()
     }
 
-    fn uvm_map(&mut self, name: &str, handle: u32, bytes: u64) -> Result<(), Fail> {
+    /// The GPU, registered with UVM.
+    fn uvm_registered(&mut self) -> Result<[u8; 16], Fail> {
         let (Some(rm), Some(uvm)) = (&self.rm, &self.uvm) else {
             return Err(Fail::Errno(libc::EBADF));
         };
@@ -530,6 +567,14 @@ impl Actor<'_> {
             None => uvm.register(rm)?,
         };
         self.uuid = Some(uuid);
+        Ok(uuid)
+    }
+
+    fn uvm_map(&mut self, name: &str, handle: u32, bytes: u64) -> Result<(), Fail> {
+        let uuid = self.uvm_registered()?;
+        let (Some(rm), Some(uvm)) = (&self.rm, &self.uvm) else {
+            return Err(Fail::Errno(libc::EBADF));
+        };
         // Any address will do: nothing is mapped there in this process.
         let base = 0x10_0000_0000 + (u64::from(handle & 0xffff) << 36);
         uvm.external_range(base, bytes)?;

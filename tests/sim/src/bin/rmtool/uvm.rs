@@ -72,12 +72,27 @@ impl Uvm {
         bytes: u64,
         memory: u32,
     ) -> Result<(), Fail> {
+        self.map_for(rm, &[uuid], base, bytes, memory)
+    }
+
+    /// Maps memory for several GPUs at once.
+    pub(crate) fn map_for(
+        &self,
+        rm: &Rm,
+        uuids: &[[u8; 16]],
+        base: u64,
+        bytes: u64,
+        memory: u32,
+    ) -> Result<(), Fail> {
         let tail = self.abi.uvm_map_external_tail();
         self.call(UVM_MAP_EXTERNAL_ALLOCATION, |params| {
             params.set_u64(0, base);
             params.set_u64(8, bytes);
-            params[24..40].copy_from_slice(&uuid);
-            params.set_u64(tail, 1);
+            for (at, uuid) in uuids.iter().enumerate() {
+                let at = 24 + at * UVM_GPU_MAPPING_ATTRIBUTES_BYTES;
+                params[at..at + 16].copy_from_slice(uuid);
+            }
+            params.set_u64(tail, uuids.len() as u64);
             params.set_u32(tail + 8, u32::try_from(rm.ctl()).unwrap_or(u32::MAX));
             params.set_u32(tail + 12, rm.client);
             params.set_u32(tail + 16, memory);
@@ -90,6 +105,21 @@ impl Uvm {
             params.set_u64(8, bytes);
             params[16..32].copy_from_slice(&uuid);
         })
+    }
+
+    /// Frees a range, with what is mapped there.
+    pub(crate) fn free_range(&self, base: u64, bytes: u64) -> Result<(), Fail> {
+        self.call(UVM_FREE, |params| {
+            params.set_u64(0, base);
+            if self.abi.uvm_free_status == 16 {
+                params.set_u64(8, bytes);
+            }
+        })
+    }
+
+    /// Ends what a GPU maps, by a call whose struct begins with its UUID.
+    pub(crate) fn unregister(&self, number: u32, uuid: [u8; 16]) -> Result<(), Fail> {
+        self.call(number, |params| params[..16].copy_from_slice(&uuid))
     }
 
     /// Maps managed memory: shared, with an offset that equals the address. `fixed` asks

@@ -66,6 +66,99 @@ pub(super) fn map_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     Ok(got)
 }
 
+/// Where `map-hide` maps, and how much.
+const HIDE_BASE: u64 = 0x10_0000_0000;
+const HIDE_BYTES: u64 = 400 << 20;
+const PAGE_BYTES: u64 = 4096;
+
+/// A file of UVM's with the GPU registered, and a range that has room for [`HIDE_BYTES`].
+fn ranged(place: &Place, rm: &Rm) -> anyhow::Result<(Uvm, [u8; 16])> {
+    let uvm = Uvm::open(place, rm.abi)?;
+    uvm.initialize(0)?;
+    let uuid = uvm.register(rm)?;
+    uvm.external_range(HIDE_BASE, HIDE_BYTES)?;
+    Ok((uvm, uuid))
+}
+
+/// Maps memory by UVM and frees it, then has the mapping look as if it had ended, again and
+/// again: by a mapping of a page at its address, in another file (`file`), over its beginning
+/// (`over`) or by another GPU (`gpu`), by an unmap of its first page (`page`), by the end of
+/// the process while another has the file (`fork`), and by hiding that in a socket (`socket`).
+pub(super) fn map_hide(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let how = arguments.first().map_or("", String::as_str);
+    let rm = Rm::start(place)?;
+    let (from, _to) = UnixStream::pair()?;
+    let mut files = Vec::new();
+    for _ in 0..6 {
+        if how == "fork" {
+            let uvm = Uvm::open(place, rm.abi)?;
+            // SAFETY: there is one thread, so that the child may do what this process could.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let done = map_and_free(place, &uvm);
+                println!("child {done:?}");
+                // SAFETY: ends this process at once; what the parent shares stays its own.
+                unsafe { libc::_exit(i32::from(done.is_err())) };
+            }
+            nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(child), None)?;
+            files.push(uvm);
+            std::thread::sleep(Duration::from_millis(600));
+            continue;
+        }
+        let (uvm, uuid) = ranged(place, &rm)?;
+        let Ok((handle, _)) = rm.alloc(HIDE_BYTES) else { break };
+        uvm.map_external(&rm, uuid, HIDE_BASE, HIDE_BYTES, handle)?;
+        rm.free(rm.device, handle)?;
+        let page = |rm: &Rm, uvm: &Uvm, uuid: [u8; 16]| -> anyhow::Result<()> {
+            let (handle, bytes) = rm.alloc(PAGE_BYTES)?;
+            uvm.map_external(rm, uuid, HIDE_BASE, bytes, handle)?;
+            rm.free(rm.device, handle)?;
+            Ok(())
+        };
+        match how {
+            "file" => {
+                let (other, uuid) = ranged(place, &rm)?;
+                page(&rm, &other, uuid)?;
+                files.push(other);
+            }
+            "over" => page(&rm, &uvm, uuid)?,
+            "gpu" => {
+                let place = Place { gpu: place.gpu + 1, ..place.clone() };
+                let other = Rm::start(&place)?;
+                let uuid = uvm.register(&other)?;
+                page(&other, &uvm, uuid)?;
+            }
+            "page" => uvm.unmap_external(uuid, HIDE_BASE, PAGE_BYTES)?,
+            "socket" => {
+                let part = [IoSlice::new(b"x")];
+                let fds = [uvm.fd()];
+                let beside = [ControlMessage::ScmRights(&fds)];
+                sendmsg::<()>(from.as_raw_fd(), &part, &beside, MsgFlags::empty(), None)?;
+                drop(uvm);
+                std::thread::sleep(Duration::from_millis(300));
+                continue;
+            }
+            _ => ensure!(false, "map-hide file, over, gpu, page, fork or socket"),
+        }
+        files.push(uvm);
+    }
+    // What is hidden only the driver knows.
+    let (total, free) = rm.heap_info()?;
+    Ok(total - free)
+}
+
+/// Takes memory by a client of this process, maps it and frees it.
+fn map_and_free(place: &Place, uvm: &Uvm) -> anyhow::Result<()> {
+    let rm = Rm::start(place)?;
+    uvm.initialize(0)?;
+    let uuid = uvm.register(&rm)?;
+    uvm.external_range(HIDE_BASE, HIDE_BYTES)?;
+    let (handle, _) = rm.alloc(HIDE_BYTES)?;
+    uvm.map_external(&rm, uuid, HIDE_BASE, HIDE_BYTES, handle)?;
+    rm.free(rm.device, handle)?;
+    Ok(())
+}
+
 /// Exports memory to a file and frees it, again and again; with `close`, closes the file, too,
 /// and with `socket`, sends it into a socket before, that nobody reads.
 pub(super) fn export_free(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {

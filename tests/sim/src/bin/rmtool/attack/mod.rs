@@ -57,6 +57,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("io-uring", entries::io_uring),
     ("dup-free", lifetimes::dup_free),
     ("map-free", lifetimes::map_free),
+    ("map-hide", lifetimes::map_hide),
     ("send-fd", lifetimes::send_fd),
     ("export-free", lifetimes::export_free),
     ("export-reuse", lifetimes::export_reuse),

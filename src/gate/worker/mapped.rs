@@ -1,0 +1,328 @@
+//! Files of UVM's that memory is mapped by.
+//!
+//! UVM keeps what it maps until it's unmapped or its file is closed, whoever has that by then:
+//! it may have been inherited, sent, or hidden in a socket's queue. Nothing tells when a file
+//! is closed, and nothing but a file in hand tells it from others. So, as with exports, we keep
+//! each open while anything is mapped by it. When nobody of the container is found with one, its
+//! GPUs are unregistered, which ends what it maps also where a descriptor is hidden, and it is
+//! let go. What is mapped where is the ledger's business.
+#![allow(unsafe_code, reason = "kcmp has no safe interface in our crates")]
+
+use std::cmp::Ordering;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+
+use super::Shared;
+use super::device::Device;
+use crate::gate::settings::NodeKind;
+use crate::gate::wire::Notice;
+use crate::ledger::Entry;
+use crate::rm::number::{NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
+use crate::rm::{Key, Layout, Meaning, uvm};
+
+/// Files at most: each is a descriptor of ours and one of the keeper's.
+const MOST: usize = 1024;
+
+/// How often files are looked for that keep what no object names any more.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// What looking may cost: so many times as long as it took it isn't done again.
+const REST: u32 = 4;
+
+/// How long a call that would be refused waits for that at most.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// How often a file must not have been found: who had it may have forked, and ended, while
+/// processes were looked at.
+const LOOKS: usize = 2;
+
+/// The bit that tells their numbers from those of exports, among the files that are kept.
+const KIND: u64 = 1 << 63;
+
+/// Whether a file that the keeper has is one of these.
+pub(super) fn is_number(number: u64) -> bool {
+    number & KIND != 0
+}
+
+/// Why files are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Occasion {
+    /// It's time to.
+    Tick,
+    /// A process died.
+    Death,
+    /// What is gone would make room.
+    Refusal,
+}
+
+/// The files.
+#[derive(Debug, Default)]
+pub(super) struct Mapped {
+    /// In the kernel's order of files.
+    files: Mutex<Vec<Arc<Mapping>>>,
+    looks: Mutex<Looks>,
+}
+
+/// When files are looked for.
+#[derive(Debug, Default)]
+struct Looks {
+    /// Not sooner, whatever happens.
+    soonest: Option<Instant>,
+    /// At a tick.
+    next: Option<Instant>,
+    /// Whether a process died since.
+    died: bool,
+}
+
+/// A file of UVM's that memory is mapped by, or was a moment ago.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    pub(super) number: u32,
+    device: Device,
+    /// Who was last seen to have it: process and descriptor.
+    seen: Mutex<(u32, i32)>,
+    /// One call at a time changes what is mapped by it, or in which order the driver did what
+    /// they asked for would not be known. Whether it was let go.
+    turn: Mutex<bool>,
+}
+
+impl Mapping {
+    /// Waits until nobody else changes what is mapped by it; `None` where it was let go.
+    pub(super) fn turn(&self) -> Option<MutexGuard<'_, bool>> {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        (!*turn).then_some(turn)
+    }
+
+    /// Whether a process has it by that descriptor; `None` where that can't be told.
+    fn is_at(&self, place: (u32, i32)) -> Option<bool> {
+        match compared((std::process::id(), self.device.descriptor()), place) {
+            Ok(order) => Some(order.is_eq()),
+            // Process or descriptor are gone.
+            Err(Errno::ESRCH | Errno::EBADF) => Some(false),
+            Err(_) => None,
+        }
+    }
+}
+
+/// How the files of two processes compare in the kernel's order.
+fn compared(one: (u32, i32), other: (u32, i32)) -> Result<Ordering, Errno> {
+    /// `KCMP_FILE` of `linux/kcmp.h`.
+    const FILE: u32 = 0;
+    // SAFETY: takes numbers only.
+    let compared = unsafe { libc::syscall(libc::SYS_kcmp, one.0, other.0, FILE, one.1, other.1) };
+    match Errno::result(compared)? {
+        0 => Ok(Ordering::Equal),
+        1 => Ok(Ordering::Less),
+        2 => Ok(Ordering::Greater),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+impl Mapped {
+    fn files(&self) -> MutexGuard<'_, Vec<Arc<Mapping>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file that `device` is, where it is kept.
+    pub(super) fn find(&self, device: &Device) -> Option<Arc<Mapping>> {
+        let files = self.files();
+        let at = place(&files, device)?.ok()?;
+        files.get(at).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Mapping>> {
+        self.files().clone()
+    }
+}
+
+/// Where among the files it is, or would be; `None` where that can't be told.
+fn place(files: &[Arc<Mapping>], device: &Device) -> Option<Result<usize, usize>> {
+    let own = std::process::id();
+    let mut known = true;
+    let found = files.binary_search_by(|file| {
+        let order = compared((own, file.device.descriptor()), (own, device.descriptor()));
+        order.unwrap_or_else(|_| {
+            known = false;
+            Ordering::Equal
+        })
+    });
+    known.then_some(found)
+}
+
+impl Shared {
+    /// The file that `device` is, kept from now on; `seen` has it. `None` where there are too
+    /// many, or none can be told from another.
+    pub(super) fn keep_mapped(&self, device: &Device, seen: (u32, i32)) -> Option<Arc<Mapping>> {
+        if self.mapped.files().len() >= MOST {
+            self.sweep_mapped(Occasion::Refusal);
+        }
+        let mut files = self.mapped.files();
+        let at = match place(&files, device)? {
+            Ok(at) => return files.get(at).cloned(),
+            Err(_) if files.len() >= MOST => return None,
+            Err(at) => at,
+        };
+        let copy = device.as_fd().try_clone_to_owned().ok()?;
+        let copy = Device::of(&self.settings.nodes, copy).ok()?;
+        let known = self.books.lock().unwrap_or_else(PoisonError::into_inner).ledger.files();
+        let is_free = |number: &u32| {
+            !known.contains(number) && files.iter().all(|file| file.number != *number)
+        };
+        let number = std::iter::repeat_with(|| self.memory.next_file()).find(is_free)?;
+        // Before anything is mapped by it, so that no worker to come misses one.
+        let notice = Notice::Exported { number: KIND | u64::from(number) };
+        self.keeper.tell_with(notice, Some(copy.as_fd())).ok()?;
+        let file = Arc::new(Mapping {
+            number,
+            device: copy,
+            seen: Mutex::new(seen),
+            turn: Mutex::new(false),
+        });
+        files.insert(at, Arc::clone(&file));
+        Some(file)
+    }
+
+    /// A worker before had it.
+    pub(super) fn was_mapped(&self, number: u64, file: OwnedFd) {
+        let Ok(device) = Device::of(&self.settings.nodes, file) else { return };
+        let Ok(number) = u32::try_from(number & !KIND) else { return };
+        let mut files = self.mapped.files();
+        if let Some(Err(at)) = place(&files, &device) {
+            let (seen, turn) = (Mutex::new((0, 0)), Mutex::new(false));
+            files.insert(at, Arc::new(Mapping { number, device, seen, turn }));
+        }
+    }
+
+    /// Lets go of files that nothing is mapped by, and ends what is mapped by those that nobody
+    /// of the container has open any more: at a tick only where that keeps what no object names.
+    pub(super) fn sweep_mapped(&self, occasion: Occasion) {
+        let files = self.mapped.all();
+        if files.is_empty() {
+            return;
+        }
+        // One looks at a time, and what it finds is known to who waited.
+        let looks = match occasion {
+            Occasion::Refusal => self.mapped.looks.lock().map_err(PoisonError::into_inner),
+            Occasion::Tick | Occasion::Death => match self.mapped.looks.try_lock() {
+                Ok(looks) => Ok(looks),
+                Err(TryLockError::Poisoned(poisoned)) => Err(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => return,
+            },
+        };
+        let mut looks = looks.unwrap_or_else(|looks| looks);
+        looks.died |= occasion == Occasion::Death;
+        let (all, due) = match occasion {
+            Occasion::Refusal => (true, None),
+            Occasion::Tick | Occasion::Death if looks.died => (true, looks.soonest),
+            Occasion::Tick | Occasion::Death => (false, looks.next),
+        };
+        if due.is_some_and(|due| Instant::now() < due) {
+            return;
+        }
+        looks.died = false;
+        let (idle, kept): (Vec<_>, Vec<_>) = {
+            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            files.into_iter().partition(|file| books.ledger.pieces(file.number).next().is_none())
+        };
+        let mut missed: Vec<_> =
+            kept.into_iter().filter(|file| self.is_doubtful(file, all)).collect();
+        if !missed.is_empty() {
+            let wait = looks.soonest.map(|at| at.saturating_duration_since(Instant::now()));
+            std::thread::sleep(wait.unwrap_or_default().min(PATIENCE));
+        }
+        let begun = Instant::now();
+        for _ in 0..LOOKS {
+            if missed.is_empty() {
+                break;
+            }
+            let Some(open) = self.open_files(NodeKind::Uvm) else {
+                missed.clear();
+                break;
+            };
+            missed.retain(|file| {
+                let found = open.iter().find(|place| file.is_at(**place) != Some(false));
+                if let Some(found) = found {
+                    *file.seen.lock().unwrap_or_else(PoisonError::into_inner) = *found;
+                }
+                found.is_none()
+            });
+        }
+        let (now, rest) = (Instant::now(), begun.elapsed() * REST);
+        (looks.soonest, looks.next) = (Some(now + rest), Some(now + SWEEP.max(rest)));
+        // Others' refusals are made of what these keep.
+        for file in missed {
+            self.unregister_all(&file);
+        }
+        drop(looks);
+        for file in idle {
+            self.let_go(&file);
+        }
+    }
+
+    /// Whether somebody has to be looked for who has it.
+    fn is_doubtful(&self, file: &Mapping, all: bool) -> bool {
+        let hides = || {
+            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            books.ledger.hides(file.number)
+        };
+        let seen = *file.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        (all || hides()) && file.is_at(seen) != Some(true)
+    }
+
+    /// Keeps a file no longer that nothing is mapped by.
+    fn let_go(&self, file: &Mapping) {
+        // Whoever has its turn maps by it.
+        let Ok(mut turn) = file.turn.try_lock() else { return };
+        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_idle = books.ledger.pieces(file.number).next().is_none();
+        drop(books);
+        if is_idle && !*turn {
+            self.forget(file, &mut turn);
+        }
+    }
+
+    fn forget(&self, file: &Mapping, turn: &mut bool) {
+        *turn = true;
+        self.mapped.files().retain(|kept| kept.number != file.number);
+        // Else it is told that the worker is gone in a moment.
+        let _ = self.keeper.tell(Notice::TakenBack { number: KIND | u64::from(file.number) });
+    }
+
+    /// Has UVM end all that is mapped by a file, whoever has it open.
+    fn unregister_all(&self, file: &Mapping) {
+        let Ok(mut turn) = file.turn.try_lock() else { return };
+        if *turn {
+            return;
+        }
+        let layout = self.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first();
+        let ended = self.uuids.iter().all(|uuid| {
+            let mut bytes = vec![0; layout.map_or(0, Layout::size)];
+            let status = layout.filter(|layout| uvm::set_uuid(layout, &mut bytes, *uuid));
+            let status = status.and_then(|layout| {
+                file.device.call_uvm(UVM_UNREGISTER_GPU, &mut bytes).ok()?;
+                layout.view(&bytes)?.u32(Meaning::Status)
+            });
+            // It maps nothing by a GPU that isn't registered.
+            matches!(status, Some(NV_OK | NV_ERR_INVALID_DEVICE))
+        });
+        if !ended {
+            if self.calm.allows() {
+                tracing::warn!("a file of nvidia-uvm can't be ended: its memory stays charged");
+            }
+            return;
+        }
+        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        books.enter(Entry::CloseFile { file: file.number });
+        drop(books);
+        self.forget(file, &mut turn);
+    }
+
+    /// Ends what is mapped by files of those who are gone.
+    pub(super) fn unregister_each(&self, files: &[Arc<Mapping>]) {
+        files.iter().for_each(|file| self.unregister_all(file));
+    }
+}
