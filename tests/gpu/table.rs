@@ -105,8 +105,9 @@ fn the_table_tells_what_the_gate_holds_and_what_it_did_not_ask() {
     let seen = Seen::of(&[]);
     seen.all_are(&MEMORY, "yes");
     seen.all_are(&["1.1", "1.6", "1.7", "1.8", "1.11", "2.1", "3.1", "3.2", "4.2"], "yes");
-    let asked_elsewhere =
-        ["0.1", "1.2", "1.10", "2.2", "2.3", "3.3", "3.4", "3.5", "3.6", "4.1", "4.3", "4.4"];
+    let asked_elsewhere = [
+        "0.1", "1.2", "1.10", "2.2", "2.3", "3.3", "3.4", "3.5", "3.6", "4.1", "4.3", "4.4", "4.5",
+    ];
     seen.all_are(&asked_elsewhere, "not asked");
     seen.all_are(&COMPUTE, "not asked");
     let count = MEMORY.len() + 9 + asked_elsewhere.len() + COMPUTE.len();

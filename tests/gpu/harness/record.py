@@ -20,6 +20,7 @@ def programs(run_):
         ("4.1", "nvidia-smi", ["nvidia-smi"], no_smi),
         ("4.2", "cuda", [os.path.join(share, "alloc"), "--cap-mib", "512", *PATHS], None),
         ("4.3", "torch-training", train, run_.torch),
+        ("4.4", "jax-training", ["python3", os.path.join(share, "jax_train.py"), "1"], run_.jax),
     ]
 
 
