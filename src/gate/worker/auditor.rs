@@ -292,6 +292,9 @@ impl Shared {
     /// which may be one that was never seen, and dead. So the driver is asked for each client, and
     /// for its objects, and what is there counts, whoever's it is.
     fn take_stock(&self, own: &Own, gpu: usize, driver_bytes: u64, generation: u64) {
+        if !own.can_tell(&self.release) {
+            return;
+        }
         let names = self.book().ledger.names(gpu);
         let mut clients = BTreeMap::new();
         let mut gone = Vec::new();
@@ -304,7 +307,7 @@ impl Shared {
             let mut is_there = || {
                 asked += 1;
                 asked > MOST_ASKED
-                    || own.presence(&self.release, client.0, handle.0) != Presence::NoObject
+                    || own.presence(&self.release, client.0, handle.0) == Presence::There
             };
             if !there || !is_there() {
                 gone.push((client, handle, charge));

@@ -6,7 +6,6 @@
 //! found with the file, it is taken back: the driver frees what the file has, also where a
 //! descriptor of it is hidden. So it is when the container is gone. Calls on one file take
 //! turns ([`Claim`]), so that nothing is taken back under one. What they do is not known here.
-#![allow(unsafe_code, reason = "kcmp has no safe interface in our crates")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,6 +19,7 @@ use nix::libc;
 use super::Shared;
 use super::books::Books;
 use super::device::{self, Device, Failure, Rm};
+use super::target::has_file;
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::ledger::{Entry, Hold};
@@ -116,7 +116,7 @@ impl Exports {
         loop {
             let mut files = self.files();
             let same =
-                |export: &Export| is_same((own, file.descriptor()), &export.file) == Some(true);
+                |export: &Export| has_file((own, file.descriptor()), &export.file) == Some(true);
             let known = files.iter().find(|(_, export)| same(export)).map(|(number, _)| *number);
             let is_new = known.is_none();
             let number = match known {
@@ -145,17 +145,6 @@ impl Exports {
             std::thread::sleep(LOOK);
         }
     }
-}
-
-/// Whether a process has the file by that descriptor; `None` where that can't be told.
-fn is_same((pid, descriptor): (u32, i32), file: &Device) -> Option<bool> {
-    /// `KCMP_FILE` of `linux/kcmp.h`.
-    const FILE: u32 = 0;
-    let own = std::process::id();
-    // SAFETY: takes numbers only.
-    let compared =
-        unsafe { libc::syscall(libc::SYS_kcmp, own, pid, FILE, file.descriptor(), descriptor) };
-    (compared >= 0).then_some(compared == 0)
 }
 
 impl Shared {
@@ -262,7 +251,7 @@ impl Shared {
         }
         let Some(open) = self.open_files(NodeKind::Control) else { return };
         for (number, file) in unnamed {
-            let found = open.iter().any(|place| is_same(*place, &file) != Some(false));
+            let found = open.iter().any(|place| has_file(*place, &file) != Some(false));
             let mut files = self.exports.files();
             let Some(export) = files.get_mut(&number) else { continue };
             // Who calls has it open.

@@ -6,18 +6,15 @@
 //! each open while anything is mapped by it. When nobody of the container is found with one, its
 //! GPUs are unregistered, which ends what it maps also where a descriptor is hidden, and it is
 //! let go. What is mapped where is the ledger's business.
-#![allow(unsafe_code, reason = "kcmp has no safe interface in our crates")]
 
 use std::cmp::Ordering;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::libc;
-
 use super::Shared;
 use super::device::Device;
+use super::target::{compared, has_file};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::ledger::Entry;
@@ -99,26 +96,7 @@ impl Mapping {
 
     /// Whether a process has it by that descriptor; `None` where that can't be told.
     fn is_at(&self, place: (u32, i32)) -> Option<bool> {
-        match compared((std::process::id(), self.device.descriptor()), place) {
-            Ok(order) => Some(order.is_eq()),
-            // Process or descriptor are gone.
-            Err(Errno::ESRCH | Errno::EBADF) => Some(false),
-            Err(_) => None,
-        }
-    }
-}
-
-/// How the files of two processes compare in the kernel's order.
-fn compared(one: (u32, i32), other: (u32, i32)) -> Result<Ordering, Errno> {
-    /// `KCMP_FILE` of `linux/kcmp.h`.
-    const FILE: u32 = 0;
-    // SAFETY: takes numbers only.
-    let compared = unsafe { libc::syscall(libc::SYS_kcmp, one.0, other.0, FILE, one.1, other.1) };
-    match Errno::result(compared)? {
-        0 => Ok(Ordering::Equal),
-        1 => Ok(Ordering::Less),
-        2 => Ok(Ordering::Greater),
-        _ => Err(Errno::EINVAL),
+        has_file(place, &self.device)
     }
 }
 

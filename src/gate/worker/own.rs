@@ -170,6 +170,15 @@ impl Own {
         }
     }
 
+    /// Whether [`presence`](Self::presence) tells anything: what the driver says where our own objects
+    /// are gone, after a reset say, is the same.
+    pub(super) fn can_tell(&self, release: &Release) -> bool {
+        let ours = self.gpus.iter().flatten().next();
+        ours.is_some_and(|(_, subdevice)| {
+            self.presence(release, self.client, *subdevice) == Presence::There
+        })
+    }
+
     /// Frees what was borrowed.
     pub(super) fn give_back(&self, release: &Release, handle: u32) {
         let rm = Rm { release, device: &self.control };

@@ -7,6 +7,7 @@
 //! processes only, the thread's directory in `/proc`.
 #![allow(unsafe_code, reason = "calls on pidfds have no safe interface in our crates")]
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -19,6 +20,7 @@ use nix::libc;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
 
+use super::device::Device;
 use crate::ledger::Process;
 use crate::process::ProcessId;
 
@@ -278,4 +280,28 @@ impl Target {
 
 fn at(address: u64) -> Result<usize, Errno> {
     usize::try_from(address).map_err(|_| Errno::EFAULT)
+}
+
+/// How the files of two processes compare in the kernel's order.
+pub(super) fn compared(one: (u32, i32), other: (u32, i32)) -> Result<Ordering, Errno> {
+    /// `KCMP_FILE` of `linux/kcmp.h`.
+    const FILE: u32 = 0;
+    // SAFETY: takes numbers only.
+    let compared = unsafe { libc::syscall(libc::SYS_kcmp, one.0, other.0, FILE, one.1, other.1) };
+    match Errno::result(compared)? {
+        0 => Ok(Ordering::Equal),
+        1 => Ok(Ordering::Less),
+        2 => Ok(Ordering::Greater),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Whether a process has the file by that descriptor; `None` where that can't be told.
+pub(super) fn has_file(place: (u32, i32), file: &Device) -> Option<bool> {
+    match compared((std::process::id(), file.descriptor()), place) {
+        Ok(order) => Some(order.is_eq()),
+        // Process or descriptor are gone.
+        Err(Errno::ESRCH | Errno::EBADF) => Some(false),
+        Err(_) => None,
+    }
 }
