@@ -247,7 +247,7 @@ fn a_monitor_has_the_descriptors_that_it_needs_where_the_engine_has_few() {
         config["process"]["rlimits"] = json!([]);
     });
     let may = caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_RESOURCE);
-    let least = if may.expect("capabilities can be asked for") { 1 << 16 } else { 64 };
+    let least = if may.expect("capabilities can be asked for") { 18 << 10 } else { 64 };
     std::thread::scope(|scope| {
         let run = scope.spawn(|| runtime.run_by(&["prlimit", "--nofile=64:64"], &bundle));
         let (keeper, worker) = gated.monitor("app_________");

@@ -136,8 +136,8 @@ fn leave_the_container() {
 }
 
 /// Descriptors that a monitor may need: three for each of the 4096 processes that it knows at
-/// most, a few hundred for the threads that called lately, and 4096 exports.
-const DESCRIPTORS: u64 = 1 << 16;
+/// most, a few hundred for the threads that called lately, 4096 exports, and 1024 files of UVM's.
+const DESCRIPTORS: u64 = 18 << 10;
 
 /// As many descriptors as are needed, for us and our workers, or as the host lets us: engines
 /// leave us the few that a program gets which doesn't ask, or fewer.
