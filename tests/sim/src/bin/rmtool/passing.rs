@@ -19,17 +19,22 @@ pub(crate) fn offer(path: &str, file: &OwnedFd) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for an offer and takes it.
-pub(crate) fn fetch(path: &str) -> anyhow::Result<OwnedFd> {
-    let stream = loop {
+/// Connects to whoever listens at a path, which appears before anyone does.
+pub(crate) fn connect(path: &str) -> anyhow::Result<UnixStream> {
+    loop {
         match UnixStream::connect(path) {
-            Ok(stream) => break stream,
+            Ok(stream) => return Ok(stream),
             Err(error) if [NotFound, ConnectionRefused].contains(&error.kind()) => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(error) => return Err(error).context(format!("can't connect to {path}")),
         }
-    };
+    }
+}
+
+/// Waits for an offer and takes it.
+pub(crate) fn fetch(path: &str) -> anyhow::Result<OwnedFd> {
+    let stream = connect(path)?;
     let mut part = [0; 1];
     let mut space = nix::cmsg_space!([RawFd; 1]);
     let mut parts = [IoSliceMut::new(&mut part)];

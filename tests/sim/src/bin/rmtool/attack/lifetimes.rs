@@ -1,6 +1,5 @@
 //! Memory that outlives what was charged for it, and descriptors that travel.
 
-use std::io::ErrorKind::{ConnectionRefused, NotFound};
 use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,6 +11,7 @@ use cgpu_sim::bytes::Fields;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 use super::{SMALL_BYTES, against, argument};
+use crate::passing::connect;
 use crate::rm::{Place, Rm, call, open};
 use crate::uvm::Uvm;
 use crate::work::fill;
@@ -274,16 +274,7 @@ fn send(path: &str, fds: [RawFd; 2], [client, device]: [u32; 2]) -> anyhow::Resu
 /// whose maker is gone.
 pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let path = arguments.first().context("recv-fd PATH")?;
-    // The path appears before anyone listens at it.
-    let stream = loop {
-        match UnixStream::connect(path) {
-            Ok(stream) => break stream,
-            Err(error) if [NotFound, ConnectionRefused].contains(&error.kind()) => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(error) => return Err(error).context(format!("can't connect to {path}")),
-        }
-    };
+    let stream = connect(path)?;
     let mut handles = [0; 8];
     let mut space = nix::cmsg_space!([RawFd; 2]);
     let fds = {
