@@ -2,28 +2,26 @@
 //!
 //! Owns writing beside a file and renaming. Must not know what is written.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
 
 /// Makes `bytes` the content of the file at `path`, with the permissions `mode`.
+///
+/// They're written to `path` with `.tmp` after it first. Who is killed in between leaves that
+/// file, and the next one uses it, so there is never more than one.
 ///
 /// # Errors
 ///
 /// Where it can't be written; then it is what it was.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
-    // What a killed process of our number left behind would make `create_new` fail.
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    let temporary = beside(path)?;
+    let mut file = open_locked(&temporary, mode)?;
     let written = (|| {
-        let mut file =
-            OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+        file.set_len(0)?;
         file.write_all(bytes)?;
         fs::rename(&temporary, path)
     })();
@@ -32,4 +30,97 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         let _ = fs::remove_file(&temporary);
     }
     written
+}
+
+fn beside(path: &Path) -> io::Result<PathBuf> {
+    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+    name.push(".tmp");
+    Ok(path.with_file_name(name))
+}
+
+/// The file at `path`, made if it isn't there, that nobody else writes while it is open.
+fn open_locked(path: &Path, mode: u32) -> io::Result<File> {
+    loop {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(mode)
+            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+            .open(path)?;
+        let opened = file.metadata()?;
+        // In a directory that others may write to, somebody may have been here first.
+        let own = opened.uid() == nix::unistd::geteuid().as_raw() && opened.nlink() <= 1;
+        if !opened.is_file() || !own {
+            let why = format!("{} is another's: remove it", path.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        file.lock()?;
+        // Who had the lock has renamed or removed what we opened.
+        match fs::symlink_metadata(path) {
+            Ok(there) if (there.dev(), there.ino()) == (opened.dev(), opened.ino()) => {
+                return Ok(file);
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+        names.map(|name| name.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_a_killed_one_left_is_used_and_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(dir.path().join("file.tmp"), "much longer than what comes").unwrap();
+        replace(&path, b"new", 0o600).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(names(dir.path()), ["file"]);
+    }
+
+    #[test]
+    fn many_at_once_write_one_whole_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::thread::scope(|scope| {
+            for writer in 0..8_u8 {
+                let path = &path;
+                scope.spawn(move || {
+                    let text = vec![writer; 10_000 + usize::from(writer)];
+                    for _ in 0..50 {
+                        replace(path, &text, 0o600).unwrap();
+                        let read = fs::read(path).unwrap();
+                        let of_it = usize::from(read[0]);
+                        assert_eq!(read, vec![read[0]; 10_000 + of_it]);
+                    }
+                });
+            }
+        });
+        assert_eq!(names(dir.path()), ["file"]);
+    }
+
+    #[test]
+    fn nothing_is_written_through_what_another_put_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let other = dir.path().join("other");
+        fs::write(&other, "kept").unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join("file.tmp")).unwrap();
+        replace(&path, b"new", 0o600).unwrap_err();
+        assert_eq!(fs::read(&other).unwrap(), b"kept");
+        assert!(!path.exists());
+        fs::remove_file(dir.path().join("file.tmp")).unwrap();
+        nix::unistd::mkfifo(&dir.path().join("file.tmp"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        replace(&path, b"new", 0o600).unwrap_err();
+        assert!(!path.exists());
+    }
 }

@@ -40,9 +40,9 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// How many processes a quick look compares by their start time, too.
 const CLOSE_LOOKS: usize = 4;
 
-/// What lies in a state directory besides records and the inventory's cache.
+/// What lies in a state directory besides JSON.
 const OWN_NAMES: &[&str] =
-    &["containers", "driver", "driver.lock", "gate", "index", "lock", "next"];
+    &["containers", "driver", "driver.cache", "driver.lock", "gate", "index", "lock", "next"];
 
 /// The registry's directory.
 #[derive(Debug)]
@@ -529,7 +529,8 @@ fn secure_dir(dir: &Path) -> Result<(), RegistryError> {
         for entry in fs::read_dir(dir).map_err(failed("cannot list", dir))? {
             let name = entry.map_err(failed("cannot list", dir))?.file_name();
             let name = name.to_string_lossy();
-            let ours = name.contains(".json") || OWN_NAMES.contains(&&*name);
+            let whole = name.strip_suffix(".tmp").unwrap_or(&name);
+            let ours = whole.ends_with(".json") || OWN_NAMES.contains(&whole);
             if !ours {
                 return Err(RegistryError::Shared { path: dir.to_owned(), found: name.into() });
             }

@@ -1,5 +1,7 @@
 //! What happens when the driver of the host changes.
 
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
 
 #[test]
@@ -30,6 +32,25 @@ fn a_driver_is_looked_for_once_and_again_when_it_changed() {
     // A library more, and one less.
     installed.remove("usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.1");
     assert_eq!(tree(&host), second, "a link is no file of its own");
+}
+
+#[test]
+fn a_state_directory_with_a_driver_in_it_is_still_known_as_ours() {
+    let scratch = support::Scratch::new();
+    let installed = Layout::Ubuntu.install(&scratch, "driver");
+    let host = DriverHost::with(installed.root());
+    let image = host.image(Userland::Distroless, Search::Usual);
+    let state = host.host.state_dir();
+    for _ in 0..2 {
+        let bundle = host.bundle(&image, &["/probe", "libcuda.so.1", "cuInit"]);
+        host.host.runtime().run(&bundle).ok();
+        // What a killed create leaves, in a directory that somebody has opened.
+        std::fs::write(state.join("driver.cache.tmp"), "half").unwrap();
+        std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    host.host.gc();
+    assert_eq!(std::fs::metadata(&state).unwrap().permissions().mode() & 0o777, 0o700);
+    host.host.check_registry();
 }
 
 #[test]
@@ -194,7 +215,6 @@ fn what_changes_behind_links_is_seen() {
     let program = driver::resolve(installed.root(), "usr/bin/nvidia-smi");
     std::fs::remove_file(&program).unwrap();
     std::fs::write(&program, "#!/bin/sh\necho another\n").unwrap();
-    use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(host.run(&image, &["nvidia-smi"]).ok().stdout, "another\n");
     std::fs::remove_file(&program).unwrap();
