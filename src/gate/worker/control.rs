@@ -5,9 +5,10 @@
 
 use nix::errno::Errno;
 
+use super::desk::Copy;
 use super::listener::Reply;
 use super::numbers::Numbers;
-use super::serve::{Case, Copy, Over};
+use super::serve::{Case, Over};
 use crate::rm::control::processes;
 use crate::rm::control::{Direction, Known, MAX_PARAMS_BYTES, Pieces, check, points_into};
 use crate::rm::number::{NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT, NV_OK};
@@ -92,8 +93,7 @@ impl Case<'_> {
     /// The parameters go back. Of a control that failed too, where it says something in them;
     /// where it doesn't, the driver writes nothing.
     pub(super) fn give_back(&mut self, params: u64, done: bool) {
-        let input = self.desk.input.get(self.desk.bytes.len()..).unwrap_or_default();
-        if params != 0 && (done || input != self.desk.params) {
+        if params != 0 && (done || self.desk.params_read() != self.desk.params) {
             self.write_back(1, params, Copy::Params);
         }
     }
@@ -110,11 +110,8 @@ impl Case<'_> {
         self.desk.list.clear();
         // Even of nothing there is an address.
         self.desk.list.resize(pieces.bytes().max(8), 0);
-        let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
         for piece in pieces.iter().filter(|piece| piece.direction != Direction::Out) {
-            let copy = self.desk.list.get_mut(piece.at..piece.at + piece.bytes);
-            let read = target.read(piece.address, copy.unwrap_or_default());
-            read.map_err(|errno| Reply::Errno(errno as i32))?;
+            self.read_piece(piece.address, (piece.at, piece.bytes))?;
         }
         self.settle()?;
         let base = self.desk.list.as_mut_ptr().addr() as u64;

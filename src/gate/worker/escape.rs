@@ -3,8 +3,9 @@
 //! That is done before anybody looks whose descriptor it is, which some calls don't need:
 //! see [`Pass::asks_no_descriptor`]. What is read is the caller's if it still waits.
 
+use super::desk::Copy;
 use super::listener::Reply;
-use super::serve::{Case, Copy, Over};
+use super::serve::{Case, Over};
 use crate::gate::policy::{self, Pass, Passed, Verdict};
 use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, control, refuse};
 
@@ -70,10 +71,6 @@ impl Case<'_> {
             }
             return Err(self.answer(answer, decoded.layout));
         }
-        // A control has more to be read, and is asked about after that.
-        if !matches!(decoded.call, Call::Control { .. }) {
-            self.still_waits()?;
-        }
         match verdict {
             // What continues is unwrapped anew by the driver, and could be any call by then, also
             // a control. Nobody wraps what fits a request.
@@ -81,6 +78,7 @@ impl Case<'_> {
                 Err(self.answer(Answer::Errno(refuse::EINVAL), None))
             }
             Verdict::Continue(pass) => {
+                self.still_waits()?;
                 if let (Passed::Client, Call::Alloc(alloc)) = (pass.kind, &decoded.call) {
                     self.books().unlearn(alloc.object.handle);
                 }

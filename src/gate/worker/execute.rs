@@ -7,10 +7,11 @@
 
 use nix::errno::Errno;
 
+use super::desk::Copy;
 use super::device::Rm;
 use super::listener::Reply;
 use super::memory::SetAside;
-use super::serve::{Case, Copy, Made, Over};
+use super::serve::{Case, Made, Over};
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Reservation};
 use crate::rm::call::{Alloc, Object, VidHeap};
@@ -46,6 +47,7 @@ pub(super) fn nth_handle(first: u32, number: u32) -> u32 {
 }
 
 impl Case<'_> {
+    /// Each asks whether the caller still waits when it has read all it needs.
     pub(super) fn execute(&mut self, command: &Command, decoded: &Decoded) -> Result<Reply, Over> {
         let Some(layout) = decoded.layout else { return self.execute_plain(command) };
         match decoded.call {
@@ -380,6 +382,7 @@ impl Case<'_> {
             }
             _ => {}
         }
+        self.still_waits()?;
         self.call(command)?;
         let part = if let VidHeap::Info { layout } = function { Some(layout) } else { None };
         self.show_usage(layout, part, self.gpu(client, parent));
@@ -417,6 +420,7 @@ impl Case<'_> {
 
     /// A call that takes, frees and shows no memory, whose struct has nothing of the caller's.
     fn execute_plain(&mut self, command: &Command) -> Result<Reply, Over> {
+        self.still_waits()?;
         self.call(command)?;
         Ok(self.executed(None))
     }

@@ -8,9 +8,10 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::books::Books;
+use super::desk::Desk;
 use super::device::{Device, Failure, Rm};
 use super::memory::Slot;
-use super::serve::{Case, Desk, Made};
+use super::serve::{Case, Made};
 use super::stash::Outcome;
 use super::{Shared, waiting};
 use crate::gate::journal::{SLOTS, Stage};

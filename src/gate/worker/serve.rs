@@ -13,6 +13,7 @@ use nix::libc::seccomp_notif;
 
 use super::Shared;
 use super::books::{Books, MANAGED};
+use super::desk::{Copy, Desk};
 use super::device::Device;
 use super::escape::Asked;
 use super::listener::{CallerGone, Listener, Reply};
@@ -26,44 +27,8 @@ use crate::gate::traps;
 use crate::ledger::{Client, Entry, Handle, Hold};
 use crate::rm::{self, Answer, Layout, Refusal, control, refuse};
 
-/// Copies that a thread keeps for the next call.
-#[derive(Debug, Default)]
-pub(super) struct Desk {
-    /// The call's struct.
-    pub(super) bytes: Vec<u8>,
-    /// What it points at.
-    pub(super) params: Vec<u8>,
-    /// What that points at, one after the other.
-    pub(super) list: Vec<u8>,
-    /// The struct and its parameters, as they were read.
-    pub(super) input: Vec<u8>,
-}
-
-/// Bytes of a copy that a thread keeps room for.
-const KEPT_BYTES: usize = 16 << 10;
-
-impl Desk {
-    /// Gives back what a large call took.
-    fn tidy(&mut self) {
-        for copy in [&mut self.bytes, &mut self.params, &mut self.list, &mut self.input] {
-            if copy.capacity() > KEPT_BYTES {
-                *copy = Vec::new();
-            }
-        }
-    }
-}
-
 /// Copies that go back at most: the struct, its parameters, and what those point at.
 const MOST_WRITES: usize = 2 + control::MAX_PIECES;
-
-/// Which copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Copy {
-    Struct,
-    Params,
-    /// Of what those point at: where it begins, and its bytes.
-    Piece(usize, usize),
-}
 
 /// An object of the driver's that a call made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +74,7 @@ impl<'a> Case<'a> {
         notice: seccomp_notif,
         again: bool,
     ) -> Self {
+        desk.begin();
         Case {
             shared,
             desk,
@@ -178,6 +144,9 @@ impl<'a> Case<'a> {
         let done = self.done.take();
         let mut taken = false;
         let mut reply = reply;
+        for write in &mut self.writes {
+            write.take_if(|(_, copy)| self.desk.is_as_read(*copy));
+        }
         let writes = done.is_some() || !self.writes.iter().all(Option::is_none);
         if !writes || self.is_valid() {
             // As the driver: what was done stays done.
@@ -207,30 +176,20 @@ impl<'a> Case<'a> {
     fn write(&self, done: Option<&Outcome>) -> Result<(), Errno> {
         let Some(target) = &self.target else { return Ok(()) };
         let Some(done) = done else {
-            let writes = self.writes;
-            return target.write(
-                &writes.map(|write| write.map(|(address, copy)| (address, self.copy(copy)))),
-            );
+            let copies = |(address, copy)| (address, self.desk.copy(copy));
+            return target.write(&self.writes.map(|write| write.map(copies)));
         };
         let mut output = done.output.iter();
         output.try_for_each(|(address, bytes)| target.write(&[Some((*address, bytes))]))
     }
 
-    fn copy(&self, copy: Copy) -> &[u8] {
-        match copy {
-            Copy::Struct => &self.desk.bytes,
-            Copy::Params => &self.desk.params,
-            Copy::Piece(at, bytes) => self.desk.list.get(at..at + bytes).unwrap_or_default(),
-        }
-    }
-
     fn stash(&mut self, reply: Reply) {
         let Some(thread) = self.target.as_ref().map(|target| target.thread) else { return };
         let output = self.writes.into_iter().flatten();
-        let output = output.map(|(address, copy)| (address, self.copy(copy).to_vec())).collect();
-        let read = self.desk.input.get(self.desk.bytes.len()..).unwrap_or_default();
+        let output =
+            output.map(|(address, copy)| (address, self.desk.copy(copy).to_vec())).collect();
         let told = self.writes.iter().flatten().any(|(_, copy)| *copy == Copy::Params);
-        let params = if told { &self.desk.params[..] } else { read };
+        let params = if told { &self.desk.params[..] } else { self.desk.params_read() };
         let after = [&self.desk.bytes[..], params].concat();
         let made = std::mem::take(&mut self.made);
         // What is kept keeps a client alive, so it is only where it's needed.
@@ -285,9 +244,7 @@ impl<'a> Case<'a> {
             return Err(Reply::Errno(Errno::EINTR as i32));
         }
         self.once = true;
-        self.desk.input.clear();
-        self.desk.input.extend_from_slice(&self.desk.bytes);
-        self.desk.input.extend_from_slice(&self.desk.params);
+        self.desk.remember();
         match self.shared.stash.take(thread, self.asked(), &self.desk.input) {
             Found::Nothing => Ok(()),
             Found::Other(outcome) => {
@@ -372,11 +329,14 @@ impl<'a> Case<'a> {
         // let go without a look at it, which would prove nothing.
         let mut asked = None;
         if traps::is_escape(rm::uvm::number(request)) {
-            let target = self.shared.targets.get(self.tid());
+            let target = self.shared.targets.probable(self.tid());
             self.target = Some(target.map_err(|errno| self.out_of_reach(errno))?);
             self.leave_the_runtime_alone()?;
             let read = self.read_escape(request, argument);
             if let Some(pass) = read.as_ref().ok().and_then(Asked::passes) {
+                let target = self.shared.targets.get(self.tid());
+                self.target = Some(target.map_err(|errno| self.out_of_reach(errno))?);
+                self.leave_the_runtime_alone()?;
                 self.see()?;
                 return Ok(self.continued(pass));
             }
@@ -395,19 +355,23 @@ impl<'a> Case<'a> {
 
     /// Copies the call's struct from the caller.
     pub(super) fn read_struct(&mut self, address: u64, size: usize) -> Result<(), Over> {
-        self.desk.bytes.clear();
-        self.desk.bytes.resize(size, 0);
-        self.desk.params.clear();
         let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
-        target.read(address, &mut self.desk.bytes).map_err(|errno| Reply::Errno(errno as i32))
+        let read = self.desk.read_struct(target, address, size);
+        read.map_err(|errno| Reply::Errno(errno as i32))
     }
 
     /// Copies what it points at.
     pub(super) fn read_params(&mut self, address: u64, size: usize) -> Result<(), Over> {
-        self.desk.params.clear();
-        self.desk.params.resize(size, 0);
         let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
-        target.read(address, &mut self.desk.params).map_err(|errno| Reply::Errno(errno as i32))
+        let read = self.desk.read_params(target, address, size);
+        read.map_err(|errno| Reply::Errno(errno as i32))
+    }
+
+    /// Copies what that points at to a place in the list: where it begins, and its bytes.
+    pub(super) fn read_piece(&mut self, address: u64, place: (usize, usize)) -> Result<(), Over> {
+        let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
+        let read = self.desk.read_piece(target, address, place);
+        read.map_err(|errno| Reply::Errno(errno as i32))
     }
 
     /// Copies go back, in this order.

@@ -3,11 +3,10 @@
 //! What the driver says of the GPU as a whole never goes out where the container's share
 //! isn't known; then nothing is there to be seen.
 
-use nix::errno::Errno;
-
+use super::desk::Copy;
 use super::execute::Making;
 use super::listener::Reply;
-use super::serve::{Case, Copy, Over};
+use super::serve::{Case, Over};
 use crate::ledger::Usage;
 use crate::rm::call::Object;
 use crate::rm::number::{NV_ERR_INVALID_PARAM_STRUCT, NV_OK};
@@ -79,9 +78,7 @@ impl Case<'_> {
         if let fbinfo::List::Elsewhere { address, entries } = list {
             self.desk.list.clear();
             self.desk.list.resize(entries * fbinfo::ENTRY_BYTES, 0);
-            let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
-            let read = target.read(address, &mut self.desk.list);
-            read.map_err(|errno| Reply::Errno(errno as i32))?;
+            self.read_piece(address, (0, self.desk.list.len()))?;
             let ours = self.desk.list.as_mut_ptr().addr() as u64;
             if let Some(patch) = params.patch(Meaning::List, ours) {
                 let _ = patch.apply(&mut self.desk.params);

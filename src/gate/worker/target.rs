@@ -129,6 +129,13 @@ impl Targets {
         }
     }
 
+    /// The thread that has that tid, or had it a moment ago. Whose memory is read by it is the
+    /// one who has it now; [`Targets::duplicate`] and [`Targets::get`] say who that is.
+    pub(super) fn probable(&self, tid: i32) -> Result<Arc<Target>, Errno> {
+        let known = self.known().get(&tid).cloned();
+        known.map_or_else(|| self.meet(tid), Ok)
+    }
+
     fn meet(&self, tid: i32) -> Result<Arc<Target>, Errno> {
         let opened = match Target::open(tid, self.spared) {
             Err(Errno::EMFILE | Errno::ENFILE) => {

@@ -13,10 +13,11 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use super::books::{BOUNDS, MANAGED};
+use super::desk::Copy;
 use super::device::{Device, Failure, Rm};
 use super::listener::Reply;
 use super::mapped::Mapping;
-use super::serve::{Case, Copy, Over};
+use super::serve::{Case, Over};
 use crate::gate::policy::{self, Verdict};
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Span, Tree};

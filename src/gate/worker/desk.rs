@@ -1,0 +1,206 @@
+//! Copies of what a call is made of, kept by each thread for the next one.
+//!
+//! What lies in one page with the call's struct is copied with it: programs mostly have both the
+//! struct and its parameters on their stack, and a second copy from another process costs a
+//! microsecond. Knows no calls.
+
+use nix::errno::Errno;
+
+use super::target::Target;
+
+/// What is copied at once: no page of any machine is smaller.
+const PAGE_BYTES: usize = 4096;
+
+/// Bytes of a copy that a thread keeps room for.
+const KEPT_BYTES: usize = 16 << 10;
+
+/// Which copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Copy {
+    Struct,
+    Params,
+    /// Of what those point at: where it begins, and its bytes.
+    Piece(usize, usize),
+}
+
+/// Copies that a thread keeps for the next call.
+#[derive(Debug, Default)]
+pub(super) struct Desk {
+    /// The call's struct.
+    pub(super) bytes: Vec<u8>,
+    /// What it points at.
+    pub(super) params: Vec<u8>,
+    /// What that points at, one after the other.
+    pub(super) list: Vec<u8>,
+    /// The struct and its parameters, as they were read; empty where that isn't known.
+    pub(super) input: Vec<u8>,
+    page: Page,
+}
+
+/// A page of the caller's, as it was when the struct was read.
+#[derive(Debug, Default)]
+struct Page {
+    begin: u64,
+    /// All of it, or nothing.
+    bytes: Vec<u8>,
+}
+
+impl Page {
+    /// Copies the page of `address`, if so many bytes are in it.
+    fn load(&mut self, target: &Target, address: u64, size: usize) {
+        self.bytes.clear();
+        self.begin = address & !(PAGE_BYTES as u64 - 1);
+        if size == 0 || size as u64 > PAGE_BYTES as u64 - (address - self.begin) {
+            return;
+        }
+        self.bytes.resize(PAGE_BYTES, 0);
+        if target.read(self.begin, &mut self.bytes).is_err() {
+            self.bytes.clear();
+        }
+    }
+
+    fn get(&self, address: u64, size: usize) -> Option<&[u8]> {
+        let from = usize::try_from(address.checked_sub(self.begin)?).ok()?;
+        self.bytes.get(from..from.checked_add(size)?)
+    }
+
+    /// Fills `bytes` from `address`: all or nothing.
+    fn read(&self, target: &Target, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+        match self.get(address, bytes.len()) {
+            Some(copy) => bytes.copy_from_slice(copy),
+            None => target.read(address, bytes)?,
+        }
+        Ok(())
+    }
+}
+
+impl Desk {
+    /// Nothing is known of the next call.
+    pub(super) fn begin(&mut self) {
+        self.input.clear();
+        self.page.bytes.clear();
+    }
+
+    /// Gives back what a large call took.
+    pub(super) fn tidy(&mut self) {
+        for copy in [&mut self.bytes, &mut self.params, &mut self.list, &mut self.input] {
+            if copy.capacity() > KEPT_BYTES {
+                *copy = Vec::new();
+            }
+        }
+    }
+
+    /// Copies the call's struct.
+    pub(super) fn read_struct(
+        &mut self,
+        target: &Target,
+        address: u64,
+        size: usize,
+    ) -> Result<(), Errno> {
+        self.params.clear();
+        self.bytes.clear();
+        self.bytes.resize(size, 0);
+        if self.page.get(address, size).is_none() {
+            self.page.load(target, address, size);
+        }
+        self.page.read(target, address, &mut self.bytes)
+    }
+
+    /// Copies what it points at.
+    pub(super) fn read_params(
+        &mut self,
+        target: &Target,
+        address: u64,
+        size: usize,
+    ) -> Result<(), Errno> {
+        self.params.clear();
+        self.params.resize(size, 0);
+        self.page.read(target, address, &mut self.params)
+    }
+
+    /// Copies what that points at to a place in the list, which has room for it.
+    pub(super) fn read_piece(
+        &mut self,
+        target: &Target,
+        address: u64,
+        (at, bytes): (usize, usize),
+    ) -> Result<(), Errno> {
+        let copy = self.list.get_mut(at..at + bytes).unwrap_or_default();
+        self.page.read(target, address, copy)
+    }
+
+    /// Remembers struct and parameters as they are, which is as they were read.
+    pub(super) fn remember(&mut self) {
+        self.input.clear();
+        self.input.extend_from_slice(&self.bytes);
+        self.input.extend_from_slice(&self.params);
+    }
+
+    /// The parameters as they were read, where that is known.
+    pub(super) fn params_read(&self) -> &[u8] {
+        self.input.get(self.bytes.len()..).unwrap_or_default()
+    }
+
+    pub(super) fn copy(&self, copy: Copy) -> &[u8] {
+        match copy {
+            Copy::Struct => &self.bytes,
+            Copy::Params => &self.params,
+            Copy::Piece(at, bytes) => self.list.get(at..at + bytes).unwrap_or_default(),
+        }
+    }
+
+    /// Whether the caller has the same, and nothing needs to be written.
+    pub(super) fn is_as_read(&self, copy: Copy) -> bool {
+        let read = match copy {
+            Copy::Struct => self.input.get(..self.bytes.len()),
+            Copy::Params => self.input.get(self.bytes.len()..),
+            Copy::Piece(..) => None,
+        };
+        read == Some(self.copy(copy))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::worker::target::Targets;
+
+    #[test]
+    fn what_lies_in_one_page_is_copied_at_once() {
+        let memory = vec![7_u8; 3 * PAGE_BYTES];
+        let first = memory.as_ptr().addr().next_multiple_of(PAGE_BYTES) as u64;
+        let target = Targets::new(false).unwrap().get(std::process::id().cast_signed()).unwrap();
+        let mut desk = Desk::default();
+        desk.begin();
+        desk.read_struct(&target, first + 64, 32).unwrap();
+        assert_eq!(desk.bytes, [7; 32]);
+        assert!(desk.page.get(first, PAGE_BYTES).is_some());
+        assert!(desk.page.get(first, PAGE_BYTES + 1).is_none());
+        assert!(desk.page.get(first - 1, 1).is_none());
+        assert!(desk.page.get(u64::MAX, 1).is_none());
+        for (address, size) in [(first, 100), (first + 4000, 200), (first + 4096, 8)] {
+            desk.read_params(&target, address, size).unwrap();
+            assert_eq!(desk.params, vec![7; size]);
+        }
+        // A struct across two pages, and none at all.
+        desk.begin();
+        desk.read_struct(&target, first + 4090, 16).unwrap();
+        assert_eq!(desk.bytes, [7; 16]);
+        assert!(desk.page.bytes.is_empty());
+        desk.read_struct(&target, 0, 0).unwrap();
+        desk.read_struct(&target, 8, 8).unwrap_err();
+        desk.read_struct(&target, u64::MAX, 8).unwrap_err();
+    }
+
+    #[test]
+    fn only_what_changed_is_different_from_what_was_read() {
+        let mut desk = Desk { bytes: vec![1; 4], params: vec![2; 4], ..Desk::default() };
+        desk.begin();
+        assert!(!desk.is_as_read(Copy::Struct) && !desk.is_as_read(Copy::Params));
+        desk.remember();
+        assert!(desk.is_as_read(Copy::Struct) && desk.is_as_read(Copy::Params));
+        desk.bytes = vec![1, 1, 1, 0];
+        assert!(!desk.is_as_read(Copy::Struct) && desk.is_as_read(Copy::Params));
+        assert!(!desk.is_as_read(Copy::Piece(0, 0)));
+    }
+}
