@@ -4,6 +4,7 @@
 //! the machine's mood changes by the minute; so differences and ratios count, and no
 //! test asserts them. Root, runc and busybox-static.
 
+mod listener;
 mod measure;
 
 use std::fs;
@@ -18,7 +19,10 @@ use cgpu::plan::{Kind, Plan, PlannedGpu};
 use cgpu::process::ProcessId;
 use cgpu::registry::{Holder, Key};
 use cgpu_sim::{Program, SimOptions};
+use listener::{Look, least, was_the_caller};
 use measure::{header, in_turn, median, ms, row, timed};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 
 /// Pairs of runs for commands that only print.
 const PASS_RUNS: usize = 200;
@@ -36,6 +40,9 @@ const REGISTERED: usize = 1000;
 const ADMIT_RUNS: usize = 200;
 
 fn main() {
+    if was_the_caller() {
+        return;
+    }
     let programs = match std::env::var_os("CGPU_BIN_DIR") {
         Some(dir) => PathBuf::from(dir),
         None => Path::new(env!("CARGO_BIN_EXE_cgpu-runtime")).with_file_name(""),
@@ -52,12 +59,29 @@ fn main() {
     let (bare, gate) = ("bare-docker", "gate-docker");
     bench.create("the same with docker's profile", bare, gate, "gate", "≤ 3 ms more");
     bench.admission();
-    bench.calls(&programs);
+    bench.prepare_calls(&programs);
+    bench.untrapped(&programs);
+    bench.calls(&programs, "calls");
+    // As if the driver were no process of its own: nobody waits for another processor to wake up.
+    let all = sched_getaffinity(Pid::this()).expect("it can be asked");
+    let mut one = CpuSet::new();
+    let first = (0..CpuSet::count()).find(|cpu| all.is_set(*cpu) == Ok(true));
+    one.set(first.expect("there is a processor")).expect("it is one of the set");
+    sched_setaffinity(Pid::this(), &one).expect("it may run there");
+    bench.calls(&programs, "calls, all on one processor");
 }
+
+/// What the application prints.
+type Said = serde_json::Value;
 
 struct Bench {
     runtime: PathBuf,
     work: PathBuf,
+}
+
+fn call_header(title: &str) {
+    println!();
+    println!("{title:<44} {:>9} {:>9} {:>9} {:>7}  budget", "bare", "gate", "more", "ratio");
 }
 
 fn call_row(what: &str, bare: Duration, gate: Duration, budget: &str) {
@@ -168,16 +192,20 @@ impl Bench {
         row(what, bare, with, budget);
     }
 
-    /// An application's driver calls, in a bare container and under the gate, in turn.
-    fn calls(&self, programs: &Path) {
-        let dir = self.work.join("sim");
-        fs::create_dir(&dir).expect("a directory can be made");
+    /// Starts a simulated driver.
+    fn driver(&self, programs: &Path) -> Program {
         let options = SimOptions {
-            dir: dir.clone(),
+            dir: self.work.join("sim"),
             gpus: vec!["16130MiB".parse().expect("a size")],
             driver: "535.161.08".parse().expect("a version"),
         };
-        let sim = Program::start(&programs.join("cgpu-sim"), &options).expect("it serves");
+        Program::start(&programs.join("cgpu-sim"), &options).expect("it serves")
+    }
+
+    /// Writes what containers that call the driver are made of.
+    fn prepare_calls(&self, programs: &Path) {
+        let dir = self.work.join("sim");
+        fs::create_dir(&dir).expect("a directory can be made");
         let config = format!(
             "state_dir = {:?}\nlog = \"\"\n[inventory]\nsource = \"file\"\npath = {:?}\n\
              [isolation]\nbackend = \"gate\"\n[driver]\nroot = {dir:?}\nproc_root = {:?}\n",
@@ -214,7 +242,11 @@ impl Bench {
             fs::create_dir(&bundle).expect("a directory can be made");
             fs::write(bundle.join("config.json"), value.to_string()).expect("it can be written");
         }
-        let run = |mut command: Command, bundle: &str| -> serde_json::Value {
+    }
+
+    /// What the application says that runs so often, in turn without the gate and with it.
+    fn in_containers(&self, bare: &str, gate: &str) -> (Vec<Said>, Vec<Said>) {
+        let run = |mut command: Command, bundle: &str| -> Said {
             let root = self.work.join("runc");
             let output = command
                 .args(["--root".as_ref(), root.as_os_str(), "run".as_ref(), "--bundle".as_ref()])
@@ -224,22 +256,19 @@ impl Bench {
                 .expect("the runtime can be started");
             serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
         };
-        let runs = |bare: &str, gate: &str| -> (Vec<_>, Vec<_>) {
-            let turn = |_| (run(Command::new("runc"), bare), run(self.ours("sim"), gate));
-            (0..CALL_RUNS).map(turn).unzip()
-        };
-        let (bare, gate) = runs("calls-bare", "calls-gate");
-        let plain = runs("pass-bare", "pass-gate");
-        let docker = runs("pass-bare-docker", "pass-gate-docker");
-        drop(sim);
-        println!();
-        println!(
-            "{:<44} {:>9} {:>9} {:>9} {:>7}  budget",
-            "calls", "bare", "gate", "more", "ratio"
-        );
+        let turn = |_| (run(Command::new("runc"), bare), run(self.ours("sim"), gate));
+        (0..CALL_RUNS).map(turn).unzip()
+    }
+
+    /// System calls that are none of the driver's.
+    fn untrapped(&self, programs: &Path) {
+        let _driver = self.driver(programs);
+        let plain = self.in_containers("pass-bare", "pass-gate");
+        let docker = self.in_containers("pass-bare-docker", "pass-gate-docker");
+        call_header("untrapped");
         for (with, (bare, gate)) in [("", &plain), (", docker's profile", &docker)] {
             for (call, name) in [("ioctl", "ioctl_ns"), ("mmap", "mmap_ns")] {
-                let quickest = |runs: &[serde_json::Value]| {
+                let quickest = |runs: &[Said]| {
                     runs.iter().filter_map(|run| run[name].as_f64()).fold(f64::MAX, f64::min)
                 };
                 let (bare, gate) = (quickest(bare), quickest(gate));
@@ -251,6 +280,21 @@ impl Bench {
                 );
             }
         }
+    }
+
+    /// Calls of the driver, and the least that any listener costs.
+    fn calls(&self, programs: &Path, title: &str) {
+        call_header(title);
+        for (what, look) in [
+            ("any listener: received and refused", Look::Nothing),
+            ("the same, the struct read", Look::Struct),
+        ] {
+            let (bare, with) = least(&self.work, look);
+            call_row(what, bare, with, "");
+        }
+        let driver = self.driver(programs);
+        let (bare, gate) = self.in_containers("calls-bare", "calls-gate");
+        drop(driver);
         let rows = [
             ("untrapped driver call (SYS_PARAMS)", "empty_ns", "≤ 50 ns more"),
             ("refused (a driver's number on a pipe)", "foreign_ns", "≤ 5 µs more"),
@@ -260,7 +304,7 @@ impl Bench {
             ("2,000 calls of a start-up", "startup_ns", "≤ 15 ms more"),
         ];
         for (what, name, budget) in rows {
-            let times = |runs: &[serde_json::Value]| {
+            let times = |runs: &[Said]| {
                 runs.iter()
                     .map(|run| Duration::from_nanos(run[name].as_u64().unwrap_or(0)))
                     .collect()

@@ -38,29 +38,30 @@ pub(super) struct Desk {
 }
 
 /// A page of the caller's, as it was when the struct was read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Page {
-    begin: u64,
-    /// All of it, or nothing.
-    bytes: Vec<u8>,
+    /// Its address, where it was copied.
+    begin: Option<u64>,
+    bytes: Box<[u8; PAGE_BYTES]>,
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Page { begin: None, bytes: Box::new([0; PAGE_BYTES]) }
+    }
 }
 
 impl Page {
     /// Copies the page of `address`, if so many bytes are in it.
     fn load(&mut self, target: &Target, address: u64, size: usize) {
-        self.bytes.clear();
-        self.begin = address & !(PAGE_BYTES as u64 - 1);
-        if size == 0 || size as u64 > PAGE_BYTES as u64 - (address - self.begin) {
-            return;
-        }
-        self.bytes.resize(PAGE_BYTES, 0);
-        if target.read(self.begin, &mut self.bytes).is_err() {
-            self.bytes.clear();
-        }
+        let begin = address & !(PAGE_BYTES as u64 - 1);
+        let fits = size != 0 && size as u64 <= PAGE_BYTES as u64 - (address - begin);
+        let loaded = fits && target.read(begin, &mut self.bytes[..]).is_ok();
+        self.begin = loaded.then_some(begin);
     }
 
     fn get(&self, address: u64, size: usize) -> Option<&[u8]> {
-        let from = usize::try_from(address.checked_sub(self.begin)?).ok()?;
+        let from = usize::try_from(address.checked_sub(self.begin?)?).ok()?;
         self.bytes.get(from..from.checked_add(size)?)
     }
 
@@ -78,7 +79,7 @@ impl Desk {
     /// Nothing is known of the next call.
     pub(super) fn begin(&mut self) {
         self.input.clear();
-        self.page.bytes.clear();
+        self.page.begin = None;
     }
 
     /// Gives back what a large call took.
@@ -186,7 +187,7 @@ mod tests {
         desk.begin();
         desk.read_struct(&target, first + 4090, 16).unwrap();
         assert_eq!(desk.bytes, [7; 16]);
-        assert!(desk.page.bytes.is_empty());
+        assert_eq!(desk.page.begin, None);
         desk.read_struct(&target, 0, 0).unwrap();
         desk.read_struct(&target, 8, 8).unwrap_err();
         desk.read_struct(&target, u64::MAX, 8).unwrap_err();
