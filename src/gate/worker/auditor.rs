@@ -41,6 +41,12 @@ const IDLE_TICK: Duration = Duration::from_millis(700);
 /// How often mappings are looked at.
 const MAPPINGS: Duration = Duration::from_millis(500);
 
+/// How long calls are waited for that the driver may have given more than they asked for.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Time between two looks whether they are over.
+const LOOK: Duration = Duration::from_micros(200);
+
 /// How soon it's asked again for a call that would be refused.
 const PATIENCE: Duration = Duration::from_millis(10);
 
@@ -93,6 +99,26 @@ impl Auditor {
             *own = Own::open(shared).map(Arc::new);
         }
         own.clone()
+    }
+}
+
+/// What the driver said, and how the books were then.
+#[derive(Debug)]
+struct Found {
+    held: Vec<Held>,
+    generation: u64,
+    underway: usize,
+}
+
+/// While it is there nobody sets memory aside.
+#[derive(Debug)]
+struct Pause<'a> {
+    shared: &'a Shared,
+}
+
+impl Drop for Pause<'_> {
+    fn drop(&mut self) {
+        self.shared.book().pauses -= 1;
     }
 }
 
@@ -232,26 +258,60 @@ impl Shared {
         let former = self.auditor.abroad.former();
         let mut all = Vec::new();
         for gpu in 0..self.uuids.len() {
-            // All of one moment: a process that came and took memory after the list was made, and
-            // before the generation was looked at, would be missing in the driver's figure, and
-            // what it holds be taken for given back.
-            let (generation, pids) = {
-                let mut books = self.book();
-                books.ledger.watch();
-                let pids = books.processes.iter();
-                // Somebody may have a client of those who are dead.
-                let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
-                let pids: BTreeSet<u32> = pids.chain(former.iter().copied()).collect();
-                ((books.generation, books.underway), Vec::from_iter(pids))
-            };
-            let Ok(held) = own.held(&self.release, gpu, &pids) else { return };
-            self.judge(&own, gpu, &held, generation);
-            all.push(held);
+            let Some(mut found) = self.ask(&own, gpu, &former) else { return };
+            if self.may_be_rounded(gpu, &found.held) {
+                let quiet = self.pause(gpu);
+                let Some(again) = self.ask(&own, gpu, &former) else { return };
+                found = again;
+                drop(quiet);
+            }
+            self.judge(&own, gpu, &found);
+            all.push(found.held);
         }
         self.bury(&dead, &all);
     }
 
-    fn judge(&self, own: &Own, gpu: usize, held: &[Held], (generation, underway): (u64, usize)) {
+    /// What the driver says of the container's processes, and those before them.
+    fn ask(&self, own: &Own, gpu: usize, former: &BTreeSet<u32>) -> Option<Found> {
+        // All of one moment: a process that came and took memory after the list was made, and
+        // before the generation was looked at, would be missing in the driver's figure, and
+        // what it holds be taken for given back.
+        let (generation, underway, pids) = {
+            let mut books = self.book();
+            books.ledger.watch();
+            let pids = books.processes.iter();
+            // Somebody may have a client of those who are dead.
+            let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
+            let pids: BTreeSet<u32> = pids.chain(former.iter().copied()).collect();
+            (books.generation, books.underway, Vec::from_iter(pids))
+        };
+        let held = own.held(&self.release, gpu, &pids).ok()?;
+        Some(Found { held, generation, underway })
+    }
+
+    /// Whether the driver shows more than was asked for, which may be what it gave a call that
+    /// isn't back yet: it rounds up.
+    fn may_be_rounded(&self, gpu: usize, held: &[Held]) -> bool {
+        let made = held.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
+        let expected = self.book().ledger.expected(gpu);
+        expected.is_some_and(|is| made > is.peak_bytes && is.pending_bytes > 0)
+    }
+
+    /// Waits until nobody has anything set aside, and keeps others from it meanwhile. A call that
+    /// hangs isn't waited for.
+    fn pause(&self, gpu: usize) -> Pause<'_> {
+        self.book().pauses += 1;
+        let pause = Pause { shared: self };
+        let since = Instant::now();
+        let pending = || self.book().ledger.expected(gpu).is_some_and(|is| is.pending_bytes > 0);
+        while pending() && since.elapsed() < PAUSE {
+            std::thread::sleep(LOOK);
+        }
+        pause
+    }
+
+    fn judge(&self, own: &Own, gpu: usize, found: &Found) {
+        let Found { ref held, generation, underway } = *found;
         let mut books = self.book();
         let Some(expected) = books.ledger.expected(gpu) else { return };
         // The driver may show what a call names anew, or not yet.

@@ -63,6 +63,8 @@ pub(super) struct Books {
     frees: u64,
     /// Calls that export, or wait to.
     exporting: usize,
+    /// Audits that wait until nobody has anything set aside: nobody else may, before.
+    pub(super) pauses: usize,
     /// Processes with a mapping that continued, and how often they were looked at since.
     pub(super) mappers: BTreeMap<Process, u32>,
     /// When the driver is to be asked, though nobody waits for it.
@@ -89,6 +91,7 @@ impl Books {
             freeing: 0,
             frees: 0,
             exporting: 0,
+            pauses: 0,
             mappers: BTreeMap::new(),
             due: [None; 2],
         };

@@ -5,8 +5,12 @@
 //! the books. Pointers in our copies are ours while the driver has them, and the caller's
 //! again when they go back.
 
+use std::sync::MutexGuard;
+use std::time::Duration;
+
 use nix::errno::Errno;
 
+use super::books::Books;
 use super::desk::Copy;
 use super::device::Rm;
 use super::listener::Reply;
@@ -24,6 +28,9 @@ use crate::rm::{Answer, Call, Command, Decoded, Layout, Meaning, refuse};
 /// known, though we may not live to see its answer. The driver's own begin with 0xcaf.
 const HANDLES: u32 = 0xcb90_0000;
 const HANDLES_MASK: u32 = 0xf_ffff;
+
+/// Time between two looks whether an audit still waits.
+const LOOK: Duration = Duration::from_micros(200);
 
 /// Handles that are tried before it's left to the driver after all.
 const TRIES: u32 = 4;
@@ -110,12 +117,24 @@ impl Case<'_> {
         Some(gpu)
     }
 
+    /// The books, when no audit waits for those who have set something aside.
+    fn open_books(&self) -> MutexGuard<'_, Books> {
+        loop {
+            let books = self.books();
+            if books.pauses == 0 {
+                return books;
+            }
+            drop(books);
+            std::thread::sleep(LOOK);
+        }
+    }
+
     /// Sets memory aside; where there isn't enough, the driver is asked what there is.
     fn reserve(&mut self, memory: SetAside, layout: &Layout) -> Result<Reservation, Over> {
         let SetAside { gpu, bytes, .. } = memory;
         let mut asked = false;
         loop {
-            let mut books = self.books();
+            let mut books = self.open_books();
             books.disinherit(self.slot);
             match books.ledger.reserve(gpu, bytes) {
                 Ok(reservation) => {

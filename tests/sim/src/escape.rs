@@ -4,6 +4,9 @@
 //! byte and direction are never looked at; a wrong size or an unknown number is EINVAL;
 //! what goes wrong later is in the struct's status, and the call returns 0.
 
+use std::cell::Cell;
+use std::time::Duration;
+
 use libc::{EFAULT, EINVAL};
 
 use crate::abi::*;
@@ -27,6 +30,8 @@ pub(crate) struct Call<'a> {
     /// The node that the file was opened by.
     pub(crate) device: Device,
     pub(crate) file: File,
+    /// How much later it's answered than it's executed.
+    pub(crate) late: Cell<Duration>,
 }
 
 /// What a call's fault leaves to do.
@@ -45,6 +50,10 @@ impl Call<'_> {
         self.sim.count(kind, what);
         match self.sim.meet(kind, what) {
             None | Some(Action::Delay { .. } | Action::Hang) => Ok(Met::Nothing),
+            Some(Action::Late { ms }) => {
+                self.late.set(Duration::from_millis(ms));
+                Ok(Met::Nothing)
+            }
             Some(Action::Status(status)) => Ok(Met::Status(status)),
             Some(Action::Errno(errno)) => Err(errno),
             Some(Action::Lose) => Ok(Met::Lose),

@@ -101,6 +101,11 @@ pub enum Action {
         /// Milliseconds.
         ms: u64,
     },
+    /// It is answered so much later than it's executed.
+    Late {
+        /// Milliseconds.
+        ms: u64,
+    },
     /// It is executed when faults are cleared.
     Hang,
     /// It fails with an `NV_ERR_*`.
@@ -154,6 +159,7 @@ fn parse(line: &str) -> Option<Fault> {
             return Some(Fault::FbInfo { index: number(index)?, value: number(value)? });
         }
         [on, "delay", ms] => (on, Action::Delay { ms: size_bytes(ms).ok()? }),
+        [on, "late", ms] => (on, Action::Late { ms: size_bytes(ms).ok()? }),
         [on, "hang"] => (on, Action::Hang),
         [on, "status", status] => (on, Action::Status(number(status)?)),
         [on, "errno", errno] => (on, Action::Errno(errno.parse().ok()?)),
@@ -195,6 +201,7 @@ impl fmt::Display for Fault {
         }
         match fault.action {
             Action::Delay { ms } => write!(formatter, " delay {ms}"),
+            Action::Late { ms } => write!(formatter, " late {ms}"),
             Action::Hang => formatter.write_str(" hang"),
             Action::Status(status) => write!(formatter, " status {status:#x}"),
             Action::Errno(errno) => write!(formatter, " errno {errno}"),
@@ -216,6 +223,7 @@ mod tests {
             "fb-info 0x55 7",
             "alloc:0x40 hang",
             "any delay 5",
+            "alloc:0x40 late 5 times 1",
             "control:0x20801303 status 0x56 times 2",
             "uvm:0x21 errno 12",
             "free lose",

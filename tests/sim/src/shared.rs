@@ -176,7 +176,7 @@ impl Shared {
                 }
                 self.hanging.fetch_sub(1, Ordering::AcqRel);
             }
-            Action::Status(_) | Action::Errno(_) | Action::Lose => {}
+            Action::Late { .. } | Action::Status(_) | Action::Errno(_) | Action::Lose => {}
         }
         Some(action)
     }

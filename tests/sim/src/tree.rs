@@ -11,6 +11,7 @@
 //! is closed, not before close(2) returns; all files of `nvidia-uvm` share one page cache,
 //! so of a page that two processes touch at one address only the first touch is seen.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -214,10 +215,17 @@ struct Ioctl {
 impl Ioctl {
     /// Executes it: the result and what is copied out.
     fn execute(self, sim: &Shared) -> Result<(i32, Vec<u8>), Errno> {
-        let call = Call { sim, caller: self.caller, device: self.device, file: self.file };
+        let (caller, device, file) = (self.caller, self.device, self.file);
+        let call = Call { sim, caller, device, file, late: Cell::default() };
+        let answer = self.answer(&call);
+        std::thread::sleep(call.late.get());
+        answer
+    }
+
+    fn answer(self, call: &Call<'_>) -> Result<(i32, Vec<u8>), Errno> {
         let argument = || self.caller.ioctl_argument(self.cmd).ok_or(Errno::EIO);
         if matches!(self.device, Device::Uvm | Device::UvmTools) {
-            let done = uvm::ioctl(&call, self.cmd, argument()?);
+            let done = uvm::ioctl(call, self.cmd, argument()?);
             return done.map(|()| (0, Vec::new())).map_err(Errno::from_i32);
         }
         // The driver reads and writes the whole struct, whatever the direction bits say;
@@ -228,7 +236,7 @@ impl Ioctl {
             bytes = vec![0; size];
             self.caller.read(argument()?, &mut bytes).ok_or(Errno::EFAULT)?;
         }
-        let result = match escape::ioctl(&call, number, &mut bytes) {
+        let result = match escape::ioctl(call, number, &mut bytes) {
             Ok(()) => 0,
             Err(libc::EFAULT) => return Err(Errno::EFAULT),
             // Other failures copy out too (nv.c).
