@@ -1,6 +1,6 @@
 use cgpu::gate::wire::{Answer, Question};
 
-use crate::host::{MIB, Monitor, QUOTA, TOTAL, program, wait};
+use crate::host::{MIB, Monitor, QUOTA, Said, TOTAL, program, wait};
 
 #[test]
 fn a_program_sees_the_quota_as_its_gpu_and_gets_no_more() {
@@ -100,6 +100,32 @@ fn a_missed_free_never_refuses_for_long() {
     let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
     let said = monitor.run(&lines);
     assert!(said.success, "{}", said.text);
+}
+
+/// Though the driver was asked a moment ago, for another call that was refused.
+#[test]
+fn a_missed_free_right_after_a_refusal_refuses_nothing() {
+    let monitor = Monitor::new();
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..10 {
+        let (gone, go) = (dir.path().join(format!("gone{round}")), dir.path().join("go"));
+        let load = format!(
+            "start\nalloc 1000MiB as a\nalloc 1000MiB as b\nclose\ntouch {}\nwait {}\nstart\n\
+             alloc 1000MiB as c",
+            gone.display(),
+            go.display()
+        );
+        let lines: Vec<&str> = std::iter::once("run").chain(load.lines()).collect();
+        let child = monitor.spawn(&lines);
+        while !gone.exists() || monitor.sim.used(0) != 0 {
+            std::thread::yield_now();
+        }
+        std::fs::write(&go, "").unwrap();
+        let said = Said::of(&wait(child));
+        said.must("b status=0x51");
+        said.must("c ok");
+        std::fs::remove_file(go).unwrap();
+    }
 }
 
 #[test]

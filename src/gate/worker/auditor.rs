@@ -47,8 +47,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Time between two looks whether they are over.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// How soon it's asked again for a call that would be refused.
-const PATIENCE: Duration = Duration::from_millis(10);
+/// How soon it's asked again for calls that would be refused.
+const PATIENCE: Duration = Duration::from_millis(4);
 
 /// How often pages are given back that calls took which are over: a program calls most when it
 /// starts.
@@ -63,13 +63,20 @@ const GONE_AFTER: u32 = 2;
 /// The wake-up's place among what is waited for; no process has it.
 const WAKE: u64 = u64::MAX;
 
+/// When an audit was.
+#[derive(Debug, Clone, Copy)]
+struct Audited {
+    began: Instant,
+    ended: Instant,
+}
+
 /// The auditor's own.
 #[derive(Debug)]
 pub(super) struct Auditor {
     wake: EventFd,
     own: Mutex<Option<Arc<Own>>>,
-    /// One audit at a time, and when the last one ended.
-    last: Mutex<Option<Instant>>,
+    /// One audit at a time, and when the last one was.
+    last: Mutex<Option<Audited>>,
     killed: Mutex<BTreeSet<Process>>,
     pub(super) abroad: Abroad,
     pub(super) ending: Ending,
@@ -129,13 +136,23 @@ impl Shared {
 
     /// Looks what there really is, for a call that would be refused otherwise.
     pub(super) fn reconcile(&self) {
+        let asked = Instant::now();
         let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_none_or(|last| last.elapsed() >= PATIENCE) {
-            self.audit();
-            *last = Some(Instant::now());
+        // One that began since then, for somebody else, has told all.
+        if last.is_none_or(|last| last.began < asked) {
+            if let Some(last) = *last {
+                std::thread::sleep(PATIENCE.saturating_sub(last.ended.elapsed()));
+            }
+            self.audit_as(&mut last);
         }
         drop(last);
         self.sweep_mapped(Occasion::Refusal);
+    }
+
+    fn audit_as(&self, last: &mut Option<Audited>) {
+        let began = Instant::now();
+        self.audit();
+        *last = Some(Audited { began, ended: Instant::now() });
     }
 
     /// Audits, forever.
@@ -159,8 +176,7 @@ impl Shared {
             }
             if self.is_due(now) || died || woken == 0 {
                 let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
-                self.audit();
-                *last = Some(Instant::now());
+                self.audit_as(&mut last);
                 drop(last);
                 self.look_abroad();
             }

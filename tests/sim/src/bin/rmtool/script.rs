@@ -533,7 +533,7 @@ impl Actor<'_> {
             ["sleep", seconds] => std::thread::sleep(Duration::from_secs_f64(seconds.parse()?)),
             ["wait", path] => {
                 while !Path::new(path).exists() {
-                    std::thread::sleep(Duration::from_millis(5));
+                    std::thread::sleep(Duration::from_millis(1));
                 }
             }
             ["touch", path] => std::fs::write(path, "")?,
