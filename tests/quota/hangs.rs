@@ -215,6 +215,42 @@ fn whatever_call_hangs_while_its_worker_is_replaced_is_made_once() {
     gated.soon_is_empty();
 }
 
+/// The driver may keep so many workers of one container (`gate::keeper`), this one among them.
+const MOST_LEAVING: usize = 8;
+
+#[test]
+fn an_upgrade_leaves_a_container_the_last_worker_that_the_driver_may_keep() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    let mut programs = Vec::new();
+    let mut former = Vec::new();
+    for round in 1..=MOST_LEAVING {
+        gated.sim.fault("alloc:0x40 hang times 1".parse().unwrap());
+        programs.push(gated.start(&bundle, &["hold", "10MiB"]));
+        assert!(wait_until(SOON, || gated.sim.state().hanging == round as u64), "{round}");
+        if round < MOST_LEAVING {
+            former.push(change(&gated, Change::Upgrade));
+        }
+    }
+    let last = gated.monitor("app_________");
+    let refused = gated.host.cgpu(&["upgrade-monitors"]);
+    assert!(!refused.status.success(), "{refused}");
+    assert!(gated.host.log().contains("this one stays"), "{}", gated.host.log());
+    assert_eq!(gated.monitor("app_________"), last);
+    assert!(former.iter().all(|worker| worker.alive()));
+    gated.fills(&bundle, 1000 - 10 * MOST_LEAVING as u64);
+    gated.sim.fault(Fault::Clear);
+    former.into_iter().for_each(|worker| is_soon_gone(&gated, worker));
+    both_soon_have(&gated, 10 * MOST_LEAVING as u64);
+    change(&gated, Change::Upgrade);
+    assert_ne!(gated.monitor("app_________").1, last.1);
+    gated.host.runtime().delete(&bundle).ok();
+    for program in &mut programs {
+        program.wait().unwrap();
+    }
+    gated.soon_is_empty();
+}
+
 /// Ends what runs in the container beside its first process.
 #[track_caller]
 fn end(gated: &Gated, program: &mut Child) {

@@ -345,8 +345,8 @@ impl Staff {
 
     /// Puts a new worker, of the program as it is now, in the place of this one.
     pub(super) fn renew(&mut self) {
-        if self.is_full() {
-            // This one has still room for calls that hang.
+        // The driver may keep this one, too; and it has still room for calls that hang.
+        if self.leaving.len() + 1 >= MOST_LEAVING {
             return error!(
                 "driver calls of many workers hang: this one stays until one of them ends"
             );
