@@ -66,6 +66,10 @@ fn an_engine_that_ignores_its_children_s_ends_gets_its_container() {
     for crun in [false, true] {
         let mut gated = Gated::new();
         if crun {
+            if !crun_ends_where_ends_are_ignored(&gated) {
+                eprintln!("skipped: crun itself doesn't end when its engine ignores SIGCHLD");
+                continue;
+            }
             gated.over_crun();
         }
         let bundle = gated.bundle("app", 1000, &[RMTOOL, "fill"]);
@@ -74,6 +78,20 @@ fn an_engine_that_ignores_its_children_s_ends_gets_its_container() {
         assert_eq!(got_bytes(&shown), 1000 * MIB, "crun {crun}: {shown}");
         gated.soon_is_empty();
     }
+}
+
+/// Version 1.8 does; 1.21 mostly waits for ever, without us.
+fn crun_ends_where_ends_are_ignored(gated: &Gated) -> bool {
+    let crun = gated.host.scratch.crun();
+    (0..5).all(|round| {
+        let bundle = gated.host.scratch.bundle(&format!("bare-{round}"), |config| {
+            config["process"]["args"] = json!(["true"]);
+        });
+        let short = ["timeout", "--signal=KILL", "20", "env", "--ignore-signal=CHLD"];
+        let ended = crun.run_by(&short, &bundle).status.success();
+        let _ = crun.delete(&bundle); // gone already, then
+        ended
+    })
 }
 
 #[test]
