@@ -156,10 +156,14 @@ fn text(value: &Value, field: &str) -> String {
     value[field].as_str().unwrap_or_default().to_owned()
 }
 
-/// Builds the `cri` program, once per test binary, and returns where cargo put it.
+/// Builds the `cri` program, once per test binary, and returns where cargo put it; or the one that
+/// `CGPU_TEST_CRI` names, where there is no cargo.
 fn client() -> &'static PathBuf {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
+        if let Some(built) = std::env::var_os("CGPU_TEST_CRI") {
+            return built.into();
+        }
         let mut cargo =
             Command::new(std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
         cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
