@@ -2,27 +2,33 @@
 //!
 //! Owns writing beside a file and renaming. Must not know what is written.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
+/// How long another one is waited for that writes the same file.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Makes `bytes` the content of the file at `path`, with the permissions `mode`.
 ///
-/// They're written to `path` with `.tmp` after it first. Who is killed in between leaves that
-/// file, and the next one uses it, so there is never more than one.
+/// They're written to a hidden file beside it first. Who is killed in between leaves that, and the
+/// next one uses it, so there is never more than one.
 ///
 /// # Errors
 ///
 /// Where it can't be written; then it is what it was.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let temporary = beside(path)?;
-    let mut file = open_locked(&temporary, mode)?;
+    let mut file = open_locked(&temporary)?;
     let written = (|| {
         file.set_len(0)?;
         file.write_all(bytes)?;
+        file.set_permissions(Permissions::from_mode(mode))?;
         fs::rename(&temporary, path)
     })();
     if written.is_err() {
@@ -33,19 +39,21 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 }
 
 fn beside(path: &Path) -> io::Result<PathBuf> {
-    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-    name.push(".tmp");
+    let mut name = OsString::from(".");
+    name.push(path.file_name().ok_or(io::ErrorKind::InvalidInput)?);
+    name.push(".cgpu-tmp");
     Ok(path.with_file_name(name))
 }
 
 /// The file at `path`, made if it isn't there, that nobody else writes while it is open.
-fn open_locked(path: &Path, mode: u32) -> io::Result<File> {
+fn open_locked(path: &Path) -> io::Result<File> {
+    let since = Instant::now();
     loop {
         let file = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(false)
-            .mode(mode)
+            .mode(0o600)
             .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
             .open(path)?;
         let opened = file.metadata()?;
@@ -55,7 +63,18 @@ fn open_locked(path: &Path, mode: u32) -> io::Result<File> {
             let why = format!("{} is another's: remove it", path.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
-        file.lock()?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) if since.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            Err(TryLockError::WouldBlock) => {
+                let why = format!("another process has been writing {} for long", path.display());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
         // Who had the lock has renamed or removed what we opened.
         match fs::symlink_metadata(path) {
             Ok(there) if (there.dev(), there.ino()) == (opened.dev(), opened.ino()) => {
@@ -81,10 +100,23 @@ mod tests {
     fn what_a_killed_one_left_is_used_and_gone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        fs::write(dir.path().join("file.tmp"), "much longer than what comes").unwrap();
-        replace(&path, b"new", 0o600).unwrap();
+        fs::write(dir.path().join(".file.cgpu-tmp"), "much longer than what comes").unwrap();
+        replace(&path, b"new", 0o644).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(names(dir.path()), ["file"]);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
+    }
+
+    #[test]
+    fn one_that_never_ends_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let other = open_locked(&beside(&path).unwrap()).unwrap();
+        let error = replace(&path, b"new", 0o600).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(!path.exists());
+        drop(other);
+        replace(&path, b"new", 0o600).unwrap();
     }
 
     #[test]
@@ -114,12 +146,13 @@ mod tests {
         let path = dir.path().join("file");
         let other = dir.path().join("other");
         fs::write(&other, "kept").unwrap();
-        std::os::unix::fs::symlink(&other, dir.path().join("file.tmp")).unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join(".file.cgpu-tmp")).unwrap();
         replace(&path, b"new", 0o600).unwrap_err();
         assert_eq!(fs::read(&other).unwrap(), b"kept");
         assert!(!path.exists());
-        fs::remove_file(dir.path().join("file.tmp")).unwrap();
-        nix::unistd::mkfifo(&dir.path().join("file.tmp"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        fs::remove_file(dir.path().join(".file.cgpu-tmp")).unwrap();
+        nix::unistd::mkfifo(&dir.path().join(".file.cgpu-tmp"), nix::sys::stat::Mode::S_IRWXU)
+            .unwrap();
         replace(&path, b"new", 0o600).unwrap_err();
         assert!(!path.exists());
     }

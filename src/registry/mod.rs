@@ -40,9 +40,9 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// How many processes a quick look compares by their start time, too.
 const CLOSE_LOOKS: usize = 4;
 
-/// What lies in a state directory besides JSON.
+/// What lies in a state directory besides what is known by parts of its name.
 const OWN_NAMES: &[&str] =
-    &["containers", "driver", "driver.cache", "driver.lock", "gate", "index", "lock", "next"];
+    &["containers", "driver", "driver.lock", "gate", "index", "lock", "next"];
 
 /// The registry's directory.
 #[derive(Debug)]
@@ -529,8 +529,9 @@ fn secure_dir(dir: &Path) -> Result<(), RegistryError> {
         for entry in fs::read_dir(dir).map_err(failed("cannot list", dir))? {
             let name = entry.map_err(failed("cannot list", dir))?.file_name();
             let name = name.to_string_lossy();
-            let whole = name.strip_suffix(".tmp").unwrap_or(&name);
-            let ours = whole.ends_with(".json") || OWN_NAMES.contains(&whole);
+            // What is written is beside it, under a name that contains its own.
+            let ours = [".json", "driver.cache"].iter().any(|of| name.contains(of));
+            let ours = ours || OWN_NAMES.contains(&&*name);
             if !ours {
                 return Err(RegistryError::Shared { path: dir.to_owned(), found: name.into() });
             }

@@ -45,7 +45,7 @@ fn a_state_directory_with_a_driver_in_it_is_still_known_as_ours() {
         let bundle = host.bundle(&image, &["/probe", "libcuda.so.1", "cuInit"]);
         host.host.runtime().run(&bundle).ok();
         // What a killed create leaves, in a directory that somebody has opened.
-        std::fs::write(state.join("driver.cache.tmp"), "half").unwrap();
+        std::fs::write(state.join(".driver.cache.cgpu-tmp"), "half").unwrap();
         std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     host.host.gc();

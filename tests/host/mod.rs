@@ -27,20 +27,20 @@ pub const TOTAL_MIB: u64 = 16_000;
 /// Its UUID.
 pub const UUID: &str = "GPU-a";
 
-/// What a state directory may hold. `next` and what ends in `.tmp` is what a crash leaves,
+/// What a state directory may hold. `next` and what ends in `-tmp` is what a crash leaves,
 /// and is used again.
 const STATE_NAMES: &[&str] = &[
+    ".cdi.json.cgpu-tmp",
+    ".driver.cache.cgpu-tmp",
+    ".inventory.json.cgpu-tmp",
     "cdi.json",
-    "cdi.json.tmp",
     "containers",
     "driver",
     "driver.cache",
-    "driver.cache.tmp",
     "driver.lock",
     "gate",
     "index",
     "inventory.json",
-    "inventory.json.tmp",
     "lock",
     "next",
     "runtime.json",

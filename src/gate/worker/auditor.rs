@@ -24,6 +24,7 @@ use super::ending::{Ending, LAST_LOOK};
 use super::mapped::Occasion;
 use super::memory::Count;
 use super::own::{Own, Presence};
+use super::quiet::{Doubts, Found};
 use super::target::{pidfd_open, process_id};
 use crate::gate::audit::{self, Figure, Finding, Underway};
 use crate::gate::resident::give_back_the_start;
@@ -41,14 +42,11 @@ const IDLE_TICK: Duration = Duration::from_millis(700);
 /// How often mappings are looked at.
 const MAPPINGS: Duration = Duration::from_millis(500);
 
-/// How long calls are waited for that the driver may have given more than they asked for.
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// Time between two looks whether they are over.
-const LOOK: Duration = Duration::from_micros(200);
-
 /// How soon it's asked again for calls that would be refused.
 const PATIENCE: Duration = Duration::from_millis(4);
+
+/// The same where there is much to be asked.
+const LONGEST_PATIENCE: Duration = Duration::from_millis(100);
 
 /// How often pages are given back that calls took which are over: a program calls most when it
 /// starts.
@@ -70,6 +68,14 @@ struct Audited {
     ended: Instant,
 }
 
+impl Audited {
+    /// How long it's too soon for another: most of the time the driver is left alone.
+    fn wait(self) -> Duration {
+        let took = self.ended.saturating_duration_since(self.began);
+        PATIENCE.max((took * 4).min(LONGEST_PATIENCE)).saturating_sub(self.ended.elapsed())
+    }
+}
+
 /// The auditor's own.
 #[derive(Debug)]
 pub(super) struct Auditor {
@@ -78,6 +84,7 @@ pub(super) struct Auditor {
     /// One audit at a time, and when the last one was.
     last: Mutex<Option<Audited>>,
     killed: Mutex<BTreeSet<Process>>,
+    pub(super) doubts: Doubts,
     pub(super) abroad: Abroad,
     pub(super) ending: Ending,
 }
@@ -89,6 +96,7 @@ impl Auditor {
             own: Mutex::new(None),
             last: Mutex::new(None),
             killed: Mutex::new(BTreeSet::new()),
+            doubts: Doubts::default(),
             abroad: Abroad::default(),
             ending: Ending::default(),
         })
@@ -109,26 +117,6 @@ impl Auditor {
     }
 }
 
-/// What the driver said, and how the books were then.
-#[derive(Debug)]
-struct Found {
-    held: Vec<Held>,
-    generation: u64,
-    underway: usize,
-}
-
-/// While it is there nobody sets memory aside.
-#[derive(Debug)]
-struct Pause<'a> {
-    shared: &'a Shared,
-}
-
-impl Drop for Pause<'_> {
-    fn drop(&mut self) {
-        self.shared.book().pauses -= 1;
-    }
-}
-
 impl Shared {
     fn book(&self) -> std::sync::MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
@@ -137,15 +125,20 @@ impl Shared {
     /// Looks what there really is, for a call that would be refused otherwise.
     pub(super) fn reconcile(&self) {
         let asked = Instant::now();
-        let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that began since then, for somebody else, has told all.
-        if last.is_none_or(|last| last.began < asked) {
-            if let Some(last) = *last {
-                std::thread::sleep(PATIENCE.saturating_sub(last.ended.elapsed()));
+        loop {
+            let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
+            // One that began since then, for somebody else, has told all.
+            if last.is_some_and(|last| last.began >= asked) {
+                break;
             }
-            self.audit_as(&mut last);
+            let wait = last.map_or(Duration::ZERO, Audited::wait);
+            if wait.is_zero() {
+                self.audit_as(&mut last);
+                break;
+            }
+            drop(last);
+            std::thread::sleep(wait);
         }
-        drop(last);
         self.sweep_mapped(Occasion::Refusal);
     }
 
@@ -273,61 +266,18 @@ impl Shared {
             processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
         let former = self.auditor.abroad.former();
         let mut all = Vec::new();
+        let mut until = None;
         for gpu in 0..self.uuids.len() {
-            let Some(mut found) = self.ask(&own, gpu, &former) else { return };
-            if self.may_be_rounded(gpu, &found.held) {
-                let quiet = self.pause(gpu);
-                let Some(again) = self.ask(&own, gpu, &former) else { return };
-                found = again;
-                drop(quiet);
-            }
+            let Some((found, pause)) = self.ask(&own, gpu, &former, &mut until) else { return };
             self.judge(&own, gpu, &found);
+            drop(pause);
             all.push(found.held);
         }
         self.bury(&dead, &all);
     }
 
-    /// What the driver says of the container's processes, and those before them.
-    fn ask(&self, own: &Own, gpu: usize, former: &BTreeSet<u32>) -> Option<Found> {
-        // All of one moment: a process that came and took memory after the list was made, and
-        // before the generation was looked at, would be missing in the driver's figure, and
-        // what it holds be taken for given back.
-        let (generation, underway, pids) = {
-            let mut books = self.book();
-            books.ledger.watch();
-            let pids = books.processes.iter();
-            // Somebody may have a client of those who are dead.
-            let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
-            let pids: BTreeSet<u32> = pids.chain(former.iter().copied()).collect();
-            (books.generation, books.underway, Vec::from_iter(pids))
-        };
-        let held = own.held(&self.release, gpu, &pids).ok()?;
-        Some(Found { held, generation, underway })
-    }
-
-    /// Whether the driver shows more than was asked for, which may be what it gave a call that
-    /// isn't back yet: it rounds up.
-    fn may_be_rounded(&self, gpu: usize, held: &[Held]) -> bool {
-        let made = held.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
-        let expected = self.book().ledger.expected(gpu);
-        expected.is_some_and(|is| made > is.peak_bytes && is.pending_bytes > 0)
-    }
-
-    /// Waits until nobody has anything set aside, and keeps others from it meanwhile. A call that
-    /// hangs isn't waited for.
-    fn pause(&self, gpu: usize) -> Pause<'_> {
-        self.book().pauses += 1;
-        let pause = Pause { shared: self };
-        let since = Instant::now();
-        let pending = || self.book().ledger.expected(gpu).is_some_and(|is| is.pending_bytes > 0);
-        while pending() && since.elapsed() < PAUSE {
-            std::thread::sleep(LOOK);
-        }
-        pause
-    }
-
     fn judge(&self, own: &Own, gpu: usize, found: &Found) {
-        let Found { ref held, generation, underway } = *found;
+        let Found { ref held, generation, underway, .. } = *found;
         let mut books = self.book();
         let Some(expected) = books.ledger.expected(gpu) else { return };
         // The driver may show what a call names anew, or not yet.
@@ -335,7 +285,18 @@ impl Shared {
         let underway = if still { Underway::Nothing } else { Underway::Calls };
         let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
         let figures: Vec<Figure> = held.iter().map(figure).collect();
-        match audit::judge(&figures, &expected, underway) {
+        let finding = audit::judge(&figures, &expected, underway);
+        match finding {
+            Finding::Fine | Finding::Learn { .. } => self.auditor.doubts.dispel(gpu),
+            Finding::Unasked { .. } | Finding::Exceeds { .. } => {
+                if !self.is_certain(gpu, found) {
+                    books.schedule(Instant::now());
+                    drop(books);
+                    return self.auditor.wake();
+                }
+            }
+        }
+        match finding {
             Finding::Fine => {}
             Finding::Learn { driver_bytes } => {
                 drop(books);

@@ -127,6 +127,11 @@ impl Books {
         self.begin();
     }
 
+    /// Whether the slot's call is one of the worker before, with what that had set aside.
+    pub(super) fn goes_on(&self, slot: Slot<'_>) -> bool {
+        self.inherited.contains_key(&slot.number())
+    }
+
     /// The call of the worker before that had this slot is made again, or is over.
     pub(super) fn disinherit(&mut self, slot: Slot<'_>) {
         if let Some(reservation) = self.inherited.remove(&slot.number()) {

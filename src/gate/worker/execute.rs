@@ -5,9 +5,6 @@
 //! the books. Pointers in our copies are ours while the driver has them, and the caller's
 //! again when they go back.
 
-use std::sync::MutexGuard;
-use std::time::Duration;
-
 use nix::errno::Errno;
 
 use super::books::Books;
@@ -28,9 +25,6 @@ use crate::rm::{Answer, Call, Command, Decoded, Layout, Meaning, refuse};
 /// known, though we may not live to see its answer. The driver's own begin with 0xcaf.
 const HANDLES: u32 = 0xcb90_0000;
 const HANDLES_MASK: u32 = 0xf_ffff;
-
-/// Time between two looks whether an audit still waits.
-const LOOK: Duration = Duration::from_micros(200);
 
 /// Handles that are tried before it's left to the driver after all.
 const TRIES: u32 = 4;
@@ -117,24 +111,12 @@ impl Case<'_> {
         Some(gpu)
     }
 
-    /// The books, when no audit waits for those who have set something aside.
-    fn open_books(&self) -> MutexGuard<'_, Books> {
-        loop {
-            let books = self.books();
-            if books.pauses == 0 {
-                return books;
-            }
-            drop(books);
-            std::thread::sleep(LOOK);
-        }
-    }
-
     /// Sets memory aside; where there isn't enough, the driver is asked what there is.
     fn reserve(&mut self, memory: SetAside, layout: &Layout) -> Result<Reservation, Over> {
         let SetAside { gpu, bytes, .. } = memory;
         let mut asked = false;
         loop {
-            let mut books = self.open_books();
+            let mut books = self.shared.books_to_begin(self.slot);
             books.disinherit(self.slot);
             match books.ledger.reserve(gpu, bytes) {
                 Ok(reservation) => {
@@ -274,16 +256,24 @@ impl Case<'_> {
             drop(books);
             return made.map(|_| None).map_err(|errno| Reply::Errno(errno as i32));
         };
-        // The driver rounds up, maybe beyond the quota.
-        let fits = books.ledger.reserve(gpu, given_bytes).map(|all| books.ledger.cancel(all));
         let (client, parent) = (Client(object.client), Handle(object.parent));
         let entry =
             Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
         books.enter(entry);
         self.slot.set_aside(None);
         books.end();
+        // The driver rounds up, maybe beyond the quota.
+        let is_over = |books: &Books| {
+            books.ledger.usage(gpu).is_none_or(|usage| usage.used_bytes > usage.limit_bytes)
+        };
+        let mut over = is_over(&books);
         drop(books);
-        if fits.is_err() {
+        if over {
+            // Or the driver was asked meanwhile, and what it showed counts twice.
+            self.shared.reconcile();
+            over = is_over(&self.books());
+        }
+        if over {
             self.unmake(object.client, object.parent, handle);
             return Err(self.over_quota(Some(head)));
         }

@@ -29,6 +29,7 @@ mod own;
 mod place;
 mod privilege;
 mod questions;
+mod quiet;
 mod recover;
 mod serve;
 mod show;

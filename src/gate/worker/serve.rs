@@ -5,6 +5,7 @@
 //! that doesn't is stashed. All of it is one call's way from its beginning to its end, and so
 //! in one place though it is long.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -57,6 +58,8 @@ pub(super) struct Case<'a> {
     once: bool,
     /// Whether later calls of the thread wait for it.
     queued: bool,
+    /// Whether the caller may have other than what was read, by an earlier call's answer.
+    may_differ: bool,
     /// What was done already, of which the caller is told now.
     done: Option<Outcome>,
     counted: Count,
@@ -88,6 +91,7 @@ impl<'a> Case<'a> {
             made: Vec::new(),
             once: false,
             queued: false,
+            may_differ: false,
             done: None,
             counted: Count::Refused,
         }
@@ -145,10 +149,11 @@ impl<'a> Case<'a> {
         let mut taken = false;
         let mut reply = reply;
         for write in &mut self.writes {
-            write.take_if(|(_, copy)| self.desk.is_as_read(*copy));
+            write.take_if(|(_, copy)| !self.may_differ && self.desk.is_as_read(*copy));
         }
         let writes = done.is_some() || !self.writes.iter().all(Option::is_none);
-        if !writes || self.is_valid() {
+        // What was made is to be found by the next worker if nobody takes it.
+        if !writes && self.made.is_empty() || self.is_valid() {
             // As the driver: what was done stays done.
             if self.write(done.as_ref()).is_err() {
                 reply = Reply::Errno(Errno::EFAULT as i32);
@@ -159,6 +164,9 @@ impl<'a> Case<'a> {
         }
         self.shared.memory.count(self.counted);
         if !taken {
+            if let Some(target) = &self.target {
+                target.was_late.store(true, Ordering::Release);
+            }
             match done {
                 Some(done) => self.keep(done),
                 None if self.once => self.stash(reply),
@@ -244,6 +252,8 @@ impl<'a> Case<'a> {
             return Err(Reply::Errno(Errno::EINTR as i32));
         }
         self.once = true;
+        // The one before may have answered after this one was read.
+        self.may_differ = self.target()?.was_late.swap(false, Ordering::AcqRel);
         self.desk.remember();
         match self.shared.stash.take(thread, self.asked(), &self.desk.input) {
             Found::Nothing => Ok(()),

@@ -13,6 +13,7 @@ use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
@@ -43,6 +44,8 @@ pub(super) struct Target {
     pub(super) pid: i32,
     /// Its process, by a number that isn't used again.
     pub(super) process: Process,
+    /// A call of its was over after it had stopped waiting, and may have been answered late.
+    pub(super) was_late: AtomicBool,
     /// Whether it is the runtime, or one of its hooks: by its mounts, which are the host's.
     pub(super) is_runtimes: bool,
     /// Its pidfd or its directory: see [`is_there`].
@@ -213,7 +216,8 @@ impl Target {
             Err(Errno::EINVAL) => (directory, Some(pidfd_open(pid, 0)?)),
             pidfd => (pidfd?, None),
         };
-        Ok(Target { tid, thread, pid, process, is_runtimes, itself, whole })
+        let was_late = AtomicBool::new(false);
+        Ok(Target { tid, thread, pid, process, was_late, is_runtimes, itself, whole })
     }
 
     /// A duplicate of one of its descriptors; `ESRCH` where it is gone.

@@ -1,0 +1,150 @@
+//! What the driver says, asked at a moment of which the books know all.
+//!
+//! The driver rounds up what it gives a call, and shows it before the call is back. Then it has
+//! more than anybody asked for, which is what memory taken past the monitor looks like, too. So
+//! where it shows more, nobody begins to allocate until those who do are done, and it's asked
+//! again. What isn't done in time is no shield: see [`Shared::is_certain`]. Knows no verdicts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::books::Books;
+use super::memory::Slot;
+use super::own::Own;
+use super::target::process_id;
+use crate::rm::about::Held;
+
+/// How long an audit waits for calls that allocate.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long those wait who want to begin; an audit may have to be given up.
+const MOST: Duration = Duration::from_millis(250);
+
+/// Time between two looks.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// How long it may look as if there were more than was asked for, while a call isn't done.
+const DOUBT: Duration = Duration::from_millis(400);
+
+/// What the driver said of a GPU, and how the books were then.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) held: Vec<Held>,
+    pub(super) generation: u64,
+    pub(super) underway: usize,
+    /// Nobody was given something that isn't in the books.
+    is_quiet: bool,
+}
+
+/// GPUs that seemed to have more than was asked for, since when.
+#[derive(Debug, Default)]
+pub(super) struct Doubts(Mutex<BTreeMap<usize, Instant>>);
+
+impl Doubts {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<usize, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It doesn't any more.
+    pub(super) fn dispel(&self, gpu: usize) {
+        self.all().remove(&gpu);
+    }
+}
+
+/// While it is there nobody begins to allocate.
+#[derive(Debug)]
+pub(super) struct Pause<'a> {
+    shared: &'a Shared,
+}
+
+impl Drop for Pause<'_> {
+    fn drop(&mut self) {
+        self.shared.now().pauses -= 1;
+    }
+}
+
+impl Shared {
+    fn now(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The books, where nobody waits for all allocations to be done, or for one who goes on with
+    /// what he had set aside.
+    pub(super) fn books_to_begin(&self, slot: Slot<'_>) -> MutexGuard<'_, Books> {
+        let since = Instant::now();
+        loop {
+            let books = self.now();
+            if books.pauses == 0 || books.goes_on(slot) || since.elapsed() > MOST {
+                return books;
+            }
+            drop(books);
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// What the driver says of the container's processes, and those before them; what is to be kept
+    /// until that is dealt with. `until` is how long this audit waits at most, once it does.
+    pub(super) fn ask(
+        &self,
+        own: &Own,
+        gpu: usize,
+        former: &BTreeSet<u32>,
+        until: &mut Option<Instant>,
+    ) -> Option<(Found, Option<Pause<'_>>)> {
+        let found = self.ask_once(own, gpu, former)?;
+        if !self.may_be_rounded(gpu, &found) {
+            return Some((found, None));
+        }
+        let until = *until.get_or_insert_with(|| Instant::now() + PAUSE);
+        self.now().pauses += 1;
+        let pause = Pause { shared: self };
+        let is_pending = || self.now().ledger.expected(gpu).is_some_and(|is| is.pending_bytes > 0);
+        while is_pending() && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+        let is_quiet = !is_pending();
+        let found = self.ask_once(own, gpu, former)?;
+        Some((Found { is_quiet, ..found }, Some(pause)))
+    }
+
+    fn ask_once(&self, own: &Own, gpu: usize, former: &BTreeSet<u32>) -> Option<Found> {
+        // All of one moment: a process that came and took memory after the list was made, and
+        // before the generation was looked at, would be missing in the driver's figure, and
+        // what it holds be taken for given back.
+        let (generation, underway, pids) = {
+            let mut books = self.now();
+            books.ledger.watch();
+            let pids = books.processes.iter();
+            // Somebody may have a client of those who are dead.
+            let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
+            let pids: BTreeSet<u32> = pids.chain(former.iter().copied()).collect();
+            (books.generation, books.underway, Vec::from_iter(pids))
+        };
+        let held = own.held(&self.release, gpu, &pids).ok()?;
+        Some(Found { held, generation, underway, is_quiet: true })
+    }
+
+    /// Whether the driver shows more than was asked for, and there are calls that it may have
+    /// given that, or were.
+    fn may_be_rounded(&self, gpu: usize, found: &Found) -> bool {
+        let held = found.held.iter();
+        let made = held.fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
+        let books = self.now();
+        let expected = books.ledger.expected(gpu);
+        expected.is_some_and(|is| {
+            let moved = is.pending_bytes > 0 || books.generation != found.generation;
+            made > is.peak_bytes && moved
+        })
+    }
+
+    /// Whether there is more than was asked for, as it seems. Where a call isn't done, that has to last.
+    pub(super) fn is_certain(&self, gpu: usize, found: &Found) -> bool {
+        if found.is_quiet {
+            return true;
+        }
+        let mut doubts = self.auditor.doubts.all();
+        doubts.entry(gpu).or_insert_with(Instant::now).elapsed() > DOUBT
+    }
+}
