@@ -306,7 +306,7 @@ fn a_wrong_descriptor_in_a_listeners_place_is_nobody_to_wait_for() {
     let busy = ticks() - before;
     gated.host.runtime().kill(&bundle, "KILL").ok();
     let ended = wait_until(Duration::from_secs(5), || monitors(&gated.host).is_empty());
-    assert!(ended && busy <= 2, "it has ended: {ended}, and was busy for {busy} ticks of 100");
+    assert!(ended && busy <= 10, "it has ended: {ended}, and was busy for {busy} ticks of 100");
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
 }
