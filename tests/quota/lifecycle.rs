@@ -276,7 +276,12 @@ fn a_monitor_has_the_descriptors_that_it_needs_where_the_engine_has_few() {
             assert!(matches!(limit, LimitValue::Value(most) if most >= least), "{limit:?}: {log}");
             assert_eq!(log.contains("few descriptors"), least == 64, "{log}");
         }
-        assert!(wait_until(Duration::from_secs(30), || runtime.status(&bundle) == "running"));
+        // It may not be there yet.
+        let runs = || {
+            let said = runtime.call(&["state", &bundle.id]);
+            said.status.success() && said.json()["status"] == "running"
+        };
+        assert!(wait_until(Duration::from_secs(30), runs), "{}", gated.host.log());
         gated.fills(&bundle, 1000);
         runtime.kill(&bundle, "KILL").ok();
         let _ = run.join();
