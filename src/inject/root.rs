@@ -12,11 +12,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statx};
 use rustix::fs::{Statx, StatxFlags, readlink};
 use serde::{Deserialize, Serialize};
+
+/// How long it's tried to open what others keep the kernel from finding.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a file was when it was looked at: enough to tell that it is another or was written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -139,9 +142,27 @@ impl Root {
         missing
     }
 
+    /// Opens what is at `path`.
+    ///
+    /// On a way with `..` the kernel gives up, with `EAGAIN`, where anybody on the host mounted or
+    /// renamed a directory meanwhile (`openat2(2)`): then nothing is wrong, and it's asked again.
+    fn find(&self, path: &Path, flags: OFlags, how: ResolveFlags) -> rustix::io::Result<OwnedFd> {
+        let mut since = None;
+        loop {
+            match openat2(&self.dir, path, flags, Mode::empty(), how) {
+                Err(rustix::io::Errno::AGAIN)
+                    if since.get_or_insert_with(Instant::now).elapsed() < PATIENCE =>
+                {
+                    std::thread::yield_now();
+                }
+                opened => return opened,
+            }
+        }
+    }
+
     /// The stamp of what is at `path` now; `None` where nothing is.
     fn stamp(&self, path: &Path) -> Option<Stamp> {
-        let file = openat2(&self.dir, path, LOOK, Mode::empty(), ResolveFlags::IN_ROOT);
+        let file = self.find(path, LOOK, ResolveFlags::IN_ROOT);
         let stat = statx(&file.ok()?, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
         stat.ok().as_ref().map(Stamp::of)
     }
@@ -164,7 +185,7 @@ impl Root {
 
     /// Whether that is the way to `path`, as far as it is there.
     fn is_reached(&self, path: &Path, how: ResolveFlags) -> bool {
-        match openat2(&self.dir, path, LOOK, Mode::empty(), how) {
+        match self.find(path, LOOK, how) {
             Err(error) if error == rustix::io::Errno::NOENT => path
                 .parent()
                 .is_none_or(|parent| parent == Path::new("") || self.is_reached(parent, how)),
@@ -176,7 +197,7 @@ impl Root {
     #[must_use]
     pub fn look(&self, path: impl AsRef<Path>) -> Option<Found> {
         let path = path.as_ref();
-        let file = openat2(&self.dir, path, LOOK, Mode::empty(), ResolveFlags::IN_ROOT).ok()?;
+        let file = self.find(path, LOOK, ResolveFlags::IN_ROOT).ok()?;
         let stat = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
         Some(Found {
             kind: FileType::from_raw_mode(stat.stx_mode.into()),
@@ -268,7 +289,7 @@ impl Root {
     /// Whether a link is at `path`, wherever it leads.
     fn is_link(&self, path: &Path) -> bool {
         let flags = LOOK | OFlags::NOFOLLOW;
-        let file = openat2(&self.dir, path, flags, Mode::empty(), ResolveFlags::IN_ROOT);
+        let file = self.find(path, flags, ResolveFlags::IN_ROOT);
         file.and_then(|file| statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS))
             .is_ok_and(|stat| FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink)
     }
@@ -338,6 +359,31 @@ mod tests {
         fs::create_dir_all(dir.path().join("usr/lib")).unwrap();
         fs::write(dir.path().join("usr/lib/a"), "inside").unwrap();
         dir
+    }
+
+    #[test]
+    fn what_others_rename_meanwhile_hides_nothing() {
+        let dir = tree();
+        symlink("../usr/lib/../lib", dir.path().join("usr/link")).unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        let busy = tempfile::tempdir().unwrap();
+        let (one, other) = (busy.path().join("one/x"), busy.path().join("other/x"));
+        for parent in [&one, &other] {
+            fs::create_dir(parent.parent().unwrap()).unwrap();
+        }
+        fs::create_dir(&one).unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    fs::rename(&one, &other).unwrap();
+                    fs::rename(&other, &one).unwrap();
+                }
+            });
+            let found = (0..20_000).filter(|_| root.look("usr/link/a").is_some()).count();
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(found, 20_000);
+        });
     }
 
     #[test]

@@ -261,7 +261,7 @@ impl Shared {
     }
 
     pub(super) fn our_pids(&self) -> BTreeSet<u32> {
-        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let books = self.books();
         books.processes.iter().map(|process| process_id(*process).pid.cast_unsigned()).collect()
     }
 

@@ -118,10 +118,6 @@ impl Auditor {
 }
 
 impl Shared {
-    fn book(&self) -> std::sync::MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Looks what there really is, for a call that would be refused otherwise.
     pub(super) fn reconcile(&self) {
         let asked = Instant::now();
@@ -192,7 +188,7 @@ impl Shared {
 
     /// Waits for the deaths of processes that were seen.
     fn watch(&self, epoll: &Epoll, watched: &mut BTreeMap<Process, std::os::fd::OwnedFd>) {
-        let processes = self.book().processes.clone();
+        let processes = self.books().processes.clone();
         // Closing takes it out of the epoll.
         watched.retain(|process, _| processes.contains(process));
         for process in processes {
@@ -213,13 +209,13 @@ impl Shared {
     fn is_idle(&self) -> bool {
         self.settings.state_file.is_some()
             && !self.auditor.abroad.has_called()
-            && self.book().processes.is_empty()
+            && self.books().processes.is_empty()
     }
 
     /// How long nothing is due.
     fn next(&self, now: Instant) -> EpollTimeout {
         let idle = self.is_idle();
-        let mut books = self.book();
+        let mut books = self.books();
         let watched = idle || !books.processes.is_empty() || self.auditor.abroad.is_watched();
         let ending = self.auditor.ending.is_under_way();
         let tick = match idle && self.auditor.abroad.is_watched() {
@@ -240,7 +236,7 @@ impl Shared {
 
     /// Whether the driver is to be asked now.
     fn is_due(&self, now: Instant) -> bool {
-        let mut books = self.book();
+        let mut books = self.books();
         let mut due = false;
         for at in &mut books.due {
             if at.is_some_and(|at| at <= now) {
@@ -253,7 +249,7 @@ impl Shared {
 
     /// Compares what the driver says with the books, for each GPU.
     fn audit(&self) {
-        let processes: Vec<Process> = self.book().processes.iter().copied().collect();
+        let processes: Vec<Process> = self.books().processes.iter().copied().collect();
         if processes.is_empty() {
             if self.auditor.abroad.is_watched() {
                 return;
@@ -278,7 +274,7 @@ impl Shared {
 
     fn judge(&self, own: &Own, gpu: usize, found: &Found) {
         let Found { ref held, generation, underway, .. } = *found;
-        let mut books = self.book();
+        let mut books = self.books();
         let Some(expected) = books.ledger.expected(gpu) else { return };
         // The driver may show what a call names anew, or not yet.
         let still = generation == books.generation && (underway == 0 || !books.ledger.is_naming());
@@ -332,7 +328,7 @@ impl Shared {
         if !own.can_tell(&self.release) {
             return;
         }
-        let names = self.book().ledger.names(gpu);
+        let names = self.books().ledger.names(gpu);
         let mut clients = BTreeMap::new();
         let mut gone = Vec::new();
         let mut asked = 0;
@@ -350,7 +346,7 @@ impl Shared {
                 gone.push((client, handle, charge));
             }
         }
-        let mut books = self.book();
+        let mut books = self.books();
         for (client, handle, charge) in gone {
             // What has this handle now may be another.
             if books.ledger.charge_of(client, handle) == Some(charge) {
@@ -379,7 +375,7 @@ impl Shared {
     fn bury(&self, dead: &[Process], all: &[Vec<Held>]) {
         // Those of who comes while this goes on are not among them.
         let files = self.mapped.all();
-        let mut books = self.book();
+        let mut books = self.books();
         for process in dead {
             let pid = process_id(*process).pid.cast_unsigned();
             let holds = all.iter().flatten().any(|held| {
@@ -411,7 +407,7 @@ impl Shared {
                 // What only a file keeps alive has nobody left to look for it.
                 self.take_all_back();
                 self.unregister_each(&files);
-                books = self.book();
+                books = self.books();
                 if books.processes.is_empty() {
                     books.close_all();
                 } else {
@@ -450,15 +446,15 @@ impl Shared {
     }
 
     fn has_new_mappers(&self) -> bool {
-        self.book().mappers.values().any(|looks| *looks == 0)
+        self.books().mappers.values().any(|looks| *looks == 0)
     }
 
     /// Looks at the mappings of processes that were let make any.
     fn audit_mappings(&self) {
-        let mappers: Vec<Process> = self.book().mappers.keys().copied().collect();
+        let mappers: Vec<Process> = self.books().mappers.keys().copied().collect();
         for process in mappers {
             let Some(mappings) = self.mappings(process) else { continue };
-            let mut books = self.book();
+            let mut books = self.books();
             let looks = books.mappers.entry(process).and_modify(|looks| *looks += 1).or_insert(1);
             let old = *looks > GONE_AFTER;
             let covered = |space: u64, from: u64, to: u64| {
@@ -508,7 +504,7 @@ impl Shared {
             let path = PathBuf::from(format!("/proc/{}/map_files/{range}", pid.pid));
             let is_uvm = match device::kind_at(&self.settings.nodes, &path) {
                 Some(kind) => kind == NodeKind::Uvm,
-                None => device::place_at(&path).is_some_and(|place| self.book().is_node(place)),
+                None => device::place_at(&path).is_some_and(|place| self.books().is_node(place)),
             };
             if is_uvm {
                 found.push((from, to));

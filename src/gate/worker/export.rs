@@ -13,7 +13,7 @@
 //! Memory of the host is entered when it's exported, as memory of 0 bytes: nothing else tells
 //! who names it. That it's the host's, the driver is asked each time.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -395,7 +395,7 @@ impl Shared {
     pub(super) fn begin_free(&self) {
         let since = Instant::now();
         loop {
-            let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut books = self.books();
             if books.exports_none() || since.elapsed() > FREE_PATIENCE {
                 return books.begin_free();
             }

@@ -157,7 +157,7 @@ impl Shared {
 
     /// Holds whose file nobody has: the worker before had not come to ask the driver.
     pub(super) fn forget_what_was_never_exported(&self) {
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut books = self.books();
         let files = self.exports.files();
         let lost = |entry| match entry {
             Entry::Held { hold: hold @ Hold::Export { file, .. }, .. } => {
@@ -171,7 +171,7 @@ impl Shared {
 
     /// Nothing is in those places of a file any more; they are told.
     pub(super) fn release(&self, file: u64, is_one: impl Fn(u32) -> bool) {
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut books = self.books();
         let places: Vec<u32> = books.ledger.exported(file).filter(|at| is_one(*at)).collect();
         for index in places {
             books.enter(Entry::Release { hold: Hold::Export { file, index } });
@@ -190,7 +190,7 @@ impl Shared {
     /// did; where it didn't, its memory stays charged.
     pub(super) fn clear(&self, claim: &Claim<'_>, is_one: impl Fn(u32) -> bool) -> bool {
         let places: Vec<u32> = {
-            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            let books = self.books();
             books.ledger.exported(claim.number).filter(|at| is_one(*at)).collect()
         };
         if places.is_empty() {
@@ -241,7 +241,7 @@ impl Shared {
             *swept = Some(Instant::now());
         }
         let unnamed: Vec<(u64, Arc<Device>)> = {
-            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            let books = self.books();
             let files = self.exports.files();
             let files = files.iter().filter(|(number, _)| is_unnamed(&books, **number));
             files.map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
@@ -270,11 +270,11 @@ impl Shared {
     fn take_back(&self, claim: &Claim<'_>) {
         let number = claim.number;
         let unnamed: Vec<u32> = {
-            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            let books = self.books();
             unnamed(&books, number).collect()
         };
         let done = self.clear(claim, |place| unnamed.contains(&place));
-        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let books = self.books();
         let is_empty = books.ledger.exported(number).next().is_none();
         drop(books);
         if done && is_empty {

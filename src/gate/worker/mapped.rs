@@ -146,7 +146,7 @@ impl Shared {
         };
         let copy = device.as_fd().try_clone_to_owned().ok()?;
         let copy = Device::of(&self.settings.nodes, copy).ok()?;
-        let known = self.books.lock().unwrap_or_else(PoisonError::into_inner).ledger.files();
+        let known = self.books().ledger.files();
         let is_free = |number: &u32| {
             !known.contains(number) && files.iter().all(|file| file.number != *number)
         };
@@ -203,7 +203,7 @@ impl Shared {
         }
         looks.died = false;
         let (idle, kept): (Vec<_>, Vec<_>) = {
-            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            let books = self.books();
             files.into_iter().partition(|file| books.ledger.pieces(file.number).next().is_none())
         };
         let mut missed: Vec<_> =
@@ -244,7 +244,7 @@ impl Shared {
     /// Whether somebody has to be looked for who has it.
     fn is_doubtful(&self, file: &Mapping, all: bool) -> bool {
         let hides = || {
-            let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+            let books = self.books();
             books.ledger.hides(file.number)
         };
         let seen = *file.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -255,7 +255,7 @@ impl Shared {
     fn let_go(&self, file: &Mapping) {
         // Whoever has its turn maps by it.
         let Ok(mut turn) = file.turn.try_lock() else { return };
-        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let books = self.books();
         let is_idle = books.ledger.pieces(file.number).next().is_none();
         drop(books);
         if is_idle && !*turn {
@@ -293,7 +293,7 @@ impl Shared {
             }
             return;
         }
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut books = self.books();
         books.enter(Entry::CloseFile { file: file.number });
         drop(books);
         self.forget(file, &mut turn);

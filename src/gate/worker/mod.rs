@@ -45,7 +45,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::libc::seccomp_notif;
@@ -185,6 +185,11 @@ impl Shared {
             end: Mutex::new(None),
             ended: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
         })
+    }
+
+    /// What is known of the container, while nobody else changes it.
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {

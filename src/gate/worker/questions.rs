@@ -3,7 +3,6 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::Shared;
@@ -53,7 +52,7 @@ impl Shared {
     }
 
     fn status(&self) -> Status {
-        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let books = self.books();
         let gpus = self.settings.gpus.iter().enumerate().map(|(gpu, settings)| {
             let usage = books.ledger.usage(gpu);
             GpuStatus {
@@ -77,7 +76,7 @@ impl Shared {
         let Some(gpu) = gpu else {
             return Answer::Refused { reason: format!("the container has no GPU {uuid}") };
         };
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut books = self.books();
         let Some(usage) = books.ledger.usage(gpu) else {
             return Answer::Refused { reason: LedgerError::NoSuchGpu { gpu }.to_string() };
         };

@@ -61,21 +61,17 @@ pub(super) struct Pause<'a> {
 
 impl Drop for Pause<'_> {
     fn drop(&mut self) {
-        self.shared.now().pauses -= 1;
+        self.shared.books().pauses -= 1;
     }
 }
 
 impl Shared {
-    fn now(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The books, where nobody waits for all allocations to be done, or for one who goes on with
     /// what he had set aside.
     pub(super) fn books_to_begin(&self, slot: Slot<'_>) -> MutexGuard<'_, Books> {
         let since = Instant::now();
         loop {
-            let books = self.now();
+            let books = self.books();
             if books.pauses == 0 || books.goes_on(slot) || since.elapsed() > MOST {
                 return books;
             }
@@ -98,9 +94,10 @@ impl Shared {
             return Some((found, None));
         }
         let until = *until.get_or_insert_with(|| Instant::now() + PAUSE);
-        self.now().pauses += 1;
+        self.books().pauses += 1;
         let pause = Pause { shared: self };
-        let is_pending = || self.now().ledger.expected(gpu).is_some_and(|is| is.pending_bytes > 0);
+        let is_pending =
+            || self.books().ledger.expected(gpu).is_some_and(|is| is.pending_bytes > 0);
         while is_pending() && Instant::now() < until {
             std::thread::sleep(LOOK);
         }
@@ -114,7 +111,7 @@ impl Shared {
         // before the generation was looked at, would be missing in the driver's figure, and
         // what it holds be taken for given back.
         let (generation, underway, pids) = {
-            let mut books = self.now();
+            let mut books = self.books();
             books.ledger.watch();
             let pids = books.processes.iter();
             // Somebody may have a client of those who are dead.
@@ -131,7 +128,7 @@ impl Shared {
     fn may_be_rounded(&self, gpu: usize, found: &Found) -> bool {
         let held = found.held.iter();
         let made = held.fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
-        let books = self.now();
+        let books = self.books();
         let expected = books.ledger.expected(gpu);
         expected.is_some_and(|is| {
             let moved = is.pending_bytes > 0 || books.generation != found.generation;

@@ -4,7 +4,7 @@
 //! Such a call may still be in the driver, which no signal ends. It's neither made again nor
 //! undone before that is over: what comes of it is known only then.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::books::Books;
@@ -58,7 +58,7 @@ impl Shared {
     pub(super) fn recover(&self, slot: Slot<'_>, desk: &mut Desk) {
         self.finish_call(slot, desk);
         self.turns.leave(slot.number());
-        self.books.lock().unwrap_or_else(PoisonError::into_inner).disinherit(slot);
+        self.books().disinherit(slot);
     }
 
     fn finish_call(&self, slot: Slot<'_>, desk: &mut Desk) {
@@ -135,11 +135,11 @@ impl Shared {
         let charge = |books: &Books| {
             books.ledger.contains(of, object).then(|| books.ledger.charge_of(of, object))
         };
-        let before = charge(&self.books.lock().unwrap_or_else(PoisonError::into_inner));
+        let before = charge(&self.books());
         self.begin_free();
         let freed = Rm { release: &self.release, device }.free(client, parent, handle);
         let is_gone = matches!(freed, Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND)));
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut books = self.books();
         books.end_free();
         let after = charge(&books);
         // Another thread may have made an object of the same handle since.

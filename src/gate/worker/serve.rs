@@ -6,7 +6,7 @@
 //! in one place though it is long.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use nix::errno::Errno;
@@ -98,7 +98,7 @@ impl<'a> Case<'a> {
     }
 
     pub(super) fn books(&self) -> MutexGuard<'a, Books> {
-        self.shared.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.books()
     }
 
     /// The descriptor that it was made by.
