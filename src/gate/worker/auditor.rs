@@ -282,20 +282,17 @@ impl Shared {
         let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
         let figures: Vec<Figure> = held.iter().map(figure).collect();
         let finding = audit::judge(&figures, &expected, underway);
-        match finding {
-            Finding::Fine | Finding::Learn { .. } => self.auditor.doubts.dispel(gpu),
-            Finding::Unasked { .. } | Finding::Exceeds { .. } => {
-                if !self.is_certain(gpu, found) {
-                    books.schedule(Instant::now());
-                    drop(books);
-                    return self.auditor.wake();
-                }
-            }
+        let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
+        if is_more && !self.is_certain(gpu, found) {
+            books.schedule(Instant::now());
+            drop(books);
+            return self.auditor.wake();
         }
         match finding {
-            Finding::Fine => {}
+            Finding::Fine => self.auditor.doubts.dispel(gpu),
             Finding::Learn { driver_bytes } => {
                 drop(books);
+                self.auditor.doubts.dispel(gpu);
                 self.take_stock(own, gpu, driver_bytes, generation);
             }
             Finding::Unasked { driver_bytes } => {
