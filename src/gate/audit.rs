@@ -28,6 +28,8 @@ pub enum Finding {
         /// What the driver has, in bytes.
         driver_bytes: u64,
     },
+    /// The driver has less than the ledger, and calls were underway that may be why.
+    Less,
     /// There is more than was asked for, by a call that was another in the end or by the
     /// driver itself, and it fits the quota: it counts from now on.
     Unasked {
@@ -85,14 +87,13 @@ pub fn judge(figures: &[Figure], expected: &Expected, underway: Underway) -> Fin
             driver_bytes,
         });
     }
-    if underway == Underway::Calls {
-        return Finding::Fine;
-    }
     let driver_bytes = most.saturating_add(hidden);
-    if driver_bytes.saturating_add(expected.pending_bytes) < expected.usage.used_bytes {
-        return Finding::Learn { driver_bytes };
+    let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
+    match underway {
+        _ if with_pending >= expected.usage.used_bytes => Finding::Fine,
+        Underway::Calls => Finding::Less,
+        Underway::Nothing => Finding::Learn { driver_bytes },
     }
-    Finding::Fine
 }
 
 fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
@@ -142,7 +143,7 @@ mod tests {
     fn less_is_learnt_only_where_nothing_was_underway() {
         let figures = [figure(1, 40, 90)];
         let expected = expected(90, 10, 100);
-        assert_eq!(judge(&figures, &expected, Underway::Calls), Finding::Fine);
+        assert_eq!(judge(&figures, &expected, Underway::Calls), Finding::Less);
         let learnt = Finding::Learn { driver_bytes: 50 };
         assert_eq!(judge(&figures, &expected, Underway::Nothing), learnt);
     }
@@ -189,7 +190,10 @@ mod tests {
             let finding = judge(&figures, &expected(sum - short, 0, 0), Underway::Calls);
             let excess = match finding {
                 Finding::Exceeds { excess_bytes, .. } => excess_bytes,
-                Finding::Fine | Finding::Learn { .. } | Finding::Unasked { .. } => 0,
+                Finding::Fine
+                | Finding::Learn { .. }
+                | Finding::Less
+                | Finding::Unasked { .. } => 0,
             };
             prop_assert_eq!(excess, short);
         }

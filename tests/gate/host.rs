@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
@@ -391,10 +392,16 @@ impl Monitor {
     /// Waits until the monitor says that so much is used.
     #[track_caller]
     pub(crate) fn wait_for(&self, bytes: u64) {
+        self.wait_within(bytes..=bytes);
+    }
+
+    /// Waits until the monitor says that as much is used as it may be.
+    #[track_caller]
+    pub(crate) fn wait_within(&self, bytes: RangeInclusive<u64>) {
         let begun = Instant::now();
-        while self.used() != bytes {
+        while !bytes.contains(&self.used()) {
             let used = self.used();
-            assert!(begun.elapsed() < Duration::from_secs(5), "{used} are used, not {bytes}");
+            assert!(begun.elapsed() < Duration::from_secs(5), "{used} are used, not {bytes:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -64,6 +65,7 @@ const WAKE: u64 = u64::MAX;
 /// When an audit was.
 #[derive(Debug, Clone, Copy)]
 struct Audited {
+    occasion: Occasion,
     began: Instant,
     ended: Instant,
 }
@@ -85,6 +87,9 @@ pub(super) struct Auditor {
     last: Mutex<Option<Audited>>,
     killed: Mutex<BTreeSet<Process>>,
     pub(super) doubts: Doubts,
+    /// The driver showed less than the books, maybe for calls that were underway: when it's asked
+    /// next, there shall be none.
+    is_less: AtomicBool,
     pub(super) abroad: Abroad,
     pub(super) ending: Ending,
 }
@@ -97,6 +102,7 @@ impl Auditor {
             last: Mutex::new(None),
             killed: Mutex::new(BTreeSet::new()),
             doubts: Doubts::default(),
+            is_less: AtomicBool::new(false),
             abroad: Abroad::default(),
             ending: Ending::default(),
         })
@@ -124,12 +130,14 @@ impl Shared {
         loop {
             let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
             // One that began since then, for somebody else, has told all.
-            if last.is_some_and(|last| last.began >= asked) {
+            let told_all =
+                |last: Audited| last.occasion == Occasion::Refusal && last.began >= asked;
+            if last.is_some_and(told_all) {
                 break;
             }
             let wait = last.map_or(Duration::ZERO, Audited::wait);
             if wait.is_zero() {
-                self.audit_as(&mut last);
+                self.audit_as(&mut last, Occasion::Refusal);
                 break;
             }
             drop(last);
@@ -138,10 +146,10 @@ impl Shared {
         self.sweep_mapped(Occasion::Refusal);
     }
 
-    fn audit_as(&self, last: &mut Option<Audited>) {
+    fn audit_as(&self, last: &mut Option<Audited>, occasion: Occasion) {
         let began = Instant::now();
-        self.audit();
-        *last = Some(Audited { began, ended: Instant::now() });
+        self.audit(occasion);
+        *last = Some(Audited { occasion, began, ended: Instant::now() });
     }
 
     /// Audits, forever.
@@ -163,15 +171,16 @@ impl Shared {
             while let Some(outcome) = self.stash.expired(now, ProcessId::alive) {
                 self.undo(outcome);
             }
+            let occasion = if died { Occasion::Death } else { Occasion::Tick };
             if self.is_due(now) || died || woken == 0 {
                 let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
-                self.audit_as(&mut last);
+                self.audit_as(&mut last, occasion);
                 drop(last);
                 self.look_abroad();
             }
             self.see_out();
             self.sweep_exports();
-            self.sweep_mapped(if died { Occasion::Death } else { Occasion::Tick });
+            self.sweep_mapped(occasion);
             if self.is_idle() {
                 self.meet();
             }
@@ -248,7 +257,7 @@ impl Shared {
     }
 
     /// Compares what the driver says with the books, for each GPU.
-    fn audit(&self) {
+    fn audit(&self, occasion: Occasion) {
         let processes: Vec<Process> = self.books().processes.iter().copied().collect();
         if processes.is_empty() {
             if self.auditor.abroad.is_watched() {
@@ -263,6 +272,9 @@ impl Shared {
         let former = self.auditor.abroad.former();
         let mut all = Vec::new();
         let mut until = None;
+        let was_less = self.auditor.is_less.swap(false, Ordering::Relaxed);
+        let to_the_point = was_less || occasion == Occasion::Refusal;
+        let _still = to_the_point.then(|| self.stand_still(&mut until));
         for gpu in 0..self.uuids.len() {
             let Some((found, pause)) = self.ask(&own, gpu, &former, &mut until) else { return };
             self.judge(&own, gpu, &found);
@@ -290,6 +302,10 @@ impl Shared {
         }
         match finding {
             Finding::Fine => self.auditor.doubts.dispel(gpu),
+            Finding::Less => {
+                self.auditor.is_less.store(true, Ordering::Relaxed);
+                self.auditor.doubts.dispel(gpu);
+            }
             Finding::Learn { driver_bytes } => {
                 drop(books);
                 self.auditor.doubts.dispel(gpu);

@@ -56,6 +56,8 @@ pub(super) struct Books {
     orphaned: Vec<Hold>,
     /// Calls in the driver that change what is charged.
     pub(super) underway: usize,
+    /// Of those, as many as an audit waited for in vain.
+    stuck: usize,
     /// How often such calls began or ended.
     pub(super) generation: u64,
     /// Frees in the driver, and how many ever began.
@@ -63,7 +65,7 @@ pub(super) struct Books {
     frees: u64,
     /// Calls that export, or wait to.
     exporting: usize,
-    /// Audits that wait until nobody has anything set aside: nobody else may, before.
+    /// Audits that wait for calls that change what is charged: none may begin, before.
     pub(super) pauses: usize,
     /// Processes with a mapping that continued, and how often they were looked at since.
     pub(super) mappers: BTreeMap<Process, u32>,
@@ -87,6 +89,7 @@ impl Books {
             inherited: HashMap::new(),
             orphaned: Vec::new(),
             underway: 0,
+            stuck: 0,
             generation: 0,
             freeing: 0,
             frees: 0,
@@ -316,7 +319,18 @@ impl Books {
 
     pub(super) fn end(&mut self) {
         self.underway = self.underway.saturating_sub(1);
+        self.stuck = self.stuck.min(self.underway);
         self.generation += 1;
+    }
+
+    /// Whether there are such calls that may soon be back.
+    pub(super) fn is_moving(&self) -> bool {
+        self.underway > self.stuck
+    }
+
+    /// Those that are in the driver now hang there.
+    pub(super) fn wait_no_more(&mut self) {
+        self.stuck = self.underway;
     }
 
     /// A free goes into the driver, or comes back.

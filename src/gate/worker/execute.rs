@@ -451,7 +451,7 @@ impl Case<'_> {
         let (of, object) = (Client(client), Handle(handle));
         let process = self.target()?.process;
         self.shared.begin_free();
-        let mut books = self.books();
+        let mut books = self.shared.books_to_begin(self.slot);
         books.shares(client, process);
         let before = books.ledger.charge_of(of, object);
         books.begin();
@@ -503,7 +503,7 @@ impl Case<'_> {
         let Making { object, head, .. } = making;
         let process = self.target()?.process;
         let hold = Hold::Underway(self.shared.memory.next_hold());
-        let mut books = self.books();
+        let mut books = self.shared.books_to_begin(self.slot);
         books.shares(object.client, process);
         books.shares(source.0, process);
         let (client, handle) = (Client(source.0), Handle(source.1));

@@ -327,7 +327,7 @@ impl Case<'_> {
         }
         export::set_objects(layout, &mut self.desk.params, &objects);
         self.slot.executing(client, first, if self.again { was_there } else { known });
-        self.books().begin();
+        self.shared.books_to_begin(self.slot).begin();
         let done = self.make_control(command, head, params);
         let mut made = Vec::new();
         let mut books = self.books();

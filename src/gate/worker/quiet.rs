@@ -3,7 +3,11 @@
 //! The driver rounds up what it gives a call, and shows it before the call is back. Then it has
 //! more than anybody asked for, which is what memory taken past the monitor looks like, too. So
 //! where it shows more, nobody begins to allocate until those who do are done, and it's asked
-//! again. What isn't done in time is no shield: see [`Shared::is_certain`]. Knows no verdicts.
+//! again. What isn't done in time is no shield: see [`Shared::is_certain`].
+//!
+//! And where it has less than the books, that can be a call underway, too: then it's asked at such
+//! a moment the next time, and for a call that would be refused from the first, or siblings whose
+//! calls never stop would keep all that was given back from being learnt. Knows no verdicts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,7 +20,7 @@ use super::own::Own;
 use super::target::process_id;
 use crate::rm::about::Held;
 
-/// How long an audit waits for calls that allocate.
+/// How long an audit waits for calls.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long those wait who want to begin; an audit may have to be given up.
@@ -66,8 +70,8 @@ impl Drop for Pause<'_> {
 }
 
 impl Shared {
-    /// The books, where nobody waits for all allocations to be done, or for one who goes on with
-    /// what he had set aside.
+    /// The books, where nobody waits for all calls to be done that change what is charged, or for
+    /// one who goes on with what he had begun.
     pub(super) fn books_to_begin(&self, slot: Slot<'_>) -> MutexGuard<'_, Books> {
         let since = Instant::now();
         loop {
@@ -93,17 +97,36 @@ impl Shared {
         if !self.may_be_rounded(gpu, &found) {
             return Some((found, None));
         }
+        let is_pending =
+            |books: &Books| books.ledger.expected(gpu).is_some_and(|is| is.pending_bytes > 0);
+        let (pause, is_quiet) = self.pause(until, is_pending);
+        let found = self.ask_once(own, gpu, former)?;
+        Some((Found { is_quiet, ..found }, Some(pause)))
+    }
+
+    /// Lets nobody begin, and waits for those who did; but once for those who hang.
+    pub(super) fn stand_still(&self, until: &mut Option<Instant>) -> Pause<'_> {
+        let (pause, is_quiet) = self.pause(until, Books::is_moving);
+        if !is_quiet {
+            self.books().wait_no_more();
+        }
+        pause
+    }
+
+    /// Lets nobody begin, and waits while the books are `moving`; whether they are no more.
+    fn pause(
+        &self,
+        until: &mut Option<Instant>,
+        moving: impl Fn(&Books) -> bool,
+    ) -> (Pause<'_>, bool) {
         let until = *until.get_or_insert_with(|| Instant::now() + PAUSE);
         self.books().pauses += 1;
         let pause = Pause { shared: self };
-        let is_pending =
-            || self.books().ledger.expected(gpu).is_some_and(|is| is.pending_bytes > 0);
-        while is_pending() && Instant::now() < until {
+        let is_quiet = || !moving(&self.books());
+        while !is_quiet() && Instant::now() < until {
             std::thread::sleep(LOOK);
         }
-        let is_quiet = !is_pending();
-        let found = self.ask_once(own, gpu, former)?;
-        Some((Found { is_quiet, ..found }, Some(pause)))
+        (pause, is_quiet())
     }
 
     fn ask_once(&self, own: &Own, gpu: usize, former: &BTreeSet<u32>) -> Option<Found> {

@@ -241,7 +241,7 @@ impl Case<'_> {
         memory: Source,
     ) -> Result<Reply, Over> {
         let object = (Client(memory.client), Handle(memory.handle));
-        let mut books = self.books();
+        let mut books = self.shared.books_to_begin(self.slot);
         let charge = books.ledger.charge_of(object.0, object.1);
         if charge.is_some() && books.ledger.size().holds + trees.len() > BOUNDS.holds {
             drop(books);
