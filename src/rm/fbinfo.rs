@@ -5,7 +5,7 @@
 //! Which amounts are to be shown is not known here.
 
 use super::call::Reader;
-use super::layout::{Meaning, Patch};
+use super::layout::{Layout, Meaning, Patch};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use super::number::*;
 use super::refuse::{CallName, Refusal};
@@ -16,6 +16,10 @@ pub const ENTRY_BYTES: usize = 8;
 
 /// Where the newer command's list is: behind its length.
 const INLINE_OFFSET: usize = 4;
+
+/// Entries that the newer command's list has at most in a branch that isn't known: by 595 it had
+/// grown from 54 to 128.
+const MOST_ENTRIES: usize = 1024;
 
 /// What a value says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +75,24 @@ pub struct Shown {
     pub free_bytes: u64,
 }
 
+/// Bytes that the newer command's parameters may have: this release's, and of a branch that isn't
+/// known those of longer lists. They say themselves how long they are, and with another size than
+/// its own the driver refuses them.
+pub fn sizes(release: &Release) -> impl Iterator<Item = usize> {
+    let known = longest(release);
+    let most = if release.is_of_new_branch() { MOST_ENTRIES } else { known };
+    (known..=most).map(|entries| INLINE_OFFSET + entries * ENTRY_BYTES)
+}
+
+/// The layout of what parameters of so many bytes begin with.
+#[must_use]
+pub fn layout(release: &Release, command: u32, size: usize) -> Option<&'static Layout> {
+    let grows = command == NV2080_CTRL_CMD_FB_GET_INFO_V2;
+    let known = release.layouts(Key::Control(command)).iter();
+    let mut known = known.filter(|known| known.size() <= size);
+    known.find(|known| known.size() == size || grows && sizes(release).any(|of| of == size))
+}
+
 /// Where the list is whose command's parameters are `bytes`.
 ///
 /// # Errors
@@ -80,10 +102,16 @@ pub struct Shown {
 pub fn list(release: &Release, command: u32, bytes: &[u8]) -> Result<List, Refusal> {
     let key = Key::Control(command);
     let reader = Reader { release, call: CallName(key) };
-    let view = reader.view(key, bytes)?;
+    let known = layout(release, command, bytes.len()).map_or(bytes.len(), Layout::size);
+    let view = reader.view(key, bytes.get(..known).unwrap_or(bytes))?;
     let count = reader.word(view, Meaning::Count)?;
     let entries = usize::try_from(count).unwrap_or(usize::MAX);
-    let longest = longest(release);
+    let longest = match view.layout().field(Meaning::List) {
+        Some(list) if command == NV2080_CTRL_CMD_FB_GET_INFO_V2 => {
+            bytes.len().saturating_sub(list.offset) / ENTRY_BYTES
+        }
+        _ => longest(release),
+    };
     if entries > longest {
         return Err(Refusal::UnknownSize {
             driver: release.version(),
@@ -139,10 +167,10 @@ fn longest(release: &Release) -> usize {
     inline.map_or(0, |layout| layout.size().saturating_sub(INLINE_OFFSET) / ENTRY_BYTES)
 }
 
-/// Parameters of `NV2080_CTRL_CMD_FB_GET_INFO_V2` that ask what is free.
+/// Parameters of `NV2080_CTRL_CMD_FB_GET_INFO_V2` that ask what is free, of one of its [`sizes`].
 #[must_use]
-pub fn ask_free(release: &Release) -> Vec<u8> {
-    let mut params = vec![0; INLINE_OFFSET + ENTRY_BYTES * longest(release)];
+pub fn ask_free(size: usize) -> Vec<u8> {
+    let mut params = vec![0; size];
     let words = [1, NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE];
     for (word, place) in words.into_iter().zip(params.chunks_exact_mut(4)) {
         place.copy_from_slice(&word.to_le_bytes());
@@ -164,12 +192,31 @@ mod tests {
 
     #[test]
     fn what_is_free_is_asked_as_one_entry() {
-        let mut params = ask_free(&release("535.161.08"));
+        let mut params = ask_free(sizes(&release("535.161.08")).next().unwrap());
+        assert_eq!(params.len(), 436);
         let wanted = [1, NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE, 0].map(u32::to_le_bytes).concat();
         assert_eq!(params[..12], wanted);
         params[8..12].copy_from_slice(&3_u32.to_le_bytes());
         assert_eq!(answered_free(&params), Some(3 << 10));
         assert_eq!(answered_free(&params[..11]), None);
+    }
+
+    #[test]
+    fn a_list_may_have_grown_in_a_branch_that_is_not_known() {
+        let (known, new) = (release("595.45.04"), release("900.10.01"));
+        let command = NV2080_CTRL_CMD_FB_GET_INFO_V2;
+        assert_eq!(sizes(&known).collect::<Vec<usize>>(), [1028]);
+        assert_eq!(sizes(&new).take(3).collect::<Vec<usize>>(), [1028, 1036, 1044]);
+        let grown = inline(1036, &[(NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE, 0); 129]);
+        assert_eq!(list(&new, command, &grown), Ok(List::Inline { offset: 4, entries: 129 }));
+        list(&known, command, &grown).unwrap_err();
+        for wrong in [0, 4, 1020, 1027, 1029, 1035, 4 + 8 * (MOST_ENTRIES + 1)] {
+            list(&new, command, &vec![0; wrong]).unwrap_err();
+            assert_eq!(layout(&new, command, wrong), None);
+        }
+        let longer = inline(1036, &[(NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE, 0); 130]);
+        list(&new, command, &longer[..1036]).unwrap_err();
+        assert_eq!(layout(&new, NV2080_CTRL_CMD_FB_GET_INFO, 24), None);
     }
 
     const SHOWN: Shown = Shown { total_bytes: 6 << 30, free_bytes: (4 << 30) + 1023 };

@@ -128,12 +128,15 @@ pub struct Memory {
 
 /// The size of the parameters of an allocation of `class`, where they are to be read.
 ///
-/// So many are to be copied and given to the driver, whatever the caller stated.
+/// So many are to be copied and given to the driver, whatever the caller stated: the driver goes
+/// by the class alone (`serverAllocApiCopyIn`, alloc_free.c; `rmapiGetClassAllocParamSize`,
+/// resource_desc.c), and callers state what they were built with, as the libraries of CUDA's
+/// forward compatibility are for a later driver.
 ///
 /// # Errors
 ///
-/// Where the class takes memory and its parameters are not known, or the caller states
-/// another size.
+/// Where the class takes memory and its parameters are not known, or may have grown with a branch
+/// that isn't, as the caller states another size.
 pub fn params_size(
     release: &Release,
     class: u32,
@@ -150,15 +153,16 @@ pub fn params_size(
         };
     };
     // Old callers state nothing, as 0.
-    match stated.and_then(|stated| usize::try_from(stated).ok()) {
-        None | Some(0) => Ok(Some(first.size())),
+    let stated = stated.and_then(|stated| usize::try_from(stated).ok()).filter(|size| *size != 0);
+    match stated {
         Some(size) if known.iter().any(|layout| layout.size() == size) => Ok(Some(size)),
-        Some(size) => Err(Refusal::UnknownSize {
+        Some(size) if release.is_of_new_branch() => Err(Refusal::UnknownSize {
             driver: release.version(),
             call: CallName(key),
             stated: size,
             known: known.iter().map(Layout::size).collect(),
         }),
+        _ => Ok(Some(first.size())),
     }
 }
 
@@ -249,16 +253,18 @@ mod tests {
     }
 
     #[test]
-    fn a_stated_size_must_match_and_an_unstated_one_is_the_drivers() {
-        let (old, new) = (release("535.161.08"), release("550.54.14"));
-        for stated in [None, Some(0), Some(120)] {
-            assert_eq!(params_size(&old, 0x40, stated), Ok(Some(120)));
+    fn the_size_is_the_drivers_whatever_is_stated_but_of_a_branch_that_is_not_known() {
+        for stated in [None, Some(0), Some(120), Some(128), Some(u32::MAX)] {
+            for (driver, size) in [("535.161.08", 120), ("535.309.01", 120), ("550.54.14", 128)] {
+                assert_eq!(params_size(&release(driver), 0x40, stated), Ok(Some(size)));
+            }
         }
+        let new = release("900.10.01");
         for stated in [None, Some(0), Some(128)] {
             assert_eq!(params_size(&new, 0x40, stated), Ok(Some(128)));
         }
-        let refusal = params_size(&old, 0x40, Some(128)).unwrap_err();
-        assert_eq!(refusal.to_string(), "driver 535.161.08: class 0x40 of 128 bytes, known is 120");
+        let refusal = params_size(&new, 0x40, Some(136)).unwrap_err();
+        assert_eq!(refusal.to_string(), "driver 900.10.01: class 0x40 of 136 bytes, known is 128");
     }
 
     #[test]

@@ -141,7 +141,8 @@ const CHECKED: &[(Version, Version)] = &[
 /// All releases that changed what is read or written here.
 ///
 /// Beyond 595.45.04 no headers were at hand; the tables of gVisor's nvproxy, up to
-/// 620.06, name no change of these structs.
+/// 620.06, name no change of those of these structs that they have. They have no sizes of
+/// controls: see [`fbinfo::sizes`](super::fbinfo::sizes).
 pub static RELEASES: &[Row] = &[
     Row { version: v(515, 43, 4), parent: None, changes: ROOT },
     // nvos.h: NVOS64 gets `flags` at 32, where `status` was; the size stays at 40.
@@ -377,6 +378,15 @@ impl Release {
         self.standing
     }
 
+    /// Whether nothing of its branch was compared: its structs may have grown.
+    #[must_use]
+    pub fn is_of_new_branch(&self) -> bool {
+        match self.standing {
+            Standing::Newer { checked } => checked.branch < self.version.branch,
+            Standing::Checked | Standing::Unpublished { .. } => false,
+        }
+    }
+
     /// The layouts it has of `key`; none where it doesn't know it.
     #[must_use]
     pub fn layouts(&self, key: Key) -> &'static [Layout] {
@@ -576,6 +586,7 @@ mod tests {
         let branch = release("535.309.01");
         assert_eq!(branch.layouts, release("535.288.01").layouts);
         let Standing::Newer { checked } = branch.standing() else { panic!("it is newer") };
+        assert!(!branch.is_of_new_branch() && release("596.10.01").is_of_new_branch());
         assert_eq!(checked.to_string(), "535.288.01");
         assert_eq!(release("535.161.08").standing(), Standing::Checked);
     }

@@ -58,10 +58,11 @@ pub(crate) struct Sim {
 }
 
 impl Sim {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(driver: &str) -> Self {
         let dir = tempfile::tempdir().expect("a directory can be made");
         let mut command = Command::new(program("cgpu-sim"));
         command.arg("--dir").arg(dir.path()).args(["--gpu", "4096MiB", "--gpu", "4096MiB"]);
+        command.args(["--driver", driver]);
         // SAFETY: takes numbers only, and is async-signal-safe.
         unsafe {
             command.pre_exec(|| {
@@ -113,6 +114,9 @@ impl Drop for Sim {
     }
 }
 
+/// The driver's version, where nothing else is said.
+const DRIVER: &str = "535.161.08";
+
 /// A container's monitor, but for its keeper, which this is.
 pub(crate) struct Monitor {
     pub(crate) sim: Sim,
@@ -144,31 +148,42 @@ impl Monitor {
 
     /// One whose programs, which have the host's mounts, are the runtime's hooks.
     pub(crate) fn of_hooks() -> Self {
-        Self::made(Managed::Refuse, true, true, true)
+        Self::made(DRIVER, Managed::Refuse, true, true, true)
     }
 
     /// One on a kernel before 6.9.
     pub(crate) fn without_thread_pidfds() -> Self {
-        Self::made(Managed::Refuse, true, false, false)
+        Self::made(DRIVER, Managed::Refuse, true, false, false)
     }
 
     /// One on a kernel before 5.19.
     pub(crate) fn on_an_old_kernel() -> Self {
-        Self::made(Managed::Refuse, false, false, false)
+        Self::made(DRIVER, Managed::Refuse, false, false, false)
+    }
+
+    /// One of another driver.
+    pub(crate) fn of_driver(driver: &str) -> Self {
+        Self::made(driver, Managed::Refuse, true, false, true)
     }
 
     pub(crate) fn with(managed: Managed, wait_killable: bool) -> Self {
-        Self::made(managed, wait_killable, false, true)
+        Self::made(DRIVER, managed, wait_killable, false, true)
     }
 
-    fn made(managed: Managed, wait_killable: bool, spares_host: bool, thread_pidfds: bool) -> Self {
-        let sim = Sim::new();
+    fn made(
+        driver: &str,
+        managed: Managed,
+        wait_killable: bool,
+        spares_host: bool,
+        thread_pidfds: bool,
+    ) -> Self {
+        let sim = Sim::new(driver);
         let dev = sim.dev();
         let settings = Settings {
             id: "test".into(),
             short_id: "test00000000".into(),
             bundle: "/nowhere".into(),
-            driver: "535.161.08".into(),
+            driver: driver.into(),
             managed,
             gpus: vec![Gpu {
                 index: 0,

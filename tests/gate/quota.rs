@@ -23,6 +23,25 @@ fn filling_gets_the_quota_to_the_page_and_is_told_there_is_no_memory() {
     assert!(monitor.status().calls.over_quota > 0);
 }
 
+/// Libraries of CUDA's forward compatibility are of a later branch than the driver, and state the
+/// size that parameters have there, which the driver doesn't look at.
+#[test]
+fn who_was_built_for_another_driver_gets_the_quota_too() {
+    let monitor = Monitor::new();
+    let said = monitor.run(&["--driver", "550.54.14", "fill"]);
+    assert_eq!(said.number("got_bytes"), QUOTA, "{}", said.text);
+}
+
+/// What shows memory has grown with three branches, and may have with one that isn't known.
+#[test]
+fn a_driver_that_is_newer_than_all_known_shows_the_quota() {
+    let monitor = Monitor::of_driver("900.10.01");
+    let said = monitor.run(&["demo", "2048MiB"]);
+    said.must("1024 MiB total, 1024 MiB free");
+    said.must("allocated 1024 MiB of 2048 MiB asked for");
+    monitor.wait_for(0);
+}
+
 #[test]
 fn what_is_freed_can_be_had_again_by_each_way_to_free_it() {
     let monitor = Monitor::new();

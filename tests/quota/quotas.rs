@@ -28,7 +28,7 @@ fn a_container_gets_its_quota_and_not_a_byte_more() {
 
 #[test]
 fn the_quota_is_shown_as_the_gpus_memory() {
-    for driver in ["470.256.02", "535.161.08", "550.54.14", "580.65.06"] {
+    for driver in ["470.256.02", "535.161.08", "550.54.14", "580.65.06", "900.10.01"] {
         let gated = Gated::with_driver(driver);
         let words = ["run", "open", "client", "device 0", "subdevice", "info", "alloc 300MiB as a"];
         let shown = run(&gated, 1000, &[&words[..], &["info", "free a", "info"]].concat()).ok();

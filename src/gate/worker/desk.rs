@@ -11,6 +11,9 @@ use super::target::Target;
 /// What is copied at once: no page of any machine is smaller.
 const PAGE_BYTES: usize = 4096;
 
+/// Room behind parameters.
+const SPARE_BYTES: usize = 256;
+
 /// Bytes of a copy that a thread keeps room for.
 const KEPT_BYTES: usize = 16 << 10;
 
@@ -107,7 +110,8 @@ impl Desk {
         self.page.read(target, address, &mut self.bytes)
     }
 
-    /// Copies what it points at.
+    /// Copies what it points at. A driver whose struct has grown would find zeroes behind it, and
+    /// could answer there.
     pub(super) fn read_params(
         &mut self,
         target: &Target,
@@ -115,7 +119,8 @@ impl Desk {
         size: usize,
     ) -> Result<(), Errno> {
         self.params.clear();
-        self.params.resize(size, 0);
+        self.params.resize(size + SPARE_BYTES, 0);
+        self.params.truncate(size);
         self.page.read(target, address, &mut self.params)
     }
 

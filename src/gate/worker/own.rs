@@ -6,14 +6,15 @@
 
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 
 use super::Shared;
 use super::device::{Device, Failure, Rm};
 use crate::gate::settings::NodeKind;
 use crate::rm::about::{self, Held};
 use crate::rm::number::{
-    NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND,
-    NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
+    NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE,
+    NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
     NV2080_CTRL_CMD_GPU_GET_PID_INFO,
 };
 use crate::rm::{Meaning, Release, fbinfo};
@@ -39,6 +40,8 @@ pub(super) struct Own {
     pub(super) client: u32,
     /// By the container's GPU: device and subdevice.
     gpus: Vec<Option<(u32, u32)>>,
+    /// Which of [`fbinfo::sizes`] is the driver's, once that is known.
+    list_size: OnceLock<usize>,
     /// They let the devices be opened.
     _gpus: Vec<OwnedFd>,
 }
@@ -80,7 +83,7 @@ impl Own {
                 None => drop(rm.free(client, client, device)),
             }
         }
-        Some(Own { control, client, gpus, _gpus: files })
+        Some(Own { control, client, gpus, list_size: OnceLock::new(), _gpus: files })
     }
 
     /// What processes hold on a GPU.
@@ -108,9 +111,24 @@ impl Own {
     pub(super) fn free_bytes(&self, release: &Release, gpu: usize) -> Result<u64, Failure> {
         let rm = Rm { release, device: &self.control };
         let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Ok(0) };
-        let mut params = fbinfo::ask_free(release);
-        rm.control(self.client, *subdevice, NV2080_CTRL_CMD_FB_GET_INFO_V2, &mut params)?;
-        fbinfo::answered_free(&params).ok_or(Failure::Errno(nix::errno::Errno::EINVAL))
+        let ask = |size| {
+            let mut params = fbinfo::ask_free(size);
+            rm.control(self.client, *subdevice, NV2080_CTRL_CMD_FB_GET_INFO_V2, &mut params)?;
+            fbinfo::answered_free(&params).ok_or(Failure::Errno(nix::errno::Errno::EINVAL))
+        };
+        if let Some(size) = self.list_size.get() {
+            return ask(*size);
+        }
+        // What it says to another size than its own (`_rmapiRmControl`, control.c).
+        let mut answer = Err(Failure::Status(NV_ERR_INVALID_ARGUMENT));
+        for size in fbinfo::sizes(release) {
+            answer = ask(size);
+            if answer != Err(Failure::Status(NV_ERR_INVALID_ARGUMENT)) {
+                let _ = self.list_size.set(size);
+                break;
+            }
+        }
+        answer
     }
 
     /// Duplicates an object of another client into ours, and tells its handle.

@@ -10,7 +10,7 @@ use super::serve::{Case, Over};
 use crate::ledger::Usage;
 use crate::rm::call::Object;
 use crate::rm::number::{NV_ERR_INVALID_PARAM_STRUCT, NV_OK};
-use crate::rm::{Answer, Command, Key, Layout, Meaning, fbinfo};
+use crate::rm::{Answer, Command, Layout, Meaning, fbinfo};
 
 impl Case<'_> {
     /// `NV_ESC_RM_ALLOC_MEMORY` of a class that shows how much memory there is.
@@ -67,7 +67,7 @@ impl Case<'_> {
         (address, size): (u64, u32),
     ) -> Result<Reply, Over> {
         let size = usize::try_from(size).unwrap_or(usize::MAX);
-        let params = self.shared.release.layout(Key::Control(control), size);
+        let params = fbinfo::layout(&self.shared.release, control, size);
         let Some(params) = params else {
             let answer = Answer::Status(NV_ERR_INVALID_PARAM_STRUCT);
             return Err(self.answer(answer, Some(layout)));
