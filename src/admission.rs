@@ -192,8 +192,9 @@ impl Host {
         if plan.backend != Kind::None {
             withheld.extend(inject::graphics(Path::new("/sys")));
         }
+        let env = driver.env.into_iter().chain([visible]);
         let mut edits = Edits {
-            env: driver.env.into_iter().chain([visible]).collect(),
+            env: env.chain(self.variables(plan, &bundle.env()?)).collect(),
             devices,
             binds: nodes.binds,
             withheld,
@@ -211,6 +212,15 @@ impl Host {
             warn!(id, path, "not mounted: the MPS server allocates for its clients, past quotas");
         }
         Ok(edits)
+    }
+
+    /// Variables that isolation gives a process that has `env`.
+    #[must_use]
+    pub fn variables(&self, plan: &Plan, env: &[&str]) -> Vec<(String, String)> {
+        let is_set = |name: &str| env.iter().any(|item| item.split('=').next() == Some(name));
+        let given = self.isolation(plan.backend).variables(plan).into_iter();
+        let given = given.filter(|(name, _)| !is_set(name));
+        given.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
     /// The backend of that kind on this host.

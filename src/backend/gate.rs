@@ -28,7 +28,7 @@ use crate::gate::launch::{LaunchError, Place, launch};
 use crate::gate::seccomp::{self, Listener, SectionError, Traps};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, Question, Status};
-use crate::plan::Change;
+use crate::plan::{Change, Plan};
 use crate::process::ProcessId;
 use crate::rm::{Release, ReleaseError, Version, about};
 
@@ -260,6 +260,12 @@ impl Isolation for Gate {
         }
         self.release()?;
         Ok(())
+    }
+
+    /// NCCL asks for a multicast object between GPUs of an NVSwitch, and where CUDA refuses that
+    /// its communicators aren't made at all.
+    fn variables(&self, plan: &Plan) -> Vec<(&'static str, &'static str)> {
+        if plan.gpus.len() > 1 { vec![("NCCL_NVLS_ENABLE", "0")] } else { Vec::new() }
     }
 
     fn edit(

@@ -106,6 +106,12 @@ pub trait Isolation: std::fmt::Debug {
     /// Why not, and what to do.
     fn usable(&self) -> Result<(), BackendError>;
 
+    /// Variables, and their values, by which programs do without what isolation doesn't serve; for
+    /// processes that have none of the name.
+    fn variables(&self, _plan: &Plan) -> Vec<(&'static str, &'static str)> {
+        Vec::new()
+    }
+
     /// Adds to the edits of a bundle, whose seccomp section is `section`, what isolation
     /// needs there.
     ///

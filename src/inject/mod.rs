@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 pub use nodes::{Missing, NodeError, Nodes, graphics, link_by_number, nodes};
 
-use crate::bundle::{Bundle, BundleError, Edits, ProcessFile};
+use crate::bundle::{Bundle, BundleError, Edits};
 use crate::config::{Config, Inject};
 use crate::inventory::Inventory;
 use crate::plan::Plan;
@@ -213,23 +213,15 @@ fn by_cdi(
     }))
 }
 
-/// Gives a process that an engine starts in a running container (`exec --process`) the
-/// variables that the container's own process got: an engine makes them of what it knows.
-///
-/// # Errors
-///
-/// Where the file can't be read or replaced.
-pub fn join(bundle: &Bundle, process: &Path, state_dir: &Path) -> Result<(), BundleError> {
+/// What becomes of the variables `env` of a process that is started in the container of `bundle`:
+/// those that change.
+#[must_use]
+pub fn variables(bundle: &Bundle, env: &[&str], state_dir: &Path) -> Vec<(String, String)> {
     let home = tree::home(state_dir);
     let ours = |(path, source): (&str, &str)| {
         path == tree::IN_CONTAINER && Path::new(source).starts_with(&home)
     };
-    if !bundle.mounted().any(ours) {
-        return Ok(());
-    }
-    let process = ProcessFile::load(process)?;
-    let variables = place::variables(&process.env());
-    process.set_env(&variables)
+    if bundle.mounted().any(ours) { place::variables(env) } else { Vec::new() }
 }
 
 /// What a bundle asks NVIDIA's runtime and hook for beside its GPUs; any of it may bring devices

@@ -18,7 +18,7 @@ use tracing::warn;
 
 use crate::admission::{self, AdmissionError, Host};
 use crate::backend::{self, Launch, Way};
-use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage};
+use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile};
 use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
 use crate::hook;
@@ -130,17 +130,26 @@ fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), 
     for id in exec.ids.iter().filter_map(|id| id.to_str()) {
         let key = Key { root: root.clone(), id: id.to_owned() };
         if let Some(record) = host.registered(&key)? {
-            if let Some(process) = &exec.process
-                && let Ok(bundle) = Bundle::load(&record.bundle, Path::new("config.json"))
-            {
+            if let Some(process) = &exec.process {
                 // Without, most images find the driver all the same; and a file that can't be
                 // read is the runtime's to refuse.
-                let _ = inject::join(&bundle, process, &host.config.state_dir);
+                let _ = complete(&host, &record, process);
             }
             return Ok(host.enter(&record)?);
         }
     }
     Ok(())
+}
+
+/// Gives a process that an engine starts in a running container (`exec --process`) the variables
+/// that the container's own process got: an engine makes them of what it knows.
+fn complete(host: &Host, record: &Record, process: &Path) -> Result<(), BundleError> {
+    let bundle = Bundle::load(&record.bundle, Path::new("config.json"))?;
+    let process = ProcessFile::load(process)?;
+    let env = process.env();
+    let mut variables = inject::variables(&bundle, &env, &host.config.state_dir);
+    variables.extend(host.variables(&record.plan, &env));
+    process.set_env(&variables)
 }
 
 /// Whether a container can be one that we made, by what the runtime keeps of it: our hook is

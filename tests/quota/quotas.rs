@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RMTOOL, got_bytes};
 use crate::host::ask;
-use crate::support::{Bundle, Outcome};
+use crate::support::{Bundle, Outcome, PATIENCE, run_with_timeout};
 
 /// The container's bytes by a run of `words` with a quota of `mib`.
 fn run(gated: &Gated, mib: u64, words: &[&str]) -> Outcome {
@@ -305,4 +305,44 @@ fn a_range_of_uvm_that_is_freed_without_its_length_gives_back_its_pieces_and_no_
     assert_eq!(said.matches("status=").count(), 1, "{said}");
     assert_eq!(said.matches("errno=").count(), 0, "{said}");
     gated.soon_is_empty();
+}
+
+/// Of several GPUs NCCL makes nothing at all where it gets no multicast objects, which the gate
+/// doesn't serve, unless it is told not to ask.
+#[test]
+fn nccl_is_told_what_is_not_served_unless_somebody_says_otherwise() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let printed = ["sh", "-c", "echo nvls=$NCCL_NVLS_ENABLE"];
+    let sleeping = |id: &str, gpus: &str, own: Option<&str>| {
+        let bundle = gated.bundle_with(id, |config| {
+            let env = config["process"]["env"].as_array_mut().expect("the environment is a list");
+            env.push("ALIYUN_COM_GPU_MEM_CONTAINER=100".into());
+            env.push("ALIYUN_COM_GPU_MEM_UNIT=MiB".into());
+            env.push(format!("NVIDIA_VISIBLE_DEVICES={gpus}").into());
+            env.extend(own.map(Into::into));
+            config["process"]["args"] = json!(["sleep", "1000"]);
+        });
+        runtime.create(&bundle).ok();
+        runtime.start(&bundle).ok();
+        bundle
+    };
+    for (gpus, own, wanted) in
+        [("0,1", None, "0"), ("0,1", Some("NCCL_NVLS_ENABLE=2"), "2"), ("0", None, "")]
+    {
+        let bundle = sleeping("app", gpus, own);
+        let told = runtime.exec(&bundle, &printed).ok();
+        assert!(told.has_line(&format!("nvls={wanted}")), "{gpus} {own:?}: {told}");
+        // As engines write it: the image's variables, and none of ours.
+        let mut process = json!({
+            "cwd": "/", "args": printed, "user": {"uid": 0, "gid": 0}, "env": ["PATH=/bin"],
+        });
+        process["env"].as_array_mut().expect("it is one").extend(own.map(Into::into));
+        let file = gated.host.scratch.file("process.json", process.to_string());
+        let mut exec = runtime.command();
+        exec.args(["exec", "--process"]).arg(file).arg(&bundle.id);
+        let told = run_with_timeout(&mut exec, PATIENCE).ok();
+        assert!(told.has_line(&format!("nvls={wanted}")), "{gpus} {own:?}: {told}");
+        runtime.delete(&bundle).ok();
+    }
 }
