@@ -35,3 +35,11 @@ mod reused;
 /// What a call costs, and how large a worker is.
 #[path = "gate/cost.rs"]
 mod cost;
+
+/// What is gone without a call that says so.
+#[path = "gate/missed.rs"]
+mod missed;
+
+/// Calls that outlive their worker.
+#[path = "gate/recovered.rs"]
+mod recovered;

@@ -291,11 +291,22 @@ impl Ledger {
     /// it.
     #[must_use]
     pub fn names(&self, gpu: usize) -> Vec<(Client, Handle, u64)> {
-        let of_gpu = |id: &ChargeId| self.charges.get(id).is_some_and(|charge| charge.gpu == gpu);
-        let named = self.objects.iter().filter_map(|(client, _, handle, charge)| {
-            charge.filter(of_gpu).map(|id| (client, handle, id.0))
-        });
-        named.collect()
+        let of_gpu = |id| self.charges.get(&id).is_some_and(|charge| charge.gpu == gpu);
+        self.named()
+            .filter(|(.., id)| of_gpu(*id))
+            .map(|(client, name, id)| (client, name, id.0))
+            .collect()
+    }
+
+    /// The same of all GPUs.
+    #[must_use]
+    pub fn names_of_all(&self) -> Vec<(Client, Handle, u64)> {
+        self.named().map(|(client, handle, id)| (client, handle, id.0)).collect()
+    }
+
+    fn named(&self) -> impl Iterator<Item = (Client, Handle, ChargeId)> {
+        let objects = self.objects.iter();
+        objects.filter_map(|(client, _, handle, charge)| charge.map(|id| (client, handle, id)))
     }
 
     /// Starts to watch for the most that the driver could show from now on.

@@ -1,11 +1,7 @@
 use std::time::{Duration, Instant};
 
-use crate::host::{DESCRIPTORS, MIB, Monitor, QUOTA, Said, wait};
+use crate::host::{DESCRIPTORS, MIB, Monitor, QUOTA, Said, end, script, wait};
 use cgpu::gate::settings::Managed;
-
-fn script(lines: &str) -> Vec<&str> {
-    std::iter::once("run").chain(lines.lines()).collect()
-}
 
 #[test]
 fn a_worker_that_is_replaced_knows_all_that_the_one_before_did() {
@@ -287,4 +283,18 @@ fn a_worker_killed_at_random_loses_no_mapping() {
     monitor.wait_for(0);
     assert_eq!(monitor.sim.used(0), 0);
     assert_eq!(monitor.status().calls.killed, 0);
+}
+
+/// Each process of these is behind a listener of its own, as each `exec` is.
+#[test]
+fn calls_that_never_stop_keep_no_later_listener_from_being_heard() {
+    let monitor = Monitor::new();
+    let busy = format!("start\n{}", "alloc 1MiB as a\nfree a\n".repeat(20_000));
+    let mut siblings: Vec<_> = (0..4).map(|_| monitor.sibling(&busy)).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    let said = monitor.run(&script("start\nalloc 1MiB as b"));
+    assert!(said.success, "{}", said.text);
+    let ended = siblings.iter_mut().any(|sibling| sibling.try_wait().unwrap().is_some());
+    siblings.into_iter().for_each(end);
+    assert!(!ended, "who came last was heard after others had ended");
 }

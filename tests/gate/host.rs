@@ -114,8 +114,28 @@ impl Drop for Sim {
     }
 }
 
-/// The driver's version, where nothing else is said.
-const DRIVER: &str = "535.161.08";
+/// What a container is of, and its host.
+struct Kind<'a> {
+    driver: &'a str,
+    managed: Managed,
+    wait_killable: bool,
+    spares_host: bool,
+    thread_pidfds: bool,
+    gpus: usize,
+}
+
+impl Default for Kind<'_> {
+    fn default() -> Self {
+        Kind {
+            driver: "535.161.08",
+            managed: Managed::Refuse,
+            wait_killable: true,
+            spares_host: false,
+            thread_pidfds: true,
+            gpus: 1,
+        }
+    }
+}
 
 /// A container's monitor, but for its keeper, which this is.
 pub(crate) struct Monitor {
@@ -143,40 +163,40 @@ fn node(kind: NodeKind, path: PathBuf) -> Node {
 
 impl Monitor {
     pub(crate) fn new() -> Self {
-        Self::with(Managed::Refuse, true)
+        Self::made(&Kind::default())
     }
 
     /// One whose programs, which have the host's mounts, are the runtime's hooks.
     pub(crate) fn of_hooks() -> Self {
-        Self::made(DRIVER, Managed::Refuse, true, true, true)
+        Self::made(&Kind { spares_host: true, ..Kind::default() })
     }
 
     /// One on a kernel before 6.9.
     pub(crate) fn without_thread_pidfds() -> Self {
-        Self::made(DRIVER, Managed::Refuse, true, false, false)
+        Self::made(&Kind { thread_pidfds: false, ..Kind::default() })
     }
 
     /// One on a kernel before 5.19.
     pub(crate) fn on_an_old_kernel() -> Self {
-        Self::made(DRIVER, Managed::Refuse, false, false, false)
+        Self::made(&Kind { wait_killable: false, thread_pidfds: false, ..Kind::default() })
     }
 
     /// One of another driver.
     pub(crate) fn of_driver(driver: &str) -> Self {
-        Self::made(driver, Managed::Refuse, true, false, true)
+        Self::made(&Kind { driver, ..Kind::default() })
+    }
+
+    /// One of a container with two GPUs.
+    pub(crate) fn of_two_gpus() -> Self {
+        Self::made(&Kind { gpus: 2, ..Kind::default() })
     }
 
     pub(crate) fn with(managed: Managed, wait_killable: bool) -> Self {
-        Self::made(DRIVER, managed, wait_killable, false, true)
+        Self::made(&Kind { managed, wait_killable, ..Kind::default() })
     }
 
-    fn made(
-        driver: &str,
-        managed: Managed,
-        wait_killable: bool,
-        spares_host: bool,
-        thread_pidfds: bool,
-    ) -> Self {
+    fn made(kind: &Kind<'_>) -> Self {
+        let Kind { driver, managed, wait_killable, spares_host, thread_pidfds, gpus } = *kind;
         let sim = Sim::new(driver);
         let dev = sim.dev();
         let settings = Settings {
@@ -185,18 +205,22 @@ impl Monitor {
             bundle: "/nowhere".into(),
             driver: driver.into(),
             managed,
-            gpus: vec![Gpu {
-                index: 0,
-                uuid: sim.uuid(0),
-                minor: 0,
-                total_bytes: TOTAL,
-                limit_bytes: QUOTA,
-            }],
-            nodes: vec![
+            gpus: (0..gpus)
+                .map(|gpu| Gpu {
+                    index: gpu.try_into().unwrap(),
+                    uuid: sim.uuid(gpu),
+                    minor: gpu.try_into().unwrap(),
+                    total_bytes: TOTAL,
+                    limit_bytes: QUOTA,
+                })
+                .collect(),
+            nodes: [
                 node(NodeKind::Control, dev.join("nvidiactl")),
-                node(NodeKind::Gpu(0), dev.join("nvidia0")),
                 node(NodeKind::Uvm, dev.join("nvidia-uvm")),
-            ],
+            ]
+            .into_iter()
+            .chain((0..gpus).map(|gpu| node(NodeKind::Gpu(gpu), dev.join(format!("nvidia{gpu}")))))
+            .collect(),
             monitor: "cgpu-monitor".into(),
             farewell: Vec::new(),
             launcher: None,
@@ -276,6 +300,18 @@ impl Monitor {
         child.kill().expect("it can be killed");
         child.wait().expect("it ends");
         self.hear(&socket);
+    }
+
+    /// Kills the worker and starts another, though the driver may keep a thread of the one before:
+    /// so the keeper does.
+    pub(crate) fn abandon(&self) -> Child {
+        let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let (mut child, socket) = before.expect("there is one");
+        child.kill().expect("it can be killed");
+        std::thread::sleep(Duration::from_millis(10));
+        self.hear(&socket);
+        self.start();
+        child
     }
 
     /// Takes note of what a worker had to say until its end.
@@ -404,6 +440,15 @@ impl Monitor {
         Said::of(&output)
     }
 
+    /// Starts a program whose output nobody wants: of others', what a pipe doesn't hold keeps them
+    /// from going on.
+    pub(crate) fn sibling(&self, lines: &str) -> Child {
+        let mut child = self.spawn(&script(lines));
+        let mut said = child.stdout.take().expect("it's a pipe");
+        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+        child
+    }
+
     /// Waits until the monitor says that so much is used.
     #[track_caller]
     pub(crate) fn wait_for(&self, bytes: u64) {
@@ -520,4 +565,30 @@ fn take(socket: &UnixStream) -> OwnedFd {
     }
     // SAFETY: `recvmsg` has just made it.
     unsafe { OwnedFd::from_raw_fd(found.expect("a descriptor came along")) }
+}
+
+/// The lines of a script, as rmtool takes them.
+pub(crate) fn script(lines: &str) -> Vec<&str> {
+    std::iter::once("run").chain(lines.lines()).collect()
+}
+
+/// Waits for what must come soon.
+#[track_caller]
+pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Kills a program.
+pub(crate) fn end(mut child: Child) {
+    let _ = child.kill();
+    wait(child);
+}
+
+/// A name in a directory, as scripts have it.
+pub(crate) fn path(dir: &tempfile::TempDir, name: &str) -> String {
+    dir.path().join(name).display().to_string()
 }

@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use cgpu::gate::wire::{Answer, Question};
 
 use crate::host::{MIB, Monitor, QUOTA, Said, TOTAL, program, wait};
@@ -146,41 +144,6 @@ fn a_missed_free_right_after_a_refusal_refuses_nothing() {
         said.must("b status=0x51");
         said.must("c ok");
         std::fs::remove_file(go).unwrap();
-    }
-}
-
-/// What was closed is learnt though others' calls never stop, or hang, and though it takes a while
-/// to ask the driver (`NV2080_CTRL_CMD_GPU_GET_PID_INFO`).
-#[test]
-fn a_missed_free_beside_calls_that_never_stop_refuses_nothing() {
-    let monitor = Monitor::new();
-    let busy = "alloc 1MiB as a\nfree a\n".repeat(20_000);
-    let busy: Vec<&str> = ["run", "start"].into_iter().chain(busy.lines()).collect();
-    let script = "start\nalloc 900MiB as a\nclose\nstart\nalloc 900MiB as b\nclose\n\
-                  start\nalloc 900MiB as c";
-    let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
-    for fault in ["clear", "control:0x2080018e delay 30", "alloc:0x40 hang times 1"] {
-        monitor.sim.fault(fault);
-        let mut siblings = vec![monitor.spawn(&["hold", "10MiB"])];
-        while fault.contains("hang") && monitor.sim.state()["hanging"] != 1 {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        siblings.extend((0..3).map(|_| monitor.spawn(&busy)));
-        for _ in 0..5 {
-            let said = monitor.run(&lines);
-            assert!(said.success, "{fault}: {}", said.text);
-        }
-        // And without a refusal, too.
-        monitor.wait_within(0..=100 * MIB);
-        let ended = siblings.iter_mut().any(|sibling| sibling.try_wait().unwrap().is_some());
-        assert!(!ended, "a sibling ended too soon to matter");
-        monitor.sim.fault("clear");
-        for mut sibling in siblings {
-            sibling.kill().unwrap();
-            wait(sibling);
-        }
-        assert_eq!(monitor.status().calls.killed, 0);
-        monitor.wait_for(0);
     }
 }
 

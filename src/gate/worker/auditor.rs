@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -49,6 +49,13 @@ const PATIENCE: Duration = Duration::from_millis(4);
 /// The same where there is much to be asked.
 const LONGEST_PATIENCE: Duration = Duration::from_millis(100);
 
+/// How long a call that would be refused waits at most: the driver may keep an audit for ever, and
+/// calls have threads that others need.
+const MOST_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often it looks whether an audit is over.
+const LOOK: Duration = Duration::from_micros(200);
+
 /// How often pages are given back that calls took which are over: a program calls most when it
 /// starts.
 const TIDY: Duration = Duration::from_secs(10);
@@ -56,11 +63,24 @@ const TIDY: Duration = Duration::from_secs(10);
 /// Objects that are asked for one by one.
 const MOST_ASKED: u32 = 2048;
 
+/// How often clients are asked for, where nobody died and nothing is refused.
+const STOCK: Duration = Duration::from_secs(2);
+
 /// Looks after which a managed range that isn't mapped is taken to be gone.
 const GONE_AFTER: u32 = 2;
 
 /// The wake-up's place among what is waited for; no process has it.
 const WAKE: u64 = u64::MAX;
+
+/// What is asked for one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// Clients. The figures can't tell that one is gone: what has two names is shown twice, and so
+    /// is what a call has got that isn't back, which is set aside, too.
+    Clients,
+    /// Each object.
+    Objects,
+}
 
 /// When an audit was.
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +110,8 @@ pub(super) struct Auditor {
     /// The driver showed less than the books, maybe for calls that were underway: when it's asked
     /// next, there shall be none.
     is_less: AtomicBool,
+    /// When clients were asked for.
+    stock: Mutex<Option<Instant>>,
     pub(super) abroad: Abroad,
     pub(super) ending: Ending,
 }
@@ -103,6 +125,7 @@ impl Auditor {
             killed: Mutex::new(BTreeSet::new()),
             doubts: Doubts::default(),
             is_less: AtomicBool::new(false),
+            stock: Mutex::new(None),
             abroad: Abroad::default(),
             ending: Ending::default(),
         })
@@ -111,6 +134,25 @@ impl Auditor {
     /// Something is due sooner than it thought.
     pub(super) fn wake(&self) {
         let _ = self.wake.write(1);
+    }
+
+    /// When the last audit was, where none is underway.
+    fn try_last(&self) -> Option<MutexGuard<'_, Option<Audited>>> {
+        match self.last.try_lock() {
+            Ok(last) => Some(last),
+            Err(TryLockError::Poisoned(last)) => Some(last.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Whether clients are to be asked for; they are, then.
+    fn is_stock_due(&self) -> bool {
+        let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = stock.is_none_or(|last| last.elapsed() > STOCK);
+        if due {
+            *stock = Some(Instant::now());
+        }
+        due
     }
 
     /// Our client of the driver.
@@ -127,8 +169,11 @@ impl Shared {
     /// Looks what there really is, for a call that would be refused otherwise.
     pub(super) fn reconcile(&self) {
         let asked = Instant::now();
-        loop {
-            let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
+        while asked.elapsed() < MOST_PATIENCE {
+            let Some(mut last) = self.auditor.try_last() else {
+                std::thread::sleep(LOOK);
+                continue;
+            };
             // One that began since then, for somebody else, has told all.
             let told_all =
                 |last: Audited| last.occasion == Occasion::Refusal && last.began >= asked;
@@ -281,6 +326,10 @@ impl Shared {
             drop(pause);
             all.push(found.held);
         }
+        if occasion != Occasion::Tick || self.auditor.is_stock_due() {
+            let names = self.books().ledger.names_of_all();
+            self.strike_out(&own, &names, Depth::Clients);
+        }
         self.bury(&dead, &all);
     }
 
@@ -338,14 +387,34 @@ impl Shared {
     /// which may be one that was never seen, and dead. So the driver is asked for each client, and
     /// for its objects, and what is there counts, whoever's it is.
     fn take_stock(&self, own: &Own, gpu: usize, driver_bytes: u64, generation: u64) {
-        if !own.can_tell(&self.release) {
+        let names = self.books().ledger.names(gpu);
+        if !self.strike_out(own, &names, Depth::Objects) {
             return;
         }
-        let names = self.books().ledger.names(gpu);
+        let mut books = self.books();
+        let Some(expected) = books.ledger.expected(gpu) else { return };
+        let still = books.generation == generation;
+        let driver_bytes = driver_bytes.max(expected.charged_bytes);
+        let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
+        if still && with_pending < expected.usage.used_bytes {
+            books.enter(Entry::Reconcile { gpu, driver_bytes });
+        }
+    }
+
+    /// Enters what of `names` is gone. Whether that can be told.
+    ///
+    /// True while calls are underway, too: a name is struck out only while it is of the same charge.
+    fn strike_out(&self, own: &Own, names: &[(Client, Handle, u64)], depth: Depth) -> bool {
+        if names.is_empty() {
+            return true;
+        }
+        if !own.can_tell(&self.release) {
+            return false;
+        }
         let mut clients = BTreeMap::new();
         let mut gone = Vec::new();
         let mut asked = 0;
-        for (client, handle, charge) in names {
+        for (client, handle, charge) in names.iter().copied() {
             let there = *clients.entry(client).or_insert_with(|| {
                 own.presence(&self.release, client.0, client.0) != Presence::NoClient
             });
@@ -355,7 +424,7 @@ impl Shared {
                 asked > MOST_ASKED
                     || own.presence(&self.release, client.0, handle.0) == Presence::There
             };
-            if !there || !is_there() {
+            if !there || depth == Depth::Objects && !is_there() {
                 gone.push((client, handle, charge));
             }
         }
@@ -366,22 +435,15 @@ impl Shared {
                 books.enter(Entry::Free { client, handle });
             }
         }
-        let gpus = 0..self.uuids.len();
-        let charged: BTreeSet<Client> =
-            gpus.flat_map(|gpu| books.ledger.charged_by_client(gpu).into_keys()).collect();
+        let charged = books.ledger.names_of_all().into_iter().map(|(client, ..)| client);
+        let charged: BTreeSet<Client> = charged.collect();
         for (client, there) in clients {
             if !there && !charged.contains(&client) {
                 books.enter(Entry::Free { client, handle: Handle(client.0) });
                 books.unlearn(client.0);
             }
         }
-        let Some(expected) = books.ledger.expected(gpu) else { return };
-        let still = books.generation == generation;
-        let driver_bytes = driver_bytes.max(expected.charged_bytes);
-        let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
-        if still && with_pending < expected.usage.used_bytes {
-            books.enter(Entry::Reconcile { gpu, driver_bytes });
-        }
+        true
     }
 
     /// Processes that are gone, and hold nothing by clients that others keep open.

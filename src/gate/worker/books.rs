@@ -67,6 +67,8 @@ pub(super) struct Books {
     exporting: usize,
     /// Audits that wait for calls that change what is charged: none may begin, before.
     pub(super) pauses: usize,
+    /// Until when they wait, which may have to be given up.
+    pub(super) paused_until: Option<Instant>,
     /// Processes with a mapping that continued, and how often they were looked at since.
     pub(super) mappers: BTreeMap<Process, u32>,
     /// When the driver is to be asked, though nobody waits for it.
@@ -95,6 +97,7 @@ impl Books {
             frees: 0,
             exporting: 0,
             pauses: 0,
+            paused_until: None,
             mappers: BTreeMap::new(),
             due: [None; 2],
         };

@@ -177,6 +177,10 @@ impl Case<'_> {
                     handle = if attempt + 1 < TRIES { self.next_handle() } else { 0 };
                 }
                 _ => {
+                    if again && !there {
+                        // It can't be made any more, but the worker before may have made it.
+                        self.unmake(object.client, object.parent, handle);
+                    }
                     self.patch(place, Meaning::Handle, object.handle.into());
                     return Ok(None);
                 }
@@ -459,7 +463,14 @@ impl Case<'_> {
         self.slot.executing(client, handle, true);
         let called = self.call(command);
         let mut status = self.status(layout);
-        if self.again && status == NV_ERR_OBJECT_NOT_FOUND {
+        // A client that is gone is no client.
+        let is_client = handle == client;
+        let is_gone = match status {
+            NV_ERR_OBJECT_NOT_FOUND => true,
+            NV_ERR_INVALID_CLIENT | NV_ERR_INVALID_OBJECT_HANDLE => is_client,
+            _ => false,
+        };
+        if self.again && is_gone {
             // The worker before freed it.
             status = NV_OK;
             self.patch(layout, Meaning::Status, NV_OK.into());

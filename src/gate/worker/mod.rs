@@ -44,7 +44,7 @@ pub use self::listener::check_sizes;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -108,6 +108,8 @@ pub(in crate::gate) struct Shared {
     lead: Lead,
     keeper: Keeper,
     listeners: Mutex<Vec<Arc<Listener>>>,
+    /// The listener that is looked at first, but for how many there are.
+    first: AtomicUsize,
     /// For calls; a change is one of the listeners, or of `draining`.
     waiting: Waiting,
     connections: Arc<()>,
@@ -179,6 +181,7 @@ impl Shared {
             lead: Lead::default(),
             keeper,
             listeners: Mutex::new(Vec::new()),
+            first: AtomicUsize::new(0),
             waiting: Waiting::new()?,
             connections: Arc::new(()),
             draining: AtomicBool::new(false),
@@ -322,7 +325,11 @@ impl Shared {
             let mut asked: Vec<PollFd<'_>> = asked.collect();
             poll(&mut asked, PollTimeout::NONE).ok()?;
             let has = |of: &PollFd<'_>| of.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
-            let ready = listeners.iter().zip(&asked).filter(|(_, asked)| has(asked));
+            // From one on that is the next each time: those before could have calls for ever.
+            let first = self.first.fetch_add(1, Ordering::Relaxed) % listeners.len().max(1);
+            let all = listeners.iter().zip(&asked);
+            let all = all.clone().skip(first).chain(all.take(first));
+            let ready = all.filter(|(_, asked)| has(asked));
             ready.into_iter().find_map(|(of, _)| of.receive(slot).map(|notice| (&**of, notice)))
         })
     }

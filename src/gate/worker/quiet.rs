@@ -23,7 +23,7 @@ use crate::rm::about::Held;
 /// How long an audit waits for calls.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long those wait who want to begin; an audit may have to be given up.
+/// How long a pause holds for those who want to begin: the driver may keep the audit for ever.
 const MOST: Duration = Duration::from_millis(250);
 
 /// Time between two looks.
@@ -73,10 +73,10 @@ impl Shared {
     /// The books, where nobody waits for all calls to be done that change what is charged, or for
     /// one who goes on with what he had begun.
     pub(super) fn books_to_begin(&self, slot: Slot<'_>) -> MutexGuard<'_, Books> {
-        let since = Instant::now();
         loop {
             let books = self.books();
-            if books.pauses == 0 || books.goes_on(slot) || since.elapsed() > MOST {
+            let is_over = || books.paused_until.is_none_or(|until| until < Instant::now());
+            if books.pauses == 0 || books.goes_on(slot) || is_over() {
                 return books;
             }
             drop(books);
@@ -99,34 +99,42 @@ impl Shared {
         }
         let is_pending =
             |books: &Books| books.ledger.expected(gpu).is_some_and(|is| is.pending_bytes > 0);
-        let (pause, is_quiet) = self.pause(until, is_pending);
+        // Those that hang are no shield, and aren't waited for each time.
+        let pause = self.pause(until, |books| is_pending(books) && books.is_moving());
+        let is_quiet = !is_pending(&self.books());
         let found = self.ask_once(own, gpu, former)?;
         Some((Found { is_quiet, ..found }, Some(pause)))
     }
 
-    /// Lets nobody begin, and waits for those who did; but once for those who hang.
+    /// Lets nobody begin, and waits for those who did.
     pub(super) fn stand_still(&self, until: &mut Option<Instant>) -> Pause<'_> {
-        let (pause, is_quiet) = self.pause(until, Books::is_moving);
-        if !is_quiet {
-            self.books().wait_no_more();
-        }
-        pause
+        self.pause(until, Books::is_moving)
     }
 
-    /// Lets nobody begin, and waits while the books are `moving`; whether they are no more.
-    fn pause(
-        &self,
-        until: &mut Option<Instant>,
-        moving: impl Fn(&Books) -> bool,
-    ) -> (Pause<'_>, bool) {
-        let until = *until.get_or_insert_with(|| Instant::now() + PAUSE);
-        self.books().pauses += 1;
+    /// Lets nobody begin, and waits while the books are `moving`, but once for calls that hang.
+    fn pause(&self, until: &mut Option<Instant>, moving: impl Fn(&Books) -> bool) -> Pause<'_> {
+        let now = Instant::now();
+        let until = *until.get_or_insert(now + PAUSE);
+        let mut books = self.books();
+        if books.pauses == 0 {
+            books.paused_until = Some(now + MOST);
+        }
+        books.pauses += 1;
+        drop(books);
         let pause = Pause { shared: self };
-        let is_quiet = || !moving(&self.books());
-        while !is_quiet() && Instant::now() < until {
+        loop {
+            let mut books = self.books();
+            if !moving(&books) {
+                break;
+            }
+            if Instant::now() >= until {
+                books.wait_no_more();
+                break;
+            }
+            drop(books);
             std::thread::sleep(LOOK);
         }
-        (pause, is_quiet())
+        pause
     }
 
     fn ask_once(&self, own: &Own, gpu: usize, former: &BTreeSet<u32>) -> Option<Found> {

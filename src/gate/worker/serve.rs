@@ -31,6 +31,9 @@ use crate::rm::{self, Answer, Layout, Refusal, control, refuse};
 /// Copies that go back at most: the struct, its parameters, and what those point at.
 const MOST_WRITES: usize = 2 + control::MAX_PIECES;
 
+/// Nobody waits for the answer, and nothing was done.
+const INTERRUPTED: Over = Reply::Errno(Errno::EINTR as i32);
+
 /// An object of the driver's that a call made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Made {
@@ -169,7 +172,8 @@ impl<'a> Case<'a> {
             }
             match done {
                 Some(done) => self.keep(done),
-                None if self.once => self.stash(reply),
+                // Who stopped waiting before the driver was asked is answered when it asks again.
+                None if self.once && reply != INTERRUPTED => self.stash(reply),
                 // Nothing is to be undone, whatever the slot says.
                 None => self.slot.forget(self.notice.id),
             }
@@ -249,7 +253,7 @@ impl<'a> Case<'a> {
         self.queued = true;
         self.still_waits()?;
         if !turns.wait(slot, thread, || self.is_valid()) {
-            return Err(Reply::Errno(Errno::EINTR as i32));
+            return Err(INTERRUPTED);
         }
         self.once = true;
         // The one before may have answered after this one was read.
@@ -278,7 +282,7 @@ impl<'a> Case<'a> {
 
     /// What was read is of the caller, if it still waits.
     pub(super) fn still_waits(&self) -> Result<(), Over> {
-        if self.is_valid() { Ok(()) } else { Err(Reply::Errno(Errno::EINTR as i32)) }
+        if self.is_valid() { Ok(()) } else { Err(INTERRUPTED) }
     }
 
     /// Finds out which of the driver's files a descriptor is.

@@ -1,0 +1,203 @@
+//! What is gone, and no call said so: learnt before anything is refused for it, and soon.
+
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use crate::host::{MIB, Monitor, end, path, script, until};
+
+/// Closes what it had, twice, and has it again.
+const CLOSE: &str = "start\nalloc 900MiB as a\nclose\nstart\nalloc 900MiB as b\nclose\n\
+                     start\nalloc 900MiB as c";
+
+/// Never stops calling.
+fn busy() -> String {
+    format!("start\n{}", "alloc 1MiB as a\nfree a\n".repeat(20_000))
+}
+
+/// Though others' calls never stop, or hang, and though it takes a while to ask the driver
+/// (`NV2080_CTRL_CMD_GPU_GET_PID_INFO`).
+#[test]
+fn what_was_closed_beside_calls_that_never_stop_refuses_nothing() {
+    let monitor = Monitor::new();
+    let busy = busy();
+    let slow = "control:0x2080018e delay";
+    for fault in ["clear", &format!("{slow} 30"), &format!("{slow} 300"), "alloc:0x40 hang times 1"]
+    {
+        monitor.sim.fault(fault);
+        let mut siblings = vec![monitor.spawn(&["hold", "10MiB"])];
+        if fault.contains("hang") {
+            until("it hangs", || monitor.sim.state()["hanging"] == 1);
+        }
+        siblings.extend((0..3).map(|_| monitor.sibling(&busy)));
+        let calls = || monitor.sim.state()["calls"]["free"].as_u64().unwrap_or(0);
+        let before = calls();
+        for _ in 0..4 {
+            let said = monitor.run(&script(CLOSE));
+            assert!(said.success, "{fault}: {}", said.text);
+        }
+        // And without a refusal, too.
+        monitor.wait_within(0..=100 * MIB);
+        assert!(calls() > before + 20, "{fault}: the siblings stood still");
+        monitor.sim.fault("clear");
+        siblings.into_iter().for_each(end);
+        assert_eq!(monitor.status().calls.killed, 0);
+        monitor.wait_for(0);
+    }
+}
+
+/// The driver's figures have it twice.
+#[test]
+fn memory_by_two_names_hides_nothing_that_is_gone() {
+    let monitor = Monitor::new();
+    let dir = tempfile::tempdir().unwrap();
+    let (ready, go) = (path(&dir, "ready"), path(&dir, "go"));
+    let holder = format!("start\nalloc 400MiB as a\ndup a as b\ntouch {ready}\nwait {go}");
+    let holder = monitor.spawn(&script(&holder));
+    until("it has it", || Path::new(&ready).exists());
+    let said = monitor.run(&script("start\nalloc 400MiB as x\nclose\nstart\nalloc 500MiB as y"));
+    assert!(said.success, "400 MiB are in use of 1024: {}", said.text);
+    let second = monitor.spawn(&["hold", "400MiB"]);
+    monitor.wait_for(800 * MIB);
+    end(second);
+    monitor.wait_for(400 * MIB);
+    end(holder);
+    monitor.wait_for(0);
+}
+
+/// As `cuMemExportToShareableHandle` between two processes, and a third dies.
+#[test]
+fn memory_of_two_processes_hides_nothing_that_is_gone() {
+    let monitor = Monitor::new();
+    let dir = tempfile::tempdir().unwrap();
+    let [socket, ready, go] = ["socket", "ready", "go"].map(|name| path(&dir, name));
+    let first = format!("start\nalloc 400MiB as a\nexport a\noffer-export {socket}\nwait {go}");
+    let second = format!("start\nfetch-export {socket}\nimport as b\ntouch {ready}\nwait {go}");
+    let first = monitor.spawn(&script(&first));
+    until("it offers it", || Path::new(&socket).exists());
+    std::thread::sleep(Duration::from_millis(100));
+    let second = monitor.spawn(&script(&second));
+    until("it has it", || Path::new(&ready).exists());
+    let third = monitor.spawn(&["hold", "400MiB"]);
+    monitor.wait_for(800 * MIB);
+    end(third);
+    monitor.wait_for(400 * MIB);
+    [first, second].into_iter().for_each(end);
+}
+
+/// The driver has given what was asked for, and it is set aside, too.
+#[test]
+fn a_call_that_is_late_hides_nothing_that_is_gone() {
+    let monitor = Monitor::new();
+    monitor.sim.fault("alloc:0x40 late 3000 times 1");
+    let first = monitor.spawn(&["hold", "400MiB"]);
+    until("the driver has given it", || monitor.sim.used(0) == 400 * MIB);
+    let said = monitor.run(&script("start\nalloc 400MiB as x\nclose\nstart\nalloc 500MiB as y"));
+    assert!(said.success, "400 MiB are in use of 1024: {}", said.text);
+    end(first);
+}
+
+/// It names memory anew, which the driver may show or not.
+#[test]
+fn a_duplicate_that_hangs_hides_nothing_that_is_gone() {
+    let monitor = Monitor::new();
+    let dir = tempfile::tempdir().unwrap();
+    let (ready, go) = (path(&dir, "ready"), path(&dir, "go"));
+    let lines = format!("start\nalloc 100MiB as a\ntouch {ready}\nwait {go}\ndup a as b\nsleep 60");
+    let first = monitor.spawn(&script(&lines));
+    until("it is ready", || Path::new(&ready).exists());
+    let second = monitor.spawn(&["hold", "700MiB"]);
+    monitor.wait_for(800 * MIB);
+    // Later than the audits that are due, which duplicate, too.
+    std::thread::sleep(Duration::from_millis(600));
+    monitor.sim.fault("dup hang times 1");
+    std::fs::write(&go, "").unwrap();
+    until("it hangs", || monitor.sim.state()["hanging"] == 1);
+    end(second);
+    monitor.wait_for(100 * MIB);
+    let said = monitor.run(&script("start\nalloc 700MiB as y"));
+    monitor.sim.fault("clear");
+    end(first);
+    assert!(said.success, "{}", said.text);
+}
+
+fn missed_frees_on_two_gpus(fault: &str) -> Vec<String> {
+    let monitor = Monitor::of_two_gpus();
+    let busy = format!("start\n{}", "alloc 1MiB as a\nfree a\n".repeat(20000));
+    let siblings: Vec<Child> = (0..3).map(|_| monitor.sibling(&busy)).collect();
+    monitor.sim.fault(fault);
+    let load = "start\nalloc 900MiB as a\nclose\nstart\nalloc 900MiB as b\nclose\nstart\nalloc 900MiB as c";
+    let mut failed = Vec::new();
+    for gpu in ["0", "1", "0", "1"] {
+        let lines: Vec<&str> = ["--gpu", gpu].into_iter().chain(script(load)).collect();
+        let said = monitor.run(&lines);
+        let held = said.text.matches(" ok").count() > 3;
+        assert!(held, "{}", said.text);
+        if !said.success {
+            failed.push(format!("gpu {gpu}: {}", said.text));
+        }
+    }
+    monitor.sim.fault("clear");
+    siblings.into_iter().for_each(end);
+    monitor.wait_for(0);
+    assert_eq!((monitor.status().gpus[1].used_bytes, monitor.sim.used(1)), (0, 0));
+    assert_eq!(monitor.status().calls.killed, 0);
+    failed
+}
+
+#[test]
+fn of_two_gpus_neither_refuses_what_was_closed() {
+    for fault in ["clear", "control:0x2080018e delay 30"] {
+        let failed = missed_frees_on_two_gpus(fault);
+        assert!(failed.is_empty(), "{} of 4: {failed:?}", failed.len());
+    }
+}
+
+/// Each call that would be refused waits for it, and keeps one of 32 threads.
+#[test]
+fn an_audit_that_hangs_stops_nobody_who_asks_for_nothing() {
+    let monitor = Monitor::new();
+    let holder = monitor.spawn(&["hold", "700MiB"]);
+    monitor.wait_for(700 * MIB);
+    monitor.sim.fault("control:0x2080018e hang times 1");
+    let refused: Vec<Child> =
+        (0..36).map(|_| monitor.spawn(&script("start\nalloc 700MiB as a"))).collect();
+    until("it hangs", || monitor.sim.state()["hanging"] == 1);
+    std::thread::sleep(Duration::from_secs(2));
+    let mut other = monitor.spawn(&script("start"));
+    let begun = Instant::now();
+    let mut ended = false;
+    while !ended && begun.elapsed() < Duration::from_secs(5) {
+        ended = other.try_wait().unwrap().is_some();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    monitor.sim.fault("clear");
+    end(other);
+    refused.into_iter().for_each(end);
+    end(holder);
+    assert!(ended, "who asks for nothing isn't answered in 5 s");
+}
+
+/// Each that wanted to begin would wait as long as it is let, and forty of them 10 s.
+#[test]
+fn an_audit_that_hangs_lets_others_begin() {
+    let monitor = Monitor::new();
+    let calls = "alloc 1MiB as a\nfree a\n".repeat(20);
+    let calls = format!("start\n{calls}");
+    let begun = Instant::now();
+    assert!(monitor.run(&script(&calls)).success);
+    let usual = begun.elapsed();
+    let holder = monitor.spawn(&["hold", "700MiB"]);
+    monitor.wait_for(700 * MIB);
+    monitor.sim.fault("control:0x2080018e hang times 1");
+    let refused = monitor.spawn(&script("start\nalloc 700MiB as a"));
+    until("it hangs", || monitor.sim.state()["hanging"] == 1);
+    let begun = Instant::now();
+    let said = monitor.run(&script(&calls));
+    let took = begun.elapsed();
+    monitor.sim.fault("clear");
+    end(refused);
+    end(holder);
+    assert!(said.success, "{}", said.text);
+    assert!(took < usual + Duration::from_secs(2), "{took:?}, usually {usual:?}");
+}
