@@ -85,6 +85,22 @@ fn memory_of_two_processes_hides_nothing_that_is_gone() {
     [first, second].into_iter().for_each(end);
 }
 
+/// A call that would be refused for it waits until nobody is found who has the file.
+#[test]
+fn a_file_of_exported_memory_that_is_closed_refuses_nothing() {
+    let monitor = Monitor::new();
+    let lines = "start\nalloc 700MiB as a\nexport a\nfree a\nclose-export\nalloc 700MiB as b";
+    let said = monitor.run(&script(lines));
+    assert!(said.success, "{}", said.text);
+    // Nor is it taken from who has it open.
+    let said = monitor.run(&script(
+        "start\nalloc 700MiB as a\nexport a\nfree a\nalloc 700MiB as b\nimport as c\nfree c",
+    ));
+    said.must("alloc b status=0x51");
+    said.must("import c ok");
+    monitor.wait_for(0);
+}
+
 /// The driver has given what was asked for, and it is set aside, too.
 #[test]
 fn a_call_that_is_late_hides_nothing_that_is_gone() {

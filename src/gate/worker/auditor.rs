@@ -189,6 +189,7 @@ impl Shared {
             std::thread::sleep(wait);
         }
         self.sweep_mapped(Occasion::Refusal);
+        self.hurry_exports();
     }
 
     fn audit_as(&self, last: &mut Option<Audited>, occasion: Occasion) {

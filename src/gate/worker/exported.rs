@@ -34,6 +34,9 @@ const MOST: usize = 4096;
 const SWEEP: Duration = Duration::from_secs(1);
 const MISSES: u32 = 3;
 
+/// How often for a call that would be refused otherwise.
+const HURRY: Duration = Duration::from_millis(300);
+
 /// How long a call waits for others to be done with its file, or with what they free, and how
 /// often it looks.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
@@ -91,11 +94,6 @@ pub(super) enum Denied {
 impl Exports {
     fn files(&self) -> MutexGuard<'_, BTreeMap<u64, Export>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether there is something to look for.
-    pub(super) fn are_none(&self) -> bool {
-        self.files().is_empty()
     }
 
     fn keep(&self, number: u64, file: Arc<Device>) {
@@ -233,13 +231,22 @@ impl Shared {
 
     /// Takes back what nobody names or has open any more, if it's time to look for that.
     pub(super) fn sweep_exports(&self) {
-        {
-            let mut swept = self.exports.swept.lock().unwrap_or_else(PoisonError::into_inner);
-            if swept.is_some_and(|swept| swept.elapsed() < SWEEP) || self.exports.are_none() {
+        self.look_for_exports(SWEEP);
+    }
+
+    /// The same sooner, for a call that would be refused: it waits, where there may be such a file.
+    pub(super) fn hurry_exports(&self) {
+        for _ in 0..=MISSES {
+            if !self.look_for_exports(HURRY) {
                 return;
             }
-            *swept = Some(Instant::now());
+            std::thread::sleep(HURRY);
         }
+    }
+
+    /// Looks who has what nobody names any more, unless somebody looked less than `pause` ago.
+    /// Whether there may be something to be taken back if that is looked for again.
+    fn look_for_exports(&self, pause: Duration) -> bool {
         let unnamed: Vec<(u64, Arc<Device>)> = {
             let books = self.books();
             let files = self.exports.files();
@@ -247,9 +254,17 @@ impl Shared {
             files.map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
         };
         if unnamed.is_empty() {
-            return;
+            return false;
         }
-        let Some(open) = self.open_files(NodeKind::Control) else { return };
+        {
+            let mut swept = self.exports.swept.lock().unwrap_or_else(PoisonError::into_inner);
+            if swept.is_some_and(|swept| swept.elapsed() < pause) {
+                return true;
+            }
+            *swept = Some(Instant::now());
+        }
+        let Some(open) = self.open_files(NodeKind::Control) else { return false };
+        let mut missed = false;
         for (number, file) in unnamed {
             let found = open.iter().any(|place| has_file(*place, &file) != Some(false));
             let mut files = self.exports.files();
@@ -258,12 +273,14 @@ impl Shared {
             let used = found || export.changes || export.imports > 0;
             export.misses = if used { 0 } else { export.misses + 1 };
             if export.misses < MISSES {
+                missed |= !used;
                 continue;
             }
             export.changes = true;
             drop(files);
             self.take_back(&Claim { exports: &self.exports, number, file, changes: true });
         }
+        missed
     }
 
     /// Takes what no object names out of a file, and forgets one that has nothing.
