@@ -146,6 +146,9 @@ fn a_call_that_was_interrupted_before_its_worker_died_is_made_once() {
         ("alloc:0x40", "", "alloc-any 700MiB as a", "free a\nalloc 1000MiB as c"),
         ("dup", "alloc 700MiB as a", "dup a as b", "free a\nfree b\nalloc 1000MiB as c"),
         ("uvm:33", range, "uvm-map a at 0x1000000000", unmap),
+        ("free", "alloc 700MiB as a", "free a", "alloc 700MiB as b"),
+        ("control:0x3d05", "alloc 700MiB as a", "export a", "free a\nimport as b\nfree b"),
+        ("control:0x3d06", "alloc 700MiB as a\nexport a\nfree a", "import as b", "free b"),
     ] {
         let said =
             interrupted_and_recovered(&format!("{kind} late 400 times 1"), before, call, after);

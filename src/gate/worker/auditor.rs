@@ -320,13 +320,14 @@ impl Shared {
         let mut until = None;
         let was_less = self.auditor.is_less.swap(false, Ordering::Relaxed);
         let to_the_point = was_less || occasion == Occasion::Refusal;
-        let _still = to_the_point.then(|| self.stand_still(&mut until));
+        let still = to_the_point.then(|| self.stand_still(&mut until));
         for gpu in 0..self.uuids.len() {
             let Some((found, pause)) = self.ask(&own, gpu, &former, &mut until) else { return };
             self.judge(&own, gpu, &found);
             drop(pause);
             all.push(found.held);
         }
+        drop(still);
         if occasion != Occasion::Tick || self.auditor.is_stock_due() {
             let names = self.books().ledger.names_of_all();
             self.strike_out(&own, &names, Depth::Clients);
@@ -404,7 +405,7 @@ impl Shared {
 
     /// Enters what of `names` is gone. Whether that can be told.
     ///
-    /// True while calls are underway, too: a name is struck out only while it is of the same charge.
+    /// Calls may be underway: a name is struck out only while it is of the same charge.
     fn strike_out(&self, own: &Own, names: &[(Client, Handle, u64)], depth: Depth) -> bool {
         if names.is_empty() {
             return true;

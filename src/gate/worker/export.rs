@@ -326,7 +326,11 @@ impl Case<'_> {
             asked.for_each(|object| self.unmake(client, parent, object));
         }
         export::set_objects(layout, &mut self.desk.params, &objects);
-        self.slot.executing(client, first, if self.again { was_there } else { known });
+        // Of a list whose handles the caller chose, what can be undone is the first.
+        let mark =
+            if unchosen > 0 { Some(first) } else { objects.iter().copied().find(|at| *at != 0) };
+        let was_there = if self.again { was_there } else { known };
+        self.slot.executing(client, mark.unwrap_or(first), was_there);
         self.shared.books_to_begin(self.slot).begin();
         let done = self.make_control(command, head, params);
         let mut made = Vec::new();

@@ -11,9 +11,10 @@ use super::books::Books;
 use super::desk::Desk;
 use super::device::{Device, Failure, Rm};
 use super::memory::Slot;
+use super::own::Presence;
 use super::serve::{Case, Made};
-use super::stash::Outcome;
-use super::{Shared, waiting};
+use super::stash::{Doubtful, Outcome};
+use super::{Shared, serve, waiting};
 use crate::gate::journal::{SLOTS, Stage};
 use crate::gate::syscall::{self, Syscall};
 use crate::ledger::{Client, Entry, Handle};
@@ -85,6 +86,24 @@ impl Shared {
         slot.clear(0);
     }
 
+    /// A call made nothing that could be undone: it may have freed what was there, or exported it.
+    /// If its thread makes it again, it is the same.
+    fn doubt(&self, slot: Slot<'_>) {
+        let (client, (handle, was_there)) = (slot.client(), slot.executed());
+        if handle != 0
+            && let Some(own) = self.auditor.own(self)
+            && own.can_tell(&self.release)
+            && own.presence(&self.release, client, handle) != Presence::There
+        {
+            let handle = Handle(handle);
+            self.books().enter(Entry::Free { client: Client(client), handle });
+        }
+        if let Some(thread) = slot.thread() {
+            let (asked, object) = (serve::asked(&slot.notice()), (client, handle));
+            self.stash.doubt(Doubtful { thread, asked, object, was_there });
+        }
+    }
+
     /// Frees what a call may have made whose caller doesn't wait any more.
     fn undo_unknown(&self, slot: Slot<'_>) {
         let notice = slot.notice();
@@ -95,6 +114,7 @@ impl Shared {
             return;
         };
         if was_there || handle == 0 {
+            self.doubt(slot);
             return;
         }
         let Ok((target, file)) = self.targets.duplicate(notice.pid.cast_signed(), descriptor)

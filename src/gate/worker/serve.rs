@@ -19,7 +19,7 @@ use super::device::Device;
 use super::escape::Asked;
 use super::listener::{CallerGone, Listener, Reply};
 use super::memory::{Count, Slot};
-use super::stash::{Found, Outcome};
+use super::stash::{Doubtful, Found, Outcome};
 use super::target::Target;
 use crate::gate::policy::{self, Pass, Passed, Verdict};
 use crate::gate::settings::{Managed, NodeKind};
@@ -33,6 +33,12 @@ const MOST_WRITES: usize = 2 + control::MAX_PIECES;
 
 /// Nobody waits for the answer, and nothing was done.
 const INTERRUPTED: Over = Reply::Errno(Errno::EINTR as i32);
+
+/// What a call asks for, by its words: descriptor and request, and argument.
+pub(super) fn asked(notice: &seccomp_notif) -> (u64, u64) {
+    let [descriptor, request, argument, ..] = notice.data.args;
+    (request & 0xffff_ffff | descriptor << 32, argument)
+}
 
 /// An object of the driver's that a call made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -236,8 +242,7 @@ impl<'a> Case<'a> {
     }
 
     fn asked(&self) -> (u64, u64) {
-        let [descriptor, request, argument, ..] = self.notice.data.args;
-        (request & 0xffff_ffff | descriptor << 32, argument)
+        asked(&self.notice)
     }
 
     /// All is read: whether the caller still waits, and the call wasn't made already, for the
@@ -259,6 +264,11 @@ impl<'a> Case<'a> {
         // The one before may have answered after this one was read.
         self.may_differ = self.target()?.was_late.swap(false, Ordering::AcqRel);
         self.desk.remember();
+        if let Some(call) = self.shared.stash.doubted(thread, self.asked()) {
+            let Doubtful { object: (client, handle), was_there, .. } = call;
+            self.again = true;
+            self.slot.executing(client, handle, was_there);
+        }
         match self.shared.stash.take(thread, self.asked(), &self.desk.input) {
             Found::Nothing => Ok(()),
             Found::Other(outcome) => {

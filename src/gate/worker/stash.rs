@@ -45,11 +45,24 @@ pub(super) struct Outcome {
     pub(super) since: Instant,
 }
 
+/// A call that a worker before may have made, for a caller that didn't wait, and that can't be
+/// undone: a free, or an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Doubtful {
+    pub(super) thread: ProcessId,
+    /// Request and argument.
+    pub(super) asked: (u64, u64),
+    /// What its slot says: the object, and whether it was there before.
+    pub(super) object: (u32, u32),
+    pub(super) was_there: bool,
+}
+
 /// The outcomes.
 #[derive(Debug, Default)]
 pub(super) struct Stash {
     count: AtomicUsize,
     all: Mutex<VecDeque<Outcome>>,
+    doubtful: Mutex<VecDeque<Doubtful>>,
 }
 
 /// What there is for a call.
@@ -86,6 +99,23 @@ impl Stash {
         let read = outcome.input == input || outcome.after == input;
         let same = outcome.asked == asked && read;
         if same { Found::Same(outcome) } else { Found::Other(outcome) }
+    }
+
+    /// Remembers a call that may have been made.
+    pub(super) fn doubt(&self, call: Doubtful) {
+        let mut all = self.doubtful.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push_back(call);
+        if all.len() > MOST {
+            all.pop_front();
+        }
+    }
+
+    /// Whether a call that `thread` makes is one that may have been made; if it asks for something
+    /// else, no later one is.
+    pub(super) fn doubted(&self, thread: ProcessId, asked: (u64, u64)) -> Option<Doubtful> {
+        let mut all = self.doubtful.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = all.iter().position(|call| call.thread == thread)?;
+        all.remove(at).filter(|call| call.asked == asked)
     }
 
     /// Takes one that was kept long enough, or whose thread is gone.
@@ -168,5 +198,19 @@ mod tests {
             left += 1;
         }
         assert_eq!((left, stash.is_empty()), (MOST - 1, true));
+    }
+
+    #[test]
+    fn a_call_that_may_have_been_made_is_known_once_and_only_if_nothing_else_was_asked() {
+        let stash = Stash::default();
+        let call =
+            |pid| Doubtful { thread: thread(pid), asked: (1, 2), object: (3, 4), was_there: true };
+        stash.doubt(call(1));
+        stash.doubt(call(2));
+        assert_eq!(stash.doubted(thread(3), (1, 2)), None);
+        assert_eq!(stash.doubted(thread(1), (1, 2)), Some(call(1)));
+        assert_eq!(stash.doubted(thread(1), (1, 2)), None);
+        assert_eq!(stash.doubted(thread(2), (1, 3)), None);
+        assert_eq!(stash.doubted(thread(2), (1, 2)), None);
     }
 }
