@@ -24,8 +24,9 @@ use super::device;
 use super::ending::{Ending, LAST_LOOK};
 use super::mapped::Occasion;
 use super::memory::Count;
-use super::own::{Own, Presence};
+use super::own::Own;
 use super::quiet::{Doubts, Found};
+use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
 use crate::gate::audit::{self, Figure, Finding, Underway};
 use crate::gate::resident::give_back_the_start;
@@ -60,9 +61,6 @@ const LOOK: Duration = Duration::from_micros(200);
 /// starts.
 const TIDY: Duration = Duration::from_secs(10);
 
-/// Objects that are asked for one by one.
-const MOST_ASKED: u32 = 2048;
-
 /// How often clients are asked for, where nobody died and nothing is refused.
 const STOCK: Duration = Duration::from_secs(2);
 
@@ -71,16 +69,6 @@ const GONE_AFTER: u32 = 2;
 
 /// The wake-up's place among what is waited for; no process has it.
 const WAKE: u64 = u64::MAX;
-
-/// What is asked for one by one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Depth {
-    /// Clients. The figures can't tell that one is gone: what has two names is shown twice, and so
-    /// is what a call has got that isn't back, which is set aside, too.
-    Clients,
-    /// Each object.
-    Objects,
-}
 
 /// When an audit was.
 #[derive(Debug, Clone, Copy)]
@@ -381,71 +369,6 @@ impl Shared {
                 }
             }
         }
-    }
-
-    /// Looks what of the ledger's is gone, where the driver shows less than that.
-    ///
-    /// Its figures alone don't tell: what a client holds is shown under the process that made it,
-    /// which may be one that was never seen, and dead. So the driver is asked for each client, and
-    /// for its objects, and what is there counts, whoever's it is.
-    fn take_stock(&self, own: &Own, gpu: usize, driver_bytes: u64, generation: u64) {
-        let names = self.books().ledger.names(gpu);
-        if !self.strike_out(own, &names, Depth::Objects) {
-            return;
-        }
-        let mut books = self.books();
-        let Some(expected) = books.ledger.expected(gpu) else { return };
-        let still = books.generation == generation;
-        let driver_bytes = driver_bytes.max(expected.charged_bytes);
-        let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
-        if still && with_pending < expected.usage.used_bytes {
-            books.enter(Entry::Reconcile { gpu, driver_bytes });
-        }
-    }
-
-    /// Enters what of `names` is gone. Whether that can be told.
-    ///
-    /// Calls may be underway: a name is struck out only while it is of the same charge.
-    fn strike_out(&self, own: &Own, names: &[(Client, Handle, u64)], depth: Depth) -> bool {
-        if names.is_empty() {
-            return true;
-        }
-        if !own.can_tell(&self.release) {
-            return false;
-        }
-        let mut clients = BTreeMap::new();
-        let mut gone = Vec::new();
-        let mut asked = 0;
-        for (client, handle, charge) in names.iter().copied() {
-            let there = *clients.entry(client).or_insert_with(|| {
-                own.presence(&self.release, client.0, client.0) != Presence::NoClient
-            });
-            // Of a client that is there whatever is freed was seen, but for a call that was killed.
-            let mut is_there = || {
-                asked += 1;
-                asked > MOST_ASKED
-                    || own.presence(&self.release, client.0, handle.0) == Presence::There
-            };
-            if !there || depth == Depth::Objects && !is_there() {
-                gone.push((client, handle, charge));
-            }
-        }
-        let mut books = self.books();
-        for (client, handle, charge) in gone {
-            // What has this handle now may be another.
-            if books.ledger.charge_of(client, handle) == Some(charge) {
-                books.enter(Entry::Free { client, handle });
-            }
-        }
-        let charged = books.ledger.names_of_all().into_iter().map(|(client, ..)| client);
-        let charged: BTreeSet<Client> = charged.collect();
-        for (client, there) in clients {
-            if !there && !charged.contains(&client) {
-                books.enter(Entry::Free { client, handle: Handle(client.0) });
-                books.unlearn(client.0);
-            }
-        }
-        true
     }
 
     /// Processes that are gone, and hold nothing by clients that others keep open.

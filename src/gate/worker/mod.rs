@@ -34,6 +34,7 @@ mod recover;
 mod serve;
 mod show;
 mod stash;
+mod stock;
 mod target;
 mod turns;
 mod uvm;
