@@ -79,6 +79,20 @@ impl ProcessId {
     }
 }
 
+/// The threads of a process, as far as they can be told.
+pub fn threads(pid: i32) -> impl Iterator<Item = i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.filter_map(|task| task.file_name().to_str()?.parse().ok())
+}
+
+/// What a thread of a process tells: its first one, or where that has ended any other.
+///
+/// `/proc/PID` is of the first thread. Of one that has ended it shows no memory, no descriptors
+/// and no namespaces, though the process lives on.
+pub fn told<T>(pid: i32, ask: impl Fn(i32) -> Option<T>) -> Option<T> {
+    ask(pid).or_else(|| threads(pid).filter(|tid| *tid != pid).find_map(ask))
+}
+
 /// The first process of a container, by the runtime's own state of it, as both runtimes write
 /// it: runc in `state.json` (`libcontainer/container_linux.go`, `State`), crun in `status`
 /// (`src/libcrun/status.c`). `None` where there is none, or it has ended.

@@ -28,6 +28,10 @@ mod faults;
 #[path = "gate/interrupted.rs"]
 mod interrupted;
 
+/// Ranges of UVM's files, and managed memory.
+#[path = "gate/ranges.rs"]
+mod ranges;
+
 /// Numbers of threads that are used again.
 #[path = "gate/reused.rs"]
 mod reused;
@@ -43,3 +47,7 @@ mod missed;
 /// Calls that outlive their worker.
 #[path = "gate/recovered.rs"]
 mod recovered;
+
+/// Calls that are made twice and are refused, and what may not be believed of that.
+#[path = "gate/repeated.rs"]
+mod repeated;

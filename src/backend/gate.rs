@@ -22,7 +22,7 @@ use crate::bundle::Edits;
 use crate::config;
 use crate::gate::TRAPS;
 use crate::gate::client::{AskError, ask};
-use crate::gate::enter::{EnterError, enter};
+use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::filter::Machine;
 use crate::gate::launch::{LaunchError, Place, launch};
 use crate::gate::seccomp::{self, Listener, SectionError, Traps};
@@ -203,6 +203,7 @@ impl Gate {
             launcher: how.launcher,
             state_file: how.state_file.map(Path::to_owned),
             spares_host: how.way == Way::Ahead && how.own_mounts,
+            interruptible: how.way == Way::Bundle || !abilities().killable_wait,
             log: self.log.clone(),
         })
     }

@@ -45,8 +45,17 @@ pub struct Settings {
     /// Whether calls from the host's own mount namespace are none of the container's: the
     /// runtime is behind the gate with its hooks, and the container has mounts of its own.
     pub spares_host: bool,
+    /// Whether a signal takes a caller away from a call that isn't answered: before Linux 5.19,
+    /// and behind a filter that the runtime put on.
+    #[serde(default = "yes")]
+    pub interruptible: bool,
     /// The log's file; empty for none.
     pub log: String,
+}
+
+/// Where nobody said so.
+fn yes() -> bool {
+    true
 }
 
 /// What becomes of managed memory, which the driver gives without being asked.

@@ -208,6 +208,23 @@ impl Ledger {
         self.objects.contains(client, handle)
     }
 
+    /// Whether freeing `freed` frees that memory, too, or may, as far as is known.
+    ///
+    /// Below memory there is none: only events and context DMAs have it for a parent
+    /// (`resource_list.h` of the open kernel modules). Of the host's memory, which was entered when
+    /// it was exported, the parent is what the caller said.
+    #[must_use]
+    pub fn is_freed_by(&self, client: Client, memory: Handle, freed: Handle) -> bool {
+        if freed == memory || freed.0 == client.0 {
+            return true;
+        }
+        if freed.0 == 0 || self.bytes_of(client, memory) == Some(0) {
+            return freed.0 != 0;
+        }
+        let is_memory = || self.objects.charge(client, freed).is_some();
+        self.objects.is_below(client, memory, freed).unwrap_or_else(|| !is_memory())
+    }
+
     /// What the memory of an object is, so that it can be told from what has the same
     /// handle later; `None` of objects without memory.
     #[must_use]
@@ -264,13 +281,6 @@ impl Ledger {
     #[must_use]
     pub fn is_mapped(&self, tree: Tree, first: u64, charge: u64) -> bool {
         self.pieces.contains(tree, first, ChargeId(charge))
-    }
-
-    /// Whether a file of UVM's keeps memory that no object names any more.
-    #[must_use]
-    pub fn hides(&self, file: u32) -> bool {
-        let mut charges = self.pieces.of_file(file).filter_map(|(.., id)| self.charges.get(&id));
-        charges.any(|charge| charge.names == 0)
     }
 
     /// Bytes charged on a GPU by client. A duplicate counts for each.

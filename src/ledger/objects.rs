@@ -17,6 +17,9 @@ struct Object {
     charge: Option<ChargeId>,
 }
 
+/// Parents that are looked at: a driver's memory has three.
+const MOST_ABOVE: usize = 64;
+
 const LOWEST: Handle = Handle(0);
 const HIGHEST: Handle = Handle(u32::MAX);
 
@@ -31,6 +34,23 @@ impl Objects {
 
     pub(super) fn charge(&self, client: Client, handle: Handle) -> Option<ChargeId> {
         self.all.get(&(client, handle)).and_then(|object| object.charge)
+    }
+
+    /// Whether an object is `above` itself or hangs below it; `None` where it isn't known what
+    /// it hangs below.
+    pub(super) fn is_below(&self, client: Client, handle: Handle, above: Handle) -> Option<bool> {
+        let mut at = handle;
+        // The driver makes no cycle, and a chain that a program makes is as long as it likes.
+        for _ in 0..MOST_ABOVE {
+            if at == above {
+                return Some(true);
+            }
+            if at.0 == client.0 {
+                return Some(false);
+            }
+            at = self.all.get(&(client, at))?.parent;
+        }
+        None
     }
 
     /// Client, parent, handle and charge of all.

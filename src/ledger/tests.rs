@@ -526,9 +526,8 @@ fn a_piece_keeps_all_its_memory_on_either_side_of_what_was_cut_out() {
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
     ledger.map_alone(tree(0), span((0, 7)), charge);
-    assert_eq!((ledger.size().holds, ledger.hides(0)), (1, false));
     ledger.free(A, Handle(1));
-    assert!(ledger.hides(0) && !ledger.hides(1));
+    assert_eq!((used(&ledger), ledger.size().holds), (70, 1));
     ledger.unmap(tree(0), span((3, 4)));
     assert_eq!((used(&ledger), ledger.size().holds), (70, 2));
     // Of another GPU and another file.
@@ -654,6 +653,32 @@ fn adopting_names_what_a_call_underway_holds() {
     assert_eq!((used(&ledger), ledger.expected(0).unwrap().hidden_bytes), (70, 0));
     ledger.free(B, Handle(9));
     assert_eq!(used(&ledger), 0);
+}
+
+/// What isn't known may be freed; below memory there is none.
+#[test]
+fn memory_goes_with_itself_its_client_and_what_it_hangs_below() {
+    let mut ledger = ledger(100);
+    let (device, stranger) = (Handle(5), Handle(6));
+    ledger.note(A, root(A), device).unwrap();
+    for handle in [1, 2] {
+        let reservation = ledger.reserve(0, 10).unwrap();
+        ledger.commit(reservation, A, device, Handle(handle));
+    }
+    let reservation = ledger.reserve(0, 10).unwrap();
+    ledger.commit(reservation, A, stranger, Handle(3));
+    let freed = |memory: u32| {
+        let all = [Handle(1), Handle(2), Handle(3), device, stranger, Handle(9), root(A)];
+        all.map(|freed| ledger.is_freed_by(A, Handle(memory), freed))
+    };
+    assert_eq!(freed(1), [true, false, false, true, false, false, true]);
+    assert_eq!(freed(2), [false, true, false, true, false, false, true]);
+    assert_eq!(freed(3), [false, false, true, true, true, true, true], "of an unknown parent");
+    assert_eq!(freed(4), [false, false, false, true, true, true, true], "not known at all");
+    // Names in a circle end nothing and don't keep us.
+    ledger.note(A, Handle(8), Handle(7)).unwrap();
+    ledger.note(A, Handle(7), Handle(8)).unwrap();
+    assert!(ledger.is_freed_by(A, Handle(7), stranger));
 }
 
 proptest! {

@@ -67,6 +67,7 @@ upstream! {
         NV_ERR_INVALID_CLIENT = 0x23;
         NV_ERR_INVALID_COMMAND = 0x24;
         NV_ERR_INVALID_DEVICE = 0x26;
+        NV_ERR_ILLEGAL_ACTION = 0x16;
         NV_ERR_INVALID_OBJECT_HANDLE = 0x33;
         NV_ERR_INVALID_OBJECT_PARENT = 0x36;
         NV_ERR_INVALID_PARAM_STRUCT = 0x3a;
@@ -75,6 +76,7 @@ upstream! {
         NV_ERR_NOT_SUPPORTED = 0x56;
         NV_ERR_OUT_OF_RANGE = 0x5b;
         NV_ERR_STATE_IN_USE = 0x63;
+        NV_ERR_UVM_ADDRESS_IN_USE = 0x68;
         NV_ERR_OBJECT_NOT_FOUND = 0x57;
 
     "class/cl0000.h":
@@ -341,4 +343,5 @@ upstream! {
         UVM_DEINITIALIZE = 0x3000_0002;
     "uvm_types.h":
         UVM_INIT_FLAGS_DISABLE_HMM = 1;
+        UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE = 2;
 }

@@ -670,6 +670,21 @@ pub(super) const UVM_CREATE_EXTERNAL_RANGE: &[Layout] = &[Layout::new(
     &[f8(Base, "base", 0), f8(Length, "length", 8), f4(Status, "rmStatus", 16)],
 )];
 
+pub(super) const UVM_VALIDATE_VA_RANGE: &[Layout] = &[Layout::new(
+    "UVM_VALIDATE_VA_RANGE_PARAMS",
+    24,
+    &[f8(Base, "base", 0), f8(Length, "length", 8), f4(Status, "rmStatus", 16)],
+)];
+
+pub(super) const UVM_DISABLE_READ_DUPLICATION: &[Layout] = &[Layout::new(
+    "UVM_DISABLE_READ_DUPLICATION_PARAMS",
+    24,
+    &[f8(Base, "requestedBase", 0), f8(Length, "length", 8), f4(Status, "rmStatus", 16)],
+)];
+
+pub(super) const UVM_CLEAN_UP_ZOMBIE_RESOURCES: &[Layout] =
+    &[Layout::new("UVM_CLEAN_UP_ZOMBIE_RESOURCES_PARAMS", 4, &[f4(Status, "rmStatus", 0)])];
+
 pub(super) const UVM_MAP_DYNAMIC_PARALLELISM_REGION: &[Layout] = &[Layout::new(
     "UVM_MAP_DYNAMIC_PARALLELISM_REGION_PARAMS",
     40,

@@ -1,6 +1,7 @@
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::host::{DESCRIPTORS, MIB, Monitor, QUOTA, Said, end, script, wait};
+use crate::host::{DESCRIPTORS, MIB, Monitor, QUOTA, Said, end, path, script, until, wait};
 use cgpu::gate::settings::Managed;
 
 #[test]
@@ -297,4 +298,35 @@ fn calls_that_never_stop_keep_no_later_listener_from_being_heard() {
     let ended = siblings.iter_mut().any(|sibling| sibling.try_wait().unwrap().is_some());
     siblings.into_iter().for_each(end);
     assert!(!ended, "who came last was heard after others had ended");
+}
+
+/// One waits only for frees of what it exports.
+#[test]
+fn a_free_that_hangs_keeps_nobody_else_from_exporting() {
+    let monitor = Monitor::new();
+    let dir = tempfile::tempdir().unwrap();
+    let [ready, go, hangs, done] = ["ready", "go", "hangs", "done"].map(|name| path(&dir, name));
+    let lines = format!(
+        "start\nalloc 10MiB as a\nalloc 20MiB as b\nexport b\nfork {{\nwait {hangs}\n\
+         alloc 5MiB as c\nexport c\nfree c\nimport as d\nfree d\ntouch {done}\nexport a\n}}\n\
+         touch {ready}\nwait {go}\nfree a\njoin"
+    );
+    let child = monitor.spawn(&script(&lines));
+    until("it is ready", || Path::new(&ready).exists());
+    monitor.sim.fault("free hang times 1");
+    std::fs::write(&go, "").unwrap();
+    until("it hangs", || monitor.sim.state()["hanging"] == 1);
+    let begun = Instant::now();
+    let said = monitor.run(&script("start\nalloc 30MiB as a\nexport a\nfree a\nimport as b"));
+    assert!(said.success, "another client's: {}", said.text);
+    std::fs::write(&hangs, "").unwrap();
+    until("another object of that client is exported", || Path::new(&done).exists());
+    assert!(begun.elapsed() < Duration::from_millis(900), "{:?}", begun.elapsed());
+    // What is being freed is exported by nobody.
+    std::thread::sleep(Duration::from_millis(1500));
+    monitor.sim.fault("clear");
+    let said = Said::of(&wait(child));
+    said.must("export c ok").must("export a status=0x3\n").must("free a ok");
+    monitor.wait_for(0);
+    assert_eq!((monitor.sim.used(0), monitor.status().calls.killed), (0, 0), "{}", said.text);
 }

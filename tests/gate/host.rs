@@ -12,7 +12,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cgpu::gate::journal::JOURNAL_BYTES;
@@ -137,6 +138,15 @@ impl Default for Kind<'_> {
     }
 }
 
+type Kept = BTreeMap<u64, OwnedFd>;
+
+/// A worker, its socket, and who hears what it says there.
+struct Worker {
+    child: Child,
+    socket: Arc<OwnedFd>,
+    ear: JoinHandle<()>,
+}
+
 /// A container's monitor, but for its keeper, which this is.
 pub(crate) struct Monitor {
     pub(crate) sim: Sim,
@@ -144,8 +154,8 @@ pub(crate) struct Monitor {
     journal: OwnedFd,
     listeners: Mutex<Vec<(u64, OwnedFd)>>,
     /// Files that a worker has had kept, by its numbers.
-    kept: Mutex<BTreeMap<u64, OwnedFd>>,
-    worker: Mutex<Option<(Child, OwnedFd)>>,
+    kept: Arc<Mutex<Kept>>,
+    worker: Mutex<Option<Worker>>,
     pub(crate) wait_killable: bool,
     /// Whether the worker has pidfds of threads, as since Linux 6.9.
     thread_pidfds: bool,
@@ -191,6 +201,11 @@ impl Monitor {
         Self::made(&Kind { gpus: 2, ..Kind::default() })
     }
 
+    /// One of such a container where managed memory is charged.
+    pub(crate) fn charging_on_two_gpus() -> Self {
+        Self::made(&Kind { gpus: 2, managed: Managed::Charge, ..Kind::default() })
+    }
+
     pub(crate) fn with(managed: Managed, wait_killable: bool) -> Self {
         Self::made(&Kind { managed, wait_killable, ..Kind::default() })
     }
@@ -226,6 +241,7 @@ impl Monitor {
             launcher: None,
             state_file: None,
             spares_host,
+            interruptible: !wait_killable,
             log: std::env::var("CGPU_TEST_LOG").unwrap_or_default(),
         };
         let file = File::from(memfd_create(c"settings", MFdFlags::empty()).expect("a memfd"));
@@ -237,7 +253,7 @@ impl Monitor {
             settings: file,
             journal,
             listeners: Mutex::new(Vec::new()),
-            kept: Mutex::new(BTreeMap::new()),
+            kept: Arc::default(),
             worker: Mutex::new(None),
             wait_killable,
             thread_pidfds,
@@ -273,7 +289,7 @@ impl Monitor {
         }
         let child = command.spawn().expect("a worker starts");
         drop(theirs);
-        let mut worker = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut worker = self.worker();
         for (number, listener) in self.listeners.lock().unwrap().iter() {
             order(&ours, Order::Listener { number: *number }, Some(listener));
         }
@@ -285,7 +301,10 @@ impl Monitor {
         let length = recv(ours.as_raw_fd(), &mut bytes, MsgFlags::empty()).expect("a notice");
         let notice: Notice = serde_json::from_slice(&bytes[..length]).expect("a notice");
         assert_eq!(notice, Notice::Ready);
-        *worker = Some((child, ours));
+        let socket = Arc::new(ours);
+        let (heard, kept) = (Arc::clone(&socket), Arc::clone(&self.kept));
+        let ear = std::thread::spawn(move || hear(&heard, &kept));
+        *worker = Some(Worker { child, socket, ear });
     }
 
     /// Kills the worker and starts another.
@@ -294,70 +313,37 @@ impl Monitor {
         self.start();
     }
 
+    fn worker(&self) -> MutexGuard<'_, Option<Worker>> {
+        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn kill(&self) {
-        let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        let (mut child, socket) = before.expect("there is one");
-        child.kill().expect("it can be killed");
-        child.wait().expect("it ends");
-        self.hear(&socket);
+        let mut worker = self.worker().take().expect("there is one");
+        worker.child.kill().expect("it can be killed");
+        worker.child.wait().expect("it ends");
+        worker.ear.join().expect("it heard all");
     }
 
     /// Kills the worker and starts another, though the driver may keep a thread of the one before:
     /// so the keeper does.
     pub(crate) fn abandon(&self) -> Child {
-        let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        let (mut child, socket) = before.expect("there is one");
-        child.kill().expect("it can be killed");
+        let mut worker = self.worker().take().expect("there is one");
+        worker.child.kill().expect("it can be killed");
         std::thread::sleep(Duration::from_millis(10));
-        self.hear(&socket);
         self.start();
-        child
-    }
-
-    /// Takes note of what a worker had to say until its end.
-    fn hear(&self, socket: &OwnedFd) {
-        let mut kept = self.kept.lock().unwrap();
-        let mut bytes = [0; 256];
-        let mut space = nix::cmsg_space!(RawFd);
-        loop {
-            let mut into = [IoSliceMut::new(&mut bytes)];
-            let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
-            let heard = recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut into, Some(&mut space), flags);
-            let Ok(heard) = heard else { return };
-            let file = heard.cmsgs().expect("there is room").find_map(|control| match control {
-                ControlMessageOwned::ScmRights(files) => files.first().map(|file| {
-                    // SAFETY: `recvmsg` has just made it.
-                    unsafe { OwnedFd::from_raw_fd(*file) }
-                }),
-                _ => None,
-            });
-            let length = heard.bytes;
-            match serde_json::from_slice(&bytes[..length]) {
-                Ok(Notice::Exported { number }) => drop(kept.insert(number, file.expect("a file"))),
-                Ok(Notice::TakenBack { number }) => drop(kept.remove(&number)),
-                Ok(_) => {}
-                Err(_) => return,
-            }
-        }
+        worker.child
     }
 
     pub(crate) fn drain(&self) -> bool {
-        let before = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        let (mut child, socket) = before.expect("there is one");
-        order(&socket, Order::Drain, None);
-        let ended = child.wait().expect("it ends").success();
-        self.hear(&socket);
+        let mut worker = self.worker().take().expect("there is one");
+        order(&worker.socket, Order::Drain, None);
+        let ended = worker.child.wait().expect("it ends").success();
+        worker.ear.join().expect("it heard all");
         ended
     }
 
     pub(crate) fn worker_pid(&self) -> u32 {
-        self.worker
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .as_ref()
-            .expect("there is one")
-            .0
-            .id()
+        self.worker().as_ref().expect("there is one").child.id()
     }
 
     /// Lets the worker have descriptors up to that number, and no more than its first limit.
@@ -372,8 +358,7 @@ impl Monitor {
     }
 
     fn order(&self, what: Order, descriptor: Option<&OwnedFd>) {
-        let worker = self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        order(&worker.as_ref().expect("there is one").1, what, descriptor);
+        order(&self.worker().as_ref().expect("there is one").socket, what, descriptor);
     }
 
     pub(crate) fn ask(&self, question: &Question) -> Answer {
@@ -427,7 +412,7 @@ impl Monitor {
         let listener = take(&ours);
         let mut listeners = self.listeners.lock().unwrap();
         let number = listeners.last().map_or(1, |(number, _)| number + 1);
-        if self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some() {
+        if self.worker().is_some() {
             self.order(Order::Listener { number }, Some(&listener));
         }
         listeners.push((number, listener));
@@ -471,11 +456,36 @@ impl Drop for Monitor {
     fn drop(&mut self) {
         // A worker in a call that hangs can't be killed.
         let _ = fs::write(self.sim.dir.path().join("sim/faults"), "clear\n");
-        if let Some((mut child, _)) =
-            self.worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
-        {
-            let _ = child.kill();
-            let _ = child.wait();
+        if let Some(mut worker) = self.worker().take() {
+            let _ = worker.child.kill();
+            let _ = worker.child.wait();
+        }
+    }
+}
+
+/// Takes note of what a worker has to say until its end.
+fn hear(socket: &OwnedFd, kept: &Mutex<Kept>) {
+    let mut bytes = [0; 256];
+    let mut space = nix::cmsg_space!(RawFd);
+    loop {
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let heard = recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut into, Some(&mut space), flags);
+        let Ok(heard) = heard else { return };
+        let file = heard.cmsgs().expect("there is room").find_map(|control| match control {
+            ControlMessageOwned::ScmRights(files) => files.first().map(|file| {
+                // SAFETY: `recvmsg` has just made it.
+                unsafe { OwnedFd::from_raw_fd(*file) }
+            }),
+            _ => None,
+        });
+        let length = heard.bytes;
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        match serde_json::from_slice(&bytes[..length]) {
+            Ok(Notice::Exported { number }) => drop(kept.insert(number, file.expect("a file"))),
+            Ok(Notice::TakenBack { number }) => drop(kept.remove(&number)),
+            Ok(_) => {}
+            Err(_) => return,
         }
     }
 }
@@ -565,6 +575,49 @@ fn take(socket: &UnixStream) -> OwnedFd {
     }
     // SAFETY: `recvmsg` has just made it.
     unsafe { OwnedFd::from_raw_fd(found.expect("a descriptor came along")) }
+}
+
+/// A program in the middle of its script.
+#[derive(Debug)]
+pub(crate) struct Halfway {
+    child: Child,
+    go: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Halfway {
+    /// Lets it go on.
+    pub(crate) fn go(&self) {
+        std::fs::write(&self.go, "").expect("its directory is there");
+    }
+
+    /// Its end.
+    pub(crate) fn end(self) -> Said {
+        Said::of(&wait(self.child))
+    }
+
+    pub(crate) fn kill(self) {
+        end(self.child);
+    }
+
+    /// Lets it go on to its end.
+    pub(crate) fn go_on(self) -> Said {
+        self.go();
+        self.end()
+    }
+}
+
+impl Monitor {
+    /// Runs lines until those that are `after` something that the test does.
+    #[track_caller]
+    pub(crate) fn halfway(&self, before: &str, after: &str) -> Halfway {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (ready, go) = (path(&dir, "ready"), path(&dir, "go"));
+        let lines = format!("{before}\ntouch {ready}\nwait {go}\n{after}");
+        let child = self.spawn(&script(&lines));
+        until("it is ready", || Path::new(&ready).exists());
+        Halfway { child, go, _dir: dir }
+    }
 }
 
 /// The lines of a script, as rmtool takes them.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cgpu::gate::settings::Managed;
 
-use crate::host::{MIB, Monitor, Said, wait};
+use crate::host::{MIB, Monitor, Said, script, wait};
 
 /// How a program is interrupted: first signal, interval, and how long its handler takes, in
 /// milliseconds; the driver takes 300.
@@ -99,4 +99,62 @@ fn what_nobody_comes_back_for_is_freed() {
     assert_eq!(monitor.sim.used(0), 0);
     std::fs::write(&go, "").unwrap();
     wait(child);
+}
+
+/// What programs do again and again, and each time as if it were the first.
+const LOADS: [&str; 5] = [
+    "alloc 1MiB as a\nfree a",
+    "alloc-any 1MiB as a\nheap 1MiB as b\nfree a\nfree b",
+    "alloc 1MiB as a\ndup a as b\nfree a\nfree b",
+    "alloc 1MiB as a\nexport a\nfree a\nimport as b\nfree b\nclose-export",
+    "alloc 1MiB as a\nuvm-range 0x1000000000 1MiB\nuvm-map a at 0x1000000000\nfree a\n\
+     uvm-free 0x1000000000 1MiB",
+];
+
+/// Runs each load in several programs that a signal comes to every millisecond, which makes them
+/// wait for their answers or not, while `meanwhile` is done again and again. No call may fail.
+fn storm(wait_killable: bool, rounds: usize, meanwhile: impl Fn(&Monitor)) {
+    for load in LOADS {
+        let monitor = Monitor::with(Managed::Refuse, wait_killable);
+        let lines =
+            format!("start\nuvm-init\nalarm 1 1 0\n{}signals", format!("{load}\n").repeat(rounds));
+        let programs: Vec<_> = (0..4)
+            .map(|_| {
+                let child = monitor.spawn(&script(&lines));
+                std::thread::spawn(move || Said::of(&child.wait_with_output().unwrap()))
+            })
+            .collect();
+        while !programs.iter().all(std::thread::JoinHandle::is_finished) {
+            meanwhile(&monitor);
+        }
+        for program in programs {
+            let said = program.join().unwrap();
+            let failed: Vec<&str> = said
+                .text
+                .lines()
+                .filter(|line| !line.ends_with(" ok") && !line.contains(" ok "))
+                .collect();
+            let [signals] = failed[..] else { panic!("{load:?}: {failed:?}") };
+            assert!(said.number("signals") > 50 && said.success, "{load:?}: {signals}");
+        }
+        monitor.wait_for(0);
+        assert_eq!((monitor.sim.used(0), monitor.status().calls.killed), (0, 0), "{load:?}");
+    }
+}
+
+/// A signal that comes between a reply and its being looked for takes the caller away from what was
+/// sent, too: rarely, and so often.
+#[test]
+fn no_call_of_a_program_that_is_interrupted_all_the_time_fails() {
+    storm(false, 1000, |_| std::thread::sleep(Duration::from_millis(10)));
+}
+
+#[test]
+fn no_call_of_a_program_that_is_interrupted_all_the_time_fails_while_workers_die() {
+    for wait_killable in [false, true] {
+        storm(wait_killable, 200, |monitor| {
+            std::thread::sleep(Duration::from_millis(15));
+            monitor.replace();
+        });
+    }
 }

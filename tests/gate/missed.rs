@@ -50,18 +50,14 @@ fn what_was_closed_beside_calls_that_never_stop_refuses_nothing() {
 #[test]
 fn memory_by_two_names_hides_nothing_that_is_gone() {
     let monitor = Monitor::new();
-    let dir = tempfile::tempdir().unwrap();
-    let (ready, go) = (path(&dir, "ready"), path(&dir, "go"));
-    let holder = format!("start\nalloc 400MiB as a\ndup a as b\ntouch {ready}\nwait {go}");
-    let holder = monitor.spawn(&script(&holder));
-    until("it has it", || Path::new(&ready).exists());
+    let holder = monitor.halfway("start\nalloc 400MiB as a\ndup a as b", "");
     let said = monitor.run(&script("start\nalloc 400MiB as x\nclose\nstart\nalloc 500MiB as y"));
     assert!(said.success, "400 MiB are in use of 1024: {}", said.text);
     let second = monitor.spawn(&["hold", "400MiB"]);
     monitor.wait_for(800 * MIB);
     end(second);
     monitor.wait_for(400 * MIB);
-    end(holder);
+    holder.kill();
     monitor.wait_for(0);
 }
 
@@ -70,19 +66,18 @@ fn memory_by_two_names_hides_nothing_that_is_gone() {
 fn memory_of_two_processes_hides_nothing_that_is_gone() {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
-    let [socket, ready, go] = ["socket", "ready", "go"].map(|name| path(&dir, name));
-    let first = format!("start\nalloc 400MiB as a\nexport a\noffer-export {socket}\nwait {go}");
-    let second = format!("start\nfetch-export {socket}\nimport as b\ntouch {ready}\nwait {go}");
+    let socket = path(&dir, "socket");
+    let first = format!("start\nalloc 400MiB as a\nexport a\noffer-export {socket}\nsleep 60");
     let first = monitor.spawn(&script(&first));
     until("it offers it", || Path::new(&socket).exists());
     std::thread::sleep(Duration::from_millis(100));
-    let second = monitor.spawn(&script(&second));
-    until("it has it", || Path::new(&ready).exists());
+    let second = monitor.halfway(&format!("start\nfetch-export {socket}\nimport as b"), "");
     let third = monitor.spawn(&["hold", "400MiB"]);
     monitor.wait_for(800 * MIB);
     end(third);
     monitor.wait_for(400 * MIB);
-    [first, second].into_iter().for_each(end);
+    end(first);
+    second.kill();
 }
 
 /// A call that would be refused for it waits until nobody is found who has the file.
@@ -117,23 +112,19 @@ fn a_call_that_is_late_hides_nothing_that_is_gone() {
 #[test]
 fn a_duplicate_that_hangs_hides_nothing_that_is_gone() {
     let monitor = Monitor::new();
-    let dir = tempfile::tempdir().unwrap();
-    let (ready, go) = (path(&dir, "ready"), path(&dir, "go"));
-    let lines = format!("start\nalloc 100MiB as a\ntouch {ready}\nwait {go}\ndup a as b\nsleep 60");
-    let first = monitor.spawn(&script(&lines));
-    until("it is ready", || Path::new(&ready).exists());
+    let first = monitor.halfway("start\nalloc 100MiB as a", "dup a as b\nsleep 60");
     let second = monitor.spawn(&["hold", "700MiB"]);
     monitor.wait_for(800 * MIB);
     // Later than the audits that are due, which duplicate, too.
     std::thread::sleep(Duration::from_millis(600));
     monitor.sim.fault("dup hang times 1");
-    std::fs::write(&go, "").unwrap();
+    first.go();
     until("it hangs", || monitor.sim.state()["hanging"] == 1);
     end(second);
     monitor.wait_for(100 * MIB);
     let said = monitor.run(&script("start\nalloc 700MiB as y"));
     monitor.sim.fault("clear");
-    end(first);
+    first.kill();
     assert!(said.success, "{}", said.text);
 }
 

@@ -21,8 +21,6 @@ enum Beside {
 fn recovered(fault: &str, (before, call, after): (&str, &str, &str), beside: Beside) -> Said {
     let busy = beside == Beside::Refusals;
     let monitor = Monitor::new();
-    let dir = tempfile::tempdir().unwrap();
-    let (ready, go) = (path(&dir, "ready"), path(&dir, "go"));
     let mut siblings = Vec::new();
     if busy {
         // Refused all the time: audits that pause, one after the other; and one who allocates.
@@ -37,18 +35,17 @@ fn recovered(fault: &str, (before, call, after): (&str, &str, &str), beside: Bes
             siblings.push(monitor.sibling(&load));
         }
     }
-    let lines = format!("start\nuvm-init\n{before}\ntouch {ready}\nwait {go}\n{call}\n{after}");
-    let child = monitor.spawn(&script(&lines));
-    until("it is ready", || Path::new(&ready).exists());
+    let program =
+        monitor.halfway(&format!("start\nuvm-init\n{before}"), &format!("{call}\n{after}"));
     std::thread::sleep(Duration::from_millis(300));
     monitor.sim.fault(fault);
-    std::fs::write(&go, "").unwrap();
+    program.go();
     std::thread::sleep(Duration::from_millis(150));
     let former = (beside == Beside::ItsGhost).then(|| monitor.abandon());
     if former.is_none() {
         monitor.replace();
     }
-    let said = Said::of(&wait(child));
+    let said = program.end();
     if let Some(mut former) = former {
         former.wait().unwrap();
     }
@@ -63,7 +60,7 @@ fn recovered(fault: &str, (before, call, after): (&str, &str, &str), beside: Bes
 }
 
 /// By their faults: what comes before, the call, and what comes after.
-const CALLS: [(&str, (&str, &str, &str)); 8] = [
+const CALLS: [(&str, (&str, &str, &str)); 11] = [
     ("alloc:0x40", ("", "alloc 700MiB as a", "free a\nalloc 900MiB as c")),
     ("alloc:0x40", ("", "alloc-any 700MiB as a", "free a\nalloc 900MiB as c")),
     ("heap", ("", "heap 700MiB as a", "free a\nalloc 900MiB as c")),
@@ -77,6 +74,23 @@ const CALLS: [(&str, (&str, &str, &str)); 8] = [
             "alloc 700MiB as a\nuvm-range 0x1000000000 700MiB",
             "uvm-map a at 0x1000000000",
             "free a\nuvm-cut 0x1000000000 700MiB\nalloc 900MiB as c",
+        ),
+    ),
+    (
+        "uvm:34",
+        (
+            "alloc 700MiB as a\nuvm-range 0x1000000000 700MiB\nuvm-map a at 0x1000000000\nfree a",
+            "uvm-free 0x1000000000 700MiB",
+            "alloc 900MiB as c",
+        ),
+    ),
+    ("uvm:37", ("close-uvm", "uvm-init", "alloc 900MiB as c")),
+    (
+        "uvm:38",
+        (
+            "alloc 700MiB as a\nuvm-range 0x1000000000 700MiB\nuvm-map a at 0x1000000000\nfree a",
+            "uvm-unregister gpu",
+            "alloc 900MiB as c",
         ),
     ),
 ];
@@ -110,24 +124,52 @@ fn each_kind_of_call_is_made_once_while_it_is_still_in_the_driver() {
     each_is_made_once(&["late 1000"], Beside::ItsGhost);
 }
 
-/// Runs lines with a signal in the middle of the call that a fault keeps for 400 ms, and kills the
-/// worker after the signal, while the call is still in the driver.
-fn interrupted_and_recovered(fault: &str, before: &str, call: &str, after: &str) -> Said {
+/// When a worker dies whose caller was interrupted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dies {
+    /// While the call is in the driver.
+    During,
+    /// When the driver is done and others have called since, before the caller comes back.
+    After,
+}
+
+/// Runs lines with a signal in the middle of the call that a fault keeps, and kills the worker
+/// after the signal.
+fn interrupted_and_recovered(
+    fault: &str,
+    (before, call, after): (&str, &str, &str),
+    dies: Dies,
+) -> Said {
     let mut all = Said { text: String::new(), success: true };
-    for signals in ["alarm 100 0 0", "alarm 100 0 500", "alarm 20 20 0"] {
+    let signals: &[&str] = match dies {
+        Dies::During => &["alarm 100 0 0", "alarm 100 0 500", "alarm 20 20 0"],
+        Dies::After => &["alarm 50 0 700"],
+    };
+    for signals in signals {
         let monitor = Monitor::with(Managed::Refuse, false);
         let dir = tempfile::tempdir().unwrap();
-        let (ready, go) = (path(&dir, "ready"), path(&dir, "go"));
-        let lines = format!(
-            "start\nuvm-init\n{before}\ntouch {ready}\nwait {go}\n{signals}\n{call}\nsignals\n{after}"
+        let begin = path(&dir, "begin");
+        let mut siblings = Vec::new();
+        if dies == Dies::After {
+            let load =
+                format!("start\nwait {begin}\n{}", "alloc 1MiB as y\nfree y\n".repeat(20000));
+            siblings.extend((0..6).map(|_| monitor.sibling(&load)));
+        }
+        let program = monitor.halfway(
+            &format!("start\nuvm-init\n{before}"),
+            &format!("{signals}\n{call}\nsignals\n{after}"),
         );
-        let child = monitor.spawn(&script(&lines));
-        until("it is ready", || Path::new(&ready).exists());
         monitor.sim.fault(fault);
-        std::fs::write(&go, "").unwrap();
+        program.go();
         std::thread::sleep(Duration::from_millis(200));
+        if dies == Dies::After {
+            // The fault keeps it for 100 ms.
+            std::fs::write(&begin, "").unwrap();
+            std::thread::sleep(Duration::from_millis(250));
+        }
         monitor.replace();
-        let said = Said::of(&wait(child));
+        let said = program.end();
+        siblings.into_iter().for_each(end);
         all.success &= said.success && !said.text.contains("status=");
         all.text += &format!("{signals}: {}\n", said.text);
         monitor.wait_for(0);
@@ -136,24 +178,41 @@ fn interrupted_and_recovered(fault: &str, before: &str, call: &str, after: &str)
     all
 }
 
-/// As on kernels before 5.19, where callers don't wait for their answer.
-#[test]
-fn a_call_that_was_interrupted_before_its_worker_died_is_made_once() {
+/// Each kind of call, as on kernels before 5.19, where callers don't wait for their answer.
+#[track_caller]
+fn each_that_was_interrupted_is_made_once(when: &str, dies: Dies) {
     let range = "alloc 700MiB as a\nuvm-range 0x1000000000 700MiB";
     let unmap = "free a\nuvm-cut 0x1000000000 700MiB\nalloc 1000MiB as c";
+    let mapped = format!("{range}\nuvm-map a at 0x1000000000\nfree a");
+    let mut failed = Vec::new();
     for (kind, before, call, after) in [
         ("alloc:0x40", "", "alloc 700MiB as a", "free a\nalloc 1000MiB as c"),
         ("alloc:0x40", "", "alloc-any 700MiB as a", "free a\nalloc 1000MiB as c"),
+        ("heap", "", "heap 700MiB as a", "free a\nalloc 1000MiB as c"),
         ("dup", "alloc 700MiB as a", "dup a as b", "free a\nfree b\nalloc 1000MiB as c"),
         ("uvm:33", range, "uvm-map a at 0x1000000000", unmap),
+        ("uvm:34", &mapped, "uvm-free 0x1000000000 700MiB", "alloc 1000MiB as c"),
         ("free", "alloc 700MiB as a", "free a", "alloc 700MiB as b"),
         ("control:0x3d05", "alloc 700MiB as a", "export a", "free a\nimport as b\nfree b"),
         ("control:0x3d06", "alloc 700MiB as a\nexport a\nfree a", "import as b", "free b"),
     ] {
-        let said =
-            interrupted_and_recovered(&format!("{kind} late 400 times 1"), before, call, after);
-        assert!(said.success, "{kind}: {}", said.text);
+        let fault = format!("{kind} {when} times 1");
+        let said = interrupted_and_recovered(&fault, (before, call, after), dies);
+        if !said.success {
+            failed.push(format!("{kind}: {}", said.text));
+        }
     }
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[test]
+fn a_call_that_was_interrupted_before_its_worker_died_is_made_once() {
+    each_that_was_interrupted_is_made_once("late 400", Dies::During);
+}
+
+#[test]
+fn what_was_done_for_an_interrupted_caller_outlives_the_worker() {
+    each_that_was_interrupted_is_made_once("late 100", Dies::After);
 }
 
 /// The worker before had made the duplicate. When it is made again its source is gone, and what the
@@ -187,20 +246,34 @@ fn a_duplicate_that_can_no_more_be_made_is_not_left_over() {
     monitor.wait_for(0);
 }
 
+/// A list that the worker before had imported, for a caller that gave up.
+#[test]
+fn all_of_a_list_that_nobody_takes_is_undone() {
+    let monitor = Monitor::with(Managed::Refuse, false);
+    let program = monitor.halfway(
+        "start\nalloc 300MiB as a\nalloc 200MiB as b\nexport-list 4 0 a b\nfree a\nfree b",
+        "interrupt 100\nimport-list 0 as c d\nclose-export\nsleep 60",
+    );
+    std::thread::sleep(Duration::from_millis(300));
+    monitor.sim.fault("control:0x3d0c late 400 times 1");
+    program.go();
+    std::thread::sleep(Duration::from_millis(200));
+    monitor.replace();
+    // It lives, and nobody names them or has the file.
+    until("all is free", || (monitor.sim.used(0), monitor.used()) == (0, 0));
+    program.kill();
+}
+
 /// Freed by the worker before, and asked for again by the next one.
 #[test]
 fn a_client_that_the_worker_before_freed_is_freed() {
     let monitor = Monitor::new();
-    let dir = tempfile::tempdir().unwrap();
-    let (ready, go) = (path(&dir, "ready"), path(&dir, "go"));
-    let lines = format!("start\nalloc 700MiB as a\ntouch {ready}\nwait {go}\nfree-client");
-    let child = monitor.spawn(&script(&lines));
-    until("it has it", || Path::new(&ready).exists());
+    let program = monitor.halfway("start\nalloc 700MiB as a", "free-client");
     std::thread::sleep(Duration::from_millis(500));
     monitor.sim.fault("free late 300 times 1");
-    std::fs::write(&go, "").unwrap();
+    program.go();
     until("the driver freed it", || monitor.sim.used(0) == 0);
     monitor.replace();
-    let said = Said::of(&wait(child));
+    let said = program.end();
     assert!(said.success, "{}", said.text);
 }

@@ -1,7 +1,6 @@
 //! `cgpu-steer` where it isn't let to its end: what it changed is put back, and nothing hangs with a
 //! call of the driver's.
 
-use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -111,10 +110,9 @@ fn who_is_stopped_in_the_middle_puts_slices_back_first() {
 #[test]
 fn who_is_stopped_while_one_is_off_the_gpu_brings_it_back() {
     let mut steered = Steered::start(1000, None);
-    let shares = steered.sim.dir().join("sim/shares");
-    steered.until("one is off the GPU", |_| {
-        let text = fs::read_to_string(&shares).expect("it's served");
-        text.lines().any(|line| line.ends_with(" 0"))
+    steered.until("one is off the GPU", |state| {
+        let mut objects = state.clients.iter().flat_map(|client| &client.objects);
+        objects.any(|object| object.disabled)
     });
     let pid = Pid::from_raw(i32::try_from(steered.child.id()).expect("a pid"));
     kill(pid, Signal::SIGTERM).expect("it runs");

@@ -32,6 +32,8 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["race-pointer"], Promise::Never),
     (&["dup2-ioctl"], Promise::Never),
     (&["dup2-mmap"], Promise::Briefly),
+    (&["dup2-range"], Promise::Briefly),
+    (&["dup2-heir"], Promise::Briefly),
     (&["class-in-client"], Promise::Briefly),
     (&["swap-control"], Promise::Never),
     (&["swap-control", "xfer"], Promise::Never),
@@ -333,6 +335,12 @@ fn so_does_memory_of_a_driver_that_is_newer_than_all_known() {
 fn so_does_memory_by_a_descriptor_that_the_container_never_used() {
     const OPEN_AND_LIVE: &[&str] = &["sh", "-c", "/rmtool attack send-open /shared/s; sleep 1000"];
     hand_out(OPEN_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 5 own-client");
+}
+
+/// The kernel tells less of such a process.
+#[test]
+fn so_does_memory_of_a_taker_whose_first_thread_has_ended() {
+    hand_out(SEND_AND_LIVE, "exec /rmtool --headless attack recv-fd /shared/s 5 own-client");
 }
 
 #[test]

@@ -219,6 +219,33 @@ fn exported(gated: &Gated) -> usize {
     gated.sim.state().files.iter().map(|file| file.exported).sum()
 }
 
+/// Who passes a descriptor on need not call the driver.
+#[test]
+fn what_somebody_has_open_who_never_called_can_be_imported() {
+    let shared = Shared::new();
+    let lines = [
+        "run",
+        "start",
+        "alloc 100MiB as a",
+        "export a",
+        "fork {",
+        "quiet",
+        "offer-export /shared/socket",
+        "sleep 3",
+        "}",
+        "exit",
+    ];
+    shared.gated.exec(&shared.bundle, &lines).ok();
+    // Nobody who called is left.
+    std::thread::sleep(Duration::from_millis(1500));
+    shared.uses(100);
+    let lines = ["run", "start", "fetch-export /shared/socket", "import as b", "free b"];
+    let said = shared.gated.exec(&shared.bundle, &lines).ok();
+    assert!(said.stdout.contains("import b ok"), "{said}");
+    shared.uses(0);
+    shared.gated.fills(&shared.bundle, 1000);
+}
+
 #[test]
 fn a_list_of_objects_counts_once_wherever_it_is_until_nobody_has_it() {
     for crun in [false, true] {

@@ -1,10 +1,12 @@
 //! What honest programs get.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RMTOOL, got_bytes};
 use crate::host::ask;
-use crate::support::{Bundle, Outcome, PATIENCE, run_with_timeout};
+use crate::support::{Bundle, Outcome, PATIENCE, run_with_timeout, wait_until};
 
 /// The container's bytes by a run of `words` with a quota of `mib`.
 fn run(gated: &Gated, mib: u64, words: &[&str]) -> Outcome {
@@ -93,7 +95,7 @@ fn holding(gated: &Gated, bytes: u64) -> i32 {
         let state = gated.sim.state();
         state.gpus[0].processes.iter().find(|(_, used)| **used >= bytes).map(|(pid, _)| *pid)
     };
-    crate::support::wait_until(crate::support::PATIENCE, || holds().is_some());
+    wait_until(PATIENCE, || holds().is_some());
     let pid = holds().unwrap_or_else(|| panic!("nobody holds {bytes}: {:?}", gated.sim.state()));
     i32::try_from(pid).expect("a pid fits")
 }
@@ -244,6 +246,28 @@ fn managed_memory_is_refused_or_all_of_it_counts() {
     assert!(told.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{told}");
     let told = run(&gated, 1000, &["run", "start", "uvm-init", "managed 1001MiB"]);
     assert!(!told.stdout.contains("managed ok"), "{told}");
+    gated.soon_is_empty();
+}
+
+/// By a process that never called, and has the memory of one that is gone.
+#[test]
+fn managed_memory_counts_as_long_as_somebody_has_it_mapped() {
+    let mut gated = Gated::new();
+    gated.host.set("isolation.managed_memory", "charge");
+    let bundle = gated.sleeping("left", 100);
+    let lines = ["run", "start", "uvm-init", "uvm-register", "managed 8MiB", "leave-memory 8"];
+    let left = gated.exec(&bundle, &lines).ok();
+    assert!(left.stdout.contains("managed ok"), "{left}");
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(gated.accounted_bytes(&bundle.id), 8 * MIB, "{}", gated.host.log());
+    }
+    gated.fills(&bundle, 92);
+    let freed = || gated.accounted_bytes(&bundle.id) == 0;
+    assert!(wait_until(Duration::from_secs(20), freed), "{}", gated.host.log());
+    gated.fills(&bundle, 100);
+    gated.host.runtime().kill(&bundle, "KILL").ok();
+    gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
 }
 

@@ -9,7 +9,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,10 +19,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, te
 use super::Shared;
 use super::device::{self, Device};
 use super::memory::Count;
-use super::target::{process_id, share_files};
+use super::target::{process_id, with_files};
 use crate::gate::origin::{Origin, mounts};
 use crate::ledger::Process;
-use crate::process::{ProcessId, first_of};
+use crate::process::{ProcessId, first_of, told};
 
 /// How often is looked whether strangers could have taken anything, and how often they are
 /// asked for all the same.
@@ -214,21 +213,23 @@ impl Shared {
 
     /// A process of the container's was seen: where it lives, and what it has open.
     pub(super) fn settle(&self, pid: i32) {
-        let namespace = |pid: &str| Some(fs::metadata(format!("/proc/{pid}/ns/mnt")).ok()?.ino());
         let cgroup = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
-        let theirs = pid.to_string();
-        let settled = namespace(&theirs).filter(|of| Some(*of) != namespace("self"));
-        let home = cgroup(&theirs).filter(|of| Some(of) != cgroup("self").as_ref());
+        let ours = mount_namespace(std::process::id().cast_signed());
+        let settled = mount_namespace(pid).filter(|of| Some(*of) != ours);
+        let home = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
         let home = home.filter(|of| !of.trim_end().ends_with(":/"));
+        let settled = settled.map(|(_, inode)| inode);
         self.auditor.abroad.origins().origin.settle(settled, home.as_deref());
-        for (mount, filesystem) in self.open_nodes(Path::new(&format!("/proc/{pid}/fd"))) {
-            self.learn(mount, filesystem);
+        for tid in with_files(pid.cast_unsigned()) {
+            for (mount, filesystem) in self.open_nodes(tid) {
+                self.learn(mount, filesystem);
+            }
         }
     }
 
-    /// The driver's files among descriptors: their mounts and file systems.
-    fn open_nodes(&self, descriptors: &Path) -> Vec<(u64, u64)> {
-        let entries = fs::read_dir(descriptors).into_iter().flatten().flatten();
+    /// The driver's files among a thread's descriptors: their mounts and file systems.
+    fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
+        let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
         let nodes = &self.settings.nodes;
         entries.filter_map(|entry| device::opened_at(nodes, &entry.path())).collect()
     }
@@ -376,17 +377,11 @@ impl Shared {
     fn found(&self, pid: u32) -> Found {
         let mut found = Found::default();
         let mut at_home = None;
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        for task in tasks {
-            let tid = task.file_name().to_str().and_then(|tid| tid.parse().ok());
-            let Some(tid) = tid else { continue };
-            if tid != pid && share_files(pid, tid) {
-                continue;
-            }
-            for (mount, filesystem) in self.open_nodes(&task.path().join("fd")) {
+        for tid in with_files(pid) {
+            for (mount, filesystem) in self.open_nodes(tid) {
                 let at_home = at_home.get_or_insert_with(|| {
-                    let text = fs::read_to_string(format!("/proc/{pid}/mountinfo"));
-                    text.map(|text| mounts(&text)).ok()
+                    let of = |tid| fs::read_to_string(format!("/proc/{tid}/mountinfo")).ok();
+                    told(pid.cast_signed(), of).map(|text| mounts(&text))
                 });
                 let Some(at_home) = at_home else { return Found::default() };
                 if at_home.contains(&mount) {
@@ -401,22 +396,20 @@ impl Shared {
 
     /// Whether a process is the container's, or a monitor.
     fn is_home(&self, pid: u32) -> bool {
-        let file = |name: &str, pid: &str| fs::metadata(format!("/proc/{pid}/{name}")).ok();
-        let place = |name, pid: &str| file(name, pid).map(|file| (file.dev(), file.ino()));
-        let pid = pid.to_string();
         // A namespace that can't be told is nobody's; then what is known is too little.
-        let Some(namespace) = place("ns/mnt", &pid) else { return true };
-        let in_ours = Some(namespace) == place("ns/mnt", "self");
-        let name = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let Some(namespace) = mount_namespace(pid.cast_signed()) else { return true };
+        let in_ours = Some(namespace) == mount_namespace(std::process::id().cast_signed());
+        let program = |tid| fs::read_link(format!("/proc/{tid}/exe")).ok();
+        let name = told(pid.cast_signed(), program).unwrap_or_default();
         let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // An upgrade has replaced the file.
         if in_ours && name.trim_end_matches(" (deleted)") == "cgpu-monitor" {
             return true;
         }
-        self.houses(&pid, namespace.1)
+        self.houses(pid, namespace.1)
     }
 
-    fn houses(&self, pid: &str, namespace: u64) -> bool {
+    fn houses(&self, pid: u32, namespace: u64) -> bool {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         self.auditor.abroad.origins().origin.houses(namespace, &cgroup)
     }
@@ -424,13 +417,19 @@ impl Shared {
     /// All processes of the container, also those that never called.
     pub(super) fn inhabitants(&self) -> BTreeSet<u32> {
         let at_home = |pid: &u32| {
-            let namespace = fs::metadata(format!("/proc/{pid}/ns/mnt"));
-            namespace.is_ok_and(|namespace| self.houses(&pid.to_string(), namespace.ino()))
+            let namespace = mount_namespace(pid.cast_signed());
+            namespace.is_some_and(|(_, inode)| self.houses(*pid, inode))
         };
         let mut pids = self.our_pids();
         pids.extend(processes().filter(at_home));
         pids
     }
+}
+
+/// The mount namespace of a process: device and inode.
+fn mount_namespace(pid: i32) -> Option<(u64, u64)> {
+    let namespace = told(pid, |tid| fs::metadata(format!("/proc/{tid}/ns/mnt")).ok())?;
+    Some((namespace.dev(), namespace.ino()))
 }
 
 /// The pids there are.

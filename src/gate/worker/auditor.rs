@@ -6,8 +6,6 @@
 //! memory, which could make it wait.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -19,10 +17,9 @@ use nix::unistd::Pid;
 
 use super::Shared;
 use super::abroad::Abroad;
-use super::books::{Books, MANAGED};
-use super::device;
+use super::books::{Books, Space};
 use super::ending::{Ending, LAST_LOOK};
-use super::mapped::Occasion;
+use super::mapped::{Mapping, Occasion};
 use super::memory::Count;
 use super::own::Own;
 use super::quiet::{Doubts, Found};
@@ -30,8 +27,7 @@ use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
 use crate::gate::audit::{self, Figure, Finding, Underway};
 use crate::gate::resident::give_back_the_start;
-use crate::gate::settings::NodeKind;
-use crate::ledger::{Client, Entry, Handle, Hold, Process};
+use crate::ledger::{Client, Entry, Handle, Process};
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 
@@ -63,9 +59,6 @@ const TIDY: Duration = Duration::from_secs(10);
 
 /// How often clients are asked for, where nobody died and nothing is refused.
 const STOCK: Duration = Duration::from_secs(2);
-
-/// Looks after which a managed range that isn't mapped is taken to be gone.
-const GONE_AFTER: u32 = 2;
 
 /// The wake-up's place among what is waited for; no process has it.
 const WAKE: u64 = u64::MAX;
@@ -193,6 +186,7 @@ impl Shared {
         let mut watched = BTreeMap::new();
         let mut mapped = Instant::now();
         let mut tidied = Instant::now();
+        self.clear_up_what_is_left();
         loop {
             self.watch(&epoll, &mut watched);
             let wait = self.next(Instant::now());
@@ -202,8 +196,8 @@ impl Shared {
             let events = events.iter().take(woken);
             let died = events.filter(|event| event.data() != WAKE).count() > 0;
             let now = Instant::now();
-            while let Some(outcome) = self.stash.expired(now, ProcessId::alive) {
-                self.undo(outcome);
+            while let Some(kept) = self.stash.expired(now, ProcessId::alive) {
+                self.undo(&kept);
             }
             let occasion = if died { Occasion::Death } else { Occasion::Tick };
             if self.is_due(now) || died || woken == 0 {
@@ -222,8 +216,8 @@ impl Shared {
                 give_back_the_start();
                 tidied = Instant::now();
             }
-            if mapped.elapsed() > MAPPINGS || woken == 0 || self.has_new_mappers() {
-                self.audit_mappings();
+            if mapped.elapsed() > MAPPINGS || woken == 0 || self.memories.has_new() {
+                self.memories.ring();
                 mapped = Instant::now();
             }
         }
@@ -259,7 +253,10 @@ impl Shared {
     fn next(&self, now: Instant) -> EpollTimeout {
         let idle = self.is_idle();
         let mut books = self.books();
-        let watched = idle || !books.processes.is_empty() || self.auditor.abroad.is_watched();
+        let watched = idle
+            || !books.processes.is_empty()
+            || self.auditor.abroad.is_watched()
+            || self.exports.has_any();
         let ending = self.auditor.ending.is_under_way();
         let tick = match idle && self.auditor.abroad.is_watched() {
             true => IDLE_TICK,
@@ -272,7 +269,7 @@ impl Shared {
         }
         let due = books.due.iter().flatten().min();
         let wait = due.map_or(tick, |due| due.saturating_duration_since(now).min(tick));
-        let wait = if self.stash.is_empty() { wait } else { wait.min(TICK / 10) };
+        let wait = if self.stash.is_pending() { wait.min(TICK / 10) } else { wait };
         let wait = if ending { wait.min(LAST_LOOK) } else { wait };
         EpollTimeout::try_from(wait + Duration::from_millis(1)).unwrap_or(EpollTimeout::ZERO)
     }
@@ -375,27 +372,27 @@ impl Shared {
     fn bury(&self, dead: &[Process], all: &[Vec<Held>]) {
         // Those of who comes while this goes on are not among them.
         let files = self.mapped.all();
+        let outlived = self.outlived(dead);
         let mut books = self.books();
         for process in dead {
             let pid = process_id(*process).pid.cast_unsigned();
             let holds = all.iter().flatten().any(|held| {
                 held.pid == pid && held.made_bytes.saturating_add(held.duplicated_bytes) > 0
             });
-            if holds {
+            if holds || outlived.contains(process) {
                 continue;
             }
-            for space in [process.0, process.0 | MANAGED] {
-                books.enter(Entry::ReleaseSpace { space });
-                for (base, _) in books.ranges_of(space) {
-                    books.withdraw(space, base);
-                }
+            let space = Space::Managed(*process);
+            books.enter(Entry::ReleaseSpace { space: space.number() });
+            for (base, _) in books.ranges_of(space) {
+                books.withdraw(space, base);
             }
             books.enter(Entry::Left { process: *process });
-            books.mappers.remove(process);
+            self.memories.look_at_all();
             self.auditor.abroad.buried(*process);
             self.auditor.killed.lock().unwrap_or_else(PoisonError::into_inner).remove(process);
         }
-        if !dead.is_empty() {
+        if outlived.len() < dead.len() {
             // No figure tells that they are gone. Should one be in use all the same, nothing
             // of it counted.
             for client in books.ledger.weightless_orphans() {
@@ -404,21 +401,38 @@ impl Shared {
             }
             if books.processes.is_empty() {
                 drop(books);
-                // What only a file keeps alive has nobody left to look for it.
-                self.take_all_back();
-                self.unregister_each(&files);
-                books = self.books();
-                if books.processes.is_empty() {
-                    books.close_all();
-                } else {
-                    books.schedule(Instant::now());
-                    self.auditor.wake();
-                }
+                self.clear_up(&files);
             } else {
                 // What they had is looked at once more.
                 books.schedule(Instant::now());
                 self.auditor.wake();
             }
+        }
+    }
+
+    /// Nobody is left who called. What only a file maps has nobody to look for it; what was
+    /// exported, somebody may have who never called, and passes it on.
+    fn clear_up(&self, files: &[Arc<Mapping>]) {
+        self.unregister_each(files);
+        let kept = self.mapped.all().iter().map(|file| file.number).collect();
+        let mut books = self.books();
+        if books.processes.is_empty() {
+            books.close_all(&kept);
+        } else {
+            books.schedule(Instant::now());
+            self.auditor.wake();
+        }
+    }
+
+    /// The worker before may have buried the last one, and not have come to clear up.
+    fn clear_up_what_is_left(&self) {
+        let files = self.mapped.all();
+        let is_deserted = {
+            let books = self.books();
+            books.processes.is_empty() && (!books.has_nothing() || self.exports.has_any())
+        };
+        if is_deserted {
+            self.clear_up(&files);
         }
     }
 
@@ -443,88 +457,6 @@ impl Shared {
                 tracing::warn!(container, pid, "killed: it used memory past the quota's monitor");
             }
         }
-    }
-
-    fn has_new_mappers(&self) -> bool {
-        self.books().mappers.values().any(|looks| *looks == 0)
-    }
-
-    /// Looks at the mappings of processes that were let make any.
-    fn audit_mappings(&self) {
-        let mappers: Vec<Process> = self.books().mappers.keys().copied().collect();
-        for process in mappers {
-            let Some(mappings) = self.mappings(process) else { continue };
-            let mut books = self.books();
-            let looks = books.mappers.entry(process).and_modify(|looks| *looks += 1).or_insert(1);
-            let old = *looks > GONE_AFTER;
-            let covered = |space: u64, from: u64, to: u64| {
-                let range = books.range(space, from);
-                range.is_some_and(|(base, length)| to - base <= length)
-            };
-            let stranger = mappings.iter().find(|(from, to)| {
-                !covered(process.0, *from, *to) && !covered(process.0 | MANAGED, *from, *to)
-            });
-            if let Some((from, to)) = stranger {
-                let bytes = to - from;
-                drop(books);
-                tracing::debug!(bytes, "managed memory past the monitor");
-                self.kill(process);
-                continue;
-            }
-            if old {
-                release_unmapped(&mut books, process.0 | MANAGED, &mappings);
-            }
-        }
-    }
-
-    /// The ranges of a process that could be managed memory: shared, of a node of UVM's, at
-    /// the address that is their offset, which the driver insists on.
-    fn mappings(&self, process: Process) -> Option<Vec<(u64, u64)>> {
-        let pid = process_id(process);
-        let text = fs::read_to_string(format!("/proc/{}/maps", pid.pid)).ok()?;
-        if ProcessId::of(pid.pid) != Some(pid) {
-            return None;
-        }
-        let mut found = Vec::new();
-        for line in text.lines() {
-            let mut words = line.split_whitespace();
-            let (Some(range), Some(access), Some(offset), Some(_device), Some(_inode)) =
-                (words.next(), words.next(), words.next(), words.next(), words.next())
-            else {
-                continue;
-            };
-            let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-            let Some((from, to)) = range.split_once('-') else { continue };
-            let (Some(from), Some(to), Some(offset)) = (hex(from), hex(to), hex(offset)) else {
-                continue;
-            };
-            if !access.ends_with('s') || offset != from || offset == 0 {
-                continue;
-            }
-            let path = PathBuf::from(format!("/proc/{}/map_files/{range}", pid.pid));
-            let is_uvm = match device::kind_at(&self.settings.nodes, &path) {
-                Some(kind) => kind == NodeKind::Uvm,
-                None => device::place_at(&path).is_some_and(|place| self.books().is_node(place)),
-            };
-            if is_uvm {
-                found.push((from, to));
-            }
-        }
-        Some(found)
-    }
-}
-
-/// Managed ranges that are mapped no more are charged no more.
-fn release_unmapped(books: &mut Books, space: u64, mappings: &[(u64, u64)]) {
-    for (base, length) in books.ranges_of(space) {
-        let end = base.saturating_add(length);
-        if mappings.iter().any(|(from, to)| *from < end && *to > base) {
-            continue;
-        }
-        for (at, _) in books.ledger.mappings(space, base, 4096) {
-            books.enter(Entry::Release { hold: Hold::Mapping { space, base: at } });
-        }
-        books.withdraw(space, base);
     }
 }
 

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::memory::{Log, Memory, SetAside, Slot};
+use super::trace::Object;
 use crate::gate::journal::{Record, SLOTS, Stage};
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
@@ -33,8 +34,50 @@ const MOST_DEVICES: usize = 4096;
 /// No client has this handle; who is seen with it was seen at all.
 pub(super) const ANYBODY: Client = Client(0);
 
-/// The bit that tells managed ranges of a process from announced ones.
-pub(super) const MANAGED: u64 = 1 << 63;
+/// The bits that tell managed ranges of a process from those that a file of UVM's has: no process
+/// has such a number, and no range such an address.
+const MANAGED: u64 = 1 << 63;
+const OF_FILE: u64 = 1 << 62;
+
+/// What ranges are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Space {
+    /// A process, which mapped managed memory there.
+    Managed(Process),
+    /// A file of UVM's that is kept, by its number: it had the driver make them, and what is
+    /// mapped there by it is no managed memory.
+    File(u32),
+}
+
+impl Space {
+    /// Its number in the journal, and in [`Hold::Mapping`].
+    pub(super) fn number(self) -> u64 {
+        match self {
+            Self::Managed(process) => process.0 | MANAGED,
+            Self::File(number) => u64::from(number) | OF_FILE,
+        }
+    }
+}
+
+/// A call of a worker before.
+#[derive(Debug)]
+struct Inherited {
+    /// What it has set aside: until it is made again, or undone, the driver may have given it,
+    /// and no charge tells so.
+    reservation: Option<Reservation>,
+    /// What it makes, or frees, and the driver may still be at.
+    object: (Client, Handle),
+}
+
+/// Objects that a call exports.
+#[derive(Debug)]
+struct Exporting {
+    number: u64,
+    client: Client,
+    objects: Vec<Handle>,
+    /// One of them was freed since it was last looked at, or something that they hang below.
+    is_moved: bool,
+}
 
 /// The books.
 #[derive(Debug)]
@@ -43,15 +86,14 @@ pub(super) struct Books {
     log: Log,
     /// Seen, and not known to be gone.
     pub(super) processes: BTreeSet<Process>,
-    /// By process and first address: bytes.
+    /// By [`Space`] and first address: bytes.
     ranges: BTreeMap<(u64, u64), u64>,
     /// Nodes of UVM's, by `st_dev` and `st_ino`.
     nodes: BTreeSet<(u64, u64)>,
     /// By client and handle: the container's GPU.
     devices: HashMap<(u32, u32), usize>,
-    /// Calls of workers before, by their slots, and what they have set aside: until such a call
-    /// is made again, or undone, the driver may have given it, and no charge tells so.
-    inherited: HashMap<usize, Option<Reservation>>,
+    /// Calls of workers before, by their slots.
+    inherited: HashMap<usize, Inherited>,
     /// What they hold while they are underway, until all of them are over.
     orphaned: Vec<Hold>,
     /// Calls in the driver that change what is charged.
@@ -60,17 +102,14 @@ pub(super) struct Books {
     stuck: usize,
     /// How often such calls began or ended.
     pub(super) generation: u64,
-    /// Frees in the driver, and how many ever began.
-    freeing: usize,
-    frees: u64,
+    /// Objects that the driver frees now.
+    freeing: Vec<(Client, Handle)>,
     /// Calls that export, or wait to.
-    exporting: usize,
+    exporting: Vec<Exporting>,
     /// Audits that wait for calls that change what is charged: none may begin, before.
     pub(super) pauses: usize,
     /// Until when they wait, which may have to be given up.
     pub(super) paused_until: Option<Instant>,
-    /// Processes with a mapping that continued, and how often they were looked at since.
-    pub(super) mappers: BTreeMap<Process, u32>,
     /// When the driver is to be asked, though nobody waits for it.
     pub(super) due: [Option<Instant>; 2],
 }
@@ -93,12 +132,10 @@ impl Books {
             underway: 0,
             stuck: 0,
             generation: 0,
-            freeing: 0,
-            frees: 0,
-            exporting: 0,
+            freeing: Vec::new(),
+            exporting: Vec::new(),
             pauses: 0,
             paused_until: None,
-            mappers: BTreeMap::new(),
             due: [None; 2],
         };
         for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
@@ -119,7 +156,7 @@ impl Books {
         if slot.notice().id == 0 || slot.stage() == Stage::Decided {
             return;
         }
-        let (handle, was_there) = slot.executed();
+        let Object { client, handle, was_there, .. } = slot.executed();
         // It was entered already, and only the caller doesn't know.
         let is_charged = |client| {
             let known = self.ledger.contains(Client(client), Handle(handle));
@@ -129,7 +166,9 @@ impl Books {
         let reservation = memory.and_then(|SetAside { gpu, bytes, .. }| {
             self.ledger.reserve_again(gpu, bytes).ok() // no such GPU, then
         });
-        self.inherited.insert(slot.number(), reservation);
+        let object = (Client(client), Handle(handle));
+        self.inherited.insert(slot.number(), Inherited { reservation, object });
+        self.begin_free(object.0, object.1);
         self.begin();
     }
 
@@ -140,10 +179,11 @@ impl Books {
 
     /// The call of the worker before that had this slot is made again, or is over.
     pub(super) fn disinherit(&mut self, slot: Slot<'_>) {
-        if let Some(reservation) = self.inherited.remove(&slot.number()) {
+        if let Some(Inherited { reservation, object }) = self.inherited.remove(&slot.number()) {
             if let Some(reservation) = reservation {
                 self.ledger.cancel(reservation);
             }
+            self.end_free(object.0, object.1);
             self.end();
             self.forget_underway();
         }
@@ -270,31 +310,58 @@ impl Books {
     }
 
     /// Remembers a range. `false` where it can't be.
-    pub(super) fn announce(&mut self, space: u64, base: u64, length: u64) -> bool {
-        let room = self.ranges.len() < MOST_RANGES || self.ranges.contains_key(&(space, base));
+    pub(super) fn announce(&mut self, space: Space, base: u64, length: u64) -> bool {
+        let room = self.has_room_for(space, base, length);
         if room {
-            self.write(Record::Announce { space, base, length });
+            self.write(Record::Announce { space: space.number(), base, length });
         }
         room
     }
 
+    /// Whether a range can be remembered.
+    pub(super) fn has_room_for(&self, space: Space, base: u64, length: u64) -> bool {
+        let room = self.ranges.len() < MOST_RANGES;
+        let fits = base & MANAGED == 0 && length > 0;
+        fits && (room || self.ranges.contains_key(&(space.number(), base)))
+    }
+
     /// Forgets a range.
-    pub(super) fn withdraw(&mut self, space: u64, base: u64) {
-        if self.ranges.contains_key(&(space, base)) {
-            self.write(Record::Withdraw { space, base });
+    pub(super) fn withdraw(&mut self, space: Space, base: u64) {
+        if self.ranges.contains_key(&(space.number(), base)) {
+            self.write(Record::Withdraw { space: space.number(), base });
         }
     }
 
     /// The range that `base` lies in: its first address and bytes.
-    pub(super) fn range(&self, space: u64, base: u64) -> Option<(u64, u64)> {
+    pub(super) fn range(&self, space: Space, base: u64) -> Option<(u64, u64)> {
+        let space = space.number();
         let (key, length) = self.ranges.range((space, 0)..=(space, base)).next_back()?;
         (base - key.1 < *length).then_some((key.1, *length))
     }
 
-    /// The ranges of a process.
-    pub(super) fn ranges_of(&self, space: u64) -> Vec<(u64, u64)> {
+    /// Whether a mapping lies in one range.
+    pub(super) fn covers(&self, space: Space, (from, to): (u64, u64)) -> bool {
+        self.range(space, from).is_some_and(|(base, length)| to - base <= length)
+    }
+
+    /// The ranges of a space: first addresses and bytes.
+    pub(super) fn ranges_of(&self, space: Space) -> Vec<(u64, u64)> {
+        let space = space.number();
         let all = self.ranges.range((space, 0)..=(space, u64::MAX));
         all.map(|((_, base), length)| (*base, *length)).collect()
+    }
+
+    /// How many ranges files have.
+    pub(super) fn ranges_of_files(&self) -> usize {
+        self.ranges.range((OF_FILE, 0)..(MANAGED, 0)).count()
+    }
+
+    /// A file of UVM's is closed, or is as good as closed: it maps nothing, and has no ranges.
+    pub(super) fn close_file(&mut self, file: u32) {
+        self.enter(Entry::CloseFile { file });
+        for (base, _) in self.ranges_of(Space::File(file)) {
+            self.withdraw(Space::File(file), base);
+        }
     }
 
     /// A node of UVM's was seen. `false` where there are more than can be known.
@@ -336,34 +403,52 @@ impl Books {
         self.stuck = self.underway;
     }
 
-    /// A free goes into the driver, or comes back.
-    pub(super) fn begin_free(&mut self) {
-        self.freeing += 1;
-        self.frees += 1;
+    /// A free goes into the driver.
+    pub(super) fn begin_free(&mut self, client: Client, handle: Handle) {
+        self.freeing.push((client, handle));
+        let ledger = &self.ledger;
+        let exporting = self.exporting.iter_mut();
+        exporting
+            .filter(|export| is_freed(ledger, export, (client, handle)))
+            .for_each(|export| export.is_moved = true);
     }
 
-    pub(super) fn end_free(&mut self) {
-        self.freeing = self.freeing.saturating_sub(1);
+    /// It is back.
+    pub(super) fn end_free(&mut self, client: Client, handle: Handle) {
+        if let Some(at) = self.freeing.iter().position(|of| *of == (client, handle)) {
+            self.freeing.swap_remove(at);
+        }
     }
 
-    /// An export begins, or ends.
-    pub(super) fn begin_export(&mut self) {
-        self.exporting += 1;
+    /// An export of objects begins, by a number of its own.
+    pub(super) fn begin_export(&mut self, number: u64, client: Client, objects: Vec<Handle>) {
+        self.exporting.push(Exporting { number, client, objects, is_moved: false });
     }
 
-    pub(super) fn end_export(&mut self) {
-        self.exporting = self.exporting.saturating_sub(1);
+    pub(super) fn end_export(&mut self, number: u64) {
+        self.exporting.retain(|export| export.number != number);
     }
 
-    /// Whether none is under way.
-    pub(super) fn exports_none(&self) -> bool {
-        self.exporting == 0
+    /// Whether an object that is to be freed is one that's being exported, or one above it.
+    pub(super) fn is_exporting(&self, client: Client, handle: Handle) -> bool {
+        self.exporting.iter().any(|export| is_freed(&self.ledger, export, (client, handle)))
     }
 
-    /// A number that stays while no handle can come to name another object; `None` while
-    /// one can: an object is being freed.
-    pub(super) fn still(&self) -> Option<u64> {
-        (self.freeing == 0).then_some(self.frees)
+    /// Whether an export's handles name what they do until [`Books::is_moved`] says otherwise;
+    /// they may not while one of the objects is being freed.
+    pub(super) fn stays(&mut self, number: u64) -> bool {
+        let (ledger, freeing) = (&self.ledger, &self.freeing);
+        let Some(export) = self.exporting.iter_mut().find(|export| export.number == number) else {
+            return false;
+        };
+        export.is_moved = false;
+        !freeing.iter().any(|freed| is_freed(ledger, export, *freed))
+    }
+
+    /// Whether an object of an export began to be freed since [`Books::stays`].
+    pub(super) fn is_moved(&self, number: u64) -> bool {
+        let export = self.exporting.iter().find(|export| export.number == number);
+        export.is_none_or(|export| export.is_moved)
     }
 
     /// The driver is to be asked soon, and once more later.
@@ -377,8 +462,16 @@ impl Books {
         first
     }
 
-    /// Processes that live on in no process's list are gone, and nobody is left: nothing is.
-    pub(super) fn close_all(&mut self) {
+    /// Whether nothing is charged, and nothing known that could be.
+    pub(super) fn has_nothing(&self) -> bool {
+        let usages = (0..).map_while(|gpu| self.ledger.usage(gpu));
+        let size = self.ledger.size();
+        size.objects + size.holds == 0 && usages.into_iter().all(|usage| usage.used_bytes == 0)
+    }
+
+    /// Processes that live on in no process's list are gone, and nobody is left: nothing is but
+    /// what files keep that it was exported to, and those that can't be ended.
+    pub(super) fn close_all(&mut self, kept: &BTreeSet<u32>) {
         let clients: BTreeSet<Client> = self
             .ledger
             .entries()
@@ -394,6 +487,7 @@ impl Books {
             .ledger
             .entries()
             .filter_map(|entry| match entry {
+                Entry::Held { hold: Hold::Export { .. }, .. } => None,
                 Entry::Held { hold, .. } => Some(hold),
                 _ => None,
             })
@@ -402,15 +496,23 @@ impl Books {
             self.enter(Entry::Release { hold });
         }
         for file in self.ledger.files() {
-            self.enter(Entry::CloseFile { file });
+            if !kept.contains(&file) {
+                self.close_file(file);
+            }
         }
         // What the driver had showed of theirs, and nobody is asked for again.
-        let gpus: Vec<usize> = (0..).take_while(|gpu| self.ledger.usage(*gpu).is_some()).collect();
-        for gpu in gpus {
-            self.enter(Entry::Reconcile { gpu, driver_bytes: 0 });
+        let gpus = (0..).map_while(|gpu| Some((gpu, self.ledger.expected(gpu)?.hidden_bytes)));
+        for (gpu, driver_bytes) in gpus.collect::<Vec<_>>() {
+            self.enter(Entry::Reconcile { gpu, driver_bytes });
         }
         self.devices.clear();
     }
+}
+
+/// Whether what an export names goes with what is freed.
+fn is_freed(ledger: &Ledger, export: &Exporting, (client, freed): (Client, Handle)) -> bool {
+    let goes = |object: &Handle| ledger.is_freed_by(client, *object, freed);
+    export.client == client && export.objects.iter().any(goes)
 }
 
 fn ranges(ranges: &BTreeMap<(u64, u64), u64>) -> impl Iterator<Item = Record> {
@@ -449,7 +551,7 @@ mod tests {
         books.enter(Entry::Hold { hold: Hold::Underway(7), client, handle });
         // A notification begins with its id.
         journal.write_all_at(&1_u64.to_ne_bytes(), HEAD_BYTES as u64).unwrap();
-        memory.slot(0).executing(1, 3, false);
+        memory.slot(0).executing(Object::one(1, 3, false));
 
         let (mut books, _) = open();
         books.enter(Entry::Free { client, handle });

@@ -142,6 +142,11 @@ impl Desk {
         self.input.extend_from_slice(&self.params);
     }
 
+    /// The struct as it was read, where that is known.
+    pub(super) fn bytes_read(&self) -> &[u8] {
+        self.input.get(..self.bytes.len()).unwrap_or_default()
+    }
+
     /// The parameters as they were read, where that is known.
     pub(super) fn params_read(&self) -> &[u8] {
         self.input.get(self.bytes.len()..).unwrap_or_default()

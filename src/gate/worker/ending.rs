@@ -42,7 +42,7 @@ impl Shared {
     pub(super) fn deserted(&'static self, number: u64) -> io::Result<()> {
         let abroad = &self.auditor.abroad;
         let others = !self.listeners.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-        let unseen = self.our_pids().is_empty() && !abroad.is_watched();
+        let unseen = self.our_pids().is_empty() && !abroad.is_watched() && !self.exports.has_any();
         if others || unseen || abroad.is_unknown() {
             return self.keeper.tell(Notice::Gone { number });
         }

@@ -7,7 +7,12 @@ use super::desk::Copy;
 use super::listener::Reply;
 use super::serve::{Case, Over};
 use crate::gate::policy::{self, Pass, Passed, Verdict};
+use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
 use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, control, refuse};
+
+/// What the driver says of an object that is made already, and of one that is exported. What it says
+/// of a free, many calls are told.
+const DONE_ALREADY: [u32; 2] = [NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE];
 
 /// An escape as it was read, whoever it is meant for.
 #[derive(Debug)]
@@ -64,6 +69,7 @@ impl Case<'_> {
         })?;
         let Asked { command, address, decoded, verdict, wrapped } = asked;
         self.write_back(0, address, Copy::Struct);
+        self.said = decoded.layout.map(|head| (head, &DONE_ALREADY[..]));
         if let Verdict::Refuse(answer) = verdict {
             // Nothing is done, and whether it still waits is asked before it's told.
             if let Call::Control { command, flags, .. } = decoded.call {

@@ -12,7 +12,9 @@ use super::desk::Copy;
 use super::device::Rm;
 use super::listener::Reply;
 use super::memory::SetAside;
+use super::own::Presence;
 use super::serve::{Case, Made, Over};
+use super::trace;
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Reservation};
 use crate::rm::call::{Alloc, Object, VidHeap};
@@ -149,22 +151,22 @@ impl Case<'_> {
     fn make(&mut self, command: &Command, making: Making) -> Result<Option<u32>, Errno> {
         let Making { object, handle: place, head } = making;
         let chosen = object.handle != 0;
-        let (before, there) = self.slot.executed();
+        let before = self.slot.executed();
         let mut handle = match (chosen, self.again) {
             (true, _) => object.handle,
-            (false, true) => before,
+            (false, true) => before.handle,
             (false, false) => self.next_handle(),
         };
         let known = |case: &Self, handle| {
             case.books().ledger.contains(Client(object.client), Handle(handle))
         };
         self.unmake_what_was_entered(object);
-        let mut again = self.again && !there;
+        let mut again = self.again && !before.was_there;
         for attempt in 0..=TRIES {
             self.patch(place, Meaning::Handle, handle.into());
             self.patch(head, Meaning::Status, NV_OK.into());
-            let there = (self.again && there) || known(self, handle);
-            self.slot.executing(object.client, handle, there);
+            let there = (self.again && before.was_there) || known(self, handle);
+            self.slot.executing(trace::Object::one(object.client, handle, there));
             let Some(device) = &self.device else { return Err(Errno::EBADF) };
             device.call(command, &mut self.desk.bytes)?;
             match self.status(head) {
@@ -192,9 +194,9 @@ impl Case<'_> {
 
     /// The handle of what a worker before may have made for this call, where that is made again.
     fn made_before(&self, object: Object) -> Option<u32> {
-        let (before, was_there) = self.slot.executed();
-        let handle = if object.handle == 0 { before } else { object.handle };
-        (self.again && !was_there).then_some(handle)
+        let before = self.slot.executed();
+        let handle = if object.handle == 0 { before.handle } else { object.handle };
+        (self.again && !before.was_there).then_some(handle)
     }
 
     /// The worker before may have made an object, and even entered it: once more from the start.
@@ -233,6 +235,10 @@ impl Case<'_> {
         given: impl Fn(&Self) -> Option<u64>,
     ) -> Result<Option<Made>, Over> {
         let Making { object, head, .. } = making;
+        if self.repeats && self.is_there(object) {
+            let there = Answer::Status(NV_ERR_INSERT_DUPLICATE_NAME);
+            return Err(self.answer(there, Some(head)));
+        }
         let Some((gpu, asked_bytes)) = memory else {
             let made = self.make(command, making).map_err(|errno| Reply::Errno(errno as i32))?;
             return Ok(made.map(|handle| self.made_without(object, handle)));
@@ -282,6 +288,14 @@ impl Case<'_> {
             return Err(self.over_quota(Some(head)));
         }
         Ok(Some(Made { client: object.client, parent: object.parent, handle }))
+    }
+
+    /// Whether an object is there, as the books and the driver say.
+    fn is_there(&self, Object { client, handle, .. }: Object) -> bool {
+        let release = &self.shared.release;
+        let known = self.books().ledger.contains(Client(client), Handle(handle));
+        let own = self.shared.auditor.own(self.shared).filter(|_| known);
+        own.is_some_and(|own| own.presence(release, client, handle) == Presence::There)
     }
 
     /// An object without memory was made.
@@ -454,13 +468,13 @@ impl Case<'_> {
         self.only_once()?;
         let (of, object) = (Client(client), Handle(handle));
         let process = self.target()?.process;
-        self.shared.begin_free();
+        self.shared.begin_free(of, object);
         let mut books = self.shared.books_to_begin(self.slot);
         books.shares(client, process);
         let before = books.ledger.charge_of(of, object);
         books.begin();
         drop(books);
-        self.slot.executing(client, handle, true);
+        self.slot.executing(trace::Object::one(client, handle, true));
         let called = self.call(command);
         let mut status = self.status(layout);
         // A client that is gone is no client.
@@ -470,10 +484,14 @@ impl Case<'_> {
             NV_ERR_INVALID_CLIENT | NV_ERR_INVALID_OBJECT_HANDLE => is_client,
             _ => false,
         };
-        if self.again && is_gone {
-            // The worker before freed it.
-            status = NV_OK;
+        let is_ours = self.again && is_gone && (!is_client || self.is_no_client(client));
+        if is_ours || self.repeats && is_gone {
+            // It was this call that freed it, when it was made before.
             self.patch(layout, Meaning::Status, NV_OK.into());
+        }
+        if is_ours {
+            // And the worker before didn't come to enter that.
+            status = NV_OK;
         }
         let mut books = self.books();
         // Another thread may have made an object of the same handle since.
@@ -484,11 +502,19 @@ impl Case<'_> {
                 books.unlearn(client);
             }
         }
-        books.end_free();
+        books.end_free(of, object);
         books.end();
         drop(books);
         called?;
         Ok(self.executed(None))
+    }
+
+    /// Whether the driver has no such client: by another's file it's told so of any.
+    fn is_no_client(&self, client: u32) -> bool {
+        let release = &self.shared.release;
+        let own = self.shared.auditor.own(self.shared);
+        own.filter(|own| own.can_tell(release))
+            .is_some_and(|own| own.presence(release, client, client) == Presence::NoClient)
     }
 
     fn duplicate(

@@ -7,8 +7,8 @@
 //! was there.
 //!
 //! A handle must name the same in the driver as in the books, or small memory would be
-//! entered and large exported. So frees wait for exports, and these for frees; where a free
-//! waited too long, for an export that hangs, what was exported is taken out again.
+//! entered and large exported. So frees wait for exports of what they free, and these for them;
+//! where a free waited too long, for an export that hangs, what was exported is taken out again.
 //!
 //! Memory of the host is entered when it's exported, as memory of 0 bytes: nothing else tells
 //! who names it. That it's the host's, the driver is asked each time.
@@ -23,6 +23,7 @@ use super::execute::nth_handle;
 use super::exported::{Claim, Denied, LOOK, PATIENCE};
 use super::listener::Reply;
 use super::serve::{Case, Made, Over};
+use super::trace::Object;
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
@@ -116,9 +117,8 @@ impl Case<'_> {
         let number = || Some(shared.memory.next_hold());
         let claimed = shared.exports.claim(file, true, number);
         let (claim, is_new) = claimed.map_err(|denied| self.denied(head, denied))?;
-        let (_, was_known) = self.slot.executed();
         // The worker before had come to tell of it.
-        let mine = self.again && !was_known;
+        let mine = self.again && !self.slot.executed().was_there;
         // One object is put into a file once; a list goes into what others of ours began.
         let begun = match control.does {
             Does::Export => !is_new && !mine,
@@ -128,7 +128,7 @@ impl Case<'_> {
             true => Err(self.status_over(head, NV_ERR_STATE_IN_USE)),
             false => {
                 if !self.again {
-                    self.slot.executing(control.client, 0, !is_new);
+                    self.slot.executing(Object::one(control.client, 0, !is_new));
                 }
                 self.export_to(control, places, &claim, is_new)
             }
@@ -164,33 +164,36 @@ impl Case<'_> {
                 return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
             }
         }
-        self.books().begin_export();
-        let done = self.export_in_turn(control, places, claim);
-        self.books().end_export();
+        let number = self.shared.memory.next_hold();
+        let objects = places.named().map(|(_, object)| Handle(object)).collect();
+        self.books().begin_export(number, Client(control.client), objects);
+        let done = self.export_in_turn(control, places, (claim, number));
+        self.books().end_export(number);
         done
     }
 
-    /// Exports while nothing is freed.
+    /// Exports while none of the objects is freed.
     fn export_in_turn(
         &mut self,
         control: Control<'_>,
         places: &Places,
-        claim: &Claim<'_>,
+        (claim, number): (&Claim<'_>, u64),
     ) -> Result<bool, Over> {
         let (head, of) = (control.head, Client(control.client));
         let since = Instant::now();
         let mut was_there = self.again;
         while since.elapsed() <= PATIENCE {
-            let Some(still) = self.books().still() else {
+            let stays = self.books().stays(number);
+            if !stays {
                 std::thread::sleep(LOOK);
                 continue;
-            };
+            }
             let of_the_host = self.of_the_host(control, places)?;
             if !self.shared.clear(claim, |place| places.has(place)) {
                 return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
             }
             let mut books = self.books();
-            if books.still() != Some(still) {
+            if books.is_moved(number) {
                 continue;
             }
             let held = hold_all(&mut books, (of, places), claim.number, &of_the_host);
@@ -208,7 +211,7 @@ impl Case<'_> {
                 self.shared.release(claim.number, |place| places.has(place));
                 return done;
             }
-            if self.books().still() == Some(still) {
+            if !self.books().is_moved(number) {
                 return done;
             }
             // What it was may be something else by now.
@@ -304,9 +307,9 @@ impl Case<'_> {
             return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
         }
         let unchosen = wanted.iter().filter(|(_, object)| *object == 0).count();
-        let (before, was_there) = self.slot.executed();
-        let first = match self.again && before != 0 {
-            true => before,
+        let before = self.slot.executed();
+        let first = match self.again && before.handle != 0 {
+            true => before.handle,
             false => self.next_handles(u32::try_from(unchosen).unwrap_or(u32::MAX)),
         };
         let mut chosen = (0..).map(|number| nth_handle(first, number));
@@ -322,15 +325,15 @@ impl Case<'_> {
             asked.clone().any(|object| books.ledger.contains(Client(client), Handle(object)))
         };
         // The worker before may have made them, and even entered some.
-        if self.again && !was_there {
+        if self.again && !before.was_there {
             asked.for_each(|object| self.unmake(client, parent, object));
         }
         export::set_objects(layout, &mut self.desk.params, &objects);
         // Of a list whose handles the caller chose, what can be undone is the first.
-        let mark =
-            if unchosen > 0 { Some(first) } else { objects.iter().copied().find(|at| *at != 0) };
-        let was_there = if self.again { was_there } else { known };
-        self.slot.executing(client, mark.unwrap_or(first), was_there);
+        let theirs = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
+        let was_there = if self.again { before.was_there } else { known };
+        let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
+        self.slot.executing(Object { client, handle: theirs.unwrap_or(first), more, was_there });
         self.shared.books_to_begin(self.slot).begin();
         let done = self.make_control(command, head, params);
         let mut made = Vec::new();
@@ -395,13 +398,13 @@ fn hold_all(
 }
 
 impl Shared {
-    /// A free may go into the driver, once no export is there.
-    pub(super) fn begin_free(&self) {
+    /// A free may go into the driver, once no export of what it frees is there.
+    pub(super) fn begin_free(&self, client: Client, handle: Handle) {
         let since = Instant::now();
         loop {
             let mut books = self.books();
-            if books.exports_none() || since.elapsed() > FREE_PATIENCE {
-                return books.begin_free();
+            if !books.is_exporting(client, handle) || since.elapsed() > FREE_PATIENCE {
+                return books.begin_free(client, handle);
             }
             drop(books);
             std::thread::sleep(LOOK);

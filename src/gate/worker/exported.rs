@@ -19,7 +19,7 @@ use nix::libc;
 use super::Shared;
 use super::books::Books;
 use super::device::{self, Device, Failure, Rm};
-use super::target::has_file;
+use super::target::{has_file, with_files};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::ledger::{Entry, Hold};
@@ -94,6 +94,10 @@ pub(super) enum Denied {
 impl Exports {
     fn files(&self) -> MutexGuard<'_, BTreeMap<u64, Export>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_any(&self) -> bool {
+        !self.files().is_empty()
     }
 
     fn keep(&self, number: u64, file: Arc<Device>) {
@@ -299,12 +303,21 @@ impl Shared {
         }
     }
 
-    /// Descriptors of that kind of node that the container's processes have; `None` where not all
-    /// could be looked at, for want of descriptors of our own, say.
+    /// Descriptors of that kind of node that the container's processes have, by their threads;
+    /// `None` where not all could be looked at, for want of descriptors of our own, say.
     pub(super) fn open_files(&self, kind: NodeKind) -> Option<Vec<(u32, i32)>> {
         let mut open = Vec::new();
         for pid in self.inhabitants() {
-            let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
+            open.extend(self.open_in(pid, kind)?);
+        }
+        Some(open)
+    }
+
+    /// The same of one process.
+    pub(super) fn open_in(&self, pid: u32, kind: NodeKind) -> Option<Vec<(u32, i32)>> {
+        let mut open = Vec::new();
+        for tid in with_files(pid) {
+            let entries = match fs::read_dir(format!("/proc/{tid}/fd")) {
                 Ok(entries) => entries,
                 Err(error) if is_gone(&error) => continue,
                 Err(_) => return None,
@@ -314,7 +327,7 @@ impl Shared {
                 if let Some(number) = number
                     && device::kind_at(&self.settings.nodes, &entry.path()) == Some(kind)
                 {
-                    open.push((pid, number));
+                    open.push((tid, number));
                 }
             }
         }

@@ -1,14 +1,16 @@
-//! Files of UVM's that memory is mapped by.
+//! Files of UVM's that have GPUs, ranges, or memory mapped by them.
 //!
 //! UVM keeps what it maps until it's unmapped or its file is closed, whoever has that by then:
 //! it may have been inherited, sent, or hidden in a socket's queue. Nothing tells when a file
 //! is closed, and nothing but a file in hand tells it from others. So, as with exports, we keep
-//! each open while anything is mapped by it. When nobody of the container is found with one, its
-//! GPUs are unregistered, which ends what it maps also where a descriptor is hidden, and it is
-//! let go. What is mapped where is the ledger's business.
+//! each open from the first call that gives it any of these. When nobody of the container is found
+//! with one, its GPUs are unregistered, which ends what it maps also where a descriptor is hidden,
+//! and it is let go. What is mapped where is the ledger's business, and which ranges it has the
+//! books'.
 
 use std::cmp::Ordering;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -17,14 +19,13 @@ use super::device::Device;
 use super::target::{compared, has_file};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
-use crate::ledger::Entry;
-use crate::rm::number::{NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
+use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
 use crate::rm::{Key, Layout, Meaning, uvm};
 
 /// Files at most: each is a descriptor of ours and one of the keeper's.
 const MOST: usize = 1024;
 
-/// How often files are looked for that keep what no object names any more.
+/// How often files are looked for that are no more where they were.
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// What looking may cost: so many times as long as it took it isn't done again.
@@ -32,6 +33,10 @@ const REST: u32 = 4;
 
 /// How long a call that would be refused waits for that at most.
 const PATIENCE: Duration = Duration::from_millis(200);
+
+/// How many ranges of files times files there may be: for each range that is mapped, all other
+/// files are asked whether it's theirs.
+pub(super) const MOST_QUESTIONS: usize = 1 << 19;
 
 /// How often a file must not have been found: who had it may have forked, and ended, while
 /// processes were looked at.
@@ -75,20 +80,46 @@ struct Looks {
     died: bool,
 }
 
-/// A file of UVM's that memory is mapped by, or was a moment ago.
+/// A file of UVM's that is kept.
 #[derive(Debug)]
 pub(super) struct Mapping {
     pub(super) number: u32,
-    device: Device,
+    pub(super) device: Device,
     /// Who was last seen to have it: process and descriptor.
     seen: Mutex<(u32, i32)>,
-    /// One call at a time changes what is mapped by it, or in which order the driver did what
-    /// they asked for would not be known. Whether it was let go.
+    /// One call at a time changes its ranges and what is mapped by it, or in which order the driver
+    /// did what they asked for would not be known. Whether it was let go.
     turn: Mutex<bool>,
+    /// It had managed memory past the monitor, and gets no GPU.
+    condemned: AtomicBool,
+    /// And has none any more.
+    ended: AtomicBool,
 }
 
 impl Mapping {
-    /// Waits until nobody else changes what is mapped by it; `None` where it was let go.
+    fn new(number: u32, device: Device, seen: (u32, i32)) -> Self {
+        let [condemned, ended] = [false, false].map(AtomicBool::new);
+        let (seen, turn) = (Mutex::new(seen), Mutex::new(false));
+        Mapping { number, device, seen, turn, condemned, ended }
+    }
+
+    pub(super) fn has_ended(&self) {
+        self.ended.store(true, AtomicOrdering::Relaxed);
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        self.ended.load(AtomicOrdering::Relaxed)
+    }
+
+    pub(super) fn condemn(&self) {
+        self.condemned.store(true, AtomicOrdering::Relaxed);
+    }
+
+    pub(super) fn is_condemned(&self) -> bool {
+        self.condemned.load(AtomicOrdering::Relaxed)
+    }
+
+    /// Waits until nobody else changes it; `None` where it was let go.
     pub(super) fn turn(&self) -> Option<MutexGuard<'_, bool>> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         (!*turn).then_some(turn)
@@ -138,15 +169,24 @@ impl Shared {
         if self.mapped.files().len() >= MOST {
             self.sweep_mapped(Occasion::Refusal);
         }
+        if let Some(file) = self.mapped.find(device) {
+            return Some(file);
+        }
+        let copy = device.as_fd().try_clone_to_owned().ok()?;
+        let copy = Device::of(&self.settings.nodes, copy).ok()?;
+        let (known, ranges) = {
+            let books = self.books();
+            (books.ledger.files(), books.ranges_of_files())
+        };
         let mut files = self.mapped.files();
         let at = match place(&files, device)? {
             Ok(at) => return files.get(at).cloned(),
             Err(_) if files.len() >= MOST => return None,
             Err(at) => at,
         };
-        let copy = device.as_fd().try_clone_to_owned().ok()?;
-        let copy = Device::of(&self.settings.nodes, copy).ok()?;
-        let known = self.books().ledger.files();
+        if (files.len() + 1) * ranges > MOST_QUESTIONS {
+            return None;
+        }
         let is_free = |number: &u32| {
             !known.contains(number) && files.iter().all(|file| file.number != *number)
         };
@@ -154,14 +194,15 @@ impl Shared {
         // Before anything is mapped by it, so that no worker to come misses one.
         let notice = Notice::Exported { number: KIND | u64::from(number) };
         self.keeper.tell_with(notice, Some(copy.as_fd())).ok()?;
-        let file = Arc::new(Mapping {
-            number,
-            device: copy,
-            seen: Mutex::new(seen),
-            turn: Mutex::new(false),
-        });
+        let file = Arc::new(Mapping::new(number, copy, seen));
         files.insert(at, Arc::clone(&file));
         Some(file)
+    }
+
+    /// Whether the files may have one more range.
+    pub(super) fn has_room_for_range(&self) -> bool {
+        let files = self.mapped.files().len();
+        files * (self.books().ranges_of_files() + 1) <= MOST_QUESTIONS
     }
 
     /// A worker before had it.
@@ -170,13 +211,12 @@ impl Shared {
         let Ok(number) = u32::try_from(number & !KIND) else { return };
         let mut files = self.mapped.files();
         if let Some(Err(at)) = place(&files, &device) {
-            let (seen, turn) = (Mutex::new((0, 0)), Mutex::new(false));
-            files.insert(at, Arc::new(Mapping { number, device, seen, turn }));
+            files.insert(at, Arc::new(Mapping::new(number, device, (0, 0))));
         }
     }
 
-    /// Lets go of files that nothing is mapped by, and ends what is mapped by those that nobody
-    /// of the container has open any more: at a tick only where that keeps what no object names.
+    /// Ends what is mapped by files that nobody of the container has open any more, and lets go
+    /// of them.
     pub(super) fn sweep_mapped(&self, occasion: Occasion) {
         let files = self.mapped.all();
         if files.is_empty() {
@@ -193,21 +233,16 @@ impl Shared {
         };
         let mut looks = looks.unwrap_or_else(|looks| looks);
         looks.died |= occasion == Occasion::Death;
-        let (all, due) = match occasion {
-            Occasion::Refusal => (true, None),
-            Occasion::Tick | Occasion::Death if looks.died => (true, looks.soonest),
-            Occasion::Tick | Occasion::Death => (false, looks.next),
+        let due = match occasion {
+            Occasion::Refusal => None,
+            Occasion::Tick | Occasion::Death if looks.died => looks.soonest,
+            Occasion::Tick | Occasion::Death => looks.next,
         };
         if due.is_some_and(|due| Instant::now() < due) {
             return;
         }
         looks.died = false;
-        let (idle, kept): (Vec<_>, Vec<_>) = {
-            let books = self.books();
-            files.into_iter().partition(|file| books.ledger.pieces(file.number).next().is_none())
-        };
-        let mut missed: Vec<_> =
-            kept.into_iter().filter(|file| self.is_doubtful(file, all)).collect();
+        let mut missed: Vec<_> = files.into_iter().filter(|file| self.is_doubtful(file)).collect();
         if !missed.is_empty() {
             let wait = looks.soonest.map(|at| at.saturating_duration_since(Instant::now()));
             std::thread::sleep(wait.unwrap_or_default().min(PATIENCE));
@@ -236,31 +271,12 @@ impl Shared {
             self.unregister_all(&file);
         }
         drop(looks);
-        for file in idle {
-            self.let_go(&file);
-        }
     }
 
     /// Whether somebody has to be looked for who has it.
-    fn is_doubtful(&self, file: &Mapping, all: bool) -> bool {
-        let hides = || {
-            let books = self.books();
-            books.ledger.hides(file.number)
-        };
+    fn is_doubtful(&self, file: &Mapping) -> bool {
         let seen = *file.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        (all || hides()) && file.is_at(seen) != Some(true)
-    }
-
-    /// Keeps a file no longer that nothing is mapped by.
-    fn let_go(&self, file: &Mapping) {
-        // Whoever has its turn maps by it.
-        let Ok(mut turn) = file.turn.try_lock() else { return };
-        let books = self.books();
-        let is_idle = books.ledger.pieces(file.number).next().is_none();
-        drop(books);
-        if is_idle && !*turn {
-            self.forget(file, &mut turn);
-        }
+        file.is_at(seen) != Some(true)
     }
 
     fn forget(&self, file: &Mapping, turn: &mut bool) {
@@ -276,27 +292,32 @@ impl Shared {
         if *turn {
             return;
         }
-        let layout = self.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first();
-        let ended = self.uuids.iter().all(|uuid| {
-            let mut bytes = vec![0; layout.map_or(0, Layout::size)];
-            let status = layout.filter(|layout| uvm::set_uuid(layout, &mut bytes, *uuid));
-            let status = status.and_then(|layout| {
-                file.device.call_uvm(UVM_UNREGISTER_GPU, &mut bytes).ok()?;
-                layout.view(&bytes)?.u32(Meaning::Status)
-            });
-            // It maps nothing by a GPU that isn't registered.
-            matches!(status, Some(NV_OK | NV_ERR_INVALID_DEVICE))
-        });
+        let ended = self.unregister_gpus(&file.device);
         if !ended {
             if self.calm.allows() {
                 tracing::warn!("a file of nvidia-uvm can't be ended: its memory stays charged");
             }
             return;
         }
-        let mut books = self.books();
-        books.enter(Entry::CloseFile { file: file.number });
-        drop(books);
+        self.books().close_file(file.number);
         self.forget(file, &mut turn);
+    }
+
+    /// Unregisters each GPU, whether it was registered or not. `false` where that can't be done.
+    pub(super) fn unregister_gpus(&self, device: &Device) -> bool {
+        let layout = self.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first();
+        let unregister = |uuid: &[u8; 16]| {
+            let mut bytes = vec![0; layout.map_or(0, Layout::size)];
+            let status = layout.filter(|layout| uvm::set_uuid(layout, &mut bytes, *uuid));
+            let status = status.and_then(|layout| {
+                device.call_uvm(UVM_UNREGISTER_GPU, &mut bytes).ok()?;
+                layout.view(&bytes)?.u32(Meaning::Status)
+            });
+            // It maps nothing by a GPU that isn't registered, and nothing where it wasn't initialized.
+            matches!(status, Some(NV_OK | NV_ERR_INVALID_DEVICE | NV_ERR_ILLEGAL_ACTION))
+        };
+        // Of each, whatever becomes of another.
+        self.uuids.iter().filter(|uuid| !unregister(uuid)).count() == 0
     }
 
     /// Ends what is mapped by files of those who are gone.

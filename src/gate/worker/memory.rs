@@ -5,6 +5,9 @@
 //! never comes back to write. Its slot is left alone until it's gone.
 #![allow(unsafe_code, reason = "memory shared with workers before and after is raw memory")]
 
+mod log;
+mod traces;
+
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -12,10 +15,10 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use memmap2::MmapRaw;
 use nix::libc::seccomp_notif;
 
-use crate::gate::journal::{
-    COUNT_BYTES, HALF_BYTES, HEAD_BYTES, JOURNAL_BYTES, LOG_OFFSET, RECORD_BYTES, Record,
-    SLOT_BYTES, SLOTS, Stage, decode, encode, is_due,
-};
+pub(super) use log::Log;
+
+use super::trace::{Object, Print};
+use crate::gate::journal::{HEAD_BYTES, JOURNAL_BYTES, SLOT_BYTES, SLOTS, Stage};
 use crate::gate::wire::Calls;
 use crate::process::ProcessId;
 
@@ -24,9 +27,6 @@ const HANDLES: usize = 8;
 const HOLDS: usize = 16;
 const FILES: usize = 24;
 const COUNTERS: usize = 64;
-
-/// Bytes of the log that are left to the file at once.
-const BLOCK_BYTES: usize = 64 << 10;
 
 const NOTICE_BYTES: usize = size_of::<seccomp_notif>();
 const STAGE: usize = 128;
@@ -43,11 +43,16 @@ const CLIENT: usize = 172;
 const STARTED: usize = 176;
 /// Of the handle.
 const OF: usize = 184;
+/// Zero in what workers before this one wrote, who undid the first of several.
+const MORE: usize = 188;
 /// Zero in what workers before this one wrote, who never left while a thread of theirs was there.
 const OCCUPANT: usize = 192;
 const OCCUPIED: usize = 200;
+/// A print of what was read: zero where nobody knows.
+const READ: usize = 208;
 
-const _: () = assert!(NOTICE_BYTES <= STAGE && OCCUPIED + 8 <= SLOT_BYTES);
+const _: () = assert!(NOTICE_BYTES <= STAGE && READ + 8 <= SLOT_BYTES);
+
 const _: () = assert!(std::mem::offset_of!(seccomp_notif, id) == 0);
 
 /// Makes all threads allocate from one heap. They take turns with calls, so one of its own
@@ -161,101 +166,6 @@ impl Memory {
             [0, 1, 2, 3, 4].map(|at| self.long(COUNTERS + 8 * at).load(Ordering::Relaxed));
         Calls { continued, executed, over_quota, refused, killed }
     }
-
-    /// A block of the log was written, and isn't read before the next worker begins: it needs
-    /// to be in nobody's memory but the keeper's.
-    fn leave(&self, offset: usize) {
-        let address = self.address(offset, BLOCK_BYTES);
-        // SAFETY: the block lies in the mapping (checked by `address`) and begins and ends at
-        // pages. The mapping is shared with a file, which keeps what was written.
-        unsafe { nix::libc::madvise(address.cast(), BLOCK_BYTES, nix::libc::MADV_DONTNEED) };
-    }
-
-    fn half(&self, number: u32) -> usize {
-        LOG_OFFSET + if number & 1 == 0 { 0 } else { HALF_BYTES }
-    }
-}
-
-/// The log, to be written by one at a time.
-#[derive(Debug)]
-pub(super) struct Log {
-    memory: &'static Memory,
-    used: usize,
-    kept: usize,
-}
-
-impl Log {
-    /// The log as it is.
-    pub(super) fn open(memory: &'static Memory) -> Self {
-        let half = memory.half(memory.word(ACTIVE).load(Ordering::Acquire));
-        let used = usize::try_from(memory.long(half).load(Ordering::Acquire)).unwrap_or(0);
-        let used = used.min(HALF_BYTES - COUNT_BYTES) / RECORD_BYTES * RECORD_BYTES;
-        Log { memory, used, kept: used }
-    }
-
-    /// All its records, in order.
-    pub(super) fn records(&self) -> impl Iterator<Item = Record> {
-        let half = self.memory.half(self.memory.word(ACTIVE).load(Ordering::Acquire));
-        let memory = self.memory;
-        (0..self.used / RECORD_BYTES).filter_map(move |at| {
-            let address = memory.address(half + COUNT_BYTES + at * RECORD_BYTES, RECORD_BYTES);
-            // SAFETY: the place lies in the mapping (checked by `address`), and any bytes
-            // are an array of bytes; nobody writes below the count.
-            let bytes = unsafe { address.cast::<[u8; RECORD_BYTES]>().read() };
-            decode(&bytes)
-        })
-    }
-
-    /// Writes a record behind the others; it is there, or it isn't, whenever we end.
-    pub(super) fn append(&mut self, record: Record) {
-        let active = self.memory.word(ACTIVE).load(Ordering::Relaxed);
-        self.put(active, record);
-    }
-
-    fn put(&mut self, half: u32, record: Record) {
-        let half = self.memory.half(half);
-        if self.used + RECORD_BYTES > HALF_BYTES - COUNT_BYTES {
-            // Bounds of what is kept are far below; see the test of the books.
-            tracing::error!("the journal is full; what happens now is lost with this worker");
-            return;
-        }
-        let address = self.memory.address(half + COUNT_BYTES + self.used, RECORD_BYTES);
-        // SAFETY: the place lies in the mapping (checked by `address`), beyond the count,
-        // where only the one who has the log writes.
-        unsafe { address.cast::<[u8; RECORD_BYTES]>().write(encode(record)) };
-        let before = self.used / BLOCK_BYTES;
-        self.used += RECORD_BYTES;
-        self.memory.long(half).store(self.used as u64, Ordering::Release);
-        if self.used / BLOCK_BYTES > before {
-            self.memory.leave(half + before * BLOCK_BYTES);
-        }
-    }
-
-    /// Whether [`Log::rewrite`] is due.
-    pub(super) fn is_due(&self) -> bool {
-        is_due(self.used, self.kept)
-    }
-
-    /// Puts `records`, which say the same as the log, in its place.
-    pub(super) fn rewrite(&mut self, records: impl Iterator<Item = Record>) {
-        let active = self.memory.word(ACTIVE).load(Ordering::Relaxed);
-        let next = (active & 1) ^ 1;
-        self.used = 0;
-        self.memory.long(self.memory.half(next)).store(0, Ordering::Release);
-        records.for_each(|record| self.put(next, record));
-        self.memory.word(ACTIVE).store(next, Ordering::Release);
-        self.kept = self.used;
-        let _ = nix_remove(self.memory, self.memory.half(active));
-    }
-}
-
-/// Gives the pages of a half back.
-fn nix_remove(memory: &Memory, half: usize) -> io::Result<()> {
-    let address = memory.address(half, HALF_BYTES);
-    // SAFETY: the half lies in the mapping, begins and ends at pages, and is not in use:
-    // the head names the other one.
-    let done = unsafe { nix::libc::madvise(address.cast(), HALF_BYTES, nix::libc::MADV_REMOVE) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 impl<'a> Slot<'a> {
@@ -266,7 +176,12 @@ impl<'a> Slot<'a> {
         // SAFETY: the place lies in the mapping, and this thread alone uses its slot.
         unsafe { address.write_bytes(0, NOTICE_BYTES) };
         self.memory.long(self.offset + LISTENER).store(listener, Ordering::Relaxed);
-        self.memory.long(self.offset + STARTED).store(0, Ordering::Relaxed);
+        for long in [STARTED, READ] {
+            self.memory.long(self.offset + long).store(0, Ordering::Relaxed);
+        }
+        for word in [OF, HANDLE, MORE, FLAGS] {
+            self.memory.word(self.offset + word).store(0, Ordering::Relaxed);
+        }
         self.set_aside(None);
         self.memory.word(self.offset + STAGE).store(Stage::Received as u32, Ordering::Release);
     }
@@ -281,6 +196,16 @@ impl<'a> Slot<'a> {
     /// Whose call it is.
     pub(super) fn is_of(self, thread: ProcessId) {
         self.memory.long(self.offset + STARTED).store(thread.start_ticks, Ordering::Relaxed);
+    }
+
+    /// What was read.
+    pub(super) fn has_read(self, read: Print) {
+        self.memory.long(self.offset + READ).store(read.0, Ordering::Relaxed);
+    }
+
+    /// What was read, where that is known.
+    pub(super) fn read(self) -> Print {
+        Print(self.memory.long(self.offset + READ).load(Ordering::Relaxed))
     }
 
     /// Whose call it is, where that is known.
@@ -352,25 +277,20 @@ impl<'a> Slot<'a> {
         (self.offset - HEAD_BYTES) / SLOT_BYTES
     }
 
-    /// The driver is about to be asked; `handle` of `client` is to be made, and was there before
-    /// or not.
-    pub(super) fn executing(self, client: u32, handle: u32, was_there: bool) {
-        self.memory.word(self.offset + OF).store(client, Ordering::Relaxed);
-        self.memory.word(self.offset + HANDLE).store(handle, Ordering::Relaxed);
-        self.memory.word(self.offset + FLAGS).store(u32::from(was_there), Ordering::Relaxed);
+    /// The driver is about to be asked.
+    pub(super) fn executing(self, Object { client, handle, more, was_there }: Object) {
+        let words = [(OF, client), (HANDLE, handle), (MORE, more), (FLAGS, u32::from(was_there))];
+        for (field, value) in words {
+            self.memory.word(self.offset + field).store(value, Ordering::Relaxed);
+        }
         self.memory.word(self.offset + STAGE).store(Stage::Executing as u32, Ordering::Release);
     }
 
-    /// The handle that was to be made, and whether it was there before.
-    pub(super) fn executed(self) -> (u32, bool) {
-        let handle = self.memory.word(self.offset + HANDLE).load(Ordering::Relaxed);
-        let was_there = self.memory.word(self.offset + FLAGS).load(Ordering::Relaxed);
-        (handle, was_there != 0)
-    }
-
-    /// The client of that handle.
-    pub(super) fn client(self) -> u32 {
-        self.memory.word(self.offset + OF).load(Ordering::Relaxed)
+    /// What it was asked for.
+    pub(super) fn executed(self) -> Object {
+        let [client, handle, more, flags] = [OF, HANDLE, MORE, FLAGS]
+            .map(|field| self.memory.word(self.offset + field).load(Ordering::Relaxed));
+        Object { client, handle, more, was_there: flags != 0 }
     }
 
     /// All is done but to reply so.

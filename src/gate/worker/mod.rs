@@ -22,7 +22,10 @@ mod exported;
 mod keeper;
 mod lead;
 mod listener;
+mod managed;
 mod mapped;
+mod mappings;
+mod memories;
 mod memory;
 mod numbers;
 mod own;
@@ -30,12 +33,14 @@ mod place;
 mod privilege;
 mod questions;
 mod quiet;
+mod ranges;
 mod recover;
 mod serve;
 mod show;
 mod stash;
 mod stock;
 mod target;
+mod trace;
 mod turns;
 mod uvm;
 mod waiting;
@@ -63,6 +68,7 @@ use self::keeper::{Heard, Keeper};
 use self::lead::{Lead, Turn};
 use self::listener::Listener;
 use self::mapped::Mapped;
+use self::memories::Memories;
 use self::memory::{Memory, Slot};
 use self::serve::Case;
 use self::stash::Stash;
@@ -102,6 +108,7 @@ pub(in crate::gate) struct Shared {
     targets: Targets,
     exports: Exports,
     mapped: Mapped,
+    memories: Memories,
     stash: Stash,
     turns: Turns,
     calm: Calm,
@@ -144,6 +151,7 @@ pub fn main() -> io::Result<()> {
             shared.finish(Err(error.into()));
         }
     })?;
+    shared.spawn("mappings", || shared.audit_mappings_forever())?;
     // Before anything else can be told.
     shared.keeper.tell(Notice::Ready)?;
     shared.start_threads()?;
@@ -175,7 +183,8 @@ impl Shared {
             targets,
             exports: Exports::default(),
             mapped: Mapped::default(),
-            stash: Stash::default(),
+            memories: Memories::default(),
+            stash: Stash::open(memory),
             turns: Turns::default(),
             calm: Calm::new(),
             auditor: Auditor::new()?,

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 
 use super::target::process_id;
 use crate::ledger::Process;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, told};
 
 /// Numbers of processes: ours, and a namespace's.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Numbers {
 
 /// The pid namespace of a process, by its inode.
 fn namespace(pid: i32) -> Option<u64> {
-    fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|namespace| namespace.ino())
+    told(pid, |tid| Some(fs::metadata(format!("/proc/{tid}/ns/pid")).ok()?.ino()))
 }
 
 /// A process's number in its own namespace.

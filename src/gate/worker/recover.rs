@@ -13,11 +13,12 @@ use super::device::{Device, Failure, Rm};
 use super::memory::Slot;
 use super::own::Presence;
 use super::serve::{Case, Made};
-use super::stash::{Doubtful, Outcome};
+use super::stash::Kept;
+use super::target::process_id;
+use super::trace::{Print, Trace};
 use super::{Shared, serve, waiting};
 use crate::gate::journal::{SLOTS, Stage};
-use crate::gate::syscall::{self, Syscall};
-use crate::ledger::{Client, Entry, Handle};
+use crate::ledger::{Client, Entry, Handle, Process};
 use crate::process::ProcessId;
 use crate::rm::number::NV_ERR_OBJECT_NOT_FOUND;
 
@@ -86,65 +87,81 @@ impl Shared {
         slot.clear(0);
     }
 
-    /// A call made nothing that could be undone: it may have freed what was there, or exported it.
-    /// If its thread makes it again, it is the same.
-    fn doubt(&self, slot: Slot<'_>) {
-        let (client, (handle, was_there)) = (slot.client(), slot.executed());
-        if handle != 0
-            && let Some(own) = self.auditor.own(self)
-            && own.can_tell(&self.release)
-            && own.presence(&self.release, client, handle) != Presence::There
-        {
-            let handle = Handle(handle);
-            self.books().enter(Entry::Free { client: Client(client), handle });
-        }
-        if let Some(thread) = slot.thread() {
-            let (asked, object) = (serve::asked(&slot.notice()), (client, handle));
-            self.stash.doubt(Doubtful { thread, asked, object, was_there });
+    /// Undoes what a call may have made whose caller doesn't wait any more. One that made nothing
+    /// which could be undone may have freed what was there, or exported it: if its thread makes
+    /// it again, it is the same.
+    fn undo_unknown(&self, slot: Slot<'_>) {
+        let Some(thread) = slot.thread() else { return };
+        let asked = serve::asked(&slot.notice());
+        let process = Process(0);
+        let (before, after) = (slot.read(), Print::UNKNOWN);
+        let trace = Trace { thread, process, asked, before, after, object: slot.executed() };
+        if self.stash.has(&trace) {
+            // The worker before had come to keep it.
+        } else if trace.may_have_made() {
+            self.undo_trace(&trace);
+        } else {
+            self.forget_what_was_freed(&trace);
+            if let Some(oldest) = self.stash.keep(trace, None) {
+                self.undo(&oldest);
+            }
         }
     }
 
-    /// Frees what a call may have made whose caller doesn't wait any more.
-    fn undo_unknown(&self, slot: Slot<'_>) {
-        let notice = slot.notice();
-        let (handle, was_there) = slot.executed();
-        let data = notice.data;
-        let Some(Syscall::Ioctl { descriptor, .. }) = syscall::of(data.arch, data.nr, &data.args)
-        else {
-            return;
-        };
-        if was_there || handle == 0 {
-            self.doubt(slot);
-            return;
+    /// What the driver doesn't have any more, a call may have freed.
+    fn forget_what_was_freed(&self, trace: &Trace) {
+        let object = trace.object;
+        let (client, handle) = (Client(object.client), Handle(object.handle));
+        let before = self.books().ledger.charge_of(client, handle);
+        if object.handle != 0
+            && let Some(own) = self.auditor.own(self)
+            && own.can_tell(&self.release)
+            && own.presence(&self.release, object.client, object.handle) != Presence::There
+        {
+            let mut books = self.books();
+            // Another thread may have made an object of the same handle since.
+            let is_client = object.handle == object.client;
+            if !is_client && books.ledger.charge_of(client, handle) == before {
+                books.enter(Entry::Free { client, handle });
+            }
         }
-        let Ok((target, file)) = self.targets.duplicate(notice.pid.cast_signed(), descriptor)
-        else {
-            return;
-        };
-        // The number may be a stranger's by now, and its descriptor's file and client his.
-        if slot.thread() != Some(target.thread) {
-            return;
+    }
+
+    /// Frees what a call may have made.
+    fn undo_trace(&self, trace: &Trace) {
+        let first = process_id(trace.process);
+        // Descriptors are the process's, though the thread be gone; and the numbers may be a
+        // stranger's by now, and its descriptor's file and client his.
+        let file = [trace.thread, first].into_iter().find_map(|thread| {
+            let (target, file) = self.targets.duplicate(thread.pid, trace.descriptor()).ok()?;
+            (target.thread == thread).then_some(file)
+        });
+        let device = file.and_then(|file| Device::of(&self.settings.nodes, file).ok());
+        if let Some(device) = device {
+            let client = trace.object.client;
+            for handle in trace.object.handles() {
+                self.unmake(&device, Made { client, parent: client, handle });
+            }
         }
-        let Ok(device) = Device::of(&self.settings.nodes, file) else { return };
-        let client = slot.client();
-        self.unmake(&device, Made { client, parent: client, handle });
     }
 }
 
 impl Shared {
-    /// The next worker isn't to undo it.
-    pub(super) fn unmark(&self, outcome: &Outcome) {
-        let (slot, id) = outcome.mark;
-        self.memory.slot(slot).forget(id);
-    }
-
     /// Undoes what was done for a caller that didn't take it.
-    pub(super) fn undo(&self, outcome: Outcome) {
-        self.unmark(&outcome);
-        let Some(device) = outcome.device else { return };
-        for made in outcome.made {
-            self.unmake(&device, made);
+    ///
+    /// Until that is done, the next worker would undo it, too: what is freed twice is gone, and
+    /// handles that we choose are never used again.
+    pub(super) fn undo(&self, kept: &Kept) {
+        match &kept.outcome {
+            Some(outcome) => {
+                if let Some(device) = &outcome.device {
+                    outcome.made.iter().for_each(|made| self.unmake(device, *made));
+                }
+            }
+            None if kept.trace.may_have_made() => self.undo_trace(&kept.trace),
+            None => {}
         }
+        self.stash.settle(kept);
     }
 
     /// Frees an object that a call made, or may have made, and that nobody is to have. What
@@ -156,11 +173,11 @@ impl Shared {
             books.ledger.contains(of, object).then(|| books.ledger.charge_of(of, object))
         };
         let before = charge(&self.books());
-        self.begin_free();
+        self.begin_free(of, object);
         let freed = Rm { release: &self.release, device }.free(client, parent, handle);
         let is_gone = matches!(freed, Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND)));
         let mut books = self.books();
-        books.end_free();
+        books.end_free(of, object);
         let after = charge(&books);
         // Another thread may have made an object of the same handle since.
         if is_gone && after.is_some() && after == before {

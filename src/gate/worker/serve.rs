@@ -2,8 +2,9 @@
 //!
 //! A [`Case`] has all that one call needs, and is done when [`Case::serve`] returns.
 //! What the caller gets back is written only while it waits: what was done for one
-//! that doesn't is stashed. All of it is one call's way from its beginning to its end, and so
-//! in one place though it is long.
+//! that doesn't is stashed (`again`). All of it is one call's way from its beginning to its end.
+
+mod again;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -13,19 +14,19 @@ use nix::errno::Errno;
 use nix::libc::seccomp_notif;
 
 use super::Shared;
-use super::books::{Books, MANAGED};
+use super::books::Books;
 use super::desk::{Copy, Desk};
 use super::device::Device;
 use super::escape::Asked;
 use super::listener::{CallerGone, Listener, Reply};
 use super::memory::{Count, Slot};
-use super::stash::{Doubtful, Found, Outcome};
+use super::stash::Kept;
 use super::target::Target;
-use crate::gate::policy::{self, Pass, Passed, Verdict};
-use crate::gate::settings::{Managed, NodeKind};
+use super::trace::Print;
+use crate::gate::policy::Pass;
+use crate::gate::settings::NodeKind;
 use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
-use crate::ledger::{Client, Entry, Handle, Hold};
 use crate::rm::{self, Answer, Layout, Refusal, control, refuse};
 
 /// Copies that go back at most: the struct, its parameters, and what those point at.
@@ -69,9 +70,16 @@ pub(super) struct Case<'a> {
     queued: bool,
     /// Whether the caller may have other than what was read, by an earlier call's answer.
     may_differ: bool,
+    /// Whether the thread's last call was the same, and what was read has its answer, which may not
+    /// have come.
+    pub(super) repeats: bool,
+    /// A print of what was read, where it was needed.
+    read: Option<Print>,
+    /// Where the driver's status is, and what it is of a call that has been done.
+    pub(super) said: Option<(&'static Layout, &'static [u32])>,
     /// What was done already, of which the caller is told now.
-    done: Option<Outcome>,
-    counted: Count,
+    done: Option<Kept>,
+    pub(super) counted: Count,
 }
 
 /// Why a call is over before it was made.
@@ -101,6 +109,9 @@ impl<'a> Case<'a> {
             once: false,
             queued: false,
             may_differ: false,
+            repeats: false,
+            read: None,
+            said: None,
             done: None,
             counted: Count::Refused,
         }
@@ -157,6 +168,19 @@ impl<'a> Case<'a> {
         let done = self.done.take();
         let mut taken = false;
         let mut reply = reply;
+        let was_done = reply == Reply::Done && self.repeats && self.was_done_already();
+        if was_done {
+            self.write_nothing();
+            self.once = true;
+            self.counted = Count::Executed;
+        }
+        let is_ok = match done.as_ref().and_then(|done| done.outcome.as_ref()) {
+            Some(outcome) => outcome.is_ok,
+            None => was_done || reply == Reply::Done && self.is_ok(),
+        };
+        let object = self.slot.executed();
+        let interruptible = self.shared.settings.interruptible;
+        let mut trace = if interruptible { self.trace(done.as_ref(), object) } else { None };
         for write in &mut self.writes {
             write.take_if(|(_, copy)| !self.may_differ && self.desk.is_as_read(*copy));
         }
@@ -168,6 +192,9 @@ impl<'a> Case<'a> {
                 reply = Reply::Errno(Errno::EFAULT as i32);
             }
             let parts = reply.parts();
+            if let Some(trace) = trace.as_ref().filter(|_| is_ok) {
+                self.has_answered(trace);
+            }
             self.slot.decided(parts.0, parts.1, parts.2);
             taken = self.listener.send(self.notice.id, parts) != Err(CallerGone);
         }
@@ -176,12 +203,24 @@ impl<'a> Case<'a> {
             if let Some(target) = &self.target {
                 target.was_late.store(true, Ordering::Release);
             }
-            match done {
-                Some(done) => self.keep(done),
+            let was_told = trace;
+            trace = trace.or_else(|| self.trace(done.as_ref(), object));
+            let outcome = match done {
+                Some(done) => done.outcome,
                 // Who stopped waiting before the driver was asked is answered when it asks again.
-                None if self.once && reply != INTERRUPTED => self.stash(reply),
-                // Nothing is to be undone, whatever the slot says.
-                None => self.slot.forget(self.notice.id),
+                None if self.once && reply != INTERRUPTED => Some(self.outcome(reply, is_ok)),
+                None => None,
+            };
+            if let (Some(mut trace), Some(outcome)) = (trace, outcome) {
+                // What failed made nothing, though the next worker doesn't know that it failed.
+                trace.object.was_there |= trace.object.handle != 0 && outcome.made.is_empty();
+                self.keep(trace, outcome);
+            }
+            // Nothing is to be undone any more, whatever the slot says; and what it didn't come to
+            // say, another may have said since.
+            self.slot.forget(self.notice.id);
+            if was_told.is_some() {
+                self.takes_answer();
             }
         }
         if self.queued {
@@ -191,9 +230,9 @@ impl<'a> Case<'a> {
     }
 
     /// Writes what is to go back, of this call or of the one that was made in its place.
-    fn write(&self, done: Option<&Outcome>) -> Result<(), Errno> {
+    fn write(&self, done: Option<&Kept>) -> Result<(), Errno> {
         let Some(target) = &self.target else { return Ok(()) };
-        let Some(done) = done else {
+        let Some(done) = done.and_then(|done| done.outcome.as_ref()) else {
             let copies = |(address, copy)| (address, self.desk.copy(copy));
             return target.write(&self.writes.map(|write| write.map(copies)));
         };
@@ -201,93 +240,8 @@ impl<'a> Case<'a> {
         output.try_for_each(|(address, bytes)| target.write(&[Some((*address, bytes))]))
     }
 
-    fn stash(&mut self, reply: Reply) {
-        let Some(thread) = self.target.as_ref().map(|target| target.thread) else { return };
-        let output = self.writes.into_iter().flatten();
-        let output =
-            output.map(|(address, copy)| (address, self.desk.copy(copy).to_vec())).collect();
-        let told = self.writes.iter().flatten().any(|(_, copy)| *copy == Copy::Params);
-        let params = if told { &self.desk.params[..] } else { self.desk.params_read() };
-        let after = [&self.desk.bytes[..], params].concat();
-        let made = std::mem::take(&mut self.made);
-        // What is kept keeps a client alive, so it is only where it's needed.
-        let device = self.device.take().filter(|_| !made.is_empty());
-        let outcome = Outcome {
-            thread,
-            asked: self.asked(),
-            input: self.desk.input.clone(),
-            after,
-            output,
-            reply,
-            device,
-            made,
-            mark: (0, 0),
-            since: Instant::now(),
-        };
-        self.keep(outcome);
-    }
-
-    /// The answer waits for the thread to make the call again.
-    fn keep(&mut self, outcome: Outcome) {
-        let mark = (self.slot.number(), self.notice.id);
-        if outcome.made.is_empty() {
-            // The next worker has nothing to undo.
-            self.slot.forget(self.notice.id);
-        }
-        let outcome = Outcome { mark, since: Instant::now(), ..outcome };
-        if let Some(oldest) = self.shared.stash.keep(outcome) {
-            self.shared.undo(oldest);
-        }
-        self.shared.auditor.wake();
-    }
-
     fn asked(&self) -> (u64, u64) {
         asked(&self.notice)
-    }
-
-    /// All is read: whether the caller still waits, and the call wasn't made already, for the
-    /// same thread, and not taken.
-    ///
-    /// Who asks whether it still waits does so behind all calls that came before. So of two of
-    /// one thread, the later waits for the earlier, or this finds its caller gone.
-    pub(super) fn only_once(&mut self) -> Result<(), Over> {
-        let thread = self.target()?.thread;
-        self.slot.is_of(thread);
-        let (turns, slot) = (&self.shared.turns, self.slot.number());
-        turns.queue(slot, thread);
-        self.queued = true;
-        self.still_waits()?;
-        if !turns.wait(slot, thread, || self.is_valid()) {
-            return Err(INTERRUPTED);
-        }
-        self.once = true;
-        // The one before may have answered after this one was read.
-        self.may_differ = self.target()?.was_late.swap(false, Ordering::AcqRel);
-        self.desk.remember();
-        if let Some(call) = self.shared.stash.doubted(thread, self.asked()) {
-            let Doubtful { object: (client, handle), was_there, .. } = call;
-            self.again = true;
-            self.slot.executing(client, handle, was_there);
-        }
-        match self.shared.stash.take(thread, self.asked(), &self.desk.input) {
-            Found::Nothing => Ok(()),
-            Found::Other(outcome) => {
-                self.shared.undo(outcome);
-                Ok(())
-            }
-            Found::Same(outcome) => {
-                self.shared.unmark(&outcome);
-                if let Some(made) = outcome.made.first() {
-                    self.slot.executing(made.client, made.handle, false);
-                }
-                // What was read is no answer.
-                self.write_nothing();
-                self.counted = Count::Executed;
-                let reply = outcome.reply;
-                self.done = Some(outcome);
-                Err(reply)
-            }
-        }
     }
 
     /// What was read is of the caller, if it still waits.
@@ -296,7 +250,7 @@ impl<'a> Case<'a> {
     }
 
     /// Finds out which of the driver's files a descriptor is.
-    fn open(&mut self, descriptor: i32) -> Result<(), Over> {
+    pub(super) fn open(&mut self, descriptor: i32) -> Result<(), Over> {
         let duplicate = self.shared.targets.duplicate(self.tid(), descriptor);
         let (target, file) = duplicate.map_err(|errno| self.out_of_reach(errno))?;
         self.target = Some(target);
@@ -478,80 +432,5 @@ impl<'a> Case<'a> {
             let pid = self.target.as_ref().map_or(self.tid(), |target| target.pid);
             tracing::warn!(container = %self.shared.settings.short_id, pid, "refused: {what}");
         }
-    }
-
-    /// A shared mapping with an offset. Only UVM's can be managed memory; which file it
-    /// will be of, another thread can still change, so mappings are looked at afterwards.
-    fn map(
-        &mut self,
-        descriptor: i32,
-        length: u64,
-        shared: bool,
-        offset: u64,
-    ) -> Result<Reply, Over> {
-        let is_uvm = match self.open(descriptor) {
-            Ok(()) => self.device()?.kind == NodeKind::Uvm,
-            Err(Reply::Errno(errno)) if errno == Errno::ENOTTY as i32 => false,
-            Err(over) => return Err(over),
-        };
-        let process = self.target()?.process;
-        if is_uvm && shared {
-            self.map_uvm(process.0, offset, length)?;
-        }
-        let mut books = self.books();
-        if books.saw(process) {
-            books.mappers.insert(process, 0);
-        }
-        drop(books);
-        match policy::pass(Passed::Mapping) {
-            Verdict::Continue(pass) => Ok(self.continued(pass)),
-            Verdict::Execute | Verdict::Refuse(_) => Err(Reply::Errno(Errno::EINVAL as i32)),
-        }
-    }
-
-    /// Whether a mapping of UVM's may be: where it was announced, or is charged as managed.
-    fn map_uvm(&mut self, space: u64, base: u64, length: u64) -> Result<(), Over> {
-        let place = self.device()?.place;
-        let mut books = self.books();
-        // uvm_mmap gives -EINVAL for what it doesn't like, and CUDA takes ENOMEM for what it
-        // is: no memory of that kind to be had.
-        let refused = Err(Reply::Errno(Errno::ENOMEM as i32));
-        if !books.saw_node(place) {
-            return refused;
-        }
-        let announced = books.range(space, base);
-        let end = base.checked_add(length);
-        let within = announced.zip(end).is_some_and(|((from, bytes), end)| end - from <= bytes);
-        if within {
-            return Ok(());
-        }
-        if self.shared.settings.managed == Managed::Refuse {
-            return refused;
-        }
-        let bytes = length.checked_next_multiple_of(4096).unwrap_or(u64::MAX);
-        let gpus = self.shared.settings.gpus.len();
-        let mut reservations = Vec::new();
-        for gpu in 0..gpus {
-            match books.ledger.reserve(gpu, bytes) {
-                Ok(reservation) => reservations.push(reservation),
-                Err(_) => break,
-            }
-        }
-        let enough = reservations.len() == gpus
-            && base & MANAGED == 0
-            && books.announce(space | MANAGED, base, bytes);
-        reservations.into_iter().for_each(|reservation| books.ledger.cancel(reservation));
-        if !enough {
-            self.counted = Count::OverQuota;
-            return refused;
-        }
-        for gpu in 0..gpus {
-            let (client, parent, handle) = (Client(u32::MAX), Handle(u32::MAX), Handle(0));
-            let hold = Hold::Mapping { space: space | MANAGED, base: base | gpu as u64 };
-            books.enter(Entry::Commit { gpu, bytes, client, parent, handle });
-            books.enter(Entry::Hold { hold, client, handle });
-            books.enter(Entry::Free { client, handle });
-        }
-        Ok(())
     }
 }

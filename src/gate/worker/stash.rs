@@ -1,197 +1,233 @@
-//! Outcomes that nobody took: of calls whose caller was interrupted meanwhile.
+//! Calls that were made and whose answer nobody took: the caller was interrupted meanwhile.
 //!
 //! The kernel makes such a call again, or tells the program, which mostly makes it again.
 //! If the same thread then asks the same, it's given what was done; if it asks for
 //! something else, dies or waits too long, what was made is freed. A duplicate that is
 //! kept here keeps a client alive, so there are few, and not for long.
+//!
+//! The next worker finds their traces in the memory that outlives this one. What came of them it
+//! doesn't know: it makes them again, or undoes what they may have made.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::device::Device;
 use super::listener::Reply;
+use super::memory::Memory;
 use super::serve::Made;
+use super::trace::{Print, Trace};
+use crate::gate::journal::SHELF_PLACES;
 use crate::process::ProcessId;
 
-/// Outcomes that are kept.
+/// Calls that are kept.
 const MOST: usize = 32;
 
-/// How long.
+/// How long, where something was made.
 const KEPT: Duration = Duration::from_secs(1);
 
 /// What was done for a caller that didn't wait.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    pub(super) thread: ProcessId,
-    /// Request and argument.
-    pub(super) asked: (u64, u64),
-    /// What was asked, as it was read.
-    pub(super) input: Vec<u8>,
-    /// The same with what was done: that may have been written already, and be asked again.
-    pub(super) after: Vec<u8>,
     /// What is to be written, and where.
     pub(super) output: Vec<(u64, Vec<u8>)>,
     pub(super) reply: Reply,
+    /// Whether the driver said so.
+    pub(super) is_ok: bool,
     /// The file that it was made through.
     pub(super) device: Option<Device>,
     /// What was made, to be freed.
     pub(super) made: Vec<Made>,
-    /// The slot and the notification by which the next worker would find what was made, and
-    /// free it. To be forgotten before anything becomes of it: then it can at worst be left
-    /// over, and counts.
-    pub(super) mark: (usize, u64),
-    pub(super) since: Instant,
 }
 
-/// A call that a worker before may have made, for a caller that didn't wait, and that can't be
-/// undone: a free, or an export.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Doubtful {
-    pub(super) thread: ProcessId,
-    /// Request and argument.
-    pub(super) asked: (u64, u64),
-    /// What its slot says: the object, and whether it was there before.
-    pub(super) object: (u32, u32),
-    pub(super) was_there: bool,
+/// A call that nobody took the answer of.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub(super) trace: Trace,
+    /// `None` where a worker before had made it, or not.
+    pub(super) outcome: Option<Outcome>,
+    /// Its place in the memory that outlives us, where there was one.
+    place: Option<usize>,
+    since: Instant,
 }
 
-/// The outcomes.
-#[derive(Debug, Default)]
+impl Kept {
+    fn is_to_be_undone(&self) -> bool {
+        let made = self.outcome.as_ref().map(|outcome| !outcome.made.is_empty());
+        made.unwrap_or_else(|| self.trace.may_have_made())
+    }
+}
+
+/// The calls.
+#[derive(Debug)]
 pub(super) struct Stash {
+    memory: &'static Memory,
     count: AtomicUsize,
-    all: Mutex<VecDeque<Outcome>>,
-    doubtful: Mutex<VecDeque<Doubtful>>,
+    all: Mutex<All>,
+}
+
+#[derive(Debug)]
+struct All {
+    kept: VecDeque<Kept>,
+    /// Whether a place is taken: also of what was taken out and isn't settled.
+    taken: [bool; SHELF_PLACES],
 }
 
 /// What there is for a call.
 #[derive(Debug)]
 pub(super) enum Found {
     Nothing,
-    /// It was made already.
-    Same(Outcome),
+    /// It was made already, or may have been.
+    Same(Kept),
     /// The thread made another call in its place; this is to be undone.
-    Other(Outcome),
+    Other(Kept),
 }
 
 impl Stash {
-    /// Keeps an outcome; the one that has to make room is to be undone.
-    pub(super) fn keep(&self, outcome: Outcome) -> Option<Outcome> {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push_back(outcome);
-        let oldest = if all.len() > MOST { all.pop_front() } else { None };
-        self.count.store(all.len(), Ordering::Release);
+    /// What the worker before had.
+    pub(super) fn open(memory: &'static Memory) -> Self {
+        let mut all = All { kept: VecDeque::new(), taken: [false; SHELF_PLACES] };
+        for (place, trace) in memory.traces() {
+            if let Some(taken) = all.taken.get_mut(place) {
+                *taken = true;
+            }
+            let since = Instant::now();
+            all.kept.push_back(Kept { trace, outcome: None, place: Some(place), since });
+        }
+        let count = AtomicUsize::new(all.kept.len());
+        Stash { memory, count, all: Mutex::new(all) }
+    }
+
+    fn all(&self) -> MutexGuard<'_, All> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a call; the one that has to make room is to be undone.
+    pub(super) fn keep(&self, trace: Trace, outcome: Option<Outcome>) -> Option<Kept> {
+        let mut all = self.all();
+        let free = all.taken.iter_mut().enumerate().find(|(_, taken)| !**taken);
+        let place = free.map(|(place, taken)| {
+            *taken = true;
+            self.memory.keep_trace(place, &trace);
+            place
+        });
+        all.kept.push_back(Kept { trace, outcome, place, since: Instant::now() });
+        let oldest = if all.kept.len() > MOST { all.kept.pop_front() } else { None };
+        self.count.store(all.kept.len(), Ordering::Release);
         oldest
     }
 
-    /// Takes what there is for a call of `thread`.
-    pub(super) fn take(&self, thread: ProcessId, asked: (u64, u64), input: &[u8]) -> Found {
-        if self.count.load(Ordering::Acquire) == 0 {
-            return Found::Nothing;
-        }
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(at) = all.iter().position(|outcome| outcome.thread == thread) else {
+    /// Takes what there is for a call of `thread`; to be settled when it has become of it what it
+    /// is to.
+    pub(super) fn take(&self, thread: ProcessId, asked: (u64, u64), read: Print) -> Found {
+        let mut all = self.all();
+        let Some(at) = all.kept.iter().position(|kept| kept.trace.thread == thread) else {
             return Found::Nothing;
         };
-        let Some(outcome) = all.remove(at) else { return Found::Nothing };
-        self.count.store(all.len(), Ordering::Release);
-        let read = outcome.input == input || outcome.after == input;
-        let same = outcome.asked == asked && read;
-        if same { Found::Same(outcome) } else { Found::Other(outcome) }
+        let Some(kept) = all.kept.remove(at) else { return Found::Nothing };
+        self.count.store(all.kept.len(), Ordering::Release);
+        let same = kept.trace.is_again(asked, read);
+        if same { Found::Same(kept) } else { Found::Other(kept) }
     }
 
-    /// Remembers a call that may have been made.
-    pub(super) fn doubt(&self, call: Doubtful) {
-        let mut all = self.doubtful.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push_back(call);
-        if all.len() > MOST {
-            all.pop_front();
+    /// Whether there is that call, of the same object.
+    pub(super) fn has(&self, one: &Trace) -> bool {
+        let of =
+            |trace: &Trace| (trace.thread, trace.asked, trace.object.client, trace.object.handle);
+        self.all().kept.iter().any(|kept| of(&kept.trace) == of(one))
+    }
+
+    /// The next worker needs to know nothing more of what was taken out.
+    pub(super) fn settle(&self, kept: &Kept) {
+        if let Some(place) = kept.place {
+            let mut all = self.all();
+            self.memory.forget_trace(place);
+            if let Some(taken) = all.taken.get_mut(place) {
+                *taken = false;
+            }
         }
-    }
-
-    /// Whether a call that `thread` makes is one that may have been made; if it asks for something
-    /// else, no later one is.
-    pub(super) fn doubted(&self, thread: ProcessId, asked: (u64, u64)) -> Option<Doubtful> {
-        let mut all = self.doubtful.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = all.iter().position(|call| call.thread == thread)?;
-        all.remove(at).filter(|call| call.asked == asked)
     }
 
     /// Takes one that was kept long enough, or whose thread is gone.
-    pub(super) fn expired(
-        &self,
-        now: Instant,
-        lives: impl Fn(ProcessId) -> bool,
-    ) -> Option<Outcome> {
-        if self.count.load(Ordering::Acquire) == 0 {
+    pub(super) fn expired(&self, now: Instant, lives: impl Fn(ProcessId) -> bool) -> Option<Kept> {
+        if self.is_empty() {
             return None;
         }
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        let over = |outcome: &Outcome| {
-            now.saturating_duration_since(outcome.since) > KEPT || !lives(outcome.thread)
+        let mut all = self.all();
+        let over = |kept: &Kept| {
+            let is_old = now.saturating_duration_since(kept.since) > KEPT;
+            is_old && kept.is_to_be_undone() || !lives(kept.trace.thread)
         };
-        let at = all.iter().position(over)?;
-        let outcome = all.remove(at);
-        self.count.store(all.len(), Ordering::Release);
-        outcome
+        let at = all.kept.iter().position(over)?;
+        let kept = all.kept.remove(at);
+        self.count.store(all.kept.len(), Ordering::Release);
+        kept
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
+
+    /// Whether there is something that may have to be undone soon.
+    pub(super) fn is_pending(&self) -> bool {
+        !self.is_empty() && self.all().kept.iter().any(Kept::is_to_be_undone)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::fs::File;
 
-    fn thread(pid: i32) -> ProcessId {
-        ProcessId { pid, start_ticks: 5 }
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::super::trace::{Object, tests::trace};
+    use super::*;
+    use crate::gate::journal::JOURNAL_BYTES;
+
+    fn memory() -> &'static Memory {
+        let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&journal, JOURNAL_BYTES as u64).unwrap();
+        Box::leak(Box::new(Memory::map(&journal).unwrap()))
     }
 
-    fn outcome(tid: i32) -> Outcome {
-        Outcome {
-            thread: thread(tid),
-            asked: (1, 2),
-            input: vec![3],
-            after: vec![9],
-            output: vec![],
-            reply: Reply::Done,
-            device: None,
-            made: vec![],
-            mark: (0, 1),
-            since: Instant::now(),
-        }
+    fn outcome() -> Option<Outcome> {
+        let made = vec![Made { client: 5, parent: 5, handle: 6 }];
+        Some(Outcome { output: vec![], reply: Reply::Done, is_ok: true, device: None, made })
     }
 
     #[test]
     fn the_same_call_of_the_same_thread_finds_what_was_done_once() {
-        let stash = Stash::default();
-        assert!(stash.keep(outcome(7)).is_none());
-        let stranger = ProcessId { start_ticks: 6, ..thread(7) };
-        for other in [thread(8), stranger] {
-            assert!(matches!(stash.take(other, (1, 2), &[3]), Found::Nothing));
+        let stash = Stash::open(memory());
+        let Trace { thread, asked, before, after, .. } = trace(7);
+        assert!(stash.keep(trace(7), outcome()).is_none());
+        let other = Trace { object: Object::one(5, 9, false), ..trace(7) };
+        assert!(stash.has(&trace(7)) && !stash.has(&other));
+        let stranger = ProcessId { start_ticks: 6, ..thread };
+        for other in [trace(8).thread, stranger] {
+            assert!(matches!(stash.take(other, asked, before), Found::Nothing));
+            assert!(!stash.has(&Trace { thread: other, ..trace(7) }));
         }
-        assert!(matches!(stash.take(thread(7), (1, 2), &[3]), Found::Same(_)));
-        assert!(matches!(stash.take(thread(7), (1, 2), &[3]), Found::Nothing));
-        assert!(stash.keep(outcome(7)).is_none());
-        assert!(matches!(stash.take(thread(7), (1, 2), &[9]), Found::Same(_)), "half answered");
-        for (asked, input) in [((1, 9), [3]), ((1, 2), [4])] {
-            assert!(stash.keep(outcome(7)).is_none());
-            assert!(matches!(stash.take(thread(7), asked, &input), Found::Other(_)));
+        assert!(matches!(stash.take(thread, asked, before), Found::Same(_)));
+        assert!(matches!(stash.take(thread, asked, before), Found::Nothing));
+        assert!(stash.keep(trace(7), outcome()).is_none());
+        assert!(matches!(stash.take(thread, asked, after), Found::Same(_)), "half answered");
+        for (asked, read) in [((1, 9), before), (asked, Print(4))] {
+            assert!(stash.keep(trace(7), outcome()).is_none());
+            assert!(matches!(stash.take(thread, asked, read), Found::Other(_)));
         }
     }
 
     #[test]
     fn it_stays_small_and_forgets() {
-        let stash = Stash::default();
+        let stash = Stash::open(memory());
         for tid in 0..i32::try_from(MOST).unwrap() {
-            assert!(stash.keep(outcome(tid)).is_none());
+            assert!(stash.keep(trace(tid), outcome()).is_none());
         }
-        assert_eq!(stash.keep(outcome(99)).map(|outcome| outcome.thread), Some(thread(0)));
-        let gone = stash.expired(Instant::now(), |of| of != thread(5));
-        assert_eq!(gone.map(|gone| gone.thread), Some(thread(5)));
+        let oldest = stash.keep(trace(99), outcome());
+        assert_eq!(oldest.map(|kept| kept.trace), Some(trace(0)));
+        let gone = stash.expired(Instant::now(), |of| of != trace(5).thread);
+        assert_eq!(gone.map(|kept| kept.trace), Some(trace(5)));
         let later = Instant::now() + KEPT * 2;
         let mut left = 0;
         while stash.expired(later, |_| true).is_some() {
@@ -200,17 +236,45 @@ mod tests {
         assert_eq!((left, stash.is_empty()), (MOST - 1, true));
     }
 
+    /// An answer costs nothing, and a signal's handler may take as long as it likes.
     #[test]
-    fn a_call_that_may_have_been_made_is_known_once_and_only_if_nothing_else_was_asked() {
-        let stash = Stash::default();
-        let call =
-            |pid| Doubtful { thread: thread(pid), asked: (1, 2), object: (3, 4), was_there: true };
-        stash.doubt(call(1));
-        stash.doubt(call(2));
-        assert_eq!(stash.doubted(thread(3), (1, 2)), None);
-        assert_eq!(stash.doubted(thread(1), (1, 2)), Some(call(1)));
-        assert_eq!(stash.doubted(thread(1), (1, 2)), None);
-        assert_eq!(stash.doubted(thread(2), (1, 3)), None);
-        assert_eq!(stash.doubted(thread(2), (1, 2)), None);
+    fn what_made_nothing_waits_as_long_as_its_thread_lives() {
+        let stash = Stash::open(memory());
+        stash.keep(Trace { object: Object::one(5, 6, true), ..trace(1) }, None);
+        stash.keep(trace(2), outcome().map(|outcome| Outcome { made: vec![], ..outcome }));
+        assert!(!stash.is_pending());
+        stash.keep(trace(3), None);
+        assert!(stash.is_pending());
+        let later = Instant::now() + KEPT * 2;
+        let gone = stash.expired(later, |_| true);
+        assert_eq!(gone.map(|kept| kept.trace), Some(trace(3)));
+        assert!(stash.expired(later, |_| true).is_none() && !stash.is_pending());
+        assert!(stash.expired(later, |_| false).is_some());
+    }
+
+    #[test]
+    fn the_next_worker_finds_what_was_not_settled() {
+        let memory = memory();
+        let stash = Stash::open(memory);
+        let was_there = Trace { object: Object::one(5, 6, true), ..trace(2) };
+        for trace in [trace(1), was_there, trace(3)] {
+            assert!(stash.keep(trace, outcome()).is_none());
+        }
+        let Found::Same(first) = stash.take(trace(1).thread, trace(1).asked, Print(3)) else {
+            panic!("it is the same");
+        };
+        let traces = || memory.traces().map(|(_, trace)| trace).collect::<Vec<_>>();
+        assert_eq!(traces(), [trace(1), was_there, trace(3)], "nothing became of it yet");
+        stash.settle(&first);
+        assert_eq!(traces(), [was_there, trace(3)]);
+
+        let next = Stash::open(memory);
+        assert!(next.has(&trace(3)));
+        // None of theirs is overwritten, and what there is no place for is kept all the same.
+        for tid in 10..60 {
+            next.keep(trace(tid), outcome());
+        }
+        assert_eq!(traces().len(), SHELF_PLACES);
+        assert!(traces().contains(&was_there) && traces().contains(&trace(3)));
     }
 }

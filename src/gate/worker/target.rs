@@ -22,8 +22,10 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
 
 use super::device::Device;
+use super::memory::Memory;
+use super::trace::Trace;
 use crate::ledger::Process;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, threads};
 
 /// `PIDFD_THREAD`, since 6.9.
 const PIDFD_THREAD: u32 = libc::O_EXCL.cast_unsigned();
@@ -33,6 +35,15 @@ const MOST: usize = 256;
 
 /// Bits of a pid; `PID_MAX_LIMIT` is 2²².
 const PID_BITS: u32 = 22;
+
+/// What a thread was answered last.
+#[derive(Debug)]
+enum Answered {
+    /// By the worker before, or by this one before it forgot who the thread is.
+    Before,
+    Now(Trace),
+    Nothing,
+}
 
 /// A thread that called.
 #[derive(Debug)]
@@ -46,6 +57,7 @@ pub(super) struct Target {
     pub(super) process: Process,
     /// A call of its was over after it had stopped waiting, and may have been answered late.
     pub(super) was_late: AtomicBool,
+    answered: Mutex<Answered>,
     /// Whether it is the runtime, or one of its hooks: by its mounts, which are the host's.
     pub(super) is_runtimes: bool,
     /// Its pidfd or its directory: see [`is_there`].
@@ -99,6 +111,17 @@ pub(super) fn share_files(one: u32, other: u32) -> bool {
     // SAFETY: takes numbers only.
     let compared = unsafe { libc::syscall(libc::SYS_kcmp, one, other, FILES, 0, 0) };
     compared == 0
+}
+
+/// Threads of a process that between them have all its descriptors: mostly one.
+pub(super) fn with_files(pid: u32) -> Vec<u32> {
+    let mut found: Vec<u32> = Vec::new();
+    for tid in threads(pid.cast_signed()).map(i32::cast_unsigned) {
+        if !found.iter().any(|other| share_files(*other, tid)) {
+            found.push(tid);
+        }
+    }
+    found
 }
 
 /// The number behind `name` in `/proc/PID/status`.
@@ -217,7 +240,23 @@ impl Target {
             pidfd => (pidfd?, None),
         };
         let was_late = AtomicBool::new(false);
-        Ok(Target { tid, thread, pid, process, was_late, is_runtimes, itself, whole })
+        let answered = Mutex::new(Answered::Before);
+        Ok(Target { tid, thread, pid, process, was_late, answered, is_runtimes, itself, whole })
+    }
+
+    /// It is answered, and may not come to take it.
+    pub(super) fn has_answered(&self, answered: Trace) {
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Answered::Now(answered);
+    }
+
+    /// What it was answered last, by this worker or the one before, if it may not have taken that.
+    pub(super) fn takes_answer(&self, memory: &Memory) -> Option<Trace> {
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *answered, Answered::Nothing) {
+            Answered::Before => memory.answer_of(self.thread),
+            Answered::Now(trace) => Some(trace),
+            Answered::Nothing => None,
+        }
     }
 
     /// A duplicate of one of its descriptors; `ESRCH` where it is gone.

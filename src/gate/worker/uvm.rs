@@ -5,39 +5,44 @@
 //! itself. The kernel duplicates for the process that owns the client: the memory is
 //! first duplicated into a client of the monitor's, which the caller's object is shared
 //! with for as long as that takes, and mapped from there. What is mapped where is entered as
-//! UVM keeps it: by file, GPU and addresses, in pieces where mappings were cut.
+//! UVM keeps it: by file, GPU and addresses, in pieces where mappings were cut. So are ranges that
+//! the driver was had to make, which aren't managed memory where they're mapped.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use nix::errno::Errno;
 
-use super::books::{BOUNDS, MANAGED};
+use super::books::{BOUNDS, Space};
 use super::desk::Copy;
 use super::device::{Device, Failure, Rm};
 use super::listener::Reply;
 use super::mapped::Mapping;
+use super::ranges::{PAGE_BYTES, Ranges};
 use super::serve::{Case, Over};
+use super::trace::Object;
 use crate::gate::policy::{self, Verdict};
-use crate::gate::settings::NodeKind;
+use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Span, Tree};
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT,
-    NV_ERR_INVALID_DEVICE, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED, NV_OK,
-    UVM_INIT_FLAGS_DISABLE_HMM, UVM_INITIALIZE, UVM_UNMAP_EXTERNAL,
+    NV_ERR_INVALID_DEVICE, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED, NV_ERR_UVM_ADDRESS_IN_USE,
+    NV_OK, UVM_INIT_FLAGS_DISABLE_HMM, UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE, UVM_INITIALIZE,
 };
 use crate::rm::uvm::{self, Call, Range, Source};
 use crate::rm::{Answer, Key, Layout, Meaning};
 
-/// Flags that an initialized file may have: `UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE`
-/// is 2.
-const FLAGS: [u64; 2] = [UVM_INIT_FLAGS_DISABLE_HMM as u64, UVM_INIT_FLAGS_DISABLE_HMM as u64 | 2];
+/// Flags that an initialized file may have. HMM is off, or the host's memory would move to the GPU
+/// by itself.
+const ALONE: u64 = UVM_INIT_FLAGS_DISABLE_HMM as u64;
+
+/// The same for several processes: the managed memory of one that ends stays until the file is
+/// closed, and no mapping shows it (`uvm_vm_close_managed`, `uvm.c`).
+const SHARED: u64 = ALONE | UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE as u64;
 
 /// The place of what is kept by a file alone, among its GPUs.
 const NO_GPU: u16 = u16::MAX;
-
-/// UVM's smallest pages.
-const PAGE_BYTES: u64 = 4096;
 
 impl Case<'_> {
     pub(super) fn uvm(&mut self, request: u64, argument: u64) -> Result<Reply, Over> {
@@ -52,12 +57,13 @@ impl Case<'_> {
         if size > 0 {
             self.write_back(0, argument, Copy::Struct);
         }
-        let process = self.target()?.process.0;
         let pass = match policy::judge_uvm(&decoded.call) {
             Verdict::Refuse(answer) => return Err(self.answer(answer, decoded.layout)),
             Verdict::Continue(pass) => Some(pass),
             Verdict::Execute => {
+                self.said = decoded.layout.map(|head| (head, done_already(&decoded.call)));
                 self.only_once()?;
+                self.slot.executing(Object::one(0, 0, true));
                 None
             }
         };
@@ -70,31 +76,32 @@ impl Case<'_> {
                 Ok(self.continued(pass))
             }
             (_, Some(pass)) => Ok(self.continued(pass)),
+            // Before anything can be on a GPU by it, its file is kept.
             (Call::RegisterGpu { partition, .. }, _) => {
-                self.register(number, layout, partition.descriptor)
+                self.in_turn(layout, |case, _| case.register(number, layout, partition.descriptor))
             }
             (Call::MapExternal { range, memory, .. }, _) => {
                 let gpus = self.mapping_gpus(layout)?;
-                self.map_memory(number, layout, &gpus, range, memory)
+                let span = self.span(layout, range)?;
+                self.in_turn(layout, |case, file| {
+                    let trees = gpus.iter().map(|gpu| Tree { file, gpu: *gpu }).collect();
+                    case.map_in(number, layout, &trees, span, memory)
+                })
             }
             (Call::AllocDeviceP2p { range, memory, .. }, _) => {
-                self.announced(layout, process, range)?;
-                let done = self.map_memory(number, layout, &[NO_GPU], range, memory);
-                self.withdrawn_unless_ok(layout, process, range);
-                done
+                let span = self.span(layout, range)?;
+                self.make_range(layout, range, |case, file| {
+                    let tree = Tree { file, gpu: NO_GPU };
+                    case.map_in(number, layout, &BTreeSet::from([tree]), span, memory)
+                })
             }
-            (Call::AllocSemaphorePool(range), _) => {
-                self.announced(layout, process, range)?;
-                let done = self.ask(number);
-                self.withdrawn_unless_ok(layout, process, range);
-                done?;
-                Ok(self.executed(None))
-            }
-            (Call::UnmapExternal { range, uuid }, _) => {
-                self.unmap(number, layout, uuid, pages(range))
-            }
+            (Call::AllocSemaphorePool(range), _) => self.make_range(layout, range, |case, _| {
+                case.ask(number)?;
+                Ok(case.executed(None))
+            }),
+            (Call::UnmapExternal { range, uuid }, _) => self.unmap(number, layout, uuid, range),
             (Call::UnregisterGpu { uuid } | Call::UnregisterVaSpace { uuid }, _) => {
-                self.unmap(number, layout, uuid, Some(Span::ALL))
+                self.unregister(number, layout, uuid)
             }
             (Call::Free { base, length }, _) => self.free_range(number, layout, base, length),
             _ => Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout))),
@@ -131,8 +138,8 @@ impl Case<'_> {
         written.map_err(|errno| Reply::Errno(errno as i32))
     }
 
-    /// A GPU is registered only where HMM is off: initializing with other flags than a file
-    /// has fails.
+    /// A GPU is registered only where the file's flags are such as may be: initializing with others
+    /// than it has fails.
     fn register(
         &mut self,
         number: u32,
@@ -151,39 +158,84 @@ impl Case<'_> {
         drop(own);
         self.patch(layout, Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
         asked?;
-        if self.uvm_status(layout) == NV_OK && !self.is_without_hmm()? {
+        if self.again && self.was_done_already() {
+            // By the worker before, who didn't come to look.
+            self.patch(layout, Meaning::Status, NV_OK.into());
+        }
+        // What was no memory of a GPU's may become such.
+        self.shared.memories.look_at_all();
+        if self.uvm_status(layout) != NV_OK || self.has_flags(ALONE)? {
+            return Ok(self.executed(None));
+        }
+        let is_shared = self.has_flags(SHARED)?;
+        if is_shared && self.shared.settings.managed == Managed::Refuse {
+            return Ok(self.executed(None));
+        }
+        self.shared.unregister_gpus(self.device()?);
+        if is_shared {
+            self.log("a file of nvidia-uvm for several processes, where managed memory is charged");
+        } else {
             self.log("nvidia-uvm was initialized with HMM all the same");
             self.shared.kill(self.target()?.process);
-            return Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
         }
-        Ok(self.executed(None))
+        Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
     }
 
-    fn is_without_hmm(&self) -> Result<bool, Over> {
+    /// Whether the file, which is initialized, has these flags; `false` also where it can't be told.
+    fn has_flags(&self, flags: u64) -> Result<bool, Over> {
         let layout = self.shared.release.layouts(Key::Uvm(UVM_INITIALIZE)).first();
         let Some(layout) = layout else { return Ok(false) };
         let device = self.device()?;
-        Ok(FLAGS.into_iter().any(|flags| {
-            let mut bytes = vec![0; layout.size()];
-            let patch = layout.patch(Meaning::Flags, flags);
-            let patched = patch.is_some_and(|patch| patch.apply(&mut bytes));
-            let done = device.call_uvm(UVM_INITIALIZE, &mut bytes);
-            let status = layout.view(&bytes).and_then(|view| view.u32(Meaning::Status));
-            patched && done.is_ok() && status == Some(NV_OK)
-        }))
+        let mut bytes = vec![0; layout.size()];
+        let patch = layout.patch(Meaning::Flags, flags);
+        let patched = patch.is_some_and(|patch| patch.apply(&mut bytes));
+        let done = device.call_uvm(UVM_INITIALIZE, &mut bytes);
+        let status = layout.view(&bytes).and_then(|view| view.u32(Meaning::Status));
+        Ok(patched && done.is_ok() && status == Some(NV_OK))
     }
 
-    fn announced(&mut self, layout: &'static Layout, space: u64, range: Range) -> Result<(), Over> {
-        let fits = range.base & MANAGED == 0 && range.length > 0;
-        if fits && self.books().announce(space, range.base, range.length) {
-            return Ok(());
-        }
-        Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
+    /// Has the driver make a range, and remembers it before its caller hears of it.
+    fn make_range(
+        &mut self,
+        layout: &'static Layout,
+        range: Range,
+        make: impl FnOnce(&mut Self, u32) -> Result<Reply, Over>,
+    ) -> Result<Reply, Over> {
+        self.in_turn(layout, |case, file| {
+            let space = Space::File(file);
+            let room = case.shared.has_room_for_range();
+            if !room || !case.books().has_room_for(space, range.base, range.length) {
+                case.log("more ranges than can be kept account of");
+                return Err(
+                    case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout))
+                );
+            }
+            let known = case.books().range(space, range.base);
+            let known = known == Some((range.base, range.length));
+            let ranges = Ranges::of(case.shared, case.device()?);
+            if case.again && !known && ranges.is_external(range.base) == Some(false) {
+                // The worker before may have made it: once more from the start.
+                ranges.free(range);
+            }
+            let done = make(case, file)?;
+            if case.again && known && case.was_done_already() {
+                case.patch(layout, Meaning::Status, NV_OK.into());
+            }
+            if case.uvm_status(layout) == NV_OK {
+                case.books().announce(space, range.base, range.length);
+            }
+            Ok(done)
+        })
     }
 
-    fn withdrawn_unless_ok(&mut self, layout: &'static Layout, space: u64, range: Range) {
-        if self.uvm_status(layout) != NV_OK {
-            self.books().withdraw(space, range.base);
+    /// Ranges that aren't there any more are forgotten: a file's, whose turn it is.
+    fn withdraw_gone(&self, file: u32) {
+        let Ok(device) = self.device() else { return };
+        let known = self.books().ranges_of(Space::File(file));
+        for (base, length) in known {
+            if Ranges::of(self.shared, device).is_whole(Range { base, length }) == Some(false) {
+                self.books().withdraw(Space::File(file), base);
+            }
         }
     }
 
@@ -197,32 +249,33 @@ impl Case<'_> {
         gpus.ok_or_else(|| self.answer(Answer::Status(NV_ERR_INVALID_DEVICE), Some(layout)))
     }
 
-    /// Maps memory, which that keeps alive, in the trees of a file that these GPUs have.
-    fn map_memory(
+    /// The pages of a range.
+    fn span(&mut self, layout: &'static Layout, range: Range) -> Result<Span, Over> {
+        let span = pages(range);
+        span.ok_or_else(|| self.answer(Answer::Status(NV_ERR_INVALID_ADDRESS), Some(layout)))
+    }
+
+    /// Does what changes the call's file, which is kept from now on, by its number.
+    fn in_turn<T>(
         &mut self,
-        number: u32,
         layout: &'static Layout,
-        gpus: &[u16],
-        range: Range,
-        memory: Source,
-    ) -> Result<Reply, Over> {
-        let Some(span) = pages(range) else {
-            return Err(self.answer(Answer::Status(NV_ERR_INVALID_ADDRESS), Some(layout)));
-        };
-        let process = self.target()?.process;
-        self.books().shares(memory.client, process);
+        change: impl FnOnce(&mut Self, u32) -> Result<T, Over>,
+    ) -> Result<T, Over> {
         loop {
             let file = self.kept(layout)?;
             if let Some(_turn) = file.turn() {
-                let trees = gpus.iter().map(|gpu| Tree { file: file.number, gpu: *gpu });
-                return self.map_in(number, layout, &trees.collect(), span, memory);
+                if file.is_condemned() {
+                    self.log("a file of nvidia-uvm that had managed memory past the monitor");
+                    return Err(self.answer(Answer::Status(NV_ERR_INVALID_DEVICE), Some(layout)));
+                }
+                return change(self, file.number);
             }
         }
     }
 
     /// The call's file, kept from now on.
     fn kept(&mut self, layout: &'static Layout) -> Result<Arc<Mapping>, Over> {
-        let seen = (self.target()?.pid.cast_unsigned(), self.descriptor());
+        let seen = (self.target()?.tid.cast_unsigned(), self.descriptor());
         if let Some(file) = self.shared.keep_mapped(self.device()?, seen) {
             return Ok(file);
         }
@@ -241,6 +294,8 @@ impl Case<'_> {
         memory: Source,
     ) -> Result<Reply, Over> {
         let object = (Client(memory.client), Handle(memory.handle));
+        let process = self.target()?.process;
+        self.books().shares(memory.client, process);
         let mut books = self.shared.books_to_begin(self.slot);
         let charge = books.ledger.charge_of(object.0, object.1);
         if charge.is_some() && books.ledger.size().holds + trees.len() > BOUNDS.holds {
@@ -326,20 +381,27 @@ impl Case<'_> {
         Ok(self.uvm_status(layout))
     }
 
-    /// Asks for what ends mappings, and enters what it ended if it was done.
+    /// Asks for what ends mappings, and enters what it ended if it was done: by the call, or by the
+    /// worker before, as `was_done` tells.
     fn end_mappings(
         &mut self,
         number: u32,
         layout: &'static Layout,
-        enter: impl FnOnce(&mut Self, u32),
+        was_done: impl FnOnce(&Self, Option<u32>) -> bool,
+        enter: impl FnOnce(&Self, u32),
     ) -> Result<Reply, Over> {
         let file = self.shared.mapped.find(self.device()?);
         // One that was let go meanwhile has nothing that we know of.
         let turn = file.as_ref().and_then(|file| Some((file.number, file.turn()?)));
+        let known = turn.as_ref().map(|(number, _)| *number);
         self.ask(number)?;
-        if let Some((file, _)) = turn.as_ref().filter(|_| self.uvm_status(layout) == NV_OK) {
-            enter(self, *file);
+        if self.again && self.was_done_already() && was_done(self, known) {
+            self.patch(layout, Meaning::Status, NV_OK.into());
         }
+        if let Some(file) = known.filter(|_| self.uvm_status(layout) == NV_OK) {
+            enter(self, file);
+        }
+        drop(turn);
         Ok(self.executed(None))
     }
 
@@ -348,19 +410,45 @@ impl Case<'_> {
         u16::try_from(gpu).ok()
     }
 
-    /// A GPU's mappings end within a span.
+    /// All of a GPU's mappings end; one that isn't registered has none.
+    fn unregister(
+        &mut self,
+        number: u32,
+        layout: &'static Layout,
+        uuid: [u8; 16],
+    ) -> Result<Reply, Over> {
+        self.end_mappings(
+            number,
+            layout,
+            |_, _| true,
+            |case, file| {
+                if let Some(gpu) = case.gpu_of(uuid) {
+                    case.books().unmapped(Tree { file, gpu }, Span::ALL);
+                }
+                // Pools go with the GPU that they were made for, where that is confidential.
+                case.withdraw_gone(file);
+            },
+        )
+    }
+
+    /// A GPU's mappings end within a range.
     fn unmap(
         &mut self,
         number: u32,
         layout: &'static Layout,
         uuid: [u8; 16],
-        span: Option<Span>,
+        range: Range,
     ) -> Result<Reply, Over> {
-        self.end_mappings(number, layout, |case, file| {
-            if let (Some(gpu), Some(span)) = (case.gpu_of(uuid), span) {
-                case.books().unmapped(Tree { file, gpu }, span);
-            }
-        })
+        self.end_mappings(
+            number,
+            layout,
+            |_, _| false,
+            |case, file| {
+                if let (Some(gpu), Some(span)) = (case.gpu_of(uuid), pages(range)) {
+                    case.books().unmapped(Tree { file, gpu }, span);
+                }
+            },
+        )
     }
 
     /// A range ends that begins at `base`, with all that is mapped there.
@@ -371,67 +459,92 @@ impl Case<'_> {
         base: u64,
         length: Option<u64>,
     ) -> Result<Reply, Over> {
-        let process = self.target()?.process.0;
-        let done = self.end_mappings(number, layout, |case, file| {
-            let pieces: Vec<(Tree, Span)> = {
-                let books = case.books();
-                let pieces = books.ledger.pieces(file).map(|(tree, span, _)| (tree, span));
-                pieces.filter(|(_, span)| span.last >= base).collect()
-            };
-            let own = Tree { file, gpu: NO_GPU };
-            let of_range = pieces.iter().find(|(tree, span)| *tree == own && span.first == base);
-            if let Some((tree, span)) = of_range {
-                return case.books().unmapped(*tree, *span);
-            }
-            // The driver frees no range of which this isn't the length.
-            let known = length.map(|length| Span::of(base, length));
-            let ended = known.unwrap_or_else(|| case.ended_from(base, &pieces));
-            if let Some(ended) = ended {
-                let trees: BTreeSet<Tree> = pieces.iter().map(|(tree, _)| *tree).collect();
-                let mut books = case.books();
-                for tree in trees.into_iter().filter(|tree| *tree != own) {
-                    books.unmapped(tree, ended);
-                }
-            }
-        })?;
-        if self.uvm_status(layout) == NV_OK {
-            self.books().withdraw(process, base);
+        let was_freed = Cell::new(false);
+        self.end_mappings(
+            number,
+            layout,
+            |case, file| {
+                was_freed.set(case.was_freed(file, base, length));
+                was_freed.get()
+            },
+            |case, file| {
+                // Of one that the worker before had freed, whatever its length was said to be,
+                // what is still there stays.
+                case.enter_freed(file, base, length.filter(|_| !was_freed.get()));
+                case.books().withdraw(Space::File(file), base);
+            },
+        )
+    }
+
+    /// Enters that a range is freed, which has that length where it's known.
+    fn enter_freed(&self, file: u32, base: u64, length: Option<u64>) {
+        let pieces: Vec<(Tree, Span)> = {
+            let books = self.books();
+            let pieces = books.ledger.pieces(file).map(|(tree, span, _)| (tree, span));
+            pieces.filter(|(_, span)| span.last >= base).collect()
+        };
+        let own = Tree { file, gpu: NO_GPU };
+        let of_range = pieces.iter().find(|(tree, span)| *tree == own && span.first == base);
+        if let Some((tree, span)) = of_range {
+            return self.books().unmapped(*tree, *span);
         }
-        Ok(done)
+        // The driver frees no range of which this isn't the length.
+        let known = length.map(|length| Span::of(base, length));
+        let ended = known.unwrap_or_else(|| self.ended_from(base, &pieces));
+        if let Some(ended) = ended {
+            let trees: BTreeSet<Tree> = pieces.iter().map(|(tree, _)| *tree).collect();
+            let mut books = self.books();
+            for tree in trees.into_iter().filter(|tree| *tree != own) {
+                books.unmapped(tree, ended);
+            }
+        }
+    }
+
+    /// Whether a range that the driver doesn't know is one that the worker before had it free: one
+    /// that it had made with that length, or none that begins there any more.
+    fn was_freed(&self, file: Option<u32>, base: u64, length: Option<u64>) -> bool {
+        let made = file.and_then(|file| self.books().range(Space::File(file), base));
+        match made.filter(|(first, _)| *first == base) {
+            Some((_, bytes)) => length.is_none_or(|length| length == bytes),
+            None => self.is_in_range(base) == Some(false),
+        }
     }
 
     /// How far a range went that began at `base` and is freed, as far as there are pieces of
     /// it: the first one behind that is still in a range ends it.
-    ///
-    /// To unmap from a GPU that there is none of is refused for the address where there is no
-    /// range, and otherwise for the GPU (`uvm_map_external.c`, `uvm_unmap_external`).
     fn ended_from(&self, base: u64, pieces: &[(Tree, Span)]) -> Option<Span> {
-        let layout = self.shared.release.layouts(Key::Uvm(UVM_UNMAP_EXTERNAL)).first()?;
-        let device = self.device().ok()?;
         let inside = pieces.iter().filter(|(tree, span)| tree.gpu != NO_GPU && span.first >= base);
         let mut spans: Vec<Span> = inside.map(|(_, span)| *span).collect();
         spans.sort_unstable_by_key(|span| (span.first, span.last));
-        let mut last = None;
+        let mut last: Option<u64> = None;
+        let mut probed = None;
         for span in spans {
-            if last.is_some_and(|last| span.first <= last) {
-                last = last.max(Some(span.last));
-                continue;
-            }
-            let mut bytes = vec![0; layout.size()];
-            let fields = [(Meaning::Base, span.first), (Meaning::Length, PAGE_BYTES)];
-            let filled = fields.into_iter().all(|(meaning, value)| {
-                layout.patch(meaning, value).is_some_and(|patch| patch.apply(&mut bytes))
-            });
-            if !filled || !uvm::set_uuid(layout, &mut bytes, [0xff; 16]) {
+            // A piece may go beyond the range that it's in, where the driver refused that.
+            if probed != Some(span.first) && self.is_in_range(span.first)? {
+                last = last.map(|last| last.min(span.first - 1));
                 break;
             }
-            device.call_uvm(UVM_UNMAP_EXTERNAL, &mut bytes).ok()?;
-            if layout.view(&bytes)?.u32(Meaning::Status) != Some(NV_ERR_INVALID_ADDRESS) {
-                break;
-            }
-            last = Some(span.last);
+            probed = Some(span.first);
+            last = last.max(Some(span.last));
         }
         last.map(|last| Span { first: base, last })
+    }
+
+    fn is_in_range(&self, address: u64) -> Option<bool> {
+        Ranges::of(self.shared, self.device().ok()?).is_external(address)
+    }
+}
+
+/// What UVM says of a call that has been done: of a range that is gone or there, of a GPU that is
+/// registered or not (`uvm_va_space.c`). What else it maps once more.
+fn done_already(call: &Call) -> &'static [u32] {
+    match call {
+        Call::Free { .. } => &[NV_ERR_INVALID_ADDRESS],
+        Call::AllocSemaphorePool(_) | Call::AllocDeviceP2p { .. } => &[NV_ERR_UVM_ADDRESS_IN_USE],
+        Call::RegisterGpu { .. } | Call::UnregisterGpu { .. } | Call::UnregisterVaSpace { .. } => {
+            &[NV_ERR_INVALID_DEVICE]
+        }
+        _ => &[],
     }
 }
 

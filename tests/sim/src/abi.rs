@@ -180,9 +180,11 @@ pub const UVM_MAP_EXTERNAL_ALLOCATION: u32 = 33;
 pub const UVM_FREE: u32 = 34;
 pub const UVM_REGISTER_GPU: u32 = 37;
 pub const UVM_UNREGISTER_GPU: u32 = 38;
+pub const UVM_DISABLE_READ_DUPLICATION: u32 = 45;
 pub const UVM_PAGEABLE_MEM_ACCESS: u32 = 39;
 pub const UVM_UNMAP_EXTERNAL: u32 = 66;
 pub const UVM_ALLOC_SEMAPHORE_POOL: u32 = 68;
+pub const UVM_VALIDATE_VA_RANGE: u32 = 72;
 pub const UVM_CREATE_EXTERNAL_RANGE: u32 = 73;
 pub const UVM_MM_INITIALIZE: u32 = 75;
 pub const UVM_ALLOC_DEVICE_P2P: u32 = 78;
@@ -347,7 +349,11 @@ impl Abi {
             40 | 41 => (272, 264),
             // `preferredCpuNumaNode` fills the padding in later releases; the end moves.
             42 => (40, if self.uvm_gpu_attributes > 32 { 36 } else { 32 }),
-            43 | 44 | 45 | 72 | UVM_CREATE_EXTERNAL_RANGE => (24, 16),
+            43
+            | 44
+            | UVM_DISABLE_READ_DUPLICATION
+            | UVM_VALIDATE_VA_RANGE
+            | UVM_CREATE_EXTERNAL_RANGE => (24, 16),
             46 | 47 | 65 | UVM_UNMAP_EXTERNAL | 74 => (40, 32),
             51 => (80, 72),
             53 => (32, 24),

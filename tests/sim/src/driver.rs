@@ -424,14 +424,14 @@ impl Driver {
 
     /// A page of `nvidia-uvm` is touched: managed memory, unless it lies in a range that
     /// was announced. Whether there was room isn't asked: the driver would evict.
-    pub(crate) fn touch(&mut self, file: File, offset: u64, len: u64) {
-        let Some(uvm) = self.uvm.get_mut(&file) else { return };
+    pub(crate) fn touch(&mut self, file: File, process: u32, offset: u64, len: u64) {
+        let Some(uvm) = self.uvm.get_mut(&file).filter(|uvm| !uvm.has_lost) else { return };
         let mut fresh = 0;
         let mut page = offset & !(MANAGED_PAGE_BYTES - 1);
         while page < offset.saturating_add(len) {
             let below = uvm.ranges.range(..=page).next_back();
             let announced = below.is_some_and(|(base, (bytes, _))| page - base < *bytes);
-            if !announced && uvm.managed.insert(page) {
+            if !announced && uvm.managed.insert(page, process).is_none() {
                 fresh += MANAGED_PAGE_BYTES;
             }
             page += MANAGED_PAGE_BYTES;
@@ -451,15 +451,21 @@ impl Driver {
         self.forget_exports(file);
         let Some(uvm) = self.uvm.remove(&file) else { return };
         uvm.memories().for_each(|memory| self.unrefer(memory));
+        self.forget_managed(uvm.managed.len());
+    }
+
+    /// So many managed pages aren't on the GPU any more.
+    pub(crate) fn forget_managed(&mut self, pages: usize) {
         if let Some(used) = self.used.first_mut() {
-            *used -= uvm.managed.len() as u64 * MANAGED_PAGE_BYTES;
+            *used -= pages as u64 * MANAGED_PAGE_BYTES;
         }
     }
 
     /// From where to where a file has managed pages.
     pub(crate) fn managed_pages(&self, file: File) -> Option<(u64, u64)> {
         let managed = &self.uvm.get(&file)?.managed;
-        Some((*managed.first()?, *managed.last()? + MANAGED_PAGE_BYTES))
+        let (first, last) = (managed.first_key_value()?, managed.last_key_value()?);
+        Some((*first.0, last.0 + MANAGED_PAGE_BYTES))
     }
 
     /// Processes with a client on the GPU that has an object for which `counts` holds:

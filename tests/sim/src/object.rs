@@ -89,6 +89,8 @@ pub(crate) struct Uvm {
     /// Made by `UVM_MM_INITIALIZE`.
     pub(crate) is_mm: bool,
     pub(crate) gpus: BTreeSet<[u8; 16]>,
+    /// Whether its last GPU was unregistered: what is touched now is the host's memory.
+    pub(crate) has_lost: bool,
     pub(crate) vaspaces: BTreeSet<[u8; 16]>,
     /// Bytes and kind by base: external ranges, semaphore pools, P2P.
     pub(crate) ranges: BTreeMap<u64, (u64, Range)>,
@@ -96,8 +98,8 @@ pub(crate) struct Uvm {
     pub(crate) trees: BTreeMap<[u8; 16], Tree>,
     /// Memory that P2P ranges keep, by base.
     pub(crate) p2p: BTreeMap<u64, u64>,
-    /// Offsets of pages that were touched outside all ranges.
-    pub(crate) managed: BTreeSet<u64>,
+    /// Offsets of pages that were touched outside all ranges, and by which process.
+    pub(crate) managed: BTreeMap<u64, u32>,
 }
 
 impl Uvm {

@@ -27,7 +27,7 @@ pub(crate) struct Turn {
     /// As the runlist has it.
     committed_us: u64,
     /// Whether a channel isn't to run.
-    disabled: bool,
+    pub(crate) disabled: bool,
 }
 
 impl Turn {

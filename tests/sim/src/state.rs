@@ -81,6 +81,8 @@ pub struct ObjectState {
     pub bytes: u64,
     /// A channel group's time slice, as it was asked for last.
     pub timeslice_us: u64,
+    /// Whether it's a channel that is taken off the GPU.
+    pub disabled: bool,
 }
 
 /// An open file.
@@ -161,6 +163,7 @@ impl State {
                     class: object.class,
                     bytes: object.memory.as_ref().map_or(0, bytes_of),
                     timeslice_us: object.turn.timeslice_us,
+                    disabled: object.turn.disabled,
                 })
                 .collect(),
         });

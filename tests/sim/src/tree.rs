@@ -348,7 +348,7 @@ impl Filesystem for Tree {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -360,7 +360,8 @@ impl Filesystem for Tree {
         let text = match self.node(ino).map(|node| &node.content) {
             Ok(Content::Device(device)) => {
                 if *device == Device::Uvm {
-                    self.sim.driver().touch(fh.0, offset, u64::from(size));
+                    let process = Caller::new(request.pid()).process();
+                    self.sim.driver().touch(fh.0, process, offset, u64::from(size));
                 }
                 return reply.data(&vec![0; size as usize]);
             }

@@ -6,6 +6,8 @@
 //! left of mappings that are cut (uvm_map_external.c); all else succeeds and does nothing. `rmCtrlFd` is not looked at: nor does the driver, but for GPU instances
 //! (uvm_map_external.c, uvm_gpu.c keep it and don't use it).
 
+use std::collections::BTreeMap;
+
 use libc::{EFAULT, EINVAL};
 
 use crate::abi::*;
@@ -14,6 +16,9 @@ use crate::driver::Driver;
 use crate::escape::{Call, Errno, Met};
 use crate::fault::Kind;
 use crate::object::{Changes, File, Range, Status, Uvm};
+
+/// Bytes that what is advised of managed memory is asked for.
+const PAGE_BYTES: u64 = 4096;
 
 /// `uvm_ioctl`; `address` is where the caller has the struct.
 pub(crate) fn ioctl(call: &Call<'_>, number: u32, address: u64) -> Result<(), Errno> {
@@ -63,7 +68,9 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
         UVM_REGISTER_GPU => {
             let gpu = driver.gpus.iter().position(|gpu| gpu.uuid == uuid);
             driver.accessible(&asker, gpu.ok_or(NV_ERR_INVALID_DEVICE)?)?;
-            space(&mut driver, call.file)?.gpus.insert(uuid);
+            let uvm = space(&mut driver, call.file)?;
+            uvm.gpus.insert(uuid);
+            uvm.has_lost = false;
         }
         UVM_UNREGISTER_GPU => {
             let uvm = space(&mut driver, call.file)?;
@@ -71,6 +78,11 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
                 return Err(NV_ERR_INVALID_DEVICE);
             }
             uvm.vaspaces.remove(&uuid);
+            // It moves to the host.
+            uvm.has_lost = uvm.gpus.is_empty();
+            let moved =
+                if uvm.has_lost { std::mem::take(&mut uvm.managed) } else { BTreeMap::new() };
+            driver.forget_managed(moved.len());
             end(&mut driver, call.file, uuid)?;
         }
         UVM_REGISTER_GPU_VASPACE => {
@@ -120,6 +132,22 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
             let changes = uvm.trees.entry(uuid).or_default().unmap(base, bytes);
             follow(&mut driver, &changes);
         }
+        // A page of it, as `uvm_api_range_type_check` finds it.
+        UVM_DISABLE_READ_DUPLICATION => {
+            let uvm = space(&mut driver, call.file)?;
+            if bytes != PAGE_BYTES || !is_managed(uvm, |from, to| (from..to).contains(&base), base)
+            {
+                return Err(NV_ERR_INVALID_ADDRESS);
+            }
+        }
+        UVM_VALIDATE_VA_RANGE => {
+            let uvm = space(&mut driver, call.file)?;
+            let made = uvm.ranges.get(&base).is_some_and(|(len, _)| *len == bytes);
+            let end = base.saturating_add(bytes);
+            if !made && !is_managed(uvm, |from, to| (from, to) == (base, end), base) {
+                return Err(NV_ERR_INVALID_ADDRESS);
+            }
+        }
         UVM_FREE => {
             let has_length = call.sim.abi.uvm_free_status == 16;
             let uvm = space(&mut driver, call.file)?;
@@ -162,6 +190,9 @@ fn initialize(call: &Call<'_>, flags: u64) -> Result<(), Status> {
 
 fn add(driver: &mut Driver, file: File, base: u64, bytes: u64, kind: Range) -> Result<(), Status> {
     let uvm = space(driver, file)?;
+    if is_managed(uvm, |from, to| (from..to).contains(&base), base) {
+        return Err(NV_ERR_UVM_ADDRESS_IN_USE);
+    }
     let end = base.checked_add(bytes).filter(|end| *end > base && (base | bytes) & 0xfff == 0);
     let end = end.ok_or(NV_ERR_INVALID_ADDRESS)?;
     let below = uvm.ranges.range(..end).next_back();
@@ -229,6 +260,23 @@ fn within_external(uvm: &Uvm, base: u64, bytes: u64) -> bool {
     let end = base.checked_add(bytes);
     range.zip(end).is_some_and(|((at, (len, kind)), end)| {
         *kind == Range::External && bytes > 0 && end <= at + len
+    })
+}
+
+/// Whether managed memory that was touched is mapped at such addresses. The kernel doesn't tell us
+/// what is mapped, so we look what who touched it has there.
+fn is_managed(uvm: &Uvm, fits: impl Fn(u64, u64) -> bool, at: u64) -> bool {
+    let Some(process) = uvm.managed.get(&at) else { return false };
+    // A thread that has ended shows none.
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let maps = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("maps")).ok());
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    maps.into_iter().any(|text| {
+        text.lines().any(|line| {
+            let addresses = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let range = addresses.and_then(|(from, to)| hex(from).zip(hex(to)));
+            range.is_some_and(|(from, to)| fits(from, to))
+        })
     })
 }
 

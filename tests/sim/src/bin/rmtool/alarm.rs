@@ -31,9 +31,21 @@ pub(crate) fn handle_signal(signal: Signal, flags: SaFlags) -> nix::Result<()> {
 pub(crate) fn after(ms: i64, every_ms: i64, handler_ms: u64) -> nix::Result<()> {
     HANDLER_MS.store(handler_ms, Ordering::Relaxed);
     handle_signal(Signal::SIGALRM, SaFlags::SA_RESTART)?;
+    set(ms, every_ms);
+    Ok(())
+}
+
+/// Sends SIGALRM once, after so many milliseconds. The call in the middle of which it comes fails.
+pub(crate) fn interrupt(ms: i64) -> nix::Result<()> {
+    HANDLER_MS.store(0, Ordering::Relaxed);
+    handle_signal(Signal::SIGALRM, SaFlags::empty())?;
+    set(ms, 0);
+    Ok(())
+}
+
+fn set(ms: i64, every_ms: i64) {
     let time = |ms: i64| libc::timeval { tv_sec: ms / 1000, tv_usec: ms % 1000 * 1000 };
     let value = libc::itimerval { it_interval: time(every_ms), it_value: time(ms) };
     // SAFETY: reads the struct, and has nowhere to write the old one.
     unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const value, std::ptr::null_mut()) };
-    Ok(())
 }

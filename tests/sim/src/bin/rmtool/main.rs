@@ -41,6 +41,9 @@ struct Arguments {
     /// The driver's version; it is asked otherwise.
     #[arg(long)]
     driver: Option<Version>,
+    /// Run in a second thread, and end the first.
+    #[arg(long)]
+    headless: bool,
     #[command(subcommand)]
     task: Task,
 }
@@ -118,13 +121,24 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
     }
 }
 
-fn main() -> ExitCode {
-    match run(Arguments::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+/// Runs it; 0 where all went as asked.
+fn code(arguments: Arguments) -> u8 {
+    match run(arguments) {
+        Ok(done) => u8::from(!done),
         Err(error) => {
             eprintln!("rmtool: {error:#}");
-            ExitCode::FAILURE
+            1
         }
     }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if !arguments.headless {
+        return ExitCode::from(code(arguments));
+    }
+    std::thread::spawn(|| std::process::exit(code(arguments).into()));
+    // SAFETY: ends this thread, of which the other uses nothing.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+    ExitCode::FAILURE
 }

@@ -28,6 +28,8 @@ struct Actor<'a> {
     rm: Option<Rm>,
     uvm: Option<Uvm>,
     uuid: Option<[u8; 16]>,
+    /// Another file of UVM's, and the GPU that it has.
+    aside: (Option<Uvm>, Option<[u8; 16]>),
     memory: BTreeMap<String, (u32, u64)>,
     mapped: BTreeMap<String, (u64, u64)>,
     managed: Vec<Managed>,
@@ -45,6 +47,7 @@ pub(crate) fn run(place: &Place, lines: &[String]) -> anyhow::Result<bool> {
         rm: None,
         uvm: None,
         uuid: None,
+        aside: (None, None),
         memory: BTreeMap::new(),
         mapped: BTreeMap::new(),
         managed: Vec::new(),
@@ -227,6 +230,7 @@ impl Actor<'_> {
             ["alarm", ms, every_ms, handler_ms] => {
                 alarm::after(ms.parse()?, every_ms.parse()?, handler_ms.parse()?)?;
             }
+            ["interrupt", ms] => alarm::interrupt(ms.parse()?)?,
             ["signals"] => {
                 alarm::after(0, 0, 0)?;
                 println!("signals={}", alarm::SIGNALS.load(Ordering::Relaxed));
@@ -269,6 +273,16 @@ impl Actor<'_> {
             ["close-uvm"] => {
                 (self.uvm, self.uuid) = (None, None);
                 self.say("close-uvm", Ok(String::new()));
+            }
+            // The file that was put aside, or none, becomes the one that calls are made by.
+            ["swap-uvm"] => {
+                std::mem::swap(&mut self.aside.0, &mut self.uvm);
+                std::mem::swap(&mut self.aside.1, &mut self.uuid);
+                self.say("swap-uvm", Ok(String::new()));
+            }
+            ["uvm-register"] => {
+                let done = self.uvm_registered();
+                self.say("uvm-register", nothing(done.map(drop)));
             }
             ["dup", source, "as", name] => {
                 let (handle, bytes) = *self.memory.get(source).context("no such memory")?;
@@ -370,6 +384,38 @@ impl Actor<'_> {
                     format!("bytes={bytes}")
                 });
                 self.say("managed", done);
+            }
+            // By a thread that has ended since.
+            ["thread-managed", size, "at", at] => {
+                let (size, at) = (usize::try_from(size_bytes(size)?)?, size_bytes(at)?);
+                let uvm = self.uvm.as_ref().context("no uvm-init")?;
+                let at = std::ptr::without_provenance_mut::<libc::c_void>(usize::try_from(at)?);
+                let address = at.addr();
+                let mapped = std::thread::scope(|scope| {
+                    let map = || {
+                        let at = std::ptr::without_provenance_mut(address);
+                        uvm.managed_at(at, size, true).map(|managed| managed.touch())
+                    };
+                    scope.spawn(map).join()
+                });
+                let mapped = mapped.map_err(|_| anyhow::anyhow!("the thread panicked"))?;
+                self.say("managed", mapped.map(|bytes| format!("bytes={bytes}")));
+            }
+            ["unmap", at, size] => {
+                let (at, size) =
+                    (usize::try_from(size_bytes(at)?)?, usize::try_from(size_bytes(size)?)?);
+                // SAFETY: what scripts map, nothing refers to.
+                unsafe { libc::munmap(std::ptr::without_provenance_mut(at), size) };
+            }
+            // A file whose name is no text is mapped from now on.
+            ["map-odd-name"] => {
+                let file =
+                    nix::sys::memfd::memfd_create(c"\xff", nix::sys::memfd::MFdFlags::empty())?;
+                nix::unistd::ftruncate(&file, 4096)?;
+                let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+                let at = std::ptr::null_mut();
+                // SAFETY: a new mapping at an address of the kernel's choice.
+                unsafe { libc::mmap(at, 4096, protection, flags, file.as_raw_fd(), 0) };
             }
             ["uvm-map", name] => {
                 let (handle, bytes) = *self.memory.get(name).context("no such memory")?;
@@ -530,6 +576,44 @@ impl Actor<'_> {
                 let done = uvm.and_then(|uvm| uvm.call(number, |_| {}));
                 self.say(&format!("uvm-call {number}"), nothing(done));
             }
+            ["repeats", number] => {
+                crate::rm::REPEATS.store(number.parse()?, Ordering::Relaxed);
+            }
+            ["stale", number] => {
+                crate::uvm::STALE.store(number.parse()?, Ordering::Relaxed);
+            }
+            ["uvm-pool", base, bytes] => {
+                let (base, bytes) = (size_bytes(base)?, size_bytes(bytes)?);
+                let done = self.uvm.as_ref().context("no uvm-init")?.pool(base, bytes);
+                self.say("uvm-pool", nothing(done));
+            }
+            ["uvm-p2p-of-nothing", base, bytes] => {
+                let (base, bytes) = (size_bytes(base)?, size_bytes(bytes)?);
+                let done = self.uvm.as_ref().context("no uvm-init")?.p2p_of_nothing(base, bytes);
+                self.say("uvm-p2p-of-nothing", nothing(done));
+            }
+            ["free-client-by-other"] => {
+                let rm = self.rm()?;
+                let done = crate::rm::open(&place.dev, "nvidiactl")
+                    .and_then(|file| rm.free_client_by(file.as_raw_fd()));
+                self.say("free-client-by-other", nothing(done));
+            }
+            // Each call's struct is the last one's, as it was answered.
+            ["heaps", size] => {
+                let (rm, size) = (self.rm()?, size_bytes(size)?);
+                let done = rm.heaps(size).map(|list| format!("handles={list:x?}"));
+                self.say("heaps", done);
+            }
+            ["taken", ready, go] => {
+                let done = threads::taken(self.rm()?, ready, go);
+                self.say("taken", nothing(done));
+            }
+            ["exchanged"] => {
+                self.exported = crate::rm::open(&place.dev, "nvidiactl").ok();
+                let file = self.exported.as_ref().context("no file")?.as_raw_fd();
+                let done = threads::exchanged(self.rm.as_mut().context("not open")?, file);
+                self.say("exchanged", nothing(done));
+            }
             ["sleep", seconds] => std::thread::sleep(Duration::from_secs_f64(seconds.parse()?)),
             ["wait", path] => {
                 while !Path::new(path).exists() {
@@ -537,6 +621,18 @@ impl Actor<'_> {
                 }
             }
             ["touch", path] => std::fs::write(path, "")?,
+            // Who waits for our output isn't to wait for us.
+            ["quiet"] => {
+                let null = std::fs::File::open("/dev/null")?;
+                for number in 0..3 {
+                    // SAFETY: numbers alone; what these three are used for needs no file.
+                    unsafe { libc::dup2(null.as_raw_fd(), number) };
+                }
+            }
+            // What was forked lives on.
+            ["exit"] => std::process::exit(0),
+            // A child has our memory, and we are gone.
+            ["leave-memory", seconds] => threads::leave_memory(seconds.parse()?),
             ["join"] => self.join()?,
             ["print", ..] => {
                 println!("{}", words[1..].join(" "));

@@ -52,6 +52,60 @@ pub(crate) fn interrupted(rm: &Rm, handle: u32, bytes: u64) -> anyhow::Result<i3
     })
 }
 
+/// A thread asks for memory under a handle that is taken by what is no memory, is interrupted and
+/// lives on; then that object is freed, which a worker after may have done.
+pub(crate) fn taken(rm: &Rm, ready: &str, go: &str) -> Result<(), Fail> {
+    let _ = alarm::handle_signal(Signal::SIGUSR1, SaFlags::empty());
+    let class = cgpu_sim::abi::KEPLER_CHANNEL_GROUP_A;
+    let handle = rm.alloc_object(rm.ctl(), rm.device, rm.handle(), class, &mut [0; 20])?;
+    let tid = AtomicI32::new(0);
+    let params = rm.memory_params(100 << 20).leak();
+    let address = params.as_mut_ptr().addr() as u64;
+    let call = rm.nvos64(rm.device, handle, NV01_MEMORY_LOCAL_USER, address, params.len()).leak();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            tid.store(gettid().as_raw(), Ordering::SeqCst);
+            let said = rm::call(rm.ctl(), NV_ESC_RM_ALLOC, call, rm.abi.nvos64_status);
+            println!("thread {said:?}");
+            std::thread::sleep(Duration::from_secs(5));
+        });
+        std::thread::sleep(UNDER_WAY);
+        let tid = tid.load(Ordering::SeqCst);
+        // SAFETY: takes numbers only.
+        unsafe { libc::syscall(libc::SYS_tgkill, getpid().as_raw(), tid, libc::SIGUSR1) };
+        std::thread::sleep(Duration::from_millis(1000));
+        let _ = std::fs::write(ready, "");
+        while !std::path::Path::new(go).exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(2500));
+        rm.free(rm.device, handle)
+    })
+}
+
+/// Exports memory of the host under another device's name, while its own device is freed and its
+/// handle is given to memory of the GPU.
+pub(crate) fn exchanged(rm: &mut Rm, file: i32) -> Result<(), Fail> {
+    let first = rm.device;
+    let mut params = rm.memory_params(1 << 20);
+    params[24..28]
+        .copy_from_slice(&(1_u32 << cgpu_sim::abi::NVOS32_ATTR_LOCATION_SHIFT).to_le_bytes());
+    let class = cgpu_sim::abi::NV01_MEMORY_SYSTEM;
+    let handle = rm.alloc_object(rm.ctl(), first, rm.handle(), class, &mut params)?;
+    rm.make_device(0)?;
+    rm.make_subdevice()?;
+    let rm: &Rm = rm;
+    std::thread::scope(|scope| {
+        let exports = scope.spawn(|| rm.export(handle, file));
+        std::thread::sleep(Duration::from_millis(300));
+        println!("free-device {:?}", rm.free(rm.client, first));
+        println!("alloc {:?}", rm.alloc_as(rm.ctl(), handle, NV01_MEMORY_LOCAL_USER, 700 << 20));
+        println!("export {:?}", exports.join());
+    });
+    println!("free {:?}", rm.free(rm.device, handle));
+    Ok(())
+}
+
 /// fork(2), where the child gets that number, which nobody has any more: what the kernel does
 /// when it has given all others.
 pub(crate) fn fork_as(tid: i32) -> nix::Result<ForkResult> {
@@ -72,5 +126,26 @@ pub(crate) fn fork_as(tid: i32) -> nix::Result<ForkResult> {
             Ok(0) => return Ok(ForkResult::Child),
             Ok(_) => return Ok(ForkResult::Parent { child: Pid::from_raw(tid) }),
         }
+    }
+}
+
+/// Ends, and leaves the memory to a child that shares it and sleeps for so long.
+pub(crate) fn leave_memory(seconds: u32) -> ! {
+    extern "C" fn sleep(seconds: *mut libc::c_void) -> libc::c_int {
+        let seconds = u32::try_from(seconds.addr()).unwrap_or(0);
+        // SAFETY: numbers alone; who waits for the output is to hear that we are gone.
+        unsafe { libc::close_range(0, 2, 0) };
+        // SAFETY: takes a number.
+        unsafe { libc::sleep(seconds) };
+        0
+    }
+    let mut stack = vec![0_u128; 4096];
+    let end = stack.as_mut_ptr_range().end.cast();
+    let seconds = std::ptr::without_provenance_mut(seconds as usize);
+    // SAFETY: the child has a stack of its own, which nobody frees: we end at once, and it calls
+    // nothing that needs what a thread of this program has.
+    unsafe {
+        libc::clone(sleep, end, libc::CLONE_VM | libc::SIGCHLD, seconds);
+        libc::_exit(0)
     }
 }

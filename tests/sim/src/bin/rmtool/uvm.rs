@@ -1,11 +1,15 @@
 //! Calls to `nvidia-uvm`, and mappings of it.
 
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
 
 use crate::rm::{Fail, Place, Rm, errno, open, raw_ioctl, status};
+
+/// Of what bytes a call's status is before it.
+pub(crate) static STALE: AtomicU8 = AtomicU8::new(0);
 
 /// A file of `nvidia-uvm`.
 #[derive(Debug)]
@@ -23,11 +27,17 @@ impl Uvm {
         self.fd.as_raw_fd()
     }
 
+    /// Another descriptor of it.
+    pub(crate) fn another(&self) -> std::io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+
     /// A call of that number; the status ends the struct.
     pub(crate) fn call(&self, number: u32, fill: impl FnOnce(&mut [u8])) -> Result<(), Fail> {
         let (size, status_at) = self.abi.uvm(number).ok_or(Fail::Errno(libc::EINVAL))?;
         let mut params = vec![0; size];
         fill(&mut params);
+        params[status_at..status_at + 4].fill(STALE.load(Ordering::Relaxed));
         raw_ioctl(self.fd(), u64::from(number), &mut params)?;
         status(params.u32_at(status_at))
     }
@@ -59,6 +69,23 @@ impl Uvm {
 
     pub(crate) fn external_range(&self, base: u64, bytes: u64) -> Result<(), Fail> {
         self.call(UVM_CREATE_EXTERNAL_RANGE, |params| {
+            params.set_u64(0, base);
+            params.set_u64(8, bytes);
+        })
+    }
+
+    /// Asks for a range for peers, with a descriptor that is none.
+    pub(crate) fn p2p_of_nothing(&self, base: u64, bytes: u64) -> Result<(), Fail> {
+        self.call(UVM_ALLOC_DEVICE_P2P, |params| {
+            params.set_u64(0, base);
+            params.set_u64(8, bytes);
+            params.set_u32(40, u32::MAX);
+        })
+    }
+
+    /// Makes a pool of semaphores.
+    pub(crate) fn pool(&self, base: u64, bytes: u64) -> Result<(), Fail> {
+        self.call(UVM_ALLOC_SEMAPHORE_POOL, |params| {
             params.set_u64(0, base);
             params.set_u64(8, bytes);
         })
@@ -156,12 +183,15 @@ impl Uvm {
     ) -> Result<Managed, Fail> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | if fixed { libc::MAP_FIXED } else { 0 };
-        let offset = i64::try_from(at.addr()).unwrap_or(0);
+        // The library's function makes no system call where the offset is odd.
         // SAFETY: nothing of ours is there, by the callers.
-        let mapped = unsafe { libc::mmap(at, bytes, protection, flags, self.fd(), offset) };
-        if mapped == libc::MAP_FAILED {
+        let mapped = unsafe {
+            libc::syscall(libc::SYS_mmap, at, bytes, protection, flags, self.fd(), at.addr())
+        };
+        if mapped == -1 {
             return Err(errno());
         }
+        let mapped = at.with_addr(usize::try_from(mapped).unwrap_or(0));
         Ok(Managed { at: mapped.cast(), bytes, equal: mapped == at })
     }
 }

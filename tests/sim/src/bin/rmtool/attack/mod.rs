@@ -33,6 +33,8 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("race-pointer", races::pointer),
     ("dup2-ioctl", races::dup2_ioctl),
     ("dup2-mmap", races::dup2_mmap),
+    ("dup2-range", races::dup2_range),
+    ("dup2-heir", races::dup2_heir),
     ("class-in-client", races::class_in_client),
     ("swap-control", races::swap_control),
     ("parent-free", races::parent_free),

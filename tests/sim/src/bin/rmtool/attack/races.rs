@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::time::Duration;
 
+use anyhow::bail;
 use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
 
@@ -192,12 +194,47 @@ pub(super) fn dup2_ioctl(place: &Place, arguments: &[String]) -> anyhow::Result<
     Ok(got)
 }
 
+/// Allocates all that there is, so that whatever is had beside it is too much.
+fn fill(rm: &Rm) {
+    for bytes in [64 << 20, 4 << 20, 256 << 10, 4 << 10] {
+        while rm.alloc(bytes).is_ok() {}
+    }
+}
+
+/// Maps shared memory of a descriptor at an address that is its offset, and nothing else is at.
+fn map_at(descriptor: i32, at: usize, bytes: usize, flags: i32) -> Option<*mut u8> {
+    // SAFETY: an address far from all else, which the callers use for this alone.
+    let mapped = unsafe {
+        libc::mmap(
+            std::ptr::without_provenance_mut(at),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | flags,
+            descriptor,
+            i64::try_from(at).unwrap_or(0),
+        )
+    };
+    (mapped != libc::MAP_FAILED).then_some(mapped.cast())
+}
+
+/// Touches each page of a mapping.
+fn touch(mapped: *mut u8, bytes: usize) {
+    for page in (0..bytes).step_by(4096) {
+        // SAFETY: within a mapping of that many bytes, by the callers.
+        unsafe { mapped.add(page).write_volatile(1) };
+    }
+}
+
+const FAR: usize = 0x7000_0000_0000 / 4;
+
 /// The same with a mapping that makes managed memory.
 pub(super) fn dup2_mmap(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
-    let rm = Rm::open(place)?;
+    const BYTES: usize = 64 << 10;
+    let rm = Rm::start(place)?;
     let rounds = rounds(arguments)?.min(500);
     let uvm = Uvm::open(place, rm.abi)?;
     println!("uvm-init {:?}", uvm.initialize(0));
+    fill(&rm);
     let file = tempfile_of(1 << 46)?;
     let number = file.try_clone()?;
     let target = number.as_raw_fd();
@@ -208,30 +245,103 @@ pub(super) fn dup2_mmap(place: &Place, arguments: &[String]) -> anyhow::Result<u
     };
     against(flip, || {
         for round in 0..rounds {
-            let bytes = 64 << 10;
-            let at = 0x7000_0000_0000_usize / 4 + usize::try_from(round).unwrap_or(0) * bytes;
-            // SAFETY: an address far from all else, which this loop alone uses, once.
-            let mapped = unsafe {
-                libc::mmap(
-                    std::ptr::without_provenance_mut(at),
-                    bytes,
-                    libc::PROT_READ | libc::PROT_WRITE,
-                    libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE,
-                    target,
-                    i64::try_from(at).unwrap_or(0),
-                )
-            };
-            if mapped != libc::MAP_FAILED && is_uvm(at) {
+            let at = FAR + usize::try_from(round).unwrap_or(0) * BYTES;
+            let mapped = map_at(target, at, BYTES, libc::MAP_FIXED_NOREPLACE);
+            if let Some(mapped) = mapped.filter(|_| is_uvm(at)) {
                 reached += 1;
-                for page in (0..bytes).step_by(4096) {
-                    // SAFETY: within the mapping made above.
-                    unsafe { mapped.cast::<u8>().add(page).write_volatile(1) };
-                    got += 4096;
-                }
+                touch(mapped, BYTES);
+                got += BYTES as u64;
             }
         }
     });
     println!("rounds={rounds} reached={reached}");
+    Ok(got)
+}
+
+/// The descriptor is a file that has a pool there when it's looked at, and after another, for
+/// which that is managed memory.
+pub(super) fn dup2_range(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    const BYTES: usize = 16 << 10;
+    // The kernel would take neighbours for one.
+    let at = |round| FAR + 2 * round * BYTES;
+    let rm = Rm::start(place)?;
+    let rounds = usize::try_from(rounds(arguments)?.min(500))?;
+    let files = [Uvm::open(place, rm.abi)?, Uvm::open(place, rm.abi)?];
+    for uvm in &files {
+        println!("uvm-init {:?} {:?}", uvm.initialize(0), uvm.register(&rm).map(drop));
+    }
+    let [pool, other] = &files;
+    for round in 0..rounds {
+        if let Err(fail) = pool.pool(at(round) as u64, BYTES as u64) {
+            bail!("no pool: {fail}");
+        }
+    }
+    fill(&rm);
+    let number = pool.another()?;
+    let target = number.as_raw_fd();
+    let mut mapped = 0;
+    let flip = || {
+        dup2(other.fd(), target);
+        dup2(pool.fd(), target);
+    };
+    against(flip, || {
+        for round in 0..rounds {
+            if let Some(memory) = map_at(target, at(round), BYTES, libc::MAP_FIXED) {
+                touch(memory, BYTES);
+                mapped += BYTES as u64;
+            }
+        }
+    });
+    println!("rounds={rounds} mapped={mapped}");
+    // What has been won is kept.
+    std::thread::sleep(Duration::from_secs(4));
+    Ok(mapped)
+}
+
+/// The mapping is asked for by a helper that has our memory and descriptors, and ends at once.
+pub(super) fn dup2_heir(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+    const BYTES: usize = 64 << 10;
+    struct Ask {
+        descriptor: i32,
+        at: usize,
+    }
+    extern "C" fn help(ask: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: it's there until we have ended.
+        let ask = unsafe { &*ask.cast::<Ask>() };
+        let _ = map_at(ask.descriptor, ask.at, BYTES, libc::MAP_FIXED_NOREPLACE);
+        0
+    }
+    let rm = Rm::start(place)?;
+    let uvm = Uvm::open(place, rm.abi)?;
+    println!("uvm-init {:?} {:?}", uvm.initialize(0), uvm.register(&rm).map(drop));
+    fill(&rm);
+    let file = tempfile_of(1 << 46)?;
+    let number = file.try_clone()?;
+    let descriptor = number.as_raw_fd();
+    let mut got = 0;
+    let mut stack = vec![0_u128; 16384];
+    let flip = || {
+        dup2(uvm.fd(), descriptor);
+        dup2(file.as_raw_fd(), descriptor);
+    };
+    against(flip, || {
+        for round in 0..300 {
+            let ask = Ask { descriptor, at: FAR + 2 * round * BYTES };
+            let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::SIGCHLD;
+            let end = stack.as_mut_ptr_range().end.cast();
+            // SAFETY: it has a stack of its own, and is waited for before that is used again.
+            unsafe {
+                let pid = libc::clone(help, end, flags, (&raw const ask).cast_mut().cast());
+                libc::waitpid(pid, std::ptr::null_mut(), 0);
+            }
+            if is_uvm(ask.at) {
+                touch(std::ptr::with_exposed_provenance_mut(ask.at), BYTES);
+                got += BYTES as u64;
+            }
+        }
+    });
+    println!("got={got}");
+    std::thread::sleep(Duration::from_secs(4));
     Ok(got)
 }
 

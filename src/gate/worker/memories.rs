@@ -1,0 +1,261 @@
+//! Memories that mappings are asked for in, and their lists of mappings.
+//!
+//! A list is opened when it's asked for a mapping, and stays that memory's own when who asked has
+//! executed something else, and others who share it live on. When the thread has ended by which it
+//! was opened, the kernel shows it no more.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::target::process_id;
+use crate::ledger::Process;
+use crate::process::told;
+
+/// How long a mapping may still be on its way after it was asked for.
+pub(super) const ON_ITS_WAY: Duration = Duration::from_secs(2);
+
+/// How soon what was asked for lately is looked for again, and how soon what was asked for since.
+const SOON: Duration = Duration::from_millis(100);
+const SOONER: Duration = Duration::from_millis(20);
+
+/// Memories at most, each of which is a descriptor.
+const MOST_MEMORIES: usize = 4096;
+
+/// A mapping: its first address, and the first behind it.
+pub(super) type Mapped = (u64, u64);
+
+/// Tells the thread that looks at mappings that it's time to.
+#[derive(Debug, Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    rings: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.rings.notify_one();
+    }
+
+    fn wait(&self) {
+        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let rung = self.rings.wait_while(rung, |rung| !*rung);
+        *rung.unwrap_or_else(PoisonError::into_inner) = false;
+    }
+}
+
+/// A memory that a process had when it asked for a mapping.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) process: Process,
+    /// `/proc/TID/maps`, which reads empty when nobody has the memory any more.
+    maps: Mutex<File>,
+    /// Where the stack of the program begins that it was asked for by.
+    image: Option<u64>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// When it was asked for a mapping last, and whether it wasn't looked at since.
+    asked: Instant,
+    is_new: bool,
+    /// When it was looked at, and what was mapped there then.
+    looked: Option<Instant>,
+    last: Option<Vec<Mapped>>,
+}
+
+impl Memory {
+    /// The memory of a thread, to be looked at.
+    fn open(process: Process, tid: i32) -> io::Result<Self> {
+        // The first thread's stays readable longest; one that has ended has none.
+        let first = File::open(format!("/proc/{}/maps", process_id(process).pid));
+        let first = first.ok().filter(|maps| maps.read_at(&mut [0], 0).is_ok_and(|read| read > 0));
+        let maps = first.map_or_else(|| File::open(format!("/proc/{tid}/maps")), Ok)?;
+        let state = State { asked: Instant::now(), is_new: true, looked: None, last: None };
+        let (maps, state) = (Mutex::new(maps), Mutex::new(state));
+        Ok(Memory { process, maps, image: image(process), state })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_new(&self) -> bool {
+        self.state().is_new
+    }
+
+    /// It is about to be looked at.
+    pub(super) fn is_looked_at(&self) {
+        let mut state = self.state();
+        (state.is_new, state.looked) = (false, Some(Instant::now()));
+    }
+
+    /// It was looked at, and has these.
+    pub(super) fn has(&self, mappings: Vec<Mapped>) {
+        self.state().last = Some(mappings);
+    }
+
+    /// What was mapped there at the last look; `None` where there was none since it was asked for
+    /// anything.
+    pub(super) fn last(&self) -> Option<Vec<Mapped>> {
+        let state = self.state();
+        state.last.clone().filter(|_| !state.is_new)
+    }
+
+    /// Whether it's to be looked at soon: what was asked for may not be mapped yet.
+    fn is_fresh(&self) -> bool {
+        let state = self.state();
+        let pause = if state.is_new { SOONER } else { SOON };
+        let is_due = state.looked.is_none_or(|looked| looked.elapsed() > pause);
+        is_due && (state.is_new || state.asked.elapsed() < ON_ITS_WAY)
+    }
+
+    /// Its mappings, as the kernel lists them; none where nobody has it any more.
+    ///
+    /// # Errors
+    ///
+    /// Where they can't be listed: the thread has ended that it was opened by.
+    pub(super) fn text(&self) -> io::Result<String> {
+        let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text = Vec::new();
+        maps.rewind()?;
+        maps.read_to_end(&mut text)?;
+        // Names are any bytes.
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+/// The mappings of the memory that a process has now.
+pub(super) fn current(process: Process) -> Option<String> {
+    told(process_id(process).pid, |tid| {
+        let text = fs::read(format!("/proc/{tid}/maps")).ok().filter(|text| !text.is_empty())?;
+        Some(String::from_utf8_lossy(&text).into_owned())
+    })
+}
+
+/// Where a process's stack begins, as far as it can be told.
+fn image(process: Process) -> Option<u64> {
+    let stat = |tid| procfs::process::Process::new(tid).and_then(|of| of.stat()).ok();
+    let start = |tid| stat(tid).map(|stat| stat.startstack).filter(|start| *start != 0);
+    told(process_id(process).pid, start)
+}
+
+/// The memories that mappings were asked for in.
+#[derive(Debug, Default)]
+pub(super) struct Memories {
+    bell: Bell,
+    all: Mutex<Vec<Arc<Memory>>>,
+    /// Whether all are to be looked at, and when they were.
+    is_due: AtomicBool,
+    looked: Mutex<Option<Instant>>,
+    /// When managed ranges were asked for.
+    charged: Mutex<BTreeMap<(Process, u64), Instant>>,
+}
+
+impl Memories {
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<Memory>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Memory>> {
+        self.list().clone()
+    }
+
+    /// Those to be looked at soon.
+    pub(super) fn fresh(&self) -> Vec<Arc<Memory>> {
+        let mut all = self.all();
+        all.retain(|memory| memory.is_fresh());
+        all
+    }
+
+    /// Waits until it's time to look whether it's time to look.
+    pub(super) fn wait(&self) {
+        self.bell.wait();
+    }
+
+    /// Whether all are to be looked at: they were asked for, or `pause` is over. They are, then.
+    pub(super) fn is_due(&self, pause: Duration) -> bool {
+        let is_due = self.is_due.swap(false, Ordering::Relaxed);
+        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = is_due || looked.is_none_or(|looked| looked.elapsed() >= pause);
+        if due {
+            *looked = Some(Instant::now());
+        }
+        due
+    }
+
+    /// It may be time to look.
+    pub(super) fn ring(&self) {
+        self.bell.ring();
+    }
+
+    /// All are to be looked at.
+    pub(super) fn look_at_all(&self) {
+        self.is_due.store(true, Ordering::Relaxed);
+        self.ring();
+    }
+
+    /// A thread is about to map something in its memory.
+    ///
+    /// # Errors
+    ///
+    /// Where that can't be watched.
+    pub(super) fn watch(&self, process: Process, tid: i32) -> io::Result<()> {
+        let now = image(process);
+        let all = self.list();
+        let known = all.iter().find(|of| of.process == process && now.is_some() && of.image == now);
+        if let Some(known) = known {
+            let mut state = known.state();
+            (state.asked, state.is_new) = (Instant::now(), true);
+            return Ok(());
+        }
+        if all.len() >= MOST_MEMORIES {
+            self.look_at_all();
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        drop(all);
+        let memory = Arc::new(Memory::open(process, tid)?);
+        self.list().push(memory);
+        Ok(())
+    }
+
+    /// A process has another memory, or is looked at by another thread.
+    pub(super) fn reopen(&self, process: Process) {
+        if let Ok(memory) = Memory::open(process, process_id(process).pid) {
+            memory.is_looked_at();
+            self.list().push(Arc::new(memory));
+        }
+    }
+
+    pub(super) fn has_new(&self) -> bool {
+        self.list().iter().any(|memory| memory.is_new())
+    }
+
+    pub(super) fn forget(&self, memory: &Arc<Memory>) {
+        self.list().retain(|of| !Arc::ptr_eq(of, memory));
+    }
+
+    pub(super) fn of(&self, process: Process) -> Vec<Arc<Memory>> {
+        self.list().iter().filter(|of| of.process == process).cloned().collect()
+    }
+
+    pub(super) fn charged(&self) -> MutexGuard<'_, BTreeMap<(Process, u64), Instant>> {
+        self.charged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A managed range is charged, which is about to be mapped.
+    pub(super) fn charges(&self, process: Process, base: u64) {
+        self.charged().insert((process, base), Instant::now());
+    }
+
+    /// When a managed range was asked for last, where this worker knows.
+    pub(super) fn charged_at(&self, process: Process, base: u64) -> Option<Instant> {
+        self.charged().get(&(process, base)).copied()
+    }
+}

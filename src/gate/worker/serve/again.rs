@@ -1,0 +1,141 @@
+//! Callers that signals take away, and that come back.
+//!
+//! What was done for one that doesn't wait any more is stashed until its thread makes the call
+//! again. Nor has a reply that was sent come for certain: the kernel looks for signals before it
+//! looks for the answer, and takes that one between the two as well
+//! (`seccomp_do_user_notification`, `wait_for_completion_interruptible` and then the lock). The
+//! caller then makes the call again, with the answer in its memory. So such a call is made once
+//! more, and what the driver says of what is done already is no news to its caller. The books heard
+//! of it before, and believe what the driver says: any program can make a call twice.
+
+use std::sync::atomic::Ordering;
+
+use super::super::desk::Copy;
+use super::super::listener::Reply;
+use super::super::memory::Count;
+use super::super::stash::{Found, Kept, Outcome};
+use super::super::trace::{Object, Print, Trace};
+use super::{Case, INTERRUPTED, Over};
+use crate::process::ProcessId;
+use crate::rm::number::NV_OK;
+
+impl Case<'_> {
+    /// All is read: whether the caller still waits, and the call wasn't made already, for the
+    /// same thread, and not taken.
+    ///
+    /// Who asks whether it still waits does so behind all calls that came before. So of two of
+    /// one thread, the later waits for the earlier, or this finds its caller gone.
+    pub(in crate::gate::worker) fn only_once(&mut self) -> Result<(), Over> {
+        let thread = self.target()?.thread;
+        self.slot.is_of(thread);
+        let (turns, slot) = (&self.shared.turns, self.slot.number());
+        turns.queue(slot, thread);
+        self.queued = true;
+        self.still_waits()?;
+        if !turns.wait(slot, thread, || self.is_valid()) {
+            return Err(INTERRUPTED);
+        }
+        self.once = true;
+        // The one before may have answered after this one was read.
+        self.may_differ = self.target()?.was_late.swap(false, Ordering::AcqRel);
+        self.desk.remember();
+        self.come_back(thread)
+    }
+
+    /// A caller that was interrupted comes back for what was done.
+    fn come_back(&mut self, thread: ProcessId) -> Result<(), Over> {
+        let shared = self.shared;
+        if !shared.settings.interruptible && shared.stash.is_empty() {
+            return Ok(());
+        }
+        let read = Print::of(&self.desk.input, &[]);
+        self.read = Some(read);
+        self.slot.has_read(read);
+        let asked = self.asked();
+        let same = |answered: Trace| answered.asked == asked && answered.after == read;
+        self.repeats = self.takes_answer().is_some_and(same);
+        match shared.stash.take(thread, asked, read) {
+            Found::Nothing => {}
+            Found::Other(kept) => shared.undo(&kept),
+            Found::Same(kept) => {
+                // What the next worker is to know of it, it finds here from now on.
+                self.slot.executing(kept.trace.object);
+                shared.stash.settle(&kept);
+                let Some(outcome) = &kept.outcome else {
+                    self.again = true;
+                    return Ok(());
+                };
+                // What was read is no answer.
+                self.write_nothing();
+                self.counted = Count::Executed;
+                let reply = outcome.reply;
+                self.done = Some(kept);
+                return Err(reply);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the call is known by, if its caller comes back; `object` is what its slot says.
+    pub(super) fn trace(&self, done: Option<&Kept>, object: Object) -> Option<Trace> {
+        if let Some(done) = done {
+            return Some(done.trace);
+        }
+        let target = self.target.as_ref().filter(|_| self.once)?;
+        let told = |one| self.writes.iter().flatten().any(|(_, copy)| *copy == one);
+        let desk = &*self.desk;
+        let bytes = if told(Copy::Struct) { &desk.bytes[..] } else { desk.bytes_read() };
+        let params = if told(Copy::Params) { &desk.params[..] } else { desk.params_read() };
+        Some(Trace {
+            thread: target.thread,
+            process: target.process,
+            asked: self.asked(),
+            before: self.read.unwrap_or_else(|| Print::of(&desk.input, &[])),
+            after: Print::of(bytes, params),
+            object,
+        })
+    }
+
+    /// What was done, to be told to who comes back.
+    pub(super) fn outcome(&mut self, reply: Reply, is_ok: bool) -> Outcome {
+        let output = self.writes.into_iter().flatten();
+        let output =
+            output.map(|(address, copy)| (address, self.desk.copy(copy).to_vec())).collect();
+        let made = std::mem::take(&mut self.made);
+        // What is kept keeps a client alive, so it is only where it's needed.
+        let device = self.device.take().filter(|_| !made.is_empty());
+        Outcome { output, reply, is_ok, device, made }
+    }
+
+    /// The answer waits for the thread to make the call again.
+    pub(super) fn keep(&self, trace: Trace, outcome: Outcome) {
+        if let Some(oldest) = self.shared.stash.keep(trace, Some(outcome)) {
+            self.shared.undo(&oldest);
+        }
+        self.shared.auditor.wake();
+    }
+
+    /// The caller is answered, and may not come to take it.
+    pub(super) fn has_answered(&self, trace: &Trace) {
+        self.shared.memory.keep_answer(trace);
+        if let Some(target) = &self.target {
+            target.has_answered(*trace);
+        }
+    }
+
+    /// What the thread was answered last, if it may not have come to take it. The next worker
+    /// finds it until there is another answer.
+    pub(super) fn takes_answer(&self) -> Option<Trace> {
+        self.target.as_ref()?.takes_answer(self.shared.memory)
+    }
+
+    /// Whether the driver has done it, as far as it says.
+    pub(super) fn is_ok(&self) -> bool {
+        self.said.is_some_and(|(head, _)| self.status(head) == NV_OK)
+    }
+
+    /// Whether the driver says of the call that it has been done.
+    pub(in crate::gate::worker) fn was_done_already(&self) -> bool {
+        self.said.is_some_and(|(head, already)| already.contains(&self.status(head)))
+    }
+}

@@ -1,0 +1,130 @@
+//! How a call is known again, by its own thread's next one and by the next worker. Knows no
+//! files and no callers.
+
+use std::hash::{DefaultHasher, Hasher};
+
+use super::execute::nth_handle;
+use crate::ledger::Process;
+use crate::process::ProcessId;
+
+/// A print of what a caller has in its memory: as good as the bytes, as it's the caller itself
+/// that is deceived by two that have the same.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Print(pub(super) u64);
+
+impl Print {
+    /// Nobody knows.
+    pub(super) const UNKNOWN: Self = Print(0);
+
+    /// Of a struct, and what it points at.
+    pub(super) fn of(bytes: &[u8], params: &[u8]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(bytes);
+        hasher.write(params);
+        Print(hasher.finish().max(1))
+    }
+}
+
+/// What a call is to make, or to free.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Object {
+    pub(super) client: u32,
+    /// 0 where that is nothing.
+    pub(super) handle: u32,
+    /// How many more are made, whose handles follow that one.
+    pub(super) more: u32,
+    /// Whether it was there before, and so isn't to be undone.
+    pub(super) was_there: bool,
+}
+
+impl Object {
+    /// That alone.
+    pub(super) fn one(client: u32, handle: u32, was_there: bool) -> Self {
+        Object { client, handle, more: 0, was_there }
+    }
+
+    /// All their handles.
+    pub(super) fn handles(self) -> impl Iterator<Item = u32> {
+        std::iter::once(self.handle)
+            .chain((1..=self.more).map(move |at| nth_handle(self.handle, at)))
+    }
+}
+
+/// A call that the driver was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Trace {
+    pub(super) thread: ProcessId,
+    pub(super) process: Process,
+    /// Descriptor and request, and argument.
+    pub(super) asked: (u64, u64),
+    /// What was read.
+    pub(super) before: Print,
+    /// The same with what was done: that may have been written already, and be asked again.
+    pub(super) after: Print,
+    pub(super) object: Object,
+}
+
+impl Trace {
+    /// The descriptor that it was made by.
+    pub(super) fn descriptor(&self) -> i32 {
+        let [_, _, _, _, a, b, c, d] = self.asked.0.to_le_bytes();
+        i32::from_le_bytes([a, b, c, d])
+    }
+
+    /// Whether something may have been made that nobody is to have.
+    pub(super) fn may_have_made(&self) -> bool {
+        self.object.handle != 0 && !self.object.was_there
+    }
+
+    /// Whether a call of the same thread is the same again.
+    pub(super) fn is_again(&self, asked: (u64, u64), read: Print) -> bool {
+        let known = self.before != Print::UNKNOWN;
+        self.asked == asked && (!known || [self.before, self.after].contains(&read))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::gate::worker) fn trace(tid: i32) -> Trace {
+        Trace {
+            thread: ProcessId { pid: tid, start_ticks: 5 },
+            process: Process(77),
+            asked: (0x0000_0007_c020_462b, 2),
+            before: Print(3),
+            after: Print(9),
+            object: Object::one(5, 6, false),
+        }
+    }
+
+    #[test]
+    fn a_call_is_known_by_what_was_read_or_written() {
+        let one = trace(1);
+        assert!(one.is_again(one.asked, Print(3)) && one.is_again(one.asked, Print(9)));
+        assert!(!one.is_again(one.asked, Print(4)) && !one.is_again((1, 2), Print(3)));
+        let unknown = Trace { before: Print::UNKNOWN, ..one };
+        assert!(unknown.is_again(one.asked, Print(4)) && !unknown.is_again((1, 2), Print(4)));
+        assert_eq!(one.descriptor(), 7);
+        assert_ne!(Print::of(&[1], &[2]), Print::of(&[1], &[3]));
+        assert_ne!(Print::of(&[], &[]), Print::UNKNOWN);
+    }
+
+    #[test]
+    fn what_was_there_is_not_undone() {
+        assert!(trace(1).may_have_made());
+        for object in [Object::one(5, 6, true), Object::one(5, 0, false)] {
+            assert!(!Trace { object, ..trace(1) }.may_have_made());
+        }
+    }
+
+    #[test]
+    fn handles_follow_the_first() {
+        assert_eq!(Object::one(1, 77, false).handles().collect::<Vec<_>>(), [77]);
+        let first = nth_handle(u32::MAX, 0);
+        let several = Object { more: 2, ..Object::one(1, first, false) };
+        let wanted = [first, nth_handle(first, 1), nth_handle(first, 2)];
+        assert_eq!(several.handles().collect::<Vec<_>>(), wanted);
+        assert_eq!(wanted[1], nth_handle(0, 0), "they begin anew");
+    }
+}
