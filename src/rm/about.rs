@@ -1,7 +1,8 @@
-//! What a subdevice says of its GPU and of who uses it, UUID and bytes by process, and what a
-//! client says of an object.
+//! What a subdevice says of its GPU and of who uses it, UUID and bytes by process, which
+//! subdevice a device has, and what a client says of an object.
 //!
-//! `NV2080_CTRL_CMD_GPU_GET_GID_INFO`, `GET_PIDS` and `GET_PID_INFO` of `ctrl2080gpu.h`, and
+//! `NV2080_CTRL_CMD_GPU_GET_GID_INFO`, `GET_PIDS` and `GET_PID_INFO` of `ctrl2080gpu.h`,
+//! `NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE` of `ctrl0080gpu.h`, and
 //! `NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO` of `ctrl0000client.h`,
 //! which lie alike in all releases from 515.43.04 to 595.45.04. Parameters to ask with,
 //! and what the answers say; who asks, and whose the processes are, is not known here.
@@ -77,6 +78,16 @@ pub fn answered_uuid(params: &[u8]) -> Option<Uuid> {
     }
     let text = std::str::from_utf8(data).ok()?;
     uuid(text.trim_end_matches('\0'))
+}
+
+/// Bytes of `NV0080_CTRL_GPU_FIND_SUBDEVICE_HANDLE_PARAM`: instance, of which there is one where
+/// GPUs aren't joined, and handle.
+pub const FIND_SUBDEVICE_BYTES: usize = 8;
+
+/// The handle of a device's subdevice in an answer.
+#[must_use]
+pub fn answered_subdevice(params: &[u8; FIND_SUBDEVICE_BYTES]) -> u32 {
+    word(params, 4)
 }
 
 /// Bytes of `NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS`: object, index, and eight of data.

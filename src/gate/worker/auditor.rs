@@ -397,7 +397,7 @@ impl Shared {
             // of it counted.
             for client in books.ledger.weightless_orphans() {
                 books.enter(Entry::Free { client, handle: Handle(client.0) });
-                books.unlearn(client.0);
+                books.unlearn_all(client.0);
             }
             if books.processes.is_empty() {
                 drop(books);

@@ -104,6 +104,8 @@ pub(super) struct Books {
     pub(super) generation: u64,
     /// Objects that the driver frees now.
     freeing: Vec<(Client, Handle)>,
+    /// How many frees have begun.
+    frees: u64,
     /// Calls that export, or wait to.
     exporting: Vec<Exporting>,
     /// Audits that wait for calls that change what is charged: none may begin, before.
@@ -133,6 +135,7 @@ impl Books {
             stuck: 0,
             generation: 0,
             freeing: Vec::new(),
+            frees: 0,
             exporting: Vec::new(),
             pauses: 0,
             paused_until: None,
@@ -303,10 +306,27 @@ impl Books {
         self.devices.insert((client, handle), gpu);
     }
 
-    /// Objects of a client were freed or made whose kind isn't known: its devices are to
-    /// be asked for again.
-    pub(super) fn unlearn(&mut self, client: u32) {
+    /// Nothing is known of what has that handle.
+    pub(super) fn unlearn(&mut self, client: u32, handle: u32) {
+        self.devices.remove(&(client, handle));
+    }
+
+    /// A client begins or is over: none of its devices is known.
+    pub(super) fn unlearn_all(&mut self, client: u32) {
         self.devices.retain(|(of, _), _| *of != client);
+    }
+
+    /// Something of a client was freed, and the ledger knows it: devices that it doesn't have any
+    /// more are to be asked for again.
+    pub(super) fn unlearn_freed(&mut self, client: u32) {
+        let ledger = &self.ledger;
+        let stays = |handle| ledger.contains(Client(client), Handle(handle));
+        self.devices.retain(|(of, handle), _| *of != client || stays(*handle));
+    }
+
+    /// How many frees have begun; `None` where one of that client's is on its way.
+    pub(super) fn frees(&self, client: Client) -> Option<u64> {
+        self.freeing.iter().all(|(of, _)| *of != client).then_some(self.frees)
     }
 
     /// Remembers a range. `false` where it can't be.
@@ -406,6 +426,7 @@ impl Books {
     /// A free goes into the driver.
     pub(super) fn begin_free(&mut self, client: Client, handle: Handle) {
         self.freeing.push((client, handle));
+        self.frees += 1;
         let ledger = &self.ledger;
         let exporting = self.exporting.iter_mut();
         exporting

@@ -16,7 +16,8 @@ use crate::gate::syscall;
 use crate::rm::number::{
     NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL, NV_ESC_RM_FREE, NV_OK,
     NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE, NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO,
-    NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0, NV2080_CTRL_CMD_GPU_GET_GID_INFO,
+    NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0, NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE,
+    NV2080_CTRL_CMD_GPU_GET_GID_INFO,
 };
 use crate::rm::{Command, Key, Layout, Meaning, Release, about, export};
 
@@ -272,7 +273,16 @@ impl Rm<'_> {
         self.allocate(client, client, 0, NV01_DEVICE_0, &mut params)
     }
 
-    /// Makes a subdevice of a device.
+    /// The subdevice that a device has. Of each GPU it has one at most: `subdeviceConstruct_IMPL`
+    /// refuses another.
+    pub(super) fn find_subdevice(&self, client: u32, device: u32) -> Result<u32, Failure> {
+        let mut params = [0; about::FIND_SUBDEVICE_BYTES];
+        let command = NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE;
+        self.control(client, device, command, &mut params)?;
+        Ok(about::answered_subdevice(&params))
+    }
+
+    /// Makes a subdevice of a device, which has none.
     pub(super) fn subdevice(&self, client: u32, device: u32) -> Result<u32, Failure> {
         self.allocate(client, device, 0, NV20_SUBDEVICE_0, &mut [0; 4])
     }

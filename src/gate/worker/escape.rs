@@ -86,7 +86,7 @@ impl Case<'_> {
             Verdict::Continue(pass) => {
                 self.still_waits()?;
                 if let (Passed::Client, Call::Alloc(alloc)) = (pass.kind, &decoded.call) {
-                    self.books().unlearn(alloc.object.handle);
+                    self.books().unlearn_all(alloc.object.handle);
                 }
                 Ok(self.continued(pass))
             }

@@ -17,6 +17,7 @@ use super::serve::{Case, Made, Over};
 use super::trace;
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Reservation};
+use crate::rm::about::Uuid;
 use crate::rm::call::{Alloc, Object, VidHeap};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -28,7 +29,8 @@ use crate::rm::{Answer, Call, Command, Decoded, Layout, Meaning, refuse};
 const HANDLES: u32 = 0xcb90_0000;
 const HANDLES_MASK: u32 = 0xf_ffff;
 
-/// Handles that are tried before it's left to the driver after all.
+/// How often is tried what others' calls can thwart: to find a handle that is free, before it's left
+/// to the driver after all; to ask for a device's GPU while nothing of its client is freed.
 const TRIES: u32 = 4;
 
 /// Pages in which memory is charged at least.
@@ -47,6 +49,20 @@ pub(super) struct Making {
 /// The handle so many after the first of those that were chosen at once.
 pub(super) fn nth_handle(first: u32, number: u32) -> u32 {
     HANDLES | first.wrapping_add(number) & HANDLES_MASK
+}
+
+/// The UUID of the GPU of a device or subdevice, and whether it's a device.
+fn uuid_of(rm: &Rm<'_>, client: u32, handle: u32) -> Option<(Uuid, bool)> {
+    if let Ok(subdevice) = rm.find_subdevice(client, handle) {
+        return Some((rm.uuid(client, subdevice).ok()?, true));
+    }
+    if let Ok(uuid) = rm.uuid(client, handle) {
+        return Some((uuid, false));
+    }
+    let subdevice = rm.subdevice(client, handle).ok()?;
+    let uuid = rm.uuid(client, subdevice);
+    let _ = rm.free(client, handle, subdevice);
+    Some((uuid.ok()?, true))
 }
 
 impl Case<'_> {
@@ -96,21 +112,30 @@ impl Case<'_> {
             return Some(gpu);
         }
         let rm = self.rm().ok()?;
-        let (uuid, is_device) = match rm.subdevice(client, handle) {
-            Ok(subdevice) => {
-                let uuid = rm.uuid(client, subdevice);
-                let _ = rm.free(client, handle, subdevice);
-                (uuid.ok()?, true)
+        let mut answer = None;
+        for _ in 0..TRIES {
+            let before = self.books().frees(Client(client));
+            let (uuid, is_device) = uuid_of(&rm, client, handle)?;
+            let gpu = self.shared.uuids.iter().position(|of| *of == uuid)?;
+            answer = Some(gpu);
+            let mut books = self.books();
+            // Else the subdevice may have been another device's by the time that it was asked.
+            if before.is_some() && books.frees(Client(client)) == before {
+                books.learn(client, handle, gpu);
+                if is_device && !books.ledger.contains(Client(client), Handle(handle)) {
+                    books.note(client, client, handle);
+                }
+                break;
             }
-            Err(_) => (rm.uuid(client, handle).ok()?, false),
-        };
-        let gpu = self.shared.uuids.iter().position(|of| *of == uuid)?;
-        let mut books = self.books();
-        books.learn(client, handle, gpu);
-        if is_device && !books.ledger.contains(Client(client), Handle(handle)) {
-            books.note(client, client, handle);
         }
-        Some(gpu)
+        answer
+    }
+
+    /// Memory below what is no GPU of the container's is refused, as the driver does.
+    fn on_no_gpu(&mut self, object: Object, layout: &Layout) -> Over {
+        let Object { client, parent, .. } = object;
+        self.log(&format!("memory below {parent:#x} of client {client:#x}, which is no GPU's"));
+        self.answer(Answer::Status(NV_ERR_INVALID_OBJECT_PARENT), Some(layout))
     }
 
     /// Sets memory aside; where there isn't enough, the driver is asked what there is.
@@ -350,10 +375,7 @@ impl Case<'_> {
             None => None,
             Some(memory) => match self.gpu(object.client, object.parent) {
                 Some(gpu) => Some((gpu, memory.size_bytes)),
-                None => {
-                    let answer = Answer::Status(NV_ERR_INVALID_OBJECT_PARENT);
-                    return Err(self.answer(answer, Some(layout)));
-                }
+                None => return Err(self.on_no_gpu(object, layout)),
             },
         };
 
@@ -388,8 +410,10 @@ impl Case<'_> {
             books.note(client, client, parent);
         }
         books.note(client, parent, handle);
-        if let Some(gpu) = books.gpu(client, parent) {
-            books.learn(client, handle, gpu);
+        match books.gpu(client, parent) {
+            Some(gpu) => books.learn(client, handle, gpu),
+            // Another object of this handle may have been known.
+            None => books.unlearn(client, handle),
         }
     }
 
@@ -429,8 +453,7 @@ impl Case<'_> {
         let gpu = self.gpu(object.client, object.parent);
         let takes = class_use(class).does == Use::Takes;
         if takes && gpu.is_none() {
-            let answer = Answer::Status(NV_ERR_INVALID_OBJECT_PARENT);
-            return Err(self.answer(answer, Some(layout)));
+            return Err(self.on_no_gpu(object, layout));
         }
         let flags = self.field(part, Meaning::Flags).unwrap_or(0);
         let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
@@ -499,7 +522,7 @@ impl Case<'_> {
         if called.is_ok() && status == NV_OK && same {
             books.enter(Entry::Free { client: of, handle: object });
             if before.is_none() {
-                books.unlearn(client);
+                books.unlearn_freed(client);
             }
         }
         books.end_free(of, object);

@@ -87,7 +87,7 @@ impl Shared {
         for (client, there) in clients {
             if !there && !charged.contains(&client) {
                 books.enter(Entry::Free { client, handle: Handle(client.0) });
-                books.unlearn(client.0);
+                books.unlearn_all(client.0);
             }
         }
         true

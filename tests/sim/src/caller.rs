@@ -175,11 +175,16 @@ impl Caller {
         entries.flatten().any(|entry| stat(&entry.path()) == Some((device, inode)))
     }
 
-    /// A duplicate of one of its descriptors.
+    /// A duplicate of one of its descriptors: the thread's, since its process's first may have ended;
+    /// before Linux 6.9 the process's.
     fn duplicate(self, fd: RawFd) -> Option<OwnedFd> {
-        // SAFETY: takes a number and flags; returns a new descriptor or -1.
-        let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.process(), 0) };
-        let pidfd = RawFd::try_from(pidfd).ok().filter(|fd| *fd >= 0)?;
+        const PIDFD_THREAD: i32 = libc::O_EXCL;
+        let open = |number: u32, flags: i32| {
+            // SAFETY: takes a number and flags; returns a new descriptor or -1.
+            let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, number, flags) };
+            RawFd::try_from(pidfd).ok().filter(|fd| *fd >= 0)
+        };
+        let pidfd = open(self.tid, PIDFD_THREAD).or_else(|| open(self.process(), 0))?;
         // SAFETY: the kernel just returned it to us, and nothing else has it.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
         // SAFETY: takes numbers; returns a new descriptor or -1.

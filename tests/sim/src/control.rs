@@ -43,7 +43,9 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
             8 + 72 * NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT as usize
         }
         NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => 536,
-        NVA06C_CTRL_CMD_SET_TIMESLICE | NVA06C_CTRL_CMD_GET_TIMESLICE => 8,
+        NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE
+        | NVA06C_CTRL_CMD_SET_TIMESLICE
+        | NVA06C_CTRL_CMD_GET_TIMESLICE => 8,
         NVA06F_CTRL_CMD_RESTART_RUNLIST => 2,
         _ => return None,
     })
@@ -134,6 +136,14 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
                 }
                 _ => return Err(NV_ERR_INVALID_ARGUMENT),
             }
+        }
+        (NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE, _) => {
+            if params.u32_at(0) != 0 {
+                return Err(NV_ERR_OBJECT_NOT_FOUND);
+            }
+            let driver = call.sim.driver();
+            let entry = driver.client(client, asker.file, NV_ERR_INVALID_CLIENT)?;
+            params.set_u32(4, entry.subdevice(object).ok_or(NV_ERR_OBJECT_NOT_FOUND)?);
         }
         (NV2080_CTRL_CMD_GPU_GET_PIDS, Some(gpu)) => processes(call, gpu, &mut params)?,
         (NV2080_CTRL_CMD_GPU_GET_PID_INFO, Some(gpu)) => process_info(call, gpu, &mut params)?,

@@ -199,6 +199,10 @@ impl Driver {
         let gpu = match asked.class {
             NV01_DEVICE_0 => Some(self.open_device(asker, wanted.instance)?),
             NV20_SUBDEVICE_0 if wanted.instance != 0 => return Err(NV_ERR_INVALID_CLASS),
+            // subdeviceConstruct_IMPL: of each GPU a device has one.
+            NV20_SUBDEVICE_0 if client.subdevice(asked.parent).is_some() => {
+                return Err(NV_ERR_INSUFFICIENT_RESOURCES);
+            }
             _ => above,
         };
         let privileged = matches!(

@@ -73,6 +73,10 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8], met: &Met) -> Result<()
     };
     match (function, places) {
         (_, Some((size_at, limit_at))) => {
+            // stdmemValidateParams: nobody's, and the driver's own.
+            if matches!(bytes.u32_at(40), 0 | u32::MAX) {
+                return Err(NV_ERR_INVALID_OWNER);
+            }
             let flags = bytes.u32_at(52);
             let attributes = bytes
                 .u32_at(if function == NVOS32_FUNCTION_ALLOC_TILED_PITCH_HEIGHT { 64 } else { 56 });

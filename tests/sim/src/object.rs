@@ -51,6 +51,15 @@ pub(crate) struct Client {
     pub(crate) made: u32,
 }
 
+impl Client {
+    /// The subdevice of a device.
+    pub(crate) fn subdevice(&self, device: u32) -> Option<u32> {
+        let mut all = self.objects.iter();
+        let found = all.find(|(_, of)| of.class == NV20_SUBDEVICE_0 && of.parent == device);
+        found.map(|(handle, _)| *handle)
+    }
+}
+
 /// An object of a client.
 #[derive(Debug, Clone)]
 pub(crate) struct Object {
@@ -88,6 +97,8 @@ pub(crate) struct Uvm {
     pub(crate) process: u32,
     /// Made by `UVM_MM_INITIALIZE`.
     pub(crate) is_mm: bool,
+    /// Whether there is such a file for this one.
+    pub(crate) has_mm: bool,
     pub(crate) gpus: BTreeSet<[u8; 16]>,
     /// Whether its last GPU was unregistered: what is touched now is the host's memory.
     pub(crate) has_lost: bool,

@@ -51,6 +51,7 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
                 return Err(NV_ERR_INVALID_ARGUMENT);
             }
             uvm.is_mm = true;
+            space(&mut driver, other)?.has_mm = true;
             return Ok(());
         }
         _ => {}
@@ -66,6 +67,14 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
     match number {
         // nvGpuOpsGetGpuInfo (nv_gpu_ops.c) asks for it as the making of a device does.
         UVM_REGISTER_GPU => {
+            // uvm_va_space_register_gpu, where pageable memory can be given to GPUs.
+            let of = space(&mut driver, call.file)?;
+            let is_shared = of
+                .flags
+                .is_some_and(|flags| flags & UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE != 0);
+            if call.sim.abi.has_uvm_mm && !is_shared && !of.has_mm {
+                return Err(NV_ERR_PAGE_TABLE_NOT_AVAIL);
+            }
             let gpu = driver.gpus.iter().position(|gpu| gpu.uuid == uuid);
             driver.accessible(&asker, gpu.ok_or(NV_ERR_INVALID_DEVICE)?)?;
             let uvm = space(&mut driver, call.file)?;

@@ -104,6 +104,9 @@ pub(crate) fn version(ctl: RawFd) -> Option<Version> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
+/// Whose memory it is, by the caller's own account: anything but 0 and the driver's own.
+const OWNER: u32 = 0x6370_6775;
+
 impl Rm {
     /// Opens the nodes; no client yet.
     pub(crate) fn open(place: &Place) -> Result<Self, Fail> {
@@ -270,6 +273,7 @@ impl Rm {
     /// Takes video memory by `NV_ESC_RM_VID_HEAP_CONTROL`.
     pub(crate) fn heap(&self, size: u64) -> Result<(u32, u64), Fail> {
         let mut bytes = self.nvos32(NVOS32_FUNCTION_ALLOC_SIZE);
+        bytes.set_u32(40, OWNER);
         bytes.set_u32(44, self.handle());
         bytes.set_u32(52, NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
         bytes.set_u32(56, 1 << NVOS32_ATTR_PAGE_SIZE_SHIFT);
@@ -281,6 +285,7 @@ impl Rm {
     /// Three allocations with one struct, never set anew; the driver chooses handles.
     pub(crate) fn heaps(&self, size: u64) -> Result<Vec<u32>, Fail> {
         let mut bytes = self.nvos32(NVOS32_FUNCTION_ALLOC_SIZE);
+        bytes.set_u32(40, OWNER);
         bytes.set_u32(56, 1 << NVOS32_ATTR_PAGE_SIZE_SHIFT);
         bytes.set_u64(88, size);
         let mut list = Vec::new();

@@ -1,6 +1,8 @@
 //! Calls to `nvidia-uvm`, and mappings of it.
 
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use cgpu_sim::abi::*;
@@ -16,11 +18,15 @@ pub(crate) static STALE: AtomicU8 = AtomicU8::new(0);
 pub(crate) struct Uvm {
     fd: OwnedFd,
     abi: Abi,
+    dev: PathBuf,
+    /// The file that keeps the process's memory for it.
+    mm: OnceLock<OwnedFd>,
 }
 
 impl Uvm {
     pub(crate) fn open(place: &Place, abi: Abi) -> Result<Self, Fail> {
-        Ok(Uvm { fd: open(&place.dev, "nvidia-uvm")?, abi })
+        let fd = open(&place.dev, "nvidia-uvm")?;
+        Ok(Uvm { fd, abi, dev: place.dev.clone(), mm: OnceLock::new() })
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -34,12 +40,33 @@ impl Uvm {
 
     /// A call of that number; the status ends the struct.
     pub(crate) fn call(&self, number: u32, fill: impl FnOnce(&mut [u8])) -> Result<(), Fail> {
+        self.call_by(self.fd(), number, fill)
+    }
+
+    fn call_by(&self, file: RawFd, number: u32, fill: impl FnOnce(&mut [u8])) -> Result<(), Fail> {
         let (size, status_at) = self.abi.uvm(number).ok_or(Fail::Errno(libc::EINVAL))?;
         let mut params = vec![0; size];
         fill(&mut params);
         params[status_at..status_at + 4].fill(STALE.load(Ordering::Relaxed));
-        raw_ioctl(self.fd(), u64::from(number), &mut params)?;
+        raw_ioctl(file, u64::from(number), &mut params)?;
         status(params.u32_at(status_at))
+    }
+
+    /// Another file keeps the process's memory for this one, as CUDA has it: where the kernel can
+    /// give pageable memory to a GPU, none is registered without. Files that processes share, and
+    /// drivers before it, have no use for that.
+    fn keep_memory(&self) -> Result<(), Fail> {
+        if self.mm.get().is_none() {
+            let mm = open(&self.dev, "nvidia-uvm")?;
+            let fd = u32::try_from(self.fd()).unwrap_or(u32::MAX);
+            let done = self.call_by(mm.as_raw_fd(), UVM_MM_INITIALIZE, |params| {
+                params.set_u32(0, fd);
+            });
+            if done.is_ok() {
+                let _ = self.mm.set(mm);
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn initialize(&self, flags: u64) -> Result<(), Fail> {
@@ -49,6 +76,7 @@ impl Uvm {
     /// Registers the GPU and a virtual address space of it.
     pub(crate) fn register(&self, rm: &Rm) -> Result<[u8; 16], Fail> {
         let uuid = rm.uuid()?;
+        self.keep_memory()?;
         let fd = u32::try_from(rm.ctl()).unwrap_or(u32::MAX);
         self.call(UVM_REGISTER_GPU, |params| {
             params[..16].copy_from_slice(&uuid);
