@@ -73,7 +73,10 @@ impl Case<'_> {
             return Ok(());
         }
         if self.shared.settings.managed == Managed::Refuse {
-            return refused;
+            self.log("managed memory: managed_memory = \"refuse\" is configured");
+            // CUDA says CUDA_ERROR_NOT_PERMITTED to that. There is nothing that it says
+            // CUDA_ERROR_OUT_OF_MEMORY to; ENOMEM is an unknown error to it.
+            return Err(Reply::Errno(Errno::EPERM as i32));
         }
         if !self.shared.makes_room(process, (base, bytes)) {
             self.log("managed memory where the process, or one that has its memory, has some");

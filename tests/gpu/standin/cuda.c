@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, UNKNOWN = 999 };
+enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, NOT_PERMITTED = 800, UNKNOWN = 999 };
 enum { FB_INFO_ENTRIES = 0x36, ENGINE_GRAPHICS = 1 };
 enum { KERNEL_US = 500, WHOLE_PPM = 1000000 };
 
@@ -296,15 +296,18 @@ int cuMemAllocPitch_v2(unsigned long long *address, size_t *pitch, size_t width,
 static struct {
     void *at;
     size_t bytes;
-} managed;
+} managed[1024];
+
+static size_t managed_count;
 
 int cuMemFree_v2(unsigned long long address)
 {
-    if (managed.at && address == (uintptr_t)managed.at) {
-        munmap(managed.at, managed.bytes);
-        managed.at = NULL;
-        return OK;
-    }
+    for (size_t i = 0; i < managed_count; i++)
+        if (address == (uintptr_t)managed[i].at) {
+            munmap(managed[i].at, managed[i].bytes);
+            managed[i] = managed[--managed_count];
+            return OK;
+        }
     return give(at(address));
 }
 
@@ -312,6 +315,8 @@ int cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned flags)
 {
     uint64_t initialize[2] = {0};
     (void)flags;
+    if (managed_count == sizeof managed / sizeof *managed)
+        return UNKNOWN;
     if (uvm_file < 0)
         uvm_file = node("nvidia-uvm");
     if (uvm_file < 0 || ioctl(uvm_file, 0x30000001, initialize))
@@ -325,10 +330,11 @@ int cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned flags)
         int why = errno;
         munmap(place, bytes);
         errno = why;
-        return OUT_OF_MEMORY;
+        /* As libcuda 580 says. */
+        return why == EPERM ? NOT_PERMITTED : why == EINVAL || why == EFAULT ? INVALID : UNKNOWN;
     }
-    managed.at = mapped;
-    managed.bytes = bytes;
+    managed[managed_count].at = mapped;
+    managed[managed_count++].bytes = bytes;
     *address = (uintptr_t)mapped;
     return OK;
 }
