@@ -3,6 +3,8 @@
 import statistics
 import time
 
+from .place import GATE, NONE
+
 ROUNDS = 5
 
 
@@ -12,7 +14,7 @@ def in_turn(run, name, words, figure, limit, rounds=ROUNDS):
     for count in range(rounds):
         for kind, figures in ((True, gated), (False, plain)):
             label = f"{name}-{'gated' if kind else 'plain'}-{count + 1}"
-            answer = run.ask(label, words, limit, gated=kind).answer()
+            answer = run.ask(label, words, limit, door=GATE if kind else NONE).answer()
             value = figure(answer) if answer and "failed" not in answer else None
             if value is None:
                 return None
@@ -42,7 +44,8 @@ def latency(run):
     number, question = "3.2", "one call that the monitor executes: how long, and how often so long"
     figures = {}
     for name, gated in (("behind the gate", True), ("without", False)):
-        outcome = run.ask(f"latency-{'gated' if gated else 'plain'}", [run.program("latency"), 20000], 40, gated=gated)
+        label, door = ("latency-gated", GATE) if gated else ("latency-plain", NONE)
+        outcome = run.ask(label, [run.program("latency"), 20000], 40, door=door)
         answer = outcome.answer()
         if not answer or "p50_ns" not in answer:
             return run.table.answer(number, question, "to be learnt", outcome.why(), False, run.evidence)

@@ -14,6 +14,9 @@ import subprocess
 
 from .command import Running, run
 
+# What a container's calls meet: the gate as it is set by default, one that charges managed memory, nothing.
+GATE, CHARGING, NONE = "gate", "charging", "none"
+
 # Where a container has the programs and may write.
 SHARE = "/cgpu-gpu"
 
@@ -54,7 +57,8 @@ class Place:
         self.count = 0
         self.inject = "off"
         self.unfinished = []
-        self.gated = self.plain = None
+        # What is at the door of a container: a configuration of each.
+        self.doors = {}
         self.rootfs = None
         self.runtime = None
         self.way = None
@@ -69,8 +73,12 @@ class Place:
             for inject in dict.fromkeys([self.driver.settings()["inject"] if self.rootfs else "off", "off"]):
                 self.inject = inject
                 # A gate that isn't there shows whether the table would tell.
-                self.gated = self._configure("gate", "none" if leaking else "gate")
-                self.plain = self._configure("plain", "none")
+                gate = "none" if leaking else "gate"
+                self.doors = {
+                    GATE: self._configure("gate", gate),
+                    CHARGING: self._configure("charging", gate, managed="charge"),
+                    NONE: self._configure("plain", "none"),
+                }
                 outcome = self.run(["true"], PROBE_MIB, PROBE_S)
                 if outcome.status == 0:
                     return
@@ -126,7 +134,7 @@ class Place:
             return False
         return True
 
-    def _configure(self, name, backend):
+    def _configure(self, name, backend, managed="refuse"):
         state = os.path.join(self.work, name)
         settings = self.driver.settings()
         inventory = os.path.join(self.work, "inventory.json")
@@ -138,7 +146,7 @@ class Place:
                 f'state_dir = "{state}"\nlog = "{self.work}/{name}.log"\n'
                 f'[runtime]\ncandidates = ["{self.runtime}"]\n'
                 f'[inventory]\nsource = "file"\npath = "{inventory}"\n'
-                f'[isolation]\nbackend = "{backend}"\n'
+                f'[isolation]\nbackend = "{backend}"\nmanaged_memory = "{managed}"\n'
                 f'[driver]\nroot = "{settings["root"]}"\nproc_root = "{settings["proc_root"]}"\n'
                 f'inject = "{self.inject}"\n'
             )
@@ -200,7 +208,7 @@ class Place:
         place, dev = (SHARE, "/dev") if inside else (self.share, os.path.join(self.driver.settings()["root"], "dev"))
         return {"LD_LIBRARY_PATH": os.path.join(place, "standin"), "STANDIN_DEV": dev}
 
-    def start(self, argv, mib, gated=True):
+    def start(self, argv, mib, door=GATE):
         """Starts a container with so many MiB of the first GPU."""
         self.count += 1
         # Runtimes name cgroups by ids, which other runs' containers must not share.
@@ -215,7 +223,7 @@ class Place:
         env = [f"{key}={text}" for key, text in variables.items()]
         bundle = self._bundle(name, [str(word) for word in argv], env)
         runtime = os.path.join(self.programs, "cgpu-runtime")
-        config = self.gated if gated else self.plain
+        config = self.doors[door]
         root = os.path.join(self.work, "runtime")
         words = [runtime, "--cgpu-config", config, "--root", root, "run", "--bundle", bundle, name]
         running = Running(words, preexec=None if self.rootfs else _no_new_privileges)
@@ -223,9 +231,9 @@ class Place:
         self.unfinished.append(running)
         return running
 
-    def run(self, argv, mib, limit, gated=True):
+    def run(self, argv, mib, limit, door=GATE):
         """Runs a program in a container to its end."""
-        return self.finish(self.start(argv, mib, gated), limit)
+        return self.finish(self.start(argv, mib, door), limit)
 
     def finish(self, running, limit):
         outcome = running.finish(limit)

@@ -21,6 +21,7 @@ def programs(run_):
         ("4.2", "cuda", [os.path.join(share, "alloc"), "--cap-mib", "512", *PATHS], None),
         ("4.3", "torch-training", train, run_.torch),
         ("4.4", "jax-training", ["python3", os.path.join(share, "jax_train.py"), "1"], run_.jax),
+        ("4.5", "torch-ipc", ["python3", os.path.join(share, "torch_ipc.py"), "64"], run_.torch),
     ]
 
 
@@ -39,7 +40,8 @@ def record(run_):
         kind = "simulated" if run_.driver.simulated else run_.driver.name.replace(" ", "-")
         file = f"{kind}-{run_.driver.version}-{name}.jsonl.gz"
         path = os.path.join(directory, file)
-        env = dict(os.environ)
+        # It takes three quarters of the GPU otherwise, whatever it needs.
+        env = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false")
         if run_.driver.simulated:
             env.update(run_.place.standin_env())
         dev = os.path.join(run_.driver.settings()["root"], "dev")

@@ -67,6 +67,13 @@ static void give_plain(struct piece *piece)
     cuMemFree(piece->handle);
 }
 
+/* Managed memory, which nobody touches. */
+static CUresult take_managed(struct piece *piece, const char **where)
+{
+    *where = "cuMemAllocManaged";
+    return cuMemAllocManaged(&piece->handle, piece->bytes, 1);
+}
+
 static CUresult take_pitched(struct piece *piece, const char **where)
 {
     size_t pitch = 0;
@@ -224,6 +231,7 @@ static const struct path PATHS[] = {
     {"async", 256 * MIB, 32 * MIB, take_async, give_async, settle_async},
     {"array", 256 * MIB, 2 * MIB, take_array, give_array, NULL},
     {"graph", 256 * MIB, 32 * MIB, take_graph, give_plain, settle_graph},
+    {"managed-fill", 256 * MIB, 2 * MIB, take_managed, give_plain, NULL},
 };
 
 struct taken {
