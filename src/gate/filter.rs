@@ -45,6 +45,12 @@ struct Entry {
 /// common one is as good. The old `mmap` of i386 takes a pointer to its arguments, which no
 /// filter can read and which could change after the monitor had read it: it's refused, and
 /// 32-bit programs use `mmap2` for decades.
+///
+/// `remap_file_pages` maps a part of a mapping's file anew, at an offset of the caller's, and nothing
+/// shows which file: so any program that has mapped a pool of nvidia-uvm's could have managed memory
+/// of it. It is deprecated, and refused as by a kernel without it. `prctl(PR_SET_MM)` changes what a
+/// process is known by that has executed another program; kernels without checkpoint/restore refuse
+/// it so.
 const X86_64: &[Entry] = &[
     Entry {
         architecture: AUDIT_ARCH_X86_64,
@@ -54,17 +60,33 @@ const X86_64: &[Entry] = &[
             (X32 | 514, To::Ioctl),
             (X32 | 16, To::Ioctl),
             (X32 | 9, To::Mapping),
+            (157, To::Process),
+            (X32 | 157, To::Process),
+            (216, To::Unknown),
+            (X32 | 216, To::Unknown),
         ],
     },
     Entry {
         architecture: AUDIT_ARCH_I386,
-        calls: &[(54, To::Ioctl), (192, To::Mapping2), (90, To::Refuse)],
+        calls: &[
+            (54, To::Ioctl),
+            (192, To::Mapping2),
+            (90, To::Refuse),
+            (172, To::Process),
+            (257, To::Unknown),
+        ],
     },
 ];
 
 const AARCH64: &[Entry] = &[
-    Entry { architecture: AUDIT_ARCH_AARCH64, calls: &[(29, To::Ioctl), (222, To::Mapping)] },
-    Entry { architecture: AUDIT_ARCH_ARM, calls: &[(54, To::Ioctl), (192, To::Mapping2)] },
+    Entry {
+        architecture: AUDIT_ARCH_AARCH64,
+        calls: &[(29, To::Ioctl), (222, To::Mapping), (167, To::Process), (234, To::Unknown)],
+    },
+    Entry {
+        architecture: AUDIT_ARCH_ARM,
+        calls: &[(54, To::Ioctl), (192, To::Mapping2), (172, To::Process), (253, To::Unknown)],
+    },
 ];
 
 const X32: u32 = syscall::X32.cast_unsigned();
@@ -72,6 +94,7 @@ const X32: u32 = syscall::X32.cast_unsigned();
 /// Offsets in `struct seccomp_data` (linux/seccomp.h); an argument has 64 bits.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
+const OPTION: u32 = 16;
 const REQUEST: u32 = 16 + 8;
 const FLAGS: u32 = 16 + 3 * 8;
 const OFFSET: u32 = 16 + 5 * 8;
@@ -96,9 +119,12 @@ enum To {
     Sized,
     Mapping,
     Mapping2,
+    Process,
     Allow,
     Notify,
     Refuse,
+    Invalid,
+    Unknown,
 }
 
 /// A piece of a program.
@@ -169,12 +195,19 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
         Step::IfAny(SHARED, To::Next, To::Allow),
         Step::Load(OFFSET),
         Step::IfAny(u32::MAX, To::Notify, To::Allow),
+        Step::Here(To::Process),
+        Step::Load(OPTION),
+        Step::IfEqual(libc::PR_SET_MM.cast_unsigned(), To::Invalid, To::Allow),
         Step::Here(To::Allow),
         Step::Return(libc::SECCOMP_RET_ALLOW),
         Step::Here(To::Notify),
         Step::Return(libc::SECCOMP_RET_USER_NOTIF),
         Step::Here(To::Refuse),
         Step::Return(errno(libc::ENOMEM)),
+        Step::Here(To::Invalid),
+        Step::Return(errno(libc::EINVAL)),
+        Step::Here(To::Unknown),
+        Step::Return(errno(libc::ENOSYS)),
     ]);
     steps
 }

@@ -118,6 +118,9 @@ pub enum SectionError {
 /// default is the former: runtimes drop rules that say what the default says.
 const REFUSALS: [u64; 2] = [12, 22];
 
+/// What the kernel says to a call that it doesn't know.
+const ENOSYS: u64 = 38;
+
 /// The section that a bundle has instead of `section`, which may be missing.
 ///
 /// # Errors
@@ -152,6 +155,9 @@ pub fn merge(
     }
     if traps.mappings && has_blind_mmap(&section) {
         guard(&mut rules, default);
+    }
+    if traps.mappings {
+        refuse_remapping(&mut rules, default);
     }
     section.insert("syscalls".into(), rules.into());
     section.insert("listenerPath".into(), listener.path.into());
@@ -353,6 +359,20 @@ fn has_blind_mmap(section: &Map<String, Value>) -> bool {
         let name = name.to_ascii_uppercase();
         matches!(name.strip_prefix("SCMP_ARCH_").unwrap_or(&name), "X86" | "X32")
     })
+}
+
+/// `remap_file_pages` is mmap of a mapping's file, which nothing shows (see [`super::filter`]): it's
+/// refused, whatever the section says of it, as by a kernel without it.
+fn refuse_remapping(rules: &mut Vec<Value>, default: Action) {
+    const CALL: &str = "remap_file_pages";
+    let refusal = json!({ "names": [CALL], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS });
+    if rules.contains(&refusal) {
+        return;
+    }
+    rules.retain_mut(|entry| !rule::names(entry, CALL) || rule::forget(entry, CALL));
+    if default.permits() {
+        rules.push(refusal);
+    }
 }
 
 /// The rule that refuses `mmap` to i386 and x32 programs and nothing to others.

@@ -34,6 +34,7 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["dup2-mmap"], Promise::Briefly),
     (&["dup2-range"], Promise::Briefly),
     (&["dup2-heir"], Promise::Briefly),
+    (&["remap"], Promise::Never),
     (&["class-in-client"], Promise::Briefly),
     (&["swap-control"], Promise::Never),
     (&["swap-control", "xfer"], Promise::Never),

@@ -345,12 +345,23 @@ fn nothing_becomes_a_section_that_allows_and_traps() {
 }
 
 #[test]
-fn dockers_profile_loses_three_names_and_nothing_else() {
+fn mappings_are_mapped_anew_by_no_program() {
+    for (kind, before, after) in &*MERGED {
+        let said = simulate(after, "remap_file_pages", Entry::Wide, [0; 6]).unwrap();
+        let was = simulate(before, "remap_file_pages", Entry::Wide, [0; 6]).unwrap();
+        assert!(!permits(&said), "{kind}: {was} → {said}");
+        let default = after["defaultAction"].as_str().unwrap();
+        assert_eq!(said == "SCMP_ACT_ERRNO 38", permits(default), "{kind}: {said}");
+    }
+}
+
+#[test]
+fn dockers_profile_loses_four_names_and_nothing_else() {
     let before = parsed(DOCKER);
     let after = merged(Some(&before), &TRAPS);
     let mut expected = before["syscalls"].as_array().unwrap().clone();
     for entry in &mut expected {
-        for name in ["ioctl", "mmap", "mmap2"] {
+        for name in ["ioctl", "mmap", "mmap2", "remap_file_pages"] {
             rule::forget(entry, name);
         }
     }

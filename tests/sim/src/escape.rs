@@ -483,11 +483,16 @@ fn make(call: &Call<'_>, bytes: &mut [u8], params: &mut Option<Vec<u8>>) -> Resu
     let made = call.sim.driver().allocate(&asker, asked, wanted)?;
     bytes.set_u32(8, made.handle);
     if let Some(params) = params
-        && matches!(asked.class, NV01_MEMORY_LOCAL_USER | NV_MEMORY_EXTENDED_USER)
+        && let bytes @ 1.. = match asked.class {
+            NV01_MEMORY_LOCAL_USER | NV_MEMORY_EXTENDED_USER => made.bytes,
+            // sysmemConstruct_IMPL: the limit is that of what was asked for.
+            NV01_MEMORY_SYSTEM => wanted.bytes,
+            _ => 0,
+        }
     {
-        params.set_u64(64, made.bytes);
+        params.set_u64(64, bytes);
         params.set_u64(80, made.offset);
-        params.set_u64(88, made.bytes - 1);
+        params.set_u64(88, bytes - 1);
     }
     Ok(())
 }

@@ -280,6 +280,18 @@ impl Actor<'_> {
                 std::mem::swap(&mut self.aside.1, &mut self.uuid);
                 self.say("swap-uvm", Ok(String::new()));
             }
+            ["uvm-of-a-child"] => {
+                let done = self.uvm_of_a_child();
+                self.say("uvm-of-a-child", nothing(done));
+            }
+            ["set-mm"] => {
+                // PR_SET_MM_MAP_SIZE, which tells how long a struct is, and changes nothing.
+                let mut size = 0_u32;
+                // SAFETY: the kernel writes a u32.
+                let rc = unsafe { libc::prctl(libc::PR_SET_MM, 15, &raw mut size, 0, 0) };
+                let done = if rc == 0 { Ok(()) } else { Err(crate::rm::errno()) };
+                self.say("set-mm", nothing(done));
+            }
             ["uvm-register"] => {
                 let done = self.uvm_registered();
                 self.say("uvm-register", nothing(done.map(drop)));
@@ -664,6 +676,40 @@ impl Actor<'_> {
         };
         self.uuid = Some(uuid);
         Ok(uuid)
+    }
+
+    /// A child that has our descriptors, and not our memory, makes a file of UVM's and ends.
+    fn uvm_of_a_child(&mut self) -> Result<(), Fail> {
+        let rm = self.rm.as_ref().ok_or(Fail::Errno(libc::EBADF))?;
+        // SAFETY: without a stack and CLONE_VM it is a fork; this program has one thread here.
+        let child = unsafe {
+            libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0)
+        };
+        if child == 0 {
+            // By a client of its own; what it opens stays open here.
+            let made = Rm::start(self.place).and_then(|rm| {
+                let uvm = Uvm::open(self.place, rm.abi)?;
+                uvm.initialize(0)?;
+                uvm.register(&rm)?;
+                std::mem::forget(rm);
+                Ok(uvm)
+            });
+            if let Err(fail) = &made {
+                eprintln!("rmtool: uvm-of-a-child: {fail}");
+            }
+            let number = made.as_ref().map_or(0, Uvm::fd);
+            // SAFETY: ends this process at once, and closes nothing of ours.
+            unsafe { libc::_exit(number) }
+        }
+        let pid = i32::try_from(child).map_err(|_| Fail::Errno(libc::EAGAIN))?;
+        match waitpid(Pid::from_raw(pid), None) {
+            Ok(WaitStatus::Exited(_, number)) if number > 0 => {
+                self.uvm = Some(Uvm::of(self.place, number, rm.abi));
+                self.uuid = rm.uuid().ok();
+                Ok(())
+            }
+            _ => Err(Fail::Errno(libc::ECHILD)),
+        }
     }
 
     fn uvm_map(&mut self, name: &str, handle: u32, bytes: u64) -> Result<(), Fail> {

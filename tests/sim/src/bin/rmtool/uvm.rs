@@ -1,6 +1,6 @@
 //! Calls to `nvidia-uvm`, and mappings of it.
 
-use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -27,6 +27,13 @@ impl Uvm {
     pub(crate) fn open(place: &Place, abi: Abi) -> Result<Self, Fail> {
         let fd = open(&place.dev, "nvidia-uvm")?;
         Ok(Uvm { fd, abi, dev: place.dev.clone(), mm: OnceLock::new() })
+    }
+
+    /// The file behind a descriptor that somebody else opened, and left to us.
+    pub(crate) fn of(place: &Place, number: RawFd, abi: Abi) -> Self {
+        // SAFETY: it's open, and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(number) };
+        Uvm { fd, abi, dev: place.dev.clone(), mm: OnceLock::new() }
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -84,6 +91,8 @@ impl Uvm {
             params.set_u32(28, rm.client);
         })?;
         let mut params = vec![0; rm.abi.vaspace_params_bytes];
+        // NV_VASPACE_ALLOCATION_FLAGS_IS_EXTERNALLY_OWNED: UVM takes no other (nv_gpu_ops.c).
+        params.set_u32(4, 1 << 3);
         let vaspace =
             rm.alloc_object(rm.ctl(), rm.device, rm.handle(), FERMI_VASPACE_A, &mut params)?;
         self.call(UVM_REGISTER_GPU_VASPACE, |params| {

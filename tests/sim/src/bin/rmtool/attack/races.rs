@@ -1,10 +1,10 @@
 //! A second thread changes what was looked at before it is used.
 
-use std::fs;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::Duration;
+use std::{fs, io};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
 
@@ -28,7 +28,9 @@ fn repeat(rm: &Rm, rounds: u32, call: Shared, blocks: &[Shared], prepare: impl F
             let bytes: u64 = limits.map(|limit| limit.wrapping_add(1)).sum();
             got += bytes;
             // Small ones are given back, so that only a won race adds up.
-            if bytes <= SMALL_BYTES && rm.free(rm.device, call.u32(8)).is_ok() {
+            // So is memory of the host, which counts nothing and is nobody's to see.
+            let is_hosts = call.u32(12) == NV01_MEMORY_SYSTEM;
+            if (is_hosts || bytes <= SMALL_BYTES) && rm.free(rm.device, call.u32(8)).is_ok() {
                 got -= bytes;
             }
         }
@@ -296,6 +298,47 @@ pub(super) fn dup2_range(place: &Place, arguments: &[String]) -> anyhow::Result<
     // What has been won is kept.
     std::thread::sleep(Duration::from_secs(4));
     Ok(mapped)
+}
+
+/// A pool's mapping is moved away, and mapped anew where it is by its file alone: there the offset is
+/// the address, and the file has no range.
+pub(super) fn remap(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+    const BYTES: usize = 64 << 10;
+    let rm = Rm::start(place)?;
+    let uvm = Uvm::open(place, rm.abi)?;
+    println!("uvm-init {:?} {:?}", uvm.initialize(0), uvm.register(&rm).map(drop));
+    fill(&rm);
+    if let Err(fail) = uvm.pool(FAR as u64, BYTES as u64) {
+        bail!("no pool: {fail}");
+    }
+    let mut got = 0;
+    for round in 1..16 {
+        let pool =
+            map_at(uvm.fd(), FAR, BYTES, libc::MAP_FIXED).context("the pool isn't mapped")?;
+        let at = FAR + 2 * round * BYTES;
+        let target = std::ptr::without_provenance_mut::<libc::c_void>(at);
+        let moves = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both are this function's own, and nothing refers to them.
+        let moved = unsafe { libc::mremap(pool.cast(), BYTES, BYTES, moves, target) };
+        if moved == libc::MAP_FAILED {
+            println!("mremap {}", io::Error::last_os_error());
+            break;
+        }
+        // SAFETY: as above.
+        let mapped = unsafe {
+            let number = libc::SYS_remap_file_pages;
+            libc::syscall(number, target, BYTES, 0, at >> 12, 0)
+        };
+        if mapped != 0 {
+            println!("remap {}", errno());
+            break;
+        }
+        touch(target.cast(), BYTES);
+        got += BYTES as u64;
+    }
+    println!("got={got}");
+    std::thread::sleep(Duration::from_secs(4));
+    Ok(got)
 }
 
 /// The mapping is asked for by a helper that has our memory and descriptors, and ends at once.
