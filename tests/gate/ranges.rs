@@ -219,3 +219,13 @@ fn a_mapping_that_the_kernel_refuses_changes_no_charge() {
     }
     program.end().must("managed errno=22").must("managed errno=12");
 }
+
+/// It's bound to a memory that nobody has any more, unless a file keeps that which has gone anywhere.
+#[test]
+fn a_file_whose_maker_is_over_has_no_gpu() {
+    let lines = "start\nuvm-of-a-child\nsleep 2\nalloc 4MiB as a\nuvm-map a\nset-mm";
+    let said = Monitor::new().run(&script(lines));
+    said.must("uvm-of-a-child ok\n").must("uvm-map a status=0x26\n");
+    // Nor does anybody get to say what a process was executed as.
+    said.must("set-mm errno=22\n");
+}

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::process::{Signal, pidfd_send_signal};
 
 use super::Shared;
 use super::abroad::Abroad;
@@ -372,6 +371,7 @@ impl Shared {
     fn bury(&self, dead: &[Process], all: &[Vec<Held>]) {
         // Those of who comes while this goes on are not among them.
         let files = self.mapped.all();
+        self.end_files_of(dead);
         let outlived = self.outlived(dead);
         let mut books = self.books();
         for process in dead {
@@ -440,15 +440,15 @@ impl Shared {
     pub(super) fn kill(&self, process: Process) {
         let pid = process_id(process);
         // A pidfd names whoever has the pid when it's opened: who that is, is asked after.
-        let pidfd = pidfd_open(pid.pid, 0);
-        if pidfd.is_err() || ProcessId::of(pid.pid) != Some(pid) {
+        let Ok(pidfd) = pidfd_open(pid.pid, 0) else { return };
+        if ProcessId::of(pid.pid) != Some(pid) {
             return;
         }
         let first = {
             let mut killed = self.auditor.killed.lock().unwrap_or_else(PoisonError::into_inner);
             killed.insert(process)
         };
-        let _ = kill(Pid::from_raw(pid.pid), Signal::SIGKILL);
+        let _ = pidfd_send_signal(pidfd, Signal::KILL);
         if first {
             self.memory.count(Count::Killed);
             let container = self.settings.short_id.as_str();

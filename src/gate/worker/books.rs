@@ -4,9 +4,10 @@
 //! memory. What must outlive this worker is changed by [`Books::write`] alone, which
 //! puts it into the journal too.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::memories::Mapped;
 use super::memory::{Log, Memory, SetAside, Slot};
 use super::trace::Object;
 use crate::gate::journal::{Record, SLOTS, Stage};
@@ -27,6 +28,9 @@ const MOST_PROCESSES: usize = 4096;
 /// Ranges that are no managed memory, and nodes of UVM's.
 const MOST_RANGES: usize = 16384;
 const MOST_NODES: usize = 64;
+
+/// Ranges that were withdrawn while mappings are looked at; of more, the oldest are forgotten.
+const MOST_WITHDRAWN: usize = 4096;
 
 /// Devices and subdevices whose GPU is known; of more, it's asked for again.
 const MOST_DEVICES: usize = 4096;
@@ -88,6 +92,10 @@ pub(super) struct Books {
     pub(super) processes: BTreeSet<Process>,
     /// By [`Space`] and first address: bytes.
     ranges: BTreeMap<(u64, u64), u64>,
+    /// Ranges that were withdrawn lately, or announced anew: when, space, first address and bytes.
+    withdrawn: VecDeque<(Instant, u64, Mapped)>,
+    /// Whether a worker before knew of anything.
+    is_successor: bool,
     /// Nodes of UVM's, by `st_dev` and `st_ino`.
     nodes: BTreeSet<(u64, u64)>,
     /// By client and handle: the container's GPU.
@@ -127,6 +135,8 @@ impl Books {
             log,
             processes: BTreeSet::new(),
             ranges: BTreeMap::new(),
+            withdrawn: VecDeque::new(),
+            is_successor: !records.is_empty(),
             nodes: BTreeSet::new(),
             devices: HashMap::new(),
             inherited: HashMap::new(),
@@ -225,10 +235,12 @@ impl Books {
                 self.ledger.replay(entry);
             }
             Record::Announce { space, base, length } => {
-                self.ranges.insert((space, base), length);
+                let before = self.ranges.insert((space, base), length);
+                self.withdrew(space, base, before);
             }
             Record::Withdraw { space, base } => {
-                self.ranges.remove(&(space, base));
+                let before = self.ranges.remove(&(space, base));
+                self.withdrew(space, base, before);
             }
             Record::Node { device, inode } => {
                 self.nodes.insert((device, inode));
@@ -324,6 +336,11 @@ impl Books {
         self.devices.retain(|(of, handle), _| *of != client || stays(*handle));
     }
 
+    /// Whether a worker before knew of anything: of what it knew beside, nothing is known.
+    pub(super) fn is_successor(&self) -> bool {
+        self.is_successor
+    }
+
     /// How many frees have begun; `None` where one of that client's is on its way.
     pub(super) fn frees(&self, client: Client) -> Option<u64> {
         self.freeing.iter().all(|(of, _)| *of != client).then_some(self.frees)
@@ -359,9 +376,32 @@ impl Books {
         (base - key.1 < *length).then_some((key.1, *length))
     }
 
+    fn withdrew(&mut self, space: u64, base: u64, length: Option<u64>) {
+        let Some(length) = length else { return };
+        while self.withdrawn.len() >= MOST_WITHDRAWN {
+            self.withdrawn.pop_front();
+        }
+        self.withdrawn.push_back((Instant::now(), space, (base, base.saturating_add(length))));
+    }
+
+    /// Nobody asks any more for what was withdrawn before.
+    pub(super) fn forget_withdrawn(&mut self, before: Instant) {
+        let first = self.withdrawn.partition_point(|(at, ..)| *at < before);
+        self.withdrawn.drain(..first);
+    }
+
     /// Whether a mapping lies in one range.
-    pub(super) fn covers(&self, space: Space, (from, to): (u64, u64)) -> bool {
+    pub(super) fn covers(&self, space: Space, (from, to): Mapped) -> bool {
         self.range(space, from).is_some_and(|(base, length)| to - base <= length)
+    }
+
+    /// Whether it does, or did at some time since then: a list of mappings is older than the books.
+    pub(super) fn covered(&self, space: Space, mapped: Mapped, since: Instant) -> bool {
+        let number = space.number();
+        let was = |(at, of, (from, to)): &(Instant, u64, Mapped)| {
+            *at >= since && *of == number && *from <= mapped.0 && mapped.1 <= *to
+        };
+        self.covers(space, mapped) || self.withdrawn.iter().any(was)
     }
 
     /// The ranges of a space: first addresses and bytes.

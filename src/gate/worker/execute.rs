@@ -51,18 +51,13 @@ pub(super) fn nth_handle(first: u32, number: u32) -> u32 {
     HANDLES | first.wrapping_add(number) & HANDLES_MASK
 }
 
-/// The UUID of the GPU of a device or subdevice, and whether it's a device.
-fn uuid_of(rm: &Rm<'_>, client: u32, handle: u32) -> Option<(Uuid, bool)> {
-    if let Ok(subdevice) = rm.find_subdevice(client, handle) {
-        return Some((rm.uuid(client, subdevice).ok()?, true));
-    }
-    if let Ok(uuid) = rm.uuid(client, handle) {
-        return Some((uuid, false));
-    }
-    let subdevice = rm.subdevice(client, handle).ok()?;
-    let uuid = rm.uuid(client, subdevice);
-    let _ = rm.free(client, handle, subdevice);
-    Some((uuid.ok()?, true))
+/// What a device or subdevice says of its GPU.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    uuid: Uuid,
+    is_device: bool,
+    /// Whether a subdevice was made for it, and freed.
+    has_freed: bool,
 }
 
 impl Case<'_> {
@@ -111,24 +106,45 @@ impl Case<'_> {
         if let NodeKind::Gpu(gpu) = self.device.as_ref()?.kind {
             return Some(gpu);
         }
-        let rm = self.rm().ok()?;
         let mut answer = None;
         for _ in 0..TRIES {
             let before = self.books().frees(Client(client));
-            let (uuid, is_device) = uuid_of(&rm, client, handle)?;
-            let gpu = self.shared.uuids.iter().position(|of| *of == uuid)?;
+            let Some(asked) = self.ask_for_gpu(client, handle) else { continue };
+            let gpu = self.shared.uuids.iter().position(|of| *of == asked.uuid)?;
             answer = Some(gpu);
             let mut books = self.books();
-            // Else the subdevice may have been another device's by the time that it was asked.
-            if before.is_some() && books.frees(Client(client)) == before {
+            // Else the subdevice may have been another device's by the time that it was asked: what is
+            // charged to the wrong GPU then, an audit finds.
+            let after = before.map(|frees| frees + u64::from(asked.has_freed));
+            if before.is_some() && books.frees(Client(client)) == after {
                 books.learn(client, handle, gpu);
-                if is_device && !books.ledger.contains(Client(client), Handle(handle)) {
+                if asked.is_device && !books.ledger.contains(Client(client), Handle(handle)) {
                     books.note(client, client, handle);
                 }
                 break;
             }
         }
         answer
+    }
+
+    /// Asks the subdevice for its UUID that a device has, or that it is, or that is made for that.
+    fn ask_for_gpu(&self, client: u32, handle: u32) -> Option<Asked> {
+        let rm = self.rm().ok()?;
+        let asked = |uuid, is_device| Asked { uuid, is_device, has_freed: false };
+        if let Ok(subdevice) = rm.find_subdevice(client, handle) {
+            return rm.uuid(client, subdevice).ok().map(|uuid| asked(uuid, true));
+        }
+        if let Ok(uuid) = rm.uuid(client, handle) {
+            return Some(asked(uuid, false));
+        }
+        let subdevice = rm.subdevice(client, handle).ok()?;
+        let uuid = rm.uuid(client, subdevice);
+        // Another call may have found it.
+        let freed = (Client(client), Handle(subdevice));
+        self.books().begin_free(freed.0, freed.1);
+        let _ = rm.free(client, handle, subdevice);
+        self.books().end_free(freed.0, freed.1);
+        uuid.ok().map(|uuid| Asked { has_freed: true, ..asked(uuid, true) })
     }
 
     /// Memory below what is no GPU of the container's is refused, as the driver does.
@@ -297,6 +313,9 @@ impl Case<'_> {
         books.enter(entry);
         self.slot.set_aside(None);
         books.end();
+        if given_bytes > asked_bytes {
+            self.shared.auditor.doubts.explain(gpu);
+        }
         // The driver rounds up, maybe beyond the quota.
         let is_over = |books: &Books| {
             books.ledger.usage(gpu).is_none_or(|usage| usage.used_bytes > usage.limit_bytes)

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use nix::errno::Errno;
 
@@ -187,7 +188,7 @@ impl Shared {
                 let now = || self.mappings(memory.process, &memory.text().unwrap_or_default());
                 let mut last = memory.last().unwrap_or_else(now);
                 last.retain(|mapped| overlap(*mapped, range));
-                let uncharged = self.uncharged(memory.process, &last);
+                let uncharged = self.uncharged(memory.process, &last, Instant::now());
                 uncharged.iter().any(|mapped| self.may_be_managed(*mapped))
             })
     }

@@ -9,6 +9,7 @@
 //! books'.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -19,11 +20,15 @@ use super::device::Device;
 use super::target::{compared, has_file};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
+use crate::ledger::Process;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
 use crate::rm::{Key, Layout, Meaning, uvm};
 
 /// Files at most: each is a descriptor of ours and one of the keeper's.
 const MOST: usize = 1024;
+
+/// Processes at most that initialize a file.
+const MOST_OWNERS: usize = 64;
 
 /// How often files are looked for that are no more where they were.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -87,6 +92,11 @@ pub(super) struct Mapping {
     pub(super) device: Device,
     /// Who was last seen to have it: process and descriptor.
     seen: Mutex<(u32, i32)>,
+    /// Processes that were let initialize it: of one of them the memory is that its managed memory is
+    /// mapped in. A worker before may have known others.
+    owners: Mutex<BTreeSet<Process>>,
+    /// Whether it's bound to one memory, and has had a GPU.
+    is_bound: AtomicBool,
     /// One call at a time changes its ranges and what is mapped by it, or in which order the driver
     /// did what they asked for would not be known. Whether it was let go.
     turn: Mutex<bool>,
@@ -98,9 +108,38 @@ pub(super) struct Mapping {
 
 impl Mapping {
     fn new(number: u32, device: Device, seen: (u32, i32)) -> Self {
-        let [condemned, ended] = [false, false].map(AtomicBool::new);
+        let [is_bound, condemned, ended] = [false; 3].map(AtomicBool::new);
         let (seen, turn) = (Mutex::new(seen), Mutex::new(false));
-        Mapping { number, device, seen, turn, condemned, ended }
+        let owners = Mutex::default();
+        Mapping { number, device, seen, owners, is_bound, turn, condemned, ended }
+    }
+
+    fn owners(&self) -> MutexGuard<'_, BTreeSet<Process>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process is about to initialize it. `false` where too many were.
+    pub(super) fn is_initialized_by(&self, process: Process) -> bool {
+        let mut owners = self.owners();
+        owners.len() < MOST_OWNERS && {
+            owners.insert(process);
+            true
+        }
+    }
+
+    /// It has a GPU, and was initialized for one memory.
+    pub(super) fn is_of_one_memory(&self) {
+        self.is_bound.store(true, AtomicOrdering::Relaxed);
+    }
+
+    /// Whether nobody was let initialize it, as far as this worker knows.
+    pub(super) fn is_nobodys(&self) -> bool {
+        self.owners().is_empty()
+    }
+
+    fn is_of_any(&self, processes: &[Process]) -> bool {
+        let owners = self.owners();
+        processes.iter().any(|process| owners.contains(process))
     }
 
     pub(super) fn has_ended(&self) {
@@ -284,6 +323,20 @@ impl Shared {
         self.mapped.files().retain(|kept| kept.number != file.number);
         // Else it is told that the worker is gone in a moment.
         let _ = self.keeper.tell(Notice::TakenBack { number: KIND | u64::from(file.number) });
+    }
+
+    /// Ends files of processes that are over, whoever has them open.
+    ///
+    /// Managed memory ends with the memory that it's mapped in, and that lives as long as a file that
+    /// `UVM_MM_INITIALIZE` made, which may have been given to others. Who has the file itself can
+    /// bring managed memory to a GPU still, and has no use for it otherwise: it's bound to one
+    /// memory. Files that processes share are bound to none, and keep none.
+    pub(super) fn end_files_of(&self, dead: &[Process]) {
+        for file in self.mapped.all() {
+            if file.is_bound.load(AtomicOrdering::Relaxed) && file.is_of_any(dead) {
+                self.unregister_all(&file);
+            }
+        }
     }
 
     /// Has UVM end all that is mapped by a file, whoever has it open.

@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::books::Space;
@@ -25,10 +25,9 @@ use crate::ledger::Process;
 use crate::process::{ProcessId, told};
 use crate::rm::uvm::Range;
 
-/// How often memories are looked at whose processes asked for nothing since: nothing changes there
-/// but what is charged for it.
+/// How often memories are looked at whose processes asked for nothing since: a thread that was kept
+/// from running maps late what it asked for, and what is charged changes.
 const PAUSE: Duration = Duration::from_millis(500);
-const LONG_PAUSE: Duration = Duration::from_secs(5);
 
 /// Mappings of one memory at most that could be UVM's. No program has as many.
 const MOST: usize = 4096;
@@ -52,13 +51,10 @@ impl Shared {
     fn audit_mappings(&self) {
         let files = self.mapped.all();
         self.look_at_fresh(&files);
-        let pause = match self.settings.managed {
-            Managed::Refuse => LONG_PAUSE,
-            Managed::Charge => PAUSE,
-        };
-        if !self.memories.is_due(pause) {
+        if !self.memories.is_due(PAUSE) {
             return;
         }
+        let begun = Instant::now();
         if self.settings.managed == Managed::Refuse {
             // Managed memory of processes that are gone, which none may have had.
             files.iter().for_each(|file| Ranges::of(self, &file.device).end_zombies());
@@ -68,6 +64,7 @@ impl Shared {
             self.look_at_fresh(&files);
         }
         self.release_unmapped();
+        self.books().forget_withdrawn(begun);
     }
 
     fn look_at_fresh(&self, files: &[Arc<Mapping>]) {
@@ -77,15 +74,17 @@ impl Shared {
     /// Looks at a memory, and forgets one that nobody has any more.
     fn look_at(&self, memory: &Arc<Memory>, files: &[Arc<Mapping>]) {
         memory.is_looked_at();
+        let since = Instant::now();
         let (text, now) = (memory.text(), current(memory.process));
         let is_gone = match &text {
             Ok(text) => text.is_empty(),
             // Others may have it, and the process by another thread.
-            Err(_) => {
-                self.look_for_heirs();
-                true
-            }
+            Err(_) => true,
         };
+        // Of one that is over the kernel may list one memory still, and others have another of its.
+        if text.is_err() || memory.is_orphaned() {
+            self.look_for_heirs();
+        }
         if is_gone {
             self.memories.forget(memory);
         }
@@ -97,9 +96,9 @@ impl Shared {
         // It may have another since it asked, and left the one to others.
         let mut mappings = self.mappings(memory.process, &text);
         mappings.extend(self.mappings(memory.process, &now));
-        let uncharged = self.uncharged(memory.process, &mappings);
+        let uncharged = self.uncharged(memory.process, &mappings, since);
         memory.has(mappings);
-        if uncharged.len() > MOST || !self.strangers(&uncharged).is_empty() {
+        if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
             self.end_unless_gone(memory);
         }
         let addresses: BTreeSet<u64> = uncharged.iter().map(|(from, _)| *from).collect();
@@ -114,31 +113,38 @@ impl Shared {
     pub(super) fn look_for_heirs(&self) {
         for pid in self.inhabitants().into_iter().map(u32::cast_signed) {
             let Some(process) = ProcessId::of(pid).map(target::number) else { continue };
+            let since = Instant::now();
             let mappings = self.mappings(process, &current(process).unwrap_or_default());
             let is_known = !self.memories.of(process).is_empty();
-            if !is_known && !self.uncharged(process, &mappings).is_empty() {
+            if !is_known && !self.uncharged(process, &mappings, since).is_empty() {
                 let _ = self.memories.watch(process, pid);
             }
         }
     }
 
-    /// The mappings of those that aren't managed memory which is charged.
-    pub(super) fn uncharged(&self, process: Process, mappings: &[Mapped]) -> Vec<Mapped> {
+    /// The mappings of those that aren't managed memory which is charged, and wasn't since then, when
+    /// their list began to be read.
+    pub(super) fn uncharged(
+        &self,
+        process: Process,
+        mappings: &[Mapped],
+        since: Instant,
+    ) -> Vec<Mapped> {
         let books = self.books();
-        let is_charged = |mapped: &Mapped| books.covers(Space::Managed(process), *mapped);
+        let is_charged = |mapped: &Mapped| books.covered(Space::Managed(process), *mapped, since);
         mappings.iter().copied().filter(|mapped| !is_charged(mapped)).collect()
     }
 
     /// Of uncharged mappings those of no file's range, and that nobody else is charged for, who may
     /// share the memory.
-    fn strangers(&self, uncharged: &[Mapped]) -> Vec<Mapped> {
+    fn strangers(&self, uncharged: &[Mapped], since: Instant) -> Vec<Mapped> {
         let files = self.mapped.all();
         let books = self.books();
         let is_explained = |mapped: &Mapped| {
             let mut of_files = files.iter().map(|file| Space::File(file.number));
             let mut of_others = books.processes.iter().map(|process| Space::Managed(*process));
-            of_files.any(|space| books.covers(space, *mapped))
-                || of_others.any(|space| books.covers(space, *mapped))
+            of_files.any(|space| books.covered(space, *mapped, since))
+                || of_others.any(|space| books.covered(space, *mapped, since))
         };
         uncharged.iter().copied().filter(|mapped| !is_explained(mapped)).collect()
     }
@@ -146,11 +152,12 @@ impl Shared {
     /// Ends who has mapped what it may not, unless that is gone by now: it may have been unmapped
     /// while we looked, and its range freed.
     fn end_unless_gone(&self, memory: &Memory) {
+        let since = Instant::now();
         let texts = [memory.text().ok(), current(memory.process)];
         let now: Vec<Mapped> =
             texts.iter().flatten().flat_map(|text| self.mappings(memory.process, text)).collect();
-        let uncharged = self.uncharged(memory.process, &now);
-        if uncharged.len() > MOST || !self.strangers(&uncharged).is_empty() {
+        let uncharged = self.uncharged(memory.process, &now, since);
+        if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
             tracing::debug!(mappings = now.len(), "managed memory past the monitor");
             self.kill(memory.process);
         }
@@ -222,7 +229,7 @@ impl Shared {
                 last.into_iter().filter(|mapped| overlap(*mapped, (at, at + 1))).collect();
             let open = self.open_in(process_id(memory.process).pid.cast_unsigned(), NodeKind::Uvm);
             let mut open = open.into_iter().flatten();
-            if !self.uncharged(memory.process, &there).is_empty()
+            if !self.uncharged(memory.process, &there, Instant::now()).is_empty()
                 && open.any(|place| has_file(place, &file.device) == Some(true))
             {
                 self.kill(memory.process);

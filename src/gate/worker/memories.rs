@@ -68,6 +68,8 @@ struct State {
     /// When it was looked at, and what was mapped there then.
     looked: Option<Instant>,
     last: Option<Vec<Mapped>>,
+    /// Whether its process was seen to be over.
+    is_orphaned: bool,
 }
 
 impl Memory {
@@ -77,7 +79,13 @@ impl Memory {
         let first = File::open(format!("/proc/{}/maps", process_id(process).pid));
         let first = first.ok().filter(|maps| maps.read_at(&mut [0], 0).is_ok_and(|read| read > 0));
         let maps = first.map_or_else(|| File::open(format!("/proc/{tid}/maps")), Ok)?;
-        let state = State { asked: Instant::now(), is_new: true, looked: None, last: None };
+        let state = State {
+            asked: Instant::now(),
+            is_new: true,
+            looked: None,
+            last: None,
+            is_orphaned: false,
+        };
         let (maps, state) = (Mutex::new(maps), Mutex::new(state));
         Ok(Memory { process, maps, image: image(process), state })
     }
@@ -106,6 +114,13 @@ impl Memory {
     pub(super) fn last(&self) -> Option<Vec<Mapped>> {
         let state = self.state();
         state.last.clone().filter(|_| !state.is_new)
+    }
+
+    /// Whether its process is over, and wasn't when that was asked before.
+    pub(super) fn is_orphaned(&self) -> bool {
+        let is_over = !process_id(self.process).alive();
+        let mut state = self.state();
+        is_over && !std::mem::replace(&mut state.is_orphaned, is_over)
     }
 
     /// Whether it's to be looked at soon: what was asked for may not be mapped yet.

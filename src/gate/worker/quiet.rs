@@ -29,8 +29,10 @@ const MOST: Duration = Duration::from_millis(250);
 /// Time between two looks.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// How long it may look as if there were more than was asked for, while a call isn't done.
+/// How long it may look as if there were more than was asked for, while a call isn't done; and how
+/// long at most, where calls that are done meanwhile were given more.
 const DOUBT: Duration = Duration::from_millis(400);
+const MOST_DOUBT: Duration = Duration::from_millis(800);
 
 /// What the driver said of a GPU, and how the books were then.
 #[derive(Debug)]
@@ -42,13 +44,28 @@ pub(super) struct Found {
     is_quiet: bool,
 }
 
-/// GPUs that seemed to have more than was asked for, since when.
+/// GPUs that seem to have more than was asked for: since when, and since when that isn't explained.
 #[derive(Debug, Default)]
-pub(super) struct Doubts(Mutex<BTreeMap<usize, Instant>>);
+pub(super) struct Doubts(Mutex<BTreeMap<usize, (Instant, Instant)>>);
 
 impl Doubts {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<usize, Instant>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<usize, (Instant, Instant)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call that is done was given more than it asked for, which may have been that. What seems so
+    /// by now may be another's.
+    pub(super) fn explain(&self, gpu: usize) {
+        if let Some((_, since)) = self.all().get_mut(&gpu) {
+            *since = Instant::now();
+        }
+    }
+
+    /// Whether it has seemed so for too long.
+    fn last(&self, gpu: usize) -> bool {
+        let now = Instant::now();
+        let (first, since) = *self.all().entry(gpu).or_insert((now, now));
+        since.elapsed() > DOUBT || first.elapsed() > MOST_DOUBT
     }
 
     /// It doesn't any more.
@@ -172,7 +189,6 @@ impl Shared {
         if found.is_quiet {
             return true;
         }
-        let mut doubts = self.auditor.doubts.all();
-        doubts.entry(gpu).or_insert_with(Instant::now).elapsed() > DOUBT
+        self.auditor.doubts.last(gpu)
     }
 }

@@ -127,8 +127,10 @@ impl Case<'_> {
         flags: u64,
     ) -> Result<(), Over> {
         let place = self.device()?.place;
-        if !self.books().saw_node(place) {
-            self.log("more nodes of nvidia-uvm than can be kept account of");
+        let process = self.target()?.process;
+        let is_kept = self.kept(layout)?.is_initialized_by(process);
+        if !is_kept || !self.books().saw_node(place) {
+            self.log("more nodes, or initializations, of nvidia-uvm than can be kept account of");
             return Err(self.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
         }
         if let Some(patch) = uvm::without_hmm(layout, flags) {
@@ -164,7 +166,17 @@ impl Case<'_> {
         }
         // What was no memory of a GPU's may become such.
         self.shared.memories.look_at_all();
-        if self.uvm_status(layout) != NV_OK || self.has_flags(ALONE)? {
+        if self.uvm_status(layout) != NV_OK {
+            return Ok(self.executed(None));
+        }
+        if self.has_flags(ALONE)? {
+            let file = self.kept(layout)?;
+            if file.is_nobodys() && !self.books().is_successor() {
+                self.shared.unregister_gpus(self.device()?);
+                self.log("a file of nvidia-uvm that was initialized past the monitor");
+                return Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
+            }
+            file.is_of_one_memory();
             return Ok(self.executed(None));
         }
         let is_shared = self.has_flags(SHARED)?;
@@ -181,7 +193,6 @@ impl Case<'_> {
         Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
     }
 
-    /// Whether the file, which is initialized, has these flags; `false` also where it can't be told.
     fn has_flags(&self, flags: u64) -> Result<bool, Over> {
         let layout = self.shared.release.layouts(Key::Uvm(UVM_INITIALIZE)).first();
         let Some(layout) = layout else { return Ok(false) };
