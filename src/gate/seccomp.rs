@@ -366,11 +366,16 @@ fn has_blind_mmap(section: &Map<String, Value>) -> bool {
 fn refuse_remapping(rules: &mut Vec<Value>, default: Action) {
     const CALL: &str = "remap_file_pages";
     let refusal = json!({ "names": [CALL], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS });
-    if rules.contains(&refusal) {
-        return;
-    }
-    rules.retain_mut(|entry| !rule::names(entry, CALL) || rule::forget(entry, CALL));
-    if default.permits() {
+    let is_refused = rules.contains(&refusal);
+    let mut was_permitted = default.permits();
+    rules.retain_mut(|entry| {
+        let says = rule::names(entry, CALL) && *entry != refusal;
+        let permits = || rule::action(entry, 0).is_ok_and(Action::permits);
+        was_permitted |= says && permits();
+        !says || rule::forget(entry, CALL)
+    });
+    // A program that was let call it isn't to be killed for it.
+    if was_permitted && !is_refused && !matches!(default, Action::Errno(_)) {
         rules.push(refusal);
     }
 }

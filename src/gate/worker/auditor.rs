@@ -255,7 +255,8 @@ impl Shared {
         let watched = idle
             || !books.processes.is_empty()
             || self.auditor.abroad.is_watched()
-            || self.exports.has_any();
+            || self.exports.has_any()
+            || !self.mapped.all().is_empty();
         let ending = self.auditor.ending.is_under_way();
         let tick = match idle && self.auditor.abroad.is_watched() {
             true => IDLE_TICK,
@@ -371,7 +372,7 @@ impl Shared {
     fn bury(&self, dead: &[Process], all: &[Vec<Held>]) {
         // Those of who comes while this goes on are not among them.
         let files = self.mapped.all();
-        self.end_files_of(dead);
+        self.end_orphaned_files();
         let outlived = self.outlived(dead);
         let mut books = self.books();
         for process in dead {
@@ -429,7 +430,8 @@ impl Shared {
         let files = self.mapped.all();
         let is_deserted = {
             let books = self.books();
-            books.processes.is_empty() && (!books.has_nothing() || self.exports.has_any())
+            let is_left = !books.has_nothing() || self.exports.has_any() || !files.is_empty();
+            books.processes.is_empty() && is_left
         };
         if is_deserted {
             self.clear_up(&files);

@@ -94,8 +94,6 @@ pub(super) struct Books {
     ranges: BTreeMap<(u64, u64), u64>,
     /// Ranges that were withdrawn lately, or announced anew: when, space, first address and bytes.
     withdrawn: VecDeque<(Instant, u64, Mapped)>,
-    /// Whether a worker before knew of anything.
-    is_successor: bool,
     /// Nodes of UVM's, by `st_dev` and `st_ino`.
     nodes: BTreeSet<(u64, u64)>,
     /// By client and handle: the container's GPU.
@@ -136,7 +134,6 @@ impl Books {
             processes: BTreeSet::new(),
             ranges: BTreeMap::new(),
             withdrawn: VecDeque::new(),
-            is_successor: !records.is_empty(),
             nodes: BTreeSet::new(),
             devices: HashMap::new(),
             inherited: HashMap::new(),
@@ -336,11 +333,6 @@ impl Books {
         self.devices.retain(|(of, handle), _| *of != client || stays(*handle));
     }
 
-    /// Whether a worker before knew of anything: of what it knew beside, nothing is known.
-    pub(super) fn is_successor(&self) -> bool {
-        self.is_successor
-    }
-
     /// How many frees have begun; `None` where one of that client's is on its way.
     pub(super) fn frees(&self, client: Client) -> Option<u64> {
         self.freeing.iter().all(|(of, _)| *of != client).then_some(self.frees)
@@ -397,11 +389,20 @@ impl Books {
 
     /// Whether it does, or did at some time since then: a list of mappings is older than the books.
     pub(super) fn covered(&self, space: Space, mapped: Mapped, since: Instant) -> bool {
-        let number = space.number();
-        let was = |(at, of, (from, to)): &(Instant, u64, Mapped)| {
-            *at >= since && *of == number && *from <= mapped.0 && mapped.1 <= *to
-        };
-        self.covers(space, mapped) || self.withdrawn.iter().any(was)
+        self.covers(space, mapped)
+            || self.withdrawn_over(mapped, since).any(|of| of == space.number())
+    }
+
+    /// Whether it lay in one of whatever space, which was withdrawn since.
+    pub(super) fn was_covered(&self, mapped: Mapped, since: Instant) -> bool {
+        self.withdrawn_over(mapped, since).next().is_some()
+    }
+
+    /// The spaces of ranges over a mapping that were withdrawn since then.
+    fn withdrawn_over(&self, (first, end): Mapped, since: Instant) -> impl Iterator<Item = u64> {
+        let late = self.withdrawn.iter().rev().take_while(move |(at, ..)| *at >= since);
+        let over = late.filter(move |(.., (from, to))| *from <= first && end <= *to);
+        over.map(|(_, space, _)| *space)
     }
 
     /// The ranges of a space: first addresses and bytes.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::device::Device;
-use super::target::{compared, has_file};
+use super::target::{compared, has_file, process_id};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::ledger::Process;
@@ -92,11 +92,13 @@ pub(super) struct Mapping {
     pub(super) device: Device,
     /// Who was last seen to have it: process and descriptor.
     seen: Mutex<(u32, i32)>,
-    /// Processes that were let initialize it: of one of them the memory is that its managed memory is
-    /// mapped in. A worker before may have known others.
+    /// Processes that were let initialize it, when it wasn't: of one of them the memory is that its
+    /// managed memory is mapped in.
     owners: Mutex<BTreeSet<Process>>,
     /// Whether it's bound to one memory, and has had a GPU.
     is_bound: AtomicBool,
+    /// Whether a worker before kept it, and knew who had initialized it.
+    was_kept: bool,
     /// One call at a time changes its ranges and what is mapped by it, or in which order the driver
     /// did what they asked for would not be known. Whether it was let go.
     turn: Mutex<bool>,
@@ -111,7 +113,8 @@ impl Mapping {
         let [is_bound, condemned, ended] = [false; 3].map(AtomicBool::new);
         let (seen, turn) = (Mutex::new(seen), Mutex::new(false));
         let owners = Mutex::default();
-        Mapping { number, device, seen, owners, is_bound, turn, condemned, ended }
+        let was_kept = false;
+        Mapping { number, device, seen, owners, is_bound, was_kept, turn, condemned, ended }
     }
 
     fn owners(&self) -> MutexGuard<'_, BTreeSet<Process>> {
@@ -132,14 +135,11 @@ impl Mapping {
         self.is_bound.store(true, AtomicOrdering::Relaxed);
     }
 
-    /// Whether nobody was let initialize it, as far as this worker knows.
-    pub(super) fn is_nobodys(&self) -> bool {
-        self.owners().is_empty()
-    }
-
-    fn is_of_any(&self, processes: &[Process]) -> bool {
+    /// Whether nobody was let initialize it, or one is over who was.
+    pub(super) fn is_orphaned(&self) -> bool {
         let owners = self.owners();
-        processes.iter().any(|process| owners.contains(process))
+        let is_over = |process: &Process| !process_id(*process).alive();
+        owners.is_empty() && !self.was_kept || owners.iter().any(is_over)
     }
 
     pub(super) fn has_ended(&self) {
@@ -250,7 +250,8 @@ impl Shared {
         let Ok(number) = u32::try_from(number & !KIND) else { return };
         let mut files = self.mapped.files();
         if let Some(Err(at)) = place(&files, &device) {
-            files.insert(at, Arc::new(Mapping::new(number, device, (0, 0))));
+            let kept = Mapping { was_kept: true, ..Mapping::new(number, device, (0, 0)) };
+            files.insert(at, Arc::new(kept));
         }
     }
 
@@ -331,12 +332,18 @@ impl Shared {
     /// `UVM_MM_INITIALIZE` made, which may have been given to others. Who has the file itself can
     /// bring managed memory to a GPU still, and has no use for it otherwise: it's bound to one
     /// memory. Files that processes share are bound to none, and keep none.
-    pub(super) fn end_files_of(&self, dead: &[Process]) {
+    pub(super) fn end_orphaned_files(&self) {
         for file in self.mapped.all() {
-            if file.is_bound.load(AtomicOrdering::Relaxed) && file.is_of_any(dead) {
+            if file.is_bound.load(AtomicOrdering::Relaxed) && file.is_orphaned() {
                 self.unregister_all(&file);
             }
         }
+    }
+
+    /// Whether a file was initialized, which must not be asked by initializing it: it would be bound to
+    /// our memory.
+    pub(super) fn is_initialized(&self, device: &Device) -> bool {
+        self.unregister(device, &[0; 16]) != Some(NV_ERR_ILLEGAL_ACTION)
     }
 
     /// Has UVM end all that is mapped by a file, whoever has it open.
@@ -358,19 +365,21 @@ impl Shared {
 
     /// Unregisters each GPU, whether it was registered or not. `false` where that can't be done.
     pub(super) fn unregister_gpus(&self, device: &Device) -> bool {
-        let layout = self.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first();
-        let unregister = |uuid: &[u8; 16]| {
-            let mut bytes = vec![0; layout.map_or(0, Layout::size)];
-            let status = layout.filter(|layout| uvm::set_uuid(layout, &mut bytes, *uuid));
-            let status = status.and_then(|layout| {
-                device.call_uvm(UVM_UNREGISTER_GPU, &mut bytes).ok()?;
-                layout.view(&bytes)?.u32(Meaning::Status)
-            });
-            // It maps nothing by a GPU that isn't registered, and nothing where it wasn't initialized.
-            matches!(status, Some(NV_OK | NV_ERR_INVALID_DEVICE | NV_ERR_ILLEGAL_ACTION))
-        };
+        // It maps nothing by a GPU that isn't registered, and nothing where it wasn't initialized.
+        let is_ended =
+            |status| matches!(status, Some(NV_OK | NV_ERR_INVALID_DEVICE | NV_ERR_ILLEGAL_ACTION));
         // Of each, whatever becomes of another.
-        self.uuids.iter().filter(|uuid| !unregister(uuid)).count() == 0
+        self.uuids.iter().filter(|uuid| !is_ended(self.unregister(device, uuid))).count() == 0
+    }
+
+    fn unregister(&self, device: &Device, uuid: &[u8; 16]) -> Option<u32> {
+        let layout: &Layout = self.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first()?;
+        let mut bytes = vec![0; layout.size()];
+        if !uvm::set_uuid(layout, &mut bytes, *uuid) {
+            return None;
+        }
+        device.call_uvm(UVM_UNREGISTER_GPU, &mut bytes).ok()?;
+        layout.view(&bytes)?.u32(Meaning::Status)
     }
 
     /// Ends what is mapped by files of those who are gone.

@@ -143,8 +143,9 @@ impl Shared {
         let is_explained = |mapped: &Mapped| {
             let mut of_files = files.iter().map(|file| Space::File(file.number));
             let mut of_others = books.processes.iter().map(|process| Space::Managed(*process));
-            of_files.any(|space| books.covered(space, *mapped, since))
-                || of_others.any(|space| books.covered(space, *mapped, since))
+            of_files.any(|space| books.covers(space, *mapped))
+                || of_others.any(|space| books.covers(space, *mapped))
+                || books.was_covered(*mapped, since)
         };
         uncharged.iter().copied().filter(|mapped| !is_explained(mapped)).collect()
     }

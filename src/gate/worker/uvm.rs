@@ -128,8 +128,11 @@ impl Case<'_> {
     ) -> Result<(), Over> {
         let place = self.device()?.place;
         let process = self.target()?.process;
-        let is_kept = self.kept(layout)?.is_initialized_by(process);
-        if !is_kept || !self.books().saw_node(place) {
+        let file = self.kept(layout)?;
+        // Again it changes nothing, whoever asks.
+        let was = self.shared.is_initialized(self.device()?);
+        let is_known = was || file.is_initialized_by(process);
+        if !is_known || !self.books().saw_node(place) {
             self.log("more nodes, or initializations, of nvidia-uvm than can be kept account of");
             return Err(self.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
         }
@@ -171,12 +174,12 @@ impl Case<'_> {
         }
         if self.has_flags(ALONE)? {
             let file = self.kept(layout)?;
-            if file.is_nobodys() && !self.books().is_successor() {
+            file.is_of_one_memory();
+            if file.is_orphaned() {
                 self.shared.unregister_gpus(self.device()?);
-                self.log("a file of nvidia-uvm that was initialized past the monitor");
+                self.log("a file of nvidia-uvm whose maker is over, or unknown");
                 return Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
             }
-            file.is_of_one_memory();
             return Ok(self.executed(None));
         }
         let is_shared = self.has_flags(SHARED)?;

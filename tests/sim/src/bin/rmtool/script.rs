@@ -280,8 +280,8 @@ impl Actor<'_> {
                 std::mem::swap(&mut self.aside.1, &mut self.uuid);
                 self.say("swap-uvm", Ok(String::new()));
             }
-            ["uvm-of-a-child"] => {
-                let done = self.uvm_of_a_child();
+            ["uvm-of-a-child"] | ["uvm-of-a-child", "without"] => {
+                let done = self.uvm_of_a_child(words.len() == 1);
                 self.say("uvm-of-a-child", nothing(done));
             }
             ["set-mm"] => {
@@ -291,6 +291,11 @@ impl Actor<'_> {
                 let rc = unsafe { libc::prctl(libc::PR_SET_MM, 15, &raw mut size, 0, 0) };
                 let done = if rc == 0 { Ok(()) } else { Err(crate::rm::errno()) };
                 self.say("set-mm", nothing(done));
+            }
+            ["uvm-register-anew"] => {
+                self.uuid = None;
+                let done = self.uvm_registered();
+                self.say("uvm-register-anew", nothing(done.map(drop)));
             }
             ["uvm-register"] => {
                 let done = self.uvm_registered();
@@ -678,8 +683,9 @@ impl Actor<'_> {
         Ok(uuid)
     }
 
-    /// A child that has our descriptors, and not our memory, makes a file of UVM's and ends.
-    fn uvm_of_a_child(&mut self) -> Result<(), Fail> {
+    /// A child that has our descriptors, and not our memory, makes a file of UVM's, with a GPU or
+    /// without, and ends.
+    fn uvm_of_a_child(&mut self, registers: bool) -> Result<(), Fail> {
         let rm = self.rm.as_ref().ok_or(Fail::Errno(libc::EBADF))?;
         // SAFETY: without a stack and CLONE_VM it is a fork; this program has one thread here.
         let child = unsafe {
@@ -690,7 +696,11 @@ impl Actor<'_> {
             let made = Rm::start(self.place).and_then(|rm| {
                 let uvm = Uvm::open(self.place, rm.abi)?;
                 uvm.initialize(0)?;
-                uvm.register(&rm)?;
+                if registers {
+                    uvm.register(&rm)?;
+                } else {
+                    uvm.keep_memory()?;
+                }
                 std::mem::forget(rm);
                 Ok(uvm)
             });

@@ -62,7 +62,7 @@ impl Uvm {
     /// Another file keeps the process's memory for this one, as CUDA has it: where the kernel can
     /// give pageable memory to a GPU, none is registered without. Files that processes share, and
     /// drivers before it, have no use for that.
-    fn keep_memory(&self) -> Result<(), Fail> {
+    pub(crate) fn keep_memory(&self) -> Result<(), Fail> {
         if self.mm.get().is_none() {
             let mm = open(&self.dev, "nvidia-uvm")?;
             let fd = u32::try_from(self.fd()).unwrap_or(u32::MAX);
