@@ -42,6 +42,7 @@ test: deps ## test everything, real engines included (root)
 gpu-programs: build ## build all that tests/gpu/run needs, to be carried to a machine with a GPU
 	$(CARGO) rustc --release --locked -p cgpu-record --bin cgpu-record -- -C target-feature=+crt-static
 	$(CARGO) rustc --release --locked -p cgpu-record --bin cgpu-steer -- -C target-feature=+crt-static
+	$(CARGO) rustc --release --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	@mkdir -p $(RELEASE)/gpu
 	@for program in alloc spin latency; do \
 		$(CC) -O2 -Wall -Wextra -o $(RELEASE)/gpu/$$program tests/gpu/programs/$$program.c -ldl || exit 1; \

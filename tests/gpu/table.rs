@@ -108,7 +108,7 @@ fn the_table_tells_what_the_gate_holds_and_what_it_did_not_ask() {
     seen.all_are(&others, "yes");
     let asked_elsewhere = [
         "0.1", "1.2", "1.10", "1.13", "1.14", "2.2", "2.3", "3.3", "3.4", "3.5", "3.6", "4.1",
-        "4.3", "4.4", "4.5", "4.6",
+        "4.3", "4.4", "4.5", "4.6", "6",
     ];
     seen.all_are(&asked_elsewhere, "not asked");
     seen.all_are(&COMPUTE, "not asked");
@@ -121,6 +121,18 @@ fn the_table_tells_what_the_gate_holds_and_what_it_did_not_ask() {
         seen.answers(&["1.1"])[0]["seen"].as_str().is_some_and(|text| text.contains("1024 MiB"))
     );
     seen.outcome.ok();
+}
+
+#[test]
+fn hostile_programs_are_played_where_they_are_asked_for() {
+    let asked = ["--only", "hostile", "--attacks", "race-size,dup2-mmap"];
+    let seen = Seen::of(&asked);
+    seen.all_are(&["6.1", "6.5"], "yes");
+    assert_eq!(seen.rows.len(), 3, "{}", seen.outcome);
+    seen.outcome.ok();
+    let leaking = Seen::of(&[&asked[..], &["--leaking"]].concat());
+    leaking.all_are(&["6.1"], "no");
+    leaking.outcome.exits(1);
 }
 
 #[test]
