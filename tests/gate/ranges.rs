@@ -228,6 +228,10 @@ fn a_file_whose_maker_is_over_has_no_gpu() {
     said.must("uvm-of-a-child ok\n").must("uvm-map a status=0x26\n");
     // Nor does anybody get to say what a process was executed as.
     said.must("set-mm errno=22\n");
+    // Who made it lives, and has executed another program: that has another memory.
+    let lines = "start\nuvm-of-a-child executing\nsleep 1\nalloc 4MiB as a\nuvm-map a";
+    let said = Monitor::new().run(&script(lines));
+    said.must("uvm-of-a-child ok\n").must("uvm-map a status=0x26\n");
     // It gets none either, whoever initializes it again.
     for made in ["uvm-of-a-child", "uvm-of-a-child without"] {
         let lines = format!("start\n{made}\nsleep 2\nuvm-init\nuvm-register-anew");

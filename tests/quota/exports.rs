@@ -497,7 +497,7 @@ fn a_worker_killed_at_random_under_exports_loses_nothing() {
         "close-export",
         "free d",
     ];
-    let rounds = 100;
+    let rounds = 300;
     let script: Vec<&str> = round.into_iter().cycle().take(round.len() * rounds).collect();
     let child = shared.script(&[&script]);
     let mut wait_us = 300;

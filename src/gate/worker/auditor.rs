@@ -251,12 +251,13 @@ impl Shared {
     /// How long nothing is due.
     fn next(&self, now: Instant) -> EpollTimeout {
         let idle = self.is_idle();
+        let has_files = !self.mapped.all().is_empty();
         let mut books = self.books();
         let watched = idle
             || !books.processes.is_empty()
             || self.auditor.abroad.is_watched()
             || self.exports.has_any()
-            || !self.mapped.all().is_empty();
+            || has_files;
         let ending = self.auditor.ending.is_under_way();
         let tick = match idle && self.auditor.abroad.is_watched() {
             true => IDLE_TICK,

@@ -9,7 +9,7 @@
 //! books'.
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::device::Device;
+use super::memories::image;
 use super::target::{compared, has_file, process_id};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
@@ -92,9 +93,9 @@ pub(super) struct Mapping {
     pub(super) device: Device,
     /// Who was last seen to have it: process and descriptor.
     seen: Mutex<(u32, i32)>,
-    /// Processes that were let initialize it, when it wasn't: of one of them the memory is that its
-    /// managed memory is mapped in.
-    owners: Mutex<BTreeSet<Process>>,
+    /// Processes that were let initialize it, when it wasn't, and by which program: of one of them the
+    /// memory is that its managed memory is mapped in.
+    owners: Mutex<BTreeMap<Process, u64>>,
     /// Whether it's bound to one memory, and has had a GPU.
     is_bound: AtomicBool,
     /// Whether a worker before kept it, and knew who had initialized it.
@@ -117,17 +118,16 @@ impl Mapping {
         Mapping { number, device, seen, owners, is_bound, was_kept, turn, condemned, ended }
     }
 
-    fn owners(&self) -> MutexGuard<'_, BTreeSet<Process>> {
+    fn owners(&self) -> MutexGuard<'_, BTreeMap<Process, u64>> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A process is about to initialize it. `false` where too many were.
+    /// A process is about to initialize it. `false` where too many were, or it can't be told by which
+    /// program.
     pub(super) fn is_initialized_by(&self, process: Process) -> bool {
+        let Some(image) = image(process) else { return false };
         let mut owners = self.owners();
-        owners.len() < MOST_OWNERS && {
-            owners.insert(process);
-            true
-        }
+        owners.len() < MOST_OWNERS && *owners.entry(process).or_insert(image) == image
     }
 
     /// It has a GPU, and was initialized for one memory.
@@ -135,10 +135,13 @@ impl Mapping {
         self.is_bound.store(true, AtomicOrdering::Relaxed);
     }
 
-    /// Whether nobody was let initialize it, or one is over who was.
+    /// Whether nobody was let initialize it, or one is over who was, or has executed another program.
     pub(super) fn is_orphaned(&self) -> bool {
-        let owners = self.owners();
-        let is_over = |process: &Process| !process_id(*process).alive();
+        let owners = self.owners().clone();
+        let is_over = |(process, then): (&Process, &u64)| {
+            let has_executed = || image(*process).is_some_and(|now| now != *then);
+            !process_id(*process).alive() || has_executed()
+        };
         owners.is_empty() && !self.was_kept || owners.iter().any(is_over)
     }
 
@@ -335,6 +338,8 @@ impl Shared {
     pub(super) fn end_orphaned_files(&self) {
         for file in self.mapped.all() {
             if file.is_bound.load(AtomicOrdering::Relaxed) && file.is_orphaned() {
+                // It stays so: no call of others' keeps its turn any longer.
+                file.condemn();
                 self.unregister_all(&file);
             }
         }

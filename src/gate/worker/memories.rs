@@ -155,7 +155,7 @@ pub(super) fn current(process: Process) -> Option<String> {
 }
 
 /// Where a process's stack begins, as far as it can be told.
-fn image(process: Process) -> Option<u64> {
+pub(super) fn image(process: Process) -> Option<u64> {
     let stat = |tid| procfs::process::Process::new(tid).and_then(|of| of.stat()).ok();
     let start = |tid| stat(tid).map(|stat| stat.startstack).filter(|start| *start != 0);
     told(process_id(process).pid, start)

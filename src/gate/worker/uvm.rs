@@ -132,6 +132,8 @@ impl Case<'_> {
         // Again it changes nothing, whoever asks.
         let was = self.shared.is_initialized(self.device()?);
         let is_known = was || file.is_initialized_by(process);
+        // Or it was a stranger's program.
+        self.still_waits()?;
         if !is_known || !self.books().saw_node(place) {
             self.log("more nodes, or initializations, of nvidia-uvm than can be kept account of");
             return Err(self.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -280,8 +282,8 @@ impl Actor<'_> {
                 std::mem::swap(&mut self.aside.1, &mut self.uuid);
                 self.say("swap-uvm", Ok(String::new()));
             }
-            ["uvm-of-a-child"] | ["uvm-of-a-child", "without"] => {
-                let done = self.uvm_of_a_child(words.len() == 1);
+            ["uvm-of-a-child"] | ["uvm-of-a-child", "without" | "executing"] => {
+                let done = self.uvm_of_a_child(words.get(1).copied());
                 self.say("uvm-of-a-child", nothing(done));
             }
             ["set-mm"] => {
@@ -684,9 +686,10 @@ impl Actor<'_> {
     }
 
     /// A child that has our descriptors, and not our memory, makes a file of UVM's, with a GPU or
-    /// without, and ends.
-    fn uvm_of_a_child(&mut self, registers: bool) -> Result<(), Fail> {
+    /// `without`, and ends, or is `executing` something else for some seconds.
+    fn uvm_of_a_child(&mut self, how: Option<&str>) -> Result<(), Fail> {
         let rm = self.rm.as_ref().ok_or(Fail::Errno(libc::EBADF))?;
+        let (hears, says) = nix::unistd::pipe().map_err(|errno| Fail::Errno(errno as i32))?;
         // SAFETY: without a stack and CLONE_VM it is a fork; this program has one thread here.
         let child = unsafe {
             libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0)
@@ -696,10 +699,10 @@ impl Actor<'_> {
             let made = Rm::start(self.place).and_then(|rm| {
                 let uvm = Uvm::open(self.place, rm.abi)?;
                 uvm.initialize(0)?;
-                if registers {
-                    uvm.register(&rm)?;
-                } else {
+                if how == Some("without") {
                     uvm.keep_memory()?;
+                } else {
+                    uvm.register(&rm)?;
                 }
                 std::mem::forget(rm);
                 Ok(uvm)
@@ -708,18 +711,27 @@ impl Actor<'_> {
                 eprintln!("rmtool: uvm-of-a-child: {fail}");
             }
             let number = made.as_ref().map_or(0, Uvm::fd);
-            // SAFETY: ends this process at once, and closes nothing of ours.
-            unsafe { libc::_exit(number) }
-        }
-        let pid = i32::try_from(child).map_err(|_| Fail::Errno(libc::EAGAIN))?;
-        match waitpid(Pid::from_raw(pid), None) {
-            Ok(WaitStatus::Exited(_, number)) if number > 0 => {
-                self.uvm = Some(Uvm::of(self.place, number, rm.abi));
-                self.uuid = rm.uuid().ok();
-                Ok(())
+            let _ = nix::unistd::write(&says, &[u8::try_from(number).unwrap_or(0)]);
+            if how == Some("executing") {
+                let _ = Command::new("/proc/self/exe").args(["run", "sleep 3"]).exec();
             }
-            _ => Err(Fail::Errno(libc::ECHILD)),
+            // SAFETY: ends this process at once, and closes nothing of ours.
+            unsafe { libc::_exit(0) }
         }
+        let child = i32::try_from(child).map_err(|_| Fail::Errno(libc::EAGAIN))?;
+        self.children.push(Pid::from_raw(child));
+        let mut number = [0];
+        if !matches!(nix::unistd::read(&hears, &mut number), Ok(1)) || number == [0] {
+            return Err(Fail::Errno(libc::ECHILD));
+        }
+        if how != Some("executing") {
+            // It's over when it was waited for.
+            self.children.pop();
+            let _ = waitpid(Pid::from_raw(child), None);
+        }
+        self.uvm = Some(Uvm::of(self.place, number[0].into(), rm.abi));
+        self.uuid = rm.uuid().ok();
+        Ok(())
     }
 
     fn uvm_map(&mut self, name: &str, handle: u32, bytes: u64) -> Result<(), Fail> {
