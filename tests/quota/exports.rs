@@ -502,7 +502,7 @@ fn a_worker_killed_at_random_under_exports_loses_nothing() {
     let child = shared.script(&[&script]);
     let mut wait_us = 300;
     let mut killed = 0;
-    while !shared.dir.join("done0").exists() && killed < 60 {
+    while !shared.dir.join("done0").exists() && killed < 30 {
         std::thread::sleep(Duration::from_micros(wait_us));
         wait_us = wait_us * 7919 % 20011;
         let (_, worker) = shared.gated.monitor("app_________");
