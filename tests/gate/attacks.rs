@@ -66,7 +66,6 @@ attacks! {
     a_file_replaced_under_an_mmap_of_a_pool = "dup2-range";
     the_same_by_one_who_shares_the_memory_and_is_gone = "dup2-heir";
     the_same_where_the_first_thread_has_ended = "--headless dup2-range";
-    a_mapping_mapped_anew_by_its_file_alone = "remap";
     memory_in_the_place_of_a_client = "class-in-client";
     an_export_in_the_place_of_a_control = "swap-control";
     memory_freed_by_its_parent_at_once = "parent-free";
@@ -98,4 +97,9 @@ attacks! {
     a_vfork_and_an_exec = "vfork-exec";
     a_client_that_is_inherited = "inherited";
     everything_closed_at_once = "close-range";
+}
+
+#[test]
+fn a_mapping_is_mapped_anew_by_nobody() {
+    attack("remap").0.must("remap errno=38\n");
 }

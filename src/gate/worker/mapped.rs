@@ -3,9 +3,9 @@
 //! UVM keeps what it maps until it's unmapped or its file is closed, whoever has that by then:
 //! it may have been inherited, sent, or hidden in a socket's queue. Nothing tells when a file
 //! is closed, and nothing but a file in hand tells it from others. So, as with exports, we keep
-//! each open from the first call that gives it any of these. When nobody of the container is found
-//! with one, its GPUs are unregistered, which ends what it maps also where a descriptor is hidden,
-//! and it is let go. What is mapped where is the ledger's business, and which ranges it has the
+//! each open from its initialization on, or the first call that gives it any of these. When nobody
+//! of the container is found with one, its GPUs are unregistered, which ends what it maps also where
+//! a descriptor is hidden, and it is let go; so they are when its maker is over. What is mapped where is the ledger's business, and which ranges it has the
 //! books'.
 
 use std::cmp::Ordering;
@@ -103,7 +103,7 @@ pub(super) struct Mapping {
     /// One call at a time changes its ranges and what is mapped by it, or in which order the driver
     /// did what they asked for would not be known. Whether it was let go.
     turn: Mutex<bool>,
-    /// It had managed memory past the monitor, and gets no GPU.
+    /// It had managed memory past the monitor, or its maker is over, and gets no GPU.
     condemned: AtomicBool,
     /// And has none any more.
     ended: AtomicBool,

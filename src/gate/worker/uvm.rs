@@ -281,7 +281,9 @@ impl Case<'_> {
             let file = self.kept(layout)?;
             if let Some(_turn) = file.turn() {
                 if file.is_condemned() {
-                    self.log("a file of nvidia-uvm that had managed memory past the monitor");
+                    self.log(
+                        "a file of nvidia-uvm that had managed memory, or whose maker is over",
+                    );
                     return Err(self.answer(Answer::Status(NV_ERR_INVALID_DEVICE), Some(layout)));
                 }
                 return change(self, file.number);
