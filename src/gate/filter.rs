@@ -50,7 +50,8 @@ struct Entry {
 /// shows which file: so any program that has mapped a pool of nvidia-uvm's could have managed memory
 /// of it. It is deprecated, and refused as by a kernel without it. `prctl(PR_SET_MM)` changes what a
 /// process is known by that has executed another program; kernels without checkpoint/restore refuse
-/// it so.
+/// it so. Programs that `personality` has laid out without chance would be known by the same; docker's
+/// profile refuses it so, too.
 const X86_64: &[Entry] = &[
     Entry {
         architecture: AUDIT_ARCH_X86_64,
@@ -62,6 +63,8 @@ const X86_64: &[Entry] = &[
             (X32 | 9, To::Mapping),
             (157, To::Process),
             (X32 | 157, To::Process),
+            (135, To::Personality),
+            (X32 | 135, To::Personality),
             (216, To::Unknown),
             (X32 | 216, To::Unknown),
         ],
@@ -73,6 +76,7 @@ const X86_64: &[Entry] = &[
             (192, To::Mapping2),
             (90, To::Refuse),
             (172, To::Process),
+            (136, To::Personality),
             (257, To::Unknown),
         ],
     },
@@ -81,11 +85,23 @@ const X86_64: &[Entry] = &[
 const AARCH64: &[Entry] = &[
     Entry {
         architecture: AUDIT_ARCH_AARCH64,
-        calls: &[(29, To::Ioctl), (222, To::Mapping), (167, To::Process), (234, To::Unknown)],
+        calls: &[
+            (29, To::Ioctl),
+            (222, To::Mapping),
+            (167, To::Process),
+            (92, To::Personality),
+            (234, To::Unknown),
+        ],
     },
     Entry {
         architecture: AUDIT_ARCH_ARM,
-        calls: &[(54, To::Ioctl), (192, To::Mapping2), (172, To::Process), (253, To::Unknown)],
+        calls: &[
+            (54, To::Ioctl),
+            (192, To::Mapping2),
+            (172, To::Process),
+            (136, To::Personality),
+            (253, To::Unknown),
+        ],
     },
 ];
 
@@ -120,10 +136,12 @@ enum To {
     Mapping,
     Mapping2,
     Process,
+    Personality,
     Allow,
     Notify,
     Refuse,
     Invalid,
+    Denied,
     Unknown,
 }
 
@@ -198,6 +216,11 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
         Step::Here(To::Process),
         Step::Load(OPTION),
         Step::IfEqual(libc::PR_SET_MM.cast_unsigned(), To::Invalid, To::Allow),
+        // All bits ask for what it is.
+        Step::Here(To::Personality),
+        Step::Load(OPTION),
+        Step::IfEqual(u32::MAX, To::Allow, To::Next),
+        Step::IfAny(libc::ADDR_NO_RANDOMIZE.cast_unsigned(), To::Denied, To::Allow),
         Step::Here(To::Allow),
         Step::Return(libc::SECCOMP_RET_ALLOW),
         Step::Here(To::Notify),
@@ -206,6 +229,8 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
         Step::Return(errno(libc::ENOMEM)),
         Step::Here(To::Invalid),
         Step::Return(errno(libc::EINVAL)),
+        Step::Here(To::Denied),
+        Step::Return(errno(libc::EPERM)),
         Step::Here(To::Unknown),
         Step::Return(errno(libc::ENOSYS)),
     ]);

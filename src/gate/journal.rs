@@ -78,6 +78,34 @@ pub enum Record {
         /// The first address.
         base: u64,
     },
+    /// A call is let go on that may initialize a file of UVM's, and no other.
+    Initialize {
+        /// The file's number.
+        file: u32,
+        /// Whose call it is.
+        tid: u32,
+        /// Whose memory the file is bound to, then.
+        maker: Maker,
+    },
+    /// That is over, or known to be done.
+    Initialized {
+        /// Whether the file was initialized.
+        done: bool,
+    },
+    /// A file of UVM's is bound to one memory, and has had a GPU.
+    Bound {
+        /// Its number.
+        file: u32,
+    },
+}
+
+/// Who initializes a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Maker {
+    /// The process.
+    pub process: Process,
+    /// What tells the program that it has executed from the next.
+    pub image: u64,
 }
 
 /// How far a call has come.
@@ -230,6 +258,13 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         }
         Record::Node { device, inode } => return Raw::new(42).longs([device, inode]).bytes(),
         Record::Withdraw { space, base } => return Raw::new(41).longs([space, base]).bytes(),
+        Record::Initialize { file, tid, maker: Maker { process, image } } => {
+            return Raw::new(43).words([file, tid, 0]).longs([process.0, image]).bytes();
+        }
+        Record::Initialized { done } => {
+            return Raw::new(44).words([u32::from(done), 0, 0]).bytes();
+        }
+        Record::Bound { file } => return Raw::new(45).words([file, 0, 0]).bytes(),
         Record::Ledger(entry) => entry,
     };
     let raw = match entry {
@@ -319,6 +354,13 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         }
         41 => return Some(Record::Withdraw { space: first, base: second }),
         42 => return Some(Record::Node { device: first, inode: second }),
+        43 => {
+            let [file, tid, _] = raw.words;
+            let maker = Maker { process: Process(first), image: second };
+            return Some(Record::Initialize { file, tid, maker });
+        }
+        44 => return Some(Record::Initialized { done: raw.words[0] != 0 }),
+        45 => return Some(Record::Bound { file: raw.words[0] }),
         _ => return None,
     };
     Some(Record::Ledger(entry))
@@ -342,7 +384,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_none() {
-        for kind in [0, 22, 39, 43, 255] {
+        for kind in [0, 22, 39, 46, 255] {
             let mut bytes = [0; RECORD_BYTES];
             bytes[0] = kind;
             assert_eq!(decode(&bytes), None);
@@ -370,7 +412,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_is_read_as_it_was_written(
-            kind in 0..24_u8,
+            kind in 0..27_u8,
             gpu in 0..64_usize,
             (a, b, c) in any::<(u32, u32, u32)>(),
             (x, y, z) in any::<(u64, u64, u64)>(),
@@ -385,6 +427,9 @@ mod tests {
             let record = match kind {
                 0 => Record::Announce { space: x, base: y, length: z },
                 1 => Record::Withdraw { space: x, base: y },
+                24 => Record::Initialize { file: a, tid: b, maker: Maker { process, image: y } },
+                25 => Record::Initialized { done: a % 2 == 1 },
+                26 => Record::Bound { file: a },
                 kind => Record::Ledger(match kind {
                     2 => Entry::Commit { gpu, bytes: x, client, parent, handle },
                     3 => Entry::Note { client, parent, handle },

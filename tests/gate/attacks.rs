@@ -99,6 +99,14 @@ attacks! {
     everything_closed_at_once = "close-range";
 }
 
+/// Who asked for it lives, and who did it is over.
+#[test]
+fn a_file_that_another_initialized_has_no_gpu() {
+    let said = attack("dup2-maker").0;
+    said.must("registered=0\n");
+    assert!(!said.text.contains("won=0 "), "{}", said.text);
+}
+
 #[test]
 fn a_mapping_is_mapped_anew_by_nobody() {
     attack("remap").0.must("remap errno=38\n");

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::makers::Makers;
 use super::memories::Mapped;
 use super::memory::{Log, Memory, SetAside, Slot};
 use super::trace::Object;
@@ -96,6 +97,8 @@ pub(super) struct Books {
     withdrawn: VecDeque<(Instant, u64, Mapped)>,
     /// Nodes of UVM's, by `st_dev` and `st_ino`.
     nodes: BTreeSet<(u64, u64)>,
+    /// Who initialized which file of UVM's.
+    pub(super) makers: Makers,
     /// By client and handle: the container's GPU.
     devices: HashMap<(u32, u32), usize>,
     /// Calls of workers before, by their slots.
@@ -135,6 +138,7 @@ impl Books {
             ranges: BTreeMap::new(),
             withdrawn: VecDeque::new(),
             nodes: BTreeSet::new(),
+            makers: Makers::default(),
             devices: HashMap::new(),
             inherited: HashMap::new(),
             orphaned: Vec::new(),
@@ -227,6 +231,7 @@ impl Books {
                     Entry::Left { process } => {
                         self.processes.remove(&process);
                     }
+                    Entry::CloseFile { file } => self.makers.close(file),
                     _ => {}
                 }
                 self.ledger.replay(entry);
@@ -241,6 +246,9 @@ impl Books {
             }
             Record::Node { device, inode } => {
                 self.nodes.insert((device, inode));
+            }
+            Record::Initialize { .. } | Record::Initialized { .. } | Record::Bound { .. } => {
+                self.makers.replay(record);
             }
         }
     }
@@ -259,7 +267,8 @@ impl Books {
         let nodes = self.nodes.iter();
         let nodes = nodes.map(|(device, inode)| Record::Node { device: *device, inode: *inode });
         let ledger = self.ledger.entries().map(Record::Ledger);
-        self.log.rewrite(ledger.chain(ranges(&self.ranges)).chain(nodes));
+        let ranges = ranges(&self.ranges);
+        self.log.rewrite(ledger.chain(ranges).chain(nodes).chain(self.makers.records()));
     }
 
     pub(super) fn enter(&mut self, entry: Entry) {

@@ -9,7 +9,6 @@
 //! books'.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -17,19 +16,14 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::device::Device;
-use super::memories::image;
-use super::target::{compared, has_file, process_id};
+use super::target::{compared, has_file};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
-use crate::ledger::Process;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
 use crate::rm::{Key, Layout, Meaning, uvm};
 
 /// Files at most: each is a descriptor of ours and one of the keeper's.
 const MOST: usize = 1024;
-
-/// Processes at most that initialize a file.
-const MOST_OWNERS: usize = 64;
 
 /// How often files are looked for that are no more where they were.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -93,13 +87,6 @@ pub(super) struct Mapping {
     pub(super) device: Device,
     /// Who was last seen to have it: process and descriptor.
     seen: Mutex<(u32, i32)>,
-    /// Processes that were let initialize it, when it wasn't, and by which program: of one of them the
-    /// memory is that its managed memory is mapped in.
-    owners: Mutex<BTreeMap<Process, u64>>,
-    /// Whether it's bound to one memory, and has had a GPU.
-    is_bound: AtomicBool,
-    /// Whether a worker before kept it, and knew who had initialized it.
-    was_kept: bool,
     /// One call at a time changes its ranges and what is mapped by it, or in which order the driver
     /// did what they asked for would not be known. Whether it was let go.
     turn: Mutex<bool>,
@@ -111,38 +98,9 @@ pub(super) struct Mapping {
 
 impl Mapping {
     fn new(number: u32, device: Device, seen: (u32, i32)) -> Self {
-        let [is_bound, condemned, ended] = [false; 3].map(AtomicBool::new);
+        let [condemned, ended] = [false; 2].map(AtomicBool::new);
         let (seen, turn) = (Mutex::new(seen), Mutex::new(false));
-        let owners = Mutex::default();
-        let was_kept = false;
-        Mapping { number, device, seen, owners, is_bound, was_kept, turn, condemned, ended }
-    }
-
-    fn owners(&self) -> MutexGuard<'_, BTreeMap<Process, u64>> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A process is about to initialize it. `false` where too many were, or it can't be told by which
-    /// program.
-    pub(super) fn is_initialized_by(&self, process: Process) -> bool {
-        let Some(image) = image(process) else { return false };
-        let mut owners = self.owners();
-        owners.len() < MOST_OWNERS && *owners.entry(process).or_insert(image) == image
-    }
-
-    /// It has a GPU, and was initialized for one memory.
-    pub(super) fn is_of_one_memory(&self) {
-        self.is_bound.store(true, AtomicOrdering::Relaxed);
-    }
-
-    /// Whether nobody was let initialize it, or one is over who was, or has executed another program.
-    pub(super) fn is_orphaned(&self) -> bool {
-        let owners = self.owners().clone();
-        let is_over = |(process, then): (&Process, &u64)| {
-            let has_executed = || image(*process).is_some_and(|now| now != *then);
-            !process_id(*process).alive() || has_executed()
-        };
-        owners.is_empty() && !self.was_kept || owners.iter().any(is_over)
+        Mapping { number, device, seen, turn, condemned, ended }
     }
 
     pub(super) fn has_ended(&self) {
@@ -253,8 +211,7 @@ impl Shared {
         let Ok(number) = u32::try_from(number & !KIND) else { return };
         let mut files = self.mapped.files();
         if let Some(Err(at)) = place(&files, &device) {
-            let kept = Mapping { was_kept: true, ..Mapping::new(number, device, (0, 0)) };
-            files.insert(at, Arc::new(kept));
+            files.insert(at, Arc::new(Mapping::new(number, device, (0, 0))));
         }
     }
 
@@ -329,30 +286,8 @@ impl Shared {
         let _ = self.keeper.tell(Notice::TakenBack { number: KIND | u64::from(file.number) });
     }
 
-    /// Ends files of processes that are over, whoever has them open.
-    ///
-    /// Managed memory ends with the memory that it's mapped in, and that lives as long as a file that
-    /// `UVM_MM_INITIALIZE` made, which may have been given to others. Who has the file itself can
-    /// bring managed memory to a GPU still, and has no use for it otherwise: it's bound to one
-    /// memory. Files that processes share are bound to none, and keep none.
-    pub(super) fn end_orphaned_files(&self) {
-        for file in self.mapped.all() {
-            if file.is_bound.load(AtomicOrdering::Relaxed) && file.is_orphaned() {
-                // It stays so: no call of others' keeps its turn any longer.
-                file.condemn();
-                self.unregister_all(&file);
-            }
-        }
-    }
-
-    /// Whether a file was initialized, which must not be asked by initializing it: it would be bound to
-    /// our memory.
-    pub(super) fn is_initialized(&self, device: &Device) -> bool {
-        self.unregister(device, &[0; 16]) != Some(NV_ERR_ILLEGAL_ACTION)
-    }
-
     /// Has UVM end all that is mapped by a file, whoever has it open.
-    fn unregister_all(&self, file: &Mapping) {
+    pub(super) fn unregister_all(&self, file: &Mapping) {
         let Ok(mut turn) = file.turn.try_lock() else { return };
         if *turn {
             return;
@@ -377,7 +312,7 @@ impl Shared {
         self.uuids.iter().filter(|uuid| !is_ended(self.unregister(device, uuid))).count() == 0
     }
 
-    fn unregister(&self, device: &Device, uuid: &[u8; 16]) -> Option<u32> {
+    pub(super) fn unregister(&self, device: &Device, uuid: &[u8; 16]) -> Option<u32> {
         let layout: &Layout = self.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first()?;
         let mut bytes = vec![0; layout.size()];
         if !uvm::set_uuid(layout, &mut bytes, *uuid) {

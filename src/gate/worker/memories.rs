@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::libc;
+
 use super::target::process_id;
 use crate::ledger::Process;
 use crate::process::told;
@@ -22,6 +24,10 @@ pub(super) const ON_ITS_WAY: Duration = Duration::from_secs(2);
 /// How soon what was asked for lately is looked for again, and how soon what was asked for since.
 const SOON: Duration = Duration::from_millis(100);
 const SOONER: Duration = Duration::from_millis(20);
+
+/// FNV-1a's, of 64 bits: what it makes of a program outlives this worker, and its version.
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0100_0000_01b3;
 
 /// Memories at most, each of which is a descriptor.
 const MOST_MEMORIES: usize = 4096;
@@ -55,7 +61,7 @@ pub(super) struct Memory {
     pub(super) process: Process,
     /// `/proc/TID/maps`, which reads empty when nobody has the memory any more.
     maps: Mutex<File>,
-    /// Where the stack of the program begins that it was asked for by.
+    /// The program that it was asked for by.
     image: Option<u64>,
     state: Mutex<State>,
 }
@@ -154,11 +160,33 @@ pub(super) fn current(process: Process) -> Option<String> {
     })
 }
 
-/// Where a process's stack begins, as far as it can be told.
+/// What tells the program that a process has executed from the next, as far as it can be told: where
+/// the kernel laid it out. Stack, heap and the kernel's own page are each put somewhere by chance
+/// (`randomize_va_space`), and the process can't say that they are elsewhere (`PR_SET_MM` is refused).
 pub(super) fn image(process: Process) -> Option<u64> {
-    let stat = |tid| procfs::process::Process::new(tid).and_then(|of| of.stat()).ok();
-    let start = |tid| stat(tid).map(|stat| stat.startstack).filter(|start| *start != 0);
-    told(process_id(process).pid, start)
+    told(process_id(process).pid, |tid| {
+        let stat = procfs::process::Process::new(tid).and_then(|of| of.stat()).ok()?;
+        let places = [stat.startstack, stat.start_brk.unwrap_or(0)];
+        let auxiliary = fs::read(format!("/proc/{tid}/auxv")).ok();
+        let auxiliary = auxiliary.filter(|bytes| !bytes.is_empty() && stat.startstack != 0)?;
+        let places = places.into_iter().flat_map(u64::to_le_bytes);
+        Some(
+            places
+                .chain(auxiliary)
+                .fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME)),
+        )
+    })
+}
+
+/// Whether the kernel lays a process's programs out by chance: without, all are alike.
+pub(super) fn is_randomized(process: Process) -> bool {
+    let of_all = fs::read_to_string("/proc/sys/kernel/randomize_va_space");
+    let personality = told(process_id(process).pid, |tid| {
+        let text = fs::read_to_string(format!("/proc/{tid}/personality")).ok()?;
+        u32::from_str_radix(text.trim_end(), 16).ok()
+    });
+    of_all.is_ok_and(|text| text.trim_end() != "0")
+        && personality.is_some_and(|bits| bits & libc::ADDR_NO_RANDOMIZE.cast_unsigned() == 0)
 }
 
 /// The memories that mappings were asked for in.

@@ -19,9 +19,11 @@ mod escape;
 mod execute;
 mod export;
 mod exported;
+mod initialize;
 mod keeper;
 mod lead;
 mod listener;
+mod makers;
 mod managed;
 mod mapped;
 mod mappings;
@@ -64,6 +66,7 @@ use self::books::Books;
 use self::calm::Calm;
 use self::desk::Desk;
 use self::exported::Exports;
+use self::initialize::Initializing;
 use self::keeper::{Heard, Keeper};
 use self::lead::{Lead, Turn};
 use self::listener::Listener;
@@ -108,6 +111,7 @@ pub(in crate::gate) struct Shared {
     targets: Targets,
     exports: Exports,
     mapped: Mapped,
+    initializing: Initializing,
     memories: Memories,
     stash: Stash,
     turns: Turns,
@@ -146,6 +150,7 @@ pub fn main() -> io::Result<()> {
         return Ok(());
     }
     shared.forget_what_was_never_exported();
+    shared.was_initializing();
     shared.spawn("audit", || {
         if let Err(error) = shared.audit_forever() {
             shared.finish(Err(error.into()));
@@ -183,6 +188,7 @@ impl Shared {
             targets,
             exports: Exports::default(),
             mapped: Mapped::default(),
+            initializing: Initializing::default(),
             memories: Memories::default(),
             stash: Stash::open(memory),
             turns: Turns::default(),

@@ -80,6 +80,8 @@ pub(super) struct Case<'a> {
     /// What was done already, of which the caller is told now.
     done: Option<Kept>,
     pub(super) counted: Count,
+    /// Whether it may initialize a file of UVM's when it goes on.
+    pub(super) initializes: bool,
 }
 
 /// Why a call is over before it was made.
@@ -114,6 +116,7 @@ impl<'a> Case<'a> {
             said: None,
             done: None,
             counted: Count::Refused,
+            initializes: false,
         }
     }
 
@@ -127,7 +130,7 @@ impl<'a> Case<'a> {
         rm::uvm::number(descriptor).cast_signed()
     }
 
-    fn tid(&self) -> i32 {
+    pub(super) fn tid(&self) -> i32 {
         self.notice.pid.cast_signed()
     }
 
@@ -139,12 +142,18 @@ impl<'a> Case<'a> {
         self.device.as_ref().ok_or(Reply::Errno(Errno::EBADF as i32))
     }
 
+    /// The notification's.
+    pub(super) fn id(&self) -> u64 {
+        self.notice.id
+    }
+
     pub(super) fn is_valid(&self) -> bool {
         self.listener.is_valid(self.notice.id)
     }
 
     /// Deals with it.
     pub(super) fn serve(mut self) {
+        self.is_over_before();
         let data = self.notice.data;
         let reply = match syscall::of(data.arch, data.nr, &data.args) {
             Some(Syscall::Ioctl { descriptor, request, argument }) => {
@@ -200,6 +209,7 @@ impl<'a> Case<'a> {
         }
         self.shared.memory.count(self.counted);
         if !taken {
+            self.initializes_nothing();
             if let Some(target) = &self.target {
                 target.was_late.store(true, Ordering::Release);
             }

@@ -27,11 +27,11 @@ use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Span, Tree};
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT,
-    NV_ERR_INVALID_DEVICE, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED, NV_ERR_UVM_ADDRESS_IN_USE,
-    NV_OK, UVM_INIT_FLAGS_DISABLE_HMM, UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE, UVM_INITIALIZE,
+    NV_ERR_INVALID_DEVICE, NV_ERR_NOT_SUPPORTED, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK,
+    UVM_INIT_FLAGS_DISABLE_HMM, UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE,
 };
 use crate::rm::uvm::{self, Call, Range, Source};
-use crate::rm::{Answer, Key, Layout, Meaning};
+use crate::rm::{Answer, Layout, Meaning};
 
 /// Flags that an initialized file may have. HMM is off, or the host's memory would move to the GPU
 /// by itself.
@@ -72,8 +72,7 @@ impl Case<'_> {
         };
         match (decoded.call, pass) {
             (Call::Initialize { flags }, Some(pass)) => {
-                self.initialize(layout, argument, flags)?;
-                Ok(self.continued(pass))
+                self.initialize(layout, argument, flags, pass)
             }
             (_, Some(pass)) => Ok(self.continued(pass)),
             // Before anything can be on a GPU by it, its file is kept.
@@ -108,7 +107,7 @@ impl Case<'_> {
         }
     }
 
-    fn ask(&mut self, number: u32) -> Result<(), Over> {
+    pub(super) fn ask(&mut self, number: u32) -> Result<(), Over> {
         let Some(device) = &self.device else { return Err(Reply::Errno(Errno::EBADF as i32)) };
         let asked = device.call_uvm(number, &mut self.desk.bytes);
         asked.map_err(|errno| Reply::Errno(errno as i32))
@@ -117,32 +116,6 @@ impl Case<'_> {
     fn uvm_status(&self, layout: &'static Layout) -> u32 {
         let view = layout.view(&self.desk.bytes);
         view.and_then(|view| view.u32(Meaning::Status)).unwrap_or(NV_OK)
-    }
-
-    /// HMM is off in what the caller is about to ask; [`Case::register`] looks again.
-    fn initialize(
-        &mut self,
-        layout: &'static Layout,
-        address: u64,
-        flags: u64,
-    ) -> Result<(), Over> {
-        let place = self.device()?.place;
-        let process = self.target()?.process;
-        let file = self.kept(layout)?;
-        // Again it changes nothing, whoever asks.
-        let was = self.shared.is_initialized(self.device()?);
-        let is_known = was || file.is_initialized_by(process);
-        // Or it was a stranger's program.
-        self.still_waits()?;
-        if !is_known || !self.books().saw_node(place) {
-            self.log("more nodes, or initializations, of nvidia-uvm than can be kept account of");
-            return Err(self.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
-        }
-        if let Some(patch) = uvm::without_hmm(layout, flags) {
-            let _ = patch.apply(&mut self.desk.bytes);
-        }
-        let written = self.target()?.write(&[Some((address, &self.desk.bytes))]);
-        written.map_err(|errno| Reply::Errno(errno as i32))
     }
 
     /// A GPU is registered only where the file's flags are such as may be: initializing with others
@@ -174,17 +147,16 @@ impl Case<'_> {
         if self.uvm_status(layout) != NV_OK {
             return Ok(self.executed(None));
         }
-        if self.has_flags(ALONE)? {
+        if self.shared.has_flags(self.device()?, ALONE) {
             let file = self.kept(layout)?;
-            file.is_of_one_memory();
-            if file.is_orphaned() {
+            if !self.may_have_gpu(&file) {
                 self.shared.unregister_gpus(self.device()?);
                 self.log("a file of nvidia-uvm whose maker is over, or unknown");
                 return Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
             }
             return Ok(self.executed(None));
         }
-        let is_shared = self.has_flags(SHARED)?;
+        let is_shared = self.shared.has_flags(self.device()?, SHARED);
         if is_shared && self.shared.settings.managed == Managed::Refuse {
             return Ok(self.executed(None));
         }
@@ -196,18 +168,6 @@ impl Case<'_> {
             self.shared.kill(self.target()?.process);
         }
         Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
-    }
-
-    fn has_flags(&self, flags: u64) -> Result<bool, Over> {
-        let layout = self.shared.release.layouts(Key::Uvm(UVM_INITIALIZE)).first();
-        let Some(layout) = layout else { return Ok(false) };
-        let device = self.device()?;
-        let mut bytes = vec![0; layout.size()];
-        let patch = layout.patch(Meaning::Flags, flags);
-        let patched = patch.is_some_and(|patch| patch.apply(&mut bytes));
-        let done = device.call_uvm(UVM_INITIALIZE, &mut bytes);
-        let status = layout.view(&bytes).and_then(|view| view.u32(Meaning::Status));
-        Ok(patched && done.is_ok() && status == Some(NV_OK))
     }
 
     /// Has the driver make a range, and remembers it before its caller hears of it.
@@ -292,7 +252,7 @@ impl Case<'_> {
     }
 
     /// The call's file, kept from now on.
-    fn kept(&mut self, layout: &'static Layout) -> Result<Arc<Mapping>, Over> {
+    pub(super) fn kept(&mut self, layout: &'static Layout) -> Result<Arc<Mapping>, Over> {
         let seen = (self.target()?.tid.cast_unsigned(), self.descriptor());
         if let Some(file) = self.shared.keep_mapped(self.device()?, seen) {
             return Ok(file);

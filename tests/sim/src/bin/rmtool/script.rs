@@ -282,7 +282,7 @@ impl Actor<'_> {
                 std::mem::swap(&mut self.aside.1, &mut self.uuid);
                 self.say("swap-uvm", Ok(String::new()));
             }
-            ["uvm-of-a-child"] | ["uvm-of-a-child", "without" | "executing"] => {
+            ["uvm-of-a-child"] | ["uvm-of-a-child", "without" | "executing" | "waiting"] => {
                 let done = self.uvm_of_a_child(words.get(1).copied());
                 self.say("uvm-of-a-child", nothing(done));
             }
@@ -293,6 +293,13 @@ impl Actor<'_> {
                 let rc = unsafe { libc::prctl(libc::PR_SET_MM, 15, &raw mut size, 0, 0) };
                 let done = if rc == 0 { Ok(()) } else { Err(crate::rm::errno()) };
                 self.say("set-mm", nothing(done));
+            }
+            ["personality", bits] => {
+                let bits = u32::from_str_radix(bits.trim_start_matches("0x"), 16);
+                // SAFETY: takes a number only.
+                let rc = unsafe { libc::personality(bits.unwrap_or(u32::MAX).into()) };
+                let done = if rc == -1 { Err(crate::rm::errno()) } else { Ok(()) };
+                self.say("personality", nothing(done));
             }
             ["uvm-register-anew"] => {
                 self.uuid = None;
@@ -686,7 +693,7 @@ impl Actor<'_> {
     }
 
     /// A child that has our descriptors, and not our memory, makes a file of UVM's, with a GPU or
-    /// `without`, and ends, or is `executing` something else for some seconds.
+    /// `without`, and ends, or is `executing` something else for some seconds, or `waiting` as long.
     fn uvm_of_a_child(&mut self, how: Option<&str>) -> Result<(), Fail> {
         let rm = self.rm.as_ref().ok_or(Fail::Errno(libc::EBADF))?;
         let (hears, says) = nix::unistd::pipe().map_err(|errno| Fail::Errno(errno as i32))?;
@@ -712,6 +719,9 @@ impl Actor<'_> {
             }
             let number = made.as_ref().map_or(0, Uvm::fd);
             let _ = nix::unistd::write(&says, &[u8::try_from(number).unwrap_or(0)]);
+            if how == Some("waiting") {
+                std::thread::sleep(Duration::from_secs(3));
+            }
             if how == Some("executing") {
                 let _ = Command::new("/proc/self/exe").args(["run", "sleep 3"]).exec();
             }
@@ -724,7 +734,7 @@ impl Actor<'_> {
         if !matches!(nix::unistd::read(&hears, &mut number), Ok(1)) || number == [0] {
             return Err(Fail::Errno(libc::ECHILD));
         }
-        if how != Some("executing") {
+        if !matches!(how, Some("executing" | "waiting")) {
             // It's over when it was waited for.
             self.children.pop();
             let _ = waitpid(Pid::from_raw(child), None);

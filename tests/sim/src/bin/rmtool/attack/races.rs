@@ -9,7 +9,7 @@ use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
 
 use super::{HUGE_BYTES, ROUNDS, SMALL_BYTES, Shared, against, argument, request};
-use crate::rm::{Place, Rm, command, errno, open};
+use crate::rm::{Fail, Place, Rm, command, errno, open};
 use crate::uvm::Uvm;
 
 /// Allocates again and again from shared memory; the bytes, by `limit`, and how many calls
@@ -386,6 +386,55 @@ pub(super) fn dup2_heir(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     println!("got={got}");
     std::thread::sleep(Duration::from_secs(4));
     Ok(got)
+}
+
+/// A file is initialized by another process than the one that asked for that: one that lives asks in
+/// vain, and the descriptor by which one that ends initializes its own is replaced by that file.
+pub(super) fn dup2_maker(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    /// No flag of the driver's.
+    const NONE: u64 = 1 << 40;
+    /// Files of its own that it tries by.
+    const FILES: usize = 60;
+    let rm = Rm::start(place)?;
+    let (mut won, mut registered) = (0, 0);
+    for _ in 0..rounds(arguments)?.min(20) {
+        let uvm = Uvm::open(place, rm.abi)?;
+        if uvm.initialize(NONE).is_ok() {
+            bail!("it has flags that there aren't");
+        }
+        // SAFETY: without a stack and CLONE_VM it is a fork; this program has one thread here.
+        let child = unsafe {
+            libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0)
+        };
+        if child == 0 {
+            let made = (0..FILES).any(|_| is_initialized_by_another(place, rm.abi, &uvm));
+            let _ = uvm.keep_memory();
+            // SAFETY: ends this process at once, and closes nothing of ours.
+            unsafe { libc::_exit(i32::from(!made)) }
+        }
+        let mut status = 0;
+        // SAFETY: the kernel writes the status.
+        unsafe { libc::waitpid(i32::try_from(child)?, &raw mut status, 0) };
+        if status == 0 {
+            won += 1;
+            registered += u32::from(uvm.register(&rm).is_ok());
+        }
+    }
+    println!("won={won} registered={registered}");
+    Ok(u64::from(registered) * HUGE_BYTES)
+}
+
+/// Whether a file was initialized by the descriptor of another one.
+fn is_initialized_by_another(place: &Place, abi: Abi, file: &Uvm) -> bool {
+    let Ok(own) = Uvm::open(place, abi) else { return false };
+    let Ok(copy) = own.another() else { return false };
+    let flip = || {
+        dup2(file.fd(), own.fd());
+        dup2(copy.as_raw_fd(), own.fd());
+    };
+    let _ = against(flip, || own.initialize(0));
+    // Of what wasn't initialized no GPU can be unregistered, not even one that there isn't.
+    file.call(UVM_UNREGISTER_GPU, |_| {}) != Err(Fail::Status(NV_ERR_ILLEGAL_ACTION))
 }
 
 /// Whether a mapping that begins there is of `nvidia-uvm`.

@@ -1,0 +1,240 @@
+//! Files of UVM's that are initialized, and end with who did that.
+//!
+//! Managed memory ends with the memory that it's mapped in, and that lives as long as a file that
+//! `UVM_MM_INITIALIZE` made, which may have been given to others. Then no process shows what is mapped
+//! there. So a file is ended with its maker, whoever has it open.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use super::Shared;
+use super::device::Device;
+use super::listener::Reply;
+use super::makers::Underway;
+use super::mapped::Mapping;
+use super::memories::{image, is_randomized};
+use super::serve::{Case, Over};
+use super::target::process_id;
+use crate::gate::journal::{Maker, Record};
+use crate::gate::policy::Pass;
+use crate::rm::number::{
+    NV_ERR_BUSY_RETRY, NV_ERR_ILLEGAL_ACTION, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED, NV_OK,
+    UVM_INITIALIZE,
+};
+use crate::rm::{Answer, Key, Layout, Meaning, uvm};
+
+/// How long a call waits for another one that isn't over.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Whose turn it is to initialize a file. What is underway is in the books.
+#[derive(Debug, Default)]
+pub(super) struct Initializing {
+    /// The notification of what is underway, where this worker answered it.
+    turn: Mutex<u64>,
+    /// The thread that it is of; 0 where nothing is.
+    tid: AtomicI32,
+}
+
+impl<'a> Case<'a> {
+    /// HMM is off in what the caller is about to ask; where a GPU is registered is looked again.
+    pub(super) fn initialize(
+        &mut self,
+        layout: &'static Layout,
+        address: u64,
+        flags: u64,
+        pass: &Pass,
+    ) -> Result<Reply, Over> {
+        let process = self.target()?.process;
+        let file = self.kept(layout)?;
+        let mut turn = self.turn_to_initialize(layout)?;
+        if let Some(patch) = uvm::without_hmm(layout, flags) {
+            let _ = patch.apply(&mut self.desk.bytes);
+        }
+        if self.shared.is_initialized(self.device()?) {
+            // Again it binds nothing, whoever asks: it says whether the flags are the same.
+            self.ask(UVM_INITIALIZE)?;
+            return Ok(self.executed(None));
+        }
+        let Some(image) = image(process).filter(|_| is_randomized(process)) else {
+            self.log("a program that has no addresses of its own: randomize_va_space is off");
+            return Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout)));
+        };
+        let place = self.device()?.place;
+        if !self.books().saw_node(place) {
+            self.log("more nodes of nvidia-uvm than can be kept account of");
+            return Err(self.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
+        }
+        let written = self.target()?.write(&[Some((address, &self.desk.bytes))]);
+        written.map_err(|errno| Reply::Errno(errno as i32))?;
+        // Or it was a stranger's program.
+        self.still_waits()?;
+        let maker = Maker { process, image };
+        let tid = self.target()?.tid;
+        self.books().write(Record::Initialize {
+            file: file.number,
+            tid: tid.cast_unsigned(),
+            maker,
+        });
+        *turn = self.id();
+        self.shared.initializing.tid.store(tid, Ordering::Release);
+        drop(turn);
+        self.initializes = true;
+        Ok(self.continued(pass))
+    }
+
+    /// Waits until nobody else initializes a file. Who keeps it waiting has a call of its own that
+    /// doesn't end, in this container.
+    fn turn_to_initialize(&mut self, layout: &'static Layout) -> Result<MutexGuard<'a, u64>, Over> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let turn = self.shared.turn_to_initialize();
+            if self.shared.settle_initialization(None) {
+                return Ok(turn);
+            }
+            drop(turn);
+            self.still_waits()?;
+            if Instant::now() >= deadline {
+                self.log("a file of nvidia-uvm, while another's initialization isn't over");
+                return Err(self.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// The thread's call before is over, whatever became of it.
+    pub(super) fn is_over_before(&self) {
+        if self.shared.initializing.tid.load(Ordering::Acquire) == self.tid() {
+            let _turn = self.shared.turn_to_initialize();
+            self.shared.settle_initialization(Some(self.tid()));
+        }
+    }
+
+    /// It didn't go on after all.
+    pub(super) fn initializes_nothing(&self) {
+        let turn = self.shared.turn_to_initialize();
+        if self.initializes && *turn == self.id() {
+            self.shared.has_settled(false);
+        }
+    }
+
+    /// A file has a GPU: whether it may, by its flags and its maker.
+    pub(super) fn may_have_gpu(&self, file: &Mapping) -> bool {
+        let turn = self.shared.turn_to_initialize();
+        self.shared.settle_initialization(None);
+        drop(turn);
+        if !self.books().makers.is_bound(file.number) {
+            self.books().write(Record::Bound { file: file.number });
+        }
+        !self.shared.is_orphaned(file)
+    }
+}
+
+impl Shared {
+    fn turn_to_initialize(&self) -> MutexGuard<'_, u64> {
+        self.initializing.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A worker before had let a call go on.
+    pub(super) fn was_initializing(&self) {
+        let underway = self.books().makers.underway();
+        let tid = underway.map_or(0, |underway| underway.tid.cast_signed());
+        self.initializing.tid.store(tid, Ordering::Release);
+    }
+
+    /// Enters who made a file, where what is underway did or is over; `after` says of which thread it
+    /// is known to be. Whether nothing is underway any more. Whose turn it is asks.
+    fn settle_initialization(&self, after: Option<i32>) -> bool {
+        let Some(underway) = self.books().makers.underway() else { return true };
+        // First: what is over then has been done, or never will be.
+        let is_over = after == Some(underway.tid.cast_signed()) || is_over(&underway);
+        let files = self.mapped.all();
+        let file = files.iter().find(|file| file.number == underway.file);
+        let is_done = file.is_some_and(|file| self.is_initialized(&file.device));
+        if is_done || is_over {
+            self.has_settled(is_done);
+        }
+        is_done || is_over
+    }
+
+    fn has_settled(&self, done: bool) {
+        self.books().write(Record::Initialized { done });
+        self.initializing.tid.store(0, Ordering::Release);
+    }
+
+    /// Whether nobody is known to have made it, or who did is over, or has executed another program.
+    fn is_orphaned(&self, file: &Mapping) -> bool {
+        let maker = self.books().makers.of(file.number);
+        maker.is_none_or(|Maker { process, image: then }| {
+            let has_executed = || image(process).is_some_and(|now| now != then);
+            !process_id(process).alive() || has_executed()
+        })
+    }
+
+    /// Ends files of processes that are over, whoever has them open.
+    ///
+    /// Who has the file itself can bring managed memory to a GPU still, and has no use for it otherwise:
+    /// it's bound to one memory. Files that processes share are bound to none, and keep none.
+    pub(super) fn end_orphaned_files(&self) {
+        for file in self.mapped.all() {
+            let is_bound = self.books().makers.is_bound(file.number);
+            if is_bound && self.is_orphaned(&file) {
+                // It stays so: no call of others' keeps its turn any longer.
+                file.condemn();
+                self.unregister_all(&file);
+            }
+        }
+    }
+
+    /// Whether a file was initialized, which must not be asked by initializing it: it would be bound to
+    /// our memory.
+    pub(super) fn is_initialized(&self, device: &Device) -> bool {
+        self.unregister(device, &[0; 16]) != Some(NV_ERR_ILLEGAL_ACTION)
+    }
+
+    /// Whether an initialized file has these flags.
+    pub(super) fn has_flags(&self, device: &Device, flags: u64) -> bool {
+        let layout = self.release.layouts(Key::Uvm(UVM_INITIALIZE)).first();
+        let Some(layout) = layout else { return false };
+        let mut bytes = vec![0; layout.size()];
+        let patch = layout.patch(Meaning::Flags, flags);
+        let patched = patch.is_some_and(|patch| patch.apply(&mut bytes));
+        let done = device.call_uvm(UVM_INITIALIZE, &mut bytes);
+        let status = layout.view(&bytes).and_then(|view| view.u32(Meaning::Status));
+        patched && done.is_ok() && status == Some(NV_OK)
+    }
+}
+
+/// Whether a call isn't in the driver any more, nor on its way there.
+///
+/// A thread that waits in a system call shows it, with its arguments (`fs/proc/base.c`,
+/// `proc_pid_syscall`); one that runs may be anywhere.
+fn is_over(underway: &Underway) -> bool {
+    let Underway { tid, maker: Maker { process, .. }, .. } = underway;
+    let process = process_id(*process);
+    let path = format!("/proc/{}/task/{tid}/syscall", process.pid);
+    match std::fs::read_to_string(path) {
+        Ok(text) => text != "running\n" && !is_initialize(&text),
+        Err(error) => {
+            let is_gone = matches!(
+                error.raw_os_error().map(Errno::from_raw),
+                Some(Errno::ENOENT | Errno::ESRCH)
+            );
+            is_gone || !process.alive()
+        }
+    }
+}
+
+/// Whether a thread waits in a call that may initialize a file, by what `/proc` shows of it: the number
+/// and the arguments, of which the second is the request.
+fn is_initialize(text: &str) -> bool {
+    let request = text.split(' ').nth(2).and_then(|word| word.strip_prefix("0x"));
+    let request = request.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let is_call = !text.starts_with("-1 ");
+    is_call && request.is_none_or(|request| uvm::number(request) == UVM_INITIALIZE)
+}
