@@ -45,7 +45,7 @@ enum Way {
 }
 
 /// What a section brings to the listener.
-const TRAPS: Traps<'_> = Traps { requests: &cgpu::gate::TRAPS, mappings: true };
+const TRAPS: Traps<'_> = Traps { requests: &cgpu::gate::TRAPS, mappings: true, programs: true };
 
 /// Calls that it is for: some numbers with their sizes, and two of UVM's.
 const CALLS: &[u64] = &[

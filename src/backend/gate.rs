@@ -283,7 +283,7 @@ impl Isolation for Gate {
             return Ok(seccomp::check_alone(section).map_err(GateError::from)?);
         }
         let listener = Listener { path: &path.to_string_lossy(), metadata: tenant.short_id };
-        let traps = Traps { requests: &TRAPS, mappings: true };
+        let traps = Traps { requests: &TRAPS, mappings: true, programs: true };
         let section = former.as_ref().or(section);
         let merged =
             seccomp::merge(section, Machine::HERE, &listener, &traps).map_err(GateError::from)?;

@@ -3,7 +3,9 @@
 //! Pure: architecture, number and arguments as the kernel reports them. What a filter
 //! doesn't send here isn't known here.
 
-use crate::rm::Command;
+use nix::libc;
+
+use crate::rm::{Command, uvm};
 
 /// `AUDIT_ARCH_*` of linux/audit.h.
 pub(super) const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
@@ -43,6 +45,35 @@ pub enum Syscall {
         /// The offset in bytes.
         offset: u64,
     },
+    /// `prctl`, that would change what tells a process's program from the next, or not.
+    Control {
+        /// Which it is.
+        option: u32,
+    },
+    /// `personality`.
+    Personality {
+        /// Its bits; all of them ask what it is.
+        bits: u32,
+    },
+}
+
+impl Syscall {
+    /// What is said to a call that would make programs alike, as by a kernel that knows no such
+    /// `prctl`, or by docker's profile (see [`super::filter`]).
+    #[must_use]
+    pub fn refusal(self) -> Option<i32> {
+        match self {
+            Self::Control { option } if option == libc::PR_SET_MM.cast_unsigned() => {
+                Some(libc::EINVAL)
+            }
+            Self::Personality { bits }
+                if bits != u32::MAX && bits & libc::ADDR_NO_RANDOMIZE.cast_unsigned() != 0 =>
+            {
+                Some(libc::EPERM)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// The call, or `None` where it's none that is sent here.
@@ -59,6 +90,8 @@ pub fn of(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscal
     let ioctl =
         |argument: u64| Syscall::Ioctl { descriptor: descriptor(a), request: low(b), argument };
     let pages = |offset: u64| low(offset).saturating_mul(PAGE_BYTES);
+    let control = || Syscall::Control { option: uvm::number(a) };
+    let personality = || Syscall::Personality { bits: uvm::number(a) };
     match (architecture, number) {
         (AUDIT_ARCH_X86_64, 16) | (AUDIT_ARCH_AARCH64, 29) => Some(ioctl(c)),
         (AUDIT_ARCH_X86_64, 9) | (AUDIT_ARCH_AARCH64, 222) => Some(map(b, f)),
@@ -66,10 +99,18 @@ pub fn of(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscal
         (AUDIT_ARCH_X86_64, number) if number & X32 != 0 => match number & !X32 {
             16 | 514 => Some(ioctl(low(c))),
             9 => Some(map(b, f)),
+            157 => Some(control()),
+            135 => Some(personality()),
             _ => None,
         },
         (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 54) => Some(ioctl(low(c))),
         (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 192) => Some(map(low(b), pages(f))),
+        (AUDIT_ARCH_X86_64, 157)
+        | (AUDIT_ARCH_AARCH64, 167)
+        | (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 172) => Some(control()),
+        (AUDIT_ARCH_X86_64, 135)
+        | (AUDIT_ARCH_AARCH64, 92)
+        | (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 136) => Some(personality()),
         _ => None,
     }
 }
@@ -116,6 +157,28 @@ mod tests {
         let wanted = |offset| Syscall::Map { descriptor: 5, length: 0x2000, shared: true, offset };
         assert_eq!(of(AUDIT_ARCH_X86_64, 9, &arguments), Some(wanted(2)));
         assert_eq!(of(AUDIT_ARCH_I386, 192, &arguments), Some(wanted(0x2000)));
+    }
+
+    #[test]
+    fn what_would_make_programs_alike_is_refused() {
+        let upper = 0xdead_beef_0000_0000;
+        let said = |architecture, number, first: u64| {
+            of(architecture, number, &[first | upper, 0, 0, 0, 0, 0]).and_then(Syscall::refusal)
+        };
+        for (architecture, control, personality) in [
+            (AUDIT_ARCH_X86_64, 157, 135),
+            (AUDIT_ARCH_X86_64, 157 | X32, 135 | X32),
+            (AUDIT_ARCH_I386, 172, 136),
+            (AUDIT_ARCH_AARCH64, 167, 92),
+            (AUDIT_ARCH_ARM, 172, 136),
+        ] {
+            assert_eq!(said(architecture, control, 35), Some(libc::EINVAL));
+            assert_eq!(said(architecture, control, 99), None);
+            assert_eq!(said(architecture, personality, 0x0004_0008), Some(libc::EPERM));
+            for permitted in [0, 8, 0xffff_ffff] {
+                assert_eq!(said(architecture, personality, permitted), None);
+            }
+        }
     }
 
     #[test]

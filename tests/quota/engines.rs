@@ -143,6 +143,14 @@ fn podmans_precreate_hook_brings_the_gate_to_a_plain_runtime() {
     assert_eq!(gated.host.ps()[0]["state"], "active");
     assert_eq!(got_bytes(&podman.exec("demo", &[RMTOOL, "fill"]).ok()), 1000 * MIB);
     podman.remove("demo").ok();
+    // Whatever the profile: nobody makes a program look like the next. Podman's says so itself.
+    let open = ["--rm", "--security-opt", "seccomp=unconfined", "--cap-add", "SYS_RESOURCE"];
+    for (more, denial) in [(&open[..], 1), (&["--rm"], 38)] {
+        let asks = ["set-mm", "personality 0x40000", "personality 0xffffffff"];
+        let told = run(more, &[&[RMTOOL, "run"], &asks[..]].concat());
+        let wanted = format!("set-mm errno=22\npersonality errno={denial}\npersonality ok\n");
+        assert!(told.stdout.contains(&wanted), "{told}");
+    }
     gated.soon_is_empty();
 }
 

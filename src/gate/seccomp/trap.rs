@@ -22,6 +22,12 @@ const OFFSET: usize = 5;
 /// refused by the kernel (`do_mmap`), so the lowest bit is all that is to be looked at.
 const SHARED: u64 = 1;
 
+/// `PR_SET_MM`, which is 35, and all options with these bits, of which Linux has no other (linux/prctl.h):
+/// all of its bits would need a rule each. And `ADDR_NO_RANDOMIZE` (linux/personality.h), with the
+/// question for the personality, which is all bits.
+const PROGRAMS: [(&str, Cube); 2] =
+    [("prctl", Cube::new(0x3f, 35)), ("personality", Cube::new(0x0004_0000, 0x0004_0000))];
+
 /// A driver call to trap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
@@ -52,6 +58,8 @@ pub struct Traps<'a> {
     pub requests: &'a [Request],
     /// Shared mappings with an offset other than 0.
     pub mappings: bool,
+    /// What would make one program of a process look like the next: see [`super::super::filter`].
+    pub programs: bool,
 }
 
 /// A system call and those of its calls that are trapped.
@@ -91,6 +99,12 @@ impl Traps<'_> {
             mapping.tests[OFFSET] = Some(Test::Compare(Operator::NotEqual, 0));
             for name in ["mmap", "mmap2"] {
                 calls.push(Trapped { name, region: vec![mapping.clone()], request: None });
+            }
+        }
+        if self.programs {
+            for (name, option) in PROGRAMS {
+                let region = vec![Piece { request: cube::paired(vec![option]), ..Piece::all() }];
+                calls.push(Trapped { name, region, request: Some(0) });
             }
         }
         calls

@@ -162,6 +162,9 @@ impl<'a> Case<'a> {
             Some(Syscall::Map { descriptor, length, shared, offset }) => {
                 self.map(descriptor, length, shared, offset)
             }
+            Some(call @ (Syscall::Control { .. } | Syscall::Personality { .. })) => {
+                Ok(call.refusal().map_or_else(|| self.passed(), Reply::Errno))
+            }
             None => {
                 if self.shared.calm.allows() {
                     tracing::warn!(number = data.nr, "a system call that nobody asked for");
@@ -311,7 +314,7 @@ impl<'a> Case<'a> {
         // The filter is coarser than we are. Who the descriptor belongs to is no question:
         // the request can't change any more, and is none that takes memory.
         if !traps::is_one(rm::uvm::number(request)) {
-            return Ok(Reply::Continue);
+            return Ok(self.passed());
         }
         // Read before it's known whose it is: what continues whatever its descriptor is, is
         // let go without a look at it, which would prove nothing.
@@ -372,6 +375,12 @@ impl<'a> Case<'a> {
     /// Nothing goes back.
     pub(super) fn write_nothing(&mut self) {
         self.writes = [None; MOST_WRITES];
+    }
+
+    /// None of the driver's.
+    fn passed(&mut self) -> Reply {
+        self.counted = Count::Continued;
+        Reply::Continue
     }
 
     pub(super) fn continued(&mut self, pass: &Pass) -> Reply {
