@@ -23,7 +23,8 @@ pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
         _ => String::new(),
     };
     let release = text("osrelease");
-    let ability = check_kernel(&release, &text("seccomp/actions_avail"));
+    let ability =
+        check_kernel(&release, &text("seccomp/actions_avail"), &text("randomize_va_space"));
     let abilities = enter::abilities();
     let (kind, why) = backend::choose(&host.config.isolation);
     let isolation = host.isolation(kind);

@@ -14,6 +14,9 @@ const ACTIONS: &str = "/proc/sys/kernel/seccomp/actions_avail";
 /// Where it says its version.
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
+/// Where it says whether programs are laid out by chance (`sysctl/kernel.rst`).
+const RANDOMIZATION: &str = "/proc/sys/kernel/randomize_va_space";
+
 /// Why the gate can't be used here.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum AbilityError {
@@ -37,21 +40,28 @@ pub enum AbilityError {
         /// What it has.
         found: String,
     },
+    /// A host whose programs all look the same.
+    #[error(
+        "the gate tells a program from the next by where the kernel laid it out, and here each lies \
+         where all do ({RANDOMIZATION}: 0); set kernel.randomize_va_space = 2, or set [isolation] \
+         backend = \"none\" in the configuration to share GPUs without isolation"
+    )]
+    Alike,
 }
 
 /// Sees that the kernel has what the gate needs.
 pub(super) fn of_host() -> Result<(), AbilityError> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
-    check_kernel(read(RELEASE).trim(), read(ACTIONS).trim())
+    check_kernel(read(RELEASE).trim(), read(ACTIONS).trim(), read(RANDOMIZATION).trim())
 }
 
-/// Sees that a kernel of version `release` whose filters may do `actions` has what the gate
-/// needs. Pure.
+/// Sees that a kernel of version `release` whose filters may do `actions`, and whose
+/// `randomize_va_space` is `randomization`, has what the gate needs. Pure.
 ///
 /// # Errors
 ///
 /// What it hasn't.
-pub fn check_kernel(release: &str, actions: &str) -> Result<(), AbilityError> {
+pub fn check_kernel(release: &str, actions: &str, randomization: &str) -> Result<(), AbilityError> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     if let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next())
         && (major, minor) < OLDEST_KERNEL
@@ -59,6 +69,7 @@ pub fn check_kernel(release: &str, actions: &str) -> Result<(), AbilityError> {
         return Err(AbilityError::Kernel { found: release.to_owned() });
     }
     match actions.split_whitespace().any(|action| action == "user_notif") {
+        true if randomization == "0" => Err(AbilityError::Alike),
         true => Ok(()),
         false => {
             let found = if actions.is_empty() { "missing" } else { actions };
@@ -75,13 +86,18 @@ mod tests {
     fn a_kernel_is_judged_by_its_version_and_its_actions() {
         let all = "kill_process kill_thread trap errno user_notif trace log allow";
         for good in ["5.9.0", "5.10.0-28-amd64", "6.18.44-fc", "10.0", "strange"] {
-            assert_eq!(check_kernel(good, all), Ok(()), "{good}");
+            assert_eq!(check_kernel(good, all, "2"), Ok(()), "{good}");
         }
         for old in ["5.8.18", "4.19.0-26-amd64"] {
-            assert_eq!(check_kernel(old, all), Err(AbilityError::Kernel { found: old.into() }));
+            assert_eq!(
+                check_kernel(old, all, "2"),
+                Err(AbilityError::Kernel { found: old.into() })
+            );
         }
         let found = |found: &str| Err(AbilityError::NoNotification { found: found.into() });
-        assert_eq!(check_kernel("6.1", "trap errno"), found("trap errno"));
-        assert_eq!(check_kernel("6.1", ""), found("missing"));
+        assert_eq!(check_kernel("6.1", "trap errno", "2"), found("trap errno"));
+        assert_eq!(check_kernel("6.1", "", "2"), found("missing"));
+        assert_eq!(check_kernel("6.1", all, "1"), Ok(()));
+        assert_eq!(check_kernel("6.1", all, "0"), Err(AbilityError::Alike));
     }
 }

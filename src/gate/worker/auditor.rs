@@ -291,6 +291,8 @@ impl Shared {
     /// Compares what the driver says with the books, for each GPU.
     fn audit(&self, occasion: Occasion) {
         let processes: Vec<Process> = self.books().processes.iter().copied().collect();
+        let dead: Vec<Process> =
+            processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
         if processes.is_empty() {
             if self.auditor.abroad.is_watched() {
                 return;
@@ -299,8 +301,6 @@ impl Shared {
             return;
         }
         let Some(own) = self.auditor.own(self) else { return };
-        let dead: Vec<Process> =
-            processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
         let former = self.auditor.abroad.former();
         let mut all = Vec::new();
         let mut until = None;
@@ -373,7 +373,6 @@ impl Shared {
     fn bury(&self, dead: &[Process], all: &[Vec<Held>]) {
         // Those of who comes while this goes on are not among them.
         let files = self.mapped.all();
-        self.end_orphaned_files();
         let outlived = self.outlived(dead);
         let mut books = self.books();
         for process in dead {
@@ -381,7 +380,13 @@ impl Shared {
             let holds = all.iter().flatten().any(|held| {
                 held.pid == pid && held.made_bytes.saturating_add(held.duplicated_bytes) > 0
             });
-            if holds || outlived.contains(process) {
+            // Their files end first, which others look to, who may be kept waiting.
+            let is_kept = |number| files.iter().any(|file| file.number == number);
+            let has_files = books.makers.bound_to(*process).any(is_kept);
+            if has_files {
+                self.memories.look_at_all();
+            }
+            if holds || has_files || outlived.contains(process) {
                 continue;
             }
             let space = Space::Managed(*process);

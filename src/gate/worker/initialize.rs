@@ -4,8 +4,7 @@
 //! `UVM_MM_INITIALIZE` made, which may have been given to others. Then no process shows what is mapped
 //! there. So a file is ended with its maker, whoever has it open.
 
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -32,13 +31,23 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Whose turn it is to initialize a file. What is underway is in the books.
+/// Whose turn it is to initialize a file. What is underway is in the books, under whose lock this
+/// changes.
 #[derive(Debug, Default)]
 pub(super) struct Initializing {
-    /// The notification of what is underway, where this worker answered it.
-    turn: Mutex<u64>,
-    /// The thread that it is of; 0 where nothing is.
+    /// Whether somebody has the turn whose call isn't underway yet.
+    is_taken: AtomicBool,
+    /// The thread whose call is underway; 0 where nothing is.
     tid: AtomicI32,
+}
+
+/// The turn to initialize a file. Others wait for who has it, but no lock does.
+struct Turn<'a>(&'a AtomicBool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 impl<'a> Case<'a> {
@@ -52,17 +61,14 @@ impl<'a> Case<'a> {
     ) -> Result<Reply, Over> {
         let process = self.target()?.process;
         let file = self.kept(layout)?;
-        let mut turn = self.turn_to_initialize(layout)?;
         if let Some(patch) = uvm::without_hmm(layout, flags) {
             let _ = patch.apply(&mut self.desk.bytes);
         }
-        if self.shared.is_initialized(self.device()?) {
-            // Again it binds nothing, whoever asks: it says whether the flags are the same.
-            self.ask(UVM_INITIALIZE)?;
-            return Ok(self.executed(None));
+        if self.is_initialized(layout)? {
+            return self.initialize_again();
         }
         let Some(image) = image(process).filter(|_| is_randomized(process)) else {
-            self.log("a program that has no addresses of its own: randomize_va_space is off");
+            self.log("a program that can't be told from the next: its addresses aren't random");
             return Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout)));
         };
         let place = self.device()?.place;
@@ -72,34 +78,57 @@ impl<'a> Case<'a> {
         }
         let written = self.target()?.write(&[Some((address, &self.desk.bytes))]);
         written.map_err(|errno| Reply::Errno(errno as i32))?;
+        let turn = self.turn_to_initialize(layout)?;
+        // Nobody else can do it now.
+        if self.is_initialized(layout)? {
+            return self.initialize_again();
+        }
         // Or it was a stranger's program.
         self.still_waits()?;
         let maker = Maker { process, image };
-        let tid = self.target()?.tid;
-        self.books().write(Record::Initialize {
-            file: file.number,
-            tid: tid.cast_unsigned(),
-            maker,
-        });
-        *turn = self.id();
-        self.shared.initializing.tid.store(tid, Ordering::Release);
+        let (tid, id) = (self.target()?.tid, self.id());
+        let underway = Underway { file: file.number, tid: tid.cast_unsigned(), maker, id };
+        self.shared.begin_initialization(underway);
         drop(turn);
         self.initializes = true;
         Ok(self.continued(pass))
     }
 
-    /// Waits until nobody else initializes a file. Who keeps it waiting has a call of its own that
-    /// doesn't end, in this container.
-    fn turn_to_initialize(&mut self, layout: &'static Layout) -> Result<MutexGuard<'a, u64>, Over> {
-        let deadline = Instant::now() + PATIENCE;
+    /// Again it binds nothing, whoever asks: it says whether the flags are the same.
+    fn initialize_again(&mut self) -> Result<Reply, Over> {
+        self.ask(UVM_INITIALIZE)?;
+        Ok(self.executed(None))
+    }
+
+    /// Whether the call's file was initialized.
+    pub(super) fn is_initialized(&mut self, layout: &'static Layout) -> Result<bool, Over> {
+        let known = self.shared.is_initialized(self.device()?);
+        known.ok_or_else(|| self.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)))
+    }
+
+    /// Waits until nobody else initializes a file. Who keeps others waiting for long has a call of its
+    /// own that doesn't end, or runs on without another, in this container.
+    fn turn_to_initialize(&mut self, layout: &'static Layout) -> Result<Turn<'a>, Over> {
+        let shared = self.shared;
+        let mut since = (None, Instant::now());
         loop {
-            let turn = self.shared.turn_to_initialize();
-            if self.shared.settle_initialization(None) {
-                return Ok(turn);
+            let underway = {
+                let books = self.books();
+                let underway = books.makers.underway();
+                let taken = &shared.initializing.is_taken;
+                if underway.is_none() && !taken.swap(true, Ordering::AcqRel) {
+                    return Ok(Turn(taken));
+                }
+                underway
+            };
+            if underway.is_some_and(|underway| shared.settle_initialization(underway, false)) {
+                continue;
             }
-            drop(turn);
             self.still_waits()?;
-            if Instant::now() >= deadline {
+            if since.0 != underway {
+                since = (underway, Instant::now());
+            }
+            if since.1.elapsed() >= PATIENCE {
                 self.log("a file of nvidia-uvm, while another's initialization isn't over");
                 return Err(self.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)));
             }
@@ -109,37 +138,28 @@ impl<'a> Case<'a> {
 
     /// The thread's call before is over, whatever became of it.
     pub(super) fn is_over_before(&self) {
-        if self.shared.initializing.tid.load(Ordering::Acquire) == self.tid() {
-            let _turn = self.shared.turn_to_initialize();
-            self.shared.settle_initialization(Some(self.tid()));
+        if self.shared.initializing.tid.load(Ordering::Acquire) != self.tid() {
+            return;
+        }
+        let underway = self.books().makers.underway();
+        let is_of_thread = |of: &Underway| of.tid.cast_signed() == self.tid();
+        // The thread waits in this one since, or this one is no more, and tells nothing.
+        if let Some(underway) = underway.filter(is_of_thread).filter(|_| self.is_valid()) {
+            self.shared.settle_initialization(underway, true);
         }
     }
 
     /// It didn't go on after all.
     pub(super) fn initializes_nothing(&self) {
-        let turn = self.shared.turn_to_initialize();
-        if self.initializes && *turn == self.id() {
-            self.shared.has_settled(false);
+        let underway = self.books().makers.underway();
+        let is_this = |of: &Underway| of.id == self.id();
+        if let Some(underway) = underway.filter(is_this).filter(|_| self.initializes) {
+            self.shared.has_settled(underway, false);
         }
-    }
-
-    /// A file has a GPU: whether it may, by its flags and its maker.
-    pub(super) fn may_have_gpu(&self, file: &Mapping) -> bool {
-        let turn = self.shared.turn_to_initialize();
-        self.shared.settle_initialization(None);
-        drop(turn);
-        if !self.books().makers.is_bound(file.number) {
-            self.books().write(Record::Bound { file: file.number });
-        }
-        !self.shared.is_orphaned(file)
     }
 }
 
 impl Shared {
-    fn turn_to_initialize(&self) -> MutexGuard<'_, u64> {
-        self.initializing.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A worker before had let a call go on.
     pub(super) fn was_initializing(&self) {
         let underway = self.books().makers.underway();
@@ -147,28 +167,57 @@ impl Shared {
         self.initializing.tid.store(tid, Ordering::Release);
     }
 
-    /// Enters who made a file, where what is underway did or is over; `after` says of which thread it
-    /// is known to be. Whether nothing is underway any more. Whose turn it is asks.
-    fn settle_initialization(&self, after: Option<i32>) -> bool {
-        let Some(underway) = self.books().makers.underway() else { return true };
+    fn begin_initialization(&self, underway: Underway) {
+        let mut books = self.books();
+        let Underway { file, tid, maker, id } = underway;
+        books.write(Record::Initialize { file, tid, maker });
+        books.makers.is_of(id);
+        self.initializing.tid.store(tid.cast_signed(), Ordering::Release);
+    }
+
+    /// Enters who made a file, where what is underway did; it's known to be over, or that is looked
+    /// for. Whether it isn't underway any more.
+    fn settle_initialization(&self, underway: Underway, is_over: bool) -> bool {
         // First: what is over then has been done, or never will be.
-        let is_over = after == Some(underway.tid.cast_signed()) || is_over(&underway);
+        let is_over = is_over || self::is_over(&underway);
         let files = self.mapped.all();
         let file = files.iter().find(|file| file.number == underway.file);
-        let is_done = file.is_some_and(|file| self.is_initialized(&file.device));
+        let is_done = match file.map(|file| self.is_initialized(&file.device)) {
+            Some(Some(done)) => done,
+            // Who nobody has open can't be had a GPU by.
+            None => false,
+            Some(None) => return false,
+        };
         if is_done || is_over {
-            self.has_settled(is_done);
+            self.has_settled(underway, is_done);
         }
         is_done || is_over
     }
 
-    fn has_settled(&self, done: bool) {
-        self.books().write(Record::Initialized { done });
-        self.initializing.tid.store(0, Ordering::Release);
+    fn has_settled(&self, underway: Underway, done: bool) {
+        let mut books = self.books();
+        // Another thread may have seen it, too.
+        if books.makers.underway() == Some(underway) {
+            books.write(Record::Initialized { done });
+            self.initializing.tid.store(0, Ordering::Release);
+        }
+    }
+
+    /// A file is about to have a GPU, and to end with its maker. Whether it may.
+    pub(super) fn may_have_gpu(&self, file: &Mapping) -> bool {
+        let underway = self.books().makers.underway();
+        if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
+            self.settle_initialization(underway, false);
+        }
+        let is_bound = self.books().makers.is_bound(file.number);
+        if !is_bound {
+            self.books().write(Record::Bound { file: file.number });
+        }
+        !self.is_orphaned(file)
     }
 
     /// Whether nobody is known to have made it, or who did is over, or has executed another program.
-    fn is_orphaned(&self, file: &Mapping) -> bool {
+    pub(super) fn is_orphaned(&self, file: &Mapping) -> bool {
         let maker = self.books().makers.of(file.number);
         maker.is_none_or(|Maker { process, image: then }| {
             let has_executed = || image(process).is_some_and(|now| now != then);
@@ -191,10 +240,10 @@ impl Shared {
         }
     }
 
-    /// Whether a file was initialized, which must not be asked by initializing it: it would be bound to
-    /// our memory.
-    pub(super) fn is_initialized(&self, device: &Device) -> bool {
-        self.unregister(device, &[0; 16]) != Some(NV_ERR_ILLEGAL_ACTION)
+    /// Whether a file was initialized, as far as it can be told. That must not be asked by initializing
+    /// it: it would be bound to our memory.
+    pub(super) fn is_initialized(&self, device: &Device) -> Option<bool> {
+        self.unregister(device, &[0; 16]).map(|status| status != NV_ERR_ILLEGAL_ACTION)
     }
 
     /// Whether an initialized file has these flags.

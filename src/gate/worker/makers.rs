@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::gate::journal::{Maker, Record};
+use crate::ledger::Process;
 
 /// A call that is let go on, and may not be over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub(super) struct Underway {
     /// Whose call it is.
     pub(super) tid: u32,
     pub(super) maker: Maker,
+    /// Its notification; 0 where a worker before received that.
+    pub(super) id: u64,
 }
 
 /// Who made a file, and whether it's bound to one memory and has had a GPU.
@@ -38,9 +41,23 @@ impl Makers {
         self.underway
     }
 
+    /// What is underway is of that notification.
+    pub(super) fn is_of(&mut self, id: u64) {
+        if let Some(underway) = &mut self.underway {
+            underway.id = id;
+        }
+    }
+
     /// Who made a file.
     pub(super) fn of(&self, file: u32) -> Option<Maker> {
         self.made.get(&file).map(|made| made.maker)
+    }
+
+    /// The files that end with a process.
+    pub(super) fn bound_to(&self, process: Process) -> impl Iterator<Item = u32> {
+        let made = self.made.iter();
+        let theirs = made.filter(move |(_, made)| made.is_bound && made.maker.process == process);
+        theirs.map(|(file, _)| *file)
     }
 
     /// Whether a file is bound to one memory, and has had a GPU.
@@ -51,7 +68,7 @@ impl Makers {
     pub(super) fn replay(&mut self, record: Record) {
         match record {
             Record::Initialize { file, tid, maker } => {
-                self.underway = Some(Underway { file, tid, maker });
+                self.underway = Some(Underway { file, tid, maker, id: 0 });
             }
             Record::Initialized { done } => {
                 if let Some(Underway { file, maker, .. }) = self.underway.take().filter(|_| done) {
@@ -79,7 +96,7 @@ impl Makers {
             let done = Record::Initialized { done: true };
             [Record::Initialize { file, tid: 0, maker }, done].into_iter().chain(bound)
         });
-        let underway = self.underway.map(|Underway { file, tid, maker }| Record::Initialize {
+        let underway = self.underway.map(|Underway { file, tid, maker, .. }| Record::Initialize {
             file,
             tid,
             maker,
@@ -91,7 +108,6 @@ impl Makers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::Process;
 
     const A: Maker = Maker { process: Process(1), image: 11 };
     const B: Maker = Maker { process: Process(2), image: 22 };
@@ -124,7 +140,7 @@ mod tests {
         let again = after(&makers.records().collect::<Vec<_>>());
         assert_eq!((again.of(7), again.of(8), again.of(9)), (Some(A), Some(B), None));
         assert_eq!((again.is_bound(7), again.is_bound(8)), (true, false));
-        assert_eq!(again.underway(), Some(Underway { file: 9, tid: 5, maker: B }));
+        assert_eq!(again.underway(), Some(Underway { file: 9, tid: 5, maker: B, id: 0 }));
         makers.close(7);
         assert_eq!((makers.of(7), makers.is_bound(7)), (None, false));
     }

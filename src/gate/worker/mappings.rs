@@ -54,6 +54,7 @@ impl Shared {
         if !self.memories.is_due(PAUSE) {
             return;
         }
+        self.end_orphaned_files();
         let begun = Instant::now();
         if self.settings.managed == Managed::Refuse {
             // Managed memory of processes that are gone, which none may have had.

@@ -26,9 +26,10 @@ use crate::gate::policy::{self, Verdict};
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Span, Tree};
 use crate::rm::number::{
-    NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT,
-    NV_ERR_INVALID_DEVICE, NV_ERR_NOT_SUPPORTED, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK,
-    UVM_INIT_FLAGS_DISABLE_HMM, UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE,
+    NV_ERR_ILLEGAL_ACTION, NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ADDRESS,
+    NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_ERR_NOT_SUPPORTED,
+    NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_INIT_FLAGS_DISABLE_HMM,
+    UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE,
 };
 use crate::rm::uvm::{self, Call, Range, Source};
 use crate::rm::{Answer, Layout, Meaning};
@@ -119,13 +120,23 @@ impl Case<'_> {
     }
 
     /// A GPU is registered only where the file's flags are such as may be: initializing with others
-    /// than it has fails.
+    /// than it has fails. And where its maker lives, with whom it ends, which is entered before.
     fn register(
         &mut self,
         number: u32,
         layout: &'static Layout,
         descriptor: i32,
     ) -> Result<Reply, Over> {
+        if !self.is_initialized(layout)? {
+            return Err(self.answer(Answer::Status(NV_ERR_ILLEGAL_ACTION), Some(layout)));
+        }
+        let file = self.kept(layout)?;
+        let is_alone = self.shared.has_flags(self.device()?, ALONE);
+        if !is_alone {
+            self.judge_flags(layout)?;
+        } else if !self.shared.may_have_gpu(&file) {
+            return Err(self.orphaned(layout));
+        }
         let target = self.target()?;
         let control = if descriptor < 0 { None } else { target.duplicate(descriptor).ok() };
         let ours = control.map(|file| Device::of(&self.shared.settings.nodes, file));
@@ -139,28 +150,29 @@ impl Case<'_> {
         self.patch(layout, Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
         asked?;
         if self.again && self.was_done_already() {
-            // By the worker before, who didn't come to look.
+            // By the worker before.
             self.patch(layout, Meaning::Status, NV_OK.into());
         }
         // What was no memory of a GPU's may become such.
         self.shared.memories.look_at_all();
-        if self.uvm_status(layout) != NV_OK {
-            return Ok(self.executed(None));
+        if is_alone && self.uvm_status(layout) == NV_OK && self.shared.is_orphaned(&file) {
+            self.shared.unregister_gpus(self.device()?);
+            return Err(self.orphaned(layout));
         }
-        if self.shared.has_flags(self.device()?, ALONE) {
-            let file = self.kept(layout)?;
-            if !self.may_have_gpu(&file) {
-                self.shared.unregister_gpus(self.device()?);
-                self.log("a file of nvidia-uvm whose maker is over, or unknown");
-                return Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
-            }
-            return Ok(self.executed(None));
-        }
+        Ok(self.executed(None))
+    }
+
+    fn orphaned(&mut self, layout: &'static Layout) -> Over {
+        self.log("a file of nvidia-uvm whose maker is over, or unknown");
+        self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout))
+    }
+
+    /// Whether a file may have a GPU that isn't of one memory without HMM.
+    fn judge_flags(&mut self, layout: &'static Layout) -> Result<(), Over> {
         let is_shared = self.shared.has_flags(self.device()?, SHARED);
         if is_shared && self.shared.settings.managed == Managed::Refuse {
-            return Ok(self.executed(None));
+            return Ok(());
         }
-        self.shared.unregister_gpus(self.device()?);
         if is_shared {
             self.log("a file of nvidia-uvm for several processes, where managed memory is charged");
         } else {
@@ -239,16 +251,21 @@ impl Case<'_> {
     ) -> Result<T, Over> {
         loop {
             let file = self.kept(layout)?;
+            self.not_condemned(&file, layout)?;
             if let Some(_turn) = file.turn() {
-                if file.is_condemned() {
-                    self.log(
-                        "a file of nvidia-uvm that had managed memory, or whose maker is over",
-                    );
-                    return Err(self.answer(Answer::Status(NV_ERR_INVALID_DEVICE), Some(layout)));
-                }
+                self.not_condemned(&file, layout)?;
                 return change(self, file.number);
             }
         }
+    }
+
+    /// Nobody keeps the turn of a file any longer that is to lose its GPUs.
+    fn not_condemned(&mut self, file: &Mapping, layout: &'static Layout) -> Result<(), Over> {
+        if !file.is_condemned() {
+            return Ok(());
+        }
+        self.log("a file of nvidia-uvm that had managed memory, or whose maker is over");
+        Err(self.answer(Answer::Status(NV_ERR_INVALID_DEVICE), Some(layout)))
     }
 
     /// The call's file, kept from now on.
@@ -369,9 +386,11 @@ impl Case<'_> {
         enter: impl FnOnce(&Self, u32),
     ) -> Result<Reply, Over> {
         let file = self.shared.mapped.find(self.device()?);
+        file.iter().try_for_each(|file| self.not_condemned(file, layout))?;
         // One that was let go meanwhile has nothing that we know of.
         let turn = file.as_ref().and_then(|file| Some((file.number, file.turn()?)));
         let known = turn.as_ref().map(|(number, _)| *number);
+        file.iter().try_for_each(|file| self.not_condemned(file, layout))?;
         self.ask(number)?;
         if self.again && self.was_done_already() && was_done(self, known) {
             self.patch(layout, Meaning::Status, NV_OK.into());
