@@ -180,6 +180,12 @@ impl Ledger {
         self.holders.len()
     }
 
+    /// How often a process was seen to use a client.
+    #[must_use]
+    pub fn shares(&self) -> usize {
+        self.holders.values().map(Vec::len).sum()
+    }
+
     /// Clients that nobody who lives was seen to hold.
     #[must_use]
     pub fn orphans(&self) -> Vec<Client> {
@@ -223,6 +229,12 @@ impl Ledger {
         }
         let is_memory = || self.objects.charge(client, freed).is_some();
         self.objects.is_below(client, memory, freed).unwrap_or_else(|| !is_memory())
+    }
+
+    /// Whether an object is known to be below another one, or is that.
+    #[must_use]
+    pub fn is_below(&self, client: Client, handle: Handle, above: Handle) -> bool {
+        self.objects.is_below(client, handle, above) == Some(true)
     }
 
     /// What the memory of an object is, so that it can be told from what has the same

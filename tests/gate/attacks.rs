@@ -6,7 +6,13 @@ use crate::host::{Monitor, QUOTA, Said, until, wait};
 /// Runs an attack, and watches that the driver never has more than the quota, but for a
 /// second at most.
 fn attack(name: &str) -> (Said, Monitor) {
-    let monitor = Monitor::new();
+    let (said, monitor, _) = watched(name, Monitor::new());
+    (said, monitor)
+}
+
+/// The same, on a driver as it's given. The most that it ever had given, too, as far as was seen.
+fn watched(name: &str, monitor: Monitor) -> (Said, Monitor, u64) {
+    let most = AtomicU64::new(0);
     let worker = monitor.worker_pid();
     let over = AtomicU64::new(0);
     let done = AtomicBool::new(false);
@@ -22,7 +28,9 @@ fn attack(name: &str) -> (Said, Monitor) {
         scope.spawn(|| {
             let mut since: Option<Instant> = None;
             while !done.load(Ordering::Relaxed) {
-                if monitor.sim.used(0) > QUOTA {
+                let used = monitor.sim.used(0);
+                most.fetch_max(used, Ordering::Relaxed);
+                if used > QUOTA {
                     let since = since.get_or_insert_with(Instant::now);
                     over.fetch_max(
                         since.elapsed().as_millis().try_into().unwrap(),
@@ -45,7 +53,7 @@ fn attack(name: &str) -> (Said, Monitor) {
     println!("{name}: {} over {over} ms, {:?}", said.text.trim(), monitor.status().calls);
     monitor.wait_for(0);
     until(&said.text, || monitor.sim.used(0) == 0);
-    (said, monitor)
+    (said, monitor, most.into_inner())
 }
 
 macro_rules! attacks {
@@ -97,6 +105,18 @@ attacks! {
     a_vfork_and_an_exec = "vfork-exec";
     a_client_that_is_inherited = "inherited";
     everything_closed_at_once = "close-range";
+}
+
+/// Whatever has the name when the driver hears it.
+#[test]
+fn little_memory_that_becomes_much_under_its_name() {
+    for slow in ["alloc:0x40 late 1", "free late 1", "dup delay 1"] {
+        let monitor = Monitor::new();
+        monitor.sim.fault(slow);
+        let (said, _, most) = watched("name-race", monitor);
+        assert!(most <= QUOTA, "{slow}: {} MiB: {}", most >> 20, said.text);
+        assert!(!said.text.contains("exports=0\n"), "{slow}: {}", said.text);
+    }
 }
 
 /// Who asked for it lives, and who did it is over.

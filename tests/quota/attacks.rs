@@ -34,6 +34,7 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["dup2-mmap"], Promise::Briefly),
     (&["dup2-range"], Promise::Briefly),
     (&["dup2-heir"], Promise::Briefly),
+    (&["name-race"], Promise::Never),
     (&["dup2-maker"], Promise::Never),
     (&["remap"], Promise::Never),
     (&["class-in-client"], Promise::Briefly),

@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::makers::Makers;
+use super::mapped;
 use super::memories::Mapped;
 use super::memory::{Log, Memory, SetAside, Slot};
 use super::trace::Object;
-use crate::gate::journal::{Record, SLOTS, Stage};
+use crate::gate::journal::{HALF_BYTES, RECORD_BYTES, Record, SLOTS, Stage};
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
     Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
@@ -20,8 +21,10 @@ use crate::ledger::{
 /// How much the container may make us remember.
 pub(super) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384 };
 
-/// Clients that are known by their users; of more, all is known but who uses them.
+/// Clients that are known by their users, and users of clients; of more, all is known but who uses
+/// them.
 const MOST_CLIENTS: usize = 16384;
+const MOST_SHARES: usize = 32768;
 
 /// Processes.
 const MOST_PROCESSES: usize = 4096;
@@ -74,14 +77,33 @@ struct Inherited {
     object: (Client, Handle),
 }
 
-/// Objects that a call exports.
+/// Objects that a call names, to the driver and in the books: they may not say the same while another
+/// call changes what has that name.
 #[derive(Debug)]
-struct Exporting {
+struct Naming {
     number: u64,
     client: Client,
     objects: Vec<Handle>,
-    /// One of them was freed since it was last looked at, or something that they hang below.
+    /// What a worker before was about to change, in the same call.
+    spares: (Client, Handle),
+    /// Whether it makes one of them: no other call makes that too, unless somebody frees it.
+    is_making: bool,
+    /// Frees wait for it a while.
+    is_export: bool,
+    /// One of them was made, or freed, since it was last looked at, or may have been freed with something
+    /// that they hang below.
     is_moved: bool,
+    /// One of them was itself, or with what they are known to hang below.
+    is_touched: bool,
+}
+
+/// A call that changes what has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Change {
+    client: Client,
+    handle: Handle,
+    /// Who names it that makes it; `None` frees it and what hangs below.
+    maker: Option<u64>,
 }
 
 /// The books.
@@ -111,12 +133,12 @@ pub(super) struct Books {
     stuck: usize,
     /// How often such calls began or ended.
     pub(super) generation: u64,
-    /// Objects that the driver frees now.
-    freeing: Vec<(Client, Handle)>,
+    /// Objects that the driver frees now, or makes where a call chose its handle.
+    changing: Vec<Change>,
     /// How many frees have begun.
     frees: u64,
-    /// Calls that export, or wait to.
-    exporting: Vec<Exporting>,
+    /// Calls whose objects must stay what they are, or that wait until they do.
+    naming: Vec<Naming>,
     /// Audits that wait for calls that change what is charged: none may begin, before.
     pub(super) pauses: usize,
     /// Until when they wait, which may have to be given up.
@@ -145,9 +167,9 @@ impl Books {
             underway: 0,
             stuck: 0,
             generation: 0,
-            freeing: Vec::new(),
+            changing: Vec::new(),
             frees: 0,
-            exporting: Vec::new(),
+            naming: Vec::new(),
             pauses: 0,
             paused_until: None,
             due: [None; 2],
@@ -297,8 +319,10 @@ impl Books {
     /// A process used a client.
     pub(super) fn shares(&mut self, client: u32, process: Process) {
         let client = Client(client);
-        let known = self.ledger.holds_client(client, process);
-        if !known && client != ANYBODY && self.ledger.clients() < MOST_CLIENTS {
+        if client == ANYBODY || self.ledger.holds_client(client, process) {
+            return;
+        }
+        if self.ledger.clients() < MOST_CLIENTS && self.ledger.shares() < MOST_SHARES {
             self.enter(Entry::Share { client, process });
         }
     }
@@ -344,7 +368,8 @@ impl Books {
 
     /// How many frees have begun; `None` where one of that client's is on its way.
     pub(super) fn frees(&self, client: Client) -> Option<u64> {
-        self.freeing.iter().all(|(of, _)| *of != client).then_some(self.frees)
+        let frees = |change: &Change| change.maker.is_none() && change.client == client;
+        (!self.changing.iter().any(frees)).then_some(self.frees)
     }
 
     /// Remembers a range. `false` where it can't be.
@@ -475,51 +500,113 @@ impl Books {
 
     /// A free goes into the driver.
     pub(super) fn begin_free(&mut self, client: Client, handle: Handle) {
-        self.freeing.push((client, handle));
         self.frees += 1;
-        let ledger = &self.ledger;
-        let exporting = self.exporting.iter_mut();
-        exporting
-            .filter(|export| is_freed(ledger, export, (client, handle)))
-            .for_each(|export| export.is_moved = true);
+        self.begin_change(Change { client, handle, maker: None });
     }
 
     /// It is back.
     pub(super) fn end_free(&mut self, client: Client, handle: Handle) {
-        if let Some(at) = self.freeing.iter().position(|of| *of == (client, handle)) {
-            self.freeing.swap_remove(at);
+        self.end_change(Change { client, handle, maker: None });
+    }
+
+    /// A call that makes an object of a handle goes into the driver.
+    pub(super) fn begin_make(&mut self, number: u64, client: Client, handle: Handle) {
+        self.begin_change(Change { client, handle, maker: Some(number) });
+    }
+
+    /// It is back, and entered.
+    pub(super) fn end_make(&mut self, number: u64, client: Client, handle: Handle) {
+        self.end_change(Change { client, handle, maker: Some(number) });
+    }
+
+    fn begin_change(&mut self, change: Change) {
+        self.changing.push(change);
+        let ledger = &self.ledger;
+        for naming in &mut self.naming {
+            naming.is_moved |= moves(ledger, naming, change);
+            naming.is_touched |= touches(ledger, naming, change);
         }
     }
 
-    /// An export of objects begins, by a number of its own.
-    pub(super) fn begin_export(&mut self, number: u64, client: Client, objects: Vec<Handle>) {
-        self.exporting.push(Exporting { number, client, objects, is_moved: false });
+    fn end_change(&mut self, change: Change) {
+        if let Some(at) = self.changing.iter().position(|of| *of == change) {
+            self.changing.swap_remove(at);
+        }
     }
 
-    pub(super) fn end_export(&mut self, number: u64) {
-        self.exporting.retain(|export| export.number != number);
+    /// A call names objects from now on, by a number of its own.
+    pub(super) fn begin_naming(
+        &mut self,
+        number: u64,
+        client: Client,
+        objects: Vec<Handle>,
+        spares: (Client, Handle),
+    ) {
+        let [is_making, is_export, is_moved, is_touched] = [false; 4];
+        let mut naming =
+            Naming { number, client, objects, spares, is_making, is_export, is_moved, is_touched };
+        naming.is_moved = self.changing.iter().any(|change| moves(&self.ledger, &naming, *change));
+        self.naming.push(naming);
+    }
+
+    /// The call makes one of them.
+    pub(super) fn is_making(&mut self, number: u64) {
+        let naming = self.naming.iter_mut().find(|naming| naming.number == number);
+        naming.into_iter().for_each(|naming| naming.is_making = true);
+    }
+
+    /// The same, of an export, which frees wait for.
+    pub(super) fn begin_export(&mut self, number: u64, client: Client, objects: Vec<Handle>) {
+        self.begin_naming(number, client, objects, (client, Handle(0)));
+        if let Some(naming) = self.naming.last_mut() {
+            naming.is_export = true;
+        }
+    }
+
+    pub(super) fn end_naming(&mut self, number: u64) {
+        self.naming.retain(|naming| naming.number != number);
     }
 
     /// Whether an object that is to be freed is one that's being exported, or one above it.
     pub(super) fn is_exporting(&self, client: Client, handle: Handle) -> bool {
-        self.exporting.iter().any(|export| is_freed(&self.ledger, export, (client, handle)))
+        let free = Change { client, handle, maker: None };
+        let mut exports = self.naming.iter().filter(|naming| naming.is_export);
+        exports.any(|naming| moves(&self.ledger, naming, free))
     }
 
-    /// Whether an export's handles name what they do until [`Books::is_moved`] says otherwise;
-    /// they may not while one of the objects is being freed.
+    /// Whether the names say what they do until [`Books::is_moved`] says otherwise; they may not
+    /// while one of the objects is being made, or freed.
     pub(super) fn stays(&mut self, number: u64) -> bool {
-        let (ledger, freeing) = (&self.ledger, &self.freeing);
-        let Some(export) = self.exporting.iter_mut().find(|export| export.number == number) else {
+        let (ledger, changing) = (&self.ledger, &self.changing);
+        let Some(naming) = self.naming.iter_mut().find(|naming| naming.number == number) else {
             return false;
         };
-        export.is_moved = false;
-        !freeing.iter().any(|freed| is_freed(ledger, export, *freed))
+        naming.is_moved = false;
+        !changing.iter().any(|change| moves(ledger, naming, *change))
     }
 
-    /// Whether an object of an export began to be freed since [`Books::stays`].
+    /// Whether nobody makes or frees one of the objects themselves; or else it was touched, where that
+    /// is `waited` for no longer.
+    pub(super) fn may_be_named(&mut self, number: u64, waited: bool) -> bool {
+        let (ledger, changing) = (&self.ledger, &self.changing);
+        let Some(naming) = self.naming.iter_mut().find(|naming| naming.number == number) else {
+            return true;
+        };
+        let is_busy = changing.iter().any(|change| touches(ledger, naming, *change));
+        naming.is_touched |= is_busy && waited;
+        !is_busy || waited
+    }
+
+    /// Whether an object began to be made or freed since [`Books::stays`], or may have been freed.
     pub(super) fn is_moved(&self, number: u64) -> bool {
-        let export = self.exporting.iter().find(|export| export.number == number);
-        export.is_none_or(|export| export.is_moved)
+        let naming = self.naming.iter().find(|naming| naming.number == number);
+        naming.is_none_or(|naming| naming.is_moved)
+    }
+
+    /// Whether one was itself made or freed since it was named.
+    pub(super) fn is_touched(&self, number: u64) -> bool {
+        let naming = self.naming.iter().find(|naming| naming.number == number);
+        naming.is_none_or(|naming| naming.is_touched)
     }
 
     /// The driver is to be asked soon, and once more later.
@@ -580,11 +667,39 @@ impl Books {
     }
 }
 
-/// Whether what an export names goes with what is freed.
-fn is_freed(ledger: &Ledger, export: &Exporting, (client, freed): (Client, Handle)) -> bool {
-    let goes = |object: &Handle| ledger.is_freed_by(client, *object, freed);
-    export.client == client && export.objects.iter().any(goes)
+/// Whether a name may say something else after a change.
+fn moves(ledger: &Ledger, naming: &Naming, change: Change) -> bool {
+    let goes = |object: &Handle| match change.maker {
+        Some(_) => *object == change.handle,
+        None => ledger.is_freed_by(change.client, *object, change.handle),
+    };
+    is_of_another(naming, change) && naming.objects.iter().any(goes)
 }
+
+/// Whether it does: of itself, or of what it's known to hang below.
+fn touches(ledger: &Ledger, naming: &Naming, change: Change) -> bool {
+    let Change { client, handle, maker } = change;
+    let is_freed = |object: &Handle| {
+        maker.is_none() && (handle.0 == client.0 || ledger.is_below(client, *object, handle))
+    };
+    let goes = |object: &Handle| *object == handle || is_freed(object);
+    is_of_another(naming, change) && naming.objects.iter().any(goes)
+}
+
+/// Whether it isn't the call's own change, of a client that it names something of.
+fn is_of_another(naming: &Naming, Change { client, handle, maker }: Change) -> bool {
+    let is_own = maker == Some(naming.number)
+        || maker.is_some() && naming.is_making
+        || maker.is_none() && naming.spares == (client, handle);
+    naming.client == client && !is_own
+}
+
+/// The most records that make what is kept from nothing fill half of a half: objects with their charges,
+/// holds, users, ranges, nodes, and makers of files.
+const _: () = {
+    let most = 2 * BOUNDS.objects + 2 * BOUNDS.holds + MOST_SHARES + MOST_PROCESSES + MOST_RANGES;
+    assert!((most + MOST_NODES + 3 * mapped::MOST) * RECORD_BYTES <= HALF_BYTES / 4 * 3);
+};
 
 fn ranges(ranges: &BTreeMap<(u64, u64), u64>) -> impl Iterator<Item = Record> {
     ranges.iter().map(|((space, base), length)| Record::Announce {
@@ -604,15 +719,82 @@ mod tests {
     use super::*;
     use crate::gate::journal::{HEAD_BYTES, JOURNAL_BYTES};
 
-    #[test]
-    fn what_a_call_of_a_worker_before_names_counts_until_all_such_calls_are_over() {
+    fn journal() -> File {
         let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
         ftruncate(&journal, JOURNAL_BYTES as u64).unwrap();
+        journal
+    }
+
+    fn open(journal: &File) -> (Books, &'static Memory) {
         let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, total_bytes: 9, limit_bytes: 9 };
-        let open = || {
-            let memory: &'static Memory = Box::leak(Box::new(Memory::map(&journal).unwrap()));
-            (Books::open(memory, std::slice::from_ref(&gpu), &[]), memory)
+        let memory: &'static Memory = Box::leak(Box::new(Memory::map(journal).unwrap()));
+        (Books::open(memory, std::slice::from_ref(&gpu), &[]), memory)
+    }
+
+    #[test]
+    fn who_uses_what_is_known_of_so_many_and_of_the_next_worker_too() {
+        let journal = journal();
+        let (mut books, _) = open(&journal);
+        for client in 1..=20 {
+            (0..2000).for_each(|process| books.shares(client, Process(process)));
+        }
+        assert_eq!(books.ledger.shares(), MOST_SHARES);
+        books.enter(Entry::Limit { gpu: 0, limit_bytes: 7 });
+        let (books, _) = open(&journal);
+        assert_eq!(books.ledger.shares(), MOST_SHARES);
+        assert_eq!(books.ledger.usage(0).unwrap().limit_bytes, 7);
+    }
+
+    #[test]
+    fn names_are_moved_by_frees_and_by_makings_and_touched_by_those_of_their_own() {
+        let (mut books, _) = open(&journal());
+        let (client, root) = (Client(1), Handle(1));
+        let [device, memory, other] = [2, 3, 4].map(Handle);
+        books.note(client.0, root.0, device.0);
+        for handle in [memory, other] {
+            books.enter(Entry::Commit { gpu: 0, bytes: 1, client, parent: device, handle });
+        }
+        let none = (Client(0), Handle(0));
+        let mut after = |begin: &dyn Fn(&mut Books), end: &dyn Fn(&mut Books)| {
+            books.begin_naming(7, client, vec![memory], none);
+            begin(&mut books);
+            let found = (books.is_moved(7), books.is_touched(7));
+            end(&mut books);
+            books.end_naming(7);
+            found
         };
+        let mut freed = |of, handle| {
+            after(&|books| books.begin_free(of, handle), &|books| books.end_free(of, handle))
+        };
+        assert_eq!(freed(client, other), (false, false));
+        assert_eq!(freed(Client(2), memory), (false, false));
+        assert_eq!(freed(client, memory), (true, true));
+        assert_eq!(freed(client, device), (true, true));
+        assert_eq!(freed(client, root), (true, true));
+        // All that is above it is known, and this is none of it.
+        assert_eq!(freed(client, Handle(9)), (false, false));
+        let mut made = |by, handle| {
+            after(&|books| books.begin_make(by, client, handle), &|books| {
+                books.end_make(by, client, handle)
+            })
+        };
+        assert_eq!(made(8, memory), (true, true));
+        assert_eq!(made(8, other), (false, false));
+        assert_eq!(made(7, memory), (false, false));
+        // What is there already is waited for, where it's of the object itself.
+        books.begin_make(8, client, memory);
+        books.begin_naming(9, client, vec![memory], none);
+        assert!(!books.may_be_named(9, false) && !books.is_touched(9));
+        assert!(books.may_be_named(9, true) && books.is_touched(9));
+        books.end_make(8, client, memory);
+        books.begin_naming(10, client, vec![memory], none);
+        assert!(books.may_be_named(10, false) && !books.is_touched(10) && !books.is_moved(10));
+    }
+
+    #[test]
+    fn what_a_call_of_a_worker_before_names_counts_until_all_such_calls_are_over() {
+        let journal = journal();
+        let open = || open(&journal);
         let used = |books: &Books| books.ledger.usage(0).unwrap().used_bytes;
         let (client, handle) = (Client(1), Handle(2));
 

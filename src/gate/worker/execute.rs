@@ -297,6 +297,8 @@ impl Case<'_> {
                 return Err(over);
             }
         };
+        let (shared, parents) = (self.shared, [object.parent]);
+        let name = shared.begin_name(self.slot, object.client, &parents, &[object.handle]);
         let made = self.make(command, making);
         let given_bytes = given(self).unwrap_or(asked_bytes).max(asked_bytes);
         let mut books = self.books();
@@ -305,6 +307,7 @@ impl Case<'_> {
             self.slot.set_aside(None);
             books.end();
             drop(books);
+            shared.end_name(&name);
             return made.map(|_| None).map_err(|errno| Reply::Errno(errno as i32));
         };
         let (client, parent) = (Client(object.client), Handle(object.parent));
@@ -322,6 +325,10 @@ impl Case<'_> {
         };
         let mut over = is_over(&books);
         drop(books);
+        if !shared.end_making(&name, &[handle]) {
+            self.unmake(object.client, object.parent, handle);
+            return Err(self.was_freed_meanwhile(head));
+        }
         if over {
             // Or the driver was asked meanwhile, and what it showed counts twice.
             self.shared.reconcile();
@@ -332,6 +339,12 @@ impl Case<'_> {
             return Err(self.over_quota(Some(head)));
         }
         Ok(Some(Made { client: object.client, parent: object.parent, handle }))
+    }
+
+    /// What is named, or was made, isn't there any more.
+    fn was_freed_meanwhile(&mut self, head: &'static Layout) -> Over {
+        self.log("an object that was freed, or made anew, while it was made or duplicated");
+        self.answer(Answer::Status(NV_ERR_OBJECT_NOT_FOUND), Some(head))
     }
 
     /// Whether an object is there, as the books and the driver say.
@@ -548,6 +561,10 @@ impl Case<'_> {
         books.end();
         drop(books);
         called?;
+        if status == NV_OK && !same {
+            // Or it was made before it was freed, and entered after.
+            self.shared.forget_if_gone(client, handle);
+        }
         Ok(self.executed(None))
     }
 
@@ -580,17 +597,21 @@ impl Case<'_> {
         source: (u32, u32),
     ) -> Result<Option<Made>, Over> {
         let Making { object, head, .. } = making;
-        let process = self.target()?.process;
+        let (shared, slot, process) = (self.shared, self.slot, self.target()?.process);
+        let of = shared.begin_name(slot, source.0, &[source.1], &[]);
+        let name = shared.begin_name(slot, object.client, &[object.parent], &[object.handle]);
         let hold = Hold::Underway(self.shared.memory.next_hold());
         let mut books = self.shared.books_to_begin(self.slot);
         books.shares(object.client, process);
         books.shares(source.0, process);
         let (client, handle) = (Client(source.0), Handle(source.1));
+        let charge = books.ledger.charge_of(client, handle);
         let held = books.ledger.hold(hold, client, handle);
         let room = books.ledger.size().objects < super::books::BOUNDS.objects;
         if held == Err(LedgerError::Full) || !room {
             books.ledger.release(hold);
             drop(books);
+            [of, name].iter().for_each(|name| shared.end_name(name));
             self.log("more objects or mappings than can be kept account of");
             return Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(head)));
         }
@@ -610,9 +631,12 @@ impl Case<'_> {
         {
             self.unmake(object.client, object.parent, made);
             self.books().end();
+            [of, name].iter().for_each(|name| shared.end_name(name));
             self.log("memory to be duplicated that was taken past the monitor");
             return Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(head)));
         }
+        let has_stayed = held.is_err() || shared.has_stayed(&of, source.1, charge);
+        shared.end_name(&of);
         let mut books = self.books();
         if let (Ok(Some(made)), Ok(())) = (made, held) {
             let (client, parent) = (Client(object.client), Handle(object.parent));
@@ -623,7 +647,13 @@ impl Case<'_> {
         }
         books.end();
         drop(books);
+        let handles: Vec<u32> = made.ok().flatten().into_iter().collect();
+        let stays = shared.end_making(&name, &handles);
         let made = made.map_err(|errno| Reply::Errno(errno as i32))?;
+        if let Some(made) = made.filter(|_| !stays || !has_stayed) {
+            self.unmake(object.client, object.parent, made);
+            return Err(self.was_freed_meanwhile(head));
+        }
         Ok(made.map(|handle| Made { client: object.client, parent: object.parent, handle }))
     }
 }

@@ -168,7 +168,7 @@ impl Case<'_> {
         let objects = places.named().map(|(_, object)| Handle(object)).collect();
         self.books().begin_export(number, Client(control.client), objects);
         let done = self.export_in_turn(control, places, (claim, number));
-        self.books().end_export(number);
+        self.books().end_naming(number);
         done
     }
 
@@ -334,6 +334,8 @@ impl Case<'_> {
         let was_there = if self.again { before.was_there } else { known };
         let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
         self.slot.executing(Object { client, handle: theirs.unwrap_or(first), more, was_there });
+        let handles: Vec<u32> = objects.iter().copied().filter(|object| *object != 0).collect();
+        let name = self.shared.begin_name(self.slot, client, &[parent], &handles);
         self.shared.books_to_begin(self.slot).begin();
         let done = self.make_control(command, head, params);
         let mut made = Vec::new();
@@ -357,6 +359,11 @@ impl Case<'_> {
         books.end();
         drop(books);
         export::set_objects(layout, &mut self.desk.params, &objects);
+        let handles: Vec<u32> = made.iter().map(|made| made.handle).collect();
+        if !self.shared.end_making(&name, &handles) && !made.is_empty() {
+            made.iter().for_each(|made| self.unmake(made.client, made.parent, made.handle));
+            return Err(self.status_over(head, NV_ERR_OBJECT_NOT_FOUND));
+        }
         done.map(|done| (done, made))
     }
 }

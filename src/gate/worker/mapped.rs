@@ -23,7 +23,7 @@ use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM
 use crate::rm::{Key, Layout, Meaning, uvm};
 
 /// Files at most: each is a descriptor of ours and one of the keeper's.
-const MOST: usize = 1024;
+pub(super) const MOST: usize = 1024;
 
 /// How often files are looked for that are no more where they were.
 const SWEEP: Duration = Duration::from_secs(1);

@@ -29,6 +29,7 @@ mod mapped;
 mod mappings;
 mod memories;
 mod memory;
+mod naming;
 mod numbers;
 mod own;
 mod place;

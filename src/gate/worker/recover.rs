@@ -101,7 +101,7 @@ impl Shared {
         } else if trace.may_have_made() {
             self.undo_trace(&trace);
         } else {
-            self.forget_what_was_freed(&trace);
+            self.forget_if_gone(trace.object.client, trace.object.handle);
             if let Some(oldest) = self.stash.keep(trace, None) {
                 self.undo(&oldest);
             }
@@ -109,19 +109,17 @@ impl Shared {
     }
 
     /// What the driver doesn't have any more, a call may have freed.
-    fn forget_what_was_freed(&self, trace: &Trace) {
-        let object = trace.object;
-        let (client, handle) = (Client(object.client), Handle(object.handle));
+    pub(super) fn forget_if_gone(&self, of: u32, object: u32) {
+        let (client, handle) = (Client(of), Handle(object));
         let before = self.books().ledger.charge_of(client, handle);
-        if object.handle != 0
+        if object != 0
             && let Some(own) = self.auditor.own(self)
             && own.can_tell(&self.release)
-            && own.presence(&self.release, object.client, object.handle) != Presence::There
+            && own.presence(&self.release, of, object) != Presence::There
         {
             let mut books = self.books();
             // Another thread may have made an object of the same handle since.
-            let is_client = object.handle == object.client;
-            if !is_client && books.ledger.charge_of(client, handle) == before {
+            if object != of && books.ledger.charge_of(client, handle) == before {
                 books.enter(Entry::Free { client, handle });
             }
         }

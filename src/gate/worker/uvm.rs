@@ -19,6 +19,7 @@ use super::desk::Copy;
 use super::device::{Device, Failure, Rm};
 use super::listener::Reply;
 use super::mapped::Mapping;
+use super::naming::Name;
 use super::ranges::{PAGE_BYTES, Ranges};
 use super::serve::{Case, Over};
 use super::trace::Object;
@@ -27,7 +28,7 @@ use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Span, Tree};
 use crate::rm::number::{
     NV_ERR_ILLEGAL_ACTION, NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ADDRESS,
-    NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_ERR_NOT_SUPPORTED,
+    NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_ERR_NOT_SUPPORTED, NV_ERR_OBJECT_NOT_FOUND,
     NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_INIT_FLAGS_DISABLE_HMM,
     UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE,
 };
@@ -291,10 +292,12 @@ impl Case<'_> {
         let object = (Client(memory.client), Handle(memory.handle));
         let process = self.target()?.process;
         self.books().shares(memory.client, process);
+        let name = self.shared.begin_name(self.slot, memory.client, &[memory.handle], &[]);
         let mut books = self.shared.books_to_begin(self.slot);
         let charge = books.ledger.charge_of(object.0, object.1);
         if charge.is_some() && books.ledger.size().holds + trees.len() > BOUNDS.holds {
             drop(books);
+            self.shared.end_name(&name);
             self.log("more mappings than can be kept account of");
             return Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)));
         }
@@ -308,7 +311,8 @@ impl Case<'_> {
         }
         books.begin();
         drop(books);
-        let status = self.map_from_own(number, layout, memory, charge.is_some());
+        let status = self.map_from_own(number, layout, memory, (&name, charge));
+        self.shared.end_name(&name);
         let mut books = self.books();
         if status == Ok(NV_OK) {
             // Another thread may have freed it meanwhile, and have other memory of the same handle.
@@ -340,7 +344,7 @@ impl Case<'_> {
         number: u32,
         layout: &'static Layout,
         memory: Source,
-        is_known: bool,
+        (name, charge): (&Name, Option<u64>),
     ) -> Result<u32, Over> {
         let file = self.target()?.duplicate(memory.descriptor);
         let file = file.map_err(|errno| Reply::Errno(errno as i32))?;
@@ -357,7 +361,15 @@ impl Case<'_> {
             Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
         };
         let ours = Rm { release: &self.shared.release, device: &own.control };
-        if !is_known && ours.is_gpu_memory(own.client, duplicate) {
+        // From here on it's an object of ours, which nobody makes anything else of.
+        let has_stayed = charge.is_none() || self.shared.has_stayed(name, memory.handle, charge);
+        self.shared.end_name(name);
+        if !has_stayed {
+            own.give_back(&self.shared.release, duplicate);
+            self.log("memory to be mapped that was freed, or made anew, meanwhile");
+            return Ok(NV_ERR_OBJECT_NOT_FOUND);
+        }
+        if charge.is_none() && ours.is_gpu_memory(own.client, duplicate) {
             own.give_back(&self.shared.release, duplicate);
             self.log("memory to be mapped that was taken past the monitor");
             return Ok(NV_ERR_NOT_SUPPORTED);

@@ -35,6 +35,7 @@ pub(in crate::gate::worker) struct Log {
     memory: &'static Memory,
     used: usize,
     kept: usize,
+    was_full: bool,
 }
 
 impl Log {
@@ -43,7 +44,7 @@ impl Log {
         let half = memory.half(memory.word(ACTIVE).load(Ordering::Acquire));
         let used = usize::try_from(memory.long(half).load(Ordering::Acquire)).unwrap_or(0);
         let used = used.min(HALF_BYTES - COUNT_BYTES) / RECORD_BYTES * RECORD_BYTES;
-        Log { memory, used, kept: used }
+        Log { memory, used, kept: used, was_full: false }
     }
 
     /// All its records, in order.
@@ -68,8 +69,10 @@ impl Log {
     fn put(&mut self, half: u32, record: Record) {
         let half = self.memory.half(half);
         if self.used + RECORD_BYTES > HALF_BYTES - COUNT_BYTES {
-            // Bounds of what is kept are far below; see the test of the books.
-            tracing::error!("the journal is full; what happens now is lost with this worker");
+            // Bounds of what is kept are far below, as the books see to.
+            if !std::mem::replace(&mut self.was_full, true) {
+                tracing::error!("the journal is full; what happens now is lost with this worker");
+            }
             return;
         }
         let address = self.memory.address(half + COUNT_BYTES + self.used, RECORD_BYTES);

@@ -35,6 +35,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("dup2-mmap", races::dup2_mmap),
     ("dup2-range", races::dup2_range),
     ("dup2-heir", races::dup2_heir),
+    ("name-race", races::names),
     ("dup2-maker", races::dup2_maker),
     ("remap", races::remap),
     ("class-in-client", races::class_in_client),

@@ -1,6 +1,7 @@
 //! A second thread changes what was looked at before it is used.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use std::{fs, io};
 
@@ -422,6 +423,63 @@ pub(super) fn dup2_maker(place: &Place, arguments: &[String]) -> anyhow::Result<
     }
     println!("won={won} registered={registered}");
     Ok(u64::from(registered) * HUGE_BYTES)
+}
+
+/// One handle is given to little memory and to much, and freed, by threads that race, while others
+/// duplicate and export what has it: what is charged little may be much.
+pub(super) fn names(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    const MUCH_BYTES: u64 = 900 << 20;
+    let rm = Rm::start(place)?;
+    let (mut duplicates, mut exports) = (0, 0);
+    for _ in 0..rounds(arguments)?.min(12) {
+        let (name, other) = (rm.handle(), AtomicU32::new(0));
+        let files = [open(&place.dev, "nvidiactl")?, open(&place.dev, "nvidiactl")?];
+        let over = AtomicBool::new(false);
+        let until = |done: &dyn Fn() -> bool| {
+            while !over.load(Ordering::Relaxed) && !done() {
+                std::hint::spin_loop();
+            }
+        };
+        let take = |bytes| {
+            let _ = rm.alloc_as(rm.ctl(), name, NV01_MEMORY_LOCAL_USER, bytes);
+        };
+        let duplicate = || {
+            let done = rm.dup(rm.client, rm.device, rm.client, name);
+            done.map(|handle| other.store(handle, Ordering::Relaxed)).is_ok()
+        };
+        let never = |call: &dyn Fn()| {
+            until(&|| {
+                call();
+                false
+            })
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| never(&|| take(SMALL_BYTES)));
+            scope.spawn(|| never(&|| take(MUCH_BYTES)));
+            scope.spawn(|| {
+                never(&|| {
+                    let _ = rm.free(rm.device, name);
+                })
+            });
+            scope.spawn(|| until(&duplicate));
+            scope.spawn(|| until(&|| rm.export(name, files[0].as_raw_fd()).is_ok()));
+            std::thread::sleep(Duration::from_millis(40));
+            over.store(true, Ordering::Relaxed);
+        });
+        let other = other.into_inner();
+        duplicates += u32::from(rm.export(other, files[1].as_raw_fd()).is_ok());
+        let _ = rm.free(rm.device, other);
+        let _ = rm.free(rm.device, name);
+        exports += u32::from(rm.import(files[0].as_raw_fd()).is_ok());
+        // What is left of the quota, which nobody sees in the files.
+        let rest = rm.alloc(MUCH_BYTES);
+        std::thread::sleep(Duration::from_millis(10));
+        if let Ok((rest, _)) = rest {
+            let _ = rm.free(rm.device, rest);
+        }
+    }
+    println!("duplicates={duplicates} exports={exports}");
+    Ok(0)
 }
 
 /// Whether a file was initialized by the descriptor of another one.
