@@ -95,6 +95,8 @@ struct Naming {
     is_moved: bool,
     /// One of them was itself, or with what they are known to hang below.
     is_touched: bool,
+    /// Another call began to make what this one makes: it can, where that was freed.
+    is_remade: bool,
 }
 
 /// A call that changes what has a name.
@@ -416,27 +418,35 @@ impl Books {
         self.withdrawn.drain(..first);
     }
 
-    /// Whether a mapping lies in one range.
-    pub(super) fn covers(&self, space: Space, (from, to): Mapped) -> bool {
-        self.range(space, from).is_some_and(|(base, length)| to - base <= length)
+    /// Whether a mapping lies in a range, or in several that lie one after the other: the kernel lists
+    /// neighbours as one, of files that don't mind.
+    pub(super) fn covers(&self, space: Space, mapped: Mapped) -> bool {
+        reaches(mapped, |at| self.end_at(space, at))
+    }
+
+    /// Where a range ends that has an address.
+    fn end_at(&self, space: Space, at: u64) -> Option<u64> {
+        self.range(space, at).map(|(base, length)| base.saturating_add(length))
     }
 
     /// Whether it does, or did at some time since then: a list of mappings is older than the books.
     pub(super) fn covered(&self, space: Space, mapped: Mapped, since: Instant) -> bool {
-        self.covers(space, mapped)
-            || self.withdrawn_over(mapped, since).any(|of| of == space.number())
+        reaches(mapped, |at| {
+            let now = self.end_at(space, at);
+            now.or_else(|| self.withdrawn_end(at, since, |of| of == space.number()))
+        })
     }
 
     /// Whether it lay in one of whatever space, which was withdrawn since.
     pub(super) fn was_covered(&self, mapped: Mapped, since: Instant) -> bool {
-        self.withdrawn_over(mapped, since).next().is_some()
+        reaches(mapped, |at| self.withdrawn_end(at, since, |_| true))
     }
 
-    /// The spaces of ranges over a mapping that were withdrawn since then.
-    fn withdrawn_over(&self, (first, end): Mapped, since: Instant) -> impl Iterator<Item = u64> {
-        let late = self.withdrawn.iter().rev().take_while(move |(at, ..)| *at >= since);
-        let over = late.filter(move |(.., (from, to))| *from <= first && end <= *to);
-        over.map(|(_, space, _)| *space)
+    /// Where a range of such a space ended that had an address, and was withdrawn since then.
+    fn withdrawn_end(&self, at: u64, since: Instant, of: impl Fn(u64) -> bool) -> Option<u64> {
+        let late = self.withdrawn.iter().rev().take_while(|(when, ..)| *when >= since);
+        let had = late.filter(|(_, space, (from, to))| of(*space) && (*from..*to).contains(&at));
+        had.map(|(.., (_, to))| *to).max()
     }
 
     /// The ranges of a space: first addresses and bytes.
@@ -525,6 +535,7 @@ impl Books {
         for naming in &mut self.naming {
             naming.is_moved |= moves(ledger, naming, change);
             naming.is_touched |= touches(ledger, naming, change);
+            naming.is_remade |= remakes(naming, change);
         }
     }
 
@@ -542,9 +553,18 @@ impl Books {
         objects: Vec<Handle>,
         spares: (Client, Handle),
     ) {
-        let [is_making, is_export, is_moved, is_touched] = [false; 4];
-        let mut naming =
-            Naming { number, client, objects, spares, is_making, is_export, is_moved, is_touched };
+        let [is_making, is_export, is_moved, is_touched, is_remade] = [false; 5];
+        let mut naming = Naming {
+            number,
+            client,
+            objects,
+            spares,
+            is_making,
+            is_export,
+            is_moved,
+            is_touched,
+            is_remade,
+        };
         naming.is_moved = self.changing.iter().any(|change| moves(&self.ledger, &naming, *change));
         self.naming.push(naming);
     }
@@ -553,6 +573,18 @@ impl Books {
     pub(super) fn is_making(&mut self, number: u64) {
         let naming = self.naming.iter_mut().find(|naming| naming.number == number);
         naming.into_iter().for_each(|naming| naming.is_making = true);
+    }
+
+    /// And another one, of a handle that it chose late.
+    pub(super) fn makes_also(&mut self, number: u64, client: Client, handle: Handle) {
+        let (ledger, changing) = (&self.ledger, &self.changing);
+        if let Some(naming) = self.naming.iter_mut().find(|naming| naming.number == number) {
+            naming.objects.push(handle);
+            naming.is_making = true;
+            naming.is_moved |= changing.iter().any(|change| moves(ledger, naming, *change));
+            naming.is_touched |= changing.iter().any(|change| touches(ledger, naming, *change));
+        }
+        self.begin_make(number, client, handle);
     }
 
     /// The same, of an export, which frees wait for.
@@ -606,7 +638,7 @@ impl Books {
     /// Whether one was itself made or freed since it was named.
     pub(super) fn is_touched(&self, number: u64) -> bool {
         let naming = self.naming.iter().find(|naming| naming.number == number);
-        naming.is_none_or(|naming| naming.is_touched)
+        naming.is_none_or(|naming| naming.is_touched || naming.is_remade && naming.is_moved)
     }
 
     /// The driver is to be asked soon, and once more later.
@@ -667,6 +699,18 @@ impl Books {
     }
 }
 
+/// Whether one gets from a mapping's beginning to its end by steps of `end_at`.
+fn reaches((from, to): Mapped, end_at: impl Fn(u64) -> Option<u64>) -> bool {
+    let mut at = from;
+    while at < to {
+        match end_at(at).filter(|end| *end > at) {
+            Some(end) => at = end,
+            None => return false,
+        }
+    }
+    true
+}
+
 /// Whether a name may say something else after a change.
 fn moves(ledger: &Ledger, naming: &Naming, change: Change) -> bool {
     let goes = |object: &Handle| match change.maker {
@@ -684,6 +728,12 @@ fn touches(ledger: &Ledger, naming: &Naming, change: Change) -> bool {
     };
     let goes = |object: &Handle| *object == handle || is_freed(object);
     is_of_another(naming, change) && naming.objects.iter().any(goes)
+}
+
+/// Whether another call makes what this one makes.
+fn remakes(naming: &Naming, Change { client, handle, maker }: Change) -> bool {
+    let is_other = maker.is_some_and(|maker| maker != naming.number);
+    is_other && naming.is_making && naming.client == client && naming.objects.contains(&handle)
 }
 
 /// Whether it isn't the call's own change, of a client that it names something of.
@@ -746,6 +796,28 @@ mod tests {
     }
 
     #[test]
+    fn neighbours_that_are_listed_as_one_are_covered() {
+        let (mut books, _) = open(&journal());
+        let space = Space::Managed(Process(1));
+        for base in [0x1000, 0x2000, 0x5000] {
+            assert!(books.announce(space, base, 0x1000));
+        }
+        assert!(books.covers(space, (0x1000, 0x3000)) && books.covers(space, (0x1800, 0x2800)));
+        for no in [(0x1000, 0x3001), (0x800, 0x2000), (0x1000, 0x6000)] {
+            assert!(!books.covers(space, no));
+        }
+        let since = Instant::now();
+        books.withdraw(space, 0x2000);
+        assert!(!books.covers(space, (0x1000, 0x3000)));
+        // One was there still when the list began to be read.
+        assert!(books.covered(space, (0x1000, 0x3000), since));
+        assert!(!books.covered(space, (0x1000, 0x3000), Instant::now()));
+        assert!(!books.covered(Space::Managed(Process(2)), (0x2000, 0x3000), since));
+        assert!(books.was_covered((0x2000, 0x3000), since));
+        assert!(!books.was_covered((0x1000, 0x3000), since));
+    }
+
+    #[test]
     fn names_are_moved_by_frees_and_by_makings_and_touched_by_those_of_their_own() {
         let (mut books, _) = open(&journal());
         let (client, root) = (Client(1), Handle(1));
@@ -789,6 +861,14 @@ mod tests {
         books.end_make(8, client, memory);
         books.begin_naming(10, client, vec![memory], none);
         assert!(books.may_be_named(10, false) && !books.is_touched(10) && !books.is_moved(10));
+        // Who makes it, too, does so only where it was freed: by whom nobody may know.
+        let unknown = [5, 6].map(Handle);
+        books.begin_naming(11, client, unknown.to_vec(), none);
+        books.is_making(11);
+        books.begin_make(12, client, unknown[0]);
+        assert!(!books.is_touched(11) && !books.is_moved(11));
+        books.begin_free(client, Handle(9));
+        assert!(books.is_moved(11) && books.is_touched(11));
     }
 
     #[test]

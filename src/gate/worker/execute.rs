@@ -12,6 +12,7 @@ use super::desk::Copy;
 use super::device::Rm;
 use super::listener::Reply;
 use super::memory::SetAside;
+use super::naming::Name;
 use super::own::Presence;
 use super::serve::{Case, Made, Over};
 use super::trace;
@@ -189,7 +190,12 @@ impl Case<'_> {
 
     /// Asks the driver to make an object, and tells the handle it got; `None` where it
     /// wasn't made, and the struct says why.
-    fn make(&mut self, command: &Command, making: Making) -> Result<Option<u32>, Errno> {
+    fn make(
+        &mut self,
+        command: &Command,
+        making: Making,
+        mut name: Option<&mut Name>,
+    ) -> Result<Option<u32>, Errno> {
         let Making { object, handle: place, head } = making;
         let chosen = object.handle != 0;
         let before = self.slot.executed();
@@ -208,6 +214,9 @@ impl Case<'_> {
             self.patch(head, Meaning::Status, NV_OK.into());
             let there = (self.again && before.was_there) || known(self, handle);
             self.slot.executing(trace::Object::one(object.client, handle, there));
+            if let Some(name) = &mut name {
+                self.shared.makes_also(name, handle);
+            }
             let Some(device) = &self.device else { return Err(Errno::EBADF) };
             device.call(command, &mut self.desk.bytes)?;
             match self.status(head) {
@@ -265,6 +274,15 @@ impl Case<'_> {
         }
     }
 
+    /// The same, of what is entered already as about to be freed.
+    pub(super) fn unmake_begun(&self, made: Made) {
+        if let Some(device) = &self.device {
+            self.shared.unmake_begun(device, made);
+        } else {
+            self.books().end_free(Client(made.client), Handle(made.handle));
+        }
+    }
+
     /// Makes an object that takes memory, or doesn't.
     ///
     /// `given` reads from our copies how much the driver gave.
@@ -281,7 +299,8 @@ impl Case<'_> {
             return Err(self.answer(there, Some(head)));
         }
         let Some((gpu, asked_bytes)) = memory else {
-            let made = self.make(command, making).map_err(|errno| Reply::Errno(errno as i32))?;
+            let made = self.make(command, making, None);
+            let made = made.map_err(|errno| Reply::Errno(errno as i32))?;
             return Ok(made.map(|handle| self.made_without(object, handle)));
         };
         let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
@@ -298,8 +317,18 @@ impl Case<'_> {
             }
         };
         let (shared, parents) = (self.shared, [object.parent]);
-        let name = shared.begin_name(self.slot, object.client, &parents, &[object.handle]);
-        let made = self.make(command, making);
+        let mut name = shared.begin_name(self.slot, object.client, &parents, &[object.handle]);
+        // What it hangs below is the same from here on, or that is known.
+        if self.gpu(object.client, object.parent) != Some(gpu) {
+            let mut books = self.books();
+            books.ledger.cancel(reservation);
+            self.slot.set_aside(None);
+            books.end();
+            drop(books);
+            shared.end_name(&name);
+            return Err(self.was_freed_meanwhile(head));
+        }
+        let made = self.make(command, making, Some(&mut name));
         let given_bytes = given(self).unwrap_or(asked_bytes).max(asked_bytes);
         let mut books = self.books();
         books.ledger.cancel(reservation);
@@ -325,8 +354,8 @@ impl Case<'_> {
         };
         let mut over = is_over(&books);
         drop(books);
-        if !shared.end_making(&name, &[handle]) {
-            self.unmake(object.client, object.parent, handle);
+        if !shared.end_making(&name, &[handle], true) {
+            self.unmake_begun(Made { client: object.client, parent: object.parent, handle });
             return Err(self.was_freed_meanwhile(head));
         }
         if over {
@@ -599,7 +628,7 @@ impl Case<'_> {
         let Making { object, head, .. } = making;
         let (shared, slot, process) = (self.shared, self.slot, self.target()?.process);
         let of = shared.begin_name(slot, source.0, &[source.1], &[]);
-        let name = shared.begin_name(slot, object.client, &[object.parent], &[object.handle]);
+        let mut name = shared.begin_name(slot, object.client, &[object.parent], &[object.handle]);
         let hold = Hold::Underway(self.shared.memory.next_hold());
         let mut books = self.shared.books_to_begin(self.slot);
         books.shares(object.client, process);
@@ -621,7 +650,7 @@ impl Case<'_> {
         }
         books.begin();
         drop(books);
-        let made = self.make(command, making);
+        let made = self.make(command, making, Some(&mut name));
         // Looked at once it's made, and can't become another.
         let taken = |made: u32| {
             held.is_err() && self.rm().is_ok_and(|rm| rm.is_gpu_memory(object.client, made))
@@ -648,10 +677,10 @@ impl Case<'_> {
         books.end();
         drop(books);
         let handles: Vec<u32> = made.ok().flatten().into_iter().collect();
-        let stays = shared.end_making(&name, &handles);
+        let stays = shared.end_making(&name, &handles, has_stayed);
         let made = made.map_err(|errno| Reply::Errno(errno as i32))?;
-        if let Some(made) = made.filter(|_| !stays || !has_stayed) {
-            self.unmake(object.client, object.parent, made);
+        if let Some(handle) = made.filter(|_| !stays) {
+            self.unmake_begun(Made { client: object.client, parent: object.parent, handle });
             return Err(self.was_freed_meanwhile(head));
         }
         Ok(made.map(|handle| Made { client: object.client, parent: object.parent, handle }))

@@ -360,8 +360,8 @@ impl Case<'_> {
         drop(books);
         export::set_objects(layout, &mut self.desk.params, &objects);
         let handles: Vec<u32> = made.iter().map(|made| made.handle).collect();
-        if !self.shared.end_making(&name, &handles) && !made.is_empty() {
-            made.iter().for_each(|made| self.unmake(made.client, made.parent, made.handle));
+        if !self.shared.end_making(&name, &handles, true) && !made.is_empty() {
+            made.into_iter().for_each(|made| self.unmake_begun(made));
             return Err(self.status_over(head, NV_ERR_OBJECT_NOT_FOUND));
         }
         done.map(|done| (done, made))

@@ -4,6 +4,7 @@
 //! `UVM_MM_INITIALIZE` made, which may have been given to others. Then no process shows what is mapped
 //! there. So a file is ended with its maker, whoever has it open.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use super::serve::{Case, Over};
 use super::target::process_id;
 use crate::gate::journal::{Maker, Record};
 use crate::gate::policy::Pass;
+use crate::ledger::Process;
 use crate::rm::number::{
     NV_ERR_BUSY_RETRY, NV_ERR_ILLEGAL_ACTION, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED, NV_OK,
     UVM_INITIALIZE,
@@ -238,6 +240,16 @@ impl Shared {
                 self.unregister_all(&file);
             }
         }
+    }
+
+    /// Whether a process that was the maker of files is over, or another program, and they aren't ended.
+    pub(super) fn has_orphans(&self, process: Process) -> bool {
+        let files = self.mapped.all();
+        let is_theirs = |file: &&Arc<Mapping>| {
+            let bound = self.books().makers.bound_to(process).any(|number| number == file.number);
+            bound && !file.is_ended()
+        };
+        files.iter().filter(is_theirs).any(|file| self.is_orphaned(file))
     }
 
     /// Whether a file was initialized, as far as it can be told. That must not be asked by initializing

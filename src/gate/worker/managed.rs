@@ -129,17 +129,7 @@ impl Shared {
     /// Managed ranges that are mapped no more are charged no more.
     pub(super) fn release_unmapped(&self) {
         let processes: Vec<Process> = self.books().processes.iter().copied().collect();
-        let files = self.mapped.all();
-        // Of a program that is no more the kernel lists nothing, and its files may not have ended yet.
-        let is_ending = |process: Process| {
-            let books = self.books();
-            let is_theirs = |file: &Arc<Mapping>| {
-                books.makers.of(file.number).is_some_and(|maker| maker.process == process)
-            };
-            let mut ending = files.iter().filter(|file| file.is_condemned() && !file.is_ended());
-            ending.any(is_theirs)
-        };
-        for process in processes.into_iter().filter(|process| !is_ending(*process)) {
+        for process in processes {
             let ranges = self.books().ranges_of(Space::Managed(process));
             self.release_if_unmapped(process, &ranges);
         }
@@ -154,6 +144,10 @@ impl Shared {
             let is_on_its_way = at.is_some_and(|at| at.elapsed() < ON_ITS_WAY);
             if is_on_its_way || self.is_somewhere(process, (base, length)) {
                 continue;
+            }
+            // Of a program that is no more the kernel lists nothing, and its files may not have ended.
+            if self.has_orphans(process) {
+                return;
             }
             let mut books = self.books();
             // It may have been asked for again meanwhile.

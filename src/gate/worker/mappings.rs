@@ -49,12 +49,15 @@ impl Shared {
     }
 
     fn audit_mappings(&self) {
+        let is_due = self.memories.is_due(PAUSE);
+        if is_due {
+            self.end_orphaned_files();
+        }
         let files = self.mapped.all();
         self.look_at_fresh(&files);
-        if !self.memories.is_due(PAUSE) {
+        if !is_due {
             return;
         }
-        self.end_orphaned_files();
         let begun = Instant::now();
         if self.settings.managed == Managed::Refuse {
             // Managed memory of processes that are gone, which none may have had.

@@ -20,6 +20,8 @@ pub(super) struct Name {
     client: Client,
     /// Handles of what it makes.
     makes: Vec<Handle>,
+    /// How many frees there had been, and no other was underway, when it left a handle to the driver.
+    frees: Option<Option<u64>>,
 }
 
 impl Shared {
@@ -52,7 +54,7 @@ impl Shared {
             let mut books = self.books();
             if books.may_be_named(number, since.elapsed() > PATIENCE) {
                 makes.iter().for_each(|handle| books.begin_make(number, client, *handle));
-                return Name { number, client, makes };
+                return Name { number, client, makes, frees: None };
             }
             drop(books);
             std::thread::sleep(LOOK);
@@ -65,18 +67,36 @@ impl Shared {
         books.end_naming(name.number);
     }
 
-    /// What was made is entered. Whether it may stay: it may be something else already where it was
-    /// freed, or what it hangs below, or another made of that handle, before its maker knew of it.
-    pub(super) fn end_making(&self, name: &Name, made: &[u32]) -> bool {
-        let (is_moved, is_touched) = {
-            let books = self.books();
-            (books.is_moved(name.number), books.is_touched(name.number))
-        };
+    /// The call makes an object of a handle that it chose since; of any, where that is 0.
+    pub(super) fn makes_also(&self, name: &mut Name, handle: u32) {
+        let mut books = self.books();
+        if handle == 0 {
+            name.frees = Some(books.frees(name.client));
+        } else if !name.makes.contains(&Handle(handle)) {
+            name.makes.push(Handle(handle));
+            books.makes_also(name.number, name.client, Handle(handle));
+        }
+    }
+
+    /// What was made is entered. Whether it may stay, where it `is_good` otherwise: it may be something
+    /// else already where it was freed, or what it hangs below, before its maker knew of it. What may
+    /// not is about to be freed, for all who wait for it: [`Shared::unmake_begun`] goes on.
+    pub(super) fn end_making(&self, name: &Name, made: &[u32], is_good: bool) -> bool {
+        let mut books = self.books();
+        let is_moved = books.is_moved(name.number);
+        // Of a handle that nobody knew nobody could be told.
+        let is_blind =
+            name.frees.is_some_and(|frees| frees.is_none() || books.frees(name.client) != frees);
+        let stays = is_good && !is_blind && !books.is_touched(name.number);
+        if !stays {
+            made.iter().for_each(|handle| books.begin_free(name.client, Handle(*handle)));
+        }
+        drop(books);
         self.end_name(name);
-        if is_moved && !is_touched {
+        if stays && is_moved {
             made.iter().for_each(|handle| self.forget_if_gone(name.client.0, *handle));
         }
-        !is_touched
+        stays
     }
 
     /// Whether a named object was that memory all the time, which somebody holds on to.

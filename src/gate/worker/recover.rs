@@ -165,13 +165,18 @@ impl Shared {
     /// Frees an object that a call made, or may have made, and that nobody is to have. What
     /// can't be freed counts on.
     pub(super) fn unmake(&self, device: &Device, made: Made) {
+        self.begin_free(Client(made.client), Handle(made.handle));
+        self.unmake_begun(device, made);
+    }
+
+    /// The same, of what is entered already as about to be freed.
+    pub(super) fn unmake_begun(&self, device: &Device, made: Made) {
         let Made { client, parent, handle } = made;
         let (of, object) = (Client(client), Handle(handle));
         let charge = |books: &Books| {
             books.ledger.contains(of, object).then(|| books.ledger.charge_of(of, object))
         };
         let before = charge(&self.books());
-        self.begin_free(of, object);
         let freed = Rm { release: &self.release, device }.free(client, parent, handle);
         let is_gone = matches!(freed, Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND)));
         let mut books = self.books();
