@@ -79,9 +79,11 @@ impl Objects {
         // Each is taken out before its children are looked for: a cycle, which the driver
         // never makes, ends too.
         while let Some(handle) = left.pop() {
-            let Some(object) = self.all.remove(&(client, handle)) else { continue };
-            self.children.remove(&(client, object.parent, handle));
-            charges.extend(object.charge);
+            // Nobody may have told of it, and of what hangs below.
+            if let Some(object) = self.all.remove(&(client, handle)) {
+                self.children.remove(&(client, object.parent, handle));
+                charges.extend(object.charge);
+            }
             let below = self.children.range((client, handle, LOWEST)..=(client, handle, HIGHEST));
             left.extend(below.map(|(_, _, child)| *child));
         }

@@ -641,6 +641,14 @@ impl Books {
         naming.is_none_or(|naming| naming.is_touched || naming.is_remade && naming.is_moved)
     }
 
+    /// An object was made, and stays. Another that the same handle was given was freed, then.
+    pub(super) fn was_made(&mut self, number: u64, client: Client, handle: Handle) {
+        let others = self.naming.iter_mut().filter(|naming| naming.number != number);
+        let same = others.filter(|naming| naming.client == client && naming.is_making);
+        same.filter(|naming| naming.objects.contains(&handle))
+            .for_each(|naming| naming.is_touched = true);
+    }
+
     /// The driver is to be asked soon, and once more later.
     pub(super) fn schedule(&mut self, now: Instant) -> bool {
         let [soon, later] = self.due;
@@ -869,6 +877,13 @@ mod tests {
         assert!(!books.is_touched(11) && !books.is_moved(11));
         books.begin_free(client, Handle(9));
         assert!(books.is_moved(11) && books.is_touched(11));
+        books.begin_naming(13, client, unknown.to_vec(), none);
+        books.is_making(13);
+        books.was_made(13, client, unknown[1]);
+        books.was_made(12, Client(2), unknown[1]);
+        assert!(!books.is_touched(13));
+        books.was_made(12, client, unknown[1]);
+        assert!(books.is_touched(13));
     }
 
     #[test]

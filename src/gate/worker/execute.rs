@@ -325,6 +325,10 @@ impl Case<'_> {
             self.slot.set_aside(None);
             books.end();
             drop(books);
+            // Not entered, but the driver may have it.
+            if let Some(handle) = self.made_before(object) {
+                self.unmake(object.client, object.parent, handle);
+            }
             shared.end_name(&name);
             return Err(self.was_freed_meanwhile(head));
         }

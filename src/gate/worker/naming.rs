@@ -88,8 +88,11 @@ impl Shared {
         let is_blind =
             name.frees.is_some_and(|frees| frees.is_none() || books.frees(name.client) != frees);
         let stays = is_good && !is_blind && !books.is_touched(name.number);
-        if !stays {
-            made.iter().for_each(|handle| books.begin_free(name.client, Handle(*handle)));
+        for handle in made.iter().copied().map(Handle) {
+            match stays {
+                true => books.was_made(name.number, name.client, handle),
+                false => books.begin_free(name.client, handle),
+            }
         }
         drop(books);
         self.end_name(name);

@@ -362,14 +362,19 @@ impl Case<'_> {
         };
         let ours = Rm { release: &self.shared.release, device: &own.control };
         // From here on it's an object of ours, which nobody makes anything else of.
-        let has_stayed = charge.is_none() || self.shared.has_stayed(name, memory.handle, charge);
+        let object = (Client(memory.client), Handle(memory.handle));
+        let weighs =
+            self.books().ledger.bytes_of(object.0, object.1).is_some_and(|bytes| bytes > 0);
+        // What weighs nothing, as memory of the host, is judged by what it is.
+        let weighs = weighs && charge.is_some();
+        let has_stayed = !weighs || self.shared.has_stayed(name, memory.handle, charge);
         self.shared.end_name(name);
         if !has_stayed {
             own.give_back(&self.shared.release, duplicate);
             self.log("memory to be mapped that was freed, or made anew, meanwhile");
             return Ok(NV_ERR_OBJECT_NOT_FOUND);
         }
-        if charge.is_none() && ours.is_gpu_memory(own.client, duplicate) {
+        if !weighs && ours.is_gpu_memory(own.client, duplicate) {
             own.give_back(&self.shared.release, duplicate);
             self.log("memory to be mapped that was taken past the monitor");
             return Ok(NV_ERR_NOT_SUPPORTED);

@@ -196,6 +196,10 @@ impl Driver {
         if misplaced {
             return Err(NV_ERR_INVALID_OBJECT_PARENT);
         }
+        // clientValidateNewResourceHandle_IMPL, before anything is made.
+        if client.objects.contains_key(&asked.handle) {
+            return Err(NV_ERR_INSERT_DUPLICATE_NAME);
+        }
         let gpu = match asked.class {
             NV01_DEVICE_0 => Some(self.open_device(asker, wanted.instance)?),
             NV20_SUBDEVICE_0 if wanted.instance != 0 => return Err(NV_ERR_INVALID_CLASS),
