@@ -3,8 +3,6 @@
 //! Pure: architecture, number and arguments as the kernel reports them. What a filter
 //! doesn't send here isn't known here.
 
-use nix::libc;
-
 use crate::rm::{Command, uvm};
 
 /// `AUDIT_ARCH_*` of linux/audit.h.
@@ -21,6 +19,14 @@ const PAGE_BYTES: u64 = 4096;
 
 /// `MAP_SHARED`'s bit, which `MAP_SHARED_VALIDATE` has too.
 const SHARED: u64 = 1;
+
+/// `linux/prctl.h`, `linux/personality.h`.
+const PR_SET_MM: u32 = 35;
+const ADDR_NO_RANDOMIZE: u32 = 0x0004_0000;
+
+/// `asm-generic/errno-base.h`.
+const EPERM: i32 = 1;
+const EINVAL: i32 = 22;
 
 /// A system call that the monitor answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,13 +69,9 @@ impl Syscall {
     #[must_use]
     pub fn refusal(self) -> Option<i32> {
         match self {
-            Self::Control { option } if option == libc::PR_SET_MM.cast_unsigned() => {
-                Some(libc::EINVAL)
-            }
-            Self::Personality { bits }
-                if bits != u32::MAX && bits & libc::ADDR_NO_RANDOMIZE.cast_unsigned() != 0 =>
-            {
-                Some(libc::EPERM)
+            Self::Control { option } if option == PR_SET_MM => Some(EINVAL),
+            Self::Personality { bits } if bits != u32::MAX && bits & ADDR_NO_RANDOMIZE != 0 => {
+                Some(EPERM)
             }
             _ => None,
         }
@@ -172,9 +174,9 @@ mod tests {
             (AUDIT_ARCH_AARCH64, 167, 92),
             (AUDIT_ARCH_ARM, 172, 136),
         ] {
-            assert_eq!(said(architecture, control, 35), Some(libc::EINVAL));
+            assert_eq!(said(architecture, control, 35), Some(EINVAL));
             assert_eq!(said(architecture, control, 99), None);
-            assert_eq!(said(architecture, personality, 0x0004_0008), Some(libc::EPERM));
+            assert_eq!(said(architecture, personality, 0x0004_0008), Some(EPERM));
             for permitted in [0, 8, 0xffff_ffff] {
                 assert_eq!(said(architecture, personality, permitted), None);
             }
