@@ -264,7 +264,7 @@ impl Ledger {
 
     /// The driver gave so much as `handle`, whatever the quota is.
     fn charge(&mut self, gpu: usize, bytes: u64, client: Client, parent: Handle, handle: Handle) {
-        self.free(client, handle);
+        self.replace(client, handle);
         let Some(account) = self.accounts.get_mut(gpu) else { return };
         account.charge(bytes);
         let id = ChargeId(self.next_charge);
@@ -287,7 +287,7 @@ impl Ledger {
         parent: Handle,
         handle: Handle,
     ) -> Result<(), LedgerError> {
-        self.free(client, handle);
+        self.replace(client, handle);
         if self.objects.len() >= self.bounds.objects {
             return Err(LedgerError::Full);
         }
@@ -337,8 +337,16 @@ impl Ledger {
         if let Some(id) = charge {
             self.reference(id, true);
         }
-        self.free(client, handle);
+        self.replace(client, handle);
         self.objects.insert(client, parent, handle, charge);
+    }
+
+    /// The driver gave `handle` anew: what had it is gone, with all below. What was never told of may
+    /// have been there all the time, and what hangs below it stays.
+    fn replace(&mut self, client: Client, handle: Handle) {
+        if self.objects.contains(client, handle) {
+            self.free(client, handle);
+        }
     }
 
     /// `hold` keeps the memory of an object alive, also after that is freed.

@@ -81,6 +81,27 @@ fn a_mapping_and_an_export_keep_what_was_freed() {
 }
 
 #[test]
+fn what_hangs_below_stays_where_that_is_entered_late() {
+    let mut ledger = ledger(100);
+    let (device, low) = (Handle(9), Handle(3));
+    for (handle, bytes) in [(low, 40), (Handle(12), 30)] {
+        let reservation = ledger.reserve(0, bytes).unwrap();
+        ledger.commit(reservation, A, device, handle);
+    }
+    ledger.note(A, root(A), device).unwrap();
+    assert_eq!(used(&ledger), 70);
+    // Written anew, it's entered between the two.
+    let mut copy = copied(&ledger, 1);
+    assert!(copy.entries().eq(ledger.entries()));
+    assert_eq!((used(&copy), copy.contains(A, low)), (70, true));
+    // Made anew, it's another: it was known.
+    copy.note(A, root(A), device).unwrap();
+    assert_eq!((used(&copy), copy.contains(A, low)), (0, false));
+    ledger.free(A, device);
+    assert_eq!(used(&ledger), 0);
+}
+
+#[test]
 fn each_place_of_a_file_keeps_memory_of_its_own() {
     let mut ledger = ledger(100);
     let place = |index| Hold::Export { file: 5, index };
