@@ -12,14 +12,15 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
 
-/// `_IOR(0xee, 0xee, u64)`: asks a file of ours which open file it is. Answered to
+/// `_IOWR(0xee, 0xee, u64)`: asks a file of ours which open file it is. Answered to
 /// ourselves alone.
-pub(crate) const WHO_IS: u32 = 0x8008_eeee;
+pub(crate) const WHO_IS: u32 = 0xc008_eeee;
 
 // linux/capability.h.
 const CAP_SYS_ADMIN: u32 = 21;
@@ -42,11 +43,6 @@ impl Caller {
     /// The thread, as our own pid namespace numbers it; 0 is one that it doesn't show.
     pub(crate) fn new(tid: u32) -> Self {
         Caller { tid }
-    }
-
-    /// Whether the caller is one of our own threads.
-    pub(crate) fn is_ourselves(self) -> bool {
-        fs::metadata(format!("/proc/self/task/{}", self.tid)).is_ok()
     }
 
     fn proc(self, name: &str) -> String {
@@ -175,37 +171,115 @@ impl Caller {
         entries.flatten().any(|entry| stat(&entry.path()) == Some((device, inode)))
     }
 
-    /// A duplicate of one of its descriptors: the thread's, since its process's first may have ended;
-    /// before Linux 6.9 the process's.
-    fn duplicate(self, fd: RawFd) -> Option<OwnedFd> {
-        const PIDFD_THREAD: i32 = libc::O_EXCL;
-        let open = |number: u32, flags: i32| {
-            // SAFETY: takes a number and flags; returns a new descriptor or -1.
-            let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, number, flags) };
-            RawFd::try_from(pidfd).ok().filter(|fd| *fd >= 0)
-        };
-        let pidfd = open(self.tid, PIDFD_THREAD).or_else(|| open(self.process(), 0))?;
-        // SAFETY: the kernel just returned it to us, and nothing else has it.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-        // SAFETY: takes numbers; returns a new descriptor or -1.
-        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) };
-        let copy = RawFd::try_from(copy).ok().filter(|fd| *fd >= 0)?;
-        // SAFETY: the kernel just returned it to us, and nothing else has it.
-        Some(unsafe { OwnedFd::from_raw_fd(copy) })
-    }
-
     /// Which open file of ours a descriptor of its is. Asks ourselves, so no lock may be
     /// held.
     pub(crate) fn open_file(self, device: u64, fd: RawFd) -> Option<u64> {
-        let copy = self.duplicate(fd)?;
-        if fs::File::from(copy.try_clone().ok()?).metadata().ok()?.dev() != device {
+        let errand = Errand {
+            tid: self.tid,
+            process: self.process(),
+            fd,
+            device,
+            question: *SECRET.get_or_init(secret),
+            answer: None,
+            is_back: false,
+        };
+        // Whoever is looking for those who have a container's descriptors kills it now and then.
+        (0..TRIES).map(|_| errand.run()).find(|errand| errand.is_back)?.answer
+    }
+}
+
+/// How often a process that is to look at a descriptor is sent.
+const TRIES: u32 = 100;
+
+/// What only we know: who asks with it is one of ours.
+static SECRET: OnceLock<u64> = OnceLock::new();
+
+fn secret() -> u64 {
+    let mut bytes = [0; 8];
+    // SAFETY: writes at most so many bytes there.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    assert_eq!(got, 8, "the kernel has random numbers");
+    u64::from_ne_bytes(bytes)
+}
+
+/// Whether a [`WHO_IS`] is our own.
+pub(crate) fn is_ours(question: &[u8]) -> bool {
+    SECRET.get().is_some_and(|secret| question == secret.to_ne_bytes())
+}
+
+/// A process that takes one descriptor of another's, and asks which file that is.
+///
+/// Not we ourselves: the driver looks at descriptors in the kernel, and has none. Who has one
+/// that isn't at home in the container may be killed for it by a monitor; in a thread of ours
+/// that would end the simulated driver in the middle of a call to itself, for ever.
+#[derive(Debug, Clone, Copy)]
+struct Errand {
+    tid: u32,
+    process: u32,
+    fd: RawFd,
+    device: u64,
+    question: u64,
+    answer: Option<u64>,
+    is_back: bool,
+}
+
+impl Errand {
+    /// The errand as it was left.
+    fn run(self) -> Self {
+        let mut errand = self;
+        let mut stack = vec![0_u128; 4096];
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK;
+        // SAFETY: the child has a stack of its own and this memory to itself until it has ended,
+        // which this thread waits for; it has its own copies of all descriptors.
+        let pid = unsafe {
+            let top = stack.as_mut_ptr().add(stack.len()).cast();
+            libc::clone(on_errand, top, flags, (&raw mut errand).cast())
+        };
+        if pid > 0 {
+            // SAFETY: takes numbers, and no pointer; `__WCLONE` since it gives no signal.
+            unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WCLONE) };
+        }
+        errand
+    }
+
+    /// Makes system calls alone: other threads of ours may have whatever lock there is.
+    fn ask(&self) -> Option<u64> {
+        const PIDFD_THREAD: i32 = libc::O_EXCL;
+        // SAFETY: takes a number and flags; returns a new descriptor or -1.
+        let open = |number: u32, flags: i32| unsafe {
+            libc::syscall(libc::SYS_pidfd_open, number, flags)
+        };
+        // The thread's, since its process's first may have ended; before Linux 6.9 the process's.
+        let pidfd = match open(self.tid, PIDFD_THREAD) {
+            -1 => open(self.process, 0),
+            pidfd => pidfd,
+        };
+        // SAFETY: takes numbers; returns a new descriptor or -1.
+        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, self.fd, 0) };
+        let copy = RawFd::try_from(copy).ok().filter(|fd| *fd >= 0)?;
+        let mut stat = MaybeUninit::<libc::stat>::zeroed();
+        // SAFETY: `stat` has room for the struct, and all zeroes are a valid one.
+        let device = unsafe {
+            libc::fstat(copy, stat.as_mut_ptr());
+            stat.assume_init().st_dev
+        };
+        if device != self.device {
             return None;
         }
-        let mut answer = 0_u64;
-        // SAFETY: the request copies eight bytes out, into a u64.
-        let rc = unsafe { libc::ioctl(copy.as_raw_fd(), u64::from(WHO_IS), &raw mut answer) };
-        (rc == 0).then_some(answer)
+        let mut words = self.question;
+        // SAFETY: the request copies eight bytes in and eight out, of a u64.
+        let rc = unsafe { libc::ioctl(copy, u64::from(WHO_IS), &raw mut words) };
+        (rc == 0).then_some(words)
     }
+}
+
+extern "C" fn on_errand(errand: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: it's who sent it that waits, and it doesn't touch this meanwhile.
+    let errand = unsafe { &mut *errand.cast::<Errand>() };
+    errand.answer = errand.ask();
+    errand.is_back = true;
+    // SAFETY: ends this process, with its descriptors, and nothing of the other's.
+    unsafe { libc::_exit(0) }
 }
 
 /// Device and inode without asking the filesystem, which may be us.

@@ -24,7 +24,7 @@ use fuser::{
     WriteFlags,
 };
 
-use crate::caller::{Caller, WHO_IS};
+use crate::caller::{Caller, WHO_IS, is_ours};
 use crate::escape::{self, Call};
 use crate::fault::Fault;
 use crate::shared::Shared;
@@ -430,7 +430,7 @@ impl Filesystem for Tree {
             return reply.error(Errno::ENOTTY);
         };
         let caller = Caller::new(request.pid());
-        if cmd == WHO_IS && caller.is_ourselves() {
+        if cmd == WHO_IS && is_ours(in_data) {
             return reply.ioctl(0, &fh.0.to_le_bytes());
         }
         let call = Ioctl {
