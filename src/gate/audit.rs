@@ -30,6 +30,8 @@ pub enum Finding {
     },
     /// The driver has less than the ledger, and calls were underway that may be why.
     Less,
+    /// It shows more names of memory than are known, and calls were underway that may be why.
+    Unclear,
     /// There is more than was asked for, by a call that was another in the end or by the
     /// driver itself, and it fits the quota: it counts from now on.
     Unasked {
@@ -57,35 +59,62 @@ pub enum Underway {
     Calls,
 }
 
+/// Names of memory, of which each shows in the figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Named {
+    /// What those that are known name, and those that calls underway may make, in bytes.
+    pub bytes: u64,
+    /// No call began or ended while the driver was asked, and all that are underway are known.
+    pub is_still: bool,
+}
+
 /// Compares the figures of the container's processes on a GPU with what is `expected`.
 ///
 /// The ledger reserves before the driver is asked and frees after it was: so whatever was
 /// underway, the driver has no more than [`Expected::peak_bytes`] of the time around the
 /// question, and more has gone round us. Less can be a call underway, and says something
-/// only where there was none, or those that hang are known for what they may get. What was made counts once, duplicates don't; memory whose
-/// maker's handle is gone is shown as duplicated by several or, once one is left, as
-/// made: so the sum of both is the most there can be.
+/// only where there was none, or those that hang are known for what they may get.
+///
+/// What was made counts once, duplicates don't; memory whose oldest name is an export's or a
+/// mapping's is shown as duplicated by all others: so the sum of both is the most there can be.
+/// And so it makes room for as much among what was made. Hence names are compared with names,
+/// too, where there are duplicates: each that the driver shows somebody asked us for.
 ///
 /// What nobody asked us for is charged. Only where it doesn't fit the quota somebody is
 /// killed for it: the quota is what was promised, and the driver may count what it takes
 /// for its own ends.
 #[must_use]
-pub fn judge(figures: &[Figure], expected: &Expected, underway: Underway) -> Finding {
+pub fn judge(
+    figures: &[Figure],
+    expected: &Expected,
+    named: Option<Named>,
+    underway: Underway,
+) -> Finding {
     let made = sum(figures.iter().map(|figure| figure.held.made_bytes));
-    let most = made.saturating_add(sum(figures.iter().map(|figure| figure.held.duplicated_bytes)));
+    let most = sum(figures.iter().map(|figure| figure.held.bytes()));
     let hidden = expected.hidden_bytes;
-    if made > expected.peak_bytes {
-        let driver_bytes = made.saturating_add(hidden);
-        if driver_bytes <= expected.usage.limit_bytes {
-            return Finding::Unasked { driver_bytes };
+    let by_made = (made > expected.peak_bytes).then(|| {
+        let more =
+            More { bytes: made - expected.peak_bytes, driver_bytes: made.saturating_add(hidden) };
+        more.of(figures, |held| held.made_bytes, expected)
+    });
+    let most_named = |named: Named| named.bytes.saturating_add(expected.pending_bytes);
+    let by_names = named.filter(|named| most > most_named(*named)).map(|named| {
+        let bytes = most - most_named(named);
+        let more = More { bytes, driver_bytes: expected.charged_bytes.saturating_add(bytes) };
+        let finding = more.of(figures, Held::bytes, expected);
+        if named.is_still { finding } else { Finding::Unclear }
+    });
+    match (by_made, by_names) {
+        (Some(exceeds @ Finding::Exceeds { .. }), _) => return exceeds,
+        (
+            Some(Finding::Unasked { driver_bytes: a }),
+            Some(Finding::Unasked { driver_bytes: b }),
+        ) => {
+            return Finding::Unasked { driver_bytes: a.max(b) };
         }
-        let excess = |figure: &Figure| figure.held.made_bytes.saturating_sub(figure.charged_bytes);
-        let worst = figures.iter().max_by_key(|figure| excess(figure));
-        return worst.map_or(Finding::Fine, |worst| Finding::Exceeds {
-            pid: worst.held.pid,
-            excess_bytes: made - expected.peak_bytes,
-            driver_bytes,
-        });
+        (_, Some(finding)) | (Some(finding), None) => return finding,
+        (None, None) => {}
     }
     let driver_bytes = most.saturating_add(hidden);
     let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
@@ -93,6 +122,28 @@ pub fn judge(figures: &[Figure], expected: &Expected, underway: Underway) -> Fin
         _ if with_pending >= expected.usage.used_bytes => Finding::Fine,
         Underway::Calls => Finding::Less,
         Underway::Nothing => Finding::Learn { driver_bytes },
+    }
+}
+
+/// So many bytes are in use that nobody asked for, of so many.
+struct More {
+    bytes: u64,
+    driver_bytes: u64,
+}
+
+impl More {
+    /// What that means, where a process `has` so much.
+    fn of(self, figures: &[Figure], has: impl Fn(&Held) -> u64, expected: &Expected) -> Finding {
+        let More { bytes: excess_bytes, driver_bytes } = self;
+        if driver_bytes <= expected.usage.limit_bytes {
+            return Finding::Unasked { driver_bytes };
+        }
+        let excess = |figure: &&Figure| has(&figure.held).saturating_sub(figure.charged_bytes);
+        let worst = figures.iter().max_by_key(excess);
+        worst.map_or(Finding::Fine, |worst| {
+            let pid = worst.held.pid;
+            Finding::Exceeds { pid, excess_bytes, driver_bytes }
+        })
     }
 }
 
@@ -120,7 +171,7 @@ mod tests {
     #[test]
     fn who_has_most_beyond_its_charges_is_named() {
         let figures = [figure(1, 90, 90), figure(2, 50, 10)];
-        let finding = judge(&figures, &expected(100, 5, 105), Underway::Calls);
+        let finding = judge(&figures, &expected(100, 5, 105), None, Underway::Calls);
         let wanted = Finding::Exceeds { pid: 2, excess_bytes: 40, driver_bytes: 145 };
         assert_eq!(finding, wanted);
     }
@@ -131,11 +182,11 @@ mod tests {
         let mut expected = Expected { usage, ..expected(100, 5, 105) };
         let figures = [figure(1, 90, 90), figure(2, 50, 10)];
         for underway in [Underway::Calls, Underway::Nothing] {
-            let finding = judge(&figures, &expected, underway);
+            let finding = judge(&figures, &expected, None, underway);
             assert_eq!(finding, Finding::Unasked { driver_bytes: 145 });
         }
         expected.usage.limit_bytes = 144;
-        let finding = judge(&figures, &expected, Underway::Nothing);
+        let finding = judge(&figures, &expected, None, Underway::Nothing);
         assert!(matches!(finding, Finding::Exceeds { pid: 2, .. }), "{finding:?}");
     }
 
@@ -143,9 +194,9 @@ mod tests {
     fn less_is_learnt_only_where_nothing_was_underway() {
         let figures = [figure(1, 40, 90)];
         let expected = expected(90, 10, 100);
-        assert_eq!(judge(&figures, &expected, Underway::Calls), Finding::Less);
+        assert_eq!(judge(&figures, &expected, None, Underway::Calls), Finding::Less);
         let learnt = Finding::Learn { driver_bytes: 50 };
-        assert_eq!(judge(&figures, &expected, Underway::Nothing), learnt);
+        assert_eq!(judge(&figures, &expected, None, Underway::Nothing), learnt);
     }
 
     #[test]
@@ -153,14 +204,39 @@ mod tests {
         let figures = [figure(1, 40, 90)];
         let expected = |pending_bytes| Expected { pending_bytes, ..expected(90, 10, 100) };
         let learnt = Finding::Learn { driver_bytes: 50 };
-        assert_eq!(judge(&figures, &expected(49), Underway::Nothing), learnt);
-        assert_eq!(judge(&figures, &expected(50), Underway::Nothing), Finding::Fine);
+        assert_eq!(judge(&figures, &expected(49), None, Underway::Nothing), learnt);
+        assert_eq!(judge(&figures, &expected(50), None, Underway::Nothing), Finding::Fine);
     }
 
     #[test]
     fn hidden_memory_is_no_excuse_for_more_in_sight() {
-        let finding = judge(&[figure(1, 60, 0)], &expected(0, 60, 60), Underway::Nothing);
+        let finding = judge(&[figure(1, 60, 0)], &expected(0, 60, 60), None, Underway::Nothing);
         assert!(matches!(finding, Finding::Exceeds { pid: 1, excess_bytes: 60, .. }));
+    }
+
+    #[test]
+    fn memory_by_two_names_makes_no_room_for_what_nobody_asked_for() {
+        // 40 were made, whose maker's name is gone: two duplicates show them. 30 more were taken.
+        let duplicate = Held { pid: 1, made_bytes: 0, duplicated_bytes: 80 };
+        let figures = [
+            Figure { held: duplicate, charged_bytes: 80 },
+            Figure { held: Held { pid: 2, made_bytes: 30, duplicated_bytes: 0 }, charged_bytes: 0 },
+        ];
+        let mut expected = expected(40, 0, 40);
+        let named = |bytes, is_still| Some(Named { bytes, is_still });
+        let judged =
+            |expected: &Expected, named| judge(&figures, expected, named, Underway::Nothing);
+        let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 30, driver_bytes: 70 };
+        assert_eq!(judged(&expected, named(80, true)), exceeds);
+        assert_eq!(judged(&expected, named(80, false)), Finding::Unclear);
+        assert_eq!(judged(&expected, named(110, true)), Finding::Fine);
+        assert_eq!(judged(&expected, None), Finding::Fine);
+        expected.pending_bytes = 30;
+        assert_eq!(judged(&expected, named(80, true)), Finding::Fine);
+        expected.pending_bytes = 0;
+        expected.usage.limit_bytes = 70;
+        let unasked = Finding::Unasked { driver_bytes: 70 };
+        assert_eq!(judged(&expected, named(80, true)), unasked);
     }
 
     proptest! {
@@ -173,7 +249,7 @@ mod tests {
             let figures: Vec<Figure> = made.iter().map(|made| figure(1, *made, 0)).collect();
             let peak = made.iter().sum::<u64>() + slack;
             for underway in [Underway::Calls, Underway::Nothing] {
-                let finding = judge(&figures, &expected(peak, hidden, peak + hidden), underway);
+                let finding = judge(&figures, &expected(peak, hidden, peak + hidden), None, underway);
                 let killed = matches!(finding, Finding::Exceeds { .. });
                 prop_assert!(!killed);
             }
@@ -187,12 +263,13 @@ mod tests {
             let figures: Vec<Figure> = made.iter().map(|made| figure(1, *made, 0)).collect();
             let sum = made.iter().sum::<u64>();
             prop_assume!(sum >= short);
-            let finding = judge(&figures, &expected(sum - short, 0, 0), Underway::Calls);
+            let finding = judge(&figures, &expected(sum - short, 0, 0), None, Underway::Calls);
             let excess = match finding {
                 Finding::Exceeds { excess_bytes, .. } => excess_bytes,
                 Finding::Fine
                 | Finding::Learn { .. }
                 | Finding::Less
+                | Finding::Unclear
                 | Finding::Unasked { .. } => 0,
             };
             prop_assert_eq!(excess, short);

@@ -7,7 +7,7 @@
 //! one: at each instant there is one whole log. Pure: records to bytes and back;
 //! who maps the memory is not known here.
 
-use crate::ledger::{Client, Entry, Handle, Hold, Process, Span, Tree};
+use crate::ledger::{Client, Entry, Handle, Hold, Process, Shown, Span, Tree};
 
 /// Bytes of the memory; it is sparse, and what isn't used takes nothing.
 pub const JOURNAL_BYTES: usize = 16 << 20;
@@ -249,6 +249,23 @@ impl Raw {
     }
 }
 
+/// Where memory shows, in a GPU's place.
+fn place(shown: Shown) -> usize {
+    match shown {
+        Shown::Here => 0,
+        Shown::Nowhere => 1,
+        Shown::On(gpu) => 2 + usize::from(gpu),
+    }
+}
+
+fn shown(place: u16) -> Shown {
+    match place {
+        0 => Shown::Here,
+        1 => Shown::Nowhere,
+        place => Shown::On(place - 2),
+    }
+}
+
 /// The bytes of a record.
 #[must_use]
 pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
@@ -272,8 +289,8 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
             Raw::new(1).gpu(gpu).words([client.0, parent.0, handle.0]).longs([bytes, 0])
         }
         Entry::Note { client, parent, handle } => Raw::new(2).words([client.0, parent.0, handle.0]),
-        Entry::Adopt { hold, client, parent, handle } => {
-            Raw::new(3).words([client.0, parent.0, handle.0]).hold(hold)
+        Entry::Adopt { hold, client, parent, handle, shown } => {
+            Raw::new(3).gpu(place(shown)).words([client.0, parent.0, handle.0]).hold(hold)
         }
         Entry::Hold { hold, client, handle } => {
             Raw::new(4).words([client.0, 0, handle.0]).hold(hold)
@@ -298,8 +315,9 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         Entry::Charge { id, gpu, bytes, epoch } => {
             Raw::new(14).gpu(gpu).third(id).longs([bytes, epoch])
         }
-        Entry::Object { client, parent, handle, charge } => Raw::new(15)
-            .gpu(usize::from(charge.is_some()))
+        // Workers that knew nothing of where memory shows wrote 1.
+        Entry::Object { client, parent, handle, charge, shown } => Raw::new(15)
+            .gpu(charge.map_or(0, |_| 1 + place(shown)))
             .words([client.0, parent.0, handle.0])
             .longs([charge.unwrap_or(0), 0]),
         Entry::Held { hold, charge } => Raw::new(16).third(charge).hold(hold),
@@ -325,7 +343,10 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
     let entry = match raw.kind {
         1 => Entry::Commit { gpu, bytes: first, client, parent, handle },
         2 => Entry::Note { client, parent, handle },
-        3 => Entry::Adopt { hold: raw.get_hold()?, client, parent, handle },
+        3 => {
+            let shown = shown(raw.gpu);
+            Entry::Adopt { hold: raw.get_hold()?, client, parent, handle, shown }
+        }
         4 => Entry::Hold { hold: raw.get_hold()?, client, handle },
         5 => Entry::Settle { from: Hold::Underway(raw.get_third()), to: raw.get_hold()? },
         6 => Entry::Release { hold: raw.get_hold()? },
@@ -337,7 +358,11 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         12 => Entry::Reconcile { gpu, driver_bytes: first },
         13 => Entry::Account { gpu, missed: first, gone: second, epoch: raw.get_third() },
         14 => Entry::Charge { id: raw.get_third(), gpu, bytes: first, epoch: second },
-        15 => Entry::Object { client, parent, handle, charge: (gpu == 1).then_some(first) },
+        15 => {
+            let charge = (gpu > 0).then_some(first);
+            let shown = shown(raw.gpu.saturating_sub(1));
+            Entry::Object { client, parent, handle, charge, shown }
+        }
         16 => Entry::Held { hold: raw.get_hold()?, charge: raw.get_third() },
         17..=20 => {
             let (tree, span, charge) = raw.get_piece()?;
@@ -417,6 +442,9 @@ mod tests {
             (a, b, c) in any::<(u32, u32, u32)>(),
             (x, y, z) in any::<(u64, u64, u64)>(),
             hold in hold(),
+            shown in prop_oneof![
+                Just(Shown::Here), Just(Shown::Nowhere), (0..64_u16).prop_map(Shown::On),
+            ],
         ) {
             let (client, parent, handle) = (Client(a), Handle(b), Handle(c));
             let process = Process(x);
@@ -433,7 +461,7 @@ mod tests {
                 kind => Record::Ledger(match kind {
                     2 => Entry::Commit { gpu, bytes: x, client, parent, handle },
                     3 => Entry::Note { client, parent, handle },
-                    4 => Entry::Adopt { hold, client, parent, handle },
+                    4 => Entry::Adopt { hold, client, parent, handle, shown },
                     5 => Entry::Hold { hold, client, handle },
                     6 => Entry::Settle { from: Hold::Underway(x), to: hold },
                     7 => Entry::Release { hold },
@@ -445,8 +473,11 @@ mod tests {
                     13 => Entry::Reconcile { gpu, driver_bytes: x },
                     14 => Entry::Account { gpu, missed: x, gone: y, epoch: z },
                     15 => Entry::Charge { id: x, gpu, bytes: y, epoch: z },
-                    16 => Entry::Object { client, parent, handle, charge: Some(x) },
-                    17 => Entry::Object { client, parent, handle, charge: None },
+                    16 => Entry::Object { client, parent, handle, charge: Some(x), shown },
+                    17 => {
+                        let shown = Shown::Here;
+                        Entry::Object { client, parent, handle, charge: None, shown }
+                    }
                     18 => Entry::Held { hold, charge: x },
                     19 => Entry::Map { tree, span, charge: z },
                     20 => Entry::MapAlone { tree, span, charge: z },

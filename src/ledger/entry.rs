@@ -7,7 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Charge, ChargeId, Client, Handle, Hold, Ledger, Process, Span, Tree, Usage};
+use super::{
+    Charge, ChargeId, Client, Handle, Hold, Ledger, Object, Process, Shown, Span, Tree, Usage,
+};
 
 /// A change of a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +20,7 @@ pub enum Entry {
     /// [`Ledger::note`].
     Note { client: Client, parent: Handle, handle: Handle },
     /// [`Ledger::adopt`].
-    Adopt { hold: Hold, client: Client, parent: Handle, handle: Handle },
+    Adopt { hold: Hold, client: Client, parent: Handle, handle: Handle, shown: Shown },
     /// [`Ledger::hold`].
     Hold { hold: Hold, client: Client, handle: Handle },
     /// [`Ledger::settle`].
@@ -41,8 +43,8 @@ pub enum Entry {
     Account { gpu: usize, missed: u64, gone: u64, epoch: u64 },
     /// A charge that nothing keeps alive yet.
     Charge { id: u64, gpu: usize, bytes: u64, epoch: u64 },
-    /// An object, and its charge.
-    Object { client: Client, parent: Handle, handle: Handle, charge: Option<u64> },
+    /// An object, its charge, and where that shows.
+    Object { client: Client, parent: Handle, handle: Handle, charge: Option<u64>, shown: Shown },
     /// A hold, and its charge.
     Held { hold: Hold, charge: u64 },
     /// [`Ledger::map`].
@@ -70,8 +72,8 @@ impl Ledger {
                 // What couldn't be remembered was no change.
                 let _ = self.note(client, parent, handle);
             }
-            Entry::Adopt { hold, client, parent, handle } => {
-                self.adopt(hold, client, parent, handle);
+            Entry::Adopt { hold, client, parent, handle, shown } => {
+                self.adopt(hold, client, parent, handle, shown);
             }
             Entry::Hold { hold, client, handle } => {
                 let _ = self.hold(hold, client, handle);
@@ -105,8 +107,8 @@ impl Ledger {
                     self.next_charge = self.next_charge.max(id.saturating_add(1));
                 }
             }
-            Entry::Object { client, parent, handle, charge } => {
-                self.name(charge.map(ChargeId), client, parent, handle);
+            Entry::Object { client, parent, handle, charge, shown } => {
+                self.name(client, handle, Object { parent, charge: charge.map(ChargeId), shown });
             }
             Entry::Held { hold, charge } => {
                 self.reference(ChargeId(charge), hold.is_name());
@@ -132,9 +134,9 @@ impl Ledger {
             bytes: charge.bytes,
             epoch: charge.epoch,
         });
-        let objects = self.objects.iter().map(|(client, parent, handle, charge)| {
-            let charge = charge.map(|id| id.0);
-            Entry::Object { client, parent, handle, charge }
+        let objects = self.objects.iter().map(|(client, handle, object)| {
+            let Object { parent, charge, shown } = *object;
+            Entry::Object { client, parent, handle, charge: charge.map(|id| id.0), shown }
         });
         let holds = self.holds.iter().map(|(hold, id)| Entry::Held { hold: *hold, charge: id.0 });
         let pieces = self.pieces.iter();
@@ -196,8 +198,8 @@ impl Ledger {
     /// Clients that nobody who lives was seen to hold, and whose memory counts nowhere.
     #[must_use]
     pub fn weightless_orphans(&self) -> Vec<Client> {
-        let weighs = |(client, _, _, charge): (Client, _, _, Option<ChargeId>)| {
-            let charge = charge.and_then(|id| self.charges.get(&id));
+        let weighs = |(client, _, object): (Client, _, &Object)| {
+            let charge = object.charge.and_then(|id| self.charges.get(&id));
             charge.is_some_and(|charge| charge.bytes > 0).then_some(client)
         };
         let mut orphans = self.orphans();
@@ -299,8 +301,8 @@ impl Ledger {
     #[must_use]
     pub fn charged_by_client(&self, gpu: usize) -> BTreeMap<Client, u64> {
         let mut sums = BTreeMap::new();
-        for (client, _, _, charge) in self.objects.iter() {
-            let charge = charge.and_then(|id| self.charges.get(&id));
+        for (client, _, object) in self.objects.iter() {
+            let charge = object.charge.and_then(|id| self.charges.get(&id));
             if let Some(charge) = charge.filter(|charge| charge.gpu == gpu) {
                 let sum: &mut u64 = sums.entry(client).or_default();
                 *sum = sum.saturating_add(charge.bytes);
@@ -326,9 +328,9 @@ impl Ledger {
         self.named().map(|(client, handle, id)| (client, handle, id.0)).collect()
     }
 
-    fn named(&self) -> impl Iterator<Item = (Client, Handle, ChargeId)> {
+    pub(super) fn named(&self) -> impl Iterator<Item = (Client, Handle, ChargeId)> {
         let objects = self.objects.iter();
-        objects.filter_map(|(client, _, handle, charge)| charge.map(|id| (client, handle, id)))
+        objects.filter_map(|(client, handle, object)| Some((client, handle, object.charge?)))
     }
 
     /// Starts to watch for the most that the driver could show from now on.

@@ -19,17 +19,19 @@ mod account;
 mod entry;
 mod objects;
 mod pieces;
+mod shown;
 
 use std::collections::BTreeMap;
 
 use thiserror::Error;
 
 use account::Account;
-use objects::Objects;
+use objects::{Object, Objects};
 use pieces::Pieces;
 
 pub use entry::{Entry, Expected};
 pub use pieces::{Span, Tree};
+pub use shown::Shown;
 
 /// The driver's name of a client (`hClient`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -272,7 +274,11 @@ impl Ledger {
         let epoch = account.epoch();
         self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1 });
         // Room for it was seen to when it was reserved; one more does no harm.
-        self.objects.insert(client, parent, handle, Some(id));
+        self.objects.insert(
+            client,
+            handle,
+            Object { parent, charge: Some(id), shown: Shown::Here },
+        );
     }
 
     /// An object without memory of its own, that others may hang below.
@@ -291,7 +297,7 @@ impl Ledger {
         if self.objects.len() >= self.bounds.objects {
             return Err(LedgerError::Full);
         }
-        self.objects.insert(client, parent, handle, None);
+        self.objects.insert(client, handle, Object { parent, charge: None, shown: Shown::Here });
         Ok(())
     }
 
@@ -312,15 +318,22 @@ impl Ledger {
             return Err(LedgerError::Full);
         }
         let charge = self.objects.charge(source.0, source.1);
-        self.name(charge, client, parent, handle);
+        self.name(client, handle, Object { parent, charge, shown: Shown::Here });
         Ok(())
     }
 
     /// `handle` of `client` is another name for what `hold` keeps; the hold stays. Without
     /// such a hold it is an object without memory.
-    pub fn adopt(&mut self, hold: Hold, client: Client, parent: Handle, handle: Handle) {
+    pub fn adopt(
+        &mut self,
+        hold: Hold,
+        client: Client,
+        parent: Handle,
+        handle: Handle,
+        shown: Shown,
+    ) {
         let charge = self.holds.get(&hold).copied();
-        self.name(charge, client, parent, handle);
+        self.name(client, handle, Object { parent, charge, shown });
     }
 
     /// `to` takes the place of the hold `from`, and of what `to` held before.
@@ -333,12 +346,12 @@ impl Ledger {
         self.release(from);
     }
 
-    fn name(&mut self, charge: Option<ChargeId>, client: Client, parent: Handle, handle: Handle) {
-        if let Some(id) = charge {
+    fn name(&mut self, client: Client, handle: Handle, object: Object) {
+        if let Some(id) = object.charge {
             self.reference(id, true);
         }
         self.replace(client, handle);
-        self.objects.insert(client, parent, handle, charge);
+        self.objects.insert(client, handle, object);
     }
 
     /// The driver gave `handle` anew: what had it is gone, with all below. What was never told of may

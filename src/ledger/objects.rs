@@ -2,19 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ChargeId, Client, Handle};
+use super::{ChargeId, Client, Handle, Shown};
 
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     all: BTreeMap<(Client, Handle), Object>,
     /// Client, parent, child.
     children: BTreeSet<(Client, Handle, Handle)>,
+    /// How many show elsewhere than where their memory is.
+    elsewhere: usize,
 }
 
-#[derive(Debug)]
-struct Object {
-    parent: Handle,
-    charge: Option<ChargeId>,
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Object {
+    pub(super) parent: Handle,
+    pub(super) charge: Option<ChargeId>,
+    /// Where that shows.
+    pub(super) shown: Shown,
 }
 
 /// Parents that are looked at: a driver's memory has three.
@@ -36,6 +40,14 @@ impl Objects {
         self.all.get(&(client, handle)).and_then(|object| object.charge)
     }
 
+    pub(super) fn shown(&self, client: Client, handle: Handle) -> Shown {
+        self.all.get(&(client, handle)).map_or(Shown::Here, |object| object.shown)
+    }
+
+    pub(super) fn has_elsewhere(&self) -> bool {
+        self.elsewhere > 0
+    }
+
     /// Whether an object is `above` itself or hangs below it; `None` where it isn't known what
     /// it hangs below.
     pub(super) fn is_below(&self, client: Client, handle: Handle, above: Handle) -> Option<bool> {
@@ -53,23 +65,16 @@ impl Objects {
         None
     }
 
-    /// Client, parent, handle and charge of all.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Client, Handle, Handle, Option<ChargeId>)> {
-        self.all
-            .iter()
-            .map(|((client, handle), object)| (*client, object.parent, *handle, object.charge))
+    /// Client, handle and the rest of all.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Client, Handle, &Object)> {
+        self.all.iter().map(|((client, handle), object)| (*client, *handle, object))
     }
 
     /// Enters an object whose handle is free.
-    pub(super) fn insert(
-        &mut self,
-        client: Client,
-        parent: Handle,
-        handle: Handle,
-        charge: Option<ChargeId>,
-    ) {
-        self.all.insert((client, handle), Object { parent, charge });
-        self.children.insert((client, parent, handle));
+    pub(super) fn insert(&mut self, client: Client, handle: Handle, object: Object) {
+        self.all.insert((client, handle), object);
+        self.children.insert((client, object.parent, handle));
+        self.elsewhere += usize::from(object.shown != Shown::Here);
     }
 
     /// Takes an object and all below it out; the charges they named.
@@ -82,6 +87,7 @@ impl Objects {
             // Nobody may have told of it, and of what hangs below.
             if let Some(object) = self.all.remove(&(client, handle)) {
                 self.children.remove(&(client, object.parent, handle));
+                self.elsewhere -= usize::from(object.shown != Shown::Here);
                 charges.extend(object.charge);
             }
             let below = self.children.range((client, handle, LOWEST)..=(client, handle, HIGHEST));

@@ -102,6 +102,34 @@ fn what_hangs_below_stays_where_that_is_entered_late() {
 }
 
 #[test]
+fn each_name_shows_where_it_hangs() {
+    let mut ledger = Ledger::new(&[100, 100], BOUNDS);
+    let named = |ledger: &Ledger| [0, 1].map(|gpu| ledger.named_bytes(gpu));
+    allocate(&mut ledger, A, 1, 40);
+    allocate(&mut ledger, A, 2, 7);
+    ledger.duplicate((A, Handle(1)), B, root(B), Handle(3)).unwrap();
+    let hold = Hold::Underway(1);
+    ledger.hold(hold, A, Handle(1)).unwrap();
+    assert_eq!(named(&ledger), [127, 40], "where a call will name it isn't known yet");
+    ledger.adopt(hold, B, root(B), Handle(4), Shown::On(1));
+    ledger.adopt(hold, B, root(B), Handle(5), Shown::Nowhere);
+    ledger.release(hold);
+    assert_eq!(named(&ledger), [87, 40]);
+    let several = ledger.names_of_several().into_iter().map(|(_, handle, _)| handle.0);
+    assert_eq!(several.collect::<Vec<_>>(), [1, 3, 4, 5]);
+    let copy = copied(&ledger, 2);
+    assert!(copy.entries().eq(ledger.entries()));
+    assert_eq!(named(&copy), [87, 40]);
+    assert_eq!(ledger.shown(B, Handle(4)), Shown::On(1));
+    ledger.free(A, Handle(1));
+    assert!(ledger.has_names_elsewhere() && copy.has_names_elsewhere());
+    ledger.close(B);
+    assert!(!ledger.has_names_elsewhere());
+    assert_eq!((named(&ledger), ledger.names_of_several().len()), ([7, 0], 0));
+    assert_eq!(ledger.memory_of(A, Handle(2)), Some((0, 7)));
+}
+
+#[test]
 fn each_place_of_a_file_keeps_memory_of_its_own() {
     let mut ledger = ledger(100);
     let place = |index| Hold::Export { file: 5, index };
@@ -115,7 +143,7 @@ fn each_place_of_a_file_keeps_memory_of_its_own() {
     assert_eq!([0, 512].map(|index| ledger.is_last_but_for_holds(place(index))), [false, true]);
     ledger.hold(place(512), A, Handle(1)).unwrap();
     assert_eq!(used(&ledger), 70, "what is replaced ends");
-    ledger.adopt(place(512), B, root(B), Handle(7));
+    ledger.adopt(place(512), B, root(B), Handle(7), Shown::Here);
     ledger.free(A, Handle(1));
     [place(0), place(512)].into_iter().for_each(|hold| ledger.release(hold));
     assert_eq!((used(&ledger), ledger.exported(5).count()), (70, 0), "it has a name");
@@ -141,7 +169,7 @@ fn memory_of_the_host_is_named_and_held_and_counts_nothing() {
     let bytes = |handle| ledger.bytes_of(A, Handle(handle));
     assert_eq!([1, 2, 3, 4].map(bytes), [Some(100), None, Some(0), None]);
     ledger.hold(hold, A, Handle(3)).unwrap();
-    ledger.adopt(hold, B, root(B), name);
+    ledger.adopt(hold, B, root(B), name, Shown::Here);
     ledger.free(A, Handle(2));
     assert!(!ledger.is_last_but_for_holds(hold), "the import names it");
     ledger.reconcile(0, 100).unwrap();
@@ -466,7 +494,8 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
                 && model.takes(client, 0, handle)
             {
                 model.objects.insert((client, handle), (0, Some(memory)));
-                ledger.adopt(hold(number), Client(client), top(client, 0), Handle(handle));
+                let (client, parent) = (Client(client), top(client, 0));
+                ledger.adopt(hold(number), client, parent, Handle(handle), Shown::Here);
             }
         }
         Step::Host { client, handle } => {
@@ -669,7 +698,7 @@ fn adopting_names_what_a_call_underway_holds() {
     allocate(&mut ledger, A, 1, 70);
     ledger.hold(Hold::Underway(1), A, Handle(1)).unwrap();
     ledger.free(A, Handle(1));
-    ledger.adopt(Hold::Underway(1), B, root(B), Handle(9));
+    ledger.adopt(Hold::Underway(1), B, root(B), Handle(9), Shown::Here);
     ledger.release(Hold::Underway(1));
     assert_eq!((used(&ledger), ledger.expected(0).unwrap().hidden_bytes), (70, 0));
     ledger.free(B, Handle(9));

@@ -44,6 +44,14 @@ pub struct Held {
     pub duplicated_bytes: u64,
 }
 
+impl Held {
+    /// All that it has a name for, in bytes; what it has by two names, twice.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.made_bytes.saturating_add(self.duplicated_bytes)
+    }
+}
+
 fn word(bytes: &[u8], offset: usize) -> u32 {
     let field = bytes.get(offset..).and_then(<[u8]>::first_chunk);
     field.map_or(0, |field| u32::from_le_bytes(*field))

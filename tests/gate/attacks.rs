@@ -43,7 +43,7 @@ fn watched(name: &str, monitor: Monitor) -> (Said, Monitor, u64) {
             }
         });
         let words: Vec<&str> = name.split(' ').collect();
-        let at = words.len() - 1;
+        let at = words.iter().take_while(|word| word.starts_with("--")).count();
         let words = [&words[..at], &["attack"], &words[at..]].concat();
         Said::of(&wait(monitor.spawn(&words)))
     });
@@ -100,6 +100,9 @@ attacks! {
     a_mapping_that_outlives_the_original = "map-free";
     duplicates_of_what_was_taken = "hide-dup";
     a_mapping_of_what_was_taken = "hide-map";
+    memory_beside_names_of_others = "hide-slack";
+    memory_beside_a_name_and_an_export = "hide-slack export";
+    memory_beside_names_that_are_gone = "hide-slack closed";
     clients_of_the_dead = "hide-heir";
     memory_behind_the_dead = "hide-behind";
     a_vfork_and_an_exec = "vfork-exec";

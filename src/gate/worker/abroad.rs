@@ -324,7 +324,7 @@ impl Shared {
         for gpu in 0..self.uuids.len() {
             unexplained -= i128::from(own.free_bytes(&self.release, gpu).ok()?);
             for held in own.held(&self.release, gpu, pids).ok()? {
-                let bytes = held.made_bytes.saturating_add(held.duplicated_bytes);
+                let bytes = held.bytes();
                 unexplained -= i128::from(held.made_bytes);
                 if bytes > 0 {
                     *figures.entry(held.pid).or_insert(0) += bytes;

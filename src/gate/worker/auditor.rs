@@ -21,7 +21,7 @@ use super::ending::{Ending, LAST_LOOK};
 use super::mapped::{Mapping, Occasion};
 use super::memory::Count;
 use super::own::Own;
-use super::quiet::{Doubts, Found};
+use super::quiet::{Doubts, Found, NAMES_DOUBT};
 use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
 use crate::gate::audit::{self, Figure, Finding, Underway};
@@ -59,6 +59,9 @@ const TIDY: Duration = Duration::from_secs(10);
 /// How often clients are asked for, where nobody died and nothing is refused.
 const STOCK: Duration = Duration::from_secs(2);
 
+/// How often names of memory are asked for that has several, where the driver shows fewer.
+const NAMES: Duration = Duration::from_millis(400);
+
 /// The wake-up's place among what is waited for; no process has it.
 const WAKE: u64 = u64::MAX;
 
@@ -90,8 +93,10 @@ pub(super) struct Auditor {
     /// The driver showed less than the books, maybe for calls that were underway: when it's asked
     /// next, there shall be none.
     is_less: AtomicBool,
-    /// When clients were asked for.
-    stock: Mutex<Option<Instant>>,
+    /// The driver showed fewer names of memory than the books have.
+    is_nameless: AtomicBool,
+    /// When clients were asked for, and names.
+    stock: Mutex<[Option<Instant>; 2]>,
     pub(super) abroad: Abroad,
     pub(super) ending: Ending,
 }
@@ -105,7 +110,8 @@ impl Auditor {
             killed: Mutex::new(BTreeSet::new()),
             doubts: Doubts::default(),
             is_less: AtomicBool::new(false),
-            stock: Mutex::new(None),
+            is_nameless: AtomicBool::new(false),
+            stock: Mutex::new([None; 2]),
             abroad: Abroad::default(),
             ending: Ending::default(),
         })
@@ -125,12 +131,17 @@ impl Auditor {
         }
     }
 
-    /// Whether clients are to be asked for; they are, then.
-    fn is_stock_due(&self) -> bool {
+    /// Whether clients, or names, are to be asked for; they are, then.
+    fn is_stock_due(&self, depth: Depth) -> bool {
         let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = stock.is_none_or(|last| last.elapsed() > STOCK);
+        let [clients, names] = &mut *stock;
+        let (last, often) = match depth {
+            Depth::Clients => (clients, STOCK),
+            Depth::Objects => (names, NAMES),
+        };
+        let due = last.is_none_or(|last| last.elapsed() > often);
         if due {
-            *stock = Some(Instant::now());
+            *last = Some(Instant::now());
         }
         due
     }
@@ -314,9 +325,15 @@ impl Shared {
             all.push(found.held);
         }
         drop(still);
-        if occasion != Occasion::Tick || self.auditor.is_stock_due() {
+        if occasion != Occasion::Tick || self.auditor.is_stock_due(Depth::Clients) {
             let names = self.books().ledger.names_of_all();
             self.strike_out(&own, &names, Depth::Clients);
+        }
+        // A name that is gone makes room for one that nobody asked for.
+        let is_nameless = self.auditor.is_nameless.swap(false, Ordering::Relaxed);
+        if is_nameless && self.auditor.is_stock_due(Depth::Objects) {
+            let names = self.books().ledger.names_of_several();
+            self.strike_out(&own, &names, Depth::Objects);
         }
         self.bury(&dead, &all);
     }
@@ -330,18 +347,33 @@ impl Shared {
         let underway = if still { Underway::Nothing } else { Underway::Calls };
         let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
         let figures: Vec<Figure> = held.iter().map(figure).collect();
-        let finding = audit::judge(&figures, &expected, underway);
+        // Else what was made is all that has a name.
+        let has_more = has_duplicates(held) || books.ledger.has_names_elsewhere();
+        let named = has_more.then(|| books.named(gpu, generation));
+        if named.is_some_and(|named| named.bytes > bytes_of(held)) {
+            self.auditor.is_nameless.store(true, Ordering::Relaxed);
+        }
+        let finding = audit::judge(&figures, &expected, named, underway);
         let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
+        let by_names = is_more && audit::judge(&figures, &expected, None, underway) != finding;
         if is_more && !self.is_certain(gpu, found) {
             books.schedule(Instant::now());
             drop(books);
             return self.auditor.wake();
+        }
+        if by_names && !self.auditor.doubts.has_lasted(gpu, expected.pending_bytes > 0) {
+            self.auditor.is_less.store(true, Ordering::Relaxed);
+            return books.schedule_later(Instant::now() + NAMES_DOUBT);
         }
         match finding {
             Finding::Fine => self.auditor.doubts.dispel(gpu),
             Finding::Less => {
                 self.auditor.is_less.store(true, Ordering::Relaxed);
                 self.auditor.doubts.dispel(gpu);
+            }
+            Finding::Unclear => {
+                // The next time, nobody calls meanwhile.
+                self.auditor.is_less.store(true, Ordering::Relaxed);
             }
             Finding::Learn { driver_bytes } => {
                 drop(books);
@@ -355,7 +387,7 @@ impl Shared {
             Finding::Exceeds { .. } => {
                 let figures = with_charges(&books, gpu, held);
                 if let Finding::Exceeds { pid, excess_bytes, driver_bytes } =
-                    audit::judge(&figures, &expected, underway)
+                    audit::judge(&figures, &expected, named, underway)
                 {
                     books.enter(Entry::Reconcile { gpu, driver_bytes });
                     books.schedule(Instant::now());
@@ -377,9 +409,7 @@ impl Shared {
         let mut books = self.books();
         for process in dead {
             let pid = process_id(*process).pid.cast_unsigned();
-            let holds = all.iter().flatten().any(|held| {
-                held.pid == pid && held.made_bytes.saturating_add(held.duplicated_bytes) > 0
-            });
+            let holds = all.iter().flatten().any(|held| held.pid == pid && held.bytes() > 0);
             // Their files end first, which others look to, who may be kept waiting.
             let is_kept = |number| files.iter().any(|file| file.number == number);
             let has_files = books.makers.bound_to(*process).any(is_kept);
@@ -466,6 +496,14 @@ impl Shared {
             }
         }
     }
+}
+
+fn has_duplicates(held: &[Held]) -> bool {
+    held.iter().any(|held| held.duplicated_bytes > 0)
+}
+
+fn bytes_of(held: &[Held]) -> u64 {
+    held.iter().fold(0, |sum: u64, held| sum.saturating_add(held.bytes()))
 }
 
 /// What each process was charged, by the clients it was seen with.

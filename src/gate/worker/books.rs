@@ -12,6 +12,7 @@ use super::mapped;
 use super::memories::Mapped;
 use super::memory::{Log, Memory, SetAside, Slot};
 use super::trace::Object;
+use crate::gate::audit::Named;
 use crate::gate::journal::{HALF_BYTES, RECORD_BYTES, Record, SLOTS, Stage};
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
@@ -147,6 +148,8 @@ pub(super) struct Books {
     pub(super) paused_until: Option<Instant>,
     /// When the driver is to be asked, though nobody waits for it.
     pub(super) due: [Option<Instant>; 2],
+    /// What imports are about to name anew, in bytes.
+    importing_bytes: u64,
 }
 
 impl Books {
@@ -175,6 +178,7 @@ impl Books {
             pauses: 0,
             paused_until: None,
             due: [None; 2],
+            importing_bytes: 0,
         };
         for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
             if let Identity::File { device, inode } = node.identity {
@@ -658,6 +662,31 @@ impl Books {
             later.max(Some(now + Duration::from_millis(200))),
         ];
         first
+    }
+
+    /// An import of so many bytes goes into the driver.
+    pub(super) fn begin_import(&mut self, bytes: u64) {
+        self.importing_bytes = self.importing_bytes.saturating_add(bytes);
+    }
+
+    /// It is back, and entered.
+    pub(super) fn end_import(&mut self, bytes: u64) {
+        self.importing_bytes = self.importing_bytes.saturating_sub(bytes);
+    }
+
+    /// The names that a GPU's figures may show, which were asked for at that generation. Those that a
+    /// worker before was about to make aren't known.
+    pub(super) fn named(&self, gpu: usize, generation: u64) -> Named {
+        Named {
+            bytes: self.ledger.named_bytes(gpu).saturating_add(self.importing_bytes),
+            is_still: self.generation == generation && self.inherited.is_empty(),
+        }
+    }
+
+    /// The driver is to be asked by then, or somewhat later.
+    pub(super) fn schedule_later(&mut self, at: Instant) {
+        let [_, later] = &mut self.due;
+        *later = (*later).max(Some(at));
     }
 
     /// Whether nothing is charged, and nothing known that could be.

@@ -17,7 +17,7 @@ use super::own::Presence;
 use super::serve::{Case, Made, Over};
 use super::trace;
 use crate::gate::settings::NodeKind;
-use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Reservation};
+use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Reservation, Shown};
 use crate::rm::about::Uuid;
 use crate::rm::call::{Alloc, Object, VidHeap};
 use crate::rm::memory::{self, Memory, Use, class_use};
@@ -107,6 +107,14 @@ impl Case<'_> {
         if let NodeKind::Gpu(gpu) = self.device.as_ref()?.kind {
             return Some(gpu);
         }
+        self.gpu_above(client, handle)
+    }
+
+    /// The same, whichever file it's asked through.
+    fn gpu_above(&self, client: u32, handle: u32) -> Option<usize> {
+        if let Some(gpu) = self.books().gpu(client, handle) {
+            return Some(gpu);
+        }
         let mut answer = None;
         for _ in 0..TRIES {
             let before = self.books().frees(Client(client));
@@ -126,6 +134,15 @@ impl Case<'_> {
             }
         }
         answer
+    }
+
+    /// Where another name of memory of a GPU shows, which hangs below `parent`.
+    pub(super) fn shown_below(&self, client: u32, parent: u32, of: Option<usize>) -> Shown {
+        let Some(of) = of.filter(|_| self.shared.uuids.len() > 1) else { return Shown::Here };
+        match self.gpu_above(client, parent).map(|gpu| (gpu, u16::try_from(gpu))) {
+            Some((gpu, Ok(number))) if gpu != of => Shown::On(number),
+            _ => Shown::Here,
+        }
     }
 
     /// Asks the subdevice for its UUID that a device has, or that it is, or that is made for that.
@@ -450,7 +467,7 @@ impl Case<'_> {
         self.patch(layout, Meaning::Rights, rights_address);
         let making = Making { object, handle: layout, head: layout };
         let made = match source.filter(|source| *source != 0) {
-            Some(source) => self.named(command, making, (object.client, source)),
+            Some(source) => self.named(command, making, (object.client, source), Shown::Nowhere),
             None => self.charged(command, making, charge, |case| {
                 memory::given_bytes(asked?.layout, &case.desk.params)
             }),
@@ -618,16 +635,25 @@ impl Case<'_> {
     ) -> Result<Reply, Over> {
         self.only_once()?;
         let making = Making { object, handle: layout, head: layout };
-        let made = self.named(command, making, source)?;
+        let (memory, shown) = {
+            let (books, of) = (self.books(), (Client(source.0), Handle(source.1)));
+            (books.ledger.memory_of(of.0, of.1), books.ledger.shown(of.0, of.1))
+        };
+        let shown = match shown {
+            Shown::Nowhere => Shown::Nowhere,
+            _ => self.shown_below(object.client, object.parent, memory.map(|(gpu, _)| gpu)),
+        };
+        let made = self.named(command, making, source, shown)?;
         Ok(self.executed(made))
     }
 
-    /// Makes an object that keeps the memory of `source` alive.
+    /// Makes an object that keeps the memory of `source` alive, and is `shown` there.
     fn named(
         &mut self,
         command: &Command,
         making: Making,
         source: (u32, u32),
+        shown: Shown,
     ) -> Result<Option<Made>, Over> {
         let Making { object, head, .. } = making;
         let (shared, slot, process) = (self.shared, self.slot, self.target()?.process);
@@ -673,7 +699,7 @@ impl Case<'_> {
         let mut books = self.books();
         if let (Ok(Some(made)), Ok(())) = (made, held) {
             let (client, parent) = (Client(object.client), Handle(object.parent));
-            books.enter(Entry::Adopt { hold, client, parent, handle: Handle(made) });
+            books.enter(Entry::Adopt { hold, client, parent, handle: Handle(made), shown });
         }
         if held.is_ok() {
             books.enter(Entry::Release { hold });

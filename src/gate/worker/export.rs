@@ -301,7 +301,14 @@ impl Case<'_> {
             .filter(|(_, place)| books.ledger.held_by(hold(*place)).is_some())
             .map(|(wanted, _)| wanted)
             .collect();
+        let memories = (places.first..).take(places.objects.len());
+        let memories = memories.filter_map(|place| books.ledger.memory_held_by(hold(place)));
+        let memories = memories.filter(|(_, bytes)| *bytes > 0);
+        let (gpu, bytes) = memories
+            .fold((None, 0_u64), |(_, sum), (gpu, bytes)| (Some(gpu), sum.saturating_add(bytes)));
         drop(books);
+        // All of a file are one GPU's.
+        let shown = self.shown_below(client, parent, gpu);
         if wanted.len() > room {
             self.log("more objects than can be kept account of");
             return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
@@ -336,7 +343,10 @@ impl Case<'_> {
         self.slot.executing(Object { client, handle: theirs.unwrap_or(first), more, was_there });
         let handles: Vec<u32> = objects.iter().copied().filter(|object| *object != 0).collect();
         let name = self.shared.begin_name(self.slot, client, &[parent], &handles);
-        self.shared.books_to_begin(self.slot).begin();
+        let mut books = self.shared.books_to_begin(self.slot);
+        books.begin();
+        books.begin_import(bytes);
+        drop(books);
         let done = self.make_control(command, head, params);
         let mut made = Vec::new();
         let mut books = self.books();
@@ -350,12 +360,14 @@ impl Case<'_> {
                 }
                 let (client, parent) = (Client(client), Handle(parent));
                 let handle = Handle(*object);
-                books.enter(Entry::Adopt { hold: hold(place), client, parent, handle });
+                let hold = hold(place);
+                books.enter(Entry::Adopt { hold, client, parent, handle, shown });
                 made.push(Made { client: client.0, parent: parent.0, handle: handle.0 });
             }
         } else {
             objects.clone_from(&places.objects);
         }
+        books.end_import(bytes);
         books.end();
         drop(books);
         export::set_objects(layout, &mut self.desk.params, &objects);

@@ -34,6 +34,9 @@ const LOOK: Duration = Duration::from_micros(200);
 const DOUBT: Duration = Duration::from_millis(400);
 const MOST_DOUBT: Duration = Duration::from_millis(800);
 
+/// The same of names, which are asked for while nobody calls.
+pub(super) const NAMES_DOUBT: Duration = Duration::from_millis(60);
+
 /// What the driver said of a GPU, and how the books were then.
 #[derive(Debug)]
 pub(super) struct Found {
@@ -66,6 +69,14 @@ impl Doubts {
         let now = Instant::now();
         let (first, since) = *self.all().entry(gpu).or_insert((now, now));
         since.elapsed() > DOUBT || first.elapsed() > MOST_DOUBT
+    }
+
+    /// Whether there have been more names than are known for so long that no call explains it, or for
+    /// too long where one `hangs`.
+    pub(super) fn has_lasted(&self, gpu: usize, hangs: bool) -> bool {
+        let now = Instant::now();
+        let (first, _) = *self.all().entry(gpu).or_insert((now, now));
+        first.elapsed() > if hangs { DOUBT } else { NAMES_DOUBT }
     }
 
     /// It doesn't any more.

@@ -246,9 +246,8 @@ impl Errand {
     fn ask(&self) -> Option<u64> {
         const PIDFD_THREAD: i32 = libc::O_EXCL;
         // SAFETY: takes a number and flags; returns a new descriptor or -1.
-        let open = |number: u32, flags: i32| unsafe {
-            libc::syscall(libc::SYS_pidfd_open, number, flags)
-        };
+        let open =
+            |number: u32, flags: i32| unsafe { libc::syscall(libc::SYS_pidfd_open, number, flags) };
         // The thread's, since its process's first may have ended; before Linux 6.9 the process's.
         let pidfd = match open(self.tid, PIDFD_THREAD) {
             -1 => open(self.process, 0),

@@ -2,6 +2,7 @@
 //! it alive when its own name is gone.
 
 use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use cgpu_sim::abi::*;
@@ -9,7 +10,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
 use super::{ROUNDS, SMALL_BYTES, against, request};
-use crate::rm::{Place, Rm, command};
+use crate::rm::{Fail, Place, Rm, command};
 use crate::uvm::Uvm;
 
 /// What is taken at once: by honest calls, and past the monitor.
@@ -24,8 +25,8 @@ const A_WHILE: Duration = Duration::from_millis(700);
 
 /// Makes a call that continues take memory: its class is a client's when it's looked at. The handle,
 /// where the race was won.
-fn take(rm: &Rm) -> Option<u32> {
-    let (call, params) = request(rm, TAKEN_BYTES);
+fn take(rm: &Rm, bytes: u64) -> Option<u32> {
+    let (call, params) = request(rm, bytes);
     let flip = || {
         call.set(12, NV01_ROOT_CLIENT);
         call.set(12, NV01_MEMORY_LOCAL_USER);
@@ -46,7 +47,7 @@ fn take(rm: &Rm) -> Option<u32> {
 fn hide(rm: &Rm, hidden: impl Fn(u64, u32) -> bool) -> u64 {
     let mut got = 0;
     for time in 0..TIMES {
-        let Some(handle) = take(rm) else { break };
+        let Some(handle) = take(rm, TAKEN_BYTES) else { break };
         let kept = hidden(time, handle);
         let freed = rm.free(rm.device, handle);
         println!("hidden {kept}, freed {}", freed.is_ok());
@@ -56,6 +57,47 @@ fn hide(rm: &Rm, hidden: impl Fn(u64, u32) -> bool) -> u64 {
         std::thread::sleep(A_WHILE);
     }
     got
+}
+
+/// Most of the quota, whether that is 1000 MiB or 500.
+fn most(rm: &Rm) -> Result<u64, Fail> {
+    let (handle, bytes) = rm.alloc(700 << 20).or_else(|_| rm.alloc(HONEST_BYTES))?;
+    rm.free(rm.device, handle)?;
+    Ok(bytes)
+}
+
+/// Takes as much as the driver's figures seem to lack, where what was asked for has two names, neither
+/// its maker's. With `export`, one, beside a file that it was exported to; with `closed`, beside names
+/// of a client whose file is closed.
+pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let name = |rm: &Rm, handle| rm.dup(rm.client, rm.device, rm.client, handle);
+    let way = arguments.first().map(String::as_str);
+    let all = most(&rm)?;
+    let honest = match way {
+        None | Some("export") => all,
+        Some("closed") => all / 2,
+        Some(other) => anyhow::bail!("no way to make slack \"{other}\""),
+    };
+    let (handle, honest) = rm.alloc(honest)?;
+    let file = crate::rm::open(&place.dev, "nvidiactl")?;
+    if way == Some("export") {
+        rm.export(handle, file.as_raw_fd())?;
+    } else {
+        name(&rm, handle)?;
+    }
+    name(&rm, handle)?;
+    rm.free(rm.device, handle)?;
+    if way == Some("closed") {
+        let other = Rm::start(place)?;
+        let (handle, _) = other.alloc(all - honest)?;
+        for _ in 0..3 {
+            name(&other, handle)?;
+        }
+    }
+    let taken = take(&rm, all).map_or(0, |_| all);
+    std::thread::sleep(3 * A_WHILE);
+    Ok(honest + taken)
 }
 
 /// Two duplicates keep it, and are nobody's own in the driver's figures.
@@ -144,7 +186,7 @@ pub(super) fn behind_the_dead(place: &Place, arguments: &[String]) -> anyhow::Re
         Ok(())
     };
     heirs(place, 1, before, |rm| {
-        let taken = take(rm).map_or(0, |_| TAKEN_BYTES);
+        let taken = take(rm, TAKEN_BYTES).map_or(0, |_| TAKEN_BYTES);
         std::thread::sleep(2 * A_WHILE);
         taken
     })

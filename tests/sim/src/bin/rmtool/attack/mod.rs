@@ -70,6 +70,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("recv-fd", lifetimes::recv_fd),
     ("hide-dup", hiding::by_duplicates),
     ("hide-map", hiding::by_mapping),
+    ("hide-slack", hiding::in_slack),
     ("hide-heir", hiding::by_death),
     ("hide-behind", hiding::behind_the_dead),
     ("vfork-exec", lifetimes::vfork_exec),
