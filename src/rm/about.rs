@@ -145,6 +145,37 @@ pub fn answered_pids(params: &[u8]) -> impl Iterator<Item = u32> {
     (0..count).map(|at| word(params, 12 + 4 * at)).filter(|pid| *pid != 0)
 }
 
+/// `NV0041_CTRL_SURFACE_INFO_INDEX_PHYS_SIZE`, in units of
+/// `NV0041_CTRL_SURFACE_INFO_PHYS_SIZE_SCALE_FACTOR` (`ctrl0041.h`, which later releases keep beside
+/// an index of bytes).
+const INDEX_PHYS_SIZE: u32 = 7;
+const PHYS_SIZE_SCALE: u64 = 0x1000;
+
+/// A list of one entry that asks for a memory object's size, index and answer, for
+/// [`ask_surface`].
+#[must_use]
+pub fn ask_size() -> [u8; 8] {
+    let mut entry = [0; 8];
+    put(&mut entry, 0, INDEX_PHYS_SIZE);
+    entry
+}
+
+/// `NV0041_CTRL_GET_SURFACE_INFO_PARAMS` of such a list, which lies at `address`.
+#[must_use]
+pub fn ask_surface(address: u64) -> [u8; 16] {
+    let mut params = [0; 16];
+    put(&mut params, 0, 1);
+    params[8..].copy_from_slice(&address.to_le_bytes());
+    params
+}
+
+/// The size in an answered entry, in bytes: that of the memory itself, as figures count it
+/// (`memdescGetSize`, `mem_ctrl.c`; `memConstructCommon_IMPL`, `mem.c`).
+#[must_use]
+pub fn answered_size(entry: &[u8; 8]) -> u64 {
+    u64::from(word(entry, 4)) * PHYS_SIZE_SCALE
+}
+
 /// Parameters that ask what `pids` hold, at most [`PID_INFO_MAX`] of them.
 #[must_use]
 pub fn ask_held(pids: &[u32]) -> Vec<u8> {
@@ -192,6 +223,15 @@ mod tests {
         assert_eq!(answered_uuid(&params), Some(found));
         put(&mut params, 8, u32::MAX);
         assert_eq!(answered_uuid(&params), None);
+    }
+
+    #[test]
+    fn a_size_is_in_pages_of_4_kib() {
+        let mut entry = ask_size();
+        assert_eq!(entry, [7, 0, 0, 0, 0, 0, 0, 0]);
+        put(&mut entry, 4, u32::MAX);
+        assert_eq!(answered_size(&entry), (1 << 44) - 4096);
+        assert_eq!(ask_surface(0x1_0000_0002), [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0]);
     }
 
     #[test]

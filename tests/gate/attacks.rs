@@ -103,6 +103,8 @@ attacks! {
     memory_beside_names_of_others = "hide-slack";
     memory_beside_a_name_and_an_export = "hide-slack export";
     memory_beside_names_that_are_gone = "hide-slack closed";
+    much_exported_under_the_name_of_little = "hide-under export";
+    much_mapped_under_the_name_of_little = "hide-under map";
     clients_of_the_dead = "hide-heir";
     memory_behind_the_dead = "hide-behind";
     a_vfork_and_an_exec = "vfork-exec";

@@ -75,6 +75,8 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["hide-slack"], Promise::Briefly),
     (&["hide-slack", "export"], Promise::Briefly),
     (&["hide-slack", "closed"], Promise::Briefly),
+    (&["hide-under", "export"], Promise::Briefly),
+    (&["hide-under", "map"], Promise::Briefly),
     (&["hide-heir"], Promise::Never),
     (&["hide-behind"], Promise::Briefly),
     (&["hide-behind", "nothing"], Promise::Briefly),

@@ -14,10 +14,10 @@ use nix::libc;
 use crate::gate::settings::{Identity, Node, NodeKind};
 use crate::gate::syscall;
 use crate::rm::number::{
-    NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL, NV_ESC_RM_FREE, NV_OK,
+    NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL, NV_ESC_RM_FREE, NV_OK,
     NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE, NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO,
-    NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0, NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE,
-    NV2080_CTRL_CMD_GPU_GET_GID_INFO,
+    NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0, NV0041_CTRL_CMD_GET_SURFACE_INFO,
+    NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE, NV2080_CTRL_CMD_GPU_GET_GID_INFO,
 };
 use crate::rm::{Command, Key, Layout, Meaning, Release, about, export};
 
@@ -328,6 +328,18 @@ impl Rm<'_> {
         let command = NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO;
         let known = self.control(client, client, command, &mut class).is_ok();
         !(known && about::answered_class(&class) & 0xff == ANY_CHANNEL)
+    }
+
+    /// Whether a memory object is larger than that, or isn't there any more: then it's other memory
+    /// than was charged under its name. What can't be told, as on a driver that doesn't know the
+    /// question, is no larger.
+    pub(super) fn is_more_than(&self, client: u32, handle: u32, bytes: u64) -> bool {
+        let mut entry = about::ask_size();
+        let mut params = about::ask_surface(entry.as_mut_ptr().addr() as u64);
+        match self.control(client, handle, NV0041_CTRL_CMD_GET_SURFACE_INFO, &mut params) {
+            Ok(()) => about::answered_size(&entry) > bytes,
+            Err(failure) => failure == Failure::Status(NV_ERR_OBJECT_NOT_FOUND),
+        }
     }
 
     /// The UUID of a subdevice's GPU.

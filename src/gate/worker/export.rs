@@ -13,6 +13,7 @@
 //! Memory of the host is entered when it's exported, as memory of 0 bytes: nothing else tells
 //! who names it. That it's the host's, the driver is asked each time.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -211,8 +212,15 @@ impl Case<'_> {
                 self.shared.release(claim.number, |place| places.has(place));
                 return done;
             }
+            // Whatever had the name when the driver heard it.
+            let are_as_charged = self.are_as_charged(of, places);
             if !self.books().is_moved(number) {
-                return done;
+                if are_as_charged {
+                    return done;
+                }
+                self.shared.clear(claim, |place| places.has(place));
+                self.log("memory to be exported that was taken past the monitor");
+                return Err(self.status_over(head, NV_ERR_NOT_SUPPORTED));
             }
             // What it was may be something else by now.
             was_there = true;
@@ -278,6 +286,16 @@ impl Case<'_> {
         let Some(stranger) = unknown.iter().find(is_not) else { return Ok(unknown) };
         self.log(&format!("an export of {:#x}, which is in no books", stranger.0));
         Err(self.status_over(control.head, NV_ERR_NOT_SUPPORTED))
+    }
+
+    /// Whether what was exported is no more than is charged.
+    fn are_as_charged(&self, of: Client, places: &Places) -> bool {
+        let Ok(rm) = self.rm() else { return false };
+        let objects = places.named().map(|(_, object)| object).collect::<BTreeSet<u32>>();
+        objects.into_iter().all(|object| {
+            let memory = self.books().ledger.memory_of(of, Handle(object));
+            memory.is_none_or(|(_, bytes)| bytes == 0 || !rm.is_more_than(of.0, object, bytes))
+        })
     }
 
     fn import(

@@ -374,7 +374,11 @@ impl Case<'_> {
             self.log("memory to be mapped that was freed, or made anew, meanwhile");
             return Ok(NV_ERR_OBJECT_NOT_FOUND);
         }
-        if !weighs && ours.is_gpu_memory(own.client, duplicate) {
+        let charged = self.books().ledger.memory_of(object.0, object.1);
+        let is_more = |(_, bytes)| ours.is_more_than(own.client, duplicate, bytes);
+        if weighs && charged.is_none_or(is_more)
+            || !weighs && ours.is_gpu_memory(own.client, duplicate)
+        {
             own.give_back(&self.shared.release, duplicate);
             self.log("memory to be mapped that was taken past the monitor");
             return Ok(NV_ERR_NOT_SUPPORTED);

@@ -29,7 +29,7 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD => 2128,
         NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD => 652,
         NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE => 12,
-        NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO => 16,
+        NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO | NV0041_CTRL_CMD_GET_SURFACE_INFO => 16,
         NV2080_CTRL_CMD_GPU_GET_GID_INFO => 268,
         NV2080_CTRL_CMD_FB_GET_INFO
         | NV2080_CTRL_CMD_BUS_GET_PCI_INFO
@@ -58,6 +58,34 @@ fn object_of(call: &Call<'_>, client: u32, handle: u32) -> Result<Object, Status
     object.cloned().ok_or(NV_ERR_OBJECT_NOT_FOUND)
 }
 
+/// Entries of a list that anybody asks for.
+const MOST_SURFACE_INFOS: usize = 64;
+
+/// `memCtrlCmdGetSurfaceInfoLvm_IMPL`, of which we know sizes alone.
+fn surface(call: &Call<'_>, of: (u32, u32), params: &[u8]) -> Result<(), Status> {
+    let memory = object_of(call, of.0, of.1)?.memory;
+    let bytes = memory.and_then(|memory| call.sim.driver().memory_bytes(memory));
+    let bytes = bytes.ok_or(NV_ERR_NOT_SUPPORTED)?;
+    let (count, list) = (params.u32_at(0) as usize, params.u64_at(8));
+    if count == 0 || list == 0 {
+        return Ok(());
+    }
+    if count > MOST_SURFACE_INFOS {
+        return Err(NV_ERR_INVALID_ARGUMENT);
+    }
+    let mut copy = call.copy_in(list, 8 * count)?;
+    for entry in copy.chunks_exact_mut(8) {
+        match entry.u32_at(0) {
+            NV0041_CTRL_SURFACE_INFO_INDEX_PHYS_SIZE => {
+                let pages = bytes / NV0041_CTRL_SURFACE_INFO_PHYS_SIZE_SCALE_FACTOR;
+                entry.set_u32(4, u32::try_from(pages).map_err(|_| NV_ERR_OUT_OF_RANGE)?);
+            }
+            _ => return Err(NV_ERR_INVALID_ARGUMENT),
+        }
+    }
+    call.caller.write(list, &copy).ok_or(NV_ERR_INVALID_ADDRESS)
+}
+
 /// Executes an NVOS54.
 pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
     let (client, object, command) = (bytes.u32_at(0), bytes.u32_at(4), bytes.u32_at(8));
@@ -74,7 +102,13 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
             (NV01_ROOT, None)
         } else {
             let object = entry.objects.get(&object).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
-            (object.class, object.gpu)
+            let class = if object.memory.is_some() && command >> 16 == NV01_ROOT_CLIENT {
+                // Memory of any class has those of a user's (`NV01_ROOT_USER_MEMORY_INTERFACE_ID`).
+                NV01_ROOT_CLIENT
+            } else {
+                object.class
+            };
+            (class, object.gpu)
         }
     };
     let known = params_bytes(&call.sim.abi, command);
@@ -137,6 +171,7 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
                 _ => return Err(NV_ERR_INVALID_ARGUMENT),
             }
         }
+        (NV0041_CTRL_CMD_GET_SURFACE_INFO, _) => surface(call, (client, object), &params)?,
         (NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE, _) => {
             if params.u32_at(0) != 0 {
                 return Err(NV_ERR_OBJECT_NOT_FOUND);

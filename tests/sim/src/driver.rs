@@ -343,6 +343,11 @@ impl Driver {
         }
     }
 
+    /// The size of memory.
+    pub(crate) fn memory_bytes(&self, memory: u64) -> Option<u64> {
+        self.memories.get(&memory).map(|memory| memory.bytes)
+    }
+
     /// `NV_ESC_RM_DUP_OBJECT`. The source's client need not belong to the file, but to the
     /// destination's process, unless the object is shared (RS_SHARE_TYPE_PID,
     /// `cliresShareCallback_IMPL`).

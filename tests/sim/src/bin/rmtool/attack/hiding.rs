@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use cgpu_sim::abi::*;
+use cgpu_sim::bytes::Fields;
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
@@ -26,6 +27,11 @@ const A_WHILE: Duration = Duration::from_millis(700);
 /// Makes a call that continues take memory: its class is a client's when it's looked at. The handle,
 /// where the race was won.
 fn take(rm: &Rm, bytes: u64) -> Option<u32> {
+    take_as(rm, 0, bytes)
+}
+
+/// The same under that handle.
+fn take_as(rm: &Rm, handle: u32, bytes: u64) -> Option<u32> {
     let (call, params) = request(rm, bytes);
     let flip = || {
         call.set(12, NV01_ROOT_CLIENT);
@@ -34,7 +40,7 @@ fn take(rm: &Rm, bytes: u64) -> Option<u32> {
     against(flip, || {
         (0..ROUNDS).find_map(|_| {
             params.set(88, 0_u64);
-            call.set(8, 0_u32);
+            call.set(8, handle);
             call.set(rm.abi.nvos64_status, 0_u32);
             let rc = call.ioctl(rm.ctl(), command(NV_ESC_RM_ALLOC, rm.abi.nvos64_bytes));
             let made = rc == 0 && call.u32(rm.abi.nvos64_status) == NV_OK;
@@ -98,6 +104,61 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
     let taken = take(&rm, all).map_or(0, |_| all);
     std::thread::sleep(3 * A_WHILE);
     Ok(honest + taken)
+}
+
+/// Memory taken past the monitor under the handle of little that is gone without its knowing: that was
+/// below a subdevice that was made unseen. Then it's mapped, or exported, and its name freed; and as
+/// much is asked for again.
+pub(super) fn under_little(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let first = Rm::start(place)?;
+    let all = most(&first)?;
+    let maps = arguments.first().is_some_and(|way| way == "map");
+    for _ in 0..2 * TIMES {
+        let mut rm = Rm::open(place)?;
+        rm.make_client()?;
+        let little = gone_unseen(&mut rm, place)?;
+        let uvm = Uvm::open(place, rm.abi)?;
+        let file = crate::rm::open(&place.dev, "nvidiactl")?;
+        let base = 0x10_0000_0000;
+        let mut uuid = None;
+        if maps {
+            uvm.initialize(0)?;
+            rm.make_subdevice()?;
+            uuid = Some(uvm.register(&rm)?);
+            uvm.external_range(base, all)?;
+        }
+        let Some(handle) = take_as(&rm, little, all) else { continue };
+        let kept = match uuid {
+            Some(uuid) => uvm.map_external(&rm, uuid, base, all, handle).is_ok(),
+            None => rm.export(handle, file.as_raw_fd()).is_ok(),
+        };
+        let freed = rm.free(rm.device, little).is_ok();
+        std::thread::sleep(A_WHILE);
+        // Where it was charged for what it is, there isn't room for another.
+        let more = rm.alloc(all).map_or(0, |(_, bytes)| bytes);
+        println!("kept {kept}, freed {freed}, more {}", more > 0);
+        if kept && more > 0 {
+            std::thread::sleep(2 * A_WHILE);
+            return Ok(all + more);
+        }
+    }
+    Ok(0)
+}
+
+/// The handle of memory that was freed with a device that it hung below, which nobody was told.
+fn gone_unseen(rm: &mut Rm, place: &Place) -> anyhow::Result<u32> {
+    rm.make_device(place.gpu)?;
+    let (device, subdevice, little) = (rm.device, rm.handle(), rm.handle());
+    let mut call = vec![0; 20];
+    for (at, word) in [rm.client, device, subdevice, NV20_SUBDEVICE_0].into_iter().enumerate() {
+        call.set_u32(4 * at, word);
+    }
+    crate::rm::call(rm.ctl(), NV_ESC_RM_ALLOC_OBJECT, &mut call, 16)?;
+    let mut params = rm.memory_params(SMALL_BYTES);
+    rm.alloc_object(rm.ctl(), subdevice, little, NV01_MEMORY_LOCAL_USER, &mut params)?;
+    rm.free(rm.client, device)?;
+    rm.make_device(place.gpu)?;
+    Ok(little)
 }
 
 /// Two duplicates keep it, and are nobody's own in the driver's figures.
