@@ -62,10 +62,21 @@ pub enum Underway {
 /// Names of memory, of which each shows in the figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Named {
-    /// What those that are known name, and those that calls underway may make, in bytes.
-    pub bytes: u64,
-    /// No call began or ended while the driver was asked, and all that are underway are known.
+    /// What those that are known name, in bytes.
+    pub known_bytes: u64,
+    /// The same with those that calls underway may make.
+    pub most_bytes: u64,
+    /// No call began while the driver was asked, and all that were underway are known.
     pub is_still: bool,
+}
+
+impl Named {
+    /// Whether figures of `shown_bytes` may have more than was asked for, or what calls make that were
+    /// underway: most of those make nothing.
+    #[must_use]
+    pub fn is_unclear(self, shown_bytes: u64) -> bool {
+        shown_bytes > self.known_bytes && (!self.is_still || shown_bytes <= self.most_bytes)
+    }
 }
 
 /// Compares the figures of the container's processes on a GPU with what is `expected`.
@@ -92,18 +103,21 @@ pub fn judge(
 ) -> Finding {
     let made = sum(figures.iter().map(|figure| figure.held.made_bytes));
     let most = sum(figures.iter().map(|figure| figure.held.bytes()));
-    let hidden = expected.hidden_bytes;
+    let (hidden, used) = (expected.hidden_bytes, expected.usage.used_bytes);
     let by_made = (made > expected.peak_bytes).then(|| {
         let more =
             More { bytes: made - expected.peak_bytes, driver_bytes: made.saturating_add(hidden) };
         more.of(figures, |held| held.made_bytes, expected)
     });
-    let most_named = |named: Named| named.bytes.saturating_add(expected.pending_bytes);
-    let by_names = named.filter(|named| most > most_named(*named)).map(|named| {
-        let bytes = most - most_named(named);
-        let more = More { bytes, driver_bytes: expected.charged_bytes.saturating_add(bytes) };
-        let finding = more.of(figures, Held::bytes, expected);
-        if named.is_still { finding } else { Finding::Unclear }
+    let by_names = named.filter(|named| most > named.known_bytes).and_then(|named| {
+        if named.is_unclear(most) {
+            return Some(Finding::Unclear);
+        }
+        let bytes = most - named.most_bytes;
+        let driver_bytes = expected.charged_bytes.saturating_add(bytes);
+        let more = More { bytes, driver_bytes };
+        // Or it counts already.
+        (driver_bytes > used).then(|| more.of(figures, Held::bytes, expected))
     });
     match (by_made, by_names) {
         (Some(exceeds @ Finding::Exceeds { .. }), _) => return exceeds,
@@ -113,13 +127,22 @@ pub fn judge(
         ) => {
             return Finding::Unasked { driver_bytes: a.max(b) };
         }
-        (_, Some(finding)) | (Some(finding), None) => return finding,
+        (Some(unasked), Some(Finding::Unclear) | None) => return unasked,
+        (_, Some(finding)) => return finding,
         (None, None) => {}
+    }
+    // All that shows is known: what wasn't asked for once is no more.
+    let is_all = |named: Named| {
+        named.is_still && named.known_bytes == named.most_bytes && named.known_bytes == most
+    };
+    let learnt = expected.charged_bytes.saturating_add(expected.pending_bytes) < used;
+    if learnt && underway == Underway::Nothing && named.is_some_and(is_all) {
+        return Finding::Learn { driver_bytes: expected.charged_bytes };
     }
     let driver_bytes = most.saturating_add(hidden);
     let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
     match underway {
-        _ if with_pending >= expected.usage.used_bytes => Finding::Fine,
+        _ if with_pending >= used => Finding::Fine,
         Underway::Calls => Finding::Less,
         Underway::Nothing => Finding::Learn { driver_bytes },
     }
@@ -223,7 +246,8 @@ mod tests {
             Figure { held: Held { pid: 2, made_bytes: 30, duplicated_bytes: 0 }, charged_bytes: 0 },
         ];
         let mut expected = expected(40, 0, 40);
-        let named = |bytes, is_still| Some(Named { bytes, is_still });
+        let named =
+            |known_bytes, is_still| Some(Named { known_bytes, most_bytes: known_bytes, is_still });
         let judged =
             |expected: &Expected, named| judge(&figures, expected, named, Underway::Nothing);
         let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 30, driver_bytes: 70 };
@@ -231,12 +255,21 @@ mod tests {
         assert_eq!(judged(&expected, named(80, false)), Finding::Unclear);
         assert_eq!(judged(&expected, named(110, true)), Finding::Fine);
         assert_eq!(judged(&expected, None), Finding::Fine);
-        expected.pending_bytes = 30;
-        assert_eq!(judged(&expected, named(80, true)), Finding::Fine);
-        expected.pending_bytes = 0;
+        // A call that is underway may make as much, or nothing.
+        let underway = Named { known_bytes: 80, most_bytes: 110, is_still: true };
+        assert_eq!(judged(&expected, Some(underway)), Finding::Unclear);
+        let less = Named { most_bytes: 100, ..underway };
+        let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 10, driver_bytes: 50 };
+        assert_eq!(judged(&expected, Some(less)), exceeds);
         expected.usage.limit_bytes = 70;
         let unasked = Finding::Unasked { driver_bytes: 70 };
         assert_eq!(judged(&expected, named(80, true)), unasked);
+        expected.usage.used_bytes = 70;
+        assert_eq!(judged(&expected, named(80, true)), Finding::Fine, "it counts already");
+        // Once all that shows is known it counts no more.
+        let learnt = Finding::Learn { driver_bytes: 40 };
+        assert_eq!(judged(&expected, named(110, true)), learnt);
+        assert_eq!(judged(&expected, named(111, true)), Finding::Fine);
     }
 
     proptest! {

@@ -103,16 +103,20 @@ impl Ledger {
                     account.charge(bytes);
                     account.hide(bytes);
                     let charge = Charge { gpu, bytes, epoch, references: 0, names: 0 };
-                    self.charges.insert(ChargeId(id), charge);
+                    self.charges.insert(ChargeId::new(id), charge);
                     self.next_charge = self.next_charge.max(id.saturating_add(1));
                 }
             }
             Entry::Object { client, parent, handle, charge, shown } => {
-                self.name(client, handle, Object { parent, charge: charge.map(ChargeId), shown });
+                self.name(
+                    client,
+                    handle,
+                    Object { parent, charge: charge.map(ChargeId::new), shown },
+                );
             }
             Entry::Held { hold, charge } => {
-                self.reference(ChargeId(charge), hold.is_name());
-                self.holds.insert(hold, ChargeId(charge));
+                self.reference(ChargeId::new(charge), hold.is_name());
+                self.holds.insert(hold, ChargeId::new(charge));
             }
             Entry::Map { tree, span, charge } => self.map(tree, span, charge),
             Entry::MapAlone { tree, span, charge } => self.map_alone(tree, span, charge),
@@ -129,18 +133,19 @@ impl Ledger {
             Entry::Limit { gpu, limit_bytes }
         });
         let charges = self.charges.iter().map(|(id, charge)| Entry::Charge {
-            id: id.0,
+            id: id.number(),
             gpu: charge.gpu,
             bytes: charge.bytes,
             epoch: charge.epoch,
         });
         let objects = self.objects.iter().map(|(client, handle, object)| {
             let Object { parent, charge, shown } = *object;
-            Entry::Object { client, parent, handle, charge: charge.map(|id| id.0), shown }
+            Entry::Object { client, parent, handle, charge: charge.map(|id| id.number()), shown }
         });
-        let holds = self.holds.iter().map(|(hold, id)| Entry::Held { hold: *hold, charge: id.0 });
+        let holds =
+            self.holds.iter().map(|(hold, id)| Entry::Held { hold: *hold, charge: id.number() });
         let pieces = self.pieces.iter();
-        let pieces = pieces.map(|(tree, span, id)| Entry::Map { tree, span, charge: id.0 });
+        let pieces = pieces.map(|(tree, span, id)| Entry::Map { tree, span, charge: id.number() });
         let shares = self.holders.iter().flat_map(|(client, processes)| {
             processes.iter().map(|process| Entry::Share { client: *client, process: *process })
         });
@@ -239,11 +244,18 @@ impl Ledger {
         self.objects.is_below(client, handle, above) == Some(true)
     }
 
+    /// Which of all objects that were ever entered has that handle now: one that is made anew, of the
+    /// same memory even, is another.
+    #[must_use]
+    pub fn serial_of(&self, client: Client, handle: Handle) -> Option<u32> {
+        self.objects.serial(client, handle)
+    }
+
     /// What the memory of an object is, so that it can be told from what has the same
     /// handle later; `None` of objects without memory.
     #[must_use]
     pub fn charge_of(&self, client: Client, handle: Handle) -> Option<u64> {
-        self.objects.charge(client, handle).map(|id| id.0)
+        self.objects.charge(client, handle).map(|id| id.number())
     }
 
     /// Bytes of an object's memory that count, on whatever GPU; `None` of what isn't known to
@@ -257,7 +269,7 @@ impl Ledger {
     /// What a hold keeps alive, so that it can be told from what it keeps later.
     #[must_use]
     pub fn held_by(&self, hold: Hold) -> Option<u64> {
-        self.holds.get(&hold).map(|id| id.0)
+        self.holds.get(&hold).map(|id| id.number())
     }
 
     /// The mappings of a space from `base` on, `length` bytes or that one alone: where, and
@@ -268,7 +280,7 @@ impl Ledger {
         let end = base.saturating_add(length.saturating_sub(1));
         let last = Hold::Mapping { space, base: end };
         let found = self.holds.range(first..=last).filter_map(|(hold, id)| match hold {
-            Hold::Mapping { base, .. } => Some((*base, id.0)),
+            Hold::Mapping { base, .. } => Some((*base, id.number())),
             Hold::Export { .. } | Hold::Underway(_) => None,
         });
         found.collect()
@@ -276,7 +288,7 @@ impl Ledger {
 
     /// The pieces of a file of UVM's: which GPU maps, where, and which memory.
     pub fn pieces(&self, file: u32) -> impl Iterator<Item = (Tree, Span, u64)> {
-        self.pieces.of_file(file).map(|(tree, span, id)| (tree, span, id.0))
+        self.pieces.of_file(file).map(|(tree, span, id)| (tree, span, id.number()))
     }
 
     /// Whether a piece lies within the span, or reaches into it.
@@ -294,38 +306,42 @@ impl Ledger {
     /// Whether a piece of that memory begins there.
     #[must_use]
     pub fn is_mapped(&self, tree: Tree, first: u64, charge: u64) -> bool {
-        self.pieces.contains(tree, first, ChargeId(charge))
+        self.pieces.contains(tree, first, ChargeId::new(charge))
     }
 
-    /// Bytes charged on a GPU by client. A duplicate counts for each.
+    /// Bytes that show on a GPU by client. A duplicate counts for each.
     #[must_use]
     pub fn charged_by_client(&self, gpu: usize) -> BTreeMap<Client, u64> {
         let mut sums = BTreeMap::new();
-        for (client, _, object) in self.objects.iter() {
-            let charge = object.charge.and_then(|id| self.charges.get(&id));
-            if let Some(charge) = charge.filter(|charge| charge.gpu == gpu) {
-                let sum: &mut u64 = sums.entry(client).or_default();
-                *sum = sum.saturating_add(charge.bytes);
-            }
+        for (client, bytes) in self.shown_on(gpu) {
+            let sum: &mut u64 = sums.entry(client).or_default();
+            *sum = sum.saturating_add(bytes);
         }
         sums
     }
 
-    /// The objects that name memory of a GPU, and what it is, as [`charge_of`](Self::charge_of) has
-    /// it.
+    /// The objects that name memory of a GPU, and which they are, as [`serial_of`](Self::serial_of)
+    /// has it.
     #[must_use]
-    pub fn names(&self, gpu: usize) -> Vec<(Client, Handle, u64)> {
+    pub fn names(&self, gpu: usize) -> Vec<(Client, Handle, u32)> {
         let of_gpu = |id| self.charges.get(&id).is_some_and(|charge| charge.gpu == gpu);
-        self.named()
-            .filter(|(.., id)| of_gpu(*id))
-            .map(|(client, name, id)| (client, name, id.0))
-            .collect()
+        self.serials(self.named().filter(|(.., id)| of_gpu(*id)))
     }
 
     /// The same of all GPUs.
     #[must_use]
-    pub fn names_of_all(&self) -> Vec<(Client, Handle, u64)> {
-        self.named().map(|(client, handle, id)| (client, handle, id.0)).collect()
+    pub fn names_of_all(&self) -> Vec<(Client, Handle, u32)> {
+        self.serials(self.named())
+    }
+
+    pub(super) fn serials(
+        &self,
+        names: impl Iterator<Item = (Client, Handle, ChargeId)>,
+    ) -> Vec<(Client, Handle, u32)> {
+        let serial = |client, handle| self.objects.serial(client, handle);
+        names
+            .filter_map(|(client, handle, _)| Some((client, handle, serial(client, handle)?)))
+            .collect()
     }
 
     pub(super) fn named(&self) -> impl Iterator<Item = (Client, Handle, ChargeId)> {

@@ -22,6 +22,7 @@ mod pieces;
 mod shown;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 use thiserror::Error;
 
@@ -168,7 +169,17 @@ pub struct Ledger {
 
 /// The name of a charge; never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct ChargeId(u64);
+struct ChargeId(NonZeroU64);
+
+impl ChargeId {
+    fn new(number: u64) -> Self {
+        ChargeId(NonZeroU64::MIN.saturating_add(number))
+    }
+
+    fn number(self) -> u64 {
+        self.0.get() - 1
+    }
+}
 
 #[derive(Debug)]
 struct Charge {
@@ -269,7 +280,7 @@ impl Ledger {
         self.replace(client, handle);
         let Some(account) = self.accounts.get_mut(gpu) else { return };
         account.charge(bytes);
-        let id = ChargeId(self.next_charge);
+        let id = ChargeId::new(self.next_charge);
         self.next_charge += 1;
         let epoch = account.epoch();
         self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1 });

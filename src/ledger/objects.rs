@@ -6,7 +6,9 @@ use super::{ChargeId, Client, Handle, Shown};
 
 #[derive(Debug, Default)]
 pub(super) struct Objects {
-    all: BTreeMap<(Client, Handle), Object>,
+    all: BTreeMap<(Client, Handle), Entered>,
+    /// Of the last one; one comes again after four thousand million others.
+    serial: u32,
     /// Client, parent, child.
     children: BTreeSet<(Client, Handle, Handle)>,
     /// How many show elsewhere than where their memory is.
@@ -19,6 +21,13 @@ pub(super) struct Object {
     pub(super) charge: Option<ChargeId>,
     /// Where that shows.
     pub(super) shown: Shown,
+}
+
+/// An object, and which of all that were entered.
+#[derive(Debug, Clone, Copy)]
+struct Entered {
+    object: Object,
+    serial: u32,
 }
 
 /// Parents that are looked at: a driver's memory has three.
@@ -37,11 +46,15 @@ impl Objects {
     }
 
     pub(super) fn charge(&self, client: Client, handle: Handle) -> Option<ChargeId> {
-        self.all.get(&(client, handle)).and_then(|object| object.charge)
+        self.all.get(&(client, handle)).and_then(|entered| entered.object.charge)
     }
 
     pub(super) fn shown(&self, client: Client, handle: Handle) -> Shown {
-        self.all.get(&(client, handle)).map_or(Shown::Here, |object| object.shown)
+        self.all.get(&(client, handle)).map_or(Shown::Here, |entered| entered.object.shown)
+    }
+
+    pub(super) fn serial(&self, client: Client, handle: Handle) -> Option<u32> {
+        self.all.get(&(client, handle)).map(|entered| entered.serial)
     }
 
     pub(super) fn has_elsewhere(&self) -> bool {
@@ -60,19 +73,20 @@ impl Objects {
             if at.0 == client.0 {
                 return Some(false);
             }
-            at = self.all.get(&(client, at))?.parent;
+            at = self.all.get(&(client, at))?.object.parent;
         }
         None
     }
 
     /// Client, handle and the rest of all.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Client, Handle, &Object)> {
-        self.all.iter().map(|((client, handle), object)| (*client, *handle, object))
+        self.all.iter().map(|((client, handle), entered)| (*client, *handle, &entered.object))
     }
 
     /// Enters an object whose handle is free.
     pub(super) fn insert(&mut self, client: Client, handle: Handle, object: Object) {
-        self.all.insert((client, handle), object);
+        self.serial = self.serial.wrapping_add(1);
+        self.all.insert((client, handle), Entered { object, serial: self.serial });
         self.children.insert((client, object.parent, handle));
         self.elsewhere += usize::from(object.shown != Shown::Here);
     }
@@ -85,7 +99,7 @@ impl Objects {
         // never makes, ends too.
         while let Some(handle) = left.pop() {
             // Nobody may have told of it, and of what hangs below.
-            if let Some(object) = self.all.remove(&(client, handle)) {
+            if let Some(Entered { object, .. }) = self.all.remove(&(client, handle)) {
                 self.children.remove(&(client, object.parent, handle));
                 self.elsewhere -= usize::from(object.shown != Shown::Here);
                 charges.extend(object.charge);

@@ -69,8 +69,8 @@ impl Pieces {
 
     /// The pieces of a file.
     pub(super) fn of_file(&self, file: u32) -> impl Iterator<Item = (Tree, Span, ChargeId)> {
-        let first = (Tree { file, gpu: 0 }, 0, ChargeId(0));
-        let last = (Tree { file, gpu: u16::MAX }, u64::MAX, ChargeId(u64::MAX));
+        let first = (Tree { file, gpu: 0 }, 0, ChargeId::new(0));
+        let last = (Tree { file, gpu: u16::MAX }, u64::MAX, ChargeId::new(u64::MAX));
         self.all
             .range(first..=last)
             .map(|((tree, first, id), last)| (*tree, Span { first: *first, last: *last }, *id))
@@ -82,8 +82,8 @@ impl Pieces {
         tree: Tree,
         Span { first, last }: Span,
     ) -> impl Iterator<Item = (Span, ChargeId)> {
-        let from = (tree, first.saturating_sub(self.widest), ChargeId(0));
-        let to = (tree, last, ChargeId(u64::MAX));
+        let from = (tree, first.saturating_sub(self.widest), ChargeId::new(0));
+        let to = (tree, last, ChargeId::new(u64::MAX));
         let touched = self.all.range(from..=to).filter(move |(_, end)| **end >= first);
         touched.map(|((_, first, id), last)| (Span { first: *first, last: *last }, *id))
     }
@@ -142,7 +142,7 @@ impl Pieces {
 impl Ledger {
     /// Memory is mapped there, or may be: a piece of it lies beside what was there before.
     pub fn map(&mut self, tree: Tree, span: Span, charge: u64) {
-        let id = ChargeId(charge);
+        let id = ChargeId::new(charge);
         if self.charges.contains_key(&id) {
             let made = self.pieces.add(tree, span, id);
             self.follow(made);
@@ -151,7 +151,7 @@ impl Ledger {
 
     /// Memory is mapped there, and nothing else is.
     pub fn map_alone(&mut self, tree: Tree, span: Span, charge: u64) {
-        let id = ChargeId(charge);
+        let id = ChargeId::new(charge);
         // Its last reference may be what is cut.
         self.reference(id, false);
         self.unmap(tree, span);
@@ -161,7 +161,7 @@ impl Ledger {
 
     /// It was not mapped after all.
     pub fn unmake(&mut self, tree: Tree, first: u64, charge: u64) {
-        let ended = self.pieces.remove(tree, first, ChargeId(charge));
+        let ended = self.pieces.remove(tree, first, ChargeId::new(charge));
         self.follow(ended);
     }
 

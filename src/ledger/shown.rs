@@ -20,31 +20,42 @@ pub enum Shown {
 }
 
 impl Ledger {
-    /// Bytes that the driver shows of a GPU at most, by all names: what has several counts for
-    /// each. Memory that a call is about to name anew is among them.
+    /// Bytes that the driver shows of a GPU, by all names: what has several counts for each.
     #[must_use]
     pub fn named_bytes(&self, gpu: usize) -> u64 {
-        let objects = self.objects.iter().filter_map(|(_, _, object)| {
+        self.shown_on(gpu).fold(0, |sum: u64, (_, bytes)| sum.saturating_add(bytes))
+    }
+
+    /// Bytes that calls on their way may come to name, on whichever GPU.
+    #[must_use]
+    pub fn underway_bytes(&self) -> u64 {
+        let underway = self.holds.range(Hold::Underway(0)..=Hold::Underway(u64::MAX));
+        let bytes = underway.filter_map(|(_, id)| Some(self.charges.get(id)?.bytes));
+        bytes.fold(0, u64::saturating_add)
+    }
+
+    /// The names that show on a GPU: their client, and what they name, in bytes.
+    pub(super) fn shown_on(&self, gpu: usize) -> impl Iterator<Item = (Client, u64)> {
+        self.objects.iter().filter_map(move |(client, _, object)| {
             let charge = self.charges.get(&object.charge?)?;
             let shown = match object.shown {
                 Shown::Here => charge.gpu,
                 Shown::On(other) => usize::from(other),
                 Shown::Nowhere => return None,
             };
-            (shown == gpu).then_some(charge.bytes)
-        });
-        let underway = self.holds.range(Hold::Underway(0)..=Hold::Underway(u64::MAX));
-        let underway = underway.filter_map(|(_, id)| Some(self.charges.get(id)?.bytes));
-        objects.chain(underway).fold(0, u64::saturating_add)
+            (shown == gpu).then_some((client, charge.bytes))
+        })
     }
 
-    /// The objects that name memory which has other names, too, and what it is, as
-    /// [`charge_of`](Self::charge_of) has it.
+    /// The objects that name memory which has other names, too, and which they are, as
+    /// [`serial_of`](Self::serial_of) has it; those of the largest first.
     #[must_use]
-    pub fn names_of_several(&self) -> Vec<(Client, Handle, u64)> {
-        let has_several = |id| self.charges.get(&id).is_some_and(|charge| charge.names > 1);
-        let several = self.named().filter(|(.., id)| has_several(*id));
-        several.map(|(client, handle, id)| (client, handle, id.0)).collect()
+    pub fn names_of_several(&self) -> Vec<(Client, Handle, u32)> {
+        let of = |id: ChargeId| self.charges.get(&id).filter(|charge| charge.names > 1);
+        let several = self.named().filter_map(|name| Some((of(name.2)?.bytes, name)));
+        let mut several: Vec<(u64, (Client, Handle, ChargeId))> = several.collect();
+        several.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        self.serials(several.into_iter().map(|(_, name)| name))
     }
 
     /// Where an object shows; what isn't known would where its memory is.

@@ -102,6 +102,7 @@ attacks! {
     a_mapping_of_what_was_taken = "hide-map";
     memory_beside_names_of_others = "hide-slack";
     memory_beside_a_name_and_an_export = "hide-slack export";
+    memory_beside_names_that_are_never_made = "hide-slack busy";
     memory_beside_names_that_are_gone = "hide-slack closed";
     much_exported_under_the_name_of_little = "hide-under export";
     much_mapped_under_the_name_of_little = "hide-under map";

@@ -41,7 +41,9 @@ fn a_worker_stays_small_with_ten_thousand_objects() {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     let (all, after) = resident_kib(monitor.worker_pid());
-    println!("resident: {all_before} KiB, with 10000 objects {all} KiB");
+    println!(
+        "resident: {all_before} KiB, with 10000 objects {all} KiB; of its own {before} and {after} KiB"
+    );
     assert!(after <= before + LEDGER_KIB, "{before} KiB became {after}");
     child.kill().unwrap();
     wait(child);

@@ -74,6 +74,7 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["hide-map"], Promise::Briefly),
     (&["hide-slack"], Promise::Briefly),
     (&["hide-slack", "export"], Promise::Briefly),
+    (&["hide-slack", "busy"], Promise::Briefly),
     (&["hide-slack", "closed"], Promise::Briefly),
     (&["hide-under", "export"], Promise::Briefly),
     (&["hide-under", "map"], Promise::Briefly),

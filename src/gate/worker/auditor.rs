@@ -6,7 +6,7 @@
 //! memory, which could make it wait.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use super::mapped::{Mapping, Occasion};
 use super::memory::Count;
 use super::own::Own;
 use super::quiet::{Doubts, Found, NAMES_DOUBT};
-use super::stock::Depth;
+use super::stock::{Depth, MOST_ASKED};
 use super::target::{pidfd_open, process_id};
 use crate::gate::audit::{self, Figure, Finding, Underway};
 use crate::gate::resident::give_back_the_start;
@@ -93,8 +93,14 @@ pub(super) struct Auditor {
     /// The driver showed less than the books, maybe for calls that were underway: when it's asked
     /// next, there shall be none.
     is_less: AtomicBool,
-    /// The driver showed fewer names of memory than the books have.
+    /// Names show that aren't their makers', so that they are to be counted; and fewer of them than
+    /// the books have.
+    shows_names: AtomicBool,
     is_nameless: AtomicBool,
+    /// How many names of those in question were asked for.
+    asked: AtomicUsize,
+    /// GPUs that show more names than are known.
+    name_doubts: Doubts,
     /// When clients were asked for, and names.
     stock: Mutex<[Option<Instant>; 2]>,
     pub(super) abroad: Abroad,
@@ -110,7 +116,10 @@ impl Auditor {
             killed: Mutex::new(BTreeSet::new()),
             doubts: Doubts::default(),
             is_less: AtomicBool::new(false),
+            shows_names: AtomicBool::new(true),
             is_nameless: AtomicBool::new(false),
+            asked: AtomicUsize::new(0),
+            name_doubts: Doubts::default(),
             stock: Mutex::new([None; 2]),
             abroad: Abroad::default(),
             ending: Ending::default(),
@@ -120,6 +129,11 @@ impl Auditor {
     /// Something is due sooner than it thought.
     pub(super) fn wake(&self) {
         let _ = self.wake.write(1);
+    }
+
+    /// Whether names are to be counted.
+    pub(super) fn shows_names(&self) -> bool {
+        self.shows_names.load(Ordering::Relaxed)
     }
 
     /// When the last audit was, where none is underway.
@@ -325,21 +339,43 @@ impl Shared {
             all.push(found.held);
         }
         drop(still);
+        let shows_names = all.iter().any(|held| has_duplicates(held));
+        let shows_names = shows_names || self.books().ledger.has_names_elsewhere();
+        self.auditor.shows_names.store(shows_names, Ordering::Relaxed);
         if occasion != Occasion::Tick || self.auditor.is_stock_due(Depth::Clients) {
             let names = self.books().ledger.names_of_all();
             self.strike_out(&own, &names, Depth::Clients);
         }
-        // A name that is gone makes room for one that nobody asked for.
         let is_nameless = self.auditor.is_nameless.swap(false, Ordering::Relaxed);
         if is_nameless && self.auditor.is_stock_due(Depth::Objects) {
-            let names = self.books().ledger.names_of_several();
-            self.strike_out(&own, &names, Depth::Objects);
+            self.ask_for_names(&own);
         }
         self.bury(&dead, &all);
     }
 
+    /// A name that is gone makes room for one that nobody asked for. Of many, others each time.
+    fn ask_for_names(&self, own: &Own) {
+        let (mut names, before) = {
+            let books = self.books();
+            (books.ledger.names_of_several(), books.ledger.size().objects)
+        };
+        if names.len() > MOST_ASKED {
+            let asked = self.auditor.asked.fetch_add(MOST_ASKED, Ordering::Relaxed);
+            let first = asked % names.len();
+            names.rotate_left(first);
+            names.truncate(MOST_ASKED);
+        }
+        self.strike_out(own, &names, Depth::Objects);
+        let mut books = self.books();
+        if books.ledger.size().objects < before {
+            books.schedule(Instant::now());
+            drop(books);
+            self.auditor.wake();
+        }
+    }
+
     fn judge(&self, own: &Own, gpu: usize, found: &Found) {
-        let Found { ref held, generation, underway, .. } = *found;
+        let Found { ref held, generation, underway, named, .. } = *found;
         let mut books = self.books();
         let Some(expected) = books.ledger.expected(gpu) else { return };
         // The driver may show what a call names anew, or not yet.
@@ -347,11 +383,15 @@ impl Shared {
         let underway = if still { Underway::Nothing } else { Underway::Calls };
         let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
         let figures: Vec<Figure> = held.iter().map(figure).collect();
-        // Else what was made is all that has a name.
-        let has_more = has_duplicates(held) || books.ledger.has_names_elsewhere();
-        let named = has_more.then(|| books.named(gpu, generation));
-        if named.is_some_and(|named| named.bytes > bytes_of(held)) {
+        let shown = bytes_of(held);
+        if named.is_some_and(|named| named.known_bytes > shown) {
             self.auditor.is_nameless.store(true, Ordering::Relaxed);
+        }
+        if named.is_some_and(|named| named.is_unclear(shown)) {
+            // The next time, nobody calls meanwhile.
+            self.auditor.is_less.store(true, Ordering::Relaxed);
+        } else if named.is_none_or(|named| shown <= named.known_bytes) {
+            self.auditor.name_doubts.dispel(gpu);
         }
         let finding = audit::judge(&figures, &expected, named, underway);
         let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
@@ -361,9 +401,10 @@ impl Shared {
             drop(books);
             return self.auditor.wake();
         }
-        if by_names && !self.auditor.doubts.has_lasted(gpu, expected.pending_bytes > 0) {
+        let hangs = named.is_some_and(|named| named.most_bytes > named.known_bytes);
+        if by_names && !self.auditor.name_doubts.has_lasted(gpu, hangs) {
             self.auditor.is_less.store(true, Ordering::Relaxed);
-            return books.schedule_later(Instant::now() + NAMES_DOUBT);
+            return books.schedule_by(Instant::now() + NAMES_DOUBT);
         }
         match finding {
             Finding::Fine => self.auditor.doubts.dispel(gpu),
@@ -371,10 +412,7 @@ impl Shared {
                 self.auditor.is_less.store(true, Ordering::Relaxed);
                 self.auditor.doubts.dispel(gpu);
             }
-            Finding::Unclear => {
-                // The next time, nobody calls meanwhile.
-                self.auditor.is_less.store(true, Ordering::Relaxed);
-            }
+            Finding::Unclear => {}
             Finding::Learn { driver_bytes } => {
                 drop(books);
                 self.auditor.doubts.dispel(gpu);

@@ -674,19 +674,25 @@ impl Books {
         self.importing_bytes = self.importing_bytes.saturating_sub(bytes);
     }
 
-    /// The names that a GPU's figures may show, which were asked for at that generation. Those that a
-    /// worker before was about to make aren't known.
-    pub(super) fn named(&self, gpu: usize, generation: u64) -> Named {
-        Named {
-            bytes: self.ledger.named_bytes(gpu).saturating_add(self.importing_bytes),
-            is_still: self.generation == generation && self.inherited.is_empty(),
-        }
+    /// The names that a GPU's figures may show from now on, until a call begins. Those that a worker
+    /// before was about to make aren't known.
+    pub(super) fn named(&self, gpu: usize) -> Named {
+        let known_bytes = self.ledger.named_bytes(gpu);
+        let pending = self.ledger.expected(gpu).map_or(0, |expected| expected.pending_bytes);
+        let underway = [self.ledger.underway_bytes(), self.importing_bytes, pending];
+        let most_bytes = underway.into_iter().fold(known_bytes, u64::saturating_add);
+        Named { known_bytes, most_bytes, is_still: self.inherited.is_empty() }
     }
 
-    /// The driver is to be asked by then, or somewhat later.
-    pub(super) fn schedule_later(&mut self, at: Instant) {
-        let [_, later] = &mut self.due;
-        *later = (*later).max(Some(at));
+    /// Whether nobody may begin a call that changes what is charged.
+    pub(super) fn is_paused(&self) -> bool {
+        self.pauses > 0 && self.paused_until.is_some_and(|until| until > Instant::now())
+    }
+
+    /// The driver is to be asked by then.
+    pub(super) fn schedule_by(&mut self, at: Instant) {
+        let [soon, _] = &mut self.due;
+        *soon = Some(soon.map_or(at, |soon| soon.min(at)));
     }
 
     /// Whether nothing is charged, and nothing known that could be.

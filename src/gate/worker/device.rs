@@ -14,10 +14,11 @@ use nix::libc;
 use crate::gate::settings::{Identity, Node, NodeKind};
 use crate::gate::syscall;
 use crate::rm::number::{
-    NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL, NV_ESC_RM_FREE, NV_OK,
-    NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE, NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO,
-    NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0, NV0041_CTRL_CMD_GET_SURFACE_INFO,
-    NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE, NV2080_CTRL_CMD_GPU_GET_GID_INFO,
+    NV_ERR_OBJECT_NOT_FOUND, NV_ERR_OUT_OF_RANGE, NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL,
+    NV_ESC_RM_FREE, NV_OK, NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE,
+    NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO, NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
+    NV0041_CTRL_CMD_GET_SURFACE_INFO, NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE,
+    NV2080_CTRL_CMD_GPU_GET_GID_INFO,
 };
 use crate::rm::{Command, Key, Layout, Meaning, Release, about, export};
 
@@ -338,7 +339,11 @@ impl Rm<'_> {
         let mut params = about::ask_surface(entry.as_mut_ptr().addr() as u64);
         match self.control(client, handle, NV0041_CTRL_CMD_GET_SURFACE_INFO, &mut params) {
             Ok(()) => about::answered_size(&entry) > bytes,
-            Err(failure) => failure == Failure::Status(NV_ERR_OBJECT_NOT_FOUND),
+            // Of 16 TiB and more the size isn't told.
+            Err(Failure::Status(status)) => {
+                matches!(status, NV_ERR_OBJECT_NOT_FOUND | NV_ERR_OUT_OF_RANGE)
+            }
+            Err(Failure::Errno(_)) => false,
         }
     }
 

@@ -136,6 +136,13 @@ impl Case<'_> {
         answer
     }
 
+    /// Has a device's GPU known, where there are several: to ask for it moves names.
+    pub(super) fn learn_above(&self, client: u32, parent: u32) {
+        if self.shared.uuids.len() > 1 {
+            let _ = self.gpu_above(client, parent);
+        }
+    }
+
     /// Where another name of memory of a GPU shows, which hangs below `parent`.
     pub(super) fn shown_below(&self, client: u32, parent: u32, of: Option<usize>) -> Shown {
         let Some(of) = of.filter(|_| self.shared.uuids.len() > 1) else { return Shown::Here };
@@ -467,7 +474,9 @@ impl Case<'_> {
         self.patch(layout, Meaning::Rights, rights_address);
         let making = Making { object, handle: layout, head: layout };
         let made = match source.filter(|source| *source != 0) {
-            Some(source) => self.named(command, making, (object.client, source), Shown::Nowhere),
+            Some(source) => {
+                self.named(command, making, (object.client, source), Some(Shown::Nowhere))
+            }
             None => self.charged(command, making, charge, |case| {
                 memory::given_bytes(asked?.layout, &case.desk.params)
             }),
@@ -576,7 +585,8 @@ impl Case<'_> {
         self.shared.begin_free(of, object);
         let mut books = self.shared.books_to_begin(self.slot);
         books.shares(client, process);
-        let before = books.ledger.charge_of(of, object);
+        let before = books.ledger.serial_of(of, object);
+        let is_memory = books.ledger.charge_of(of, object).is_some();
         books.begin();
         drop(books);
         self.slot.executing(trace::Object::one(client, handle, true));
@@ -600,10 +610,10 @@ impl Case<'_> {
         }
         let mut books = self.books();
         // Another thread may have made an object of the same handle since.
-        let same = books.ledger.charge_of(of, object) == before;
+        let same = books.ledger.serial_of(of, object) == before;
         if called.is_ok() && status == NV_OK && same {
             books.enter(Entry::Free { client: of, handle: object });
-            if before.is_none() {
+            if !is_memory {
                 books.unlearn_freed(client);
             }
         }
@@ -635,28 +645,22 @@ impl Case<'_> {
     ) -> Result<Reply, Over> {
         self.only_once()?;
         let making = Making { object, handle: layout, head: layout };
-        let (memory, shown) = {
-            let (books, of) = (self.books(), (Client(source.0), Handle(source.1)));
-            (books.ledger.memory_of(of.0, of.1), books.ledger.shown(of.0, of.1))
-        };
-        let shown = match shown {
-            Shown::Nowhere => Shown::Nowhere,
-            _ => self.shown_below(object.client, object.parent, memory.map(|(gpu, _)| gpu)),
-        };
-        let made = self.named(command, making, source, shown)?;
+        let made = self.named(command, making, source, None)?;
         Ok(self.executed(made))
     }
 
-    /// Makes an object that keeps the memory of `source` alive, and is `shown` there.
+    /// Makes an object that keeps the memory of `source` alive; in figures it shows where it hangs,
+    /// or as `shown` has it.
     fn named(
         &mut self,
         command: &Command,
         making: Making,
         source: (u32, u32),
-        shown: Shown,
+        shown: Option<Shown>,
     ) -> Result<Option<Made>, Over> {
         let Making { object, head, .. } = making;
         let (shared, slot, process) = (self.shared, self.slot, self.target()?.process);
+        self.learn_above(object.client, object.parent);
         let of = shared.begin_name(slot, source.0, &[source.1], &[]);
         let mut name = shared.begin_name(slot, object.client, &[object.parent], &[object.handle]);
         let hold = Hold::Underway(self.shared.memory.next_hold());
@@ -665,6 +669,8 @@ impl Case<'_> {
         books.shares(source.0, process);
         let (client, handle) = (Client(source.0), Handle(source.1));
         let charge = books.ledger.charge_of(client, handle);
+        let source_shown = books.ledger.shown(client, handle);
+        let gpu = books.ledger.memory_of(client, handle).map(|(gpu, _)| gpu);
         let held = books.ledger.hold(hold, client, handle);
         let room = books.ledger.size().objects < super::books::BOUNDS.objects;
         if held == Err(LedgerError::Full) || !room {
@@ -680,6 +686,12 @@ impl Case<'_> {
         }
         books.begin();
         drop(books);
+        // What it hangs below is the same from here on, or that is known.
+        let shown = match (shown, source_shown) {
+            (Some(shown), _) => shown,
+            (None, Shown::Nowhere) => Shown::Nowhere,
+            _ => self.shown_below(object.client, object.parent, gpu),
+        };
         let made = self.make(command, making, Some(&mut name));
         // Looked at once it's made, and can't become another.
         let taken = |made: u32| {

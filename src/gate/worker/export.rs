@@ -325,8 +325,7 @@ impl Case<'_> {
         let (gpu, bytes) = memories
             .fold((None, 0_u64), |(_, sum), (gpu, bytes)| (Some(gpu), sum.saturating_add(bytes)));
         drop(books);
-        // All of a file are one GPU's.
-        let shown = self.shown_below(client, parent, gpu);
+        self.learn_above(client, parent);
         if wanted.len() > room {
             self.log("more objects than can be kept account of");
             return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
@@ -361,6 +360,8 @@ impl Case<'_> {
         self.slot.executing(Object { client, handle: theirs.unwrap_or(first), more, was_there });
         let handles: Vec<u32> = objects.iter().copied().filter(|object| *object != 0).collect();
         let name = self.shared.begin_name(self.slot, client, &[parent], &handles);
+        // All of a file are one GPU's.
+        let shown = self.shown_below(client, parent, gpu);
         let mut books = self.shared.books_to_begin(self.slot);
         books.begin();
         books.begin_import(bytes);

@@ -18,6 +18,7 @@ use super::books::Books;
 use super::memory::Slot;
 use super::own::Own;
 use super::target::process_id;
+use crate::gate::audit::Named;
 use crate::rm::about::Held;
 
 /// How long an audit waits for calls.
@@ -45,6 +46,8 @@ pub(super) struct Found {
     pub(super) underway: usize,
     /// Nobody was given something that isn't in the books.
     is_quiet: bool,
+    /// The names that there were, where any show that aren't their makers'.
+    pub(super) named: Option<Named>,
 }
 
 /// GPUs that seem to have more than was asked for: since when, and since when that isn't explained.
@@ -75,7 +78,13 @@ impl Doubts {
     /// too long where one `hangs`.
     pub(super) fn has_lasted(&self, gpu: usize, hangs: bool) -> bool {
         let now = Instant::now();
-        let (first, _) = *self.all().entry(gpu).or_insert((now, now));
+        let mut all = self.all();
+        let (first, last) = all.entry(gpu).or_insert((now, now));
+        // Of two looks, and not of one now and one of another day.
+        if last.elapsed() > DOUBT {
+            *first = now;
+        }
+        *last = now;
         first.elapsed() > if hangs { DOUBT } else { NAMES_DOUBT }
     }
 
@@ -169,17 +178,23 @@ impl Shared {
         // All of one moment: a process that came and took memory after the list was made, and
         // before the generation was looked at, would be missing in the driver's figure, and
         // what it holds be taken for given back.
-        let (generation, underway, pids) = {
+        let (generation, underway, pids, named, was_paused) = {
             let mut books = self.books();
             books.ledger.watch();
+            let named = self.auditor.shows_names().then(|| books.named(gpu));
+            let was_paused = books.is_paused();
             let pids = books.processes.iter();
             // Somebody may have a client of those who are dead.
             let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
             let pids: BTreeSet<u32> = pids.chain(former.iter().copied()).collect();
-            (books.generation, books.underway, Vec::from_iter(pids))
+            (books.generation, books.underway, Vec::from_iter(pids), named, was_paused)
         };
         let held = own.held(&self.release, gpu, &pids).ok()?;
-        Some(Found { held, generation, underway, is_quiet: true })
+        let books = self.books();
+        let is_still = books.generation == generation || was_paused && books.is_paused();
+        let named = named.map(|named| Named { is_still: named.is_still && is_still, ..named });
+        drop(books);
+        Some(Found { held, generation, underway, is_quiet: true, named })
     }
 
     /// Whether the driver shows more than was asked for, and there are calls that it may have

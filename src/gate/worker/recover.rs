@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::books::Books;
 use super::desk::Desk;
 use super::device::{Device, Failure, Rm};
 use super::memory::Slot;
@@ -111,7 +110,7 @@ impl Shared {
     /// What the driver doesn't have any more, a call may have freed.
     pub(super) fn forget_if_gone(&self, of: u32, object: u32) {
         let (client, handle) = (Client(of), Handle(object));
-        let before = self.books().ledger.charge_of(client, handle);
+        let before = self.books().ledger.serial_of(client, handle);
         if object != 0
             && let Some(own) = self.auditor.own(self)
             && own.can_tell(&self.release)
@@ -119,7 +118,7 @@ impl Shared {
         {
             let mut books = self.books();
             // Another thread may have made an object of the same handle since.
-            if object != of && books.ledger.charge_of(client, handle) == before {
+            if object != of && books.ledger.serial_of(client, handle) == before {
                 books.enter(Entry::Free { client, handle });
             }
         }
@@ -173,17 +172,13 @@ impl Shared {
     pub(super) fn unmake_begun(&self, device: &Device, made: Made) {
         let Made { client, parent, handle } = made;
         let (of, object) = (Client(client), Handle(handle));
-        let charge = |books: &Books| {
-            books.ledger.contains(of, object).then(|| books.ledger.charge_of(of, object))
-        };
-        let before = charge(&self.books());
+        let before = self.books().ledger.serial_of(of, object);
         let freed = Rm { release: &self.release, device }.free(client, parent, handle);
         let is_gone = matches!(freed, Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND)));
         let mut books = self.books();
         books.end_free(of, object);
-        let after = charge(&books);
         // Another thread may have made an object of the same handle since.
-        if is_gone && after.is_some() && after == before {
+        if is_gone && before.is_some() && books.ledger.serial_of(of, object) == before {
             books.enter(Entry::Free { client: of, handle: object });
         }
     }

@@ -10,7 +10,7 @@ use super::own::{Own, Presence};
 use crate::ledger::{Client, Entry, Handle};
 
 /// Objects that are asked for one by one.
-const MOST_ASKED: u32 = 2048;
+pub(super) const MOST_ASKED: usize = 2048;
 
 /// What is asked for one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,11 +45,11 @@ impl Shared {
 
     /// Enters what of `names` is gone. Whether that can be told.
     ///
-    /// Calls may be underway: a name is struck out only while it is of the same charge.
+    /// Calls may be underway: a name is struck out only while it's the same.
     pub(super) fn strike_out(
         &self,
         own: &Own,
-        names: &[(Client, Handle, u64)],
+        names: &[(Client, Handle, u32)],
         depth: Depth,
     ) -> bool {
         if names.is_empty() {
@@ -61,7 +61,7 @@ impl Shared {
         let mut clients = BTreeMap::new();
         let mut gone = Vec::new();
         let mut asked = 0;
-        for (client, handle, charge) in names.iter().copied() {
+        for (client, handle, serial) in names.iter().copied() {
             let there = *clients.entry(client).or_insert_with(|| {
                 own.presence(&self.release, client.0, client.0) != Presence::NoClient
             });
@@ -72,13 +72,13 @@ impl Shared {
                     || own.presence(&self.release, client.0, handle.0) == Presence::There
             };
             if !there || depth == Depth::Objects && !is_there() {
-                gone.push((client, handle, charge));
+                gone.push((client, handle, serial));
             }
         }
         let mut books = self.books();
-        for (client, handle, charge) in gone {
-            // What has this handle now may be another.
-            if books.ledger.charge_of(client, handle) == Some(charge) {
+        for (client, handle, serial) in gone {
+            // What has this handle now may be another, of the same memory even.
+            if books.ledger.serial_of(client, handle) == Some(serial) {
                 books.enter(Entry::Free { client, handle });
             }
         }

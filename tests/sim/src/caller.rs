@@ -15,6 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
 
@@ -237,7 +238,9 @@ impl Errand {
         };
         if pid > 0 {
             // SAFETY: takes numbers, and no pointer; `__WCLONE` since it gives no signal.
-            unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WCLONE) };
+            while unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WCLONE) } == -1
+                && Errno::last() == Errno::EINTR
+            {}
         }
         errand
     }
@@ -275,6 +278,9 @@ impl Errand {
 extern "C" fn on_errand(errand: *mut libc::c_void) -> libc::c_int {
     // SAFETY: it's who sent it that waits, and it doesn't touch this meanwhile.
     let errand = unsafe { &mut *errand.cast::<Errand>() };
+    // Nobody else would end it, were we killed while it asks us.
+    // SAFETY: takes numbers, and no pointer.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     errand.answer = errand.ask();
     errand.is_back = true;
     // SAFETY: ends this process, with its descriptors, and nothing of the other's.

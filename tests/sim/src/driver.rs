@@ -11,8 +11,8 @@ use crate::abi::*;
 use crate::export::Exported;
 use crate::fault::Lies;
 use crate::object::{
-    Allocation, Asker, Client, File, Made, Memory, Object, Status, Uvm, Wanted, is_known_low,
-    is_memory, number_in,
+    Allocation, Asker, Client, File, Holder, Made, Memory, Object, Status, Uvm, Wanted,
+    is_known_low, is_memory, number_in,
 };
 use crate::runlist::Turn;
 use crate::spec::Gpu;
@@ -222,13 +222,15 @@ impl Driver {
         let handle = self.new_handle(asked.client, asker.file, asked.handle)?;
         let memory = match (asked.class, gpu) {
             (NV01_MEMORY_LOCAL_USER | NV_MEMORY_EXTENDED_USER, Some(gpu)) => {
-                Some(self.take(gpu, wanted.bytes, wanted.page_bytes)?)
+                let holder = Holder::Object(asked.client, handle);
+                Some(self.take(gpu, wanted.bytes, wanted.page_bytes, holder)?)
             }
             (NV_MEMORY_FABRIC, _) if wanted.source != 0 => {
                 let client = self.client(asked.client, asker.file, NV_ERR_INVALID_CLIENT)?;
                 let source = client.objects.get(&wanted.source).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
                 let memory = source.memory.ok_or(NV_ERR_INVALID_ARGUMENT)?;
-                self.refer(memory);
+                let source = Holder::Object(asked.client, wanted.source);
+                self.refer(memory, Holder::Object(asked.client, handle), Some(source));
                 Some(memory)
             }
             _ => None,
@@ -238,7 +240,6 @@ impl Driver {
             class: asked.class,
             gpu,
             memory,
-            owns: asked.class != NV_MEMORY_FABRIC,
             shared: false,
             turn: Turn::of(asked.class),
         };
@@ -265,7 +266,13 @@ impl Driver {
     }
 
     /// Takes memory of a GPU, rounded up to its pages.
-    fn take(&mut self, gpu: usize, bytes: u64, page_bytes: u64) -> Result<u64, Status> {
+    fn take(
+        &mut self,
+        gpu: usize,
+        bytes: u64,
+        page_bytes: u64,
+        holder: Holder,
+    ) -> Result<u64, Status> {
         // stdmemValidateParams, heap and PMA: nothing is no allocation.
         if bytes == 0 {
             return Err(NV_ERR_INVALID_ARGUMENT);
@@ -277,20 +284,25 @@ impl Driver {
         }
         self.count(gpu, bytes)?;
         self.made_memories += 1;
-        self.memories.insert(self.made_memories, Memory { gpu, bytes, references: 1 });
+        self.memories.insert(self.made_memories, Memory { gpu, bytes, holders: vec![holder] });
         Ok(self.made_memories)
     }
 
-    pub(crate) fn refer(&mut self, memory: u64) {
-        if let Some(memory) = self.memories.get_mut(&memory) {
-            memory.references += 1;
-        }
+    /// Somebody has it, too, by a duplicate of another's.
+    pub(crate) fn refer(&mut self, memory: u64, holder: Holder, of: Option<Holder>) {
+        let Some(memory) = self.memories.get_mut(&memory) else { return };
+        let all = &mut memory.holders;
+        let source = of.and_then(|of| all.iter().position(|holder| *holder == of));
+        all.insert(source.map_or(all.len(), |source| source + 1), holder);
     }
 
-    pub(crate) fn unrefer(&mut self, id: u64) {
+    /// Somebody has it no more. Of the kernel's own, which are alike, the last.
+    pub(crate) fn unrefer(&mut self, id: u64, holder: Holder) {
         let Some(memory) = self.memories.get_mut(&id) else { return };
-        memory.references -= 1;
-        if memory.references == 0 {
+        if let Some(at) = memory.holders.iter().rposition(|of| *of == holder) {
+            memory.holders.remove(at);
+        }
+        if memory.holders.is_empty() {
             let (gpu, bytes) = (memory.gpu, memory.bytes);
             self.memories.remove(&id);
             if let Some(used) = self.used.get_mut(gpu) {
@@ -324,12 +336,18 @@ impl Driver {
             doomed.extend(children.map(|(handle, _)| *handle));
             at += 1;
         }
-        let gone = doomed.iter().filter_map(|handle| entry.objects.remove(handle));
-        let memories: Vec<u64> = gone.filter_map(|object| object.memory).collect();
+        let gone =
+            doomed.iter().filter_map(|handle| Some((*handle, entry.objects.remove(handle)?)));
+        let memories: Vec<(u32, u64)> =
+            gone.filter_map(|(handle, object)| Some((handle, object.memory?))).collect();
         if lose {
-            entry.lost.extend(memories);
-        } else {
-            memories.into_iter().for_each(|memory| self.unrefer(memory));
+            entry.lost.extend(memories.iter().map(|(_, memory)| *memory));
+        }
+        for (handle, memory) in memories {
+            if lose {
+                self.refer(memory, Holder::Kernel, None);
+            }
+            self.unrefer(memory, Holder::Object(client, handle));
         }
         Ok(())
     }
@@ -337,10 +355,12 @@ impl Driver {
     fn drop_client(&mut self, handle: u32) {
         let Some(client) = self.clients.remove(&handle) else { return };
         self.events.retain(|(client, ..)| *client != handle);
-        let memories = client.objects.values().filter_map(|object| object.memory);
-        for memory in memories.chain(client.lost).collect::<Vec<_>>() {
-            self.unrefer(memory);
+        for (object, of) in &client.objects {
+            if let Some(memory) = of.memory {
+                self.unrefer(memory, Holder::Object(handle, *object));
+            }
         }
+        client.lost.iter().for_each(|memory| self.unrefer(*memory, Holder::Kernel));
     }
 
     /// The size of memory.
@@ -375,9 +395,10 @@ impl Driver {
         }
         let handle = self.new_handle(asked.client, asker.file, asked.handle)?;
         if let Some(memory) = object.memory {
-            self.refer(memory);
+            let of = Holder::Object(source_client, source);
+            self.refer(memory, Holder::Object(asked.client, handle), Some(of));
         }
-        let copy = Object { parent: asked.parent, owns: false, ..object };
+        let copy = Object { parent: asked.parent, ..object };
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, copy);
         Ok(handle)
     }
@@ -401,14 +422,14 @@ impl Driver {
         }
         let handle = self.new_handle(asked.client, asker.file, asked.handle)?;
         if let Some(memory) = memory {
-            self.refer(memory);
+            let holder = Holder::Object(asked.client, handle);
+            self.refer(memory, holder, Some(Holder::Kernel));
         }
         let object = Object {
             parent: asked.parent,
             class: asked.class,
             gpu,
             memory,
-            owns: false,
             shared: false,
             turn: Turn::of(asked.class),
         };
@@ -431,7 +452,7 @@ impl Driver {
             return Err(NV_ERR_INSUFFICIENT_PERMISSIONS);
         }
         let memory = object.memory.ok_or(NV_ERR_INVALID_OBJECT)?;
-        self.refer(memory);
+        self.refer(memory, Holder::Kernel, Some(Holder::Object(client, handle)));
         Ok(memory)
     }
 
@@ -463,7 +484,7 @@ impl Driver {
         self.events.retain(|(_, _, owner)| *owner != file);
         self.forget_exports(file);
         let Some(uvm) = self.uvm.remove(&file) else { return };
-        uvm.memories().for_each(|memory| self.unrefer(memory));
+        uvm.memories().for_each(|memory| self.unrefer(memory, Holder::Kernel));
         self.forget_managed(uvm.managed.len());
     }
 
@@ -504,16 +525,21 @@ impl Driver {
     /// `_gpuCollectMemInfo` (gpu_rmapi.c).
     pub(crate) fn process_bytes(&self, gpu: usize, namespace: u64, number: u32) -> [u64; 3] {
         let mut bytes = [0; 3];
-        for client in self.clients.values() {
+        for (name, client) in &self.clients {
             if number_in(&client.numbers, namespace) != Some(number) {
                 continue;
             }
-            for object in client.objects.values().filter(|object| object.gpu == Some(gpu)) {
+            // `_checkVidmemClassValidity`, and memory below that GPU's device alone.
+            let shown = client.objects.iter().filter(|(_, object)| {
+                object.gpu == Some(gpu) && object.class == NV01_MEMORY_LOCAL_USER
+            });
+            for (handle, object) in shown {
                 let Some(memory) = object.memory.and_then(|id| self.memories.get(&id)) else {
                     continue;
                 };
                 let [private, owned, duped] = &mut bytes;
-                *match (memory.references, object.owns) {
+                let is_owner = memory.holders.first() == Some(&Holder::Object(*name, *handle));
+                *match (memory.holders.len(), is_owner) {
                     (1, _) => private,
                     (_, true) => owned,
                     (_, false) => duped,

@@ -8,7 +8,7 @@ use crate::abi::*;
 use crate::bytes::Fields;
 use crate::driver::Driver;
 use crate::escape::Call;
-use crate::object::{Allocation, Asker, File, Object, Status};
+use crate::object::{Allocation, Asker, File, Holder, Object, Status};
 
 /// `deviceInstance` of a file whose objects lie under a client: `NV_MAX_DEVICES`.
 const NO_DEVICE: u32 = 32;
@@ -80,7 +80,7 @@ impl Driver {
         address_space(object.class)?;
         let duplicate = Duplicate { class: object.class, gpu: object.gpu, memory: object.memory };
         if let Some(memory) = duplicate.memory {
-            self.refer(memory);
+            self.refer(memory, Holder::Kernel, Some(Holder::Object(client, handle)));
         }
         Ok(duplicate)
     }
@@ -88,7 +88,7 @@ impl Driver {
     /// `RmFreeObjExportHandle`.
     fn unexport(&mut self, duplicate: Option<Duplicate>) {
         if let Some(memory) = duplicate.and_then(|duplicate| duplicate.memory) {
-            self.unrefer(memory);
+            self.unrefer(memory, Holder::Kernel);
         }
     }
 

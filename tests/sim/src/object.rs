@@ -71,12 +71,19 @@ pub(crate) struct Object {
     pub(crate) gpu: Option<usize>,
     /// The memory it refers to.
     pub(crate) memory: Option<u64>,
-    /// Whether it made that memory.
-    pub(crate) owns: bool,
     /// Whether `NV_ESC_RM_SHARE` lets any client duplicate it.
     pub(crate) shared: bool,
     /// What the scheduler knows of a channel group or a channel.
     pub(crate) turn: Turn,
+}
+
+/// What has memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holder {
+    /// An object of a client.
+    Object(u32, u32),
+    /// An object of the kernel's own, for an export or a mapping.
+    Kernel,
 }
 
 /// Video memory.
@@ -84,8 +91,9 @@ pub(crate) struct Object {
 pub(crate) struct Memory {
     pub(crate) gpu: usize,
     pub(crate) bytes: u64,
-    /// Objects, mappings and exports.
-    pub(crate) references: u32,
+    /// All that have it, a duplicate behind what it's of (`dupListItem`, mem.c). The first owns
+    /// it: when that is gone, the next (`isMemDescOwner`).
+    pub(crate) holders: Vec<Holder>,
 }
 
 /// A file of `nvidia-uvm`.

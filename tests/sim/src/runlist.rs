@@ -141,7 +141,6 @@ mod tests {
                 class,
                 gpu: Some(0),
                 memory: None,
-                owns: true,
                 shared: false,
                 turn: Turn::of(class),
             };

@@ -15,7 +15,7 @@ use crate::bytes::Fields;
 use crate::driver::Driver;
 use crate::escape::{Call, Errno, Met};
 use crate::fault::Kind;
-use crate::object::{Changes, File, Range, Status, Uvm};
+use crate::object::{Changes, File, Holder, Range, Status, Uvm};
 
 /// Bytes that what is advised of managed memory is asked for.
 const PAGE_BYTES: u64 = 4096;
@@ -297,8 +297,8 @@ fn end(driver: &mut Driver, file: File, uuid: [u8; 16]) -> Result<(), Status> {
 }
 
 fn follow(driver: &mut Driver, changes: &Changes) {
-    changes.made.iter().for_each(|memory| driver.refer(*memory));
-    changes.ended.iter().for_each(|memory| driver.unrefer(*memory));
+    changes.made.iter().for_each(|memory| driver.refer(*memory, Holder::Kernel, None));
+    changes.ended.iter().for_each(|memory| driver.unrefer(*memory, Holder::Kernel));
 }
 
 fn array(params: &[u8], at: usize) -> [u8; 16] {

@@ -327,10 +327,22 @@ impl Rm {
         from_client: u32,
         source: u32,
     ) -> Result<u32, Fail> {
+        self.dup_as(self.handle(), client, parent, from_client, source)
+    }
+
+    /// The same with a handle of one's choice.
+    pub(crate) fn dup_as(
+        &self,
+        handle: u32,
+        client: u32,
+        parent: u32,
+        from_client: u32,
+        source: u32,
+    ) -> Result<u32, Fail> {
         let mut bytes = [0; 28];
         bytes.set_u32(0, client);
         bytes.set_u32(4, parent);
-        bytes.set_u32(8, self.handle());
+        bytes.set_u32(8, handle);
         bytes.set_u32(12, from_client);
         bytes.set_u32(16, source);
         call(self.ctl(), NV_ESC_RM_DUP_OBJECT, &mut bytes, 24)?;

@@ -72,27 +72,27 @@ fn most(rm: &Rm) -> Result<u64, Fail> {
     Ok(bytes)
 }
 
-/// Takes as much as the driver's figures seem to lack, where what was asked for has two names, neither
-/// its maker's. With `export`, one, beside a file that it was exported to; with `closed`, beside names
-/// of a client whose file is closed.
+/// Takes as much as the driver's figures seem to lack, where what was asked for has two names beside a
+/// file that it was exported to, which owns it. With `export`, one; with `closed`, also beside names of a
+/// client whose file is closed; with `busy`, while it's named again and again, in vain.
 pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let name = |rm: &Rm, handle| rm.dup(rm.client, rm.device, rm.client, handle);
     let way = arguments.first().map(String::as_str);
     let all = most(&rm)?;
     let honest = match way {
-        None | Some("export") => all,
+        None | Some("export" | "busy") => all,
         Some("closed") => all / 2,
         Some(other) => anyhow::bail!("no way to make slack \"{other}\""),
     };
     let (handle, honest) = rm.alloc(honest)?;
     let file = crate::rm::open(&place.dev, "nvidiactl")?;
-    if way == Some("export") {
-        rm.export(handle, file.as_raw_fd())?;
-    } else {
+    let another = name(&rm, handle)?;
+    if way != Some("export") {
         name(&rm, handle)?;
     }
-    name(&rm, handle)?;
+    // The export's object, which no figure shows, is the next to own it.
+    rm.export(handle, file.as_raw_fd())?;
     rm.free(rm.device, handle)?;
     if way == Some("closed") {
         let other = Rm::start(place)?;
@@ -101,8 +101,16 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
             name(&other, handle)?;
         }
     }
-    let taken = take(&rm, all).map_or(0, |_| all);
-    std::thread::sleep(3 * A_WHILE);
+    let taken = || {
+        let taken = take(&rm, all).map_or(0, |_| all);
+        std::thread::sleep(3 * A_WHILE);
+        taken
+    };
+    let in_vain = || _ = rm.dup_as(another, rm.client, rm.device, rm.client, another);
+    let taken = match way {
+        Some("busy") => against(in_vain, || against(in_vain, || against(in_vain, taken))),
+        _ => taken(),
+    };
     Ok(honest + taken)
 }
 
