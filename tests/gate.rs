@@ -20,6 +20,10 @@ mod controls;
 #[path = "gate/attacks.rs"]
 mod attacks;
 
+/// Memory that shows in another GPU's figures.
+#[path = "gate/across.rs"]
+mod across;
+
 /// Workers that die, callers that are interrupted, drivers that hang.
 #[path = "gate/faults.rs"]
 mod faults;

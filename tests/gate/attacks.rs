@@ -11,7 +11,7 @@ fn attack(name: &str) -> (Said, Monitor) {
 }
 
 /// The same, on a driver as it's given. The most that it ever had given, too, as far as was seen.
-fn watched(name: &str, monitor: Monitor) -> (Said, Monitor, u64) {
+pub(crate) fn watched(name: &str, monitor: Monitor) -> (Said, Monitor, u64) {
     let most = AtomicU64::new(0);
     let worker = monitor.worker_pid();
     let over = AtomicU64::new(0);

@@ -12,7 +12,7 @@ use crate::export::Exported;
 use crate::fault::Lies;
 use crate::object::{
     Allocation, Asker, Client, File, Holder, Made, Memory, Object, Status, Uvm, Wanted,
-    is_known_low, is_memory, number_in,
+    is_known_low, is_memory, may_hang_below, number_in,
 };
 use crate::runlist::Turn;
 use crate::spec::Gpu;
@@ -390,7 +390,7 @@ impl Driver {
         if from.process != process && !object.shared {
             return Err(NV_ERR_INSUFFICIENT_PERMISSIONS);
         }
-        if object.gpu.is_some() && object.gpu != gpu {
+        if !may_hang_below(object.class, object.gpu, gpu) {
             return Err(NV_ERR_INVALID_OBJECT_PARENT);
         }
         let handle = self.new_handle(asked.client, asker.file, asked.handle)?;
@@ -398,7 +398,7 @@ impl Driver {
             let of = Holder::Object(source_client, source);
             self.refer(memory, Holder::Object(asked.client, handle), Some(of));
         }
-        let copy = Object { parent: asked.parent, ..object };
+        let copy = Object { parent: asked.parent, gpu, ..object };
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, copy);
         Ok(handle)
     }
@@ -417,7 +417,7 @@ impl Driver {
             return Err(NV_ERR_INVALID_OBJECT_PARENT);
         }
         let gpu = parent.and_then(|parent| parent.gpu);
-        if of.is_some() && of != gpu {
+        if !may_hang_below(asked.class, of, gpu) {
             return Err(NV_ERR_INVALID_OBJECT_PARENT);
         }
         let handle = self.new_handle(asked.client, asker.file, asked.handle)?;

@@ -67,7 +67,7 @@ pub(crate) struct Object {
     pub(crate) parent: u32,
     /// Its class.
     pub(crate) class: u32,
-    /// The GPU that it or its ancestor opened.
+    /// The GPU that it or its ancestor opened. Its memory may be another's.
     pub(crate) gpu: Option<usize>,
     /// The memory it refers to.
     pub(crate) memory: Option<u64>,
@@ -224,6 +224,13 @@ pub(crate) fn is_memory(class: u32) -> bool {
             | NV_MEMORY_FABRIC
             | NV50_MEMORY_VIRTUAL
     )
+}
+
+/// Whether a duplicate of what is of a GPU may hang below what is of another, or of none: memory
+/// may below any device (`memCopyConstruct_IMPL`, mem.c; `vidmemCheckCopyPermissions_IMPL` refuses
+/// it of MIG alone).
+pub(crate) fn may_hang_below(class: u32, of: Option<usize>, below: Option<usize>) -> bool {
+    of.is_none() || of == below || is_memory(class) && below.is_some()
 }
 
 /// Whether a class up to 0xff exists.

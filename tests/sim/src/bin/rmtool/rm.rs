@@ -134,6 +134,13 @@ impl Rm {
         Ok(rm)
     }
 
+    /// Opens another GPU and makes its device in the place of the first's, which stays.
+    pub(crate) fn move_to(&mut self, place: &Place, gpu: u32) -> Result<(), Fail> {
+        self.gpu = open(&place.dev, &format!("nvidia{gpu}"))?;
+        self.make_device(gpu)?;
+        self.make_subdevice()
+    }
+
     pub(crate) fn ctl(&self) -> RawFd {
         self.ctl.as_raw_fd()
     }

@@ -175,6 +175,12 @@ impl Actor<'_> {
                 let done = self.rm.as_mut().context("not open")?.make_device(instance);
                 self.say("device", nothing(done));
             }
+            // What follows is below that GPU's device.
+            ["gpu", number] => {
+                let number = number.parse()?;
+                let done = self.rm.as_mut().context("not open")?.move_to(place, number);
+                self.say("gpu", nothing(done));
+            }
             ["subdevice"] => {
                 let done = self.rm.as_mut().context("not open")?.make_subdevice();
                 self.say("subdevice", nothing(done));

@@ -74,19 +74,24 @@ fn most(rm: &Rm) -> Result<u64, Fail> {
 
 /// Takes as much as the driver's figures seem to lack, where what was asked for has two names beside a
 /// file that it was exported to, which owns it. With `export`, one; with `closed`, also beside names of a
-/// client whose file is closed; with `busy`, while it's named again and again, in vain.
+/// client whose file is closed; with `busy`, while it's named again and again, in vain; with `across`,
+/// below another GPU's device.
 pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
-    let rm = Rm::start(place)?;
+    let mut rm = Rm::start(place)?;
     let name = |rm: &Rm, handle| rm.dup(rm.client, rm.device, rm.client, handle);
     let way = arguments.first().map(String::as_str);
     let all = most(&rm)?;
     let honest = match way {
-        None | Some("export" | "busy") => all,
+        None | Some("export" | "busy" | "across") => all,
         Some("closed") => all / 2,
         Some(other) => anyhow::bail!("no way to make slack \"{other}\""),
     };
     let (handle, honest) = rm.alloc(honest)?;
     let file = crate::rm::open(&place.dev, "nvidiactl")?;
+    let device = rm.device;
+    if way == Some("across") {
+        rm.move_to(place, place.gpu + 1)?;
+    }
     let another = name(&rm, handle)?;
     if way != Some("export") {
         name(&rm, handle)?;
@@ -94,6 +99,10 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
     // The export's object, which no figure shows, is the next to own it.
     rm.export(handle, file.as_raw_fd())?;
     rm.free(rm.device, handle)?;
+    if way == Some("across") {
+        rm.device = device;
+        rm.gpu = crate::rm::open(&place.dev, &format!("nvidia{}", place.gpu))?;
+    }
     if way == Some("closed") {
         let other = Rm::start(place)?;
         let (handle, _) = other.alloc(all - honest)?;
