@@ -324,29 +324,15 @@ impl Ledger {
     /// has it.
     #[must_use]
     pub fn names(&self, gpu: usize) -> Vec<(Client, Handle, u32)> {
-        let of_gpu = |id| self.charges.get(&id).is_some_and(|charge| charge.gpu == gpu);
-        self.serials(self.named().filter(|(.., id)| of_gpu(*id)))
+        let of_gpu = |id: &ChargeId| self.charges.get(id).is_some_and(|charge| charge.gpu == gpu);
+        let names = self.objects.names().filter(|(id, _)| of_gpu(id));
+        names.map(|(_, name)| name).collect()
     }
 
     /// The same of all GPUs.
     #[must_use]
     pub fn names_of_all(&self) -> Vec<(Client, Handle, u32)> {
-        self.serials(self.named())
-    }
-
-    pub(super) fn serials(
-        &self,
-        names: impl Iterator<Item = (Client, Handle, ChargeId)>,
-    ) -> Vec<(Client, Handle, u32)> {
-        let serial = |client, handle| self.objects.serial(client, handle);
-        names
-            .filter_map(|(client, handle, _)| Some((client, handle, serial(client, handle)?)))
-            .collect()
-    }
-
-    pub(super) fn named(&self) -> impl Iterator<Item = (Client, Handle, ChargeId)> {
-        let objects = self.objects.iter();
-        objects.filter_map(|(client, handle, object)| Some((client, handle, object.charge?)))
+        self.objects.names().map(|(_, name)| name).collect()
     }
 
     /// Starts to watch for the most that the driver could show from now on.

@@ -83,6 +83,14 @@ impl Objects {
         self.all.iter().map(|((client, handle), entered)| (*client, *handle, &entered.object))
     }
 
+    /// Those that name memory: its charge, and the client, the handle and the serial.
+    pub(super) fn names(&self) -> impl Iterator<Item = (ChargeId, (Client, Handle, u32))> {
+        let named = |entered: &Entered| Some((entered.object.charge?, entered.serial));
+        self.all.iter().filter_map(move |((client, handle), entered)| {
+            named(entered).map(|(charge, serial)| (charge, (*client, *handle, serial)))
+        })
+    }
+
     /// Enters an object whose handle is free.
     pub(super) fn insert(&mut self, client: Client, handle: Handle, object: Object) {
         self.serial = self.serial.wrapping_add(1);

@@ -51,11 +51,11 @@ impl Ledger {
     /// [`serial_of`](Self::serial_of) has it; those of the largest first.
     #[must_use]
     pub fn names_of_several(&self) -> Vec<(Client, Handle, u32)> {
-        let of = |id: ChargeId| self.charges.get(&id).filter(|charge| charge.names > 1);
-        let several = self.named().filter_map(|name| Some((of(name.2)?.bytes, name)));
-        let mut several: Vec<(u64, (Client, Handle, ChargeId))> = several.collect();
+        let of = |id| self.charges.get(&id).filter(|charge| charge.names > 1);
+        let several = self.objects.names().filter_map(|(id, name)| Some((of(id)?.bytes, name)));
+        let mut several: Vec<(u64, (Client, Handle, u32))> = several.collect();
         several.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-        self.serials(several.into_iter().map(|(_, name)| name))
+        several.into_iter().map(|(_, name)| name).collect()
     }
 
     /// Where an object shows; what isn't known would where its memory is.

@@ -6,7 +6,7 @@
 //! memory, which could make it wait.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -20,9 +20,10 @@ use super::books::{Books, Space};
 use super::ending::{Ending, LAST_LOOK};
 use super::mapped::{Mapping, Occasion};
 use super::memory::Count;
+use super::names::{NAMES_DOUBT, Names};
 use super::own::Own;
-use super::quiet::{Doubts, Found, NAMES_DOUBT};
-use super::stock::{Depth, MOST_ASKED};
+use super::quiet::{Doubts, Found};
+use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
 use crate::gate::audit::{self, Figure, Finding, Underway};
 use crate::gate::resident::give_back_the_start;
@@ -59,9 +60,6 @@ const TIDY: Duration = Duration::from_secs(10);
 /// How often clients are asked for, where nobody died and nothing is refused.
 const STOCK: Duration = Duration::from_secs(2);
 
-/// How often names of memory are asked for that has several, where the driver shows fewer.
-const NAMES: Duration = Duration::from_millis(400);
-
 /// The wake-up's place among what is waited for; no process has it.
 const WAKE: u64 = u64::MAX;
 
@@ -93,16 +91,9 @@ pub(super) struct Auditor {
     /// The driver showed less than the books, maybe for calls that were underway: when it's asked
     /// next, there shall be none.
     is_less: AtomicBool,
-    /// Names show that aren't their makers', so that they are to be counted; and fewer of them than
-    /// the books have.
-    shows_names: AtomicBool,
-    is_nameless: AtomicBool,
-    /// How many names of those in question were asked for.
-    asked: AtomicUsize,
-    /// GPUs that show more names than are known.
-    name_doubts: Doubts,
-    /// When clients were asked for, and names.
-    stock: Mutex<[Option<Instant>; 2]>,
+    pub(super) names: Names,
+    /// When clients were asked for.
+    stock: Mutex<Option<Instant>>,
     pub(super) abroad: Abroad,
     pub(super) ending: Ending,
 }
@@ -116,11 +107,8 @@ impl Auditor {
             killed: Mutex::new(BTreeSet::new()),
             doubts: Doubts::default(),
             is_less: AtomicBool::new(false),
-            shows_names: AtomicBool::new(true),
-            is_nameless: AtomicBool::new(false),
-            asked: AtomicUsize::new(0),
-            name_doubts: Doubts::default(),
-            stock: Mutex::new([None; 2]),
+            names: Names::default(),
+            stock: Mutex::new(None),
             abroad: Abroad::default(),
             ending: Ending::default(),
         })
@@ -129,11 +117,6 @@ impl Auditor {
     /// Something is due sooner than it thought.
     pub(super) fn wake(&self) {
         let _ = self.wake.write(1);
-    }
-
-    /// Whether names are to be counted.
-    pub(super) fn shows_names(&self) -> bool {
-        self.shows_names.load(Ordering::Relaxed)
     }
 
     /// When the last audit was, where none is underway.
@@ -145,15 +128,10 @@ impl Auditor {
         }
     }
 
-    /// Whether clients, or names, are to be asked for; they are, then.
-    fn is_stock_due(&self, depth: Depth) -> bool {
-        let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
-        let [clients, names] = &mut *stock;
-        let (last, often) = match depth {
-            Depth::Clients => (clients, STOCK),
-            Depth::Objects => (names, NAMES),
-        };
-        let due = last.is_none_or(|last| last.elapsed() > often);
+    /// Whether clients are to be asked for; they are, then.
+    fn is_stock_due(&self) -> bool {
+        let mut last = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|last| last.elapsed() > STOCK);
         if due {
             *last = Some(Instant::now());
         }
@@ -341,37 +319,13 @@ impl Shared {
         drop(still);
         let shows_names = all.iter().any(|held| has_duplicates(held));
         let shows_names = shows_names || self.books().ledger.has_names_elsewhere();
-        self.auditor.shows_names.store(shows_names, Ordering::Relaxed);
-        if occasion != Occasion::Tick || self.auditor.is_stock_due(Depth::Clients) {
+        self.auditor.names.saw(shows_names);
+        if occasion != Occasion::Tick || self.auditor.is_stock_due() {
             let names = self.books().ledger.names_of_all();
             self.strike_out(&own, &names, Depth::Clients);
         }
-        let is_nameless = self.auditor.is_nameless.swap(false, Ordering::Relaxed);
-        if is_nameless && self.auditor.is_stock_due(Depth::Objects) {
-            self.ask_for_names(&own);
-        }
+        self.ask_for_names(&own);
         self.bury(&dead, &all);
-    }
-
-    /// A name that is gone makes room for one that nobody asked for. Of many, others each time.
-    fn ask_for_names(&self, own: &Own) {
-        let (mut names, before) = {
-            let books = self.books();
-            (books.ledger.names_of_several(), books.ledger.size().objects)
-        };
-        if names.len() > MOST_ASKED {
-            let asked = self.auditor.asked.fetch_add(MOST_ASKED, Ordering::Relaxed);
-            let first = asked % names.len();
-            names.rotate_left(first);
-            names.truncate(MOST_ASKED);
-        }
-        self.strike_out(own, &names, Depth::Objects);
-        let mut books = self.books();
-        if books.ledger.size().objects < before {
-            books.schedule(Instant::now());
-            drop(books);
-            self.auditor.wake();
-        }
     }
 
     fn judge(&self, own: &Own, gpu: usize, found: &Found) {
@@ -384,14 +338,10 @@ impl Shared {
         let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
         let figures: Vec<Figure> = held.iter().map(figure).collect();
         let shown = bytes_of(held);
-        if named.is_some_and(|named| named.known_bytes > shown) {
-            self.auditor.is_nameless.store(true, Ordering::Relaxed);
-        }
+        self.auditor.names.compare(gpu, named, shown);
         if named.is_some_and(|named| named.is_unclear(shown)) {
             // The next time, nobody calls meanwhile.
             self.auditor.is_less.store(true, Ordering::Relaxed);
-        } else if named.is_none_or(|named| shown <= named.known_bytes) {
-            self.auditor.name_doubts.dispel(gpu);
         }
         let finding = audit::judge(&figures, &expected, named, underway);
         let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
@@ -402,7 +352,7 @@ impl Shared {
             return self.auditor.wake();
         }
         let hangs = named.is_some_and(|named| named.most_bytes > named.known_bytes);
-        if by_names && !self.auditor.name_doubts.has_lasted(gpu, hangs) {
+        if by_names && !self.auditor.names.have_been_more(gpu, hangs) {
             self.auditor.is_less.store(true, Ordering::Relaxed);
             return books.schedule_by(Instant::now() + NAMES_DOUBT);
         }

@@ -29,6 +29,7 @@ mod mapped;
 mod mappings;
 mod memories;
 mod memory;
+mod names;
 mod naming;
 mod numbers;
 mod own;

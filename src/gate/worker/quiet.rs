@@ -32,11 +32,8 @@ const LOOK: Duration = Duration::from_micros(200);
 
 /// How long it may look as if there were more than was asked for, while a call isn't done; and how
 /// long at most, where calls that are done meanwhile were given more.
-const DOUBT: Duration = Duration::from_millis(400);
+pub(super) const DOUBT: Duration = Duration::from_millis(400);
 const MOST_DOUBT: Duration = Duration::from_millis(800);
-
-/// The same of names, which are asked for while nobody calls.
-pub(super) const NAMES_DOUBT: Duration = Duration::from_millis(60);
 
 /// What the driver said of a GPU, and how the books were then.
 #[derive(Debug)]
@@ -72,20 +69,6 @@ impl Doubts {
         let now = Instant::now();
         let (first, since) = *self.all().entry(gpu).or_insert((now, now));
         since.elapsed() > DOUBT || first.elapsed() > MOST_DOUBT
-    }
-
-    /// Whether there have been more names than are known for so long that no call explains it, or for
-    /// too long where one `hangs`.
-    pub(super) fn has_lasted(&self, gpu: usize, hangs: bool) -> bool {
-        let now = Instant::now();
-        let mut all = self.all();
-        let (first, last) = all.entry(gpu).or_insert((now, now));
-        // Of two looks, and not of one now and one of another day.
-        if last.elapsed() > DOUBT {
-            *first = now;
-        }
-        *last = now;
-        first.elapsed() > if hangs { DOUBT } else { NAMES_DOUBT }
     }
 
     /// It doesn't any more.
@@ -181,7 +164,7 @@ impl Shared {
         let (generation, underway, pids, named, was_paused) = {
             let mut books = self.books();
             books.ledger.watch();
-            let named = self.auditor.shows_names().then(|| books.named(gpu));
+            let named = self.auditor.names.show().then(|| books.named(gpu));
             let was_paused = books.is_paused();
             let pids = books.processes.iter();
             // Somebody may have a client of those who are dead.

@@ -1,0 +1,177 @@
+//! Names of memory, as the driver shows them and as the books have them: when they are counted, for
+//! how long there may be more than are known, and which are asked for where there are fewer.
+//!
+//! Knows no verdicts: what the numbers mean is judged in [`crate::gate::audit`].
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::own::Own;
+use super::quiet::DOUBT;
+use super::stock::{Depth, MOST_ASKED};
+use crate::gate::audit::Named;
+
+/// How often they are asked for.
+const OFTEN: Duration = Duration::from_millis(400);
+
+/// How long there may be more than are known; they are counted while nobody calls.
+pub(super) const NAMES_DOUBT: Duration = Duration::from_millis(60);
+
+/// What was seen of names.
+#[derive(Debug)]
+pub(super) struct Names {
+    /// Some show that aren't their makers', so that they are to be counted.
+    show: AtomicBool,
+    /// Fewer of them show than the books have.
+    are_less: AtomicBool,
+    /// When they were asked for, and how many of those in question.
+    last: Mutex<Option<Instant>>,
+    asked: AtomicUsize,
+    /// GPUs that show more than are known: since when, and when that was seen last.
+    doubts: Mutex<BTreeMap<usize, (Instant, Instant)>>,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Names {
+            show: AtomicBool::new(true),
+            are_less: AtomicBool::new(false),
+            last: Mutex::new(None),
+            asked: AtomicUsize::new(0),
+            doubts: Mutex::default(),
+        }
+    }
+}
+
+impl Names {
+    /// Whether they are to be counted.
+    pub(super) fn show(&self) -> bool {
+        self.show.load(Ordering::Relaxed)
+    }
+
+    /// Whether any show that aren't their makers'.
+    pub(super) fn saw(&self, show: bool) {
+        self.show.store(show, Ordering::Relaxed);
+    }
+
+    /// A GPU's figures have so many bytes, and those were the names of it.
+    pub(super) fn compare(&self, gpu: usize, named: Option<Named>, shown_bytes: u64) {
+        let known_bytes = named.map(|named| named.known_bytes);
+        if known_bytes.is_some_and(|known_bytes| known_bytes > shown_bytes) {
+            self.are_less.store(true, Ordering::Relaxed);
+        }
+        if known_bytes.is_none_or(|known_bytes| known_bytes >= shown_bytes) {
+            let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
+            doubts.remove(&gpu);
+        }
+    }
+
+    /// Whether there have been more than are known for so long that no call explains it, or for too
+    /// long where one `hangs`.
+    pub(super) fn have_been_more(&self, gpu: usize, hangs: bool) -> bool {
+        let now = Instant::now();
+        let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
+        let (first, last) = doubts.entry(gpu).or_insert((now, now));
+        // Of two looks, and not of one now and one of another day.
+        if last.elapsed() > DOUBT {
+            *first = now;
+        }
+        *last = now;
+        first.elapsed() > if hangs { DOUBT } else { NAMES_DOUBT }
+    }
+
+    /// Whether they are to be asked for now, for fewer show.
+    fn are_due(&self) -> bool {
+        if !self.are_less.swap(false, Ordering::Relaxed) {
+            return false;
+        }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|last| last.elapsed() > OFTEN);
+        if due {
+            *last = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Those of `all` whose turn it is: of many, others each time.
+    fn turn<T>(&self, mut all: Vec<T>) -> Vec<T> {
+        if all.len() > MOST_ASKED {
+            let asked = self.asked.fetch_add(MOST_ASKED, Ordering::Relaxed);
+            let first = asked % all.len();
+            all.rotate_left(first);
+            all.truncate(MOST_ASKED);
+        }
+        all
+    }
+}
+
+impl Shared {
+    /// Asks for names where fewer show: one that is gone makes room for one that nobody asked for.
+    pub(super) fn ask_for_names(&self, own: &Own) {
+        let names = &self.auditor.names;
+        if !names.are_due() {
+            return;
+        }
+        let (several, before) = {
+            let books = self.books();
+            (books.ledger.names_of_several(), books.ledger.size().objects)
+        };
+        self.strike_out(own, &names.turn(several), Depth::Objects);
+        let mut books = self.books();
+        if books.ledger.size().objects < before {
+            books.schedule(Instant::now());
+            drop(books);
+            self.auditor.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(known_bytes: u64) -> Option<Named> {
+        Some(Named { known_bytes, most_bytes: known_bytes, is_still: true })
+    }
+
+    #[test]
+    fn of_many_each_has_its_turn() {
+        let names = Names::default();
+        let all: Vec<usize> = (0..2 * MOST_ASKED + 1).collect();
+        let mut seen: Vec<usize> = (0..3).flat_map(|_| names.turn(all.clone())).collect();
+        assert_eq!(seen.len(), 3 * MOST_ASKED);
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen, all);
+        assert_eq!(names.turn(vec![1, 2]), [1, 2]);
+    }
+
+    #[test]
+    fn they_are_asked_for_where_fewer_show_and_not_all_the_time() {
+        let names = Names::default();
+        names.compare(0, named(10), 10);
+        assert!(!names.are_due());
+        names.compare(0, named(10), 9);
+        // Another GPU's figures don't make up for it.
+        names.compare(1, named(10), 11);
+        assert!(names.are_due());
+        names.compare(0, named(10), 9);
+        assert!(!names.are_due(), "too soon");
+    }
+
+    #[test]
+    fn more_than_are_known_must_last() {
+        let names = Names::default();
+        assert!(!names.have_been_more(0, false));
+        std::thread::sleep(NAMES_DOUBT + Duration::from_millis(1));
+        assert!(names.have_been_more(0, false) && !names.have_been_more(0, true));
+        assert!(!names.have_been_more(1, false), "another GPU");
+        names.compare(0, named(10), 11);
+        assert!(names.have_been_more(0, false), "there still are");
+        names.compare(0, named(10), 10);
+        assert!(!names.have_been_more(0, false), "there weren't meanwhile");
+    }
+}
