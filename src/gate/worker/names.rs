@@ -1,5 +1,5 @@
-//! Names of memory, as the driver shows them and as the books have them: when they are counted, for
-//! how long there may be more than are known, and which are asked for where there are fewer.
+//! Names of memory, as the driver shows them and as the books have them: when they are counted and
+//! asked for, and for how long there may be more than are known.
 //!
 //! Knows no verdicts: what the numbers mean is judged in [`crate::gate::audit`].
 
@@ -25,8 +25,6 @@ pub(super) const NAMES_DOUBT: Duration = Duration::from_millis(60);
 pub(super) struct Names {
     /// Some show that aren't their makers', so that they are to be counted.
     show: AtomicBool,
-    /// Fewer of them show than the books have.
-    are_less: AtomicBool,
     /// When they were asked for, and how many of those in question.
     last: Mutex<Option<Instant>>,
     asked: AtomicUsize,
@@ -38,7 +36,6 @@ impl Default for Names {
     fn default() -> Self {
         Names {
             show: AtomicBool::new(true),
-            are_less: AtomicBool::new(false),
             last: Mutex::new(None),
             asked: AtomicUsize::new(0),
             doubts: Mutex::default(),
@@ -59,11 +56,7 @@ impl Names {
 
     /// A GPU's figures have so many bytes, and those were the names of it.
     pub(super) fn compare(&self, gpu: usize, named: Option<Named>, shown_bytes: u64) {
-        let known_bytes = named.map(|named| named.known_bytes);
-        if known_bytes.is_some_and(|known_bytes| known_bytes > shown_bytes) {
-            self.are_less.store(true, Ordering::Relaxed);
-        }
-        if known_bytes.is_none_or(|known_bytes| known_bytes >= shown_bytes) {
+        if named.is_none_or(|named| named.known_bytes >= shown_bytes) {
             let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
             doubts.remove(&gpu);
         }
@@ -83,9 +76,10 @@ impl Names {
         first.elapsed() > if hangs { DOUBT } else { NAMES_DOUBT }
     }
 
-    /// Whether they are to be asked for now, for fewer show.
+    /// Whether they are to be asked for now: also where as many show as are known, of which some may
+    /// have gone just when others came.
     fn are_due(&self) -> bool {
-        if !self.are_less.swap(false, Ordering::Relaxed) {
+        if !self.show() {
             return false;
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +103,7 @@ impl Names {
 }
 
 impl Shared {
-    /// Asks for names where fewer show: one that is gone makes room for one that nobody asked for.
+    /// Asks for names: one that is gone makes room for one that nobody asked for.
     pub(super) fn ask_for_names(&self, own: &Own) {
         let names = &self.auditor.names;
         if !names.are_due() {
@@ -150,16 +144,12 @@ mod tests {
     }
 
     #[test]
-    fn they_are_asked_for_where_fewer_show_and_not_all_the_time() {
+    fn they_are_asked_for_while_any_show_and_not_all_the_time() {
         let names = Names::default();
-        names.compare(0, named(10), 10);
+        names.saw(false);
         assert!(!names.are_due());
-        names.compare(0, named(10), 9);
-        // Another GPU's figures don't make up for it.
-        names.compare(1, named(10), 11);
-        assert!(names.are_due());
-        names.compare(0, named(10), 9);
-        assert!(!names.are_due(), "too soon");
+        names.saw(true);
+        assert!(names.are_due() && !names.are_due());
     }
 
     #[test]

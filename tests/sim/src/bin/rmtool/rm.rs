@@ -134,6 +134,19 @@ impl Rm {
         Ok(rm)
     }
 
+    /// Opens the nodes and makes a client and a device of those names.
+    pub(crate) fn anew(place: &Place, client: u32, device: u32) -> Result<Self, Fail> {
+        let mut rm = Self::open(place)?;
+        let mut bytes = rm.nvos64(0, client, NV01_ROOT_CLIENT, 0, 0);
+        bytes.set_u32(0, 0);
+        call(rm.ctl(), NV_ESC_RM_ALLOC, &mut bytes, rm.abi.nvos64_status)?;
+        rm.client = client;
+        let mut params = [0; 56];
+        params.set_u32(0, place.gpu);
+        rm.device = rm.alloc_object(rm.ctl(), client, device, NV01_DEVICE_0, &mut params)?;
+        Ok(rm)
+    }
+
     /// Opens another GPU and makes its device in the place of the first's, which stays.
     pub(crate) fn move_to(&mut self, place: &Place, gpu: u32) -> Result<(), Fail> {
         self.gpu = open(&place.dev, &format!("nvidia{gpu}"))?;

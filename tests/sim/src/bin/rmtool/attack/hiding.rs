@@ -83,7 +83,7 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
     let all = most(&rm)?;
     let honest = match way {
         None | Some("export" | "busy" | "across") => all,
-        Some("closed") => all / 2,
+        Some("closed" | "closing" | "anew") => all / 2,
         Some(other) => anyhow::bail!("no way to make slack \"{other}\""),
     };
     let (handle, honest) = rm.alloc(honest)?;
@@ -109,6 +109,36 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
         for _ in 0..3 {
             name(&other, handle)?;
         }
+    }
+    // Has as many names as are taken, and is gone at once.
+    if let Some(way @ ("closing" | "anew")) = way {
+        let other = Rm::start(place)?;
+        let (handle, half) = other.alloc(all - honest)?;
+        let second = name(&other, handle)?;
+        let taken = match way {
+            "closing" => {
+                let taken = take(&rm, 2 * half).map_or(0, |_| 2 * half);
+                drop(other);
+                taken
+            }
+            // Under the same names, of clients and of memory, when others' were just asked for.
+            _ => {
+                let decoy = Rm::start(place)?;
+                let (handle_of_decoy, _) = decoy.alloc(SMALL_BYTES)?;
+                name(&decoy, handle_of_decoy)?;
+                drop(decoy);
+                drop(Rm::start(place)?);
+                std::thread::sleep(Duration::from_millis(20));
+                let (client, device) = (other.client, other.device);
+                drop(other);
+                let other = Rm::anew(place, client, device)?;
+                let taken = [handle, second].map(|name| take_as(&other, name, half));
+                std::mem::forget(other);
+                taken.iter().flatten().count() as u64 * half
+            }
+        };
+        std::thread::sleep(3 * A_WHILE);
+        return Ok(honest + taken);
     }
     let taken = || {
         let taken = take(&rm, all).map_or(0, |_| all);
