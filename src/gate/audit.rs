@@ -86,10 +86,14 @@ impl Named {
 /// question, and more has gone round us. Less can be a call underway, and says something
 /// only where there was none, or those that hang are known for what they may get.
 ///
-/// What was made counts once, duplicates don't; memory whose oldest name is an export's or a
-/// mapping's is shown as duplicated by all others: so the sum of both is the most there can be.
-/// And so it makes room for as much among what was made. Hence names are compared with names,
-/// too, where there are duplicates: each that the driver shows somebody asked us for.
+/// What was made counts once, duplicates don't; and what an export or a mapping keeps counts in the
+/// monitor's own figure, `own_bytes`, when no name of it is left that made it: there is no more in all
+/// than [`Expected::most_bytes`].
+///
+/// A worker before may have left memory whose owner is an export's or a mapping's object. All others
+/// show it as duplicated, so the sum of both is the most there can be; and so it makes room for as
+/// much among what was made. Hence names are compared with names, too, where there are duplicates:
+/// each that the driver shows somebody asked us for.
 ///
 /// What nobody asked us for is charged. Only where it doesn't fit the quota somebody is
 /// killed for it: the quota is what was promised, and the driver may count what it takes
@@ -97,6 +101,7 @@ impl Named {
 #[must_use]
 pub fn judge(
     figures: &[Figure],
+    own_bytes: u64,
     expected: &Expected,
     named: Option<Named>,
     underway: Underway,
@@ -104,9 +109,16 @@ pub fn judge(
     let made = sum(figures.iter().map(|figure| figure.held.made_bytes));
     let most = sum(figures.iter().map(|figure| figure.held.bytes()));
     let (hidden, used) = (expected.hidden_bytes, expected.usage.used_bytes);
-    let by_made = (made > expected.peak_bytes).then(|| {
-        let more =
-            More { bytes: made - expected.peak_bytes, driver_bytes: made.saturating_add(hidden) };
+    let over_peak = made.saturating_sub(expected.peak_bytes);
+    let over_most = made.saturating_add(own_bytes).saturating_sub(expected.most_bytes);
+    let by_made = (over_peak.max(over_most) > 0).then(|| {
+        let bytes = over_peak.max(over_most);
+        let driver_bytes = made.saturating_add(hidden);
+        let driver_bytes = match over_most {
+            0 => driver_bytes,
+            _ => driver_bytes.max(expected.charged_bytes.saturating_add(over_most)),
+        };
+        let more = More { bytes, driver_bytes };
         more.of(figures, |held| held.made_bytes, expected)
     });
     let by_names = named.filter(|named| most > named.known_bytes).and_then(|named| {
@@ -188,13 +200,15 @@ mod tests {
     /// With a quota that is used to the last byte.
     fn expected(peak_bytes: u64, hidden_bytes: u64, used_bytes: u64) -> Expected {
         let usage = Usage { limit_bytes: used_bytes, used_bytes };
-        Expected { peak_bytes, hidden_bytes, pending_bytes: 0, charged_bytes: used_bytes, usage }
+        let most_bytes = peak_bytes + hidden_bytes;
+        let charged_bytes = used_bytes;
+        Expected { peak_bytes, most_bytes, hidden_bytes, pending_bytes: 0, charged_bytes, usage }
     }
 
     #[test]
     fn who_has_most_beyond_its_charges_is_named() {
         let figures = [figure(1, 90, 90), figure(2, 50, 10)];
-        let finding = judge(&figures, &expected(100, 5, 105), None, Underway::Calls);
+        let finding = judge(&figures, 0, &expected(100, 5, 105), None, Underway::Calls);
         let wanted = Finding::Exceeds { pid: 2, excess_bytes: 40, driver_bytes: 145 };
         assert_eq!(finding, wanted);
     }
@@ -205,11 +219,11 @@ mod tests {
         let mut expected = Expected { usage, ..expected(100, 5, 105) };
         let figures = [figure(1, 90, 90), figure(2, 50, 10)];
         for underway in [Underway::Calls, Underway::Nothing] {
-            let finding = judge(&figures, &expected, None, underway);
+            let finding = judge(&figures, 0, &expected, None, underway);
             assert_eq!(finding, Finding::Unasked { driver_bytes: 145 });
         }
         expected.usage.limit_bytes = 144;
-        let finding = judge(&figures, &expected, None, Underway::Nothing);
+        let finding = judge(&figures, 0, &expected, None, Underway::Nothing);
         assert!(matches!(finding, Finding::Exceeds { pid: 2, .. }), "{finding:?}");
     }
 
@@ -217,9 +231,9 @@ mod tests {
     fn less_is_learnt_only_where_nothing_was_underway() {
         let figures = [figure(1, 40, 90)];
         let expected = expected(90, 10, 100);
-        assert_eq!(judge(&figures, &expected, None, Underway::Calls), Finding::Less);
+        assert_eq!(judge(&figures, 0, &expected, None, Underway::Calls), Finding::Less);
         let learnt = Finding::Learn { driver_bytes: 50 };
-        assert_eq!(judge(&figures, &expected, None, Underway::Nothing), learnt);
+        assert_eq!(judge(&figures, 0, &expected, None, Underway::Nothing), learnt);
     }
 
     #[test]
@@ -227,14 +241,31 @@ mod tests {
         let figures = [figure(1, 40, 90)];
         let expected = |pending_bytes| Expected { pending_bytes, ..expected(90, 10, 100) };
         let learnt = Finding::Learn { driver_bytes: 50 };
-        assert_eq!(judge(&figures, &expected(49), None, Underway::Nothing), learnt);
-        assert_eq!(judge(&figures, &expected(50), None, Underway::Nothing), Finding::Fine);
+        assert_eq!(judge(&figures, 0, &expected(49), None, Underway::Nothing), learnt);
+        assert_eq!(judge(&figures, 0, &expected(50), None, Underway::Nothing), Finding::Fine);
     }
 
     #[test]
     fn hidden_memory_is_no_excuse_for_more_in_sight() {
-        let finding = judge(&[figure(1, 60, 0)], &expected(0, 60, 60), None, Underway::Nothing);
+        let finding = judge(&[figure(1, 60, 0)], 0, &expected(0, 60, 60), None, Underway::Nothing);
         assert!(matches!(finding, Finding::Exceeds { pid: 1, excess_bytes: 60, .. }));
+    }
+
+    #[test]
+    fn memory_that_we_own_makes_no_room_for_what_nobody_asked_for() {
+        // 40 were exported, and their maker's name is gone; 30 whose names are gone unseen, too.
+        let duplicate = Held { pid: 1, made_bytes: 0, duplicated_bytes: 40 };
+        let figures = |taken| {
+            let taken = Held { pid: 2, made_bytes: taken, duplicated_bytes: 0 };
+            [duplicate, taken].map(|held| Figure { held, charged_bytes: 0 })
+        };
+        let expected = expected(70, 0, 70);
+        let named = Some(Named { known_bytes: 100, most_bytes: 100, is_still: true });
+        let judged = |own, taken| judge(&figures(taken), own, &expected, named, Underway::Nothing);
+        let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 30, driver_bytes: 100 };
+        assert_eq!(judged(40, 60), exceeds);
+        assert_eq!(judged(40, 30), Finding::Fine);
+        assert_eq!(judged(0, 60), Finding::Fine, "nobody owns the rest");
     }
 
     #[test]
@@ -249,7 +280,7 @@ mod tests {
         let named =
             |known_bytes, is_still| Some(Named { known_bytes, most_bytes: known_bytes, is_still });
         let judged =
-            |expected: &Expected, named| judge(&figures, expected, named, Underway::Nothing);
+            |expected: &Expected, named| judge(&figures, 0, expected, named, Underway::Nothing);
         let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 30, driver_bytes: 70 };
         assert_eq!(judged(&expected, named(80, true)), exceeds);
         assert_eq!(judged(&expected, named(80, false)), Finding::Unclear);
@@ -282,7 +313,7 @@ mod tests {
             let figures: Vec<Figure> = made.iter().map(|made| figure(1, *made, 0)).collect();
             let peak = made.iter().sum::<u64>() + slack;
             for underway in [Underway::Calls, Underway::Nothing] {
-                let finding = judge(&figures, &expected(peak, hidden, peak + hidden), None, underway);
+                let finding = judge(&figures, 0, &expected(peak, hidden, peak + hidden), None, underway);
                 let killed = matches!(finding, Finding::Exceeds { .. });
                 prop_assert!(!killed);
             }
@@ -296,7 +327,7 @@ mod tests {
             let figures: Vec<Figure> = made.iter().map(|made| figure(1, *made, 0)).collect();
             let sum = made.iter().sum::<u64>();
             prop_assume!(sum >= short);
-            let finding = judge(&figures, &expected(sum - short, 0, 0), None, Underway::Calls);
+            let finding = judge(&figures, 0, &expected(sum - short, 0, 0), None, Underway::Calls);
             let excess = match finding {
                 Finding::Exceeds { excess_bytes, .. } => excess_bytes,
                 Finding::Fine

@@ -21,13 +21,25 @@ pub(super) struct Account {
     hidden: u64,
     /// The most that the driver could have shown since [`Account::watch`].
     peak: u64,
+    /// The most that was charged or on its way since then.
+    most: u64,
     /// How often the driver was asked. Charges made since then are true.
     epoch: u64,
 }
 
 impl Account {
     pub(super) fn new(limit: u64) -> Self {
-        Account { limit, charged: 0, pending: 0, missed: 0, gone: 0, hidden: 0, peak: 0, epoch: 0 }
+        Account {
+            limit,
+            charged: 0,
+            pending: 0,
+            missed: 0,
+            gone: 0,
+            hidden: 0,
+            peak: 0,
+            most: 0,
+            epoch: 0,
+        }
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -103,10 +115,16 @@ impl Account {
 
     fn rise(&mut self) {
         self.peak = self.peak.max(self.visible());
+        self.most = self.most.max(self.charged.saturating_add(self.pending));
     }
 
     pub(super) fn watch(&mut self) {
         self.peak = self.visible();
+        self.most = self.charged.saturating_add(self.pending);
+    }
+
+    pub(super) fn most(&self) -> u64 {
+        self.most
     }
 
     pub(super) fn peak(&self) -> u64 {

@@ -132,7 +132,10 @@ impl Ledger {
             let [limit_bytes, ..] = account.books();
             Entry::Limit { gpu, limit_bytes }
         });
-        let charges = self.charges.iter().map(|(id, charge)| Entry::Charge {
+        // What nothing but a stake keeps is gone for whoever reads this.
+        let lasts =
+            |(id, charge): &(&ChargeId, &Charge)| charge.references > self.stakes.count(**id);
+        let charges = self.charges.iter().filter(lasts).map(|(id, charge)| Entry::Charge {
             id: id.number(),
             gpu: charge.gpu,
             bytes: charge.bytes,
@@ -346,6 +349,7 @@ impl Ledger {
         let account = self.accounts.get(gpu)?;
         Some(Expected {
             peak_bytes: account.peak(),
+            most_bytes: account.most(),
             hidden_bytes: account.hidden(),
             pending_bytes: account.pending(),
             charged_bytes: account.charged(),
@@ -359,6 +363,8 @@ impl Ledger {
 pub struct Expected {
     /// The most that it could have shown since [`Ledger::watch`], in bytes.
     pub peak_bytes: u64,
+    /// The same with what it shows for no process, in bytes.
+    pub most_bytes: u64,
     /// What is charged and the driver shows for no process, in bytes.
     pub hidden_bytes: u64,
     /// What is on its way, in bytes.

@@ -20,6 +20,7 @@ mod entry;
 mod objects;
 mod pieces;
 mod shown;
+mod stakes;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -29,6 +30,7 @@ use thiserror::Error;
 use account::Account;
 use objects::{Object, Objects};
 use pieces::Pieces;
+use stakes::Stakes;
 
 pub use entry::{Entry, Expected};
 pub use pieces::{Span, Tree};
@@ -162,6 +164,7 @@ pub struct Ledger {
     holders: BTreeMap<Client, Vec<Process>>,
     holds: BTreeMap<Hold, ChargeId>,
     pieces: Pieces,
+    stakes: Stakes,
     charges: BTreeMap<ChargeId, Charge>,
     next_charge: u64,
     bounds: Bounds,
@@ -204,6 +207,7 @@ impl Ledger {
             holders: BTreeMap::new(),
             holds: BTreeMap::new(),
             pieces: Pieces::default(),
+            stakes: Stakes::default(),
             charges: BTreeMap::new(),
             next_charge: 0,
             bounds,
@@ -352,6 +356,7 @@ impl Ledger {
         let Some(id) = self.holds.get(&from).copied() else { return };
         self.reference(id, to.is_name());
         if let Some(before) = self.holds.insert(to, id) {
+            self.stakes.lost(before, to);
             self.dereference(before, to.is_name());
         }
         self.release(from);
@@ -388,6 +393,7 @@ impl Ledger {
         let Some(id) = self.objects.charge(client, handle) else { return Ok(()) };
         self.reference(id, hold.is_name());
         if let Some(before) = self.holds.insert(hold, id) {
+            self.stakes.lost(before, hold);
             self.dereference(before, hold.is_name());
         }
         Ok(())
@@ -396,6 +402,7 @@ impl Ledger {
     /// `hold` is gone.
     pub fn release(&mut self, hold: Hold) {
         if let Some(id) = self.holds.remove(&hold) {
+            self.stakes.lost(id, hold);
             self.dereference(id, hold.is_name());
         }
     }
@@ -529,6 +536,8 @@ impl Ledger {
         let Charge { bytes, epoch, references, names, .. } = *charge;
         if references == 0 {
             self.charges.remove(&id);
+        } else if !name && references - names == self.stakes.count(id) {
+            self.stakes.lost_all(id);
         }
         let Some(account) = account else { return };
         if name && names == 0 {

@@ -784,3 +784,52 @@ proptest! {
         prop_assert!(copy.entries().eq(ledger.entries()));
     }
 }
+
+#[test]
+fn a_stake_goes_when_nothing_stands_behind_it_and_counts_until_then() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 70);
+    let charge = ledger.charge_of(A, Handle(1)).unwrap();
+    let (tree, export) = (Tree { file: 1, gpu: 0 }, Hold::Export { file: 5, index: 0 });
+    assert!(!ledger.stake(charge, Some(export), 90), "nothing was exported");
+    ledger.map(tree, Span::ALL, charge);
+    ledger.hold(export, A, Handle(1)).unwrap();
+    assert!(ledger.stake(charge, None, 91) && !ledger.stake(charge, None, 92));
+    assert!(ledger.stake(charge, Some(export), 93));
+    assert_eq!((ledger.loose_stakes(), ledger.stake_of(charge)), (vec![], Some(91)));
+    ledger.free(A, Handle(1));
+    ledger.release(export);
+    assert_eq!(ledger.loose_stakes(), [93]);
+    ledger.unmap(tree, Span::ALL);
+    assert_eq!((ledger.loose_stakes(), ledger.stake_of(charge)), (vec![91], None));
+    assert!(ledger.loose_stakes().is_empty(), "each is told of once");
+    // Whoever reads this has no stakes.
+    assert_eq!(used(&copied(&ledger, 1)), 0);
+    assert_eq!(used(&ledger), 70, "the driver has it still");
+    for own in [93, 93, 91] {
+        assert!(ledger.has_stakes());
+        ledger.unstake(own);
+    }
+    assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
+    assert!(!ledger.stake(charge, None, 94), "of what is gone");
+}
+
+#[test]
+fn an_export_in_the_place_of_another_has_a_stake_of_its_own() {
+    let mut ledger = ledger(100);
+    let export = Hold::Export { file: 5, index: 0 };
+    for handle in [1, 2] {
+        allocate(&mut ledger, A, handle, 30);
+        ledger.hold(export, A, Handle(handle)).unwrap();
+        let charge = ledger.charge_of(A, Handle(handle)).unwrap();
+        assert!(ledger.stake(charge, Some(export), 90 + handle));
+    }
+    assert_eq!(ledger.loose_stakes(), [91]);
+    ledger.unstake(91);
+    ledger.free(A, Handle(1));
+    assert_eq!(used(&ledger), 30);
+    // What another export keeps, this one's stake doesn't stand before.
+    ledger.hold(Hold::Export { file: 6, index: 0 }, A, Handle(2)).unwrap();
+    ledger.release(export);
+    assert_eq!(ledger.loose_stakes(), [92]);
+}

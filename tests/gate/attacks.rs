@@ -105,6 +105,7 @@ attacks! {
     memory_beside_names_that_are_never_made = "hide-slack busy";
     memory_beside_names_that_are_gone = "hide-slack closed";
     memory_beside_names_that_go_at_once = "hide-slack closing";
+    memory_under_names_that_are_made_anew = "hide-slack anew";
     much_exported_under_the_name_of_little = "hide-under export";
     much_mapped_under_the_name_of_little = "hide-under map";
     clients_of_the_dead = "hide-heir";

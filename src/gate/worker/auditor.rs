@@ -138,6 +138,11 @@ impl Auditor {
         due
     }
 
+    /// Our client of the driver, where it's open.
+    pub(super) fn own_at_hand(&self) -> Option<Arc<Own>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Our client of the driver.
     pub(super) fn own(&self, shared: &Shared) -> Option<Arc<Own>> {
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
@@ -173,6 +178,7 @@ impl Shared {
         }
         self.sweep_mapped(Occasion::Refusal);
         self.hurry_exports();
+        self.free_stakes();
     }
 
     fn audit_as(&self, last: &mut Option<Audited>, occasion: Occasion) {
@@ -211,6 +217,7 @@ impl Shared {
             self.see_out();
             self.sweep_exports();
             self.sweep_mapped(occasion);
+            self.free_stakes();
             if self.is_idle() {
                 self.meet();
             }
@@ -297,7 +304,7 @@ impl Shared {
         let dead: Vec<Process> =
             processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
         if processes.is_empty() {
-            if self.auditor.abroad.is_watched() {
+            if self.auditor.abroad.is_watched() || self.books().ledger.has_stakes() {
                 return;
             }
             *self.auditor.own.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -329,7 +336,7 @@ impl Shared {
     }
 
     fn judge(&self, own: &Own, gpu: usize, found: &Found) {
-        let Found { ref held, generation, underway, named, .. } = *found;
+        let Found { ref held, own_bytes, generation, underway, named, .. } = *found;
         let mut books = self.books();
         let Some(expected) = books.ledger.expected(gpu) else { return };
         // The driver may show what a call names anew, or not yet.
@@ -338,14 +345,18 @@ impl Shared {
         let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
         let figures: Vec<Figure> = held.iter().map(figure).collect();
         let shown = bytes_of(held);
-        self.auditor.names.compare(gpu, named, shown);
-        if named.is_some_and(|named| named.is_unclear(shown)) {
+        let is_unclear = named.is_some_and(|named| named.is_unclear(shown));
+        if is_unclear {
             // The next time, nobody calls meanwhile.
             self.auditor.is_less.store(true, Ordering::Relaxed);
         }
-        let finding = audit::judge(&figures, &expected, named, underway);
+        let finding = audit::judge(&figures, own_bytes, &expected, named, underway);
         let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
-        let by_names = is_more && audit::judge(&figures, &expected, None, underway) != finding;
+        // By their own figures alone it's not to be seen.
+        let by_names = is_more && audit::judge(&figures, 0, &expected, None, underway) != finding;
+        if !by_names && !is_unclear {
+            self.auditor.names.dispel(gpu);
+        }
         if is_more && !self.is_certain(gpu, found) {
             books.schedule(Instant::now());
             drop(books);
@@ -375,7 +386,7 @@ impl Shared {
             Finding::Exceeds { .. } => {
                 let figures = with_charges(&books, gpu, held);
                 if let Finding::Exceeds { pid, excess_bytes, driver_bytes } =
-                    audit::judge(&figures, &expected, named, underway)
+                    audit::judge(&figures, own_bytes, &expected, named, underway)
                 {
                     books.enter(Entry::Reconcile { gpu, driver_bytes });
                     books.schedule(Instant::now());

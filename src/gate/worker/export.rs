@@ -213,7 +213,7 @@ impl Case<'_> {
                 return done;
             }
             // Whatever had the name when the driver heard it.
-            let are_as_charged = self.are_as_charged(of, places);
+            let are_as_charged = self.are_as_charged(of, places) && self.stake(of, places, claim);
             if !self.books().is_moved(number) {
                 if are_as_charged {
                     return done;
@@ -295,6 +295,21 @@ impl Case<'_> {
         objects.into_iter().all(|object| {
             let memory = self.books().ledger.memory_of(of, Handle(object));
             memory.is_none_or(|(_, bytes)| bytes == 0 || !rm.is_more_than(of.0, object, bytes))
+        })
+    }
+
+    /// Puts a stake before each of what was exported, behind what it was exported from: whether all
+    /// have one.
+    fn stake(&self, of: Client, places: &Places, claim: &Claim<'_>) -> bool {
+        let (Ok(rm), Some(own)) = (self.rm(), self.shared.auditor.own(self.shared)) else {
+            return false;
+        };
+        places.named().all(|(index, object)| {
+            let memory = self.books().ledger.memory_of(of, Handle(object));
+            let Some((gpu, _)) = memory.filter(|(_, bytes)| *bytes > 0) else { return true };
+            let hold = Hold::Export { file: claim.number, index };
+            let stake = own.borrow(&rm, (of.0, object), Some(gpu));
+            stake.is_ok_and(|stake| self.shared.stake_export(&own, hold, stake))
         })
     }
 

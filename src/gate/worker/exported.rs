@@ -178,6 +178,8 @@ impl Shared {
         for index in places {
             books.enter(Entry::Release { hold: Hold::Export { file, index } });
         }
+        drop(books);
+        self.free_stakes();
     }
 
     /// Nothing is in that file any more.

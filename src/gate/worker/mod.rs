@@ -41,6 +41,7 @@ mod ranges;
 mod recover;
 mod serve;
 mod show;
+mod stakes;
 mod stash;
 mod stock;
 mod target;

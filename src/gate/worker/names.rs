@@ -12,7 +12,6 @@ use super::Shared;
 use super::own::Own;
 use super::quiet::DOUBT;
 use super::stock::{Depth, MOST_ASKED};
-use crate::gate::audit::Named;
 
 /// How often they are asked for.
 const OFTEN: Duration = Duration::from_millis(400);
@@ -54,12 +53,9 @@ impl Names {
         self.show.store(show, Ordering::Relaxed);
     }
 
-    /// A GPU's figures have so many bytes, and those were the names of it.
-    pub(super) fn compare(&self, gpu: usize, named: Option<Named>, shown_bytes: u64) {
-        if named.is_none_or(|named| named.known_bytes >= shown_bytes) {
-            let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
-            doubts.remove(&gpu);
-        }
+    /// There aren't more than are known.
+    pub(super) fn dispel(&self, gpu: usize) {
+        self.doubts.lock().unwrap_or_else(PoisonError::into_inner).remove(&gpu);
     }
 
     /// Whether there have been more than are known for so long that no call explains it, or for too
@@ -127,10 +123,6 @@ impl Shared {
 mod tests {
     use super::*;
 
-    fn named(known_bytes: u64) -> Option<Named> {
-        Some(Named { known_bytes, most_bytes: known_bytes, is_still: true })
-    }
-
     #[test]
     fn of_many_each_has_its_turn() {
         let names = Names::default();
@@ -159,9 +151,8 @@ mod tests {
         std::thread::sleep(NAMES_DOUBT + Duration::from_millis(1));
         assert!(names.have_been_more(0, false) && !names.have_been_more(0, true));
         assert!(!names.have_been_more(1, false), "another GPU");
-        names.compare(0, named(10), 11);
         assert!(names.have_been_more(0, false), "there still are");
-        names.compare(0, named(10), 10);
+        names.dispel(0);
         assert!(!names.have_been_more(0, false), "there weren't meanwhile");
     }
 }

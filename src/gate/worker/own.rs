@@ -131,12 +131,19 @@ impl Own {
         answer
     }
 
-    /// Duplicates an object of another client into ours, and tells its handle.
-    pub(super) fn borrow(&self, theirs: &Rm<'_>, client: u32, handle: u32) -> Result<u32, Failure> {
+    /// Duplicates an object of another client into ours, and tells its handle. Below the device of
+    /// that GPU, if it's known: the driver would below any.
+    pub(super) fn borrow(
+        &self,
+        theirs: &Rm<'_>,
+        (client, handle): (u32, u32),
+        gpu: Option<usize>,
+    ) -> Result<u32, Failure> {
         let rm = Rm { release: theirs.release, device: &self.control };
         share(theirs, client, handle, self.client, COMPOSE)?;
         let mut duplicate = Err(Failure::Errno(nix::errno::Errno::ENODEV));
-        for (device, _) in self.gpus.iter().flatten() {
+        let first = gpu.and_then(|gpu| self.gpus.get(gpu)).into_iter();
+        for (device, _) in first.chain(&self.gpus).flatten() {
             duplicate = self.duplicate(&rm, *device, client, handle);
             if duplicate.is_ok() {
                 break;

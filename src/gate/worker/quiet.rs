@@ -39,6 +39,8 @@ const MOST_DOUBT: Duration = Duration::from_millis(800);
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) held: Vec<Held>,
+    /// What of the container's is ours by its stakes, in bytes.
+    pub(super) own_bytes: u64,
     pub(super) generation: u64,
     pub(super) underway: usize,
     /// Nobody was given something that isn't in the books.
@@ -170,14 +172,20 @@ impl Shared {
             // Somebody may have a client of those who are dead.
             let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
             let pids: BTreeSet<u32> = pids.chain(former.iter().copied()).collect();
-            (books.generation, books.underway, Vec::from_iter(pids), named, was_paused)
+            // Ours first: memory becomes ours, and never somebody else's again.
+            let ours = books.ledger.has_stakes().then(std::process::id);
+            let pids: Vec<u32> = ours.into_iter().chain(pids).collect();
+            (books.generation, books.underway, pids, named, was_paused)
         };
         let held = own.held(&self.release, gpu, &pids).ok()?;
+        let (ours, held): (Vec<Held>, Vec<Held>) =
+            held.into_iter().partition(|held| held.pid == std::process::id());
+        let own_bytes = ours.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
         let books = self.books();
         let is_still = books.generation == generation || was_paused && books.is_paused();
         let named = named.map(|named| Named { is_still: named.is_still && is_still, ..named });
         drop(books);
-        Some(Found { held, generation, underway, is_quiet: true, named })
+        Some(Found { held, own_bytes, generation, underway, is_quiet: true, named })
     }
 
     /// Whether the driver shows more than was asked for, and there are calls that it may have
@@ -189,7 +197,9 @@ impl Shared {
         let expected = books.ledger.expected(gpu);
         expected.is_some_and(|is| {
             let moved = is.pending_bytes > 0 || books.generation != found.generation;
-            made > is.peak_bytes && moved
+            let is_more =
+                made > is.peak_bytes || made.saturating_add(found.own_bytes) > is.most_bytes;
+            is_more && moved
         })
     }
 

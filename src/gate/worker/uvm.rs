@@ -22,6 +22,7 @@ use super::mapped::Mapping;
 use super::naming::Name;
 use super::ranges::{PAGE_BYTES, Ranges};
 use super::serve::{Case, Over};
+use super::stakes::Source as Staked;
 use super::trace::Object;
 use crate::gate::policy::{self, Verdict};
 use crate::gate::settings::{Managed, NodeKind};
@@ -333,6 +334,7 @@ impl Case<'_> {
         }
         books.end();
         drop(books);
+        self.shared.free_stakes();
         self.patch(layout, Meaning::Status, status?.into());
         Ok(self.executed(None))
     }
@@ -355,14 +357,15 @@ impl Case<'_> {
         };
         self.still_waits()?;
         let theirs = Rm { release: &self.shared.release, device: &control };
-        let duplicate = match own.borrow(&theirs, memory.client, memory.handle) {
+        let object = (Client(memory.client), Handle(memory.handle));
+        let gpu = self.books().ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
+        let duplicate = match own.borrow(&theirs, (memory.client, memory.handle), gpu) {
             Ok(duplicate) => duplicate,
             Err(Failure::Status(status)) => return Ok(status),
             Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
         };
         let ours = Rm { release: &self.shared.release, device: &own.control };
         // From here on it's an object of ours, which nobody makes anything else of.
-        let object = (Client(memory.client), Handle(memory.handle));
         let weighs =
             self.books().ledger.bytes_of(object.0, object.1).is_some_and(|bytes| bytes > 0);
         // What weighs nothing, as memory of the host, is judged by what it is.
@@ -383,12 +386,18 @@ impl Case<'_> {
             self.log("memory to be mapped that was taken past the monitor");
             return Ok(NV_ERR_NOT_SUPPORTED);
         }
+        let source = match charge.filter(|_| weighs) {
+            Some(charge) => self.shared.stake_mapping(&own, charge, duplicate),
+            None => Staked { handle: duplicate, stays: false },
+        };
         let descriptor = u64::from(own.control.descriptor().cast_unsigned());
         self.patch(layout, Meaning::Descriptor, descriptor);
         self.patch(layout, Meaning::Client, own.client.into());
-        self.patch(layout, Meaning::Handle, duplicate.into());
+        self.patch(layout, Meaning::Handle, source.handle.into());
         let asked = self.ask(number);
-        own.give_back(&self.shared.release, duplicate);
+        if !source.stays {
+            own.give_back(&self.shared.release, source.handle);
+        }
         let descriptor = u64::from(memory.descriptor.cast_unsigned());
         self.patch(layout, Meaning::Descriptor, descriptor);
         self.patch(layout, Meaning::Client, memory.client.into());
@@ -420,6 +429,7 @@ impl Case<'_> {
             enter(self, file);
         }
         drop(turn);
+        self.shared.free_stakes();
         Ok(self.executed(None))
     }
 
