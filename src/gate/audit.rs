@@ -118,18 +118,19 @@ pub fn judge(
             0 => driver_bytes,
             _ => driver_bytes.max(expected.charged_bytes.saturating_add(over_most)),
         };
-        let more = More { bytes, driver_bytes };
-        more.of(figures, |held| held.made_bytes, expected)
+        // Or it counts already.
+        (driver_bytes > used)
+            .then(|| More { bytes, driver_bytes }.of(figures, |held| held.made_bytes, expected))
     });
+    let by_made = by_made.flatten();
     let by_names = named.filter(|named| most > named.known_bytes).and_then(|named| {
         if named.is_unclear(most) {
             return Some(Finding::Unclear);
         }
         let bytes = most - named.most_bytes;
         let driver_bytes = expected.charged_bytes.saturating_add(bytes);
-        let more = More { bytes, driver_bytes };
-        // Or it counts already.
-        (driver_bytes > used).then(|| more.of(figures, Held::bytes, expected))
+        (driver_bytes > used)
+            .then(|| More { bytes, driver_bytes }.of(figures, Held::bytes, expected))
     });
     match (by_made, by_names) {
         (Some(exceeds @ Finding::Exceeds { .. }), _) => return exceeds,
@@ -225,6 +226,16 @@ mod tests {
         expected.usage.limit_bytes = 144;
         let finding = judge(&figures, 0, &expected, None, Underway::Nothing);
         assert!(matches!(finding, Finding::Exceeds { pid: 2, .. }), "{finding:?}");
+    }
+
+    #[test]
+    fn what_counts_already_is_taken_by_nobody() {
+        // 10 nobody asked for are known; a call that is to be undone was given 2 past the quota.
+        let usage = Usage { limit_bytes: 100, used_bytes: 102 };
+        let expected = Expected { charged_bytes: 92, usage, ..expected(92, 0, 102) };
+        let judged = |made| judge(&[figure(1, made, 0)], 0, &expected, None, Underway::Nothing);
+        assert_eq!(judged(102), Finding::Fine);
+        assert!(matches!(judged(103), Finding::Exceeds { driver_bytes: 103, .. }));
     }
 
     #[test]

@@ -347,9 +347,10 @@ impl Ledger {
     #[must_use]
     pub fn expected(&self, gpu: usize) -> Option<Expected> {
         let account = self.accounts.get(gpu)?;
+        let stray = self.stray_bytes(gpu);
         Some(Expected {
-            peak_bytes: account.peak(),
-            most_bytes: account.most(),
+            peak_bytes: account.peak().saturating_add(stray),
+            most_bytes: account.most().saturating_add(stray),
             hidden_bytes: account.hidden(),
             pending_bytes: account.pending(),
             charged_bytes: account.charged(),
@@ -361,7 +362,7 @@ impl Ledger {
 /// What the driver is expected to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// The most that it could have shown since [`Ledger::watch`], in bytes.
+    /// The most that it could have shown as made since [`Ledger::watch`], in bytes.
     pub peak_bytes: u64,
     /// The same with what it shows for no process, in bytes.
     pub most_bytes: u64,

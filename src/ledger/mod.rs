@@ -35,6 +35,7 @@ use stakes::Stakes;
 pub use entry::{Entry, Expected};
 pub use pieces::{Span, Tree};
 pub use shown::Shown;
+pub use stakes::Before;
 
 /// The driver's name of a client (`hClient`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -356,7 +357,7 @@ impl Ledger {
         let Some(id) = self.holds.get(&from).copied() else { return };
         self.reference(id, to.is_name());
         if let Some(before) = self.holds.insert(to, id) {
-            self.stakes.lost(before, to);
+            self.stakes.lost(before, Before::Export(to));
             self.dereference(before, to.is_name());
         }
         self.release(from);
@@ -393,7 +394,7 @@ impl Ledger {
         let Some(id) = self.objects.charge(client, handle) else { return Ok(()) };
         self.reference(id, hold.is_name());
         if let Some(before) = self.holds.insert(hold, id) {
-            self.stakes.lost(before, hold);
+            self.stakes.lost(before, Before::Export(hold));
             self.dereference(before, hold.is_name());
         }
         Ok(())
@@ -402,7 +403,7 @@ impl Ledger {
     /// `hold` is gone.
     pub fn release(&mut self, hold: Hold) {
         if let Some(id) = self.holds.remove(&hold) {
-            self.stakes.lost(id, hold);
+            self.stakes.lost(id, Before::Export(hold));
             self.dereference(id, hold.is_name());
         }
     }
@@ -443,17 +444,22 @@ impl Ledger {
         if handle.0 == client.0 {
             return self.close(client);
         }
-        for id in self.objects.remove_tree(client, handle) {
-            self.dereference(id, true);
+        for (id, serial) in self.objects.remove_tree(client, handle) {
+            self.unname(id, serial);
         }
     }
 
     /// A client is gone, with all its objects.
     pub fn close(&mut self, client: Client) {
         self.holders.remove(&client);
-        for id in self.objects.remove_client(client) {
-            self.dereference(id, true);
+        for (id, serial) in self.objects.remove_client(client) {
+            self.unname(id, serial);
         }
+    }
+
+    fn unname(&mut self, id: ChargeId, serial: u32) {
+        self.stakes.lost(id, Before::Name(serial));
+        self.dereference(id, true);
     }
 
     /// `process` may hold the client's file open: it made it, was forked from one that did,
@@ -537,7 +543,7 @@ impl Ledger {
         if references == 0 {
             self.charges.remove(&id);
         } else if !name && references - names == self.stakes.count(id) {
-            self.stakes.lost_all(id);
+            self.stakes.lost(id, Before::Mappings);
         }
         let Some(account) = account else { return };
         if name && names == 0 {

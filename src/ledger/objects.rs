@@ -99,18 +99,18 @@ impl Objects {
         self.elsewhere += usize::from(object.shown != Shown::Here);
     }
 
-    /// Takes an object and all below it out; the charges they named.
-    pub(super) fn remove_tree(&mut self, client: Client, handle: Handle) -> Vec<ChargeId> {
+    /// Takes an object and all below it out; the charges they named, and their serials.
+    pub(super) fn remove_tree(&mut self, client: Client, handle: Handle) -> Vec<(ChargeId, u32)> {
         let mut charges = Vec::new();
         let mut left = vec![handle];
         // Each is taken out before its children are looked for: a cycle, which the driver
         // never makes, ends too.
         while let Some(handle) = left.pop() {
             // Nobody may have told of it, and of what hangs below.
-            if let Some(Entered { object, .. }) = self.all.remove(&(client, handle)) {
+            if let Some(Entered { object, serial }) = self.all.remove(&(client, handle)) {
                 self.children.remove(&(client, object.parent, handle));
                 self.elsewhere -= usize::from(object.shown != Shown::Here);
-                charges.extend(object.charge);
+                charges.extend(object.charge.map(|charge| (charge, serial)));
             }
             let below = self.children.range((client, handle, LOWEST)..=(client, handle, HIGHEST));
             left.extend(below.map(|(_, _, child)| *child));
@@ -118,8 +118,8 @@ impl Objects {
         charges
     }
 
-    /// Takes all objects of a client out; the charges they named.
-    pub(super) fn remove_client(&mut self, client: Client) -> Vec<ChargeId> {
+    /// The same of all objects of a client.
+    pub(super) fn remove_client(&mut self, client: Client) -> Vec<(ChargeId, u32)> {
         let range = (client, LOWEST)..=(client, HIGHEST);
         let handles: Vec<Handle> = self.all.range(range).map(|((_, handle), _)| *handle).collect();
         handles.into_iter().flat_map(|handle| self.remove_tree(client, handle)).collect()

@@ -5,7 +5,9 @@
 //! `gpu_rmapi.c`). So memory with three names is shown three times, of which once as made at
 //! most: where an export or a mapping is the oldest that is left, all three are duplicates.
 
-use super::{ChargeId, Client, Handle, Hold, Ledger};
+use std::collections::BTreeSet;
+
+use super::{Before, ChargeId, Client, Handle, Hold, Ledger};
 
 /// Which figure has an object in it that names memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,6 +33,24 @@ impl Ledger {
     pub fn underway_bytes(&self) -> u64 {
         let underway = self.holds.range(Hold::Underway(0)..=Hold::Underway(u64::MAX));
         let bytes = underway.filter_map(|(_, id)| Some(self.charges.get(id)?.bytes));
+        bytes.fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of other GPUs' memory that a GPU's figures may have as made there: what has a name there
+    /// before which no stake stands.
+    pub(super) fn stray_bytes(&self, gpu: usize) -> u64 {
+        if !self.has_names_elsewhere() {
+            return 0;
+        }
+        let names = self.objects.names().filter_map(|(id, (client, handle, serial))| {
+            let is_there = match self.objects.shown(client, handle) {
+                Shown::On(other) => usize::from(other) == gpu,
+                Shown::Here | Shown::Nowhere => false,
+            };
+            (is_there && !self.stakes.stands(id, Before::Name(serial))).then_some(id)
+        });
+        let names: BTreeSet<ChargeId> = names.collect();
+        let bytes = names.iter().filter_map(|id| Some(self.charges.get(id)?.bytes));
         bytes.fold(0, u64::saturating_add)
     }
 

@@ -4,22 +4,34 @@
 //! made. When that is freed, the next one has it: a duplicate is put right behind what it's of
 //! (`dupListItem`, `mem.c` of 515.43.04 and 595.45.04). That of an export or of a mapping is the
 //! kernel's, and in no figure: memory that it owns would leave room, in all sums of what was made,
-//! for as much that nobody asked for. So before each of them stands one of the monitor's, in whose
-//! figure the memory is from then on. It goes when they have, and counts until then.
+//! for as much that nobody asked for. And one that hangs below another GPU's device is in that one's
+//! figures. So before each of them stands one of the monitor's, in whose figure the memory is from
+//! then on. It goes when they have, and counts until then.
 //!
 //! No journal has them: they end with the worker.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry::{Occupied, Vacant};
 
-use super::{ChargeId, Hold, Ledger};
+use super::{ChargeId, Client, Handle, Hold, Ledger, Shown};
+
+/// What a stake stands before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Before {
+    /// All mappings of its memory.
+    Mappings,
+    /// A place in a file that it was exported to.
+    Export(Hold),
+    /// A name of it that shows elsewhere: which of all objects that is.
+    Name(u32),
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Stakes {
-    /// By memory, and the export that it stands before; those before mappings have one.
-    all: BTreeMap<(ChargeId, Option<Hold>), u32>,
-    /// Before nothing any more, by handle; and whether somebody is about to free it.
-    loose: BTreeMap<u32, (ChargeId, bool)>,
+    /// By memory.
+    all: BTreeMap<(ChargeId, Before), u64>,
+    /// Before nothing any more; and whether somebody is about to free it.
+    loose: BTreeMap<u64, (ChargeId, bool)>,
     /// How many references on memory are stakes'.
     counts: BTreeMap<ChargeId, u32>,
 }
@@ -30,37 +42,46 @@ impl Stakes {
         self.counts.get(&id).copied().unwrap_or(0)
     }
 
-    fn take(&mut self, id: ChargeId, before: Option<Hold>) {
+    /// Whether there is one.
+    pub(super) fn stands(&self, id: ChargeId, before: Before) -> bool {
+        self.all.contains_key(&(id, before))
+    }
+
+    /// What that one stood before is no more.
+    pub(super) fn lost(&mut self, id: ChargeId, before: Before) {
+        if self.all.is_empty() {
+            return;
+        }
         if let Some(own) = self.all.remove(&(id, before)) {
             self.loose.insert(own, (id, false));
         }
     }
-
-    /// That export is no more.
-    pub(super) fn lost(&mut self, id: ChargeId, hold: Hold) {
-        if !self.all.is_empty() {
-            self.take(id, Some(hold));
-        }
-    }
-
-    /// Neither is any, nor a mapping.
-    pub(super) fn lost_all(&mut self, id: ChargeId) {
-        let held = self.all.range((id, None)..).take_while(|((of, _), _)| *of == id);
-        let held: Vec<Option<Hold>> = held.map(|((_, before), _)| *before).collect();
-        held.into_iter().for_each(|before| self.take(id, before));
-    }
 }
 
 impl Ledger {
-    /// `own`, a duplicate of the monitor's, stands before an export of memory or, without one, before
-    /// its mappings. Whether there wasn't one: else, or where the memory is gone, it's of no use.
+    /// `own`, by whatever the monitor knows it, stands before an export or the mappings of memory.
+    /// Whether there wasn't one: else, or where what it's to stand before is gone, it's of no use.
     #[must_use]
-    pub fn stake(&mut self, charge: u64, before: Option<Hold>, own: u32) -> bool {
+    pub fn stake(&mut self, charge: u64, before: Before, own: u64) -> bool {
         let id = ChargeId::new(charge);
-        let is_there = before.is_none_or(|hold| self.holds.get(&hold) == Some(&id));
-        if !is_there || !self.charges.contains_key(&id) {
-            return false;
-        }
+        let is_there = match before {
+            Before::Mappings => self.charges.contains_key(&id),
+            Before::Export(hold) => self.holds.get(&hold) == Some(&id),
+            Before::Name(_) => false,
+        };
+        is_there && self.put_before(id, before, own)
+    }
+
+    /// The same before an object that shows elsewhere than its memory is.
+    #[must_use]
+    pub fn stake_name(&mut self, client: Client, handle: Handle, own: u64) -> bool {
+        let is_elsewhere = self.objects.shown(client, handle) != Shown::Here;
+        let charge = self.objects.charge(client, handle).filter(|_| is_elsewhere);
+        let named = charge.zip(self.objects.serial(client, handle));
+        named.is_some_and(|(id, serial)| self.put_before(id, Before::Name(serial), own))
+    }
+
+    fn put_before(&mut self, id: ChargeId, before: Before, own: u64) -> bool {
         match self.stakes.all.entry((id, before)) {
             Occupied(_) => false,
             Vacant(place) => {
@@ -72,22 +93,28 @@ impl Ledger {
         }
     }
 
-    /// The one that stands before a memory's mappings.
+    /// The one that stands there.
     #[must_use]
-    pub fn stake_of(&self, charge: u64) -> Option<u32> {
-        self.stakes.all.get(&(ChargeId::new(charge), None)).copied()
+    pub fn stake_of(&self, charge: u64, before: Before) -> Option<u64> {
+        self.stakes.all.get(&(ChargeId::new(charge), before)).copied()
     }
 
     /// Those that stand before nothing any more. Whoever is told of one frees it, and says so:
     /// [`unstake`](Self::unstake).
     #[must_use]
-    pub fn loose_stakes(&mut self) -> Vec<u32> {
+    pub fn loose_stakes(&mut self) -> Vec<u64> {
         let loose = self.stakes.loose.iter_mut().filter(|(_, (_, taken))| !*taken);
-        let take = |(own, (_, taken)): (&u32, &mut (ChargeId, bool))| {
+        let take = |(own, (_, taken)): (&u64, &mut (ChargeId, bool))| {
             *taken = true;
             *own
         };
         loose.map(take).collect()
+    }
+
+    /// Whether any of those is nobody's yet.
+    #[must_use]
+    pub fn has_loose_stakes(&self) -> bool {
+        self.stakes.loose.values().any(|(_, taken)| !taken)
     }
 
     /// Whether there are any.
@@ -97,7 +124,7 @@ impl Ledger {
     }
 
     /// One of them is freed.
-    pub fn unstake(&mut self, own: u32) {
+    pub fn unstake(&mut self, own: u64) {
         let Some((id, _)) = self.stakes.loose.remove(&own) else { return };
         if let Occupied(mut count) = self.stakes.counts.entry(id) {
             *count.get_mut() -= 1;

@@ -791,17 +791,25 @@ fn a_stake_goes_when_nothing_stands_behind_it_and_counts_until_then() {
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
     let (tree, export) = (Tree { file: 1, gpu: 0 }, Hold::Export { file: 5, index: 0 });
-    assert!(!ledger.stake(charge, Some(export), 90), "nothing was exported");
+    assert!(!ledger.stake(charge, Before::Export(export), 90), "nothing was exported");
     ledger.map(tree, Span::ALL, charge);
     ledger.hold(export, A, Handle(1)).unwrap();
-    assert!(ledger.stake(charge, None, 91) && !ledger.stake(charge, None, 92));
-    assert!(ledger.stake(charge, Some(export), 93));
-    assert_eq!((ledger.loose_stakes(), ledger.stake_of(charge)), (vec![], Some(91)));
+    assert!(
+        ledger.stake(charge, Before::Mappings, 91) && !ledger.stake(charge, Before::Mappings, 92)
+    );
+    assert!(ledger.stake(charge, Before::Export(export), 93));
+    assert_eq!(
+        (ledger.loose_stakes(), ledger.stake_of(charge, Before::Mappings)),
+        (vec![], Some(91))
+    );
     ledger.free(A, Handle(1));
     ledger.release(export);
     assert_eq!(ledger.loose_stakes(), [93]);
     ledger.unmap(tree, Span::ALL);
-    assert_eq!((ledger.loose_stakes(), ledger.stake_of(charge)), (vec![91], None));
+    assert_eq!(
+        (ledger.loose_stakes(), ledger.stake_of(charge, Before::Mappings)),
+        (vec![91], None)
+    );
     assert!(ledger.loose_stakes().is_empty(), "each is told of once");
     // Whoever reads this has no stakes.
     assert_eq!(used(&copied(&ledger, 1)), 0);
@@ -811,7 +819,7 @@ fn a_stake_goes_when_nothing_stands_behind_it_and_counts_until_then() {
         ledger.unstake(own);
     }
     assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
-    assert!(!ledger.stake(charge, None, 94), "of what is gone");
+    assert!(!ledger.stake(charge, Before::Mappings, 94), "of what is gone");
 }
 
 #[test]
@@ -822,7 +830,7 @@ fn an_export_in_the_place_of_another_has_a_stake_of_its_own() {
         allocate(&mut ledger, A, handle, 30);
         ledger.hold(export, A, Handle(handle)).unwrap();
         let charge = ledger.charge_of(A, Handle(handle)).unwrap();
-        assert!(ledger.stake(charge, Some(export), 90 + handle));
+        assert!(ledger.stake(charge, Before::Export(export), 90 + u64::from(handle)));
     }
     assert_eq!(ledger.loose_stakes(), [91]);
     ledger.unstake(91);
@@ -832,4 +840,34 @@ fn an_export_in_the_place_of_another_has_a_stake_of_its_own() {
     ledger.hold(Hold::Export { file: 6, index: 0 }, A, Handle(2)).unwrap();
     ledger.release(export);
     assert_eq!(ledger.loose_stakes(), [92]);
+}
+
+#[test]
+fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
+    let mut ledger = Ledger::new(&[100, 100], BOUNDS);
+    allocate(&mut ledger, A, 1, 30);
+    let peaks =
+        |ledger: &Ledger| [0, 1].map(|gpu| ledger.expected(gpu).map(|is| is.peak_bytes).unwrap());
+    let tree = Tree { file: 1, gpu: 0 };
+    let charge = ledger.charge_of(A, Handle(1)).unwrap();
+    ledger.hold(Hold::Underway(1), A, Handle(1)).unwrap();
+    for (handle, shown) in [(2, Shown::On(1)), (3, Shown::Nowhere), (4, Shown::Here)] {
+        ledger.adopt(Hold::Underway(1), B, root(B), Handle(handle), shown);
+        assert_eq!(peaks(&ledger), [30, if handle == 2 { 30 } else { 0 }]);
+        let staked = ledger.stake_name(B, Handle(handle), u64::from(handle));
+        assert_eq!(staked, shown != Shown::Here);
+    }
+    ledger.release(Hold::Underway(1));
+    // What is mapped has nothing to do with these.
+    ledger.map(tree, Span::ALL, charge);
+    assert!(ledger.stake(charge, Before::Mappings, 9));
+    ledger.unmap(tree, Span::ALL);
+    assert_eq!(ledger.loose_stakes(), [9]);
+    ledger.free(A, Handle(1));
+    ledger.free(B, Handle(2));
+    assert_eq!(ledger.loose_stakes(), [2]);
+    ledger.close(B);
+    assert_eq!((ledger.loose_stakes(), used(&ledger)), (vec![3], 30));
+    [2, 3, 9].into_iter().for_each(|own| ledger.unstake(own));
+    assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
 }

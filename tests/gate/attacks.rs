@@ -101,6 +101,7 @@ attacks! {
     duplicates_of_what_was_taken = "hide-dup";
     a_mapping_of_what_was_taken = "hide-map";
     memory_beside_names_of_others = "hide-slack";
+    memory_beside_names_and_a_mapping = "hide-slack mapped";
     memory_beside_a_name_and_an_export = "hide-slack export";
     memory_beside_names_that_are_never_made = "hide-slack busy";
     memory_beside_names_that_are_gone = "hide-slack closed";

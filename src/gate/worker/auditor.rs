@@ -218,6 +218,7 @@ impl Shared {
             self.sweep_exports();
             self.sweep_mapped(occasion);
             self.free_stakes();
+            self.let_go();
             if self.is_idle() {
                 self.meet();
             }
@@ -304,26 +305,27 @@ impl Shared {
         let dead: Vec<Process> =
             processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
         if processes.is_empty() {
-            if self.auditor.abroad.is_watched() || self.books().ledger.has_stakes() {
-                return;
-            }
-            *self.auditor.own.lock().unwrap_or_else(PoisonError::into_inner) = None;
-            return;
+            return self.let_go();
         }
         let Some(own) = self.auditor.own(self) else { return };
         let former = self.auditor.abroad.former();
-        let mut all = Vec::new();
+        let (mut all, mut less) = (Vec::new(), Vec::new());
         let mut until = None;
         let was_less = self.auditor.is_less.swap(false, Ordering::Relaxed);
         let to_the_point = was_less || occasion == Occasion::Refusal;
         let still = to_the_point.then(|| self.stand_still(&mut until));
         for gpu in 0..self.uuids.len() {
             let Some((found, pause)) = self.ask(&own, gpu, &former, &mut until) else { return };
-            self.judge(&own, gpu, &found);
+            let learnt = self.judge(gpu, &found);
             drop(pause);
+            less.extend(learnt.map(|driver_bytes| (gpu, driver_bytes, found.generation)));
             all.push(found.held);
         }
         drop(still);
+        // That takes a while, and nobody need wait for it.
+        for (gpu, driver_bytes, generation) in less {
+            self.take_stock(&own, gpu, driver_bytes, generation);
+        }
         let shows_names = all.iter().any(|held| has_duplicates(held));
         let shows_names = shows_names || self.books().ledger.has_names_elsewhere();
         self.auditor.names.saw(shows_names);
@@ -335,10 +337,22 @@ impl Shared {
         self.bury(&dead, &all);
     }
 
-    fn judge(&self, own: &Own, gpu: usize, found: &Found) {
+    /// Closes our client of the driver, where nobody is left to be asked for.
+    fn let_go(&self) {
+        let books = self.books();
+        let is_needed = !books.processes.is_empty() || books.ledger.has_stakes();
+        drop(books);
+        if !is_needed && !self.auditor.abroad.is_watched() {
+            *self.auditor.own.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
+    /// Acts on what the driver says of a GPU. How many bytes it has, where that is less than the books
+    /// do: it is to be looked which of theirs are gone.
+    fn judge(&self, gpu: usize, found: &Found) -> Option<u64> {
         let Found { ref held, own_bytes, generation, underway, named, .. } = *found;
         let mut books = self.books();
-        let Some(expected) = books.ledger.expected(gpu) else { return };
+        let expected = books.ledger.expected(gpu)?;
         // The driver may show what a call names anew, or not yet.
         let still = generation == books.generation && (underway == 0 || !books.ledger.is_naming());
         let underway = if still { Underway::Nothing } else { Underway::Calls };
@@ -360,12 +374,14 @@ impl Shared {
         if is_more && !self.is_certain(gpu, found) {
             books.schedule(Instant::now());
             drop(books);
-            return self.auditor.wake();
+            self.auditor.wake();
+            return None;
         }
         let hangs = named.is_some_and(|named| named.most_bytes > named.known_bytes);
         if by_names && !self.auditor.names.have_been_more(gpu, hangs) {
             self.auditor.is_less.store(true, Ordering::Relaxed);
-            return books.schedule_by(Instant::now() + NAMES_DOUBT);
+            books.schedule_by(Instant::now() + NAMES_DOUBT);
+            return None;
         }
         match finding {
             Finding::Fine => self.auditor.doubts.dispel(gpu),
@@ -377,7 +393,7 @@ impl Shared {
             Finding::Learn { driver_bytes } => {
                 drop(books);
                 self.auditor.doubts.dispel(gpu);
-                self.take_stock(own, gpu, driver_bytes, generation);
+                return Some(driver_bytes);
             }
             Finding::Unasked { driver_bytes } => {
                 tracing::debug!(driver_bytes, "more than was asked for counts");
@@ -398,6 +414,7 @@ impl Shared {
                 }
             }
         }
+        None
     }
 
     /// Processes that are gone, and hold nothing by clients that others keep open.

@@ -619,7 +619,11 @@ impl Case<'_> {
         }
         books.end_free(of, object);
         books.end();
+        let is_loose = books.ledger.has_loose_stakes();
         drop(books);
+        if is_loose {
+            self.shared.free_stakes();
+        }
         called?;
         if status == NV_OK && !same {
             // Or it was made before it was freed, and entered after.
@@ -670,7 +674,8 @@ impl Case<'_> {
         let (client, handle) = (Client(source.0), Handle(source.1));
         let charge = books.ledger.charge_of(client, handle);
         let source_shown = books.ledger.shown(client, handle);
-        let gpu = books.ledger.memory_of(client, handle).map(|(gpu, _)| gpu);
+        let memory = books.ledger.memory_of(client, handle);
+        let gpu = memory.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu);
         let held = books.ledger.hold(hold, client, handle);
         let room = books.ledger.size().objects < super::books::BOUNDS.objects;
         if held == Err(LedgerError::Full) || !room {
@@ -706,6 +711,9 @@ impl Case<'_> {
             self.log("memory to be duplicated that was taken past the monitor");
             return Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(head)));
         }
+        let made_of = matches!((made, held), (Ok(Some(_)), Ok(())));
+        let device = self.device.as_ref().filter(|_| made_of);
+        let stake = device.and_then(|device| shared.stake_behind(device, source, (shown, gpu)));
         let has_stayed = held.is_err() || shared.has_stayed(&of, source.1, charge);
         shared.end_name(&of);
         let mut books = self.books();
@@ -718,6 +726,7 @@ impl Case<'_> {
         }
         books.end();
         drop(books);
+        shared.stake_name((object.client, made.ok().flatten().unwrap_or_default()), stake);
         let handles: Vec<u32> = made.ok().flatten().into_iter().collect();
         let stays = shared.end_making(&name, &handles, has_stayed);
         let made = made.map_err(|errno| Reply::Errno(errno as i32))?;

@@ -301,15 +301,12 @@ impl Case<'_> {
     /// Puts a stake before each of what was exported, behind what it was exported from: whether all
     /// have one.
     fn stake(&self, of: Client, places: &Places, claim: &Claim<'_>) -> bool {
-        let (Ok(rm), Some(own)) = (self.rm(), self.shared.auditor.own(self.shared)) else {
-            return false;
-        };
+        let Ok(device) = self.device() else { return false };
         places.named().all(|(index, object)| {
             let memory = self.books().ledger.memory_of(of, Handle(object));
             let Some((gpu, _)) = memory.filter(|(_, bytes)| *bytes > 0) else { return true };
             let hold = Hold::Export { file: claim.number, index };
-            let stake = own.borrow(&rm, (of.0, object), Some(gpu));
-            stake.is_ok_and(|stake| self.shared.stake_export(&own, hold, stake))
+            self.shared.stake_export(device, hold, (of.0, object), gpu)
         })
     }
 
@@ -382,6 +379,11 @@ impl Case<'_> {
         books.begin_import(bytes);
         drop(books);
         let done = self.make_control(command, head, params);
+        let done_well = matches!(done, Ok(true));
+        let stakes: Vec<(u32, Option<u32>)> = (places.first..)
+            .take(if done_well { places.objects.len() } else { 0 })
+            .map(|place| (place, self.shared.stake_behind_export(hold(place), (shown, gpu))))
+            .collect();
         let mut made = Vec::new();
         let mut books = self.books();
         if matches!(done, Ok(true)) {
@@ -404,6 +406,11 @@ impl Case<'_> {
         books.end_import(bytes);
         books.end();
         drop(books);
+        for (place, stake) in stakes {
+            let at = (place - places.first) as usize;
+            let object = objects.get(at).copied().unwrap_or_default();
+            self.shared.stake_name((client, object), stake);
+        }
         export::set_objects(layout, &mut self.desk.params, &objects);
         let handles: Vec<u32> = made.iter().map(|made| made.handle).collect();
         if !self.shared.end_making(&name, &handles, true) && !made.is_empty() {

@@ -86,13 +86,12 @@ impl Names {
         due
     }
 
-    /// Those of `all` whose turn it is: of many, others each time.
-    fn turn<T>(&self, mut all: Vec<T>) -> Vec<T> {
+    /// Puts first those of `all` whose turn it is: of many no more than the first are asked for.
+    pub(super) fn in_turn<T>(&self, mut all: Vec<T>) -> Vec<T> {
         if all.len() > MOST_ASKED {
             let asked = self.asked.fetch_add(MOST_ASKED, Ordering::Relaxed);
             let first = asked % all.len();
             all.rotate_left(first);
-            all.truncate(MOST_ASKED);
         }
         all
     }
@@ -109,7 +108,7 @@ impl Shared {
             let books = self.books();
             (books.ledger.names_of_several(), books.ledger.size().objects)
         };
-        self.strike_out(own, &names.turn(several), Depth::Objects);
+        self.strike_out(own, &names.in_turn(several), Depth::Objects);
         let mut books = self.books();
         if books.ledger.size().objects < before {
             books.schedule(Instant::now());
@@ -127,12 +126,13 @@ mod tests {
     fn of_many_each_has_its_turn() {
         let names = Names::default();
         let all: Vec<usize> = (0..2 * MOST_ASKED + 1).collect();
-        let mut seen: Vec<usize> = (0..3).flat_map(|_| names.turn(all.clone())).collect();
+        let first = |all: Vec<usize>| names.in_turn(all).into_iter().take(MOST_ASKED);
+        let mut seen: Vec<usize> = (0..3).flat_map(|_| first(all.clone())).collect();
         assert_eq!(seen.len(), 3 * MOST_ASKED);
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen, all);
-        assert_eq!(names.turn(vec![1, 2]), [1, 2]);
+        assert_eq!(names.in_turn(vec![1, 2]), [1, 2]);
     }
 
     #[test]

@@ -153,6 +153,13 @@ impl Own {
         duplicate
     }
 
+    /// Duplicates an object of ours below the device of a GPU.
+    pub(super) fn again(&self, release: &Release, gpu: usize, handle: u32) -> Option<u32> {
+        let rm = Rm { release, device: &self.control };
+        let (device, _) = self.gpus.get(gpu).copied().flatten()?;
+        self.duplicate(&rm, device, self.client, handle).ok()
+    }
+
     fn duplicate(
         &self,
         rm: &Rm<'_>,
@@ -198,10 +205,9 @@ impl Own {
     /// Whether [`presence`](Self::presence) tells anything: what the driver says where our own objects
     /// are gone, after a reset say, is the same.
     pub(super) fn can_tell(&self, release: &Release) -> bool {
+        let rm = Rm { release, device: &self.control };
         let ours = self.gpus.iter().flatten().next();
-        ours.is_some_and(|(_, subdevice)| {
-            self.presence(release, self.client, *subdevice) == Presence::There
-        })
+        ours.is_some_and(|(_, subdevice)| rm.uuid(self.client, *subdevice).is_ok())
     }
 
     /// Frees what was borrowed.

@@ -1,8 +1,9 @@
-//! Stakes, as the driver has them: [`crate::ledger`] tells what they are for.
+//! Stakes, as the driver has them: [`crate::ledger::Before`] tells what they are for.
 
 use super::Shared;
+use super::device::{Device, Rm};
 use super::own::Own;
-use crate::ledger::Hold;
+use crate::ledger::{Before, Client, Handle, Hold, Shown};
 
 /// What a mapping is made from.
 #[derive(Debug, Clone, Copy)]
@@ -13,33 +14,94 @@ pub(super) struct Source {
     pub(super) stays: bool,
 }
 
+/// An object of ours as the ledger knows it.
+fn known(own: &Own, handle: u32) -> u64 {
+    u64::from(own.client) << 32 | u64::from(handle)
+}
+
+/// Its handle, if it's of this client of ours.
+fn handle_of(own: &Own, stake: u64) -> Option<u32> {
+    let handle = u32::try_from(stake & u64::from(u32::MAX)).ok()?;
+    (known(own, handle) == stake).then_some(handle)
+}
+
 impl Shared {
     /// What memory is to be mapped from: a duplicate of ours that stands before all of its mappings,
     /// or for want of one, as the memory is gone, `fresh`, which was just made. That is given back
     /// where it isn't needed.
-    pub(super) fn stake_mapping(&self, own: &Own, charge: u64, fresh: u32) -> Source {
+    pub(super) fn stake_mappings(&self, own: &Own, charge: u64, fresh: u32) -> Source {
         let mut books = self.books();
-        if books.ledger.stake(charge, None, fresh) {
+        if books.ledger.stake(charge, Before::Mappings, known(own, fresh)) {
             return Source { handle: fresh, stays: true };
         }
-        let known = books.ledger.stake_of(charge);
+        let stake = books.ledger.stake_of(charge, Before::Mappings);
         drop(books);
-        known.map_or(Source { handle: fresh, stays: false }, |handle| {
+        let stake = stake.and_then(|stake| handle_of(own, stake));
+        stake.map_or(Source { handle: fresh, stays: false }, |handle| {
             own.give_back(&self.release, fresh);
             Source { handle, stays: true }
         })
     }
 
-    /// A duplicate of ours that stands before an export. Whether it's needed there.
-    pub(super) fn stake_export(&self, own: &Own, hold: Hold, fresh: u32) -> bool {
+    /// Puts a stake before an export, right behind what was exported: whether there is one.
+    pub(super) fn stake_export(
+        &self,
+        device: &Device,
+        hold: Hold,
+        object: (u32, u32),
+        gpu: usize,
+    ) -> bool {
+        let Some(own) = self.auditor.own(self) else { return false };
+        let theirs = Rm { release: &self.release, device };
+        let Ok(fresh) = own.borrow(&theirs, object, Some(gpu)) else { return false };
         let mut books = self.books();
         let charge = books.ledger.held_by(hold);
-        let staked = charge.is_some_and(|charge| books.ledger.stake(charge, Some(hold), fresh));
+        let staked = charge.is_some_and(|charge| {
+            books.ledger.stake(charge, Before::Export(hold), known(&own, fresh))
+        });
         drop(books);
         if !staked {
             own.give_back(&self.release, fresh);
         }
         staked
+    }
+
+    /// Makes a stake for a name that shows elsewhere than its memory, which was made of `source`, and
+    /// isn't entered yet. `None` where it needs none, or can't have it: as the source is another
+    /// file's, say.
+    pub(super) fn stake_behind(
+        &self,
+        device: &Device,
+        source: (u32, u32),
+        (shown, gpu): (Shown, Option<usize>),
+    ) -> Option<u32> {
+        let gpu = gpu.filter(|_| shown != Shown::Here)?;
+        let theirs = Rm { release: &self.release, device };
+        self.auditor.own(self)?.borrow(&theirs, source, Some(gpu)).ok()
+    }
+
+    /// The same for one that was imported: behind the stake of the export.
+    pub(super) fn stake_behind_export(
+        &self,
+        hold: Hold,
+        (shown, gpu): (Shown, Option<usize>),
+    ) -> Option<u32> {
+        let gpu = gpu.filter(|_| shown != Shown::Here)?;
+        let own = self.auditor.own(self)?;
+        let stake = {
+            let books = self.books();
+            books.ledger.stake_of(books.ledger.held_by(hold)?, Before::Export(hold))?
+        };
+        own.again(&self.release, gpu, handle_of(&own, stake)?)
+    }
+
+    /// It's entered now, if it was made.
+    pub(super) fn stake_name(&self, (client, handle): (u32, u32), fresh: Option<u32>) {
+        let (Some(fresh), Some(own)) = (fresh, self.auditor.own_at_hand()) else { return };
+        let (client, handle) = (Client(client), Handle(handle));
+        if !self.books().ledger.stake_name(client, handle, known(&own, fresh)) {
+            own.give_back(&self.release, fresh);
+        }
     }
 
     /// Frees those that stand before nothing any more: what nothing else keeps is gone then.
@@ -48,10 +110,16 @@ impl Shared {
         if loose.is_empty() {
             return;
         }
-        let Some(own) = self.auditor.own_at_hand() else { return };
+        let own = self.auditor.own_at_hand();
         for stake in loose {
-            own.give_back(&self.release, stake);
+            if let Some((own, handle)) =
+                own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)))
+            {
+                own.give_back(&self.release, handle);
+            }
             self.books().ledger.unstake(stake);
         }
+        // It may have been the last thing that our client was kept for.
+        self.auditor.wake();
     }
 }

@@ -387,7 +387,7 @@ impl Case<'_> {
             return Ok(NV_ERR_NOT_SUPPORTED);
         }
         let source = match charge.filter(|_| weighs) {
-            Some(charge) => self.shared.stake_mapping(&own, charge, duplicate),
+            Some(charge) => self.shared.stake_mappings(&own, charge, duplicate),
             None => Staked { handle: duplicate, stays: false },
         };
         let descriptor = u64::from(own.control.descriptor().cast_unsigned());

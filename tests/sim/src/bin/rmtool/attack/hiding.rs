@@ -75,14 +75,15 @@ fn most(rm: &Rm) -> Result<u64, Fail> {
 /// Takes as much as the driver's figures seem to lack, where what was asked for has two names beside a
 /// file that it was exported to, which owns it. With `export`, one; with `closed`, also beside names of a
 /// client whose file is closed; with `busy`, while it's named again and again, in vain; with `across`,
-/// below another GPU's device.
+/// below another GPU's device; with `mapped`, it's mapped and not exported. With `closing` and `anew`
+/// other names go just when that much is taken, the latter under these.
 pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let mut rm = Rm::start(place)?;
     let name = |rm: &Rm, handle| rm.dup(rm.client, rm.device, rm.client, handle);
     let way = arguments.first().map(String::as_str);
     let all = most(&rm)?;
     let honest = match way {
-        None | Some("export" | "busy" | "across") => all,
+        None | Some("export" | "busy" | "across" | "mapped") => all,
         Some("closed" | "closing" | "anew") => all / 2,
         Some(other) => anyhow::bail!("no way to make slack \"{other}\""),
     };
@@ -96,8 +97,16 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
     if way != Some("export") {
         name(&rm, handle)?;
     }
-    // The export's object, which no figure shows, is the next to own it.
-    rm.export(handle, file.as_raw_fd())?;
+    // The kernel's object, which no figure shows, is the next to own it.
+    let uvm = Uvm::open(place, rm.abi)?;
+    if way == Some("mapped") {
+        uvm.initialize(0)?;
+        let (uuid, base) = (uvm.register(&rm)?, 0x10_0000_0000);
+        uvm.external_range(base, honest)?;
+        uvm.map_external(&rm, uuid, base, honest, handle)?;
+    } else {
+        rm.export(handle, file.as_raw_fd())?;
+    }
     rm.free(rm.device, handle)?;
     if way == Some("across") {
         rm.device = device;
