@@ -117,6 +117,12 @@ impl Ledger {
         self.stakes.loose.values().any(|(_, taken)| !taken)
     }
 
+    /// Whether any of those isn't freed yet.
+    #[must_use]
+    pub fn is_freeing_stakes(&self) -> bool {
+        !self.stakes.loose.is_empty()
+    }
+
     /// Whether there are any.
     #[must_use]
     pub fn has_stakes(&self) -> bool {

@@ -1,6 +1,6 @@
 use cgpu::gate::wire::{Answer, Question};
 
-use crate::host::{MIB, Monitor, QUOTA, Said, TOTAL, program, wait};
+use crate::host::{MIB, Monitor, QUOTA, Said, TOTAL, program, script, until, wait};
 
 #[test]
 fn a_program_sees_the_quota_as_its_gpu_and_gets_no_more() {
@@ -275,4 +275,17 @@ fn processes_that_come_one_after_the_other_find_what_the_one_before_had_mapped()
     }
     monitor.wait_for(0);
     assert_eq!(monitor.sim.used(0), 0);
+}
+
+/// The driver duplicates it below a subdevice alone.
+#[test]
+fn memory_below_a_subdevice_is_mapped_and_exported_and_leaves_nothing() {
+    let monitor = Monitor::new();
+    let lines = "start\nuvm-init\nalloc-below-subdevice 600MiB as a\nuvm-map a\nexport a\n\
+                 free a\nalloc 500MiB as b\nclose-export\nuvm-unmap a\nalloc 500MiB as b";
+    let said = monitor.run(&script(lines));
+    said.must("uvm-map a ok").must("export a ok").must("alloc b status=0x51\n");
+    said.must("alloc b ok");
+    monitor.wait_for(0);
+    until("the driver has nothing", || monitor.sim.used(0) == 0);
 }

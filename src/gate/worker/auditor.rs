@@ -178,7 +178,7 @@ impl Shared {
         }
         self.sweep_mapped(Occasion::Refusal);
         self.hurry_exports();
-        self.free_stakes();
+        self.see_stakes_freed();
     }
 
     fn audit_as(&self, last: &mut Option<Audited>, occasion: Occasion) {

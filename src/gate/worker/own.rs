@@ -143,8 +143,10 @@ impl Own {
         share(theirs, client, handle, self.client, COMPOSE)?;
         let mut duplicate = Err(Failure::Errno(nix::errno::Errno::ENODEV));
         let first = gpu.and_then(|gpu| self.gpus.get(gpu)).into_iter();
-        for (device, _) in first.chain(&self.gpus).flatten() {
-            duplicate = self.duplicate(&rm, *device, client, handle);
+        // What is below a subdevice is duplicated below one (`memCopyConstruct_IMPL`, mem.c).
+        let parents = first.chain(&self.gpus).flatten();
+        for parent in parents.flat_map(|(device, subdevice)| [*device, *subdevice]) {
+            duplicate = self.duplicate(&rm, parent, client, handle);
             if duplicate.is_ok() {
                 break;
             }

@@ -1,9 +1,15 @@
 //! Stakes, as the driver has them: [`crate::ledger::Before`] tells what they are for.
 
+use std::time::{Duration, Instant};
+
 use super::Shared;
 use super::device::{Device, Rm};
 use super::own::Own;
 use crate::ledger::{Before, Client, Handle, Hold, Shown};
+
+/// How long a call waits for others' frees, and how often it looks.
+const PATIENCE: Duration = Duration::from_millis(400);
+const LOOK: Duration = Duration::from_micros(50);
 
 /// What a mapping is made from.
 #[derive(Debug, Clone, Copy)]
@@ -121,5 +127,15 @@ impl Shared {
         }
         // It may have been the last thing that our client was kept for.
         self.auditor.wake();
+    }
+
+    /// The same, and waits for those that another thread is about to free: a call would be refused
+    /// for what they keep.
+    pub(super) fn see_stakes_freed(&self) {
+        self.free_stakes();
+        let since = Instant::now();
+        while self.books().ledger.is_freeing_stakes() && since.elapsed() < PATIENCE {
+            std::thread::sleep(LOOK);
+        }
     }
 }

@@ -390,7 +390,10 @@ impl Driver {
         if from.process != process && !object.shared {
             return Err(NV_ERR_INSUFFICIENT_PERMISSIONS);
         }
-        if !may_hang_below(object.class, object.gpu, gpu) {
+        // "Parent type mismatch between Src and Dst objects", mem.c.
+        let is_of_another_kind = is_memory(object.class)
+            && from.is_subdevice(object.parent) != client.is_subdevice(asked.parent);
+        if is_of_another_kind || !may_hang_below(object.class, object.gpu, gpu) {
             return Err(NV_ERR_INVALID_OBJECT_PARENT);
         }
         let handle = self.new_handle(asked.client, asker.file, asked.handle)?;

@@ -52,6 +52,11 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    /// Whether that object is a subdevice.
+    pub(crate) fn is_subdevice(&self, handle: u32) -> bool {
+        self.objects.get(&handle).is_some_and(|object| object.class == NV20_SUBDEVICE_0)
+    }
+
     /// The subdevice of a device.
     pub(crate) fn subdevice(&self, device: u32) -> Option<u32> {
         let mut all = self.objects.iter();

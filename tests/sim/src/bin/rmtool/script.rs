@@ -210,6 +210,17 @@ impl Actor<'_> {
                 });
                 self.say(&format!("{how} {name}"), done);
             }
+            ["alloc-below-subdevice", size, "as", name] => {
+                let (rm, size) = (self.rm()?, size_bytes(size)?);
+                let (handle, mut params) = (rm.handle(), rm.memory_params(size));
+                let class = NV01_MEMORY_LOCAL_USER;
+                let made = rm.alloc_object(rm.ctl(), rm.subdevice, handle, class, &mut params);
+                let done = made.map(|handle| {
+                    self.memory.insert(name.to_owned(), (handle, size));
+                    String::new()
+                });
+                self.say(&format!("alloc {name}"), done);
+            }
             ["alloc27"] => {
                 let done = self.rm()?.alloc27(NV01_MEMORY_LOCAL_USER, 0, 0, 0);
                 self.say("alloc27", done.map(|limit| format!("total={}", limit.wrapping_add(1))));
