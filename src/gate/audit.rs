@@ -68,6 +68,8 @@ pub struct Named {
     pub most_bytes: u64,
     /// No call began while the driver was asked, and all that were underway are known.
     pub is_still: bool,
+    /// Memory may have an owner that no figure has, the monitor's neither.
+    pub are_needed: bool,
 }
 
 impl Named {
@@ -75,7 +77,8 @@ impl Named {
     /// underway: most of those make nothing.
     #[must_use]
     pub fn is_unclear(self, shown_bytes: u64) -> bool {
-        shown_bytes > self.known_bytes && (!self.is_still || shown_bytes <= self.most_bytes)
+        let is_more = self.are_needed && shown_bytes > self.known_bytes;
+        is_more && (!self.is_still || shown_bytes <= self.most_bytes)
     }
 }
 
@@ -90,10 +93,10 @@ impl Named {
 /// monitor's own figure, `own_bytes`, when no name of it is left that made it: there is no more in all
 /// than [`Expected::most_bytes`].
 ///
-/// A worker before may have left memory whose owner is an export's or a mapping's object. All others
-/// show it as duplicated, so the sum of both is the most there can be; and so it makes room for as
-/// much among what was made. Hence names are compared with names, too, where there are duplicates:
-/// each that the driver shows somebody asked us for.
+/// But a worker before may have left memory whose owner is an export's or a mapping's object. All
+/// others show it as duplicated, so the sum of both is the most there can be; and so it makes room
+/// for as much among what was made. Then names are compared with names: each that the driver shows
+/// somebody asked us for.
 ///
 /// What nobody asked us for is charged. Only where it doesn't fit the quota somebody is
 /// killed for it: the quota is what was promised, and the driver may count what it takes
@@ -123,7 +126,8 @@ pub fn judge(
             .then(|| More { bytes, driver_bytes }.of(figures, |held| held.made_bytes, expected))
     });
     let by_made = by_made.flatten();
-    let by_names = named.filter(|named| most > named.known_bytes).and_then(|named| {
+    let are_more = |named: &Named| named.are_needed && most > named.known_bytes;
+    let by_names = named.filter(are_more).and_then(|named| {
         if named.is_unclear(most) {
             return Some(Finding::Unclear);
         }
@@ -271,7 +275,8 @@ mod tests {
             [duplicate, taken].map(|held| Figure { held, charged_bytes: 0 })
         };
         let expected = expected(70, 0, 70);
-        let named = Some(Named { known_bytes: 100, most_bytes: 100, is_still: true });
+        let named =
+            Some(Named { known_bytes: 100, most_bytes: 100, is_still: true, are_needed: false });
         let judged = |own, taken| judge(&figures(taken), own, &expected, named, Underway::Nothing);
         let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 30, driver_bytes: 100 };
         assert_eq!(judged(40, 60), exceeds);
@@ -288,17 +293,20 @@ mod tests {
             Figure { held: Held { pid: 2, made_bytes: 30, duplicated_bytes: 0 }, charged_bytes: 0 },
         ];
         let mut expected = expected(40, 0, 40);
-        let named =
-            |known_bytes, is_still| Some(Named { known_bytes, most_bytes: known_bytes, is_still });
+        let named = |known_bytes, is_still| {
+            Some(Named { known_bytes, most_bytes: known_bytes, is_still, are_needed: true })
+        };
         let judged =
             |expected: &Expected, named| judge(&figures, 0, expected, named, Underway::Nothing);
         let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 30, driver_bytes: 70 };
         assert_eq!(judged(&expected, named(80, true)), exceeds);
         assert_eq!(judged(&expected, named(80, false)), Finding::Unclear);
+        let needless = named(80, true).map(|named| Named { are_needed: false, ..named });
+        assert_eq!(judged(&expected, needless), Finding::Fine, "our figure would tell");
         assert_eq!(judged(&expected, named(110, true)), Finding::Fine);
         assert_eq!(judged(&expected, None), Finding::Fine);
         // A call that is underway may make as much, or nothing.
-        let underway = Named { known_bytes: 80, most_bytes: 110, is_still: true };
+        let underway = Named { known_bytes: 80, most_bytes: 110, is_still: true, are_needed: true };
         assert_eq!(judged(&expected, Some(underway)), Finding::Unclear);
         let less = Named { most_bytes: 100, ..underway };
         let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 10, driver_bytes: 50 };

@@ -123,6 +123,23 @@ impl Ledger {
         !self.stakes.loose.is_empty()
     }
 
+    /// Whether anything keeps memory of a GPU before which there should be one, and isn't: a worker
+    /// before had put it there, or it couldn't be.
+    #[must_use]
+    pub fn lacks_stakes(&self) -> bool {
+        let weighs = |id: &ChargeId| self.charges.get(id).is_some_and(|charge| charge.bytes > 0);
+        let lacks = |id: ChargeId, before| weighs(&id) && !self.stakes.stands(id, before);
+        let is_export = |hold: &Hold| matches!(hold, Hold::Export { .. });
+        let mut exports = self.holds.iter().filter(|(hold, _)| is_export(hold));
+        exports.any(|(hold, id)| lacks(*id, Before::Export(*hold)))
+            || self.pieces.iter().any(|(.., id)| lacks(id, Before::Mappings))
+            || self.has_names_elsewhere()
+                && self.objects.names().any(|(id, (client, handle, serial))| {
+                    let is_elsewhere = self.objects.shown(client, handle) != Shown::Here;
+                    is_elsewhere && lacks(id, Before::Name(serial))
+                })
+    }
+
     /// Whether there are any.
     #[must_use]
     pub fn has_stakes(&self) -> bool {

@@ -792,12 +792,15 @@ fn a_stake_goes_when_nothing_stands_behind_it_and_counts_until_then() {
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
     let (tree, export) = (Tree { file: 1, gpu: 0 }, Hold::Export { file: 5, index: 0 });
     assert!(!ledger.stake(charge, Before::Export(export), 90), "nothing was exported");
+    assert!(!ledger.lacks_stakes());
     ledger.map(tree, Span::ALL, charge);
     ledger.hold(export, A, Handle(1)).unwrap();
     assert!(
         ledger.stake(charge, Before::Mappings, 91) && !ledger.stake(charge, Before::Mappings, 92)
     );
+    assert!(ledger.lacks_stakes(), "before the export");
     assert!(ledger.stake(charge, Before::Export(export), 93));
+    assert!(!ledger.lacks_stakes() && copied(&ledger, 1).lacks_stakes());
     assert_eq!(
         (ledger.loose_stakes(), ledger.stake_of(charge, Before::Mappings)),
         (vec![], Some(91))
@@ -854,6 +857,7 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
     for (handle, shown) in [(2, Shown::On(1)), (3, Shown::Nowhere), (4, Shown::Here)] {
         ledger.adopt(Hold::Underway(1), B, root(B), Handle(handle), shown);
         assert_eq!(peaks(&ledger), [30, if handle == 2 { 30 } else { 0 }]);
+        assert_eq!(ledger.lacks_stakes(), shown != Shown::Here);
         let staked = ledger.stake_name(B, Handle(handle), u64::from(handle));
         assert_eq!(staked, shown != Shown::Here);
     }

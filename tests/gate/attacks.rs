@@ -1,7 +1,8 @@
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::host::{Monitor, QUOTA, Said, until, wait};
+use crate::host::{Monitor, QUOTA, Said, path, until, wait};
 
 /// Runs an attack, and watches that the driver never has more than the quota, but for a
 /// second at most.
@@ -139,4 +140,25 @@ fn a_file_that_another_initialized_has_no_gpu() {
 #[test]
 fn a_mapping_is_mapped_anew_by_nobody() {
     attack("remap").0.must("remap errno=38\n");
+}
+
+/// The worker that exported it has left nothing that would own it.
+#[test]
+fn memory_beside_an_export_of_a_worker_before() {
+    let monitor = Monitor::new();
+    let dir = tempfile::tempdir().unwrap();
+    let [ready, go] = ["ready", "go"].map(|name| path(&dir, name));
+    let mut child = monitor.spawn(&["attack", "hide-slack", "export", &ready, &go]);
+    until("it is ready", || Path::new(&ready).exists());
+    monitor.replace();
+    std::fs::write(&go, "").unwrap();
+    let mut since: Option<Instant> = None;
+    while child.try_wait().unwrap().is_none() {
+        let is_over = monitor.sim.used(0) > QUOTA;
+        since = is_over.then(|| since.unwrap_or_else(Instant::now));
+        assert!(since.is_none_or(|since| since.elapsed() < Duration::from_secs(1)));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(monitor.status().calls.killed, 1, "{}", Said::of(&wait(child)).text);
+    monitor.wait_for(0);
 }

@@ -327,8 +327,11 @@ impl Shared {
             self.take_stock(&own, gpu, driver_bytes, generation);
         }
         let shows_names = all.iter().any(|held| has_duplicates(held));
-        let shows_names = shows_names || self.books().ledger.has_names_elsewhere();
-        self.auditor.names.saw(shows_names);
+        {
+            let ledger = &self.books().ledger;
+            let shows_names = shows_names || ledger.has_names_elsewhere();
+            self.auditor.names.saw(shows_names, ledger.lacks_stakes());
+        }
         if occasion != Occasion::Tick || self.auditor.is_stock_due() {
             let names = self.books().ledger.names_of_all();
             self.strike_out(&own, &names, Depth::Clients);

@@ -681,7 +681,8 @@ impl Books {
         let pending = self.ledger.expected(gpu).map_or(0, |expected| expected.pending_bytes);
         let underway = [self.ledger.underway_bytes(), self.importing_bytes, pending];
         let most_bytes = underway.into_iter().fold(known_bytes, u64::saturating_add);
-        Named { known_bytes, most_bytes, is_still: self.inherited.is_empty() }
+        let (is_still, are_needed) = (self.inherited.is_empty(), self.ledger.lacks_stakes());
+        Named { known_bytes, most_bytes, is_still, are_needed }
     }
 
     /// Whether nobody may begin a call that changes what is charged.

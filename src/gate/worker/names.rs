@@ -24,6 +24,8 @@ pub(super) const NAMES_DOUBT: Duration = Duration::from_millis(60);
 pub(super) struct Names {
     /// Some show that aren't their makers', so that they are to be counted.
     show: AtomicBool,
+    /// And figures alone don't tell all.
+    are_needed: AtomicBool,
     /// When they were asked for, and how many of those in question.
     last: Mutex<Option<Instant>>,
     asked: AtomicUsize,
@@ -35,6 +37,7 @@ impl Default for Names {
     fn default() -> Self {
         Names {
             show: AtomicBool::new(true),
+            are_needed: AtomicBool::new(false),
             last: Mutex::new(None),
             asked: AtomicUsize::new(0),
             doubts: Mutex::default(),
@@ -48,9 +51,10 @@ impl Names {
         self.show.load(Ordering::Relaxed)
     }
 
-    /// Whether any show that aren't their makers'.
-    pub(super) fn saw(&self, show: bool) {
+    /// Whether any show that aren't their makers', and whether they are needed.
+    pub(super) fn saw(&self, show: bool, are_needed: bool) {
         self.show.store(show, Ordering::Relaxed);
+        self.are_needed.store(show && are_needed, Ordering::Relaxed);
     }
 
     /// There aren't more than are known.
@@ -75,7 +79,7 @@ impl Names {
     /// Whether they are to be asked for now: also where as many show as are known, of which some may
     /// have gone just when others came.
     fn are_due(&self) -> bool {
-        if !self.show() {
+        if !self.are_needed.load(Ordering::Relaxed) {
             return false;
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,11 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn they_are_asked_for_while_any_show_and_not_all_the_time() {
+    fn they_are_asked_for_while_they_are_needed_and_not_all_the_time() {
         let names = Names::default();
-        names.saw(false);
-        assert!(!names.are_due());
-        names.saw(true);
+        for (show, are_needed) in [(false, true), (true, false)] {
+            names.saw(show, are_needed);
+            assert!(!names.are_due());
+        }
+        names.saw(true, true);
         assert!(names.are_due() && !names.are_due());
     }
 

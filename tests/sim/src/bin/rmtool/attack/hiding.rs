@@ -149,6 +149,13 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
         std::thread::sleep(3 * A_WHILE);
         return Ok(honest + taken);
     }
+    // Something happens meanwhile.
+    if let [_, ready, go] = arguments {
+        std::fs::write(ready, "")?;
+        while !std::path::Path::new(go).exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
     let taken = || {
         let taken = take(&rm, all).map_or(0, |_| all);
         std::thread::sleep(3 * A_WHILE);
