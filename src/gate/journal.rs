@@ -328,6 +328,7 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         }
         Entry::Unmap { tree, span } => Raw::new(20).piece(tree, span, 0),
         Entry::CloseFile { file } => Raw::new(21).words([file, 0, 0]),
+        Entry::NextCharge { id } => Raw::new(22).longs([id, 0]),
     };
     raw.bytes()
 }
@@ -374,6 +375,7 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
             }
         }
         21 => Entry::CloseFile { file: raw.words[0] },
+        22 => Entry::NextCharge { id: first },
         40 => {
             return Some(Record::Announce { space: raw.get_third(), base: first, length: second });
         }
@@ -409,7 +411,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_none() {
-        for kind in [0, 22, 39, 46, 255] {
+        for kind in [0, 23, 39, 46, 255] {
             let mut bytes = [0; RECORD_BYTES];
             bytes[0] = kind;
             assert_eq!(decode(&bytes), None);
@@ -437,7 +439,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_is_read_as_it_was_written(
-            kind in 0..27_u8,
+            kind in 0..28_u8,
             gpu in 0..64_usize,
             (a, b, c) in any::<(u32, u32, u32)>(),
             (x, y, z) in any::<(u64, u64, u64)>(),
@@ -458,6 +460,7 @@ mod tests {
                 24 => Record::Initialize { file: a, tid: b, maker: Maker { process, image: y } },
                 25 => Record::Initialized { done: a % 2 == 1 },
                 26 => Record::Bound { file: a },
+                27 => Record::Ledger(Entry::NextCharge { id: x }),
                 kind => Record::Ledger(match kind {
                     2 => Entry::Commit { gpu, bytes: x, client, parent, handle },
                     3 => Entry::Note { client, parent, handle },

@@ -41,6 +41,8 @@ pub enum Entry {
     Reconcile { gpu: usize, driver_bytes: u64 },
     /// The sums of a GPU as they are, but for charges.
     Account { gpu: usize, missed: u64, gone: u64, epoch: u64 },
+    /// No charge had this name yet, nor a higher one: the next one gets it.
+    NextCharge { id: u64 },
     /// A charge that nothing keeps alive yet.
     Charge { id: u64, gpu: usize, bytes: u64, epoch: u64 },
     /// An object, its charge, and where that shows.
@@ -98,6 +100,7 @@ impl Ledger {
                     account.restore([limit, missed, gone, epoch]);
                 }
             }
+            Entry::NextCharge { id } => self.next_charge = self.next_charge.max(id),
             Entry::Charge { id, gpu, bytes, epoch } => {
                 if let Some(account) = self.accounts.get_mut(gpu) {
                     account.charge(bytes);
@@ -132,6 +135,8 @@ impl Ledger {
             let [limit_bytes, ..] = account.books();
             Entry::Limit { gpu, limit_bytes }
         });
+        // Later entries name charges: those with the highest names may have ended.
+        let next = std::iter::once(Entry::NextCharge { id: self.next_charge });
         // What nothing but a stake keeps is gone for whoever reads this.
         let lasts =
             |(id, charge): &(&ChargeId, &Charge)| charge.references > self.stakes.count(**id);
@@ -158,6 +163,7 @@ impl Ledger {
             Entry::Account { gpu, missed, gone, epoch }
         });
         limits
+            .chain(next)
             .chain(charges)
             .chain(objects)
             .chain(holds)

@@ -775,12 +775,19 @@ proptest! {
                 _ => drop(ledger.reconcile(0, bytes)),
             }
         }
-        let copy = copied(&ledger, 2);
+        let mut copy = copied(&ledger, 2);
         for gpu in 0..2 {
             prop_assert_eq!(copy.usage(gpu), ledger.usage(gpu));
             let (ours, theirs) = (copy.expected(gpu).unwrap(), ledger.expected(gpu).unwrap());
             prop_assert_eq!(ours.hidden_bytes, theirs.hidden_bytes);
         }
+        prop_assert!(copy.entries().eq(ledger.entries()));
+        // And goes on as that: what is made next has the same name in both.
+        for ledger in [&mut ledger, &mut copy] {
+            let (client, parent, handle) = (A, root(A), Handle(9));
+            ledger.replay(Entry::Commit { gpu: 0, bytes: 1, client, parent, handle });
+        }
+        prop_assert_eq!(copy.charge_of(A, Handle(9)), ledger.charge_of(A, Handle(9)));
         prop_assert!(copy.entries().eq(ledger.entries()));
     }
 }
