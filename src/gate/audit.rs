@@ -114,18 +114,16 @@ pub fn judge(
     let (hidden, used) = (expected.hidden_bytes, expected.usage.used_bytes);
     let over_peak = made.saturating_sub(expected.peak_bytes);
     let over_most = made.saturating_add(own_bytes).saturating_sub(expected.most_bytes);
-    let by_made = (over_peak.max(over_most) > 0).then(|| {
-        let bytes = over_peak.max(over_most);
-        let driver_bytes = made.saturating_add(hidden);
-        let driver_bytes = match over_most {
-            0 => driver_bytes,
-            _ => driver_bytes.max(expected.charged_bytes.saturating_add(over_most)),
-        };
-        // Or it counts already.
-        (driver_bytes > used)
-            .then(|| More { bytes, driver_bytes }.of(figures, |held| held.made_bytes, expected))
-    });
-    let by_made = by_made.flatten();
+    let bytes = over_peak.max(over_most);
+    // What there is at least.
+    let owned = match (over_peak, over_most) {
+        (0, 0) => made.saturating_add(own_bytes),
+        (_, 0) => made.saturating_add(hidden),
+        _ => made.saturating_add(hidden).max(expected.charged_bytes.saturating_add(over_most)),
+    };
+    // Or it counts already.
+    let by_made = (bytes > 0 && owned > used)
+        .then(|| More { bytes, driver_bytes: owned }.of(figures, |held| held.made_bytes, expected));
     let are_more = |named: &Named| named.are_needed && most > named.known_bytes;
     let by_names = named.filter(are_more).and_then(|named| {
         if named.is_unclear(most) {
@@ -152,11 +150,12 @@ pub fn judge(
     let is_all = |named: Named| {
         named.is_still && named.known_bytes == named.most_bytes && named.known_bytes == most
     };
-    let learnt = expected.charged_bytes.saturating_add(expected.pending_bytes) < used;
+    let charged = expected.charged_bytes.max(owned);
+    let learnt = charged.saturating_add(expected.pending_bytes) < used;
     if learnt && underway == Underway::Nothing && named.is_some_and(is_all) {
-        return Finding::Learn { driver_bytes: expected.charged_bytes };
+        return Finding::Learn { driver_bytes: charged };
     }
-    let driver_bytes = most.saturating_add(hidden);
+    let driver_bytes = most.saturating_add(hidden).max(owned);
     let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
     match underway {
         _ if with_pending >= used => Finding::Fine,
@@ -240,6 +239,22 @@ mod tests {
         let judged = |made| judge(&[figure(1, made, 0)], 0, &expected, None, Underway::Nothing);
         assert_eq!(judged(102), Finding::Fine);
         assert!(matches!(judged(103), Finding::Exceeds { driver_bytes: 103, .. }));
+    }
+
+    #[test]
+    fn what_counts_already_is_not_forgotten_while_it_shows() {
+        // 30 were exported, whose makers' names are gone, and 10 nobody asked for count already, and as
+        // many have gone unseen by other names.
+        let usage = Usage { limit_bytes: 100, used_bytes: 80 };
+        let expected = Expected { charged_bytes: 70, usage, ..expected(70, 0, 80) };
+        let named =
+            Some(Named { known_bytes: 50, most_bytes: 50, is_still: true, are_needed: false });
+        let judged =
+            |made, own| judge(&[figure(1, made, 0)], own, &expected, named, Underway::Nothing);
+        assert_eq!(judged(50, 30), Finding::Fine);
+        // They are no more.
+        assert_eq!(judged(50, 20), Finding::Learn { driver_bytes: 70 });
+        assert_eq!(judged(40, 35), Finding::Learn { driver_bytes: 75 }, "rather too much");
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod objects;
 mod pieces;
 mod shown;
 mod stakes;
+mod veils;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -28,9 +29,10 @@ use std::num::NonZeroU64;
 use thiserror::Error;
 
 use account::Account;
-use objects::{Object, Objects};
+use objects::{Object, Objects, Unnamed};
 use pieces::Pieces;
 use stakes::Stakes;
+use veils::Veils;
 
 pub use entry::{Entry, Expected};
 pub use pieces::{Span, Tree};
@@ -166,6 +168,7 @@ pub struct Ledger {
     holds: BTreeMap<Hold, ChargeId>,
     pieces: Pieces,
     stakes: Stakes,
+    veils: Veils,
     charges: BTreeMap<ChargeId, Charge>,
     next_charge: u64,
     bounds: Bounds,
@@ -209,6 +212,7 @@ impl Ledger {
             holds: BTreeMap::new(),
             pieces: Pieces::default(),
             stakes: Stakes::default(),
+            veils: Veils::default(),
             charges: BTreeMap::new(),
             next_charge: 0,
             bounds,
@@ -357,7 +361,7 @@ impl Ledger {
         let Some(id) = self.holds.get(&from).copied() else { return };
         self.reference(id, to.is_name());
         if let Some(before) = self.holds.insert(to, id) {
-            self.stakes.lost(before, Before::Export(to));
+            self.lost(before, Before::Export(to));
             self.dereference(before, to.is_name());
         }
         self.release(from);
@@ -366,6 +370,9 @@ impl Ledger {
     fn name(&mut self, client: Client, handle: Handle, object: Object) {
         if let Some(id) = object.charge {
             self.reference(id, true);
+            if object.shown == Shown::Nowhere {
+                self.veils.named(id);
+            }
         }
         self.replace(client, handle);
         self.objects.insert(client, handle, object);
@@ -394,7 +401,7 @@ impl Ledger {
         let Some(id) = self.objects.charge(client, handle) else { return Ok(()) };
         self.reference(id, hold.is_name());
         if let Some(before) = self.holds.insert(hold, id) {
-            self.stakes.lost(before, Before::Export(hold));
+            self.lost(before, Before::Export(hold));
             self.dereference(before, hold.is_name());
         }
         Ok(())
@@ -403,7 +410,7 @@ impl Ledger {
     /// `hold` is gone.
     pub fn release(&mut self, hold: Hold) {
         if let Some(id) = self.holds.remove(&hold) {
-            self.stakes.lost(id, Before::Export(hold));
+            self.lost(id, Before::Export(hold));
             self.dereference(id, hold.is_name());
         }
     }
@@ -444,21 +451,21 @@ impl Ledger {
         if handle.0 == client.0 {
             return self.close(client);
         }
-        for (id, serial) in self.objects.remove_tree(client, handle) {
-            self.unname(id, serial);
+        for name in self.objects.remove_tree(client, handle) {
+            self.unname(name);
         }
     }
 
     /// A client is gone, with all its objects.
     pub fn close(&mut self, client: Client) {
         self.holders.remove(&client);
-        for (id, serial) in self.objects.remove_client(client) {
-            self.unname(id, serial);
+        for name in self.objects.remove_client(client) {
+            self.unname(name);
         }
     }
 
-    fn unname(&mut self, id: ChargeId, serial: u32) {
-        self.stakes.lost(id, Before::Name(serial));
+    fn unname(&mut self, Unnamed { id, serial, shown }: Unnamed) {
+        self.lost_name(id, serial, shown);
         self.dereference(id, true);
     }
 
@@ -540,19 +547,20 @@ impl Ledger {
             charge.names = charge.names.saturating_sub(1);
         }
         let Charge { bytes, epoch, references, names, .. } = *charge;
+        if let Some(account) = account {
+            if name && names == 0 {
+                account.hide(bytes);
+            }
+            if references == 0 {
+                // It is hidden by now, if not by this then before.
+                account.end(bytes, epoch);
+                account.show(bytes);
+            }
+        }
         if references == 0 {
             self.charges.remove(&id);
         } else if !name && references - names == self.stakes.count(id) {
-            self.stakes.lost(id, Before::Mappings);
-        }
-        let Some(account) = account else { return };
-        if name && names == 0 {
-            account.hide(bytes);
-        }
-        if references == 0 {
-            // It is hidden by now, if not by this then before.
-            account.end(bytes, epoch);
-            account.show(bytes);
+            self.lost(id, Before::Mappings);
         }
     }
 }

@@ -30,6 +30,14 @@ struct Entered {
     serial: u32,
 }
 
+/// What an object named that is gone: which memory, which of all objects it was, and where it showed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unnamed {
+    pub(super) id: ChargeId,
+    pub(super) serial: u32,
+    pub(super) shown: Shown,
+}
+
 /// Parents that are looked at: a driver's memory has three.
 const MOST_ABOVE: usize = 64;
 
@@ -99,9 +107,9 @@ impl Objects {
         self.elsewhere += usize::from(object.shown != Shown::Here);
     }
 
-    /// Takes an object and all below it out; the charges they named, and their serials.
-    pub(super) fn remove_tree(&mut self, client: Client, handle: Handle) -> Vec<(ChargeId, u32)> {
-        let mut charges = Vec::new();
+    /// Takes an object and all below it out; what they named.
+    pub(super) fn remove_tree(&mut self, client: Client, handle: Handle) -> Vec<Unnamed> {
+        let mut names = Vec::new();
         let mut left = vec![handle];
         // Each is taken out before its children are looked for: a cycle, which the driver
         // never makes, ends too.
@@ -110,16 +118,17 @@ impl Objects {
             if let Some(Entered { object, serial }) = self.all.remove(&(client, handle)) {
                 self.children.remove(&(client, object.parent, handle));
                 self.elsewhere -= usize::from(object.shown != Shown::Here);
-                charges.extend(object.charge.map(|charge| (charge, serial)));
+                let shown = object.shown;
+                names.extend(object.charge.map(|id| Unnamed { id, serial, shown }));
             }
             let below = self.children.range((client, handle, LOWEST)..=(client, handle, HIGHEST));
             left.extend(below.map(|(_, _, child)| *child));
         }
-        charges
+        names
     }
 
     /// The same of all objects of a client.
-    pub(super) fn remove_client(&mut self, client: Client) -> Vec<(ChargeId, u32)> {
+    pub(super) fn remove_client(&mut self, client: Client) -> Vec<Unnamed> {
         let range = (client, LOWEST)..=(client, HIGHEST);
         let handles: Vec<Handle> = self.all.range(range).map(|((_, handle), _)| *handle).collect();
         handles.into_iter().flat_map(|handle| self.remove_tree(client, handle)).collect()

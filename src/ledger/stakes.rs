@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry::{Occupied, Vacant};
 
+use super::veils::Stake;
 use super::{ChargeId, Client, Handle, Hold, Ledger, Shown};
 
 /// What a stake stands before.
@@ -24,6 +25,9 @@ pub enum Before {
     Export(Hold),
     /// A name of it that shows elsewhere: which of all objects that is.
     Name(u32),
+    /// The same of one that shows nowhere, and the driver's own duplicate for it, which others may
+    /// keep when it's gone: those made of it.
+    First(u32),
 }
 
 #[derive(Debug, Default)]
@@ -47,14 +51,16 @@ impl Stakes {
         self.all.contains_key(&(id, before))
     }
 
-    /// What that one stood before is no more.
-    pub(super) fn lost(&mut self, id: ChargeId, before: Before) {
-        if self.all.is_empty() {
-            return;
-        }
-        if let Some(own) = self.all.remove(&(id, before)) {
-            self.loose.insert(own, (id, false));
-        }
+    /// What that one stood before is no more: whether there was one.
+    fn lost(&mut self, id: ChargeId, before: Before) -> bool {
+        let own = if self.all.is_empty() { None } else { self.all.remove(&(id, before)) };
+        self.loosen(id, own)
+    }
+
+    fn loosen(&mut self, id: ChargeId, own: impl IntoIterator<Item = u64>) -> bool {
+        let before = self.loose.len();
+        self.loose.extend(own.into_iter().map(|own| (own, (id, false))));
+        self.loose.len() > before
     }
 }
 
@@ -67,18 +73,50 @@ impl Ledger {
         let is_there = match before {
             Before::Mappings => self.charges.contains_key(&id),
             Before::Export(hold) => self.holds.get(&hold) == Some(&id),
-            Before::Name(_) => false,
+            Before::Name(_) | Before::First(_) => false,
         };
         is_there && self.put_before(id, before, own)
     }
 
-    /// The same before an object that shows elsewhere than its memory is.
+    /// The same before an object that shows elsewhere than its memory is; `is_first` where it isn't
+    /// made of such a one.
     #[must_use]
-    pub fn stake_name(&mut self, client: Client, handle: Handle, own: u64) -> bool {
-        let is_elsewhere = self.objects.shown(client, handle) != Shown::Here;
-        let charge = self.objects.charge(client, handle).filter(|_| is_elsewhere);
+    pub fn stake_name(&mut self, client: Client, handle: Handle, own: u64, is_first: bool) -> bool {
+        let shown = self.objects.shown(client, handle);
+        let charge = self.objects.charge(client, handle).filter(|_| shown != Shown::Here);
         let named = charge.zip(self.objects.serial(client, handle));
-        named.is_some_and(|(id, serial)| self.put_before(id, Before::Name(serial), own))
+        named.is_some_and(|(id, serial)| {
+            let is_first = is_first && shown == Shown::Nowhere;
+            let before = if is_first { Before::First(serial) } else { Before::Name(serial) };
+            self.put_before(id, before, own)
+        })
+    }
+
+    /// What a stake may have stood before is no more.
+    pub(super) fn lost(&mut self, id: ChargeId, before: Before) {
+        self.stakes.lost(id, before);
+        self.veils.lost(id, before);
+        self.lift(id);
+    }
+
+    /// The same of an object that named memory.
+    pub(super) fn lost_name(&mut self, id: ChargeId, serial: u32, shown: Shown) {
+        let is_loose = self.stakes.lost(id, Before::Name(serial));
+        if shown != Shown::Nowhere {
+            return;
+        }
+        let stake = match self.stakes.all.remove(&(id, Before::First(serial))) {
+            Some(own) => Stake::Kept(own),
+            None if is_loose => Stake::Loose,
+            None => Stake::None,
+        };
+        self.veils.unnamed(id, stake);
+        self.lift(id);
+    }
+
+    fn lift(&mut self, id: ChargeId) {
+        let kept = self.veils.lift(id);
+        self.stakes.loosen(id, kept);
     }
 
     fn put_before(&mut self, id: ChargeId, before: Before, own: u64) -> bool {
@@ -117,10 +155,17 @@ impl Ledger {
         self.stakes.loose.values().any(|(_, taken)| !taken)
     }
 
-    /// Whether any of those isn't freed yet.
+    /// Whether somebody is about to free any of those.
     #[must_use]
     pub fn is_freeing_stakes(&self) -> bool {
-        !self.stakes.loose.is_empty()
+        self.stakes.loose.values().any(|(_, taken)| *taken)
+    }
+
+    /// One of them couldn't be freed: whoever asks next is told of it again.
+    pub fn still_loose(&mut self, own: u64) {
+        if let Some((_, taken)) = self.stakes.loose.get_mut(&own) {
+            *taken = false;
+        }
     }
 
     /// Whether anything keeps memory of a GPU before which there should be one, and isn't: a worker
@@ -136,8 +181,11 @@ impl Ledger {
             || self.has_names_elsewhere()
                 && self.objects.names().any(|(id, (client, handle, serial))| {
                     let is_elsewhere = self.objects.shown(client, handle) != Shown::Here;
-                    is_elsewhere && lacks(id, Before::Name(serial))
+                    is_elsewhere
+                        && lacks(id, Before::Name(serial))
+                        && lacks(id, Before::First(serial))
                 })
+            || self.veils.open().any(|id| weighs(&id))
     }
 
     /// Whether there are any.

@@ -865,7 +865,7 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
         ledger.adopt(Hold::Underway(1), B, root(B), Handle(handle), shown);
         assert_eq!(peaks(&ledger), [30, if handle == 2 { 30 } else { 0 }]);
         assert_eq!(ledger.lacks_stakes(), shown != Shown::Here);
-        let staked = ledger.stake_name(B, Handle(handle), u64::from(handle));
+        let staked = ledger.stake_name(B, Handle(handle), u64::from(handle), true);
         assert_eq!(staked, shown != Shown::Here);
     }
     ledger.release(Hold::Underway(1));
@@ -881,4 +881,103 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
     assert_eq!((ledger.loose_stakes(), used(&ledger)), (vec![3], 30));
     [2, 3, 9].into_iter().for_each(|own| ledger.unstake(own));
     assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
+}
+
+/// An object of the fabric's, made of `source`, with its stake.
+fn veil(ledger: &mut Ledger, source: Handle, handle: u32, is_first: bool, own: Option<u64>) {
+    let hold = Hold::Underway(1);
+    ledger.hold(hold, A, source).unwrap();
+    ledger.adopt(hold, A, root(A), Handle(handle), Shown::Nowhere);
+    ledger.release(hold);
+    assert!(own.is_none_or(|own| ledger.stake_name(A, Handle(handle), own, is_first)));
+}
+
+#[test]
+fn what_is_made_of_what_shows_nowhere_keeps_the_stake_before_that() {
+    let (export, tree) = (Hold::Export { file: 5, index: 0 }, Tree { file: 1, gpu: 0 });
+    // A name of its own, an import of an export, and a mapping.
+    for kept_by in 0..3 {
+        let mut ledger = ledger(100);
+        allocate(&mut ledger, A, 1, 70);
+        let charge = ledger.charge_of(A, Handle(1)).unwrap();
+        veil(&mut ledger, Handle(1), 2, true, Some(92));
+        let mut own = vec![92];
+        match kept_by {
+            0 => {
+                veil(&mut ledger, Handle(2), 3, false, Some(93));
+                own.push(93);
+            }
+            1 => {
+                ledger.hold(export, A, Handle(2)).unwrap();
+                assert!(!ledger.is_veiled(export));
+                ledger.veil(charge, Before::Export(export));
+                assert!(
+                    ledger.is_veiled(export) && ledger.stake(charge, Before::Export(export), 94)
+                );
+                own.push(94);
+            }
+            _ => {
+                // What isn't mapped would keep it for good.
+                ledger.veil(charge, Before::Mappings);
+                ledger.map(tree, Span::ALL, charge);
+                ledger.veil(charge, Before::Mappings);
+            }
+        }
+        ledger.free(A, Handle(2));
+        assert!(ledger.loose_stakes().is_empty());
+        assert_eq!(
+            ledger.lacks_stakes(),
+            kept_by == 2,
+            "of vidmem that is mapped nothing is known"
+        );
+        match kept_by {
+            0 => ledger.free(A, Handle(3)),
+            1 => ledger.release(export),
+            _ => ledger.unmap(tree, Span::ALL),
+        }
+        assert_eq!(ledger.loose_stakes(), own);
+        ledger.free(A, Handle(1));
+        assert_eq!(used(&ledger), 70);
+        own.into_iter().for_each(|own| ledger.unstake(own));
+        assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
+        assert!(ledger.charges.is_empty() && ledger.veils.is_empty());
+    }
+}
+
+#[test]
+fn where_a_stake_was_lacking_one_is_until_all_made_of_it_are_gone() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 70);
+    veil(&mut ledger, Handle(1), 2, true, None);
+    veil(&mut ledger, Handle(2), 3, false, Some(93));
+    assert!(ledger.lacks_stakes());
+    ledger.free(A, Handle(2));
+    assert!(ledger.lacks_stakes(), "nothing stands before the driver's own");
+    ledger.free(A, Handle(3));
+    assert!(!ledger.lacks_stakes());
+    assert_eq!(ledger.loose_stakes(), [93]);
+    ledger.still_loose(93);
+    assert!(!ledger.is_freeing_stakes() && ledger.has_loose_stakes());
+    assert_eq!(ledger.loose_stakes(), [93], "it couldn't be freed");
+    assert!(ledger.is_freeing_stakes());
+}
+
+#[test]
+fn stakes_that_wait_for_others_are_bounded() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 70);
+    veil(&mut ledger, Handle(1), 2, true, Some(1));
+    let mut made = 1;
+    while ledger.may_be_veiled(A, Handle(1)) {
+        made += 1;
+        veil(&mut ledger, Handle(1), 3, true, Some(made));
+        ledger.free(A, Handle(3));
+        assert!(made < 1000);
+    }
+    assert!(ledger.loose_stakes().is_empty());
+    ledger.free(A, Handle(2));
+    assert_eq!(
+        (ledger.loose_stakes().len() as u64, ledger.may_be_veiled(A, Handle(1))),
+        (made, true)
+    );
 }

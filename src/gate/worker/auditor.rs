@@ -342,11 +342,16 @@ impl Shared {
 
     /// Closes our client of the driver, where nobody is left to be asked for.
     fn let_go(&self) {
+        let mut own = self.auditor.own.lock().unwrap_or_else(PoisonError::into_inner);
+        // Who has it may be about to enter a stake; nobody else can get it until this is over.
+        if own.as_ref().is_none_or(|own| Arc::strong_count(own) > 1) {
+            return;
+        }
         let books = self.books();
         let is_needed = !books.processes.is_empty() || books.ledger.has_stakes();
         drop(books);
         if !is_needed && !self.auditor.abroad.is_watched() {
-            *self.auditor.own.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *own = None;
         }
     }
 

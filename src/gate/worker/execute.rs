@@ -676,8 +676,10 @@ impl Case<'_> {
         let source_shown = books.ledger.shown(client, handle);
         let memory = books.ledger.memory_of(client, handle);
         let gpu = memory.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu);
+        let is_first = source_shown != Shown::Nowhere;
         let held = books.ledger.hold(hold, client, handle);
-        let room = books.ledger.size().objects < super::books::BOUNDS.objects;
+        let room = books.ledger.size().objects < super::books::BOUNDS.objects
+            && (shown.is_none() || !is_first || books.ledger.may_be_veiled(client, handle));
         if held == Err(LedgerError::Full) || !room {
             books.ledger.release(hold);
             drop(books);
@@ -726,7 +728,8 @@ impl Case<'_> {
         }
         books.end();
         drop(books);
-        shared.stake_name((object.client, made.ok().flatten().unwrap_or_default()), stake);
+        let name_made = (object.client, made.ok().flatten().unwrap_or_default());
+        shared.stake_name(name_made, stake, is_first);
         let handles: Vec<u32> = made.ok().flatten().into_iter().collect();
         let stays = shared.end_making(&name, &handles, has_stayed);
         let made = made.map_err(|errno| Reply::Errno(errno as i32))?;

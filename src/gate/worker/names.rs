@@ -4,7 +4,7 @@
 //! Knows no verdicts: what the numbers mean is judged in [`crate::gate::audit`].
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,10 @@ pub(super) struct Names {
     show: AtomicBool,
     /// And figures alone don't tell all.
     are_needed: AtomicBool,
-    /// When they were asked for, and how many of those in question.
+    /// When they were asked for.
     last: Mutex<Option<Instant>>,
-    asked: AtomicUsize,
+    /// How many of a GPU's were, or of all those that have company.
+    asked: Mutex<BTreeMap<Option<usize>, usize>>,
     /// GPUs that show more than are known: since when, and when that was seen last.
     doubts: Mutex<BTreeMap<usize, (Instant, Instant)>>,
 }
@@ -39,7 +40,7 @@ impl Default for Names {
             show: AtomicBool::new(true),
             are_needed: AtomicBool::new(false),
             last: Mutex::new(None),
-            asked: AtomicUsize::new(0),
+            asked: Mutex::default(),
             doubts: Mutex::default(),
         }
     }
@@ -90,12 +91,15 @@ impl Names {
         due
     }
 
-    /// Puts first those of `all` whose turn it is: of many no more than the first are asked for.
-    pub(super) fn in_turn<T>(&self, mut all: Vec<T>) -> Vec<T> {
+    /// Puts first those of `all` whose turn it is, of that GPU's or of those that have company: of
+    /// many no more than the first are asked for.
+    pub(super) fn in_turn<T>(&self, of: Option<usize>, mut all: Vec<T>) -> Vec<T> {
         if all.len() > MOST_ASKED {
-            let asked = self.asked.fetch_add(MOST_ASKED, Ordering::Relaxed);
-            let first = asked % all.len();
+            let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+            let asked = asked.entry(of).or_default();
+            let first = *asked % all.len();
             all.rotate_left(first);
+            *asked = first + MOST_ASKED;
         }
         all
     }
@@ -112,7 +116,7 @@ impl Shared {
             let books = self.books();
             (books.ledger.names_of_several(), books.ledger.size().objects)
         };
-        self.strike_out(own, &names.in_turn(several), Depth::Objects);
+        self.strike_out(own, &names.in_turn(None, several), Depth::Objects);
         let mut books = self.books();
         if books.ledger.size().objects < before {
             books.schedule(Instant::now());
@@ -130,13 +134,21 @@ mod tests {
     fn of_many_each_has_its_turn() {
         let names = Names::default();
         let all: Vec<usize> = (0..2 * MOST_ASKED + 1).collect();
-        let first = |all: Vec<usize>| names.in_turn(all).into_iter().take(MOST_ASKED);
-        let mut seen: Vec<usize> = (0..3).flat_map(|_| first(all.clone())).collect();
-        assert_eq!(seen.len(), 3 * MOST_ASKED);
-        seen.sort_unstable();
-        seen.dedup();
-        assert_eq!(seen, all);
-        assert_eq!(names.in_turn(vec![1, 2]), [1, 2]);
+        let first = |of, all: Vec<usize>| names.in_turn(of, all).into_iter().take(MOST_ASKED);
+        let mut seen = [const { Vec::new() }; 3];
+        // Each list by itself, however they take turns.
+        for _ in 0..3 {
+            for (of, seen) in [None, Some(0), Some(1)].into_iter().zip(&mut seen) {
+                seen.extend(first(of, all.clone()));
+            }
+        }
+        for mut seen in seen {
+            assert_eq!(seen.len(), 3 * MOST_ASKED);
+            seen.sort_unstable();
+            seen.dedup();
+            assert_eq!(seen, all);
+        }
+        assert_eq!(names.in_turn(None, vec![1, 2]), [1, 2]);
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //! mapped. Opened when it's needed, on the host's nodes, and kept while the container lives,
 //! whose descriptors may have gone anywhere by then: it keeps the GPUs awake.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Shared;
 use super::device::{Device, Failure, Rm};
@@ -42,8 +43,45 @@ pub(super) struct Own {
     gpus: Vec<Option<(u32, u32)>>,
     /// Which of [`fbinfo::sizes`] is the driver's, once that is known.
     list_size: OnceLock<usize>,
+    /// What is being borrowed, by client and handle.
+    lent: Lent,
     /// They let the devices be opened.
     _gpus: Vec<OwnedFd>,
+}
+
+/// Objects that are shared with us: of two who borrow the same, one would end what the other needs.
+#[derive(Debug, Default)]
+struct Lent {
+    all: Mutex<BTreeSet<(u32, u32)>>,
+    over: Condvar,
+}
+
+impl Lent {
+    fn all(&self) -> MutexGuard<'_, BTreeSet<(u32, u32)>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until nobody else borrows that object.
+    fn begin(&self, object: (u32, u32)) -> Loan<'_> {
+        let mut all = self.all();
+        while !all.insert(object) {
+            all = self.over.wait(all).unwrap_or_else(PoisonError::into_inner);
+        }
+        Loan { lent: self, object }
+    }
+}
+
+/// Nobody else borrows that one.
+struct Loan<'a> {
+    lent: &'a Lent,
+    object: (u32, u32),
+}
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        self.lent.all().remove(&self.object);
+        self.lent.over.notify_all();
+    }
 }
 
 impl Own {
@@ -83,7 +121,14 @@ impl Own {
                 None => drop(rm.free(client, client, device)),
             }
         }
-        Some(Own { control, client, gpus, list_size: OnceLock::new(), _gpus: files })
+        Some(Own {
+            control,
+            client,
+            gpus,
+            list_size: OnceLock::new(),
+            lent: Lent::default(),
+            _gpus: files,
+        })
     }
 
     /// What processes hold on a GPU.
@@ -132,7 +177,7 @@ impl Own {
     }
 
     /// Duplicates an object of another client into ours, and tells its handle. Below the device of
-    /// that GPU, if it's known: the driver would below any.
+    /// that GPU, if it's known: the driver would below any, and it would be in another's figure.
     pub(super) fn borrow(
         &self,
         theirs: &Rm<'_>,
@@ -140,11 +185,15 @@ impl Own {
         gpu: Option<usize>,
     ) -> Result<u32, Failure> {
         let rm = Rm { release: theirs.release, device: &self.control };
+        let _loan = self.lent.begin((client, handle));
         share(theirs, client, handle, self.client, COMPOSE)?;
         let mut duplicate = Err(Failure::Errno(nix::errno::Errno::ENODEV));
-        let first = gpu.and_then(|gpu| self.gpus.get(gpu)).into_iter();
+        let gpus = match gpu {
+            Some(gpu) => self.gpus.get(gpu..=gpu),
+            None => Some(self.gpus.as_slice()),
+        };
         // What is below a subdevice is duplicated below one (`memCopyConstruct_IMPL`, mem.c).
-        let parents = first.chain(&self.gpus).flatten();
+        let parents = gpus.unwrap_or_default().iter().flatten();
         for parent in parents.flat_map(|(device, subdevice)| [*device, *subdevice]) {
             duplicate = self.duplicate(&rm, parent, client, handle);
             if duplicate.is_ok() {
@@ -212,10 +261,13 @@ impl Own {
         ours.is_some_and(|(_, subdevice)| rm.uuid(self.client, *subdevice).is_ok())
     }
 
-    /// Frees what was borrowed.
-    pub(super) fn give_back(&self, release: &Release, handle: u32) {
+    /// Frees what was borrowed. Whether it's gone.
+    pub(super) fn give_back(&self, release: &Release, handle: u32) -> bool {
         let rm = Rm { release, device: &self.control };
-        let _ = rm.free(self.client, self.client, handle);
+        matches!(
+            rm.free(self.client, self.client, handle),
+            Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND))
+        )
     }
 }
 

@@ -35,8 +35,20 @@ impl Shared {
     /// What memory is to be mapped from: a duplicate of ours that stands before all of its mappings,
     /// or for want of one, as the memory is gone, `fresh`, which was just made. That is given back
     /// where it isn't needed.
-    pub(super) fn stake_mappings(&self, own: &Own, charge: u64, fresh: u32) -> Source {
+    ///
+    /// An object that shows nowhere is mapped itself, as it's no vidmem; what stands before it stays
+    /// as long as its mapping.
+    pub(super) fn stake_mappings(
+        &self,
+        own: &Own,
+        (charge, shown): (u64, Shown),
+        fresh: u32,
+    ) -> Source {
         let mut books = self.books();
+        if shown == Shown::Nowhere {
+            books.ledger.veil(charge, Before::Mappings);
+            return Source { handle: fresh, stays: false };
+        }
         if books.ledger.stake(charge, Before::Mappings, known(own, fresh)) {
             return Source { handle: fresh, stays: true };
         }
@@ -63,6 +75,9 @@ impl Shared {
         let mut books = self.books();
         let charge = books.ledger.held_by(hold);
         let staked = charge.is_some_and(|charge| {
+            if books.ledger.shown(Client(object.0), Handle(object.1)) == Shown::Nowhere {
+                books.ledger.veil(charge, Before::Export(hold));
+            }
             books.ledger.stake(charge, Before::Export(hold), known(&own, fresh))
         });
         drop(books);
@@ -101,11 +116,16 @@ impl Shared {
         own.again(&self.release, gpu, handle_of(&own, stake)?)
     }
 
-    /// It's entered now, if it was made.
-    pub(super) fn stake_name(&self, (client, handle): (u32, u32), fresh: Option<u32>) {
+    /// It's entered now, if it was made: of one that shows elsewhere itself, or `is_first`.
+    pub(super) fn stake_name(
+        &self,
+        (client, handle): (u32, u32),
+        fresh: Option<u32>,
+        is_first: bool,
+    ) {
         let (Some(fresh), Some(own)) = (fresh, self.auditor.own_at_hand()) else { return };
         let (client, handle) = (Client(client), Handle(handle));
-        if !self.books().ledger.stake_name(client, handle, known(&own, fresh)) {
+        if !self.books().ledger.stake_name(client, handle, known(&own, fresh), is_first) {
             own.give_back(&self.release, fresh);
         }
     }
@@ -118,12 +138,15 @@ impl Shared {
         }
         let own = self.auditor.own_at_hand();
         for stake in loose {
-            if let Some((own, handle)) =
-                own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)))
-            {
-                own.give_back(&self.release, handle);
+            let ours = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
+            // Those of a client that we had before went with that.
+            let is_gone = ours.is_none_or(|(own, handle)| own.give_back(&self.release, handle));
+            let mut books = self.books();
+            match is_gone {
+                true => books.ledger.unstake(stake),
+                // It keeps what it kept, and counts. The next one who looks tries again.
+                false => books.ledger.still_loose(stake),
             }
-            self.books().ledger.unstake(stake);
         }
         // It may have been the last thing that our client was kept for.
         self.auditor.wake();

@@ -30,7 +30,7 @@ impl Shared {
     /// for its objects, and what is there counts, whoever's it is.
     pub(super) fn take_stock(&self, own: &Own, gpu: usize, driver_bytes: u64, generation: u64) {
         let names = self.books().ledger.names(gpu);
-        let names = self.auditor.names.in_turn(names);
+        let names = self.auditor.names.in_turn(Some(gpu), names);
         if !self.strike_out(own, &names, Depth::Objects) {
             return;
         }

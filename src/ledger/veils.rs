@@ -1,0 +1,133 @@
+//! Veils: what keeps memory by an object that shows nowhere.
+//!
+//! An object of the fabric's (`NV_MEMORY_FABRIC`) has the driver duplicate the memory for itself,
+//! right behind what it's made of, and keep that until the last name of the *object* is gone: its
+//! duplicates, exports and mappings (`memoryfabricConstruct_IMPL`, `mem_fabric.c` of 515.43.04 and
+//! 595.45.04). So the stake before it stays until then, and not only as long as its first name.
+//! Which of them a mapping is of isn't known: all such stakes of a memory go together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Before, ChargeId, Client, Handle, Hold, Ledger};
+
+/// Stakes of a memory that may wait for the last such name of it. Whoever makes and frees one after
+/// the other, while another is there, is refused more.
+const MOST_KEPT: usize = 256;
+
+/// Of one memory.
+#[derive(Debug, Default)]
+struct Veil {
+    /// Objects.
+    names: u32,
+    /// Exports of such.
+    exports: BTreeSet<Hold>,
+    /// One of those was mapped, and something of the memory is still.
+    is_mapped: bool,
+    /// Stakes whose names are gone.
+    kept: Vec<u64>,
+    /// One was freed before which there was none.
+    is_open: bool,
+}
+
+impl Veil {
+    fn is_lifted(&self) -> bool {
+        self.names == 0 && self.exports.is_empty() && !self.is_mapped
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Veils(BTreeMap<ChargeId, Veil>);
+
+impl Veils {
+    /// An object of it that shows nowhere is entered.
+    pub(super) fn named(&mut self, id: ChargeId) {
+        self.0.entry(id).or_default().names += 1;
+    }
+
+    /// One is gone, and with it `stake`, if it had one.
+    pub(super) fn unnamed(&mut self, id: ChargeId, stake: Stake) {
+        let Some(veil) = self.0.get_mut(&id) else { return };
+        veil.names = veil.names.saturating_sub(1);
+        match stake {
+            Stake::None => veil.is_open = true,
+            Stake::Kept(own) => veil.kept.push(own),
+            Stake::Loose => {}
+        }
+    }
+
+    /// What it keeps is gone.
+    pub(super) fn lost(&mut self, id: ChargeId, before: Before) {
+        if let Some(veil) = self.0.get_mut(&id) {
+            match before {
+                Before::Export(hold) => drop(veil.exports.remove(&hold)),
+                Before::Mappings => veil.is_mapped = false,
+                Before::Name(_) | Before::First(_) => {}
+            }
+        }
+    }
+
+    /// The stakes that nothing needs any more.
+    pub(super) fn lift(&mut self, id: ChargeId) -> Vec<u64> {
+        match self.0.get(&id) {
+            Some(veil) if veil.is_lifted() => {
+                self.0.remove(&id).map(|veil| veil.kept).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Memory that may be kept by what no stake stands before.
+    pub(super) fn open(&self) -> impl Iterator<Item = ChargeId> {
+        self.0.iter().filter(|(_, veil)| veil.is_open).map(|(id, _)| *id)
+    }
+}
+
+/// What becomes of the stake before an object that is gone.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stake {
+    /// There was none.
+    None,
+    /// It stands before more.
+    Kept(u64),
+    /// It's of no use.
+    Loose,
+}
+
+impl Ledger {
+    /// An export, or a mapping, is of an object that shows nowhere.
+    pub fn veil(&mut self, charge: u64, before: Before) {
+        let id = ChargeId::new(charge);
+        let Some(charge) = self.charges.get(&id) else { return };
+        let holds = charge.references - charge.names - self.stakes.count(id);
+        // What isn't there would never be lost.
+        match before {
+            Before::Export(hold) if self.holds.get(&hold) == Some(&id) => {
+                self.veils.0.entry(id).or_default().exports.insert(hold);
+            }
+            Before::Mappings if holds > 0 => {
+                self.veils.0.entry(id).or_default().is_mapped = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether what a hold keeps was exported by an object that shows nowhere: so does what is
+    /// imported of it.
+    #[must_use]
+    pub fn is_veiled(&self, hold: Hold) -> bool {
+        let veil = self.holds.get(&hold).and_then(|id| self.veils.0.get(id));
+        veil.is_some_and(|veil| veil.exports.contains(&hold))
+    }
+
+    /// Whether an object that shows nowhere may be made of that one.
+    #[must_use]
+    pub fn may_be_veiled(&self, client: Client, handle: Handle) -> bool {
+        let veil = self.objects.charge(client, handle).and_then(|id| self.veils.0.get(&id));
+        veil.is_none_or(|veil| veil.kept.len() < MOST_KEPT)
+    }
+}
