@@ -169,6 +169,35 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
     Ok(honest + taken)
 }
 
+/// Memory that an object of the fabric's is made of, which is freed, and then the memory: what was made
+/// of that object keeps it, shown nowhere. As much is taken past the monitor.
+pub(super) fn behind_the_fabric(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let rm = Rm::start(place)?;
+    let all = most(&rm)?;
+    let (handle, honest) = rm.alloc(all)?;
+    let fabric = rm.handle();
+    let (size, at) = rm.abi.fabric_params;
+    let mut params = vec![0; size];
+    params.set_u32(at, handle);
+    rm.alloc_object(rm.ctl(), rm.device, fabric, NV_MEMORY_FABRIC, &mut params)?;
+    let file = crate::rm::open(&place.dev, "nvidiactl")?;
+    match arguments.first().map(String::as_str) {
+        None => drop(rm.dup(rm.client, rm.device, rm.client, fabric)?),
+        Some("import") => {
+            rm.export(fabric, file.as_raw_fd())?;
+            rm.import(file.as_raw_fd())?;
+        }
+        Some(other) => anyhow::bail!("no way to keep it \"{other}\""),
+    }
+    drop(file);
+    rm.free(rm.device, fabric)?;
+    rm.free(rm.device, handle)?;
+    std::thread::sleep(A_WHILE);
+    let taken = take(&rm, all).map_or(0, |_| all);
+    std::thread::sleep(3 * A_WHILE);
+    Ok(honest + taken)
+}
+
 /// Memory taken past the monitor under the handle of little that is gone without its knowing: that was
 /// below a subdevice that was made unseen. Then it's mapped, or exported, and its name freed; and as
 /// much is asked for again.

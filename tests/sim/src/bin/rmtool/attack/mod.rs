@@ -71,6 +71,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("hide-dup", hiding::by_duplicates),
     ("hide-map", hiding::by_mapping),
     ("hide-slack", hiding::in_slack),
+    ("hide-fabric", hiding::behind_the_fabric),
     ("hide-under", hiding::under_little),
     ("hide-heir", hiding::by_death),
     ("hide-behind", hiding::behind_the_dead),
