@@ -19,6 +19,8 @@ pub enum Use {
     Takes,
     /// It keeps memory of another object alive.
     KeepsAlive,
+    /// It takes memory that no process's figure has.
+    Hidden,
     /// It takes memory of the host, or none.
     Nothing,
     /// It reaches memory past all accounting; the driver lets root alone make it.
@@ -56,7 +58,7 @@ pub static CLASSES: &[ClassUse] = &[
     class(NV01_MEMORY_LOCAL_PRIVILEGED, Use::Nothing, "regmemConstruct: registers, not memory"),
     class(NV01_MEMORY_LOCAL_USER, Use::Takes, "vidmemConstruct"),
     class(NV01_ROOT_CLIENT, Use::Nothing, "a client"),
-    class(NV_MEMORY_EXTENDED_USER, Use::Takes, "egmmemConstruct: a GPU's extended memory"),
+    class(NV_MEMORY_EXTENDED_USER, Use::Hidden, "egmmemConstruct: no _checkVidmemClassValidity"),
     class(NV_CE_UTILS, Use::Privileged, "channels of the kernel's"),
     class(NV0060_SYNC_GPU_BOOST, Use::Nothing, "clocks"),
     class(NV01_MEMORY_VIRTUAL, Use::Nothing, "addresses only"),
@@ -126,7 +128,8 @@ pub struct Memory {
     pub layout: &'static Layout,
 }
 
-/// The size of the parameters of an allocation of `class`, where they are to be read.
+/// The size of the parameters of an allocation of `class`, where they are to be read; `None` where
+/// they aren't known.
 ///
 /// So many are to be copied and given to the driver, whatever the caller stated: the driver goes
 /// by the class alone (`serverAllocApiCopyIn`, alloc_free.c; `rmapiGetClassAllocParamSize`,
@@ -135,8 +138,8 @@ pub struct Memory {
 ///
 /// # Errors
 ///
-/// Where the class takes memory and its parameters are not known, or may have grown with a branch
-/// that isn't, as the caller states another size.
+/// Where its parameters may have grown with a branch that isn't known, as the caller states another
+/// size.
 pub fn params_size(
     release: &Release,
     class: u32,
@@ -144,14 +147,7 @@ pub fn params_size(
 ) -> Result<Option<usize>, Refusal> {
     let key = Key::Class(class);
     let known = release.layouts(key);
-    let takes = matches!(class_use(class).does, Use::Takes);
-    let Some(first) = known.first() else {
-        return if takes {
-            Err(Refusal::NoMemory { driver: release.version(), call: CallName(key) })
-        } else {
-            Ok(None)
-        };
-    };
+    let Some(first) = known.first() else { return Ok(None) };
     // Old callers state nothing, as 0.
     let stated = stated.and_then(|stated| usize::try_from(stated).ok()).filter(|size| *size != 0);
     match stated {
@@ -232,7 +228,7 @@ mod tests {
     #[test]
     fn memory_of_the_gpu_is_told_from_memory_of_the_host() {
         assert_eq!(class_use(0x40).does, Use::Takes);
-        assert_eq!(class_use(0x42).does, Use::Takes);
+        assert_eq!(class_use(0x42).does, Use::Hidden);
         for class in [0x3e, 0x3f, 0x70, 0x71, 0xde, 0x50a0, 0x90ce, 0xc7c0, 0xa06c] {
             assert_eq!(class_use(class).does, Use::Nothing, "{class:#x}");
         }
@@ -243,17 +239,8 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_takes_memory_without_a_layout_is_refused() {
-        let refusal = params_size(&release("530.41.03"), 0x42, Some(120)).unwrap_err();
-        assert_eq!(
-            refusal.to_string(),
-            "driver 530.41.03: class 0x42 is not known to take memory in this way"
-        );
-        assert_eq!(params_size(&release("530.41.03"), 0xc7c0, Some(8)), Ok(None));
-    }
-
-    #[test]
     fn the_size_is_the_drivers_whatever_is_stated_but_of_a_branch_that_is_not_known() {
+        assert_eq!(params_size(&release("530.41.03"), 0xc7c0, Some(8)), Ok(None));
         for stated in [None, Some(0), Some(120), Some(128), Some(u32::MAX)] {
             for (driver, size) in [("535.161.08", 120), ("535.309.01", 120), ("550.54.14", 128)] {
                 assert_eq!(params_size(&release(driver), 0x40, stated), Ok(Some(size)));

@@ -91,14 +91,6 @@ pub enum Refusal {
         /// Why it isn't.
         why: &'static str,
     },
-    /// An allocation whose parameters are not known.
-    #[error("driver {driver}: {call} is not known to take memory in this way")]
-    NoMemory {
-        /// The driver's version.
-        driver: Version,
-        /// The class.
-        call: CallName,
-    },
     /// A layout lacks a field that its decoder needs: a mistake of the table.
     #[error("driver {driver}: {call}: the table has no {meaning:?}")]
     Table {
@@ -145,7 +137,6 @@ impl Refusal {
             Self::Serialized { .. }
             | Self::UnknownControl { .. }
             | Self::Control { .. }
-            | Self::NoMemory { .. }
             | Self::Table { .. } => Answer::Status(NV_ERR_NOT_SUPPORTED),
         }
     }

@@ -112,6 +112,15 @@ fn a_quota_changes_while_it_is_used_and_never_falls_below_that() {
     wait(holder);
 }
 
+/// No figure has it, and none would tell of what is taken beside it.
+#[test]
+fn memory_that_no_figure_shows_is_refused() {
+    let monitor = Monitor::new();
+    let said = monitor.run(&["run", "start", "extended 8MiB as a", "alloc 8MiB as b"]);
+    said.must("a status=0x56");
+    assert_eq!((monitor.status().calls.refused, monitor.sim.used(0)), (1, 0), "{}", said.text);
+}
+
 #[test]
 fn a_missed_free_never_refuses_for_long() {
     let monitor = Monitor::new();
