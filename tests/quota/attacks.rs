@@ -82,6 +82,8 @@ const ATTACKS: &[(&[&str], Promise)] = &[
     (&["hide-under", "export"], Promise::Briefly),
     (&["hide-under", "map"], Promise::Briefly),
     (&["hide-heir"], Promise::Never),
+    (&["hide-fabric"], Promise::Briefly),
+    (&["hide-fabric", "import"], Promise::Briefly),
     (&["hide-behind"], Promise::Briefly),
     (&["hide-behind", "nothing"], Promise::Briefly),
     (&["export-reuse"], Promise::Never),
