@@ -7,7 +7,7 @@
 //! one: at each instant there is one whole log. Pure: records to bytes and back;
 //! who maps the memory is not known here.
 
-use crate::ledger::{Client, Entry, Handle, Hold, Process, Shown, Span, Tree};
+use crate::ledger::{Before, Client, Entry, Handle, Hold, Process, Shown, Span, Tree};
 
 /// Bytes of the memory; it is sparse, and what isn't used takes nothing.
 pub const JOURNAL_BYTES: usize = 16 << 20;
@@ -220,6 +220,35 @@ impl Raw {
         }
     }
 
+    /// What a stake stands before: of which kind that is, in the GPU's place.
+    fn before(self, before: Before) -> Self {
+        let charge = |charge| [charge, 0];
+        let object = |client: Client, handle: Handle| [client.0.into(), handle.0.into()];
+        match before {
+            Before::Mappings { charge: id } => self.gpu(0).longs(charge(id)),
+            Before::Export { hold } => self.gpu(1).hold(hold),
+            Before::Name { client, handle } => self.gpu(2).longs(object(client, handle)),
+            Before::First { client, handle } => self.gpu(3).longs(object(client, handle)),
+            Before::Veil { charge: id } => self.gpu(4).longs(charge(id)),
+            Before::Nothing { charge: id } => self.gpu(5).longs(charge(id)),
+        }
+    }
+
+    fn get_before(&self) -> Option<Before> {
+        let [charge, second] = self.longs;
+        let object = || Some((u32::try_from(charge).ok()?, u32::try_from(second).ok()?));
+        let object = || object().map(|(client, handle)| (Client(client), Handle(handle)));
+        Some(match self.gpu {
+            0 => Before::Mappings { charge },
+            1 => Before::Export { hold: self.get_hold()? },
+            2 => object().map(|(client, handle)| Before::Name { client, handle })?,
+            3 => object().map(|(client, handle)| Before::First { client, handle })?,
+            4 => Before::Veil { charge },
+            5 => Before::Nothing { charge },
+            _ => return None,
+        })
+    }
+
     fn bytes(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         bytes[0] = self.kind;
@@ -329,6 +358,10 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         Entry::Unmap { tree, span } => Raw::new(20).piece(tree, span, 0),
         Entry::CloseFile { file } => Raw::new(21).words([file, 0, 0]),
         Entry::NextCharge { id } => Raw::new(22).longs([id, 0]),
+        Entry::Stake { before, own } => Raw::new(23).third(own).before(before),
+        Entry::Unstake { own } => Raw::new(24).longs([own, 0]),
+        Entry::LoseStakes { first, last } => Raw::new(25).longs([first, last]),
+        Entry::Veil { before } => Raw::new(26).before(before),
     };
     raw.bytes()
 }
@@ -376,6 +409,10 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         }
         21 => Entry::CloseFile { file: raw.words[0] },
         22 => Entry::NextCharge { id: first },
+        23 => Entry::Stake { before: raw.get_before()?, own: raw.get_third() },
+        24 => Entry::Unstake { own: first },
+        25 => Entry::LoseStakes { first, last: second },
+        26 => Entry::Veil { before: raw.get_before()? },
         40 => {
             return Some(Record::Announce { space: raw.get_third(), base: first, length: second });
         }
@@ -411,7 +448,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_none() {
-        for kind in [0, 23, 39, 46, 255] {
+        for kind in [0, 27, 39, 46, 255] {
             let mut bytes = [0; RECORD_BYTES];
             bytes[0] = kind;
             assert_eq!(decode(&bytes), None);
@@ -439,7 +476,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_is_read_as_it_was_written(
-            kind in 0..28_u8,
+            kind in 0..32_u8,
             gpu in 0..64_usize,
             (a, b, c) in any::<(u32, u32, u32)>(),
             (x, y, z) in any::<(u64, u64, u64)>(),
@@ -450,6 +487,14 @@ mod tests {
         ) {
             let (client, parent, handle) = (Client(a), Handle(b), Handle(c));
             let process = Process(x);
+            let before = [
+                Before::Mappings { charge: x },
+                Before::Export { hold },
+                Before::Name { client, handle },
+                Before::First { client, handle },
+                Before::Veil { charge: x },
+                Before::Nothing { charge: x },
+            ][gpu % 6];
             let (tree, span) = (
                 Tree { file: a, gpu: u16::try_from(gpu).unwrap() },
                 Span { first: x.min(y), last: x.max(y) },
@@ -461,6 +506,10 @@ mod tests {
                 25 => Record::Initialized { done: a % 2 == 1 },
                 26 => Record::Bound { file: a },
                 27 => Record::Ledger(Entry::NextCharge { id: x }),
+                28 => Record::Ledger(Entry::Stake { before, own: z }),
+                29 => Record::Ledger(Entry::Unstake { own: x }),
+                30 => Record::Ledger(Entry::LoseStakes { first: x, last: y }),
+                31 => Record::Ledger(Entry::Veil { before }),
                 kind => Record::Ledger(match kind {
                     2 => Entry::Commit { gpu, bytes: x, client, parent, handle },
                     3 => Entry::Note { client, parent, handle },

@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Charge, ChargeId, Client, Handle, Hold, Ledger, Object, Process, Shown, Span, Tree, Usage,
+    Before, Charge, ChargeId, Client, Handle, Hold, Ledger, Object, Process, Shown, Span, Tree,
+    Usage,
 };
 
 /// A change of a ledger.
@@ -59,6 +60,14 @@ pub enum Entry {
     Unmap { tree: Tree, span: Span },
     /// [`Ledger::close_file`].
     CloseFile { file: u32 },
+    /// [`Ledger::stake`].
+    Stake { before: Before, own: u64 },
+    /// [`Ledger::unstake`].
+    Unstake { own: u64 },
+    /// [`Ledger::lose_stakes`].
+    LoseStakes { first: u64, last: u64 },
+    /// [`Ledger::veil`].
+    Veil { before: Before },
 }
 
 impl Ledger {
@@ -126,6 +135,10 @@ impl Ledger {
             Entry::Unmake { tree, first, charge } => self.unmake(tree, first, charge),
             Entry::Unmap { tree, span } => self.unmap(tree, span),
             Entry::CloseFile { file } => self.close_file(file),
+            Entry::Stake { before, own } => self.stake(before, own),
+            Entry::Unstake { own } => self.unstake(own),
+            Entry::LoseStakes { first, last } => self.lose_stakes(first, last),
+            Entry::Veil { before } => self.veil(before),
         }
     }
 
@@ -137,10 +150,7 @@ impl Ledger {
         });
         // Later entries name charges: those with the highest names may have ended.
         let next = std::iter::once(Entry::NextCharge { id: self.next_charge });
-        // What nothing but a stake keeps is gone for whoever reads this.
-        let lasts =
-            |(id, charge): &(&ChargeId, &Charge)| charge.references > self.stakes.count(**id);
-        let charges = self.charges.iter().filter(lasts).map(|(id, charge)| Entry::Charge {
+        let charges = self.charges.iter().map(|(id, charge)| Entry::Charge {
             id: id.number(),
             gpu: charge.gpu,
             bytes: charge.bytes,
@@ -154,6 +164,8 @@ impl Ledger {
             self.holds.iter().map(|(hold, id)| Entry::Held { hold: *hold, charge: id.number() });
         let pieces = self.pieces.iter();
         let pieces = pieces.map(|(tree, span, id)| Entry::Map { tree, span, charge: id.number() });
+        let veils = self.veiled().map(|before| Entry::Veil { before });
+        let stakes = self.stakes().map(|(before, _, own)| Entry::Stake { before, own });
         let shares = self.holders.iter().flat_map(|(client, processes)| {
             processes.iter().map(|process| Entry::Share { client: *client, process: *process })
         });
@@ -168,6 +180,8 @@ impl Ledger {
             .chain(objects)
             .chain(holds)
             .chain(pieces)
+            .chain(veils)
+            .chain(stakes)
             .chain(shares)
             .chain(accounts)
     }

@@ -31,7 +31,7 @@ use thiserror::Error;
 use account::Account;
 use objects::{Object, Objects, Unnamed};
 use pieces::Pieces;
-use stakes::Stakes;
+use stakes::{Spot, Stakes};
 use veils::Veils;
 
 pub use entry::{Entry, Expected};
@@ -361,7 +361,7 @@ impl Ledger {
         let Some(id) = self.holds.get(&from).copied() else { return };
         self.reference(id, to.is_name());
         if let Some(before) = self.holds.insert(to, id) {
-            self.lost(before, Before::Export(to));
+            self.lost(before, Spot::Export(to));
             self.dereference(before, to.is_name());
         }
         self.release(from);
@@ -401,7 +401,7 @@ impl Ledger {
         let Some(id) = self.objects.charge(client, handle) else { return Ok(()) };
         self.reference(id, hold.is_name());
         if let Some(before) = self.holds.insert(hold, id) {
-            self.lost(before, Before::Export(hold));
+            self.lost(before, Spot::Export(hold));
             self.dereference(before, hold.is_name());
         }
         Ok(())
@@ -410,7 +410,7 @@ impl Ledger {
     /// `hold` is gone.
     pub fn release(&mut self, hold: Hold) {
         if let Some(id) = self.holds.remove(&hold) {
-            self.lost(id, Before::Export(hold));
+            self.lost(id, Spot::Export(hold));
             self.dereference(id, hold.is_name());
         }
     }
@@ -559,8 +559,9 @@ impl Ledger {
         }
         if references == 0 {
             self.charges.remove(&id);
-        } else if !name && references - names == self.stakes.count(id) {
-            self.lost(id, Before::Mappings);
+        }
+        if !name && references - names == self.stakes.count(id) {
+            self.lost(id, Spot::Mappings);
         }
     }
 }

@@ -7,7 +7,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{Before, ChargeId, Client, Handle, Hold, Ledger};
+use super::stakes::Spot;
+use super::{ChargeId, Client, Handle, Hold, Ledger};
 
 /// Which figure has an object in it that names memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,7 +48,7 @@ impl Ledger {
                 Shown::On(other) => usize::from(other) == gpu,
                 Shown::Here | Shown::Nowhere => false,
             };
-            (is_there && !self.stakes.stands(id, Before::Name(serial))).then_some(id)
+            (is_there && !self.stakes.stands(id, Spot::Name(serial))).then_some(id)
         });
         let names: BTreeSet<ChargeId> = names.collect();
         let bytes = names.iter().filter_map(|id| Some(self.charges.get(id)?.bytes));

@@ -8,32 +8,68 @@
 //! figures. So before each of them stands one of the monitor's, in whose figure the memory is from
 //! then on. It goes when they have, and counts until then.
 //!
-//! No journal has them: they end with the worker.
+//! Our client of the driver outlives its worker, in the keeper's hands; the next one has the stakes from
+//! the journal, and puts its own in their places.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry::{Occupied, Vacant};
+use std::collections::btree_map::Entry::Occupied;
 
 use super::veils::Stake;
-use super::{ChargeId, Client, Handle, Hold, Ledger, Shown};
+use super::{Charge, ChargeId, Client, Handle, Hold, Ledger, Shown};
 
 /// What a stake stands before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Before {
-    /// All mappings of its memory.
-    Mappings,
-    /// A place in a file that it was exported to.
-    Export(Hold),
-    /// A name of it that shows elsewhere: which of all objects that is.
-    Name(u32),
+    /// All mappings of that memory.
+    Mappings {
+        /// [`Ledger::charge_of`].
+        charge: u64,
+    },
+    /// What was exported to a place in a file.
+    Export {
+        /// The place.
+        hold: Hold,
+    },
+    /// A name of memory that shows elsewhere than that is.
+    Name {
+        /// The object's client.
+        client: Client,
+        /// The object.
+        handle: Handle,
+    },
     /// The same of one that shows nowhere, and the driver's own duplicate for it, which others may
     /// keep when it's gone: those made of it.
+    First {
+        /// The object's client.
+        client: Client,
+        /// The object.
+        handle: Handle,
+    },
+    /// What is left of those, when the object is gone.
+    Veil {
+        /// [`Ledger::charge_of`].
+        charge: u64,
+    },
+    /// Nothing any more, and is to be freed.
+    Nothing {
+        /// [`Ledger::charge_of`].
+        charge: u64,
+    },
+}
+
+/// The same of a memory that is known: names by which of all objects they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Spot {
+    Mappings,
+    Export(Hold),
+    Name(u32),
     First(u32),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Stakes {
     /// By memory.
-    all: BTreeMap<(ChargeId, Before), u64>,
+    all: BTreeMap<(ChargeId, Spot), u64>,
     /// Before nothing any more; and whether somebody is about to free it.
     loose: BTreeMap<u64, (ChargeId, bool)>,
     /// How many references on memory are stakes'.
@@ -47,12 +83,12 @@ impl Stakes {
     }
 
     /// Whether there is one.
-    pub(super) fn stands(&self, id: ChargeId, before: Before) -> bool {
+    pub(super) fn stands(&self, id: ChargeId, before: Spot) -> bool {
         self.all.contains_key(&(id, before))
     }
 
     /// What that one stood before is no more: whether there was one.
-    fn lost(&mut self, id: ChargeId, before: Before) -> bool {
+    fn lost(&mut self, id: ChargeId, before: Spot) -> bool {
         let own = if self.all.is_empty() { None } else { self.all.remove(&(id, before)) };
         self.loosen(id, own)
     }
@@ -65,35 +101,116 @@ impl Stakes {
 }
 
 impl Ledger {
-    /// `own`, by whatever the monitor knows it, stands before an export or the mappings of memory.
-    /// Whether there wasn't one: else, or where what it's to stand before is gone, it's of no use.
+    /// Whether a stake can be put there: there is what it's to stand before, and none before that.
     #[must_use]
-    pub fn stake(&mut self, charge: u64, before: Before, own: u64) -> bool {
-        let id = ChargeId::new(charge);
-        let is_there = match before {
-            Before::Mappings => self.charges.contains_key(&id),
-            Before::Export(hold) => self.holds.get(&hold) == Some(&id),
-            Before::Name(_) | Before::First(_) => false,
-        };
-        is_there && self.put_before(id, before, own)
+    pub fn may_stake(&self, before: Before) -> bool {
+        self.spot(before).is_some_and(|spot| !self.stakes.all.contains_key(&spot))
     }
 
-    /// The same before an object that shows elsewhere than its memory is; `is_first` where it isn't
-    /// made of such a one.
-    #[must_use]
-    pub fn stake_name(&mut self, client: Client, handle: Handle, own: u64, is_first: bool) -> bool {
-        let shown = self.objects.shown(client, handle);
-        let charge = self.objects.charge(client, handle).filter(|_| shown != Shown::Here);
-        let named = charge.zip(self.objects.serial(client, handle));
-        named.is_some_and(|(id, serial)| {
-            let is_first = is_first && shown == Shown::Nowhere;
-            let before = if is_first { Before::First(serial) } else { Before::Name(serial) };
-            self.put_before(id, before, own)
-        })
+    /// `own`, by whatever the monitor knows it, stands there from now on, in the place of any other, of
+    /// which nothing is known any more; where there is nothing to stand before, nothing changes.
+    ///
+    /// Of those before a [`Veil`](Before::Veil) there may be many.
+    pub fn stake(&mut self, before: Before, own: u64) {
+        let id = match before {
+            Before::Veil { charge } | Before::Nothing { charge } => {
+                let id = ChargeId::new(charge);
+                if !self.charges.contains_key(&id) {
+                    return;
+                }
+                let is_kept = matches!(before, Before::Veil { .. }) && self.veils.keep(id, own);
+                self.stakes.loosen(id, (!is_kept).then_some(own));
+                id
+            }
+            _ => {
+                let Some(spot) = self.spot(before) else { return };
+                if self.stakes.all.insert(spot, own).is_some() {
+                    return;
+                }
+                spot.0
+            }
+        };
+        *self.stakes.counts.entry(id).or_default() += 1;
+        self.reference(id, false);
+    }
+
+    fn spot(&self, before: Before) -> Option<(ChargeId, Spot)> {
+        match before {
+            Before::Mappings { charge } => {
+                let id = ChargeId::new(charge);
+                self.is_held(id).then_some((id, Spot::Mappings))
+            }
+            Before::Export { hold } => self.holds.get(&hold).map(|id| (*id, Spot::Export(hold))),
+            Before::Name { client, handle } | Before::First { client, handle } => {
+                let shown = self.objects.shown(client, handle);
+                let id = self.objects.charge(client, handle).filter(|_| shown != Shown::Here)?;
+                let serial = self.objects.serial(client, handle)?;
+                let is_first = matches!(before, Before::First { .. }) && shown == Shown::Nowhere;
+                Some((id, if is_first { Spot::First(serial) } else { Spot::Name(serial) }))
+            }
+            Before::Veil { .. } | Before::Nothing { .. } => None,
+        }
+    }
+
+    /// Whether anything but names and stakes keeps that memory: else what is before its mappings would
+    /// never be lost.
+    pub(super) fn is_held(&self, id: ChargeId) -> bool {
+        let holds = |of: &Charge| of.references - of.names > self.stakes.count(id);
+        self.charges.get(&id).is_some_and(holds)
+    }
+
+    /// All of them, where they stand, and on which GPU their memory is.
+    pub fn stakes(&self) -> impl Iterator<Item = (Before, usize, u64)> {
+        let gpu = |id: &ChargeId| self.charges.get(id).map_or(0, |charge| charge.gpu);
+        let standing = self.stakes.all.iter().filter_map(move |((id, spot), own)| {
+            let before = match *spot {
+                Spot::Mappings => Before::Mappings { charge: id.number() },
+                Spot::Export(hold) => Before::Export { hold },
+                Spot::Name(_) | Spot::First(_) => return None,
+            };
+            Some((before, gpu(id), *own))
+        });
+        let names = self.objects.names().filter(|_| self.has_names_elsewhere());
+        let named = names.flat_map(move |(id, (client, handle, serial))| {
+            let at = move |spot, before| {
+                self.stakes.all.get(&(id, spot)).map(|own| (before, gpu(&id), *own))
+            };
+            [
+                at(Spot::Name(serial), Before::Name { client, handle }),
+                at(Spot::First(serial), Before::First { client, handle }),
+            ]
+        });
+        let kept = self
+            .veils
+            .kept()
+            .map(move |(id, own)| (Before::Veil { charge: id.number() }, gpu(&id), own));
+        let loose =
+            self.stakes.loose.iter().map(move |(own, (id, _))| {
+                (Before::Nothing { charge: id.number() }, gpu(id), *own)
+            });
+        standing.chain(named.flatten()).chain(kept).chain(loose)
+    }
+
+    /// All whose numbers are within the range are gone, and what they stood before is there still.
+    pub fn lose_stakes(&mut self, first: u64, last: u64) {
+        let lost = |own: &u64| (first..=last).contains(own);
+        let mut gone = Vec::new();
+        self.stakes.all.retain(|(id, _), own| {
+            let is_gone = lost(own);
+            gone.extend(is_gone.then_some(*id));
+            !is_gone
+        });
+        self.stakes.loose.retain(|own, (id, _)| {
+            let is_gone = lost(own);
+            gone.extend(is_gone.then_some(*id));
+            !is_gone
+        });
+        gone.extend(self.veils.lose(lost));
+        gone.into_iter().for_each(|id| self.uncount(id));
     }
 
     /// What a stake may have stood before is no more.
-    pub(super) fn lost(&mut self, id: ChargeId, before: Before) {
+    pub(super) fn lost(&mut self, id: ChargeId, before: Spot) {
         self.stakes.lost(id, before);
         self.veils.lost(id, before);
         self.lift(id);
@@ -101,11 +218,11 @@ impl Ledger {
 
     /// The same of an object that named memory.
     pub(super) fn lost_name(&mut self, id: ChargeId, serial: u32, shown: Shown) {
-        let is_loose = self.stakes.lost(id, Before::Name(serial));
+        let is_loose = self.stakes.lost(id, Spot::Name(serial));
         if shown != Shown::Nowhere {
             return;
         }
-        let stake = match self.stakes.all.remove(&(id, Before::First(serial))) {
+        let stake = match self.stakes.all.remove(&(id, Spot::First(serial))) {
             Some(own) => Stake::Kept(own),
             None if is_loose => Stake::Loose,
             None => Stake::None,
@@ -119,22 +236,10 @@ impl Ledger {
         self.stakes.loosen(id, kept);
     }
 
-    fn put_before(&mut self, id: ChargeId, before: Before, own: u64) -> bool {
-        match self.stakes.all.entry((id, before)) {
-            Occupied(_) => false,
-            Vacant(place) => {
-                place.insert(own);
-                *self.stakes.counts.entry(id).or_default() += 1;
-                self.reference(id, false);
-                true
-            }
-        }
-    }
-
     /// The one that stands there.
     #[must_use]
-    pub fn stake_of(&self, charge: u64, before: Before) -> Option<u64> {
-        self.stakes.all.get(&(ChargeId::new(charge), before)).copied()
+    pub fn stake_at(&self, before: Before) -> Option<u64> {
+        self.spot(before).and_then(|spot| self.stakes.all.get(&spot)).copied()
     }
 
     /// Those that stand before nothing any more. Whoever is told of one frees it, and says so:
@@ -176,14 +281,12 @@ impl Ledger {
         let lacks = |id: ChargeId, before| weighs(&id) && !self.stakes.stands(id, before);
         let is_export = |hold: &Hold| matches!(hold, Hold::Export { .. });
         let mut exports = self.holds.iter().filter(|(hold, _)| is_export(hold));
-        exports.any(|(hold, id)| lacks(*id, Before::Export(*hold)))
-            || self.pieces.iter().any(|(.., id)| lacks(id, Before::Mappings))
+        exports.any(|(hold, id)| lacks(*id, Spot::Export(*hold)))
+            || self.pieces.iter().any(|(.., id)| lacks(id, Spot::Mappings))
             || self.has_names_elsewhere()
                 && self.objects.names().any(|(id, (client, handle, serial))| {
                     let is_elsewhere = self.objects.shown(client, handle) != Shown::Here;
-                    is_elsewhere
-                        && lacks(id, Before::Name(serial))
-                        && lacks(id, Before::First(serial))
+                    is_elsewhere && lacks(id, Spot::Name(serial)) && lacks(id, Spot::First(serial))
                 })
             || self.veils.open().any(|id| weighs(&id))
     }
@@ -196,7 +299,12 @@ impl Ledger {
 
     /// One of them is freed.
     pub fn unstake(&mut self, own: u64) {
-        let Some((id, _)) = self.stakes.loose.remove(&own) else { return };
+        if let Some((id, _)) = self.stakes.loose.remove(&own) {
+            self.uncount(id);
+        }
+    }
+
+    fn uncount(&mut self, id: ChargeId) {
         if let Occupied(mut count) = self.stakes.counts.entry(id) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {

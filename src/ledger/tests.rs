@@ -744,11 +744,14 @@ fn memory_goes_with_itself_its_client_and_what_it_hangs_below() {
 proptest! {
     #[test]
     fn a_ledger_made_of_its_entries_is_the_same(
-        steps in proptest::collection::vec((0..11_u8, 1..6_u32, 1..6_u32, 1..40_u64), 0..60),
+        steps in proptest::collection::vec((0..19_u8, 1..6_u32, 1..6_u32, 1..40_u64), 0..60),
     ) {
         let mut ledger = Ledger::new(&[100, 200], BOUNDS);
-        for (kind, handle, other, bytes) in steps {
-            let hold = Hold::Mapping { space: 1, base: u64::from(other) };
+        for (own, (kind, handle, other, bytes)) in (1_u64..).zip(steps) {
+            let hold = match handle {
+                1 => Hold::Export { file: 1, index: other },
+                _ => Hold::Mapping { space: 1, base: u64::from(other) },
+            };
             let process = Process(u64::from(other));
             match kind {
                 0 | 1 => {
@@ -772,6 +775,42 @@ proptest! {
                     }
                 }
                 9 => ledger.unmap(tree(1), span((u64::from(handle), u64::from(handle)))),
+                10 => {
+                    let (hold, shown) = (Hold::Underway(1), [Shown::Nowhere, Shown::On(1)]);
+                    if ledger.hold(hold, A, Handle(handle)).is_ok() {
+                        let shown = shown[usize::from(bytes > 30)];
+                        ledger.adopt(hold, B, root(B), Handle(other), shown);
+                        ledger.release(hold);
+                    }
+                }
+                11 => ledger.free(B, Handle(other)),
+                12..15 => {
+                    let charge = ledger.charge_of(A, Handle(handle));
+                    let (client, handle) = (B, Handle(other));
+                    let before = [
+                        charge.map(|charge| Before::Mappings { charge }),
+                        Some(Before::Export { hold }),
+                        Some(Before::Name { client, handle }),
+                        Some(Before::First { client, handle }),
+                    ];
+                    if let Some(before) = before[(bytes % 4) as usize] {
+                        match kind {
+                            12 => ledger.stake(before, own),
+                            _ => ledger.veil(before),
+                        }
+                    }
+                }
+                15 => {
+                    for own in ledger.loose_stakes().into_iter().take(1) {
+                        ledger.unstake(own);
+                    }
+                }
+                16 => ledger.lose_stakes(own.saturating_sub(bytes), own.saturating_sub(bytes / 2)),
+                17 => {
+                    if let Some(charge) = ledger.charge_of(A, Handle(handle)) {
+                        ledger.stake(Before::Veil { charge }, own);
+                    }
+                }
                 _ => drop(ledger.reconcile(0, bytes)),
             }
         }
@@ -781,6 +820,8 @@ proptest! {
             let (ours, theirs) = (copy.expected(gpu).unwrap(), ledger.expected(gpu).unwrap());
             prop_assert_eq!(ours.hidden_bytes, theirs.hidden_bytes);
         }
+        prop_assert_eq!(copy.lacks_stakes(), ledger.lacks_stakes());
+        prop_assert_eq!(copy.has_stakes(), ledger.has_stakes());
         prop_assert!(copy.entries().eq(ledger.entries()));
         // And goes on as that: what is made next has the same name in both.
         for ledger in [&mut ledger, &mut copy] {
@@ -789,7 +830,35 @@ proptest! {
         }
         prop_assert_eq!(copy.charge_of(A, Handle(9)), ledger.charge_of(A, Handle(9)));
         prop_assert!(copy.entries().eq(ledger.entries()));
+        // To the end, which leaves nothing.
+        for ledger in [&mut ledger, &mut copy] {
+            [A, B].into_iter().for_each(|client| ledger.close(client));
+            (1..6).for_each(|base| ledger.release(Hold::Mapping { space: 1, base }));
+            (1..6).for_each(|index| ledger.release(Hold::Export { file: 1, index }));
+            (0..4).for_each(|at| ledger.unmap(tree(at), Span::ALL));
+        }
+        prop_assert!(copy.entries().eq(ledger.entries()));
+        for ledger in [&mut ledger, &mut copy] {
+            ledger.entries().collect::<Vec<_>>().into_iter().for_each(|entry| {
+                if let Entry::Stake { before, own } = entry {
+                    assert!(matches!(before, Before::Nothing { .. }), "{before:?}");
+                    ledger.unstake(own);
+                }
+            });
+            prop_assert!(ledger.charges.is_empty() && ledger.veils.is_empty());
+            prop_assert!(!ledger.has_stakes());
+        }
     }
+}
+
+/// Puts a stake there, if it can be.
+fn staked(ledger: &mut Ledger, before: Before, own: u64) -> bool {
+    let may = ledger.may_stake(before);
+    if may {
+        ledger.stake(before, own);
+        assert_eq!(ledger.stake_at(before), Some(own));
+    }
+    may
 }
 
 #[test]
@@ -798,38 +867,33 @@ fn a_stake_goes_when_nothing_stands_behind_it_and_counts_until_then() {
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
     let (tree, export) = (Tree { file: 1, gpu: 0 }, Hold::Export { file: 5, index: 0 });
-    assert!(!ledger.stake(charge, Before::Export(export), 90), "nothing was exported");
+    assert!(!staked(&mut ledger, Before::Export { hold: export }, 90), "nothing was exported");
     assert!(!ledger.lacks_stakes());
     ledger.map(tree, Span::ALL, charge);
     ledger.hold(export, A, Handle(1)).unwrap();
-    assert!(
-        ledger.stake(charge, Before::Mappings, 91) && !ledger.stake(charge, Before::Mappings, 92)
-    );
+    let mappings = Before::Mappings { charge };
+    assert!(staked(&mut ledger, mappings, 91) && !staked(&mut ledger, mappings, 92));
     assert!(ledger.lacks_stakes(), "before the export");
-    assert!(ledger.stake(charge, Before::Export(export), 93));
-    assert!(!ledger.lacks_stakes() && copied(&ledger, 1).lacks_stakes());
-    assert_eq!(
-        (ledger.loose_stakes(), ledger.stake_of(charge, Before::Mappings)),
-        (vec![], Some(91))
-    );
+    assert!(staked(&mut ledger, Before::Export { hold: export }, 93));
+    assert!(!ledger.lacks_stakes() && !copied(&ledger, 1).lacks_stakes());
+    assert_eq!((ledger.loose_stakes(), ledger.stake_at(mappings)), (vec![], Some(91)));
+    ledger.stake(mappings, 94);
+    assert_eq!((ledger.loose_stakes(), ledger.stake_at(mappings)), (vec![], Some(94)));
     ledger.free(A, Handle(1));
     ledger.release(export);
     assert_eq!(ledger.loose_stakes(), [93]);
     ledger.unmap(tree, Span::ALL);
-    assert_eq!(
-        (ledger.loose_stakes(), ledger.stake_of(charge, Before::Mappings)),
-        (vec![91], None)
-    );
+    assert_eq!((ledger.loose_stakes(), ledger.stake_at(mappings)), (vec![94], None));
     assert!(ledger.loose_stakes().is_empty(), "each is told of once");
-    // Whoever reads this has no stakes.
-    assert_eq!(used(&copied(&ledger, 1)), 0);
     assert_eq!(used(&ledger), 70, "the driver has it still");
-    for own in [93, 93, 91] {
+    let mut copy = copied(&ledger, 1);
+    assert_eq!((used(&copy), copy.loose_stakes()), (70, vec![93, 94]), "who told of them is gone");
+    for own in [93, 93, 91, 94] {
         assert!(ledger.has_stakes());
         ledger.unstake(own);
     }
     assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
-    assert!(!ledger.stake(charge, Before::Mappings, 94), "of what is gone");
+    assert!(!staked(&mut ledger, mappings, 95), "of what is gone");
 }
 
 #[test]
@@ -839,8 +903,7 @@ fn an_export_in_the_place_of_another_has_a_stake_of_its_own() {
     for handle in [1, 2] {
         allocate(&mut ledger, A, handle, 30);
         ledger.hold(export, A, Handle(handle)).unwrap();
-        let charge = ledger.charge_of(A, Handle(handle)).unwrap();
-        assert!(ledger.stake(charge, Before::Export(export), 90 + u64::from(handle)));
+        assert!(staked(&mut ledger, Before::Export { hold: export }, 90 + u64::from(handle)));
     }
     assert_eq!(ledger.loose_stakes(), [91]);
     ledger.unstake(91);
@@ -865,13 +928,13 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
         ledger.adopt(Hold::Underway(1), B, root(B), Handle(handle), shown);
         assert_eq!(peaks(&ledger), [30, if handle == 2 { 30 } else { 0 }]);
         assert_eq!(ledger.lacks_stakes(), shown != Shown::Here);
-        let staked = ledger.stake_name(B, Handle(handle), u64::from(handle), true);
-        assert_eq!(staked, shown != Shown::Here);
+        let before = Before::First { client: B, handle: Handle(handle) };
+        assert_eq!(staked(&mut ledger, before, u64::from(handle)), shown != Shown::Here);
     }
     ledger.release(Hold::Underway(1));
     // What is mapped has nothing to do with these.
     ledger.map(tree, Span::ALL, charge);
-    assert!(ledger.stake(charge, Before::Mappings, 9));
+    assert!(staked(&mut ledger, Before::Mappings { charge }, 9));
     ledger.unmap(tree, Span::ALL);
     assert_eq!(ledger.loose_stakes(), [9]);
     ledger.free(A, Handle(1));
@@ -889,7 +952,12 @@ fn veil(ledger: &mut Ledger, source: Handle, handle: u32, is_first: bool, own: O
     ledger.hold(hold, A, source).unwrap();
     ledger.adopt(hold, A, root(A), Handle(handle), Shown::Nowhere);
     ledger.release(hold);
-    assert!(own.is_none_or(|own| ledger.stake_name(A, Handle(handle), own, is_first)));
+    let (client, handle) = (A, Handle(handle));
+    let before = match is_first {
+        true => Before::First { client, handle },
+        false => Before::Name { client, handle },
+    };
+    assert!(own.is_none_or(|own| staked(ledger, before, own)));
 }
 
 #[test]
@@ -910,17 +978,16 @@ fn what_is_made_of_what_shows_nowhere_keeps_the_stake_before_that() {
             1 => {
                 ledger.hold(export, A, Handle(2)).unwrap();
                 assert!(!ledger.is_veiled(export));
-                ledger.veil(charge, Before::Export(export));
-                assert!(
-                    ledger.is_veiled(export) && ledger.stake(charge, Before::Export(export), 94)
-                );
+                let before = Before::Export { hold: export };
+                ledger.veil(before);
+                assert!(ledger.is_veiled(export) && staked(&mut ledger, before, 94));
                 own.push(94);
             }
             _ => {
                 // What isn't mapped would keep it for good.
-                ledger.veil(charge, Before::Mappings);
+                ledger.veil(Before::Mappings { charge });
                 ledger.map(tree, Span::ALL, charge);
-                ledger.veil(charge, Before::Mappings);
+                ledger.veil(Before::Mappings { charge });
             }
         }
         ledger.free(A, Handle(2));

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::stakes::Spot;
 use super::{Before, ChargeId, Client, Handle, Hold, Ledger};
 
 /// Stakes of a memory that may wait for the last such name of it. Whoever makes and frees one after
@@ -56,14 +57,35 @@ impl Veils {
     }
 
     /// What it keeps is gone.
-    pub(super) fn lost(&mut self, id: ChargeId, before: Before) {
+    pub(super) fn lost(&mut self, id: ChargeId, before: Spot) {
         if let Some(veil) = self.0.get_mut(&id) {
             match before {
-                Before::Export(hold) => drop(veil.exports.remove(&hold)),
-                Before::Mappings => veil.is_mapped = false,
-                Before::Name(_) | Before::First(_) => {}
+                Spot::Export(hold) => drop(veil.exports.remove(&hold)),
+                Spot::Mappings => veil.is_mapped = false,
+                Spot::Name(_) | Spot::First(_) => {}
             }
         }
+    }
+
+    /// A stake waits for it to be lifted: whether it's there.
+    pub(super) fn keep(&mut self, id: ChargeId, own: u64) -> bool {
+        self.0.get_mut(&id).map(|veil| veil.kept.push(own)).is_some()
+    }
+
+    /// The stakes that wait.
+    pub(super) fn kept(&self) -> impl Iterator<Item = (ChargeId, u64)> {
+        self.0.iter().flat_map(|(id, veil)| veil.kept.iter().map(|own| (*id, *own)))
+    }
+
+    /// Some that wait are gone: the memory of each.
+    pub(super) fn lose(&mut self, is_lost: impl Fn(&u64) -> bool) -> Vec<ChargeId> {
+        let mut gone = Vec::new();
+        for (id, veil) in &mut self.0 {
+            let before = veil.kept.len();
+            veil.kept.retain(|own| !is_lost(own));
+            gone.extend(std::iter::repeat_n(*id, before - veil.kept.len()));
+        }
+        gone
     }
 
     /// The stakes that nothing needs any more.
@@ -100,20 +122,38 @@ pub(super) enum Stake {
 
 impl Ledger {
     /// An export, or a mapping, is of an object that shows nowhere.
-    pub fn veil(&mut self, charge: u64, before: Before) {
-        let id = ChargeId::new(charge);
-        let Some(charge) = self.charges.get(&id) else { return };
-        let holds = charge.references - charge.names - self.stakes.count(id);
-        // What isn't there would never be lost.
+    pub fn veil(&mut self, before: Before) {
         match before {
-            Before::Export(hold) if self.holds.get(&hold) == Some(&id) => {
-                self.veils.0.entry(id).or_default().exports.insert(hold);
+            Before::Export { hold } => {
+                if let Some(id) = self.holds.get(&hold) {
+                    self.veils.0.entry(*id).or_default().exports.insert(hold);
+                }
             }
-            Before::Mappings if holds > 0 => {
-                self.veils.0.entry(id).or_default().is_mapped = true;
+            Before::Mappings { charge } => {
+                let id = ChargeId::new(charge);
+                if self.is_held(id) {
+                    self.veils.0.entry(id).or_default().is_mapped = true;
+                }
             }
-            _ => {}
+            // Something of it has none.
+            Before::Veil { charge } => {
+                if let Some(veil) = self.veils.0.get_mut(&ChargeId::new(charge)) {
+                    veil.is_open = true;
+                }
+            }
+            Before::Name { .. } | Before::First { .. } | Before::Nothing { .. } => {}
         }
+    }
+
+    /// What was told to [`veil`](Self::veil), and lasts.
+    pub(super) fn veiled(&self) -> impl Iterator<Item = Before> {
+        self.veils.0.iter().flat_map(|(id, veil)| {
+            let charge = id.number();
+            let exports = veil.exports.iter().map(|hold| Before::Export { hold: *hold });
+            exports
+                .chain(veil.is_mapped.then_some(Before::Mappings { charge }))
+                .chain(veil.is_open.then_some(Before::Veil { charge }))
+        })
     }
 
     /// Whether what a hold keeps was exported by an object that shows nowhere: so does what is

@@ -144,23 +144,59 @@ fn a_mapping_is_mapped_anew_by_nobody() {
     attack("remap").0.must("remap errno=38\n");
 }
 
-/// The worker that exported it has left nothing that would own it.
-#[test]
-fn memory_beside_an_export_of_a_worker_before() {
+/// Its worker ends, and another has what it had, when the memory is beside what keeps it.
+fn beside_what_a_worker_before_had(words: &[&str], end: impl Fn(&Monitor)) {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
     let [ready, go] = ["ready", "go"].map(|name| path(&dir, name));
-    let mut child = monitor.spawn(&["attack", "hide-slack", "export", &ready, &go]);
+    let words = [&["attack"], words, &[&ready, &go]].concat();
+    let mut child = monitor.spawn(&words);
     until("it is ready", || Path::new(&ready).exists());
-    monitor.replace();
+    end(&monitor);
     std::fs::write(&go, "").unwrap();
     let mut since: Option<Instant> = None;
     while child.try_wait().unwrap().is_none() {
         let is_over = monitor.sim.used(0) > QUOTA;
         since = is_over.then(|| since.unwrap_or_else(Instant::now));
-        assert!(since.is_none_or(|since| since.elapsed() < Duration::from_secs(1)));
+        let over = since.map_or(Duration::ZERO, |since| since.elapsed());
+        assert!(over < Duration::from_secs(1), "{words:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(monitor.status().calls.killed, 1, "{}", Said::of(&wait(child)).text);
+    let said = Said::of(&wait(child));
+    assert_eq!(monitor.status().calls.killed, 1, "{words:?}: {}", said.text);
     monitor.wait_for(0);
+    until("the driver has it all", || monitor.sim.used(0) == 0);
+}
+
+const BESIDE: &[&[&str]] = &[
+    &["hide-slack", "export"],
+    &["hide-slack", "mapped"],
+    &["hide-slack", "closing"],
+    &["hide-slack", "anew"],
+    &["hide-fabric", "import"],
+];
+
+#[test]
+fn memory_beside_what_a_worker_had_that_was_killed() {
+    for words in BESIDE {
+        beside_what_a_worker_before_had(words, Monitor::replace);
+    }
+}
+
+#[test]
+fn memory_beside_what_a_worker_had_that_was_upgraded() {
+    for words in BESIDE {
+        beside_what_a_worker_before_had(words, |monitor| {
+            assert!(monitor.drain());
+            monitor.start();
+        });
+    }
+}
+
+/// So it is handed on and on, also where one has done nothing else.
+#[test]
+fn memory_beside_what_a_worker_had_long_before() {
+    beside_what_a_worker_before_had(&["hide-slack", "anew"], |monitor| {
+        (0..5).for_each(|_| monitor.replace());
+    });
 }

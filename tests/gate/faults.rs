@@ -97,6 +97,58 @@ fn a_worker_killed_at_random_makes_no_allocation_fail_that_fits() {
     assert_eq!(monitor.status().calls.killed, 0);
 }
 
+/// What is exported and mapped has objects of the worker's own before it, which the next one has to
+/// have, and to free.
+#[test]
+fn a_worker_killed_at_random_leaves_nothing_of_its_own() {
+    let monitor = Monitor::new();
+    let load = "alloc 10MiB as a\nexport a\nuvm-map a\nfree a\nimport as b\nuvm-unmap a\nfree b\n";
+    let load = format!("start\nuvm-init\n{}", load.repeat(300));
+    let child = monitor.spawn(&script(&load));
+    let mut wait_us = 300;
+    for _ in 0..40 {
+        std::thread::sleep(Duration::from_micros(wait_us));
+        wait_us = wait_us * 7919 % 15013;
+        monitor.replace();
+    }
+    let said = Said::of(&wait(child));
+    let failed: Vec<&str> = said.text.lines().filter(|line| line.contains("status=")).collect();
+    assert!(said.success && failed.is_empty(), "{failed:?}");
+    monitor.wait_for(0);
+    until("the driver has it all", || monitor.sim.used(0) == 0);
+    assert_eq!(monitor.status().calls.killed, 0);
+}
+
+/// Calls don't wait for it for ever, and it's the next one's, then.
+#[test]
+fn a_driver_that_hangs_while_a_worker_takes_over_keeps_calls_for_a_moment() {
+    let monitor = Monitor::new();
+    let dir = tempfile::tempdir().unwrap();
+    let [ready, go] = ["ready", "go"].map(|name| path(&dir, name));
+    let lines = format!(
+        "start\nuvm-init\nalloc 300MiB as a\nuvm-map a\nfree a\ntouch {ready}\nwait {go}\nuvm-unmap a"
+    );
+    let child = monitor.spawn(&script(&lines));
+    until("it is ready", || Path::new(&ready).exists());
+    monitor.kill();
+    monitor.sim.fault("dup hang times 1");
+    monitor.start();
+    until("it hangs", || monitor.sim.state()["hanging"] == 1);
+    let said = monitor.run(&script("start\nalloc 600MiB as a\nfree a"));
+    assert!(said.success, "{}", said.text);
+    assert_eq!(monitor.used(), 300 * MIB);
+    let mut hung = monitor.abandon();
+    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA - 300 * MIB);
+    monitor.sim.fault("clear");
+    hung.wait().unwrap();
+    assert_eq!((monitor.used(), monitor.sim.used(0)), (300 * MIB, 300 * MIB));
+    std::fs::write(&go, "").unwrap();
+    Said::of(&wait(child)).must("uvm-unmap a ok");
+    monitor.wait_for(0);
+    until("the driver has it all", || monitor.sim.used(0) == 0);
+    assert_eq!(monitor.status().calls.killed, 0);
+}
+
 /// The driver may have given it already, and the next worker doesn't know yet.
 #[test]
 fn memory_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one() {

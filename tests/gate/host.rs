@@ -23,7 +23,7 @@ use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    recv, recvmsg, sendmsg, socketpair,
+    recvmsg, sendmsg, socketpair,
 };
 use serde_json::Value;
 
@@ -297,13 +297,11 @@ impl Monitor {
             order(&ours, Order::Export { number: *number }, Some(file));
         }
         order(&ours, Order::Begin, None);
-        let mut bytes = [0; 256];
-        let length = recv(ours.as_raw_fd(), &mut bytes, MsgFlags::empty()).expect("a notice");
-        let notice: Notice = serde_json::from_slice(&bytes[..length]).expect("a notice");
-        assert_eq!(notice, Notice::Ready);
         let socket = Arc::new(ours);
         let (heard, kept) = (Arc::clone(&socket), Arc::clone(&self.kept));
-        let ear = std::thread::spawn(move || hear(&heard, &kept));
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let ear = std::thread::spawn(move || hear(&heard, &kept, &ready));
+        is_ready.recv_timeout(PATIENCE).expect("it's ready");
         *worker = Some(Worker { child, socket, ear });
     }
 
@@ -464,7 +462,7 @@ impl Drop for Monitor {
 }
 
 /// Takes note of what a worker has to say until its end.
-fn hear(socket: &OwnedFd, kept: &Mutex<Kept>) {
+fn hear(socket: &OwnedFd, kept: &Mutex<Kept>, ready: &std::sync::mpsc::Sender<()>) {
     let mut bytes = [0; 256];
     let mut space = nix::cmsg_space!(RawFd);
     loop {
@@ -484,7 +482,8 @@ fn hear(socket: &OwnedFd, kept: &Mutex<Kept>) {
         match serde_json::from_slice(&bytes[..length]) {
             Ok(Notice::Exported { number }) => drop(kept.insert(number, file.expect("a file"))),
             Ok(Notice::TakenBack { number }) => drop(kept.remove(&number)),
-            Ok(_) => {}
+            Ok(Notice::Ready) => drop(ready.send(())),
+            Ok(Notice::Gone { .. }) => {}
             Err(_) => return,
         }
     }

@@ -175,6 +175,40 @@ fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
     gated.soon_is_empty();
 }
 
+/// Else a program that waits for an upgrade would have as much again as it has exported.
+#[test]
+fn what_is_hidden_behind_an_export_is_found_after_an_upgrade_and_a_crash() {
+    let gated = Gated::new();
+    let words = ["attack", "hide-slack", "anew", "/tmp/ready", "/tmp/go"];
+    for crashes in [false, true] {
+        let bundle = gated.sleeping("app", 1000);
+        let mut attack = gated.start(&bundle, &words);
+        let runtime = gated.host.runtime();
+        let ready = || runtime.exec(&bundle, &["test", "-e", "/tmp/ready"]).status.success();
+        assert!(wait_until(Duration::from_secs(10), ready));
+        let (_, before) = keeper_and_worker(&gated);
+        match crashes {
+            true => kill(before, Signal::SIGKILL).expect("it serves"),
+            false => drop(gated.host.cgpu(&["upgrade-monitors"]).ok()),
+        }
+        assert!(wait_until(Duration::from_secs(5), || keeper_and_worker(&gated).1 != before));
+        runtime.exec(&bundle, &["touch", "/tmp/go"]).ok();
+        let mut since: Option<Instant> = None;
+        while attack.try_wait().unwrap().is_none() {
+            let is_over = gated.used_bytes(0) > 1000 * MIB;
+            since = is_over.then(|| since.unwrap_or_else(Instant::now));
+            let over = since.map_or(Duration::ZERO, |since| since.elapsed());
+            assert!(over <= Duration::from_secs(1), "{over:?}: {}", gated.host.log());
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        runtime.exec(&bundle, &["rm", "/tmp/ready", "/tmp/go"]).ok();
+        runtime.delete(&bundle).ok();
+        gated.soon_is_empty();
+    }
+    let log = gated.host.log();
+    assert_eq!(log.matches("killed: it used memory").count(), 2, "{log}");
+}
+
 #[test]
 fn a_create_that_fails_leaves_no_monitor() {
     let gated = Gated::new();

@@ -18,6 +18,7 @@ use super::Shared;
 use super::abroad::Abroad;
 use super::books::{Books, Space};
 use super::ending::{Ending, LAST_LOOK};
+use super::heritage::Stake;
 use super::mapped::{Mapping, Occasion};
 use super::memory::Count;
 use super::names::{NAMES_DOUBT, Names};
@@ -148,6 +149,7 @@ impl Auditor {
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         if own.is_none() {
             *own = Own::open(shared).map(Arc::new);
+            own.iter().for_each(|own| shared.bequeath(own));
         }
         own.clone()
     }
@@ -185,6 +187,14 @@ impl Shared {
         let began = Instant::now();
         self.audit(occasion);
         *last = Some(Audited { occasion, began, ended: Instant::now() });
+    }
+
+    /// Sees to what a worker before had, which nobody asks the driver for meanwhile: it is in the
+    /// figures of nobody who is asked for.
+    pub(super) fn inherit_first(&self, stakes: &[Stake]) {
+        let last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
+        self.inherit(stakes);
+        drop(last);
     }
 
     /// Audits, forever.
@@ -351,7 +361,7 @@ impl Shared {
         let is_needed = !books.processes.is_empty() || books.ledger.has_stakes();
         drop(books);
         if !is_needed && !self.auditor.abroad.is_watched() {
-            *own = None;
+            own.take().iter().for_each(|own| self.disown(own));
         }
     }
 

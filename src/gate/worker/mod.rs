@@ -19,6 +19,7 @@ mod escape;
 mod execute;
 mod export;
 mod exported;
+mod heritage;
 mod initialize;
 mod keeper;
 mod lead;
@@ -69,6 +70,7 @@ use self::books::Books;
 use self::calm::Calm;
 use self::desk::Desk;
 use self::exported::Exports;
+use self::heritage::Heritage;
 use self::initialize::Initializing;
 use self::keeper::{Heard, Keeper};
 use self::lead::{Lead, Turn};
@@ -94,6 +96,9 @@ const STACK_BYTES: usize = 128 << 10;
 /// How long calls may take to finish once it's over.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// How long calls wait at most until there are stakes of ours in the places of the former worker's.
+const HERITAGE: Duration = Duration::from_secs(1);
+
 /// Connections that are answered at once.
 const CONNECTIONS: usize = 8;
 
@@ -113,6 +118,7 @@ pub(in crate::gate) struct Shared {
     books: Mutex<Books>,
     targets: Targets,
     exports: Exports,
+    heritage: Heritage,
     mapped: Mapped,
     initializing: Initializing,
     memories: Memories,
@@ -154,13 +160,18 @@ pub fn main() -> io::Result<()> {
     }
     shared.forget_what_was_never_exported();
     shared.was_initializing();
-    shared.spawn("audit", || {
+    let stakes = shared.stakes_of_old();
+    let (heir, has_inherited) = std::sync::mpsc::channel::<()>();
+    shared.spawn("audit", move || {
+        shared.inherit_first(&stakes);
+        drop(heir);
         if let Err(error) = shared.audit_forever() {
             shared.finish(Err(error.into()));
         }
     })?;
     shared.spawn("mappings", || shared.audit_mappings_forever())?;
-    // Before anything else can be told.
+    // Calls wait for that, unless the driver doesn't come to it.
+    let _ = has_inherited.recv_timeout(HERITAGE);
     shared.keeper.tell(Notice::Ready)?;
     shared.start_threads()?;
     super::resident::give_back_the_start();
@@ -190,6 +201,7 @@ impl Shared {
             memory,
             targets,
             exports: Exports::default(),
+            heritage: Heritage::default(),
             mapped: Mapped::default(),
             initializing: Initializing::default(),
             memories: Memories::default(),
@@ -250,6 +262,9 @@ impl Shared {
             }
             Heard::Export(number, file) if mapped::is_number(number) => {
                 self.was_mapped(number, file);
+            }
+            Heard::Export(number, file) if heritage::is_number(number) => {
+                self.was_own(number, file);
             }
             Heard::Export(number, file) => self.was_exported(number, file),
             Heard::Begin | Heard::Nothing => {}

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Shared;
@@ -46,7 +46,7 @@ pub(super) struct Own {
     /// What is being borrowed, by client and handle.
     lent: Lent,
     /// They let the devices be opened.
-    _gpus: Vec<OwnedFd>,
+    gpu_files: Vec<OwnedFd>,
 }
 
 /// Objects that are shared with us: of two who borrow the same, one would end what the other needs.
@@ -127,8 +127,32 @@ impl Own {
             gpus,
             list_size: OnceLock::new(),
             lent: Lent::default(),
-            _gpus: files,
+            gpu_files: files,
         })
+    }
+
+    /// That of a worker before, to be ended.
+    pub(super) fn former(control: Device, client: u32) -> Self {
+        Own {
+            control,
+            client,
+            gpus: Vec::new(),
+            list_size: OnceLock::new(),
+            lent: Lent::default(),
+            gpu_files: Vec::new(),
+        }
+    }
+
+    /// Its files, that of the client first.
+    pub(super) fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.control.as_fd()).chain(self.gpu_files.iter().map(OwnedFd::as_fd))
+    }
+
+    /// Frees the client, with all that it has.
+    pub(super) fn end(&self, release: &Release) {
+        let rm = Rm { release, device: &self.control };
+        // Or it ends when its file is closed.
+        let _ = rm.free(self.client, self.client, self.client);
     }
 
     /// What processes hold on a GPU.

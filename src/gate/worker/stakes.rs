@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::books::Books;
 use super::device::{Device, Rm};
 use super::own::Own;
-use crate::ledger::{Before, Client, Handle, Hold, Shown};
+use crate::ledger::{Before, Client, Entry, Handle, Hold, Shown};
 
 /// How long a call waits for others' frees, and how often it looks.
 const PATIENCE: Duration = Duration::from_millis(400);
@@ -21,14 +22,31 @@ pub(super) struct Source {
 }
 
 /// An object of ours as the ledger knows it.
-fn known(own: &Own, handle: u32) -> u64 {
+pub(super) fn known(own: &Own, handle: u32) -> u64 {
     u64::from(own.client) << 32 | u64::from(handle)
 }
 
 /// Its handle, if it's of this client of ours.
-fn handle_of(own: &Own, stake: u64) -> Option<u32> {
+pub(super) fn handle_of(own: &Own, stake: u64) -> Option<u32> {
     let handle = u32::try_from(stake & u64::from(u32::MAX)).ok()?;
     (known(own, handle) == stake).then_some(handle)
+}
+
+/// All that are of a client of ours, first and last.
+pub(super) fn of_client(client: u32) -> (u64, u64) {
+    let first = u64::from(client) << 32;
+    (first, first | u64::from(u32::MAX))
+}
+
+impl Books {
+    /// Puts a stake there: whether it's needed. Else it's to be given back.
+    fn stake(&mut self, before: Before, own: u64) -> bool {
+        let is_needed = self.ledger.may_stake(before);
+        if is_needed {
+            self.enter(Entry::Stake { before, own });
+        }
+        is_needed
+    }
 }
 
 impl Shared {
@@ -44,15 +62,16 @@ impl Shared {
         (charge, shown): (u64, Shown),
         fresh: u32,
     ) -> Source {
+        let before = Before::Mappings { charge };
         let mut books = self.books();
         if shown == Shown::Nowhere {
-            books.ledger.veil(charge, Before::Mappings);
+            books.enter(Entry::Veil { before });
             return Source { handle: fresh, stays: false };
         }
-        if books.ledger.stake(charge, Before::Mappings, known(own, fresh)) {
+        if books.stake(before, known(own, fresh)) {
             return Source { handle: fresh, stays: true };
         }
-        let stake = books.ledger.stake_of(charge, Before::Mappings);
+        let stake = books.ledger.stake_at(before);
         drop(books);
         let stake = stake.and_then(|stake| handle_of(own, stake));
         stake.map_or(Source { handle: fresh, stays: false }, |handle| {
@@ -72,14 +91,12 @@ impl Shared {
         let Some(own) = self.auditor.own(self) else { return false };
         let theirs = Rm { release: &self.release, device };
         let Ok(fresh) = own.borrow(&theirs, object, Some(gpu)) else { return false };
+        let before = Before::Export { hold };
         let mut books = self.books();
-        let charge = books.ledger.held_by(hold);
-        let staked = charge.is_some_and(|charge| {
-            if books.ledger.shown(Client(object.0), Handle(object.1)) == Shown::Nowhere {
-                books.ledger.veil(charge, Before::Export(hold));
-            }
-            books.ledger.stake(charge, Before::Export(hold), known(&own, fresh))
-        });
+        if books.ledger.shown(Client(object.0), Handle(object.1)) == Shown::Nowhere {
+            books.enter(Entry::Veil { before });
+        }
+        let staked = books.stake(before, known(&own, fresh));
         drop(books);
         if !staked {
             own.give_back(&self.release, fresh);
@@ -109,10 +126,7 @@ impl Shared {
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
         let own = self.auditor.own(self)?;
-        let stake = {
-            let books = self.books();
-            books.ledger.stake_of(books.ledger.held_by(hold)?, Before::Export(hold))?
-        };
+        let stake = self.books().ledger.stake_at(Before::Export { hold })?;
         own.again(&self.release, gpu, handle_of(&own, stake)?)
     }
 
@@ -125,7 +139,12 @@ impl Shared {
     ) {
         let (Some(fresh), Some(own)) = (fresh, self.auditor.own_at_hand()) else { return };
         let (client, handle) = (Client(client), Handle(handle));
-        if !self.books().ledger.stake_name(client, handle, known(&own, fresh), is_first) {
+        let before = match is_first {
+            true => Before::First { client, handle },
+            false => Before::Name { client, handle },
+        };
+        let staked = self.books().stake(before, known(&own, fresh));
+        if !staked {
             own.give_back(&self.release, fresh);
         }
     }
@@ -139,11 +158,14 @@ impl Shared {
         let own = self.auditor.own_at_hand();
         for stake in loose {
             let ours = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
-            // Those of a client that we had before went with that.
-            let is_gone = ours.is_none_or(|(own, handle)| own.give_back(&self.release, handle));
+            let is_gone = match ours {
+                Some((own, handle)) => own.give_back(&self.release, handle),
+                // Those of a client that we had before go with that.
+                None => !self.heritage.has(stake),
+            };
             let mut books = self.books();
             match is_gone {
-                true => books.ledger.unstake(stake),
+                true => books.enter(Entry::Unstake { own: stake }),
                 // It keeps what it kept, and counts. The next one who looks tries again.
                 false => books.ledger.still_loose(stake),
             }

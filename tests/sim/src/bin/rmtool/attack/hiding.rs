@@ -72,6 +72,17 @@ fn most(rm: &Rm) -> Result<u64, Fail> {
     Ok(bytes)
 }
 
+/// Whoever asked for that is told, by a file, and tells by another that it has happened.
+fn something_happens(arguments: &[String]) -> anyhow::Result<()> {
+    if let [_, ready, go] = arguments {
+        std::fs::write(ready, "")?;
+        while !std::path::Path::new(go).exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    Ok(())
+}
+
 /// Takes as much as the driver's figures seem to lack, where what was asked for has two names beside a
 /// file that it was exported to, which owns it. With `export`, one; with `closed`, also beside names of a
 /// client whose file is closed; with `busy`, while it's named again and again, in vain; with `across`,
@@ -112,6 +123,7 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
         rm.device = device;
         rm.gpu = crate::rm::open(&place.dev, &format!("nvidia{}", place.gpu))?;
     }
+    something_happens(arguments)?;
     if way == Some("closed") {
         let other = Rm::start(place)?;
         let (handle, _) = other.alloc(all - honest)?;
@@ -149,13 +161,6 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
         std::thread::sleep(3 * A_WHILE);
         return Ok(honest + taken);
     }
-    // Something happens meanwhile.
-    if let [_, ready, go] = arguments {
-        std::fs::write(ready, "")?;
-        while !std::path::Path::new(go).exists() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
     let taken = || {
         let taken = take(&rm, all).map_or(0, |_| all);
         std::thread::sleep(3 * A_WHILE);
@@ -192,6 +197,7 @@ pub(super) fn behind_the_fabric(place: &Place, arguments: &[String]) -> anyhow::
     drop(file);
     rm.free(rm.device, fabric)?;
     rm.free(rm.device, handle)?;
+    something_happens(arguments)?;
     std::thread::sleep(A_WHILE);
     let taken = take(&rm, all).map_or(0, |_| all);
     std::thread::sleep(3 * A_WHILE);
