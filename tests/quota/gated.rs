@@ -203,10 +203,12 @@ pub(crate) fn monitors(host: &Host) -> Vec<i32> {
     let scratch = host.scratch.path();
     let all = procfs::process::all_processes().expect("/proc can be read");
     let ours = all.flatten().map(|process| process.pid).filter(|pid| {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        // One that the keeper starts as itself has another `comm`, and one that was replaced is deleted.
+        let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
         let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         let mut targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
-        name.trim() == "cgpu-monitor" && targets.any(|target| target.starts_with(scratch))
+        name.starts_with("cgpu-monitor") && targets.any(|target| target.starts_with(scratch))
     });
     ours.collect()
 }
