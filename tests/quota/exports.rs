@@ -183,6 +183,34 @@ fn a_new_worker_knows_what_was_exported() {
     shared.end();
 }
 
+/// The keeper is told of a file by a worker that ends before it has listened.
+#[test]
+fn what_a_worker_says_last_is_heard() {
+    let shared = Shared::new();
+    let child = shared.script(&[
+        &["alloc 300MiB as a"],
+        &["export a", "free a"],
+        &["import as b"],
+        &["free b"],
+    ]);
+    shared.done(0);
+    let (keeper, worker) = shared.gated.monitor("app_________");
+    kill(keeper, Signal::SIGSTOP).expect("it is there");
+    shared.go(0);
+    shared.done(1);
+    kill(worker, Signal::SIGKILL).expect("it serves");
+    wait_until(SOON, || !Path::new(&format!("/proc/{worker}/fd/0")).exists());
+    kill(keeper, Signal::SIGCONT).expect("it is there");
+    shared.uses(300);
+    shared.go(1);
+    shared.done(2);
+    shared.uses(300);
+    [2, 3].into_iter().for_each(|part| shared.go(part));
+    assert!(says(child).contains("import b ok"));
+    shared.uses(0);
+    shared.end();
+}
+
 /// A socket of the host's with the file in its queue that `exporter` opened last: nobody's
 /// table has it.
 fn hidden(exporter: u32) -> [UnixStream; 2] {

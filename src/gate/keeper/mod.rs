@@ -29,7 +29,6 @@ use self::staff::Staff;
 use super::inherited;
 use super::launch::Place;
 use super::settings::Settings;
-use super::wire::Order;
 use crate::process::ProcessId;
 
 /// How often to look without being woken: a launcher that can't be waited for, a worker
@@ -231,8 +230,14 @@ impl Keeper {
         let connections = self.container.connections();
         events.extend(connections.map(|(at, socket)| (Woken::Connection(at), socket)));
         events.extend(self.container.launcher().map(|launcher| (Woken::Launcher, launcher)));
-        let mut polled: Vec<PollFd<'_>> =
-            events.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+        // A worker gets its orders as soon as it has room for more.
+        let told = if self.staff.waits_for_room() { PollFlags::OUT } else { PollFlags::empty() };
+        let asked = |woken: &Woken| match woken {
+            Woken::Worker => PollFlags::IN | told,
+            _ => PollFlags::IN,
+        };
+        let polled = events.iter().map(|(woken, fd)| PollFd::from_borrowed_fd(*fd, asked(woken)));
+        let mut polled: Vec<PollFd<'_>> = polled.collect();
         let patience_ms = if self.needs_ticks() { TICK_MS } else { LOOK_MS };
         let patience =
             Timespec { tv_sec: patience_ms / 1000, tv_nsec: patience_ms % 1000 * 1_000_000 };
@@ -269,7 +274,7 @@ impl Keeper {
     fn question(&mut self) {
         while let Ok((stream, _)) = self.control.accept() {
             self.staff.hurry();
-            self.staff.order(Order::Control, Some(stream.into()));
+            self.staff.connect(stream.into());
         }
     }
 }

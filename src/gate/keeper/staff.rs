@@ -20,8 +20,8 @@ use crate::gate::wire::{Notice, Order};
 /// The longest packet of a worker.
 const PACKET_BYTES: usize = 4096;
 
-/// Orders that wait for a worker at once; more connections are closed.
-const MOST_ORDERS: usize = 4096;
+/// Connections that wait for a worker at once; more are closed.
+const MOST_CONNECTIONS: usize = 4096;
 
 /// How long the next start waits after one that failed, doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -65,8 +65,14 @@ pub(super) struct Staff {
     /// Starts in a row that came to nothing.
     failures: u32,
     not_before: Option<Instant>,
-    orders: VecDeque<(Order, Option<OwnedFd>)>,
+    orders: VecDeque<Waiting>,
+    /// The worker's socket has no room for the next of them.
+    is_stuffed: bool,
 }
+
+/// An order that the worker hasn't got yet, and a connection that comes along. Other files are
+/// looked up when it's sent: they are many, and each would be open twice until then.
+type Waiting = (Order, Option<OwnedFd>);
 
 #[derive(Debug)]
 struct Worker {
@@ -101,6 +107,7 @@ impl Staff {
             failures: 0,
             not_before: Some(Instant::now() + GRACE),
             orders: VecDeque::new(),
+            is_stuffed: false,
         })
     }
 
@@ -127,6 +134,19 @@ impl Staff {
         self.worker.as_ref().map(|worker| worker.socket.as_fd())
     }
 
+    /// Whether the worker is to be told more as soon as there is room.
+    pub(super) fn waits_for_room(&self) -> bool {
+        self.is_stuffed && self.has_a_say()
+    }
+
+    /// Whether the worker is told what waits: of one that is to finish, what it's to do first, and
+    /// that it is.
+    fn has_a_say(&self) -> bool {
+        let Some(worker) = &self.worker else { return false };
+        let is_drain = |(order, _): &Waiting| matches!(order, Order::Drain);
+        worker.draining.is_none() || self.orders.iter().any(is_drain)
+    }
+
     /// Whether something is to be done that wakes nobody.
     pub(super) fn needs_ticks(&self) -> bool {
         let draining = self.worker.as_ref().is_some_and(|worker| worker.draining.is_some());
@@ -142,41 +162,46 @@ impl Staff {
     pub(super) fn serve(&mut self, listener: OwnedFd) {
         let number = self.next_number;
         self.next_number += 1;
-        let copy = listener.try_clone();
         self.listeners.insert(number, listener);
-        match copy {
-            Ok(copy) => self.order(Order::Listener { number }, Some(copy)),
-            // The next worker gets it with all the others.
-            Err(error) => warn!(%error, "a listener waits for the next worker"),
-        }
+        self.order(Order::Listener { number });
     }
 
-    /// Has the worker do something, when there is one that isn't about to leave.
-    pub(super) fn order(&mut self, order: Order, descriptor: Option<OwnedFd>) {
-        if self.orders.len() < MOST_ORDERS {
-            self.orders.push_back((order, descriptor));
+    /// Has the worker answer somebody, when there is one that isn't about to leave.
+    pub(super) fn connect(&mut self, connection: OwnedFd) {
+        let is_connection = |(order, _): &&Waiting| matches!(order, Order::Control);
+        if self.orders.iter().filter(is_connection).count() < MOST_CONNECTIONS {
+            self.orders.push_back((Order::Control, Some(connection)));
         }
         self.send();
     }
 
+    fn order(&mut self, order: Order) {
+        self.orders.push_back((order, None));
+        self.send();
+    }
+
+    /// Tells the worker what waits, as far as there is room.
     fn send(&mut self) {
-        let Some(worker) = &self.worker else { return };
-        if worker.draining.is_some() {
-            return;
-        }
-        while let Some((order, descriptor)) = self.orders.pop_front() {
-            let text = serde_json::to_vec(&order).expect("an order is plain data");
-            let sent = passing::send(
-                &worker.socket,
-                &text,
-                descriptor.as_ref().map(AsFd::as_fd),
-                Wait::Never,
-            );
-            if sent.is_err() {
+        self.is_stuffed = false;
+        while let Some(worker) = self.worker.as_ref().filter(|_| self.has_a_say())
+            && let Some((order, connection)) = self.orders.front()
+        {
+            let file = match order {
+                Order::Listener { number } => self.listeners.get(number),
+                Order::Export { number } => self.exports.get(number),
+                Order::Control => connection.as_ref(),
+                Order::Begin | Order::Drain => None,
+            };
+            let is_gone = file.is_none() && !matches!(order, Order::Begin | Order::Drain);
+            let text = serde_json::to_vec(order).expect("an order is plain data");
+            let file = file.map(AsFd::as_fd);
+            if !is_gone && let Err(errno) = passing::send(&worker.socket, &text, file, Wait::Never)
+            {
                 // No room, or nobody there: the next round, or the next worker.
-                self.orders.push_front((order, descriptor));
+                self.is_stuffed = errno == rustix::io::Errno::AGAIN;
                 return;
             }
+            self.orders.pop_front();
         }
     }
 
@@ -250,25 +275,13 @@ impl Staff {
 
     /// Gives a new worker all there is.
     fn greet(&mut self) {
-        let mut orders = VecDeque::new();
-        for (number, listener) in &self.listeners {
-            match listener.try_clone() {
-                Ok(copy) => orders.push_back((Order::Listener { number: *number }, Some(copy))),
-                Err(error) => error!(%error, "a listener can't be served"),
-            }
-        }
-        for (number, file) in &self.exports {
-            match file.try_clone() {
-                Ok(copy) => orders.push_back((Order::Export { number: *number }, Some(copy))),
-                Err(error) => error!(%error, "memory that was exported can't be imported"),
-            }
-        }
-        orders.push_back((Order::Begin, None));
+        let listeners = self.listeners.keys().map(|number| Order::Listener { number: *number });
+        let exports = self.exports.keys().map(|number| Order::Export { number: *number });
+        let orders = listeners.chain(exports).chain([Order::Begin]).map(|order| (order, None));
         let waiting = std::mem::take(&mut self.orders);
         // Listeners are among those above, and the rest was meant for the one before.
-        let fresh = |order: &(Order, _)| matches!(order.0, Order::Control);
-        orders.extend(waiting.into_iter().filter(fresh));
-        self.orders = orders;
+        let fresh = waiting.into_iter().filter(|(order, _)| matches!(order, Order::Control));
+        self.orders = orders.chain(fresh).collect();
         self.send();
     }
 
@@ -280,6 +293,8 @@ impl Staff {
             let (length, descriptor) = match received {
                 Ok((length @ 1.., descriptor)) => (length, descriptor),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                // It ended without having read all: what it said before comes next.
+                Err(rustix::io::Errno::CONNRESET) => continue,
                 // Its end; the signal may be a moment late, and the socket would wake us
                 // until then.
                 Ok(_) | Err(_) => {
@@ -314,6 +329,8 @@ impl Staff {
         if let Some(worker) = &mut self.worker
             && !matches!(worker.child.try_wait(), Ok(None))
         {
+            // What it said before: a file that only we have is memory that only we know of.
+            self.hear();
             self.lost();
         }
     }
@@ -352,9 +369,9 @@ impl Staff {
             );
         }
         self.failures = 0;
-        self.order(Order::Drain, None);
-        if let Some(worker) = &mut self.worker {
+        if let Some(worker) = self.worker.as_mut().filter(|worker| worker.draining.is_none()) {
             worker.draining = Some(Instant::now() + DRAIN_PATIENCE);
+            self.order(Order::Drain);
         }
     }
 }
