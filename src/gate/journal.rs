@@ -362,6 +362,7 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         Entry::Unstake { own } => Raw::new(24).longs([own, 0]),
         Entry::LoseStakes { first, last } => Raw::new(25).longs([first, last]),
         Entry::Veil { before } => Raw::new(26).before(before),
+        Entry::LoosenStakes { first, last } => Raw::new(27).longs([first, last]),
     };
     raw.bytes()
 }
@@ -413,6 +414,7 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         24 => Entry::Unstake { own: first },
         25 => Entry::LoseStakes { first, last: second },
         26 => Entry::Veil { before: raw.get_before()? },
+        27 => Entry::LoosenStakes { first, last: second },
         40 => {
             return Some(Record::Announce { space: raw.get_third(), base: first, length: second });
         }
@@ -448,7 +450,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_none() {
-        for kind in [0, 27, 39, 46, 255] {
+        for kind in [0, 28, 39, 46, 255] {
             let mut bytes = [0; RECORD_BYTES];
             bytes[0] = kind;
             assert_eq!(decode(&bytes), None);
@@ -476,7 +478,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_is_read_as_it_was_written(
-            kind in 0..32_u8,
+            kind in 0..33_u8,
             gpu in 0..64_usize,
             (a, b, c) in any::<(u32, u32, u32)>(),
             (x, y, z) in any::<(u64, u64, u64)>(),
@@ -510,6 +512,7 @@ mod tests {
                 29 => Record::Ledger(Entry::Unstake { own: x }),
                 30 => Record::Ledger(Entry::LoseStakes { first: x, last: y }),
                 31 => Record::Ledger(Entry::Veil { before }),
+                32 => Record::Ledger(Entry::LoosenStakes { first: x, last: y }),
                 kind => Record::Ledger(match kind {
                     2 => Entry::Commit { gpu, bytes: x, client, parent, handle },
                     3 => Entry::Note { client, parent, handle },

@@ -64,6 +64,8 @@ pub enum Entry {
     Stake { before: Before, own: u64 },
     /// [`Ledger::unstake`].
     Unstake { own: u64 },
+    /// [`Ledger::loosen_stakes`].
+    LoosenStakes { first: u64, last: u64 },
     /// [`Ledger::lose_stakes`].
     LoseStakes { first: u64, last: u64 },
     /// [`Ledger::veil`].
@@ -137,6 +139,7 @@ impl Ledger {
             Entry::CloseFile { file } => self.close_file(file),
             Entry::Stake { before, own } => self.stake(before, own),
             Entry::Unstake { own } => self.unstake(own),
+            Entry::LoosenStakes { first, last } => self.loosen_stakes(first, last),
             Entry::LoseStakes { first, last } => self.lose_stakes(first, last),
             Entry::Veil { before } => self.veil(before),
         }

@@ -38,6 +38,7 @@ pub use entry::{Entry, Expected};
 pub use pieces::{Span, Tree};
 pub use shown::Shown;
 pub use stakes::Before;
+pub use veils::MOST_VEILED;
 
 /// The driver's name of a client (`hClient`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -82,6 +83,8 @@ pub struct Bounds {
     pub objects: usize,
     /// Mappings, by the pieces that they were cut into, and exports together.
     pub holds: usize,
+    /// Stakes.
+    pub stakes: usize,
 }
 
 /// Memory asked for and not yet given. Must end in [`Ledger::commit`] or
@@ -225,10 +228,14 @@ impl Ledger {
         self.accounts.get(gpu).map(Account::usage)
     }
 
-    /// Objects, and mappings with exports, that are remembered now.
+    /// What is remembered now.
     #[must_use]
     pub fn size(&self) -> Bounds {
-        Bounds { objects: self.objects.len(), holds: self.holds.len() + self.pieces.len() }
+        Bounds {
+            objects: self.objects.len(),
+            holds: self.holds.len() + self.pieces.len(),
+            stakes: self.stakes.len(),
+        }
     }
 
     fn account(&mut self, gpu: usize) -> Result<&mut Account, LedgerError> {

@@ -74,9 +74,15 @@ pub(super) struct Stakes {
     loose: BTreeMap<u64, (ChargeId, bool)>,
     /// How many references on memory are stakes'.
     counts: BTreeMap<ChargeId, u32>,
+    /// How many there are of all memory.
+    len: usize,
 }
 
 impl Stakes {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     /// How many references on memory are stakes'.
     pub(super) fn count(&self, id: ChargeId) -> u32 {
         self.counts.get(&id).copied().unwrap_or(0)
@@ -101,10 +107,12 @@ impl Stakes {
 }
 
 impl Ledger {
-    /// Whether a stake can be put there: there is what it's to stand before, and none before that.
+    /// Whether a stake can be put there: there is what it's to stand before, none before that, and
+    /// room for one more.
     #[must_use]
     pub fn may_stake(&self, before: Before) -> bool {
-        self.spot(before).is_some_and(|spot| !self.stakes.all.contains_key(&spot))
+        let is_free = |spot| !self.stakes.all.contains_key(&spot);
+        self.stakes.len < self.bounds.stakes && self.spot(before).is_some_and(is_free)
     }
 
     /// `own`, by whatever the monitor knows it, stands there from now on, in the place of any other, of
@@ -131,6 +139,7 @@ impl Ledger {
             }
         };
         *self.stakes.counts.entry(id).or_default() += 1;
+        self.stakes.len += 1;
         self.reference(id, false);
     }
 
@@ -191,22 +200,24 @@ impl Ledger {
         standing.chain(named.flatten()).chain(kept).chain(loose)
     }
 
-    /// All whose numbers are within the range are gone, and what they stood before is there still.
-    pub fn lose_stakes(&mut self, first: u64, last: u64) {
-        let lost = |own: &u64| (first..=last).contains(own);
-        let mut gone = Vec::new();
+    /// None of those whose numbers are within the range stands before anything any more, though what
+    /// it stood before may be there still: whoever takes them away says what has none now.
+    pub fn loosen_stakes(&mut self, first: u64, last: u64) {
+        let is_one = |own: &u64| (first..=last).contains(own);
+        let mut loose = self.veils.take(is_one);
         self.stakes.all.retain(|(id, _), own| {
-            let is_gone = lost(own);
-            gone.extend(is_gone.then_some(*id));
-            !is_gone
+            let is_one = is_one(own);
+            loose.extend(is_one.then_some((*id, *own)));
+            !is_one
         });
-        self.stakes.loose.retain(|own, (id, _)| {
-            let is_gone = lost(own);
-            gone.extend(is_gone.then_some(*id));
-            !is_gone
-        });
-        gone.extend(self.veils.lose(lost));
-        gone.into_iter().for_each(|id| self.uncount(id));
+        self.stakes.loose.extend(loose.into_iter().map(|(id, own)| (own, (id, false))));
+    }
+
+    /// All of those are gone, as their client is.
+    pub fn lose_stakes(&mut self, first: u64, last: u64) {
+        self.loosen_stakes(first, last);
+        let gone: Vec<u64> = self.stakes.loose.range(first..=last).map(|(own, _)| *own).collect();
+        gone.into_iter().for_each(|own| self.unstake(own));
     }
 
     /// What a stake may have stood before is no more.
@@ -310,6 +321,7 @@ impl Ledger {
             if *count.get() == 0 {
                 count.remove();
             }
+            self.stakes.len -= 1;
         }
         self.dereference(id, false);
     }

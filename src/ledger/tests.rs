@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BOUNDS: Bounds = Bounds { objects: 1000, holds: 100 };
+const BOUNDS: Bounds = Bounds { objects: 1000, holds: 100, stakes: 100 };
 const A: Client = Client(0xc1d0_0001);
 const B: Client = Client(0xc1d0_0002);
 
@@ -282,7 +282,7 @@ fn a_missed_charge_counts_as_long_as_the_driver_has_it() {
 
 #[test]
 fn what_a_container_can_make_it_remember_is_bounded() {
-    let mut ledger = Ledger::new(&[100], Bounds { objects: 2, holds: 1 });
+    let mut ledger = Ledger::new(&[100], Bounds { objects: 2, holds: 1, stakes: 0 });
     allocate(&mut ledger, A, 1, 1);
     ledger.note(A, root(A), Handle(2)).unwrap();
     assert_eq!(ledger.reserve(0, 1), Err(LedgerError::Full));
@@ -621,7 +621,7 @@ fn what_may_be_mapped_lies_beside_what_is_until_the_driver_has_said() {
 
 #[test]
 fn pieces_are_no_more_than_are_remembered_and_rather_too_much_is_held() {
-    let mut ledger = Ledger::new(&[100], Bounds { objects: 10, holds: 2 });
+    let mut ledger = Ledger::new(&[100], Bounds { objects: 10, holds: 2, stakes: 0 });
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
     ledger.map_alone(tree(0), span((0, 7)), charge);
@@ -805,7 +805,13 @@ proptest! {
                         ledger.unstake(own);
                     }
                 }
-                16 => ledger.lose_stakes(own.saturating_sub(bytes), own.saturating_sub(bytes / 2)),
+                16 => {
+                    let (first, last) = (own.saturating_sub(bytes), own.saturating_sub(bytes / 2));
+                    match bytes % 2 {
+                        0 => ledger.lose_stakes(first, last),
+                        _ => ledger.loosen_stakes(first, last),
+                    }
+                }
                 17 => {
                     if let Some(charge) = ledger.charge_of(A, Handle(handle)) {
                         ledger.stake(Before::Veil { charge }, own);
@@ -846,7 +852,7 @@ proptest! {
                 }
             });
             prop_assert!(ledger.charges.is_empty() && ledger.veils.is_empty());
-            prop_assert!(!ledger.has_stakes());
+            prop_assert!(!ledger.has_stakes() && ledger.size().stakes == 0);
         }
     }
 }
@@ -1030,21 +1036,72 @@ fn where_a_stake_was_lacking_one_is_until_all_made_of_it_are_gone() {
 }
 
 #[test]
-fn stakes_that_wait_for_others_are_bounded() {
+fn stakes_that_wait_for_others_are_bounded_for_all_memory_together() {
+    let mut ledger = ledger(100);
+    let mut made = 0;
+    for memory in [1, 2] {
+        allocate(&mut ledger, A, memory, 30);
+        let may = |ledger: &Ledger| ledger.may_be_veiled(A, Handle(memory));
+        // One of each stays, so that what is made of the others waits for that.
+        let mut freed = 0;
+        while may(&ledger) && (memory == 2 || freed < BOUNDS.stakes / 2) {
+            let handle = if freed == 0 { 10 + memory } else { 20 };
+            veil(&mut ledger, Handle(memory), handle, true, Some(made));
+            ledger.free(A, Handle(20));
+            freed += 1;
+            made += 1;
+        }
+    }
+    assert_eq!((usize::try_from(made), ledger.size().stakes), (Ok(BOUNDS.stakes), BOUNDS.stakes));
+    assert!(!ledger.may_be_veiled(A, Handle(1)) && ledger.loose_stakes().is_empty());
+    let charge = ledger.charge_of(A, Handle(1)).unwrap();
+    ledger.map(tree(0), span((0, 8)), charge);
+    assert!(!ledger.may_stake(Before::Mappings { charge }) && ledger.lacks_stakes());
+    [11, 12].into_iter().for_each(|handle| ledger.free(A, Handle(handle)));
+    let loose = ledger.loose_stakes();
+    assert_eq!(loose.len() as u64, made);
+    loose.into_iter().for_each(|own| ledger.unstake(own));
+    assert!(ledger.size().stakes == 0 && ledger.may_be_veiled(A, Handle(1)));
+}
+
+#[test]
+fn objects_that_show_nowhere_are_made_of_so_many_memories() {
+    let bounds = Bounds { objects: 4 * MOST_VEILED, stakes: 4 * MOST_VEILED, ..BOUNDS };
+    let mut ledger = Ledger::new(&[1 << 20], bounds);
+    let count = u32::try_from(MOST_VEILED).unwrap();
+    for memory in 1..=count {
+        allocate(&mut ledger, A, memory, 1);
+        assert!(ledger.may_be_veiled(A, Handle(memory)));
+        veil(&mut ledger, Handle(memory), 10_000 + memory, true, Some(memory.into()));
+    }
+    allocate(&mut ledger, A, count + 1, 1);
+    assert!(!ledger.may_be_veiled(A, Handle(count + 1)) && ledger.may_be_veiled(A, Handle(1)));
+}
+
+#[test]
+fn a_stake_that_comes_late_does_not_stand_before_what_is_there() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
-    veil(&mut ledger, Handle(1), 2, true, Some(1));
-    let mut made = 1;
-    while ledger.may_be_veiled(A, Handle(1)) {
-        made += 1;
-        veil(&mut ledger, Handle(1), 3, true, Some(made));
-        ledger.free(A, Handle(3));
-        assert!(made < 1000);
-    }
-    assert!(ledger.loose_stakes().is_empty());
-    ledger.free(A, Handle(2));
-    assert_eq!(
-        (ledger.loose_stakes().len() as u64, ledger.may_be_veiled(A, Handle(1))),
-        (made, true)
-    );
+    let charge = ledger.charge_of(A, Handle(1)).unwrap();
+    let mappings = Before::Mappings { charge };
+    ledger.map(tree(0), span((0, 8)), charge);
+    assert!(staked(&mut ledger, mappings, 91) && !ledger.lacks_stakes());
+    // A worker before had it, and the next one couldn't take it over.
+    ledger.veil(mappings);
+    ledger.veil(Before::Veil { charge });
+    ledger.loosen_stakes(90, 99);
+    assert_eq!((ledger.stake_at(mappings), ledger.size().stakes), (None, 1));
+    ledger.map(tree(0), span((9, 9)), charge);
+    assert!(staked(&mut ledger, mappings, 101), "before the second mapping");
+    assert!(ledger.lacks_stakes() && copied(&ledger, 1).lacks_stakes());
+    ledger.free(A, Handle(1));
+    assert_eq!(used(&ledger), 70);
+    ledger.unmap(tree(0), span((0, 8)));
+    assert!(ledger.lacks_stakes(), "nobody knows which mapping is which");
+    ledger.unmap(tree(0), Span::ALL);
+    assert!(!ledger.lacks_stakes() && used(&ledger) == 70, "until they are freed");
+    ledger.lose_stakes(90, 99);
+    assert_eq!((used(&ledger), ledger.loose_stakes()), (70, vec![101]));
+    ledger.unstake(101);
+    assert_eq!((used(&ledger), ledger.has_stakes(), ledger.size().stakes), (0, false, 0));
 }

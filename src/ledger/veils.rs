@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::stakes::Spot;
 use super::{Before, ChargeId, Client, Handle, Hold, Ledger};
 
-/// Stakes of a memory that may wait for the last such name of it. Whoever makes and frees one after
-/// the other, while another is there, is refused more.
-const MOST_KEPT: usize = 256;
+/// Memories that such objects may be made of. A program that shares memory over the fabric has a few
+/// hundred.
+pub const MOST_VEILED: usize = 1024;
 
 /// Of one memory.
 #[derive(Debug, Default)]
@@ -77,15 +77,14 @@ impl Veils {
         self.0.iter().flat_map(|(id, veil)| veil.kept.iter().map(|own| (*id, *own)))
     }
 
-    /// Some that wait are gone: the memory of each.
-    pub(super) fn lose(&mut self, is_lost: impl Fn(&u64) -> bool) -> Vec<ChargeId> {
-        let mut gone = Vec::new();
-        for (id, veil) in &mut self.0 {
-            let before = veil.kept.len();
-            veil.kept.retain(|own| !is_lost(own));
-            gone.extend(std::iter::repeat_n(*id, before - veil.kept.len()));
-        }
-        gone
+    /// Some of those that wait do no longer: each with its memory.
+    pub(super) fn take(&mut self, is_one: impl Fn(&u64) -> bool) -> Vec<(ChargeId, u64)> {
+        let of = |(id, veil): (&ChargeId, &mut Veil)| {
+            let id = *id;
+            let taken = veil.kept.extract_if(.., |own| is_one(own));
+            taken.map(|own| (id, own)).collect::<Vec<_>>()
+        };
+        self.0.iter_mut().flat_map(of).collect()
     }
 
     /// The stakes that nothing needs any more.
@@ -164,10 +163,13 @@ impl Ledger {
         veil.is_some_and(|veil| veil.exports.contains(&hold))
     }
 
-    /// Whether an object that shows nowhere may be made of that one.
+    /// Whether an object that shows nowhere may be made of that one. Its stake may wait for others
+    /// when it's gone: whoever makes and frees one after the other, while another is there, is refused
+    /// more.
     #[must_use]
     pub fn may_be_veiled(&self, client: Client, handle: Handle) -> bool {
-        let veil = self.objects.charge(client, handle).and_then(|id| self.veils.0.get(&id));
-        veil.is_none_or(|veil| veil.kept.len() < MOST_KEPT)
+        let is_veiled = |id| self.veils.0.contains_key(&id);
+        let is_known = self.objects.charge(client, handle).is_some_and(is_veiled);
+        self.stakes.len() < self.bounds.stakes && (is_known || self.veils.0.len() < MOST_VEILED)
     }
 }

@@ -164,6 +164,7 @@ fn beside_what_a_worker_before_had(words: &[&str], end: impl Fn(&Monitor)) {
     }
     let said = Said::of(&wait(child));
     assert_eq!(monitor.status().calls.killed, 1, "{words:?}: {}", said.text);
+    monitor.sim.fault("clear");
     monitor.wait_for(0);
     until("the driver has it all", || monitor.sim.used(0) == 0);
 }
@@ -180,6 +181,22 @@ const BESIDE: &[&[&str]] = &[
 fn memory_beside_what_a_worker_had_that_was_killed() {
     for words in BESIDE {
         beside_what_a_worker_before_had(words, Monitor::replace);
+    }
+}
+
+/// The driver hangs over what the next worker should have: nobody waits for that for ever, what it
+/// stood before is told by names then, and it counts until it's gone. Names that are made anew deceive
+/// it, which the README says.
+#[test]
+fn memory_beside_what_a_worker_had_that_is_never_handed_over() {
+    let told = BESIDE.iter().filter(|words| words[1] != "anew").copied();
+    for words in told.chain([&["hide-slack", "remapped"][..]]) {
+        beside_what_a_worker_before_had(words, |monitor| {
+            monitor.kill();
+            monitor.sim.fault("dup hang times 1");
+            monitor.start();
+            assert_eq!(monitor.sim.state()["hanging"], 1, "{words:?}");
+        });
     }
 }
 

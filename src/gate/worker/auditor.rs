@@ -18,7 +18,6 @@ use super::Shared;
 use super::abroad::Abroad;
 use super::books::{Books, Space};
 use super::ending::{Ending, LAST_LOOK};
-use super::heritage::Stake;
 use super::mapped::{Mapping, Occasion};
 use super::memory::Count;
 use super::names::{NAMES_DOUBT, Names};
@@ -189,14 +188,6 @@ impl Shared {
         *last = Some(Audited { occasion, began, ended: Instant::now() });
     }
 
-    /// Sees to what a worker before had, which nobody asks the driver for meanwhile: it is in the
-    /// figures of nobody who is asked for.
-    pub(super) fn inherit_first(&self, stakes: &[Stake]) {
-        let last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
-        self.inherit(stakes);
-        drop(last);
-    }
-
     /// Audits, forever.
     pub(super) fn audit_forever(&self) -> nix::Result<()> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -205,6 +196,8 @@ impl Shared {
         let mut mapped = Instant::now();
         let mut tidied = Instant::now();
         self.clear_up_what_is_left();
+        // Nobody looked since the worker before did.
+        self.books().schedule(Instant::now());
         loop {
             self.watch(&epoll, &mut watched);
             let wait = self.next(Instant::now());

@@ -16,11 +16,11 @@ use crate::gate::audit::Named;
 use crate::gate::journal::{HALF_BYTES, RECORD_BYTES, Record, SLOTS, Stage};
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
-    Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
+    Bounds, Client, Entry, Handle, Hold, Ledger, MOST_VEILED, Process, Reservation, Span, Tree,
 };
 
 /// How much the container may make us remember.
-pub(super) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384 };
+pub(super) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, stakes: 16384 };
 
 /// Clients that are known by their users, and users of clients; of more, all is known but who uses
 /// them.
@@ -788,11 +788,14 @@ fn is_of_another(naming: &Naming, Change { client, handle, maker }: Change) -> b
     naming.client == client && !is_own
 }
 
-/// The most records that make what is kept from nothing fill half of a half: objects with their charges,
-/// holds, users, ranges, nodes, and makers of files.
+/// The most records that make what is kept from nothing leave an eighth of a half for what changes until
+/// it's written anew: objects and holds with their charges, stakes, what shows nowhere (an export of such,
+/// or two that say of what is mapped that it's bare), users, ranges, nodes, and makers of files.
 const _: () = {
-    let most = 2 * BOUNDS.objects + 2 * BOUNDS.holds + MOST_SHARES + MOST_PROCESSES + MOST_RANGES;
-    assert!((most + MOST_NODES + 3 * mapped::MOST) * RECORD_BYTES <= HALF_BYTES / 4 * 3);
+    let ledger = 2 * BOUNDS.objects + 2 * BOUNDS.holds + BOUNDS.stakes;
+    let veils = 2 * BOUNDS.holds + 2 * MOST_VEILED;
+    let users = MOST_SHARES + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * mapped::MOST;
+    assert!((ledger + veils + users) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
 };
 
 fn ranges(ranges: &BTreeMap<(u64, u64), u64>) -> impl Iterator<Item = Record> {

@@ -3,13 +3,17 @@
 //! Else its objects would go at the worker's end, and with them the stakes, before whose memory
 //! nothing would stand any more. The driver has a client in the figures of the process that made it,
 //! though, whose pid may be anybody's by then: so the next worker makes a client of its own, puts a
-//! duplicate of each stake in its place, and ends the one before.
+//! duplicate of each stake in its place, and ends the one before. That is done before anybody is
+//! answered. Where the driver hangs, the rest is given up: what those stakes stood before is bare, so
+//! names are compared, and they count until their client is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Shared;
+use super::books::Books;
 use super::device::{Device, Rm};
 use super::own::Own;
 use super::stakes::{handle_of, known, of_client};
@@ -21,6 +25,9 @@ const KIND: u64 = 1 << 62;
 
 /// Bits of a number that say which of a client's files it is.
 const PLACE_BITS: u32 = 8;
+
+/// Stakes whose heirs are entered at once: who gives the rest up loses no more than are on their way.
+const AT_ONCE: usize = 64;
 
 /// Whether a file that the keeper has is one of these.
 pub(super) fn is_number(number: u64) -> bool {
@@ -37,13 +44,22 @@ fn client_of(number: u64) -> u32 {
     u32::try_from((number >> PLACE_BITS) & u64::from(u32::MAX)).unwrap_or_default()
 }
 
-/// Files of clients that workers before had: the first of each is the client's.
+/// What workers before had.
 #[derive(Debug, Default)]
-pub(super) struct Heritage(Mutex<BTreeMap<u32, BTreeMap<u64, OwnedFd>>>);
+pub(super) struct Heritage {
+    /// Files of their clients: the first of each is the client's.
+    files: Mutex<BTreeMap<u32, BTreeMap<u64, OwnedFd>>>,
+    /// What isn't taken over yet won't be. Changes while the books are locked.
+    is_given_up: AtomicBool,
+}
 
 impl Heritage {
     fn all(&self) -> MutexGuard<'_, BTreeMap<u32, BTreeMap<u64, OwnedFd>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::Acquire)
     }
 
     /// Whether that stake is of one of them.
@@ -53,7 +69,7 @@ impl Heritage {
 }
 
 /// One that is in the books.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Stake {
     before: Before,
     gpu: usize,
@@ -66,12 +82,43 @@ impl Stake {
     }
 }
 
+impl Books {
+    fn stakes(&self) -> Vec<Stake> {
+        let stakes = self.ledger.stakes();
+        stakes.map(|(before, gpu, own)| Stake { before, gpu, own }).collect()
+    }
+
+    /// No stake of ours stands there, and none will before what is there now, whatever is put there
+    /// later: whoever looks finds that names are to be compared.
+    pub(super) fn bare(&mut self, before: Before) {
+        match before {
+            Before::Mappings { charge } => {
+                self.enter(Entry::Veil { before });
+                self.enter(Entry::Veil { before: Before::Veil { charge } });
+            }
+            Before::Veil { .. } => self.enter(Entry::Veil { before }),
+            // Of these nothing is put there later.
+            Before::Export { .. }
+            | Before::Name { .. }
+            | Before::First { .. }
+            | Before::Nothing { .. } => {}
+        }
+    }
+
+    /// Nothing of a client stands before anything any more. What it keeps counts until it's gone.
+    fn loosen(&mut self, client: u32) {
+        for stake in self.stakes().iter().filter(|of| of.client() == client) {
+            self.bare(stake.before);
+        }
+        let (first, last) = of_client(client);
+        self.enter(Entry::LoosenStakes { first, last });
+    }
+}
+
 impl Shared {
     /// Those that workers before had: what the books have before anybody is answered.
     pub(super) fn stakes_of_old(&self) -> Vec<Stake> {
-        let books = self.books();
-        let stakes = books.ledger.stakes();
-        stakes.map(|(before, gpu, own)| Stake { before, gpu, own }).collect()
+        self.books().stakes()
     }
 
     /// A worker before had it.
@@ -95,65 +142,84 @@ impl Shared {
         });
     }
 
-    /// Puts stakes of ours in the places of those that workers before had, and ends their clients.
-    pub(super) fn inherit(&self, stakes: &[Stake]) {
+    /// Puts stakes of ours in the places of those that workers before had, and ends their clients. Tells
+    /// after each that it goes on.
+    pub(super) fn inherit(&self, stakes: &[Stake], goes_on: impl Fn()) {
         // Of some nobody kept the files: a worker that couldn't tell the keeper, say.
         let mut clients: BTreeSet<u32> = stakes.iter().map(Stake::client).collect();
         clients.extend(self.heritage.all().keys());
         for client in clients {
-            let stakes: Vec<&Stake> = stakes.iter().filter(|of| of.client() == client).collect();
-            self.inherit_from(client, &stakes);
+            let stakes: Vec<Stake> =
+                stakes.iter().filter(|of| of.client() == client).copied().collect();
+            self.inherit_from(client, &stakes, &goes_on);
         }
     }
 
-    fn inherit_from(&self, client: u32, stakes: &[&Stake]) {
+    /// The driver hangs: what it hasn't come to is given up.
+    pub(super) fn give_up_heritage(&self, stakes: &[Stake]) {
+        let mut books = self.books();
+        self.heritage.is_given_up.store(true, Ordering::Release);
+        let clients: BTreeSet<u32> = stakes.iter().map(Stake::client).collect();
+        clients.into_iter().for_each(|client| books.loosen(client));
+    }
+
+    fn inherit_from(&self, client: u32, stakes: &[Stake], goes_on: &impl Fn()) {
         let files = self.heritage.all();
         let control = files.get(&client).and_then(|files| files.values().next());
         let control = control.and_then(|control| control.try_clone().ok());
         drop(files);
         let control = control.and_then(|control| Device::of(&self.settings.nodes, control).ok());
         let former = control.map(|control| Own::former(control, client));
-        let heirs: Vec<_> = stakes
-            .iter()
-            .map(|stake| former.as_ref().and_then(|former| self.heir(former, stake)))
-            .collect();
-        let mut books = self.books();
-        let mut needless = Vec::new();
-        for (stake, heir) in stakes.iter().zip(heirs) {
-            let (before, is_veil) = (stake.before, matches!(stake.before, Before::Veil { .. }));
-            match heir {
-                // Where a call hung while the worker began, others may have freed since what it stood
-                // before.
-                Some(heir) if !is_veil && books.ledger.stake_at(before) != Some(stake.own) => {
-                    needless.push(heir);
-                }
-                Some((own, heir)) => {
-                    books.enter(Entry::Stake { before, own: known(&own, heir) });
-                }
-                // Whoever looks finds that others have none.
-                None if is_veil => books.enter(Entry::Veil { before }),
-                None => {}
-            }
+        if let Some(former) = &former {
+            stakes.chunks(AT_ONCE).for_each(|stakes| self.hand_over(former, stakes, goes_on));
         }
-        let (first, last) = of_client(client);
-        books.enter(Entry::LoseStakes { first, last });
-        drop(books);
-        for (own, heir) in needless {
-            own.give_back(&self.release, heir);
-        }
+        self.books().loosen(client);
         if let Some(former) = former {
             former.end(&self.release);
         }
+        let (first, last) = of_client(client);
+        self.books().enter(Entry::LoseStakes { first, last });
         let files = self.heritage.all().remove(&client).unwrap_or_default();
         for number in files.into_keys() {
             let _ = self.keeper.tell(Notice::TakenBack { number });
         }
     }
 
+    /// Makes heirs, and puts them in the places of those that they are of.
+    fn hand_over(&self, former: &Own, stakes: &[Stake], goes_on: impl Fn()) {
+        let heir = |stake| {
+            let heir = self.heir(former, stake);
+            goes_on();
+            heir
+        };
+        let heirs: Vec<_> = stakes.iter().map(heir).collect();
+        let mut books = self.books();
+        let is_given_up = self.heritage.is_given_up();
+        let mut needless = Vec::new();
+        for (stake, (own, heir)) in
+            stakes.iter().zip(heirs).filter_map(|(stake, heir)| Some((stake, heir?)))
+        {
+            if is_given_up {
+                needless.push((own, heir));
+                continue;
+            }
+            books.enter(Entry::Stake { before: stake.before, own: known(&own, heir) });
+            if let Before::Veil { .. } = stake.before {
+                // There may be many: this one isn't replaced by that.
+                let (first, last) = (stake.own, stake.own);
+                books.enter(Entry::LoosenStakes { first, last });
+            }
+        }
+        drop(books);
+        for (own, heir) in needless {
+            own.give_back(&self.release, heir);
+        }
+    }
+
     /// A duplicate of ours of one that a worker before had, and still needs to be.
     fn heir(&self, former: &Own, stake: &Stake) -> Option<(Arc<Own>, u32)> {
         let handle = handle_of(former, stake.own)?;
-        if matches!(stake.before, Before::Nothing { .. }) {
+        if matches!(stake.before, Before::Nothing { .. }) || self.heritage.is_given_up() {
             return None;
         }
         let rm = Rm { release: &self.release, device: &former.control };

@@ -57,6 +57,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -96,7 +97,8 @@ const STACK_BYTES: usize = 128 << 10;
 /// How long calls may take to finish once it's over.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// How long calls wait at most until there are stakes of ours in the places of the former worker's.
+/// How long the driver may be at one of the former worker's stakes, while calls and audits wait for ours
+/// in their places.
 const HERITAGE: Duration = Duration::from_secs(1);
 
 /// Connections that are answered at once.
@@ -160,18 +162,13 @@ pub fn main() -> io::Result<()> {
     }
     shared.forget_what_was_never_exported();
     shared.was_initializing();
-    let stakes = shared.stakes_of_old();
-    let (heir, has_inherited) = std::sync::mpsc::channel::<()>();
-    shared.spawn("audit", move || {
-        shared.inherit_first(&stakes);
-        drop(heir);
+    shared.take_over_stakes()?;
+    shared.spawn("audit", || {
         if let Err(error) = shared.audit_forever() {
             shared.finish(Err(error.into()));
         }
     })?;
     shared.spawn("mappings", || shared.audit_mappings_forever())?;
-    // Calls wait for that, unless the driver doesn't come to it.
-    let _ = has_inherited.recv_timeout(HERITAGE);
     shared.keeper.tell(Notice::Ready)?;
     shared.start_threads()?;
     super::resident::give_back_the_start();
@@ -229,6 +226,26 @@ impl Shared {
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
         thread.spawn(work).map(drop)
+    }
+
+    /// Sees to the stakes of workers before, while nobody calls and nobody is audited: they are in the
+    /// figures of nobody who is asked for. By a thread that the driver may keep.
+    fn take_over_stakes(&'static self) -> io::Result<()> {
+        let stakes = Arc::new(self.stakes_of_old());
+        let (heir, inherits) = std::sync::mpsc::channel::<()>();
+        let all = Arc::clone(&stakes);
+        self.spawn("heritage", move || self.inherit(&all, || _ = heir.send(())))?;
+        loop {
+            match inherits.recv_timeout(HERITAGE) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!("the driver hangs over what a worker before had");
+                    self.give_up_heritage(&stakes);
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// Takes what the keeper hands over, until it says begin. Whether it said to end.

@@ -71,13 +71,14 @@ impl Shared {
         if books.stake(before, known(own, fresh)) {
             return Source { handle: fresh, stays: true };
         }
-        let stake = books.ledger.stake_at(before);
+        let stake = books.ledger.stake_at(before).and_then(|stake| handle_of(own, stake));
+        let Some(handle) = stake else {
+            books.bare(before);
+            return Source { handle: fresh, stays: false };
+        };
         drop(books);
-        let stake = stake.and_then(|stake| handle_of(own, stake));
-        stake.map_or(Source { handle: fresh, stays: false }, |handle| {
-            own.give_back(&self.release, fresh);
-            Source { handle, stays: true }
-        })
+        own.give_back(&self.release, fresh);
+        Source { handle, stays: true }
     }
 
     /// Puts a stake before an export, right behind what was exported: whether there is one.
@@ -156,6 +157,7 @@ impl Shared {
             return;
         }
         let own = self.auditor.own_at_hand();
+        let mut has_freed = false;
         for stake in loose {
             let ours = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
             let is_gone = match ours {
@@ -163,6 +165,7 @@ impl Shared {
                 // Those of a client that we had before go with that.
                 None => !self.heritage.has(stake),
             };
+            has_freed |= is_gone;
             let mut books = self.books();
             match is_gone {
                 true => books.enter(Entry::Unstake { own: stake }),
@@ -170,8 +173,10 @@ impl Shared {
                 false => books.ledger.still_loose(stake),
             }
         }
-        // It may have been the last thing that our client was kept for.
-        self.auditor.wake();
+        if has_freed {
+            // It may have been the last thing that our client was kept for.
+            self.auditor.wake();
+        }
     }
 
     /// The same, and waits for those that another thread is about to free: a call would be refused

@@ -86,15 +86,16 @@ fn something_happens(arguments: &[String]) -> anyhow::Result<()> {
 /// Takes as much as the driver's figures seem to lack, where what was asked for has two names beside a
 /// file that it was exported to, which owns it. With `export`, one; with `closed`, also beside names of a
 /// client whose file is closed; with `busy`, while it's named again and again, in vain; with `across`,
-/// below another GPU's device; with `mapped`, it's mapped and not exported. With `closing` and `anew`
-/// other names go just when that much is taken, the latter under these.
+/// below another GPU's device; with `mapped`, it's mapped and not exported, and with `remapped` it is
+/// so once more when something has happened. With `closing` and `anew` other names go just when that
+/// much is taken, the latter under these.
 pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let mut rm = Rm::start(place)?;
     let name = |rm: &Rm, handle| rm.dup(rm.client, rm.device, rm.client, handle);
     let way = arguments.first().map(String::as_str);
     let all = most(&rm)?;
     let honest = match way {
-        None | Some("export" | "busy" | "across" | "mapped") => all,
+        None | Some("export" | "busy" | "across" | "mapped" | "remapped") => all,
         Some("closed" | "closing" | "anew") => all / 2,
         Some(other) => anyhow::bail!("no way to make slack \"{other}\""),
     };
@@ -110,11 +111,13 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
     }
     // The kernel's object, which no figure shows, is the next to own it.
     let uvm = Uvm::open(place, rm.abi)?;
-    if way == Some("mapped") {
+    let mut mapped = None;
+    if let Some("mapped" | "remapped") = way {
         uvm.initialize(0)?;
         let (uuid, base) = (uvm.register(&rm)?, 0x10_0000_0000);
-        uvm.external_range(base, honest)?;
+        uvm.external_range(base, 2 * honest)?;
         uvm.map_external(&rm, uuid, base, honest, handle)?;
+        mapped = Some((uuid, base + honest));
     } else {
         rm.export(handle, file.as_raw_fd())?;
     }
@@ -124,6 +127,9 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
         rm.gpu = crate::rm::open(&place.dev, &format!("nvidia{}", place.gpu))?;
     }
     something_happens(arguments)?;
+    if let Some((uuid, base)) = mapped.filter(|_| way == Some("remapped")) {
+        uvm.map_external(&rm, uuid, base, honest, another)?;
+    }
     if way == Some("closed") {
         let other = Rm::start(place)?;
         let (handle, _) = other.alloc(all - honest)?;
