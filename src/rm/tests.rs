@@ -514,10 +514,14 @@ fn numbers_sizes_and_offsets_are_those_of_the_headers() {
     let mut compared = 0;
     for (what, value) in &wanted {
         let line = said.lines().find_map(|line| line.strip_prefix(&format!("{what} ")));
-        if let Some(line) = line {
+        let Some(line) = line else { continue };
+        // What is refused may have another number, by which it's refused, too.
+        let is_refused = |number| control::check(&release, number, 0).is_err();
+        let is_one = control::REFUSED.iter().any(|(number, _)| u64::from(*number) == *value);
+        if !(is_one && line.parse().is_ok_and(is_refused)) {
             assert_eq!(line, value.to_string(), "{what} of {version}");
-            compared += 1;
         }
+        compared += 1;
     }
     for name in shapes.iter().map(|nested| nested.name) {
         let count = shapes.iter().filter(|other| other.name == name).count();
