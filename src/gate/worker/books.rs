@@ -4,9 +4,15 @@
 //! memory. What must outlive this worker is changed by [`Books::write`] alone, which
 //! puts it into the journal too.
 
+mod changes;
+mod ranges;
+
+pub(super) use self::ranges::Space;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use self::changes::{Change, Naming};
 use super::makers::Makers;
 use super::mapped;
 use super::memories::Mapped;
@@ -34,39 +40,11 @@ const MOST_PROCESSES: usize = 4096;
 const MOST_RANGES: usize = 16384;
 const MOST_NODES: usize = 64;
 
-/// Ranges that were withdrawn while mappings are looked at; of more, the oldest are forgotten.
-const MOST_WITHDRAWN: usize = 4096;
-
 /// Devices and subdevices whose GPU is known; of more, it's asked for again.
 const MOST_DEVICES: usize = 4096;
 
 /// No client has this handle; who is seen with it was seen at all.
 pub(super) const ANYBODY: Client = Client(0);
-
-/// The bits that tell managed ranges of a process from those that a file of UVM's has: no process
-/// has such a number, and no range such an address.
-const MANAGED: u64 = 1 << 63;
-const OF_FILE: u64 = 1 << 62;
-
-/// What ranges are of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Space {
-    /// A process, which mapped managed memory there.
-    Managed(Process),
-    /// A file of UVM's that is kept, by its number: it had the driver make them, and what is
-    /// mapped there by it is no managed memory.
-    File(u32),
-}
-
-impl Space {
-    /// Its number in the journal, and in [`Hold::Mapping`].
-    pub(super) fn number(self) -> u64 {
-        match self {
-            Self::Managed(process) => process.0 | MANAGED,
-            Self::File(number) => u64::from(number) | OF_FILE,
-        }
-    }
-}
 
 /// A call of a worker before.
 #[derive(Debug)]
@@ -76,37 +54,6 @@ struct Inherited {
     reservation: Option<Reservation>,
     /// What it makes, or frees, and the driver may still be at.
     object: (Client, Handle),
-}
-
-/// Objects that a call names, to the driver and in the books: they may not say the same while another
-/// call changes what has that name.
-#[derive(Debug)]
-struct Naming {
-    number: u64,
-    client: Client,
-    objects: Vec<Handle>,
-    /// What a worker before was about to change, in the same call.
-    spares: (Client, Handle),
-    /// Whether it makes one of them: no other call makes that too, unless somebody frees it.
-    is_making: bool,
-    /// Frees wait for it a while.
-    is_export: bool,
-    /// One of them was made, or freed, since it was last looked at, or may have been freed with something
-    /// that they hang below.
-    is_moved: bool,
-    /// One of them was itself, or with what they are known to hang below.
-    is_touched: bool,
-    /// Another call began to make what this one makes: it can, where that was freed.
-    is_remade: bool,
-}
-
-/// A call that changes what has a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Change {
-    client: Client,
-    handle: Handle,
-    /// Who names it that makes it; `None` frees it and what hangs below.
-    maker: Option<u64>,
 }
 
 /// The books.
@@ -295,7 +242,7 @@ impl Books {
         let nodes = self.nodes.iter();
         let nodes = nodes.map(|(device, inode)| Record::Node { device: *device, inode: *inode });
         let ledger = self.ledger.entries().map(Record::Ledger);
-        let ranges = ranges(&self.ranges);
+        let ranges = ranges::records(&self.ranges);
         self.log.rewrite(ledger.chain(ranges).chain(nodes).chain(self.makers.records()));
     }
 
@@ -372,107 +319,6 @@ impl Books {
         self.devices.retain(|(of, handle), _| *of != client || stays(*handle));
     }
 
-    /// How many frees have begun; `None` where one of that client's is on its way.
-    pub(super) fn frees(&self, client: Client) -> Option<u64> {
-        let frees = |change: &Change| change.maker.is_none() && change.client == client;
-        (!self.changing.iter().any(frees)).then_some(self.frees)
-    }
-
-    /// Remembers a range. `false` where it can't be.
-    pub(super) fn announce(&mut self, space: Space, base: u64, length: u64) -> bool {
-        let room = self.has_room_for(space, base, length);
-        if room {
-            self.write(Record::Announce { space: space.number(), base, length });
-        }
-        room
-    }
-
-    /// Whether a range can be remembered.
-    pub(super) fn has_room_for(&self, space: Space, base: u64, length: u64) -> bool {
-        let room = self.ranges.len() < MOST_RANGES;
-        let fits = base & MANAGED == 0 && length > 0;
-        fits && (room || self.ranges.contains_key(&(space.number(), base)))
-    }
-
-    /// Forgets a range.
-    pub(super) fn withdraw(&mut self, space: Space, base: u64) {
-        if self.ranges.contains_key(&(space.number(), base)) {
-            self.write(Record::Withdraw { space: space.number(), base });
-        }
-    }
-
-    /// The range that `base` lies in: its first address and bytes.
-    pub(super) fn range(&self, space: Space, base: u64) -> Option<(u64, u64)> {
-        let space = space.number();
-        let (key, length) = self.ranges.range((space, 0)..=(space, base)).next_back()?;
-        (base - key.1 < *length).then_some((key.1, *length))
-    }
-
-    fn withdrew(&mut self, space: u64, base: u64, length: Option<u64>) {
-        let Some(length) = length else { return };
-        while self.withdrawn.len() >= MOST_WITHDRAWN {
-            self.withdrawn.pop_front();
-        }
-        self.withdrawn.push_back((Instant::now(), space, (base, base.saturating_add(length))));
-    }
-
-    /// Nobody asks any more for what was withdrawn before.
-    pub(super) fn forget_withdrawn(&mut self, before: Instant) {
-        let first = self.withdrawn.partition_point(|(at, ..)| *at < before);
-        self.withdrawn.drain(..first);
-    }
-
-    /// Whether a mapping lies in a range, or in several that lie one after the other: the kernel lists
-    /// neighbours as one, of files that don't mind.
-    pub(super) fn covers(&self, space: Space, mapped: Mapped) -> bool {
-        reaches(mapped, |at| self.end_at(space, at))
-    }
-
-    /// Where a range ends that has an address.
-    fn end_at(&self, space: Space, at: u64) -> Option<u64> {
-        self.range(space, at).map(|(base, length)| base.saturating_add(length))
-    }
-
-    /// Whether it does, or did at some time since then: a list of mappings is older than the books.
-    pub(super) fn covered(&self, space: Space, mapped: Mapped, since: Instant) -> bool {
-        reaches(mapped, |at| {
-            let now = self.end_at(space, at);
-            now.or_else(|| self.withdrawn_end(at, since, |of| of == space.number()))
-        })
-    }
-
-    /// Whether it lay in one of whatever space, which was withdrawn since.
-    pub(super) fn was_covered(&self, mapped: Mapped, since: Instant) -> bool {
-        reaches(mapped, |at| self.withdrawn_end(at, since, |_| true))
-    }
-
-    /// Where a range of such a space ended that had an address, and was withdrawn since then.
-    fn withdrawn_end(&self, at: u64, since: Instant, of: impl Fn(u64) -> bool) -> Option<u64> {
-        let late = self.withdrawn.iter().rev().take_while(|(when, ..)| *when >= since);
-        let had = late.filter(|(_, space, (from, to))| of(*space) && (*from..*to).contains(&at));
-        had.map(|(.., (_, to))| *to).max()
-    }
-
-    /// The ranges of a space: first addresses and bytes.
-    pub(super) fn ranges_of(&self, space: Space) -> Vec<(u64, u64)> {
-        let space = space.number();
-        let all = self.ranges.range((space, 0)..=(space, u64::MAX));
-        all.map(|((_, base), length)| (*base, *length)).collect()
-    }
-
-    /// How many ranges files have.
-    pub(super) fn ranges_of_files(&self) -> usize {
-        self.ranges.range((OF_FILE, 0)..(MANAGED, 0)).count()
-    }
-
-    /// A file of UVM's is closed, or is as good as closed: it maps nothing, and has no ranges.
-    pub(super) fn close_file(&mut self, file: u32) {
-        self.enter(Entry::CloseFile { file });
-        for (base, _) in self.ranges_of(Space::File(file)) {
-            self.withdraw(Space::File(file), base);
-        }
-    }
-
     /// A node of UVM's was seen. `false` where there are more than can be known.
     pub(super) fn saw_node(&mut self, (device, inode): (u64, u64)) -> bool {
         if self.nodes.contains(&(device, inode)) {
@@ -510,147 +356,6 @@ impl Books {
     /// Those that are in the driver now hang there.
     pub(super) fn wait_no_more(&mut self) {
         self.stuck = self.underway;
-    }
-
-    /// A free goes into the driver.
-    pub(super) fn begin_free(&mut self, client: Client, handle: Handle) {
-        self.frees += 1;
-        self.begin_change(Change { client, handle, maker: None });
-    }
-
-    /// It is back.
-    pub(super) fn end_free(&mut self, client: Client, handle: Handle) {
-        self.end_change(Change { client, handle, maker: None });
-    }
-
-    /// A call that makes an object of a handle goes into the driver.
-    pub(super) fn begin_make(&mut self, number: u64, client: Client, handle: Handle) {
-        self.begin_change(Change { client, handle, maker: Some(number) });
-    }
-
-    /// It is back, and entered.
-    pub(super) fn end_make(&mut self, number: u64, client: Client, handle: Handle) {
-        self.end_change(Change { client, handle, maker: Some(number) });
-    }
-
-    fn begin_change(&mut self, change: Change) {
-        self.changing.push(change);
-        let ledger = &self.ledger;
-        for naming in &mut self.naming {
-            naming.is_moved |= moves(ledger, naming, change);
-            naming.is_touched |= touches(ledger, naming, change);
-            naming.is_remade |= remakes(naming, change);
-        }
-    }
-
-    fn end_change(&mut self, change: Change) {
-        if let Some(at) = self.changing.iter().position(|of| *of == change) {
-            self.changing.swap_remove(at);
-        }
-    }
-
-    /// A call names objects from now on, by a number of its own.
-    pub(super) fn begin_naming(
-        &mut self,
-        number: u64,
-        client: Client,
-        objects: Vec<Handle>,
-        spares: (Client, Handle),
-    ) {
-        let [is_making, is_export, is_moved, is_touched, is_remade] = [false; 5];
-        let mut naming = Naming {
-            number,
-            client,
-            objects,
-            spares,
-            is_making,
-            is_export,
-            is_moved,
-            is_touched,
-            is_remade,
-        };
-        naming.is_moved = self.changing.iter().any(|change| moves(&self.ledger, &naming, *change));
-        self.naming.push(naming);
-    }
-
-    /// The call makes one of them.
-    pub(super) fn is_making(&mut self, number: u64) {
-        let naming = self.naming.iter_mut().find(|naming| naming.number == number);
-        naming.into_iter().for_each(|naming| naming.is_making = true);
-    }
-
-    /// And another one, of a handle that it chose late.
-    pub(super) fn makes_also(&mut self, number: u64, client: Client, handle: Handle) {
-        let (ledger, changing) = (&self.ledger, &self.changing);
-        if let Some(naming) = self.naming.iter_mut().find(|naming| naming.number == number) {
-            naming.objects.push(handle);
-            naming.is_making = true;
-            naming.is_moved |= changing.iter().any(|change| moves(ledger, naming, *change));
-            naming.is_touched |= changing.iter().any(|change| touches(ledger, naming, *change));
-        }
-        self.begin_make(number, client, handle);
-    }
-
-    /// The same, of an export, which frees wait for.
-    pub(super) fn begin_export(&mut self, number: u64, client: Client, objects: Vec<Handle>) {
-        self.begin_naming(number, client, objects, (client, Handle(0)));
-        if let Some(naming) = self.naming.last_mut() {
-            naming.is_export = true;
-        }
-    }
-
-    pub(super) fn end_naming(&mut self, number: u64) {
-        self.naming.retain(|naming| naming.number != number);
-    }
-
-    /// Whether an object that is to be freed is one that's being exported, or one above it.
-    pub(super) fn is_exporting(&self, client: Client, handle: Handle) -> bool {
-        let free = Change { client, handle, maker: None };
-        let mut exports = self.naming.iter().filter(|naming| naming.is_export);
-        exports.any(|naming| moves(&self.ledger, naming, free))
-    }
-
-    /// Whether the names say what they do until [`Books::is_moved`] says otherwise; they may not
-    /// while one of the objects is being made, or freed.
-    pub(super) fn stays(&mut self, number: u64) -> bool {
-        let (ledger, changing) = (&self.ledger, &self.changing);
-        let Some(naming) = self.naming.iter_mut().find(|naming| naming.number == number) else {
-            return false;
-        };
-        naming.is_moved = false;
-        !changing.iter().any(|change| moves(ledger, naming, *change))
-    }
-
-    /// Whether nobody makes or frees one of the objects themselves; or else it was touched, where that
-    /// is `waited` for no longer.
-    pub(super) fn may_be_named(&mut self, number: u64, waited: bool) -> bool {
-        let (ledger, changing) = (&self.ledger, &self.changing);
-        let Some(naming) = self.naming.iter_mut().find(|naming| naming.number == number) else {
-            return true;
-        };
-        let is_busy = changing.iter().any(|change| touches(ledger, naming, *change));
-        naming.is_touched |= is_busy && waited;
-        !is_busy || waited
-    }
-
-    /// Whether an object began to be made or freed since [`Books::stays`], or may have been freed.
-    pub(super) fn is_moved(&self, number: u64) -> bool {
-        let naming = self.naming.iter().find(|naming| naming.number == number);
-        naming.is_none_or(|naming| naming.is_moved)
-    }
-
-    /// Whether one was itself made or freed since it was named.
-    pub(super) fn is_touched(&self, number: u64) -> bool {
-        let naming = self.naming.iter().find(|naming| naming.number == number);
-        naming.is_none_or(|naming| naming.is_touched || naming.is_remade && naming.is_moved)
-    }
-
-    /// An object was made, and stays. Another that the same handle was given was freed, then.
-    pub(super) fn was_made(&mut self, number: u64, client: Client, handle: Handle) {
-        let others = self.naming.iter_mut().filter(|naming| naming.number != number);
-        let same = others.filter(|naming| naming.client == client && naming.is_making);
-        same.filter(|naming| naming.objects.contains(&handle))
-            .for_each(|naming| naming.is_touched = true);
     }
 
     /// The driver is to be asked soon, and once more later.
@@ -743,51 +448,6 @@ impl Books {
     }
 }
 
-/// Whether one gets from a mapping's beginning to its end by steps of `end_at`.
-fn reaches((from, to): Mapped, end_at: impl Fn(u64) -> Option<u64>) -> bool {
-    let mut at = from;
-    while at < to {
-        match end_at(at).filter(|end| *end > at) {
-            Some(end) => at = end,
-            None => return false,
-        }
-    }
-    true
-}
-
-/// Whether a name may say something else after a change.
-fn moves(ledger: &Ledger, naming: &Naming, change: Change) -> bool {
-    let goes = |object: &Handle| match change.maker {
-        Some(_) => *object == change.handle,
-        None => ledger.is_freed_by(change.client, *object, change.handle),
-    };
-    is_of_another(naming, change) && naming.objects.iter().any(goes)
-}
-
-/// Whether it does: of itself, or of what it's known to hang below.
-fn touches(ledger: &Ledger, naming: &Naming, change: Change) -> bool {
-    let Change { client, handle, maker } = change;
-    let is_freed = |object: &Handle| {
-        maker.is_none() && (handle.0 == client.0 || ledger.is_below(client, *object, handle))
-    };
-    let goes = |object: &Handle| *object == handle || is_freed(object);
-    is_of_another(naming, change) && naming.objects.iter().any(goes)
-}
-
-/// Whether another call makes what this one makes.
-fn remakes(naming: &Naming, Change { client, handle, maker }: Change) -> bool {
-    let is_other = maker.is_some_and(|maker| maker != naming.number);
-    is_other && naming.is_making && naming.client == client && naming.objects.contains(&handle)
-}
-
-/// Whether it isn't the call's own change, of a client that it names something of.
-fn is_of_another(naming: &Naming, Change { client, handle, maker }: Change) -> bool {
-    let is_own = maker == Some(naming.number)
-        || maker.is_some() && naming.is_making
-        || maker.is_none() && naming.spares == (client, handle);
-    naming.client == client && !is_own
-}
-
 /// The most records that make what is kept from nothing leave an eighth of a half for what changes until
 /// it's written anew: objects and holds with their charges, stakes, what shows nowhere (an export of such,
 /// or two that say of what is mapped that it's bare), users, ranges, nodes, and makers of files.
@@ -797,14 +457,6 @@ const _: () = {
     let users = MOST_SHARES + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * mapped::MOST;
     assert!((ledger + veils + users) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
 };
-
-fn ranges(ranges: &BTreeMap<(u64, u64), u64>) -> impl Iterator<Item = Record> {
-    ranges.iter().map(|((space, base), length)| Record::Announce {
-        space: *space,
-        base: *base,
-        length: *length,
-    })
-}
 
 #[cfg(test)]
 mod tests {
@@ -816,13 +468,13 @@ mod tests {
     use super::*;
     use crate::gate::journal::{HEAD_BYTES, JOURNAL_BYTES};
 
-    fn journal() -> File {
+    pub(super) fn journal() -> File {
         let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
         ftruncate(&journal, JOURNAL_BYTES as u64).unwrap();
         journal
     }
 
-    fn open(journal: &File) -> (Books, &'static Memory) {
+    pub(super) fn open(journal: &File) -> (Books, &'static Memory) {
         let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, total_bytes: 9, limit_bytes: 9 };
         let memory: &'static Memory = Box::leak(Box::new(Memory::map(journal).unwrap()));
         (Books::open(memory, std::slice::from_ref(&gpu), &[]), memory)
@@ -840,89 +492,6 @@ mod tests {
         let (books, _) = open(&journal);
         assert_eq!(books.ledger.shares(), MOST_SHARES);
         assert_eq!(books.ledger.usage(0).unwrap().limit_bytes, 7);
-    }
-
-    #[test]
-    fn neighbours_that_are_listed_as_one_are_covered() {
-        let (mut books, _) = open(&journal());
-        let space = Space::Managed(Process(1));
-        for base in [0x1000, 0x2000, 0x5000] {
-            assert!(books.announce(space, base, 0x1000));
-        }
-        assert!(books.covers(space, (0x1000, 0x3000)) && books.covers(space, (0x1800, 0x2800)));
-        for no in [(0x1000, 0x3001), (0x800, 0x2000), (0x1000, 0x6000)] {
-            assert!(!books.covers(space, no));
-        }
-        let since = Instant::now();
-        books.withdraw(space, 0x2000);
-        assert!(!books.covers(space, (0x1000, 0x3000)));
-        // One was there still when the list began to be read.
-        assert!(books.covered(space, (0x1000, 0x3000), since));
-        assert!(!books.covered(space, (0x1000, 0x3000), Instant::now()));
-        assert!(!books.covered(Space::Managed(Process(2)), (0x2000, 0x3000), since));
-        assert!(books.was_covered((0x2000, 0x3000), since));
-        assert!(!books.was_covered((0x1000, 0x3000), since));
-    }
-
-    #[test]
-    fn names_are_moved_by_frees_and_by_makings_and_touched_by_those_of_their_own() {
-        let (mut books, _) = open(&journal());
-        let (client, root) = (Client(1), Handle(1));
-        let [device, memory, other] = [2, 3, 4].map(Handle);
-        books.note(client.0, root.0, device.0);
-        for handle in [memory, other] {
-            books.enter(Entry::Commit { gpu: 0, bytes: 1, client, parent: device, handle });
-        }
-        let none = (Client(0), Handle(0));
-        let mut after = |begin: &dyn Fn(&mut Books), end: &dyn Fn(&mut Books)| {
-            books.begin_naming(7, client, vec![memory], none);
-            begin(&mut books);
-            let found = (books.is_moved(7), books.is_touched(7));
-            end(&mut books);
-            books.end_naming(7);
-            found
-        };
-        let mut freed = |of, handle| {
-            after(&|books| books.begin_free(of, handle), &|books| books.end_free(of, handle))
-        };
-        assert_eq!(freed(client, other), (false, false));
-        assert_eq!(freed(Client(2), memory), (false, false));
-        assert_eq!(freed(client, memory), (true, true));
-        assert_eq!(freed(client, device), (true, true));
-        assert_eq!(freed(client, root), (true, true));
-        // All that is above it is known, and this is none of it.
-        assert_eq!(freed(client, Handle(9)), (false, false));
-        let mut made = |by, handle| {
-            after(&|books| books.begin_make(by, client, handle), &|books| {
-                books.end_make(by, client, handle)
-            })
-        };
-        assert_eq!(made(8, memory), (true, true));
-        assert_eq!(made(8, other), (false, false));
-        assert_eq!(made(7, memory), (false, false));
-        // What is there already is waited for, where it's of the object itself.
-        books.begin_make(8, client, memory);
-        books.begin_naming(9, client, vec![memory], none);
-        assert!(!books.may_be_named(9, false) && !books.is_touched(9));
-        assert!(books.may_be_named(9, true) && books.is_touched(9));
-        books.end_make(8, client, memory);
-        books.begin_naming(10, client, vec![memory], none);
-        assert!(books.may_be_named(10, false) && !books.is_touched(10) && !books.is_moved(10));
-        // Who makes it, too, does so only where it was freed: by whom nobody may know.
-        let unknown = [5, 6].map(Handle);
-        books.begin_naming(11, client, unknown.to_vec(), none);
-        books.is_making(11);
-        books.begin_make(12, client, unknown[0]);
-        assert!(!books.is_touched(11) && !books.is_moved(11));
-        books.begin_free(client, Handle(9));
-        assert!(books.is_moved(11) && books.is_touched(11));
-        books.begin_naming(13, client, unknown.to_vec(), none);
-        books.is_making(13);
-        books.was_made(13, client, unknown[1]);
-        books.was_made(12, Client(2), unknown[1]);
-        assert!(!books.is_touched(13));
-        books.was_made(12, client, unknown[1]);
-        assert!(books.is_touched(13));
     }
 
     #[test]
