@@ -16,10 +16,8 @@ use super::naming::Name;
 use super::own::Presence;
 use super::serve::{Case, Made, Over};
 use super::trace;
-use crate::gate::settings::NodeKind;
-use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Reservation, Shown};
-use crate::rm::about::Uuid;
-use crate::rm::call::{Alloc, Object, VidHeap};
+use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Shown};
+use crate::rm::call::{Alloc, Object};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
@@ -32,7 +30,7 @@ const HANDLES_MASK: u32 = 0xf_ffff;
 
 /// How often is tried what others' calls can thwart: to find a handle that is free, before it's left
 /// to the driver after all; to ask for a device's GPU while nothing of its client is freed.
-const TRIES: u32 = 4;
+pub(super) const TRIES: u32 = 4;
 
 /// Pages in which memory is charged at least.
 const PAGE_BYTES: u64 = 4096;
@@ -50,15 +48,6 @@ pub(super) struct Making {
 /// The handle so many after the first of those that were chosen at once.
 pub(super) fn nth_handle(first: u32, number: u32) -> u32 {
     HANDLES | first.wrapping_add(number) & HANDLES_MASK
-}
-
-/// What a device or subdevice says of its GPU.
-#[derive(Debug, Clone, Copy)]
-struct Asked {
-    uuid: Uuid,
-    is_device: bool,
-    /// Whether a subdevice was made for it, and freed.
-    has_freed: bool,
 }
 
 impl Case<'_> {
@@ -99,81 +88,8 @@ impl Case<'_> {
         status.unwrap_or(NV_OK)
     }
 
-    /// The container's GPU that a device or subdevice is of, by its UUID.
-    pub(super) fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
-        if let Some(gpu) = self.books().gpu(client, handle) {
-            return Some(gpu);
-        }
-        if let NodeKind::Gpu(gpu) = self.device.as_ref()?.kind {
-            return Some(gpu);
-        }
-        self.gpu_above(client, handle)
-    }
-
-    /// The same, whichever file it's asked through.
-    fn gpu_above(&self, client: u32, handle: u32) -> Option<usize> {
-        if let Some(gpu) = self.books().gpu(client, handle) {
-            return Some(gpu);
-        }
-        let mut answer = None;
-        for _ in 0..TRIES {
-            let before = self.books().frees(Client(client));
-            let Some(asked) = self.ask_for_gpu(client, handle) else { continue };
-            let gpu = self.shared.uuids.iter().position(|of| *of == asked.uuid)?;
-            answer = Some(gpu);
-            let mut books = self.books();
-            // Else the subdevice may have been another device's by the time that it was asked: what is
-            // charged to the wrong GPU then, an audit finds.
-            let after = before.map(|frees| frees + u64::from(asked.has_freed));
-            if before.is_some() && books.frees(Client(client)) == after {
-                books.learn(client, handle, gpu);
-                if asked.is_device && !books.ledger.contains(Client(client), Handle(handle)) {
-                    books.note(client, client, handle);
-                }
-                break;
-            }
-        }
-        answer
-    }
-
-    /// Has a device's GPU known, where there are several: to ask for it moves names.
-    pub(super) fn learn_above(&self, client: u32, parent: u32) {
-        if self.shared.uuids.len() > 1 {
-            let _ = self.gpu_above(client, parent);
-        }
-    }
-
-    /// Where another name of memory of a GPU shows, which hangs below `parent`.
-    pub(super) fn shown_below(&self, client: u32, parent: u32, of: Option<usize>) -> Shown {
-        let Some(of) = of.filter(|_| self.shared.uuids.len() > 1) else { return Shown::Here };
-        match self.gpu_above(client, parent).map(|gpu| (gpu, u16::try_from(gpu))) {
-            Some((gpu, Ok(number))) if gpu != of => Shown::On(number),
-            _ => Shown::Here,
-        }
-    }
-
-    /// Asks the subdevice for its UUID that a device has, or that it is, or that is made for that.
-    fn ask_for_gpu(&self, client: u32, handle: u32) -> Option<Asked> {
-        let rm = self.rm().ok()?;
-        let asked = |uuid, is_device| Asked { uuid, is_device, has_freed: false };
-        if let Ok(subdevice) = rm.find_subdevice(client, handle) {
-            return rm.uuid(client, subdevice).ok().map(|uuid| asked(uuid, true));
-        }
-        if let Ok(uuid) = rm.uuid(client, handle) {
-            return Some(asked(uuid, false));
-        }
-        let subdevice = rm.subdevice(client, handle).ok()?;
-        let uuid = rm.uuid(client, subdevice);
-        // Another call may have found it.
-        let freed = (Client(client), Handle(subdevice));
-        self.books().begin_free(freed.0, freed.1);
-        let _ = rm.free(client, handle, subdevice);
-        self.books().end_free(freed.0, freed.1);
-        uuid.ok().map(|uuid| Asked { has_freed: true, ..asked(uuid, true) })
-    }
-
     /// Memory below what is no GPU of the container's is refused, as the driver does.
-    fn on_no_gpu(&mut self, object: Object, layout: &Layout) -> Over {
+    pub(super) fn on_no_gpu(&mut self, object: Object, layout: &Layout) -> Over {
         let Object { client, parent, .. } = object;
         self.log(&format!("memory below {parent:#x} of client {client:#x}, which is no GPU's"));
         self.answer(Answer::Status(NV_ERR_INVALID_OBJECT_PARENT), Some(layout))
@@ -214,7 +130,7 @@ impl Case<'_> {
 
     /// Asks the driver to make an object, and tells the handle it got; `None` where it
     /// wasn't made, and the struct says why.
-    fn make(
+    pub(super) fn make(
         &mut self,
         command: &Command,
         making: Making,
@@ -399,7 +315,7 @@ impl Case<'_> {
     }
 
     /// What is named, or was made, isn't there any more.
-    fn was_freed_meanwhile(&mut self, head: &'static Layout) -> Over {
+    pub(super) fn was_freed_meanwhile(&mut self, head: &'static Layout) -> Over {
         self.log("an object that was freed, or made anew, while it was made or duplicated");
         self.answer(Answer::Status(NV_ERR_OBJECT_NOT_FOUND), Some(head))
     }
@@ -508,57 +424,6 @@ impl Case<'_> {
         }
     }
 
-    fn heap(
-        &mut self,
-        command: &Command,
-        layout: &'static Layout,
-        client: u32,
-        parent: u32,
-        function: VidHeap,
-    ) -> Result<Reply, Over> {
-        match function {
-            VidHeap::Free { handle } => return self.free(command, layout, client, handle),
-            VidHeap::Alloc { handle, class, size_bytes, layout: part } => {
-                let object = Object { client, parent, handle };
-                return self.heap_allocate(command, (layout, part), object, class, size_bytes);
-            }
-            _ => {}
-        }
-        self.still_waits()?;
-        self.call(command)?;
-        let part = if let VidHeap::Info { layout } = function { Some(layout) } else { None };
-        self.show_usage(layout, part, self.gpu(client, parent));
-        Ok(self.executed(None))
-    }
-
-    fn heap_allocate(
-        &mut self,
-        command: &Command,
-        (layout, part): (&'static Layout, &'static Layout),
-        object: Object,
-        class: u32,
-        size_bytes: u64,
-    ) -> Result<Reply, Over> {
-        self.only_once()?;
-        self.books().shares(object.client, self.target()?.process);
-        let gpu = self.gpu(object.client, object.parent);
-        let takes = class_use(class).does == Use::Takes;
-        if takes && gpu.is_none() {
-            return Err(self.on_no_gpu(object, layout));
-        }
-        let flags = self.field(part, Meaning::Flags).unwrap_or(0);
-        let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
-        self.patch(part, Meaning::Flags, provided);
-        let making = Making { object, handle: part, head: layout };
-        let charge = gpu.filter(|_| takes).map(|gpu| (gpu, size_bytes));
-        let made = self
-            .charged(command, making, charge, |case| memory::given_bytes(part, &case.desk.bytes));
-        self.patch(part, Meaning::Flags, flags);
-        let made = made?;
-        self.show_usage(layout, None, gpu);
-        Ok(self.executed(made))
-    }
-
     /// A call that takes, frees and shows no memory, whose struct has nothing of the caller's.
     fn execute_plain(&mut self, command: &Command) -> Result<Reply, Over> {
         self.still_waits()?;
@@ -572,7 +437,7 @@ impl Case<'_> {
         called.map_err(|errno| Reply::Errno(errno as i32))
     }
 
-    fn free(
+    pub(super) fn free(
         &mut self,
         command: &Command,
         layout: &'static Layout,
@@ -638,105 +503,5 @@ impl Case<'_> {
         let own = self.shared.auditor.own(self.shared);
         own.filter(|own| own.can_tell(release))
             .is_some_and(|own| own.presence(release, client, client) == Presence::NoClient)
-    }
-
-    fn duplicate(
-        &mut self,
-        command: &Command,
-        layout: &'static Layout,
-        object: Object,
-        source: (u32, u32),
-    ) -> Result<Reply, Over> {
-        self.only_once()?;
-        let making = Making { object, handle: layout, head: layout };
-        let made = self.named(command, making, source, None)?;
-        Ok(self.executed(made))
-    }
-
-    /// Makes an object that keeps the memory of `source` alive; in figures it shows where it hangs,
-    /// or as `shown` has it.
-    fn named(
-        &mut self,
-        command: &Command,
-        making: Making,
-        source: (u32, u32),
-        shown: Option<Shown>,
-    ) -> Result<Option<Made>, Over> {
-        let Making { object, head, .. } = making;
-        let (shared, slot, process) = (self.shared, self.slot, self.target()?.process);
-        self.learn_above(object.client, object.parent);
-        let of = shared.begin_name(slot, source.0, &[source.1], &[]);
-        let mut name = shared.begin_name(slot, object.client, &[object.parent], &[object.handle]);
-        let hold = Hold::Underway(self.shared.memory.next_hold());
-        let mut books = self.shared.books_to_begin(self.slot);
-        books.shares(object.client, process);
-        books.shares(source.0, process);
-        let (client, handle) = (Client(source.0), Handle(source.1));
-        let charge = books.ledger.charge_of(client, handle);
-        let source_shown = books.ledger.shown(client, handle);
-        let memory = books.ledger.memory_of(client, handle);
-        let gpu = memory.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu);
-        let is_first = source_shown != Shown::Nowhere;
-        let held = books.ledger.hold(hold, client, handle);
-        let room = books.ledger.size().objects < super::books::BOUNDS.objects
-            && (shown.is_none() || !is_first || books.ledger.may_be_veiled(client, handle));
-        if held == Err(LedgerError::Full) || !room {
-            books.ledger.release(hold);
-            drop(books);
-            [of, name].iter().for_each(|name| shared.end_name(name));
-            self.log("more objects or mappings than can be kept account of");
-            return Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(head)));
-        }
-        books.ledger.release(hold);
-        if held.is_ok() {
-            books.enter(Entry::Hold { hold, client, handle });
-        }
-        books.begin();
-        drop(books);
-        // What it hangs below is the same from here on, or that is known.
-        let shown = match (shown, source_shown) {
-            (Some(shown), _) => shown,
-            (None, Shown::Nowhere) => Shown::Nowhere,
-            _ => self.shown_below(object.client, object.parent, gpu),
-        };
-        let made = self.make(command, making, Some(&mut name));
-        // Looked at once it's made, and can't become another.
-        let taken = |made: u32| {
-            held.is_err() && self.rm().is_ok_and(|rm| rm.is_gpu_memory(object.client, made))
-        };
-        if let Ok(Some(made)) = made
-            && taken(made)
-        {
-            self.unmake(object.client, object.parent, made);
-            self.books().end();
-            [of, name].iter().for_each(|name| shared.end_name(name));
-            self.log("memory to be duplicated that was taken past the monitor");
-            return Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(head)));
-        }
-        let made_of = matches!((made, held), (Ok(Some(_)), Ok(())));
-        let device = self.device.as_ref().filter(|_| made_of);
-        let stake = device.and_then(|device| shared.stake_behind(device, source, (shown, gpu)));
-        let has_stayed = held.is_err() || shared.has_stayed(&of, source.1, charge);
-        shared.end_name(&of);
-        let mut books = self.books();
-        if let (Ok(Some(made)), Ok(())) = (made, held) {
-            let (client, parent) = (Client(object.client), Handle(object.parent));
-            books.enter(Entry::Adopt { hold, client, parent, handle: Handle(made), shown });
-        }
-        if held.is_ok() {
-            books.enter(Entry::Release { hold });
-        }
-        books.end();
-        drop(books);
-        let name_made = (object.client, made.ok().flatten().unwrap_or_default());
-        shared.stake_name(name_made, stake, is_first);
-        let handles: Vec<u32> = made.ok().flatten().into_iter().collect();
-        let stays = shared.end_making(&name, &handles, has_stayed);
-        let made = made.map_err(|errno| Reply::Errno(errno as i32))?;
-        if let Some(handle) = made.filter(|_| !stays) {
-            self.unmake_begun(Made { client: object.client, parent: object.parent, handle });
-            return Err(self.was_freed_meanwhile(head));
-        }
-        Ok(made.map(|handle| Made { client: object.client, parent: object.parent, handle }))
     }
 }

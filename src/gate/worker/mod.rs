@@ -14,11 +14,13 @@ mod calm;
 mod control;
 mod desk;
 mod device;
+mod duplicate;
 mod ending;
 mod escape;
 mod execute;
 mod export;
 mod exported;
+mod heap;
 mod heritage;
 mod initialize;
 mod keeper;
@@ -50,6 +52,7 @@ mod trace;
 mod turns;
 mod uvm;
 mod waiting;
+mod whose;
 
 pub use self::listener::check_sizes;
 
