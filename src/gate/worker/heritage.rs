@@ -58,6 +58,11 @@ impl Heritage {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether they had no client.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all().is_empty()
+    }
+
     fn is_given_up(&self) -> bool {
         self.is_given_up.load(Ordering::Acquire)
     }
