@@ -16,5 +16,6 @@ mod faults;
 mod hangs;
 mod kills;
 mod lifecycle;
+mod privilege;
 mod quotas;
 mod sockets;

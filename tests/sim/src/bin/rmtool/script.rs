@@ -382,7 +382,7 @@ impl Actor<'_> {
                 };
                 self.say("pid-bytes", done.map(text));
             }
-            ["channel"] => {
+            ["channel"] | ["channel", "as", _] => {
                 let rm = self.rm()?;
                 let group = rm.alloc_object(
                     rm.ctl(),
@@ -394,10 +394,25 @@ impl Actor<'_> {
                 let channel = group.and_then(|group| {
                     rm.alloc_object(rm.ctl(), group, rm.handle(), AMPERE_CHANNEL_GPFIFO_A, &mut [])
                 });
-                let compute = channel.and_then(|channel| {
-                    rm.alloc_object(rm.ctl(), channel, rm.handle(), AMPERE_COMPUTE_A, &mut [])
+                let done = channel.and_then(|channel| {
+                    rm.alloc_object(rm.ctl(), channel, rm.handle(), AMPERE_COMPUTE_A, &mut [])?;
+                    Ok(channel)
                 });
-                self.say("channel", compute.map(|_| String::new()));
+                let done = done.map(|channel| {
+                    if let Some(name) = words.get(2) {
+                        self.memory.insert((*name).to_owned(), (channel, 0));
+                    }
+                    String::new()
+                });
+                self.say("channel", done);
+            }
+            // With nothing in its parameters.
+            ["control", name, command, bytes] => {
+                let command = u32::try_from(size_bytes(command)?)?;
+                let mut params = vec![0; usize::try_from(size_bytes(bytes)?)?];
+                let object = self.objects(&[name])?[0];
+                let done = self.rm()?.control(object, command, &mut params);
+                self.say(&format!("control {command:#x}"), nothing(done));
             }
             ["uvm-init"] | ["uvm-init", _] => {
                 let flags = words.get(1).map_or(Ok(0), |flags| size_bytes(flags))?;

@@ -1,0 +1,55 @@
+//! What the monitor may do, and so what the driver does for it.
+
+use caps::Capability;
+
+use crate::gated::{Gated, rmtool};
+use crate::support::{PATIENCE, run_with_timeout};
+
+/// What reaching into the container's processes takes, and nothing that the driver asks for.
+const KEPT: [Capability; 4] = [
+    Capability::CAP_SYS_PTRACE,
+    Capability::CAP_KILL,
+    Capability::CAP_DAC_READ_SEARCH,
+    Capability::CAP_CHECKPOINT_RESTORE,
+];
+
+#[test]
+fn no_thread_of_a_worker_may_do_more_than_answering_takes() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    gated.fills(&bundle, 1000);
+    let (_, worker) = gated.monitor("app_________");
+    let process = procfs::process::Process::new(worker.as_raw()).unwrap();
+    let kept = KEPT.iter().fold(0, |kept, cap| kept | cap.bitmask());
+    for thread in process.tasks().unwrap().flatten() {
+        let status = thread.status().unwrap();
+        for (set, has) in [("effective", status.capeff), ("permitted", status.capprm)] {
+            assert_eq!(has & !kept, 0, "{set} of thread {}: {has:#x}", thread.tid);
+        }
+        assert_eq!((status.capinh, status.capamb), (0, Some(0)), "thread {}", thread.tid);
+        assert_eq!(status.nonewprivs, Some(1), "thread {}", thread.tid);
+    }
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
+/// The driver looks at the thread that calls it, which is the monitor's.
+#[test]
+fn what_the_driver_does_for_the_administrator_alone_it_does_for_no_container() {
+    let gated = Gated::new();
+    // NVA06F_CTRL_CMD_RESTART_RUNLIST, which asks for CAP_SYS_NICE or CAP_SYS_ADMIN.
+    let words = ["run", "start", "channel as c", "control c 0xa06f0111 2"];
+    let bundle = gated.sleeping("app", 1000);
+    let told = gated.exec(&bundle, &words);
+    assert!(told.stdout.contains("channel ok"), "{told}");
+    assert!(told.stdout.contains("control 0xa06f0111 status=0x1b"), "{told}");
+    let asked = |gated: &Gated| gated.sim.state().calls.get("control:0xa06f0111").copied();
+    assert_eq!(asked(&gated), Some(1), "it was the driver that refused: {:?}", gated.sim.state());
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+    // Whoever has it gets it done.
+    let dev = gated.host.scratch.path().join("sim/dev");
+    let mut command = gated.host.scratch.command(rmtool());
+    let told = run_with_timeout(command.arg("--dev").arg(dev).args(words), PATIENCE).ok();
+    assert!(told.stdout.contains("control 0xa06f0111 ok"), "{told}");
+}
