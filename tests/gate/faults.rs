@@ -191,13 +191,21 @@ fn interrupted_callers_are_charged_once_where_the_runtime_cannot_make_them_wait(
     }
 }
 
+/// It said that it was done, and no figure has the memory: nobody answers for it.
 #[test]
-fn a_free_that_the_driver_loses_counts_until_its_client_ends() {
+fn a_free_that_the_driver_loses_refuses_nobody_and_kills_nobody() {
     let monitor = Monitor::new();
     monitor.sim.fault("free lose times 1");
-    let said =
-        monitor.run(&script("start\nalloc 1000MiB as a\nfree a\nclose\nstart\nalloc 1000MiB as b"));
-    said.must("b ok");
+    let losing = monitor.halfway("start\nalloc 1000MiB as a\nfree a", "close\nstart");
+    assert_eq!(monitor.sim.state()["gpus"][0]["lost_bytes"], 1000 * MIB);
+    monitor.wait_for(0);
+    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA);
+    // Longer than an audit takes to find what is over the quota.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!((monitor.used(), monitor.status().calls.killed), (0, 0));
+    losing.go_on().must("free a ok");
+    until("it ends with its client", || monitor.sim.used(0) == 0);
+    assert_eq!((monitor.used(), monitor.status().calls.killed), (0, 0));
 }
 
 /// A process that can't be looked at isn't dead: managed memory, which is in no figure of the
