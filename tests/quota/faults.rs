@@ -1,13 +1,16 @@
 //! Monitors, engines and drivers that fail.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cgpu_sim::{Action, CallFault, Fault, Kind};
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors};
-use crate::support::{Bundle, wait_until};
+use crate::support::{Bundle, PATIENCE, run_with_timeout, wait_until};
 
 fn parent(pid: i32) -> i32 {
     let stat = procfs::process::Process::new(pid).and_then(|process| process.stat());
@@ -67,22 +70,80 @@ fn a_worker_that_is_killed_at_any_moment_loses_and_doubles_nothing() {
     gated.soon_is_empty();
 }
 
+/// Kills the keeper and the worker of the only container, one of them before it can do anything
+/// about the other's end.
+#[track_caller]
+fn kill_both(gated: &Gated, first: usize) {
+    let (keeper, worker) = keeper_and_worker(gated);
+    let both = [keeper, worker];
+    kill(both[first], Signal::SIGSTOP).expect("it lives");
+    kill(both[1 - first], Signal::SIGKILL).expect("it lives");
+    kill(both[first], Signal::SIGKILL).expect("it lives");
+    assert!(wait_until(Duration::from_secs(5), || monitors(&gated.host).is_empty()));
+}
+
 #[test]
 fn without_keeper_and_worker_the_gpu_is_closed_and_the_container_can_be_removed() {
     for first in [0, 1] {
         let gated = Gated::new();
         let bundle = gated.sleeping("app", 1000);
-        let (keeper, worker) = keeper_and_worker(&gated);
-        let both = [keeper, worker];
-        kill(both[first], Signal::SIGSTOP).unwrap();
-        kill(both[1 - first], Signal::SIGKILL).unwrap();
-        kill(both[first], Signal::SIGKILL).unwrap();
-        assert!(wait_until(Duration::from_secs(5), || monitors(&gated.host).is_empty()));
+        kill_both(&gated, first);
         let refused = gated.exec(&bundle, &["fill"]);
         assert!(!refused.status.success(), "{refused}");
         assert_eq!(gated.used_bytes(0), 0);
         gated.host.runtime().delete(&bundle).ok();
         gated.soon_is_empty();
+    }
+}
+
+/// Closed, not open, also to who has the GPU's files and memory of it already.
+#[test]
+fn without_keeper_and_worker_who_has_memory_keeps_it_and_gets_no_more() {
+    let words = [
+        "run",
+        "start",
+        "alloc 300MiB as a",
+        "touch /tmp/ready",
+        "wait /tmp/go",
+        "alloc 100MiB as b",
+        "heap 100MiB as c",
+        "info",
+        "controls",
+        "free a",
+        "touch /tmp/done",
+        "sleep 1000",
+    ];
+    for first in [0, 1] {
+        let gated = Gated::new();
+        let runtime = gated.host.runtime();
+        let bundle = gated.sleeping("app", 1000);
+        // Nobody enters a container whose monitor is gone; its files can be had from outside.
+        let state = runtime.call(&["state", &bundle.id]).ok().json();
+        let tmp = PathBuf::from(format!("/proc/{}/root/tmp", state["pid"]));
+        for name in ["ready", "go", "done"] {
+            let _ = std::fs::remove_file(tmp.join(name)); // of the round before
+        }
+        let holder = gated.start(&bundle, &words);
+        assert!(wait_until(Duration::from_secs(10), || tmp.join("ready").exists()));
+        assert_eq!(gated.used_bytes(0), 300 * MIB);
+        kill_both(&gated, first);
+        std::fs::write(tmp.join("go"), "").unwrap();
+        assert!(wait_until(Duration::from_secs(10), || tmp.join("done").exists()));
+        assert_eq!(gated.used_bytes(0), 300 * MIB, "it keeps what it had");
+        assert_eq!(gated.host.records().len(), 1, "it is there still, with its quota");
+        runtime.kill(&bundle, "KILL").ok();
+        assert!(wait_until(PATIENCE, || runtime.status(&bundle) == "stopped"));
+        runtime.call(&["delete", &bundle.id]).ok();
+        gated.soon_is_empty();
+        let said = holder.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let calls: Vec<&str> =
+            said.lines().skip_while(|line| *line != "alloc a ok bytes=314572800").collect();
+        let [_, closed @ ..] = calls.as_slice() else { panic!("{said}") };
+        assert!(closed.len() >= 12, "{said}");
+        for line in closed {
+            assert!(line.ends_with(&format!(" errno={}", libc::ENOSYS)), "{line:?} in {said}");
+        }
     }
 }
 
@@ -140,35 +201,73 @@ fn a_container_whose_call_hangs_can_be_killed() {
     gated.soon_is_empty();
 }
 
-#[test]
-fn a_free_that_the_driver_lost_refuses_nobody_for_long() {
-    let gated = Gated::new();
-    let bundle = gated.sleeping("app", 1000);
-    for _ in 0..3 {
-        fills(&gated, &bundle, 1000);
+/// cgpu's programs in a directory of their own, but for those that are left out.
+fn programs(gated: &Gated, names: &[&str]) -> PathBuf {
+    let programs = gated.host.scratch.directory("programs");
+    for name in names {
+        let from = Path::new(env!("CARGO_BIN_EXE_cgpu")).with_file_name(name);
+        std::fs::hard_link(&from, programs.join(name))
+            .or_else(|_| std::fs::copy(&from, programs.join(name)).map(|_| ()))
+            .unwrap();
     }
-    gated.host.runtime().delete(&bundle).ok();
-    gated.soon_is_empty();
+    programs
+}
+
+/// Puts another program in the place of one, as a package's installation does.
+fn replace(program: &Path) {
+    let new = program.with_extension("new");
+    std::fs::copy(program, &new).expect("a program can be copied");
+    // Behind what an ELF file's headers name nobody looks.
+    let mut file = std::fs::OpenOptions::new().append(true).open(&new).expect("it is ours");
+    std::io::Write::write_all(&mut file, b"a new version").expect("there is room");
+    drop(file);
+    std::fs::rename(&new, program).expect("it is ours");
+}
+
+/// Device, inode and size of the file that a process executes.
+fn executed(pid: Pid) -> (u64, u64, u64) {
+    identity(Path::new(&format!("/proc/{pid}/exe")))
+}
+
+fn identity(path: &Path) -> (u64, u64, u64) {
+    let of = std::fs::metadata(path).expect("it is there");
+    (of.dev(), of.ino(), of.len())
 }
 
 #[test]
 fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
     let gated = Gated::new();
-    let bundle = gated.sleeping("app", 1000);
+    let programs = programs(&gated, &["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"]);
+    let monitor = programs.join("cgpu-monitor");
+    let config = gated.host.config().display().to_string();
+    let runtime =
+        gated.host.scratch.runtime(programs.join("cgpu-runtime")).env("CGPU_CONFIG", &config);
+    let bundle = gated.bundle("app", 1000, &["sleep", "1000"]);
+    runtime.create(&bundle).ok();
+    runtime.start(&bundle).ok();
     let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
     assert!(wait_until(Duration::from_secs(5), || gated.used_bytes(0) == 300 * MIB));
     let mut load = gated.start(&bundle, &["bench", "20000"]);
-    let (keeper, before) = keeper_and_worker(&gated);
-    for _ in 0..5 {
-        let told = gated.host.cgpu(&["upgrade-monitors"]).ok();
+    let (keeper, mut before) = keeper_and_worker(&gated);
+    let first = identity(&monitor);
+    for turn in 0..5 {
+        assert_eq!(executed(before), identity(&monitor), "in turn {turn}");
+        replace(&monitor);
+        assert_ne!(executed(before), identity(&monitor), "in turn {turn}");
+        let mut upgrade = gated.host.scratch.command(programs.join("cgpu"));
+        let upgrade = upgrade.args(["--config", &config, "upgrade-monitors"]);
+        let told = run_with_timeout(upgrade, PATIENCE).ok();
         let version = env!("CARGO_PKG_VERSION");
         assert!(told.stdout.contains(&format!("app_________ {version} -> {version}")), "{told}");
+        let (same, after) = keeper_and_worker(&gated);
+        assert_eq!((same, executed(same)), (keeper, first), "in turn {turn}");
+        assert_ne!(before, after, "in turn {turn}");
+        before = after;
     }
-    let (same, after) = keeper_and_worker(&gated);
-    assert_eq!(keeper, same);
-    assert_ne!(before, after);
+    assert_eq!(executed(before), identity(&monitor));
+    assert!(load.try_wait().unwrap().is_none(), "it was under load");
     assert!(load.wait().unwrap().success(), "{}", gated.host.log());
-    assert_eq!(gated.accounted_bytes("app"), 300 * MIB);
+    assert_eq!((gated.accounted_bytes("app"), gated.used_bytes(0)), (300 * MIB, 300 * MIB));
     fills(&gated, &bundle, 700);
     gated.host.runtime().delete(&bundle).ok();
     holder.wait().unwrap();
@@ -229,13 +328,7 @@ fn a_create_that_fails_leaves_no_monitor() {
 #[test]
 fn a_monitor_that_can_not_be_started_fails_the_create() {
     let gated = Gated::new();
-    let programs = gated.host.scratch.directory("programs");
-    for name in ["cgpu", "cgpu-runtime", "cgpu-hook"] {
-        let from = std::path::Path::new(env!("CARGO_BIN_EXE_cgpu")).with_file_name(name);
-        std::fs::hard_link(&from, programs.join(name))
-            .or_else(|_| std::fs::copy(&from, programs.join(name)).map(|_| ()))
-            .unwrap();
-    }
+    let programs = programs(&gated, &["cgpu", "cgpu-runtime", "cgpu-hook"]);
     let bundle = gated.bundle("alone", 1000, &["true"]);
     let config = gated.host.config().display().to_string();
     let runtime =
