@@ -201,18 +201,6 @@ fn a_container_whose_call_hangs_can_be_killed() {
     gated.soon_is_empty();
 }
 
-/// cgpu's programs in a directory of their own, but for those that are left out.
-fn programs(gated: &Gated, names: &[&str]) -> PathBuf {
-    let programs = gated.host.scratch.directory("programs");
-    for name in names {
-        let from = Path::new(env!("CARGO_BIN_EXE_cgpu")).with_file_name(name);
-        std::fs::hard_link(&from, programs.join(name))
-            .or_else(|_| std::fs::copy(&from, programs.join(name)).map(|_| ()))
-            .unwrap();
-    }
-    programs
-}
-
 /// Puts another program in the place of one, as a package's installation does.
 fn replace(program: &Path) {
     let new = program.with_extension("new");
@@ -237,7 +225,7 @@ fn identity(path: &Path) -> (u64, u64, u64) {
 #[test]
 fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
     let gated = Gated::new();
-    let programs = programs(&gated, &["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"]);
+    let programs = gated.programs(&["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"]);
     let monitor = programs.join("cgpu-monitor");
     let config = gated.host.config().display().to_string();
     let runtime =
@@ -328,7 +316,7 @@ fn a_create_that_fails_leaves_no_monitor() {
 #[test]
 fn a_monitor_that_can_not_be_started_fails_the_create() {
     let gated = Gated::new();
-    let programs = programs(&gated, &["cgpu", "cgpu-runtime", "cgpu-hook"]);
+    let programs = gated.programs(&["cgpu", "cgpu-runtime", "cgpu-hook"]);
     let bundle = gated.bundle("alone", 1000, &["true"]);
     let config = gated.host.config().display().to_string();
     let runtime =

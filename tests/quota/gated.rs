@@ -72,6 +72,18 @@ impl Gated {
         self.host.wrap(crun);
     }
 
+    /// Some of cgpu's programs in a directory of their own.
+    pub(crate) fn programs(&self, names: &[&str]) -> PathBuf {
+        let programs = self.host.scratch.directory("programs");
+        for name in names {
+            let (from, to) = (Path::new(RUNTIME).with_file_name(name), programs.join(name));
+            std::fs::hard_link(&from, &to)
+                .or_else(|_| std::fs::copy(&from, &to).map(drop))
+                .expect("it was built");
+        }
+        programs
+    }
+
     /// A bundle that has `mib` of the first GPU and runs `words`.
     pub(crate) fn bundle(&self, id: &str, mib: u64, words: &[&str]) -> Bundle {
         self.bundle_with(id, |config| {

@@ -6,8 +6,12 @@ mod host;
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../standin/km.rs"]
+mod km_standin;
+
 mod gated;
 
+mod activation;
 mod ahead;
 mod attacks;
 mod engines;

@@ -1,0 +1,212 @@
+//! Creates whose monitor doesn't serve, and who enforces a quota in the first place.
+
+use std::fs;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::gated::{Gated, RMTOOL, got_bytes, monitors};
+use crate::host::{ask, state};
+use crate::km_standin::StandIn;
+use crate::support::{Bundle, Runtime, wait_until};
+
+/// What everybody is told whose monitor has ended.
+const SILENT: [&str; 3] = ["the monitor at ", " does not answer: ", ": create it again"];
+
+/// A bundle that podman's precreate hook has been at; the reservation's token.
+fn precreated(gated: &Gated, id: &str) -> (Bundle, String) {
+    let bundle = gated.bundle(id, 1000, &[RMTOOL, "fill"]);
+    let file = bundle.directory.join("config.json");
+    let config = fs::read(&file).expect("it was written");
+    fs::write(&file, gated.host.hook(&["precreate"], config).ok().stdout).expect("it is ours");
+    let words = &bundle.config()["hooks"]["createRuntime"][0]["args"];
+    let token = words[3].as_str().expect("a token is text").to_owned();
+    assert_eq!(words[2], "--reservation");
+    assert_eq!(gated.host.records().len(), 1, "it is reserved");
+    wait_until(Duration::from_secs(5), || monitors(&gated.host).len() == 2);
+    (bundle, token)
+}
+
+fn send(pid: i32, signal: Signal) {
+    let _ = kill(Pid::from_raw(pid), signal); // gone already, then
+}
+
+/// Ends keeper and worker of the only container.
+#[track_caller]
+fn end_monitor(gated: &Gated) {
+    let all = monitors(&gated.host);
+    assert!(!all.is_empty(), "there is a monitor");
+    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+        all.iter().for_each(|pid| send(*pid, signal));
+    }
+    assert!(wait_until(Duration::from_secs(5), || monitors(&gated.host).is_empty()));
+}
+
+/// That nothing is registered, nor left in the gate's directory.
+#[track_caller]
+fn nothing_is_left(gated: &Gated) {
+    gated.soon_is_empty();
+    let left = crate::host::names(&gated.host.state_dir().join("gate"));
+    assert_eq!(left, [].into(), "directories of monitors");
+    gated.host.check_registry();
+}
+
+#[test]
+fn a_precreated_container_whose_monitor_is_gone_is_not_created() {
+    let gated = Gated::new();
+    let scratch = &gated.host.scratch;
+    // The runtimes themselves, as podman calls them; crun looks for the listener before its hooks.
+    let silent = &SILENT[..];
+    let runtimes: [(&str, Runtime<'_>, &[&str]); 2] = [
+        ("runc", scratch.runc(), silent),
+        ("crun", scratch.crun(), &["seccomp receiver", "Connection refused"]),
+    ];
+    for (name, runtime, parts) in runtimes {
+        let (bundle, _) = precreated(&gated, &format!("by-{name}"));
+        end_monitor(&gated);
+        let failed = runtime.create(&bundle).fails();
+        for part in parts {
+            assert!(failed.stderr.contains(part), "{name}: no {part:?} in {failed}");
+        }
+        let there = runtime.call(&["state", &bundle.id]);
+        assert!(!there.status.success(), "{name} has it: {there}");
+        if name == "crun" {
+            // It came to no hook, so that the reservation ends with its time.
+            gated
+                .host
+                .edit_record("precreate", |record| record["holder"]["until_boot_s"] = 0.into());
+            gated.host.gc();
+        }
+        nothing_is_left(&gated);
+    }
+}
+
+#[test]
+fn the_create_runtime_hook_fails_where_the_monitor_does_not_serve() {
+    let gated = Gated::new();
+    let call = |stage: &str, pid: u32, (bundle, token): &(Bundle, String)| {
+        let told = state(&bundle.id, pid, &bundle.directory);
+        gated.host.hook(&[stage, "--reservation", token], told)
+    };
+    // It serves.
+    let served = precreated(&gated, "served");
+    let init = gated.host.sleeper();
+    call("createRuntime", init.pid(), &served).ok();
+    assert_eq!(gated.host.container("served")["state"], "active");
+    drop(init);
+    call("poststop", 0, &served).ok();
+    nothing_is_left(&gated);
+    // It's dead, or doesn't answer.
+    for stops in [false, true] {
+        let closed = precreated(&gated, "closed");
+        let all = monitors(&gated.host);
+        match stops {
+            false => end_monitor(&gated),
+            true => all.iter().for_each(|pid| send(*pid, Signal::SIGSTOP)),
+        }
+        let init = gated.host.sleeper();
+        let failed = call("createRuntime", init.pid(), &closed).exits(1);
+        for part in SILENT {
+            assert!(failed.stderr.contains(part), "no {part:?} in {failed}");
+        }
+        assert_eq!(gated.host.records(), [].into(), "stops {stops}");
+        all.iter().for_each(|pid| send(*pid, Signal::SIGCONT));
+        nothing_is_left(&gated);
+    }
+}
+
+/// The wrapper, with that program in the place of the monitor.
+fn with_monitor<'a>(gated: &'a Gated, monitor: &str) -> Runtime<'a> {
+    let programs = gated.programs(&["cgpu-runtime", "cgpu-hook"]);
+    fs::copy(monitor, programs.join("cgpu-monitor")).expect("a program can be copied");
+    let config = gated.host.config().display().to_string();
+    gated.host.scratch.runtime(programs.join("cgpu-runtime")).env("CGPU_CONFIG", config)
+}
+
+/// The wrapper's way: between the monitor's start and the runtime's.
+#[test]
+fn a_keeper_that_ends_before_the_runtime_begins_fails_the_create() {
+    let gated = Gated::new();
+    let runtime = with_monitor(&gated, "/bin/false");
+    for round in 0..5 {
+        let bundle = gated.bundle_with(&format!("lost-{round}"), |config| {
+            ask(config, 1000);
+            config["process"]["args"] = json!([RMTOOL, "fill"]);
+            // It takes longer to write that than the program to end.
+            config["annotations"]["filler"] = json!("x".repeat(16 << 20));
+        });
+        let failed = runtime.create(&bundle);
+        let parts = ["the monitor at ", " doesn't answer: ", "make the container anew"];
+        gated.host.was_told(failed, &bundle, &parts);
+        let there = runtime.call(&["state", &bundle.id]);
+        assert!(!there.status.success(), "the runtime has it: {there}");
+        nothing_is_left(&gated);
+    }
+}
+
+/// Whenever it ends: a container that is made all the same has its GPU closed.
+#[test]
+fn a_keeper_that_ends_at_once_opens_nothing() {
+    let gated = Gated::new();
+    let runtime = with_monitor(&gated, "/bin/false");
+    for round in 0..10 {
+        let bundle = gated.bundle(&format!("lost-{round}"), 1000, &[RMTOOL, "fill"]);
+        let ran = runtime.run(&bundle);
+        assert!(!ran.status.success(), "in round {round}: {ran}");
+        assert!(!ran.stdout.contains("got_bytes"), "in round {round}: {ran}");
+        let _ = runtime.delete(&bundle); // there is none, mostly
+        nothing_is_left(&gated);
+    }
+}
+
+#[test]
+fn auto_says_in_the_log_whom_it_takes_and_why() {
+    let mut gated = Gated::new();
+    gated.host.set("isolation.backend", "auto");
+    let filled = gated.run("first", 1000, &[RMTOOL, "fill"]).ok();
+    assert_eq!(got_bytes(&filled), 1000 << 20, "{filled}");
+    let log = gated.host.log();
+    let says = |log: &str, why: &str, backend: &str| {
+        log.lines().any(|line| line.contains(why) && line.contains(&format!("backend={backend}")))
+    };
+    assert!(says(&log, "auto: the vendor's module isn't loaded", "gate"), "{log}");
+    nothing_is_left(&gated);
+    // Somebody has installed it on purpose.
+    let standin = StandIn::mount(&[0]);
+    gated.host.set("isolation.km_root", standin.path().display().to_string());
+    gated.host.forget_log();
+    let bundle = gated.sleeping("second", 1000);
+    let log = gated.host.log();
+    assert!(says(&log, "auto: the vendor's module is loaded", "km"), "{log}");
+    assert_eq!(gated.host.container("second")["backend"], "km");
+    assert_eq!(standin.instances(0).len(), 1);
+    gated.host.runtime().delete(&bundle).ok();
+    nothing_is_left(&gated);
+}
+
+#[test]
+fn what_the_gate_does_not_hold_can_not_be_set() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    let plan = || {
+        let [name] = Vec::from_iter(gated.host.records()).try_into().unwrap();
+        let name: String = name;
+        let record = fs::read(gated.host.state_dir().join("containers").join(name)).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&record).unwrap()["plan"].clone()
+    };
+    let before = plan();
+    assert_eq!((&before["weight"], &before["high_priority"]), (&json!(1), &json!(false)));
+    for (flag, value, what) in
+        [("--weight", "3", "the weight"), ("--high-priority", "true", "the priority")]
+    {
+        let refused = gated.host.cgpu(&["set", "app", flag, value]).exits(1);
+        let sentence = format!("the gate holds memory, so {what} of app can't be changed");
+        assert!(refused.stderr.contains(&sentence), "{refused}");
+        assert_eq!(plan(), before, "{flag}");
+    }
+    gated.fills(&bundle, 1000);
+    gated.host.runtime().delete(&bundle).ok();
+    nothing_is_left(&gated);
+}
