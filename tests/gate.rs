@@ -36,6 +36,10 @@ mod interrupted;
 #[path = "gate/ranges.rs"]
 mod ranges;
 
+/// Memory of the host that UVM could bring to the GPU.
+#[path = "gate/pageable.rs"]
+mod pageable;
+
 /// Numbers of threads that are used again.
 #[path = "gate/reused.rs"]
 mod reused;

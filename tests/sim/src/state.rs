@@ -109,6 +109,8 @@ pub struct UvmState {
     pub flags: u64,
     /// Whether `UVM_INIT_FLAGS_DISABLE_HMM` is among them.
     pub hmm_disabled: bool,
+    /// GPUs that are registered.
+    pub gpus: usize,
     /// External allocations that are mapped.
     pub mappings: usize,
     /// Bytes of managed memory.
@@ -180,6 +182,7 @@ impl State {
                         process: uvm.process,
                         flags,
                         hmm_disabled: flags & UVM_INIT_FLAGS_DISABLE_HMM != 0,
+                        gpus: uvm.gpus.len(),
                         mappings: uvm.memories().count(),
                         managed_bytes: uvm.managed.len() as u64 * 4096,
                     })

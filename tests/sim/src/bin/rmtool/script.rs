@@ -23,6 +23,9 @@ use crate::rm::{Fail, Place, Rm};
 use crate::uvm::{Managed, Uvm};
 use crate::{alarm, threads};
 
+/// How often a race is run that may be lost.
+const MOST_RACES: u32 = 2000;
+
 /// What a script has made.
 #[derive(Debug)]
 struct Actor<'a> {
@@ -425,6 +428,20 @@ impl Actor<'_> {
                     .as_ref()
                     .map_or(Err(Fail::Errno(libc::ENOENT)), |uvm| uvm.initialize(flags));
                 self.say("uvm-init", nothing(done));
+            }
+            // A file with HMM, against who sees to that there's none; as often as it takes.
+            ["uvm-init-racing"] => {
+                let abi = self.rm()?.abi;
+                let mut won = Ok(false);
+                for _ in 0..MOST_RACES {
+                    self.uvm = Uvm::open(place, abi).ok();
+                    let uvm = self.uvm.as_ref().ok_or(Fail::Errno(libc::ENOENT));
+                    won = uvm.and_then(Uvm::initialize_racing);
+                    if won != Ok(false) {
+                        break;
+                    }
+                }
+                self.say("uvm-init-racing", won.map(|won| format!("won={won}")));
             }
             ["managed", size] | ["managed", size, "at", _] => {
                 let size = usize::try_from(size_bytes(size)?)?;

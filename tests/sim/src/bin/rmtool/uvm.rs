@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
@@ -78,6 +78,33 @@ impl Uvm {
 
     pub(crate) fn initialize(&self, flags: u64) -> Result<(), Fail> {
         self.call(UVM_INITIALIZE, |params| params.set_u64(0, flags))
+    }
+
+    /// Initializes it without a flag, which another thread sees to in the middle of the call; whether
+    /// the driver took it so.
+    pub(crate) fn initialize_racing(&self) -> Result<bool, Fail> {
+        // `UVM_INITIALIZE_PARAMS`: flags, and the status.
+        let params = [const { AtomicU64::new(0) }; 2];
+        let over = AtomicBool::new(false);
+        let rc = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    params[0].store(0, Ordering::Relaxed);
+                }
+            });
+            let number = u64::from(UVM_INITIALIZE);
+            // SAFETY: the struct is so long, and all access to it is atomic.
+            let rc = unsafe { libc::syscall(libc::SYS_ioctl, self.fd(), number, params.as_ptr()) };
+            over.store(true, Ordering::Relaxed);
+            rc
+        });
+        if rc < 0 {
+            return Err(errno());
+        }
+        let low_half = params[1].load(Ordering::Relaxed) & u64::from(u32::MAX);
+        status(u32::try_from(low_half).unwrap_or(u32::MAX))?;
+        // Other flags than it has are refused.
+        Ok(self.initialize(UVM_INIT_FLAGS_DISABLE_HMM).is_err())
     }
 
     /// Registers the GPU and a virtual address space of it.
