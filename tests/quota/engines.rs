@@ -156,7 +156,7 @@ fn podmans_precreate_hook_brings_the_gate_to_a_plain_runtime() {
 
 /// As a Kubernetes RuntimeClass has it: the handler is `cgpu`.
 #[test]
-fn in_a_pod_the_quota_holds() {
+fn in_a_pod_the_quota_holds_under_every_kind_of_profile() {
     let gated = Gated::new();
     let containerd =
         Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&gated)).start();
@@ -167,13 +167,24 @@ fn in_a_pod_the_quota_holds() {
     main["mounts"] = json!([{"container_path": RMTOOL, "host_path": rmtool(), "readonly": true}]);
     let variables = ASK.iter().filter_map(|variable| variable.split_once('='));
     main["envs"] = variables.map(|(key, value)| json!({"key": key, "value": value})).collect();
-    let id = cri.create(&pod_id, &main, &pod);
-    cri.start(&id).ok();
-    let told = cri.exec_sync(&id, &APP);
-    assert!(told.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{}", told.stdout);
-    assert!(told.stdout.contains("alloc b ok"), "{}", told.stdout);
-    cri.stop(&id).ok();
-    cri.remove(&id).ok();
+    // `SecurityProfile`: none is named; RuntimeDefault; Unconfined.
+    let profiles = [json!(null), json!({"profile_type": 0}), json!({"profile_type": 1})];
+    let mut filters = Vec::new();
+    for (at, profile) in profiles.into_iter().enumerate() {
+        main["metadata"]["name"] = json!(format!("main-{at}"));
+        main["linux"] = json!({"security_context": {"seccomp": profile}});
+        let id = cri.create(&pod_id, &main, &pod);
+        cri.start(&id).ok();
+        let told = cri.exec_sync(&id, &APP);
+        assert!(told.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{profile}: {told:?}");
+        assert!(told.stdout.contains("alloc b ok"), "{profile}: {told:?}");
+        let status = cri.exec_sync(&id, &["grep", "Seccomp_filters", "/proc/self/status"]).stdout;
+        let count = status.split_whitespace().next_back().map(str::parse::<u32>);
+        filters.push(count.expect("a kernel since 5.9").expect("a number"));
+        cri.stop(&id).ok();
+        cri.remove(&id).ok();
+        gated.soon_is_empty();
+    }
+    assert_eq!(filters[1], filters[2] + 1, "beside ours there was the profile's: {filters:?}");
     cri.remove_pod(&pod_id).ok();
-    gated.soon_is_empty();
 }
