@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use caps::{CapSet, Capability};
 use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use procfs::process::LimitValue;
 use serde_json::json;
 
 use crate::gated::{ASK, Gated, MIB, RMTOOL, RUNTIME, got_bytes, monitors, rmtool};
 use crate::host::ask;
-use crate::support::{Bundle, Containerd, Docker, IMAGE, Outcome, Restart, Runtime, wait_until};
+use crate::support::{
+    Bundle, Containerd, Docker, IMAGE, Outcome, PATIENCE, Restart, Runtime, wait_until,
+};
 
 /// The runtime's reasons, without its clock.
 fn reasons(outcome: &Outcome) -> Vec<String> {
@@ -287,6 +290,47 @@ fn a_monitor_has_the_descriptors_that_it_needs_where_the_engine_has_few() {
         let _ = run.join();
     });
     gated.soon_is_empty();
+}
+
+fn oom_score_adj(pid: Pid) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("it lives");
+    text.trim().to_owned()
+}
+
+/// A container under the engine's own limit of memory, say; but where nobody lets us it is the
+/// engine's as before, and serves all the same.
+#[test]
+fn a_monitor_is_the_last_that_the_kernel_kills_where_it_may_be() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let may = caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_RESOURCE);
+    let may = may.expect("capabilities can be asked for");
+    if !may {
+        eprintln!("skipped: a monitor that may, for here nobody has CAP_SYS_RESOURCE");
+    }
+    let engine = ["setpriv", "--bounding-set=-sys_resource", "choom", "--adjust=500", "--"];
+    let own = oom_score_adj(Pid::this());
+    for (by, wanted) in [(&["env"][..], if may { "-999" } else { &own }), (&engine[..], "500")] {
+        let bundle = gated.bundle("app", 1000, &["sleep", "1000"]);
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| runtime.run_by(by, &bundle));
+            let (keeper, worker) = gated.monitor("app_________");
+            for pid in [keeper, worker] {
+                let soon = || oom_score_adj(pid) == wanted;
+                assert!(wait_until(PATIENCE, soon), "{by:?}: {}", oom_score_adj(pid));
+            }
+            let runs = || {
+                let said = runtime.call(&["state", &bundle.id]);
+                said.status.success() && said.json()["status"] == "running"
+            };
+            assert!(wait_until(PATIENCE, runs), "{}", gated.host.log());
+            gated.fills(&bundle, 1000);
+            runtime.kill(&bundle, "KILL").ok();
+            let _ = run.join();
+        });
+        let _ = runtime.delete(&bundle); // `run` does it
+        gated.soon_is_empty();
+    }
 }
 
 #[test]
