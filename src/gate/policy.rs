@@ -250,6 +250,7 @@ pub fn judge_uvm(call: &uvm::Call) -> Verdict {
 mod tests {
     use super::*;
     use crate::rm::call::{Alloc, Object};
+    use crate::rm::memory;
 
     fn release() -> Release {
         Release::of("535.161.08".parse().unwrap()).unwrap()
@@ -276,6 +277,41 @@ mod tests {
                 }
                 Use::KeepsAlive | Use::Nothing => {}
             }
+        }
+    }
+
+    /// What is imported, attached, mapped or exported by it lives as long as it does.
+    #[test]
+    fn nothing_that_keeps_memory_alive_is_made_but_for_two() {
+        let keeping: Vec<u32> = memory::CLASSES
+            .iter()
+            .filter(|of| of.does == Use::KeepsAlive)
+            .map(|of| of.class)
+            .collect();
+        assert!(keeping.len() > 5 && keeping.contains(&NV_MEMORY_MULTICAST_FABRIC));
+        for class in keeping {
+            let verdict = match class {
+                // It is freed with its memory.
+                NV01_CONTEXT_DMA => pass(Passed::Object),
+                // Its source is known, and counts as a duplicate of it.
+                NV_MEMORY_FABRIC => Verdict::Execute,
+                _ => UNSUPPORTED,
+            };
+            assert_eq!(of_class(class), verdict, "{class:#x}");
+            // By no other number, whatever it is.
+            let object = Object { client: 1, parent: 2, handle: 3 };
+            let memory = Call::AllocMemory { object, class, flags: 0, address: 0, limit: 4095 };
+            for call in [memory, Call::AllocObject { object, class }] {
+                assert_eq!(judge(&release(), &call), UNSUPPORTED, "{class:#x}: {call:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_made_no_file_that_other_drivers_take() {
+        for descriptor in [-1, 5] {
+            let call = Call::ExportDmabuf { client: 1, handles: 1, descriptor };
+            assert_eq!(judge(&release(), &call), UNSUPPORTED);
         }
     }
 

@@ -1,4 +1,6 @@
 use cgpu::gate::wire::{Answer, Question};
+use cgpu::rm::memory::Use;
+use cgpu::rm::number::{NV_MEMORY_FABRIC, NV01_CONTEXT_DMA};
 
 use crate::host::{MIB, Monitor, QUOTA, Said, TOTAL, program, script, until, wait};
 
@@ -297,4 +299,53 @@ fn memory_below_a_subdevice_is_mapped_and_exported_and_leaves_nothing() {
     said.must("alloc b ok");
     monitor.wait_for(0);
     until("the driver has nothing", || monitor.sim.used(0) == 0);
+}
+
+/// `NV_ESC_RM_ALLOC_MEMORY` of video memory asks for none, and tells how much there is.
+#[test]
+fn by_the_number_of_old_no_memory_is_had_and_the_quota_is_told() {
+    let monitor = Monitor::new();
+    let total = format!("alloc27 ok total={QUOTA}\n");
+    let lines = "start\nalloc 1000MiB as a\nalloc27\nalloc27\nalloc 24MiB as b\nalloc27";
+    let program = monitor.halfway(lines, "alloc 1MiB as c");
+    assert_eq!((monitor.used(), monitor.sim.used(0)), (QUOTA, QUOTA));
+    let said = program.go_on();
+    assert_eq!(said.text.matches(&total).count(), 3, "{}", said.text);
+    said.must("alloc c status=0x51\n");
+    // Nor is what reaches memory, or keeps it alive, by another class made.
+    let classes = [("0x82", "0x1b"), ("0x83", "0x1b"), ("0xf9", "0x56"), ("0xfd", "0x56")];
+    let lines: String = classes.map(|(class, _)| format!("alloc27 {class}\n")).concat();
+    let said = monitor.run(&script(&format!("start\n{lines}")));
+    for (class, status) in classes {
+        said.must(&format!("alloc27 {class} status={status}\n"));
+        let asked = &monitor.sim.state()["calls"];
+        assert!(asked[format!("alloc-memory:{class}")].is_null(), "{class}: {asked}");
+    }
+    assert_eq!(monitor.sim.state()["calls"]["alloc-memory:0x40"], 3);
+    monitor.wait_for(0);
+}
+
+/// What it names would live as long as it does, and no charge with it.
+#[test]
+fn what_would_keep_memory_alive_is_refused_and_the_driver_not_asked() {
+    let monitor = Monitor::new();
+    let keeping = cgpu::rm::memory::CLASSES.iter().filter(|of| of.does == Use::KeepsAlive);
+    let classes = keeping.map(|of| of.class);
+    // A context DMA ends with its memory; a fabric object counts as a duplicate of it.
+    let made = [NV01_CONTEXT_DMA, NV_MEMORY_FABRIC];
+    let classes: Vec<u32> = classes.filter(|class| !made.contains(class)).collect();
+    assert!(classes.len() > 5, "{classes:x?}");
+    let lines: String = classes.iter().map(|class| format!("object {class:#x}\n")).collect();
+    let said = monitor.run(&script(&format!("start\nalloc 10MiB as a\n{lines}dmabuf a")));
+    for class in &classes {
+        said.must(&format!("object {class:#x} status=0x56\n"));
+    }
+    said.must("dmabuf a status=0x56\n");
+    let asked = monitor.sim.state()["calls"].clone();
+    assert_eq!(asked["alloc:0x40"], 1, "it tells: {asked}");
+    let kinds = classes.iter().map(|class| format!("alloc:{class:#x}"));
+    for kind in kinds.chain(["other:0xd9".to_owned()]) {
+        assert!(asked[&kind].is_null(), "{kind}: {asked}");
+    }
+    monitor.wait_for(0);
 }

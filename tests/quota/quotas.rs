@@ -33,8 +33,11 @@ fn the_quota_is_shown_as_the_gpus_memory() {
     for driver in ["470.256.02", "535.161.08", "550.54.14", "580.65.06", "900.10.01"] {
         let gated = Gated::with_driver(driver);
         let words = ["run", "open", "client", "device 0", "subdevice", "info", "alloc 300MiB as a"];
-        let shown = run(&gated, 1000, &[&words[..], &["info", "free a", "info"]].concat()).ok();
-        let lines: Vec<&str> = shown.stdout.lines().filter(|line| line.contains("total")).collect();
+        let rest = ["info", "alloc27", "free a", "info"];
+        let shown = run(&gated, 1000, &[&words[..], &rest].concat()).ok();
+        assert!(shown.has_line(&format!("alloc27 ok total={}", 1000 * MIB)), "{driver}: {shown}");
+        let lines: Vec<&str> =
+            shown.stdout.lines().filter(|line| line.contains("total_")).collect();
         assert!(!lines.is_empty(), "{driver}: {shown}");
         for line in &lines {
             assert!(line.contains("total_mib=1000"), "{driver}: {line}");
@@ -61,6 +64,12 @@ fn every_way_to_take_memory_is_counted() {
         assert!(told.stdout.contains(&format!("{way} a ok")), "{told}");
         assert!(told.stdout.contains(&format!("{way} b {NO_MEMORY}")), "{told}");
     }
+    // The third number that makes memory makes none of a GPU's: it tells how much there is.
+    let words = [&begin[..], &["alloc27", "alloc27", "alloc 1000MiB as a", "alloc 1MiB as b"]];
+    let told = run(&gated, 1000, &words.concat());
+    assert_eq!(told.stdout.matches("alloc27 ok").count(), 2, "{told}");
+    assert!(told.stdout.contains("alloc a ok"), "{told}");
+    assert!(told.stdout.contains(&format!("alloc b {NO_MEMORY}")), "{told}");
 }
 
 #[test]

@@ -282,6 +282,19 @@ impl Rm {
         Ok(bytes.u64_at(32))
     }
 
+    /// `NV_ESC_EXPORT_TO_DMABUF_FD`, of one object.
+    pub(crate) fn dmabuf(&self, memory: u32) -> Result<(), Fail> {
+        let (size, status_at) = self.abi.export_dmabuf;
+        let mut bytes = vec![0; size];
+        bytes.set_u32(0, u32::MAX);
+        bytes.set_u32(4, self.client);
+        bytes.set_u32(8, 1);
+        bytes.set_u32(12, 1);
+        // `handles`, since 570 behind `mappingType`.
+        bytes.set_u32(if size == 2600 { 32 } else { 36 }, memory);
+        call(self.gpu.as_raw_fd(), NV_ESC_EXPORT_TO_DMABUF_FD, &mut bytes, status_at)
+    }
+
     fn nvos32(&self, function: u32) -> [u8; NVOS32_PARAMETERS_BYTES] {
         let mut bytes = [0; NVOS32_PARAMETERS_BYTES];
         bytes.set_u32(0, self.client);

@@ -228,6 +228,16 @@ impl Actor<'_> {
                 let done = self.rm()?.alloc27(NV01_MEMORY_LOCAL_USER, 0, 0, 0);
                 self.say("alloc27", done.map(|limit| format!("total={}", limit.wrapping_add(1))));
             }
+            ["alloc27", class] => {
+                let class = u32::try_from(size_bytes(class)?)?;
+                let done = self.rm()?.alloc27(class, 0, 0, 4095);
+                self.say(&format!("alloc27 {class:#x}"), done.map(|_| String::new()));
+            }
+            ["dmabuf", name] => {
+                let (handle, _) = *self.memory.get(name).context("no such memory")?;
+                let done = self.rm()?.dmabuf(handle);
+                self.say(&format!("dmabuf {name}"), nothing(done));
+            }
             ["os-descriptor", size] => {
                 let size = size_bytes(size)?;
                 let rm = self.rm()?;
