@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
@@ -304,6 +304,7 @@ fn what_a_container_can_make_it_remember_is_bounded() {
 #[derive(Debug, Clone)]
 enum Step {
     Allocate {
+        gpu: usize,
         client: u32,
         parent: u32,
         handle: u32,
@@ -360,6 +361,26 @@ enum Step {
     CloseFile {
         file: u32,
     },
+    /// A process has a client's file: it opened it, or was given it.
+    Share {
+        client: u32,
+        process: u64,
+    },
+    /// A process begins that has all that another has.
+    Fork {
+        from: u64,
+        to: u64,
+    },
+    /// A process ends, and what it alone had.
+    Die {
+        process: u64,
+    },
+    /// Somebody changes a quota.
+    Limit {
+        gpu: usize,
+        bytes: u64,
+        lowering: Lowering,
+    },
     /// Something that the ledger isn't told of.
     Unseen(Box<Step>),
     Reconcile,
@@ -379,13 +400,19 @@ fn span((first, last): (u64, u64)) -> Span {
     Span::of(first * 4096, (last - first + 1) * 4096).unwrap()
 }
 
+/// Quotas of the GPUs, at first.
+const QUOTAS: [u64; 2] = [100, 70];
+
 fn step() -> impl Strategy<Value = Step> {
+    let gpu = || 0..QUOTAS.len();
+    let process = || 1u64..5;
+    let lowering = prop_oneof![Just(Lowering::Refuse), Just(Lowering::Allow)];
     let client = || 1u32..4;
     let handle = || 10u32..18;
     let parent = || prop_oneof![Just(0u32), 10u32..18];
     let seen = prop_oneof![
-        4 => (client(), parent(), handle(), 0u64..60, any::<bool>()).prop_map(
-            |(client, parent, handle, bytes, denied)| Step::Allocate { client, parent, handle, bytes, denied: denied && bytes % 3 == 0 }
+        6 => (gpu(), client(), parent(), handle(), 0u64..60, any::<bool>()).prop_map(
+            |(gpu, client, parent, handle, bytes, denied)| Step::Allocate { gpu, client, parent, handle, bytes, denied: denied && bytes % 3 == 0 }
         ),
         1 => (client(), parent(), handle()).prop_map(|(client, parent, handle)| Step::Note { client, parent, handle }),
         2 => ((client(), handle()), (client(), handle())).prop_map(|(from, to)| Step::Duplicate { from, to }),
@@ -400,28 +427,92 @@ fn step() -> impl Strategy<Value = Step> {
         }),
         2 => (0u8..4, pages()).prop_map(|(tree, pages)| Step::Unmap { tree, pages }),
         1 => (0u32..2).prop_map(|file| Step::CloseFile { file }),
+        2 => (client(), process()).prop_map(|(client, process)| Step::Share { client, process }),
+        1 => (process(), process()).prop_map(|(from, to)| Step::Fork { from, to }),
+        1 => process().prop_map(|process| Step::Die { process }),
+        1 => (gpu(), 0u64..150, lowering).prop_map(|(gpu, bytes, lowering)| Step::Limit { gpu, bytes, lowering }),
     ];
     prop_oneof![8 => seen, 1 => Just(Step::Reconcile)]
 }
 
-/// The driver, as simple as it can be: objects name memory, memory lives while named.
-#[derive(Debug, Default)]
+/// What the ledger isn't told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Misses {
+    Nothing,
+    /// Ends, and who else has something: too much counts.
+    Ends,
+    /// Beginnings, too: too little may count.
+    All,
+}
+
+/// The driver, as simple as it can be: objects name memory, memory lives while named; a client
+/// lives while anybody has its file.
+#[derive(Debug)]
 struct Model {
+    misses: Misses,
+    limits: [u64; QUOTAS.len()],
     objects: BTreeMap<(u32, u32), (u32, Option<usize>)>,
     holds: BTreeMap<u8, usize>,
     /// By tree and page.
     mapped: BTreeMap<(u8, u64), usize>,
-    sizes: Vec<u64>,
+    /// Who has the file of a client, where that is known of anybody.
+    holders: BTreeMap<u32, BTreeSet<u64>>,
+    /// GPU and bytes.
+    sizes: Vec<(usize, u64)>,
 }
 
 impl Model {
-    fn live_bytes(&self) -> u64 {
+    fn new(misses: Misses) -> Self {
+        Model {
+            misses,
+            limits: QUOTAS,
+            objects: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+            holders: BTreeMap::new(),
+            sizes: Vec::new(),
+        }
+    }
+
+    /// By GPU.
+    fn live_bytes(&self) -> [u64; QUOTAS.len()] {
         let objects = self.objects.values().filter_map(|(_, memory)| *memory);
         let kept = self.holds.values().chain(self.mapped.values()).copied();
-        let mut live: Vec<usize> = objects.chain(kept).collect();
-        live.sort_unstable();
-        live.dedup();
-        live.into_iter().map(|memory| self.sizes[memory]).sum()
+        let mut live = vec![false; self.sizes.len()];
+        objects.chain(kept).for_each(|memory| live[memory] = true);
+        let mut bytes = [0; QUOTAS.len()];
+        let sizes = self.sizes.iter().zip(live).filter(|(_, live)| *live);
+        sizes.for_each(|((gpu, size), _)| bytes[*gpu] += size);
+        bytes
+    }
+
+    fn has_client(&self, client: u32) -> bool {
+        self.holders.contains_key(&client) || self.objects.keys().any(|(of, _)| *of == client)
+    }
+
+    fn close(&mut self, client: u32) {
+        self.objects.retain(|(owner, _), _| *owner != client);
+        self.holders.remove(&client);
+    }
+
+    /// What a ledger that was told everything says yes to.
+    #[track_caller]
+    fn must<T: std::fmt::Debug>(&self, done: Result<T, LedgerError>) {
+        assert!(done.is_ok() || self.misses == Misses::All, "{done:?}");
+    }
+
+    /// That the ledger counts what there is, or what it can know of that.
+    #[track_caller]
+    fn is_counted(&self, ledger: &Ledger) {
+        for (gpu, live_bytes) in self.live_bytes().into_iter().enumerate() {
+            let Usage { limit_bytes, used_bytes } = ledger.usage(gpu).unwrap();
+            assert_eq!(limit_bytes, self.limits[gpu]);
+            match self.misses {
+                Misses::Nothing => assert_eq!(used_bytes, live_bytes, "of GPU {gpu}"),
+                Misses::Ends => assert!(used_bytes >= live_bytes, "{live_bytes} on GPU {gpu}"),
+                Misses::All => {}
+            }
+        }
     }
 
     fn free(&mut self, client: u32, handle: u32) {
@@ -463,18 +554,33 @@ fn hold(number: u8) -> Hold {
 fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
     let top = |client: u32, parent: u32| Handle(if parent == 0 { client } else { parent });
     match *step {
-        Step::Allocate { client, parent, handle, bytes, denied } => {
+        Step::Allocate { gpu, client, parent, handle, bytes, denied } => {
             if !model.takes(client, parent, handle) {
                 return;
             }
             if seen {
-                let Ok(reservation) = ledger.reserve(0, bytes) else { return };
+                let live_bytes = model.live_bytes()[gpu];
+                let fits = bytes <= model.limits[gpu].saturating_sub(live_bytes);
+                let reserved = ledger.reserve(gpu, bytes);
+                match model.misses {
+                    Misses::Nothing => assert_eq!(reserved.is_ok(), fits, "{reserved:?}"),
+                    Misses::Ends => assert!(fits || reserved.is_err(), "past the quota"),
+                    Misses::All => {}
+                }
+                // Before it's refused, the driver is asked: then it's refused rightly.
+                let reserved = reserved.or_else(|_| {
+                    ledger.reconcile(gpu, live_bytes).unwrap();
+                    let again = ledger.reserve(gpu, bytes);
+                    assert_eq!(again.is_ok(), fits, "{again:?} of {live_bytes} live");
+                    again
+                });
+                let Ok(reservation) = reserved else { return };
                 if denied {
                     return ledger.cancel(reservation);
                 }
                 ledger.commit(reservation, Client(client), top(client, parent), Handle(handle));
             }
-            model.sizes.push(bytes);
+            model.sizes.push((gpu, bytes));
             model.objects.insert((client, handle), (parent, Some(model.sizes.len() - 1)));
         }
         Step::Note { client, parent, handle } => {
@@ -489,14 +595,14 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
             {
                 model.objects.insert(to, (0, memory));
                 let from = (Client(from.0), Handle(from.1));
-                ledger.duplicate(from, Client(to.0), top(to.0, 0), Handle(to.1)).unwrap();
+                model.must(ledger.duplicate(from, Client(to.0), top(to.0, 0), Handle(to.1)));
             }
         }
         Step::Hold { client, handle, hold: number } => {
             let memory = model.objects.get(&(client, handle)).and_then(|(_, memory)| *memory);
             if let Some(memory) = memory {
                 model.holds.insert(number, memory);
-                ledger.hold(hold(number), Client(client), Handle(handle)).unwrap();
+                model.must(ledger.hold(hold(number), Client(client), Handle(handle)));
             }
         }
         Step::Import { client, handle, hold: number } => {
@@ -510,7 +616,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
         }
         Step::Host { client, handle } => {
             if model.takes(client, 0, handle) {
-                model.sizes.push(0);
+                model.sizes.push((0, 0));
                 model.objects.insert((client, handle), (0, Some(model.sizes.len() - 1)));
                 let (client, parent) = (Client(client), top(client, 0));
                 let handle = Handle(handle);
@@ -531,7 +637,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
             }
         }
         Step::Close { client } => {
-            model.objects.retain(|(owner, _), _| *owner != client);
+            model.close(client);
             if seen {
                 ledger.close(Client(client));
             }
@@ -562,8 +668,59 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
             ledger.close_file(file);
         }
         Step::Unseen(ref step) => play(ledger, model, step, false),
+        Step::Share { client, process } => {
+            model.holders.entry(client).or_default().insert(process);
+            if seen {
+                ledger.share(Client(client), Process(process));
+            }
+        }
+        Step::Fork { from, to } => {
+            let had = model.holders.iter().filter(|(_, holders)| holders.contains(&from));
+            let had: Vec<u32> = had.map(|(client, _)| *client).collect();
+            for client in had {
+                play(ledger, model, &Step::Share { client, process: to }, seen);
+            }
+        }
+        Step::Die { process } => {
+            let mut closed = Vec::new();
+            for (client, holders) in &mut model.holders {
+                if holders.remove(&process) && holders.is_empty() {
+                    closed.push(*client);
+                }
+            }
+            closed.into_iter().for_each(|client| model.close(client));
+            if seen {
+                ledger.left(Process(process));
+                // Somebody may have them who was never seen: the driver tells.
+                for client in ledger.orphans() {
+                    if !model.has_client(client.0) {
+                        ledger.close(client);
+                    }
+                }
+            }
+        }
+        Step::Limit { gpu, bytes, lowering } => {
+            let live_bytes = model.live_bytes()[gpu];
+            let set = ledger.set_limit(gpu, bytes, lowering);
+            match model.misses {
+                Misses::Nothing => {
+                    let may = lowering == Lowering::Allow || bytes >= live_bytes;
+                    assert_eq!(set.is_ok(), may, "{set:?}");
+                }
+                Misses::Ends => {
+                    let less = bytes < live_bytes;
+                    assert!(!less || set.is_err() || lowering == Lowering::Allow, "{set:?}");
+                }
+                Misses::All => {}
+            }
+            if set.is_ok() {
+                model.limits[gpu] = bytes;
+            }
+        }
         Step::Reconcile => {
-            ledger.reconcile(0, model.live_bytes()).unwrap();
+            for (gpu, live_bytes) in model.live_bytes().into_iter().enumerate() {
+                assert_eq!(ledger.reconcile(gpu, live_bytes).unwrap().used_bytes, live_bytes);
+            }
         }
     }
 }
@@ -635,46 +792,78 @@ fn pieces_are_no_more_than_are_remembered_and_rather_too_much_is_held() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     /// Told everything, the ledger is exact, and nobody gets past the quota.
     #[test]
     fn what_is_counted_is_what_is_live(steps in proptest::collection::vec(step(), 0..80)) {
-        let (mut ledger, mut model) = (ledger(100), Model::default());
+        let (mut ledger, mut model) = (Ledger::new(&QUOTAS, BOUNDS), Model::new(Misses::Nothing));
         for step in &steps {
             play(&mut ledger, &mut model, step, true);
-            prop_assert_eq!(used(&ledger), model.live_bytes());
-            prop_assert!(model.live_bytes() <= 100);
+            model.is_counted(&ledger);
             let unnamed = (0..4).filter(|number| ledger.is_last_but_for_holds(hold(*number)));
             prop_assert_eq!(unnamed.collect::<Vec<_>>(), model.unnamed());
             let places = (0..2).map(|file| ledger.exported(file).count()).sum::<usize>();
             prop_assert_eq!(places, model.holds.range(..4).count());
+            let holders = ledger.processes().map(|(client, process)| (client.0, process.0));
+            let has = model.holders.iter().flat_map(|(of, all)| all.iter().map(|one| (*of, *one)));
+            prop_assert!(holders.collect::<BTreeSet<_>>().into_iter().eq(has));
         }
         finish(&mut ledger, &mut model);
-        prop_assert_eq!((used(&ledger), ledger.size().objects, ledger.size().holds), (0, 0, 0));
+        model.is_counted(&ledger);
+        prop_assert_eq!((ledger.size().objects, ledger.size().holds), (0, 0));
         prop_assert!(ledger.charges.is_empty() && ledger.holders.is_empty());
     }
 
-    /// Frees that it isn't told of make it count too much, never too little; asking the
-    /// driver mends it, and in the end nothing is left.
+    /// Ends that it isn't told of, and processes that were never seen, make it count too much, never
+    /// too little; asking the driver mends it, and in the end nothing is left.
     #[test]
-    fn missed_frees_never_let_anybody_past_the_quota(
+    fn missed_ends_never_let_anybody_past_the_quota(
         steps in proptest::collection::vec((step(), any::<bool>()), 0..80)
     ) {
-        let (mut ledger, mut model) = (ledger(100), Model::default());
-        for (step, seen) in &steps {
-            let lossy = matches!(step, Step::Free { .. } | Step::Close { .. });
-            let step = if lossy && !seen { Step::Unseen(Box::new(step.clone())) } else { step.clone() };
+        let (mut ledger, mut model) = (Ledger::new(&QUOTAS, BOUNDS), Model::new(Misses::Ends));
+        for (step, seen) in steps {
+            let lossy = matches!(
+                step,
+                Step::Free { .. } | Step::Close { .. } | Step::Die { .. } | Step::Share { .. }
+                    | Step::Fork { .. }
+            );
+            let step = if lossy && !seen { Step::Unseen(Box::new(step)) } else { step };
             play(&mut ledger, &mut model, &step, true);
-            prop_assert!(model.live_bytes() <= 100, "{} live", model.live_bytes());
-            prop_assert!(used(&ledger) >= model.live_bytes());
-            if matches!(step, Step::Reconcile) {
-                prop_assert_eq!(used(&ledger), model.live_bytes());
+            model.is_counted(&ledger);
+        }
+        finish(&mut ledger, &mut model);
+        play(&mut ledger, &mut model, &Step::Reconcile, true);
+        prop_assert_eq!([0, 1].map(|gpu| ledger.usage(gpu).unwrap().used_bytes), [0, 0]);
+    }
+
+    /// Memory that it isn't told of, too: whenever the driver is asked, the ledger knows, and nobody
+    /// gets what somebody has who asked nobody.
+    #[test]
+    fn what_is_missed_counts_once_the_driver_was_asked_and_never_lasts(
+        steps in proptest::collection::vec((step(), any::<bool>()), 0..80)
+    ) {
+        let (mut ledger, mut model) = (Ledger::new(&QUOTAS, BOUNDS), Model::new(Misses::All));
+        for (step, seen) in steps {
+            let lossy = matches!(
+                step,
+                Step::Allocate { .. } | Step::Free { .. } | Step::Close { .. } | Step::Die { .. }
+                    | Step::Share { .. } | Step::Fork { .. }
+            );
+            let is_asked = matches!(step, Step::Reconcile);
+            let step = if lossy && !seen { Step::Unseen(Box::new(step)) } else { step };
+            play(&mut ledger, &mut model, &step, true);
+            for (gpu, live_bytes) in model.live_bytes().into_iter().enumerate().filter(|_| is_asked) {
+                let left = model.limits[gpu].saturating_sub(live_bytes);
+                prop_assert!(ledger.reserve(gpu, left + 1).is_err());
+                let all = ledger.reserve(gpu, left);
+                prop_assert!(all.is_ok());
+                ledger.cancel(all.unwrap());
             }
         }
         finish(&mut ledger, &mut model);
-        ledger.reconcile(0, 0).unwrap();
-        prop_assert_eq!(used(&ledger), 0);
+        play(&mut ledger, &mut model, &Step::Reconcile, true);
+        prop_assert_eq!([0, 1].map(|gpu| ledger.usage(gpu).unwrap().used_bytes), [0, 0]);
     }
 }
 
