@@ -95,6 +95,23 @@ fn a_storm_of_processes_gets_exactly_the_quota() {
     monitor.wait_for(0);
 }
 
+/// Admission is one decision, whichever threads ask for it and whichever of the worker's answer.
+#[test]
+fn sixteen_threads_that_ask_at_once_get_what_is_left_and_no_more() {
+    let monitor = Monitor::new();
+    let page = 64 << 10;
+    for (size, fitting) in [(page, 1), (MIB, 5), (MIB, 16)] {
+        let rounds = format!("at-once 16 {size}\n").repeat(60);
+        let taken = QUOTA - fitting * size;
+        let said = monitor.run(&script(&format!("start\nalloc {taken} as a\n{rounds}")));
+        let exact = format!("at-once ok given={fitting} refused={}\n", 16 - fitting);
+        assert_eq!(said.text.matches(&exact).count(), 60, "{}", said.text);
+        monitor.wait_for(0);
+    }
+    let peak = monitor.sim.state()["gpus"][0]["peak_bytes"].clone();
+    assert_eq!((peak, monitor.status().calls.killed), (QUOTA.into(), 0));
+}
+
 #[test]
 fn a_quota_changes_while_it_is_used_and_never_falls_below_that() {
     let monitor = Monitor::new();

@@ -267,6 +267,13 @@ impl Actor<'_> {
                 alarm::after(0, 0, 0)?;
                 println!("signals={}", alarm::SIGNALS.load(Ordering::Relaxed));
             }
+            // So many threads ask for memory at a barrier.
+            ["at-once", threads, size] => {
+                let (threads, size) = (threads.parse()?, size_bytes(size)?);
+                let done = threads::at_once(self.rm()?, threads, size);
+                let done = done.map(|(given, refused)| format!("given={given} refused={refused}"));
+                self.say("at-once", done);
+            }
             // A thread calls, and ends.
             ["end-a-thread"] => self.ended = Some(threads::ended(self.rm()?)),
             // A thread asks for memory and is interrupted, which ends it; then we ask for the same.

@@ -1,10 +1,11 @@
 //! Threads that end, and whose numbers others get.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use anyhow::bail;
-use cgpu_sim::abi::{NV_ESC_RM_ALLOC, NV01_MEMORY_LOCAL_USER};
+use cgpu_sim::abi::{NV_ERR_NO_MEMORY, NV_ESC_RM_ALLOC, NV01_MEMORY_LOCAL_USER};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::{SaFlags, Signal};
@@ -15,6 +16,32 @@ use crate::rm::{self, Fail, Rm};
 
 /// How long a call is given to get into the driver.
 const UNDER_WAY: Duration = Duration::from_millis(150);
+
+/// Lets so many threads of one client ask for `bytes` at once, each; what they were given is freed.
+/// How many were, and how many were told that there is no memory.
+pub(crate) fn at_once(rm: &Rm, threads: usize, bytes: u64) -> Result<(usize, usize), Fail> {
+    let barrier = Barrier::new(threads);
+    let ask = || {
+        barrier.wait();
+        rm.alloc(bytes)
+    };
+    let asked: Vec<_> = std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..threads).map(|_| scope.spawn(ask)).collect();
+        asking.into_iter().filter_map(|asking| asking.join().ok()).collect()
+    });
+    let (mut given, mut refused) = (0, 0);
+    for asked in asked {
+        match asked {
+            Ok((handle, _)) => {
+                given += 1;
+                rm.free(rm.device, handle)?;
+            }
+            Err(Fail::Status(NV_ERR_NO_MEMORY)) => refused += 1,
+            Err(fail) => return Err(fail),
+        }
+    }
+    Ok((given, refused))
+}
 
 /// The number of a thread that called, and ended.
 pub(crate) fn ended(rm: &Rm) -> i32 {
