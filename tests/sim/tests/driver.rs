@@ -73,11 +73,15 @@ impl Host {
     }
 
     fn with_driver(driver: &str) -> Self {
+        Self::with(driver, &[TOTAL_BYTES, TOTAL_BYTES])
+    }
+
+    /// With GPUs of these sizes in bytes.
+    fn with(driver: &str, gpus: &[u64]) -> Self {
         let (mount, scratch) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-        let gpu = GpuSpec { memory_bytes: TOTAL_BYTES };
         let options = SimOptions {
             dir: mount.path().to_owned(),
-            gpus: vec![gpu, gpu],
+            gpus: gpus.iter().map(|bytes| GpuSpec { memory_bytes: *bytes }).collect(),
             driver: driver.parse().unwrap(),
         };
         let sim = Sim::start(options).expect("these tests run as root and need /dev/fuse");
@@ -318,6 +322,46 @@ fn an_exported_file_keeps_memory() {
             .count()
     };
     assert_eq!((used(100), used(0)), (2, 1), "{:#?}", said.lines);
+}
+
+#[test]
+fn each_gpu_has_a_size_of_its_own_and_is_exhausted_alone() {
+    let sizes = [1024, 256, 4096].map(|mib| mib * MIB);
+    let host = Host::with("535.161.08", &sizes);
+    let on =
+        |gpu: usize, words: &[&str]| host.start(&[&["--gpu", &gpu.to_string()], words].concat());
+    let used = || host.sim.state().gpus.iter().map(|gpu| gpu.used_bytes).collect::<Vec<_>>();
+    let end = host.wait("end");
+    let mut full = Vec::new();
+    for (gpu, size) in sizes.into_iter().enumerate() {
+        let before = used();
+        // Its size is told by every way, and all of it can be had, and no more.
+        let filled = host.finish(on(gpu, &["fill"]));
+        assert_eq!(filled.number("got_bytes"), size, "GPU {gpu}");
+        assert!(filled.lines.iter().any(|line| line.contains("status=0x51")), "{:?}", filled.lines);
+        let (all, mib) = (format!("alloc {size} as a"), size / MIB);
+        let told =
+            host.finish(on(gpu, &["run", "start", "info", "alloc27", &all, "alloc 64KiB as b"]));
+        for way in ["fb-info", "fb-info-v2", "heap-info"] {
+            told.must(&format!("{way} ok total_mib={mib} free_mib={mib} used_mib=0"));
+        }
+        told.must(&format!("alloc27 ok total={size}"));
+        told.must(&format!("alloc a ok bytes={size}"));
+        told.must("alloc b status=0x51");
+        // Full it stays, and those that come after have theirs all the same.
+        host.until("it is free again", |_| used() == before);
+        full.push(on(gpu, &["run", "start", &all, &end]));
+        let wanted: Vec<u64> =
+            sizes.iter().enumerate().map(|(at, size)| if at > gpu { 0 } else { *size }).collect();
+        host.until("it is full", |_| used() == wanted);
+    }
+    let state = host.sim.state();
+    for (gpu, size) in state.gpus.iter().zip(sizes) {
+        assert_eq!((gpu.total_bytes, gpu.free_bytes, gpu.peak_bytes), (size, 0, size));
+    }
+    host.go("end");
+    full.into_iter().for_each(|program| assert!(host.finish(program).success));
+    host.until("all are empty", |_| used() == [0, 0, 0]);
 }
 
 #[test]
