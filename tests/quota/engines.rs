@@ -1,11 +1,19 @@
 //! The same under docker, containerd and podman, with unchanged images.
 
+use std::path::Path;
+use std::time::Duration;
+
 use serde_json::json;
 
 use crate::gated::{ASK, Gated, MIB, NO_MEMORY, RMTOOL, RUNTIME, got_bytes, rmtool};
-use crate::support::{Containerd, Docker, IMAGE, Outcome, Podman, Restart};
+use crate::support::{
+    Containerd, Docker, IMAGE, Outcome, Podman, Restart, Scratch, run_with_timeout,
+};
 
 const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
+
+/// How long the demo may take: it starts three engines.
+const DEMO_PATIENCE: Duration = Duration::from_secs(180);
 
 /// Asks for too much, and then for what can be had.
 const APP: [&str; 8] = [
@@ -187,4 +195,25 @@ fn in_a_pod_the_quota_holds_under_every_kind_of_profile() {
     }
     assert_eq!(filters[1], filters[2] + 1, "beside ours there was the profile's: {filters:?}");
     cri.remove_pod(&pod_id).ok();
+}
+
+/// What `make demo` shows with the programs of a release, under each engine.
+#[test]
+fn the_demo_shows_what_it_tells() {
+    let scratch = Scratch::new();
+    let rmtool = rmtool();
+    let programs = rmtool.parent().expect("it is in a directory");
+    assert!(programs.join("cgpu-sim").exists(), "cargo build --workspace --bins");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/demo");
+    let mut demo = scratch.command(demo);
+    let told = run_with_timeout(demo.arg(programs).env("DEMO_ALL", "1"), DEMO_PATIENCE).ok();
+    assert!(!told.stdout.contains("skipped"), "{told}");
+    for line in [
+        "GPU 0: 6452 MiB total, 6452 MiB free",
+        "GPU 0: 5376 MiB total, 1280 MiB free",
+        "GPU 0: 3226 MiB total, 3226 MiB free",
+        "refused: status=0x51",
+    ] {
+        assert!(told.has_line(line), "no {line:?} in {told}");
+    }
 }
