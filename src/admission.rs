@@ -187,16 +187,21 @@ impl Host {
             nodes.devices.iter().all(|node| node.path != more.path)
                 && nodes.binds.iter().all(|bind| bind.destination != more.path)
         });
-        let devices = nodes.devices.iter().cloned().chain(more).collect();
-        let mut withheld = nodes.withheld;
+        let mut devices: Vec<_> = nodes.devices.iter().cloned().chain(more).collect();
+        let (mut binds, mut withheld) = (nodes.binds, nodes.withheld);
         if plan.backend != Kind::None {
+            let modeset = inject::modeset(&self.config.driver.root);
+            let number = (modeset.major, modeset.minor);
+            devices.retain(|node| node.path != modeset.path && (node.major, node.minor) != number);
+            binds.retain(|bind| bind.destination != modeset.path);
+            withheld.push(modeset);
             withheld.extend(inject::graphics(Path::new("/sys")));
         }
         let env = driver.env.into_iter().chain([visible]);
         let mut edits = Edits {
             env: env.chain(self.variables(plan, &bundle.env()?)).collect(),
             devices,
-            binds: nodes.binds,
+            binds,
             withheld,
             hooks,
             // However the driver comes now, what an earlier create of this bundle mounted of it

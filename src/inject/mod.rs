@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use tracing::{info, warn};
 
-pub use nodes::{Missing, NodeError, Nodes, graphics, link_by_number, nodes};
+pub use nodes::{Missing, NodeError, Nodes, graphics, link_by_number, modeset, nodes};
 
 use crate::bundle::{Bundle, BundleError, Edits};
 use crate::config::{Config, Inject};

@@ -86,6 +86,10 @@ const CONTROLS: &[Control] = &[
     Control { name: "nvidia-modeset", remedy: None, usual_minor: None },
 ];
 
+/// Where containers have the node by which displays are set, and its minor number.
+const MODESET: &str = "/dev/nvidia-modeset";
+const MODESET_MINOR: i64 = 254;
+
 /// What a path on the host is.
 enum Found {
     Device(i64, i64),
@@ -169,6 +173,19 @@ pub fn graphics(sys: &Path) -> Vec<Withheld> {
         })
     };
     entries.filter_map(|entry| node(entry.path())).collect()
+}
+
+/// The node by which displays are set, below `driver_root`: its surfaces keep memory that was exported to
+/// a file as the kernel's own, in no process's figure (`nvkms-surface.c`), and passes no monitor.
+#[must_use]
+pub fn modeset(driver_root: &Path) -> Withheld {
+    let source = driver_root.join("dev/nvidia-modeset");
+    let (major, minor) = match look(&source) {
+        Ok(Found::Device(major, minor)) => (major, minor),
+        _ => (NVIDIA_MAJOR, MODESET_MINOR),
+    };
+    let source = source.to_string_lossy().into_owned();
+    Withheld { path: MODESET.to_owned(), source, major, minor }
 }
 
 /// Makes the links in `dev`/char that udev makes of other devices and not of NVIDIA's, whose

@@ -140,6 +140,34 @@ fn containers_have_quotas_of_their_own_and_one_disturbs_no_other() {
     gated.soon_is_empty();
 }
 
+/// What sets displays keeps memory that no figure has (`nvkms-surface.c` of NVIDIA's kernel modules).
+#[test]
+fn the_node_that_sets_displays_is_no_container_s_under_a_quota() {
+    let gated = Gated::new();
+    let with = |id: &str| {
+        gated.bundle_with(id, |config| {
+            ask(config, 1000);
+            for path in ["/dev/nvidia-modeset", "/dev/by-another-name"] {
+                let devices = config["linux"].as_object_mut().unwrap().entry("devices");
+                devices.or_insert(json!([])).as_array_mut().unwrap().push(json!({
+                    "path": path, "type": "c", "major": 195, "minor": 254, "fileMode": 438,
+                }));
+            }
+            config["process"]["args"] = json!(["ls", "/dev"]);
+        })
+    };
+    let listed = |id: &str, bare: bool| {
+        let bundle = with(id);
+        let (runc, ours) = (gated.host.scratch.runc(), gated.host.runtime());
+        if bare { runc.run(&bundle) } else { ours.run(&bundle) }.ok().stdout
+    };
+    let (bare, under_quota) = (listed("bare", true), listed("app", false));
+    for name in ["nvidia-modeset", "by-another-name"] {
+        assert!(bare.contains(name) && !under_quota.contains(name), "{name}: {under_quota}");
+    }
+    assert!(under_quota.contains("nvidiactl"));
+}
+
 #[test]
 fn each_gpu_has_its_own_quota_and_others_can_not_be_reached() {
     let gated = Gated::new();
