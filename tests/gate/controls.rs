@@ -57,3 +57,14 @@ fn a_process_has_the_number_that_its_namespace_gives_it() {
     said.must("pids ok pids=[1]");
     said.must("pid-bytes ok private=20971520 owned=0 duped=0");
 }
+
+/// The driver doesn't look whose channels it takes off the GPU, nor whether there are any.
+#[test]
+fn channels_of_others_are_not_taken_off_the_gpu() {
+    let monitor = Monitor::new();
+    let said = monitor.run(&["run", "start", "stop-channels own", "stop-channels 0xc1d0ffff"]);
+    let lines: Vec<&str> =
+        said.text.lines().filter(|line| line.starts_with("stop-channels")).collect();
+    assert!(lines[1].contains("status=0x1b") && !lines[0].contains("status=0x1b"), "{lines:?}");
+    assert_eq!(monitor.status().calls.refused, 1);
+}

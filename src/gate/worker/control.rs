@@ -10,8 +10,10 @@ use super::listener::Reply;
 use super::numbers::Numbers;
 use super::serve::{Case, Over};
 use crate::rm::control::processes;
-use crate::rm::control::{Direction, Known, MAX_PARAMS_BYTES, Pieces, check, points_into};
-use crate::rm::number::{NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT, NV_OK};
+use crate::rm::control::{Direction, Known, MAX_PARAMS_BYTES, Pieces, check, is_of, points_into};
+use crate::rm::number::{
+    NV_ERR_INSUFFICIENT_PERMISSIONS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT, NV_OK,
+};
 use crate::rm::{Answer, Call, Command, Layout, Meaning};
 
 /// Bytes of parameters of which an answer is kept for a caller that was interrupted: what
@@ -45,6 +47,11 @@ impl Case<'_> {
         // Where there are none the driver says what it says to their size.
         if params != 0 {
             self.read_params(params, size)?;
+        }
+        if !is_of(client, control, &self.desk.params) {
+            self.log(&format!("control {control:#x} of channels that aren't the caller's"));
+            let denied = Answer::Status(NV_ERR_INSUFFICIENT_PERMISSIONS);
+            return Err(self.answer(denied, Some(layout)));
         }
         match known {
             Known::Nested => self.nested(command, layout, control, params),

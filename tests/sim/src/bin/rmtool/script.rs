@@ -434,6 +434,22 @@ impl Actor<'_> {
                 let done = self.rm()?.control(object, command, &mut params);
                 self.say(&format!("control {command:#x}"), nothing(done));
             }
+            // The first channel of a client, whoever's it is.
+            ["stop-channels", client] => {
+                let client = match client {
+                    "own" => self.rm()?.client,
+                    client => u32::try_from(size_bytes(client)?)?,
+                };
+                let rm = self.rm()?;
+                let mut params = vec![0; 536];
+                params[0] = 1;
+                params.set_u32(4, 1);
+                params.set_u32(24, client);
+                params.set_u32(280, 1);
+                let command = NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS;
+                let done = rm.control(rm.subdevice, command, &mut params);
+                self.say("stop-channels", nothing(done));
+            }
             ["uvm-init"] | ["uvm-init", _] => {
                 let flags = words.get(1).map_or(Ok(0), |flags| size_bytes(flags))?;
                 let abi = self.rm()?.abi;
