@@ -50,6 +50,18 @@ pub struct Gate {
 /// Why the gate could not do its part.
 #[derive(Debug, Error)]
 pub enum GateError {
+    /// A GPU whose memory is the kernel's, too: what a program has of the kernel may lie there, in no
+    /// call of the driver's and in none of its figures.
+    #[error(
+        "the gate can't hold memory of a GPU that the kernel gives out as its own ({}); share it by \
+         other means, or set [isolation] backend = \"none\" in the configuration to share GPUs \
+         without isolation",
+        path.display()
+    )]
+    Coherent {
+        /// What tells so; there is no such file of other GPUs (`nv-procfs.c`).
+        path: PathBuf,
+    },
     /// There is no driver, or none that tells its version.
     #[error(
         "the gate needs to know the driver's version, and {} {problem}; load the driver: \
@@ -167,6 +179,13 @@ impl Gate {
         Ok(Release::of(version)?)
     }
 
+    /// What tells of a GPU whose memory is a node of the kernel's, as of GH200 and GB200.
+    fn coherent(&self) -> Option<PathBuf> {
+        let gpus = fs::read_dir(self.proc_root.join("driver/nvidia/gpus")).ok()?;
+        let told = gpus.flatten().map(|gpu| gpu.path().join("numa_status"));
+        told.into_iter().find(|path| path.exists())
+    }
+
     fn settings(&self, tenant: Tenant<'_>, how: &Launch<'_>) -> Result<Settings, GateError> {
         let planned = &tenant.plan.gpus;
         if let Some(gpu) = planned.iter().find(|gpu| about::uuid(&gpu.uuid).is_none()) {
@@ -260,7 +279,10 @@ impl Isolation for Gate {
             return Err(GateError::NoMonitor { program: self.monitor.clone() }.into());
         }
         self.release()?;
-        Ok(())
+        match self.coherent() {
+            Some(path) => Err(GateError::Coherent { path }.into()),
+            None => Ok(()),
+        }
     }
 
     /// NCCL asks for a multicast object between GPUs of an NVSwitch, and where CUDA refuses that

@@ -186,6 +186,27 @@ fn auto_says_in_the_log_whom_it_takes_and_why() {
     nothing_is_left(&gated);
 }
 
+/// What the kernel gives out of a GPU no call of the driver's is asked for.
+#[test]
+fn a_gpu_whose_memory_is_the_kernel_s_too_has_no_gate() {
+    let mut gated = Gated::new();
+    let proc = gated.host.scratch.directory("proc");
+    let driver = proc.join("driver/nvidia");
+    let gpu = driver.join("gpus/0009:01:00.0");
+    fs::create_dir_all(&gpu).expect("it is ours");
+    let version = gated.sim.dir().join("proc/driver/nvidia/version");
+    fs::write(driver.join("version"), fs::read(version).unwrap()).expect("it is ours");
+    gated.host.set("driver.proc_root", proc.display().to_string());
+    let bundle = gated.bundle("app", 1000, &[RMTOOL, "fill"]);
+    gated.host.runtime().run(&bundle).ok();
+    fs::write(gpu.join("numa_status"), "Status: online\n").expect("it is ours");
+    let bundle = gated.bundle("coherent", 1000, &[RMTOOL, "fill"]);
+    let refused = gated.host.runtime().create(&bundle);
+    let sentence = "the gate can't hold memory of a GPU that the kernel gives out as its own (";
+    gated.host.was_told(refused, &bundle, &[sentence, "numa_status)"]);
+    nothing_is_left(&gated);
+}
+
 #[test]
 fn what_the_gate_does_not_hold_can_not_be_set() {
     let gated = Gated::new();
