@@ -100,6 +100,8 @@ enum Expectation {
     Same,
     /// Refused for want of arguments that could be looked at.
     Blind,
+    /// Refused as by a kernel that lets nobody have the beginning of all memory.
+    Denied,
 }
 
 /// A call for the probe.
@@ -161,6 +163,12 @@ fn requests() -> Vec<u64> {
     requests
 }
 
+/// Whether a mapping is a file's, shared, and at the address 0, which is its offset.
+fn is_at_the_beginning(entry: Entry, flags: u64, address: u64, offset: u64) -> bool {
+    let offset = if entry == Entry::I386 { offset & 0xffff_ffff } else { offset };
+    flags & 1 == 1 && flags & 0x10_0010 != 0 && (address, offset) == (0, 0)
+}
+
 fn tries(by: Way) -> Vec<Try> {
     const NOBODY: u64 = u64::MAX;
     let mut tries = Vec::new();
@@ -171,10 +179,20 @@ fn tries(by: Way) -> Vec<Try> {
         }
         for &way in entry.mmap() {
             for flags in [0u64, 1, 2, 3, 0x11, 0x12, 0x13, 0x21, 0x22, 5, 0x8003, 1 << 40 | 1] {
-                for offset in [0u64, 0x1000, 0x7fff_f000, 1 << 32, 1 << 40] {
+                let places = [0u64, 0x1000, 0x7fff_f000, 1 << 32, 1 << 40];
+                for (address, offset) in
+                    places.map(|offset| (0, offset)).into_iter().chain([(0x10_0000, 0)])
+                {
                     let expected = match entry {
                         Entry::X32 if by == Way::Merged => Expectation::Blind,
                         Entry::I386 if way.1 == 90 => Expectation::Blind,
+                        // Of no file.
+                        _ if by == Way::Ahead && flags & 0x20 != 0 => Expectation::Same,
+                        _ if by == Way::Ahead
+                            && is_at_the_beginning(entry, flags, address, offset) =>
+                        {
+                            Expectation::Denied
+                        }
                         // Its registers have 32 bits.
                         Entry::I386 if flags & 1 == 1 && offset & 0xffff_ffff != 0 => {
                             Expectation::Trapped
@@ -184,7 +202,7 @@ fn tries(by: Way) -> Vec<Try> {
                         }
                         _ => Expectation::Same,
                     };
-                    tries.push(attempt(way, [0, 4096, 3, flags, NOBODY, offset], expected));
+                    tries.push(attempt(way, [address, 4096, 3, flags, NOBODY, offset], expected));
                 }
             }
         }
@@ -353,6 +371,7 @@ fn check(scratch: &Scratch, runtime: &Runtime<'_>, by: Way) {
                 _ if refused.contains(&clean) => after == clean,
                 Expectation::Trapped => *after == mark,
                 Expectation::Blind => after == "12",
+                Expectation::Denied => after == "1",
             };
             counts[usize::from(*after == mark)] += 1;
             if !good {
@@ -418,13 +437,21 @@ fn every_machine_has_the_same_calls_trapped_in_64_and_in_32_bits() {
                 // Not a call of any other number.
                 assert_eq!(run(architecture, 1000, args), Verdict::Allow);
             }
-            for flags in 0..64 {
-                for offset in [0, 0x1000, 1 << 32] {
+            for flags in (0..64).chain([0x10_0001, 0x10_0002, 0x10_0021]) {
+                for (address, offset) in
+                    [(0, 0), (0, 0x1000), (0, 1 << 32), (0xfff, 0), (0x1000, 0), (1 << 32, 0)]
+                {
                     // The kernel clears what 32-bit programs don't have.
-                    let offset = if is_narrow { offset & 0xffff_ffff } else { offset };
-                    let trapped = flags & 1 == 1 && offset != 0;
-                    let expected = if trapped { Verdict::Notify } else { Verdict::Allow };
-                    let args = [0, 4096, 3, flags, 5, offset];
+                    let clear = |word: u64| if is_narrow { word & 0xffff_ffff } else { word };
+                    let (address, offset) = (clear(address), clear(offset));
+                    let is_file = flags & 0x21 == 1;
+                    let is_first = flags & 0x10_0010 != 0 && address < 0x1000;
+                    let expected = match (is_file, offset) {
+                        (true, 0) if is_first => Verdict::Errno(1),
+                        (true, 1..) => Verdict::Notify,
+                        _ => Verdict::Allow,
+                    };
+                    let args = [address, 4096, 3, flags, 5, offset];
                     assert_eq!(run(architecture, mmap, args), expected, "{machine:?} {args:x?}");
                 }
             }

@@ -111,6 +111,7 @@ const X32: u32 = syscall::X32.cast_unsigned();
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const OPTION: u32 = 16;
+const ADDRESS: u32 = 16;
 const REQUEST: u32 = 16 + 8;
 const FLAGS: u32 = 16 + 3 * 8;
 const OFFSET: u32 = 16 + 5 * 8;
@@ -120,6 +121,13 @@ const UPPER: u32 = 4;
 /// `MAP_SHARED` and `MAP_SHARED_VALIDATE` have this bit, and no other type that the kernel
 /// takes with an offset.
 const SHARED: u32 = 1;
+
+/// `MAP_FIXED`, `MAP_FIXED_NOREPLACE` and `MAP_ANONYMOUS` (asm-generic/mman-common.h).
+const FIXED: u32 = 0x10_0010;
+const ANONYMOUS: u32 = 0x20;
+
+/// Bits within a page.
+const PAGE: u32 = 0xfff;
 
 /// asm-generic/ioctl.h: number, size, and all that UVM's requests have nothing in.
 const NUMBER_AND_SIZE: u32 = 0x3fff_00ff;
@@ -203,16 +211,31 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
         Step::Here(To::Mapping),
         Step::Load(FLAGS),
         Step::IfAny(SHARED, To::Next, To::Allow),
+        // Of no file, whatever the descriptor and the offset are.
+        Step::IfAny(ANONYMOUS, To::Allow, To::Next),
         Step::Load(OFFSET),
         Step::IfAny(u32::MAX, To::Notify, To::Next),
         Step::Load(OFFSET + UPPER),
-        Step::IfAny(u32::MAX, To::Notify, To::Allow),
+        Step::IfAny(u32::MAX, To::Notify, To::Next),
+        // At the beginning of all memory managed memory has that offset: nobody maps anything there
+        // but with a capability, or on a host that lets everybody.
+        Step::Load(FLAGS),
+        Step::IfAny(FIXED, To::Next, To::Allow),
+        Step::Load(ADDRESS + UPPER),
+        Step::IfAny(u32::MAX, To::Allow, To::Next),
+        Step::Load(ADDRESS),
+        Step::IfAny(!PAGE, To::Allow, To::Denied),
         // Of 32-bit programs the kernel drops the upper halves, which may be garbage here.
         Step::Here(To::Mapping2),
         Step::Load(FLAGS),
         Step::IfAny(SHARED, To::Next, To::Allow),
+        Step::IfAny(ANONYMOUS, To::Allow, To::Next),
         Step::Load(OFFSET),
-        Step::IfAny(u32::MAX, To::Notify, To::Allow),
+        Step::IfAny(u32::MAX, To::Notify, To::Next),
+        Step::Load(FLAGS),
+        Step::IfAny(FIXED, To::Next, To::Allow),
+        Step::Load(ADDRESS),
+        Step::IfAny(!PAGE, To::Allow, To::Denied),
         Step::Here(To::Process),
         Step::Load(OPTION),
         Step::IfEqual(libc::PR_SET_MM.cast_unsigned(), To::Invalid, To::Allow),

@@ -17,8 +17,9 @@ pub(super) const X32: i32 = 0x4000_0000;
 /// Bytes of a page, in which `mmap2` counts its offset.
 const PAGE_BYTES: u64 = 4096;
 
-/// `MAP_SHARED`'s bit, which `MAP_SHARED_VALIDATE` has too.
+/// `MAP_SHARED`'s bit, which `MAP_SHARED_VALIDATE` has too; and `MAP_ANONYMOUS`, of no file.
 const SHARED: u64 = 1;
+const ANONYMOUS: u64 = 0x20;
 
 /// `linux/prctl.h`, `linux/personality.h`.
 const PR_SET_MM: u32 = 35;
@@ -46,7 +47,7 @@ pub enum Syscall {
         descriptor: i32,
         /// The length in bytes.
         length: u64,
-        /// Whether it is shared.
+        /// Whether a file is shared.
         shared: bool,
         /// The offset in bytes.
         offset: u64,
@@ -86,7 +87,7 @@ pub fn of(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscal
     let map = |length: u64, offset: u64| Syscall::Map {
         descriptor: descriptor(e),
         length,
-        shared: d & SHARED != 0,
+        shared: d & (SHARED | ANONYMOUS) == SHARED,
         offset,
     };
     let ioctl =

@@ -259,7 +259,7 @@ impl Shared {
             let (Some(from), Some(to), Some(offset)) = (hex(from), hex(to), hex(offset)) else {
                 continue;
             };
-            if !access.ends_with('s') || offset != from || offset == 0 {
+            if !access.ends_with('s') || offset != from {
                 continue;
             }
             asked += 1;

@@ -378,7 +378,7 @@ impl<'a> Case<'a> {
     }
 
     /// None of the driver's.
-    fn passed(&mut self) -> Reply {
+    pub(super) fn passed(&mut self) -> Reply {
         self.counted = Count::Continued;
         Reply::Continue
     }
