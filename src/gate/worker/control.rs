@@ -7,7 +7,6 @@ use nix::errno::Errno;
 
 use super::desk::Copy;
 use super::listener::Reply;
-use super::numbers::Numbers;
 use super::serve::{Case, Over};
 use crate::rm::control::processes;
 use crate::rm::control::{Direction, Known, MAX_PARAMS_BYTES, Pieces, check, is_of, points_into};
@@ -153,7 +152,8 @@ impl Case<'_> {
             return Err(self.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT), Some(layout)));
         }
         let ours = self.books().processes.clone();
-        let numbers = Numbers::of(self.target()?.tid, &ours);
+        let target = self.target()?;
+        let numbers = self.shared.numbers.of(target.tid, target.process, &ours);
         self.still_waits()?;
         self.desk.list.clear();
         self.desk.list.extend_from_slice(&self.desk.params);

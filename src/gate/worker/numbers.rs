@@ -7,20 +7,45 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::target::process_id;
 use crate::ledger::Process;
 use crate::process::{ProcessId, told};
 
+/// How long numbers are taken for what they were: to find out those of thousands takes a tenth of a
+/// second, in no cgroup of the container's.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// Those of one namespace that were asked for last, which one thread finds out at a time.
+#[derive(Debug, Default)]
+pub(super) struct Asked(Mutex<Option<(Instant, u64, Numbers)>>);
+
+impl Asked {
+    /// Those that the namespace of thread `tid`, which is of `process`, has of `processes`.
+    pub(super) fn of(&self, tid: i32, process: Process, processes: &BTreeSet<Process>) -> Numbers {
+        let Some(namespace) = namespace(tid) else { return Numbers(Vec::new()) };
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = last.take().filter(|(at, of, _)| *of == namespace && at.elapsed() < FRESH);
+        let (at, _, mut numbers) =
+            known.unwrap_or_else(|| (Instant::now(), namespace, Numbers::of(namespace, processes)));
+        if numbers.theirs(process_id(process).pid.cast_unsigned()).is_none() {
+            // It may have come since.
+            numbers.0.extend(Numbers::of(namespace, &[process].into()).0);
+        }
+        *last = Some((at, namespace, numbers.clone()));
+        numbers
+    }
+}
+
 /// Numbers of processes: ours, and a namespace's.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Numbers(Vec<(u32, u32)>);
 
 impl Numbers {
-    /// Those that the namespace of thread `tid` has of `processes`. A process in a namespace
-    /// below is left out.
-    pub(super) fn of(tid: i32, processes: &BTreeSet<Process>) -> Self {
-        let Some(namespace) = namespace(tid) else { return Numbers(Vec::new()) };
+    /// Those that a namespace has of `processes`. A process in a namespace below is left out.
+    fn of(namespace: u64, processes: &BTreeSet<Process>) -> Self {
         let numbers = processes.iter().filter_map(|process| {
             let id = process_id(*process);
             let number =
@@ -64,9 +89,30 @@ mod tests {
         let own = ProcessId::own().unwrap();
         let pid = own.pid.cast_unsigned();
         let before = ProcessId { start_ticks: own.start_ticks - 1, pid: own.pid };
-        let numbers = Numbers::of(own.pid, &[number(own)].into());
+        let namespace = namespace(own.pid).unwrap();
+        let numbers = Numbers::of(namespace, &[number(own)].into());
         assert_eq!((numbers.theirs(pid), numbers.ours(pid)), (Some(pid), Some(pid)));
         assert_eq!(numbers.theirs(1), None);
-        assert_eq!(Numbers::of(own.pid, &[number(before)].into()).theirs(pid), None);
+        assert_eq!(Numbers::of(namespace, &[number(before)].into()).theirs(pid), None);
+    }
+
+    #[test]
+    fn who_came_since_others_were_asked_for_is_known() {
+        let own = ProcessId::own().unwrap();
+        let pid = own.pid.cast_unsigned();
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let other = ProcessId::find(child.id().cast_signed()).unwrap().unwrap();
+        let asked = Asked::default();
+        let numbers = asked.of(own.pid, number(own), &[number(other)].into());
+        assert_eq!(numbers.theirs(pid), Some(pid));
+        assert_eq!(numbers.theirs(child.id()), Some(child.id()));
+        // So soon nobody is looked for again.
+        let numbers = asked.of(own.pid, number(own), &BTreeSet::new());
+        assert_eq!(numbers.theirs(child.id()), Some(child.id()));
+        std::thread::sleep(FRESH + Duration::from_millis(1));
+        let numbers = asked.of(own.pid, number(own), &BTreeSet::new());
+        assert_eq!((numbers.theirs(child.id()), numbers.theirs(pid)), (None, Some(pid)));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }
