@@ -131,6 +131,7 @@ const PAGE: u32 = 0xfff;
 
 /// asm-generic/ioctl.h: number, size, and all that UVM's requests have nothing in.
 const NUMBER_AND_SIZE: u32 = 0x3fff_00ff;
+const TYPE_AND_NUMBER: u32 = 0xffff;
 const SIZE: u32 = 0x3fff_0000;
 const ABOVE_NUMBER: u32 = 0xffff_ff00;
 
@@ -206,6 +207,8 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
     steps.push(Step::And(NUMBER_AND_SIZE));
     let escapes = traps::escapes();
     steps.extend(escapes.into_iter().map(|escape| Step::IfEqual(escape, To::Notify, To::Next)));
+    steps.extend([Step::Load(REQUEST), Step::And(TYPE_AND_NUMBER)]);
+    steps.extend(traps::of_any_size().map(|escape| Step::IfEqual(escape, To::Notify, To::Next)));
     steps.extend([
         Step::Return(libc::SECCOMP_RET_ALLOW),
         Step::Here(To::Mapping),

@@ -43,4 +43,4 @@ pub mod keeper;
 
 pub mod worker;
 
-pub use traps::{TRAPS, is_one as is_driver_call};
+pub use traps::{TRAPS, is_one as is_driver_call, may_have_grown};

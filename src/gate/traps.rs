@@ -2,7 +2,8 @@
 //!
 //! Each costs the container a few microseconds, so there are no more than the quota
 //! needs, and each has its reason here. Sizes are all that any release has: a bundle
-//! outlives a driver's update. A size that no release has fails in the driver.
+//! outlives a driver's update. A size that no release has fails in the driver, unless that is newer
+//! than all of them: so a call of NVIDIA's own libraries ([`may_have_grown`]) is brought, and refused.
 
 use std::sync::LazyLock;
 
@@ -107,6 +108,27 @@ pub(super) fn is_escape(request: u32) -> bool {
     let escape = SIZES.iter().find(|(number, _)| *number == command.number());
     escape.is_some_and(|(_, sizes)| sizes.contains(&command.size()))
 }
+
+/// The type byte of requests that NVIDIA's libraries make, `NV_IOCTL_MAGIC` of nv-ioctl-numbers.h.
+/// The driver ignores it; other files' requests of those numbers have another.
+const MAGIC: u32 = (b'F' as u32) << 8;
+
+/// Type and number of each escape that is trapped, whatever its size.
+pub(super) fn of_any_size() -> impl Iterator<Item = u32> {
+    ESCAPES.iter().map(|(number, _)| MAGIC | number)
+}
+
+/// Whether it's an escape of a size that no release has which is known.
+#[must_use]
+pub fn may_have_grown(request: u32) -> bool {
+    !is_one(request)
+        && request & SIZE != 0
+        && of_any_size().any(|escape| request & TYPE_AND_NUMBER == escape)
+}
+
+/// Parts of a request (asm-generic/ioctl.h).
+const TYPE_AND_NUMBER: u32 = 0xffff;
+const SIZE: u32 = 0x3fff << 16;
 
 /// All sizes that any release has of it, in order.
 fn sizes(key: Key) -> Vec<usize> {

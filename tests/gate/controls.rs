@@ -68,3 +68,12 @@ fn channels_of_others_are_not_taken_off_the_gpu() {
     assert!(lines[1].contains("status=0x1b") && !lines[0].contains("status=0x1b"), "{lines:?}");
     assert_eq!(monitor.status().calls.refused, 1);
 }
+
+/// Of a driver that is newer than all that is known: its own libraries' calls don't pass unseen.
+#[test]
+fn a_struct_that_has_grown_is_refused() {
+    let monitor = Monitor::new();
+    monitor.run(&["run", "start", "grown"]).must("grown Some(Errno(22)) Some(Errno(25))");
+    let calls = monitor.status().calls;
+    assert_eq!((calls.refused, calls.continued > 0), (1, true));
+}

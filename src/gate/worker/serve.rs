@@ -27,7 +27,7 @@ use crate::gate::policy::Pass;
 use crate::gate::settings::NodeKind;
 use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
-use crate::rm::{self, Answer, Layout, Refusal, control, refuse};
+use crate::rm::{self, Answer, Command, Layout, Refusal, control, refuse};
 
 /// Copies that go back at most: the struct, its parameters, and what those point at.
 const MOST_WRITES: usize = 2 + control::MAX_PIECES;
@@ -314,6 +314,9 @@ impl<'a> Case<'a> {
         // The filter is coarser than we are. Who the descriptor belongs to is no question:
         // the request can't change any more, and is none that takes memory.
         if !traps::is_one(rm::uvm::number(request)) {
+            if traps::may_have_grown(rm::uvm::number(request)) {
+                self.refuse_grown(descriptor, request)?;
+            }
             return Ok(self.passed());
         }
         // Read before it's known whose it is: what continues whatever its descriptor is, is
@@ -341,6 +344,21 @@ impl<'a> Case<'a> {
             }
             (NodeKind::Uvm, _) => self.uvm(request, argument),
             (NodeKind::Other, _) => Err(Reply::Errno(Errno::ENOTTY as i32)),
+        }
+    }
+
+    /// A newer driver's call whose struct has grown is refused; of no file of the driver's it's
+    /// nobody's business, and whoever swaps the descriptor could as well have asked by another type.
+    fn refuse_grown(&mut self, descriptor: i32, request: u64) -> Result<(), Over> {
+        let is_drivers = self.open(descriptor).is_ok()
+            && matches!(self.device()?.kind, NodeKind::Control | NodeKind::Gpu(_));
+        if !is_drivers {
+            return Ok(());
+        }
+        let command = Command::of_ioctl(request);
+        match rm::decode(&self.shared.release, command, &vec![0; command.size()]) {
+            Err(refusal) => Err(self.refused(&refusal, None)),
+            Ok(_) => Err(self.answer(Answer::Errno(refuse::EINVAL), None)),
         }
     }
 

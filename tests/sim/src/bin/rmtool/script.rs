@@ -19,7 +19,7 @@ use cgpu_sim::size_bytes;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
-use crate::rm::{Fail, Place, Rm};
+use crate::rm::{Fail, Place, Rm, raw_ioctl};
 use crate::uvm::{Managed, Uvm};
 use crate::{alarm, threads};
 
@@ -433,6 +433,13 @@ impl Actor<'_> {
                 let object = self.objects(&[name])?[0];
                 let done = self.rm()?.control(object, command, &mut params);
                 self.say(&format!("control {command:#x}"), nothing(done));
+            }
+            // An allocation whose struct is longer than any that is known, of the driver and of a pipe.
+            ["grown"] => {
+                let (pipe, _other) = nix::unistd::pipe()?;
+                let request = crate::rm::command(NV_ESC_RM_ALLOC, 56);
+                let of = |file| raw_ioctl(file, request, &mut [0; 56]).err();
+                println!("grown {:?} {:?}", of(self.rm()?.ctl()), of(pipe.as_raw_fd()));
             }
             // The first channel of a client, whoever's it is.
             ["stop-channels", client] => {
