@@ -41,6 +41,9 @@ struct Arguments {
     /// The driver's version; it is asked otherwise.
     #[arg(long)]
     driver: Option<Version>,
+    /// What a hostile program takes honestly before it cheats; all that there is otherwise.
+    #[arg(long, value_parser = size)]
+    quota: Option<u64>,
     /// Run in a second thread, and end the first.
     #[arg(long)]
     headless: bool,
@@ -101,7 +104,8 @@ enum Task {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<bool> {
-    let place = Place { dev: arguments.dev, gpu: arguments.gpu, driver: arguments.driver };
+    let Arguments { dev, gpu, driver, quota, .. } = arguments;
+    let place = Place { dev, gpu, driver, quota };
     match arguments.task {
         Task::Run { lines } if lines.is_empty() => {
             let mut text = String::new();

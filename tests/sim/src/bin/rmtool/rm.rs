@@ -75,6 +75,8 @@ pub(crate) struct Place {
     pub(crate) dev: PathBuf,
     pub(crate) gpu: u32,
     pub(crate) driver: Option<Version>,
+    /// What may be had, where that is told.
+    pub(crate) quota: Option<u64>,
 }
 
 /// A client with a device and a subdevice.

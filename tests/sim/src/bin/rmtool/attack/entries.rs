@@ -3,10 +3,11 @@
 use std::arch::asm;
 use std::os::fd::RawFd;
 
+use anyhow::ensure;
 use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
 
-use super::{HUGE_BYTES, Shared, argument, request};
+use super::{HUGE_BYTES, Shared, argument, reached, reached_times, request};
 use crate::rm::{Fail, Place, Rm, command, raw_ioctl};
 
 /// Whether the call in shared memory got memory, and how much.
@@ -15,6 +16,8 @@ fn outcome(rm: &Rm, what: &str, rc: i64, call: Shared, params: Shared) -> u64 {
     let bytes = if rc == 0 && status == NV_OK { params.u64(88).wrapping_add(1) } else { 0 };
     let fail = if rc < 0 { crate::rm::errno() } else { Fail::Status(status) };
     println!("{what} rc={rc} {fail} bytes={bytes}");
+    // Taken for what it is: given, or refused for its size.
+    reached_times(u64::from(rc == 0 && [NV_OK, NV_ERR_NO_MEMORY].contains(&status)));
     bytes
 }
 
@@ -47,6 +50,11 @@ pub(super) fn xfer_nested(place: &Place, arguments: &[String]) -> anyhow::Result
     let inner = Shared::new(wrap(NV_ESC_RM_ALLOC, call.bytes, call.address())?.to_vec());
     let mut bytes = wrap(NV_ESC_IOCTL_XFER_CMD, 16, inner.address())?;
     let done = raw_ioctl(rm.ctl(), command(NV_ESC_IOCTL_XFER_CMD, 16), &mut bytes);
+    ensure!(
+        done == Err(Fail::Errno(libc::EINVAL)),
+        "it isn't refused as the driver does: {done:?}"
+    );
+    reached();
     Ok(outcome(&rm, "xfer-nested", if done.is_ok() { 0 } else { -1 }, call, params))
 }
 
@@ -112,7 +120,7 @@ pub(super) fn int80(place: &Place, arguments: &[String]) -> anyhow::Result<u64> 
     let page = unsafe {
         libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
     };
-    anyhow::ensure!(page != libc::MAP_FAILED, "no low memory");
+    ensure!(page != libc::MAP_FAILED, "no low memory");
     let call = Shared { at: page.cast(), bytes: rm.abi.nvos64_bytes };
     // SAFETY: within the page mapped above.
     let at = unsafe { page.cast::<u8>().add(1024) };
@@ -124,15 +132,4 @@ pub(super) fn int80(place: &Place, arguments: &[String]) -> anyhow::Result<u64> 
     let rc = ioctl80(rm.ctl(), command(NV_ESC_RM_ALLOC, rm.abi.nvos64_bytes), call.address());
     println!("int80 rc={rc}");
     Ok(outcome(&rm, "int80", rc.min(0), call, params))
-}
-
-/// io_uring has no ioctl: of IORING_OP_* none is it, and IORING_OP_URING_CMD asks the
-/// file for a handler of its own, which neither the driver nor FUSE has.
-pub(super) fn io_uring(place: &Place, _: &[String]) -> anyhow::Result<u64> {
-    let _rm = Rm::start(place)?;
-    let mut params = [0_u8; 120];
-    // SAFETY: io_uring_setup(2) writes its struct of 120 bytes there.
-    let rc = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, params.as_mut_ptr()) };
-    println!("io_uring_setup rc={rc} {} ioctl-opcodes=0", crate::rm::errno());
-    Ok(0)
 }

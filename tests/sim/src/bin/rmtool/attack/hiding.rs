@@ -10,7 +10,7 @@ use cgpu_sim::bytes::Fields;
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
-use super::{ROUNDS, SMALL_BYTES, against, request};
+use super::{SMALL_BYTES, against, persist, reached, reached_times, request, something_happens};
 use crate::rm::{Fail, Place, Rm, command};
 use crate::uvm::Uvm;
 
@@ -26,7 +26,7 @@ const A_WHILE: Duration = Duration::from_millis(700);
 
 /// Makes a call that continues take memory: its class is a client's when it's looked at. The handle,
 /// where the race was won.
-fn take(rm: &Rm, bytes: u64) -> Option<u32> {
+pub(super) fn take(rm: &Rm, bytes: u64) -> Option<u32> {
     take_as(rm, 0, bytes)
 }
 
@@ -37,16 +37,22 @@ fn take_as(rm: &Rm, handle: u32, bytes: u64) -> Option<u32> {
         call.set(12, NV01_ROOT_CLIENT);
         call.set(12, NV01_MEMORY_LOCAL_USER);
     };
+    let mut won = None;
     against(flip, || {
-        (0..ROUNDS).find_map(|_| {
+        persist(|| {
             params.set(88, 0_u64);
             call.set(8, handle);
             call.set(rm.abi.nvos64_status, 0_u32);
             let rc = call.ioctl(rm.ctl(), command(NV_ESC_RM_ALLOC, rm.abi.nvos64_bytes));
             let made = rc == 0 && call.u32(rm.abi.nvos64_status) == NV_OK;
-            (made && params.u64(88) > SMALL_BYTES).then(|| call.u32(8))
-        })
-    })
+            if made && params.u64(88) > SMALL_BYTES {
+                reached();
+                won = Some(call.u32(8));
+            }
+            won.is_some()
+        });
+    });
+    won
 }
 
 /// Takes memory, and hides it; what it could hide.
@@ -66,21 +72,12 @@ fn hide(rm: &Rm, hidden: impl Fn(u64, u32) -> bool) -> u64 {
 }
 
 /// Most of the quota, whether that is 1000 MiB or 500.
-fn most(rm: &Rm) -> Result<u64, Fail> {
-    let (handle, bytes) = rm.alloc(700 << 20).or_else(|_| rm.alloc(HONEST_BYTES))?;
+fn most(rm: &Rm, place: &Place) -> Result<u64, Fail> {
+    let is_little = place.quota.is_some_and(|quota| quota < 700 << 20);
+    let much = if is_little { HONEST_BYTES } else { 700 << 20 };
+    let (handle, bytes) = rm.alloc(much).or_else(|_| rm.alloc(HONEST_BYTES))?;
     rm.free(rm.device, handle)?;
     Ok(bytes)
-}
-
-/// Whoever asked for that is told, by a file, and tells by another that it has happened.
-fn something_happens(arguments: &[String]) -> anyhow::Result<()> {
-    if let [_, ready, go] = arguments {
-        std::fs::write(ready, "")?;
-        while !std::path::Path::new(go).exists() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-    Ok(())
 }
 
 /// Takes as much as the driver's figures seem to lack, where what was asked for has two names beside a
@@ -93,7 +90,7 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
     let mut rm = Rm::start(place)?;
     let name = |rm: &Rm, handle| rm.dup(rm.client, rm.device, rm.client, handle);
     let way = arguments.first().map(String::as_str);
-    let all = most(&rm)?;
+    let all = most(&rm, place)?;
     let honest = match way {
         None | Some("export" | "busy" | "across" | "mapped" | "remapped") => all,
         Some("closed" | "closing" | "anew") => all / 2,
@@ -184,7 +181,7 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
 /// of that object keeps it, shown nowhere. As much is taken past the monitor.
 pub(super) fn behind_the_fabric(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
-    let all = most(&rm)?;
+    let all = most(&rm, place)?;
     let (handle, honest) = rm.alloc(all)?;
     let fabric = rm.handle();
     let (size, at) = rm.abi.fabric_params;
@@ -215,7 +212,7 @@ pub(super) fn behind_the_fabric(place: &Place, arguments: &[String]) -> anyhow::
 /// much is asked for again.
 pub(super) fn under_little(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let first = Rm::start(place)?;
-    let all = most(&first)?;
+    let all = most(&first, place)?;
     let maps = arguments.first().is_some_and(|way| way == "map");
     for _ in 0..2 * TIMES {
         let mut rm = Rm::open(place)?;
@@ -292,15 +289,16 @@ pub(super) fn by_mapping(place: &Place, _: &[String]) -> anyhow::Result<u64> {
 }
 
 /// Has a child make a client, and that one's child inherit it; runs `work` in this one when the
-/// client's maker is gone. Children stay until `all` have worked.
+/// client's maker is gone. Children stay until `all` have worked. The bytes that they have got,
+/// and how many did work.
 fn heirs(
     place: &Place,
     all: u64,
     before: impl Fn(&Rm) -> anyhow::Result<()>,
-    work: impl Fn(&Rm) -> u64,
-) -> anyhow::Result<u64> {
+    work: impl Fn(&Rm) -> Result<u64, Fail>,
+) -> anyhow::Result<(u64, u64)> {
     let (stay, end) = nix::unistd::pipe()?;
-    let mut got = 0;
+    let (mut got, mut worked) = (0, 0);
     for _ in 0..all {
         let (report, answer) = nix::unistd::pipe()?;
         std::io::stdout().flush()?;
@@ -315,8 +313,9 @@ fn heirs(
                 let heir = made.is_ok() && unsafe { fork() }.is_ok_and(|fork| fork.is_child());
                 if let (true, Ok(rm)) = (heir, made) {
                     std::thread::sleep(A_WHILE);
-                    let got = work(&rm).to_le_bytes();
-                    let _ = std::fs::File::from(answer).write_all(&got);
+                    if let Ok(got) = work(&rm) {
+                        let _ = std::fs::File::from(answer).write_all(&got.to_le_bytes());
+                    }
                     let _ = nix::unistd::read(&stay, &mut [0]);
                 }
                 // SAFETY: ends this process, and nothing of it is to be tidied up.
@@ -327,17 +326,26 @@ fn heirs(
         waitpid(child, None)?;
         let mut bytes = [0; 8];
         let told = std::io::Read::read_exact(&mut std::fs::File::from(report), &mut bytes);
+        worked += u64::from(told.is_ok());
         got += told.map_or(0, |()| u64::from_le_bytes(bytes));
         std::thread::sleep(A_WHILE);
     }
     drop(end);
     while waitpid(Pid::from_raw(-1), None).is_ok() {}
-    Ok(got)
+    Ok((got, worked))
 }
 
 /// Memory under clients whose makers are dead, and held nothing when they died.
 pub(super) fn by_death(place: &Place, _: &[String]) -> anyhow::Result<u64> {
-    heirs(place, TIMES, |_| Ok(()), |rm| rm.alloc(HONEST_BYTES).map_or(0, |(_, bytes)| bytes))
+    let take = |rm: &Rm| match rm.alloc(HONEST_BYTES) {
+        Ok((_, bytes)) => Ok(bytes),
+        // By a client that lives: it has got there.
+        Err(Fail::Status(NV_ERR_NO_MEMORY)) => Ok(0),
+        Err(fail) => Err(fail),
+    };
+    let (got, worked) = heirs(place, TIMES, |_| Ok(()), take)?;
+    reached_times(worked);
+    Ok(got)
 }
 
 /// Memory taken past the monitor, under a client whose maker is dead and has something still; with
@@ -350,9 +358,10 @@ pub(super) fn behind_the_dead(place: &Place, arguments: &[String]) -> anyhow::Re
         }
         Ok(())
     };
-    heirs(place, 1, before, |rm| {
+    let (got, _) = heirs(place, 1, before, |rm| {
         let taken = take(rm, TAKEN_BYTES).map_or(0, |_| TAKEN_BYTES);
         std::thread::sleep(2 * A_WHILE);
-        taken
-    })
+        Ok(taken)
+    })?;
+    Ok(got)
 }

@@ -1,5 +1,6 @@
 //! Memory that outlives what was charged for it, and descriptors that travel.
 
+use std::ffi::CString;
 use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,8 +10,9 @@ use anyhow::{Context as _, ensure};
 use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::wait::WaitStatus;
 
-use super::{SMALL_BYTES, against, argument};
+use super::{SMALL_BYTES, against, argument, fill_quota, reached, reached_times};
 use crate::passing::connect;
 use crate::rm::{Place, Rm, call, open};
 use crate::uvm::Uvm;
@@ -22,7 +24,7 @@ const CHUNK_BYTES: u64 = 64 << 20;
 const ROUNDS: u32 = 4096;
 
 /// Most files that memory is exported to.
-const EXPORTS: u32 = 64;
+const EXPORTS: u32 = 32;
 
 /// Duplicates memory and frees the original, again and again.
 pub(super) fn dup_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
@@ -32,6 +34,7 @@ pub(super) fn dup_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
         let Ok((handle, bytes)) = rm.alloc(CHUNK_BYTES) else { break };
         let copy = rm.dup(rm.client, rm.device, rm.client, handle);
         let freed = rm.free(rm.device, handle);
+        reached_times(u64::from(copy.is_ok() && freed.is_ok()));
         if copy.is_ok() || freed.is_err() {
             got += bytes;
         } else {
@@ -56,6 +59,7 @@ pub(super) fn map_free(place: &Place, _: &[String]) -> anyhow::Result<u64> {
             .external_range(base, bytes)
             .and_then(|()| uvm.map_external(&rm, uuid, base, bytes, handle));
         let freed = rm.free(rm.device, handle);
+        reached_times(u64::from(mapped.is_ok() && freed.is_ok()));
         if mapped.is_ok() || freed.is_err() {
             got += bytes;
         } else {
@@ -100,7 +104,8 @@ pub(super) fn map_hide(place: &Place, arguments: &[String]) -> anyhow::Result<u6
                 // SAFETY: ends this process at once; what the parent shares stays its own.
                 unsafe { libc::_exit(i32::from(done.is_err())) };
             }
-            nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(child), None)?;
+            let status = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(child), None)?;
+            reached_times(u64::from(matches!(status, WaitStatus::Exited(_, 0))));
             files.push(uvm);
             std::thread::sleep(Duration::from_millis(600));
             continue;
@@ -135,11 +140,13 @@ pub(super) fn map_hide(place: &Place, arguments: &[String]) -> anyhow::Result<u6
                 let beside = [ControlMessage::ScmRights(&fds)];
                 sendmsg::<()>(from.as_raw_fd(), &part, &beside, MsgFlags::empty(), None)?;
                 drop(uvm);
+                reached();
                 std::thread::sleep(Duration::from_millis(300));
                 continue;
             }
             _ => ensure!(false, "map-hide file, over, gpu, page, fork or socket"),
         }
+        reached();
         files.push(uvm);
     }
     // What is hidden only the driver knows.
@@ -181,6 +188,7 @@ pub(super) fn export_free(place: &Place, arguments: &[String]) -> anyhow::Result
         if how.is_empty() {
             files.push(file);
         }
+        reached_times(u64::from(exported.is_ok() && freed.is_ok()));
         if exported.is_ok() || freed.is_err() {
             // What nobody has open is taken back in a while; how much there is at once of it, the
             // driver knows.
@@ -230,8 +238,9 @@ pub(super) fn export_reuse(place: &Place, arguments: &[String]) -> anyhow::Resul
     }
     println!("exports={done}");
     std::io::stdout().flush()?;
+    reached_times(done);
     // What is in the files is all there is; the rest is there for honest allocations.
-    Ok(fill(&rm, u64::MAX).0)
+    Ok(fill_quota(&rm, place))
 }
 
 /// Opens the driver, makes a client, and sends the descriptors over the socket; keeps
@@ -268,6 +277,7 @@ fn send(path: &str, fds: [RawFd; 2], [client, device]: [u32; 2]) -> anyhow::Resu
         MsgFlags::empty(),
         None,
     )?;
+    reached();
     Ok(0)
 }
 
@@ -307,6 +317,7 @@ pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
         std::thread::sleep(Duration::from_millis(700));
     }
     let got = fill_through(&rm.abi, &rm.ctl, rm.client, rm.device);
+    reached_times(u64::from(got > 0));
     println!("got_bytes={got} so far");
     std::io::stdout().flush()?;
     std::thread::sleep(Duration::from_secs(argument(arguments, 1, 0)?));
@@ -340,12 +351,26 @@ fn fill_through(abi: &Abi, fd: &OwnedFd, client: u32, device: u32) -> u64 {
     }
 }
 
+/// What a child by vfork needs to become another program.
+struct Becomes {
+    program: CString,
+    /// With a null at the end.
+    words: Vec<*const libc::c_char>,
+}
+
+extern "C" fn become_it(what: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: the parent waits, so that it is there until we have become another.
+    let what = unsafe { &*what.cast::<Becomes>() };
+    // SAFETY: strings that end, in a list that ends.
+    unsafe { libc::execv(what.program.as_ptr(), what.words.as_ptr()) };
+    127
+}
+
 /// Has a child by vfork that becomes another program, which allocates through what it
 /// inherits.
 pub(super) fn vfork_exec(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     nix::fcntl::fcntl(&rm.ctl, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
-    let program = std::ffi::CString::new("/proc/self/exe")?;
     let words = [
         "rmtool".to_owned(),
         "attack".to_owned(),
@@ -354,25 +379,25 @@ pub(super) fn vfork_exec(place: &Place, _: &[String]) -> anyhow::Result<u64> {
         rm.client.to_string(),
         rm.device.to_string(),
     ];
-    let words: Vec<std::ffi::CString> =
-        words.into_iter().map(std::ffi::CString::new).collect::<Result<_, _>>()?;
-    let mut pointers: Vec<*const libc::c_char> = words.iter().map(|word| word.as_ptr()).collect();
+    let words = words.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>()?;
+    let mut pointers: Vec<_> = words.iter().map(|word| word.as_ptr()).collect();
     pointers.push(std::ptr::null());
+    let what = Becomes { program: CString::new("/proc/self/exe")?, words: pointers };
+    let mut stack = vec![0_u128; 4096];
     std::io::stdout().flush()?;
-    // SAFETY: a child that shares our memory until it execs, and does nothing else; the
-    // strings outlive it.
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the child has a stack of its own in our memory, only execs, and ends where it can't;
+    // until then this thread, the only one, stands still, so `what`, `words` and `stack` outlive it.
     let child = unsafe {
-        let child = libc::syscall(libc::SYS_clone, libc::CLONE_VFORK | libc::SIGCHLD, 0, 0, 0, 0);
-        if child == 0 {
-            libc::execv(program.as_ptr(), pointers.as_ptr());
-            libc::_exit(127);
-        }
-        child
+        let what = (&raw const what).cast_mut().cast();
+        libc::clone(become_it, stack.as_mut_ptr_range().end.cast(), flags, what)
     };
-    let status = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(i32::try_from(child)?), None)?;
+    let status = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(child), None)?;
     println!("child {status:?}");
     // It is gone, and what it took is this client's: only the driver can say how much.
     let (total, free) = rm.heap_info()?;
+    let is_done = matches!(status, WaitStatus::Exited(_, 0));
+    reached_times(u64::from(is_done && total > free));
     Ok(total - free)
 }
 
@@ -400,5 +425,7 @@ pub(super) fn close_range(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let (second, _) = fill(&rm, u64::MAX);
     println!("second={second}");
+    ensure!(rc == 0 && first == second, "after that it isn't as before");
+    reached();
     Ok(second)
 }

@@ -1,22 +1,26 @@
 //! Hostile programs: each tries to hold more than it may, or to break who watches.
 //!
-//! Each prints what happened and, last, `got_bytes=`: what it holds at the end by its own
-//! account, which is what the driver wrote back for each allocation it didn't free. It
-//! ends with exit code 0 where it could be played; whether it won is for the test to say.
+//! Each prints what happened, `reached=`: how often it got as far as what it is about, and,
+//! last, `got_bytes=`: what it holds at the end by its own account, which is what the driver
+//! wrote back for each allocation it didn't free. It ends with exit code 0 where it could be
+//! played, and what must be so whoever watches was so; whether it won is for the test to say.
 
 mod entries;
 mod hiding;
 mod lifetimes;
 mod limits;
 mod races;
+mod ring;
 mod signals;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use cgpu_sim::bytes::Fields;
 
 use crate::rm::{Place, Rm};
+use crate::work;
 
 /// How many times a race is run.
 const ROUNDS: u32 = 2000;
@@ -24,6 +28,15 @@ const ROUNDS: u32 = 2000;
 /// What honest allocations of these programs ask for, and what forbidden ones do.
 const SMALL_BYTES: u64 = 64 << 10;
 const HUGE_BYTES: u64 = 4 << 30;
+
+/// For so long a race that is always lost is run anew.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// For so long what was won is kept: longer than it may be.
+const STAY: Duration = Duration::from_secs(3);
+
+/// How often the attack got as far as what it is about.
+static REACHED: AtomicU64 = AtomicU64::new(0);
 
 type Attack = fn(&Place, &[String]) -> anyhow::Result<u64>;
 
@@ -59,7 +72,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("type-byte", entries::type_byte),
     ("int80", entries::int80),
     ("upper-garbage", entries::upper_garbage),
-    ("io-uring", entries::io_uring),
+    ("io-uring", ring::io_uring),
     ("dup-free", lifetimes::dup_free),
     ("map-free", lifetimes::map_free),
     ("map-hide", lifetimes::map_hide),
@@ -90,8 +103,40 @@ pub(crate) fn run(place: &Place, name: Option<&str>, arguments: &[String]) -> an
         bail!("no attack \"{name}\"; `rmtool attack` lists them");
     };
     let got = attack(place, arguments)?;
+    println!("reached={}", REACHED.load(Ordering::Relaxed));
     println!("got_bytes={got}");
     Ok(true)
+}
+
+/// It got so far once more. The first time is told at once: whoever gets there may be killed for it.
+fn reached() {
+    reached_times(1);
+}
+
+fn reached_times(times: u64) {
+    if times > 0 && REACHED.fetch_add(times, Ordering::Relaxed) == 0 {
+        println!("reached=1");
+    }
+}
+
+/// Tries again and again, until it's done or [`PATIENCE`] is over.
+fn persist(mut attempt: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !attempt() && begun.elapsed() < PATIENCE {}
+}
+
+/// Takes what may be had, so that whatever is had beside it is too much; the bytes.
+fn fill_quota(rm: &Rm, place: &Place) -> u64 {
+    work::fill(rm, place.quota.unwrap_or(u64::MAX)).0
+}
+
+/// Takes what is left beside so much that this program has. Together it must be what the GPU
+/// shows: of what was charged twice, or is nobody's, something would lack.
+fn fill_exactly(rm: &Rm, got: u64) -> anyhow::Result<u64> {
+    let (total, _) = rm.heap_info()?;
+    let all = got + work::fill(rm, u64::MAX).0;
+    ensure!(all == total, "all that can be had is {all} of {total} bytes");
+    Ok(all)
 }
 
 /// Memory that two threads use at once.
@@ -173,4 +218,15 @@ fn request(rm: &Rm, bytes: u64) -> (Shared, Shared) {
 /// A number among the arguments.
 fn argument(arguments: &[String], at: usize, otherwise: u64) -> anyhow::Result<u64> {
     arguments.get(at).map_or(Ok(otherwise), |text| Ok(cgpu_sim::size_bytes(text)?))
+}
+
+/// Whoever asked for that is told, by a file, and tells by another that it has happened.
+fn something_happens(arguments: &[String]) -> anyhow::Result<()> {
+    if let [_, ready, go] = arguments {
+        std::fs::write(ready, "")?;
+        while !std::path::Path::new(go).exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    Ok(())
 }

@@ -5,13 +5,16 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use anyhow::ensure;
 use cgpu_sim::abi::*;
 use nix::sys::ptrace;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, pipe};
 
-use super::{HUGE_BYTES, Shared, argument, request};
+use super::{
+    HUGE_BYTES, Shared, argument, fill_exactly, reached_times, request, something_happens,
+};
 use crate::rm::{Fail, Place, Rm, command};
 
 static SIGNALS: AtomicU32 = AtomicU32::new(0);
@@ -71,12 +74,13 @@ pub(super) fn interrupt(place: &Place, arguments: &[String]) -> anyhow::Result<u
         let (got, interrupted) = allocate_anyway(&rm, count, 64 << 10);
         timer(0);
         all += got;
-        println!(
-            "{name} got={got} interrupted={interrupted} signals={}",
-            SIGNALS.load(Ordering::Relaxed)
-        );
+        let signals = SIGNALS.load(Ordering::Relaxed);
+        println!("{name} got={got} interrupted={interrupted} signals={signals}");
+        reached_times(u64::from(signals));
     }
     println!("used_bytes={}", used(&rm));
+    all = fill_exactly(&rm, all)?;
+    something_happens(arguments)?;
     Ok(all)
 }
 
@@ -106,36 +110,70 @@ fn is_over(child: Pid) -> bool {
     !matches!(waitpid(child, Some(WaitPidFlag::WNOHANG)), Ok(WaitStatus::StillAlive))
 }
 
+/// What a child reports that did all, which is more than nothing.
+fn of_child(report: OwnedFd) -> anyhow::Result<u64> {
+    let got = reported(report);
+    ensure!(got > 0, "the child failed");
+    Ok(got)
+}
+
 /// Another process sends signals as fast as it can.
 pub(super) fn storm(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let count = argument(arguments, 0, 500)?;
     handle(Signal::SIGUSR1, SaFlags::empty())?;
+    // They come while it allocates: what opens a node and makes a client doesn't ask again.
+    let storm = SigSet::from_iter([Signal::SIGUSR1]);
+    storm.thread_block()?;
     let (worker, report) = child(|| {
-        let Ok(rm) = Rm::start(place) else { return 0 };
-        let (got, interrupted) = allocate_anyway(&rm, count, 64 << 10);
-        println!("interrupted={interrupted} used_bytes={}", used(&rm));
-        let _ = std::io::stdout().flush();
-        got
+        let work = || -> anyhow::Result<u64> {
+            let rm = Rm::start(place)?;
+            storm.thread_unblock()?;
+            let (got, interrupted) = allocate_anyway(&rm, count, 64 << 10);
+            storm.thread_block()?;
+            let signals = SIGNALS.load(Ordering::Relaxed);
+            println!("interrupted={interrupted} signals={signals} used_bytes={}", used(&rm));
+            reached_times(u64::from(signals));
+            println!("reached={signals}");
+            let got = fill_exactly(&rm, got)?;
+            something_happens(arguments)?;
+            Ok(got)
+        };
+        told(work())
     })?;
     while !is_over(worker) {
         let _ = kill(worker, Signal::SIGUSR1);
     }
-    Ok(reported(report))
+    of_child(report)
+}
+
+/// Says what failed.
+fn told(done: anyhow::Result<u64>) -> u64 {
+    let _ = std::io::stdout().flush();
+    done.unwrap_or_else(|error| {
+        eprintln!("child: {error:#}");
+        0
+    })
 }
 
 /// It is stopped and continued while it allocates.
 pub(super) fn stop_self(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let count = argument(arguments, 0, 500)?;
     let (worker, report) = child(|| {
-        let Ok(rm) = Rm::start(place) else { return 0 };
-        let me = Pid::this();
-        super::against(
-            || {
-                let _ = kill(me, Signal::SIGSTOP);
-                std::thread::sleep(Duration::from_micros(200));
-            },
-            || allocate_anyway(&rm, count, 64 << 10).0,
-        )
+        let work = || -> anyhow::Result<u64> {
+            let rm = Rm::start(place)?;
+            let me = Pid::this();
+            let got = super::against(
+                || {
+                    let _ = kill(me, Signal::SIGSTOP);
+                    std::thread::sleep(Duration::from_micros(200));
+                },
+                || allocate_anyway(&rm, count, 64 << 10).0,
+            );
+            let got = fill_exactly(&rm, got)?;
+            something_happens(arguments)?;
+            Ok(got)
+        };
+        told(work())
     })?;
     let mut stops = 0;
     while let WaitStatus::Stopped(..) = waitpid(worker, Some(WaitPidFlag::WUNTRACED))? {
@@ -143,7 +181,8 @@ pub(super) fn stop_self(place: &Place, arguments: &[String]) -> anyhow::Result<u
         kill(worker, Signal::SIGCONT)?;
     }
     println!("stops={stops}");
-    Ok(reported(report))
+    reached_times(stops);
+    of_child(report)
 }
 
 /// Children are killed while they allocate: nothing of theirs may stay.
@@ -151,19 +190,29 @@ pub(super) fn kill_during_alloc(place: &Place, arguments: &[String]) -> anyhow::
     let rm = Rm::start(place)?;
     let before = used(&rm);
     for round in 0..argument(arguments, 0, 50)? {
+        let (begun, tells) = pipe()?;
         let (worker, report) = child(|| {
             let Ok(rm) = Rm::start(place) else { return 0 };
-            allocate_anyway(&rm, u64::MAX, 1 << 20).0
+            let _ = std::fs::File::from(tells).write_all(&[1]);
+            allocate_anyway(&rm, u64::MAX, 16 << 20).0
         })?;
-        std::thread::sleep(Duration::from_micros(500 + 137 * (round % 31)));
+        // It never ends by itself, so that it is in the middle of a call, or between two.
+        let has_begun = std::fs::File::from(begun).read_exact(&mut [0]).is_ok();
+        std::thread::sleep(Duration::from_micros(137 * (round % 31)));
         kill(worker, Signal::SIGKILL)?;
-        waitpid(worker, None)?;
+        let end = waitpid(worker, None)?;
+        let is_killed = matches!(end, WaitStatus::Signaled(_, Signal::SIGKILL, _));
+        reached_times(u64::from(has_begun && is_killed));
         drop(report);
     }
     // A simulated driver learns of closed files a moment later.
     std::thread::sleep(Duration::from_millis(300));
-    println!("before={before} after={}", used(&rm));
-    Ok(used(&rm) - before)
+    let after = used(&rm);
+    println!("before={before} after={after}");
+    ensure!(before == after, "the dead still have {} bytes", after.saturating_sub(before));
+    let got = fill_exactly(&rm, before)?;
+    something_happens(arguments)?;
+    Ok(got)
 }
 
 /// A sibling is stopped in the middle of a call, and its registers and memory are changed
@@ -195,7 +244,9 @@ pub(super) fn ptrace_sibling(place: &Place, arguments: &[String]) -> anyhow::Res
     })?;
     let changed = debug(worker, call, params, lie)?;
     println!("changed={changed} used_bytes={}", used(&rm));
-    Ok(reported(report))
+    reached_times(u64::from(changed));
+    // Of whom nothing was to be had (its calls were for too much) nothing is reported.
+    fill_exactly(&rm, reported(report))
 }
 
 /// Stops `worker` until it ends, before its calls and in the middle of them by turns, and
@@ -218,10 +269,10 @@ fn debug(worker: Pid, call: Shared, params: Shared, lie: Shared) -> anyhow::Resu
             && registers.rdx == call.address()
         {
             registers.rdx = lie.address();
-            let _ = ptrace::setregs(worker, registers);
             let size = std::ptr::without_provenance_mut(params.at.addr() + 64);
-            let _ = ptrace::write(worker, size, i64::try_from(HUGE_BYTES)?);
-            changed += 1;
+            let done = ptrace::setregs(worker, registers)
+                .and_then(|()| ptrace::write(worker, size, i64::try_from(HUGE_BYTES).unwrap_or(0)));
+            changed += u32::from(done.is_ok());
         }
         if turn % 2 == 0 {
             let _ = ptrace::syscall(worker, None);
