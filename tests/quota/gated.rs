@@ -1,5 +1,7 @@
 //! A host whose GPUs are simulated and whose quotas the gate holds.
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -171,11 +173,32 @@ impl Gated {
         (Pid::from_raw(keeper), Pid::from_raw(worker))
     }
 
+    /// How many processes that monitor has killed; its log doesn't have each.
+    #[track_caller]
+    pub(crate) fn killed(&self, short_id: &str) -> u64 {
+        let socket = self.host.state_dir().join("gate").join(short_id).join("control");
+        let mut stream = UnixStream::connect(socket).expect("the monitor listens");
+        stream.set_read_timeout(Some(Duration::from_secs(5))).expect("it is a socket");
+        stream.write_all(b"\"status\"\n").expect("the monitor reads");
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).expect("the monitor answers");
+        let answer: Value = serde_json::from_str(&answer).expect("it answers in JSON");
+        answer["status"]["calls"]["killed"].as_u64().expect("it counts")
+    }
+
     /// That a program of the container can have so much of its GPU, and no more.
     #[track_caller]
     pub(crate) fn fills(&self, bundle: &Bundle, mib: u64) {
         let filled = self.exec(bundle, &["fill"]);
         assert_eq!(got_bytes(&filled), mib << 20, "{filled}\n{}", self.host.log());
+    }
+
+    /// Waits until its monitor counts so much of the container's only GPU: what goes with a
+    /// process it learns a moment later.
+    #[track_caller]
+    pub(crate) fn soon_accounts(&self, id: &str, mib: u64) {
+        wait_until(Duration::from_secs(3), || self.accounted_bytes(id) == mib << 20);
+        assert_eq!(self.accounted_bytes(id), mib << 20, "{id}: {}", self.host.log());
     }
 
     /// Waits until so much of the first GPU is in use, by the driver.

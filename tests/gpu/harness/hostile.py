@@ -20,7 +20,7 @@ QUOTA_MIB = 500
 SLACK_MIB = 16
 
 # What the driver may show over a quota, and for how long, by promise.
-LONGEST_S = {"Never": 0.0, "Briefly": 1.0}
+LONGEST_S = {"Never": 0.0, "Briefly": 1.0, "Killed": 1.0}
 
 LIMIT_S = 30
 
@@ -31,7 +31,7 @@ LEAST_KIB = 8 << 20
 def attacks():
     """Words and promise of each."""
     with open(os.path.join(HERE, "../quota/attacks.rs"), encoding="utf-8") as file:
-        found = re.findall(r"\(&\[(.*?)\], Promise::(\w+)\)", file.read())
+        found = re.findall(r"\(&\[(.*?)\], Promise::(\w+), ", file.read())
     return [(re.findall(r'"(.*?)"', words), promise) for words, promise in found]
 
 
@@ -97,7 +97,8 @@ def hostile(run):
             run.table.not_asked(f"6.{number}", name, "the time, or the host's memory, was over")
             continue
         begin(run, name)
-        running = run.start(f"hostile-{number}", [run.program("rmtool"), "attack", *words], QUOTA_MIB)
+        command = [run.program("rmtool"), "--quota", f"{QUOTA_MIB}MiB", "attack", *words]
+        running = run.start(f"hostile-{number}", command, QUOTA_MIB)
         watch = Watch(run, running)
         try:
             outcome = run.finish(running, LIMIT_S)
