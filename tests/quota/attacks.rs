@@ -5,6 +5,7 @@
 //! monitor sees may never pass the quota, what only the driver's figures show must end within
 //! a second, with its owner. That an attack could win shows where nobody holds the quota.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -342,6 +343,128 @@ fn each_attack_has_more_than_the_quota_where_nobody_holds_it() {
             Unheld::Looks => assert!(most <= quota, "{words:?} had {most} of {quota}: {outcome}"),
         }
         gated.soon_uses(0);
+    }
+}
+
+#[test]
+fn a_profile_that_allows_io_uring_opens_no_way_in_and_one_that_does_not_says_so() {
+    let gated = Gated::new();
+    let play = |refused: &[&str]| {
+        let bundle = gated.bundle_with("ring", |config| {
+            crate::host::ask(config, QUOTA_MIB);
+            config["linux"]["seccomp"] = serde_json::json!({
+                "defaultAction": "SCMP_ACT_ALLOW",
+                "syscalls": [{"names": refused, "action": "SCMP_ACT_ERRNO"}],
+            });
+            config["process"]["args"] = serde_json::json!([RMTOOL, "attack", "io-uring"]);
+        });
+        let outcome = gated.host.runtime().run(&bundle).ok();
+        gated.soon_is_empty();
+        outcome
+    };
+    let allowed = play(&["keyctl"]);
+    let row = ATTACKS.iter().find(|(words, ..)| words[0] == "io-uring").expect("it has a row");
+    got_to_its_point(row, &allowed);
+    let refused = play(&["io_uring_setup", "io_uring_enter", "io_uring_register"]);
+    assert!(refused.has_line("io_uring refused errno=1"), "{refused}");
+}
+
+/// A file that programs of its containers see below `/`.
+fn in_root(gated: &Gated, name: &str) -> PathBuf {
+    gated.host.scratch.path().join("template/rootfs").join(name)
+}
+
+/// Each waits when it has had its signals, and all that can be had.
+#[test]
+fn memory_of_who_was_interrupted_stopped_or_killed_is_counted_once() {
+    let mut gated = Gated::new();
+    for over_crun in [false, true] {
+        if over_crun {
+            gated.over_crun();
+        }
+        let bundle = gated.sleeping("app", QUOTA_MIB);
+        let [ready, go] = ["ready", "go"].map(|name| in_root(&gated, name));
+        for (name, count) in [
+            ("interrupt", "500"),
+            ("signal-storm", "500"),
+            ("sigstop-self", "500"),
+            ("kill-during-alloc", "50"),
+        ] {
+            let child = gated.start(&bundle, &["attack", name, count, "/ready", "/go"]);
+            let is_ready = wait_until(Duration::from_secs(20), || ready.exists());
+            let seen = (gated.used_bytes(0), gated.accounted_bytes("app"));
+            let more = gated.exec(&bundle, &["fill"]);
+            std::fs::write(&go, "").expect("a file can be made there");
+            let output = child.wait_with_output().expect("it is a child of ours");
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(is_ready && output.status.success(), "{name}: {said}{}", gated.host.log());
+            let all = QUOTA_MIB * MIB;
+            assert_eq!(seen, (all, all), "the driver gave, and the monitor counts, {name}: {said}");
+            assert_eq!(got_bytes(&more), 0, "{name}: {more}");
+            gated.soon_uses(0);
+            gated.soon_accounts("app", 0);
+            gated.fills(&bundle, QUOTA_MIB);
+            for file in [&ready, &go] {
+                std::fs::remove_file(file).expect("it is there");
+            }
+        }
+        gated.host.runtime().delete(&bundle).ok();
+        gated.soon_is_empty();
+    }
+}
+
+/// The process that was sent it isn't of the tree of who made it, and outlives it.
+#[test]
+fn memory_by_a_descriptor_that_was_passed_within_a_container_is_the_containers() {
+    let mut gated = Gated::new();
+    // A multiple of what is taken at once.
+    const MIB_OF_ALL: u64 = 512;
+    const MIB_OF_HOLDER: u64 = 128;
+    for over_crun in [false, true] {
+        if over_crun {
+            gated.over_crun();
+        }
+        for (by_init, how) in [(false, "lent"), (false, "own-client"), (true, "lent")] {
+            let case = format!("crun {over_crun}, by init {by_init}, {how}");
+            let first = match by_init {
+                true => "/rmtool attack send-fd /socket; sleep 1000",
+                false => "sleep 1000",
+            };
+            let bundle = gated.bundle("app", MIB_OF_ALL, &["sh", "-c", first]);
+            let runtime = gated.host.runtime();
+            runtime.create(&bundle).ok();
+            runtime.start(&bundle).ok();
+            let mut holder = gated.start(&bundle, &["hold", "128MiB"]);
+            gated.soon_uses(MIB_OF_HOLDER);
+            let all = MIB_OF_ALL * MIB;
+            let (taker, most, _) = watched(&gated, all, || {
+                let giver =
+                    (!by_init).then(|| gated.start(&bundle, &["attack", "send-fd", "/socket"]));
+                let taker = gated.start(&bundle, &["attack", "recv-fd", "/socket", "2", how]);
+                if let Some(mut giver) = giver {
+                    let ended = giver.wait().expect("it is a child of ours");
+                    assert!(ended.success(), "{case}: the giver ends when it has sent it");
+                }
+                gated.soon_uses(MIB_OF_ALL);
+                // Longer than an audit of who has died takes.
+                std::thread::sleep(Duration::from_millis(700));
+                assert_eq!(gated.used_bytes(0), all, "{case}: {}", gated.host.log());
+                assert_eq!(gated.accounted_bytes("app"), all, "{case}: {}", gated.host.log());
+                gated.fills(&bundle, 0);
+                taker.wait_with_output().expect("it is a child of ours")
+            });
+            let said = String::from_utf8_lossy(&taker.stdout);
+            assert!(taker.status.success() && most == all, "{case}: had {most}: {said}");
+            let got = format!("got_bytes={}", all - MIB_OF_HOLDER * MIB);
+            assert!(said.lines().any(|line| line == got), "{case}: {said}");
+            gated.soon_uses(MIB_OF_HOLDER);
+            gated.soon_accounts("app", MIB_OF_HOLDER);
+            gated.fills(&bundle, MIB_OF_ALL - MIB_OF_HOLDER);
+            runtime.delete(&bundle).ok();
+            let _ = holder.wait();
+            gated.soon_is_empty();
+            let _ = std::fs::remove_file(in_root(&gated, "socket"));
+        }
     }
 }
 
