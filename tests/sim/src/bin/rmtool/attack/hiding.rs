@@ -214,7 +214,7 @@ pub(super) fn under_little(place: &Place, arguments: &[String]) -> anyhow::Resul
     let first = Rm::start(place)?;
     let all = most(&first, place)?;
     let maps = arguments.first().is_some_and(|way| way == "map");
-    for _ in 0..2 * TIMES {
+    for _ in 0..TIMES {
         let mut rm = Rm::open(place)?;
         rm.make_client()?;
         let little = gone_unseen(&mut rm, place)?;

@@ -205,7 +205,7 @@ pub(super) fn export_free(place: &Place, arguments: &[String]) -> anyhow::Result
 /// as a list of one.
 pub(super) fn export_reuse(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     const BYTES: u64 = 200 << 20;
-    const FILES: usize = 8;
+    const FILES: usize = 4;
     let is_list = arguments.first().is_some_and(|word| word == "list");
     let rm = Rm::start(place)?;
     let handle = rm.handle();
