@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use cgpu_sim::abi::*;
@@ -13,9 +13,14 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, pipe};
 
 use super::{
-    HUGE_BYTES, Shared, argument, fill_exactly, reached_times, request, something_happens,
+    HUGE_BYTES, Shared, argument, fill_exactly, persist, reached_times, request, something_happens,
 };
 use crate::rm::{Fail, Place, Rm, command};
+
+/// So many signals are a storm.
+const MANY: u32 = 200;
+
+const A_SECOND: Duration = Duration::from_secs(1);
 
 static SIGNALS: AtomicU32 = AtomicU32::new(0);
 
@@ -128,7 +133,14 @@ pub(super) fn storm(place: &Place, arguments: &[String]) -> anyhow::Result<u64> 
         let work = || -> anyhow::Result<u64> {
             let rm = Rm::start(place)?;
             storm.thread_unblock()?;
-            let (got, interrupted) = allocate_anyway(&rm, count, 64 << 10);
+            let (mut got, mut interrupted) = allocate_anyway(&rm, count, 64 << 10);
+            // On a busy machine few have come by now.
+            persist(|| {
+                let (more, times) = allocate_anyway(&rm, 10, 64 << 10);
+                got += more;
+                interrupted += times;
+                SIGNALS.load(Ordering::Relaxed) >= MANY
+            });
             storm.thread_block()?;
             let signals = SIGNALS.load(Ordering::Relaxed);
             println!("interrupted={interrupted} signals={signals} used_bytes={}", used(&rm));
@@ -205,9 +217,14 @@ pub(super) fn kill_during_alloc(place: &Place, arguments: &[String]) -> anyhow::
         reached_times(u64::from(has_begun && is_killed));
         drop(report);
     }
-    // A simulated driver learns of closed files a moment later.
-    std::thread::sleep(Duration::from_millis(300));
+    // A driver learns of closed files a moment later, and who has others of theirs in hand (a
+    // monitor of hundreds that died) lets go of them within a second.
+    let killed = Instant::now();
+    while used(&rm) != before && killed.elapsed() < 2 * A_SECOND {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let after = used(&rm);
+    println!("late_ms={}", killed.elapsed().as_millis());
     println!("before={before} after={after}");
     ensure!(before == after, "the dead still have {} bytes", after.saturating_sub(before));
     let got = fill_exactly(&rm, before)?;
