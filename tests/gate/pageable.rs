@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::host::{Monitor, script};
+use crate::host::{Monitor, script, until};
 
 /// Files of nvidia-uvm that are initialized, as the driver has them.
 fn initialized(monitor: &Monitor) -> Vec<Value> {
@@ -22,6 +22,8 @@ fn a_file_has_no_hmm_whatever_its_program_asked_for() {
         assert_eq!((&files[0]["hmm_disabled"], &files[0]["gpus"]), (&true.into(), &1.into()));
         let said = program.go_on();
         assert_eq!(said.text.matches("uvm-init ok").count(), 2, "{}", said.text);
+        // The monitor has its file for a moment yet.
+        until("the file is let go", || initialized(&monitor).is_empty());
     }
     assert_eq!(monitor.status().calls.killed, 0);
 }
