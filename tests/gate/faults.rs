@@ -149,6 +149,32 @@ fn a_driver_that_hangs_while_a_worker_takes_over_keeps_calls_for_a_moment() {
     assert_eq!(monitor.status().calls.killed, 0);
 }
 
+/// A driver that is slow and goes on is waited for, however much there is.
+#[test]
+fn what_a_worker_had_is_handed_over_by_a_slow_driver_too() {
+    let monitor = Monitor::new();
+    let dir = tempfile::tempdir().unwrap();
+    let [ready, go] = ["ready", "go"].map(|name| path(&dir, name));
+    let exports = ["a", "b", "c", "d"]
+        .map(|name| format!("alloc 50MiB as {name}\nexport {name}\nfree {name}\n"));
+    let lines = format!("start\n{}touch {ready}\nwait {go}\nimport as e", exports.concat());
+    let child = monitor.spawn(&script(&lines));
+    until("it is ready", || Path::new(&ready).exists());
+    monitor.kill();
+    monitor.sim.fault("dup delay 400");
+    let begun = Instant::now();
+    monitor.start();
+    // One after the other, of which none takes a second.
+    assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
+    monitor.sim.fault("clear");
+    assert_eq!((monitor.used(), monitor.sim.used(0)), (200 * MIB, 200 * MIB));
+    std::fs::write(&go, "").unwrap();
+    Said::of(&wait(child)).must("import e ok");
+    monitor.wait_for(0);
+    until("the driver has it all", || monitor.sim.used(0) == 0);
+    assert_eq!(monitor.status().calls.killed, 0);
+}
+
 /// The driver may have given it already, and the next worker doesn't know yet.
 #[test]
 fn memory_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one() {
