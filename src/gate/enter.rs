@@ -2,10 +2,11 @@
 //! of it, are its monitor's to answer.
 #![allow(unsafe_code, reason = "seccomp has no safe interface in our crates")]
 
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc::{self, sock_fprog};
@@ -14,15 +15,22 @@ use thiserror::Error;
 use super::filter::{Machine, program};
 use super::passing::{self, Wait};
 
-/// What the keeper is told with a listener: nothing that it doesn't know.
-const NOTHING: &[u8] = b"{}";
+/// What the keeper is told with a listener: nothing that it doesn't know. Who says so waits for
+/// [`TAKEN`].
+pub(super) const NOTHING: &[u8] = b"{}";
+
+/// What the keeper says when it holds the listener.
+pub(super) const TAKEN: &[u8] = b"{}";
+
+/// How long the keeper may take: it may be starting, on a host that has other things to do.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why this process can't go behind the gate.
 #[derive(Debug, Error)]
 pub enum EnterError {
     /// The monitor isn't there.
     #[error(
-        "the monitor at {} doesn't answer: {source}; it has ended, and the container's GPUs are \
+        "the monitor at {} doesn't answer: {source}; if it has ended, the container's GPUs are \
          closed: make the container anew",
         socket.display()
     )]
@@ -48,14 +56,15 @@ pub enum EnterError {
     },
 }
 
-/// Puts the filter on this process, and gives the listener to the keeper at `socket`.
+/// Puts the filter on this process, and gives the listener to the keeper at `socket`, which
+/// holds it then.
 ///
 /// Descriptors that are open stay as they were.
 ///
 /// # Errors
 ///
-/// Where there is no keeper, or no filter can be put on. One that is put on and whose listener
-/// nobody took stays: driver calls fail from then on.
+/// Where there is no keeper, it doesn't take the listener, or no filter can be put on. One that is
+/// put on and whose listener nobody took stays: driver calls fail from then on.
 pub fn enter(socket: &Path) -> Result<(), EnterError> {
     let no_monitor = |source| EnterError::NoMonitor { socket: socket.to_owned(), source };
     // First of all: without a listener that somebody holds, the calls behind it fail.
@@ -65,7 +74,19 @@ pub fn enter(socket: &Path) -> Result<(), EnterError> {
         put => put.map_err(|errno| EnterError::Filter { source: errno.into() })?,
     };
     let sent = passing::send(&keeper, NOTHING, Some(listener.as_fd()), Wait::Always);
-    sent.map_err(|errno| no_monitor(errno.into()))
+    sent.map_err(|errno| no_monitor(errno.into()))?;
+    taken(&keeper).map_err(no_monitor)
+}
+
+/// Waits until the keeper holds what it was sent: it may have ended before it looked.
+fn taken(mut keeper: &UnixStream) -> io::Result<()> {
+    keeper.set_read_timeout(Some(PATIENCE))?;
+    let mut answer = [0; TAKEN.len()];
+    keeper.read_exact(&mut answer).map_err(|error| match error.kind() {
+        // As a socket says that the time is over.
+        io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+        _ => error,
+    })
 }
 
 /// What this kernel can do with the filter: asked of it, and nothing put on.

@@ -10,8 +10,9 @@
 //! STATE_DIR/gate/SHORT_ID/control    questions, see `wire`
 //! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and its start
 //! ```
-#![allow(unsafe_code, reason = "fork and what a child does before exec")]
+#![allow(unsafe_code, reason = "vfork and what a child does before exec")]
 
+use std::cell::Cell;
 use std::ffi::CString;
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -25,6 +26,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, clone};
 use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
 use rustix::fs::{MemfdFlags, memfd_create};
 use thiserror::Error;
 
@@ -34,8 +36,8 @@ use crate::process::ProcessId;
 /// The longest path of a socket (`sun_path`, unix(7)), with its end.
 const LONGEST_SOCKET: usize = 107;
 
-/// The stack of the process between ours and the keeper, in bytes.
-const STACK: usize = 64 << 10;
+/// The stack of each process between ours and the keeper, in bytes.
+const STACK: usize = 16 << 10;
 
 /// A monitor's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +72,7 @@ pub enum LaunchError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
     /// Its process.
-    #[error("cannot start the monitor {}: {source}; free memory or raise the host's limit of processes", program.display())]
+    #[error("cannot start the monitor {}: {source}; see that it can be executed, and that the host has memory and processes left", program.display())]
     Process {
         /// The program.
         program: PathBuf,
@@ -148,7 +150,7 @@ impl Place {
 /// Starts the keeper of `settings` in `place`, which takes listeners at `socket`; what an
 /// earlier one left there goes.
 ///
-/// Forks, so that only a process with one thread may call it.
+/// Its children have its memory for a moment, so that only a process with one thread may call it.
 ///
 /// # Errors
 ///
@@ -193,9 +195,10 @@ pub fn launch(place: &Place, socket: &Path, settings: &Settings) -> Result<(), L
 fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<()> {
     let words = [program.as_ptr(), c"keep".as_ptr(), std::ptr::null()];
     let environment = [std::ptr::null()];
+    let failed = Cell::new(None);
     // SAFETY: plain system calls on numbers and on strings that live until the exec. The sockets
     // are moved up first, since they may lie in each other's way.
-    let become_keeper = move || unsafe {
+    let become_keeper = || unsafe {
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         let high = given.map(|from| libc::fcntl(from, libc::F_DUPFD, 16));
         for (from, to) in [null, null, null, high[0], high[1], high[2]].iter().zip(0..) {
@@ -204,28 +207,36 @@ fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<()> {
         libc::close_range(6, libc::c_uint::MAX, 0);
         libc::chdir(c"/".as_ptr());
         libc::execve(program.as_ptr(), words.as_ptr(), environment.as_ptr());
-        libc::_exit(0)
+        failed.set(Some(Errno::last()));
+        libc::_exit(1)
     };
-    let mut stack = [0; STACK];
-    let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
-    // SAFETY: this process has one thread (see `launch`), which waits until the child has ended:
-    // the child runs alone in its memory, on a stack of its own, which the calls need little of.
-    // What it forks does nothing but the calls above, which allocate nothing.
-    let between = unsafe {
-        let run = || {
-            libc::setsid();
-            match libc::fork() {
-                0 => become_keeper(),
-                -1 => 1,
-                _ => 0,
+    let (mut stack, mut inner_stack) = ([0; STACK], [0; STACK]);
+    let between = apart(&mut stack, || {
+        // A session of its own, and nobody's child when this one has ended.
+        let _ = nix::unistd::setsid();
+        match apart(&mut inner_stack, become_keeper) {
+            Ok(_) => 0,
+            Err(errno) => {
+                failed.set(Some(errno));
+                1
             }
-        };
-        clone(Box::new(run), &mut stack, flags, Some(libc::SIGCHLD))?
-    };
-    match waitpid(between, None) {
+        }
+    })?;
+    match (failed.get(), waitpid(between, None)) {
+        (Some(errno), _) => Err(errno),
         // An engine that ignores SIGCHLD has nobody left to wait for.
-        Ok(WaitStatus::Exited(_, 0)) | Err(Errno::ECHILD) => Ok(()),
-        Ok(_) => Err(Errno::EAGAIN),
-        Err(errno) => Err(errno),
+        (None, Ok(WaitStatus::Exited(_, 0)) | Err(Errno::ECHILD)) => Ok(()),
+        (None, Ok(_)) => Err(Errno::EAGAIN),
+        (None, Err(errno)) => Err(errno),
     }
+}
+
+/// Runs `child` as another process, until that has become another program or has ended: its
+/// memory is ours, so that nothing is copied for it.
+fn apart(stack: &mut [u8; STACK], mut child: impl FnMut() -> isize) -> nix::Result<Pid> {
+    let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
+    // SAFETY: this process has one thread (see `launch`), which waits until the child is gone from
+    // this memory: the child runs alone in it, on a stack of its own, which what we run there
+    // needs little of.
+    unsafe { clone(Box::new(&mut child), stack, flags, Some(libc::SIGCHLD)) }
 }

@@ -1,6 +1,7 @@
 //! Creates whose monitor doesn't serve, and who enforces a quota in the first place.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -125,7 +126,17 @@ fn with_monitor<'a>(gated: &'a Gated, monitor: &str) -> Runtime<'a> {
     gated.host.scratch.runtime(programs.join("cgpu-runtime")).env("CGPU_CONFIG", config)
 }
 
-/// The wrapper's way: between the monitor's start and the runtime's.
+/// That `runtime` makes no container, because of its monitor; the error has `part`.
+#[track_caller]
+fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, part: &str) {
+    let failed = runtime.create(bundle);
+    let parts = ["the monitor at ", " doesn't answer: ", part, "make the container anew"];
+    gated.host.was_told(failed, bundle, &parts);
+    let there = runtime.call(&["state", &bundle.id]);
+    assert!(!there.status.success(), "the runtime has it: {there}");
+}
+
+/// The wrapper's way: before the runtime's start.
 #[test]
 fn a_keeper_that_ends_before_the_runtime_begins_fails_the_create() {
     let gated = Gated::new();
@@ -137,28 +148,64 @@ fn a_keeper_that_ends_before_the_runtime_begins_fails_the_create() {
             // It takes longer to write that than the program to end.
             config["annotations"]["filler"] = json!("x".repeat(16 << 20));
         });
-        let failed = runtime.create(&bundle);
-        let parts = ["the monitor at ", " doesn't answer: ", "make the container anew"];
-        gated.host.was_told(failed, &bundle, &parts);
-        let there = runtime.call(&["state", &bundle.id]);
-        assert!(!there.status.success(), "the runtime has it: {there}");
+        is_not_created(&gated, &runtime, &bundle, "");
         nothing_is_left(&gated);
     }
 }
 
-/// Whenever it ends: a container that is made all the same has its GPU closed.
+/// Whenever it ends: between the connection and its end, too.
 #[test]
-fn a_keeper_that_ends_at_once_opens_nothing() {
+fn a_keeper_that_ends_at_once_fails_the_create() {
     let gated = Gated::new();
     let runtime = with_monitor(&gated, "/bin/false");
-    for round in 0..10 {
+    for round in 0..30 {
         let bundle = gated.bundle(&format!("lost-{round}"), 1000, &[RMTOOL, "fill"]);
-        let ran = runtime.run(&bundle);
-        assert!(!ran.status.success(), "in round {round}: {ran}");
-        assert!(!ran.stdout.contains("got_bytes"), "in round {round}: {ran}");
-        let _ = runtime.delete(&bundle); // there is none, mostly
+        is_not_created(&gated, &runtime, &bundle, "");
         nothing_is_left(&gated);
     }
+}
+
+#[test]
+fn a_keeper_that_takes_no_listener_fails_the_create() {
+    let gated = Gated::new();
+    let monitor = gated.host.scratch.path().join("sleeps");
+    fs::write(&monitor, "#!/bin/sh\nexec sleep 15\n").expect("it is ours");
+    fs::set_permissions(&monitor, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let bundle = gated.bundle("waits", 1000, &[RMTOOL, "fill"]);
+    let runtime = with_monitor(&gated, &monitor.display().to_string());
+    is_not_created(&gated, &runtime, &bundle, "timed out");
+    nothing_is_left(&gated);
+}
+
+#[test]
+fn a_monitor_that_cannot_be_executed_fails_the_create() {
+    let gated = Gated::new();
+    let monitor = gated.host.scratch.path().join("text");
+    fs::write(&monitor, "no program").expect("it is ours");
+    fs::set_permissions(&monitor, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let runtime = with_monitor(&gated, &monitor.display().to_string());
+    let bundle = gated.bundle("app", 1000, &[RMTOOL, "fill"]);
+    let failed = runtime.create(&bundle);
+    let parts = ["cannot start the monitor ", "Exec format error", "see that it can be executed"];
+    gated.host.was_told(failed, &bundle, &parts);
+    let there = runtime.call(&["state", &bundle.id]);
+    assert!(!there.status.success(), "the runtime has it: {there}");
+    nothing_is_left(&gated);
+}
+
+#[test]
+fn an_exec_fails_whose_keeper_takes_no_listener() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    let (keeper, _) = gated.monitor("app_________");
+    send(keeper.as_raw(), Signal::SIGSTOP);
+    let failed = gated.exec(&bundle, &["fill"]);
+    send(keeper.as_raw(), Signal::SIGCONT);
+    assert!(!failed.status.success() && !failed.stdout.contains("got_bytes"), "{failed}");
+    assert!(failed.stderr.contains(" doesn't answer: timed out"), "{failed}");
+    gated.fills(&bundle, 1000);
+    gated.host.runtime().delete(&bundle).ok();
+    nothing_is_left(&gated);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 use tracing::warn;
 
+use crate::gate::enter::{NOTHING, TAKEN};
 use crate::gate::passing::{self, Wait};
 use crate::process::ProcessId;
 
@@ -151,6 +152,16 @@ impl Container {
                     return None;
                 }
             }
+        }
+    }
+
+    /// Tells who waits for it that the listener of that place is held now.
+    pub(super) fn thank(&self, at: usize) {
+        if let Some(Connection { socket: Some(socket), text }) = self.connections.get(at)
+            && text == NOTHING
+            && let Err(error) = passing::send(socket, TAKEN, None, Wait::Never)
+        {
+            warn!(%error, "who brought a listener doesn't wait until it's held");
         }
     }
 

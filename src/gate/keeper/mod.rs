@@ -195,6 +195,7 @@ impl Keeper {
                         if let Some(listener) = self.container.hear(at) {
                             info!(id = self.settings.id, "a process tree is served");
                             self.staff.serve(listener);
+                            self.container.thank(at);
                         }
                     }
                     Woken::Launcher => {
