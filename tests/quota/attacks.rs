@@ -14,9 +14,7 @@ use nix::unistd::Pid;
 
 use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors};
 use crate::support::{Bundle, Outcome, wait_until};
-
-/// The attacker's quota.
-const QUOTA_MIB: u64 = 500;
+use crate::table::{ATTACKS, Promise, QUOTA_MIB, Row, Unheld, words_of};
 
 /// What the keeper or the worker may grow by in memory of their own, whatever an attacker does:
 /// three times the most that was seen, 360 KiB in `dup2-range`.
@@ -25,101 +23,6 @@ const GROWTH_BYTES: u64 = MIB;
 /// The same where fifty processes die in the middle of calls: of each the worker remembers
 /// something, and once, at some time, it takes a MiB more and keeps it.
 const GROWTH_OF_DEATHS_BYTES: u64 = 2 * MIB;
-
-/// What the gate promises of an attack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Promise {
-    /// It never holds more than the quota.
-    Never,
-    /// It may for less than a second, and has no more after that.
-    Briefly,
-    /// It may for less than a second, and then is killed.
-    Killed,
-}
-
-/// What an attack does where nobody holds a quota, by which it's known for one that could win.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unheld {
-    /// It holds more.
-    Exceeds,
-    /// It says that it could: the driver has no figure of that.
-    Claims,
-    /// Nothing else: it's not about more memory. What it is about it looks at itself, and fails
-    /// where that isn't so: that nonsense is refused and the next call works, that there is no
-    /// handler or nobody unwraps twice, that what was given up can be had again.
-    Looks,
-}
-
-/// Its arguments, what is promised, how often it gets as far as what it is about at least, and
-/// what it does without the gate.
-type Row = (&'static [&'static str], Promise, u64, Unheld);
-
-/// Every attack.
-const ATTACKS: &[Row] = &[
-    (&["race-size"], Promise::Never, 20, Unheld::Exceeds),
-    (&["race-class"], Promise::Never, 20, Unheld::Exceeds),
-    (&["race-pointer"], Promise::Never, 20, Unheld::Exceeds),
-    (&["dup2-ioctl"], Promise::Never, 10, Unheld::Exceeds),
-    (&["dup2-mmap"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["dup2-range"], Promise::Briefly, 1, Unheld::Exceeds),
-    (&["dup2-heir"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["name-race"], Promise::Never, 1, Unheld::Exceeds),
-    (&["dup2-maker"], Promise::Never, 10, Unheld::Claims),
-    (&["remap"], Promise::Never, 1, Unheld::Exceeds),
-    (&["class-in-client"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["swap-control"], Promise::Never, 1, Unheld::Exceeds),
-    (&["swap-control", "xfer"], Promise::Never, 1, Unheld::Exceeds),
-    (&["parent-free"], Promise::Never, 100, Unheld::Exceeds),
-    (&["managed"], Promise::Never, 1, Unheld::Exceeds),
-    (&["managed-nofixed"], Promise::Never, 1, Unheld::Exceeds),
-    (&["barrier16", "100MiB"], Promise::Never, 5, Unheld::Exceeds),
-    (&["clients", "10000"], Promise::Never, 10000, Unheld::Exceeds),
-    (&["handle-reuse"], Promise::Never, 200, Unheld::Exceeds),
-    (&["hostile-sizes", "500MiB"], Promise::Never, 4, Unheld::Exceeds),
-    (&["bad-pointers"], Promise::Never, 14, Unheld::Looks),
-    (&["control-params"], Promise::Never, 19, Unheld::Looks),
-    (&["interrupt"], Promise::Never, 50, Unheld::Exceeds),
-    (&["signal-storm"], Promise::Never, 100, Unheld::Exceeds),
-    (&["sigstop-self"], Promise::Never, 50, Unheld::Exceeds),
-    (&["kill-during-alloc"], Promise::Never, 50, Unheld::Exceeds),
-    (&["ptrace-sibling"], Promise::Never, 100, Unheld::Exceeds),
-    (&["xfer"], Promise::Never, 1, Unheld::Exceeds),
-    (&["xfer-nested"], Promise::Never, 1, Unheld::Looks),
-    (&["type-byte"], Promise::Never, 16, Unheld::Exceeds),
-    (&["int80"], Promise::Never, 1, Unheld::Exceeds),
-    (&["upper-garbage"], Promise::Never, 1, Unheld::Exceeds),
-    (&["io-uring"], Promise::Never, 1, Unheld::Looks),
-    (&["dup-free"], Promise::Never, 7, Unheld::Exceeds),
-    (&["map-free"], Promise::Never, 7, Unheld::Exceeds),
-    (&["map-hide", "file"], Promise::Never, 1, Unheld::Exceeds),
-    (&["map-hide", "page"], Promise::Never, 1, Unheld::Exceeds),
-    (&["map-hide", "over"], Promise::Never, 1, Unheld::Exceeds),
-    (&["map-hide", "fork"], Promise::Never, 6, Unheld::Exceeds),
-    (&["map-hide", "socket"], Promise::Never, 6, Unheld::Exceeds),
-    (&["export-free"], Promise::Never, 7, Unheld::Exceeds),
-    (&["export-free", "close"], Promise::Never, 32, Unheld::Looks),
-    (&["export-free", "socket"], Promise::Never, 32, Unheld::Exceeds),
-    (&["hide-dup"], Promise::Briefly, 1, Unheld::Exceeds),
-    (&["hide-map"], Promise::Briefly, 1, Unheld::Exceeds),
-    (&["hide-slack"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["hide-slack", "export"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["hide-slack", "busy"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["hide-slack", "closed"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["hide-slack", "mapped"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["hide-slack", "closing"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["hide-slack", "anew"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["hide-under", "export"], Promise::Briefly, 1, Unheld::Exceeds),
-    (&["hide-under", "map"], Promise::Briefly, 1, Unheld::Exceeds),
-    (&["hide-heir"], Promise::Never, 4, Unheld::Exceeds),
-    (&["hide-fabric"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["hide-fabric", "import"], Promise::Killed, 1, Unheld::Exceeds),
-    (&["hide-behind"], Promise::Briefly, 1, Unheld::Exceeds),
-    (&["hide-behind", "nothing"], Promise::Briefly, 1, Unheld::Exceeds),
-    (&["export-reuse"], Promise::Never, 1, Unheld::Exceeds),
-    (&["export-reuse", "list"], Promise::Never, 1, Unheld::Exceeds),
-    (&["vfork-exec"], Promise::Never, 1, Unheld::Exceeds),
-    (&["close-range"], Promise::Never, 1, Unheld::Exceeds),
-];
 
 /// Those that take two containers; they have tests of their own.
 const OF_TWO: &[&str] = &["send-fd", "send-open", "recv-fd", "inherited"];
@@ -198,11 +101,6 @@ fn reached(outcome: &Outcome) -> u64 {
     let words = outcome.stdout.split_whitespace();
     let told = words.filter_map(|word| word.strip_prefix("reached=")?.parse().ok());
     told.max().unwrap_or(0)
-}
-
-/// How a command line of an attack begins.
-fn words_of<'a>(words: &[&'a str]) -> Vec<&'a str> {
-    [&["--quota", "500MiB", "attack"], words].concat()
 }
 
 /// What an attack says that this host leaves no way to its point, if it does so.

@@ -10,6 +10,7 @@ mod support;
 mod km_standin;
 
 mod gated;
+mod table;
 
 mod activation;
 mod ahead;
