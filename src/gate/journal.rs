@@ -8,6 +8,7 @@
 //! who maps the memory is not known here.
 
 use crate::ledger::{Before, Client, Entry, Handle, Hold, Process, Shown, Span, Tree};
+use crate::rm::about::Held;
 
 /// Bytes of the memory; it is sparse, and what isn't used takes nothing.
 pub const JOURNAL_BYTES: usize = 16 << 20;
@@ -96,6 +97,13 @@ pub enum Record {
     Bound {
         /// Its number.
         file: u32,
+    },
+    /// So much of what the driver shows under a number is another's, who had it before.
+    Burden {
+        /// Of which GPU.
+        gpu: usize,
+        /// The number, and how much.
+        held: Held,
     },
 }
 
@@ -311,6 +319,10 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
             return Raw::new(44).words([u32::from(done), 0, 0]).bytes();
         }
         Record::Bound { file } => return Raw::new(45).words([file, 0, 0]).bytes(),
+        Record::Burden { gpu, held: Held { pid, made_bytes, duplicated_bytes } } => {
+            let raw = Raw::new(46).gpu(gpu).words([pid, 0, 0]);
+            return raw.longs([made_bytes, duplicated_bytes]).bytes();
+        }
         Record::Ledger(entry) => entry,
     };
     let raw = match entry {
@@ -427,6 +439,10 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         }
         44 => return Some(Record::Initialized { done: raw.words[0] != 0 }),
         45 => return Some(Record::Bound { file: raw.words[0] }),
+        46 => {
+            let held = Held { pid: raw.words[0], made_bytes: first, duplicated_bytes: second };
+            return Some(Record::Burden { gpu, held });
+        }
         _ => return None,
     };
     Some(Record::Ledger(entry))
@@ -450,7 +466,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_none() {
-        for kind in [0, 28, 39, 46, 255] {
+        for kind in [0, 28, 39, 47, 255] {
             let mut bytes = [0; RECORD_BYTES];
             bytes[0] = kind;
             assert_eq!(decode(&bytes), None);
@@ -478,7 +494,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_is_read_as_it_was_written(
-            kind in 0..33_u8,
+            kind in 0..34_u8,
             gpu in 0..64_usize,
             (a, b, c) in any::<(u32, u32, u32)>(),
             (x, y, z) in any::<(u64, u64, u64)>(),
@@ -513,6 +529,10 @@ mod tests {
                 30 => Record::Ledger(Entry::LoseStakes { first: x, last: y }),
                 31 => Record::Ledger(Entry::Veil { before }),
                 32 => Record::Ledger(Entry::LoosenStakes { first: x, last: y }),
+                33 => {
+                    let held = Held { pid: a, made_bytes: x, duplicated_bytes: y };
+                    Record::Burden { gpu, held }
+                }
                 kind => Record::Ledger(match kind {
                     2 => Entry::Commit { gpu, bytes: x, client, parent, handle },
                     3 => Entry::Note { client, parent, handle },

@@ -130,6 +130,11 @@ impl Abroad {
         }
     }
 
+    /// Whether a process of the container's that is forgotten had that pid.
+    pub(super) fn was_ours(&self, pid: u32) -> bool {
+        self.state().former.contains(&pid)
+    }
+
     /// Whether there may be something to see though nobody of the container has called.
     pub(super) fn is_watched(&self) -> bool {
         let state = self.state();
@@ -395,7 +400,7 @@ impl Shared {
     }
 
     /// Whether a process is the container's, or a monitor.
-    fn is_home(&self, pid: u32) -> bool {
+    pub(super) fn is_home(&self, pid: u32) -> bool {
         // A namespace that can't be told is nobody's; then what is known is too little.
         let Some(namespace) = mount_namespace(pid.cast_signed()) else { return true };
         let in_ours = Some(namespace) == mount_namespace(std::process::id().cast_signed());

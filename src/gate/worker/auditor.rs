@@ -22,7 +22,7 @@ use super::mapped::{Mapping, Occasion};
 use super::memory::Count;
 use super::names::{NAMES_DOUBT, Names};
 use super::own::Own;
-use super::quiet::{Doubts, Found};
+use super::quiet::{Doubts, Found, Numbers};
 use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
 use crate::gate::audit::{self, Figure, Finding, Underway};
@@ -36,6 +36,9 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// How often while none of its processes has called.
 const IDLE_TICK: Duration = Duration::from_millis(700);
+
+/// How long a process that begins waits for somebody else to open our client of the driver.
+const SOON: Duration = Duration::from_millis(100);
 
 /// How often mappings are looked at.
 const MAPPINGS: Duration = Duration::from_millis(500);
@@ -145,12 +148,20 @@ impl Auditor {
 
     /// Our client of the driver.
     pub(super) fn own(&self, shared: &Shared) -> Option<Arc<Own>> {
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        if own.is_none() {
-            *own = Own::open(shared).map(Arc::new);
-            own.iter().for_each(|own| shared.bequeath(own));
+        opened(self.own.lock().unwrap_or_else(PoisonError::into_inner), shared)
+    }
+
+    /// The same, unless somebody else is opening it and that takes too long: it may hang.
+    pub(super) fn own_soon(&self, shared: &Shared) -> Option<Arc<Own>> {
+        let begun = Instant::now();
+        loop {
+            match self.own.try_lock() {
+                Ok(own) => return opened(own, shared),
+                Err(TryLockError::Poisoned(own)) => return opened(own.into_inner(), shared),
+                Err(TryLockError::WouldBlock) if begun.elapsed() >= SOON => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+            }
         }
-        own.clone()
     }
 }
 
@@ -311,14 +322,14 @@ impl Shared {
             return self.let_go();
         }
         let Some(own) = self.auditor.own(self) else { return };
-        let former = self.auditor.abroad.former();
+        let numbers = Numbers { former: self.auditor.abroad.former(), lost: self.lost(&dead) };
         let (mut all, mut less) = (Vec::new(), Vec::new());
         let mut until = None;
         let was_less = self.auditor.is_less.swap(false, Ordering::Relaxed);
         let to_the_point = was_less || occasion == Occasion::Refusal;
         let still = to_the_point.then(|| self.stand_still(&mut until));
         for gpu in 0..self.uuids.len() {
-            let Some((found, pause)) = self.ask(&own, gpu, &former, &mut until) else { return };
+            let Some((found, pause)) = self.ask(&own, gpu, &numbers, &mut until) else { return };
             let learnt = self.judge(gpu, &found);
             drop(pause);
             less.extend(learnt.map(|driver_bytes| (gpu, driver_bytes, found.generation)));
@@ -327,7 +338,8 @@ impl Shared {
         drop(still);
         // That takes a while, and nobody need wait for it.
         for (gpu, driver_bytes, generation) in less {
-            self.take_stock(&own, gpu, driver_bytes, generation);
+            let pids: Vec<u32> = all[gpu].iter().map(|held: &Held| held.pid).collect();
+            self.take_stock(&own, gpu, (driver_bytes, &pids), generation);
         }
         let shows_names = all.iter().any(|held| has_duplicates(held));
         {
@@ -340,7 +352,7 @@ impl Shared {
             self.strike_out(&own, &names, Depth::Clients);
         }
         self.ask_for_names(&own);
-        self.bury(&dead, &all);
+        self.bury(&dead, &all, &numbers.lost);
     }
 
     /// Closes our client of the driver, where nobody is left to be asked for.
@@ -428,15 +440,25 @@ impl Shared {
         None
     }
 
+    /// The numbers of those `dead` that a process has which isn't the container's.
+    fn lost(&self, dead: &[Process]) -> BTreeSet<u32> {
+        let pids = dead.iter().map(|process| process_id(*process).pid);
+        let lost = pids.filter(|pid| ProcessId::of(*pid).is_some());
+        lost.map(i32::cast_unsigned).filter(|pid| !self.is_home(*pid)).collect()
+    }
+
     /// Processes that are gone, and hold nothing by clients that others keep open.
-    fn bury(&self, dead: &[Process], all: &[Vec<Held>]) {
+    ///
+    /// Of whose number another has nothing can be told.
+    fn bury(&self, dead: &[Process], all: &[Vec<Held>], lost: &BTreeSet<u32>) {
         // Those of who comes while this goes on are not among them.
         let files = self.mapped.all();
         let outlived = self.outlived(dead);
         let mut books = self.books();
         for process in dead {
             let pid = process_id(*process).pid.cast_unsigned();
-            let holds = all.iter().flatten().any(|held| held.pid == pid && held.bytes() > 0);
+            let holds = lost.contains(&pid)
+                || all.iter().flatten().any(|held| held.pid == pid && held.bytes() > 0);
             // Their files end first, which others look to, who may be kept waiting.
             let is_kept = |number| files.iter().any(|file| file.number == number);
             let has_files = books.makers.bound_to(*process).any(is_kept);
@@ -523,6 +545,15 @@ impl Shared {
             }
         }
     }
+}
+
+/// Our client of the driver, opened where it isn't yet.
+fn opened(mut own: MutexGuard<'_, Option<Arc<Own>>>, shared: &Shared) -> Option<Arc<Own>> {
+    if own.is_none() {
+        *own = Own::open(shared).map(Arc::new);
+        own.iter().for_each(|own| shared.bequeath(own));
+    }
+    own.clone()
 }
 
 fn has_duplicates(held: &[Held]) -> bool {

@@ -49,10 +49,11 @@ impl Case<'_> {
         let watched = self.shared.memories.watch(process, tid);
         // Or it was a stranger's.
         self.still_waits()?;
-        if watched.is_err() || !self.books().saw(process) {
+        if watched.is_err() {
             self.log("a mapping of a process that can't be watched");
             return Err(Reply::Errno(Errno::ENOMEM as i32));
         }
+        self.see()?;
         if is_uvm {
             self.map_uvm(process, offset, length)?;
         }

@@ -10,6 +10,7 @@
 mod abroad;
 mod auditor;
 mod books;
+mod burdens;
 mod calm;
 mod control;
 mod desk;

@@ -19,6 +19,7 @@ use super::memory::Slot;
 use super::own::Own;
 use super::target::process_id;
 use crate::gate::audit::Named;
+use crate::ledger::Process;
 use crate::rm::about::Held;
 
 /// How long an audit waits for calls.
@@ -34,6 +35,16 @@ const LOOK: Duration = Duration::from_micros(200);
 /// long at most, where calls that are done meanwhile were given more.
 pub(super) const DOUBT: Duration = Duration::from_millis(400);
 const MOST_DOUBT: Duration = Duration::from_millis(800);
+
+/// Numbers of those who are dead.
+#[derive(Debug, Default)]
+pub(super) struct Numbers {
+    /// Of processes that are forgotten: nobody has them.
+    pub(super) former: BTreeSet<u32>,
+    /// Of processes that are known, which another's process has by now: what the driver shows under
+    /// them is that one's, too, and what of the books' is there is asked for by its handle.
+    pub(super) lost: BTreeSet<u32>,
+}
 
 /// What the driver said of a GPU, and how the books were then.
 #[derive(Debug)]
@@ -112,10 +123,10 @@ impl Shared {
         &self,
         own: &Own,
         gpu: usize,
-        former: &BTreeSet<u32>,
+        numbers: &Numbers,
         until: &mut Option<Instant>,
     ) -> Option<(Found, Option<Pause<'_>>)> {
-        let found = self.ask_once(own, gpu, former)?;
+        let found = self.ask_once(own, gpu, numbers)?;
         if !self.may_be_rounded(gpu, &found) {
             return Some((found, None));
         }
@@ -124,7 +135,7 @@ impl Shared {
         // Those that hang are no shield, and aren't waited for each time.
         let pause = self.pause(until, |books| is_pending(books) && books.is_moving());
         let is_quiet = !is_pending(&self.books());
-        let found = self.ask_once(own, gpu, former)?;
+        let found = self.ask_once(own, gpu, numbers)?;
         Some((Found { is_quiet, ..found }, Some(pause)))
     }
 
@@ -159,7 +170,7 @@ impl Shared {
         pause
     }
 
-    fn ask_once(&self, own: &Own, gpu: usize, former: &BTreeSet<u32>) -> Option<Found> {
+    fn ask_once(&self, own: &Own, gpu: usize, numbers: &Numbers) -> Option<Found> {
         // All of one moment: a process that came and took memory after the list was made, and
         // before the generation was looked at, would be missing in the driver's figure, and
         // what it holds be taken for given back.
@@ -171,7 +182,8 @@ impl Shared {
             let pids = books.processes.iter();
             // Somebody may have a client of those who are dead.
             let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
-            let pids: BTreeSet<u32> = pids.chain(former.iter().copied()).collect();
+            let pids = pids.chain(numbers.former.iter().copied());
+            let pids: BTreeSet<u32> = pids.filter(|pid| !numbers.lost.contains(pid)).collect();
             // Ours first: memory becomes ours, and never somebody else's again.
             let ours = books.ledger.has_stakes().then(std::process::id);
             let pids: Vec<u32> = ours.into_iter().chain(pids).collect();
@@ -182,10 +194,26 @@ impl Shared {
             held.into_iter().partition(|held| held.pid == std::process::id());
         let own_bytes = ours.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
         let books = self.books();
+        let held = held.into_iter().map(|held| books.burdens.leave_out(gpu, held)).collect();
         let is_still = books.generation == generation || was_paused && books.is_paused();
         let named = named.map(|named| Named { is_still: named.is_still && is_still, ..named });
         drop(books);
         Some(Found { held, own_bytes, generation, underway, is_quiet: true, named })
+    }
+
+    /// What the driver shows of each GPU under the number of a process that has nothing yet. Where the
+    /// number was one of the container's own, what is under it is the container's.
+    pub(super) fn shown_before(&self, process: Process) -> Vec<(usize, Held)> {
+        let pid = process_id(process).pid.cast_unsigned();
+        if self.our_pids().contains(&pid) || self.auditor.abroad.was_ours(pid) {
+            return Vec::new();
+        }
+        let Some(own) = self.auditor.own_soon(self) else { return Vec::new() };
+        let of = |gpu| {
+            let held = own.held(&self.release, gpu, &[pid]).ok()?;
+            held.into_iter().find(|held| held.pid == pid && held.bytes() > 0)
+        };
+        (0..self.uuids.len()).filter_map(|gpu| Some((gpu, of(gpu)?))).collect()
     }
 
     /// Whether the driver shows more than was asked for, and there are calls that it may have

@@ -294,14 +294,16 @@ impl<'a> Case<'a> {
     }
 
     /// Takes note of the process.
-    fn see(&self) -> Result<(), Over> {
+    pub(super) fn see(&self) -> Result<(), Over> {
         let process = self.target()?.process;
         if self.books().processes.contains(&process) {
             return Ok(());
         }
         // Or it could be a stranger who has the number of a thread that is gone.
         self.still_waits()?;
-        if self.books().saw(process) {
+        // It has nothing yet: who comes here is not let go on before it's known.
+        let others = self.shared.shown_before(process);
+        if self.books().saw(process, &others) {
             // Its death is to be waited for, whatever it calls.
             self.shared.auditor.wake();
             return Ok(());

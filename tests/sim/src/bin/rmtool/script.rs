@@ -92,9 +92,14 @@ impl Actor<'_> {
         while let Some(line) = lines.get(at) {
             at += 1;
             let line = line.trim();
-            if line == "fork {" || line == "fork-as-ended {" {
+            let forks = match line.split_whitespace().collect::<Vec<_>>()[..] {
+                ["fork", "{"] => Some(None),
+                ["fork-as-ended", "{"] => Some(self.ended),
+                ["fork-as", number, "{"] => Some(Some(number.parse()?)),
+                _ => None,
+            };
+            if let Some(number) = forks {
                 let end = end_of_block(lines, at)?;
-                let number = self.ended.filter(|_| line != "fork {");
                 self.fork(&lines[at..end], number)?;
                 at = end + 1;
             } else if !line.is_empty() && !line.starts_with('#') {
@@ -744,6 +749,8 @@ impl Actor<'_> {
                     unsafe { libc::dup2(null.as_raw_fd(), number) };
                 }
             }
+            // Of its own: else the number of who began it is no other's while we live.
+            ["session"] => drop(nix::unistd::setsid()?),
             // What was forked lives on.
             ["exit"] => std::process::exit(0),
             // A child has our memory, and we are gone.
