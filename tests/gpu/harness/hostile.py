@@ -2,7 +2,7 @@
 
 Each of `rmtool attack` is played in a container of its own, and meanwhile the driver is asked what it
 has given. Which there are, and what is promised of each, the quota's tests know
-(`tests/quota/attacks.rs`). Before one begins its name is on the disk, so that it's told where the machine
+(`tests/quota/table.rs`). Before one begins its name is on the disk, so that it's told where the machine
 doesn't come back; one that takes the host's memory is ended.
 """
 
@@ -30,7 +30,7 @@ LEAST_KIB = 8 << 20
 
 def attacks():
     """Words and promise of each."""
-    with open(os.path.join(HERE, "../quota/attacks.rs"), encoding="utf-8") as file:
+    with open(os.path.join(HERE, "../quota/table.rs"), encoding="utf-8") as file:
         found = re.findall(r"\(&\[(.*?)\], Promise::(\w+), ", file.read())
     return [(re.findall(r'"(.*?)"', words), promise) for words, promise in found]
 
