@@ -2,13 +2,14 @@
 //! is refused. What the gate costs can't be less, on whatever machine this runs.
 #![allow(unsafe_code, reason = "seccomp's ioctls have no safe interface in our crates")]
 
-use std::io::{IoSliceMut, pipe};
+use std::io::{IoSliceMut, Write, pipe};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cgpu::gate::enter::TAKEN;
 use nix::libc::{self, seccomp_notif, seccomp_notif_resp};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -69,7 +70,7 @@ pub(crate) fn least(work: &Path, look: Look) -> (Duration, Duration) {
     let socket = work.join("least");
     let listener = UnixListener::bind(&socket).expect("a socket can be made");
     let child = caller(&socket);
-    let (stream, _) = listener.accept().expect("the caller comes");
+    let (mut stream, _) = listener.accept().expect("the caller comes");
     let mut bytes = [0; 16];
     let mut parts = [IoSliceMut::new(&mut bytes)];
     let mut room = nix::cmsg_space!([i32; 1]);
@@ -84,6 +85,7 @@ pub(crate) fn least(work: &Path, look: Look) -> (Duration, Duration) {
     let [given] = given[..] else { panic!("there is one") };
     // SAFETY: the kernel has just made it for us.
     let notifications = unsafe { OwnedFd::from_raw_fd(given) };
+    stream.write_all(TAKEN).expect("the caller waits for that");
     refuse_all(&notifications, look);
     let with = said(child);
     std::fs::remove_file(socket).expect("it is there");

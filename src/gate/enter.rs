@@ -17,10 +17,10 @@ use super::passing::{self, Wait};
 
 /// What the keeper is told with a listener: nothing that it doesn't know. Who says so waits for
 /// [`TAKEN`].
-pub(super) const NOTHING: &[u8] = b"{}";
+pub const NOTHING: &[u8] = b"{}";
 
 /// What the keeper says when it holds the listener.
-pub(super) const TAKEN: &[u8] = b"{}";
+pub const TAKEN: &[u8] = b"{}";
 
 /// How long the keeper may take: it may be starting, on a host that has other things to do.
 const PATIENCE: Duration = Duration::from_secs(10);

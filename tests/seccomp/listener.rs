@@ -6,12 +6,13 @@
               interface in any crate we use"
 )]
 
-use std::io::IoSliceMut;
+use std::io::{IoSliceMut, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use cgpu::gate::enter::{NOTHING, TAKEN};
 use nix::errno::Errno;
 use nix::libc::{seccomp_notif, seccomp_notif_resp};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -57,7 +58,7 @@ impl Listener {
 }
 
 /// Receives the container's state and the descriptor that belongs to it.
-fn greet(stream: &UnixStream) -> Option<(Value, OwnedFd)> {
+fn greet(mut stream: &UnixStream) -> Option<(Value, OwnedFd)> {
     let mut bytes = vec![0; 1 << 16];
     let mut space = nix::cmsg_space!([i32; 4]);
     let mut into = [IoSliceMut::new(&mut bytes)];
@@ -76,6 +77,10 @@ fn greet(stream: &UnixStream) -> Option<(Value, OwnedFd)> {
     let length = message.bytes;
     if length == 0 {
         return None;
+    }
+    if bytes[..length] == *NOTHING {
+        // One that has gone behind the filter before it becomes a runtime.
+        stream.write_all(TAKEN).expect("it waits for that");
     }
     let greeting = serde_json::from_slice(&bytes[..length]).expect("a runtime speaks JSON");
     Some((greeting, received.pop().expect("a runtime sends the listener")))
