@@ -16,8 +16,9 @@
 //! once, and one that succeeds stays for seconds. Where both do the same, as in the first rows, it
 //! says what the gate makes of it.
 //!
-//! Exits with 1 where an attack exceeds, or none of its plays came to an end of its own. Arguments are attacks to play alone, as
-//! they stand in the rows, or command lines in their place (`/rmtool fill`). Root, runc, busybox-static and two processors.
+//! Exits with 1 where an attack exceeds, or none of its plays came to an end of its own. Arguments
+//! are attacks to play alone, as they stand in the rows, or command lines in their place
+//! (`/rmtool fill`). Root, runc, busybox-static and two processors.
 
 #[path = "../tests/quota/table.rs"]
 #[allow(dead_code, reason = "what else is promised of each is the tests'")]

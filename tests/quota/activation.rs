@@ -126,6 +126,14 @@ fn with_monitor<'a>(gated: &'a Gated, monitor: &str) -> Runtime<'a> {
     gated.host.scratch.runtime(programs.join("cgpu-runtime")).env("CGPU_CONFIG", config)
 }
 
+/// A file with that text which may be executed.
+fn executable(gated: &Gated, text: &str) -> String {
+    let file = gated.host.scratch.path().join("executable");
+    fs::write(&file, text).expect("it is ours");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    file.display().to_string()
+}
+
 /// That `runtime` makes no container, because of its monitor; the error has `part`.
 #[track_caller]
 fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, part: &str) {
@@ -168,11 +176,8 @@ fn a_keeper_that_ends_at_once_fails_the_create() {
 #[test]
 fn a_keeper_that_takes_no_listener_fails_the_create() {
     let gated = Gated::new();
-    let monitor = gated.host.scratch.path().join("sleeps");
-    fs::write(&monitor, "#!/bin/sh\nexec sleep 15\n").expect("it is ours");
-    fs::set_permissions(&monitor, fs::Permissions::from_mode(0o755)).expect("it is ours");
     let bundle = gated.bundle("waits", 1000, &[RMTOOL, "fill"]);
-    let runtime = with_monitor(&gated, &monitor.display().to_string());
+    let runtime = with_monitor(&gated, &executable(&gated, "#!/bin/sh\nexec sleep 15\n"));
     is_not_created(&gated, &runtime, &bundle, "timed out");
     nothing_is_left(&gated);
 }
@@ -180,10 +185,7 @@ fn a_keeper_that_takes_no_listener_fails_the_create() {
 #[test]
 fn a_monitor_that_cannot_be_executed_fails_the_create() {
     let gated = Gated::new();
-    let monitor = gated.host.scratch.path().join("text");
-    fs::write(&monitor, "no program").expect("it is ours");
-    fs::set_permissions(&monitor, fs::Permissions::from_mode(0o755)).expect("it is ours");
-    let runtime = with_monitor(&gated, &monitor.display().to_string());
+    let runtime = with_monitor(&gated, &executable(&gated, "no program"));
     let bundle = gated.bundle("app", 1000, &[RMTOOL, "fill"]);
     let failed = runtime.create(&bundle);
     let parts = ["cannot start the monitor ", "Exec format error", "see that it can be executed"];
