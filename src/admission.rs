@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 pub use error::AdmissionError;
 
-use crate::backend::{self, Isolation, Launch, Tenant, Way};
+use crate::backend::{self, Isolation, Launch, Recruit, Tenant, Way};
 use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
@@ -234,12 +234,21 @@ impl Host {
         backend::isolation(kind, &self.config, self.way)
     }
 
+    /// Starts whom a [`launch`](Self::launch) for `request` will need, if all goes well until then:
+    /// what's to be done before is done meanwhile. Where nobody can be started, a launch says so.
+    #[must_use]
+    pub fn recruit(&self, request: &Request) -> Option<Recruit> {
+        let (kind, _) = backend::choose(&self.config.isolation);
+        let isolation = request.has_quota().then(|| self.isolation(kind))?;
+        isolation.recruit().ok().flatten()
+    }
+
     /// Starts what has to be there before the runtime makes the container of `record`.
     ///
     /// # Errors
     ///
     /// Where it can't be started; the record is still to be released.
-    pub fn launch(&self, record: &Record, how: &Launch<'_>) -> Result<(), AdmissionError> {
+    pub fn launch(&self, record: &Record, how: Launch<'_>) -> Result<(), AdmissionError> {
         Ok(self.isolation(record.plan.backend).launch(tenant(record), how)?)
     }
 

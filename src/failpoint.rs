@@ -5,6 +5,7 @@
 
 /// Every place, in the order of one create and its hooks.
 pub const ALL: &[&str] = &[
+    "recruited",
     "registry-locked",
     "index-dropped",
     "record-written",

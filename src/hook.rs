@@ -390,8 +390,9 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
                 launcher: None,
                 state_file: None,
                 farewell,
+                recruit: None,
             };
-            host.launch(&record, &how)?;
+            host.launch(&record, how)?;
         }
         write(bundle.to_text().as_bytes())
     };

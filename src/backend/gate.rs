@@ -24,7 +24,7 @@ use crate::gate::TRAPS;
 use crate::gate::client::{AskError, ask};
 use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::filter::Machine;
-use crate::gate::launch::{LaunchError, Place, launch};
+use crate::gate::launch::{LaunchError, Place, Recruit, recruit};
 use crate::gate::seccomp::{self, Listener, SectionError, Traps};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, Question, Status};
@@ -322,14 +322,24 @@ impl Isolation for Gate {
         }
     }
 
-    fn launch(&self, tenant: Tenant<'_>, how: &Launch<'_>) -> Result<(), BackendError> {
-        let settings = self.settings(tenant, how)?;
+    fn recruit(&self) -> Result<Option<Recruit>, BackendError> {
+        Ok(Some(recruit(&self.monitor).map_err(GateError::from)?))
+    }
+
+    fn launch(&self, tenant: Tenant<'_>, how: Launch<'_>) -> Result<(), BackendError> {
+        let settings = self.settings(tenant, &how)?;
         let place = self.place(tenant.short_id);
         let socket = match how.way {
             Way::Ahead => place.entry(),
             Way::Bundle => place.listener(),
         };
-        Ok(launch(&place, &socket, &settings).map_err(GateError::from)?)
+        let made = match how.recruit {
+            Some(recruit) => recruit.serve(&place, &socket, &settings),
+            None => {
+                recruit(&self.monitor).and_then(|mut new| new.serve(&place, &socket, &settings))
+            }
+        };
+        Ok(made.map_err(GateError::from)?)
     }
 
     /// The monitor is there since before the container was made; what is left is to see

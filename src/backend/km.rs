@@ -283,7 +283,7 @@ impl Isolation for Km {
         Ok(())
     }
 
-    fn launch(&self, _tenant: Tenant<'_>, _how: &Launch<'_>) -> Result<(), BackendError> {
+    fn launch(&self, _tenant: Tenant<'_>, _how: Launch<'_>) -> Result<(), BackendError> {
         Ok(())
     }
 

@@ -17,6 +17,7 @@ use thiserror::Error;
 
 use crate::bundle::{Edits, HookCall};
 use crate::config;
+pub use crate::gate::launch::Recruit;
 use crate::plan::{Change, Kind, Plan};
 use crate::process::ProcessId;
 
@@ -41,7 +42,7 @@ pub enum Way {
 }
 
 /// How a container is about to be made.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Launch<'a> {
     /// How it comes behind its isolation.
     pub way: Way,
@@ -55,6 +56,8 @@ pub struct Launch<'a> {
     pub state_file: Option<&'a Path>,
     /// What deregisters it, for a backend that sees its end by itself.
     pub farewell: &'a HookCall,
+    /// Whom [`Isolation::recruit`] has started for it.
+    pub recruit: Option<&'a mut Recruit>,
 }
 
 /// What a backend can hold a container to.
@@ -125,12 +128,22 @@ pub trait Isolation: std::fmt::Debug {
         edits: &mut Edits,
     ) -> Result<(), BackendError>;
 
+    /// Starts whom [`launch`](Self::launch) needs, before all is known about the container: it
+    /// takes its time to start. Where there is no launch, it ends with what is returned here.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be started.
+    fn recruit(&self) -> Result<Option<Recruit>, BackendError> {
+        Ok(None)
+    }
+
     /// Starts what has to be there before the runtime makes the container.
     ///
     /// # Errors
     ///
     /// Where it can't be started. What was is ended by [`deactivate`](Self::deactivate).
-    fn launch(&self, tenant: Tenant<'_>, how: &Launch<'_>) -> Result<(), BackendError>;
+    fn launch(&self, tenant: Tenant<'_>, how: Launch<'_>) -> Result<(), BackendError>;
 
     /// Brings this process, and all that comes of it, behind the isolation of a container
     /// that it is about to make, or to start another process in. Whose bundle says it all

@@ -49,7 +49,7 @@ impl Isolation for Unisolated {
         Ok(())
     }
 
-    fn launch(&self, _tenant: Tenant<'_>, _how: &Launch<'_>) -> Result<(), BackendError> {
+    fn launch(&self, _tenant: Tenant<'_>, _how: Launch<'_>) -> Result<(), BackendError> {
         Ok(())
     }
 

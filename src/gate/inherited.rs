@@ -4,7 +4,7 @@
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 /// The descriptors 3, 4 and 5 of a program that was started with just these: a keeper's are
-/// the two sockets and the settings, a worker's the keeper's socket, the settings and the
+/// two sockets and where it is told its settings, a worker's the keeper's socket, the settings and the
 /// journal. An exec closes them.
 ///
 /// To be called once, first of all, by the programs that are started so.

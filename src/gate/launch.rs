@@ -1,7 +1,8 @@
 //! Starts a container's monitor: its directory, its sockets, its keeper.
 //!
-//! The sockets listen before anybody can know of them, so that the runtime, which comes
-//! next, always finds somebody. Owns the directory's layout:
+//! A keeper takes a while to start, so it is [recruited](recruit) before all is known that it
+//! needs to know, and told that then. The sockets listen before anybody can know of them, so
+//! that the runtime, which comes next, always finds somebody. Owns the directory's layout:
 //!
 //! ```text
 //! STATE_DIR/gate/SHORT_ID/entry      whoever becomes the runtime connects here, with its
@@ -10,33 +11,42 @@
 //! STATE_DIR/gate/SHORT_ID/control    questions, see `wire`
 //! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and its start
 //! ```
-#![allow(unsafe_code, reason = "vfork and what a child does before exec")]
+#![allow(unsafe_code, reason = "fork, and what a child does before exec")]
 
 use std::cell::Cell;
 use std::ffi::CString;
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, clone};
-use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, setsid};
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with, socketpair,
+};
 use thiserror::Error;
 
+use super::passing::{self, Wait};
 use super::settings::{Settings, SettingsError};
 use crate::process::ProcessId;
 
 /// The longest path of a socket (`sun_path`, unix(7)), with its end.
 const LONGEST_SOCKET: usize = 107;
 
-/// The stack of each process between ours and the keeper, in bytes.
+/// Connections that wait to be taken; more are refused. The host may allow fewer (listen(2)).
+const BACKLOG: i32 = 4096;
+
+/// What comes with a keeper's settings.
+const TOLD: &[u8] = b"{}";
+
+/// The stack of the process that becomes a keeper, in bytes.
 const STACK: usize = 16 << 10;
 
 /// A monitor's directory.
@@ -79,6 +89,16 @@ pub enum LaunchError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// It is there no more.
+    #[error(
+        "the monitor {} has ended as soon as it was started; see that it is cgpu's, of the same \
+         version as the rest",
+        program.display()
+    )]
+    Ended {
+        /// The program.
+        program: PathBuf,
     },
 }
 
@@ -147,58 +167,126 @@ impl Place {
     }
 }
 
-/// Starts the keeper of `settings` in `place`, which takes listeners at `socket`; what an
-/// earlier one left there goes.
+/// A keeper that nobody has told yet whose it is. Where nobody does before this is dropped, or
+/// this process ends, it ends.
+#[derive(Debug)]
+pub struct Recruit {
+    program: PathBuf,
+    /// What was started; it is over as soon as the keeper is nobody's child.
+    child: Pid,
+    /// What runtimes will connect to, and who has questions; until it has these for itself, so that
+    /// nobody waits for one that has ended.
+    sockets: Option<[OwnedFd; 2]>,
+    /// Where it waits for its settings.
+    orders: OwnedFd,
+}
+
+/// Starts a keeper: `program`, which is `cgpu-monitor`.
 ///
 /// Its children have its memory for a moment, so that only a process with one thread may call it.
 ///
 /// # Errors
 ///
-/// Where it can't be started; then the directory may be there, and nobody in it.
-pub fn launch(place: &Place, socket: &Path, settings: &Settings) -> Result<(), LaunchError> {
-    let failed = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| LaunchError::File { action, path, source }
+/// Where it can't be started.
+pub fn recruit(program: &Path) -> Result<Recruit, LaunchError> {
+    let failed = |source| LaunchError::Process { program: program.to_owned(), source };
+    let refused = |errno: rustix::io::Errno| failed(errno.into());
+    let name =
+        CString::new(program.as_os_str().as_bytes()).map_err(|error| failed(error.into()))?;
+    let socket = || {
+        let stream =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        stream.map_err(refused)
     };
-    match fs::remove_dir_all(&place.dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(failed("cannot remove", &place.dir)(error));
-        }
-        _ => {}
-    }
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&place.dir)
-        .map_err(failed("cannot make", &place.dir))?;
-    let bind = |path: PathBuf| -> Result<OwnedFd, LaunchError> {
-        if path.as_os_str().len() > LONGEST_SOCKET {
-            return Err(LaunchError::TooLong { path });
-        }
-        let socket = UnixListener::bind(&path).map_err(failed("cannot make", &path))?;
-        Ok(socket.into())
-    };
-    let listener = bind(socket.to_owned())?;
-    let control = bind(place.control())?;
-    let memory = memfd_create("cgpu-settings", MemfdFlags::CLOEXEC)
-        .map_err(|errno| SettingsError::from(io::Error::from(errno)))?;
-    let file = File::from(memory);
-    settings.write(&file)?;
-    let process = |source| LaunchError::Process { program: settings.monitor.clone(), source };
-    let name = CString::new(settings.monitor.as_os_str().as_bytes())
-        .map_err(|error| process(error.into()))?;
-    start(&name, [listener.as_raw_fd(), control.as_raw_fd(), file.as_raw_fd()])
-        .map_err(|errno| process(errno.into()))
+    let sockets = [socket()?, socket()?];
+    let pair = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let (orders, its) = socketpair(pair.0, pair.1, pair.2, None).map_err(refused)?;
+    let [listener, control] = &sockets;
+    let given = [listener, control, &its].map(AsRawFd::as_raw_fd);
+    let child = start(&name, given).map_err(|errno| failed(errno.into()))?;
+    Ok(Recruit { program: program.to_owned(), child, sockets: Some(sockets), orders })
 }
 
-/// Starts `program keep` with `given` as 3, 4 and 5, as nobody's child.
-fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<()> {
+impl Drop for Recruit {
+    fn drop(&mut self) {
+        // One that takes longer is left to whoever comes after this process.
+        let _ = waitpid(self.child, Some(WaitPidFlag::WNOHANG));
+    }
+}
+
+impl Recruit {
+    /// Makes it the keeper of `settings` in `place`, which takes listeners at `socket`; what an
+    /// earlier one left there goes.
+    ///
+    /// # Errors
+    ///
+    /// Where that can't be, or it has ended; then the directory may be there, and nobody in it.
+    pub fn serve(
+        &mut self,
+        place: &Place,
+        socket: &Path,
+        settings: &Settings,
+    ) -> Result<(), LaunchError> {
+        let failed = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| LaunchError::File { action, path, source }
+        };
+        match fs::remove_dir_all(&place.dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("cannot remove", &place.dir)(error));
+            }
+            _ => {}
+        }
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&place.dir)
+            .map_err(failed("cannot make", &place.dir))?;
+        let open = |socket: &OwnedFd, path: &Path| {
+            if path.as_os_str().len() > LONGEST_SOCKET {
+                return Err(LaunchError::TooLong { path: path.to_owned() });
+            }
+            SocketAddrUnix::new(path)
+                .and_then(|address| bind(socket, &address))
+                .and_then(|()| listen(socket, BACKLOG))
+                .map_err(|errno| failed("cannot make", path)(errno.into()))
+        };
+        if let Some([listener, control]) = self.sockets.take() {
+            open(&listener, socket)?;
+            open(&control, &place.control())?;
+        }
+        let memory = memfd_create("cgpu-settings", MemfdFlags::CLOEXEC)
+            .map_err(|errno| SettingsError::from(io::Error::from(errno)))?;
+        let file = File::from(memory);
+        settings.write(&file)?;
+        let told = passing::send(&self.orders, TOLD, Some(file.as_fd()), Wait::Always);
+        told.map_err(|_| LaunchError::Ended { program: self.program.clone() })
+    }
+}
+
+/// What a keeper waits for, which has been started before there was anything to tell it: its
+/// settings. `None` where there won't be any.
+///
+/// # Errors
+///
+/// Where it can't be told.
+pub(super) fn told(orders: &OwnedFd) -> io::Result<Option<File>> {
+    let mut buffer = [0; TOLD.len()];
+    match passing::receive(orders, &mut buffer, Wait::Always)? {
+        (0, None) => Ok(None),
+        (_, Some(settings)) => Ok(Some(settings.into())),
+        (_, None) => Err(io::Error::other("told nothing")),
+    }
+}
+
+/// Starts `program keep` with `given` as 3, 4 and 5. It [`detach`]es itself.
+fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
     let words = [program.as_ptr(), c"keep".as_ptr(), std::ptr::null()];
     let environment = [std::ptr::null()];
     let failed = Cell::new(None);
     // SAFETY: plain system calls on numbers and on strings that live until the exec. The sockets
     // are moved up first, since they may lie in each other's way.
-    let become_keeper = || unsafe {
+    let mut become_keeper = || unsafe {
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         let high = given.map(|from| libc::fcntl(from, libc::F_DUPFD, 16));
         for (from, to) in [null, null, null, high[0], high[1], high[2]].iter().zip(0..) {
@@ -210,33 +298,43 @@ fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<()> {
         failed.set(Some(Errno::last()));
         libc::_exit(1)
     };
-    let (mut stack, mut inner_stack) = ([0; STACK], [0; STACK]);
-    let between = apart(&mut stack, || {
-        // A session of its own, and nobody's child when this one has ended.
-        let _ = nix::unistd::setsid();
-        match apart(&mut inner_stack, become_keeper) {
-            Ok(_) => 0,
-            Err(errno) => {
-                failed.set(Some(errno));
-                1
-            }
+    // On the heap: what isn't touched isn't there.
+    let mut stack = vec![0; STACK];
+    // Nothing is copied for it: its memory is ours until it has become another program.
+    let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
+    // SAFETY: this process has one thread (see `recruit`), which waits until the child is gone
+    // from this memory: the child runs alone in it, on a stack of its own, which what we run there
+    // needs little of.
+    let child =
+        unsafe { clone(Box::new(&mut become_keeper), &mut stack, flags, Some(libc::SIGCHLD)) }?;
+    match failed.get() {
+        None => Ok(child),
+        Some(errno) => {
+            let _ = waitpid(child, None); // nobody's to wait for, where SIGCHLD is ignored
+            Err(errno)
         }
-    })?;
-    match (failed.get(), waitpid(between, None)) {
-        (Some(errno), _) => Err(errno),
-        // An engine that ignores SIGCHLD has nobody left to wait for.
-        (None, Ok(WaitStatus::Exited(_, 0)) | Err(Errno::ECHILD)) => Ok(()),
-        (None, Ok(_)) => Err(Errno::EAGAIN),
-        (None, Err(errno)) => Err(errno),
     }
 }
 
-/// Runs `child` as another process, until that has become another program or has ended: its
-/// memory is ours, so that nothing is copied for it.
-fn apart(stack: &mut [u8; STACK], mut child: impl FnMut() -> isize) -> nix::Result<Pid> {
-    let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
-    // SAFETY: this process has one thread (see `launch`), which waits until the child is gone from
-    // this memory: the child runs alone in it, on a stack of its own, which what we run there
-    // needs little of.
-    unsafe { clone(Box::new(&mut child), stack, flags, Some(libc::SIGCHLD)) }
+/// Goes on as nobody's child, in a session of its own; who started this process is told that it
+/// has ended. To be called before there is a second thread.
+///
+/// It's here that a keeper is parted from its launcher, not there: a launcher that starts it as the
+/// child of a child is woken where the keeper has just been put, and waits for a processor that is
+/// busy.
+///
+/// # Errors
+///
+/// Where there can't be another process.
+pub(super) fn detach() -> io::Result<()> {
+    // SAFETY: there is one thread, so that nothing is locked for ever in the child.
+    match unsafe { fork() }? {
+        // Nothing is to be written or removed: what there is is the child's, too.
+        // SAFETY: it ends this process, and calls nothing before.
+        ForkResult::Parent { .. } => unsafe { libc::_exit(0) },
+        ForkResult::Child => {
+            setsid()?;
+            Ok(())
+        }
+    }
 }

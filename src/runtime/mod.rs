@@ -17,7 +17,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::admission::{self, AdmissionError, Host};
-use crate::backend::{self, Launch, Way};
+use crate::backend::{self, Launch, Recruit, Way};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile};
 use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
@@ -187,7 +187,7 @@ impl Reserved {
         bundle: &mut Bundle,
         (nodes, driver): (Nodes, Edits),
         calls: Vec<HookCall>,
-        by: ProcessId,
+        (by, recruit): (ProcessId, Option<&mut Recruit>),
     ) -> Result<(), AdmissionError> {
         let farewell = calls.last().cloned();
         let edits = self.host.edits(record, bundle, nodes, driver, calls)?;
@@ -209,8 +209,9 @@ impl Reserved {
                     }
                 },
                 farewell,
+                recruit,
             };
-            self.host.launch(record, &how)?;
+            self.host.launch(record, how)?;
         }
         failpoint("launched");
         if changed {
@@ -251,6 +252,9 @@ fn prepare(
         return Ok(None);
     }
     admission::require_root()?;
+    // It starts while the rest is found out.
+    let mut recruit = host.recruit(&request);
+    failpoint("recruited");
     crate::log::init(&host.config.log);
     let id = create.id.as_ref().and_then(|id| id.to_str()).ok_or(RuntimeError::NoId)?;
     let key = Key { root: key_root(real, create.root.as_deref()), id: id.to_owned() };
@@ -284,7 +288,13 @@ fn prepare(
     }
     let record = host.reserve(key.clone(), bundle.dir(), plan, holder)?;
     let reserved = Reserved { host, key, nvidia };
-    match reserved.equip(&record, &mut bundle, (nodes, injection.edits), calls, by) {
+    match reserved.equip(
+        &record,
+        &mut bundle,
+        (nodes, injection.edits),
+        calls,
+        (by, recruit.as_mut()),
+    ) {
         Ok(()) => Ok(Some(reserved)),
         Err(error) => {
             reserved.undo();

@@ -15,6 +15,7 @@ use crate::support::{Bundle, Outcome, PATIENCE, program, wait_until};
 
 /// Places that `cgpu-runtime create` passes, in their order.
 const OF_CREATE: &[&str] = &[
+    "recruited",
     "registry-locked",
     "index-dropped",
     "record-written",

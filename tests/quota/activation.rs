@@ -2,19 +2,26 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::gated::{Gated, RMTOOL, got_bytes, monitors};
+use crate::gated::{FIRST_MIB, Gated, RMTOOL, got_bytes, monitors};
 use crate::host::{ask, state};
 use crate::km_standin::StandIn;
 use crate::support::{Bundle, Runtime, wait_until};
 
 /// What everybody is told whose monitor has ended.
 const SILENT: [&str; 3] = ["the monitor at ", " does not answer: ", ": create it again"];
+
+/// What the wrapper says of one that has its listener, or doesn't take it.
+const SILENT_AHEAD: [&str; 3] = ["the monitor at ", " doesn't answer: ", "make the container anew"];
+
+/// What it says of one that was never there to be told whose it is.
+const ENDED: [&str; 3] = ["the monitor ", " has ended as soon as it was started", "see that it is"];
 
 /// A bundle that podman's precreate hook has been at; the reservation's token.
 fn precreated(gated: &Gated, id: &str) -> (Bundle, String) {
@@ -134,12 +141,11 @@ fn executable(gated: &Gated, text: &str) -> String {
     file.display().to_string()
 }
 
-/// That `runtime` makes no container, because of its monitor; the error has `part`.
+/// That `runtime` makes no container, because of its monitor, which the error tells by `parts`.
 #[track_caller]
-fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, part: &str) {
+fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, parts: &[&str]) {
     let failed = runtime.create(bundle);
-    let parts = ["the monitor at ", " doesn't answer: ", part, "make the container anew"];
-    gated.host.was_told(failed, bundle, &parts);
+    gated.host.was_told(failed, bundle, parts);
     let there = runtime.call(&["state", &bundle.id]);
     assert!(!there.status.success(), "the runtime has it: {there}");
 }
@@ -156,7 +162,7 @@ fn a_keeper_that_ends_before_the_runtime_begins_fails_the_create() {
             // It takes longer to write that than the program to end.
             config["annotations"]["filler"] = json!("x".repeat(16 << 20));
         });
-        is_not_created(&gated, &runtime, &bundle, "");
+        is_not_created(&gated, &runtime, &bundle, &ENDED);
         nothing_is_left(&gated);
     }
 }
@@ -168,9 +174,55 @@ fn a_keeper_that_ends_at_once_fails_the_create() {
     let runtime = with_monitor(&gated, "/bin/false");
     for round in 0..30 {
         let bundle = gated.bundle(&format!("lost-{round}"), 1000, &[RMTOOL, "fill"]);
-        is_not_created(&gated, &runtime, &bundle, "");
+        is_not_created(&gated, &runtime, &bundle, &["the monitor "]);
         nothing_is_left(&gated);
     }
+}
+
+/// It has been told whose it is, and then ends.
+#[test]
+fn a_keeper_that_ends_when_it_is_told_fails_the_create() {
+    let gated = Gated::new();
+    let ends = executable(&gated, "#!/bin/sh\n/usr/bin/head -c1 <&5\n");
+    let runtime = with_monitor(&gated, &ends);
+    for round in 0..10 {
+        let bundle = gated.bundle(&format!("lost-{round}"), 1000, &[RMTOOL, "fill"]);
+        is_not_created(&gated, &runtime, &bundle, &SILENT_AHEAD);
+        nothing_is_left(&gated);
+    }
+}
+
+/// It's started before that is known.
+#[test]
+fn a_container_that_is_refused_leaves_no_keeper() {
+    let gated = Gated::new();
+    let programs = gated.programs(&["cgpu-runtime", "cgpu-hook", "cgpu-monitor"]);
+    let config = gated.host.config().display().to_string();
+    let runtime = || {
+        let runtime = gated.host.scratch.runtime(programs.join("cgpu-runtime"));
+        runtime.env("CGPU_CONFIG", config.clone())
+    };
+    let keepers = || {
+        let all = procfs::process::all_processes().expect("/proc can be read");
+        let exe = |process: procfs::process::Process| process.exe().ok();
+        all.flatten().filter_map(exe).filter(|exe| exe.starts_with(&programs)).count()
+    };
+    let (one, other) = (gated.sleeping("one", FIRST_MIB / 2 + 1), FIRST_MIB / 2);
+    let bundle = gated.bundle("other", other, &[RMTOOL, "fill"]);
+    gated.host.was_told(runtime().create(&bundle), &bundle, &["GPU 0", "MiB"]);
+    gated.host.runtime().delete(&one).ok();
+    assert!(wait_until(Duration::from_secs(5), || keepers() == 0));
+    let bundle = gated.bundle("killed", 1000, &[RMTOOL, "fill"]);
+    let killed = runtime().env(cgpu::failpoint::VARIABLE, "recruited").create(&bundle);
+    assert_eq!(killed.status.signal(), Some(9), "{killed}");
+    assert!(wait_until(Duration::from_secs(5), || keepers() == 0));
+    nothing_is_left(&gated);
+    // There is one to be found.
+    let bundle = gated.bundle("app", 1000, &["sleep", "100"]);
+    runtime().create(&bundle).ok();
+    assert!(keepers() > 0);
+    runtime().delete(&bundle).ok();
+    nothing_is_left(&gated);
 }
 
 #[test]
@@ -178,7 +230,8 @@ fn a_keeper_that_takes_no_listener_fails_the_create() {
     let gated = Gated::new();
     let bundle = gated.bundle("waits", 1000, &[RMTOOL, "fill"]);
     let runtime = with_monitor(&gated, &executable(&gated, "#!/bin/sh\nexec sleep 15\n"));
-    is_not_created(&gated, &runtime, &bundle, "timed out");
+    let parts = [&SILENT_AHEAD[..], &["timed out"]].concat();
+    is_not_created(&gated, &runtime, &bundle, &parts);
     nothing_is_left(&gated);
 }
 

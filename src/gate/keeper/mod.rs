@@ -27,7 +27,7 @@ use tracing::{info, warn};
 use self::container::Container;
 use self::staff::Staff;
 use super::inherited;
-use super::launch::Place;
+use super::launch::{self, Place};
 use super::settings::Settings;
 use crate::process::ProcessId;
 
@@ -53,21 +53,32 @@ const PROMPT: Duration = Duration::from_millis(100);
 ///
 /// Where it can't begin, or what it becomes in the end can't be executed.
 pub fn main() -> io::Result<()> {
+    launch::detach()?;
     let places = inherited::three()?;
     inherited::close_the_rest();
     // The three numbers become a worker's; what lies there now is ours.
-    let [listener, control, settings_file] = &places;
+    let [listener, control, orders] = &places;
     let listener = UnixListener::from(moved_up(listener)?);
     let control = UnixListener::from(moved_up(control)?);
-    let settings_file = fs::File::from(moved_up(settings_file)?);
+    let orders = moved_up(orders)?;
+    // While who started us finds out the rest.
+    let stays_in = leave_the_container();
+    let few = raise_the_limit();
+    let own = ProcessId::own();
+    let Some(settings_file) = launch::told(&orders)? else { return Ok(()) };
+    drop(orders);
     let settings = Settings::read(&settings_file).map_err(io::Error::other)?;
     crate::log::init(&settings.log);
     let place = listener.local_addr()?.as_pathname().and_then(Path::parent).map(Place::at);
-    if let (Some(place), Some(own)) = (&place, ProcessId::own()) {
+    if let (Some(place), Some(own)) = (&place, own) {
         let _ = fs::write(place.keeper_file(), format!("{} {}\n", own.pid, own.start_ticks));
     }
-    leave_the_container();
-    raise_the_limit();
+    for controllers in stays_in {
+        warn!(controllers, "the monitor stays in the pod's cgroup");
+    }
+    if let Err((error, most)) = few {
+        warn!(%error, most, "few descriptors: few processes and exports can be kept account of");
+    }
     let farewell = settings.farewell.clone();
     let mut keeper = Keeper {
         staff: Staff::new(&settings.monitor, &settings_file, places)?,
@@ -109,29 +120,28 @@ fn signals() -> io::Result<SignalFd> {
 }
 
 /// Out of the cgroups that the engine has put its helpers into, where they may be the pod's: its
-/// end, its limit or its freezer would be ours. Where a host doesn't let us, we stay.
-fn leave_the_container() {
+/// end, its limit or its freezer would be ours. Where a host doesn't let us, we stay: in those of
+/// the controllers that are returned.
+fn leave_the_container() -> Vec<String> {
     let _ = fs::write("/proc/self/oom_score_adj", "-999");
-    let Ok(text) = fs::read_to_string("/proc/self/cgroup") else { return };
-    for line in text.lines().filter(|line| line.contains("kubepods") || line.contains("libpod")) {
-        // cgroups(7): HIERARCHY:CONTROLLERS:PATH, of version 2 with nothing in the middle.
-        let controllers = line.split(':').nth(1).unwrap_or_default();
-        let left = match controllers.strip_prefix("name=").unwrap_or(controllers) {
-            "" => ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].iter().any(|root| {
-                let own = Path::new(root).join("cgpu");
-                Path::new(root).join("cgroup.procs").exists()
-                    && (own.is_dir() || fs::create_dir(&own).is_ok())
-                    && fs::write(own.join("cgroup.procs"), "0").is_ok()
-            }),
-            name => {
-                let root = Path::new("/sys/fs/cgroup").join(name);
-                fs::write(root.join("cgroup.procs"), "0").is_ok()
-            }
-        };
-        if !left {
-            warn!(controllers, "the monitor stays in the pod's cgroup");
+    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let pod_s = text.lines().filter(|line| line.contains("kubepods") || line.contains("libpod"));
+    // cgroups(7): HIERARCHY:CONTROLLERS:PATH, of version 2 with nothing in the middle.
+    let controllers = pod_s.map(|line| line.split(':').nth(1).unwrap_or_default());
+    let stays = |controllers: &&str| match controllers.strip_prefix("name=").unwrap_or(controllers)
+    {
+        "" => !["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].iter().any(|root| {
+            let own = Path::new(root).join("cgpu");
+            Path::new(root).join("cgroup.procs").exists()
+                && (own.is_dir() || fs::create_dir(&own).is_ok())
+                && fs::write(own.join("cgroup.procs"), "0").is_ok()
+        }),
+        name => {
+            let root = Path::new("/sys/fs/cgroup").join(name);
+            fs::write(root.join("cgroup.procs"), "0").is_err()
         }
-    }
+    };
+    controllers.filter(stays).map(str::to_owned).collect()
 }
 
 /// Descriptors that a monitor may need: three for each of the 4096 processes that it knows at
@@ -140,18 +150,19 @@ const DESCRIPTORS: u64 = 18 << 10;
 
 /// As many descriptors as are needed, for us and our workers, or as the host lets us: engines
 /// leave us the few that a program gets which doesn't ask, or fewer.
-fn raise_the_limit() {
+///
+/// # Errors
+///
+/// Where there are fewer than that: why, and how many.
+fn raise_the_limit() -> Result<(), (rustix::io::Errno, u64)> {
     let limit = getrlimit(Resource::Nofile);
     // None is no limit.
     let all = Rlimit { current: limit.maximum, maximum: limit.maximum };
     let enough = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
     let wanted = if limit.maximum.is_some_and(|most| most < DESCRIPTORS) { enough } else { all };
-    if let Err(error) = setrlimit(Resource::Nofile, wanted)
+    setrlimit(Resource::Nofile, wanted)
         .or_else(|error| setrlimit(Resource::Nofile, all).and(Err(error)))
-    {
-        let most = limit.maximum.unwrap_or(u64::MAX);
-        warn!(%error, most, "few descriptors: few processes and exports can be kept account of");
-    }
+        .map_err(|error| (error, limit.maximum.unwrap_or(u64::MAX)))
 }
 
 #[derive(Debug)]
@@ -193,9 +204,9 @@ impl Keeper {
                     Woken::Worker => self.staff.hear(),
                     Woken::Connection(at) => {
                         if let Some(listener) = self.container.hear(at) {
-                            info!(id = self.settings.id, "a process tree is served");
                             self.staff.serve(listener);
                             self.container.thank(at);
+                            info!(id = self.settings.id, "a process tree is served");
                         }
                     }
                     Woken::Launcher => {
