@@ -213,6 +213,7 @@ impl Gate {
             id: tenant.id.to_owned(),
             short_id: tenant.short_id.to_owned(),
             bundle: how.bundle.to_owned(),
+            place: self.place(tenant.short_id).dir().to_owned(),
             driver: self.release()?.version().to_string(),
             managed: self.managed,
             gpus: gpus.collect(),

@@ -43,19 +43,28 @@ pub enum AskError {
 ///
 /// Where there is no answer in time, or none that can be read.
 pub fn ask(socket: &Path, question: &Question) -> Result<Answer, AskError> {
+    ask_within(socket, question, PATIENCE)
+}
+
+/// The same, where so long may be waited at each step.
+pub(super) fn ask_within(
+    socket: &Path,
+    question: &Question,
+    patience: Duration,
+) -> Result<Answer, AskError> {
     let name = || socket.display().to_string();
     let strange = |source| AskError::Strange { socket: name(), source };
     let mut text = serde_json::to_string(question).map_err(strange)?;
     text.push('\n');
-    let answer =
-        converse(socket, &text).map_err(|source| AskError::Silent { socket: name(), source })?;
+    let answer = converse(socket, &text, patience)
+        .map_err(|source| AskError::Silent { socket: name(), source })?;
     serde_json::from_str(&answer).map_err(strange)
 }
 
-fn converse(socket: &Path, text: &str) -> io::Result<String> {
+fn converse(socket: &Path, text: &str, patience: Duration) -> io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
     stream.write_all(text.as_bytes())?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;

@@ -24,6 +24,9 @@ pub struct Settings {
     pub short_id: String,
     /// Its bundle; empty where that isn't known yet.
     pub bundle: PathBuf,
+    /// The monitor's directory, beside those of others; empty where it has none.
+    #[serde(default)]
+    pub place: PathBuf,
     /// The driver's version, as `/proc/driver/nvidia/version` has it.
     pub driver: String,
     /// What becomes of managed memory.

@@ -1,7 +1,7 @@
 //! What keeper and worker say to each other, and what others ask a monitor.
 //!
 //! Keeper and worker: one JSON text a packet over a pair of `SOCK_SEQPACKET` sockets, with
-//! at most one descriptor beside it. Others (`cgpu ps`, `cgpu set`): one JSON text and a
+//! at most one descriptor beside it. Others (`cgpu ps`, `cgpu set`, other monitors): one JSON text and a
 //! newline each way over the control socket, a stream. Pure: the words alone.
 
 use serde::{Deserialize, Serialize};
@@ -65,6 +65,16 @@ pub enum Question {
         /// The quota in bytes.
         limit_bytes: u64,
     },
+    /// Another monitor wonders at memory that the driver shows under the number of a process of its
+    /// container: whether a process of yours had the number, who is dead, and left it to others.
+    Left {
+        /// `GPU-` and a UUID.
+        uuid: String,
+        /// The number, as the host has it.
+        number: u32,
+        /// How much it wonders at, in bytes.
+        bytes: u64,
+    },
 }
 
 /// What is answered.
@@ -75,6 +85,11 @@ pub enum Answer {
     Status(Status),
     /// It was done.
     Done,
+    /// So much of it was left there.
+    Left {
+        /// In bytes.
+        bytes: u64,
+    },
     /// It was not, for this reason.
     Refused {
         /// A sentence.

@@ -218,6 +218,7 @@ impl Monitor {
             id: "test".into(),
             short_id: "test00000000".into(),
             bundle: "/nowhere".into(),
+            place: "".into(),
             driver: driver.into(),
             managed,
             gpus: (0..gpus)

@@ -166,8 +166,12 @@ impl Gated {
             let mut all = monitors(&self.host).into_iter();
             Some((keeper, all.find(|pid| parent(*pid) == keeper)?))
         };
-        wait_until(Duration::from_secs(5), || both().is_some());
-        let (keeper, worker) = both().unwrap_or_else(|| {
+        let mut found = None;
+        wait_until(Duration::from_secs(5), || {
+            found = both();
+            found.is_some()
+        });
+        let (keeper, worker) = found.unwrap_or_else(|| {
             panic!("{short_id} has no monitor: {:?}\n{}", monitors(&self.host), self.host.log())
         });
         (Pid::from_raw(keeper), Pid::from_raw(worker))

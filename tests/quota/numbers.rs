@@ -52,8 +52,13 @@ fn choosing(gated: &Gated, id: &str, mib: u64) -> Bundle {
 
 /// Another container that has left 200 MiB, and the number of the dead who made them.
 fn left(gated: &Gated) -> (Bundle, u32) {
+    left_by(gated, &LEAVES)
+}
+
+/// The same by that script.
+fn left_by(gated: &Gated, script: &[&str]) -> (Bundle, u32) {
     let other = gated.sleeping("other", 500);
-    gated.exec(&other, &LEAVES).ok();
+    gated.exec(&other, script).ok();
     let mut number = None;
     wait_until(Duration::from_secs(5), || {
         number = dead(gated, 200 * MIB);
@@ -130,6 +135,87 @@ fn it_has_no_more_for_it_either() {
         assert!(told.contains(line), "no {line:?} in {told}\n{}", gated.host.log());
     }
     end(&gated, &[&bundle, &other]);
+}
+
+/// What a dead one's heirs take later, by his client.
+#[test]
+fn nor_for_what_his_heirs_take_when_it_has_the_number() {
+    let gated = Gated::new();
+    let leaves = [
+        "run",
+        "start",
+        "alloc 200MiB as a",
+        "fork {",
+        "session",
+        "quiet",
+        "wait /take",
+        "alloc 250MiB as b",
+        "touch /taken",
+        "wait /give",
+        "free b",
+        "touch /given",
+        "sleep 20",
+        "}",
+        "exit",
+    ];
+    let (other, number) = left_by(&gated, &leaves);
+    let bundle = choosing(&gated, "app", 500);
+    let root = gated.host.scratch.path().join("template/rootfs");
+    let at = |name: &str| root.join(name);
+    let script = "start\nalloc 500MiB as a\ntouch /has\nwait /gone\nalloc 1MiB as b\nfree a\n\
+                  alloc 500MiB as c\nalloc 1MiB as d\ntouch /done\nwait /end\nalloc 1MiB as e\n\
+                  free c\nalloc 500MiB as f\nalloc 1MiB as g";
+    let child = start_as(&gated, &bundle, number, script);
+    let there = |name: &str| wait_until(Duration::from_secs(20), || at(name).exists());
+    let tell = |name: &str| std::fs::write(at(name), "").expect("a file can be made there");
+    let both_have = |used_mib: u64, other_mib: u64| {
+        for _ in 0..8 {
+            std::thread::sleep(Duration::from_millis(200));
+            assert_eq!(gated.accounted_bytes("app"), 500 * MIB, "{}", gated.host.log());
+            assert_eq!(gated.accounted_bytes("other"), other_mib * MIB, "{}", gated.host.log());
+        }
+        assert_eq!(gated.used_bytes(0), used_mib * MIB);
+    };
+    assert!(there("has"), "{}\n{}", said(child), gated.host.log());
+    tell("take");
+    assert!(there("taken"), "{}\n{}", said(child), gated.host.log());
+    both_have(950, 450);
+    tell("gone");
+    assert!(there("done"), "{}\n{}", said(child), gated.host.log());
+    // By the next worker of either, and when there is less of it, too.
+    for id in ["app_________", "other_______"] {
+        let (_, worker) = gated.monitor(id);
+        kill(worker, Signal::SIGKILL).expect("it is there");
+        wait_until(Duration::from_secs(5), || gated.monitor(id).1 != worker);
+        both_have(950, 450);
+    }
+    tell("give");
+    assert!(there("given"), "{}\n{}", said(child), gated.host.log());
+    both_have(700, 200);
+    tell("end");
+    let told = said(child);
+    let refused = ["b", "d", "e", "g"].map(|name| format!("alloc {name} {NO_MEMORY}"));
+    for line in ["alloc c ok", "alloc f ok"].into_iter().chain(refused.iter().map(String::as_str)) {
+        assert!(told.contains(line), "no {line:?} in {told}\n{}", gated.host.log());
+    }
+    end(&gated, &[&bundle, &other]);
+}
+
+/// Or nobody could be told whose memory is under them.
+#[test]
+fn the_numbers_of_the_dead_outlive_a_worker() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 500);
+    let file = gated.host.state_dir().join("gate/app_________/former");
+    let numbers = || std::fs::read_to_string(&file).unwrap_or_default().lines().count();
+    for died in 1..4 {
+        gated.exec(&bundle, &["run", "start", "alloc 1MiB as a"]).ok();
+        assert!(wait_until(Duration::from_secs(5), || numbers() == died), "{died}: {}", numbers());
+        let (_, worker) = gated.monitor("app_________");
+        kill(worker, Signal::SIGKILL).expect("it is there");
+        wait_until(Duration::from_secs(5), || gated.monitor("app_________").1 != worker);
+    }
+    end(&gated, &[&bundle]);
 }
 
 fn end(gated: &Gated, all: &[&Bundle]) {

@@ -120,7 +120,11 @@ impl Abroad {
 
     /// A process of the container's is dead and forgotten.
     pub(super) fn buried(&self, process: Process) {
-        let pid = process_id(process).pid.cast_unsigned();
+        self.had(process_id(process).pid.cast_unsigned());
+    }
+
+    /// One of the container's who is dead and forgotten had that pid.
+    pub(super) fn had(&self, pid: u32) {
         let mut state = self.state();
         if !state.former.contains(&pid) {
             if state.former.len() >= MOST_FORMER {
@@ -151,6 +155,11 @@ impl Abroad {
     /// Whether nothing is known of where the container's files are opened.
     pub(super) fn is_unknown(&self) -> bool {
         self.origins().origin.is_unknown()
+    }
+
+    /// Pids of processes of the container's that are forgotten, whoever has them now.
+    pub(super) fn all_former(&self) -> Vec<u32> {
+        self.state().former.iter().copied().collect()
     }
 
     /// Pids of the container's that are nobody's now.

@@ -206,6 +206,7 @@ impl Shared {
         let mut watched = BTreeMap::new();
         let mut mapped = Instant::now();
         let mut tidied = Instant::now();
+        self.recall_the_dead();
         self.clear_up_what_is_left();
         // Nobody looked since the worker before did.
         self.books().schedule(Instant::now());
@@ -322,7 +323,7 @@ impl Shared {
             return self.let_go();
         }
         let Some(own) = self.auditor.own(self) else { return };
-        let numbers = Numbers { former: self.auditor.abroad.former(), lost: self.lost(&dead) };
+        let numbers = self.numbers_of(&dead);
         let (mut all, mut less) = (Vec::new(), Vec::new());
         let mut until = None;
         let was_less = self.auditor.is_less.swap(false, Ordering::Relaxed);
@@ -353,6 +354,7 @@ impl Shared {
         }
         self.ask_for_names(&own);
         self.bury(&dead, &all, &numbers.lost);
+        self.write_down_the_dead(&dead);
     }
 
     /// Closes our client of the driver, where nobody is left to be asked for.
@@ -406,6 +408,21 @@ impl Shared {
             books.schedule_by(Instant::now() + NAMES_DOUBT);
             return None;
         }
+        let (expected, finding) = match finding {
+            Finding::Unasked { driver_bytes } | Finding::Exceeds { driver_bytes, .. } => {
+                let bytes = driver_bytes.saturating_sub(expected.usage.used_bytes);
+                drop(books);
+                let are_others = self.others_have(gpu, found, bytes);
+                books = self.books();
+                if are_others {
+                    books.schedule(Instant::now());
+                    return None;
+                }
+                let expected = books.ledger.expected(gpu)?;
+                (expected, audit::judge(&figures, own_bytes, &expected, named, underway))
+            }
+            _ => (expected, finding),
+        };
         match finding {
             Finding::Fine => self.auditor.doubts.dispel(gpu),
             Finding::Less => {
@@ -438,6 +455,11 @@ impl Shared {
             }
         }
         None
+    }
+
+    /// Those of the `dead`, of whom some are known.
+    pub(super) fn numbers_of(&self, dead: &[Process]) -> Numbers {
+        Numbers { former: self.auditor.abroad.former(), lost: self.lost(dead) }
     }
 
     /// The numbers of those `dead` that a process has which isn't the container's.

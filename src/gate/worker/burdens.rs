@@ -5,7 +5,8 @@
 //! his number to the next one: in another container, that would pay for it, or be killed. So what is
 //! under a number is asked for when a process is seen that has it, before it has anything, and is
 //! left out from then on. It may become less, when it's freed, which shows where the driver
-//! seems to have less than what it is asked for and has; it doesn't become more. Knows no driver.
+//! seems to have less than what it is asked for and has; and more, where another monitor says so
+//! ([`siblings`](super::siblings)). Knows no driver.
 
 use std::collections::BTreeMap;
 
@@ -41,6 +42,11 @@ impl Burdens {
     /// GPUs of which something under that number is another's.
     pub(super) fn of(&self, pid: u32) -> impl Iterator<Item = usize> {
         self.0.range((pid, 0)..=(pid, usize::MAX)).map(|((_, gpu), _)| *gpu)
+    }
+
+    /// What is another's under that number.
+    pub(super) fn known(&self, gpu: usize, pid: u32) -> Held {
+        self.0.get(&(pid, gpu)).copied().unwrap_or(Held { pid, ..Held::default() })
     }
 
     /// Leaves out of a figure what is another's.

@@ -45,6 +45,7 @@ mod ranges;
 mod recover;
 mod serve;
 mod show;
+mod siblings;
 mod stakes;
 mod stash;
 mod stock;
@@ -84,6 +85,7 @@ use self::mapped::Mapped;
 use self::memories::Memories;
 use self::memory::{Memory, Slot};
 use self::serve::Case;
+use self::siblings::Siblings;
 use self::stash::Stash;
 use self::target::Targets;
 use self::turns::Turns;
@@ -131,6 +133,7 @@ pub(in crate::gate) struct Shared {
     stash: Stash,
     turns: Turns,
     numbers: numbers::Asked,
+    siblings: Siblings,
     calm: Calm,
     auditor: Auditor,
     lead: Lead,
@@ -210,6 +213,7 @@ impl Shared {
             stash: Stash::open(memory),
             turns: Turns::default(),
             numbers: numbers::Asked::default(),
+            siblings: Siblings::default(),
             calm: Calm::new(),
             auditor: Auditor::new()?,
             lead: Lead::default(),

@@ -48,6 +48,9 @@ impl Shared {
         match question {
             Question::Status => Answer::Status(self.status()),
             Question::Limit { uuid, limit_bytes } => self.limit(uuid, *limit_bytes),
+            Question::Left { uuid, number, bytes } => {
+                Answer::Left { bytes: self.left_under(uuid, *number, *bytes) }
+            }
         }
     }
 

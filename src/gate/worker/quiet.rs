@@ -46,6 +46,17 @@ pub(super) struct Numbers {
     pub(super) lost: BTreeSet<u32>,
 }
 
+impl Numbers {
+    /// Those under which the driver shows what is the container's alone.
+    pub(super) fn asked_for(&self, books: &Books) -> BTreeSet<u32> {
+        let pids = books.processes.iter();
+        let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
+        // Somebody may have a client of those who are dead.
+        let pids = pids.chain(self.former.iter().copied());
+        pids.filter(|pid| !self.lost.contains(pid)).collect()
+    }
+}
+
 /// What the driver said of a GPU, and how the books were then.
 #[derive(Debug)]
 pub(super) struct Found {
@@ -179,11 +190,7 @@ impl Shared {
             books.ledger.watch();
             let named = self.auditor.names.show().then(|| books.named(gpu));
             let was_paused = books.is_paused();
-            let pids = books.processes.iter();
-            // Somebody may have a client of those who are dead.
-            let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
-            let pids = pids.chain(numbers.former.iter().copied());
-            let pids: BTreeSet<u32> = pids.filter(|pid| !numbers.lost.contains(pid)).collect();
+            let pids = numbers.asked_for(&books);
             // Ours first: memory becomes ours, and never somebody else's again.
             let ours = books.ledger.has_stakes().then(std::process::id);
             let pids: Vec<u32> = ours.into_iter().chain(pids).collect();
