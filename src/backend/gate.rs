@@ -358,12 +358,8 @@ impl Isolation for Gate {
             // Gone in this moment, then.
             let _ = kill(Pid::from_raw(keeper.pid), Signal::SIGTERM);
         }
-        match fs::remove_dir_all(place.dir()) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(GateError::Left { path: place.dir().to_owned(), source }.into())
-            }
-            _ => Ok(()),
-        }
+        let left = |source| GateError::Left { path: place.dir().to_owned(), source };
+        Ok(place.remove().map_err(left)?)
     }
 
     fn list(&self) -> Result<Vec<Instance>, BackendError> {

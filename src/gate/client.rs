@@ -1,16 +1,20 @@
 //! Questions to a monitor.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use thiserror::Error;
 
 use super::wire::{Answer, Question};
 
 /// How long a monitor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The longest answer of one of several, in bytes.
+const MOST_BYTES: u64 = 4096;
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
@@ -43,28 +47,54 @@ pub enum AskError {
 ///
 /// Where there is no answer in time, or none that can be read.
 pub fn ask(socket: &Path, question: &Question) -> Result<Answer, AskError> {
-    ask_within(socket, question, PATIENCE)
-}
-
-/// The same, where so long may be waited at each step.
-pub(super) fn ask_within(
-    socket: &Path,
-    question: &Question,
-    patience: Duration,
-) -> Result<Answer, AskError> {
     let name = || socket.display().to_string();
     let strange = |source| AskError::Strange { socket: name(), source };
-    let mut text = serde_json::to_string(question).map_err(strange)?;
-    text.push('\n');
-    let answer = converse(socket, &text, patience)
-        .map_err(|source| AskError::Silent { socket: name(), source })?;
+    let text = text(question).map_err(strange)?;
+    let answer =
+        converse(socket, &text).map_err(|source| AskError::Silent { socket: name(), source })?;
     serde_json::from_str(&answer).map_err(strange)
 }
 
-fn converse(socket: &Path, text: &str, patience: Duration) -> io::Result<String> {
+/// What several answer, all together in so long; `None` of who doesn't.
+pub(super) fn ask_all(questions: &[(&Path, &Question)], patience: Duration) -> Vec<Option<Answer>> {
+    let until = Instant::now() + patience;
+    let asked = questions.iter().map(|(socket, question)| {
+        let mut stream = connect_at_once(socket).ok()?;
+        // It's short, and there's room.
+        stream.write_all(text(question).ok()?.as_bytes()).ok()?;
+        stream.set_nonblocking(false).ok()?;
+        Some(stream)
+    });
+    // All are asked before the first is waited for.
+    let asked: Vec<Option<UnixStream>> = asked.collect();
+    let answered = asked.into_iter().map(|stream| {
+        let stream = stream?;
+        let left = until.saturating_duration_since(Instant::now());
+        // Who was slower than others had as long.
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1)))).ok()?;
+        let mut answer = String::new();
+        BufReader::new(stream.take(MOST_BYTES)).read_line(&mut answer).ok()?;
+        serde_json::from_str(&answer).ok()
+    });
+    answered.collect()
+}
+
+/// A connection, where there's room for one.
+fn connect_at_once(socket: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    Ok(stream.into())
+}
+
+fn text(question: &Question) -> serde_json::Result<String> {
+    Ok(serde_json::to_string(question)? + "\n")
+}
+
+fn converse(socket: &Path, text: &str) -> io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all(text.as_bytes())?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;

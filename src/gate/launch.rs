@@ -94,7 +94,7 @@ pub enum LaunchError {
     /// It is there no more.
     #[error(
         "the monitor {} has ended as soon as it was started; see that it is cgpu's, of the same \
-         version as the rest",
+         version as the rest, and that the host has memory and processes left",
         program.display()
     )]
     Ended {
@@ -126,6 +126,23 @@ impl Place {
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Removes it, if it's there, with what is in it.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be removed.
+    pub fn remove(&self) -> io::Result<()> {
+        for _ in 0..3 {
+            match fs::remove_dir_all(&self.dir) {
+                // Its worker writes there.
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => return Ok(()),
+            }
+        }
+        Err(io::ErrorKind::DirectoryNotEmpty.into())
     }
 
     /// The socket for those who become a runtime.
@@ -238,12 +255,7 @@ impl Recruit {
             let path = path.to_owned();
             move |source| LaunchError::File { action, path, source }
         };
-        match fs::remove_dir_all(&place.dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("cannot remove", &place.dir)(error));
-            }
-            _ => {}
-        }
+        place.remove().map_err(failed("cannot remove", &place.dir))?;
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)

@@ -208,6 +208,8 @@ fn the_numbers_of_the_dead_outlive_a_worker() {
     let bundle = gated.sleeping("app", 500);
     let file = gated.host.state_dir().join("gate/app_________/former");
     let numbers = || std::fs::read_to_string(&file).unwrap_or_default().lines().count();
+    // Somebody is left who may have their clients.
+    let mut holder = gated.start(&bundle, &["run", "start", "wait /end"]);
     for died in 1..4 {
         gated.exec(&bundle, &["run", "start", "alloc 1MiB as a"]).ok();
         assert!(wait_until(Duration::from_secs(5), || numbers() == died), "{died}: {}", numbers());
@@ -215,6 +217,8 @@ fn the_numbers_of_the_dead_outlive_a_worker() {
         kill(worker, Signal::SIGKILL).expect("it is there");
         wait_until(Duration::from_secs(5), || gated.monitor("app_________").1 != worker);
     }
+    gated.host.runtime().exec(&bundle, &["touch", "/end"]).ok();
+    holder.wait().expect("it is a child of ours");
     end(&gated, &[&bundle]);
 }
 

@@ -46,7 +46,7 @@ const UNEXPLAINED_BYTES: i128 = 16 << 20;
 const MOST_UNSTEADY: u32 = 1;
 
 /// Dead processes whose figures are asked for, and mounts that were judged.
-const MOST_FORMER: usize = 4096;
+pub(super) const MOST_FORMER: usize = 4096;
 const MOST_MOUNTS: usize = 1024;
 
 /// What is known of the world outside.

@@ -23,6 +23,7 @@ use super::memory::Count;
 use super::names::{NAMES_DOUBT, Names};
 use super::own::Own;
 use super::quiet::{Doubts, Found, Numbers};
+use super::siblings::{TRIES, Waited};
 use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
 use crate::gate::audit::{self, Figure, Finding, Underway};
@@ -325,12 +326,27 @@ impl Shared {
         let Some(own) = self.auditor.own(self) else { return };
         let numbers = self.numbers_of(&dead);
         let (mut all, mut less) = (Vec::new(), Vec::new());
+        let mut waited = Waited::default();
         let mut until = None;
         let was_less = self.auditor.is_less.swap(false, Ordering::Relaxed);
         let to_the_point = was_less || occasion == Occasion::Refusal;
         let still = to_the_point.then(|| self.stand_still(&mut until));
         for gpu in 0..self.uuids.len() {
-            let Some((found, pause)) = self.ask(&own, gpu, &numbers, &mut until) else { return };
+            let Some((mut found, mut pause)) = self.ask(&own, gpu, &numbers, &mut until) else {
+                return;
+            };
+            let mut theirs = BTreeMap::new();
+            for _ in 0..TRIES {
+                let Some(wondered) = self.wondered(gpu, &found) else { break };
+                let told = self.others_have(gpu, &theirs, (&found, wondered), &mut waited);
+                let Some(told) = told else { break };
+                drop(pause);
+                // What they said was of now, and so is what it's taken off.
+                let Some(again) = self.ask(&own, gpu, &numbers, &mut until) else { return };
+                (found, pause) = again;
+                found.leave_out(&told);
+                theirs = told;
+            }
             let learnt = self.judge(gpu, &found);
             drop(pause);
             less.extend(learnt.map(|driver_bytes| (gpu, driver_bytes, found.generation)));
@@ -372,6 +388,19 @@ impl Shared {
         }
     }
 
+    /// How much of a GPU is there that wasn't, and nobody has asked for, as it seems, in bytes.
+    fn wondered(&self, gpu: usize, found: &Found) -> Option<u64> {
+        let expected = self.books().ledger.expected(gpu)?;
+        let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
+        let figures: Vec<Figure> = found.held.iter().map(figure).collect();
+        match audit::judge(&figures, found.own_bytes, &expected, found.named, Underway::Calls) {
+            Finding::Unasked { driver_bytes } | Finding::Exceeds { driver_bytes, .. } => {
+                Some(driver_bytes.saturating_sub(expected.usage.used_bytes))
+            }
+            _ => None,
+        }
+    }
+
     /// Acts on what the driver says of a GPU. How many bytes it has, where that is less than the books
     /// do: it is to be looked which of theirs are gone.
     fn judge(&self, gpu: usize, found: &Found) -> Option<u64> {
@@ -408,21 +437,6 @@ impl Shared {
             books.schedule_by(Instant::now() + NAMES_DOUBT);
             return None;
         }
-        let (expected, finding) = match finding {
-            Finding::Unasked { driver_bytes } | Finding::Exceeds { driver_bytes, .. } => {
-                let bytes = driver_bytes.saturating_sub(expected.usage.used_bytes);
-                drop(books);
-                let are_others = self.others_have(gpu, found, bytes);
-                books = self.books();
-                if are_others {
-                    books.schedule(Instant::now());
-                    return None;
-                }
-                let expected = books.ledger.expected(gpu)?;
-                (expected, audit::judge(&figures, own_bytes, &expected, named, underway))
-            }
-            _ => (expected, finding),
-        };
         match finding {
             Finding::Fine => self.auditor.doubts.dispel(gpu),
             Finding::Less => {

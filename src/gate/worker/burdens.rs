@@ -5,8 +5,8 @@
 //! his number to the next one: in another container, that would pay for it, or be killed. So what is
 //! under a number is asked for when a process is seen that has it, before it has anything, and is
 //! left out from then on. It may become less, when it's freed, which shows where the driver
-//! seems to have less than what it is asked for and has; and more, where another monitor says so
-//! ([`siblings`](super::siblings)). Knows no driver.
+//! seems to have less than what it is asked for and has; it doesn't become more here: for that, the other
+//! monitors are asked each time ([`siblings`](super::siblings)). Knows no driver.
 
 use std::collections::BTreeMap;
 

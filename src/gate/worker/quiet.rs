@@ -71,6 +71,16 @@ pub(super) struct Found {
     pub(super) named: Option<Named>,
 }
 
+impl Found {
+    /// So much under these numbers is another container's.
+    pub(super) fn leave_out(&mut self, theirs: &BTreeMap<u32, u64>) {
+        for held in &mut self.held {
+            let bytes = theirs.get(&held.pid).copied().unwrap_or(0);
+            held.made_bytes = held.made_bytes.saturating_sub(bytes);
+        }
+    }
+}
+
 /// GPUs that seem to have more than was asked for: since when, and since when that isn't explained.
 #[derive(Debug, Default)]
 pub(super) struct Doubts(Mutex<BTreeMap<usize, (Instant, Instant)>>);

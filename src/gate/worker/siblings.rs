@@ -4,9 +4,10 @@
 //! What one who is dead left to others is shown under his number, whoever has it by now, and may
 //! become more: they have his client. What was there when a process was seen first is known
 //! ([`burdens`](super::burdens)); what comes later looks like memory that was taken past us. So
-//! before it's held against anybody, the other monitors are asked. Each writes down which numbers
-//! its dead had, so that only those are asked who can know; and says how much of a GPU its
-//! container has that shows under none of its own numbers, and of which it has told no other.
+//! before it's held against anybody, the other monitors are asked, each time: nothing of it is kept,
+//! or it would be there for who takes more when it's freed. Each monitor writes down which numbers its dead
+//! had, so that only those are asked who can know; and says how much is its container's there at
+//! least, whatever the other numbers of its dead show that others have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,49 +15,51 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::unistd::getppid;
+
 use super::Shared;
+use super::abroad::MOST_FORMER;
 use super::own::Own;
 use super::quiet::{Found, Numbers};
 use super::target::process_id;
-use crate::gate::client::ask_within;
-use crate::gate::journal::Record;
+use crate::gate::audit::{Unshown, least_under};
+use crate::gate::client::ask_all;
 use crate::gate::launch::Place;
 use crate::gate::wire::{Answer, Question};
 use crate::ledger::Process;
 use crate::replace::replace;
-use crate::rm::about::Held;
 
-/// How long other monitors may take, all together: their driver calls may hang, and who took memory past us is to
-/// be killed in a second.
+/// How long an audit waits for other monitors, all together: who took memory past us is to be killed
+/// in a second.
 const PATIENCE: Duration = Duration::from_millis(300);
+
+/// How often they are asked before it's held against somebody: what is on its way through the driver
+/// is nobody's yet.
+pub(super) const TRIES: u32 = 3;
 
 /// The longest file of numbers that is read, in bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// The other monitors, and what they were told.
+/// Numbers of our dead that others have now; of more, nobody is told anything.
+const MOST_TAKEN: usize = 64;
+
+/// What we told other monitors of, and tell.
 #[derive(Debug, Default)]
 pub(super) struct Siblings {
     /// The numbers that are written down.
     written: Mutex<BTreeSet<u32>>,
-    told: Mutex<Told>,
+    /// One is told at a time: it takes calls of the driver's, which may hang.
+    telling: Mutex<()>,
 }
 
-/// How much of a GPU others were told that it's ours under a number, in bytes.
+/// When an audit has waited enough for other monitors.
 #[derive(Debug, Default)]
-struct Told(BTreeMap<(usize, u32), u64>);
+pub(super) struct Waited(Option<Instant>);
 
-impl Told {
-    /// Of `unshown` bytes of a GPU, which are ours and show under none of our numbers, how many are
-    /// under that number, of so many that somebody wonders at: what others were told isn't there.
-    fn tell(&mut self, gpu: usize, number: u32, wondered: u64, unshown: u64) -> u64 {
-        self.0.remove(&(gpu, number));
-        let others = self.0.range((gpu, 0)..=(gpu, u32::MAX)).map(|(_, bytes)| *bytes);
-        let others = others.fold(0, u64::saturating_add);
-        let bytes = wondered.min(unshown.saturating_sub(others));
-        if bytes > 0 {
-            self.0.insert((gpu, number), bytes);
-        }
-        bytes
+impl Waited {
+    fn left(&mut self) -> Duration {
+        let until = *self.0.get_or_insert_with(|| Instant::now() + PATIENCE);
+        until.saturating_duration_since(Instant::now())
     }
 }
 
@@ -66,6 +69,14 @@ fn numbers(file: &Path) -> BTreeSet<u32> {
     let is_short = fs::metadata(file).is_ok_and(|meta| meta.len() <= MOST_BYTES);
     let text = is_short.then(|| fs::read_to_string(file).ok()).flatten().unwrap_or_default();
     text.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+/// The other monitors' directories, and the numbers that their dead had.
+fn siblings(own: &Place) -> impl Iterator<Item = (PathBuf, BTreeSet<u32>)> {
+    let all = own.dir().parent().and_then(|all| fs::read_dir(all).ok());
+    let others = all.into_iter().flatten().flatten().map(|entry| entry.path());
+    let others = others.filter(|dir| dir != own.dir());
+    others.map(|dir| (dir.clone(), numbers(&Place::at(&dir).former())))
 }
 
 impl Shared {
@@ -82,13 +93,16 @@ impl Shared {
         *self.siblings.written.lock().unwrap_or_else(PoisonError::into_inner) = numbers;
     }
 
-    /// Writes down which numbers our dead had.
+    /// Writes down which numbers our dead had, where somebody is left who may have their clients.
     pub(super) fn write_down_the_dead(&self, dead: &[Process]) {
         let Some(place) = self.own_place() else { return };
         let known = dead.iter().map(|process| process_id(*process).pid.cast_unsigned());
         let all: BTreeSet<u32> = known.chain(self.auditor.abroad.all_former()).collect();
         let mut written = self.siblings.written.lock().unwrap_or_else(PoisonError::into_inner);
-        if all == *written {
+        let is_over = self.auditor.ending.is_under_way() || self.books().processes.is_empty();
+        // The directory is another's by now where our keeper's isn't there.
+        let is_ours = || place.keeper().is_some_and(|keeper| keeper.pid == getppid().as_raw());
+        if all == *written || is_over || !is_ours() {
             return;
         }
         let lines: Vec<String> = all.iter().map(|number| format!("{number}\n")).collect();
@@ -101,101 +115,111 @@ impl Shared {
         }
     }
 
-    /// Whether other monitors say that some of `bytes` of a GPU which we wonder at are theirs; then
-    /// these are left out from now on.
-    pub(super) fn others_have(&self, gpu: usize, found: &Found, bytes: u64) -> bool {
-        let Some(place) = self.own_place() else { return false };
+    /// What other monitors say is theirs under numbers of ours, by number, in bytes, where we wonder at
+    /// so many of a GPU beside what they have `told`. `None` where nobody can know.
+    pub(super) fn others_have(
+        &self,
+        gpu: usize,
+        told: &BTreeMap<u32, u64>,
+        (found, wondered): (&Found, u64),
+        waited: &mut Waited,
+    ) -> Option<BTreeMap<u32, u64>> {
+        let place = self.own_place()?;
         let pids: BTreeSet<u32> = found.held.iter().map(|held| held.pid).collect();
-        let mut left = bytes;
-        let begun = Instant::now();
-        for (sibling, pid) in siblings(&place).into_iter().flat_map(|(sibling, numbers)| {
-            let ours: Vec<u32> = numbers.intersection(&pids).copied().collect();
-            ours.into_iter().map(move |pid| (sibling.clone(), pid))
-        }) {
-            let patience = PATIENCE.saturating_sub(begun.elapsed());
-            if patience.is_zero() {
-                break;
-            }
-            let known = self.books().burdens.known(gpu, pid);
-            let wondered = known.made_bytes.saturating_add(left);
-            let uuid = self.settings.gpus.get(gpu).map(|gpu| gpu.uuid.clone()).unwrap_or_default();
-            let question = Question::Left { uuid, number: pid, bytes: wondered };
-            let answer = ask_within(&Place::at(&sibling).control(), &question, patience);
-            let Ok(Answer::Left { bytes: theirs }) = answer else { continue };
-            let made_bytes = theirs.min(wondered);
-            if made_bytes > known.made_bytes {
-                let mut books = self.books();
-                let held = Held { made_bytes, ..known };
-                if books.burdens.has_room(gpu, &held) {
-                    books.write(Record::Burden { gpu, held });
-                    left = wondered - made_bytes;
-                    tracing::debug!(pid, made_bytes, "what is under that number is another's");
-                }
+        let uuid = &self.settings.gpus.get(gpu)?.uuid;
+        let mut asked = Vec::new();
+        for (sibling, numbers) in siblings(&place) {
+            for pid in numbers.intersection(&pids).copied() {
+                // What was there when it began is left out already, mostly of the same container.
+                let known = self.books().burdens.known(gpu, pid).made_bytes;
+                let told = told.get(&pid).copied().unwrap_or(0);
+                let bytes = known.saturating_add(told).saturating_add(wondered);
+                let question = Question::Left { uuid: uuid.clone(), number: pid, bytes };
+                asked.push((pid, (known, bytes), Place::at(&sibling).control(), question));
             }
         }
-        left < bytes
+        let patience = waited.left();
+        if asked.is_empty() || patience.is_zero() {
+            return None;
+        }
+        let questions: Vec<_> =
+            asked.iter().map(|(_, _, socket, question)| (&**socket, question)).collect();
+        let answers = ask_all(&questions, patience);
+        let mut theirs = BTreeMap::new();
+        for ((pid, (known, most), ..), answer) in asked.iter().zip(answers) {
+            if let Some(Answer::Left { bytes }) = answer {
+                let all: &mut u64 = theirs.entry(*pid).or_default();
+                *all = all.saturating_add(bytes.min(*most).saturating_sub(*known));
+            }
+        }
+        Some(theirs)
     }
 
-    /// How much of a GPU is ours under the number of one of our dead, of so many bytes that another
-    /// monitor wonders at.
+    /// How much of a GPU is ours at least under the number of one of our dead, of so many bytes that
+    /// another monitor wonders at.
     pub(super) fn left_under(&self, uuid: &str, number: u32, wondered: u64) -> u64 {
+        let Ok(_telling) = self.siblings.telling.try_lock() else { return 0 };
         let Some(gpu) = self.settings.gpus.iter().position(|gpu| gpu.uuid == uuid) else {
             return 0;
         };
         let processes = self.books().processes.clone();
-        let dead: Vec<Process> =
-            processes.into_iter().filter(|process| !process_id(*process).alive()).collect();
-        let mut of_dead = dead.iter().map(|process| process_id(*process).pid.cast_unsigned());
-        if !of_dead.any(|pid| pid == number) && !self.auditor.abroad.was_ours(number) {
+        let is_dead = |process: &Process| !process_id(*process).alive();
+        let dead: Vec<Process> = processes.into_iter().filter(is_dead).collect();
+        let numbers = self.numbers_of(&dead);
+        let former = self.auditor.abroad.all_former();
+        // What those had who are forgotten for others shows nowhere that we know.
+        if former.len() >= MOST_FORMER {
             return 0;
         }
-        let numbers = self.numbers_of(&dead);
-        let unshown = self.auditor.own(self).and_then(|own| self.unshown(&own, gpu, &numbers));
-        let mut told = self.siblings.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.tell(gpu, number, wondered, unshown.unwrap_or(0))
+        let taken = former.into_iter().filter(|pid| !numbers.former.contains(pid));
+        let taken: BTreeSet<u32> = taken.chain(numbers.lost.iter().copied()).collect();
+        if taken.len() > MOST_TAKEN || !taken.contains(&number) || self.is_home(number) {
+            return 0;
+        }
+        let Some(own) = self.auditor.own_soon(self) else { return 0 };
+        self.least_under(&own, gpu, number, (&numbers, &taken))
+            .map_or(0, |least| least.min(wondered))
     }
 
-    /// What of a GPU the ledger has, or may get in this moment, and no number of ours shows.
-    fn unshown(&self, own: &Own, gpu: usize, numbers: &Numbers) -> Option<u64> {
-        let pids: Vec<u32> = numbers.asked_for(&self.books()).into_iter().collect();
-        let held = own.held(&self.release, gpu, &pids).ok()?;
+    fn least_under(
+        &self,
+        own: &Own,
+        gpu: usize,
+        number: u32,
+        (numbers, taken): (&Numbers, &BTreeSet<u32>),
+    ) -> Option<u64> {
+        // What is on its way would be there and not there.
+        let _still = self.stand_still(&mut None);
+        let ours = numbers.asked_for(&self.books());
+        let own_pid = std::process::id();
+        let all: BTreeSet<u32> = ours.iter().chain(taken).copied().chain([own_pid]).collect();
+        let held = own.held(&self.release, gpu, &all.into_iter().collect::<Vec<_>>()).ok()?;
         let books = self.books();
-        let held = held.into_iter().map(|held| books.burdens.leave_out(gpu, held).made_bytes);
-        let shown = held.fold(0_u64, u64::saturating_add);
-        let expected = books.ledger.expected(gpu)?;
-        let shows = expected.charged_bytes.saturating_sub(expected.hidden_bytes);
-        Some(shows.saturating_add(expected.pending_bytes).saturating_sub(shown))
+        if books.is_moving() {
+            return None;
+        }
+        let mut figures = Unshown::default();
+        for held in held {
+            match held.pid {
+                pid if pid == own_pid => figures.own_bytes = held.made_bytes,
+                pid if pid == number => figures.there_bytes = held.made_bytes,
+                pid if ours.contains(&pid) => {
+                    let made = books.burdens.leave_out(gpu, held).made_bytes;
+                    figures.made_bytes = figures.made_bytes.saturating_add(made);
+                }
+                _ => {
+                    figures.elsewhere_bytes =
+                        figures.elsewhere_bytes.saturating_add(held.made_bytes)
+                }
+            }
+        }
+        Some(least_under(&figures, &books.ledger.expected(gpu)?))
     }
-}
-
-/// The other monitors' directories, and the numbers that their dead had.
-fn siblings(own: &Place) -> Vec<(PathBuf, BTreeSet<u32>)> {
-    let all = own.dir().parent().and_then(|all| fs::read_dir(all).ok());
-    let others = all.into_iter().flatten().flatten().map(|entry| entry.path());
-    let others = others.filter(|dir| dir != own.dir());
-    others.map(|dir| (dir.clone(), numbers(&Place::at(&dir).former()))).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_byte_is_told_twice() {
-        let mut told = Told::default();
-        assert_eq!(told.tell(0, 7, 30, 100), 30);
-        assert_eq!(told.tell(0, 8, 90, 100), 70);
-        // Who asks again knows what it was told.
-        assert_eq!(told.tell(0, 7, 60, 100), 30);
-        assert_eq!(told.tell(0, 8, 10, 100), 10);
-        assert_eq!(told.tell(0, 7, 120, 100), 90);
-        assert_eq!(told.tell(0, 9, 1, 100), 0);
-        // Each GPU has its own.
-        assert_eq!(told.tell(1, 9, 120, 100), 100);
-        // There is less.
-        assert_eq!(told.tell(0, 8, 10, 50), 0);
-        assert_eq!(told.tell(0, 7, 120, 50), 50);
-    }
 
     #[test]
     fn what_is_no_file_of_numbers_has_none() {
