@@ -168,7 +168,8 @@ pub struct HookCall {
     pub timeout_s: Option<i64>,
 }
 
-pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen> {
+/// Applies `edits`; what it was before, where that changed anything.
+pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<Option<Value>, Misshapen> {
     let before = config.clone();
     if !edits.env.is_empty() && !config.get("process").is_some_and(Value::is_object) {
         return Err(("process", "an object"));
@@ -209,7 +210,7 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen
             masked.push(path.as_str().into());
         }
     }
-    Ok(*config != before)
+    Ok((*config != before).then_some(before))
 }
 
 /// Sets variables where they stand (every time they stand there), or at the end.
@@ -405,6 +406,10 @@ mod tests {
     use super::super::shape::number;
     use super::*;
     use serde_json::json;
+
+    fn apply(config: &mut Value, edits: &Edits) -> Result<bool, Misshapen> {
+        Ok(super::apply(config, edits)?.is_some())
+    }
 
     fn node(path: &str, minor: i64) -> DeviceNode {
         DeviceNode::new(path.into(), 195, minor)

@@ -38,7 +38,8 @@ pub struct Bundle {
     dir: PathBuf,
     config: PathBuf,
     text: String,
-    before: Value,
+    /// What was read, where edits have changed it.
+    before: Option<Value>,
     value: Value,
     /// Go replaces bytes that are no UTF-8, JSON forbids them: we look, but don't edit.
     utf8: bool,
@@ -167,7 +168,7 @@ impl Bundle {
             let (field, expected) = ("the outermost value", "an object");
             return Err(BundleError::Shape { file: file(), dir, field, expected });
         }
-        Ok(Bundle { dir, config, text, before: value.clone(), value, utf8 })
+        Ok(Bundle { dir, config, text, before: None, value, utf8 })
     }
 
     /// The bundle's directory, without links.
@@ -283,14 +284,18 @@ impl Bundle {
         if !self.utf8 {
             return Err(self.misshapen("the text", "UTF-8"));
         }
-        edit::apply(&mut self.value, edits)
-            .map_err(|(field, expected)| self.misshapen(field, expected))
+        let before = edit::apply(&mut self.value, edits)
+            .map_err(|(field, expected)| self.misshapen(field, expected))?;
+        let changed = before.is_some();
+        self.before = self.before.take().or(before);
+        Ok(changed)
     }
 
     /// The configuration's text with the edits.
     #[must_use]
     pub fn to_text(&self) -> String {
-        splice::splice(&self.text, &self.before, &self.value)
+        let before = self.before.as_ref().unwrap_or(&self.value);
+        splice::splice(&self.text, before, &self.value)
     }
 
     /// Replaces the configuration on disk in one step, with its mode and owner. Where

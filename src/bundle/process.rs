@@ -47,6 +47,7 @@ impl ProcessFile {
         if variables.is_empty() {
             return Ok(());
         }
+        self.0.before = Some(self.0.value.clone());
         edit::set_env(&mut self.0.value, &["env"], variables)
             .map_err(|(field, expected)| self.0.misshapen(field, expected))?;
         self.0.save()

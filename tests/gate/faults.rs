@@ -182,6 +182,8 @@ fn memory_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one() {
     monitor.sim.fault("alloc:0x40 delay 500 times 1");
     let mut holder = monitor.spawn(&["hold", "700MiB"]);
     monitor.wait_for(700 * MIB);
+    // It's set aside before the driver is asked.
+    std::thread::sleep(Duration::from_millis(100));
     assert_eq!(monitor.sim.used(0), 0, "the driver is still at it");
     monitor.kill();
     // The next one asks which GPU it is before it asks for the memory again.
