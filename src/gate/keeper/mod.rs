@@ -69,9 +69,9 @@ pub fn main() -> io::Result<()> {
     drop(orders);
     let settings = Settings::read(&settings_file).map_err(io::Error::other)?;
     crate::log::init(&settings.log);
-    let place = listener.local_addr()?.as_pathname().and_then(Path::parent).map(Place::at);
-    if let (Some(place), Some(own)) = (&place, own) {
-        let _ = fs::write(place.keeper_file(), format!("{} {}\n", own.pid, own.start_ticks));
+    if let Some(own) = own {
+        let file = Place::at(&settings.place).keeper_file();
+        let _ = fs::write(file, format!("{} {}\n", own.pid, own.start_ticks));
     }
     for controllers in stays_in {
         warn!(controllers, "the monitor stays in the pod's cgroup");

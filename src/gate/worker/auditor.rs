@@ -391,8 +391,7 @@ impl Shared {
     /// How much of a GPU is there that wasn't, and nobody has asked for, as it seems, in bytes.
     fn wondered(&self, gpu: usize, found: &Found) -> Option<u64> {
         let expected = self.books().ledger.expected(gpu)?;
-        let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
-        let figures: Vec<Figure> = found.held.iter().map(figure).collect();
+        let figures = uncharged(&found.held);
         match audit::judge(&figures, found.own_bytes, &expected, found.named, Underway::Calls) {
             Finding::Unasked { driver_bytes } | Finding::Exceeds { driver_bytes, .. } => {
                 Some(driver_bytes.saturating_sub(expected.usage.used_bytes))
@@ -410,8 +409,7 @@ impl Shared {
         // The driver may show what a call names anew, or not yet.
         let still = generation == books.generation && (underway == 0 || !books.ledger.is_naming());
         let underway = if still { Underway::Nothing } else { Underway::Calls };
-        let figure = |held: &Held| Figure { held: *held, charged_bytes: 0 };
-        let figures: Vec<Figure> = held.iter().map(figure).collect();
+        let figures = uncharged(held);
         let shown = bytes_of(held);
         let is_unclear = named.is_some_and(|named| named.is_unclear(shown));
         if is_unclear {
@@ -598,6 +596,11 @@ fn has_duplicates(held: &[Held]) -> bool {
 
 fn bytes_of(held: &[Held]) -> u64 {
     held.iter().fold(0, |sum: u64, held| sum.saturating_add(held.bytes()))
+}
+
+/// Figures, whoever is charged for what.
+fn uncharged(held: &[Held]) -> Vec<Figure> {
+    held.iter().map(|held| Figure { held: *held, charged_bytes: 0 }).collect()
 }
 
 /// What each process was charged, by the clients it was seen with.
