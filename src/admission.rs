@@ -285,12 +285,9 @@ impl Host {
     /// Where it would not.
     pub fn would_admit(&self, plan: &Plan, dir: &Path) -> Result<(), AdmissionError> {
         let registry = self.look_at_registry()?;
-        let holdings: Vec<_> = registry
-            .records()?
-            .iter()
-            .filter(|record| record.bundle != dir && !registry.is_stale(record))
-            .map(Record::holding)
-            .collect();
+        let living = registry.living()?;
+        let others = living.iter().filter(|record| record.bundle != dir);
+        let holdings: Vec<_> = others.map(Record::holding).collect();
         Ok(plan::admit(plan, &holdings, self.limits())?)
     }
 
@@ -310,9 +307,8 @@ impl Host {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         self.collect_locked(&mut locked, Look::Quick)?;
-        let heir = holder.process();
         if let Some(old) = locked.find(&key)? {
-            self.give_up(&registry, &mut locked, &old, heir)?;
+            self.give_up(&registry, &mut locked, &old, bundle, &holder)?;
         }
         if plan::admit(&plan, locked.holdings(), self.limits()).is_err() {
             // Before a refusal, the closer look: a pid may have been used again.
@@ -337,23 +333,30 @@ impl Host {
         Ok(record)
     }
 
-    /// Makes room for a container whose key is that of `old`.
+    /// Makes room for a container of `bundle` that `heir` will hold, whose key is that of `old`.
     fn give_up(
         &self,
         registry: &Registry,
         locked: &mut Locked<'_>,
         old: &Record,
-        heir: Option<ProcessId>,
+        bundle: &Path,
+        heir: &Holder,
     ) -> Result<(), AdmissionError> {
-        let holder = old.holder.process();
-        if let Some(process) = holder
-            && holder != heir
-            && !registry.is_stale(old)
-        {
-            let (id, root) = (old.key.id.clone(), old.key.root.clone());
-            return Err(RegistryError::InUse { id, root, pid: process.pid }.into());
+        let process = old.holder.process();
+        let by = match process {
+            Some(process) if Some(process) == heir.process() => None,
+            Some(process) => Some(format!("has process {}", process.pid)),
+            // Of the same bundle: it's made again.
+            None if old.bundle == bundle => None,
+            None => Some(format!("has the bundle {}", old.bundle.display())),
+        };
+        match by {
+            Some(by) if !registry.is_stale(old) => {
+                let Key { id, root } = old.key.clone();
+                Err(RegistryError::InUse { id, root, by }.into())
+            }
+            _ => self.end(locked, old),
         }
-        self.end(locked, old)
     }
 
     /// Turns isolation on for the container under `key`, whose first process is `init`.
@@ -502,8 +505,7 @@ impl Host {
         loop {
             let mut locked = registry.lock()?;
             let Some(record) = locked.find(key)? else { return Ok(false) };
-            let holder = record.holder.process().filter(|holder| holder.pid != caller);
-            if !holder.is_some_and(ProcessId::alive) {
+            if registry.is_stale_but_for(&record, caller) || record.holder.process().is_none() {
                 self.end(&mut locked, &record)?;
                 info!(id = record.key.id, "released");
                 return Ok(true);

@@ -1,9 +1,10 @@
-//! Places where tests end the process as SIGKILL, a crash or the OOM killer would.
+//! Places where tests end the process as SIGKILL, a crash or the OOM killer would, or stop it
+//! until they let it go on: so an order of two processes' steps is forced, not hoped for.
 //!
 //! Only in builds with debug assertions: a release has none of it. The list is public
 //! so that a test can prove that it reached each one.
 
-/// Every place, in the order of one create and its hooks.
+/// Every place, in the order of one create and its hooks; those of whoever looks come last.
 pub const ALL: &[&str] = &[
     "recruited",
     "registry-locked",
@@ -20,17 +21,30 @@ pub const ALL: &[&str] = &[
     "hook-activated",
     "hook-deactivated",
     "record-removed",
+    "state-read",
+    "holder-asked",
 ];
 
-/// The environment variable that names the place.
+/// The environment variable that names the place where the process is killed.
 pub const VARIABLE: &str = "CGPU_FAILPOINT";
 
-/// Ends the process at once, uncatchably, if it was asked to fail here.
+/// The environment variable that names the place where the process stops (SIGSTOP), the first
+/// time that it comes there.
+pub const STOP_VARIABLE: &str = "CGPU_STOPPOINT";
+
+/// Ends the process at once, uncatchably, if it was asked to fail here; stops it, if it was asked
+/// to stop here.
 #[cfg(debug_assertions)]
 pub fn failpoint(place: &str) {
     debug_assert!(ALL.contains(&place), "{place} is not in failpoint::ALL");
     if std::env::var_os(VARIABLE).is_some_and(|asked| asked == place) {
         let _ = nix::sys::signal::raise(nix::sys::signal::SIGKILL);
+    }
+    if std::env::var_os(STOP_VARIABLE).is_some_and(|asked| asked == place) {
+        static STOPPED: std::sync::Once = std::sync::Once::new();
+        STOPPED.call_once(|| {
+            let _ = nix::sys::signal::raise(nix::sys::signal::SIGSTOP);
+        });
     }
 }
 

@@ -95,9 +95,12 @@ pub fn told<T>(pid: i32, ask: impl Fn(i32) -> Option<T>) -> Option<T> {
 
 /// The first process of a container, by the runtime's own state of it, as both runtimes write
 /// it: runc in `state.json` (`libcontainer/container_linux.go`, `State`), crun in `status`
-/// (`src/libcrun/status.c`). `None` where there is none, or it has ended.
-#[must_use]
-pub fn first_of(state_file: &Path) -> Option<ProcessId> {
+/// (`src/libcrun/status.c`). `None` where there is no state, or the process has ended.
+///
+/// # Errors
+///
+/// Where the file is there and can't be read, or is no state: then the container may live.
+pub fn first_of(state_file: &Path) -> io::Result<Option<ProcessId>> {
     #[derive(Deserialize)]
     struct State {
         #[serde(alias = "init_process_pid")]
@@ -105,9 +108,14 @@ pub fn first_of(state_file: &Path) -> Option<ProcessId> {
         #[serde(rename = "process-start-time", alias = "init_process_start")]
         start_ticks: u64,
     }
-    let state: State = serde_json::from_slice(&fs::read(state_file).ok()?).ok()?;
+    let bytes = match fs::read(state_file) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let state: State = serde_json::from_slice(&bytes)?;
     let first = ProcessId { pid: state.pid, start_ticks: state.start_ticks };
-    first.alive().then_some(first)
+    Ok(first.alive().then_some(first))
 }
 
 /// The id of this boot; empty where the kernel tells none.

@@ -41,8 +41,7 @@ type Usage = HashMap<(String, u32), u64>;
 /// Where the registry can't be read.
 pub fn run(host: &Host, format: Format, out: &mut dyn Write) -> Result<()> {
     let registry = host.look_at_registry()?;
-    let mut records = registry.records()?;
-    records.retain(|record| !registry.is_stale(record));
+    let records = registry.living()?;
     let usage = usage(host, &records);
     let containers: Vec<Container<'_>> =
         records.iter().map(|record| container(record, &usage)).collect();

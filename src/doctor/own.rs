@@ -43,6 +43,7 @@ pub(super) fn look(
 fn records(host: &Host) -> Result<Records, String> {
     let registry = host.look_at_registry().map_err(|error| sentence(&error))?;
     let records = registry.records().map_err(|error| sentence(&error))?;
-    let stale = records.iter().filter(|record| registry.is_stale(record)).count();
+    let living = registry.living().map_err(|error| sentence(&error))?;
+    let stale = records.len().saturating_sub(living.len());
     Ok(Records { total: records.len(), stale })
 }

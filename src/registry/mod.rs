@@ -14,7 +14,8 @@
 //! backend does: whoever collects stale records ends their isolation first.
 
 mod index;
-mod launched;
+mod life;
+mod look;
 mod record;
 
 use std::ffi::OsStr;
@@ -33,6 +34,7 @@ pub use record::{Holder, Key, Record, short_id};
 use crate::failpoint::failpoint;
 use crate::plan::Holding;
 use index::{Entry, Life, Stamp};
+use look::World;
 
 /// How long to wait for the lock; a create holds it for less than a millisecond.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
@@ -83,12 +85,22 @@ pub enum RegistryError {
         source: io::Error,
     },
     /// The directory can't be trusted.
-    #[error("state directory {}: {reason}; remove it, or set another state_dir", path.display())]
+    #[error(
+        "state directory {}: {reason}; set state_dir to a directory that root alone can write, or \
+         see who made this one",
+        path.display()
+    )]
     Untrusted {
         /// The directory.
         path: PathBuf,
         /// Why.
         reason: &'static str,
+    },
+    /// Who looks isn't who keeps it.
+    #[error("state directory {}: it is root's; run this as root (sudo)", path.display())]
+    NotRoot {
+        /// The directory.
+        path: PathBuf,
     },
     /// The directory is everybody's: to close it would take it from them.
     #[error(
@@ -133,15 +145,15 @@ pub enum RegistryError {
     },
     /// The container is registered already, and lives.
     #[error(
-        "container {id} of {root} is registered already and has process {pid}; use another id, or delete that one"
+        "container {id} of {root} is registered already and {by}; use another id, or delete that one"
     )]
     InUse {
         /// The container's id.
         id: String,
         /// Its runtime's root.
         root: String,
-        /// The process that holds it.
-        pid: i32,
+        /// What holds it: `has process 12`.
+        by: String,
     },
 }
 
@@ -285,7 +297,7 @@ impl Registry {
         let path = self.containers().join(name);
         match fs::read(&path) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(record) => Ok(Some(launched::seen(record))),
+                Ok(record) => Ok(Some(life::seen(record, &mut World))),
                 Err(source) => Err(RegistryError::Damaged { path, source }),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -293,16 +305,39 @@ impl Registry {
         }
     }
 
-    /// Whether nothing keeps `record` alive any more; one that was read before its runtime
-    /// ended may have been kept by that alone.
+    /// Every record of a container that isn't gone, for those who look without the lock.
+    ///
+    /// # Errors
+    ///
+    /// As [`records`](Self::records).
+    pub fn living(&self) -> Result<Vec<Record>, RegistryError> {
+        let living = self.records()?.into_iter().map(|record| self.if_living(record));
+        living.filter_map(Result::transpose).collect()
+    }
+
+    /// `record` as it is now; `None` where its container is gone.
+    fn if_living(&self, mut record: Record) -> Result<Option<Record>, RegistryError> {
+        while self.is_stale(&record) {
+            // Somebody who has the lock may have handed it on to another holder.
+            match self.find(&record.key)? {
+                Some(now) if now != record => record = now,
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(record))
+    }
+
+    /// Whether nothing keeps `record` alive any more. Who asks so has the lock, so that nobody
+    /// hands the record on to another holder; without, see [`living`](Self::living).
     #[must_use]
     pub fn is_stale(&self, record: &Record) -> bool {
-        match Entry::of(record, &self.boot_id).life {
-            Life::Process(process) | Life::Launched { by: process, .. } => !process.alive(),
-            Life::Until(seconds) => boot_time_s() > seconds,
-            Life::Bundle => !record.bundle.exists(),
-            Life::Over => true,
-        }
+        life::is_over(record, &self.boot_id, &mut World)
+    }
+
+    /// As [`is_stale`](Self::is_stale), for what `but` holds no longer, though it lives.
+    #[must_use]
+    pub fn is_stale_but_for(&self, record: &Record, but: i32) -> bool {
+        life::is_over(record, &self.boot_id, &mut look::Without(but))
     }
 }
 
@@ -545,6 +580,9 @@ fn secure_dir(dir: &Path) -> Result<(), RegistryError> {
 /// That nobody else can have put anything into `dir`.
 fn trusted(dir: &Path, meta: &fs::Metadata) -> Result<(), RegistryError> {
     let untrusted = |reason| RegistryError::Untrusted { path: dir.to_owned(), reason };
+    if meta.uid() == 0 && !geteuid().is_root() {
+        return Err(RegistryError::NotRoot { path: dir.to_owned() });
+    }
     if !meta.is_dir() {
         return Err(untrusted("it is no directory"));
     }

@@ -76,7 +76,7 @@ impl Holder {
         }
     }
 
-    /// What `cgpu ps` calls it.
+    /// What `cgpu ps` calls it, where nothing more is known of the container.
     #[must_use]
     pub fn state(&self) -> &'static str {
         match self {

@@ -11,7 +11,7 @@ use cgpu::failpoint;
 
 use crate::host::{Host, TOTAL_MIB, names, state};
 use crate::km_standin::StandIn;
-use crate::support::{Bundle, Outcome, PATIENCE, program, wait_until};
+use crate::support::{Bundle, Outcome, PATIENCE, program, run_with_timeout, wait_until};
 
 /// Places that `cgpu-runtime create` passes, in their order.
 const OF_CREATE: &[&str] = &[
@@ -42,6 +42,9 @@ const OF_ACTIVATION: &[&str] = &[
 /// Places that the poststop hook, and whoever collects, passes.
 const OF_RELEASE: &[&str] =
     &["registry-locked", "hook-deactivated", "index-dropped", "record-removed", "index-written"];
+
+/// Places that whoever looks for what is gone passes.
+const OF_LOOK: &[&str] = &["state-read", "holder-asked"];
 
 #[track_caller]
 fn was_killed(outcome: &Outcome, place: &str) {
@@ -74,7 +77,7 @@ fn check_bundle(bundle: &Bundle, old: &[u8], place: &str) {
 
 #[test]
 fn every_place_is_tried_here() {
-    let tried = [OF_CREATE, OF_ACTIVATION, OF_RELEASE].concat();
+    let tried = [OF_CREATE, OF_ACTIVATION, OF_RELEASE, OF_LOOK].concat();
     for place in failpoint::ALL {
         assert!(tried.contains(place), "no crash at {place}");
     }
@@ -225,6 +228,25 @@ fn a_collection_killed_anywhere_is_finished_by_the_next_create() {
             nothing_is_isolated();
         }
     });
+}
+
+#[test]
+fn a_look_killed_anywhere_changes_nothing() {
+    let host = Host::new();
+    let bundle = host.asking("looked-for", TOTAL_MIB);
+    host.runtime().create(&bundle).ok();
+    let (records, containers) = (host.records(), host.ps());
+    for place in OF_LOOK {
+        for verb in ["ps", "gc"] {
+            let mut command = host.scratch.command(env!("CARGO_BIN_EXE_cgpu"));
+            command.arg("--config").arg(host.config()).arg(verb);
+            command.env(failpoint::VARIABLE, place);
+            was_killed(&run_with_timeout(&mut command, PATIENCE), place);
+            host.check_registry();
+            assert_eq!((host.records(), host.ps()), (records.clone(), containers.clone()));
+        }
+    }
+    host.runtime().delete(&bundle).ok();
 }
 
 #[test]

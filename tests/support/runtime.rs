@@ -86,19 +86,30 @@ impl<'scratch> Runtime<'scratch> {
     #[must_use]
     #[track_caller]
     pub fn create(&self, bundle: &Bundle) -> Outcome {
+        run_with_timeout(&mut self.create_command(bundle), PATIENCE)
+    }
+
+    /// The command that [`create`](Self::create) runs.
+    pub fn create_command(&self, bundle: &Bundle) -> Command {
+        let mut command = self.logging(bundle);
+        command.args(["create", "--bundle"]).arg(&bundle.directory);
+        command.args(["--pid-file", "init.pid", &bundle.id]);
+        command
+    }
+
+    /// The command line up to its verb, from the bundle's directory and with a log in it.
+    fn logging(&self, bundle: &Bundle) -> Command {
         let mut command = self.command();
-        command.current_dir(&bundle.directory).args([
-            "--log",
-            "log.json",
-            "--log-format",
-            "json",
-            "create",
-            "--bundle",
-        ]);
-        run_with_timeout(
-            command.arg(&bundle.directory).args(["--pid-file", "init.pid", &bundle.id]),
-            PATIENCE,
-        )
+        let log = ["--log", "log.json", "--log-format", "json"];
+        command.current_dir(&bundle.directory).args(log);
+        command
+    }
+
+    /// Runs a program in a running container as an engine would, with a log beside the bundle.
+    #[must_use]
+    #[track_caller]
+    pub fn logged_exec(&self, bundle: &Bundle, args: &[&str]) -> Outcome {
+        run_with_timeout(self.logging(bundle).args(["exec", &bundle.id]).args(args), PATIENCE)
     }
 
     /// Starts a created container.

@@ -209,7 +209,7 @@ impl Shared {
     /// away unused. Its mounts may still be being made, so they are looked at again.
     pub(super) fn meet(&self) {
         let Some(state_file) = &self.settings.state_file else { return };
-        let Some(first) = first_of(state_file) else { return };
+        let Ok(Some(first)) = first_of(state_file) else { return };
         let Ok(ours) = fs::read_to_string("/proc/self/mountinfo") else { return };
         let Ok(theirs) = fs::read_to_string(format!("/proc/{}/mountinfo", first.pid)) else {
             return;
