@@ -7,6 +7,7 @@
 //! off before it goes. Must not know command lines or how errors are shown.
 
 mod error;
+mod lost;
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -17,6 +18,7 @@ use nix::unistd::geteuid;
 use tracing::{info, warn};
 
 pub use error::AdmissionError;
+pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
 use crate::backend::{self, Isolation, Launch, Recruit, Tenant, Way};
 use crate::bundle::{self, Bundle, Edits, HookCall};
@@ -519,15 +521,22 @@ impl Host {
         }
     }
 
-    /// Ends what nothing keeps alive any more; says what that was.
+    /// Ends what nothing keeps alive any more, and what is left of monitors whose container has no
+    /// record; says what that was.
     ///
     /// # Errors
     ///
     /// Where the registry can't be used.
-    pub fn collect(&self) -> Result<Vec<Record>, AdmissionError> {
+    pub fn collect(&self) -> Result<Collected, AdmissionError> {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
-        self.collect_locked(&mut locked, Look::Close)
+        let records = self.collect_locked(&mut locked, Look::Close)?;
+        let orphans = lost::orphans(&self.config.state_dir, |name| locked.has_short_id(name))?;
+        for orphan in orphans.iter().filter(|orphan| orphan.keeper.is_none()) {
+            self.isolation(Kind::Gate).deactivate(&orphan.short_id)?;
+            info!(id = orphan.short_id, "removed: what was left of a monitor without a record");
+        }
+        Ok(Collected { records, orphans })
     }
 
     fn collect_locked(

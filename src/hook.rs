@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::getppid;
 use serde::Deserialize;
+use serde_json::Value;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
@@ -21,8 +22,8 @@ use crate::backend::{self, Launch, Way};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::ConfigError;
 use crate::inject::{self, Purpose};
-use crate::process::ProcessId;
-use crate::registry::{Holder, Key, boot_time_s};
+use crate::process::{ProcessId, boot_time_s};
+use crate::registry::{Holder, Key};
 use crate::report::sentence;
 use crate::request::Request;
 
@@ -172,6 +173,19 @@ pub fn calls(
         HookCall { stage: *stage, path: path.clone(), args, env, timeout_s: Some(TIMEOUT_S) }
     };
     Ok(stages.iter().map(call).collect())
+}
+
+/// Whether one of `hooks`, as a bundle or a runtime's state has them, was put there by a create of
+/// ours: it's told which container it is called for.
+#[must_use]
+pub fn are_ours(hooks: &Value) -> bool {
+    let stages = hooks.as_object().into_iter().flat_map(|stages| stages.values());
+    stages.filter_map(Value::as_array).flatten().any(|call| {
+        let program = call["path"].as_str().and_then(|path| Path::new(path).file_name());
+        let args = call["args"].as_array().map_or(&[][..], Vec::as_slice);
+        let told = args.iter().any(|arg| arg == "--id" || arg == "--reservation");
+        told && program.is_some_and(|name| name == PROGRAM)
+    })
 }
 
 /// Calls the hook of `stage`.

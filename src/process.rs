@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use nix::errno::Errno;
 use nix::sys::signal::kill;
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use procfs::ProcError;
 
@@ -116,6 +117,22 @@ pub fn first_of(state_file: &Path) -> io::Result<Option<ProcessId>> {
     let state: State = serde_json::from_slice(&bytes)?;
     let first = ProcessId { pid: state.pid, start_ticks: state.start_ticks };
     Ok(first.alive().then_some(first))
+}
+
+/// Seconds since boot, suspended time included; 0 where the kernel has no such clock.
+#[must_use]
+pub fn boot_time_s() -> u64 {
+    clock_gettime(ClockId::CLOCK_BOOTTIME)
+        .ok()
+        .and_then(|time| u64::try_from(time.tv_sec()).ok())
+        .unwrap_or(0)
+}
+
+/// Seconds since `process` began; 0 where the kernel doesn't tell.
+#[must_use]
+pub fn age_s(process: ProcessId) -> u64 {
+    let began_s = process.start_ticks / procfs::ticks_per_second().max(1);
+    boot_time_s().saturating_sub(began_s)
 }
 
 /// The id of this boot; empty where the kernel tells none.

@@ -282,7 +282,7 @@ fn odd_files_are_findings_and_nothing_waits_for_them() {
         assert!(said(&json, name, "warning")[0].contains("can't be read"), "{name}: {json:#}");
     }
     assert!(
-        said(&json, "records", "error")[0].contains("it is no directory; remove it"),
+        said(&json, "records", "error")[0].contains("it is no directory; set state_dir"),
         "{json:#}"
     );
     is_a_screen(&host.doctor(&[]).exits(1).stdout);

@@ -332,7 +332,7 @@ fn the_wrappers_hooks_and_those_of_a_directory_register_once() {
         let runtime = host.runtime();
         runtime.create(&bundle).ok();
         let root = path(&runtime.root().canonicalize().unwrap());
-        assert_eq!(only(&host), (bundle.id.clone(), root, "active".into(), TOTAL_MIB));
+        assert_eq!(only(&host), (bundle.id.clone(), root, "created".into(), TOTAL_MIB));
         assert_eq!(standin.instances(0).len(), 1);
         runtime.delete(&bundle).ok();
         assert_eq!((standin.instances(0).len(), host.records().len()), (0, 0));

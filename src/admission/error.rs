@@ -45,6 +45,15 @@ pub enum AdmissionError {
     /// The isolation.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The monitors' directory.
+    #[error("cannot list {}: {source}; run this as root", path.display())]
+    Monitors {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// We are not the host's root.
     #[error(
         "this container asks for GPUs, and cgpu gives them out as the host's root only; run the \

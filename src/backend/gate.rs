@@ -136,6 +136,15 @@ pub enum GateError {
         /// What was to be changed.
         what: &'static str,
     },
+    /// The monitors' directory.
+    #[error("cannot list {}: {source}; run this as root", path.display())]
+    Unlisted {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// What an earlier container left.
     #[error("cannot remove {}: {source}; remove it yourself", path.display())]
     Left {
@@ -363,15 +372,13 @@ impl Isolation for Gate {
     }
 
     fn list(&self) -> Result<Vec<Instance>, BackendError> {
-        let all = Place::all(&self.state_dir);
-        let entries = match fs::read_dir(&all) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(source) => return Err(GateError::Left { path: all, source }.into()),
-        };
+        let all = Place::list(&self.state_dir).map_err(|source| {
+            let path = Place::all(&self.state_dir);
+            GateError::Unlisted { path, source }
+        })?;
         let mut instances = Vec::new();
-        for entry in entries.flatten() {
-            let short_id = entry.file_name().to_string_lossy().into_owned();
+        for place in all {
+            let short_id = place.short_id();
             // One that doesn't answer is left out: its use is unknown.
             let Ok(status) = self.status(&short_id) else { continue };
             instances.extend(status.gpus.into_iter().map(|gpu| Instance {

@@ -251,6 +251,12 @@ impl Bundle {
         })
     }
 
+    /// The hooks, as they are in the file.
+    #[must_use]
+    pub fn hooks(&self) -> Option<&Value> {
+        self.value.get("hooks")
+    }
+
     /// The word behind `flag` in the arguments of a hook whose program is `hook`.
     #[must_use]
     pub fn hook_argument(&self, hook: &Path, flag: &str) -> Option<&str> {

@@ -1,4 +1,4 @@
-//! `cgpu gc`: takes back what containers held that are gone.
+//! `cgpu gc`: takes back what containers held that are gone, and names what it can't take back.
 
 use std::io::Write;
 
@@ -14,8 +14,21 @@ use crate::admission::Host;
 /// Where the registry can't be used.
 pub fn run(host: &Host, out: &mut dyn Write) -> Result<()> {
     crate::log::init(&host.config.log);
-    for record in host.collect()? {
+    let collected = host.collect()?;
+    for record in collected.records {
         writeln!(out, "{} of {}", printable(&record.key.id), printable(&record.key.root))?;
+    }
+    for orphan in collected.orphans {
+        let id = printable(&orphan.short_id);
+        match orphan.keeper {
+            None => writeln!(out, "{id}: what was left of a monitor without a record")?,
+            Some(keeper) => writeln!(
+                out,
+                "{id}: not taken back: its monitor (process {}) lives, and it has no record, so that \
+                 its memory isn't counted; remove that container and create it again",
+                keeper.pid
+            )?,
+        }
     }
     Ok(out.flush()?)
 }

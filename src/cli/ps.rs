@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::Format;
 use super::table::{aligned, or_dash, printable};
-use crate::admission::Host;
+use crate::admission::{Condition, Host, UNSTARTED_S, deletion};
 use crate::plan::{Kind, PlannedGpu};
 use crate::registry::Record;
 use crate::units::bytes_to_mib;
@@ -43,14 +43,21 @@ pub fn run(host: &Host, format: Format, out: &mut dyn Write) -> Result<()> {
     let registry = host.look_at_registry()?;
     let records = registry.living()?;
     let usage = usage(host, &records);
+    let conditions: Vec<_> = records.iter().map(|record| host.condition(record)).collect();
+    let both = || records.iter().zip(&conditions);
     let containers: Vec<Container<'_>> =
-        records.iter().map(|record| container(record, &usage)).collect();
+        both().map(|(record, condition)| container(record, *condition, &usage)).collect();
     match format {
         Format::Json => {
             serde_json::to_writer_pretty(&mut *out, &containers)?;
             writeln!(out)?;
         }
-        Format::Text => out.write_all(table(&containers).as_bytes())?,
+        Format::Text => {
+            out.write_all(table(&containers).as_bytes())?;
+            for note in both().filter_map(|(record, condition)| note(record, *condition)) {
+                writeln!(out, "{note}")?;
+            }
+        }
     }
     Ok(out.flush()?)
 }
@@ -66,14 +73,30 @@ fn usage(host: &Host, records: &[Record]) -> Usage {
         .collect()
 }
 
-fn container<'a>(record: &'a Record, usage: &Usage) -> Container<'a> {
+/// What is to be done about a container that stands so.
+fn note(record: &Record, condition: Condition) -> Option<String> {
+    let id = printable(&record.key.id);
+    match condition {
+        Condition::Created { age_s } if age_s >= UNSTARTED_S => Some(format!(
+            "{id}: created {} min ago and never started; if its engine has forgotten it: `{}`",
+            age_s / 60,
+            deletion(&record.key),
+        )),
+        Condition::Closed => Some(format!(
+            "{id}: its monitor has ended, so its driver calls fail; remove it and create it again",
+        )),
+        _ => None,
+    }
+}
+
+fn container<'a>(record: &'a Record, condition: Condition, usage: &Usage) -> Container<'a> {
     let used = |gpu: &PlannedGpu| usage.get(&(record.short_id.clone(), gpu.index)).copied();
     let gpus = record.plan.gpus.iter();
     Container {
         id: &record.key.id,
         root: &record.key.root,
         backend: record.plan.backend,
-        state: record.holder.state(),
+        state: condition.name(),
         pid: record.holder.process().map(|process| process.pid),
         gpus: gpus.map(|gpu| UsedGpu { gpu, memory_used_bytes: used(gpu) }).collect(),
     }

@@ -18,7 +18,10 @@ pub fn run(host: &Host, out: &mut dyn Write) -> Result<()> {
     for upgraded in upgrade(&host.config.state_dir)? {
         let id = printable(&upgraded.short_id);
         match upgraded.versions {
-            Ok((before, after)) => writeln!(out, "{id} {before} -> {after}")?,
+            Ok(Some((before, after))) => writeln!(out, "{id} {before} -> {after}")?,
+            Ok(None) => {
+                writeln!(out, "{id} skipped: it has no monitor any more; see `cgpu doctor`")?
+            }
             Err(error) => failed.push(format!("{id}: {error}")),
         }
     }

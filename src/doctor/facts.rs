@@ -286,10 +286,29 @@ pub struct Own {
 }
 
 /// Registered containers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Records {
     /// All of them.
     pub total: usize,
     /// Those whose container is gone.
     pub stale: usize,
+    /// Ids of those whose monitor has ended.
+    pub closed: Vec<String>,
+    /// Those that were made a while ago and never started.
+    pub unstarted: Vec<Unstarted>,
+    /// Short ids of containers without a record that a monitor serves.
+    pub unregistered: Vec<String>,
+    /// How many monitors without a record left something.
+    pub leftovers: usize,
+}
+
+/// A container that was made and never started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unstarted {
+    /// Its id.
+    pub id: String,
+    /// Since when, in seconds.
+    pub age_s: u64,
+    /// The command that removes it.
+    pub deletion: String,
 }

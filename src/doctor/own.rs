@@ -7,9 +7,9 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use super::facts::{Own, Records, Seen};
+use super::facts::{Own, Records, Seen, Unstarted};
 use super::sentence;
-use crate::admission::{Host, require_root};
+use crate::admission::{Condition, Host, UNSTARTED_S, deletion, require_root};
 
 /// Our programs.
 const PROGRAMS: [&str; 4] = ["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"];
@@ -45,5 +45,22 @@ fn records(host: &Host) -> Result<Records, String> {
     let records = registry.records().map_err(|error| sentence(&error))?;
     let living = registry.living().map_err(|error| sentence(&error))?;
     let stale = records.len().saturating_sub(living.len());
-    Ok(Records { total: records.len(), stale })
+    let mut found = Records { total: records.len(), stale, ..Records::default() };
+    for record in living {
+        let id = record.key.id.clone();
+        match host.condition(&record) {
+            Condition::Closed => found.closed.push(id),
+            Condition::Created { age_s } if age_s >= UNSTARTED_S => {
+                found.unstarted.push(Unstarted { id, age_s, deletion: deletion(&record.key) });
+            }
+            _ => {}
+        }
+    }
+    for orphan in host.orphans().map_err(|error| sentence(&error))? {
+        match orphan.keeper {
+            Some(_) => found.unregistered.push(orphan.short_id),
+            None => found.leftovers += 1,
+        }
+    }
+    Ok(found)
 }

@@ -116,6 +116,29 @@ impl Place {
         Place { dir: Self::all(state_dir).join(short_id) }
     }
 
+    /// Each that is there, in the order of their short ids.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be seen which there are.
+    pub fn list(state_dir: &Path) -> io::Result<Vec<Self>> {
+        let entries = match fs::read_dir(Self::all(state_dir)) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut all: Vec<_> =
+            entries.map(|entry| Ok(Self::at(&entry?.path()))).collect::<io::Result<_>>()?;
+        all.sort_by(|one, other| one.dir.cmp(&other.dir));
+        Ok(all)
+    }
+
+    /// The short id of its container.
+    #[must_use]
+    pub fn short_id(&self) -> String {
+        self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// The one in that directory.
     #[must_use]
     pub fn at(dir: &Path) -> Self {

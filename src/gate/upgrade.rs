@@ -1,6 +1,5 @@
 //! A new worker in the place of each running one, with nothing lost: [`upgrade`].
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -28,9 +27,6 @@ pub enum UpgradeError {
         #[source]
         source: io::Error,
     },
-    /// Its keeper is gone.
-    #[error("its keeper is gone; create the container again")]
-    NoKeeper,
     /// The worker doesn't answer.
     #[error(transparent)]
     Ask(#[from] AskError),
@@ -54,8 +50,9 @@ pub enum UpgradeError {
 pub struct Upgraded {
     /// The container's short id.
     pub short_id: String,
-    /// The version that served, and the one that serves now.
-    pub versions: Result<(String, String), UpgradeError>,
+    /// The version that served, and the one that serves now; `None` where no keeper is left that
+    /// could have a worker.
+    pub versions: Result<Option<(String, String)>, UpgradeError>,
 }
 
 /// Replaces the worker of every monitor below `state_dir`, one after the other.
@@ -64,21 +61,13 @@ pub struct Upgraded {
 ///
 /// Where it can't be seen which there are; what became of each is in its place.
 pub fn upgrade(state_dir: &Path) -> Result<Vec<Upgraded>, UpgradeError> {
-    let all = Place::all(state_dir);
-    let entries = match fs::read_dir(&all) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(source) => {
-            return Err(UpgradeError::List { path: all.display().to_string(), source });
-        }
-    };
-    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
-    names.sort();
-    let each = names.into_iter().map(|name| {
-        let short_id = name.to_string_lossy().into_owned();
-        Upgraded { versions: replace(&Place::of(state_dir, &short_id)), short_id }
-    });
-    Ok(each.collect())
+    let all = Place::list(state_dir).map_err(|source| {
+        let path = Place::all(state_dir).display().to_string();
+        UpgradeError::List { path, source }
+    })?;
+    let upgraded =
+        |place: &Place| Upgraded { versions: replace(place), short_id: place.short_id() };
+    Ok(all.iter().map(upgraded).collect())
 }
 
 fn status(place: &Place) -> Result<Status, UpgradeError> {
@@ -88,8 +77,8 @@ fn status(place: &Place) -> Result<Status, UpgradeError> {
     }
 }
 
-fn replace(place: &Place) -> Result<(String, String), UpgradeError> {
-    let keeper = place.keeper().ok_or(UpgradeError::NoKeeper)?;
+fn replace(place: &Place) -> Result<Option<(String, String)>, UpgradeError> {
+    let Some(keeper) = place.keeper() else { return Ok(None) };
     let before = status(place)?;
     kill(Pid::from_raw(keeper.pid), Signal::SIGHUP)
         .map_err(|source| UpgradeError::Signal { source })?;
@@ -99,7 +88,7 @@ fn replace(place: &Place) -> Result<(String, String), UpgradeError> {
         if let Ok(after) = status(place)
             && after.worker_pid != before.worker_pid
         {
-            return Ok((before.version, after.version));
+            return Ok(Some((before.version, after.version)));
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use super::boot_time_s;
 use super::life::{Facts, First};
 use crate::failpoint::failpoint;
-use crate::process::{self, ProcessId};
+use crate::process::{self, ProcessId, boot_time_s};
 
 /// This host.
 pub(super) struct World;

@@ -33,6 +33,7 @@ pub use record::{Holder, Key, Record, short_id};
 
 use crate::failpoint::failpoint;
 use crate::plan::Holding;
+use crate::process::boot_time_s;
 use index::{Entry, Life, Stamp};
 use look::World;
 
@@ -160,15 +161,6 @@ pub enum RegistryError {
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
     let path = path.to_owned();
     move |source| RegistryError::File { action, path, source }
-}
-
-/// Seconds since boot, suspended time included; 0 where the kernel has no such clock.
-#[must_use]
-pub fn boot_time_s() -> u64 {
-    clock_gettime(ClockId::CLOCK_BOOTTIME)
-        .ok()
-        .and_then(|time| u64::try_from(time.tv_sec()).ok())
-        .unwrap_or(0)
 }
 
 impl Registry {

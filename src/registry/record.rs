@@ -75,17 +75,6 @@ impl Holder {
             Holder::Active { init } => *init,
         }
     }
-
-    /// What `cgpu ps` calls it, where nothing more is known of the container.
-    #[must_use]
-    pub fn state(&self) -> &'static str {
-        match self {
-            Holder::Reserved { .. } | Holder::Launched { .. } | Holder::Announced { .. } => {
-                "reserved"
-            }
-            Holder::Active { .. } => "active",
-        }
-    }
 }
 
 /// Bytes that stay as they are in a file name.

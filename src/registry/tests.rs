@@ -257,7 +257,7 @@ fn a_container_that_its_runtime_is_making_is_kept_and_not_active() {
     locked.settle().unwrap();
     assert_eq!(locked.stale(Look::Close).unwrap(), []);
     assert_eq!(registry.records().unwrap(), std::slice::from_ref(&made));
-    assert_eq!((made.holder.state(), made.holder.process()), ("reserved", Some(by)));
+    assert_eq!(made.holder.process(), Some(by));
     drop(locked);
     // By the index, too.
     assert_eq!(registry.lock().unwrap().stale(Look::Close).unwrap(), []);

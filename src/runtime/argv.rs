@@ -115,6 +115,10 @@ pub struct Exec {
     pub ids: Vec<OsString>,
     /// `--process`, as given: the file that describes the process.
     pub process: Option<PathBuf>,
+    /// `--log`, as given.
+    pub log: Option<PathBuf>,
+    /// Whether `--log-format` is `json`.
+    pub log_json: bool,
 }
 
 /// `create`, `run` or `restore`.
@@ -311,7 +315,8 @@ pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
     let rest: Vec<&OsStr> = words.map(OsString::as_os_str).collect();
     if verb == "exec" {
         let (ids, process) = exec_words(&rest, dialect);
-        return Command::Exec(Exec { root: create.root, ids, process });
+        let Create { root, log, log_json, .. } = create;
+        return Command::Exec(Exec { root, ids, process, log, log_json });
     }
     if !["create", "run", "restore"].iter().any(|name| verb == *name) {
         return Command::PassThrough;
@@ -728,8 +733,11 @@ mod tests {
         assert_eq!(ids("exec --proc /p id", Crun), "id");
         assert_eq!(ids("exec --proc /p id", Runc), "/p id");
         assert_eq!(ids("exec -tty -env A=b id", Runc), "id");
-        match parse(&words("--root /r exec id"), Runc) {
-            Command::Exec(exec) => assert_eq!(exec.root.as_deref(), Some(Path::new("/r"))),
+        match parse(&words("--root /r --log /l --log-format json exec id"), Runc) {
+            Command::Exec(exec) => {
+                assert_eq!(exec.root.as_deref(), Some(Path::new("/r")));
+                assert_eq!((exec.log.as_deref(), exec.log_json), (Some(Path::new("/l")), true));
+            }
             other => panic!("{other:?}"),
         }
         for line in ["exec --process /p -d id", "exec -d -p /p id", "exec --process=/p id"] {

@@ -2,14 +2,15 @@
 //!
 //! Owns the order of one call. `create`, `run` and `restore` of a container that asks
 //! for GPUs get their bundle edited; an `exec` in one that has a quota goes behind its
-//! isolation; then, and for everything else at once, this process becomes the real runtime.
+//! isolation, or fails; then, and for everything else at once, this process becomes the real runtime.
 //! Nothing is printed on success.
 
 pub mod argv;
+mod kept;
 pub mod real;
 
 use std::error::Error;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,7 @@ use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::report::{ErrorLog, report};
 use argv::{Command, Create, Dialect};
+use kept::{Joins, KeptError};
 use real::{Real, RealRuntimeError};
 
 /// Why a call ended here.
@@ -46,6 +48,34 @@ pub enum RuntimeError {
         "cannot tell the container's id from the arguments, and it asks for GPUs; give the id as the last argument"
     )]
     NoId,
+    /// A process in a container whose quota nobody holds any more.
+    #[error(
+        "container {id} was made with a GPU quota, and no record of it is in {}: a process that \
+         is started in it now would be outside of the quota; remove the container and create it \
+         again (its own processes stay as they are until then)",
+        state_dir.display()
+    )]
+    Unregistered {
+        /// The container.
+        id: String,
+        /// Where its record should be.
+        state_dir: PathBuf,
+    },
+    /// A bundle that has GPUs from us, and asks for none.
+    #[error(
+        "bundle {} has GPUs that cgpu gave it in an earlier create, and asks for none now \
+         ({reason}): they would be outside of any quota; make the bundle anew, or ask as before",
+        bundle.display()
+    )]
+    Leftover {
+        /// The bundle.
+        bundle: PathBuf,
+        /// Why nothing is asked for.
+        reason: String,
+    },
+    /// What the runtime keeps of a container.
+    #[error(transparent)]
+    Kept(#[from] KeptError),
     /// NVIDIA's runtime isn't there.
     #[error(
         "inject = \"nvidia-runtime\", and {name} is no executable file in PATH or the usual \
@@ -74,23 +104,29 @@ pub fn main(args: Vec<OsString>) {
     let variable = std::env::var_os(config::PATH_VARIABLE);
     let candidates = config::candidates(line.config.as_deref(), variable.as_deref());
     let path = std::env::var_os("PATH");
-    let mut log = ErrorLog::default();
+    let log;
     let error = match real::find(&candidates, path.as_deref()) {
         Ok(real) => {
             let command = argv::parse(&line.args, Dialect::of(&real.file));
-            if let Command::Create(create) = &command {
-                log = ErrorLog { path: create.log.clone(), json: create.log_json };
-            }
+            log = error_log(&command);
             call(&real, &line, command)
         }
         Err(error) => {
-            if let Command::Create(create) = argv::parse(&line.args, Dialect::Runc) {
-                log = ErrorLog { path: create.log, json: create.log_json };
-            }
+            log = error_log(&argv::parse(&line.args, Dialect::Runc));
             error.into()
         }
     };
     report(&error, &log);
+}
+
+/// Where the engine wants to read why `command` failed.
+fn error_log(command: &Command) -> ErrorLog {
+    let (path, json) = match command {
+        Command::Create(create) => (&create.log, create.log_json),
+        Command::Exec(exec) => (&exec.log, exec.log_json),
+        Command::PassThrough => return ErrorLog::default(),
+    };
+    ErrorLog { path: path.clone(), json }
 }
 
 /// Makes the call; returns only where that failed.
@@ -120,22 +156,40 @@ fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), 
     }
     let variable = std::env::var_os(config::PATH_VARIABLE);
     let root = key_root(real, exec.root.as_deref());
+    let ids = || exec.ids.iter().filter_map(|id| id.to_str());
+    let kept = |id: &str| kept::find(real, exec.root.as_deref(), Path::new(&root), id);
     let state_dir = match config::state_dir(line.config.as_deref(), variable.as_deref()) {
         // Nobody's quota is passed by an exec in a container that has none.
-        Err(_) if !exec.ids.iter().any(|id| may_be_ours(real, &root, id)) => return Ok(()),
-        found => found?,
+        Err(error) => {
+            let is_ours = |id| kept(id).map(|kept| kept.is_some_and(|kept| kept.has_quota));
+            match ids().map(is_ours).any(|is_ours| is_ours.unwrap_or(true)) {
+                true => return Err(error.into()),
+                false => return Ok(()),
+            }
+        }
+        Ok(state_dir) => state_dir,
     };
     let config = config::Config { state_dir, ..config::Config::default() };
     let host = Host { config, config_path: None, way: Way::Ahead };
-    for id in exec.ids.iter().filter_map(|id| id.to_str()) {
+    for id in ids() {
         let key = Key { root: root.clone(), id: id.to_owned() };
-        if let Some(record) = host.registered(&key)? {
-            if let Some(process) = &exec.process {
-                // Without, most images find the driver all the same; and a file that can't be
-                // read is the runtime's to refuse.
-                let _ = complete(&host, &record, process);
+        // In this order: a record that is made later is of a container that is.
+        let kept = kept(id)?;
+        let record = host.registered(&key)?;
+        match kept::joins(record.as_ref(), kept.as_ref()) {
+            Joins::Outside => {}
+            Joins::Nowhere => {
+                let state_dir = host.config.state_dir;
+                return Err(RuntimeError::Unregistered { id: key.id, state_dir });
             }
-            return Ok(host.enter(&record)?);
+            Joins::Behind(record) => {
+                if let Some(process) = &exec.process {
+                    // Without, most images find the driver all the same; and a file that can't be
+                    // read is the runtime's to refuse.
+                    let _ = complete(&host, record, process);
+                }
+                return Ok(host.enter(record)?);
+            }
         }
     }
     Ok(())
@@ -150,19 +204,6 @@ fn complete(host: &Host, record: &Record, process: &Path) -> Result<(), BundleEr
     let mut variables = inject::variables(&bundle, &env, &host.config.state_dir);
     variables.extend(host.variables(&record.plan, &env));
     process.set_env(&variables)
-}
-
-/// Whether a container can be one that we made, by what the runtime keeps of it: our hook is
-/// in its configuration.
-fn may_be_ours(real: &Real, root: &str, id: &OsStr) -> bool {
-    let Some(id) = id.to_str() else { return true };
-    let Some(state) = argv::state_file(&real.file, Path::new(root), id) else { return true };
-    // Where there is no such container the runtime says so.
-    let Ok(state) = fs::read_to_string(state) else { return false };
-    let told: serde_json::Value = serde_json::from_str(&state).unwrap_or_default();
-    let bundle = told["bundle"].as_str().map(|bundle| Path::new(bundle).join("config.json"));
-    let config = bundle.and_then(|config| fs::read_to_string(config).ok());
-    [Some(state), config].iter().flatten().any(|text| text.contains(hook::PROGRAM))
 }
 
 /// The runtime's `--root`, as keys have it.
@@ -248,8 +289,11 @@ fn prepare(
         loaded => loaded?,
     };
     let request = host.request(&bundle)?;
-    if request.not_in_effect(&host.config.rules()).is_some() {
-        return Ok(None);
+    if let Some(reason) = request.not_in_effect(&host.config.rules()) {
+        return match bundle.hooks().is_some_and(hook::are_ours) {
+            true => Err(RuntimeError::Leftover { bundle: bundle.dir().to_owned(), reason }),
+            false => Ok(None),
+        };
     }
     admission::require_root()?;
     // It starts while the rest is found out.

@@ -97,7 +97,7 @@ fn a_linked_configuration_and_a_linked_bundle_leave_the_targets_alone() {
     assert_eq!(fs::read(&template).unwrap(), old);
     assert!(fs::symlink_metadata(&config).unwrap().is_file(), "the link was replaced");
     assert_eq!(bundle.config()["hooks"]["poststop"].as_array().unwrap().len(), 1);
-    assert_eq!(host.ps()[0]["state"], "active");
+    assert_eq!(host.ps()[0]["state"], "created");
     runtime.delete(&aliased).ok();
     assert_eq!(host.records(), [].into());
     assert!(fs::symlink_metadata(alias).unwrap().is_symlink());

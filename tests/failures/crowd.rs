@@ -43,7 +43,7 @@ fn crowd(host: &Host, mib: u64, fitting: usize, reason: &str) {
     }
     assert_eq!(ids(true).len(), fitting, "of a crowd that asks for {mib} MiB each");
     assert_eq!(host.registered(), ids(true));
-    assert!(host.ps().iter().all(|container| container["state"] == "active"));
+    assert!(host.ps().iter().all(|container| container["state"] == "created"));
     assert!(host.promised_mib() <= TOTAL_MIB);
     host.check_registry();
 

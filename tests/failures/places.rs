@@ -101,7 +101,7 @@ fn a_state_directory_that_can_not_be_made_or_trusted_is_named() {
     refused(
         "a-file",
         &|host| drop(host.scratch.file("state", "")),
-        &["state: it is no directory; remove it, or set another state_dir"],
+        &["state: it is no directory; set state_dir to a directory that root alone can write"],
     );
     refused(
         "read-only",
@@ -120,7 +120,7 @@ fn a_state_directory_that_can_not_be_made_or_trusted_is_named() {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
             chown(path, Some(1000), None).unwrap();
         },
-        &["it belongs to somebody else; remove it, or set another state_dir"],
+        &["it belongs to somebody else; set state_dir"],
     );
     assert_eq!(names(&host.state_dir()), [].into());
     let host = refused(
@@ -129,7 +129,7 @@ fn a_state_directory_that_can_not_be_made_or_trusted_is_named() {
             let target = host.scratch.directory("target");
             symlink(target, host.scratch.path().join("state")).unwrap();
         },
-        &["state: it is no directory; remove it"],
+        &["state: it is no directory; set state_dir"],
     );
     assert_eq!(names(&host.scratch.path().join("target")), [].into());
     let host = refused(
@@ -227,5 +227,5 @@ fn looking_changes_nothing_on_a_host_that_has_no_state_yet() {
     // And says what a create would say of a directory that it would not trust.
     symlink("/nowhere", host.state_dir()).unwrap();
     let refused = host.cgpu(&["inspect", "--bundle", "looked-at"]).exits(1);
-    assert!(refused.stderr.contains("it is no directory; remove it"), "{refused}");
+    assert!(refused.stderr.contains("it is no directory; set state_dir"), "{refused}");
 }

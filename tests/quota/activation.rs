@@ -43,7 +43,7 @@ fn send(pid: i32, signal: Signal) {
 
 /// Ends keeper and worker of the only container.
 #[track_caller]
-fn end_monitor(gated: &Gated) {
+pub(crate) fn end_monitor(gated: &Gated) {
     let all = monitors(&gated.host);
     assert!(!all.is_empty(), "there is a monitor");
     for signal in [Signal::SIGSTOP, Signal::SIGKILL] {

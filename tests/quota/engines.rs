@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::gated::{ASK, Gated, MIB, NO_MEMORY, RMTOOL, RUNTIME, got_bytes, rmtool};
+use crate::gated::{ASK, Gated, MIB, NO_MEMORY, RMTOOL, RUNTIME, got_bytes, monitors, rmtool};
+use crate::lost::{UNREGISTERED, lose_records};
 use crate::support::{
-    Containerd, Docker, IMAGE, Outcome, Podman, Restart, Scratch, run_with_timeout,
+    Containerd, Docker, IMAGE, Outcome, PATIENCE, Podman, Restart, Scratch, run_with_timeout,
+    wait_until,
 };
 
 const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
@@ -83,6 +85,15 @@ fn under_docker_the_quota_holds_for_the_container_and_every_exec() {
         let filled = docker.exec("one", &[RMTOOL, "fill"]).ok();
         assert_eq!(got_bytes(&filled), 1000 * MIB, "{how:?}: {filled}");
     }
+    // Whose record is lost takes no more processes, and says why; it goes on itself.
+    let containers = gated.host.state_dir().join("containers");
+    let aside = gated.host.scratch.path().join("aside");
+    std::fs::rename(&containers, &aside).unwrap();
+    let refused = docker.exec("one", &[RMTOOL, "fill"]).fails();
+    for part in UNREGISTERED {
+        assert!(refused.stdout.contains(part) || refused.stderr.contains(part), "{refused}");
+    }
+    std::fs::rename(&aside, &containers).unwrap();
     docker.call(&["stop", "--time", "1", "one"]).ok();
     docker.call(&["kill", "two"]).ok();
     gated.soon_is_empty();
@@ -126,7 +137,12 @@ fn under_podman_the_quota_holds() {
     run(&["-d", "--name", "demo"], &["sleep", "1000"]).ok();
     let filled = podman.exec("demo", &[RMTOOL, "fill"]).ok();
     assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    lose_records(&gated);
+    let refused = podman.exec("demo", &[RMTOOL, "fill"]).fails();
+    assert!(refused.stderr.contains(UNREGISTERED[0]), "{refused}");
     podman.remove("demo").ok();
+    assert!(wait_until(PATIENCE, || monitors(&gated.host).is_empty()));
+    gated.host.gc();
     gated.soon_is_empty();
 }
 
@@ -150,6 +166,11 @@ fn podmans_precreate_hook_brings_the_gate_to_a_plain_runtime() {
     run(&["-d", "--name", "demo"], &["sleep", "1000"]).ok();
     assert_eq!(gated.host.ps()[0]["state"], "active");
     assert_eq!(got_bytes(&podman.exec("demo", &[RMTOOL, "fill"]).ok()), 1000 * MIB);
+    // There is no wrapper here: what an exec gets is by the bundle's own filter.
+    let aside = gated.host.scratch.path().join("aside");
+    std::fs::rename(gated.host.state_dir().join("containers"), &aside).unwrap();
+    assert_eq!(got_bytes(&podman.exec("demo", &[RMTOOL, "fill"]).ok()), 1000 * MIB);
+    std::fs::rename(&aside, gated.host.state_dir().join("containers")).unwrap();
     podman.remove("demo").ok();
     // Whatever the profile: nobody makes a program look like the next. Podman's says so itself.
     let open = ["--rm", "--security-opt", "seccomp=unconfined", "--cap-add", "SYS_RESOURCE"];
@@ -189,8 +210,13 @@ fn in_a_pod_the_quota_holds_under_every_kind_of_profile() {
         let status = cri.exec_sync(&id, &["grep", "Seccomp_filters", "/proc/self/status"]).stdout;
         let count = status.split_whitespace().next_back().map(str::parse::<u32>);
         filters.push(count.expect("a kernel since 5.9").expect("a number"));
+        lose_records(&gated);
+        let refused = cri.exec_refused(&id, &APP);
+        assert!(refused.stderr.contains(UNREGISTERED[0]), "{refused}");
         cri.stop(&id).ok();
         cri.remove(&id).ok();
+        assert!(wait_until(PATIENCE, || monitors(&gated.host).is_empty()));
+        gated.host.gc();
         gated.soon_is_empty();
     }
     assert_eq!(filters[1], filters[2] + 1, "beside ours there was the profile's: {filters:?}");

@@ -21,6 +21,7 @@ mod faults;
 mod hangs;
 mod kills;
 mod lifecycle;
+mod lost;
 mod numbers;
 mod privilege;
 mod quotas;

@@ -137,7 +137,7 @@ fn an_engines_calls_say_nothing_and_are_seen_by_ps_from_create_to_delete() {
             fs::read_to_string(&pid_file).expect("runc wrote it").parse().expect("a pid");
         assert_eq!(shown().len(), 1);
         assert_eq!(shown()[0]["id"], "held");
-        assert_eq!(shown()[0]["state"], "active");
+        assert_eq!(shown()[0]["state"], "created");
         assert_eq!(shown()[0]["pid"], pid);
         assert_eq!(shown()[0]["gpus"][0]["uuid"], uuid(1));
         let limit = GPU_MIB * 4 / 15;

@@ -114,6 +114,13 @@ impl<'engine> Cri<'engine> {
         Executed { code, stdout: text(&response, "stdout"), stderr: text(&response, "stderr") }
     }
 
+    /// The same, of a command that the runtime doesn't start.
+    #[track_caller]
+    pub fn exec_refused(&self, container_id: &str, args: &[&str]) -> Outcome {
+        let request = json!({"container_id": container_id, "cmd": args, "timeout": 30});
+        self.call("exec-sync", &request).fails()
+    }
+
     /// The container's status, such as `["state"]` (0 created, 1 running, 2 exited) and
     /// `["exit_code"]`.
     #[track_caller]

@@ -2,7 +2,7 @@
 //!
 //! Must not know the driver beyond whether there is one to wait for.
 
-use super::super::facts::{Cgroups, Isolation as Facts, Own, Runtime, Seen};
+use super::super::facts::{Cgroups, Isolation as Facts, Own, Records, Runtime, Seen};
 use super::driver::Standing;
 use super::{Cgpu, Error, Finding, Fine, Isolation, Note, Runtimes, Severity, Warning, listed};
 use crate::plan::Kind;
@@ -128,6 +128,7 @@ fn runtime((name, bad): (&'static str, Severity), runtime: &Runtime, cgroups: Cg
 
 pub(super) fn own(facts: &Own) -> Vec<Finding> {
     let mut findings = vec![programs(facts), config(facts), state(facts), records(facts)];
+    findings.extend(facts.records.iter().flat_map(lost));
     if !facts.root {
         let what = "not run as the host's root: what only root may read is missing here".to_owned();
         findings.push(Finding::new(Cgpu, "rights", Note, what).remedy("`sudo cgpu doctor`"));
@@ -169,6 +170,38 @@ fn state(facts: &Own) -> Finding {
         }
         Seen::Found(mode) => row(Fine, format!("{path}, mode {mode:04o}")),
     }
+}
+
+/// What a loss left.
+fn lost(records: &Records) -> Vec<Finding> {
+    let row = |severity, what| Finding::new(Cgpu, "lost", severity, what);
+    let mut findings = Vec::new();
+    if !records.unregistered.is_empty() {
+        let what = format!(
+            "a monitor serves {}, of which there is no record: what they hold isn't counted",
+            listed(&records.unregistered)
+        );
+        findings.push(row(Error, what).remedy("remove these containers, and create them again"));
+    }
+    if !records.closed.is_empty() {
+        let what =
+            format!("the monitor of {} has ended: driver calls fail", listed(&records.closed));
+        findings.push(row(Warning, what).remedy("remove these containers, and create them again"));
+    }
+    for unstarted in &records.unstarted {
+        let (id, minutes) = (&unstarted.id, unstarted.age_s / 60);
+        let what = format!("{id} was created {minutes} min ago and never started: it holds memory");
+        let remedy = format!("if its engine has forgotten it: `{}`", unstarted.deletion);
+        findings.push(row(Note, what).remedy(remedy));
+    }
+    match records.leftovers {
+        0 => {}
+        left => {
+            let what = format!("{left} monitors without a record left their directory");
+            findings.push(row(Note, what).remedy("`cgpu gc` removes it"));
+        }
+    }
+    findings
 }
 
 fn records(facts: &Own) -> Finding {

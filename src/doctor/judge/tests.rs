@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::super::facts::{
     BusGpu, Cgroups, Driver, Engine, EngineFile, EngineKind, Facts, Flaw, Handler, Hook, HookFile,
-    Isolation, Node, NodeKind, Own, Records, Runtime, Seen, Toolkit,
+    Isolation, Node, NodeKind, Own, Records, Runtime, Seen, Toolkit, Unstarted,
 };
 use super::super::facts::{Cdi, Files, Library};
 use super::super::worst;
@@ -556,11 +556,32 @@ fn we_are_judged_too() {
         Note,
         "3 registered containers, 2 of them gone; the next create collects -> `cgpu gc`",
         |facts| {
-            facts.own.records = Ok(Records { total: 3, stale: 2 });
+            facts.own.records = Ok(Records { total: 3, stale: 2, ..Records::default() });
         },
     );
     finds("records", Fine, "1 registered container", |facts| {
-        facts.own.records = Ok(Records { total: 1, stale: 0 });
+        facts.own.records = Ok(Records { total: 1, ..Records::default() });
+    });
+    let lost = |facts: &mut Facts, records| facts.own.records = Ok(records);
+    finds("lost", Error, "a monitor serves a1 and b2, of which there is no record", |facts| {
+        let unregistered = vec!["a1".into(), "b2".into()];
+        lost(facts, Records { unregistered, ..Records::default() });
+    });
+    finds("lost", Warning, "the monitor of a1 has ended: driver calls fail", |facts| {
+        lost(facts, Records { closed: vec!["a1".into()], ..Records::default() });
+    });
+    finds(
+        "lost",
+        Note,
+        "a1 was created 12 min ago and never started: it holds memory -> if its engine has \
+         forgotten it: `x delete a1`",
+        |facts| {
+            let a1 = Unstarted { id: "a1".into(), age_s: 759, deletion: "x delete a1".into() };
+            lost(facts, Records { unstarted: vec![a1], ..Records::default() });
+        },
+    );
+    finds("lost", Note, "2 monitors without a record left their directory -> `cgpu gc`", |facts| {
+        lost(facts, Records { leftovers: 2, ..Records::default() });
     });
     finds("records", Error, "record x: damaged", |facts| {
         facts.own.records = Err("record x: damaged".into());

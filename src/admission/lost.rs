@@ -1,0 +1,123 @@
+//! What a loss leaves behind: containers that nobody serves or starts, monitors that nobody has
+//! registered. Looks, and changes nothing.
+
+use std::fs;
+use std::path::Path;
+
+use super::{AdmissionError, Host};
+use crate::gate::launch::Place;
+use crate::plan::Kind;
+use crate::process::{ProcessId, age_s};
+use crate::registry::{Holder, Key, Record};
+
+/// How long after its creation a container that isn't started has been forgotten, in seconds:
+/// engines start it at once.
+pub const UNSTARTED_S: u64 = 60;
+
+/// A monitor's directory whose container has no record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Orphan {
+    /// The container's short id.
+    pub short_id: String,
+    /// The keeper, if it lives: then the container may, too, and holds memory that isn't counted.
+    pub keeper: Option<ProcessId>,
+}
+
+/// What was taken back.
+#[derive(Debug)]
+pub struct Collected {
+    /// Records of containers that are gone.
+    pub records: Vec<Record>,
+    /// Monitors without a record; those whose keeper lives stay.
+    pub orphans: Vec<Orphan>,
+}
+
+/// How a registered container stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// Its runtime is making it.
+    Reserved,
+    /// It was made and never started, for so many seconds.
+    Created {
+        /// Since its first process began.
+        age_s: u64,
+    },
+    /// It runs.
+    Active,
+    /// Its monitor has ended: its driver calls fail.
+    Closed,
+}
+
+impl Condition {
+    /// What `cgpu ps` calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Condition::Reserved => "reserved",
+            Condition::Created { .. } => "created",
+            Condition::Active => "active",
+            Condition::Closed => "closed",
+        }
+    }
+}
+
+impl Host {
+    /// How the container of `record` stands.
+    #[must_use]
+    pub fn condition(&self, record: &Record) -> Condition {
+        let Holder::Active { init } = &record.holder else { return Condition::Reserved };
+        let place = Place::of(&self.config.state_dir, &record.short_id);
+        if record.plan.backend == Kind::Gate && place.keeper().is_none() {
+            return Condition::Closed;
+        }
+        match init.filter(|_| waits_to_be_started(&record.key)) {
+            Some(init) => Condition::Created { age_s: age_s(init) },
+            None => Condition::Active,
+        }
+    }
+
+    /// The monitors without a record, for those who look without the lock.
+    ///
+    /// # Errors
+    ///
+    /// Where the registry or the monitors' directory can't be read.
+    pub fn orphans(&self) -> Result<Vec<Orphan>, AdmissionError> {
+        let state_dir = &self.config.state_dir;
+        // A record is there before its monitor's directory is, and after it.
+        let before = orphans(state_dir, |_| false)?;
+        let records = self.look_at_registry()?.records()?;
+        let is_registered = |name: &str| records.iter().any(|record| record.short_id == name);
+        let mut now = orphans(state_dir, is_registered)?;
+        now.retain(|orphan| before.iter().any(|other| other.short_id == orphan.short_id));
+        Ok(now)
+    }
+}
+
+/// The monitors' directories of containers that aren't registered.
+pub(super) fn orphans(
+    state_dir: &Path,
+    is_registered: impl Fn(&str) -> bool,
+) -> Result<Vec<Orphan>, AdmissionError> {
+    let unlisted = |source| {
+        let path = Place::all(state_dir);
+        AdmissionError::Monitors { path, source }
+    };
+    let all = Place::list(state_dir).map_err(unlisted)?;
+    let of = |place: &Place| Orphan { short_id: place.short_id(), keeper: place.keeper() };
+    Ok(all.iter().map(of).filter(|orphan| !is_registered(&orphan.short_id)).collect())
+}
+
+/// The command that removes a container whose engine has forgotten it.
+#[must_use]
+pub fn deletion(key: &Key) -> String {
+    format!("cgpu-runtime --root {} delete --force {}", key.root, key.id)
+}
+
+/// Whether the runtime has made the container and nobody has started it: runc and crun keep a FIFO
+/// beside its state until then (`libcontainer/container_linux.go`, `handleFifoResult`;
+/// `libcrun/status.c`, `libcrun_status_write_exec_fifo`).
+fn waits_to_be_started(key: &Key) -> bool {
+    // An id that is no name names no file of theirs.
+    !key.id.contains('/')
+        && fs::symlink_metadata(Path::new(&key.root).join(&key.id).join("exec.fifo")).is_ok()
+}

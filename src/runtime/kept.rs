@@ -1,0 +1,333 @@
+//! What the real runtime keeps of a container that exists, and where a process goes that is
+//! started in it: [`find`] and [`joins`].
+//!
+//! The runtime's state says which bundle the container was made from, and that bundle, or the
+//! state itself, has our hook where we gave the container GPUs. So a container whose record is
+//! lost is told from one that never had a quota. Must not know how isolation works.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+use serde_json::Value;
+use thiserror::Error;
+
+use super::argv;
+use super::real::Real;
+use crate::hook;
+use crate::registry::Record;
+
+/// A container, as its runtime knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// Its bundle, without links; `None` where the runtime doesn't tell.
+    pub(super) bundle: Option<PathBuf>,
+    /// Whether a create of ours gave it GPUs.
+    pub(super) has_quota: bool,
+}
+
+/// Where a process goes that an `exec` starts.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Joins<'a> {
+    /// Into a container without a quota.
+    Outside,
+    /// Behind the isolation of the container of that record.
+    Behind(&'a Record),
+    /// The container has a quota, and nobody who would hold it.
+    Nowhere,
+}
+
+/// Why it can't be told what a container is.
+#[derive(Debug, Error)]
+#[error(
+    "cannot read what the runtime keeps of container {id} in {}: {source}; whether it has a GPU \
+     quota isn't known, so nothing is started in it: repair the file, or remove the container",
+    path.display()
+)]
+pub struct KeptError {
+    /// The container.
+    id: String,
+    /// The file.
+    path: PathBuf,
+    /// Why.
+    #[source]
+    source: io::Error,
+}
+
+/// What is needed of a runtime's state: runc's has the bundle as a label, and the hooks
+/// (`libcontainer/configs/config.go`); crun's has the bundle; what any runtime prints has it, too
+/// (OCI runtime specification, "State").
+#[derive(Debug, Default, Deserialize)]
+struct State {
+    bundle: Option<PathBuf>,
+    config: Option<Config>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Config {
+    labels: Option<Vec<String>>,
+    #[serde(rename = "Hooks")]
+    hooks: Option<Value>,
+}
+
+/// Where a process goes that is started in `kept`, the container of an id that `record` has.
+pub(super) fn joins<'a>(record: Option<&'a Record>, kept: Option<&Kept>) -> Joins<'a> {
+    match (record, kept) {
+        // The runtime will say that there is no such container; if one comes by then, it's this.
+        (Some(record), None) => Joins::Behind(record),
+        (Some(record), Some(kept)) => match kept.bundle.as_ref() {
+            // One that ended without a word had that id before.
+            Some(bundle) if !kept.has_quota && *bundle != record.bundle => Joins::Outside,
+            _ => Joins::Behind(record),
+        },
+        (None, Some(kept)) if kept.has_quota => Joins::Nowhere,
+        (None, _) => Joins::Outside,
+    }
+}
+
+/// What the runtime `real` keeps of the container `id` below `root`, which was `given` to it or is
+/// its own; `None` where there is no such container.
+///
+/// # Errors
+///
+/// Where there may be one, and it can't be told what it is.
+pub(super) fn find(
+    real: &Real,
+    given: Option<&Path>,
+    root: &Path,
+    id: &str,
+) -> Result<Option<Kept>, KeptError> {
+    let Some(path) = argv::state_file(&real.file, root, id) else {
+        let told = told(real, given, id).map_err(|source| KeptError {
+            id: id.to_owned(),
+            path: real.file.clone(),
+            source,
+        })?;
+        return Ok(told.map(|state| kept(state, None)));
+    };
+    let failed = |source| KeptError { id: id.to_owned(), path: path.clone(), source };
+    let bytes = match fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if is_absence(&error) => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let state = serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))?;
+    Ok(Some(kept(state, path.parent())))
+}
+
+/// Whether nothing is there, or can't be: an id with a slash, one too long for a name.
+fn is_absence(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
+}
+
+/// What a runtime says of a container whose files we don't know; `None` where it knows none.
+fn told(real: &Real, root: Option<&Path>, id: &str) -> io::Result<Option<State>> {
+    let mut state = Command::new(&real.file);
+    if let Some(root) = root {
+        state.arg("--root").arg(root);
+    }
+    let said = state.args(["state", id]).stdin(Stdio::null()).stderr(Stdio::null()).output()?;
+    if !said.status.success() {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_slice(&said.stdout)?))
+}
+
+/// The container of `state`, whose runtime keeps more of it in `dir`.
+fn kept(state: State, dir: Option<&Path>) -> Kept {
+    let config = state.config.unwrap_or_default();
+    let labels = config.labels.unwrap_or_default();
+    let label = labels.iter().find_map(|label| label.strip_prefix("bundle=")).map(PathBuf::from);
+    let bundle = state.bundle.or(label).map(|path| path.canonicalize().unwrap_or(path));
+    // crun keeps a copy of the bundle's configuration; the bundle itself may be gone.
+    let has_quota = config.hooks.as_ref().is_some_and(hook::are_ours)
+        || [dir, bundle.as_deref()]
+            .iter()
+            .flatten()
+            .any(|copy| is_edited(&copy.join("config.json")));
+    Kept { bundle, has_quota }
+}
+
+/// Whether that configuration of a bundle has our hook.
+fn is_edited(file: &Path) -> bool {
+    #[derive(Deserialize)]
+    struct Hooked {
+        hooks: Option<Value>,
+    }
+    // Most are told apart by a look at the bytes.
+    let Ok(bytes) = fs::read(file) else { return false };
+    let name = OsStr::new(hook::PROGRAM).as_encoded_bytes();
+    bytes.windows(name.len()).any(|part| part == name)
+        && serde_json::from_slice::<Hooked>(&bytes)
+            .is_ok_and(|config| config.hooks.as_ref().is_some_and(hook::are_ours))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::plan::{Kind, Plan};
+    use crate::process::ProcessId;
+    use crate::registry::{Holder, Key};
+
+    fn record(bundle: &str) -> Record {
+        Record {
+            key: Key { root: "/r".into(), id: "a".into() },
+            bundle: bundle.into(),
+            short_id: "a___________".into(),
+            boot_id: "boot".into(),
+            holder: Holder::Active { init: Some(ProcessId { pid: 1, start_ticks: 1 }) },
+            plan: Plan { backend: Kind::Gate, gpus: vec![], weight: 1, high_priority: false },
+        }
+    }
+
+    fn kept(bundle: &str, has_quota: bool) -> Kept {
+        Kept { bundle: Some(bundle.into()), has_quota }
+    }
+
+    #[test]
+    fn a_container_with_a_quota_is_never_joined_outside_of_it() {
+        let of = record("/b");
+        for (record, kept, joins) in [
+            (Some(&of), Some(kept("/b", true)), Joins::Behind(&of)),
+            (None, Some(kept("/b", true)), Joins::Nowhere),
+            // Its bundle was moved, or its hook taken out by hand.
+            (Some(&of), Some(kept("/c", true)), Joins::Behind(&of)),
+            (Some(&of), Some(kept("/b", false)), Joins::Behind(&of)),
+            (Some(&of), Some(Kept { bundle: None, has_quota: false }), Joins::Behind(&of)),
+            // One of another bundle that has none, by the id of one that is gone.
+            (Some(&of), Some(kept("/c", false)), Joins::Outside),
+            (None, Some(kept("/b", false)), Joins::Outside),
+            (Some(&of), None, Joins::Behind(&of)),
+            (None, None, Joins::Outside),
+        ] {
+            assert_eq!(super::joins(record, kept.as_ref()), joins, "{record:?} {kept:?}");
+        }
+    }
+
+    /// What happens to a container of an id, and to its record.
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        /// One with a quota is made: first the record, then the container.
+        Creates,
+        /// One of another bundle and without a quota is made, if there is none.
+        CreatesPlain,
+        /// The record is lost, or collected.
+        Forgets,
+        /// The container ends, and its record stays for a while.
+        Ends,
+    }
+
+    #[derive(Debug, Clone, Default)]
+    struct World {
+        record: bool,
+        container: Option<bool>,
+    }
+
+    impl World {
+        fn take(&mut self, step: Step) {
+            match step {
+                Step::Creates if self.container.is_none() => {
+                    (self.record, self.container) = (true, Some(true));
+                }
+                Step::CreatesPlain if self.container.is_none() => self.container = Some(false),
+                Step::Forgets => self.record = false,
+                Step::Ends => self.container = None,
+                _ => {}
+            }
+        }
+    }
+
+    proptest! {
+        /// An exec looks at the container first and for its record then, and others go on
+        /// meanwhile. Whatever they do, a process that gets into a container with a quota is
+        /// behind its isolation or isn't started, unless that container came after the look: then
+        /// the engine asks for an exec in what it hasn't made yet.
+        #[test]
+        fn an_exec_never_passes_a_quota(
+            before in proptest::collection::vec(step(), 0..6),
+            between in proptest::collection::vec(step(), 0..4),
+        ) {
+            let mut world = World::default();
+            before.iter().for_each(|step| world.take(*step));
+            let seen = world.container.map(|has_quota| kept(if has_quota { "/b" } else { "/c" }, has_quota));
+            between.iter().for_each(|step| world.take(*step));
+            let of = record("/b");
+            let record = world.record.then_some(&of);
+            let joins = super::joins(record, seen.as_ref());
+            if seen.is_some_and(|seen| seen.has_quota) {
+                prop_assert_ne!(joins, Joins::Outside);
+            }
+        }
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop::sample::select(vec![Step::Creates, Step::CreatesPlain, Step::Forgets, Step::Ends])
+    }
+
+    /// A bundle's configuration with that hook.
+    fn config(path: &str, args: &[&str]) -> String {
+        let hooks = serde_json::json!({"poststop": [{"path": path, "args": args}]});
+        serde_json::json!({"process": {}, "hooks": hooks}).to_string()
+    }
+
+    #[test]
+    fn a_container_of_ours_is_known_by_its_hook_wherever_that_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        let ours = config("/usr/bin/cgpu-hook", &["cgpu-hook", "poststop", "--id", "a"]);
+        let by_hooks_dir = config("/usr/bin/cgpu-hook", &["cgpu-hook", "poststop"]);
+        let of_others = config("/usr/bin/other", &["cgpu-hook", "--id", "a"]);
+        let hooks = |text: &str| serde_json::from_str::<Value>(text).unwrap()["hooks"].clone();
+        let bundle = dir.join("bundle");
+        fs::create_dir(&bundle).unwrap();
+        let place = bundle.to_str().unwrap();
+        let label = format!("bundle={place}");
+        let mut at = 0;
+        let mut is_ours = |program: &str, state: Value, copy: Option<&str>, text: Option<&str>| {
+            at += 1;
+            let id = format!("c{at}");
+            let real = Real { file: Path::new("/usr/bin").join(program), name: program.into() };
+            let home = dir.join(&id);
+            fs::create_dir(&home).unwrap();
+            let file = argv::state_file(&real.file, &dir, &id).unwrap();
+            fs::write(file, state.to_string()).unwrap();
+            for (at, text) in [(home, copy), (bundle.clone(), text)] {
+                let _ = fs::remove_file(at.join("config.json"));
+                if let Some(text) = text {
+                    fs::write(at.join("config.json"), text).unwrap();
+                }
+            }
+            let found = find(&real, None, &dir, &id).unwrap().unwrap();
+            assert_eq!(found.bundle.as_ref(), Some(&bundle));
+            found.has_quota
+        };
+        let runc =
+            |text: &str| serde_json::json!({"config": {"labels": [label], "Hooks": hooks(text)}});
+        let crun = || serde_json::json!({"bundle": place, "pid": 1});
+        assert!(is_ours("runc", runc(&ours), None, None));
+        assert!(is_ours("runc", runc(&of_others), None, Some(&ours)));
+        assert!(is_ours("crun", crun(), Some(&ours), None));
+        assert!(is_ours("crun", crun(), None, Some(&ours)));
+        assert!(!is_ours("runc", runc(&of_others), None, Some(&by_hooks_dir)));
+        assert!(!is_ours("crun", crun(), None, Some("cgpu-hook --id")));
+    }
+
+    #[test]
+    fn a_state_that_can_not_be_read_is_no_container_without_a_quota() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = Real { file: "/usr/bin/runc".into(), name: "runc".into() };
+        assert_eq!(find(&real, None, dir.path(), "none").unwrap(), None);
+        assert_eq!(find(&real, None, dir.path(), "a/../../b").unwrap(), None);
+        fs::create_dir(dir.path().join("torn")).unwrap();
+        fs::write(dir.path().join("torn/state.json"), "{").unwrap();
+        let error = find(&real, None, dir.path(), "torn").unwrap_err().to_string();
+        assert!(error.contains("of container torn in ") && error.contains("torn/state.json: EOF"));
+        assert!(error.ends_with("repair the file, or remove the container"), "{error}");
+    }
+}
