@@ -10,7 +10,7 @@ use super::Format;
 use super::table::{aligned, or_dash, printable};
 use crate::admission::{Condition, Host, UNSTARTED_S, deletion};
 use crate::plan::{Kind, PlannedGpu};
-use crate::registry::Record;
+use crate::registry::{Key, Record};
 use crate::units::bytes_to_mib;
 
 /// A container as `--format json` prints it.
@@ -54,7 +54,7 @@ pub fn run(host: &Host, format: Format, out: &mut dyn Write) -> Result<()> {
         }
         Format::Text => {
             out.write_all(table(&containers).as_bytes())?;
-            for note in both().filter_map(|(record, condition)| note(record, *condition)) {
+            for note in both().filter_map(|(record, condition)| note(&record.key, *condition)) {
                 writeln!(out, "{note}")?;
             }
         }
@@ -74,13 +74,13 @@ fn usage(host: &Host, records: &[Record]) -> Usage {
 }
 
 /// What is to be done about a container that stands so.
-fn note(record: &Record, condition: Condition) -> Option<String> {
-    let id = printable(&record.key.id);
+fn note(key: &Key, condition: Condition) -> Option<String> {
+    let id = printable(&key.id);
     match condition {
         Condition::Created { age_s } if age_s >= UNSTARTED_S => Some(format!(
             "{id}: created {} min ago and never started; if its engine has forgotten it: `{}`",
             age_s / 60,
-            deletion(&record.key),
+            printable(&deletion(key)),
         )),
         Condition::Closed => Some(format!(
             "{id}: its monitor has ended, so its driver calls fail; remove it and create it again",
@@ -126,4 +126,25 @@ fn table(containers: &[Container<'_>]) -> String {
         }
     }
     aligned(&rows, &[2, 3, 5])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_says_what_to_do_about_a_container_and_others_have_none() {
+        let key = Key { root: "/run/docker/runtime-runc/moby".into(), id: "3f2a".into() };
+        let of = |condition| note(&key, condition);
+        let created = of(Condition::Created { age_s: 759 }).unwrap();
+        assert_eq!(
+            created,
+            "3f2a: created 12 min ago and never started; if its engine has forgotten it: \
+             `cgpu-runtime --root /run/docker/runtime-runc/moby delete --force 3f2a`"
+        );
+        assert!(of(Condition::Closed).unwrap().ends_with("remove it and create it again"));
+        for condition in [Condition::Created { age_s: 5 }, Condition::Active, Condition::Reserved] {
+            assert_eq!(of(condition), None);
+        }
+    }
 }
