@@ -531,11 +531,22 @@ impl Host {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         let records = self.collect_locked(&mut locked, Look::Close)?;
-        let orphans = lost::orphans(&self.config.state_dir, |name| locked.has_short_id(name))?;
-        for orphan in orphans.iter().filter(|orphan| orphan.keeper.is_none()) {
-            self.isolation(Kind::Gate).deactivate(&orphan.short_id)?;
-            info!(id = orphan.short_id, "removed: what was left of a monitor without a record");
-        }
+        let mut orphans = lost::orphans(&self.config.state_dir, |name| locked.has_short_id(name))?;
+        orphans.retain(|orphan| {
+            let id = &orphan.short_id;
+            if orphan.keeper.is_some() {
+                return true;
+            }
+            match self.isolation(Kind::Gate).deactivate(id) {
+                Ok(()) => info!(id, "removed: what was left of a monitor without a record"),
+                Err(error) => {
+                    let error: &dyn Error = &error;
+                    warn!(id, error, "not removed");
+                    return false;
+                }
+            }
+            true
+        });
         Ok(Collected { records, orphans })
     }
 

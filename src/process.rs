@@ -111,12 +111,20 @@ pub fn first_of(state_file: &Path) -> io::Result<Option<ProcessId>> {
     }
     let bytes = match fs::read(state_file) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if is_absence(&error) => return Ok(None),
         Err(error) => return Err(error),
     };
     let state: State = serde_json::from_slice(&bytes)?;
     let first = ProcessId { pid: state.pid, start_ticks: state.start_ticks };
     Ok(first.alive().then_some(first))
+}
+
+/// Whether an error says that no file is there, or that none can be: below a file, or by a name
+/// that is too long or none.
+#[must_use]
+pub fn is_absence(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
 }
 
 /// Seconds since boot, suspended time included; 0 where the kernel has no such clock.
@@ -180,6 +188,19 @@ mod tests {
                 assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
             }
         }
+    }
+
+    #[test]
+    fn a_state_that_can_not_be_there_names_nobody_and_one_that_is_no_state_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "{").unwrap();
+        for nowhere in
+            [dir.path().join("none"), file.join("below"), dir.path().join("x".repeat(300))]
+        {
+            assert_eq!(first_of(&nowhere).unwrap(), None, "{}", nowhere.display());
+        }
+        assert!(first_of(&file).is_err() && first_of(dir.path()).is_err());
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Host {
     pub fn condition(&self, record: &Record) -> Condition {
         let Holder::Active { init } = &record.holder else { return Condition::Reserved };
         let place = Place::of(&self.config.state_dir, &record.short_id);
-        if record.plan.backend == Kind::Gate && place.keeper().is_none() {
+        if record.plan.backend == Kind::Gate && matches!(place.keeper(), Ok(None)) {
             return Condition::Closed;
         }
         match init.filter(|_| waits_to_be_started(&record.key)) {
@@ -103,8 +103,13 @@ pub(super) fn orphans(
         AdmissionError::Monitors { path, source }
     };
     let all = Place::list(state_dir).map_err(unlisted)?;
-    let of = |place: &Place| Orphan { short_id: place.short_id(), keeper: place.keeper() };
-    Ok(all.iter().map(of).filter(|orphan| !is_registered(&orphan.short_id)).collect())
+    let of = |place: &Place| {
+        let short_id = place.short_id();
+        // One whose keeper can't be read is nothing that somebody may clear away.
+        let keeper = (!is_registered(&short_id)).then(|| place.keeper().ok()).flatten()?;
+        Some(Orphan { short_id, keeper })
+    };
+    Ok(all.iter().filter_map(of).collect())
 }
 
 /// The command that removes a container whose engine has forgotten it.

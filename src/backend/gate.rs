@@ -363,7 +363,7 @@ impl Isolation for Gate {
         let place = self.place(short_id);
         // A keeper that ends by itself becomes the hook that calls this.
         let others = |keeper: &ProcessId| keeper.pid.cast_unsigned() != std::process::id();
-        if let Some(keeper) = place.keeper().filter(others) {
+        if let Some(keeper) = place.keeper().ok().flatten().filter(others) {
             // Gone in this moment, then.
             let _ = kill(Pid::from_raw(keeper.pid), Signal::SIGTERM);
         }

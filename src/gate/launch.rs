@@ -205,12 +205,20 @@ impl Place {
     }
 
     /// The keeper, if it lives.
-    #[must_use]
-    pub fn keeper(&self) -> Option<ProcessId> {
-        let text = fs::read_to_string(self.keeper_file()).ok()?;
-        let (pid, start) = text.trim().split_once(' ')?;
-        let keeper = ProcessId { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? };
-        keeper.alive().then_some(keeper)
+    ///
+    /// # Errors
+    ///
+    /// Where the file that names it can't be read: then it may live.
+    pub fn keeper(&self) -> io::Result<Option<ProcessId>> {
+        let text = match fs::read_to_string(self.keeper_file()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text?,
+        };
+        let named = || {
+            let (pid, start) = text.trim().split_once(' ')?;
+            Some(ProcessId { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? })
+        };
+        Ok(named().filter(|keeper| keeper.alive()))
     }
 }
 

@@ -18,10 +18,10 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Why a worker was not replaced.
 #[derive(Debug, Error)]
 pub enum UpgradeError {
-    /// The directory of all monitors.
-    #[error("cannot list {path}: {source}; run this as root")]
+    /// The directory of all monitors, or what is in it.
+    #[error("cannot read {path}: {source}; run this as root")]
     List {
-        /// The directory.
+        /// The file or directory.
         path: String,
         /// Why.
         #[source]
@@ -78,7 +78,11 @@ fn status(place: &Place) -> Result<Status, UpgradeError> {
 }
 
 fn replace(place: &Place) -> Result<Option<(String, String)>, UpgradeError> {
-    let Some(keeper) = place.keeper() else { return Ok(None) };
+    let keeper = place.keeper().map_err(|source| {
+        let path = place.keeper_file().display().to_string();
+        UpgradeError::List { path, source }
+    })?;
+    let Some(keeper) = keeper else { return Ok(None) };
     let before = status(place)?;
     kill(Pid::from_raw(keeper.pid), Signal::SIGHUP)
         .map_err(|source| UpgradeError::Signal { source })?;

@@ -54,6 +54,16 @@ pub fn state_file(program: &Path, root: &Path, id: &str) -> Option<PathBuf> {
     Some(root.join(id).join(name))
 }
 
+/// All files in which a runtime may keep the state of the container `id` below `root`: that of the
+/// runtimes that we know by name, and for another program all that we know of.
+#[must_use]
+pub fn state_files(program: &Path, root: &Path, id: &str) -> Vec<PathBuf> {
+    match state_file(program, root, id) {
+        Some(file) => vec![file],
+        None => ["state.json", "status"].map(|name| root.join(id).join(name)).into(),
+    }
+}
+
 /// Our own flag, taken out before the real runtime sees the command line.
 const OWN_FLAG: &str = "cgpu-config";
 

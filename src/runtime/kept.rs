@@ -18,6 +18,7 @@ use thiserror::Error;
 use super::argv;
 use super::real::Real;
 use crate::hook;
+use crate::process::{first_of, is_absence};
 use crate::registry::Record;
 
 /// A container, as its runtime knows it.
@@ -100,31 +101,33 @@ pub(super) fn find(
     root: &Path,
     id: &str,
 ) -> Result<Option<Kept>, KeptError> {
-    let Some(path) = argv::state_file(&real.file, root, id) else {
-        let told = told(real, given, id).map_err(|source| KeptError {
-            id: id.to_owned(),
-            path: real.file.clone(),
-            source,
-        })?;
-        return Ok(told.map(|state| kept(state, None)));
-    };
-    let failed = |source| KeptError { id: id.to_owned(), path: path.clone(), source };
-    let bytes = match fs::read(&path) {
-        Ok(bytes) => bytes,
-        Err(error) if is_absence(&error) => return Ok(None),
-        Err(error) => return Err(failed(error)),
-    };
-    let state = serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))?;
-    Ok(Some(kept(state, path.parent())))
+    let failed =
+        |path: &Path, source| KeptError { id: id.to_owned(), path: path.to_owned(), source };
+    for path in argv::state_files(&real.file, root, id) {
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if is_absence(&error) => continue,
+            Err(error) => return Err(failed(&path, error)),
+        };
+        let state = serde_json::from_slice(&bytes).map_err(|error| failed(&path, error.into()))?;
+        return Ok(Some(kept(state, path.parent())));
+    }
+    if argv::state_file(&real.file, root, id).is_some() {
+        return Ok(None);
+    }
+    let told = told(real, given, id).map_err(|source| failed(&real.file, source))?;
+    Ok(told.map(|state| kept(state, None)))
 }
 
-/// Whether nothing is there, or can't be: an id with a slash, one too long for a name.
-fn is_absence(error: &io::Error) -> bool {
-    use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
-    matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
+/// Whether the first process of the container `id` below `root` is known to have ended: the runtime
+/// starts nothing in it, and says so.
+pub(super) fn has_ended(real: &Real, root: &Path, id: &str) -> bool {
+    let files = argv::state_files(&real.file, root, id);
+    files.iter().any(|file| file.exists() && matches!(first_of(file), Ok(None)))
 }
 
-/// What a runtime says of a container whose files we don't know; `None` where it knows none.
+/// What a runtime says of a container whose files we don't know; `None` where it knows none, and
+/// starts nothing there either.
 fn told(real: &Real, root: Option<&Path>, id: &str) -> io::Result<Option<State>> {
     let mut state = Command::new(&real.file);
     if let Some(root) = root {

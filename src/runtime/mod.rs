@@ -178,6 +178,7 @@ fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), 
         let record = host.registered(&key)?;
         match kept::joins(record.as_ref(), kept.as_ref()) {
             Joins::Outside => {}
+            Joins::Nowhere if kept::has_ended(real, Path::new(&root), id) => {}
             Joins::Nowhere => {
                 let state_dir = host.config.state_dir;
                 return Err(RuntimeError::Unregistered { id: key.id, state_dir });

@@ -192,3 +192,14 @@ fn a_late_poststop_hook_takes_nothing_from_the_next_container_of_the_id() {
     runtime.delete(&bundle).ok();
     assert_eq!((standin.instances(0).len(), host.records().len()), (0, 0));
 }
+
+/// No state can be there: the name is longer than a file's may be.
+#[test]
+fn a_container_whose_id_no_runtime_takes_keeps_nothing() {
+    let host = Host::new();
+    let bundle = host.asking("long", TOTAL_MIB);
+    let bundle = crate::support::Bundle { id: "x".repeat(300), ..bundle };
+    host.runtime().create(&bundle).fails();
+    host.whole_gpu_can_be_had("after");
+    assert_eq!(host.records(), [].into());
+}

@@ -187,6 +187,23 @@ fn percent(path: &str) -> String {
     path.replace('/', "%2F")
 }
 
+/// The runtime says so itself; nobody has to remove what is over.
+#[test]
+fn an_exec_in_a_container_that_has_ended_is_the_runtimes_to_refuse() {
+    with_each_runtime(|gated, name| {
+        let bundle = holding(gated, &format!("by-{name}"));
+        let runtime = gated.host.runtime();
+        runtime.kill(&bundle, "KILL").ok();
+        assert!(wait_until(PATIENCE, || runtime.status(&bundle) == "stopped"));
+        assert!(wait_until(PATIENCE, || monitors(&gated.host).is_empty()));
+        gated.host.soon_releases_all();
+        let refused = runtime.exec(&bundle, &["true"]).fails();
+        assert!(!refused.stderr.contains("cgpu: "), "{refused}");
+        runtime.delete(&bundle).ok();
+        gated.soon_is_empty();
+    });
+}
+
 /// Its state is kept nobody knows where; it's asked what it has.
 #[test]
 fn a_runtime_that_nobody_knows_is_asked_for_the_bundle() {

@@ -101,7 +101,10 @@ impl Shared {
         let mut written = self.siblings.written.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = self.auditor.ending.is_under_way() || self.books().processes.is_empty();
         // The directory is another's by now where our keeper's isn't there.
-        let is_ours = || place.keeper().is_some_and(|keeper| keeper.pid == getppid().as_raw());
+        let is_ours = || {
+            let keeper = place.keeper().ok().flatten();
+            keeper.is_some_and(|keeper| keeper.pid == getppid().as_raw())
+        };
         if all == *written || is_over || !is_ours() {
             return;
         }
