@@ -20,6 +20,10 @@ mod controls;
 #[path = "gate/attacks.rs"]
 mod attacks;
 
+/// Drivers whose structs have grown.
+#[path = "gate/grown.rs"]
+mod grown;
+
 /// Memory that shows in another GPU's figures.
 #[path = "gate/across.rs"]
 mod across;

@@ -172,7 +172,7 @@ pub fn ask_surface(address: u64) -> [u8; 16] {
 /// The size in an answered entry, in bytes: that of the memory itself, as figures count it
 /// (`memdescGetSize`, `mem_ctrl.c`; `memConstructCommon_IMPL`, `mem.c`).
 #[must_use]
-pub fn answered_size(entry: &[u8; 8]) -> u64 {
+pub fn answered_size(entry: &[u8]) -> u64 {
     u64::from(word(entry, 4)) * PHYS_SIZE_SCALE
 }
 

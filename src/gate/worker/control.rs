@@ -88,7 +88,7 @@ impl Case<'_> {
         params: u64,
     ) -> Result<bool, Over> {
         // Where the caller has none, the driver gets none.
-        let ours = if params == 0 { 0 } else { self.desk.params.as_mut_ptr().addr() as u64 };
+        let ours = if params == 0 { 0 } else { self.desk.params.address() };
         self.patch(layout, Meaning::Params, ours);
         let called = self.call(command);
         self.patch(layout, Meaning::Params, params);
@@ -99,7 +99,7 @@ impl Case<'_> {
     /// The parameters go back. Of a control that failed too, where it says something in them;
     /// where it doesn't, the driver writes nothing.
     pub(super) fn give_back(&mut self, params: u64, done: bool) {
-        if params != 0 && (done || self.desk.params_read() != self.desk.params) {
+        if params != 0 && (done || *self.desk.params_read() != *self.desk.params) {
             self.write_back(1, params, Copy::Params);
         }
     }
@@ -113,14 +113,13 @@ impl Case<'_> {
     ) -> Result<Reply, Over> {
         let pieces = Pieces::of(control, &self.desk.params);
         let pieces = pieces.map_err(|answer| self.answer(answer, Some(layout)))?;
-        self.desk.list.clear();
         // Even of nothing there is an address.
-        self.desk.list.resize(pieces.bytes().max(8), 0);
+        self.desk.list.reset_list(pieces.bytes().max(8));
         for piece in pieces.iter().filter(|piece| piece.direction != Direction::Out) {
             self.read_piece(piece.address, (piece.at, piece.bytes))?;
         }
         self.settle()?;
-        let base = self.desk.list.as_mut_ptr().addr() as u64;
+        let base = self.desk.list.address();
         for patch in pieces.to_copies(base) {
             let _ = patch.apply(&mut self.desk.params);
         }
@@ -155,8 +154,9 @@ impl Case<'_> {
         let target = self.target()?;
         let numbers = self.shared.numbers.of(target.tid, target.process, &ours);
         self.still_waits()?;
-        self.desk.list.clear();
-        self.desk.list.extend_from_slice(&self.desk.params);
+        let desk = &mut *self.desk;
+        desk.list.reset(desk.params.len());
+        desk.list.copy_from_slice(&desk.params);
         processes::ask(control, &mut self.desk.params, |pid| numbers.ours(pid));
         if self.make_control(command, layout, params)? {
             let desk = &mut *self.desk;

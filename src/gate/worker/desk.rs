@@ -6,13 +6,11 @@
 
 use nix::errno::Errno;
 
+use super::buffer::Buffer;
 use super::target::Target;
 
 /// What is copied at once: no page of any machine is smaller.
 const PAGE_BYTES: usize = 4096;
-
-/// Room behind parameters.
-const SPARE_BYTES: usize = 256;
 
 /// Bytes of a copy that a thread keeps room for.
 const KEPT_BYTES: usize = 16 << 10;
@@ -30,11 +28,11 @@ pub(super) enum Copy {
 #[derive(Debug, Default)]
 pub(super) struct Desk {
     /// The call's struct.
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: Buffer,
     /// What it points at.
-    pub(super) params: Vec<u8>,
+    pub(super) params: Buffer,
     /// What that points at, one after the other.
-    pub(super) list: Vec<u8>,
+    pub(super) list: Buffer,
     /// The struct and its parameters, as they were read; empty where that isn't known.
     pub(super) input: Vec<u8>,
     page: Page,
@@ -87,10 +85,13 @@ impl Desk {
 
     /// Gives back what a large call took.
     pub(super) fn tidy(&mut self) {
-        for copy in [&mut self.bytes, &mut self.params, &mut self.list, &mut self.input] {
+        for copy in [&mut self.bytes, &mut self.params, &mut self.list] {
             if copy.capacity() > KEPT_BYTES {
-                *copy = Vec::new();
+                *copy = Buffer::default();
             }
+        }
+        if self.input.capacity() > KEPT_BYTES {
+            self.input = Vec::new();
         }
     }
 
@@ -102,25 +103,21 @@ impl Desk {
         size: usize,
     ) -> Result<(), Errno> {
         self.params.clear();
-        self.bytes.clear();
-        self.bytes.resize(size, 0);
+        self.bytes.reset(size);
         if self.page.get(address, size).is_none() {
             self.page.load(target, address, size);
         }
         self.page.read(target, address, &mut self.bytes)
     }
 
-    /// Copies what it points at. A driver whose struct has grown would find zeroes behind it, and
-    /// could answer there.
+    /// Copies what it points at.
     pub(super) fn read_params(
         &mut self,
         target: &Target,
         address: u64,
         size: usize,
     ) -> Result<(), Errno> {
-        self.params.clear();
-        self.params.resize(size + SPARE_BYTES, 0);
-        self.params.truncate(size);
+        self.params.reset(size);
         self.page.read(target, address, &mut self.params)
     }
 
@@ -184,19 +181,19 @@ mod tests {
         let mut desk = Desk::default();
         desk.begin();
         desk.read_struct(&target, first + 64, 32).unwrap();
-        assert_eq!(desk.bytes, [7; 32]);
+        assert_eq!(desk.bytes[..], [7; 32]);
         assert!(desk.page.get(first, PAGE_BYTES).is_some());
         assert!(desk.page.get(first, PAGE_BYTES + 1).is_none());
         assert!(desk.page.get(first - 1, 1).is_none());
         assert!(desk.page.get(u64::MAX, 1).is_none());
         for (address, size) in [(first, 100), (first + 4000, 200), (first + 4096, 8)] {
             desk.read_params(&target, address, size).unwrap();
-            assert_eq!(desk.params, vec![7; size]);
+            assert_eq!(desk.params[..], vec![7; size]);
         }
         // A struct across two pages, and none at all.
         desk.begin();
         desk.read_struct(&target, first + 4090, 16).unwrap();
-        assert_eq!(desk.bytes, [7; 16]);
+        assert_eq!(desk.bytes[..], [7; 16]);
         assert_eq!(desk.page.begin, None);
         desk.read_struct(&target, 0, 0).unwrap();
         desk.read_struct(&target, 8, 8).unwrap_err();
@@ -205,12 +202,13 @@ mod tests {
 
     #[test]
     fn only_what_changed_is_different_from_what_was_read() {
-        let mut desk = Desk { bytes: vec![1; 4], params: vec![2; 4], ..Desk::default() };
+        let (bytes, params) = (Buffer::of(&[1; 4]), Buffer::of(&[2; 4]));
+        let mut desk = Desk { bytes, params, ..Desk::default() };
         desk.begin();
         assert!(!desk.is_as_read(Copy::Struct) && !desk.is_as_read(Copy::Params));
         desk.remember();
         assert!(desk.is_as_read(Copy::Struct) && desk.is_as_read(Copy::Params));
-        desk.bytes = vec![1, 1, 1, 0];
+        desk.bytes = Buffer::of(&[1, 1, 1, 0]);
         assert!(!desk.is_as_read(Copy::Struct) && desk.is_as_read(Copy::Params));
         assert!(!desk.is_as_read(Copy::Piece(0, 0)));
     }

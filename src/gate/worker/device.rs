@@ -11,6 +11,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::libc;
 
+use super::buffer::Buffer;
 use crate::gate::settings::{Identity, Node, NodeKind};
 use crate::gate::syscall;
 use crate::rm::number::{
@@ -129,25 +130,29 @@ impl Device {
         if bytes.len() != command.size() {
             return Err(Errno::EINVAL);
         }
-        self.ioctl(request, bytes)
+        self.ioctl(request, bytes.as_mut_ptr())
     }
 
-    /// Makes a call of UVM's.
+    /// Makes a call of UVM's with its struct, of a size that the release has.
     ///
     /// # Errors
     ///
-    /// The error number of the system call.
-    pub(super) fn call_uvm(&self, number: u32, bytes: &mut [u8]) -> Result<(), Errno> {
-        self.ioctl(number, bytes)
+    /// The error number of the system call, or `EINVAL` where that isn't such a struct.
+    pub(super) fn call_uvm(
+        &self,
+        release: &Release,
+        number: u32,
+        bytes: &mut Buffer,
+    ) -> Result<(), Errno> {
+        release.layout(Key::Uvm(number), bytes.len()).ok_or(Errno::EINVAL)?;
+        self.ioctl(number, bytes.pointer())
     }
 
-    fn ioctl(&self, request: u32, bytes: &mut [u8]) -> Result<(), Errno> {
-        // SAFETY: the driver copies the struct of that request in and out, and `bytes` are as
-        // long as this: the request states it, or the release's layout (`rm::uvm`).
-        // Addresses within are ours, or the decoder knows that none are followed.
-        let done = unsafe {
-            libc::ioctl(self.file.as_raw_fd(), libc::Ioctl::from(request), bytes.as_mut_ptr())
-        };
+    fn ioctl(&self, request: u32, bytes: *mut u8) -> Result<(), Errno> {
+        // SAFETY: the driver copies the struct of that request in and out, and behind `bytes` are as
+        // many: the request states it (`call`), or the release's layout, with room for one that has
+        // grown (`call_uvm`). Addresses within are ours, or the decoder knows that none are followed.
+        let done = unsafe { libc::ioctl(self.file.as_raw_fd(), libc::Ioctl::from(request), bytes) };
         Errno::result(done).map(drop)
     }
 }
@@ -244,8 +249,9 @@ impl Rm<'_> {
         class: u32,
         params: &mut [u8],
     ) -> Result<u32, Failure> {
-        let address = if params.is_empty() { 0 } else { params.as_mut_ptr().addr() as u64 };
-        self.raw(
+        let mut room = Buffer::of(params);
+        let address = if params.is_empty() { 0 } else { room.address() };
+        let made = self.raw(
             NV_ESC_RM_ALLOC,
             &[
                 (Meaning::Client, client.into()),
@@ -256,7 +262,9 @@ impl Rm<'_> {
                 (Meaning::ParamsSize, params.len() as u64),
             ],
             Meaning::Handle,
-        )
+        );
+        params.copy_from_slice(&room);
+        made
     }
 
     /// Makes a client of our own.
@@ -306,14 +314,17 @@ impl Rm<'_> {
         command: u32,
         params: &mut [u8],
     ) -> Result<(), Failure> {
+        let mut room = Buffer::of(params);
         let fields = [
             (Meaning::Client, client.into()),
             (Meaning::Handle, object.into()),
             (Meaning::Command, command.into()),
-            (Meaning::Params, params.as_mut_ptr().addr() as u64),
+            (Meaning::Params, room.address()),
             (Meaning::ParamsSize, params.len() as u64),
         ];
-        self.call(NV_ESC_RM_CONTROL, &fields).map(drop)
+        let done = self.call(NV_ESC_RM_CONTROL, &fields).map(drop);
+        params.copy_from_slice(&room);
+        done
     }
 
     /// Whether an object of a client is memory of a GPU. A channel isn't, whose control page may lie
@@ -335,8 +346,8 @@ impl Rm<'_> {
     /// than was charged under its name. What can't be told, as on a driver that doesn't know the
     /// question, is no larger.
     pub(super) fn is_more_than(&self, client: u32, handle: u32, bytes: u64) -> bool {
-        let mut entry = about::ask_size();
-        let mut params = about::ask_surface(entry.as_mut_ptr().addr() as u64);
+        let mut entry = Buffer::of(&about::ask_size());
+        let mut params = about::ask_surface(entry.address());
         match self.control(client, handle, NV0041_CTRL_CMD_GET_SURFACE_INFO, &mut params) {
             Ok(()) => about::answered_size(&entry) > bytes,
             // Of 16 TiB and more the size isn't told.

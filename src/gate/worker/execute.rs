@@ -8,6 +8,7 @@
 use nix::errno::Errno;
 
 use super::books::Books;
+use super::buffer::Buffer;
 use super::desk::Copy;
 use super::device::Rm;
 use super::listener::Reply;
@@ -34,6 +35,9 @@ pub(super) const TRIES: u32 = 4;
 
 /// Pages in which memory is charged at least.
 const PAGE_BYTES: u64 = 4096;
+
+/// Bytes of a mask of access rights, `RS_ACCESS_MASK` of rs_access.h.
+const RIGHTS_BYTES: usize = 4;
 
 /// Where a call that makes an object has what is needed to make it.
 #[derive(Debug, Clone, Copy)]
@@ -351,7 +355,7 @@ impl Case<'_> {
         if let Some(size) = size {
             self.read_params(alloc.params, size)?;
         }
-        let mut rights = [0; 4];
+        let mut rights = Buffer::zeroed(RIGHTS_BYTES);
         if alloc.rights != 0 {
             let target = self.target()?;
             target.read(alloc.rights, &mut rights).map_err(|errno| Reply::Errno(errno as i32))?;
@@ -384,9 +388,9 @@ impl Case<'_> {
             },
         };
 
-        let params = if size.is_some() { self.desk.params.as_mut_ptr().addr() as u64 } else { 0 };
+        let params = if size.is_some() { self.desk.params.address() } else { 0 };
         self.patch(layout, Meaning::Params, params);
-        let rights_address = if alloc.rights == 0 { 0 } else { rights.as_mut_ptr().addr() as u64 };
+        let rights_address = if alloc.rights == 0 { 0 } else { rights.address() };
         self.patch(layout, Meaning::Rights, rights_address);
         let making = Making { object, handle: layout, head: layout };
         let made = match source.filter(|source| *source != 0) {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::Shared;
+use super::buffer::Buffer;
 use super::device::Device;
 use super::listener::Reply;
 use super::makers::Underway;
@@ -262,10 +263,10 @@ impl Shared {
     pub(super) fn has_flags(&self, device: &Device, flags: u64) -> bool {
         let layout = self.release.layouts(Key::Uvm(UVM_INITIALIZE)).first();
         let Some(layout) = layout else { return false };
-        let mut bytes = vec![0; layout.size()];
+        let mut bytes = Buffer::zeroed(layout.size());
         let patch = layout.patch(Meaning::Flags, flags);
         let patched = patch.is_some_and(|patch| patch.apply(&mut bytes));
-        let done = device.call_uvm(UVM_INITIALIZE, &mut bytes);
+        let done = device.call_uvm(&self.release, UVM_INITIALIZE, &mut bytes);
         let status = layout.view(&bytes).and_then(|view| view.u32(Meaning::Status));
         patched && done.is_ok() && status == Some(NV_OK)
     }

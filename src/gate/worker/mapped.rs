@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::buffer::Buffer;
 use super::device::Device;
 use super::target::{compared, has_file};
 use crate::gate::settings::NodeKind;
@@ -314,11 +315,11 @@ impl Shared {
 
     pub(super) fn unregister(&self, device: &Device, uuid: &[u8; 16]) -> Option<u32> {
         let layout: &Layout = self.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first()?;
-        let mut bytes = vec![0; layout.size()];
+        let mut bytes = Buffer::zeroed(layout.size());
         if !uvm::set_uuid(layout, &mut bytes, *uuid) {
             return None;
         }
-        device.call_uvm(UVM_UNREGISTER_GPU, &mut bytes).ok()?;
+        device.call_uvm(&self.release, UVM_UNREGISTER_GPU, &mut bytes).ok()?;
         layout.view(&bytes)?.u32(Meaning::Status)
     }
 

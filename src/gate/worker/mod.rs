@@ -10,6 +10,7 @@
 mod abroad;
 mod auditor;
 mod books;
+mod buffer;
 mod burdens;
 mod calm;
 mod control;

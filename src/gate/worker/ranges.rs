@@ -1,6 +1,7 @@
 //! What `nvidia-uvm` says of a file's ranges.
 
 use super::Shared;
+use super::buffer::Buffer;
 use super::device::Device;
 use crate::rm::number::{
     NV_ERR_INVALID_ADDRESS, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_CLEAN_UP_ZOMBIE_RESOURCES,
@@ -78,13 +79,13 @@ impl<'a> Ranges<'a> {
     /// The status of a call for a range, and for no GPU.
     fn call(self, number: u32, Range { base, length }: Range) -> Option<u32> {
         let layout: &Layout = self.release.layouts(Key::Uvm(number)).first()?;
-        let mut bytes = vec![0; layout.size()];
+        let mut bytes = Buffer::zeroed(layout.size());
         // Later drivers free without a length, and only some calls are for a range or a GPU.
         for (meaning, value) in [(Meaning::Base, base), (Meaning::Length, length)] {
             let _ = layout.patch(meaning, value).is_some_and(|patch| patch.apply(&mut bytes));
         }
         let _ = uvm::set_uuid(layout, &mut bytes, [0xff; 16]);
-        self.device.call_uvm(number, &mut bytes).ok()?;
+        self.device.call_uvm(self.release, number, &mut bytes).ok()?;
         layout.view(&bytes)?.u32(Meaning::Status)
     }
 }

@@ -76,16 +76,15 @@ impl Case<'_> {
         let list = fbinfo::list(&self.shared.release, control, &self.desk.params);
         let list = list.map_err(|refusal| self.refused(&refusal, Some(layout)))?;
         if let fbinfo::List::Elsewhere { address, entries } = list {
-            self.desk.list.clear();
-            self.desk.list.resize(entries * fbinfo::ENTRY_BYTES, 0);
+            self.desk.list.reset_list(entries * fbinfo::ENTRY_BYTES);
             self.read_piece(address, (0, self.desk.list.len()))?;
-            let ours = self.desk.list.as_mut_ptr().addr() as u64;
+            let ours = self.desk.list.address();
             if let Some(patch) = params.patch(Meaning::List, ours) {
                 let _ = patch.apply(&mut self.desk.params);
             }
         }
         self.still_waits()?;
-        let ours = self.desk.params.as_mut_ptr().addr() as u64;
+        let ours = self.desk.params.address();
         self.patch(layout, Meaning::Params, ours);
         let called = self.call(command);
         self.patch(layout, Meaning::Params, address);

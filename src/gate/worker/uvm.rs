@@ -112,8 +112,14 @@ impl Case<'_> {
 
     pub(super) fn ask(&mut self, number: u32) -> Result<(), Over> {
         let Some(device) = &self.device else { return Err(Reply::Errno(Errno::EBADF as i32)) };
-        let asked = device.call_uvm(number, &mut self.desk.bytes);
-        asked.map_err(|errno| Reply::Errno(errno as i32))
+        let asked = device.call_uvm(&self.shared.release, number, &mut self.desk.bytes);
+        asked.map_err(|errno| Reply::Errno(errno as i32))?;
+        if self.desk.bytes.was_exceeded() && self.shared.calm.is_news(number) {
+            let driver = self.shared.release.version();
+            let container = self.shared.settings.short_id.as_str();
+            tracing::warn!(container, number, %driver, "UVM's struct is larger than the one known");
+        }
+        Ok(())
     }
 
     fn uvm_status(&self, layout: &'static Layout) -> u32 {
@@ -429,7 +435,9 @@ impl Case<'_> {
         if self.again && self.was_done_already() && was_done(self, known) {
             self.patch(layout, Meaning::Status, NV_OK.into());
         }
-        if let Some(file) = known.filter(|_| self.uvm_status(layout) == NV_OK) {
+        // What a larger struct says in our status's place isn't its status.
+        let is_done = self.uvm_status(layout) == NV_OK && !self.desk.bytes.was_exceeded();
+        if let Some(file) = known.filter(|_| is_done) {
             enter(self, file);
         }
         drop(turn);

@@ -82,6 +82,11 @@ impl Call<'_> {
         self.caller.open_file(self.sim.nodes().device, i32::try_from(fd).ok()?)
     }
 
+    /// What a struct has grown by is answered there.
+    pub(crate) fn answer_in_new_fields(&self, params: &mut [u8], size: usize) {
+        params.get_mut(size..).unwrap_or_default().fill(0xa5);
+    }
+
     fn is_control(&self) -> bool {
         self.device == Device::Control
     }
@@ -394,9 +399,11 @@ fn with_params(call: &Call<'_>, bytes: &mut [u8], class: u32, address: u64) -> R
     if address == 0 {
         return if required { Err(NV_ERR_INVALID_ARGUMENT) } else { make(call, bytes, &mut None) };
     }
-    let mut params = Some(call.copy_in(address, size)?);
+    let grown = call.sim.driver().lies.grown_bytes;
+    let mut params = Some(call.copy_in(address, size + grown)?);
     make(call, bytes, &mut params)?;
-    let params = params.unwrap_or_default();
+    let mut params = params.unwrap_or_default();
+    call.answer_in_new_fields(&mut params, size);
     call.caller.write(address, &params).ok_or(NV_ERR_INVALID_ADDRESS)
 }
 

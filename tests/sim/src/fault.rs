@@ -71,6 +71,12 @@ pub enum Fault {
         /// The multiple.
         bytes: u64,
     },
+    /// Structs of UVM's calls and parameters of allocations have so many bytes more than in the
+    /// release that is simulated, as in one that comes later.
+    Grown {
+        /// How many; 0 is none.
+        bytes: u64,
+    },
     /// Answers an index of `FB_GET_INFO` with this, whatever is true.
     FbInfo {
         /// `NV2080_CTRL_FB_INFO_INDEX_*`.
@@ -121,6 +127,8 @@ pub enum Action {
 pub struct Lies {
     /// Memory is taken in multiples of this.
     pub round_bytes: u64,
+    /// Bytes that structs have grown by.
+    pub grown_bytes: usize,
     /// Answers of `FB_GET_INFO` by index.
     pub fb_info: Vec<(u32, u32)>,
 }
@@ -155,6 +163,7 @@ fn parse(line: &str) -> Option<Fault> {
     let (on, action) = match words {
         ["clear"] => return Some(Fault::Clear),
         ["round", size] => return Some(Fault::Round { bytes: size_bytes(size).ok()? }),
+        ["grown", size] => return Some(Fault::Grown { bytes: size_bytes(size).ok()? }),
         ["fb-info", index, value] => {
             return Some(Fault::FbInfo { index: number(index)?, value: number(value)? });
         }
@@ -190,6 +199,7 @@ impl fmt::Display for Fault {
         let fault = match self {
             Fault::Clear => return formatter.write_str("clear"),
             Fault::Round { bytes } => return write!(formatter, "round {bytes}"),
+            Fault::Grown { bytes } => return write!(formatter, "grown {bytes}"),
             Fault::FbInfo { index, value } => {
                 return write!(formatter, "fb-info {index:#x} {value}");
             }
@@ -220,6 +230,7 @@ mod tests {
         let lines = [
             "clear",
             "round 2097152",
+            "grown 200",
             "fb-info 0x55 7",
             "alloc:0x40 hang",
             "any delay 5",

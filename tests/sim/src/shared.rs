@@ -144,6 +144,9 @@ impl Shared {
                 self.faulty.store(true, Ordering::Release);
             }
             Fault::Round { bytes } => self.driver().lies.round_bytes = bytes,
+            Fault::Grown { bytes } => {
+                self.driver().lies.grown_bytes = usize::try_from(bytes).unwrap_or(0);
+            }
             Fault::FbInfo { index, value } => self.driver().lies.fb_info.push((index, value)),
         }
     }

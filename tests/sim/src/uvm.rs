@@ -27,13 +27,15 @@ pub(crate) fn ioctl(call: &Call<'_>, number: u32, address: u64) -> Result<(), Er
         return Ok(());
     }
     let (size, status_at) = call.sim.abi.uvm(number).ok_or(EINVAL)?;
-    let mut params = vec![0; size];
+    // `UVM_ROUTE_CMD_STACK_INIT_CHECK` copies as many bytes as its own struct has.
+    let mut params = vec![0; size + call.sim.driver().lies.grown_bytes];
     call.caller.read(address, &mut params).ok_or(EFAULT)?;
     let status = match met {
         Met::Status(status) => status,
         _ => execute(call, number, &params).err().unwrap_or(NV_OK),
     };
     params.set_u32(status_at, status);
+    call.answer_in_new_fields(&mut params, size);
     call.caller.write(address, &params).ok_or(EFAULT)
 }
 

@@ -37,6 +37,9 @@ pub(crate) fn command(number: u32, size: usize) -> u64 {
     0xc000_4600 | u64::from(number) | size << 16
 }
 
+/// Room for what a later driver's structs have more than those of the release that is spoken to.
+pub(crate) const NEW_FIELDS_BYTES: usize = 256;
+
 /// How often each call is made once more, with its struct as it came back.
 pub(crate) static REPEATS: AtomicU32 = AtomicU32::new(0);
 
@@ -195,9 +198,15 @@ impl Rm {
         class: u32,
         params: &mut [u8],
     ) -> Result<u32, Fail> {
-        let address = if params.is_empty() { 0 } else { params.as_mut_ptr().addr() as u64 };
+        // A later driver's program has the whole of its struct.
+        let mut room = [0; 1024];
+        let whole = room.get_mut(..params.len() + NEW_FIELDS_BYTES).expect("structs are short");
+        whole[..params.len()].copy_from_slice(params);
+        let address = if params.is_empty() { 0 } else { whole.as_mut_ptr().addr() as u64 };
         let mut bytes = self.nvos64(parent, handle, class, address, params.len());
-        call(fd, NV_ESC_RM_ALLOC, &mut bytes, self.abi.nvos64_status)?;
+        let made = call(fd, NV_ESC_RM_ALLOC, &mut bytes, self.abi.nvos64_status);
+        params.copy_from_slice(&whole[..params.len()]);
+        made?;
         Ok(bytes.u32_at(8))
     }
 

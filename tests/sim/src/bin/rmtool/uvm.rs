@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
 
-use crate::rm::{Fail, Place, Rm, errno, open, raw_ioctl, status};
+use crate::rm::{Fail, NEW_FIELDS_BYTES, Place, Rm, errno, open, raw_ioctl, status};
 
 /// Of what bytes a call's status is before it.
 pub(crate) static STALE: AtomicU8 = AtomicU8::new(0);
@@ -52,8 +52,9 @@ impl Uvm {
 
     fn call_by(&self, file: RawFd, number: u32, fill: impl FnOnce(&mut [u8])) -> Result<(), Fail> {
         let (size, status_at) = self.abi.uvm(number).ok_or(Fail::Errno(libc::EINVAL))?;
-        let mut params = vec![0; size];
-        fill(&mut params);
+        // A later driver's program has the whole of its struct.
+        let mut params = vec![0; size + NEW_FIELDS_BYTES];
+        fill(&mut params[..size]);
         params[status_at..status_at + 4].fill(STALE.load(Ordering::Relaxed));
         raw_ioctl(file, u64::from(number), &mut params)?;
         status(params.u32_at(status_at))
