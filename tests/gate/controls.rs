@@ -76,4 +76,24 @@ fn a_struct_that_has_grown_is_refused() {
     monitor.run(&["run", "start", "grown"]).must("grown Some(Errno(22)) Some(Errno(25))");
     let calls = monitor.status().calls;
     assert_eq!((calls.refused, calls.continued > 0), (1, true));
+    // By a field or two, and to twice as much.
+    let grown = [
+        ("0x2b", "NV_ESC_RM_ALLOC", &[64, 72, 96][..]),
+        ("0x27", "NV_ESC_RM_ALLOC_MEMORY", &[64, 72, 112]),
+        ("0x4a", "NV_ESC_RM_VID_HEAP_CONTROL", &[192, 200, 368]),
+        ("0x2a", "NV_ESC_RM_CONTROL", &[40, 48, 64]),
+        ("217", "NV_ESC_EXPORT_TO_DMABUF_FD", &[2616, 2624, 4096]),
+    ];
+    for (number, name, sizes) in grown {
+        for size in sizes {
+            let monitor = Monitor::new();
+            let line = format!("grown {number} {size}");
+            let said = monitor.run(&["run", "start", &line]);
+            assert!(said.text.contains("Some(Errno(22))"), "{name}: {}", said.text);
+            let log = monitor.log();
+            let told = |line: &&str| line.contains(name) && line.contains(&size.to_string());
+            assert!(log.lines().any(|line| told(&line)), "{name} of {size}: {log}");
+            assert_eq!(monitor.status().calls.refused, 1, "{name} of {size}");
+        }
+    }
 }

@@ -159,6 +159,7 @@ pub(crate) struct Monitor {
     pub(crate) wait_killable: bool,
     /// Whether the worker has pidfds of threads, as since Linux 6.9.
     thread_pidfds: bool,
+    log: tempfile::NamedTempFile,
 }
 
 fn node(kind: NodeKind, path: PathBuf) -> Node {
@@ -214,6 +215,7 @@ impl Monitor {
         let Kind { driver, managed, wait_killable, spares_host, thread_pidfds, gpus } = *kind;
         let sim = Sim::new(driver);
         let dev = sim.dev();
+        let log = tempfile::NamedTempFile::new().expect("a log can be made");
         let settings = Settings {
             id: "test".into(),
             short_id: "test00000000".into(),
@@ -243,7 +245,7 @@ impl Monitor {
             state_file: None,
             spares_host,
             interruptible: !wait_killable,
-            log: std::env::var("CGPU_TEST_LOG").unwrap_or_default(),
+            log: log.path().to_string_lossy().into_owned(),
         };
         let file = File::from(memfd_create(c"settings", MFdFlags::empty()).expect("a memfd"));
         settings.write(&file).expect("settings can be written");
@@ -258,6 +260,7 @@ impl Monitor {
             worker: Mutex::new(None),
             wait_killable,
             thread_pidfds,
+            log,
         };
         monitor.start();
         monitor
@@ -377,6 +380,11 @@ impl Monitor {
             Answer::Status(status) => status,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// What the worker has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.log.path()).expect("the log is a text")
     }
 
     pub(crate) fn used(&self) -> u64 {

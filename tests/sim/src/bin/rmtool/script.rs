@@ -446,6 +446,13 @@ impl Actor<'_> {
                 let of = |file| raw_ioctl(file, request, &mut [0; 56]).err();
                 println!("grown {:?} {:?}", of(self.rm()?.ctl()), of(pipe.as_raw_fd()));
             }
+            ["grown", number, size] => {
+                let number = u32::try_from(size_bytes(number)?)?;
+                let mut bytes = vec![0; usize::try_from(size_bytes(size)?)?];
+                let request = crate::rm::command(number, bytes.len());
+                let refused = raw_ioctl(self.rm()?.ctl(), request, &mut bytes).err();
+                println!("grown {number:#x} {size} {refused:?}");
+            }
             // The first channel of a client, whoever's it is.
             ["stop-channels", client] => {
                 let client = match client {
