@@ -80,6 +80,9 @@ pub struct Isolation {
     pub backend: Backend,
     /// What becomes of managed memory under the gate.
     pub managed_memory: ManagedMemory,
+    /// What the gate does under a driver that is newer than all that it knows, and doesn't answer what
+    /// a monitor has to ask it.
+    pub unknown_driver: UnknownDriver,
     /// The gate's filter on containers without a GPU too: refused where it is asked for, as this
     /// version can't.
     pub filter_all: bool,
@@ -109,6 +112,16 @@ pub enum ManagedMemory {
     Refuse,
     /// The whole reservation counts against the quota.
     Charge,
+}
+
+/// What the gate does under a driver that it doesn't know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UnknownDriver {
+    /// No container gets a quota that nobody could see to.
+    Refuse,
+    /// They do, and the log says what can't be seen.
+    Serve,
 }
 
 /// `[admission]`.
@@ -192,6 +205,7 @@ impl Default for Isolation {
         Isolation {
             backend: Backend::Auto,
             managed_memory: ManagedMemory::Refuse,
+            unknown_driver: UnknownDriver::Refuse,
             filter_all: false,
             km_root: "/proc/cgpu_km".into(),
         }

@@ -4,6 +4,7 @@
 //! bundle that makes calls come to it. What becomes of the calls is not known here.
 
 mod ability;
+mod unknown;
 
 pub use ability::{AbilityError, check_kernel};
 
@@ -28,6 +29,7 @@ use crate::gate::launch::{LaunchError, Place, Recruit, recruit};
 use crate::gate::seccomp::{self, Listener, SectionError, Traps};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, Question, Status};
+use crate::gate::worker::Unanswered;
 use crate::plan::{Change, Plan};
 use crate::process::ProcessId;
 use crate::rm::{Release, ReleaseError, Version, about};
@@ -40,6 +42,7 @@ const MONITOR: &str = "cgpu-monitor";
 pub struct Gate {
     state_dir: PathBuf,
     managed: Managed,
+    unknown_driver: config::UnknownDriver,
     driver_root: PathBuf,
     proc_root: PathBuf,
     log: String,
@@ -77,6 +80,22 @@ pub enum GateError {
     /// A driver that the tables don't have.
     #[error(transparent)]
     Release(#[from] ReleaseError),
+    /// A driver that no table has, and that can't be asked what containers hold.
+    #[error(
+        "driver {version} is newer than the last that this version knows ({checked}), and a monitor \
+         could not see what containers hold: {unanswered}; install a newer cgpu or an older driver, \
+         or set [isolation] unknown_driver = \"serve\" in the configuration to have quotas that \
+         nobody sees to"
+    )]
+    Unknown {
+        /// The driver's version.
+        version: Version,
+        /// The last one before it that is known.
+        checked: Version,
+        /// What it doesn't answer.
+        #[source]
+        unanswered: Unanswered,
+    },
     /// This host can't.
     #[error(transparent)]
     Ability(#[from] AbilityError),
@@ -167,6 +186,7 @@ impl Gate {
                 config::ManagedMemory::Refuse => Managed::Refuse,
                 config::ManagedMemory::Charge => Managed::Charge,
             },
+            unknown_driver: config.isolation.unknown_driver,
             driver_root: config.driver.root.clone(),
             proc_root: config.driver.proc_root.clone(),
             log: config.log.clone(),
@@ -338,6 +358,7 @@ impl Isolation for Gate {
 
     fn launch(&self, tenant: Tenant<'_>, how: Launch<'_>) -> Result<(), BackendError> {
         let settings = self.settings(tenant, &how)?;
+        self.see_that_it_answers(&settings)?;
         let place = self.place(tenant.short_id);
         let socket = match how.way {
             Way::Ahead => place.entry(),

@@ -419,3 +419,33 @@ fn a_free_that_hangs_keeps_nobody_else_from_exporting() {
     monitor.wait_for(0);
     assert_eq!((monitor.sim.used(0), monitor.status().calls.killed), (0, 0), "{}", said.text);
 }
+
+/// Whose use nobody sees has no quota, and the log says so; not as often as it's looked.
+#[test]
+fn an_audit_that_can_not_look_says_so() {
+    let cases = [
+        ("control:0x2080018e status 0x56", "what processes hold of GPU 0 (status 0x56)"),
+        ("control:0x2080018e errno 5", "what processes hold of GPU 0 (I/O error)"),
+        ("alloc:0x41 status 0x51", "it makes no client (status 0x51)"),
+        ("control:0x2080014a status 0x56", "it shows no device with the UUID of GPU 0"),
+    ];
+    for (fault, told) in cases {
+        let monitor = Monitor::new();
+        let dir = tempfile::tempdir().unwrap();
+        let [ready, go] = ["ready", "go"].map(|name| path(&dir, name));
+        let lines = format!("start\nalloc 10MiB as a\ntouch {ready}\nwait {go}\nalloc 1MiB as b");
+        let child = monitor.spawn(&script(&lines));
+        until("it is ready", || Path::new(&ready).exists());
+        // What it has open of the driver's own is another worker's from here on.
+        monitor.kill();
+        monitor.sim.fault(fault);
+        monitor.start();
+        until("the log tells", || monitor.log().contains(told));
+        std::thread::sleep(Duration::from_millis(1500));
+        let log = monitor.log();
+        let lines = log.lines().filter(|line| line.contains(told)).count();
+        assert_eq!(lines, 1, "{fault}: {log}");
+        std::fs::write(&go, "").unwrap();
+        wait(child);
+    }
+}

@@ -26,3 +26,4 @@ mod numbers;
 mod privilege;
 mod quotas;
 mod sockets;
+mod unknown;

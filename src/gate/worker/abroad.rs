@@ -20,6 +20,7 @@ use super::Shared;
 use super::device::{self, Device};
 use super::memory::Count;
 use super::target::{process_id, with_files};
+use super::unanswered::Amount;
 use crate::gate::origin::{Origin, mounts};
 use crate::ledger::Process;
 use crate::process::{ProcessId, first_of, told};
@@ -336,8 +337,10 @@ impl Shared {
         let mut figures = BTreeMap::new();
         let mut unexplained = 0;
         for gpu in 0..self.uuids.len() {
-            unexplained -= i128::from(own.free_bytes(&self.release, gpu).ok()?);
-            for held in own.held(&self.release, gpu, pids).ok()? {
+            let free = own.free_bytes(&self.release, gpu);
+            unexplained -= i128::from(self.answered(gpu, Amount::Free, free)?);
+            let held = own.held(&self.release, gpu, pids);
+            for held in self.answered(gpu, Amount::Held, held)? {
                 let bytes = held.bytes();
                 unexplained -= i128::from(held.made_bytes);
                 if bytes > 0 {

@@ -26,6 +26,7 @@ use super::quiet::{Doubts, Found, Numbers};
 use super::siblings::{TRIES, Waited};
 use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
+use super::unanswered::{Told, Unanswered};
 use crate::gate::audit::{self, Figure, Finding, Underway};
 use crate::gate::resident::give_back_the_start;
 use crate::ledger::{Client, Entry, Handle, Process};
@@ -100,6 +101,8 @@ pub(super) struct Auditor {
     stock: Mutex<Option<Instant>>,
     pub(super) abroad: Abroad,
     pub(super) ending: Ending,
+    /// What the log was told of lately that audits can't see.
+    pub(super) told: Told,
 }
 
 impl Auditor {
@@ -115,6 +118,7 @@ impl Auditor {
             stock: Mutex::new(None),
             abroad: Abroad::default(),
             ending: Ending::default(),
+            told: Told::default(),
         })
     }
 
@@ -584,8 +588,15 @@ impl Shared {
 /// Our client of the driver, opened where it isn't yet.
 fn opened(mut own: MutexGuard<'_, Option<Arc<Own>>>, shared: &Shared) -> Option<Arc<Own>> {
     if own.is_none() {
-        *own = Own::open(shared).map(Arc::new);
-        own.iter().for_each(|own| shared.bequeath(own));
+        match Own::open(&shared.settings.nodes, &shared.release, &shared.uuids) {
+            Ok(opened) => {
+                for gpu in opened.missing().filter_map(|gpu| shared.settings.gpus.get(gpu)) {
+                    shared.is_blind(&Unanswered::NoGpu { index: gpu.index });
+                }
+                shared.bequeath(own.insert(Arc::new(opened)));
+            }
+            Err(unanswered) => shared.is_blind(&unanswered),
+        }
     }
     own.clone()
 }

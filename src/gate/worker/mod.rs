@@ -53,11 +53,14 @@ mod stock;
 mod target;
 mod trace;
 mod turns;
+mod unanswered;
 mod uvm;
 mod waiting;
 mod whose;
 
 pub use self::listener::check_sizes;
+pub use self::own::examine;
+pub use self::unanswered::{Amount, Reason, Unanswered};
 
 use std::fs::File;
 use std::io;

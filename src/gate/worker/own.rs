@@ -9,9 +9,9 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::Shared;
 use super::device::{Device, Failure, Rm};
-use crate::gate::settings::NodeKind;
+use super::unanswered::{Amount, Reason, Unanswered};
+use crate::gate::settings::{Gpu, Node, NodeKind};
 use crate::rm::about::{self, Held};
 use crate::rm::number::{
     NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE,
@@ -32,6 +32,24 @@ pub(super) enum Presence {
     NoObject,
     /// There is no such client.
     NoClient,
+}
+
+/// Asks the driver once what audits will ask it, of those `gpus`.
+///
+/// # Errors
+///
+/// What it doesn't answer. A UUID that is none is none of its GPUs'.
+pub fn examine(nodes: &[Node], release: &Release, gpus: &[Gpu]) -> Result<(), Unanswered> {
+    let uuids: Vec<about::Uuid> =
+        gpus.iter().map(|gpu| about::uuid(&gpu.uuid).unwrap_or_default()).collect();
+    let own = Own::open(nodes, release, &uuids)?;
+    let missing = own.missing().filter_map(|gpu| gpus.get(gpu)).next();
+    let answered = match missing {
+        Some(gpu) => Err(Unanswered::NoGpu { index: gpu.index }),
+        None => gpus.iter().enumerate().try_for_each(|(at, gpu)| own.answers(release, at, gpu)),
+    };
+    own.end(release);
+    answered
 }
 
 /// Our client.
@@ -85,21 +103,29 @@ impl Drop for Loan<'_> {
 }
 
 impl Own {
-    /// Opens it; `None` where the driver isn't there.
-    pub(super) fn open(shared: &Shared) -> Option<Self> {
-        let nodes = &shared.settings.nodes;
+    /// Opens it.
+    ///
+    /// # Errors
+    ///
+    /// Where the driver isn't there, or makes no client.
+    pub(super) fn open(
+        nodes: &[Node],
+        release: &Release,
+        uuids: &[about::Uuid],
+    ) -> Result<Self, Unanswered> {
         let open = |kind: &dyn Fn(NodeKind) -> bool| {
             let found = nodes.iter().filter(|node| kind(node.kind)).filter_map(|node| {
                 OpenOptions::new().read(true).write(true).open(&node.path).ok().map(OwnedFd::from)
             });
             found.collect::<Vec<OwnedFd>>()
         };
-        let control = open(&|kind| kind == NodeKind::Control).pop()?;
-        let control = Device::of(nodes, control).ok()?;
+        let control = open(&|kind| kind == NodeKind::Control).pop().ok_or(Unanswered::NoNode)?;
+        let control = Device::of(nodes, control).map_err(|_| Unanswered::NoNode)?;
         let files = open(&|kind| matches!(kind, NodeKind::Gpu(_)));
-        let rm = Rm { release: &shared.release, device: &control };
-        let client = rm.client().ok()?;
-        let mut gpus = vec![None; shared.uuids.len()];
+        let rm = Rm { release, device: &control };
+        let refused = |failure: Failure| Unanswered::NoClient { reason: failure.into() };
+        let client = rm.client().map_err(refused)?;
+        let mut gpus = vec![None; uuids.len()];
         for number in 0..MOST_DEVICES {
             if gpus.iter().all(Option::is_some) {
                 break;
@@ -109,7 +135,7 @@ impl Own {
                 .subdevice(client, device)
                 .and_then(|subdevice| rm.uuid(client, subdevice).map(|uuid| (subdevice, uuid)));
             let gpu = found.ok().and_then(|(subdevice, uuid)| {
-                let gpu = shared.uuids.iter().position(|of| *of == uuid)?;
+                let gpu = uuids.iter().position(|of| *of == uuid)?;
                 Some((gpu, subdevice))
             });
             match gpu {
@@ -121,7 +147,7 @@ impl Own {
                 None => drop(rm.free(client, client, device)),
             }
         }
-        Some(Own {
+        Ok(Own {
             control,
             client,
             gpus,
@@ -129,6 +155,11 @@ impl Own {
             lent: Lent::default(),
             gpu_files: files,
         })
+    }
+
+    /// GPUs of the container that it has no subdevice of: nothing can be asked of them.
+    pub(super) fn missing(&self) -> impl Iterator<Item = usize> {
+        self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_none()).map(|(gpu, _)| gpu)
     }
 
     /// That of a worker before, to be ended.
@@ -153,6 +184,24 @@ impl Own {
         let rm = Rm { release, device: &self.control };
         // Or it ends when its file is closed.
         let _ = rm.free(self.client, self.client, self.client);
+    }
+
+    /// Whether it's told of a GPU what this process holds, which is known to have a client, and
+    /// what is free.
+    fn answers(&self, release: &Release, at: usize, gpu: &Gpu) -> Result<(), Unanswered> {
+        let unanswered =
+            |amount, reason| Err(Unanswered::Amount { amount, index: gpu.index, reason });
+        let ours = std::process::id();
+        match self.held(release, at, &[ours]) {
+            Ok(held) if held.iter().any(|held| held.pid == ours) => {}
+            Ok(_) => return unanswered(Amount::Held, Reason::Nothing),
+            Err(failure) => return unanswered(Amount::Held, failure.into()),
+        }
+        match self.free_bytes(release, at) {
+            Ok(0) => unanswered(Amount::Free, Reason::Nothing),
+            Ok(_) => Ok(()),
+            Err(failure) => unanswered(Amount::Free, failure.into()),
+        }
     }
 
     /// What processes hold on a GPU.

@@ -18,6 +18,7 @@ use super::books::Books;
 use super::memory::Slot;
 use super::own::Own;
 use super::target::process_id;
+use super::unanswered::Amount;
 use crate::gate::audit::Named;
 use crate::ledger::Process;
 use crate::rm::about::Held;
@@ -206,7 +207,8 @@ impl Shared {
             let pids: Vec<u32> = ours.into_iter().chain(pids).collect();
             (books.generation, books.underway, pids, named, was_paused)
         };
-        let held = own.held(&self.release, gpu, &pids).ok()?;
+        let held = own.held(&self.release, gpu, &pids);
+        let held = self.answered(gpu, Amount::Held, held)?;
         let (ours, held): (Vec<Held>, Vec<Held>) =
             held.into_iter().partition(|held| held.pid == std::process::id());
         let own_bytes = ours.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
@@ -227,7 +229,8 @@ impl Shared {
         }
         let Some(own) = self.auditor.own_soon(self) else { return Vec::new() };
         let of = |gpu| {
-            let held = own.held(&self.release, gpu, &[pid]).ok()?;
+            let held = own.held(&self.release, gpu, &[pid]);
+            let held = self.answered(gpu, Amount::Held, held)?;
             held.into_iter().find(|held| held.pid == pid && held.bytes() > 0)
         };
         (0..self.uuids.len()).filter_map(|gpu| Some((gpu, of(gpu)?))).collect()

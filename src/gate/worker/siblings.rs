@@ -22,6 +22,7 @@ use super::abroad::MOST_FORMER;
 use super::own::Own;
 use super::quiet::{Found, Numbers};
 use super::target::process_id;
+use super::unanswered::Amount;
 use crate::gate::audit::{Unshown, least_under};
 use crate::gate::client::ask_all;
 use crate::gate::launch::Place;
@@ -196,7 +197,8 @@ impl Shared {
         let ours = numbers.asked_for(&self.books());
         let own_pid = std::process::id();
         let all: BTreeSet<u32> = ours.iter().chain(taken).copied().chain([own_pid]).collect();
-        let held = own.held(&self.release, gpu, &all.into_iter().collect::<Vec<_>>()).ok()?;
+        let held = own.held(&self.release, gpu, &all.into_iter().collect::<Vec<_>>());
+        let held = self.answered(gpu, Amount::Held, held)?;
         let books = self.books();
         if books.is_moving() {
             return None;
