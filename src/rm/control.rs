@@ -14,6 +14,8 @@
 mod flat;
 mod wide;
 
+pub mod debug;
+
 pub mod processes;
 
 use super::export;

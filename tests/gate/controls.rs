@@ -97,3 +97,28 @@ fn a_struct_that_has_grown_is_refused() {
         }
     }
 }
+
+/// A core dump of a program, and a debugger: megabytes at once, of which a worker copies a part each.
+#[test]
+fn a_debugger_reads_and_writes_as_much_as_memory_has() {
+    let monitor = Monitor::new();
+    let lines = [
+        "start",
+        "alloc 24MiB as a",
+        "debug a 0 4096",
+        "debug a 0 131072",
+        "debug a 0 131073",
+        "debug a 12345 16777216",
+        "debug a 0 24MiB",
+        "debug a 1 24MiB",
+        "debug a 0 25165825",
+    ];
+    let said = monitor.run(&[&["run"], &lines[..]].concat());
+    let same = ["4096", "131072", "131073", "16777216", "25165824"];
+    for bytes in same {
+        said.must(&format!("debug a ok same={bytes}\n"));
+    }
+    // Past the end nothing is written, as by the driver: `NV_ERR_INVALID_ARGUMENT`.
+    let refused = said.text.lines().filter(|line| *line == "debug a status=0x1f").count();
+    assert_eq!(refused, 2, "{}", said.text);
+}

@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use super::desk::Copy;
 use super::listener::Reply;
 use super::serve::{Case, Over};
+use crate::rm::control::debug::Access;
 use crate::rm::control::processes;
 use crate::rm::control::{Direction, Known, MAX_PARAMS_BYTES, Pieces, check, is_of, points_into};
 use crate::rm::number::{
@@ -51,6 +52,9 @@ impl Case<'_> {
             self.log(&format!("control {control:#x} of channels that aren't the caller's"));
             let denied = Answer::Status(NV_ERR_INSUFFICIENT_PERMISSIONS);
             return Err(self.answer(denied, Some(layout)));
+        }
+        if let Some(access) = Access::of(control, &self.desk.params) {
+            return self.access(command, layout, &access, params);
         }
         match known {
             Known::Nested => self.nested(command, layout, control, params),

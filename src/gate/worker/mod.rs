@@ -14,6 +14,7 @@ mod buffer;
 mod burdens;
 mod calm;
 mod control;
+mod debug;
 mod desk;
 mod device;
 mod duplicate;

@@ -101,6 +101,9 @@ pub const KEPLER_CHANNEL_GROUP_A: u32 = 0xa06c;
 pub const KEPLER_CHANNEL_GPFIFO_A: u32 = 0xa06f;
 pub const AMPERE_CHANNEL_GPFIFO_A: u32 = 0xc56f;
 pub const AMPERE_COMPUTE_A: u32 = 0xc6c0;
+pub const GT200_DEBUGGER: u32 = 0x83de;
+pub const NV83DE_CTRL_CMD_DEBUG_READ_MEMORY: u32 = 0x83de_0315;
+pub const NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY: u32 = 0x83de_0316;
 
 /// Classes up to 0xff that exist, beside those above (`resource_list.h`, all releases).
 pub const OTHER_LOW_CLASSES: &[u32] = &[

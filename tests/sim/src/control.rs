@@ -6,6 +6,7 @@
 
 use crate::abi::*;
 use crate::bytes::Fields;
+use crate::debug;
 use crate::escape::Call;
 use crate::export;
 use crate::fault::Lies;
@@ -47,6 +48,7 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         | NVA06C_CTRL_CMD_SET_TIMESLICE
         | NVA06C_CTRL_CMD_GET_TIMESLICE => 8,
         NVA06F_CTRL_CMD_RESTART_RUNLIST => 2,
+        NV83DE_CTRL_CMD_DEBUG_READ_MEMORY | NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY => 24,
         _ => return None,
     })
 }
@@ -196,6 +198,9 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
             call.sim.driver().restart_runlist(gpu);
         }
         (NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, _) => disable_channels(call, &params)?,
+        (NV83DE_CTRL_CMD_DEBUG_READ_MEMORY | NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY, _) => {
+            debug::access(call, client, command, &params)?;
+        }
         _ => about_gpus(call, command, gpu, &mut params)?,
     }
     call.caller.write(address, &params).ok_or(NV_ERR_INVALID_ADDRESS)

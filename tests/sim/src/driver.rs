@@ -30,6 +30,8 @@ pub(crate) struct Driver {
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) clients: BTreeMap<u32, Client>,
     pub(crate) memories: HashMap<u64, Memory>,
+    /// What a debugger wrote into them, or looked for.
+    pub(crate) contents: HashMap<u64, Vec<u8>>,
     /// Files of `nvidia-uvm`.
     pub(crate) uvm: HashMap<File, Uvm>,
     /// The control file registered for a file (`NV_ESC_REGISTER_FD`).
@@ -54,6 +56,7 @@ impl Driver {
             gpus,
             clients: BTreeMap::new(),
             memories: HashMap::new(),
+            contents: HashMap::new(),
             uvm: HashMap::new(),
             registered: HashMap::new(),
             exports: HashMap::new(),
@@ -305,6 +308,7 @@ impl Driver {
         if memory.holders.is_empty() {
             let (gpu, bytes) = (memory.gpu, memory.bytes);
             self.memories.remove(&id);
+            self.contents.remove(&id);
             if let Some(used) = self.used.get_mut(gpu) {
                 *used -= bytes;
             }

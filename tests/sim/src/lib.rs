@@ -14,6 +14,7 @@ pub mod abi;
 pub mod bytes;
 mod caller;
 mod control;
+mod debug;
 mod driver;
 mod escape;
 mod export;

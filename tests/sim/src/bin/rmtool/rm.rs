@@ -403,6 +403,33 @@ impl Rm {
         call(self.ctl(), NV_ESC_RM_CONTROL, &mut bytes, 28)
     }
 
+    /// Writes bytes that differ from place to place into memory, reads the same back, and tells how
+    /// many are as they were written.
+    pub(crate) fn debug(&self, memory: u32, offset: u64, bytes: usize) -> Result<String, Fail> {
+        let device = self.device;
+        let debugger =
+            self.alloc_object(self.ctl(), device, self.handle(), GT200_DEBUGGER, &mut [])?;
+        let pattern = |at: usize| u8::try_from((at * 7 + at / 251) % 251).unwrap_or(0);
+        let mut written: Vec<u8> = (0..bytes).map(pattern).collect();
+        let mut read = vec![0xff; bytes];
+        let access = |command, buffer: &mut [u8]| {
+            let mut params = [0; 24];
+            params.set_u32(0, memory);
+            params.set_u32(4, u32::try_from(bytes).unwrap_or(u32::MAX));
+            params.set_u64(8, offset);
+            params.set_u64(16, buffer.as_mut_ptr().addr() as u64);
+            let before = params;
+            let done = self.control(debugger, command, &mut params);
+            assert_eq!(params, before, "nothing of it is the driver's to change");
+            done
+        };
+        let wrote = access(NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY, &mut written);
+        let done = wrote.and_then(|()| access(NV83DE_CTRL_CMD_DEBUG_READ_MEMORY, &mut read));
+        self.free(device, debugger)?;
+        done?;
+        Ok(format!("same={}", read.iter().zip(&written).filter(|(a, b)| a == b).count()))
+    }
+
     /// The driver's version, branch and title, by three addresses.
     pub(crate) fn build_version(&self) -> Result<[String; 3], Fail> {
         let mut texts = [[0_u8; 64]; 3];

@@ -439,6 +439,13 @@ impl Actor<'_> {
                 let done = self.rm()?.control(object, command, &mut params);
                 self.say(&format!("control {command:#x}"), nothing(done));
             }
+            // Written from an offset on, and read, by a debugger's calls of so many bytes.
+            ["debug", name, offset, bytes] => {
+                let memory = self.objects(&[name])?[0];
+                let (offset, bytes) = (size_bytes(offset)?, usize::try_from(size_bytes(bytes)?)?);
+                let done = self.rm()?.debug(memory, offset, bytes);
+                self.say(&format!("debug {name}"), done);
+            }
             // An allocation whose struct is longer than any that is known, of the driver and of a pipe.
             ["grown"] => {
                 let (pipe, _other) = nix::unistd::pipe()?;
