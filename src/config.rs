@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::gate::settings::MOST_CHANNEL_GROUPS;
 use crate::request::{Rules, Trust};
 
 /// Where the configuration is when nobody says otherwise.
@@ -80,6 +81,8 @@ pub struct Isolation {
     pub backend: Backend,
     /// What becomes of managed memory under the gate.
     pub managed_memory: ManagedMemory,
+    /// Channel groups that a container has at most on each of its GPUs under the gate; 1 ..= 4096.
+    pub channel_groups: u32,
     /// What the gate does under a driver that is newer than all that it knows, and doesn't answer what
     /// a monitor has to ask it.
     pub unknown_driver: UnknownDriver,
@@ -205,6 +208,7 @@ impl Default for Isolation {
         Isolation {
             backend: Backend::Auto,
             managed_memory: ManagedMemory::Refuse,
+            channel_groups: MOST_CHANNEL_GROUPS,
             unknown_driver: UnknownDriver::Refuse,
             filter_all: false,
             km_root: "/proc/cgpu_km".into(),
@@ -478,6 +482,10 @@ impl Config {
             let expected = "must name NVIDIA's runtime, as \"nvidia-container-runtime\"";
             return bad("driver.nvidia_runtime", "\"\"".into(), expected);
         }
+        if !(1..=4096).contains(&self.isolation.channel_groups) {
+            let value = self.isolation.channel_groups.to_string();
+            return bad("isolation.channel_groups", value, "must be 1 to 4096");
+        }
         if self.isolation.filter_all {
             return bad("isolation.filter_all", "true".into(), "must be false in this version");
         }
@@ -548,6 +556,7 @@ mod tests {
                 "[runtime]\ncandidates = []",
                 "runtime.candidates = []: must name a runtime, as \"runc\"",
             ),
+            ("[isolation]\nchannel_groups = 0", "isolation.channel_groups = 0: must be 1 to 4096"),
             (
                 "[isolation]\nfilter_all = true",
                 "isolation.filter_all = true: must be false in this version",

@@ -24,6 +24,10 @@ mod attacks;
 #[path = "gate/grown.rs"]
 mod grown;
 
+/// Channel groups, and what they take beside quotas.
+#[path = "gate/groups.rs"]
+mod groups;
+
 /// Memory that shows in another GPU's figures.
 #[path = "gate/across.rs"]
 mod across;

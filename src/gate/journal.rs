@@ -105,6 +105,26 @@ pub enum Record {
         /// The number, and how much.
         held: Held,
     },
+    /// There is a channel group, or a channel outside one.
+    Group {
+        /// On which GPU.
+        gpu: usize,
+        /// Whose.
+        client: u32,
+        /// Below which object.
+        parent: u32,
+        /// Its handle.
+        handle: u32,
+        /// Whether it was made, and not only let go on.
+        certain: bool,
+    },
+    /// It is no more.
+    Ungroup {
+        /// Whose it was.
+        client: u32,
+        /// Its handle.
+        handle: u32,
+    },
 }
 
 /// Who initializes a file.
@@ -323,6 +343,13 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
             let raw = Raw::new(46).gpu(gpu).words([pid, 0, 0]);
             return raw.longs([made_bytes, duplicated_bytes]).bytes();
         }
+        Record::Group { gpu, client, parent, handle, certain } => {
+            let raw = Raw::new(47).gpu(gpu).words([client, parent, handle]);
+            return Raw { hold: u8::from(certain), ..raw }.bytes();
+        }
+        Record::Ungroup { client, handle } => {
+            return Raw::new(48).words([client, 0, handle]).bytes();
+        }
         Record::Ledger(entry) => entry,
     };
     let raw = match entry {
@@ -443,6 +470,15 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
             let held = Held { pid: raw.words[0], made_bytes: first, duplicated_bytes: second };
             return Some(Record::Burden { gpu, held });
         }
+        47 => {
+            let [client, parent, handle] = raw.words;
+            let certain = raw.hold != 0;
+            return Some(Record::Group { gpu, client, parent, handle, certain });
+        }
+        48 => {
+            let [client, _, handle] = raw.words;
+            return Some(Record::Ungroup { client, handle });
+        }
         _ => return None,
     };
     Some(Record::Ledger(entry))
@@ -466,7 +502,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_none() {
-        for kind in [0, 28, 39, 47, 255] {
+        for kind in [0, 28, 39, 49, 255] {
             let mut bytes = [0; RECORD_BYTES];
             bytes[0] = kind;
             assert_eq!(decode(&bytes), None);
@@ -494,7 +530,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_is_read_as_it_was_written(
-            kind in 0..34_u8,
+            kind in 0..36_u8,
             gpu in 0..64_usize,
             (a, b, c) in any::<(u32, u32, u32)>(),
             (x, y, z) in any::<(u64, u64, u64)>(),
@@ -533,6 +569,11 @@ mod tests {
                     let held = Held { pid: a, made_bytes: x, duplicated_bytes: y };
                     Record::Burden { gpu, held }
                 }
+                34 => {
+                    let certain = x % 2 == 1;
+                    Record::Group { gpu, client: a, parent: b, handle: c, certain }
+                }
+                35 => Record::Ungroup { client: a, handle: c },
                 kind => Record::Ledger(match kind {
                     2 => Entry::Commit { gpu, bytes: x, client, parent, handle },
                     3 => Entry::Note { client, parent, handle },

@@ -12,6 +12,10 @@ use thiserror::Error;
 
 use crate::process::ProcessId;
 
+/// Channel groups that a container has at most on a GPU, where nobody says otherwise: those of 64
+/// processes with a CUDA context, which has four.
+pub const MOST_CHANNEL_GROUPS: u32 = 256;
+
 /// The largest settings that are read, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -31,6 +35,9 @@ pub struct Settings {
     pub driver: String,
     /// What becomes of managed memory.
     pub managed: Managed,
+    /// Channel groups that it has at most on each of its GPUs.
+    #[serde(default = "most_channel_groups")]
+    pub channel_groups: u32,
     /// Its GPUs, in its order.
     pub gpus: Vec<Gpu>,
     /// The files by which it reaches the driver.
@@ -59,6 +66,11 @@ pub struct Settings {
 /// Where nobody said so.
 fn yes() -> bool {
     true
+}
+
+/// Where nobody said how many.
+fn most_channel_groups() -> u32 {
+    MOST_CHANNEL_GROUPS
 }
 
 /// What becomes of managed memory, which the driver gives without being asked.

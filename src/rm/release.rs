@@ -277,6 +277,7 @@ const ROOT: &[Change] = &[
     Set(VidHeap(NVOS32_FUNCTION_ALLOC_OS_DESCRIPTOR), structs::VID_HEAP_OS_DESCRIPTOR),
     Set(Class(NV01_DEVICE_0), structs::DEVICE),
     Set(Class(NV20_SUBDEVICE_0), structs::SUBDEVICE),
+    Set(Class(KEPLER_CHANNEL_GROUP_A), structs::CHANNEL_GROUP),
     Set(Class(NV01_MEMORY_LOCAL_USER), structs::MEMORY_120),
     Set(Class(NV01_MEMORY_SYSTEM), structs::MEMORY_120),
     Set(Class(NV01_MEMORY_DEVICELESS), structs::MEMORY_120),

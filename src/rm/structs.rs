@@ -438,6 +438,9 @@ pub(super) const DEVICE: &[Layout] =
 pub(super) const SUBDEVICE: &[Layout] =
     &[Layout::new("NV2080_ALLOC_PARAMETERS", 4, &[f4(Device, "subDeviceId", 0)])];
 
+pub(super) const CHANNEL_GROUP: &[Layout] =
+    &[Layout::new("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", 20, &[f4(Kind, "engineType", 12)])];
+
 pub(super) const FB_INFO: &[Layout] = &[Layout::new(
     "NV2080_CTRL_FB_GET_INFO_PARAMS",
     16,

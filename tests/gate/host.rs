@@ -223,6 +223,7 @@ impl Monitor {
             place: "".into(),
             driver: driver.into(),
             managed,
+            channel_groups: 256,
             gpus: (0..gpus)
                 .map(|gpu| Gpu {
                     index: gpu.try_into().unwrap(),

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use self::changes::{Change, Naming};
 use super::burdens::{self, Burdens};
+use super::groups::Groups;
 use super::makers::Makers;
 use super::mapped;
 use super::memories::Mapped;
@@ -76,6 +77,8 @@ pub(super) struct Books {
     pub(super) makers: Makers,
     /// What the driver shows under processes' numbers that is another's.
     pub(super) burdens: Burdens,
+    /// Channel groups.
+    pub(super) groups: Groups,
     /// By client and handle: the container's GPU.
     devices: HashMap<(u32, u32), usize>,
     /// Calls of workers before, by their slots.
@@ -119,6 +122,7 @@ impl Books {
             nodes: BTreeSet::new(),
             makers: Makers::default(),
             burdens: Burdens::default(),
+            groups: Groups::default(),
             devices: HashMap::new(),
             inherited: HashMap::new(),
             orphaned: Vec::new(),
@@ -232,6 +236,7 @@ impl Books {
                 self.makers.replay(record);
             }
             Record::Burden { gpu, held } => self.burdens.replay(gpu, held),
+            Record::Group { .. } | Record::Ungroup { .. } => self.groups.replay(record),
         }
     }
 
@@ -251,6 +256,7 @@ impl Books {
         let ledger = self.ledger.entries().map(Record::Ledger);
         let ranges = ranges::records(&self.ranges);
         let others = self.makers.records().chain(self.burdens.records());
+        let others = others.chain(self.groups.records());
         self.log.rewrite(ledger.chain(ranges).chain(nodes).chain(others));
     }
 

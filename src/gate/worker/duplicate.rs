@@ -22,7 +22,11 @@ impl Case<'_> {
     ) -> Result<Reply, Over> {
         self.only_once()?;
         let making = Making { object, handle: layout, head: layout };
+        let group = self.room_for_name(source, layout)?;
         let made = self.named(command, making, source, None)?;
+        if let (Some(group), Some(made)) = (&group, made) {
+            group.made(object, made.handle);
+        }
         Ok(self.executed(made))
     }
 

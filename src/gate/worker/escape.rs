@@ -88,6 +88,9 @@ impl Case<'_> {
                 if let (Passed::Client, Call::Alloc(alloc)) = (pass.kind, &decoded.call) {
                     self.books().unlearn_all(alloc.object.handle);
                 }
+                if let Call::Alloc(alloc) = &decoded.call {
+                    self.passes_channel(alloc, decoded.layout)?;
+                }
                 Ok(self.continued(pass))
             }
             Verdict::Refuse(answer) => Err(self.answer(answer, decoded.layout)),

@@ -388,6 +388,7 @@ impl Case<'_> {
             },
         };
 
+        let group = self.room_for_group(alloc, layout)?;
         let params = if size.is_some() { self.desk.params.address() } else { 0 };
         self.patch(layout, Meaning::Params, params);
         let rights_address = if alloc.rights == 0 { 0 } else { rights.address() };
@@ -406,6 +407,9 @@ impl Case<'_> {
         let made = made?;
         if size.is_some() && made.is_some() {
             self.write_back(1, alloc.params, Copy::Params);
+        }
+        if let (Some(group), Some(made)) = (&group, made) {
+            group.made(object, made.handle);
         }
         if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
             self.subdevice_made(made);
@@ -494,6 +498,9 @@ impl Case<'_> {
             self.shared.free_stakes();
         }
         called?;
+        if status == NV_OK {
+            self.shared.freed_groups(client, handle);
+        }
         if status == NV_OK && !same {
             // Or it was made before it was freed, and entered after.
             self.shared.forget_if_gone(client, handle);

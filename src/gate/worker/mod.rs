@@ -23,6 +23,7 @@ mod escape;
 mod execute;
 mod export;
 mod exported;
+mod groups;
 mod heap;
 mod heritage;
 mod initialize;

@@ -228,6 +228,12 @@ impl Driver {
                 let holder = Holder::Object(asked.client, handle);
                 Some(self.take(gpu, wanted.bytes, wanted.page_bytes, holder)?)
             }
+            // `kchangrpapiConstruct_IMPL` and `kchannelConstruct_IMPL`: context buffers, of the group
+            // that it is, or that a channel has which is in none.
+            (_, Some(gpu)) if self.lies.group_bytes > 0 && self.has_group(&asked) => {
+                let holder = Holder::Object(asked.client, handle);
+                Some(self.take(gpu, self.lies.group_bytes, 1, holder)?)
+            }
             (NV_MEMORY_FABRIC, _) if wanted.source != 0 => {
                 let client = self.client(asked.client, asker.file, NV_ERR_INVALID_CLIENT)?;
                 let source = client.objects.get(&wanted.source).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
@@ -249,6 +255,14 @@ impl Driver {
         let bytes = memory.and_then(|id| self.memories.get(&id)).map_or(0, |memory| memory.bytes);
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
         Ok(Made { handle, bytes, offset: memory.unwrap_or(0) << 21 })
+    }
+
+    /// Whether an object is a channel group, or a channel that gets one of its own.
+    fn has_group(&self, asked: &Allocation) -> bool {
+        let above = self.clients.get(&asked.client).and_then(|of| of.objects.get(&asked.parent));
+        let is_in_group = above.is_some_and(|above| above.class == KEPLER_CHANNEL_GROUP_A);
+        asked.class == KEPLER_CHANNEL_GROUP_A
+            || CHANNEL_CLASSES.contains(&asked.class) && !is_in_group
     }
 
     /// `deviceConstruct` (device.c): the GPU's node must be open in the calling process,

@@ -77,6 +77,11 @@ pub enum Fault {
         /// How many; 0 is none.
         bytes: u64,
     },
+    /// Takes so much memory for each channel group, which is in no process's figure.
+    Group {
+        /// How much; 0 is none.
+        bytes: u64,
+    },
     /// Answers an index of `FB_GET_INFO` with this, whatever is true.
     FbInfo {
         /// `NV2080_CTRL_FB_INFO_INDEX_*`.
@@ -129,6 +134,8 @@ pub struct Lies {
     pub round_bytes: u64,
     /// Bytes that structs have grown by.
     pub grown_bytes: usize,
+    /// Memory of a channel group's own.
+    pub group_bytes: u64,
     /// Answers of `FB_GET_INFO` by index.
     pub fb_info: Vec<(u32, u32)>,
 }
@@ -164,6 +171,7 @@ fn parse(line: &str) -> Option<Fault> {
         ["clear"] => return Some(Fault::Clear),
         ["round", size] => return Some(Fault::Round { bytes: size_bytes(size).ok()? }),
         ["grown", size] => return Some(Fault::Grown { bytes: size_bytes(size).ok()? }),
+        ["group", size] => return Some(Fault::Group { bytes: size_bytes(size).ok()? }),
         ["fb-info", index, value] => {
             return Some(Fault::FbInfo { index: number(index)?, value: number(value)? });
         }
@@ -200,6 +208,7 @@ impl fmt::Display for Fault {
             Fault::Clear => return formatter.write_str("clear"),
             Fault::Round { bytes } => return write!(formatter, "round {bytes}"),
             Fault::Grown { bytes } => return write!(formatter, "grown {bytes}"),
+            Fault::Group { bytes } => return write!(formatter, "group {bytes}"),
             Fault::FbInfo { index, value } => {
                 return write!(formatter, "fb-info {index:#x} {value}");
             }
@@ -231,6 +240,7 @@ mod tests {
             "clear",
             "round 2097152",
             "grown 200",
+            "group 8388608",
             "fb-info 0x55 7",
             "alloc:0x40 hang",
             "any delay 5",

@@ -147,6 +147,7 @@ impl Shared {
             Fault::Grown { bytes } => {
                 self.driver().lies.grown_bytes = usize::try_from(bytes).unwrap_or(0);
             }
+            Fault::Group { bytes } => self.driver().lies.group_bytes = bytes,
             Fault::FbInfo { index, value } => self.driver().lies.fb_info.push((index, value)),
         }
     }

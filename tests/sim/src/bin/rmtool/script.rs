@@ -431,6 +431,31 @@ impl Actor<'_> {
                 });
                 self.say("channel", done);
             }
+            // As many as there may be, below the device; the last is known by that name.
+            ["groups" | "channels", most, "as", name] => {
+                let rm = self.rm()?;
+                let (class, params) = match words[0] {
+                    "groups" => (KEPLER_CHANNEL_GROUP_A, 20),
+                    _ => (AMPERE_CHANNEL_GPFIFO_A, 0),
+                };
+                let mut last = None;
+                let (mut made, mut done) = (0, Ok(()));
+                while made < size_bytes(most)? && done.is_ok() {
+                    let mut params = vec![0; params];
+                    let (ctl, device) = (rm.ctl(), rm.device);
+                    match rm.alloc_object(ctl, device, rm.handle(), class, &mut params) {
+                        Ok(group) => (last, made) = (Some(group), made + 1),
+                        Err(fail) => done = Err(fail),
+                    }
+                }
+                if let Some(group) = last {
+                    self.memory.insert((*name).to_owned(), (group, 0));
+                }
+                println!(
+                    "groups made={made} {}",
+                    done.err().map(|fail| fail.to_string()).unwrap_or_default()
+                );
+            }
             // With nothing in its parameters.
             ["control", name, command, bytes] => {
                 let command = u32::try_from(size_bytes(command)?)?;

@@ -1,0 +1,263 @@
+//! Channel groups: how many the container has on each of its GPUs, and may have.
+//!
+//! For each the driver takes memory for context buffers, 8 MiB on an H100, which is in no process's
+//! figure and in no quota (`kchangrpapiConstruct_IMPL` reserves it, kernel_channel_group_api.c). A
+//! channel outside a group has one of its own (`kchannelConstruct_IMPL`, kernel_channel.c). So their
+//! number has a bound. One is entered before the driver makes it, or when it has, and forgotten when it's
+//! freed; what went without a call that says so is looked for when the bound is met.
+
+use std::collections::BTreeMap;
+
+use super::Shared;
+use super::own::Presence;
+use super::serve::{Case, Over};
+use crate::gate::journal::Record;
+use crate::rm::call::{Alloc, Object};
+use crate::rm::number::{KEPLER_CHANNEL_GROUP_A, NV_ERR_INSUFFICIENT_RESOURCES};
+use crate::rm::{Answer, Layout};
+
+/// What the classes of all channels end in, and no other class above these: `GF100_CHANNEL_GPFIFO`
+/// 0x906f, and so on.
+const ANY_CHANNEL: u32 = 0x6f;
+const HIGHEST_OBJECT: u32 = 0xff;
+
+/// A group, or a channel that is outside one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Group {
+    gpu: usize,
+    parent: u32,
+    /// It was made, and not only let go on.
+    certain: bool,
+}
+
+/// Those that are known.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    /// By client and handle.
+    all: BTreeMap<(u32, u32), Group>,
+    /// Being made, by their GPUs.
+    underway: Vec<usize>,
+}
+
+impl Groups {
+    /// The GPU of a group.
+    fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
+        self.all.get(&(client, handle)).map(|group| group.gpu)
+    }
+
+    /// How many a GPU has, with those that are being made.
+    fn count(&self, gpu: usize) -> usize {
+        let all = self.all.values().filter(|group| group.gpu == gpu).count();
+        all + self.underway.iter().filter(|of| **of == gpu).count()
+    }
+
+    /// What freeing an object frees: with a client all that it has, with a device those below it.
+    fn freed(&self, client: u32, handle: u32) -> Vec<(u32, u32)> {
+        let of_client = self.all.range((client, 0)..=(client, u32::MAX));
+        let is_freed = |(own, group): (&(u32, u32), &Group)| {
+            handle == client || own.1 == handle || group.parent == handle
+        };
+        of_client.filter(|of| is_freed(*of)).map(|(own, _)| *own).collect()
+    }
+
+    pub(super) fn replay(&mut self, record: Record) {
+        match record {
+            Record::Group { gpu, client, parent, handle, certain } => {
+                self.all.insert((client, handle), Group { gpu, parent, certain });
+            }
+            Record::Ungroup { client, handle } => {
+                self.all.remove(&(client, handle));
+            }
+            _ => {}
+        }
+    }
+
+    /// What makes them from nothing.
+    pub(super) fn records(&self) -> impl Iterator<Item = Record> {
+        let all = self.all.iter();
+        all.map(|((client, handle), Group { gpu, parent, certain })| Record::Group {
+            gpu: *gpu,
+            client: *client,
+            parent: *parent,
+            handle: *handle,
+            certain: *certain,
+        })
+    }
+}
+
+/// One that is being made counts until it's entered, or isn't made.
+#[derive(Debug)]
+pub(super) struct Making<'a> {
+    shared: &'a Shared,
+    gpu: usize,
+}
+
+impl Making<'_> {
+    /// It's there.
+    pub(super) fn made(&self, object: Object, handle: u32) {
+        self.enter(object, handle, true);
+    }
+
+    fn enter(&self, Object { client, parent, .. }: Object, handle: u32, certain: bool) {
+        let gpu = self.gpu;
+        self.shared.books().write(Record::Group { gpu, client, parent, handle, certain });
+    }
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        let mut books = self.shared.books();
+        if let Some(at) = books.groups.underway.iter().position(|gpu| *gpu == self.gpu) {
+            books.groups.underway.swap_remove(at);
+        }
+    }
+}
+
+impl<'a> Case<'a> {
+    /// Room for a group that is to be made, where one is.
+    pub(super) fn room_for_group(
+        &mut self,
+        alloc: &Alloc,
+        layout: &'static Layout,
+    ) -> Result<Option<Making<'a>>, Over> {
+        if alloc.class != KEPLER_CHANNEL_GROUP_A {
+            return Ok(None);
+        }
+        match self.group_gpu(alloc.object.client, alloc.object.parent) {
+            Some(gpu) => self.room_on(gpu, layout).map(Some),
+            None => Err(self.on_no_gpu(alloc.object, layout)),
+        }
+    }
+
+    /// The same, for a name of one that there is: it keeps the group when that is freed.
+    pub(super) fn room_for_name(
+        &mut self,
+        (client, handle): (u32, u32),
+        layout: &'static Layout,
+    ) -> Result<Option<Making<'a>>, Over> {
+        let gpu = self.books().groups.gpu(client, handle);
+        gpu.map(|gpu| self.room_on(gpu, layout)).transpose()
+    }
+
+    /// A channel that is let go on outside a group is entered as one, made or not. Whose handle the
+    /// driver chooses is known by none, and counts until its client ends.
+    pub(super) fn passes_channel(
+        &mut self,
+        alloc: &Alloc,
+        layout: Option<&'static Layout>,
+    ) -> Result<(), Over> {
+        let Alloc { object, class, .. } = *alloc;
+        let is_channel = class > HIGHEST_OBJECT && class & 0xff == ANY_CHANNEL;
+        let Some(layout) = layout.filter(|_| is_channel) else { return Ok(()) };
+        if self.books().groups.gpu(object.client, object.parent).is_some() {
+            return Ok(());
+        }
+        // One below a group that a worker before knew nothing of isn't on its own.
+        let Some(gpu) = self.group_gpu(object.client, object.parent) else { return Ok(()) };
+        let making = self.room_on(gpu, layout)?;
+        let handle = match object.handle {
+            0 => self.next_handles(1),
+            handle => handle,
+        };
+        making.enter(object, handle, false);
+        Ok(())
+    }
+
+    fn group_gpu(&self, client: u32, parent: u32) -> Option<usize> {
+        match self.shared.uuids.len() {
+            1 => Some(0),
+            _ => self.gpu(client, parent),
+        }
+    }
+
+    fn room_on(&mut self, gpu: usize, layout: &'static Layout) -> Result<Making<'a>, Over> {
+        let shared = self.shared;
+        if let Some(making) = shared.begin_group(gpu) {
+            return Ok(making);
+        }
+        shared.forget_gone_groups(gpu);
+        if let Some(making) = shared.begin_group(gpu) {
+            return Ok(making);
+        }
+        let most = shared.settings.channel_groups;
+        self.log(&format!(
+            "a channel group more than {most} on a GPU: [isolation] channel_groups is their bound"
+        ));
+        Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
+    }
+}
+
+impl Shared {
+    fn begin_group(&self, gpu: usize) -> Option<Making<'_>> {
+        let mut books = self.books();
+        let most = usize::try_from(self.settings.channel_groups).unwrap_or(usize::MAX);
+        let has_room = books.groups.count(gpu) < most;
+        has_room.then(|| {
+            books.groups.underway.push(gpu);
+            Making { shared: self, gpu }
+        })
+    }
+
+    /// An object was freed.
+    pub(super) fn freed_groups(&self, client: u32, handle: u32) {
+        let mut books = self.books();
+        for (client, handle) in books.groups.freed(client, handle) {
+            books.write(Record::Ungroup { client, handle });
+        }
+    }
+
+    /// Forgets those that the driver doesn't have any more.
+    fn forget_gone_groups(&self, gpu: usize) {
+        let own = self.auditor.own(self);
+        let Some(own) = own.filter(|own| own.can_tell(&self.release)) else { return };
+        let known: Vec<((u32, u32), Group)> = {
+            let books = self.books();
+            let on_gpu = books.groups.all.iter().filter(|(_, group)| group.gpu == gpu);
+            on_gpu.map(|(name, group)| (*name, *group)).collect()
+        };
+        for ((client, handle), group) in known {
+            let is_gone = match own.presence(&self.release, client, handle) {
+                Presence::There => false,
+                Presence::NoClient => true,
+                // One that was let go on may be on its way.
+                Presence::NoObject => group.certain,
+            };
+            let mut books = self.books();
+            // Another thread may have made it anew.
+            if is_gone && books.groups.all.get(&(client, handle)) == Some(&group) {
+                books.write(Record::Ungroup { client, handle });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(gpu: usize, client: u32, parent: u32, handle: u32) -> Record {
+        Record::Group { gpu, client, parent, handle, certain: handle != 12 }
+    }
+
+    #[test]
+    fn they_are_counted_by_gpu_and_freed_with_what_is_above() {
+        let mut groups = Groups::default();
+        for record in
+            [group(0, 1, 10, 11), group(0, 1, 10, 12), group(1, 1, 20, 21), group(0, 2, 10, 11)]
+        {
+            groups.replay(record);
+        }
+        groups.underway.push(1);
+        assert_eq!((groups.count(0), groups.count(1), groups.count(2)), (3, 2, 0));
+        assert_eq!(groups.gpu(1, 21), Some(1));
+        assert_eq!(groups.freed(1, 11), [(1, 11)]);
+        assert_eq!(groups.freed(1, 10), [(1, 11), (1, 12)]);
+        assert_eq!(groups.freed(1, 1), [(1, 11), (1, 12), (1, 21)]);
+        assert_eq!(groups.freed(3, 3), []);
+        let mut again = Groups::default();
+        groups.records().for_each(|record| again.replay(record));
+        assert_eq!(again.all, groups.all);
+        again.replay(Record::Ungroup { client: 2, handle: 11 });
+        assert_eq!(again.count(0), 2);
+    }
+}
