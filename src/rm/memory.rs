@@ -75,7 +75,7 @@ pub static CLASSES: &[ClassUse] = &[
     class(NV01_MEMORY_HW_RESOURCES, Use::Unknown, "hwresConstruct: tags, of memory of either kind"),
     class(NV01_MEMORY_LOCAL_PHYSICAL, Use::Privileged, "all of the memory"),
     class(NV01_MEMORY_SYNCPOINT, Use::Nothing, "a Tegra's semaphores"),
-    class(NV_SEMAPHORE_SURFACE, Use::KeepsAlive, "hSemaphoreMem"),
+    class(NV_SEMAPHORE_SURFACE, Use::Nothing, "semsurfConstruct: keeps memory of the host alone"),
     class(NV40_DEBUG_BUFFER, Use::Nothing, "nv_debug_dump.c: memory of the host"),
     class(RM_USER_SHARED_DATA, Use::Nothing, "gpu_user_shared_data.c: memory of the host"),
     class(NV_MEMORY_EXPORT, Use::KeepsAlive, "duplicates what is exported"),

@@ -153,7 +153,7 @@ pub static RELEASES: &[Row] = &[
     },
     // nvos.h: NVOS21 gets `paramsSize` at 24, where `status` was, and stays at 32 bytes;
     // NVOS64 gets it at 32, 40 → 48 bytes. cl0042.h: new. cl00f8.h: `pageSize` 4 → 8
-    // bytes wide, 40 → 48 bytes. uvm_ioctl.h: UVM_MM_INITIALIZE is new.
+    // bytes wide, 40 → 48 bytes. cl00da.h: new. uvm_ioctl.h: UVM_MM_INITIALIZE is new.
     Row {
         version: v(535, 43, 2),
         parent: Some(v(525, 47, 4)),
@@ -161,6 +161,7 @@ pub static RELEASES: &[Row] = &[
             Set(Escape(NV_ESC_RM_ALLOC), structs::ALLOC_535),
             Set(Class(NV_MEMORY_EXTENDED_USER), structs::MEMORY_120),
             Set(Class(NV_MEMORY_FABRIC), structs::FABRIC_48),
+            Set(Class(NV_SEMAPHORE_SURFACE), structs::SEMAPHORE_SURFACE),
             Set(Uvm(UVM_MM_INITIALIZE), structs::UVM_MM_INITIALIZE),
         ],
     },

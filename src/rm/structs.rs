@@ -441,6 +441,12 @@ pub(super) const SUBDEVICE: &[Layout] =
 pub(super) const CHANNEL_GROUP: &[Layout] =
     &[Layout::new("NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS", 20, &[f4(Kind, "engineType", 12)])];
 
+pub(super) const SEMAPHORE_SURFACE: &[Layout] = &[Layout::new(
+    "NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS",
+    16,
+    &[f4(SourceHandle, "hSemaphoreMem", 0), f4(Handle, "hMaxSubmittedMem", 4)],
+)];
+
 pub(super) const FB_INFO: &[Layout] = &[Layout::new(
     "NV2080_CTRL_FB_GET_INFO_PARAMS",
     16,

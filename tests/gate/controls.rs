@@ -122,3 +122,16 @@ fn a_debugger_reads_and_writes_as_much_as_memory_has() {
     let refused = said.text.lines().filter(|line| *line == "debug a status=0x1f").count();
     assert_eq!(refused, 2, "{}", said.text);
 }
+
+/// Vulkan has its semaphores in memory of the host. In memory of a GPU they would keep it in nobody's
+/// figure; the driver has no such surface, and isn't asked for one.
+#[test]
+fn surfaces_of_semaphores_lie_in_memory_of_the_host() {
+    let monitor = Monitor::new();
+    let lines =
+        ["start", "system 1MiB as a", "semaphores a", "alloc 1MiB as b", "semaphores b", "free a"];
+    let said = monitor.run(&[&["run"], &lines[..]].concat());
+    said.must("semaphores a ok").must("semaphores b status=0x3b");
+    assert_eq!(monitor.sim.state()["calls"]["alloc:0xda"], 1);
+    monitor.wait_for(0);
+}

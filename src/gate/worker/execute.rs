@@ -22,7 +22,7 @@ use crate::rm::call::{Alloc, Object};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Call, Command, Decoded, Layout, Meaning, refuse};
+use crate::rm::{Answer, Call, Command, Decoded, Key, Layout, Meaning, refuse};
 
 /// Handles that we choose where the caller leaves it to the driver: so what a call made is
 /// known, though we may not live to see its answer. The driver's own begin with 0xcaf.
@@ -149,7 +149,9 @@ impl Case<'_> {
             (false, false) => self.next_handle(),
         };
         let known = |case: &Self, handle| {
-            case.books().ledger.contains(Client(object.client), Handle(handle))
+            let books = case.books();
+            let is_group = books.groups.contains(object.client, handle);
+            is_group || books.ledger.contains(Client(object.client), Handle(handle))
         };
         self.unmake_what_was_entered(object);
         let mut again = self.again && !before.was_there;
@@ -187,7 +189,7 @@ impl Case<'_> {
     }
 
     /// The handle of what a worker before may have made for this call, where that is made again.
-    fn made_before(&self, object: Object) -> Option<u32> {
+    pub(super) fn made_before(&self, object: Object) -> Option<u32> {
         let before = self.slot.executed();
         let handle = if object.handle == 0 { before.handle } else { object.handle };
         (self.again && !before.was_there).then_some(handle)
@@ -388,6 +390,9 @@ impl Case<'_> {
             },
         };
 
+        if class == NV_SEMAPHORE_SURFACE && self.is_over_gpu_memory(object.client) {
+            return Err(self.answer(Answer::Status(NV_ERR_INVALID_PARAMETER), Some(layout)));
+        }
         let group = self.room_for_group(alloc, layout)?;
         let params = if size.is_some() { self.desk.params.address() } else { 0 };
         self.patch(layout, Meaning::Params, params);
@@ -415,6 +420,20 @@ impl Case<'_> {
             self.subdevice_made(made);
         }
         Ok(self.executed(made))
+    }
+
+    /// Whether a surface of semaphores is to lie in memory of a GPU, which it would keep in nobody's
+    /// figure. The driver refuses that, too: it has to be the host's (`semsurfConstruct_IMPL`,
+    /// sem_surf.c, from 535.43.02 to 595.45.04).
+    fn is_over_gpu_memory(&self, client: u32) -> bool {
+        let layout = self.shared.release.layouts(Key::Class(NV_SEMAPHORE_SURFACE)).first();
+        let view = layout.and_then(|layout| layout.view(&self.desk.params));
+        let named = [Meaning::SourceHandle, Meaning::Handle];
+        let mut handles = named.into_iter().filter_map(|of| view.and_then(|view| view.u32(of)));
+        let ledger = &self.books().ledger;
+        handles.any(|handle| {
+            ledger.bytes_of(Client(client), Handle(handle)).is_some_and(|bytes| bytes > 0)
+        })
     }
 
     /// A subdevice was made, and so what is above it is a device.

@@ -40,6 +40,10 @@ pub(super) struct Groups {
 }
 
 impl Groups {
+    pub(super) fn contains(&self, client: u32, handle: u32) -> bool {
+        self.all.contains_key(&(client, handle))
+    }
+
     /// The GPU of a group.
     fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
         self.all.get(&(client, handle)).map(|group| group.gpu)
@@ -122,6 +126,10 @@ impl<'a> Case<'a> {
     ) -> Result<Option<Making<'a>>, Over> {
         if alloc.class != KEPLER_CHANNEL_GROUP_A {
             return Ok(None);
+        }
+        // One that the worker before had made for this call is made anew.
+        if let Some(handle) = self.made_before(alloc.object) {
+            self.books().write(Record::Ungroup { client: alloc.object.client, handle });
         }
         match self.group_gpu(alloc.object.client, alloc.object.parent) {
             Some(gpu) => self.room_on(gpu, layout).map(Some),

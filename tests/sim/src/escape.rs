@@ -426,6 +426,7 @@ fn class_params(abi: &Abi, class: u32) -> Option<(usize, bool)> {
         | NV01_EVENT_KERNEL_CALLBACK_EX => (24, true),
         FERMI_VASPACE_A => (abi.vaspace_params_bytes, true),
         KEPLER_CHANNEL_GROUP_A => (20, true),
+        NV_SEMAPHORE_SURFACE => (16, true),
         _ => return None,
     })
 }
@@ -469,6 +470,16 @@ fn make(call: &Call<'_>, bytes: &mut [u8], params: &mut Option<Vec<u8>>) -> Resu
             }
             NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => {
                 heap::check_os_descriptor(call, params.u64_at(16), params.u64_at(24))?;
+            }
+            // `semsurfConstruct_IMPL` (sem_surf.c): memory of the host.
+            NV_SEMAPHORE_SURFACE => {
+                let driver = call.sim.driver();
+                let client = driver.clients.get(&asked.client).ok_or(NV_ERR_INVALID_CLIENT)?;
+                let memory =
+                    client.objects.get(&params.u32_at(0)).ok_or(NV_ERR_OBJECT_NOT_FOUND)?;
+                if memory.class != NV01_MEMORY_SYSTEM {
+                    return Err(NV_ERR_INVALID_PARAMETER);
+                }
             }
             NV01_EVENT_OS_EVENT => {
                 // osUserHandleToKernelPtr (osapi.c): `data` is a descriptor that an event

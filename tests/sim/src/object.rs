@@ -245,6 +245,7 @@ pub(crate) fn is_known_low(class: u32) -> bool {
         || matches!(
             class,
             NV01_DEVICE_0
+                | NV_SEMAPHORE_SURFACE
                 | NV01_EVENT
                 | NV01_EVENT_OS_EVENT
                 | NV01_EVENT_KERNEL_CALLBACK

@@ -218,6 +218,16 @@ impl Actor<'_> {
                 });
                 self.say(&format!("{how} {name}"), done);
             }
+            // A surface of semaphores in that memory, as Vulkan makes one.
+            ["semaphores", memory] => {
+                let memory_handle = self.objects(&[memory])?[0];
+                let rm = self.rm()?;
+                let mut params = [0; 16];
+                params.set_u32(0, memory_handle);
+                let class = NV_SEMAPHORE_SURFACE;
+                let made = rm.alloc_object(rm.ctl(), rm.subdevice, rm.handle(), class, &mut params);
+                self.say(&format!("semaphores {memory}"), nothing(made.map(drop)));
+            }
             ["alloc-below-subdevice", size, "as", name] => {
                 let (rm, size) = (self.rm()?, size_bytes(size)?);
                 let (handle, mut params) = (rm.handle(), rm.memory_params(size));
