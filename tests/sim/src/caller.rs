@@ -72,6 +72,12 @@ impl Caller {
         self.has_capability(CAP_SYS_NICE) || self.is_administrator()
     }
 
+    /// Its effective user, by which the driver tells users apart (`osGetCurrentProcessUserInfo`).
+    pub(crate) fn user(self) -> u32 {
+        let users = self.status("Uid").unwrap_or_default();
+        users.split_whitespace().nth(1).and_then(|user| user.parse().ok()).unwrap_or(0)
+    }
+
     fn has_capability(self, capability: u32) -> bool {
         let effective = self.status("CapEff").and_then(|text| u64::from_str_radix(&text, 16).ok());
         effective.is_some_and(|capabilities| capabilities >> capability & 1 != 0)

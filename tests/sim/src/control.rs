@@ -44,6 +44,8 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
             8 + 72 * NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT as usize
         }
         NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => 536,
+        NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID => 20,
+        NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2 => 24,
         NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE
         | NVA06C_CTRL_CMD_SET_TIMESLICE
         | NVA06C_CTRL_CMD_GET_TIMESLICE => 8,
@@ -197,6 +199,11 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
             }
             call.sim.driver().restart_runlist(gpu);
         }
+        (
+            NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID
+            | NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2,
+            Some(gpu),
+        ) => call.sim.driver().bind_switches(client, params.u32_at(0), gpu)?,
         (NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, _) => disable_channels(call, &params)?,
         (NV83DE_CTRL_CMD_DEBUG_READ_MEMORY | NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY, _) => {
             debug::access(call, client, command, &params)?;

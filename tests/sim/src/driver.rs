@@ -138,6 +138,7 @@ impl Driver {
         let client = Client {
             file: asker.file,
             process: asker.caller.process(),
+            user: asker.caller.user(),
             numbers: asker.caller.numbers(),
             objects: BTreeMap::new(),
             lost: Vec::new(),
@@ -194,6 +195,7 @@ impl Driver {
             | NV01_EVENT_KERNEL_CALLBACK_EX
             | NV01_MEMORY_DEVICELESS => false,
             class if is_memory(class) => !on_device,
+            NV_EVENT_BUFFER => parent.is_some(),
             class => class > 0xff && above.is_none(),
         };
         if misplaced {
@@ -212,6 +214,12 @@ impl Driver {
             }
             _ => above,
         };
+        // accesscntrConstruct_IMPL (access_cntr_buffer.c): a GPU has one, whoever has it.
+        if asked.class == ACCESS_COUNTER_NOTIFY_BUFFER
+            && (self.has_access_counters(gpu) || self.is_registered(gpu))
+        {
+            return Err(NV_ERR_INVALID_STATE);
+        }
         let privileged = matches!(
             asked.class,
             NV01_MEMORY_LOCAL_PHYSICAL
@@ -251,6 +259,7 @@ impl Driver {
             memory,
             shared: false,
             turn: Turn::of(asked.class),
+            switches_of: None,
         };
         let bytes = memory.and_then(|id| self.memories.get(&id)).map_or(0, |memory| memory.bytes);
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
@@ -263,6 +272,20 @@ impl Driver {
         let is_in_group = above.is_some_and(|above| above.class == KEPLER_CHANNEL_GROUP_A);
         asked.class == KEPLER_CHANNEL_GROUP_A
             || CHANNEL_CLASSES.contains(&asked.class) && !is_in_group
+    }
+
+    /// Whether a client has the access counters of that GPU.
+    pub(crate) fn has_access_counters(&self, gpu: Option<usize>) -> bool {
+        let objects = self.clients.values().flat_map(|client| client.objects.values());
+        let mut counters = objects.filter(|object| object.class == ACCESS_COUNTER_NOTIFY_BUFFER);
+        counters.any(|object| object.gpu == gpu)
+    }
+
+    /// Whether nvidia-uvm has that GPU, for whichever of its files: its first registers it with the
+    /// driver (`add_gpu`, uvm_gpu.c).
+    pub(crate) fn is_registered(&self, gpu: Option<usize>) -> bool {
+        let uuid = gpu.and_then(|gpu| self.gpus.get(gpu)).map(|gpu| gpu.uuid);
+        uuid.is_some_and(|uuid| self.uvm.values().any(|uvm| uvm.gpus.contains(&uuid)))
     }
 
     /// `deviceConstruct` (device.c): the GPU's node must be open in the calling process,
@@ -419,7 +442,7 @@ impl Driver {
             let of = Holder::Object(source_client, source);
             self.refer(memory, Holder::Object(asked.client, handle), Some(of));
         }
-        let copy = Object { parent: asked.parent, gpu, ..object };
+        let copy = Object { parent: asked.parent, gpu, switches_of: None, ..object };
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, copy);
         Ok(handle)
     }
@@ -453,6 +476,7 @@ impl Driver {
             memory,
             shared: false,
             turn: Turn::of(asked.class),
+            switches_of: None,
         };
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
         Ok(handle)

@@ -427,6 +427,7 @@ fn class_params(abi: &Abi, class: u32) -> Option<(usize, bool)> {
         FERMI_VASPACE_A => (abi.vaspace_params_bytes, true),
         KEPLER_CHANNEL_GROUP_A => (20, true),
         NV_SEMAPHORE_SURFACE => (16, true),
+        NV_EVENT_BUFFER => (72, true),
         _ => return None,
     })
 }

@@ -26,6 +26,7 @@ mod runlist;
 mod shared;
 mod spec;
 mod state;
+mod switches;
 mod tree;
 mod uvm;
 

@@ -42,6 +42,8 @@ pub(crate) struct Client {
     pub(crate) file: File,
     /// `ProcID`.
     pub(crate) process: u32,
+    /// `pUserInfo`: its effective user.
+    pub(crate) user: u32,
     /// The process as its pid namespaces number it.
     pub(crate) numbers: Numbers,
     /// By handle.
@@ -80,6 +82,8 @@ pub(crate) struct Object {
     pub(crate) shared: bool,
     /// What the scheduler knows of a channel group or a channel.
     pub(crate) turn: Turn,
+    /// The GPU whose context switches an event buffer shows.
+    pub(crate) switches_of: Option<usize>,
 }
 
 /// What has memory.

@@ -143,6 +143,7 @@ mod tests {
                 memory: None,
                 shared: false,
                 turn: Turn::of(class),
+                switches_of: None,
             };
             let mut objects = BTreeMap::from([(GROUP, object(handle, KEPLER_CHANNEL_GROUP_A))]);
             for channel in 0..channels {
@@ -151,6 +152,7 @@ mod tests {
             let client = Client {
                 file: 1,
                 process: 1,
+                user: 0,
                 numbers: Vec::new(),
                 objects,
                 lost: Vec::new(),

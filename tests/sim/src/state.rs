@@ -83,6 +83,8 @@ pub struct ObjectState {
     pub timeslice_us: u64,
     /// Whether it's a channel that is taken off the GPU.
     pub disabled: bool,
+    /// Processes whose context switches an event buffer shows.
+    pub switches: Vec<u32>,
 }
 
 /// An open file.
@@ -159,13 +161,14 @@ impl State {
             objects: client
                 .objects
                 .iter()
-                .map(|(handle, object)| ObjectState {
-                    handle: *handle,
+                .map(|(object_handle, object)| ObjectState {
+                    handle: *object_handle,
                     parent: object.parent,
                     class: object.class,
                     bytes: object.memory.as_ref().map_or(0, bytes_of),
                     timeslice_us: object.turn.timeslice_us,
                     disabled: object.turn.disabled,
+                    switches: driver.switches(*handle, *object_handle),
                 })
                 .collect(),
         });

@@ -79,6 +79,10 @@ fn execute(call: &Call<'_>, number: u32, params: &[u8]) -> Result<(), Status> {
             }
             let gpu = driver.gpus.iter().position(|gpu| gpu.uuid == uuid);
             driver.accessible(&asker, gpu.ok_or(NV_ERR_INVALID_DEVICE)?)?;
+            // init_parent_gpu (uvm_gpu.c) takes the access counters, or gives the GPU up.
+            if !driver.is_registered(gpu) && driver.has_access_counters(gpu) {
+                return Err(NV_ERR_INVALID_STATE);
+            }
             let uvm = space(&mut driver, call.file)?;
             uvm.gpus.insert(uuid);
             uvm.has_lost = false;

@@ -481,6 +481,26 @@ impl Actor<'_> {
                 let done = self.rm()?.debug(memory, offset, bytes);
                 self.say(&format!("debug {name}"), done);
             }
+            // An event buffer that shows context switches, by either version of the control.
+            ["watch-switches", version] => {
+                let rm = self.rm()?;
+                let mut params = [0; 72];
+                params.set_u32(16, 32);
+                params.set_u32(20, 1000);
+                params.set_u32(52, rm.subdevice);
+                let class = NV_EVENT_BUFFER;
+                let made = rm.alloc_object(rm.ctl(), rm.client, rm.handle(), class, &mut params);
+                let (command, bytes) = match version {
+                    "1" => (NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID, 20),
+                    _ => (NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2, 24),
+                };
+                let done = made.and_then(|buffer| {
+                    let mut params = vec![0; bytes];
+                    params.set_u32(0, buffer);
+                    rm.control(rm.subdevice, command, &mut params)
+                });
+                self.say("watch-switches", nothing(done));
+            }
             // An allocation whose struct is longer than any that is known, of the driver and of a pipe.
             ["grown"] => {
                 let (pipe, _other) = nix::unistd::pipe()?;
