@@ -221,7 +221,9 @@ fn refuse_class(does: Use) -> Verdict {
         // As the driver tells whoever isn't root.
         Use::Privileged => NV_ERR_INSUFFICIENT_PERMISSIONS,
         Use::Unknown => NV_ERR_INVALID_CLASS,
-        Use::Takes | Use::KeepsAlive | Use::Hidden | Use::Nothing => NV_ERR_NOT_SUPPORTED,
+        Use::Takes | Use::KeepsAlive | Use::Hidden | Use::Shared | Use::Nothing => {
+            NV_ERR_NOT_SUPPORTED
+        }
     }))
 }
 
@@ -269,7 +271,7 @@ mod tests {
             let verdict = of_class(class);
             match does {
                 Use::Takes => assert_eq!(verdict, Verdict::Execute, "{class:#x}"),
-                Use::Privileged | Use::Unknown | Use::Hidden => {
+                Use::Privileged | Use::Unknown | Use::Hidden | Use::Shared => {
                     assert!(matches!(verdict, Verdict::Refuse(_)), "{class:#x}");
                 }
                 Use::KeepsAlive if class != NV01_CONTEXT_DMA => {

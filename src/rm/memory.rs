@@ -23,7 +23,10 @@ pub enum Use {
     Hidden,
     /// It takes memory of the host, or none.
     Nothing,
-    /// It reaches memory past all accounting; the driver lets root alone make it.
+    /// It takes what a GPU has once, or shows or changes what others do with it; the driver lets
+    /// anybody make it.
+    Shared,
+    /// It reaches past all accounting; the driver lets root or the kernel alone make it.
     Privileged,
     /// It is not known, and could take memory.
     Unknown,
@@ -45,7 +48,7 @@ const fn class(class: u32, does: Use, why: &'static str) -> ClassUse {
 }
 
 /// The classes that are judged one by one, sorted: all up to 0xff that `resource_list.h`
-/// has had, and the memory above.
+/// has had, and above those the memory and what a GPU has once.
 pub static CLASSES: &[ClassUse] = &[
     class(NV01_ROOT, Use::Nothing, "a client"),
     class(NV01_ROOT_NON_PRIV, Use::Nothing, "a client"),
@@ -89,6 +92,13 @@ pub static CLASSES: &[ClassUse] = &[
     class(NV20_SUBDEVICE_0, Use::Nothing, "a device"),
     class(NV50_MEMORY_VIRTUAL, Use::Nothing, "addresses only"),
     class(NV01_MEMORY_DEVICELESS, Use::Nothing, "memory of the host"),
+    class(MAXWELL_FAULT_BUFFER_A, Use::Privileged, "a GPU has one, which is nvidia-uvm's"),
+    class(GP100_UVM_SW, Use::Privileged, "nvidia-uvm's"),
+    class(ACCESS_COUNTER_NOTIFY_BUFFER, Use::Shared, "accesscntrConstruct: nvidia-uvm needs it"),
+    class(MMU_FAULT_BUFFER, Use::Privileged, "a GPU has one, which is nvidia-uvm's"),
+    class(UVM_CHANNEL_RETAINER, Use::Privileged, "nvidia-uvm's"),
+    class(MMU_VIDMEM_ACCESS_BIT_BUFFER, Use::Shared, "which memory is used, whoever has it"),
+    class(HOPPER_MMU_VIDMEM_ACCESS_BIT_BUFFER, Use::Shared, "as the one before"),
 ];
 
 /// What is thought of classes that are not in [`CLASSES`], up to and with a number.

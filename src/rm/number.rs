@@ -153,6 +153,8 @@ upstream! {
         NV20_SUBDEVICE_0 = 0x2080;
     "class/cl50a0.h":
         NV50_MEMORY_VIRTUAL = 0x50a0;
+    "class/cl90cd.h":
+        NV_EVENT_BUFFER = 0x90cd;
     "class/cl90ce.h":
         NV01_MEMORY_DEVICELESS = 0x90ce;
     "class/cl90f1.h":
@@ -160,6 +162,20 @@ upstream! {
     "class/cla06c.h":
         KEPLER_CHANNEL_GROUP_A = 0xa06c;
 
+    "class/clb069.h":
+        MAXWELL_FAULT_BUFFER_A = 0xb069;
+    "class/clc076.h":
+        GP100_UVM_SW = 0xc076;
+    "class/clc365.h":
+        ACCESS_COUNTER_NOTIFY_BUFFER = 0xc365;
+    "class/clc369.h":
+        MMU_FAULT_BUFFER = 0xc369;
+    "class/clc574.h":
+        UVM_CHANNEL_RETAINER = 0xc574;
+    "class/clc763.h":
+        MMU_VIDMEM_ACCESS_BIT_BUFFER = 0xc763;
+    "class/clc863.h":
+        HOPPER_MMU_VIDMEM_ACCESS_BIT_BUFFER = 0xc863;
     "nvos.h":
         NV01_EVENT_KERNEL_CALLBACK = 0x78;
         NV01_EVENT_OS_EVENT = 0x79;

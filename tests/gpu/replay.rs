@@ -56,7 +56,7 @@ fn decide_class(release: &Release, class: u32, params: Option<&[u8]>) -> Decisio
             let decoded = memory::decode(release, class, params.unwrap_or_default());
             decoded.map_err(|refusal| refusal.to_string())?;
         }
-        Use::KeepsAlive | Use::Hidden | Use::Nothing | Use::Privileged => {
+        Use::KeepsAlive | Use::Hidden | Use::Shared | Use::Nothing | Use::Privileged => {
             memory::params_size(release, class, stated).map_err(|refusal| refusal.to_string())?;
         }
     }

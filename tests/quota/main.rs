@@ -23,6 +23,7 @@ mod kills;
 mod lifecycle;
 mod lost;
 mod numbers;
+mod others;
 mod privilege;
 mod quotas;
 mod sockets;

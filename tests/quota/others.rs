@@ -1,0 +1,53 @@
+//! What a container's calls do to another container: nothing.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout};
+
+use crate::gated::Gated;
+use crate::support::Bundle;
+
+/// rmtool in a container, which goes on after what it has said.
+struct Program {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Program {
+    /// Runs a script that waits for its end afterwards.
+    fn start(gated: &Gated, bundle: &Bundle, script: &[&str]) -> Self {
+        let words = [&["run"], script, &["sleep 1000"]].concat();
+        let mut child = gated.start(bundle, &words);
+        let lines = BufReader::new(child.stdout.take().expect("it's a pipe")).lines();
+        Program { child, lines }
+    }
+
+    /// The line that begins so.
+    #[track_caller]
+    fn line(&mut self, begin: &str) -> String {
+        let mut lines = self.lines.by_ref().map_while(Result::ok);
+        lines.find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("no line {begin}"))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two containers of one GPU, both root's.
+fn two(gated: &Gated) -> (Bundle, Bundle) {
+    (gated.sleeping("attacker", 1000), gated.sleeping("victim", 1000))
+}
+
+#[test]
+fn nobody_takes_a_gpus_access_counters_before_uvm_does() {
+    let gated = Gated::new();
+    let (attacker, victim) = two(&gated);
+    let mut holder = Program::start(&gated, &attacker, &["start", "object 0xc365"]);
+    let said = holder.line("object 0xc365");
+    let registered = gated.exec(&victim, &["run", "start", "uvm-init", "uvm-register"]);
+    assert!(registered.stdout.contains("uvm-register ok"), "{registered}");
+    assert_eq!(said, "object 0xc365 status=0x56");
+}
