@@ -126,6 +126,9 @@ const UNPUBLISHED: u32 = 0x80_028b;
 const OF_PEERS: &str = "another driver that takes the memory (GPUDirect RDMA) would keep it past \
                         its charge; it finds none registered, as on a GPU that can't do it";
 
+/// The driver tells users apart by their effective number alone, and roots of containers share one.
+const SWITCHES: &str = "shows what others' processes do on the GPU";
+
 /// Controls that are answered as made, and why: CUDA makes them for memory of its own where the GPU
 /// could have peers, whether anybody wants that or not.
 pub static PRETENDED: &[(u32, &str)] =
@@ -147,6 +150,9 @@ pub static REFUSED: &[(u32, &str)] = &[
     (NV00FE_CTRL_CMD_SUBMIT_OPERATIONS, "memory would outlive its charge in a mapper"),
     (NV5080_CTRL_CMD_DEFERRED_API, "makes another control later, which nobody looks at"),
     (NV5080_CTRL_CMD_DEFERRED_API_V2, "makes another control later, which nobody looks at"),
+    (NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID, SWITCHES),
+    (NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2, SWITCHES),
+    (NV2080_CTRL_CMD_EVENT_VIDEO_BIND_EVTBUF, SWITCHES),
     (NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES, "tells of others' processes"),
     (NV2080_CTRL_GPU_GET_NVENC_SW_SESSION_INFO, "tells of others' processes"),
     (NV2080_CTRL_GPU_GET_NVENC_SW_SESSION_INFO_V2, "tells of others' processes"),

@@ -91,6 +91,7 @@ pub static CLASSES: &[ClassUse] = &[
     class(NV_MEMORY_MAPPER, Use::KeepsAlive, "memory mapped by it"),
     class(NV20_SUBDEVICE_0, Use::Nothing, "a device"),
     class(NV50_MEMORY_VIRTUAL, Use::Nothing, "addresses only"),
+    class(NV_EVENT_BUFFER, Use::Shared, "fecs_event_list.c: whatever the same user's clients do"),
     class(NV01_MEMORY_DEVICELESS, Use::Nothing, "memory of the host"),
     class(MAXWELL_FAULT_BUFFER_A, Use::Privileged, "a GPU has one, which is nvidia-uvm's"),
     class(GP100_UVM_SW, Use::Privileged, "nvidia-uvm's"),

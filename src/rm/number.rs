@@ -232,6 +232,8 @@ upstream! {
         NV2080_CTRL_CMD_GPU_GET_GID_INFO = 0x2080_014a;
         NV2080_CTRL_CMD_GPU_GET_PIDS = 0x2080_018d;
         NV2080_CTRL_CMD_GPU_GET_PID_INFO = 0x2080_018e;
+    "ctrl/ctrl2080/ctrl2080event.h":
+        NV2080_CTRL_CMD_EVENT_VIDEO_BIND_EVTBUF = 0x2080_0309;
     "ctrl/ctrl2080/ctrl2080fifo.h":
         NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS = 0x2080_110b;
     "ctrl/ctrl2080/ctrl2080fb.h":
@@ -303,6 +305,8 @@ upstream! {
         NV2080_CTRL_CMD_BIOS_GET_INFO = 0x2080_0802;
     "ctrl/ctrl2080/ctrl2080gr.h":
         NV2080_CTRL_CMD_GR_GET_INFO = 0x2080_1201;
+        NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID = 0x2080_1231;
+        NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2 = 0x2080_1238;
     "ctrl/ctrl2080/ctrl2080bus.h":
         NV2080_CTRL_CMD_BUS_GET_INFO = 0x2080_1802;
     "ctrl/ctrl2080/ctrl2080perf.h":

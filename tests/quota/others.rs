@@ -51,3 +51,19 @@ fn nobody_takes_a_gpus_access_counters_before_uvm_does() {
     assert!(registered.stdout.contains("uvm-register ok"), "{registered}");
     assert_eq!(said, "object 0xc365 status=0x56");
 }
+
+#[test]
+fn nobody_watches_anothers_context_switches() {
+    let gated = Gated::new();
+    let (attacker, victim) = two(&gated);
+    let script = ["start", "watch-switches 1", "watch-switches 2"];
+    let mut watcher = Program::start(&gated, &attacker, &script);
+    let said = [watcher.line("watch-switches"), watcher.line("watch-switches")];
+    let mut computes = Program::start(&gated, &victim, &["start", "channel"]);
+    assert_eq!(computes.line("channel"), "channel ok");
+    let state = gated.sim.state();
+    let objects = state.clients.iter().flat_map(|client| &client.objects);
+    let seen: Vec<u32> = objects.flat_map(|object| object.switches.clone()).collect();
+    assert!(seen.is_empty(), "processes are seen: {seen:?}");
+    assert_eq!(said, ["watch-switches status=0x56", "watch-switches status=0x56"]);
+}
