@@ -12,10 +12,10 @@
 //! whatever size is stated. So here a nested control has its size or is refused.
 
 mod flat;
-mod wide;
+mod withheld;
 
+pub mod clients;
 pub mod debug;
-
 pub mod processes;
 
 use super::export;
@@ -79,8 +79,8 @@ pub fn known(command: u32) -> Option<Known> {
         _ if export::does(command).is_some() => return export::does(command).map(Known::Exports),
         _ => {}
     }
-    if wide::WIDE.binary_search(&command).is_ok() {
-        return Some(Known::Refused("changes the GPU for all who use it"));
+    if let Some(why) = withheld::why(command) {
+        return Some(Known::Refused(why));
     }
     if flat::FLAT.binary_search(&command).is_ok() || is_null(command) {
         return Some(Known::Flat);
@@ -162,28 +162,6 @@ pub static REFUSED: &[(u32, &str)] = &[
     (NV90CC_CTRL_CMD_HWPM_GET_RESERVATION_INFO, "tells of others' processes"),
     (NV0000_CTRL_CMD_NVD_GET_RCERR_RPT, "tells of others' processes"),
 ];
-
-/// Whether what a control names by its parameters is of `client`, who makes it: the driver doesn't look
-/// whose channels they are that `NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS` takes off the GPU.
-///
-/// `hClientList` is at 24 of `NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS`, of which `numChannels` at 4 are
-/// meant (ctrl2080fifo.h, alike from 515.43.04 to 595.45.04).
-#[must_use]
-pub fn is_of(client: u32, command: u32, params: &[u8]) -> bool {
-    const COUNT: usize = 4;
-    const CLIENTS: usize = 24;
-    if command != NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS {
-        return true;
-    }
-    let word = |at: usize| Some(u32::from_le_bytes(*params.get(at..)?.first_chunk()?));
-    let Some(count) = word(COUNT).and_then(|count| usize::try_from(count).ok()) else {
-        return false;
-    };
-    count <= MAX_CHANNELS && (0..count).all(|at| word(CLIENTS + 4 * at) == Some(client))
-}
-
-/// `NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES`.
-const MAX_CHANNELS: usize = 64;
 
 /// A control whose parameters point at arrays.
 #[derive(Debug, Clone, Copy)]
@@ -454,7 +432,8 @@ mod tests {
         assert!(flat::FLAT.windows(2).all(|pair| pair[0] < pair[1]));
         for nested in NESTED {
             assert!(flat::FLAT.binary_search(&nested.command).is_err(), "{}", nested.name);
-            assert_eq!(known(nested.command), Some(Known::Nested), "{}", nested.name);
+            let known_as = withheld::why(nested.command).map_or(Known::Nested, Known::Refused);
+            assert_eq!(known(nested.command), Some(known_as), "{}", nested.name);
             assert!(nested.arrays.len() <= MAX_PIECES);
             assert!(nested.arrays.iter().all(|array| array.offset + 8 <= nested.size));
         }
@@ -489,33 +468,6 @@ mod tests {
         ] {
             assert_eq!(known(command), wanted, "{command:#x}");
         }
-    }
-
-    #[test]
-    fn nobody_takes_others_channels_off_the_gpu() {
-        let disable = NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS;
-        let params = |count: u32, clients: &[u32]| {
-            let mut params = vec![0; 536];
-            params[4..8].copy_from_slice(&count.to_le_bytes());
-            for (at, client) in clients.iter().enumerate() {
-                params[24 + 4 * at..28 + 4 * at].copy_from_slice(&client.to_le_bytes());
-            }
-            params
-        };
-        for (count, clients, is_its) in [
-            (0, &[][..], true),
-            (2, &[7, 7], true),
-            (1, &[7, 8], true),
-            (2, &[7, 8], false),
-            (1, &[8], false),
-            (64, &[7; 64], true),
-            (65, &[7; 64], false),
-            (u32::MAX, &[7; 64], false),
-        ] {
-            assert_eq!(is_of(7, disable, &params(count, clients)), is_its, "{count} {clients:?}");
-        }
-        assert!(!is_of(7, disable, &[]) && !is_of(7, disable, &params(2, &[7, 7])[..28]));
-        assert!(is_of(7, NV2080_CTRL_CMD_GPU_GET_GID_INFO, &[]));
     }
 
     #[test]

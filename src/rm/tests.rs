@@ -2,6 +2,7 @@
 
 #![allow(clippy::wildcard_imports, reason = "vocabularies, spelt as upstream does")]
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
@@ -533,6 +534,176 @@ fn numbers_sizes_and_offsets_are_those_of_the_headers() {
     }
     assert!(structs > 8 && compared > 100, "{structs} structs, {compared} values of {version}");
     eprintln!("{version}: {structs} structs, {compared} values compared");
+}
+
+/// Compares what is said of controls that name clients with the driver's headers: where they do,
+/// and that all that are executed are listed.
+#[test]
+fn controls_that_name_clients_are_those_of_the_headers() {
+    let Some(source) = std::env::var_os("NV_SRC").map(PathBuf::from) else {
+        eprintln!("skipped: NV_SRC names no unpacked source of the driver");
+        return;
+    };
+    let version = version_of(&source);
+    let release = Release::of(version.parse().unwrap()).unwrap();
+    let directory = source.join("src/common/sdk/nvidia/inc/ctrl");
+    if !directory.is_dir() {
+        eprintln!("skipped: {version} has no headers of controls");
+        return;
+    }
+    let controls = Controls::of(&directory);
+    let naming = controls.naming_clients();
+    assert!(naming.len() >= 10, "{} controls of {version} name clients", naming.len());
+    let named: Vec<&control::clients::Named> = control::clients::NAMED.iter().collect();
+    for (command, params) in &naming {
+        let is_listed = named.iter().any(|of| of.command == *command && of.name == *params);
+        let is_made = control::check(&release, *command, 0).is_ok();
+        assert!(is_listed || !is_made, "{command:#x} of {version}: {params} names a client");
+    }
+    let present = |of: &&&control::clients::Named| controls.structs.contains_key(of.name);
+    let mut program =
+        String::from("#include <stddef.h>\n#include <stdio.h>\n#include \"nvtypes.h\"\n");
+    for header in &controls.headers {
+        writeln!(program, "#include \"{header}\"").unwrap();
+    }
+    program.push_str("int main(void) {\n");
+    let mut wanted = Vec::new();
+    for of in named.iter().filter(present) {
+        let list = of.list.as_ref();
+        let count = list.map(|list| (list.count, list.offset));
+        for (field, offset) in [(of.field, of.offset)].into_iter().chain(count) {
+            let what = format!("offsetof({},{field})", of.name);
+            writeln!(program, "printf(\"{what} %zu\\n\", {what});").unwrap();
+            wanted.push(format!("{what} {offset}"));
+        }
+        let (what, most) =
+            (format!("sizeof((({}*)0)->{})", of.name, of.field), list.map_or(1, |list| list.most));
+        writeln!(program, "printf(\"{what} %zu\\n\", {what});").unwrap();
+        wanted.push(format!("{what} {}", 4 * most));
+    }
+    program.push_str("return 0; }\n");
+    let said = Headers::of(&source).run(&program);
+    assert_eq!(said.lines().collect::<Vec<_>>(), wanted, "{version}");
+    eprintln!("{version}: {} controls name clients, {} compared", naming.len(), wanted.len());
+}
+
+/// What the headers of controls say of their parameters.
+struct Controls {
+    /// As they are included.
+    headers: Vec<String>,
+    /// Types and names of the fields, by struct.
+    structs: BTreeMap<String, Vec<(String, String)>>,
+    /// By the struct of their parameters.
+    commands: BTreeMap<String, u32>,
+}
+
+impl Controls {
+    fn of(directory: &Path) -> Self {
+        let mut found =
+            Controls { headers: Vec::new(), structs: BTreeMap::new(), commands: BTreeMap::new() };
+        found.read(directory, "ctrl");
+        found
+    }
+
+    fn read(&mut self, directory: &Path, place: &str) {
+        for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+            let name = format!("{place}/{}", entry.file_name().to_string_lossy());
+            if entry.path().is_dir() {
+                self.read(&entry.path(), &name);
+            } else if name.ends_with(".h") {
+                self.read_header(&std::fs::read_to_string(entry.path()).unwrap());
+                self.headers.push(name);
+            }
+        }
+        self.headers.sort();
+    }
+
+    fn read_header(&mut self, text: &str) {
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            let (Some("#define"), Some(name), Some(value)) =
+                (words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            let digits = value.trim_matches(|of| "()uU".contains(of));
+            let Some(digits) = digits.strip_prefix("0x") else { continue };
+            let Ok(command) = u32::from_str_radix(digits, 16) else { continue };
+            // The generator's comment names the struct; of some controls of old releases it has
+            // the number.
+            let of = line.rsplit_once("_MESSAGE_ID\"").and_then(|(before, _)| {
+                before.rsplit_once(|of: char| !of.is_alphanumeric() && of != '_')
+            });
+            let params = match of {
+                Some((_, params)) => params.to_owned(),
+                None if name.contains("_CTRL_CMD_") => {
+                    name.replacen("_CTRL_CMD_", "_CTRL_", 1) + "_PARAMS"
+                }
+                None => continue,
+            };
+            self.commands.insert(params, command);
+        }
+        let text = without_comments(text);
+        for (_, rest) in
+            text.match_indices("typedef struct ").map(|(at, of)| text.split_at(at + of.len()))
+        {
+            let name: String =
+                rest.chars().take_while(|of| of.is_alphanumeric() || *of == '_').collect();
+            let after = rest[name.len()..].trim_start();
+            let body =
+                after.strip_prefix('{').and_then(|body| body.split_once(&format!("}} {name};")));
+            let fields = match body {
+                Some((body, _)) => body.split(';').filter_map(field).collect(),
+                // A struct by another name.
+                None => match after.split_once(';') {
+                    Some((alias, _)) if !alias.contains(|of| "{}".contains(of)) => {
+                        let fields = vec![(name, "alias".to_owned())];
+                        self.structs.insert(alias.trim().to_owned(), fields);
+                        continue;
+                    }
+                    _ => continue,
+                },
+            };
+            self.structs.insert(name, fields);
+        }
+    }
+
+    /// Whether a struct has, at any depth, a handle that is a client's by its name.
+    fn names_client(&self, name: &str) -> bool {
+        let fields = self.structs.get(name).map(Vec::as_slice).unwrap_or_default();
+        fields.iter().any(|(kind, field)| match kind.as_str() {
+            "NvHandle" => field.to_lowercase().contains("client"),
+            kind => kind != name && self.names_client(kind),
+        })
+    }
+
+    /// The controls whose parameters have such a handle, and the structs of those.
+    fn naming_clients(&self) -> Vec<(u32, &str)> {
+        let all = self.structs.keys().filter(|name| self.names_client(name));
+        let of_controls = all.filter_map(|name| Some((*self.commands.get(name)?, name.as_str())));
+        of_controls.collect()
+    }
+}
+
+/// Type and name of a field.
+fn field(text: &str) -> Option<(String, String)> {
+    let text = text.trim().trim_start_matches("NV_DECLARE_ALIGNED(");
+    let text = text.rsplit(['{', '}']).next().unwrap_or(text);
+    let text = text.split([',', '[']).next().unwrap_or(text);
+    let mut words = text.split_whitespace().rev();
+    let (name, kind) = (words.next()?, words.next()?);
+    Some((kind.to_owned(), name.to_owned()))
+}
+
+fn without_comments(text: &str) -> String {
+    let mut kept = String::new();
+    for (number, part) in text.split("/*").enumerate() {
+        let code =
+            if number == 0 { part } else { part.split_once("*/").map_or("", |(_, code)| code) };
+        kept.push_str(code);
+    }
+    let lines = kept.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn version_of(source: &Path) -> String {

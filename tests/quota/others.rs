@@ -3,6 +3,9 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout};
 
+use cgpu_sim::ClientState;
+use cgpu_sim::abi::AMPERE_CHANNEL_GPFIFO_A;
+
 use crate::gated::Gated;
 use crate::support::Bundle;
 
@@ -66,4 +69,23 @@ fn nobody_watches_anothers_context_switches() {
     let seen: Vec<u32> = objects.flat_map(|object| object.switches.clone()).collect();
     assert!(seen.is_empty(), "processes are seen: {seen:?}");
     assert_eq!(said, ["watch-switches status=0x56", "watch-switches status=0x56"]);
+}
+
+/// The driver finds a client by the handle that the parameters have, whoever's it is.
+#[test]
+fn nobody_names_anothers_client() {
+    let gated = Gated::new();
+    let (attacker, victim) = two(&gated);
+    let script = ["start", "channel as c", "bind-zcull own c"];
+    let mut computes = Program::start(&gated, &victim, &script);
+    assert_eq!(computes.line("bind-zcull"), "bind-zcull ok");
+    let state = gated.sim.state();
+    let of = |client: &ClientState| {
+        let mut objects = client.objects.iter();
+        let channel = objects.find(|object| object.class == AMPERE_CHANNEL_GPFIFO_A)?;
+        Some(format!("bind-zcull {:#x} {:#x}", client.handle, channel.handle))
+    };
+    let named = state.clients.iter().find_map(of).expect("the victim has a channel");
+    let said = gated.exec(&attacker, &["run", "start", &named]);
+    assert!(said.stdout.contains("bind-zcull status=0x1b"), "{said}");
 }

@@ -9,8 +9,8 @@ use super::desk::Copy;
 use super::listener::Reply;
 use super::serve::{Case, Over};
 use crate::rm::control::debug::Access;
-use crate::rm::control::processes;
-use crate::rm::control::{Direction, Known, MAX_PARAMS_BYTES, Pieces, check, is_of, points_into};
+use crate::rm::control::{Direction, Known, MAX_PARAMS_BYTES, Pieces, check, points_into};
+use crate::rm::control::{clients, processes};
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_PERMISSIONS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT, NV_OK,
 };
@@ -48,8 +48,8 @@ impl Case<'_> {
         if params != 0 {
             self.read_params(params, size)?;
         }
-        if !is_of(client, control, &self.desk.params) {
-            self.log(&format!("control {control:#x} of channels that aren't the caller's"));
+        if !clients::are_all(client, control, &self.desk.params) {
+            self.log(&format!("control {control:#x} of a client that isn't the caller's"));
             let denied = Answer::Status(NV_ERR_INSUFFICIENT_PERMISSIONS);
             return Err(self.answer(denied, Some(layout)));
         }

@@ -45,7 +45,7 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         }
         NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => 536,
         NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID => 20,
-        NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2 => 24,
+        NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2 | NV2080_CTRL_CMD_GR_CTXSW_ZCULL_BIND => 24,
         NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE
         | NVA06C_CTRL_CMD_SET_TIMESLICE
         | NVA06C_CTRL_CMD_GET_TIMESLICE => 8,
@@ -204,6 +204,13 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
             | NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2,
             Some(gpu),
         ) => call.sim.driver().bind_switches(client, params.u32_at(0), gpu)?,
+        // subdeviceCtrlCmdKGrCtxswZcullBind: whichever client has it.
+        (NV2080_CTRL_CMD_GR_CTXSW_ZCULL_BIND, _) => {
+            let channel = object_of(call, params.u32_at(0), params.u32_at(4))?;
+            if !CHANNEL_CLASSES.contains(&channel.class) {
+                return Err(NV_ERR_INVALID_CHANNEL);
+            }
+        }
         (NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, _) => disable_channels(call, &params)?,
         (NV83DE_CTRL_CMD_DEBUG_READ_MEMORY | NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY, _) => {
             debug::access(call, client, command, &params)?;

@@ -481,6 +481,24 @@ impl Actor<'_> {
                 let done = self.rm()?.debug(memory, offset, bytes);
                 self.say(&format!("debug {name}"), done);
             }
+            // A channel, whoever's it is, switches its zcull buffer no more.
+            ["bind-zcull", client, channel] => {
+                let rm = self.rm()?;
+                let client = match client {
+                    "own" => rm.client,
+                    client => u32::try_from(size_bytes(client)?)?,
+                };
+                let channel = match self.memory.get(channel) {
+                    Some((channel, _)) => *channel,
+                    None => u32::try_from(size_bytes(channel)?)?,
+                };
+                let mut params = [0; 24];
+                params.set_u32(0, client);
+                params.set_u32(4, channel);
+                let command = NV2080_CTRL_CMD_GR_CTXSW_ZCULL_BIND;
+                let done = rm.control(rm.subdevice, command, &mut params);
+                self.say("bind-zcull", nothing(done));
+            }
             // An event buffer that shows context switches, by either version of the control.
             ["watch-switches", version] => {
                 let rm = self.rm()?;
