@@ -10,10 +10,10 @@
 //! keeps other memory alive ([`Use::KeepsAlive`]), which the figures may not show. How
 //! things are executed is not known here.
 
-use crate::rm::memory::{Use, class_use};
+use crate::rm::memory::{self, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Call, Key, Release, call, control, uvm};
+use crate::rm::{Answer, Call, Key, Refusal, Release, call, control, uvm};
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,17 +157,17 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
         Call::AllocMemory { class, .. } => match (class, class_use(class).does) {
             (NV01_MEMORY_LOCAL_USER, _) => Verdict::Execute,
             (_, Use::Nothing) => pass(Passed::HostMemory),
-            (_, does) => refuse_class(does),
+            _ => refuse_class(release, class),
         },
         // Without parameters no memory can be asked for.
         Call::AllocObject { class, .. } => match class_use(class).does {
             Use::Nothing => pass(if class > 0xff { Passed::Engine } else { Passed::Object }),
-            does => refuse_class(does),
+            _ => refuse_class(release, class),
         },
         Call::VidHeap { function, .. } => match function {
             call::VidHeap::Alloc { class, .. } => match class_use(class).does {
                 Use::Takes | Use::Nothing => Verdict::Execute,
-                does => refuse_class(does),
+                _ => refuse_class(release, class),
             },
             call::VidHeap::OsDescriptor { .. } => pass(Passed::OsDescriptor),
             call::VidHeap::HwAlloc { .. } => UNSUPPORTED,
@@ -199,10 +199,7 @@ fn judge_class(release: &Release, class: u32) -> Verdict {
         NV01_ROOT | NV01_ROOT_NON_PRIV | NV01_ROOT_CLIENT => return pass(Passed::Client),
         NV01_DEVICE_0 => return pass(Passed::Device),
         NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => return pass(Passed::OsDescriptor),
-        NV01_EVENT
-        | NV01_EVENT_OS_EVENT
-        | NV01_EVENT_KERNEL_CALLBACK
-        | NV01_EVENT_KERNEL_CALLBACK_EX => return pass(Passed::Event),
+        NV01_EVENT_OS_EVENT => return pass(Passed::Event),
         // It is freed with its memory (context_dma.c makes it a dependant).
         NV01_CONTEXT_DMA => return pass(Passed::Object),
         NV_MEMORY_FABRIC => return Verdict::Execute,
@@ -212,19 +209,28 @@ fn judge_class(release: &Release, class: u32) -> Verdict {
         Use::Takes => Verdict::Execute,
         Use::Nothing if !release.layouts(Key::Class(class)).is_empty() => Verdict::Execute,
         Use::Nothing => pass(if class > 0xff { Passed::Engine } else { Passed::Object }),
-        does => refuse_class(does),
+        _ => refuse_class(release, class),
     }
 }
 
-fn refuse_class(does: Use) -> Verdict {
-    Verdict::Refuse(Answer::Status(match does {
-        // As the driver tells whoever isn't root.
-        Use::Privileged => NV_ERR_INSUFFICIENT_PERMISSIONS,
-        Use::Unknown => NV_ERR_INVALID_CLASS,
-        Use::Takes | Use::KeepsAlive | Use::Hidden | Use::Shared | Use::Nothing => {
-            NV_ERR_NOT_SUPPORTED
+fn refuse_class(release: &Release, class: u32) -> Verdict {
+    Verdict::Refuse(memory::refusal(release, class).answer())
+}
+
+/// Why a control, or an object of a class, is refused; `None` of all other calls.
+#[must_use]
+pub fn refusal(release: &Release, call: &Call) -> Option<Refusal> {
+    let Verdict::Refuse(_) = judge(release, call) else { return None };
+    match *call {
+        Call::Control { command, flags, .. } => control::check(release, command, flags).err(),
+        Call::Alloc(call::Alloc { class, .. })
+        | Call::AllocMemory { class, .. }
+        | Call::AllocObject { class, .. }
+        | Call::VidHeap { function: call::VidHeap::Alloc { class, .. }, .. } => {
+            Some(memory::refusal(release, class))
         }
-    }))
+        _ => None,
+    }
 }
 
 /// What becomes of a call to `nvidia-uvm`.
@@ -252,7 +258,6 @@ pub fn judge_uvm(call: &uvm::Call) -> Verdict {
 mod tests {
     use super::*;
     use crate::rm::call::{Alloc, Object};
-    use crate::rm::memory;
 
     fn release() -> Release {
         Release::of("535.161.08".parse().unwrap()).unwrap()
@@ -271,7 +276,7 @@ mod tests {
             let verdict = of_class(class);
             match does {
                 Use::Takes => assert_eq!(verdict, Verdict::Execute, "{class:#x}"),
-                Use::Privileged | Use::Unknown | Use::Hidden | Use::Shared => {
+                Use::Privileged | Use::Unknown | Use::Hidden | Use::Shared | Use::Unneeded => {
                     assert!(matches!(verdict, Verdict::Refuse(_)), "{class:#x}");
                 }
                 Use::KeepsAlive if class != NV01_CONTEXT_DMA => {

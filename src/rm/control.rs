@@ -1,17 +1,19 @@
 //! Controls: which can be made for a caller on copies of its parameters, and how.
 //!
-//! A control that isn't in here is refused. What is *flat* has nothing in its parameters
-//! but numbers; `flat.rs` lists them, made from the headers. What is *nested* has arrays
-//! elsewhere, by address: [`Pieces`] tells what to copy, and puts addresses of copies in
-//! the place of the caller's. So no address that the caller chose reaches the driver,
-//! which would follow it in the memory of whoever makes the call. What tells of processes
-//! is in [`processes`].
+//! What is *flat* has nothing in its parameters but numbers; `flat.rs` lists them, made from
+//! the headers. What is *nested* has arrays elsewhere, by address: [`Pieces`] tells what to
+//! copy, and puts addresses of copies in the place of the caller's. Of both those are made
+//! that `served.rs` lists, each for its reason; `withheld.rs` says of some others why they
+//! aren't. What is in none of these is refused, and reported once. So no address that the
+//! caller chose reaches the driver, which would follow it in the memory of whoever makes the
+//! call. What tells of processes is in [`processes`], what names clients in [`clients`].
 //!
 //! The driver compares the size of parameters with its own, but for those that are
 //! converted for old programs (`rmapi_deprecated_control.c`): it reads their struct
 //! whatever size is stated. So here a nested control has its size or is refused.
 
 mod flat;
+mod served;
 mod withheld;
 
 pub mod clients;
@@ -82,11 +84,12 @@ pub fn known(command: u32) -> Option<Known> {
     if let Some(why) = withheld::why(command) {
         return Some(Known::Refused(why));
     }
-    if flat::FLAT.binary_search(&command).is_ok() || is_null(command) {
+    if is_null(command) {
         return Some(Known::Flat);
     }
-    if NESTED.iter().any(|nested| nested.command == command) {
-        return Some(Known::Nested);
+    if served::is_one(command) {
+        let is_flat = flat::FLAT.binary_search(&command).is_ok();
+        return Some(if is_flat { Known::Flat } else { Known::Nested });
     }
     if command == UNPUBLISHED || command & RM_GSS_LEGACY_MASK != 0 || command >> 16 == NV2081_BINAPI
     {
@@ -476,7 +479,7 @@ mod tests {
         let of = |command, flags| check(&release, command, flags).unwrap_err().to_string();
         assert_eq!(
             of(0xdead_0001, 0),
-            "driver 535.161.08: control 0xdead0001 is not known; please report it"
+            "driver 535.161.08: control 0xdead0001 of class 0xdead is unknown to cgpu: please report"
         );
         assert_eq!(
             of(NV0000_CTRL_CMD_OS_UNIX_CREATE_EXPORT_OBJECT_FD, 0),

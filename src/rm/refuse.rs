@@ -74,7 +74,10 @@ pub enum Refusal {
         call: CallName,
     },
     /// A control that isn't known.
-    #[error("driver {driver}: control {command:#010x} is not known; please report it")]
+    #[error(
+        "driver {driver}: control {command:#010x} of class {:#x} is unknown to cgpu: please report",
+        .command >> 16
+    )]
     UnknownControl {
         /// The driver's version.
         driver: Version,
@@ -89,6 +92,26 @@ pub enum Refusal {
         /// The control.
         command: u32,
         /// Why it isn't.
+        why: &'static str,
+    },
+    /// A class that isn't known.
+    #[error("driver {driver}: class {class:#x} is unknown to cgpu: please report")]
+    UnknownClass {
+        /// The driver's version.
+        driver: Version,
+        /// The class.
+        class: u32,
+    },
+    /// A class of which no object is made for anybody.
+    #[error("driver {driver}: class {class:#x}: {why}")]
+    Class {
+        /// The driver's version.
+        driver: Version,
+        /// The class.
+        class: u32,
+        /// What the driver answers.
+        status: u32,
+        /// What is known of it.
         why: &'static str,
     },
     /// A layout lacks a field that its decoder needs: a mistake of the table.
@@ -120,6 +143,12 @@ pub enum Answer {
 struct Sizes<'a>(&'a [usize]);
 
 impl Refusal {
+    /// Whether it isn't known, so that it should be reported.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::UnknownControl { .. } | Self::UnknownClass { .. })
+    }
+
     /// What the driver would answer in our place.
     #[must_use]
     pub fn answer(&self) -> Answer {
@@ -134,6 +163,9 @@ impl Refusal {
                 }
             },
             Self::Copied { .. } => Answer::Errno(EFAULT),
+            // gpuIsClassSupported: a class that the GPU doesn't have.
+            Self::UnknownClass { .. } => Answer::Status(NV_ERR_INVALID_CLASS),
+            Self::Class { status, .. } => Answer::Status(*status),
             Self::Serialized { .. }
             | Self::UnknownControl { .. }
             | Self::Control { .. }

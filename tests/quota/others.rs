@@ -89,3 +89,53 @@ fn nobody_names_anothers_client() {
     let said = gated.exec(&attacker, &["run", "start", &named]);
     assert!(said.stdout.contains("bind-zcull status=0x1b"), "{said}");
 }
+
+/// The log's line of it, once.
+#[track_caller]
+fn told(gated: &Gated, what: &str) {
+    let log = gated.host.log();
+    assert_eq!(log.matches(what).count(), 1, "{what}:\n{log}");
+}
+
+/// The driver makes them for anybody, and no workload was seen to ask for them.
+#[test]
+fn nobody_changes_the_gpu_for_all() {
+    let gated = Gated::new();
+    let container = gated.sleeping("app", 1000);
+    // FIFO_SET_CHANNEL_PROPERTIES, FIFO_OBJSCHED_SET_STATE, BUS_FREEZE_PEX_COUNTERS, and two of
+    // which nothing was said: RC_DISABLE_WATCHDOG and FLA_RANGE.
+    let withheld =
+        [("device", "0x80170f"), ("subdevice", "0x20801121"), ("subdevice", "0x20801815")];
+    let unknown = [("subdevice", "0x2080220a"), ("subdevice", "0x20803501")];
+    let all = || withheld.iter().chain(&unknown);
+    let lines: Vec<String> =
+        all().map(|(object, command)| format!("control {object} {command} 8")).collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    // A display's class, and one that a later GPU may have.
+    let classes = ["object 0xc770", "object 0xdfc0"];
+    let twice = [&["run", "start"], &lines[..], &classes, &lines, &classes].concat();
+    let said = gated.exec(&container, &twice);
+    let asked = gated.sim.state().calls;
+    for (_, command) in all() {
+        assert_eq!(
+            asked.get(&format!("control:{command}")),
+            None,
+            "the driver was asked: {asked:?}"
+        );
+        let refused = format!("control {command} status=0x56\n");
+        assert_eq!(said.stdout.matches(&refused).count(), 2, "{said}");
+    }
+    for class in ["0xc770", "0xdfc0"] {
+        assert_eq!(asked.get(&format!("alloc:{class}")), None, "the driver was asked: {asked:?}");
+        assert!(said.stdout.contains(&format!("object {class} status=0x22\n")), "{said}");
+        told(
+            &gated,
+            &format!("class {class} is unknown to cgpu: please report (512 bytes, by rmtool)"),
+        );
+    }
+    for (_, command) in unknown {
+        let of = "of class 0x2080 is unknown to cgpu: please report (8 bytes, by rmtool)";
+        told(&gated, &format!("driver 535.161.08: control {command} {of}"));
+    }
+    told(&gated, "control 0x0080170f: changes the GPU for all who use it");
+}

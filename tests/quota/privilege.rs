@@ -37,13 +37,12 @@ fn no_thread_of_a_worker_may_do_more_than_answering_takes() {
 #[test]
 fn what_the_driver_does_for_the_administrator_alone_it_does_for_no_container() {
     let gated = Gated::new();
-    // NVA06F_CTRL_CMD_RESTART_RUNLIST, which asks for CAP_SYS_NICE or CAP_SYS_ADMIN.
-    let words = ["run", "start", "channel as c", "control c 0xa06f0111 2"];
+    // NV2080_CTRL_CMD_NVLINK_IS_GPU_DEGRADED, which reads, and asks for CAP_SYS_ADMIN.
+    let words = ["run", "start", "control subdevice 0x20803041 8"];
     let bundle = gated.sleeping("app", 1000);
     let told = gated.exec(&bundle, &words);
-    assert!(told.stdout.contains("channel ok"), "{told}");
-    assert!(told.stdout.contains("control 0xa06f0111 status=0x1b"), "{told}");
-    let asked = |gated: &Gated| gated.sim.state().calls.get("control:0xa06f0111").copied();
+    assert!(told.stdout.contains("control 0x20803041 status=0x1b"), "{told}");
+    let asked = |gated: &Gated| gated.sim.state().calls.get("control:0x20803041").copied();
     assert_eq!(asked(&gated), Some(1), "it was the driver that refused: {:?}", gated.sim.state());
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
@@ -51,5 +50,5 @@ fn what_the_driver_does_for_the_administrator_alone_it_does_for_no_container() {
     let dev = gated.host.scratch.path().join("sim/dev");
     let mut command = gated.host.scratch.command(rmtool());
     let told = run_with_timeout(command.arg("--dev").arg(dev).args(words), PATIENCE).ok();
-    assert!(told.stdout.contains("control 0xa06f0111 ok"), "{told}");
+    assert!(told.stdout.contains("control 0x20803041 ok"), "{told}");
 }

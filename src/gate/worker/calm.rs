@@ -10,14 +10,22 @@ const BURST: f64 = 20.0;
 /// Lines a second after that.
 const RATE: f64 = 1.0;
 
-/// Controls that are remembered as told of.
+/// Calls that are remembered as told of.
 const MOST_TOLD: usize = 256;
+
+/// What is told of once, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum News {
+    Control(u32),
+    Class(u32),
+    Uvm(u32),
+}
 
 /// The bucket.
 #[derive(Debug)]
 pub(super) struct Calm {
     tokens: Mutex<(f64, Instant)>,
-    told: Mutex<BTreeSet<u32>>,
+    told: Mutex<BTreeSet<News>>,
 }
 
 impl Calm {
@@ -26,10 +34,12 @@ impl Calm {
         Calm { tokens: Mutex::new((BURST, Instant::now())), told }
     }
 
-    /// Whether nothing was told of that control yet; of more than are remembered, nothing is.
-    pub(super) fn is_news(&self, control: u32) -> bool {
+    /// Whether a line may be written of what nothing was told of yet. It's remembered if so; of more
+    /// than are remembered, nothing is told.
+    pub(super) fn allows_news(&self, news: News) -> bool {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.len() < MOST_TOLD && told.insert(control)
+        let is_new = told.len() < MOST_TOLD && !told.contains(&news);
+        is_new && self.allows() && told.insert(news)
     }
 
     /// Whether one more line may be written.
@@ -58,9 +68,24 @@ mod tests {
     }
 
     #[test]
-    fn a_control_is_news_once() {
+    fn what_is_new_is_told_once_and_a_flood_of_it_is_cut_off() {
         let calm = Calm::new();
-        assert!(calm.is_news(7) && !calm.is_news(7));
-        assert_eq!((0..1000).filter(|control| calm.is_news(*control)).count(), MOST_TOLD - 1);
+        assert!(calm.allows_news(News::Control(7)) && !calm.allows_news(News::Control(7)));
+        assert!(calm.allows_news(News::Class(7)));
+        let told = (8..1000).filter(|number| calm.allows_news(News::Control(*number))).count();
+        assert!((18..=19).contains(&told), "{told}");
+        // What wasn't told for the flood's sake is told later.
+        *calm.tokens.lock().unwrap() = (BURST, Instant::now());
+        assert!(calm.allows_news(News::Control(999)));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let calm = Calm::new();
+        for number in 0..1000 {
+            *calm.tokens.lock().unwrap() = (BURST, Instant::now());
+            let told = calm.allows_news(News::Class(number));
+            assert_eq!(told, usize::try_from(number).unwrap() < MOST_TOLD, "{number}");
+        }
     }
 }

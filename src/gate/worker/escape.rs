@@ -3,12 +3,13 @@
 //! That is done before anybody looks whose descriptor it is, which some calls don't need:
 //! see [`Pass::asks_no_descriptor`]. What is read is the caller's if it still waits.
 
+use super::calm::News;
 use super::desk::Copy;
 use super::listener::Reply;
 use super::serve::{Case, Over};
 use crate::gate::policy::{self, Pass, Passed, Verdict};
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
-use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, control, refuse};
+use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
 
 /// What the driver says of an object that is made already, and of one that is exported. What it says
 /// of a free, many calls are told.
@@ -72,9 +73,7 @@ impl Case<'_> {
         self.said = decoded.layout.map(|head| (head, &DONE_ALREADY[..]));
         if let Verdict::Refuse(answer) = verdict {
             // Nothing is done, and whether it still waits is asked before it's told.
-            if let Call::Control { command, flags, .. } = decoded.call {
-                self.log_control(command, flags);
-            }
+            self.log_once(&decoded.call);
             return Err(self.answer(answer, decoded.layout));
         }
         match verdict {
@@ -98,11 +97,37 @@ impl Case<'_> {
         }
     }
 
-    /// The log says once of each control that it was refused.
-    fn log_control(&self, command: u32, flags: u32) {
-        let Err(refusal) = control::check(&self.shared.release, command, flags) else { return };
-        if self.shared.calm.is_news(command) {
-            self.log(&refusal.to_string());
+    /// The log says once of each control and each class that it was refused, and of what isn't known
+    /// what a report needs.
+    fn log_once(&self, call: &Call) {
+        let Some(refusal) = policy::refusal(&self.shared.release, call) else { return };
+        let (news, size) = match *call {
+            Call::Control { command, params_size, .. } => {
+                (News::Control(command), Some(params_size))
+            }
+            Call::Alloc(alloc) => (News::Class(alloc.class), alloc.params_size),
+            Call::AllocMemory { class, .. } | Call::AllocObject { class, .. } => {
+                (News::Class(class), None)
+            }
+            _ => return,
+        };
+        if !self.shared.calm.allows_news(news) {
+            return;
+        }
+        let size = size.map_or_else(|| "no size".to_owned(), |size| format!("{size} bytes"));
+        match refusal.is_unknown() {
+            true => self.write_log(&format!("{refusal} ({size}, by {})", self.program())),
+            false => self.write_log(&refusal.to_string()),
+        }
+    }
+
+    /// The name of the caller's program, which is of its own choice.
+    fn program(&self) -> String {
+        let pid = self.target.as_ref().map_or(self.tid(), |target| target.pid);
+        let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+        match self.is_valid() && !name.is_empty() {
+            true => String::from_utf8_lossy(&name).trim_end().escape_debug().to_string(),
+            false => "a program that is gone".to_owned(),
         }
     }
 }

@@ -468,8 +468,13 @@ impl<'a> Case<'a> {
 
     pub(super) fn log(&self, what: &str) {
         if self.shared.calm.allows() {
-            let pid = self.target.as_ref().map_or(self.tid(), |target| target.pid);
-            tracing::warn!(container = %self.shared.settings.short_id, pid, "refused: {what}");
+            self.write_log(what);
         }
+    }
+
+    /// To whoever was allowed a line.
+    pub(super) fn write_log(&self, what: &str) {
+        let pid = self.target.as_ref().map_or(self.tid(), |target| target.pid);
+        tracing::warn!(container = %self.shared.settings.short_id, pid, "refused: {what}");
     }
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use super::books::{BOUNDS, Space};
+use super::calm::News;
 use super::desk::Copy;
 use super::device::{Device, Failure, Rm};
 use super::listener::Reply;
@@ -114,7 +115,7 @@ impl Case<'_> {
         let Some(device) = &self.device else { return Err(Reply::Errno(Errno::EBADF as i32)) };
         let asked = device.call_uvm(&self.shared.release, number, &mut self.desk.bytes);
         asked.map_err(|errno| Reply::Errno(errno as i32))?;
-        if self.desk.bytes.was_exceeded() && self.shared.calm.is_news(number) {
+        if self.desk.bytes.was_exceeded() && self.shared.calm.allows_news(News::Uvm(number)) {
             let driver = self.shared.release.version();
             let container = self.shared.settings.short_id.as_str();
             tracing::warn!(container, number, %driver, "UVM's struct is larger than the one known");

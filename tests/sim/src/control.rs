@@ -47,6 +47,7 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID => 20,
         NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2 | NV2080_CTRL_CMD_GR_CTXSW_ZCULL_BIND => 24,
         NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE
+        | NV2080_CTRL_CMD_NVLINK_IS_GPU_DEGRADED
         | NVA06C_CTRL_CMD_SET_TIMESLICE
         | NVA06C_CTRL_CMD_GET_TIMESLICE => 8,
         NVA06F_CTRL_CMD_RESTART_RUNLIST => 2,
@@ -204,6 +205,11 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
             | NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2,
             Some(gpu),
         ) => call.sim.driver().bind_switches(client, params.u32_at(0), gpu)?,
+        (NV2080_CTRL_CMD_NVLINK_IS_GPU_DEGRADED, _) => {
+            if !call.caller.is_administrator() {
+                return Err(NV_ERR_INSUFFICIENT_PERMISSIONS);
+            }
+        }
         // subdeviceCtrlCmdKGrCtxswZcullBind: whichever client has it.
         (NV2080_CTRL_CMD_GR_CTXSW_ZCULL_BIND, _) => {
             let channel = object_of(call, params.u32_at(0), params.u32_at(4))?;

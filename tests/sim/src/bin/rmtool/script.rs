@@ -852,11 +852,12 @@ impl Actor<'_> {
         Ok(())
     }
 
-    /// Handles of memory by name; "-" is none, and "device" the device.
+    /// Handles of memory by name; "-" is none, and "device" and "subdevice" are these.
     fn objects(&self, names: &[&str]) -> anyhow::Result<Vec<u32>> {
         let handle = |name: &&str| match *name {
             "-" => Ok(0),
             "device" => Ok(self.rm()?.device),
+            "subdevice" => Ok(self.rm()?.subdevice),
             name => Ok(self.memory.get(name).context("no such memory")?.0),
         };
         names.iter().map(handle).collect()
