@@ -104,6 +104,15 @@ impl Caller {
         namespaces.into_iter().zip(numbers).collect()
     }
 
+    /// The longest path of its cgroups: an engine puts a container in one of the same name in
+    /// each hierarchy, unless a controller isn't delegated. The driver knows of none; it's for
+    /// those who ask what a container has.
+    pub(crate) fn cgroup(self) -> String {
+        let text = fs::read_to_string(self.proc("cgroup")).unwrap_or_default();
+        let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+        paths.max_by_key(|path| path.len()).unwrap_or_default().to_owned()
+    }
+
     /// The inode of its pid namespace.
     pub(crate) fn pid_namespace(self) -> u64 {
         fs::metadata(self.proc("ns/pid")).map_or(0, |metadata| metadata.ino())

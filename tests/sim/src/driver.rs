@@ -44,6 +44,8 @@ pub(crate) struct Driver {
     used: Vec<u64>,
     /// The most that was in use of each GPU.
     peaks: Vec<u64>,
+    /// The most that the clients of a cgroup's processes named, of each GPU.
+    pub(crate) cgroup_peaks: HashMap<(String, usize), u64>,
     made_clients: u32,
     made_memories: u64,
 }
@@ -53,6 +55,7 @@ impl Driver {
         Driver {
             used: vec![0; gpus.len()],
             peaks: vec![0; gpus.len()],
+            cgroup_peaks: HashMap::new(),
             gpus,
             clients: BTreeMap::new(),
             memories: HashMap::new(),
@@ -140,6 +143,7 @@ impl Driver {
             process: asker.caller.process(),
             user: asker.caller.user(),
             numbers: asker.caller.numbers(),
+            cgroup: asker.caller.cgroup(),
             objects: BTreeMap::new(),
             lost: Vec::new(),
             made: 0,
@@ -263,6 +267,7 @@ impl Driver {
         };
         let bytes = memory.and_then(|id| self.memories.get(&id)).map_or(0, |memory| memory.bytes);
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
+        memory.into_iter().for_each(|memory| self.note_cgroup_peak(asked.client, memory));
         Ok(Made { handle, bytes, offset: memory.unwrap_or(0) << 21 })
     }
 
@@ -442,8 +447,10 @@ impl Driver {
             let of = Holder::Object(source_client, source);
             self.refer(memory, Holder::Object(asked.client, handle), Some(of));
         }
+        let memory = object.memory;
         let copy = Object { parent: asked.parent, gpu, switches_of: None, ..object };
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, copy);
+        memory.into_iter().for_each(|memory| self.note_cgroup_peak(asked.client, memory));
         Ok(handle)
     }
 
@@ -479,6 +486,7 @@ impl Driver {
             switches_of: None,
         };
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
+        memory.into_iter().for_each(|memory| self.note_cgroup_peak(asked.client, memory));
         Ok(handle)
     }
 

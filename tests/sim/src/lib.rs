@@ -21,6 +21,7 @@ mod export;
 mod fault;
 mod heap;
 mod object;
+mod peak;
 mod program;
 mod runlist;
 mod shared;
@@ -30,6 +31,7 @@ mod switches;
 mod tree;
 mod uvm;
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -95,6 +97,13 @@ impl Sim {
     /// From now on a GPU's peak is what is in use now.
     pub fn forget_peaks(&self) {
         self.sim.driver().forget_peaks();
+    }
+
+    /// The most bytes that the clients of a cgroup's processes had at once, since this was asked
+    /// last: by cgroup and index of the GPU, of those that have made or duplicated memory since.
+    #[must_use]
+    pub fn take_cgroup_peaks(&self) -> HashMap<(String, usize), u64> {
+        self.sim.driver().take_cgroup_peaks()
     }
 
     /// Puts a fault in, or takes all back.

@@ -46,6 +46,8 @@ pub(crate) struct Client {
     pub(crate) user: u32,
     /// The process as its pid namespaces number it.
     pub(crate) numbers: Numbers,
+    /// The cgroup of the process; see [`Caller::cgroup`].
+    pub(crate) cgroup: String,
     /// By handle.
     pub(crate) objects: BTreeMap<u32, Object>,
     /// Memory that was freed and isn't, by a fault.

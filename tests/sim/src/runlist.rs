@@ -154,6 +154,7 @@ mod tests {
                 process: 1,
                 user: 0,
                 numbers: Vec::new(),
+                cgroup: String::new(),
                 objects,
                 lost: Vec::new(),
                 made: 0,

@@ -62,6 +62,8 @@ pub struct ClientState {
     pub handle: u32,
     /// The process that made it.
     pub process: u32,
+    /// The longest path of that process's cgroups, when it made it.
+    pub cgroup: String,
     /// The open file it belongs to.
     pub file: u64,
     /// Its objects, by handle.
@@ -77,6 +79,8 @@ pub struct ObjectState {
     pub parent: u32,
     /// Its class.
     pub class: u32,
+    /// The index of the GPU that has its memory.
+    pub gpu: Option<usize>,
     /// Bytes of its memory.
     pub bytes: u64,
     /// A channel group's time slice, as it was asked for last.
@@ -124,6 +128,7 @@ impl State {
         let (files, calls) = (sim.files(), sim.counts());
         let driver = sim.driver();
         let bytes_of = |id: &u64| driver.memories.get(id).map_or(0, |memory| memory.bytes);
+        let gpu_of = |id: &u64| driver.memories.get(id).map(|memory| memory.gpu);
         let managed = driver.managed_bytes();
         let gpus = driver.gpus.iter().enumerate().map(|(index, gpu)| {
             let on = |id: &u64| driver.memories.get(id).is_some_and(|memory| memory.gpu == index);
@@ -157,6 +162,7 @@ impl State {
         let clients = driver.clients.iter().map(|(handle, client)| ClientState {
             handle: *handle,
             process: client.process,
+            cgroup: client.cgroup.clone(),
             file: client.file,
             objects: client
                 .objects
@@ -165,6 +171,7 @@ impl State {
                     handle: *object_handle,
                     parent: object.parent,
                     class: object.class,
+                    gpu: object.memory.as_ref().and_then(gpu_of),
                     bytes: object.memory.as_ref().map_or(0, bytes_of),
                     timeslice_us: object.turn.timeslice_us,
                     disabled: object.turn.disabled,
