@@ -50,12 +50,17 @@ impl Gated {
 
     /// With that version of the driver.
     pub(crate) fn with_driver(version: &str) -> Self {
+        Self::with_gpus(version, &[FIRST_MIB, SECOND_MIB])
+    }
+
+    /// With that version of the driver, and GPUs of so many MiB.
+    pub(crate) fn with_gpus(version: &str, sizes: &[u64]) -> Self {
         let mut host = Host::with_gpus(&json!([]));
         let dir = host.scratch.directory("sim");
-        let sizes = [FIRST_MIB, SECOND_MIB];
+        let gpu = |mib: &u64| format!("{mib}MiB").parse().expect("a size");
         let options = SimOptions {
             dir: dir.clone(),
-            gpus: sizes.map(|mib| format!("{mib}MiB").parse().expect("a size")).into(),
+            gpus: sizes.iter().map(gpu).collect(),
             driver: version.parse().expect("a version"),
         };
         let sim = Sim::start(options).expect("the simulated driver starts: root and /dev/fuse");

@@ -35,7 +35,7 @@ pub(super) fn thaw(name: &str) {
 
 /// The processes in the trees of `name`, those too that look like zombies because only their
 /// first thread has ended.
-pub(super) fn members(name: &str) -> Vec<i32> {
+pub fn members(name: &str) -> Vec<i32> {
     let lists = trees(name)
         .into_iter()
         .map(|cgroup| fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default());

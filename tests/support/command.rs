@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
@@ -106,40 +106,85 @@ pub fn run_with_input(command: &mut Command, input: &[u8], limit: Duration) -> O
     finish(command, limit)
 }
 
+/// A program that runs while its caller goes on; see [`start`].
+#[derive(Debug)]
+pub struct Running {
+    line: String,
+    child: Child,
+    stdout: File,
+    stderr: File,
+    begun: Instant,
+}
+
+/// Starts `command` with empty standard input, in a process group of its own.
+#[track_caller]
+pub fn start(command: &mut Command) -> Running {
+    command.stdin(Stdio::null());
+    Running::new(command)
+}
+
+impl Running {
+    #[track_caller]
+    fn new(command: &mut Command) -> Self {
+        let line = command_line(command);
+        let (stdout, stderr) = (unnamed_file(), unnamed_file());
+        command.stdout(duplicate(&stdout)).stderr(duplicate(&stderr)).process_group(0);
+        let begun = Instant::now();
+        let child = command.spawn();
+        let child = child.unwrap_or_else(|error| panic!("`{line}` can't be started: {error}"));
+        Running { line, child, stdout, stderr, begun }
+    }
+
+    /// The process that was started.
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child of ours can be waited for").is_some()
+    }
+
+    /// Kills it, and none of its children.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill(); // it has ended, then
+    }
+
+    /// Waits for its end; kills its process group and panics `limit` after its start.
+    #[must_use]
+    #[track_caller]
+    pub fn end(mut self, limit: Duration) -> Outcome {
+        let mut nap = Duration::from_millis(1);
+        let in_time = loop {
+            if self.has_ended() {
+                break true;
+            }
+            if self.begun.elapsed() > limit {
+                break false;
+            }
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(Duration::from_millis(20));
+        };
+        if !in_time {
+            // The child isn't reaped yet, so its number can't have gone to another group.
+            let _ = killpg(self.pid(), Signal::SIGKILL);
+        }
+        let status = self.child.wait().unwrap_or(ExitStatus::from_raw(Signal::SIGKILL as i32));
+        let outcome = Outcome {
+            command: self.line,
+            status,
+            stdout: contents(self.stdout),
+            stderr: contents(self.stderr),
+            took: self.begun.elapsed(),
+        };
+        assert!(in_time, "killed for running longer than {limit:?}: {outcome}");
+        outcome
+    }
+}
+
 #[track_caller]
 fn finish(command: &mut Command, limit: Duration) -> Outcome {
-    let line = command_line(command);
-    let (stdout, stderr) = (unnamed_file(), unnamed_file());
-    command.stdout(duplicate(&stdout)).stderr(duplicate(&stderr)).process_group(0);
-    let start = Instant::now();
-    let mut child =
-        command.spawn().unwrap_or_else(|error| panic!("`{line}` can't be started: {error}"));
-    let mut nap = Duration::from_millis(1);
-    let ended = loop {
-        if let Some(status) = child.try_wait().expect("a child of ours can be waited for") {
-            break Some(status);
-        }
-        if start.elapsed() > limit {
-            break None;
-        }
-        std::thread::sleep(nap);
-        nap = (nap * 2).min(Duration::from_millis(20));
-    };
-    let status = ended.unwrap_or_else(|| {
-        // The child isn't reaped yet, so its number can't have gone to another group.
-        let group = Pid::from_raw(i32::try_from(child.id()).expect("a process id fits pid_t"));
-        let _ = killpg(group, Signal::SIGKILL);
-        child.wait().unwrap_or(ExitStatus::from_raw(Signal::SIGKILL as i32))
-    });
-    let outcome = Outcome {
-        command: line,
-        status,
-        stdout: contents(stdout),
-        stderr: contents(stderr),
-        took: start.elapsed(),
-    };
-    assert!(ended.is_some(), "killed for running longer than {limit:?}: {outcome}");
-    outcome
+    Running::new(command).end(limit)
 }
 
 /// The command as one would type it, without its environment.

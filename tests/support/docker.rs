@@ -9,6 +9,7 @@
 //! What it can't be talked out of, harmless: the empty directory `/run/docker/plugins`.
 
 use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -279,6 +280,8 @@ fn spawn_logged(
         .expect("a log can be opened in a scratch");
     let also = log.try_clone().expect("a descriptor can be duplicated");
     command.envs(environment.iter().map(|(name, value)| (name, value)));
+    // An interrupt that is typed at the terminal is for the test, which ends them.
+    command.process_group(0);
     let daemon = command.stdin(Stdio::null()).stdout(log).stderr(also).spawn();
     daemon.expect("an installed daemon can be started")
 }

@@ -37,10 +37,10 @@ mod scratch;
 mod traces;
 mod tree;
 pub mod userland;
-mod warden;
+pub mod warden;
 
-pub use cgroup::is_unified as cgroups_are_unified;
-pub use command::{Outcome, run_with_input, run_with_timeout};
+pub use cgroup::{is_unified as cgroups_are_unified, members as cgroup_members};
+pub use command::{Outcome, Running, run_with_input, run_with_timeout, start};
 pub use containerd::Containerd;
 pub use cri::{Cri, Executed};
 pub use docker::{Docker, Restart};
