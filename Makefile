@@ -4,13 +4,16 @@ CARGO  ?= cargo
 PREFIX ?= /usr
 ETC    ?= /etc
 DESTDIR ?=
+MINUTES ?= 60
+WORKERS ?= 8
+SEED    ?=
 
 RELEASE := target/release
 # Called at every start of a container: static, they start a quarter of a millisecond sooner.
 STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build sim unit test gpu gpu-programs demo bench fmt lint deny typos fuzz install uninstall prepush
+.PHONY: help deps build sim unit test soak gpu gpu-programs demo bench fmt lint deny typos fuzz install uninstall prepush
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +41,13 @@ test: deps ## test everything, real engines included (root)
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests
 	$(CARGO) test --locked -p cgpu-sim -p cgpu-record
+
+# The programs of the tests, with all their assertions.
+soak: deps ## kill at random for MINUTES=60 with WORKERS=8 and a SEED; judged, counted (root)
+	$(CARGO) build --locked --workspace --bins
+	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
+	$(CARGO) test --locked --test soak -- --minutes $(MINUTES) --workers $(WORKERS) \
+		$(if $(SEED),--seed $(SEED))
 
 gpu-programs: build ## build all that tests/gpu/run needs, to be carried to a machine with a GPU
 	$(CARGO) rustc --release --locked -p cgpu-record --bin cgpu-record -- -C target-feature=+crt-static

@@ -1,0 +1,65 @@
+//! SIGKILL, and who gets it.
+//!
+//! Nobody is killed by number or name alone: a process is held by a descriptor, looked at, and
+//! only then killed, and it has to be a program of this soak's.
+
+use std::path::PathBuf;
+
+use procfs::process::Process;
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::Soak;
+use crate::gated::RUNTIME;
+
+/// Kills the process of that number if it's what `is` says; whether it was.
+pub(crate) fn kill_if(pid: i32, is: impl Fn(&Process) -> bool) -> bool {
+    let handle = rustix::process::Pid::from_raw(pid)
+        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let (Some(handle), Ok(process)) = (handle, Process::new(pid)) else { return false };
+    // The number is still its: it was alive when it was looked at, if it can be signalled now.
+    is(&process) && pidfd_send_signal(handle, Signal::KILL).is_ok()
+}
+
+/// Whether a process has that command line, somewhere.
+pub(crate) fn has_words(process: &Process, words: &[&str]) -> bool {
+    let line = process.cmdline().unwrap_or_default().join(" ");
+    words.iter().all(|word| line.contains(word))
+}
+
+/// Kills the first process that has all the words on its command line, and isn't the client that
+/// was given them; whether there was one.
+pub(crate) fn kill_with(program: &str, words: &[&str]) -> bool {
+    let all = procfs::process::all_processes().expect("/proc can be read");
+    let is = |process: &Process| {
+        let line = process.cmdline().unwrap_or_default();
+        let name = line.first().map(PathBuf::from);
+        let name = name.as_ref().and_then(|path| path.file_name()).unwrap_or_default();
+        name == program && has_words(process, words)
+    };
+    all.flatten().any(|process| is(&process) && kill_if(process.pid, is))
+}
+
+/// Whether a process is of a monitor that this worktree's programs are.
+fn is_monitor(process: &Process) -> bool {
+    let program = PathBuf::from(RUNTIME).with_file_name("cgpu-monitor");
+    process.exe().is_ok_and(|path| path == program)
+}
+
+/// Keeper and worker of a container, where they live.
+pub(crate) fn monitor(soak: &Soak, id: &str) -> (Option<i32>, Option<i32>) {
+    let short = format!("{:_<12}", &id[..id.len().min(12)]);
+    let file = soak.gated.host.state_dir().join("gate").join(short).join("keeper");
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let keeper = text.split(' ').next().and_then(|pid| pid.parse::<i32>().ok());
+    let children = |pid| {
+        let main = Process::new(pid).and_then(|process| process.task_main_thread());
+        main.and_then(|thread| thread.children()).unwrap_or_default()
+    };
+    let worker = keeper.and_then(|pid| children(pid).first().copied());
+    (keeper, worker.and_then(|pid| i32::try_from(pid).ok()))
+}
+
+/// Kills one of a monitor; whether it was one.
+pub(crate) fn kill_monitor(pid: Option<i32>) -> bool {
+    pid.is_some_and(|pid| kill_if(pid, is_monitor))
+}
