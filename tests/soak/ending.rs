@@ -89,9 +89,16 @@ fn left(soak: &Soak) -> Vec<String> {
     left
 }
 
+/// Collects once more, and says whether nothing is left: what a monitor leaves can be collected as
+/// soon as it has ended.
+fn is_collected(soak: &Soak) -> bool {
+    soak.gated.host.gc();
+    left(soak).is_empty()
+}
+
 /// Finds what is left, and that all of each GPU can be had again.
 pub(crate) fn check(soak: &Soak) {
-    wait_until(GOING, || left(soak).is_empty());
+    wait_until(GOING, || is_collected(soak));
     for what in left(soak) {
         // A record and a directory of the gate's have an id in their name.
         let all = soak.fleet.all();
@@ -111,7 +118,7 @@ pub(crate) fn check(soak: &Soak) {
         soak.tally.find(Kind::Leaked, format!("all of the GPUs can't be had again: {made}"));
     }
     run_with_timeout(&mut all.remove(soak), PATIENCE).ok();
-    wait_until(GOING, || left(soak).is_empty());
+    wait_until(GOING, || is_collected(soak));
     for what in left(soak) {
         if soak.fleet.mark(&format!("{id} {what}")) {
             soak.tally.find(Kind::Leaked, format!("after one more container: {what}"));
