@@ -328,8 +328,13 @@ impl Bench {
                 memory_total_bytes: 16 << 30,
                 memory_limit_bytes: Some(256 << 20),
             };
-            let plan =
-                Plan { backend: Kind::None, gpus: vec![gpu], weight: 1, high_priority: false };
+            let plan = Plan {
+                backend: Kind::None,
+                gpus: vec![gpu],
+                weight: 1,
+                high_priority: false,
+                unenforced: false,
+            };
             let key = Key { root: "/run/runc".into(), id: format!("{n:064x}") };
             let start = Instant::now();
             host.reserve(key.clone(), Path::new("/"), plan, Holder::Reserved { by: own })

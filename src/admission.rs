@@ -116,7 +116,12 @@ impl Host {
     /// Where that can't be meant.
     pub fn request(&self, bundle: &Bundle) -> Result<Request, AdmissionError> {
         let annotations = bundle.annotations()?;
-        Ok(request::read(&bundle.env()?, annotations, self.config.trust())?)
+        let mut request = request::read(&bundle.env()?, annotations, self.config.trust())?;
+        let accepts = self.config.admission.accept_nvidia_visible_devices_envvar_when_unprivileged;
+        if !accepts && !request.has_quota() && !bundle.is_privileged() {
+            request.forget_variables();
+        }
+        Ok(request)
     }
 
     /// What `request` comes to on `inventory`, and with which backend.
@@ -183,7 +188,10 @@ impl Host {
     ) -> Result<Edits, AdmissionError> {
         let plan = &record.plan;
         let uuids: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        // Who switched a quota off, or wants no GPU, keeps the word that was given.
+        let told = !uuids.is_empty() && !plan.unenforced;
         let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
+        let visible = told.then_some(visible);
         // Nodes of GPUs are ours to give: what isolation knows of the container are these.
         let more = driver.devices.into_iter().filter(|more| {
             nodes.devices.iter().all(|node| node.path != more.path)
@@ -199,7 +207,7 @@ impl Host {
             withheld.push(modeset);
             withheld.extend(inject::graphics(Path::new("/sys")));
         }
-        let env = driver.env.into_iter().chain([visible]);
+        let env = driver.env.into_iter().chain(visible);
         let mut edits = Edits {
             env: env.chain(self.variables(plan, &bundle.env()?)).collect(),
             devices,
@@ -331,6 +339,13 @@ impl Host {
         };
         locked.put(&record)?;
         failpoint("reserved");
+        for gpu in plan::unheld(&record.plan, locked.holdings_but(&record.key)) {
+            let id = &record.key.id;
+            warn!(
+                id,
+                gpu, "has a GPU as a whole on which others have quotas: what it takes is theirs"
+            );
+        }
         info!(id = record.key.id, root = record.key.root, gpus = %record.plan, "registered");
         Ok(record)
     }

@@ -143,6 +143,9 @@ pub struct Admission {
     pub trust_env: bool,
     /// Requests by annotations count.
     pub trust_annotations: bool,
+    /// Variables of an unprivileged container may ask for whole GPUs; NVIDIA's toolkit has a setting
+    /// of that name and meaning.
+    pub accept_nvidia_visible_devices_envvar_when_unprivileged: bool,
 }
 
 /// `[driver]`.
@@ -153,8 +156,10 @@ pub struct Driver {
     pub root: PathBuf,
     /// The host's procfs.
     pub proc_root: PathBuf,
-    /// How the driver's files come into a container.
+    /// How the driver's files come into a container with a quota.
     pub inject: Inject,
+    /// How they, and the GPUs, come into one that has GPUs as a whole.
+    pub whole: Whole,
     /// NVIDIA's runtime, a name in `PATH` or an absolute path.
     pub nvidia_runtime: String,
     /// Where CDI specifications are, those that take precedence last.
@@ -175,6 +180,38 @@ pub enum Inject {
     NvidiaRuntime,
     /// Device nodes only.
     Off,
+}
+
+/// How GPUs come into a container that has them as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Whole {
+    /// By NVIDIA's runtime where it is installed, else as under `inject = "auto"`.
+    Auto,
+    /// A CDI specification.
+    Cdi,
+    /// The driver's files, found by us.
+    Native,
+    /// NVIDIA's runtime as the real runtime.
+    NvidiaRuntime,
+    /// Not by us: such a container isn't touched.
+    Off,
+}
+
+impl Whole {
+    /// The same as for containers with a quota, where `has_nvidia` says whether NVIDIA's runtime can
+    /// make the container.
+    #[must_use]
+    pub fn inject(self, has_nvidia: impl FnOnce() -> bool) -> Inject {
+        match self {
+            Whole::Auto if has_nvidia() => Inject::NvidiaRuntime,
+            Whole::Auto => Inject::Auto,
+            Whole::Cdi => Inject::Cdi,
+            Whole::Native => Inject::Native,
+            Whole::NvidiaRuntime => Inject::NvidiaRuntime,
+            Whole::Off => Inject::Off,
+        }
+    }
 }
 
 impl Default for Config {
@@ -225,6 +262,7 @@ impl Default for Admission {
             require_quota: false,
             trust_env: true,
             trust_annotations: true,
+            accept_nvidia_visible_devices_envvar_when_unprivileged: true,
         }
     }
 }
@@ -235,6 +273,7 @@ impl Default for Driver {
             root: "/".into(),
             proc_root: "/proc".into(),
             inject: Inject::Auto,
+            whole: Whole::Auto,
             nvidia_runtime: "nvidia-container-runtime".into(),
             cdi_dirs: vec!["/etc/cdi".into(), "/var/run/cdi".into()],
         }
@@ -433,6 +472,7 @@ impl Config {
     #[must_use]
     pub fn rules(&self) -> Rules {
         Rules {
+            whole: self.driver.whole != Whole::Off,
             exclusive: self.admission.exclusive,
             require_quota: self.admission.require_quota,
             max_inst: self.admission.max_inst,

@@ -25,7 +25,7 @@ use crate::inject::{self, Purpose};
 use crate::process::{ProcessId, boot_time_s};
 use crate::registry::{Holder, Key};
 use crate::report::sentence;
-use crate::request::Request;
+use crate::request::{Request, Rules};
 
 /// The hook's program.
 pub const PROGRAM: &str = "cgpu-hook";
@@ -294,7 +294,9 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
 fn asked(host: &Host, dir: &Path, id: &str) -> Result<Option<Request>, HookError> {
     let bundle = Bundle::load(dir, Path::new("config.json"))?;
     let request = host.request(&bundle)?;
-    match request.not_in_effect(&host.config.rules()) {
+    // Nothing can be given to a container by a hook alone: one without a quota is nothing of ours.
+    let rules = Rules { whole: false, ..host.config.rules() };
+    match request.not_in_effect(&rules) {
         Some(reason) => {
             info!(id, "not in effect: {reason}");
             Ok(None)
@@ -378,6 +380,12 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     admission::require_root()?;
     let inventory = host.inventory()?;
     let plan = host.plan(&request, &inventory)?;
+    let mut host = host.clone();
+    if plan.is_whole() {
+        // Another runtime than the engine's can't be had from here.
+        host.config.driver.inject = host.config.driver.whole.inject(|| false);
+    }
+    let host = &host;
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
     let driver = host.injection(&plan, &inventory, &bundle, Purpose::Create)?.edits;

@@ -298,7 +298,13 @@ fn what_is_cgpus_own_is_looked_at_too() {
         short_id: "gone________".into(),
         boot_id: "another".into(),
         holder: Holder::Active { init: None },
-        plan: Plan { backend: Kind::None, gpus: Vec::new(), weight: 1, high_priority: false },
+        plan: Plan {
+            backend: Kind::None,
+            gpus: Vec::new(),
+            weight: 1,
+            high_priority: false,
+            unenforced: false,
+        },
     };
     let path = format!("var/cgpu/containers/{}", record.key.file_name());
     host.write(&path, &serde_json::to_string(&record).unwrap());

@@ -133,7 +133,7 @@ fn docker_containers_that_ask_for_nothing_are_left_alone() {
     docker.load(&Image::new("localhost/greedy:1").env("NVIDIA_VISIBLE_DEVICES", "all"));
     for (variables, image) in [
         (&[][..], IMAGE),
-        (&[], "localhost/greedy:1"),
+        (&["NVIDIA_VISIBLE_DEVICES=void"], "localhost/greedy:1"),
         (&["ALIYUN_COM_GPU_MEM_CONTAINER=0", "ALIYUN_COM_GPU_MEM_DEV=15"], IMAGE),
         (&["ALIYUN_COM_GPU_MEM_CONTAINER=6", "CGPU_DISABLE=true"], IMAGE),
     ] {

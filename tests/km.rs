@@ -34,7 +34,7 @@ fn plan(gpus: &[(u32, Option<u64>)]) -> Plan {
         memory_limit_bytes,
     };
     let gpus = gpus.iter().map(gpu).collect();
-    Plan { backend: Kind::Km, gpus, weight: 1, high_priority: false }
+    Plan { backend: Kind::Km, gpus, weight: 1, high_priority: false, unenforced: false }
 }
 
 fn weighted(weight: u32, gpus: &[(u32, Option<u64>)]) -> Plan {

@@ -81,7 +81,13 @@ mod tests {
     use crate::plan::{Kind, Plan};
 
     fn plan() -> Plan {
-        Plan { backend: Kind::None, gpus: Vec::new(), weight: 1, high_priority: false }
+        Plan {
+            backend: Kind::None,
+            gpus: Vec::new(),
+            weight: 1,
+            high_priority: false,
+            unenforced: false,
+        }
     }
 
     #[test]

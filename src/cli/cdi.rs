@@ -150,7 +150,13 @@ fn everything(inventory: &Inventory) -> Plan {
         memory_total_bytes: gpu.memory_bytes,
         memory_limit_bytes: None,
     });
-    Plan { backend: Kind::None, gpus: gpus.collect(), weight: 1, high_priority: false }
+    Plan {
+        backend: Kind::None,
+        gpus: gpus.collect(),
+        weight: 1,
+        high_priority: false,
+        unenforced: false,
+    }
 }
 
 /// The driver's files; where there are none, the image is to bring them, and that is said.

@@ -22,7 +22,7 @@ use crate::units::bytes_to_mib;
 /// # Errors
 ///
 /// Where the create would be refused, with its reason.
-pub fn run(host: &Host, dir: &Path, format: Format, out: &mut dyn Write) -> Result<()> {
+pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> Result<()> {
     let bundle = Bundle::load(dir, Path::new("config.json"))?;
     let request = host.request(&bundle)?;
     let reason = request.not_in_effect(&host.config.rules());
@@ -37,6 +37,11 @@ pub fn run(host: &Host, dir: &Path, format: Format, out: &mut dyn Write) -> Resu
                 None => inventory::probe(&settings)?,
             };
             let plan = host.plan(&request, &inventory)?;
+            if plan.is_whole() {
+                let whole = host.config.driver.whole;
+                host.config.driver.inject =
+                    whole.inject(|| runtime::nvidia_runtime(&host.config).is_ok());
+            }
             host.nodes(&plan, &inventory)?;
             let injection = host.injection(&plan, &inventory, &bundle, Purpose::Inspect)?;
             if injection.mode == Mode::NvidiaRuntime {

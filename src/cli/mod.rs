@@ -124,7 +124,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
             gpus::run(&host()?.inventory_settings(), output.format, refresh, out)?;
         }
         Verb::Ps { output } => ps::run(&host()?, output.format, out)?,
-        Verb::Inspect { bundle, output } => inspect::run(&host()?, &bundle, output.format, out)?,
+        Verb::Inspect { bundle, output } => inspect::run(host()?, &bundle, output.format, out)?,
         Verb::Cdi(verb) => cdi::run(&host()?, &verb, out)?,
         Verb::Set(set) => set::run(&host()?, &set, out)?,
         Verb::Gc => gc::run(&host()?, out)?,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::Format;
 use super::table::{aligned, or_dash, printable};
 use crate::admission::{Condition, Host, UNSTARTED_S, deletion};
-use crate::plan::{Kind, PlannedGpu};
+use crate::plan::{Kind, Plan, PlannedGpu};
 use crate::registry::{Key, Record};
 use crate::units::bytes_to_mib;
 
@@ -19,6 +19,7 @@ struct Container<'a> {
     id: &'a str,
     root: &'a str,
     backend: Kind,
+    mode: &'static str,
     state: &'static str,
     pid: Option<i32>,
     gpus: Vec<UsedGpu<'a>>,
@@ -96,14 +97,25 @@ fn container<'a>(record: &'a Record, condition: Condition, usage: &Usage) -> Con
         id: &record.key.id,
         root: &record.key.root,
         backend: record.plan.backend,
+        mode: mode(&record.plan),
         state: condition.name(),
         pid: record.holder.process().map(|process| process.pid),
         gpus: gpus.map(|gpu| UsedGpu { gpu, memory_used_bytes: used(gpu) }).collect(),
     }
 }
 
-const HEADER: [&str; 8] =
-    ["CONTAINER", "GPU", "USED (MiB)", "LIMIT (MiB)", "STATE", "PID", "BACKEND", "ROOT"];
+/// How a container has its GPUs: under a quota, as a whole, or as a part that nothing holds it to.
+fn mode(plan: &Plan) -> &'static str {
+    match plan.backend {
+        _ if plan.unenforced => "unenforced",
+        _ if plan.is_whole() => "whole",
+        Kind::None => "unenforced",
+        Kind::Gate | Kind::Km => "shared",
+    }
+}
+
+const HEADER: [&str; 9] =
+    ["CONTAINER", "GPU", "USED (MiB)", "LIMIT (MiB)", "MODE", "STATE", "PID", "BACKEND", "ROOT"];
 
 fn table(containers: &[Container<'_>]) -> String {
     let mib = |bytes: Option<u64>, unknown: &str| match bytes {
@@ -112,12 +124,15 @@ fn table(containers: &[Container<'_>]) -> String {
     };
     let mut rows = vec![HEADER.map(str::to_owned)];
     for container in containers {
-        for used in &container.gpus {
+        let none = [None].into_iter().filter(|_: &Option<&UsedGpu<'_>>| container.gpus.is_empty());
+        for used in container.gpus.iter().map(Some).chain(none) {
+            let limit = used.map(|used| mib(used.gpu.memory_limit_bytes, "whole"));
             rows.push([
                 printable(container.id.get(..12).unwrap_or(container.id)),
-                used.gpu.index.to_string(),
-                mib(used.memory_used_bytes, "-"),
-                mib(used.gpu.memory_limit_bytes, "whole"),
+                or_dash(used.map(|used| used.gpu.index.to_string()).unwrap_or_default()),
+                mib(used.and_then(|used| used.memory_used_bytes), "-"),
+                or_dash(limit.unwrap_or_default()),
+                container.mode.to_owned(),
                 container.state.to_owned(),
                 or_dash(container.pid.map(|pid| pid.to_string()).unwrap_or_default()),
                 container.backend.to_string(),
@@ -125,7 +140,7 @@ fn table(containers: &[Container<'_>]) -> String {
             ]);
         }
     }
-    aligned(&rows, &[2, 3, 5])
+    aligned(&rows, &[2, 3, 6])
 }
 
 #[cfg(test)]

@@ -130,7 +130,8 @@ pub fn injection(
     let injection = match config.driver.inject {
         Inject::Off => Injection::without(Mode::Off, configured()),
         Inject::NvidiaRuntime => {
-            let edits = by_nvidia(bundle)?;
+            // One without a quota gets all that it asks NVIDIA's runtime for.
+            let edits = if plan.is_whole() { Edits::default() } else { by_nvidia(bundle)? };
             Injection { mode: Mode::NvidiaRuntime, why: configured(), edits }
         }
         Inject::Native => Injection { mode: Mode::Native, why: configured(), edits: native()? },
@@ -144,7 +145,8 @@ pub fn injection(
         Inject::Auto => match already {
             Some(by) => {
                 let why = format!("auto: the bundle has them, by {by}");
-                Injection { mode: Mode::Off, why, edits: by_nvidia(bundle)? }
+                let edits = if plan.is_whole() { Edits::default() } else { by_nvidia(bundle)? };
+                Injection { mode: Mode::Off, why, edits }
             }
             None => best(by_cdi(config, plan, inventory, kernel, purpose), native)?,
         },

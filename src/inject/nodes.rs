@@ -275,7 +275,13 @@ mod tests {
             memory_total_bytes: 1 << 20,
             memory_limit_bytes: None,
         };
-        Plan { backend: Kind::None, gpus: vec![gpu], weight: 1, high_priority: false }
+        Plan {
+            backend: Kind::None,
+            gpus: vec![gpu],
+            weight: 1,
+            high_priority: false,
+            unenforced: false,
+        }
     }
 
     fn root(names: &[&str]) -> tempfile::TempDir {

@@ -165,6 +165,21 @@ pub fn admit<'a>(
     plan.gpus.iter().try_for_each(|gpu| admit_gpu(plan, gpu, holdings.clone(), limits))
 }
 
+/// The GPUs that `plan` has as a whole beside containers that have quotas there: nothing keeps it
+/// from taking what was promised to them.
+pub fn unheld<'a>(
+    plan: &Plan,
+    holdings: impl IntoIterator<Item = &'a Holding, IntoIter: Clone>,
+) -> impl Iterator<Item = u32> {
+    let holdings = holdings.into_iter();
+    let is_shared = move |gpu: &&PlannedGpu| {
+        let shares = |(uuid, limit): &(String, Option<u64>)| *uuid == gpu.uuid && limit.is_some();
+        holdings.clone().any(|holding| holding.gpus.iter().any(shares))
+    };
+    let whole = plan.gpus.iter().filter(|gpu| gpu.memory_limit_bytes.is_none());
+    whole.filter(is_shared).map(|gpu| gpu.index)
+}
+
 fn admit_gpu<'a>(
     plan: &Plan,
     gpu: &PlannedGpu,
@@ -267,7 +282,7 @@ mod tests {
                 memory_limit_bytes: limit.map(|mib| mib * MIB),
             })
             .collect();
-        Plan { backend: Kind::None, gpus, weight, high_priority: false }
+        Plan { backend: Kind::None, gpus, weight, high_priority: false, unenforced: false }
     }
 
     fn holding(id: &str, gpu: u32, limit: Option<u64>, weight: u32) -> Holding {

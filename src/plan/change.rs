@@ -139,7 +139,7 @@ mod tests {
             memory_limit_bytes: limit.map(|mib| mib * MIB),
         };
         let gpus = (0..).zip(limits).map(gpu).collect();
-        Plan { backend: Kind::Km, gpus, weight: 2, high_priority: false }
+        Plan { backend: Kind::Km, gpus, weight: 2, high_priority: false, unenforced: false }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::bytes_to_mib;
 
-pub use admit::{Holders, Holding, Limits, Refusal, admit};
+pub use admit::{Holders, Holding, Limits, Refusal, admit, unheld};
 pub use change::{Change, ChangeError};
 pub use resolve::{ResolveError, resolve};
 
@@ -28,6 +28,9 @@ pub struct Plan {
     pub weight: u32,
     /// Whether it may take up to `prio_ratio` per cent of a GPU while it has work.
     pub high_priority: bool,
+    /// Whether its quota was switched off (`CGPU_DISABLE`): it has its GPUs, and limits itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unenforced: bool,
 }
 
 /// One GPU of a [`Plan`].
@@ -58,9 +61,20 @@ pub enum Kind {
     None,
 }
 
+impl Plan {
+    /// Whether nothing of it is under a quota.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.gpus.iter().all(|gpu| gpu.memory_limit_bytes.is_none())
+    }
+}
+
 /// As logs and people read it: `GPU 0 6452 MiB, GPU 1 whole`.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.gpus.is_empty() {
+            return f.write_str("no GPU");
+        }
         for (at, gpu) in self.gpus.iter().enumerate() {
             let comma = if at > 0 { ", " } else { "" };
             match gpu.memory_limit_bytes {

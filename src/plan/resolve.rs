@@ -46,6 +46,11 @@ pub fn resolve(
         }
         None => Purpose::Whole,
     };
+    if request.wants_files_alone() {
+        let gpus = Vec::new();
+        let unenforced = request.is_disabled();
+        return Ok(Plan { backend, gpus, weight, high_priority: false, unenforced });
+    }
     let choice = choice::choose(&request.selections, inventory, purpose)?;
     for quota in quotas {
         limit::check_length(quota, choice.shared_in_order_of(quota.source))?;
@@ -65,6 +70,7 @@ pub fn resolve(
         gpus: choice.gpus.iter().map(planned).collect::<Result<_, ResolveError>>()?,
         weight,
         high_priority: !quotas.is_empty() && quotas.iter().all(|quota| quota.high_priority),
+        unenforced: request.is_disabled(),
     })
 }
 
@@ -112,7 +118,8 @@ mod tests {
     use crate::request::{self, Trust};
     use crate::units::{MIB, bytes_to_mib};
 
-    const PLAIN: Rules = Rules { exclusive: false, require_quota: false, max_inst: 20 };
+    const PLAIN: Rules =
+        Rules { whole: false, exclusive: false, require_quota: false, max_inst: 20 };
     const EXCLUSIVE: Rules = Rules { exclusive: true, ..PLAIN };
     const STRICT: Rules = Rules { require_quota: true, ..PLAIN };
 
@@ -224,7 +231,13 @@ mod tests {
         };
         assert_eq!(
             plan,
-            Plan { backend: Kind::Km, gpus: vec![gpu], weight: 2, high_priority: true }
+            Plan {
+                backend: Kind::Km,
+                gpus: vec![gpu],
+                weight: 2,
+                high_priority: true,
+                unenforced: false
+            }
         );
     }
 

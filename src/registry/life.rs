@@ -88,7 +88,13 @@ mod tests {
             short_id: "a___________".into(),
             boot_id: "boot".into(),
             holder,
-            plan: Plan { backend: Kind::Gate, gpus: vec![], weight: 1, high_priority: false },
+            plan: Plan {
+                backend: Kind::Gate,
+                gpus: vec![],
+                weight: 1,
+                high_priority: false,
+                unenforced: false,
+            },
         }
     }
 

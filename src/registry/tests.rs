@@ -24,7 +24,13 @@ fn record(id: &str, holder: Holder) -> Record {
         short_id: format!("{id:_<12}"),
         boot_id: BOOT.into(),
         holder,
-        plan: Plan { backend: Kind::None, gpus: vec![gpu], weight: 1, high_priority: false },
+        plan: Plan {
+            backend: Kind::None,
+            gpus: vec![gpu],
+            weight: 1,
+            high_priority: false,
+            unenforced: false,
+        },
     }
 }
 

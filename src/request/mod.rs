@@ -45,7 +45,9 @@ pub struct Trust {
 /// What the configuration's `[admission]` says of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// Containers that hold GPUs as a whole are planned too.
+    /// Containers without a quota get the GPUs that they name, as a whole.
+    pub whole: bool,
+    /// GPUs held as a whole and shared ones exclude each other.
     pub exclusive: bool,
     /// GPUs without a quota are refused.
     pub require_quota: bool,
@@ -149,14 +151,15 @@ impl Request {
     ///
     /// Decided without the host's GPUs, so that a container that asks for nothing costs
     /// nothing and can't fail. A quota is only then off for want of a GPU where no
-    /// variable gets the container one from others. Under `exclusive` or `require_quota`
-    /// a container that names more than MIG devices in its variables is always planned or
-    /// refused.
+    /// variable gets the container one from others. Under `whole`, `exclusive` or
+    /// `require_quota` a container that names more than MIG devices is always planned or
+    /// refused; under `whole` also one that says `none`: it gets the driver's files.
     #[must_use]
     pub fn not_in_effect(&self, rules: &Rules) -> Option<String> {
-        let whole_gpus_matter = rules.exclusive || rules.require_quota;
+        let whole_gpus_matter = rules.whole || rules.exclusive || rules.require_quota;
         let naming = self.selections.naming_variable().is_some();
-        let held = whole_gpus_matter && naming;
+        let held = (whole_gpus_matter && naming)
+            || (rules.whole && (self.selections.is_by_annotation() || self.wants_files_alone()));
         if !self.quotas.is_empty() {
             let nothing = self.selections.nothing().filter(|_| !naming)?;
             Some(format!("{} selects no GPU", nothing.setting))
@@ -172,6 +175,28 @@ impl Request {
         } else {
             Some(self.why_no_quota())
         }
+    }
+
+    /// Takes out the GPUs that variables name: an image may have set them, and where those of an
+    /// unprivileged container don't count, the annotations alone name GPUs.
+    pub fn forget_variables(&mut self) {
+        (self.selections.aliyun, self.selections.nvidia) = (None, None);
+    }
+
+    /// Whether it has no quota and says `none`: NVIDIA's word for the driver's files and no GPU.
+    #[must_use]
+    pub fn wants_files_alone(&self) -> bool {
+        let is_none = |selection: &Selection| selection.setting.text() == Ok("none");
+        self.quotas.is_empty()
+            && self.selections.naming_variable().is_none()
+            && self.selections.nvidia.as_ref().is_some_and(is_none)
+    }
+
+    /// Whether somebody has switched a quota off (`CGPU_DISABLE`), so that the variables stay as
+    /// they were given.
+    #[must_use]
+    pub fn is_disabled(&self) -> bool {
+        self.quotas.is_empty() && self.off.iter().any(|off| matches!(off, Off::Disabled(_)))
     }
 
     /// Whether it asks for a part of a GPU, which somebody has to enforce.
@@ -208,6 +233,12 @@ impl Selections {
         self.variables().find(|selection| selection.extent() != Extent::Nothing)
     }
 
+    /// Whether the annotation names GPUs, and no variable says otherwise.
+    fn is_by_annotation(&self) -> bool {
+        let naming = |selection: &Selection| selection.extent() != Extent::Nothing;
+        self.annotation.as_ref().is_some_and(naming) && self.variables().all(naming)
+    }
+
     /// A variable that lists GPUs one by one; NVIDIA's first, whose list is the longer.
     pub(crate) fn listing_variable(&self) -> Option<&Selection> {
         let listing = |selection: &&Selection| selection.extent() == Extent::List;
@@ -241,7 +272,8 @@ mod tests {
     use super::*;
 
     const BOTH: Trust = Trust { env: true, annotations: true };
-    const PLAIN: Rules = Rules { exclusive: false, require_quota: false, max_inst: 20 };
+    const PLAIN: Rules =
+        Rules { whole: false, exclusive: false, require_quota: false, max_inst: 20 };
     const EXCLUSIVE: Rules = Rules { exclusive: true, ..PLAIN };
     const STRICT: Rules = Rules { require_quota: true, ..PLAIN };
 

@@ -185,7 +185,13 @@ mod tests {
             short_id: "a___________".into(),
             boot_id: "boot".into(),
             holder: Holder::Active { init: Some(ProcessId { pid: 1, start_ticks: 1 }) },
-            plan: Plan { backend: Kind::Gate, gpus: vec![], weight: 1, high_priority: false },
+            plan: Plan {
+                backend: Kind::Gate,
+                gpus: vec![],
+                weight: 1,
+                high_priority: false,
+                unenforced: false,
+            },
         }
     }
 

@@ -281,7 +281,7 @@ fn prepare(
     line: &argv::CommandLine,
     create: &Create,
 ) -> Result<Option<Reserved>, RuntimeError> {
-    let host = Host { way: Way::Ahead, ..Host::load(line.config.as_deref())? };
+    let mut host = Host { way: Way::Ahead, ..Host::load(line.config.as_deref())? };
     let dir = create.bundle.clone().unwrap_or_else(|| ".".into());
     let file = create.config_file.as_deref().map_or_else(|| "config.json".into(), config_path);
     let mut bundle = match Bundle::load(&dir, &file) {
@@ -306,6 +306,10 @@ fn prepare(
 
     let inventory = host.inventory()?;
     let plan = host.plan(&request, &inventory)?;
+    if plan.is_whole() {
+        let whole = host.config.driver.whole;
+        host.config.driver.inject = whole.inject(|| nvidia_runtime(&host.config).is_ok());
+    }
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
     let injection = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
@@ -323,7 +327,7 @@ fn prepare(
         _ => HookStage::OURS,
     };
     let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() }, stages)?;
-    if bundle.is_privileged() {
+    if bundle.is_privileged() && !plan.is_whole() {
         warn!(id, "this container is privileged: it can reach past any isolation");
     }
     // What a precreate hook has reserved for this bundle is ours to give.

@@ -111,7 +111,7 @@ fn a_container_that_asks_for_nothing_is_not_touched() {
         let host = Host::new(engine);
         for (id, env) in [
             ("plain", &["A=b"][..]),
-            ("off", &["ALIYUN_COM_GPU_MEM_CONTAINER=0", "NVIDIA_VISIBLE_DEVICES=all"]),
+            ("off", &["ALIYUN_COM_GPU_MEM_CONTAINER=0", "NVIDIA_VISIBLE_DEVICES=void"]),
             ("disabled", &["ALIYUN_COM_GPU_MEM_CONTAINER=3", "CGPU_DISABLE=true"]),
         ] {
             let bundle = host.bundle(id, env, "env; ls /dev; echo err >&2; exit 3");

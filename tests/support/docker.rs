@@ -33,6 +33,7 @@ pub struct Builder {
     runtime_args: Vec<String>,
     environment: Vec<(String, String)>,
     live_restore: bool,
+    default_runtime: &'static str,
 }
 
 impl Builder {
@@ -64,6 +65,13 @@ impl Builder {
         self
     }
 
+    /// Containers that name no runtime get the one that is known as `cgpu`.
+    #[must_use]
+    pub fn default_runtime(mut self) -> Self {
+        self.default_runtime = "cgpu";
+        self
+    }
+
     /// Starts dockerd, waits until it answers, and loads [`IMAGE`].
     pub fn start(self) -> Docker {
         let scratch = Scratch::new();
@@ -79,6 +87,7 @@ impl Builder {
             "iptables": false,
             "bridge": "none",
             "live-restore": self.live_restore,
+            "default-runtime": self.default_runtime,
             "runtimes": {
                 "crun": {"path": scratch.crun_program()},
                 "cgpu": {"path": self.runtime, "runtimeArgs": self.runtime_args},
@@ -121,6 +130,7 @@ impl Docker {
             runtime_args: Vec::new(),
             environment: Vec::new(),
             live_restore: false,
+            default_runtime: "runc",
         }
     }
 

@@ -1,0 +1,297 @@
+//! Whole GPUs: containers that name GPUs and have no quota, side by side with those that have one.
+//!
+//! What arrives is asked of the containers themselves: device nodes, the variable, and what
+//! `cgpu ps` says meanwhile. Needs root, runc, crun and docker.
+
+#![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, not in their helpers")]
+
+#[path = "host/mod.rs"]
+mod host;
+#[path = "support/mod.rs"]
+mod support;
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use host::Host;
+use support::{Bundle, Docker, IMAGE, Image};
+
+/// What a container sees: its nodes of NVIDIA's, and the variable.
+const LOOK: &str = "cd /dev; echo nvidia*; echo \"[$NVIDIA_VISIBLE_DEVICES]\"";
+
+const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
+
+/// A host with two GPUs; by backend `none` nothing needs a driver.
+fn host() -> Host {
+    let gpu = |index: u32, uuid: &str| json!({"index": index, "uuid": uuid, "memory_mib": 16_000});
+    let mut host = Host::with_gpus(&json!([gpu(0, "GPU-a"), gpu(1, "GPU-b")]));
+    for node in ["nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"] {
+        host.scratch.file(&format!("driver/dev/{node}"), "");
+    }
+    // The machine may have NVIDIA's toolkit.
+    host.set("driver.nvidia_runtime", "/nowhere/nvidia-container-runtime");
+    host.keep_log();
+    host
+}
+
+/// A bundle that asks so and looks.
+fn bundle(host: &Host, id: &str, env: &[&str], annotations: &[(&str, &str)]) -> Bundle {
+    host.bundle(id, |config| {
+        let variables = config["process"]["env"].as_array_mut().unwrap();
+        variables.extend(env.iter().map(|variable| json!(variable)));
+        for (name, value) in annotations {
+            config["annotations"][name] = json!(value);
+        }
+        config["process"]["args"] = json!(["sh", "-c", LOOK]);
+    })
+}
+
+/// A row of the table: what is asked for, and what arrives.
+struct Row {
+    env: &'static [&'static str],
+    annotations: &'static [(&'static str, &'static str)],
+    /// The nodes of GPUs; `None` where the bundle isn't touched.
+    gpus: Option<&'static str>,
+    /// The variable.
+    told: &'static str,
+    /// As `cgpu ps` calls it.
+    mode: &'static str,
+}
+
+const fn row(
+    env: &'static [&'static str],
+    gpus: Option<&'static str>,
+    told: &'static str,
+    mode: &'static str,
+) -> Row {
+    Row { env, annotations: &[], gpus, told, mode }
+}
+
+const QUOTA: &str = "ALIYUN_COM_GPU_MEM_CONTAINER=3";
+const TOTAL: &str = "ALIYUN_COM_GPU_MEM_DEV=15";
+
+const TABLE: &[Row] = &[
+    row(&[], None, "", ""),
+    row(&["NVIDIA_VISIBLE_DEVICES="], None, "", ""),
+    row(&["NVIDIA_VISIBLE_DEVICES=void"], None, "void", ""),
+    row(&[QUOTA, TOTAL, "CGPU_DISABLE=true"], None, "", ""),
+    row(&["ALIYUN_COM_GPU_MEM_CONTAINER=0"], None, "", ""),
+    row(&["NVIDIA_VISIBLE_DEVICES=none"], Some(""), "none", "whole"),
+    row(&["NVIDIA_VISIBLE_DEVICES=0"], Some("nvidia0 "), "GPU-a", "whole"),
+    row(&["NVIDIA_VISIBLE_DEVICES=GPU-b"], Some("nvidia1 "), "GPU-b", "whole"),
+    row(&["NVIDIA_VISIBLE_DEVICES=1,0"], Some("nvidia0 nvidia1 "), "GPU-b,GPU-a", "whole"),
+    row(&["NVIDIA_VISIBLE_DEVICES=all"], Some("nvidia0 nvidia1 "), "GPU-a,GPU-b", "whole"),
+    row(&["ALIYUN_COM_GPU_VISIBLE_DEVICES=1"], Some("nvidia1 "), "GPU-b", "whole"),
+    row(
+        &["ALIYUN_COM_GPU_MEM_CONTAINER=0", TOTAL, "NVIDIA_VISIBLE_DEVICES=1"],
+        Some("nvidia1 "),
+        "GPU-b",
+        "whole",
+    ),
+    row(
+        &[QUOTA, TOTAL, "CGPU_DISABLE=true", "NVIDIA_VISIBLE_DEVICES=1"],
+        Some("nvidia1 "),
+        "1",
+        "unenforced",
+    ),
+    row(&[QUOTA, TOTAL, "NVIDIA_VISIBLE_DEVICES=1"], Some("nvidia1 "), "GPU-b", "unenforced"),
+    Row {
+        annotations: &[("aliyun.com/gpu-visible-devices", "1")],
+        ..row(&[], Some("nvidia1 "), "GPU-b", "whole")
+    },
+    Row {
+        annotations: &[("aliyun.com/gpu-visible-devices", "1")],
+        ..row(&["NVIDIA_VISIBLE_DEVICES=all"], Some("nvidia1 "), "GPU-b", "whole")
+    },
+    Row {
+        annotations: &[("aliyun.com/gpu-visible-devices", "1")],
+        ..row(&["NVIDIA_VISIBLE_DEVICES=void"], None, "void", "")
+    },
+];
+
+#[test]
+fn what_is_asked_for_arrives() {
+    let mut host = host();
+    for real in [support::program("runc"), host.scratch.crun_program()] {
+        host.wrap(&real);
+        let runtime = host.runtime();
+        for (at, of) in TABLE.iter().enumerate() {
+            let bundle = bundle(&host, &format!("row-{at}"), of.env, of.annotations);
+            let file = bundle.directory.join("config.json");
+            let before = fs::read(&file).unwrap();
+            let seen = runtime.run(&bundle).ok().stdout;
+            let what = format!("{:?} {:?} over {}", of.env, of.annotations, real.display());
+            match of.gpus {
+                Some(gpus) => {
+                    let wanted = format!("nvidia-uvm {gpus}nvidiactl\n[{}]\n", of.told);
+                    assert_eq!(seen, wanted, "{what}");
+                }
+                None => {
+                    assert_eq!(seen, format!("nvidia*\n[{}]\n", of.told), "{what}");
+                    assert_eq!(fs::read(&file).unwrap(), before, "{what}: it isn't touched");
+                }
+            }
+            host.soon_releases_all();
+            // While it's there.
+            runtime.create(&bundle).ok();
+            let listed = host.ps();
+            assert_eq!(listed.len(), usize::from(of.gpus.is_some()), "{what}");
+            assert!(listed.iter().all(|one| one["mode"] == of.mode), "{what}: {listed:?}");
+            runtime.delete(&bundle).ok();
+            host.soon_releases_all();
+        }
+    }
+}
+
+#[test]
+fn a_whole_gpu_takes_nothing_of_what_is_promised_and_says_so() {
+    let mut host = host();
+    let runtime = host.runtime();
+    let words = ["NVIDIA_VISIBLE_DEVICES=0"];
+    let sleeping = |id: &str, env: &[&str]| bundle(&host, id, env, &[]);
+    let whole = sleeping("whole", &words);
+    let shared = sleeping("shared", &[QUOTA, TOTAL, words[0]]);
+    let all = sleeping("rest", &["ALIYUN_COM_GPU_MEM_CONTAINER=12", TOTAL, words[0]]);
+    runtime.create(&shared).ok();
+    assert!(!host.log().contains("as a whole"), "{}", host.log());
+    runtime.create(&whole).ok();
+    let told = host.log();
+    assert!(told.contains("has a GPU as a whole on which others have quotas"), "{told}");
+    runtime.create(&all).ok();
+    let refused = runtime.create(&sleeping("more", &[QUOTA, TOTAL, words[0]])).exits(1);
+    assert!(refused.stderr.contains("has 0 MiB of 16000 MiB left"), "{refused}");
+    for bundle in [&whole, &shared, &all] {
+        runtime.delete(bundle).ok();
+    }
+    host.soon_releases_all();
+    // One of them at a time.
+    host.set("admission.exclusive", true);
+    let runtime = host.runtime();
+    for (first, second, holder) in
+        [(&whole, &shared, "whole: the whole GPU"), (&shared, &whole, "shared: 3200 MiB")]
+    {
+        runtime.create(first).ok();
+        let refused = runtime.create(second).exits(1);
+        assert!(refused.stderr.contains(holder), "{refused}");
+        runtime.delete(first).ok();
+        host.soon_releases_all();
+    }
+}
+
+#[test]
+fn a_whole_gpu_that_can_not_be_given_is_refused_in_words() {
+    let mut host = host();
+    for (id, env, parts) in [
+        ("unknown", "NVIDIA_VISIBLE_DEVICES=7", ["no GPU 7", "GPU 0 (GPU-a)"]),
+        ("uuid", "NVIDIA_VISIBLE_DEVICES=GPU-c", ["GPU-c", "GPU 1 (GPU-b)"]),
+        ("word", "NVIDIA_VISIBLE_DEVICES=first", ["first", "NVIDIA_VISIBLE_DEVICES"]),
+    ] {
+        let bundle = bundle(&host, id, &[env], &[]);
+        let before = fs::read(bundle.directory.join("config.json")).unwrap();
+        let refused = host.runtime().create(&bundle);
+        host.was_told(refused, &bundle, &parts);
+        assert_eq!(fs::read(bundle.directory.join("config.json")).unwrap(), before);
+    }
+    host.set("admission.require_quota", true);
+    let bundle = bundle(&host, "strict", &["NVIDIA_VISIBLE_DEVICES=0"], &[]);
+    let refused = host.runtime().create(&bundle);
+    host.was_told(refused, &bundle, &["(require_quota)"]);
+    assert_eq!(host.records(), [].into());
+}
+
+#[test]
+fn who_may_ask_for_whole_gpus_is_configured() {
+    let mut host = host();
+    let plan = |host: &Host, env: &[&str], edit: &dyn Fn(&mut Value)| {
+        let id = format!("asks-{}", host::names(host.scratch.path()).len());
+        let bundle = bundle(host, &id, env, &[]);
+        let mut config = bundle.config();
+        edit(&mut config);
+        bundle.write_config(&config);
+        let words = ["inspect", "--bundle", &id, "--format", "json"];
+        host.cgpu(&words).ok().json()["plan"].clone()
+    };
+    let all = ["NVIDIA_VISIBLE_DEVICES=all"];
+    let annotated = |config: &mut Value| {
+        config["annotations"]["aliyun.com/gpu-visible-devices"] = json!("1");
+    };
+    let privileged = |config: &mut Value| {
+        config["process"]["capabilities"]["bounding"] = json!(["CAP_SYS_ADMIN"]);
+    };
+    assert_eq!(plan(&host, &all, &|_| {})["gpus"].as_array().unwrap().len(), 2);
+    host.set("admission.accept_nvidia_visible_devices_envvar_when_unprivileged", false);
+    assert_eq!(plan(&host, &all, &|_| {}), Value::Null);
+    assert_eq!(plan(&host, &all, &annotated)["gpus"][0]["index"], 1);
+    assert_eq!(plan(&host, &all, &privileged)["gpus"].as_array().unwrap().len(), 2);
+    // A quota is another matter.
+    let quota = [QUOTA, TOTAL, "NVIDIA_VISIBLE_DEVICES=1"];
+    assert_eq!(plan(&host, &quota, &|_| {})["gpus"][0]["index"], 1);
+    host.set("admission.accept_nvidia_visible_devices_envvar_when_unprivileged", true);
+    host.set("driver.whole", "off");
+    assert_eq!(plan(&host, &all, &|_| {}), Value::Null);
+    assert_eq!(plan(&host, &[], &annotated), Value::Null);
+}
+
+/// It makes the container where it's installed, and gets the words as they were given.
+#[test]
+fn nvidias_runtime_makes_containers_with_whole_gpus_where_it_is_installed() {
+    let mut host = host();
+    let seen = host.scratch.path().join("seen");
+    let runc = support::program("runc");
+    let script =
+        format!("#!/bin/sh\necho \"$@\" >> {}\nexec {} \"$@\"\n", seen.display(), runc.display());
+    let nvidia = host.scratch.script("nvidia-container-runtime", &script);
+    host.set("driver.nvidia_runtime", nvidia.display().to_string());
+    let runtime = host.runtime();
+    let env = ["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_IMEX_CHANNELS=all"];
+    let whole = bundle(&host, "whole", &env, &[]);
+    runtime.create(&whole).ok();
+    assert!(fs::read_to_string(&seen).unwrap().contains(" create "), "it was called");
+    let given = whole.config()["process"]["env"].to_string();
+    assert!(given.contains("NVIDIA_IMEX_CHANNELS=all"), "{given}");
+    assert_eq!(host.ps()[0]["mode"], "whole");
+    runtime.delete(&whole).ok();
+    host.soon_releases_all();
+    fs::remove_file(&seen).unwrap();
+    for (id, env) in [("plain", &[][..]), ("shared", &[QUOTA, TOTAL, env[0]])] {
+        let other = bundle(&host, id, env, &[]);
+        runtime.run(&other).ok();
+        assert!(!seen.exists(), "{id}");
+    }
+    host.set("driver.whole", "off");
+    host.runtime().run(&bundle(&host, "off", &env, &[])).ok();
+    assert!(!seen.exists(), "off");
+}
+
+#[test]
+fn as_dockers_default_runtime_it_serves_every_kind_side_by_side() {
+    let host = host();
+    let docker = Docker::builder()
+        .runtime(RUNTIME)
+        .runtime_arg(format!("--cgpu-config={}", host.config().display()))
+        .default_runtime()
+        .start();
+    docker.load(&Image::new("localhost/cuda:1").env("NVIDIA_VISIBLE_DEVICES", "all"));
+    let nodes = |env: &[&str], image: &str| {
+        let env: Vec<&str> = env.iter().flat_map(|variable| ["-e", variable]).collect();
+        let all = [&["--rm"], &env[..], &[image, "sh", "-c", LOOK]].concat();
+        docker.run(&all).ok().stdout
+    };
+    docker
+        .run(&["-d", "--name", "stays", "-e", "NVIDIA_VISIBLE_DEVICES=0", IMAGE, "sleep", "1000"])
+        .ok();
+    assert_eq!(nodes(&[], IMAGE), "nvidia*\n[]\n");
+    let both = "nvidia-uvm nvidia0 nvidia1 nvidiactl\n[GPU-a,GPU-b]\n";
+    assert_eq!(nodes(&[], "localhost/cuda:1"), both);
+    let void = ["NVIDIA_VISIBLE_DEVICES=void"];
+    assert_eq!(nodes(&void, "localhost/cuda:1"), "nvidia*\n[void]\n");
+    let quota = [QUOTA, TOTAL, "NVIDIA_VISIBLE_DEVICES=1"];
+    assert_eq!(nodes(&quota, IMAGE), "nvidia-uvm nvidia1 nvidiactl\n[GPU-b]\n");
+    let disabled = [&quota[..], &["CGPU_DISABLE=true"]].concat();
+    assert_eq!(nodes(&disabled, IMAGE), "nvidia-uvm nvidia1 nvidiactl\n[1]\n");
+    assert_eq!(host.ps().len(), 1, "{:?}", host.ps());
+    assert_eq!(docker.exec("stays", &["sh", "-c", "ls /dev/nvidia0"]).ok().text(), "/dev/nvidia0");
+    docker.remove("stays").ok();
+    host.soon_releases_all();
+}
