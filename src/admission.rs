@@ -8,6 +8,7 @@
 
 mod error;
 mod lost;
+pub mod marks;
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -29,7 +30,7 @@ use crate::inventory::{self, Inventory};
 use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan};
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
-use crate::request::{self, Request};
+use crate::request::{self, Request, Rules};
 
 /// How long a container that was killed takes to be gone.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -118,8 +119,9 @@ impl Host {
         let annotations = bundle.annotations()?;
         let mut request = request::read(&bundle.env()?, annotations, self.config.trust())?;
         let accepts = self.config.admission.accept_nvidia_visible_devices_envvar_when_unprivileged;
-        if !accepts && !request.has_quota() && !bundle.is_privileged() {
-            request.forget_variables();
+        // GPUs that somebody else has brought are there whatever we accept.
+        if !accepts && !bundle.is_privileged() && !inject::is_brought(bundle) {
+            request.forget_named_by_variables();
         }
         Ok(request)
     }
@@ -173,6 +175,24 @@ impl Host {
         Ok(inject::injection(&self.config, plan, inventory, bundle, purpose)?)
     }
 
+    /// Whether a container of `request`, which names GPUs, may be started as if it named none: who
+    /// isn't root can give out nothing, and no rule says that it must be held.
+    #[must_use]
+    pub fn may_leave_alone(&self, request: &Request) -> bool {
+        let Rules { exclusive, require_quota, .. } = self.config.rules();
+        !request.has_quota() && !exclusive && !require_quota && require_root().is_err()
+    }
+
+    /// Decides by which means the driver's files come into the container of `plan`: one with a quota
+    /// gets them as `[driver] inject` says, one without as `whole` does. `has_nvidia` says whether
+    /// NVIDIA's runtime can make it.
+    pub fn decide_injection(&mut self, plan: &Plan, has_nvidia: impl FnOnce() -> bool) {
+        if plan.is_whole() {
+            let driver = &mut self.config.driver;
+            driver.inject = driver.whole.inject(driver.inject, has_nvidia);
+        }
+    }
+
     /// What the plan of `record` changes in `bundle`.
     ///
     /// # Errors
@@ -188,8 +208,11 @@ impl Host {
     ) -> Result<Edits, AdmissionError> {
         let plan = &record.plan;
         let uuids: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        // Who switched a quota off, or wants no GPU, keeps the word that was given.
-        let told = !uuids.is_empty() && !plan.unenforced;
+        // Who switched a quota off, or wants no GPU, keeps the word that was given, where that alone
+        // says which GPUs.
+        let keeps =
+            uuids.is_empty() || (plan.unenforced && self.request(bundle)?.is_nvidias_alone());
+        let told = !keeps;
         let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
         let visible = told.then_some(visible);
         // Nodes of GPUs are ours to give: what isolation knows of the container are these.
@@ -213,6 +236,11 @@ impl Host {
             devices,
             binds,
             withheld,
+            // What else the engine or its user gives it is theirs to give, and not what an earlier
+            // create of ours gave.
+            keeps_other_gpus: plan.is_whole()
+                && !self.config.admission.exclusive
+                && !bundle.hooks().is_some_and(marks::are_ours),
             hooks,
             // However the driver comes now, what an earlier create of this bundle mounted of it
             // may be no longer there.
@@ -343,7 +371,9 @@ impl Host {
             let id = &record.key.id;
             warn!(
                 id,
-                gpu, "has a GPU as a whole on which others have quotas: what it takes is theirs"
+                gpu,
+                "this GPU is one container's as a whole, and others have quotas on it: nothing \
+                            keeps the one from what was promised to the others"
             );
         }
         info!(id = record.key.id, root = record.key.root, gpus = %record.plan, "registered");

@@ -199,17 +199,18 @@ pub enum Whole {
 }
 
 impl Whole {
-    /// The same as for containers with a quota, where `has_nvidia` says whether NVIDIA's runtime can
-    /// make the container.
+    /// What that is for a container that is about to be made, where `inject` is what others get and
+    /// `has_nvidia` says whether NVIDIA's runtime can make it.
     #[must_use]
-    pub fn inject(self, has_nvidia: impl FnOnce() -> bool) -> Inject {
+    pub fn inject(self, inject: Inject, has_nvidia: impl FnOnce() -> bool) -> Inject {
         match self {
             Whole::Auto if has_nvidia() => Inject::NvidiaRuntime,
             Whole::Auto => Inject::Auto,
             Whole::Cdi => Inject::Cdi,
             Whole::Native => Inject::Native,
             Whole::NvidiaRuntime => Inject::NvidiaRuntime,
-            Whole::Off => Inject::Off,
+            // One that is made all the same, since GPUs without a quota matter here.
+            Whole::Off => inject,
         }
     }
 }
@@ -473,6 +474,9 @@ impl Config {
     pub fn rules(&self) -> Rules {
         Rules {
             whole: self.driver.whole != Whole::Off,
+            whole_beside_quota: self
+                .admission
+                .accept_nvidia_visible_devices_envvar_when_unprivileged,
             exclusive: self.admission.exclusive,
             require_quota: self.admission.require_quota,
             max_inst: self.admission.max_inst,

@@ -13,22 +13,20 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::getppid;
 use serde::Deserialize;
-use serde_json::Value;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
+use crate::admission::marks::{PROGRAM, WHOLE};
 use crate::admission::{self, AdmissionError, Host};
 use crate::backend::{self, Launch, Way};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
-use crate::config::ConfigError;
+use crate::config::{ConfigError, Whole};
 use crate::inject::{self, Purpose};
+use crate::plan::Plan;
 use crate::process::{ProcessId, boot_time_s};
 use crate::registry::{Holder, Key};
 use crate::report::sentence;
 use crate::request::{Request, Rules};
-
-/// The hook's program.
-pub const PROGRAM: &str = "cgpu-hook";
 
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
@@ -143,7 +141,7 @@ impl From<BundleError> for HookError {
     }
 }
 
-/// The hooks that a bundle gets: one of each of `stages`.
+/// The hooks that a bundle gets whose container has `plan`: one of each of `stages`.
 ///
 /// # Errors
 ///
@@ -151,6 +149,7 @@ impl From<BundleError> for HookError {
 pub fn calls(
     host: &Host,
     caller: &Caller,
+    plan: &Plan,
     stages: &[HookStage],
 ) -> Result<Vec<HookCall>, AdmissionError> {
     let path = admission::own_program(PROGRAM)?;
@@ -165,6 +164,10 @@ pub fn calls(
             Caller::Precreate { token } => flag("--reservation", token),
             Caller::Alone => {}
         }
+        if plan.is_whole() {
+            args.push(WHOLE.to_owned());
+        }
+        let mut flag = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
         if let Some(config) = &host.config_path {
             flag("--config", &config.to_string_lossy());
         }
@@ -173,19 +176,6 @@ pub fn calls(
         HookCall { stage: *stage, path: path.clone(), args, env, timeout_s: Some(TIMEOUT_S) }
     };
     Ok(stages.iter().map(call).collect())
-}
-
-/// Whether one of `hooks`, as a bundle or a runtime's state has them, was put there by a create of
-/// ours: it's told which container it is called for.
-#[must_use]
-pub fn are_ours(hooks: &Value) -> bool {
-    let stages = hooks.as_object().into_iter().flat_map(|stages| stages.values());
-    stages.filter_map(Value::as_array).flatten().any(|call| {
-        let program = call["path"].as_str().and_then(|path| Path::new(path).file_name());
-        let args = call["args"].as_array().map_or(&[][..], Vec::as_slice);
-        let told = args.iter().any(|arg| arg == "--id" || arg == "--reservation");
-        told && program.is_some_and(|name| name == PROGRAM)
-    })
 }
 
 /// Calls the hook of `stage`.
@@ -374,17 +364,18 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     };
     let mut bundle = Bundle::from_bytes(bytes, PathBuf::new(), "config.json".into())?;
     let request = host.request(&bundle)?;
-    if request.not_in_effect(&host.config.rules()).is_some() {
+    if request.not_in_effect(&host.config.rules()).is_some() || host.may_leave_alone(&request) {
         return write(bytes);
     }
     admission::require_root()?;
     let inventory = host.inventory()?;
     let plan = host.plan(&request, &inventory)?;
     let mut host = host.clone();
-    if plan.is_whole() {
-        // Another runtime than the engine's can't be had from here.
-        host.config.driver.inject = host.config.driver.whole.inject(|| false);
+    // Another runtime than the engine's can't be had from here.
+    if host.config.driver.whole == Whole::NvidiaRuntime {
+        host.config.driver.whole = Whole::Auto;
     }
+    host.decide_injection(&plan, || false);
     let host = &host;
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
@@ -394,8 +385,8 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         Some(token) => token.to_owned(),
         None => token(),
     };
-    let calls = calls(host, &Caller::Precreate { token: token.clone() }, HookStage::OURS)?;
-    if bundle.is_privileged() {
+    let calls = calls(host, &Caller::Precreate { token: token.clone() }, &plan, HookStage::OURS)?;
+    if bundle.is_privileged() && !plan.is_whole() {
         warn!("a container is privileged: it can reach past any isolation");
     }
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S };

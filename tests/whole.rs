@@ -108,6 +108,22 @@ const TABLE: &[Row] = &[
         annotations: &[("aliyun.com/gpu-visible-devices", "1")],
         ..row(&["NVIDIA_VISIBLE_DEVICES=void"], None, "void", "")
     },
+    // Who says which GPUs is who is told.
+    row(
+        &[
+            QUOTA,
+            "CGPU_DISABLE=true",
+            "ALIYUN_COM_GPU_VISIBLE_DEVICES=0",
+            "NVIDIA_VISIBLE_DEVICES=all",
+        ],
+        Some("nvidia0 "),
+        "GPU-a",
+        "unenforced",
+    ),
+    // An image says all, its user none.
+    row(&["NVIDIA_VISIBLE_DEVICES=all", "ALIYUN_COM_GPU_VISIBLE_DEVICES=none"], None, "all", ""),
+    // For NVIDIA's toolkit, which alone knows what is meant.
+    row(&["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"], None, "nvidia.com/gpu=0", ""),
 ];
 
 #[test]
@@ -157,7 +173,10 @@ fn a_whole_gpu_takes_nothing_of_what_is_promised_and_says_so() {
     assert!(!host.log().contains("as a whole"), "{}", host.log());
     runtime.create(&whole).ok();
     let told = host.log();
-    assert!(told.contains("has a GPU as a whole on which others have quotas"), "{told}");
+    assert!(
+        told.contains("this GPU is one container's as a whole, and others have quotas on it"),
+        "{told}"
+    );
     runtime.create(&all).ok();
     let refused = runtime.create(&sleeping("more", &[QUOTA, TOTAL, words[0]])).exits(1);
     assert!(refused.stderr.contains("has 0 MiB of 16000 MiB left"), "{refused}");
@@ -194,10 +213,65 @@ fn a_whole_gpu_that_can_not_be_given_is_refused_in_words() {
         assert_eq!(fs::read(bundle.directory.join("config.json")).unwrap(), before);
     }
     host.set("admission.require_quota", true);
-    let bundle = bundle(&host, "strict", &["NVIDIA_VISIBLE_DEVICES=0"], &[]);
-    let refused = host.runtime().create(&bundle);
-    host.was_told(refused, &bundle, &["(require_quota)"]);
+    let by_variable = bundle(&host, "strict", &["NVIDIA_VISIBLE_DEVICES=0"], &[]);
+    let name = "aliyun.com/gpu-visible-devices";
+    let by_annotation = bundle(&host, "annotated", &[], &[(name, "0")]);
+    for bundle in [by_variable, by_annotation] {
+        let refused = host.runtime().create(&bundle);
+        host.was_told(refused, &bundle, &["(require_quota)"]);
+    }
     assert_eq!(host.records(), [].into());
+}
+
+/// Who isn't the host's root gives out nothing; images that say `all` start as ever.
+#[test]
+fn an_engine_without_privileges_starts_them_as_if_they_named_no_gpu() {
+    let mut host = host();
+    let script = host.scratch.script("real", "#!/bin/sh\necho \"made by $0\"\n");
+    host.wrap(&script);
+    let whole = bundle(&host, "whole", &["NVIDIA_VISIBLE_DEVICES=all"], &[]);
+    let made = host.runtime().run_by(&["unshare", "--user", "--map-root-user"], &whole).ok();
+    assert!(made.stdout.starts_with("made by "), "{made}");
+    host.set("admission.exclusive", true);
+    let refused = host.runtime().run_by(&["unshare", "--user", "--map-root-user"], &whole).exits(1);
+    assert!(refused.stderr.contains("as the host's root only"), "{refused}");
+}
+
+/// Nothing holds it to anything, so nothing is lost with its record.
+#[test]
+fn a_whole_container_takes_an_exec_without_its_record() {
+    let host = host();
+    let runtime = host.runtime();
+    let whole = bundle(&host, "whole", &["NVIDIA_VISIBLE_DEVICES=0"], &[]);
+    let mut config = whole.config();
+    config["process"]["args"] = json!(["sleep", "1000"]);
+    whole.write_config(&config);
+    runtime.create(&whole).ok();
+    runtime.start(&whole).ok();
+    for record in host.records() {
+        fs::remove_file(host.state_dir().join("containers").join(record)).unwrap();
+    }
+    assert_eq!(runtime.exec(&whole, &["ls", "/dev/nvidia0"]).ok().text(), "/dev/nvidia0");
+    runtime.delete(&whole).ok();
+}
+
+/// What its engine or user gives a container beside is theirs to give, but where GPUs are held.
+#[test]
+fn a_node_that_a_user_adds_stays_where_nothing_is_held() {
+    let mut host = host();
+    let whole = |host: &Host, id: &str| {
+        let bundle = bundle(host, id, &["NVIDIA_VISIBLE_DEVICES=0"], &[]);
+        let mut config = bundle.config();
+        let source = host.scratch.path().join("driver/dev/nvidia1");
+        config["mounts"].as_array_mut().unwrap().push(json!({
+            "destination": "/dev/nvidia1", "type": "bind", "source": source, "options": ["bind"],
+        }));
+        bundle.write_config(&config);
+        host.runtime().run(&bundle).ok().stdout
+    };
+    assert_eq!(whole(&host, "free"), "nvidia-uvm nvidia0 nvidia1 nvidiactl\n[GPU-a]\n");
+    host.set("admission.exclusive", true);
+    assert_eq!(whole(&host, "held"), "nvidia-uvm nvidia0 nvidiactl\n[GPU-a]\n");
 }
 
 #[test]
@@ -224,9 +298,21 @@ fn who_may_ask_for_whole_gpus_is_configured() {
     assert_eq!(plan(&host, &all, &|_| {}), Value::Null);
     assert_eq!(plan(&host, &all, &annotated)["gpus"][0]["index"], 1);
     assert_eq!(plan(&host, &all, &privileged)["gpus"].as_array().unwrap().len(), 2);
-    // A quota is another matter.
+    // A quota is another matter, but not what is whole beside it; and a word against GPUs counts.
     let quota = [QUOTA, TOTAL, "NVIDIA_VISIBLE_DEVICES=1"];
     assert_eq!(plan(&host, &quota, &|_| {})["gpus"][0]["index"], 1);
+    let void = ["NVIDIA_VISIBLE_DEVICES=void"];
+    assert_eq!(plan(&host, &void, &annotated), Value::Null);
+    let mixed = [QUOTA, TOTAL, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0,1"];
+    let bundle = bundle(&host, "mixed", &mixed, &[]);
+    let refused = host.runtime().create(&bundle);
+    host.was_told(refused, &bundle, &["asks for GPU 1 (GPU-b) without a quota"]);
+    // NVIDIA's own hook, as docker's --gpus has it, brings them whatever is accepted.
+    let hooked = |config: &mut Value| {
+        let hook = json!([{"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["x"]}]);
+        config["hooks"] = json!({"prestart": hook});
+    };
+    assert_eq!(plan(&host, &all, &hooked)["gpus"].as_array().unwrap().len(), 2);
     host.set("admission.accept_nvidia_visible_devices_envvar_when_unprivileged", true);
     host.set("driver.whole", "off");
     assert_eq!(plan(&host, &all, &|_| {}), Value::Null);
@@ -254,11 +340,24 @@ fn nvidias_runtime_makes_containers_with_whole_gpus_where_it_is_installed() {
     runtime.delete(&whole).ok();
     host.soon_releases_all();
     fs::remove_file(&seen).unwrap();
-    for (id, env) in [("plain", &[][..]), ("shared", &[QUOTA, TOTAL, env[0]])] {
-        let other = bundle(&host, id, env, &[]);
-        runtime.run(&other).ok();
+    let create = |host: &Host, id: &str, env: &[&str]| {
+        let other = bundle(host, id, env, &[]);
+        let runtime = host.runtime();
+        runtime.create(&other).ok();
+        assert_eq!(runtime.status(&other), "created", "{id}");
+        runtime.delete(&other).ok();
         assert!(!seen.exists(), "{id}");
-    }
+    };
+    create(&host, "plain", &[]);
+    create(&host, "shared", &[QUOTA, TOTAL, env[0]]);
+    // It looks at no `run`, and becomes the runtime of its own configuration.
+    let run = runtime.run(&bundle(&host, "run", &env, &[])).ok();
+    assert_eq!(run.stdout, "nvidia-uvm nvidia1 nvidiactl\n[GPU-b]\n");
+    assert!(!seen.exists(), "run");
+    let crun = host.scratch.crun_program();
+    host.wrap(crun);
+    create(&host, "by-crun", &env);
+    host.wrap(&runc);
     host.set("driver.whole", "off");
     host.runtime().run(&bundle(&host, "off", &env, &[])).ok();
     assert!(!seen.exists(), "off");

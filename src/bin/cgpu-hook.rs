@@ -29,6 +29,9 @@ struct Hook {
     /// The reservation; set by precreate.
     #[arg(long, conflicts_with = "id")]
     reservation: Option<String>,
+    /// The container is held to nothing; set by cgpu-runtime and precreate.
+    #[arg(long)]
+    whole: bool,
 }
 
 fn run(args: Hook) -> Result<(), HookError> {

@@ -47,6 +47,9 @@ pub(super) fn withhold(config: &mut Value, edits: &Edits) -> Result<(), Misshape
         });
         listed || gpu_number || is_gpu_path(&path)
     };
+    if edits.keeps_other_gpus {
+        return Ok(());
+    }
     if edits.withheld.is_empty() && edits.devices.is_empty() && edits.binds.is_empty() {
         return Ok(());
     }

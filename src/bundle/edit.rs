@@ -19,6 +19,8 @@ pub struct Edits {
     pub binds: Vec<Bind>,
     /// Nodes that the container must not have.
     pub withheld: Vec<Withheld>,
+    /// Whether nodes of GPUs that the bundle has and these edits don't give stay where they are.
+    pub keeps_other_gpus: bool,
     /// What of the driver to mount. A mount that the container has at the same place already is
     /// its owner's wish, and stays.
     pub mounts: Vec<Mount>,

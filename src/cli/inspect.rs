@@ -14,7 +14,7 @@ use crate::bundle::Bundle;
 use crate::inject::{Mode, Purpose};
 use crate::inventory;
 use crate::plan::Plan;
-use crate::runtime;
+use crate::runtime::{nvidia, real};
 use crate::units::bytes_to_mib;
 
 /// Prints the plan for the bundle in `dir`, or why there is none.
@@ -37,15 +37,14 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
                 None => inventory::probe(&settings)?,
             };
             let plan = host.plan(&request, &inventory)?;
-            if plan.is_whole() {
-                let whole = host.config.driver.whole;
-                host.config.driver.inject =
-                    whole.inject(|| runtime::nvidia_runtime(&host.config).is_ok());
-            }
+            let driver = host.config.driver.clone();
+            let path = std::env::var_os("PATH");
+            let real = real::find(&host.config.runtime.candidates, path.as_deref());
+            host.decide_injection(&plan, || real.is_ok_and(|real| nvidia::makes(&driver, &real)));
             host.nodes(&plan, &inventory)?;
             let injection = host.injection(&plan, &inventory, &bundle, Purpose::Inspect)?;
             if injection.mode == Mode::NvidiaRuntime {
-                runtime::nvidia_runtime(&host.config)?;
+                nvidia::runtime(&host.config.driver)?;
             }
             host.would_admit(&plan, bundle.dir())?;
             Some((plan, injection))

@@ -113,7 +113,7 @@ pub fn injection(
     bundle: &Bundle,
     purpose: Purpose,
 ) -> Result<Injection, InjectError> {
-    let already = already(bundle.mounted(), bundle.hook_programs());
+    let already = already_in(bundle);
     let is_ours = match config.driver.inject {
         Inject::Cdi | Inject::Native => true,
         Inject::Auto => already.is_none(),
@@ -133,6 +133,11 @@ pub fn injection(
             // One without a quota gets all that it asks NVIDIA's runtime for.
             let edits = if plan.is_whole() { Edits::default() } else { by_nvidia(bundle)? };
             Injection { mode: Mode::NvidiaRuntime, why: configured(), edits }
+        }
+        // A specification has files for its GPUs alone.
+        Inject::Cdi if plan.gpus.is_empty() => {
+            let why = "configured, and CDI has no files without a GPU".to_owned();
+            Injection { mode: Mode::Native, why, edits: native()? }
         }
         Inject::Native => Injection { mode: Mode::Native, why: configured(), edits: native()? },
         Inject::Cdi => match by_cdi(config, plan, inventory, kernel, purpose)? {
@@ -196,6 +201,9 @@ fn by_cdi(
     kernel: Option<Version>,
     purpose: Purpose,
 ) -> Result<Option<Edits>, CdiError> {
+    if plan.gpus.is_empty() {
+        return Ok(None);
+    }
     let driver = &config.driver;
     let cache = (purpose == Purpose::Create).then(|| config.state_dir.join("cdi.json"));
     let specifications = Specifications::load(&driver.cdi_dirs, cache.as_deref());
@@ -257,6 +265,16 @@ fn by_nvidia(bundle: &Bundle) -> Result<Edits, BundleError> {
 /// The names of NVIDIA's hook that brings the driver's files.
 const NVIDIA_HOOKS: &[&str] =
     &["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli"];
+
+/// Whether somebody has brought GPUs into `bundle` before us.
+#[must_use]
+pub fn is_brought(bundle: &Bundle) -> bool {
+    already_in(bundle).is_some()
+}
+
+fn already_in(bundle: &Bundle) -> Option<String> {
+    already(bundle.mounted(), bundle.hook_programs())
+}
 
 /// Who has brought the driver's files into a bundle before us, if anybody has: NVIDIA's hook
 /// (docker's `--gpus`), or an engine that mounts by a CDI specification of its own accord.

@@ -165,19 +165,21 @@ pub fn admit<'a>(
     plan.gpus.iter().try_for_each(|gpu| admit_gpu(plan, gpu, holdings.clone(), limits))
 }
 
-/// The GPUs that `plan` has as a whole beside containers that have quotas there: nothing keeps it
-/// from taking what was promised to them.
+/// The GPUs that `plan` has as a whole beside containers that have quotas there, or the other way
+/// round: nothing keeps the one from taking what was promised to the others.
 pub fn unheld<'a>(
     plan: &Plan,
     holdings: impl IntoIterator<Item = &'a Holding, IntoIter: Clone>,
 ) -> impl Iterator<Item = u32> {
     let holdings = holdings.into_iter();
-    let is_shared = move |gpu: &&PlannedGpu| {
-        let shares = |(uuid, limit): &(String, Option<u64>)| *uuid == gpu.uuid && limit.is_some();
-        holdings.clone().any(|holding| holding.gpus.iter().any(shares))
+    let is_mixed = move |gpu: &&PlannedGpu| {
+        let has_quota = gpu.memory_limit_bytes.is_some();
+        let other = |(uuid, limit): &(String, Option<u64>)| {
+            *uuid == gpu.uuid && limit.is_some() != has_quota
+        };
+        holdings.clone().any(|holding| holding.gpus.iter().any(other))
     };
-    let whole = plan.gpus.iter().filter(|gpu| gpu.memory_limit_bytes.is_none());
-    whole.filter(is_shared).map(|gpu| gpu.index)
+    plan.gpus.iter().filter(is_mixed).map(|gpu| gpu.index)
 }
 
 fn admit_gpu<'a>(

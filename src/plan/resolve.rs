@@ -32,7 +32,7 @@ pub fn resolve(
         return Err(ResolveError::NotInEffect { reason });
     }
     let quotas = &request.quotas;
-    if let Some(naming) = request.selections.naming_variable()
+    if let Some(naming) = request.selections.naming()
         && quotas.is_empty()
         && rules.require_quota
     {
@@ -42,7 +42,8 @@ pub fn resolve(
 
     let purpose = match quotas.first() {
         Some(quota) => {
-            Purpose::Shared { memory: &quota.memory, require_quota: rules.require_quota }
+            let require_quota = rules.require_quota || !rules.whole_beside_quota;
+            Purpose::Shared { memory: &quota.memory, require_quota }
         }
         None => Purpose::Whole,
     };
@@ -118,8 +119,13 @@ mod tests {
     use crate::request::{self, Trust};
     use crate::units::{MIB, bytes_to_mib};
 
-    const PLAIN: Rules =
-        Rules { whole: false, exclusive: false, require_quota: false, max_inst: 20 };
+    const PLAIN: Rules = Rules {
+        whole: false,
+        whole_beside_quota: true,
+        exclusive: false,
+        require_quota: false,
+        max_inst: 20,
+    };
     const EXCLUSIVE: Rules = Rules { exclusive: true, ..PLAIN };
     const STRICT: Rules = Rules { require_quota: true, ..PLAIN };
 

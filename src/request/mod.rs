@@ -47,6 +47,8 @@ pub struct Trust {
 pub struct Rules {
     /// Containers without a quota get the GPUs that they name, as a whole.
     pub whole: bool,
+    /// Variables beside a quota may name GPUs that are had as a whole.
+    pub whole_beside_quota: bool,
     /// GPUs held as a whole and shared ones exclude each other.
     pub exclusive: bool,
     /// GPUs without a quota are refused.
@@ -156,8 +158,21 @@ impl Request {
     /// refused; under `whole` also one that says `none`: it gets the driver's files.
     #[must_use]
     pub fn not_in_effect(&self, rules: &Rules) -> Option<String> {
-        let whole_gpus_matter = rules.whole || rules.exclusive || rules.require_quota;
+        let must_be_held = rules.exclusive || rules.require_quota;
+        let whole_gpus_matter = rules.whole || must_be_held;
         let naming = self.selections.naming_variable().is_some();
+        if self.quotas.is_empty() && rules.whole && !must_be_held {
+            // Nothing has to be refused, so that who says no GPU has none, and what NVIDIA's
+            // toolkit alone understands is left to it.
+            let words = [self.selections.nothing(), self.selections.of_nvidias_toolkit()];
+            let (nothing, foreign) = (words[0].filter(|_| naming), words[1]);
+            if let Some(nothing) = nothing {
+                return Some(format!("{} selects no GPU", nothing.setting));
+            }
+            if let Some(foreign) = foreign {
+                return Some(format!("{} is for NVIDIA's toolkit", foreign.setting));
+            }
+        }
         let held = (whole_gpus_matter && naming)
             || (rules.whole && (self.selections.is_by_annotation() || self.wants_files_alone()));
         if !self.quotas.is_empty() {
@@ -177,10 +192,20 @@ impl Request {
         }
     }
 
-    /// Takes out the GPUs that variables name: an image may have set them, and where those of an
-    /// unprivileged container don't count, the annotations alone name GPUs.
-    pub fn forget_variables(&mut self) {
-        (self.selections.aliyun, self.selections.nvidia) = (None, None);
+    /// Takes out the GPUs that variables name, where it has no quota: an image may have set them. A
+    /// variable that says no GPU stays.
+    pub fn forget_named_by_variables(&mut self) {
+        let names = |selection: &Selection| selection.extent() != Extent::Nothing;
+        if self.quotas.is_empty() && self.selections.variables().all(names) {
+            (self.selections.aliyun, self.selections.nvidia) = (None, None);
+        }
+    }
+
+    /// Whether NVIDIA's variable alone says which GPUs: a program that reads it finds its own word.
+    #[must_use]
+    pub fn is_nvidias_alone(&self) -> bool {
+        let Selections { aliyun, nvidia, annotation } = &self.selections;
+        aliyun.is_none() && annotation.is_none() && nvidia.is_some()
     }
 
     /// Whether it has no quota and says `none`: NVIDIA's word for the driver's files and no GPU.
@@ -233,6 +258,18 @@ impl Selections {
         self.variables().find(|selection| selection.extent() != Extent::Nothing)
     }
 
+    /// What names GPUs: a variable, or, where none does, the annotation.
+    pub(crate) fn naming(&self) -> Option<&Selection> {
+        let annotation = self.annotation.as_ref().filter(|_| self.is_by_annotation());
+        self.naming_variable().or(annotation)
+    }
+
+    /// NVIDIA's variable, where it says what its toolkit alone understands: a CDI device
+    /// (`nvidia.com/gpu=0`), or that GPUs come as mounts (`/var/run/nvidia-container-devices`).
+    fn of_nvidias_toolkit(&self) -> Option<&Selection> {
+        self.nvidia.as_ref().filter(|nvidia| nvidia.setting.value.contains(['=', '/']))
+    }
+
     /// Whether the annotation names GPUs, and no variable says otherwise.
     fn is_by_annotation(&self) -> bool {
         let naming = |selection: &Selection| selection.extent() != Extent::Nothing;
@@ -272,8 +309,13 @@ mod tests {
     use super::*;
 
     const BOTH: Trust = Trust { env: true, annotations: true };
-    const PLAIN: Rules =
-        Rules { whole: false, exclusive: false, require_quota: false, max_inst: 20 };
+    const PLAIN: Rules = Rules {
+        whole: false,
+        whole_beside_quota: true,
+        exclusive: false,
+        require_quota: false,
+        max_inst: 20,
+    };
     const EXCLUSIVE: Rules = Rules { exclusive: true, ..PLAIN };
     const STRICT: Rules = Rules { require_quota: true, ..PLAIN };
 

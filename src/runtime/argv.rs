@@ -131,9 +131,22 @@ pub struct Exec {
     pub log_json: bool,
 }
 
+/// How a container is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// To be started later, as engines do.
+    Create,
+    /// And started at once.
+    Run,
+    /// From a checkpoint.
+    Restore,
+}
+
 /// `create`, `run` or `restore`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Create {
+    /// Which of them.
+    pub verb: Verb,
     /// `--root`, as given.
     pub root: Option<PathBuf>,
     /// `--log`, as given.
@@ -284,6 +297,7 @@ fn global(word: &OsStr) -> GlobalWord {
 #[must_use]
 pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
     let mut create = Create {
+        verb: Verb::Create,
         root: None,
         log: None,
         log_json: false,
@@ -328,9 +342,12 @@ pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
         let Create { root, log, log_json, .. } = create;
         return Command::Exec(Exec { root, ids, process, log, log_json });
     }
-    if !["create", "run", "restore"].iter().any(|name| verb == *name) {
-        return Command::PassThrough;
-    }
+    create.verb = match verb.to_str() {
+        Some("create") => Verb::Create,
+        Some("run") => Verb::Run,
+        Some("restore") => Verb::Restore,
+        _ => return Command::PassThrough,
+    };
     let read = match dialect {
         Dialect::Runc => read_go(&rest, &mut create),
         Dialect::Crun => read_getopt(&rest, &mut create),

@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use super::argv;
 use super::real::Real;
-use crate::hook;
+use crate::admission::marks;
 use crate::process::{first_of, is_absence};
 use crate::registry::Record;
 
@@ -26,7 +26,7 @@ use crate::registry::Record;
 pub(super) struct Kept {
     /// Its bundle, without links; `None` where the runtime doesn't tell.
     pub(super) bundle: Option<PathBuf>,
-    /// Whether a create of ours gave it GPUs.
+    /// Whether a create of ours gave it GPUs that it is held to a part of.
     pub(super) has_quota: bool,
 }
 
@@ -147,7 +147,7 @@ fn kept(state: State, dir: Option<&Path>) -> Kept {
     let label = labels.iter().find_map(|label| label.strip_prefix("bundle=")).map(PathBuf::from);
     let bundle = state.bundle.or(label).map(|path| path.canonicalize().unwrap_or(path));
     // crun keeps a copy of the bundle's configuration; the bundle itself may be gone.
-    let has_quota = config.hooks.as_ref().is_some_and(hook::are_ours)
+    let has_quota = config.hooks.as_ref().is_some_and(marks::hold)
         || [dir, bundle.as_deref()]
             .iter()
             .flatten()
@@ -163,10 +163,10 @@ fn is_edited(file: &Path) -> bool {
     }
     // Most are told apart by a look at the bytes.
     let Ok(bytes) = fs::read(file) else { return false };
-    let name = OsStr::new(hook::PROGRAM).as_encoded_bytes();
+    let name = OsStr::new(marks::PROGRAM).as_encoded_bytes();
     bytes.windows(name.len()).any(|part| part == name)
         && serde_json::from_slice::<Hooked>(&bytes)
-            .is_ok_and(|config| config.hooks.as_ref().is_some_and(hook::are_ours))
+            .is_ok_and(|config| config.hooks.as_ref().is_some_and(marks::hold))
 }
 
 #[cfg(test)]

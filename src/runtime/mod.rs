@@ -7,6 +7,7 @@
 
 pub mod argv;
 mod kept;
+pub mod nvidia;
 pub mod real;
 
 use std::error::Error;
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use tracing::warn;
 
-use crate::admission::{self, AdmissionError, Host};
+use crate::admission::{self, AdmissionError, Host, marks};
 use crate::backend::{self, Launch, Recruit, Way};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile};
 use crate::config::{self, ConfigError};
@@ -63,8 +64,8 @@ pub enum RuntimeError {
     },
     /// A bundle that has GPUs from us, and asks for none.
     #[error(
-        "bundle {} has GPUs that cgpu gave it in an earlier create, and asks for none now \
-         ({reason}): they would be outside of any quota; make the bundle anew, or ask as before",
+        "bundle {} has GPUs that cgpu gave it in an earlier create, and asks for nothing that it \
+         gives now ({reason}): they would be outside of any quota; make the bundle anew, or ask as before",
         bundle.display()
     )]
     Leftover {
@@ -78,9 +79,9 @@ pub enum RuntimeError {
     Kept(#[from] KeptError),
     /// NVIDIA's runtime isn't there.
     #[error(
-        "inject = \"nvidia-runtime\", and {name} is no executable file in PATH or the usual \
-         directories; install NVIDIA's container toolkit, set driver.nvidia_runtime to where it \
-         is, or set inject = \"auto\""
+        "inject or whole = \"nvidia-runtime\", and {name} is no executable file in PATH or the \
+         usual directories; install NVIDIA's container toolkit, set driver.nvidia_runtime to where \
+         it is, or set inject and whole to \"auto\""
     )]
     NoNvidia {
         /// What it is called in the configuration.
@@ -291,10 +292,13 @@ fn prepare(
     };
     let request = host.request(&bundle)?;
     if let Some(reason) = request.not_in_effect(&host.config.rules()) {
-        return match bundle.hooks().is_some_and(hook::are_ours) {
+        return match bundle.hooks().is_some_and(marks::are_ours) {
             true => Err(RuntimeError::Leftover { bundle: bundle.dir().to_owned(), reason }),
             false => Ok(None),
         };
+    }
+    if host.may_leave_alone(&request) {
+        return Ok(None);
     }
     admission::require_root()?;
     // It starts while the rest is found out.
@@ -306,15 +310,16 @@ fn prepare(
 
     let inventory = host.inventory()?;
     let plan = host.plan(&request, &inventory)?;
-    if plan.is_whole() {
-        let whole = host.config.driver.whole;
-        host.config.driver.inject = whole.inject(|| nvidia_runtime(&host.config).is_ok());
-    }
+    let driver = host.config.driver.clone();
+    // NVIDIA's runtime looks at no other verb.
+    host.decide_injection(&plan, || {
+        create.verb == argv::Verb::Create && nvidia::makes(&driver, real)
+    });
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
     let injection = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
     let nvidia = match injection.mode {
-        Mode::NvidiaRuntime => Some(nvidia_runtime(&host.config)?),
+        Mode::NvidiaRuntime => Some(nvidia::runtime(&host.config.driver)?),
         Mode::Cdi | Mode::Native | Mode::Off => None,
     };
     let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
@@ -326,12 +331,12 @@ fn prepare(
         Holder::Launched { .. } => &[HookStage::Poststop],
         _ => HookStage::OURS,
     };
-    let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() }, stages)?;
+    let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() }, &plan, stages)?;
     if bundle.is_privileged() && !plan.is_whole() {
         warn!(id, "this container is privileged: it can reach past any isolation");
     }
     // What a precreate hook has reserved for this bundle is ours to give.
-    let program = admission::own_program(hook::PROGRAM)?;
+    let program = admission::own_program(marks::PROGRAM)?;
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
         host.release(&hook::announced(token))?;
     }
@@ -350,18 +355,6 @@ fn prepare(
             Err(error.into())
         }
     }
-}
-
-/// NVIDIA's runtime.
-///
-/// # Errors
-///
-/// Where it isn't there.
-pub fn nvidia_runtime(config: &config::Config) -> Result<Real, RuntimeError> {
-    let name = config.driver.nvidia_runtime.clone();
-    let path = std::env::var_os("PATH");
-    let found = real::find(std::slice::from_ref(&name), path.as_deref());
-    found.map_err(|_| RuntimeError::NoNvidia { name })
 }
 
 /// Who holds a container that needs no hook to be isolated: the runtime's state of it,

@@ -122,7 +122,8 @@ fn nvidia_s_runtime_that_isn_t_there_is_said_by_its_name() {
     let image = host.image(Userland::Debian12, Search::Usual);
     let bundle = host.bundle(&image, &["true"]);
     let directory = bundle.directory.display().to_string();
-    let expected = "cgpu: inject = \"nvidia-runtime\", and no-such-runtime is no executable file";
+    let expected =
+        "cgpu: inject or whole = \"nvidia-runtime\", and no-such-runtime is no executable file";
     for outcome in
         [host.host.runtime().run(&bundle), host.host.cgpu(&["inspect", "--bundle", &directory])]
     {

@@ -33,7 +33,8 @@ pub enum ResolveError {
     },
     /// `require_quota`, and the container has a quota on some of its GPUs only.
     #[error(
-        "{nvidia} asks for {gpu} without a quota, which this host refuses (require_quota); \
+        "{nvidia} asks for {gpu} without a quota, which this host refuses (require_quota, or \
+         accept_nvidia_visible_devices_envvar_when_unprivileged = false); \
          name it in {aliyun} too, or take it out"
     )]
     WholeGpuRefused {

@@ -1,0 +1,35 @@
+//! How a bundle is known that a create of ours has edited: by the hooks that we put there. Pure.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+/// The hook's program.
+pub const PROGRAM: &str = "cgpu-hook";
+
+/// What a hook is told of a container that is held to nothing: it has whole GPUs.
+pub const WHOLE: &str = "--whole";
+
+/// Whether one of `hooks`, as a bundle or a runtime's state has them, was put there by a create of
+/// ours: it's told which container it is called for.
+#[must_use]
+pub fn are_ours(hooks: &Value) -> bool {
+    are_told(hooks, |args| !args.is_empty())
+}
+
+/// Whether one of `hooks` was put there by a create of a container that is held to something.
+#[must_use]
+pub fn hold(hooks: &Value) -> bool {
+    are_told(hooks, |args| !args.iter().any(|arg| arg == WHOLE))
+}
+
+/// Whether one of `hooks` is ours, is told which container it is called for, and has such arguments.
+fn are_told(hooks: &Value, have: impl Fn(&[Value]) -> bool) -> bool {
+    let stages = hooks.as_object().into_iter().flat_map(|stages| stages.values());
+    stages.filter_map(Value::as_array).flatten().any(|call| {
+        let program = call["path"].as_str().and_then(|path| Path::new(path).file_name());
+        let args = call["args"].as_array().map_or(&[][..], Vec::as_slice);
+        let told = args.iter().any(|arg| arg == "--id" || arg == "--reservation");
+        told && have(args) && program.is_some_and(|name| name == PROGRAM)
+    })
+}
