@@ -2,15 +2,11 @@
 
 use std::{io, path::PathBuf, process::ExitCode};
 
-use cgpu::admission::Host;
 use cgpu::hook::{self, HookError, Stage};
-use cgpu::report::{ErrorLog, report};
+use cgpu::{admission::Host, report::ErrorLog, report::report};
 use clap::Parser;
 
-/// Turns a container's GPU isolation on and off, as an OCI hook.
-///
-/// Standard input: the container's OCI state; for precreate its configuration, which
-/// comes back edited on standard output.
+/// Turns a container's GPU isolation on and off. Standard input: its OCI state, or configuration.
 #[derive(Debug, Parser)]
 #[command(name = "cgpu-hook", version)]
 struct Hook {
@@ -29,7 +25,7 @@ struct Hook {
     /// The reservation; set by precreate.
     #[arg(long, conflicts_with = "id")]
     reservation: Option<String>,
-    /// The container is held to nothing; set by cgpu-runtime and precreate.
+    /// Nothing holds the container.
     #[arg(long)]
     whole: bool,
 }
@@ -42,7 +38,7 @@ fn run(args: Hook) -> Result<(), HookError> {
 
 fn main() -> ExitCode {
     let parsed = Hook::try_parse();
-    // A poststop hook that fails keeps runc from calling the others, so it never does.
+    // One that fails keeps runc from calling the others.
     let is_poststop = match &parsed {
         Ok(args) => args.stage == Stage::Poststop,
         Err(_) => std::env::args_os().nth(1).is_some_and(|stage| stage == "poststop"),

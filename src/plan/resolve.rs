@@ -633,8 +633,8 @@ mod tests {
         assert_eq!(
             refused_under(&STRICT, &["mem=3", "aliyun=2", "nvidia=0,2"], &four()),
             "NVIDIA_VISIBLE_DEVICES=0,2 asks for GPU 0 (GPU-a0) without a quota, which this host \
-             refuses (require_quota); name it in ALIYUN_COM_GPU_VISIBLE_DEVICES=2 too, \
-             or take it out"
+             refuses (require_quota, or accept_nvidia_visible_devices_envvar_when_unprivileged = \
+             false); name it in ALIYUN_COM_GPU_VISIBLE_DEVICES=2 too, or take it out"
         );
         assert_eq!(
             refused_under(&STRICT, &["mem=3", "aliyun=none", "nvidia=all"], &four()),

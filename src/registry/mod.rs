@@ -45,7 +45,7 @@ const CLOSE_LOOKS: usize = 4;
 
 /// What lies in a state directory besides what is known by parts of its name.
 const OWN_NAMES: &[&str] =
-    &["containers", "driver", "driver.lock", "gate", "index", "lock", "next"];
+    &["containers", "driver", "driver-answered", "driver.lock", "gate", "index", "lock", "next"];
 
 /// The registry's directory.
 #[derive(Debug)]

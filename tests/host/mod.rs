@@ -36,6 +36,7 @@ const STATE_NAMES: &[&str] = &[
     "cdi.json",
     "containers",
     "driver",
+    "driver-answered",
     "driver.cache",
     "driver.lock",
     "gate",
