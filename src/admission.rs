@@ -605,6 +605,9 @@ impl Host {
             let error: &dyn Error = &error;
             warn!(error, "containers stay known by their runtimes' state");
         }
+        if look == Look::Close {
+            locked.forget_missing()?;
+        }
         let mut collected = Vec::new();
         for record in locked.stale(look)? {
             match self.end(locked, &record) {

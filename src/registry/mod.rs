@@ -454,6 +454,26 @@ impl Locked<'_> {
         Ok(stale)
     }
 
+    /// Forgets what the index has of records that are there no more: somebody removed them by hand
+    /// while another had the lock, who wrote the index after that.
+    ///
+    /// # Errors
+    ///
+    /// Where the index can't be dropped.
+    pub fn forget_missing(&mut self) -> Result<(), RegistryError> {
+        let containers = self.registry.containers();
+        let is_missing = |entry: &Entry| {
+            let meta = fs::symlink_metadata(containers.join(&entry.file));
+            meta.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        if self.entries.iter().any(is_missing) {
+            self.drop_index()?;
+            self.entries.retain(|entry| !is_missing(entry));
+            self.write_index();
+        }
+        Ok(())
+    }
+
     /// Adds `record`, or puts it in the place of the one with its key.
     ///
     /// # Errors

@@ -85,6 +85,21 @@ fn a_record_that_somebody_removed_by_hand_holds_nothing() {
 }
 
 #[test]
+fn a_record_that_is_removed_by_hand_while_another_has_the_lock_holds_nothing() {
+    let (_dir, registry) = registry();
+    registry.lock().unwrap().put(&record("a", alive())).unwrap();
+    let mut locked = registry.lock().unwrap();
+    fs::remove_file(registry.containers().join(record("a", alive()).key.file_name())).unwrap();
+    locked.put(&record("b", alive())).unwrap();
+    drop(locked);
+    let mut locked = registry.lock().unwrap();
+    assert_eq!(locked.holdings().count(), 2, "the index was written after that");
+    locked.forget_missing().unwrap();
+    drop(locked);
+    assert_eq!(registry.lock().unwrap().holdings().count(), 1);
+}
+
+#[test]
 fn stale_is_what_no_process_time_or_bundle_keeps() {
     let (dir, registry) = registry();
     let bundle = dir.path().join("bundle");
