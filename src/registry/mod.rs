@@ -13,6 +13,7 @@
 //! exists is true. Removing a record needs no room on the disk. Must not know what a
 //! backend does: whoever collects stale records ends their isolation first.
 
+mod error;
 mod index;
 mod life;
 mod look;
@@ -27,13 +28,14 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::geteuid;
-use thiserror::Error;
 
+pub use error::RegistryError;
 pub use record::{Holder, Key, Record, short_id};
 
 use crate::failpoint::failpoint;
 use crate::plan::Holding;
 use crate::process::boot_time_s;
+use error::failed;
 use index::{Entry, Life, Stamp};
 use look::World;
 
@@ -69,98 +71,6 @@ pub enum Look {
     Quick,
     /// Everything: before a refusal, and for `cgpu gc`.
     Close,
-}
-
-/// Why the registry can't be used.
-#[derive(Debug, Error)]
-pub enum RegistryError {
-    /// A file operation failed.
-    #[error("state directory: {action} {}: {source}; make state_dir writable for root and give it room", path.display())]
-    File {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Why it failed.
-        #[source]
-        source: io::Error,
-    },
-    /// The directory can't be trusted.
-    #[error(
-        "state directory {}: {reason}; set state_dir to a directory that root alone can write, or \
-         see who made this one",
-        path.display()
-    )]
-    Untrusted {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        reason: &'static str,
-    },
-    /// Who looks isn't who keeps it.
-    #[error("state directory {}: it is root's; run this as root (sudo)", path.display())]
-    NotRoot {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// The directory is everybody's: to close it would take it from them.
-    #[error(
-        "state directory {}: others may enter it, and it holds {found}, which is not cgpu's; \
-         set state_dir to a directory of its own",
-        path.display()
-    )]
-    Shared {
-        /// The directory.
-        path: PathBuf,
-        /// Something else that is in it.
-        found: String,
-    },
-    /// Somebody holds the lock.
-    #[error("state directory: {} is locked for more than {} s; see who holds it with `fuser {}`", path.display(), LOCK_PATIENCE.as_secs(), path.display())]
-    Locked {
-        /// The lock's file.
-        path: PathBuf,
-    },
-    /// A record can't be read.
-    #[error("record {}: {source}; remove it if its container is gone", path.display())]
-    Damaged {
-        /// Its file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// No container has that id.
-    #[error("no registered container is {id:?}; `cgpu ps` lists them")]
-    Unknown {
-        /// The id, or its beginning.
-        id: String,
-    },
-    /// Several have it.
-    #[error("{count} registered containers are {id:?}; give more of the id")]
-    Ambiguous {
-        /// The id, or its beginning.
-        id: String,
-        /// How many.
-        count: usize,
-    },
-    /// The container is registered already, and lives.
-    #[error(
-        "container {id} of {root} is registered already and {by}; use another id, or delete that one"
-    )]
-    InUse {
-        /// The container's id.
-        id: String,
-        /// Its runtime's root.
-        root: String,
-        /// What holds it: `has process 12`.
-        by: String,
-    },
-}
-
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RegistryError {
-    let path = path.to_owned();
-    move |source| RegistryError::File { action, path, source }
 }
 
 impl Registry {
