@@ -31,20 +31,20 @@ fn a_worker_stays_small_with_ten_thousand_objects() {
     for at in 0..10_000 {
         writeln!(script, "alloc 4KiB as x{at}").unwrap();
     }
-    writeln!(script, "sleep 60000").unwrap();
+    writeln!(script, "sleep 600000").unwrap();
     drop(script);
     let output = child.stdout.take().unwrap();
     std::thread::spawn(move || std::io::copy(&mut { output }, &mut std::io::sink()));
     let begun = std::time::Instant::now();
     while monitor.used() < 10_000 * 4096 {
-        assert!(begun.elapsed().as_secs() < 30, "{} are used", monitor.used());
+        assert!(begun.elapsed().as_secs() < 240, "{} are used", monitor.used());
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     // What calls took for themselves is given back a while after.
     let begun = std::time::Instant::now();
     let (all, after) = loop {
         let (all, after) = resident_kib(monitor.worker_pid());
-        if after <= before + LEDGER_KIB || begun.elapsed().as_secs() > 15 {
+        if after <= before + LEDGER_KIB || begun.elapsed().as_secs() > 60 {
             break (all, after);
         }
         std::thread::sleep(std::time::Duration::from_millis(100));
