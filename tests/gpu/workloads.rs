@@ -10,7 +10,7 @@ use cgpu::rm::{Call, Key, Release, uvm};
 
 use crate::replay::UNTRAPPED;
 
-const SURFACE: &str = "a semaphore surface keeps memory alive that no figure shows";
+const SURFACE: &str = "up to driver 555.58.02 it names whichever client it likes";
 const MAPPER: &str = "a memory mapper keeps memory alive that no figure shows";
 const MULTICAST: &str = "memory would outlive its charge in a multicast group";
 const FABRIC: &str = "memory would outlive its charge in the fabric";
@@ -19,7 +19,6 @@ const COLOURS: &str = "the GPU's table of clear colours is everybody's and never
 
 /// Calls that are not served, and why.
 const NOT_SERVED: &[(&str, u32, &str)] = &[
-    ("class", 0xda, SURFACE),
     ("class", 0xfd, MULTICAST),
     ("class", 0xfe, MAPPER),
     ("control", 0x00da_0002, SURFACE),
