@@ -237,7 +237,9 @@ fn a_bundle_with_gpus_that_asks_for_none_any_more_is_not_run() {
     gated.soon_is_empty();
     let mut config = bundle.config();
     let env = config["process"]["env"].as_array_mut().unwrap();
-    env.retain(|item| !item.as_str().unwrap().starts_with("ALIYUN_COM_GPU"));
+    let asks =
+        |item: &str| item.starts_with("ALIYUN_COM_GPU") || item.starts_with("NVIDIA_VISIBLE");
+    env.retain(|item| !asks(item.as_str().unwrap()));
     bundle.write_config(&config);
     let _ = fs::remove_file(bundle.directory.join("log.json"));
     let refused = runtime.create(&bundle);
