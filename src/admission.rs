@@ -186,10 +186,11 @@ impl Host {
     /// Decides by which means the driver's files come into the container of `plan`: one with a quota
     /// gets them as `[driver] inject` says, one without as `whole` does. `has_nvidia` says whether
     /// NVIDIA's runtime can make it.
-    pub fn decide_injection(&mut self, plan: &Plan, has_nvidia: impl FnOnce() -> bool) {
+    pub fn decide_injection(&mut self, plan: &Plan, has_nvidia: impl FnOnce(&Config) -> bool) {
         if plan.is_whole() {
-            let driver = &mut self.config.driver;
-            driver.inject = driver.whole.inject(driver.inject, has_nvidia);
+            let driver = &self.config.driver;
+            let inject = driver.whole.inject(driver.inject, || has_nvidia(&self.config));
+            self.config.driver.inject = inject;
         }
     }
 

@@ -375,7 +375,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     if host.config.driver.whole == Whole::NvidiaRuntime {
         host.config.driver.whole = Whole::Auto;
     }
-    host.decide_injection(&plan, || false);
+    host.decide_injection(&plan, |_| false);
     let host = &host;
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));

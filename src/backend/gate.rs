@@ -217,7 +217,12 @@ impl Gate {
         told.into_iter().find(|path| path.exists())
     }
 
-    fn settings(&self, tenant: Tenant<'_>, how: &Launch<'_>) -> Result<Settings, GateError> {
+    fn settings(
+        &self,
+        tenant: Tenant<'_>,
+        how: &Launch<'_>,
+        release: &Release,
+    ) -> Result<Settings, GateError> {
         let planned = &tenant.plan.gpus;
         if let Some(gpu) = planned.iter().find(|gpu| about::uuid(&gpu.uuid).is_none()) {
             return Err(GateError::Uuid { index: gpu.index, uuid: gpu.uuid.clone() });
@@ -245,7 +250,7 @@ impl Gate {
             short_id: tenant.short_id.to_owned(),
             bundle: how.bundle.to_owned(),
             place: self.place(tenant.short_id).dir().to_owned(),
-            driver: self.release()?.version().to_string(),
+            driver: release.version().to_string(),
             managed: self.managed,
             channel_groups: self.channel_groups,
             gpus: gpus.collect(),
@@ -360,8 +365,9 @@ impl Isolation for Gate {
     }
 
     fn launch(&self, tenant: Tenant<'_>, how: Launch<'_>) -> Result<(), BackendError> {
-        let settings = self.settings(tenant, &how)?;
-        self.see_that_it_answers(&settings)?;
+        let release = self.release()?;
+        let settings = self.settings(tenant, &how, &release)?;
+        self.see_that_it_answers(&release, &settings)?;
         let place = self.place(tenant.short_id);
         let socket = match how.way {
             Way::Ahead => place.entry(),

@@ -37,10 +37,11 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
                 None => inventory::probe(&settings)?,
             };
             let plan = host.plan(&request, &inventory)?;
-            let driver = host.config.driver.clone();
-            let path = std::env::var_os("PATH");
-            let real = real::find(&host.config.runtime.candidates, path.as_deref());
-            host.decide_injection(&plan, || real.is_ok_and(|real| nvidia::makes(&driver, &real)));
+            host.decide_injection(&plan, |config| {
+                let path = std::env::var_os("PATH");
+                let real = real::find(&config.runtime.candidates, path.as_deref());
+                real.is_ok_and(|real| nvidia::makes(&config.driver, &real))
+            });
             host.nodes(&plan, &inventory)?;
             let injection = host.injection(&plan, &inventory, &bundle, Purpose::Inspect)?;
             if injection.mode == Mode::NvidiaRuntime {

@@ -310,10 +310,9 @@ fn prepare(
 
     let inventory = host.inventory()?;
     let plan = host.plan(&request, &inventory)?;
-    let driver = host.config.driver.clone();
     // NVIDIA's runtime looks at no other verb.
-    host.decide_injection(&plan, || {
-        create.verb == argv::Verb::Create && nvidia::makes(&driver, real)
+    host.decide_injection(&plan, |config| {
+        create.verb == argv::Verb::Create && nvidia::makes(&config.driver, real)
     });
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));

@@ -11,6 +11,7 @@ use crate::gate::settings::Settings;
 use crate::gate::worker::examine;
 use crate::process::boot_id;
 use crate::replace::replace;
+use crate::rm::Release;
 use crate::rm::release::Standing;
 
 /// The file in the state's directory that names the driver that answered, and the boot.
@@ -22,15 +23,18 @@ impl Gate {
     /// # Errors
     ///
     /// Where it doesn't, unless the configuration has it served all the same.
-    pub(super) fn see_that_it_answers(&self, settings: &Settings) -> Result<(), GateError> {
-        let release = self.release()?;
+    pub(super) fn see_that_it_answers(
+        &self,
+        release: &Release,
+        settings: &Settings,
+    ) -> Result<(), GateError> {
         let Standing::Newer { checked } = release.standing() else { return Ok(()) };
         let path = self.state_dir.join(ANSWERED);
         let answered = format!("{} {}\n", release.version(), boot_id(&self.proc_root));
         if fs::read_to_string(&path).is_ok_and(|text| text == answered) {
             return Ok(());
         }
-        let Err(unanswered) = examine(&settings.nodes, &release, &settings.gpus) else {
+        let Err(unanswered) = examine(&settings.nodes, release, &settings.gpus) else {
             // Where it can't be remembered the next create asks again.
             let _ = replace(&path, answered.as_bytes(), 0o600);
             return Ok(());
