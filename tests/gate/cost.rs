@@ -18,13 +18,15 @@ fn resident_kib(pid: u32) -> (u64, u64) {
     (of("VmRSS"), of("RssAnon") + of("RssShmem"))
 }
 
-/// What the ledger may take, in KiB: a worker has 2 MiB, and 4 with 10,000 objects.
-const LEDGER_KIB: u64 = 2048;
+/// The most that a worker takes for itself, in KiB: 2 MiB at first, 4 MiB with 10,000 objects.
+const IDLE_KIB: u64 = 2048;
+const WITH_OBJECTS_KIB: u64 = 4096;
 
 #[test]
 fn a_worker_stays_small_with_ten_thousand_objects() {
     let monitor = Monitor::new();
     let (all_before, before) = resident_kib(monitor.worker_pid());
+    assert!(before <= IDLE_KIB, "{before} KiB");
     let mut child = monitor.spawn(&["run"]);
     let mut script = child.stdin.take().unwrap();
     writeln!(script, "start").unwrap();
@@ -44,7 +46,7 @@ fn a_worker_stays_small_with_ten_thousand_objects() {
     let begun = std::time::Instant::now();
     let (all, after) = loop {
         let (all, after) = resident_kib(monitor.worker_pid());
-        if after <= before + LEDGER_KIB || begun.elapsed().as_secs() > 60 {
+        if after <= WITH_OBJECTS_KIB || begun.elapsed().as_secs() > 60 {
             break (all, after);
         }
         std::thread::sleep(std::time::Duration::from_millis(100));
@@ -52,7 +54,7 @@ fn a_worker_stays_small_with_ten_thousand_objects() {
     println!(
         "resident: {all_before} KiB, with 10000 objects {all} KiB; of its own {before} and {after} KiB"
     );
-    assert!(after <= before + LEDGER_KIB, "{before} KiB became {after}");
+    assert!(after <= WITH_OBJECTS_KIB, "{before} KiB became {after}");
     child.kill().unwrap();
     wait(child);
 }

@@ -181,23 +181,20 @@ fn what_a_worker_had_is_handed_over_by_a_slow_driver_too() {
 #[test]
 fn memory_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one() {
     let monitor = Monitor::new();
-    monitor.sim.fault("alloc:0x40 delay 500 times 1");
+    monitor.sim.fault("alloc:0x40 hang times 1");
     let mut holder = monitor.spawn(&["hold", "700MiB"]);
-    monitor.wait_for(700 * MIB);
+    until("the driver is at it", || monitor.sim.state()["hanging"] == 1);
     // It's set aside before the driver is asked.
-    std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(monitor.sim.used(0), 0, "the driver is still at it");
-    monitor.kill();
+    assert_eq!((monitor.used(), monitor.sim.used(0)), (700 * MIB, 0));
+    let mut killed = monitor.send_kill();
+    monitor.sim.fault("clear");
+    killed.wait().unwrap();
+    until("the one that was killed has it", || monitor.sim.used(0) == 700 * MIB);
     // The next one asks which GPU it is before it asks for the memory again.
     monitor.sim.fault("alloc:0x2080 hang times 1");
     monitor.start();
-    let begun = Instant::now();
-    while monitor.sim.state()["hanging"] != 1 {
-        assert!(begun.elapsed() < Duration::from_secs(10), "the call isn't made again");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(monitor.sim.used(0), 700 * MIB, "the one that was killed had it");
-    assert_eq!(monitor.used(), 700 * MIB);
+    until("the call is made again", || monitor.sim.state()["hanging"] == 1);
+    assert_eq!((monitor.used(), monitor.sim.used(0)), (700 * MIB, 700 * MIB));
     assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA - 700 * MIB);
     monitor.sim.fault("clear");
     monitor.wait_for(700 * MIB);

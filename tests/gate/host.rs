@@ -330,10 +330,16 @@ impl Monitor {
     /// Kills the worker and starts another, though the driver may keep a thread of the one before:
     /// so the keeper does.
     pub(crate) fn abandon(&self) -> Child {
-        let mut worker = self.worker().take().expect("there is one");
-        worker.child.kill().expect("it can be killed");
+        let killed = self.send_kill();
         std::thread::sleep(Duration::from_millis(10));
         self.start();
+        killed
+    }
+
+    /// Kills the worker without waiting for its end, which the driver may hold up.
+    pub(crate) fn send_kill(&self) -> Child {
+        let mut worker = self.worker().take().expect("there is one");
+        worker.child.kill().expect("it can be killed");
         worker.child
     }
 
@@ -454,7 +460,7 @@ impl Monitor {
         let begun = Instant::now();
         while !bytes.contains(&self.used()) {
             let used = self.used();
-            assert!(begun.elapsed() < Duration::from_secs(5), "{used} are used, not {bytes:?}");
+            assert!(begun.elapsed() < Duration::from_secs(60), "{used} are used, not {bytes:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
