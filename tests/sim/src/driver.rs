@@ -14,6 +14,7 @@ use crate::object::{
     Allocation, Asker, Client, File, Holder, Made, Memory, Object, Status, Uvm, Wanted,
     is_known_low, is_memory, may_hang_below, number_in,
 };
+use crate::peak::{CgroupPeaks, Named};
 use crate::runlist::Turn;
 use crate::spec::Gpu;
 
@@ -44,8 +45,7 @@ pub(crate) struct Driver {
     used: Vec<u64>,
     /// The most that was in use of each GPU.
     peaks: Vec<u64>,
-    /// The most that the clients of a cgroup's processes named, of each GPU.
-    pub(crate) cgroup_peaks: HashMap<(String, usize), u64>,
+    pub(crate) cgroup_peaks: CgroupPeaks,
     made_clients: u32,
     made_memories: u64,
 }
@@ -55,7 +55,7 @@ impl Driver {
         Driver {
             used: vec![0; gpus.len()],
             peaks: vec![0; gpus.len()],
-            cgroup_peaks: HashMap::new(),
+            cgroup_peaks: CgroupPeaks::default(),
             gpus,
             clients: BTreeMap::new(),
             memories: HashMap::new(),
@@ -148,6 +148,7 @@ impl Driver {
             lost: Vec::new(),
             made: 0,
         };
+        self.cgroup_peaks.add_client(handle, &client.cgroup);
         self.clients.insert(handle, client);
         Ok(handle)
     }
@@ -267,7 +268,6 @@ impl Driver {
         };
         let bytes = memory.and_then(|id| self.memories.get(&id)).map_or(0, |memory| memory.bytes);
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
-        memory.into_iter().for_each(|memory| self.note_cgroup_peak(asked.client, memory));
         Ok(Made { handle, bytes, offset: memory.unwrap_or(0) << 21 })
     }
 
@@ -329,16 +329,21 @@ impl Driver {
         }
         self.count(gpu, bytes)?;
         self.made_memories += 1;
-        self.memories.insert(self.made_memories, Memory { gpu, bytes, holders: vec![holder] });
+        self.memories.insert(self.made_memories, Memory { gpu, bytes, holders: Vec::new() });
+        self.refer(self.made_memories, holder, None);
         Ok(self.made_memories)
     }
 
     /// Somebody has it, too, by a duplicate of another's.
     pub(crate) fn refer(&mut self, memory: u64, holder: Holder, of: Option<Holder>) {
-        let Some(memory) = self.memories.get_mut(&memory) else { return };
-        let all = &mut memory.holders;
+        let Some(Memory { gpu, bytes, holders: all }) = self.memories.get_mut(&memory) else {
+            return;
+        };
         let source = of.and_then(|of| all.iter().position(|holder| *holder == of));
         all.insert(source.map_or(all.len(), |source| source + 1), holder);
+        if let Holder::Object(client, _) = holder {
+            self.cgroup_peaks.add_name(client, Named { memory, gpu: *gpu, bytes: *bytes });
+        }
     }
 
     /// Somebody has it no more. Of the kernel's own, which are alike, the last.
@@ -346,6 +351,10 @@ impl Driver {
         let Some(memory) = self.memories.get_mut(&id) else { return };
         if let Some(at) = memory.holders.iter().rposition(|of| *of == holder) {
             memory.holders.remove(at);
+            if let Holder::Object(client, _) = holder {
+                let named = Named { memory: id, gpu: memory.gpu, bytes: memory.bytes };
+                self.cgroup_peaks.remove_name(client, named);
+            }
         }
         if memory.holders.is_empty() {
             let (gpu, bytes) = (memory.gpu, memory.bytes);
@@ -407,6 +416,7 @@ impl Driver {
             }
         }
         client.lost.iter().for_each(|memory| self.unrefer(*memory, Holder::Kernel));
+        self.cgroup_peaks.remove_client(handle);
     }
 
     /// The size of memory.
@@ -447,10 +457,8 @@ impl Driver {
             let of = Holder::Object(source_client, source);
             self.refer(memory, Holder::Object(asked.client, handle), Some(of));
         }
-        let memory = object.memory;
         let copy = Object { parent: asked.parent, gpu, switches_of: None, ..object };
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, copy);
-        memory.into_iter().for_each(|memory| self.note_cgroup_peak(asked.client, memory));
         Ok(handle)
     }
 
@@ -486,7 +494,6 @@ impl Driver {
             switches_of: None,
         };
         self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
-        memory.into_iter().for_each(|memory| self.note_cgroup_peak(asked.client, memory));
         Ok(handle)
     }
 

@@ -103,7 +103,7 @@ impl Sim {
     /// last: by cgroup and index of the GPU, of those that have made or duplicated memory since.
     #[must_use]
     pub fn take_cgroup_peaks(&self) -> HashMap<(String, usize), u64> {
-        self.sim.driver().take_cgroup_peaks()
+        self.sim.driver().cgroup_peaks.take()
     }
 
     /// Puts a fault in, or takes all back.
