@@ -39,7 +39,7 @@ unit: ## test the library alone; needs no privilege and no engine
 test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
-	$(CARGO) test --locked --lib --tests
+	$(CARGO) test --locked --lib --tests --no-fail-fast
 	$(CARGO) test --locked -p cgpu-sim -p cgpu-record
 
 # The programs of the tests, with all their assertions.

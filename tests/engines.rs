@@ -6,11 +6,10 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use host::Host;
 use serde_json::{Value, json};
-use support::{Containerd, Docker, IMAGE, Image, Podman, Restart, wait_until};
+use support::{Containerd, Docker, IMAGE, Image, Podman, Restart, eventually};
 
 const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
 const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
@@ -98,10 +97,10 @@ fn docker_containers_share_a_gpu_and_are_refused_what_is_not_left() {
     run(&["--rm"], &SIX_OF_FIFTEEN, &["true"]).ok();
     run(&["-d", "--name", "killed"], &SIX_OF_FIFTEEN, sleep).ok();
     docker.call(&["kill", "killed"]).ok();
-    wait_until(Duration::from_secs(5), || host.ps().len() == 1);
+    eventually(|| host.ps().len() == 1);
     run(&["-d", "--name", "stopped"], &SIX_OF_FIFTEEN, sleep).ok();
     docker.call(&["stop", "-t", "0", "stopped"]).ok();
-    wait_until(Duration::from_secs(5), || host.ps().len() == 1);
+    eventually(|| host.ps().len() == 1);
 
     // A command that can't be started is made, refused by runc, and leaks nothing.
     run(&["--rm"], &SIX_OF_FIFTEEN, &["/no/such/program"]).fails();

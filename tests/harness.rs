@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use support::{
     Containerd, Docker, Executed, IMAGE, Image, Podman, Restart, Runtime, Scratch, Traces,
-    run_with_timeout, wait_until,
+    eventually, run_with_timeout,
 };
 
 /// Set for the run of this binary that is going to be killed, to how long its processes sleep.
@@ -53,7 +53,7 @@ fn is_gone(path: &Path, seconds: &str) {
     // Another test's shim may be between its death and the removal of its socket.
     let is_fine = |path: &PathBuf| OTHERS.contains(path) || is_bound(path) || !path.exists();
     let none_is_stale = || shim_sockets().iter().all(is_fine);
-    assert!(wait_until(Duration::from_secs(5), none_is_stale), "stale: {:?}", shim_sockets());
+    assert!(eventually(none_is_stale), "stale: {:?}", shim_sockets());
 }
 
 /// The processes that have `word` within their arguments.
@@ -96,7 +96,7 @@ fn lives_a_whole_life(runtime: &Runtime<'_>, scratch: &Scratch, id: &str) {
     assert_eq!(runtime.exec(&sleeps, &["echo", "inside"]).ok().text(), "inside");
     runtime.exec(&sleeps, &["sh", "-c", "exit 3"]).exits(3);
     runtime.kill(&sleeps, "KILL").ok();
-    assert!(wait_until(Duration::from_secs(5), || runtime.status(&sleeps) == "stopped"));
+    assert!(eventually(|| runtime.status(&sleeps) == "stopped"));
     runtime.delete(&sleeps).ok();
     runtime.call(&["state", id]).fails();
 }
@@ -248,7 +248,7 @@ fn a_command_over_its_time_is_killed_with_its_children() {
         .expect("panics carry strings");
     assert!(message.contains("killed for running longer than 300ms"), "{message}");
     assert!(message.contains("sh -c echo so far") && message.contains("\nso far\n"), "{message}");
-    assert!(wait_until(Duration::from_secs(5), || scratch.traces().processes.is_empty()));
+    assert!(eventually(|| scratch.traces().processes.is_empty()));
 }
 
 static SHARED: LazyLock<Containerd> = LazyLock::new(|| Containerd::builder().start());
@@ -286,6 +286,6 @@ fn a_killed_test_run_leaves_nothing_behind() {
     assert_eq!(victim.wait().unwrap().signal(), Some(9));
     assert_eq!(paths.len(), 2, "the victim did not get that far");
     assert_eq!(running.len(), 2, "one in a container, one on its own: {running:?}");
-    wait_until(Duration::from_secs(20), || !paths.iter().any(|path| path.exists()));
+    eventually(|| !paths.iter().any(|path| path.exists()));
     paths.iter().for_each(|path| is_gone(path, &seconds));
 }

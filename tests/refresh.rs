@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use host::Host;
 use serde_json::json;
-use support::{Bundle, wait_until};
+use support::{Bundle, eventually};
 
 const V100: &str = "gpu GPU-v100 0 00000000:00:07.0 16914055168 ok - Tesla V100-SXM2-16GB\n";
 
@@ -93,11 +93,7 @@ fn a_driver_that_hangs_is_given_up_in_time_and_nothing_stays() {
                     gpus --refresh` by hand to see";
     host.was_told(created, &bundle, &[sentence]);
     assert_eq!(fs::read(bundle.directory.join("config.json")).unwrap(), old);
-    assert!(
-        wait_until(Duration::from_secs(5), || host.scratch.traces().processes.is_empty()),
-        "{}",
-        host.scratch.traces()
-    );
+    assert!(eventually(|| host.scratch.traces().processes.is_empty()), "{}", host.scratch.traces());
     assert!(!host.state_dir().exists());
 }
 

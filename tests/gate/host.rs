@@ -460,7 +460,7 @@ impl Monitor {
         let begun = Instant::now();
         while !bytes.contains(&self.used()) {
             let used = self.used();
-            assert!(begun.elapsed() < Duration::from_secs(60), "{used} are used, not {bytes:?}");
+            assert!(begun.elapsed() < PATIENCE, "{used} are used, not {bytes:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -645,7 +645,7 @@ pub(crate) fn script(lines: &str) -> Vec<&str> {
 pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
     let begun = Instant::now();
     while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+        assert!(begun.elapsed() < PATIENCE, "{what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -13,12 +13,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::support::{
-    Bundle, Outcome, PATIENCE, Runtime, Scratch, run_with_input, run_with_timeout, wait_until,
+    Bundle, Outcome, PATIENCE, Runtime, Scratch, eventually, run_with_input, run_with_timeout,
 };
 
 /// Memory of the one GPU.
@@ -211,7 +210,7 @@ impl Host {
     /// listed any more, but still there to be collected.
     #[track_caller]
     pub fn soon_releases_all(&self) {
-        wait_until(Duration::from_secs(5), || self.records().is_empty());
+        eventually(|| self.records().is_empty());
         assert_eq!(self.records(), BTreeSet::new(), "registered: {:?}", self.ps());
     }
 

@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -12,7 +11,7 @@ use serde_json::json;
 use crate::gated::{FIRST_MIB, Gated, RMTOOL, got_bytes, monitors};
 use crate::host::{ask, state};
 use crate::km_standin::StandIn;
-use crate::support::{Bundle, Runtime, wait_until};
+use crate::support::{Bundle, Runtime, eventually};
 
 /// What everybody is told whose monitor has ended.
 const SILENT: [&str; 3] = ["the monitor at ", " does not answer: ", ": create it again"];
@@ -33,7 +32,7 @@ fn precreated(gated: &Gated, id: &str) -> (Bundle, String) {
     let token = words[3].as_str().expect("a token is text").to_owned();
     assert_eq!(words[2], "--reservation");
     assert_eq!(gated.host.records().len(), 1, "it is reserved");
-    wait_until(Duration::from_secs(5), || monitors(&gated.host).len() == 2);
+    eventually(|| monitors(&gated.host).len() == 2);
     (bundle, token)
 }
 
@@ -49,7 +48,7 @@ pub(crate) fn end_monitor(gated: &Gated) {
     for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
         all.iter().for_each(|pid| send(*pid, signal));
     }
-    assert!(wait_until(Duration::from_secs(5), || monitors(&gated.host).is_empty()));
+    assert!(eventually(|| monitors(&gated.host).is_empty()));
 }
 
 /// That nothing is registered, nor left in the gate's directory.
@@ -211,11 +210,11 @@ fn a_container_that_is_refused_leaves_no_keeper() {
     let bundle = gated.bundle("other", other, &[RMTOOL, "fill"]);
     gated.host.was_told(runtime().create(&bundle), &bundle, &["GPU 0", "MiB"]);
     gated.host.runtime().delete(&one).ok();
-    assert!(wait_until(Duration::from_secs(5), || keepers() == 0));
+    assert!(eventually(|| keepers() == 0));
     let bundle = gated.bundle("killed", 1000, &[RMTOOL, "fill"]);
     let killed = runtime().env(cgpu::failpoint::VARIABLE, "recruited").create(&bundle);
     assert_eq!(killed.status.signal(), Some(9), "{killed}");
-    assert!(wait_until(Duration::from_secs(5), || keepers() == 0));
+    assert!(eventually(|| keepers() == 0));
     nothing_is_left(&gated);
     // There is one to be found.
     let bundle = gated.bundle("app", 1000, &["sleep", "100"]);

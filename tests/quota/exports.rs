@@ -17,9 +17,7 @@ use serde_json::json;
 
 use crate::gated::{Gated, MIB, RMTOOL, got_bytes};
 use crate::host::{ask, names};
-use crate::support::{Bundle, wait_until};
-
-const SOON: Duration = Duration::from_secs(8);
+use crate::support::{Bundle, eventually};
 
 /// A container with 1000 MiB that sleeps, with a directory that the host shares.
 struct Shared {
@@ -73,7 +71,7 @@ impl Shared {
     #[track_caller]
     fn done_as(&self, who: &str, part: usize) {
         let path = self.dir.join(format!("done{who}{part}"));
-        let done = wait_until(2 * SOON, || path.exists());
+        let done = eventually(|| path.exists());
         assert!(done, "part {who}{part}\n{}", self.gated.host.log());
     }
 
@@ -90,7 +88,7 @@ impl Shared {
     fn uses(&self, mib: u64) {
         let both = || (self.gated.accounted_bytes("app"), self.gated.used_bytes(0));
         let wanted = (mib * MIB, mib * MIB);
-        wait_until(SOON, || both() == wanted);
+        eventually(|| both() == wanted);
         assert_eq!(both(), wanted, "{}", self.gated.host.log());
     }
 
@@ -199,7 +197,7 @@ fn what_a_worker_says_last_is_heard() {
     shared.go(0);
     shared.done(1);
     kill(worker, Signal::SIGKILL).expect("it serves");
-    wait_until(SOON, || !Path::new(&format!("/proc/{worker}/fd/0")).exists());
+    eventually(|| !Path::new(&format!("/proc/{worker}/fd/0")).exists());
     kill(keeper, Signal::SIGCONT).expect("it is there");
     shared.uses(300);
     shared.go(1);
@@ -237,7 +235,7 @@ fn a_container_that_is_gone_leaves_nothing_in_a_file_that_is_hidden() {
     shared.gated.host.runtime().delete(&shared.bundle).ok();
     let _ = says(child);
     let empty = || shared.gated.used_bytes(0) == 0;
-    assert!(wait_until(SOON, empty), "{}", shared.gated.host.log());
+    assert!(eventually(empty), "{}", shared.gated.host.log());
     drop(hidden);
     shared.gated.soon_is_empty();
 }
@@ -410,7 +408,7 @@ fn memory_stays_with_who_imported_it_when_its_exporter_is_killed() {
     says(importer);
     shared.uses(0);
     let empty = || exported(&shared.gated) == 0;
-    assert!(wait_until(SOON, empty), "{}", shared.gated.host.log());
+    assert!(eventually(empty), "{}", shared.gated.host.log());
     shared.end();
 }
 
@@ -438,7 +436,7 @@ fn a_new_worker_knows_each_place_of_a_file() {
     assert!(said.contains("import-list ok kinds=[0, 1, 1, 2]"), "{said}");
     assert!(!said.contains("status="), "{said}");
     let empty = || exported(&shared.gated) == 0;
-    assert!(wait_until(SOON, empty), "{}", shared.gated.host.log());
+    assert!(eventually(empty), "{}", shared.gated.host.log());
     shared.end();
 }
 
@@ -462,7 +460,7 @@ fn a_list_in_a_file_that_is_hidden_goes_with_its_container() {
     shared.gated.host.runtime().delete(&shared.bundle).ok();
     let _ = says(child);
     let empty = || (shared.gated.used_bytes(0), exported(&shared.gated)) == (0, 0);
-    assert!(wait_until(SOON, empty), "{}", shared.gated.host.log());
+    assert!(eventually(empty), "{}", shared.gated.host.log());
     drop(hidden);
     shared.gated.soon_is_empty();
 }
@@ -490,7 +488,7 @@ fn memory_of_the_host_is_exported_and_counts_nothing() {
         }
         shared.done(3);
         let empty = || exported(&shared.gated) == 0;
-        assert!(wait_until(SOON, empty), "{}", shared.gated.host.log());
+        assert!(eventually(empty), "{}", shared.gated.host.log());
         shared.uses(1000);
         shared.go(3);
         let said = says(child);

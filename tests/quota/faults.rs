@@ -9,8 +9,9 @@ use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::attacks::MOST_TIME_OVER;
 use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors};
-use crate::support::{Bundle, PATIENCE, run_with_timeout, wait_until};
+use crate::support::{Bundle, PATIENCE, eventually, run_with_timeout, wait_until};
 
 fn parent(pid: i32) -> i32 {
     let stat = procfs::process::Process::new(pid).and_then(|process| process.stat());
@@ -27,7 +28,7 @@ fn keeper_and_worker(gated: &Gated) -> (Pid, Pid) {
     };
     // One that was seen may be dying: what was found once counts.
     let mut found = None;
-    wait_until(Duration::from_secs(5), || {
+    eventually(|| {
         found = both();
         found.is_some()
     });
@@ -46,7 +47,7 @@ fn a_worker_that_is_killed_at_any_moment_loses_and_doubles_nothing() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
-    assert!(wait_until(Duration::from_secs(5), || gated.used_bytes(0) == 300 * MIB));
+    assert!(eventually(|| gated.used_bytes(0) == 300 * MIB));
     for round in 0..8 {
         let mut load = gated.start(&bundle, &["bench", "3000"]);
         let end = Instant::now() + Duration::from_millis(400);
@@ -57,7 +58,7 @@ fn a_worker_that_is_killed_at_any_moment_loses_and_doubles_nothing() {
         }
         assert!(load.wait().unwrap().success(), "round {round}: {}", gated.host.log());
         assert!(
-            wait_until(Duration::from_secs(3), || gated.accounted_bytes("app") == 300 * MIB),
+            eventually(|| gated.accounted_bytes("app") == 300 * MIB),
             "round {round}: {} by the monitor, {} by the driver",
             gated.accounted_bytes("app"),
             gated.used_bytes(0),
@@ -79,7 +80,7 @@ fn kill_both(gated: &Gated, first: usize) {
     kill(both[first], Signal::SIGSTOP).expect("it lives");
     kill(both[1 - first], Signal::SIGKILL).expect("it lives");
     kill(both[first], Signal::SIGKILL).expect("it lives");
-    assert!(wait_until(Duration::from_secs(5), || monitors(&gated.host).is_empty()));
+    assert!(eventually(|| monitors(&gated.host).is_empty()));
 }
 
 #[test]
@@ -124,11 +125,11 @@ fn without_keeper_and_worker_who_has_memory_keeps_it_and_gets_no_more() {
             let _ = std::fs::remove_file(tmp.join(name)); // of the round before
         }
         let holder = gated.start(&bundle, &words);
-        assert!(wait_until(Duration::from_secs(10), || tmp.join("ready").exists()));
+        assert!(eventually(|| tmp.join("ready").exists()));
         assert_eq!(gated.used_bytes(0), 300 * MIB);
         kill_both(&gated, first);
         std::fs::write(tmp.join("go"), "").unwrap();
-        assert!(wait_until(Duration::from_secs(10), || tmp.join("done").exists()));
+        assert!(eventually(|| tmp.join("done").exists()));
         assert_eq!(gated.used_bytes(0), 300 * MIB, "it keeps what it had");
         assert_eq!(gated.host.records().len(), 1, "it is there still, with its quota");
         runtime.kill(&bundle, "KILL").ok();
@@ -175,14 +176,14 @@ fn a_driver_call_that_hangs_holds_up_its_caller_alone() {
         times: Some(1),
     }));
     let mut hung = gated.start(&bundle, &["hold", "100MiB"]);
-    assert!(wait_until(Duration::from_secs(5), || gated.sim.state().hanging == 1));
+    assert!(eventually(|| gated.sim.state().hanging == 1));
     // What hangs may yet be given, so that it counts; what others had is given back.
     for _ in 0..3 {
         fills(&gated, &bundle, 900);
     }
     assert!(hung.try_wait().unwrap().is_none());
     gated.sim.fault(Fault::Clear);
-    assert!(wait_until(Duration::from_secs(5), || gated.used_bytes(0) == 100 * MIB));
+    assert!(eventually(|| gated.used_bytes(0) == 100 * MIB));
     gated.host.runtime().delete(&bundle).ok();
     hung.wait().unwrap();
     gated.soon_is_empty();
@@ -194,7 +195,7 @@ fn a_container_whose_call_hangs_can_be_killed() {
     let bundle = gated.sleeping("app", 1000);
     gated.sim.fault("alloc:0x40 hang".parse().unwrap());
     let mut hung = gated.start(&bundle, &["hold", "100MiB"]);
-    assert!(wait_until(Duration::from_secs(5), || gated.sim.state().hanging == 1));
+    assert!(eventually(|| gated.sim.state().hanging == 1));
     gated.host.runtime().delete(&bundle).ok();
     hung.wait().unwrap();
     gated.sim.fault(Fault::Clear);
@@ -234,7 +235,7 @@ fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
     runtime.create(&bundle).ok();
     runtime.start(&bundle).ok();
     let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
-    assert!(wait_until(Duration::from_secs(5), || gated.used_bytes(0) == 300 * MIB));
+    assert!(eventually(|| gated.used_bytes(0) == 300 * MIB));
     let mut load = gated.start(&bundle, &["bench", "20000"]);
     let (keeper, mut before) = keeper_and_worker(&gated);
     let first = identity(&monitor);
@@ -272,20 +273,20 @@ fn what_is_hidden_behind_an_export_is_found_after_an_upgrade_and_a_crash() {
         let mut attack = gated.start(&bundle, &words);
         let runtime = gated.host.runtime();
         let ready = || runtime.exec(&bundle, &["test", "-e", "/tmp/ready"]).status.success();
-        assert!(wait_until(Duration::from_secs(10), ready));
+        assert!(eventually(ready));
         let (_, before) = keeper_and_worker(&gated);
         match crashes {
             true => kill(before, Signal::SIGKILL).expect("it serves"),
             false => drop(gated.host.cgpu(&["upgrade-monitors"]).ok()),
         }
-        assert!(wait_until(Duration::from_secs(5), || keeper_and_worker(&gated).1 != before));
+        assert!(eventually(|| keeper_and_worker(&gated).1 != before));
         runtime.exec(&bundle, &["touch", "/tmp/go"]).ok();
         let mut since: Option<Instant> = None;
         while attack.try_wait().unwrap().is_none() {
             let is_over = gated.used_bytes(0) > 1000 * MIB;
             since = is_over.then(|| since.unwrap_or_else(Instant::now));
             let over = since.map_or(Duration::ZERO, |since| since.elapsed());
-            assert!(over <= Duration::from_secs(1), "{over:?}: {}", gated.host.log());
+            assert!(over <= MOST_TIME_OVER, "{over:?}: {}", gated.host.log());
             std::thread::sleep(Duration::from_millis(3));
         }
         runtime.exec(&bundle, &["rm", "/tmp/ready", "/tmp/go"]).ok();
@@ -308,7 +309,7 @@ fn a_create_that_fails_leaves_no_monitor() {
     let bundle = gated.bundle("killed", 1000, &[RMTOOL, "fill"]);
     let killed = gated.host.dying_runtime("launched").create(&bundle);
     assert!(!killed.status.success(), "{killed}");
-    assert!(wait_until(Duration::from_secs(5), || monitors(&gated.host).is_empty()));
+    assert!(eventually(|| monitors(&gated.host).is_empty()));
     gated.host.gc();
     gated.soon_is_empty();
 }

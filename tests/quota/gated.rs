@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::host::{Host, ask};
-use crate::support::{Bundle, Outcome, wait_until};
+use crate::support::{Bundle, Outcome, eventually};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -172,7 +172,7 @@ impl Gated {
             Some((keeper, all.find(|pid| parent(*pid) == keeper)?))
         };
         let mut found = None;
-        wait_until(Duration::from_secs(5), || {
+        eventually(|| {
             found = both();
             found.is_some()
         });
@@ -206,14 +206,14 @@ impl Gated {
     /// process it learns a moment later.
     #[track_caller]
     pub(crate) fn soon_accounts(&self, id: &str, mib: u64) {
-        wait_until(Duration::from_secs(3), || self.accounted_bytes(id) == mib << 20);
+        eventually(|| self.accounted_bytes(id) == mib << 20);
         assert_eq!(self.accounted_bytes(id), mib << 20, "{id}: {}", self.host.log());
     }
 
     /// Waits until so much of the first GPU is in use, by the driver.
     #[track_caller]
     pub(crate) fn soon_uses(&self, mib: u64) {
-        let soon = wait_until(Duration::from_secs(10), || self.used_bytes(0) == mib << 20);
+        let soon = eventually(|| self.used_bytes(0) == mib << 20);
         assert!(soon, "{} of {mib} MiB: {}", self.used_bytes(0), self.host.log());
     }
 
@@ -223,7 +223,7 @@ impl Gated {
         self.host.soon_releases_all();
         let monitors = || monitors(&self.host);
         let empty = || self.used_bytes(0) == 0 && monitors().is_empty();
-        wait_until(Duration::from_secs(5), empty);
+        eventually(empty);
         assert_eq!((self.used_bytes(0), monitors()), (0, vec![]), "{}", self.host.log());
     }
 }

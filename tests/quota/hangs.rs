@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::gated::{Gated, MIB, got_bytes};
-use crate::support::{Bundle, wait_until};
+use crate::support::{Bundle, eventually};
 
 /// Calls that a monitor can have in the driver at once (`gate::journal::SLOTS`).
 const MOST: u32 = 32;
@@ -29,7 +29,7 @@ fn hang(gated: &Gated, bundle: &Bundle, count: u32, more: u32) -> Child {
         std::iter::once("run").chain((0..count + more).flat_map(|_| one)).collect();
     let all = gated.start(bundle, &[&words[..], &["join"]].concat());
     let hanging = || gated.sim.state().hanging;
-    wait_until(Duration::from_secs(10), || hanging() == u64::from(count));
+    eventually(|| hanging() == u64::from(count));
     assert_eq!(hanging(), u64::from(count), "{}", gated.host.log());
     all
 }
@@ -61,7 +61,7 @@ fn a_container_with_32_calls_that_hang_waits_alone_and_goes_on_when_they_are_ans
     // Its monitor still tells how things stand: what hangs counts.
     assert_eq!(gated.accounted_bytes("app"), u64::from(MOST) << 20);
     // That its processes are over is learnt a moment later.
-    assert!(wait_until(SOON, || gated.accounted_bytes("neighbour") == 0));
+    assert!(eventually(|| gated.accounted_bytes("neighbour") == 0));
     assert!(
         waiting.try_wait().unwrap().is_none(),
         "it is answered, beyond the limit that is known"
@@ -98,8 +98,9 @@ fn a_container_with_32_calls_that_hang_can_be_killed_and_removed() {
     gated.soon_is_empty();
 }
 
-/// Longer than it takes to see that a worker is over, and to start another.
-const SOON: Duration = Duration::from_secs(5);
+/// Longer than it takes to see that a worker is over, and to start another, on a busy machine; who
+/// waits for the driver waits for ever.
+const SOON: Duration = Duration::from_secs(60);
 
 /// How a container comes to another worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +121,7 @@ fn change(gated: &Gated, how: Change) -> ProcessId {
         Change::Kill => kill(worker, Signal::SIGKILL).expect("it serves"),
     }
     let serves = || gated.host.container("app")["gpus"][0]["memory_used_bytes"].is_u64();
-    assert!(wait_until(SOON, serves), "{how:?}: {}", gated.host.log());
+    assert!(eventually(serves), "{how:?}: {}", gated.host.log());
     let took = begun.elapsed();
     assert!(took < SOON, "{how:?}: {took:?}");
     assert_eq!(gated.monitor("app_________").0, keeper);
@@ -132,12 +133,12 @@ fn change(gated: &Gated, how: Change) -> ProcessId {
 fn both_soon_have(gated: &Gated, mib: u64) {
     gated.soon_uses(mib);
     let same = || gated.accounted_bytes("app") == mib * MIB;
-    assert!(wait_until(SOON, same), "{} bytes: {}", gated.accounted_bytes("app"), gated.host.log());
+    assert!(eventually(same), "{} bytes: {}", gated.accounted_bytes("app"), gated.host.log());
 }
 
 #[track_caller]
 fn is_soon_gone(gated: &Gated, process: ProcessId) {
-    assert!(wait_until(SOON, || !process.alive()), "{process:?}: {}", gated.host.log());
+    assert!(eventually(|| !process.alive()), "{process:?}: {}", gated.host.log());
 }
 
 #[test]
@@ -147,7 +148,7 @@ fn a_worker_whose_call_hangs_can_be_replaced_and_only_that_calls_caller_waits() 
         let (bundle, neighbour) = (gated.sleeping("app", 1000), gated.sleeping("other", 2000));
         gated.sim.fault("alloc:0x40 hang times 1".parse().unwrap());
         let mut hung = gated.start(&bundle, &["hold", "100MiB"]);
-        assert!(wait_until(SOON, || gated.sim.state().hanging == 1));
+        assert!(eventually(|| gated.sim.state().hanging == 1));
         let first = change(&gated, how);
         assert!(first.alive(), "the driver has a thread of it: {}", gated.host.log());
         // What hangs may yet be given, so that it counts.
@@ -200,7 +201,7 @@ fn whatever_call_hangs_while_its_worker_is_replaced_is_made_once() {
     for (kind, how) in kinds.into_iter().zip([Change::Kill, Change::Upgrade].into_iter().cycle()) {
         gated.sim.fault(format!("{kind} hang times 1").parse().unwrap());
         let mut program = gated.start(&bundle, &ALL);
-        assert!(wait_until(SOON, || gated.sim.state().hanging == 1), "{kind}");
+        assert!(eventually(|| gated.sim.state().hanging == 1), "{kind}");
         let before = change(&gated, how);
         gated.exec(&bundle, &["run", "start", "alloc 500MiB as a", "free a"]).ok();
         gated.sim.fault(Fault::Clear);
@@ -228,7 +229,7 @@ fn an_upgrade_leaves_a_container_the_last_worker_that_the_driver_may_keep() {
     for round in 1..=MOST_LEAVING {
         gated.sim.fault("alloc:0x40 hang times 1".parse().unwrap());
         programs.push(gated.start(&bundle, &["hold", "10MiB"]));
-        assert!(wait_until(SOON, || gated.sim.state().hanging == round as u64), "{round}");
+        assert!(eventually(|| gated.sim.state().hanging == round as u64), "{round}");
         if round < MOST_LEAVING {
             former.push(change(&gated, Change::Upgrade));
         }
@@ -271,11 +272,11 @@ fn a_container_whose_former_worker_the_driver_has_is_removed_without_waiting_for
         let bundle = gated.sleeping("app", 1000);
         gated.sim.fault("alloc:0x40 hang times 2".parse().unwrap());
         let mut hung = gated.start(&bundle, &["hold", "100MiB"]);
-        assert!(wait_until(SOON, || gated.sim.state().hanging == 1));
+        assert!(eventually(|| gated.sim.state().hanging == 1));
         let first = change(&gated, how);
         // And one that the worker has itself, when it is to end.
         let mut last = gated.start(&bundle, &["hold", "200MiB"]);
-        assert!(wait_until(SOON, || gated.sim.state().hanging == 2));
+        assert!(eventually(|| gated.sim.state().hanging == 2));
         let second = ProcessId::of(gated.monitor("app_________").1.as_raw()).unwrap();
         let begun = Instant::now();
         gated.host.runtime().delete(&bundle).ok();

@@ -3,14 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use nix::unistd::Pid;
 use serde_json::json;
 
 use crate::gated::{Gated, RMTOOL, RUNTIME, rmtool};
 use crate::host::ask;
-use crate::support::{Bundle, Containerd, PATIENCE, run_with_timeout, wait_until};
+use crate::support::{Bundle, Containerd, PATIENCE, eventually, run_with_timeout};
 
 /// What a container may have of the host's memory, and what it then takes.
 const LIMIT_BYTES: u64 = 64 << 20;
@@ -98,10 +97,10 @@ fn what_a_container_held_is_free_when_the_kernel_kills_its_first_process() {
     assert!(killed(&gated, &bundle) >= 1, "{hog}");
     gated.soon_uses(0);
     let stopped = || gated.host.runtime().status(&bundle) == "stopped";
-    assert!(wait_until(Duration::from_secs(5), stopped));
+    assert!(eventually(stopped));
     // Before anybody deletes it: its keeper has deregistered it.
     let alone = || gated.host.registered().len() == 1;
-    assert!(wait_until(Duration::from_secs(5), alone), "{:?}", gated.host.ps());
+    assert!(eventually(alone), "{:?}", gated.host.ps());
     gated.fills(&neighbour, 1000);
     gated.host.runtime().delete(&bundle).ok();
     let again = tight(&gated, &["sleep", "1000"]);
@@ -193,7 +192,7 @@ fn a_pods_monitor_is_outside_of_the_pods_cgroup() {
     let _ = cri.call("exec-sync", &json!({"container_id": id, "cmd": HOG, "timeout": 30}));
     gated.soon_uses(0);
     let ended = || cri.status(&id)["exit_code"] == 137;
-    assert!(wait_until(Duration::from_secs(5), ended), "{}", cri.status(&id));
+    assert!(eventually(ended), "{}", cri.status(&id));
     gated.soon_is_empty();
     cri.remove(&id).ok();
     cri.remove_pod(&pod_id).ok();

@@ -1,7 +1,5 @@
 //! What engines do to containers that live, and ids that come back too soon.
 
-use std::time::Duration;
-
 use caps::{CapSet, Capability};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -11,7 +9,7 @@ use serde_json::json;
 use crate::gated::{ASK, Gated, MIB, RMTOOL, RUNTIME, got_bytes, monitors, rmtool};
 use crate::host::ask;
 use crate::support::{
-    Bundle, Containerd, Docker, IMAGE, Outcome, PATIENCE, Restart, Runtime, wait_until,
+    Bundle, Containerd, Docker, IMAGE, Outcome, PATIENCE, Restart, Runtime, eventually, wait_until,
 };
 
 /// The runtime's reasons, without its clock.
@@ -173,7 +171,7 @@ fn what_docker_pauses_in_the_middle_of_a_call_goes_on_and_is_charged_once() {
     run("calls", &[RMTOOL, "bench", "100000"]);
     run("holds", &[RMTOOL, "hold", "600MiB"]);
     let id = docker.inspect("calls", "{{.Id}}");
-    assert!(wait_until(Duration::from_secs(10), || gated.used_bytes(0) >= 600 * MIB));
+    assert!(eventually(|| gated.used_bytes(0) >= 600 * MIB));
     for turn in 0..6 {
         docker.call(&["pause", "calls"]).ok();
         assert_eq!(docker.inspect("calls", "{{.State.Status}}"), "paused", "in turn {turn}");
@@ -190,7 +188,7 @@ fn what_docker_pauses_in_the_middle_of_a_call_goes_on_and_is_charged_once() {
     assert_eq!(got_bytes(&filled), 400 * MIB, "{filled}");
     docker.call(&["pause", "holds"]).ok();
     docker.remove("holds").ok();
-    assert!(wait_until(Duration::from_secs(5), || gated.used_bytes(0) <= MIB));
+    assert!(eventually(|| gated.used_bytes(0) <= MIB));
     // One that calls is stopped, which the kernel does in the middle of a call.
     docker.call(&["stop", "--time", "1", "calls"]).ok();
     gated.soon_is_empty();
@@ -242,7 +240,7 @@ fn a_container_never_gets_the_monitor_of_one_before_that_had_its_id_or_its_short
                 left == both
             };
             assert!(
-                wait_until(Duration::from_secs(8), alone),
+                eventually(alone),
                 "{case}: {both:?} of {:?}\n{}",
                 monitors(&gated.host),
                 gated.host.log()
@@ -284,7 +282,7 @@ fn a_monitor_has_the_descriptors_that_it_needs_where_the_engine_has_few() {
             let said = runtime.call(&["state", &bundle.id]);
             said.status.success() && said.json()["status"] == "running"
         };
-        assert!(wait_until(Duration::from_secs(30), runs), "{}", gated.host.log());
+        assert!(eventually(runs), "{}", gated.host.log());
         gated.fills(&bundle, 1000);
         runtime.kill(&bundle, "KILL").ok();
         let _ = run.join();
@@ -366,13 +364,13 @@ fn the_next_container_collects_one_whose_keeper_does_not_end() {
     let (keeper, _) = gated.monitor("twelve-chars");
     kill(keeper, Signal::SIGSTOP).unwrap();
     runtime.kill(&first, "KILL").ok();
-    assert!(wait_until(Duration::from_secs(5), || runtime.status(&first) == "stopped"));
+    assert!(eventually(|| runtime.status(&first) == "stopped"));
     // It would not fit beside the first.
     let second = gated.sleeping("twelve-chars-two", 12_000);
     gated.fills(&second, 12_000);
     kill(keeper, Signal::SIGCONT).unwrap();
     let two = || monitors(&gated.host).len() == 2;
-    assert!(wait_until(Duration::from_secs(8), two), "{}", gated.host.log());
+    assert!(eventually(two), "{}", gated.host.log());
     // Its delete finds what is the other one's, and leaves it alone.
     runtime.delete(&first).ok();
     gated.fills(&second, 12_000);

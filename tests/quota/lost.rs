@@ -2,7 +2,6 @@
 //! and what is left of them is found.
 
 use std::fs;
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
@@ -10,7 +9,7 @@ use serde_json::{Value, json};
 use crate::activation::end_monitor;
 use crate::gated::{Gated, MIB, RMTOOL, monitors};
 use crate::host::names;
-use crate::support::{Bundle, Outcome, PATIENCE, program, wait_until};
+use crate::support::{Bundle, Outcome, PATIENCE, eventually, program, wait_until};
 
 const QUOTA_MIB: u64 = 700;
 
@@ -147,7 +146,7 @@ fn a_container_that_was_never_started_is_shown_as_such() {
         assert_eq!(gated.host.container(&bundle.id)["state"], "created");
         runtime.start(&bundle).ok();
         let is_active = || gated.host.container(&bundle.id)["state"] == "active";
-        assert!(wait_until(Duration::from_secs(5), is_active), "it was started");
+        assert!(eventually(is_active), "it was started");
         runtime.delete(&bundle).ok();
         gated.soon_is_empty();
     });

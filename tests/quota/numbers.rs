@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::gated::{Gated, MIB, NO_MEMORY};
 use crate::host::ask;
-use crate::support::{Bundle, wait_until};
+use crate::support::{Bundle, eventually};
 
 /// Leaves memory to a child, and ends.
 const LEAVES: [&str; 9] =
@@ -60,7 +60,7 @@ fn left_by(gated: &Gated, script: &[&str]) -> (Bundle, u32) {
     let other = gated.sleeping("other", 500);
     gated.exec(&other, script).ok();
     let mut number = None;
-    wait_until(Duration::from_secs(5), || {
+    eventually(|| {
         number = dead(gated, 200 * MIB);
         number.is_some()
     });
@@ -92,7 +92,7 @@ fn a_process_pays_nothing_for_a_dead_one_of_another_container_who_had_its_number
     }
     // Who had it in the same container is charged.
     gated.exec(&bundle, &LEAVES).ok();
-    wait_until(Duration::from_secs(5), || dead_but(&gated, number).is_some());
+    eventually(|| dead_but(&gated, number).is_some());
     let number = dead_but(&gated, number).expect("it has left something");
     let script = "start\nsleep 1\nalloc 300MiB as a\nalloc 1MiB as b";
     let told = said(start_as(&gated, &bundle, number, script));
@@ -113,10 +113,10 @@ fn it_has_no_more_for_it_either() {
     let script = "start\nalloc 300MiB as a\nsleep 1\nalloc 200MiB as b\ntouch /has\nwait /gone\n\
                   alloc 1MiB as c\nfree b\nalloc 200MiB as d\nalloc 1MiB as e";
     let child = start_as(&gated, &bundle, number, script);
-    assert!(wait_until(Duration::from_secs(20), || has.exists()), "{}", said(child));
+    assert!(eventually(|| has.exists()), "{}", said(child));
     let (_, worker) = gated.monitor("app_________");
     kill(worker, Signal::SIGKILL).expect("it is there");
-    wait_until(Duration::from_secs(5), || gated.monitor("app_________").1 != worker);
+    eventually(|| gated.monitor("app_________").1 != worker);
     for used_mib in [700, 500] {
         for _ in 0..10 {
             std::thread::sleep(Duration::from_millis(200));
@@ -166,7 +166,7 @@ fn nor_for_what_his_heirs_take_when_it_has_the_number() {
                   alloc 500MiB as c\nalloc 1MiB as d\ntouch /done\nwait /end\nalloc 1MiB as e\n\
                   free c\nalloc 500MiB as f\nalloc 1MiB as g";
     let child = start_as(&gated, &bundle, number, script);
-    let there = |name: &str| wait_until(Duration::from_secs(20), || at(name).exists());
+    let there = |name: &str| eventually(|| at(name).exists());
     let tell = |name: &str| std::fs::write(at(name), "").expect("a file can be made there");
     let both_have = |used_mib: u64, other_mib: u64| {
         for _ in 0..8 {
@@ -186,7 +186,7 @@ fn nor_for_what_his_heirs_take_when_it_has_the_number() {
     for id in ["app_________", "other_______"] {
         let (_, worker) = gated.monitor(id);
         kill(worker, Signal::SIGKILL).expect("it is there");
-        wait_until(Duration::from_secs(5), || gated.monitor(id).1 != worker);
+        eventually(|| gated.monitor(id).1 != worker);
         both_have(950, 450);
     }
     tell("give");
@@ -212,10 +212,10 @@ fn the_numbers_of_the_dead_outlive_a_worker() {
     let mut holder = gated.start(&bundle, &["run", "start", "wait /end"]);
     for died in 1..4 {
         gated.exec(&bundle, &["run", "start", "alloc 1MiB as a"]).ok();
-        assert!(wait_until(Duration::from_secs(5), || numbers() == died), "{died}: {}", numbers());
+        assert!(eventually(|| numbers() == died), "{died}: {}", numbers());
         let (_, worker) = gated.monitor("app_________");
         kill(worker, Signal::SIGKILL).expect("it is there");
-        wait_until(Duration::from_secs(5), || gated.monitor("app_________").1 != worker);
+        eventually(|| gated.monitor("app_________").1 != worker);
     }
     gated.host.runtime().exec(&bundle, &["touch", "/end"]).ok();
     holder.wait().expect("it is a child of ours");

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RMTOOL, got_bytes};
 use crate::host::ask;
-use crate::support::{Bundle, Outcome, PATIENCE, run_with_timeout, wait_until};
+use crate::support::{Bundle, Outcome, PATIENCE, eventually, run_with_timeout, wait_until};
 
 /// The container's bytes by a run of `words` with a quota of `mib`.
 fn run(gated: &Gated, mib: u64, words: &[&str]) -> Outcome {
@@ -301,7 +301,7 @@ fn managed_memory_counts_as_long_as_somebody_has_it_mapped() {
     }
     gated.fills(&bundle, 92);
     let freed = || gated.accounted_bytes(&bundle.id) == 0;
-    assert!(wait_until(Duration::from_secs(20), freed), "{}", gated.host.log());
+    assert!(eventually(freed), "{}", gated.host.log());
     gated.fills(&bundle, 100);
     gated.host.runtime().kill(&bundle, "KILL").ok();
     gated.host.runtime().delete(&bundle).ok();

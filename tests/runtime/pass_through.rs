@@ -6,10 +6,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use super::host::{ENGINES, Engine, Host, assert_same, config_bytes, said};
-use super::support::{Outcome, PATIENCE, program, run_with_timeout, wait_until};
+use super::support::{Outcome, PATIENCE, eventually, program, run_with_timeout};
 
 #[test]
 fn what_needs_no_container_is_said_as_the_real_runtime_says_it() {
@@ -98,7 +97,7 @@ fn commands_on_a_live_container_say_and_do_the_same() {
         }
         assert_eq!(host.wrapped(&["kill", "live", "KILL"]).ok().stdout, "");
         let stopped = || host.bare(&["state", "live"]).ok().json()["status"] == "stopped";
-        assert!(wait_until(Duration::from_secs(5), stopped));
+        assert!(eventually(stopped));
         assert_eq!(host.wrapped(&["delete", "live"]).ok().stdout, "");
         assert_same(&host.bare(&["delete", "live"]), &host.wrapped(&["delete", "live"]));
         assert!(!host.has_state());
@@ -151,7 +150,7 @@ fn seen(mut child: Child) -> Seen {
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let stopped = || text("status").contains("State:\tT");
-    let has_stopped = wait_until(Duration::from_secs(10), stopped);
+    let has_stopped = eventually(stopped);
     let link = |path: &Path| {
         fs::read_link(path).map(|to| to.to_string_lossy().into_owned()).unwrap_or_default()
     };
@@ -229,7 +228,7 @@ fn blocked_signals_stay_blocked() {
         let mut child = command.spawn().expect("env can be started");
         let proc = Path::new("/proc").join(child.id().to_string());
         let sleeps = || fs::read_link(proc.join("exe")).is_ok_and(|exe| exe.ends_with("sleep"));
-        let has_come = wait_until(Duration::from_secs(10), sleeps);
+        let has_come = eventually(sleeps);
         let status = fs::read_to_string(proc.join("status")).unwrap_or_default();
         child.kill().and_then(|()| child.wait()).expect("a child of ours can be killed");
         assert!(has_come, "{status}");
@@ -269,10 +268,10 @@ fn the_engines_death_still_ends_the_real_runtime() {
     engine.arg(host.ours()).args(["-c", "echo $$ >pid; while :; do sleep 1; done"]);
     let mut engine = engine.spawn().expect("a shell can be started");
     let pid = || fs::read_to_string(host.path("pid")).unwrap_or_default().trim().to_owned();
-    assert!(wait_until(Duration::from_secs(10), || !pid().is_empty()));
+    assert!(eventually(|| !pid().is_empty()));
     let proc = Path::new("/proc").join(pid());
     assert!(proc.exists());
     engine.kill().and_then(|()| engine.wait()).expect("a child of ours can be killed");
     let dead = || !fs::read(proc.join("cmdline")).is_ok_and(|line| !line.is_empty());
-    assert!(wait_until(Duration::from_secs(10), dead), "it outlived its engine");
+    assert!(eventually(dead), "it outlived its engine");
 }

@@ -56,6 +56,11 @@ use std::time::{Duration, Instant};
 /// How long one command of an engine may take before it is killed and the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
+/// Waits for what has to come, however busy the machine is; says whether it came.
+pub fn eventually(condition: impl FnMut() -> bool) -> bool {
+    wait_until(PATIENCE, condition)
+}
+
 /// Asks `condition` every few milliseconds until it holds, at most for `limit`; says whether it
 /// held.
 pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
