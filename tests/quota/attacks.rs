@@ -368,11 +368,12 @@ fn memory_by_a_descriptor_that_was_passed_within_a_container_is_the_containers()
             runtime.start(&bundle).ok();
             let mut holder = gated.start(&bundle, &["hold", "128MiB"]);
             gated.soon_uses(MIB_OF_HOLDER);
+            let done = in_root(&gated, "done");
             let all = MIB_OF_ALL * MIB;
             let (taker, most, _) = watched(&gated, all, || {
                 let giver =
                     (!by_init).then(|| gated.start(&bundle, &["attack", "send-fd", "/socket"]));
-                let taker = gated.start(&bundle, &["attack", "recv-fd", "/socket", "2", how]);
+                let taker = gated.start(&bundle, &["attack", "recv-fd", "/socket", "/done", how]);
                 if let Some(mut giver) = giver {
                     let ended = giver.wait().expect("it is a child of ours");
                     assert!(ended.success(), "{case}: the giver ends when it has sent it");
@@ -383,8 +384,10 @@ fn memory_by_a_descriptor_that_was_passed_within_a_container_is_the_containers()
                 assert_eq!(gated.used_bytes(0), all, "{case}: {}", gated.host.log());
                 assert_eq!(gated.accounted_bytes("app"), all, "{case}: {}", gated.host.log());
                 gated.fills(&bundle, 0);
+                std::fs::write(&done, "").expect("a file can be made there");
                 taker.wait_with_output().expect("it is a child of ours")
             });
+            std::fs::remove_file(&done).expect("it is there");
             let said = String::from_utf8_lossy(&taker.stdout);
             assert!(taker.status.success() && most == all, "{case}: had {most}: {said}");
             let got = format!("got_bytes={}", all - MIB_OF_HOLDER * MIB);

@@ -54,7 +54,7 @@ pub use traces::Traces;
 use std::time::{Duration, Instant};
 
 /// How long one command of an engine may take before it is killed and the test fails.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Waits for what has to come, however busy the machine is; says whether it came.
 pub fn eventually(condition: impl FnMut() -> bool) -> bool {

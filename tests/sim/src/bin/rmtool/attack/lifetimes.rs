@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -320,7 +321,15 @@ pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
     reached_times(u64::from(got > 0));
     println!("got_bytes={got} so far");
     std::io::stdout().flush()?;
-    std::thread::sleep(Duration::from_secs(argument(arguments, 1, 0)?));
+    // For so many seconds, or until a file is there.
+    match arguments.get(1).filter(|word| word.starts_with('/')) {
+        Some(path) => {
+            while !Path::new(path).exists() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        None => std::thread::sleep(Duration::from_secs(argument(arguments, 1, 0)?)),
+    }
     Ok(got)
 }
 
