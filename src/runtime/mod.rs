@@ -25,6 +25,7 @@ use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
 use crate::hook;
 use crate::inject::{self, Mode, Nodes, Purpose};
+use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::report::{ErrorLog, report};
@@ -74,6 +75,13 @@ pub enum RuntimeError {
         /// Why nothing is asked for.
         reason: String,
     },
+    /// A checkpoint of a container whose quota the gate would hold.
+    #[error(
+        "a container with a GPU quota can't be restored under backend gate: criu needs \
+         prctl(PR_SET_MM), which the gate refuses; make the container anew from its bundle, by \
+         create or run"
+    )]
+    Restore,
     /// What the runtime keeps of a container.
     #[error(transparent)]
     Kept(#[from] KeptError),
@@ -299,6 +307,10 @@ fn prepare(
     }
     if host.may_leave_alone(&request) {
         return Ok(None);
+    }
+    let gated = request.has_quota() && backend::choose(&host.config.isolation).0 == Kind::Gate;
+    if gated && create.verb == argv::Verb::Restore {
+        return Err(RuntimeError::Restore);
     }
     admission::require_root()?;
     // It starts while the rest is found out.
