@@ -278,7 +278,7 @@ impl Reserved {
     fn undo(&self) {
         if let Err(error) = self.host.release(&self.key) {
             let error: &dyn Error = &error;
-            warn!(id = self.key.id, error, "the next create will collect it");
+            warn!(id = self.key.id, error, "{}", admission::UNDONE);
         }
     }
 }
@@ -344,14 +344,14 @@ fn prepare(
     };
     let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() }, &plan, stages)?;
     if bundle.is_privileged() && !plan.is_whole() {
-        warn!(id, "this container is privileged: it can reach past any isolation");
+        warn!(id, "{}", admission::PRIVILEGED);
     }
     // What a precreate hook has reserved for this bundle is ours to give.
     let program = admission::own_program(marks::PROGRAM)?;
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
         host.release(&hook::announced(token))?;
     }
-    let record = host.reserve(key.clone(), bundle.dir(), plan, holder)?;
+    let record = host.reserve(key.clone(), bundle.dir(), plan, holder, Some(injection.mode))?;
     let reserved = Reserved { host, key, nvidia };
     match reserved.equip(
         &record,
