@@ -27,6 +27,7 @@ use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
 use crate::inject::{self, Injection, Missing, Mode, Nodes, Purpose};
 use crate::inventory::{self, Inventory};
+use crate::names;
 use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan};
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
@@ -538,7 +539,7 @@ impl Host {
         Ok(true)
     }
 
-    /// Changes the container whose id is, or alone begins with, `id`; its plan after that.
+    /// Changes the container that `word` means ([`names::chosen`]); its plan after that.
     ///
     /// # Errors
     ///
@@ -546,13 +547,13 @@ impl Host {
     /// much, or the backend refuses; then it has what it had.
     pub fn set(
         &self,
-        id: &str,
+        word: &str,
         change: impl FnOnce(&Plan) -> Result<Change, ChangeError>,
     ) -> Result<Plan, AdmissionError> {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         self.collect_locked(&mut locked, Look::Close)?;
-        let before = locked.find_by_id(id)?;
+        let before = names::chosen(word, registry.records()?)?;
         let change = change(&before.plan)?;
         let plan = before.plan.after(change, self.config.admission.max_inst)?;
         plan::admit(&plan, locked.holdings_but(&before.key), self.limits())?;
