@@ -362,12 +362,22 @@ fn the_demo_shows_what_it_tells_on_one_screen() {
     let mut demo = scratch.command(demo);
     let told = run_with_timeout(demo.arg(programs).env("DEMO_ALL", "1"), DEMO_PATIENCE).ok();
     assert!(!told.stdout.contains("skipped"), "{told}");
+    assert_eq!(told.stderr, "", "{told}");
     for line in [
         "GPU 0: 6452 MiB total, 6452 MiB free",
-        "GPU 0: 5376 MiB total, 1280 MiB free",
-        "GPU 0: 3226 MiB total, 3226 MiB free",
+        "GPU 0: 8000 MiB total, 3904 MiB free",
+        "GPU 0: 1075 MiB total, 1075 MiB free",
         "refused: status=0x51",
+        "two: GPU 0 8000 MiB, weight 1, priority normal",
+        "   one: 6144 of 6452 MiB   two: 4096 of 5376 MiB   nobody: 4302 MiB",
+        "   three: 0 of 6452 MiB   two: 4096 of 8000 MiB   nobody: 1678 MiB",
     ] {
         assert!(told.has_line(line), "no {line:?} in {told}");
     }
+    let bars = told.stdout.lines().filter(|line| line.starts_with("  │") && line.contains('░'));
+    assert_eq!(bars.filter(|bar| bar.contains("█") && bar.ends_with("│")).count(), 2, "{told}");
+    let (rows, last) = (rows(&told.stdout), told.stdout.lines().rev().nth(2));
+    assert!(rows < 60, "{rows} rows: {told}");
+    assert!(last.is_some_and(|line| line.starts_with("You saw ")), "{told}");
+    assert!(!told.stdout.contains(" INFO ") && !told.stdout.contains(" WARN "), "{told}");
 }
