@@ -337,7 +337,7 @@ impl Bench {
             };
             let key = Key { root: "/run/runc".into(), id: format!("{n:064x}") };
             let start = Instant::now();
-            host.reserve(key.clone(), Path::new("/"), plan, Holder::Reserved { by: own })
+            host.reserve(key.clone(), Path::new("/"), plan, Holder::Reserved { by: own }, None)
                 .expect("there is room");
             (start.elapsed(), key)
         };

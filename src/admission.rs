@@ -25,12 +25,21 @@ use crate::backend::{self, Isolation, Launch, Recruit, Tenant, Way};
 use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, InventorySource};
 use crate::failpoint::failpoint;
-use crate::inject::{self, Injection, Missing, Nodes, Purpose};
+use crate::inject::{self, Injection, Missing, Mode, Nodes, Purpose};
 use crate::inventory::{self, Inventory};
+use crate::names;
 use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan};
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::request::{self, Request, Rules};
+
+/// What becomes of a record that couldn't be ended; after the reason.
+pub const UNDONE: &str = "a container that has failed or ended is still registered: the next create \
+    tries again, and `cgpu gc` does now";
+
+/// What the log has of a privileged container with a quota.
+pub const PRIVILEGED: &str = "this container is privileged: it can reach past any isolation; start \
+    it without --privileged where its quota has to hold";
 
 /// How long a container that was killed takes to be gone.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -134,9 +143,8 @@ impl Host {
     pub fn plan(&self, request: &Request, inventory: &Inventory) -> Result<Plan, AdmissionError> {
         let mut plan = plan::resolve(request, inventory, Kind::None, &self.config.rules())?;
         if plan.gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_some()) {
-            let (kind, why) = backend::choose(&self.config.isolation);
+            let (kind, _) = backend::choose(&self.config.isolation);
             self.isolation(kind).usable()?;
-            info!(backend = %kind, "{why}");
             plan.backend = kind;
         }
         Ok(plan)
@@ -253,7 +261,12 @@ impl Host {
         let mps = bundle.mounted().find(|(to, from)| leads(to) || leads(from));
         if let Some((path, _)) = mps.filter(|_| edits.without_mps) {
             let id = &record.key.id;
-            warn!(id, path, "not mounted: the MPS server allocates for its clients, past quotas");
+            warn!(
+                id,
+                path,
+                "not mounted: the MPS server allocates for its clients, past quotas; run its \
+                 clients in a container without a quota"
+            );
         }
         Ok(edits)
     }
@@ -331,7 +344,8 @@ impl Host {
     }
 
     /// Registers a container under `key`: nothing that it was promised can be promised
-    /// again.
+    /// again. The log gets the one line that it has of a create: what the container gets, by
+    /// whom, and its driver `files`, where they come by us.
     ///
     /// # Errors
     ///
@@ -342,6 +356,7 @@ impl Host {
         bundle: &Path,
         plan: Plan,
         holder: Holder,
+        files: Option<Mode>,
     ) -> Result<Record, AdmissionError> {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
@@ -355,9 +370,6 @@ impl Host {
             plan::admit(&plan, locked.holdings(), self.limits())?;
         }
         let short_id = short_id(&key, |name| locked.has_short_id(name));
-        if !key.id.starts_with(short_id.trim_end_matches('_')) {
-            warn!(id = key.id, short_id, "the id's first 12 characters are another container's");
-        }
         let record = Record {
             bundle: bundle.to_owned(),
             short_id,
@@ -374,11 +386,34 @@ impl Host {
                 id,
                 gpu,
                 "this GPU is one container's as a whole, and others have quotas on it: nothing \
-                            keeps the one from what was promised to the others"
+                 keeps the one from what was promised to the others; give them different GPUs, or \
+                 set admission.exclusive"
             );
         }
-        info!(id = record.key.id, root = record.key.root, gpus = %record.plan, "registered");
+        self.tell_of(&record, files);
         Ok(record)
+    }
+
+    /// The log's line of a create.
+    fn tell_of(&self, record: &Record, files: Option<Mode>) {
+        let Record { key: Key { id, root }, short_id, plan, .. } = record;
+        // Why a whole container has no backend needs no word.
+        let (kind, why) = backend::choose(&self.config.isolation);
+        let chosen = (kind == plan.backend && !plan.is_whole()).then_some(why);
+        // Another container's has the id's first characters.
+        let name = (!id.starts_with(short_id.trim_end_matches('_'))).then_some(short_id);
+        let shares = plan.shares_not_held().map(|asked| format!("; nothing holds its {asked} yet"));
+        info!(
+            id,
+            root,
+            gpus = %plan,
+            backend = %plan.backend,
+            chosen,
+            driver_files = files.map(Mode::name),
+            short_id = name,
+            "registered{}",
+            shares.unwrap_or_default()
+        );
     }
 
     /// Makes room for a container of `bundle` that `heir` will hold, whose key is that of `old`.
@@ -437,11 +472,10 @@ impl Host {
         if let Err(error) = self.isolate(&mut locked, &record) {
             if let Err(more) = self.end(&mut locked, &record) {
                 let error: &dyn Error = &more;
-                warn!(id = record.key.id, error, "the next create will collect it");
+                warn!(id = record.key.id, error, "{UNDONE}");
             }
             return Err(error);
         }
-        info!(id = record.key.id, backend = %record.plan.backend, "active");
         Ok(true)
     }
 
@@ -505,7 +539,7 @@ impl Host {
         Ok(true)
     }
 
-    /// Changes the container whose id is, or alone begins with, `id`; its plan after that.
+    /// Changes the container that `word` means ([`names::chosen`]); its plan after that.
     ///
     /// # Errors
     ///
@@ -513,13 +547,13 @@ impl Host {
     /// much, or the backend refuses; then it has what it had.
     pub fn set(
         &self,
-        id: &str,
+        word: &str,
         change: impl FnOnce(&Plan) -> Result<Change, ChangeError>,
     ) -> Result<Plan, AdmissionError> {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         self.collect_locked(&mut locked, Look::Close)?;
-        let before = locked.find_by_id(id)?;
+        let before = names::chosen(word, registry.records()?)?;
         let change = change(&before.plan)?;
         let plan = before.plan.after(change, self.config.admission.max_inst)?;
         plan::admit(&plan, locked.holdings_but(&before.key), self.limits())?;
@@ -560,7 +594,7 @@ impl Host {
             }
             drop(locked);
             if Instant::now() >= deadline {
-                info!(id = key.id, "not released: a container of this id is there again");
+                // A container of this id is there again.
                 return Ok(false);
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -587,7 +621,7 @@ impl Host {
                 Ok(()) => info!(id, "removed: what was left of a monitor without a record"),
                 Err(error) => {
                     let error: &dyn Error = &error;
-                    warn!(id, error, "not removed");
+                    warn!(id, error, "what is left of a monitor without a record can't be removed");
                     return false;
                 }
             }
@@ -604,7 +638,7 @@ impl Host {
         // Where there is no room to write it down, it is looked up again next time.
         if let Err(error) = locked.settle() {
             let error: &dyn Error = &error;
-            warn!(error, "containers stay known by their runtimes' state");
+            warn!(error, "a record can't be brought up to date: the next create tries again");
         }
         if look == Look::Close {
             locked.forget_missing()?;
@@ -619,7 +653,7 @@ impl Host {
                 // It stays registered, holds its memory, and is tried again next time.
                 Err(error) => {
                     let error: &dyn Error = &error;
-                    warn!(id = record.key.id, error, "not collected");
+                    warn!(id = record.key.id, error, "{UNDONE}");
                 }
             }
         }

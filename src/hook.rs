@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::getppid;
 use serde::Deserialize;
 use thiserror::Error;
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
 use crate::admission::marks::{PROGRAM, WHOLE};
 use crate::admission::{self, AdmissionError, Host};
@@ -245,7 +245,7 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
     // start whatever the state of ours is. The others asked when they got their hook.
     let mut request = None;
     if *caller == Caller::Alone {
-        request = asked(host, &bundle, &state.id)?;
+        request = asked(host, &bundle)?;
         if request.is_none() {
             return Ok(());
         }
@@ -272,7 +272,7 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
         return Ok(());
     }
     if request.is_none() {
-        request = asked(host, &bundle, &state.id)?;
+        request = asked(host, &bundle)?;
     }
     match request {
         Some(request) => register(host, caller, key, &bundle, &request, init),
@@ -281,18 +281,12 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
 }
 
 /// What the container asks for; `None` where that is nothing.
-fn asked(host: &Host, dir: &Path, id: &str) -> Result<Option<Request>, HookError> {
+fn asked(host: &Host, dir: &Path) -> Result<Option<Request>, HookError> {
     let bundle = Bundle::load(dir, Path::new("config.json"))?;
     let request = host.request(&bundle)?;
     // Nothing can be given to a container by a hook alone: one without a quota is nothing of ours.
     let rules = Rules { whole: false, ..host.config.rules() };
-    match request.not_in_effect(&rules) {
-        Some(reason) => {
-            info!(id, "not in effect: {reason}");
-            Ok(None)
-        }
-        None => Ok(Some(request)),
-    }
+    Ok(request.not_in_effect(&rules).is_none().then_some(request))
 }
 
 /// Registers a container that nobody registered before it was made.
@@ -318,7 +312,7 @@ fn register(
         Some(by) => Holder::Reserved { by },
         None => Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S },
     };
-    host.reserve(key.clone(), dir, plan, holder)?;
+    host.reserve(key.clone(), dir, plan, holder, None)?;
     host.activate(&key, dir, init)?;
     Ok(())
 }
@@ -351,7 +345,7 @@ fn poststop(host: &Host, caller: &Caller, state: &State) {
         };
         if let Err(error) = released {
             let error: &dyn Error = &error;
-            warn!(id = key.id, error, "the next create will collect it");
+            warn!(id = key.id, error, "{}", admission::UNDONE);
         }
     }
 }
@@ -379,7 +373,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let host = &host;
     let nodes = host.nodes(&plan, &inventory)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
-    let driver = host.injection(&plan, &inventory, &bundle, Purpose::Create)?.edits;
+    let driver = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
     let hook = admission::own_program(PROGRAM)?;
     let token = match bundle.hook_argument(&hook, "--reservation") {
         Some(token) => token.to_owned(),
@@ -387,13 +381,13 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     };
     let calls = calls(host, &Caller::Precreate { token: token.clone() }, &plan, HookStage::OURS)?;
     if bundle.is_privileged() && !plan.is_whole() {
-        warn!("a container is privileged: it can reach past any isolation");
+        warn!("{}", admission::PRIVILEGED);
     }
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S };
-    let record = host.reserve(announced(&token), Path::new(""), plan, holder)?;
+    let record = host.reserve(announced(&token), Path::new(""), plan, holder, Some(driver.mode))?;
     let equip = || -> Result<(), HookError> {
         let farewell = calls.last().cloned();
-        bundle.apply(&host.edits(&record, &bundle, nodes, driver, calls)?)?;
+        bundle.apply(&host.edits(&record, &bundle, nodes, driver.edits, calls)?)?;
         if let Some(farewell) = &farewell {
             let own_mounts = bundle.has_own_mounts();
             let how = Launch {
@@ -413,7 +407,10 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         // Nobody will come for it.
         if let Err(error) = host.release(&announced(&token)) {
             let error: &dyn Error = &error;
-            warn!(error, "the reservation {token} stays until it expires");
+            warn!(
+                error,
+                "a failed create's reservation can't be taken back: it is held for {ANNOUNCED_S} s"
+            );
         }
     })
 }

@@ -31,6 +31,8 @@ pub mod inject;
 
 pub mod registry;
 
+pub mod names;
+
 pub mod gate;
 
 pub mod backend;

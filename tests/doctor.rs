@@ -44,6 +44,7 @@ impl Host {
         host.write("proc/sys/kernel/seccomp/actions_avail", "errno user_notif allow\n");
         host.write("proc/sys/kernel/random/boot_id", "5d1f0a5e-0000-4000-8000-000000000001\n");
         host.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n");
+        host.path("var/log/cgpu.log");
         host.program("usr/sbin/runc");
         host
     }
@@ -334,6 +335,42 @@ fn what_is_cgpus_own_is_looked_at_too() {
     let said_of_it = host.doctor(&["--config", named.to_str().unwrap(), "--format", "json"]).ok();
     let backend = said(&said_of_it.json(), "backend", "note");
     assert_eq!(backend, ["none (configured: quotas are told, not enforced)"]);
+}
+
+/// As `tests/demo` has it: the kernel is this one, whoever tells of the driver.
+#[test]
+fn a_simulated_driver_is_judged_by_its_own_files_and_the_kernel_by_the_kernel_s() {
+    let host = Host::bare();
+    host.write(
+        "sim/proc/driver/nvidia/version",
+        &format!("NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  Thu Jan  1\n"),
+    );
+    host.write("sim/gpus.json", r#"[{"index": 0, "uuid": "GPU-a", "memory_mib": 16000}]"#);
+    for node in ["nvidiactl", "nvidia-uvm", "nvidia0"] {
+        host.write(&format!("sim/dev/{node}"), "");
+    }
+    let config = "[inventory]\nsource = \"file\"\npath = \"/sim/gpus.json\"\n\
+                  [driver]\nroot = \"/sim\"\nproc_root = \"/sim/proc\"\n";
+    host.write("etc/cgpu/config.toml", config);
+    let json = host.findings(0);
+    assert_eq!(json["worst"], "note", "{json:#}");
+    assert_eq!(said(&json, "gpus", "ok"), ["1 in the inventory file; `cgpu gpus` lists them"]);
+    let kernel = said(&json, "kernel", "ok");
+    assert!(kernel[0].starts_with("Linux 6.8.0-45-generic: "), "{json:#}");
+    assert_eq!(said(&json, "log", "ok"), ["/var/log/cgpu.log"]);
+    // A log where none can be.
+    host.write("etc/cgpu/config.toml", &format!("log = \"/etc/hosts/cgpu.log\"\n{config}"));
+    host.write("etc/hosts", "");
+    let json = host.findings(3);
+    let log = said(&json, "log", "warning");
+    assert!(
+        log[0].starts_with("/etc/hosts/cgpu.log can't be written: Not a directory"),
+        "{json:#}"
+    );
+    nix::unistd::mkfifo(&host.path("sim/pipe"), Mode::S_IRWXU).unwrap();
+    host.write("etc/cgpu/config.toml", &config.replace("gpus.json", "pipe"));
+    let json = host.findings(1);
+    assert!(said(&json, "gpus", "error")[0].ends_with("/sim/pipe is no regular file"), "{json:#}");
 }
 
 #[test]

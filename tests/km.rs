@@ -400,7 +400,7 @@ fn replaces_what_an_earlier_container_of_the_name_left_and_logs_it() {
     let log = logged(|| activated(&standin, A, &plan(&[(0, Some(GIB))])));
     assert!(
         log.contains(
-            "WARN cgpu::backend::km: the module still holds an instance of this name, which \
+            "INFO cgpu::backend::km: the module still holds an instance of this name, which \
              belongs to no registered container; it is destroyed container=\"12b2edccd7aa\" \
              gpus=[0, 1]"
         ),

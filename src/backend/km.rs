@@ -80,7 +80,7 @@ impl Km {
         if gpus.is_empty() {
             return Ok(());
         }
-        tracing::warn!(
+        tracing::info!(
             container = short_id,
             ?gpus,
             "the module still holds an instance of this name, which belongs to no registered \

@@ -82,8 +82,9 @@ fn text(plan: &Plan, enforced: Capabilities) -> String {
         ]);
     }
     let priority = if plan.high_priority { "high" } else { "normal" };
+    let held = if plan.shares_not_held().is_some() { " (nothing holds them yet)" } else { "" };
     format!(
-        "backend {} (enforces {enforced}), weight {}, priority {priority}\n{}",
+        "backend {} (enforces {enforced}), weight {}, priority {priority}{held}\n{}",
         plan.backend,
         plan.weight,
         aligned(&rows, &[2, 3])

@@ -45,6 +45,8 @@ pub enum Verb {
     },
     /// List the registered containers.
     Ps {
+        /// One of them alone: its name, its id, or the beginning of that.
+        container: Option<String>,
         /// How to print.
         #[command(flatten)]
         output: Output,
@@ -123,7 +125,9 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
         Verb::Gpus { refresh, output } => {
             gpus::run(&host()?.inventory_settings(), output.format, refresh, out)?;
         }
-        Verb::Ps { output } => ps::run(&host()?, output.format, out)?,
+        Verb::Ps { container, output } => {
+            ps::run(&host()?, container.as_deref(), output.format, out)?;
+        }
         Verb::Inspect { bundle, output } => inspect::run(host()?, &bundle, output.format, out)?,
         Verb::Cdi(verb) => cdi::run(&host()?, &verb, out)?,
         Verb::Set(set) => set::run(&host()?, &set, out)?,

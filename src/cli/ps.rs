@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::Format;
 use super::table::{aligned, or_dash, printable};
 use crate::admission::{Condition, Host, UNSTARTED_S, deletion};
+use crate::names;
 use crate::plan::{Kind, Plan, PlannedGpu};
 use crate::registry::{Key, Record};
 use crate::units::bytes_to_mib;
@@ -17,6 +18,7 @@ use crate::units::bytes_to_mib;
 #[derive(Debug, Serialize)]
 struct Container<'a> {
     id: &'a str,
+    name: Option<String>,
     root: &'a str,
     backend: Kind,
     mode: &'static str,
@@ -35,14 +37,17 @@ struct UsedGpu<'a> {
 /// Memory in use by short id and GPU index.
 type Usage = HashMap<(String, u32), u64>;
 
-/// Prints the containers that are registered and not gone.
+/// Prints the containers that are registered and not gone; the one that `word` means, if given.
 ///
 /// # Errors
 ///
-/// Where the registry can't be read.
-pub fn run(host: &Host, format: Format, out: &mut dyn Write) -> Result<()> {
+/// Where the registry can't be read, or no container is meant, or more than one.
+pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write) -> Result<()> {
     let registry = host.look_at_registry()?;
-    let records = registry.living()?;
+    let mut records = registry.living()?;
+    if let Some(word) = word {
+        records = vec![names::chosen(word, records)?];
+    }
     let usage = usage(host, &records);
     let conditions: Vec<_> = records.iter().map(|record| host.condition(record)).collect();
     let both = || records.iter().zip(&conditions);
@@ -95,6 +100,7 @@ fn container<'a>(record: &'a Record, condition: Condition, usage: &Usage) -> Con
     let gpus = record.plan.gpus.iter();
     Container {
         id: &record.key.id,
+        name: names::of(record),
         root: &record.key.root,
         backend: record.plan.backend,
         mode: mode(&record.plan),
@@ -114,8 +120,31 @@ fn mode(plan: &Plan) -> &'static str {
     }
 }
 
-const HEADER: [&str; 9] =
-    ["CONTAINER", "GPU", "USED (MiB)", "LIMIT (MiB)", "MODE", "STATE", "PID", "BACKEND", "ROOT"];
+const HEADER: [&str; 10] = [
+    "CONTAINER",
+    "NAME",
+    "GPU",
+    "USED (MiB)",
+    "LIMIT (MiB)",
+    "MODE",
+    "STATE",
+    "PID",
+    "BACKEND",
+    "ROOT",
+];
+
+/// Most characters of a name in the table.
+const LONGEST_NAME: usize = 40;
+
+/// A name that fits into the table, with nothing in it that could move a cursor. The end of one that
+/// is too long tells more than its beginning: the container in a pod.
+fn shown(name: &str) -> String {
+    let safe = printable(name);
+    match safe.chars().count().checked_sub(LONGEST_NAME) {
+        None | Some(0) => safe,
+        Some(more) => std::iter::once('…').chain(safe.chars().skip(more + 1)).collect(),
+    }
+}
 
 fn table(containers: &[Container<'_>]) -> String {
     let mib = |bytes: Option<u64>, unknown: &str| match bytes {
@@ -129,6 +158,7 @@ fn table(containers: &[Container<'_>]) -> String {
             let limit = used.map(|used| mib(used.gpu.memory_limit_bytes, "whole"));
             rows.push([
                 printable(container.id.get(..12).unwrap_or(container.id)),
+                or_dash(container.name.as_deref().map(shown).unwrap_or_default()),
                 or_dash(used.map(|used| used.gpu.index.to_string()).unwrap_or_default()),
                 mib(used.and_then(|used| used.memory_used_bytes), "-"),
                 or_dash(limit.unwrap_or_default()),
@@ -140,12 +170,21 @@ fn table(containers: &[Container<'_>]) -> String {
             ]);
         }
     }
-    aligned(&rows, &[2, 3, 6])
+    aligned(&rows, &[3, 4, 7])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_in_the_table_is_short_and_moves_no_cursor() {
+        assert_eq!(shown("default/web-0/main"), "default/web-0/main");
+        assert_eq!(shown("a\n\u{1b}[2Jb\u{202e}"), "a\\n\\u{1b}[2Jb\\u{202e}");
+        let long = shown(&format!("{}/main", "x".repeat(100_000)));
+        assert_eq!(long.chars().count(), LONGEST_NAME);
+        assert!(long.starts_with("…xxx") && long.ends_with("x/main"), "{long}");
+    }
 
     #[test]
     fn a_note_says_what_to_do_about_a_container_and_others_have_none() {

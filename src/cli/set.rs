@@ -12,7 +12,7 @@ use crate::plan::{Change, Plan};
 /// What to change of which container.
 #[derive(Debug, Args)]
 pub struct Set {
-    /// The container's id, or the beginning of it.
+    /// The container's name, its id, or the beginning of that.
     pub container: String,
     /// The GPU whose quota changes; not needed where it has one GPU.
     #[arg(long, value_name = "INDEX", requires = "memory")]

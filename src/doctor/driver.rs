@@ -17,11 +17,14 @@ use crate::config::{Config, Inject, InventorySource};
 use crate::inject::cdi::{HostFacts, Specifications, State};
 use crate::inject::find;
 use crate::inject::root::Root;
-use crate::inventory::{Fingerprint, FingerprintError};
+use crate::inventory::{self, Fingerprint, FingerprintError, Settings, Source};
 use crate::rm::Version;
 
 /// NVIDIA's kernel modules, as `/sys/module` calls them.
 const MODULES: [&str; 4] = ["nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"];
+
+/// Where the kernel itself tells of its driver.
+const KERNELS_OWN: &str = "/proc";
 
 /// NVIDIA's vendor number on PCI.
 const VENDOR: &str = "0x10de";
@@ -41,10 +44,13 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
         Seen::Found(text) => Seen::Found(text.lines().next().unwrap_or_default().to_owned()),
         other => other,
     };
-    let gpus = match Fingerprint::read(&proc) {
-        Ok(state) => Ok(state.gpus().iter().map(|gpu| gpu.minor).collect()),
-        Err(FingerprintError::NoDriver { .. }) => Ok(Vec::new()),
-        Err(error) => Err(sentence(&error)),
+    let gpus = match config.inventory.source {
+        InventorySource::File => listed(&tree.at(&config.inventory.path)),
+        InventorySource::Auto => match Fingerprint::read(&proc) {
+            Ok(state) => Ok(state.gpus().iter().map(|gpu| gpu.minor).collect()),
+            Err(FingerprintError::NoDriver { .. }) => Ok(Vec::new()),
+            Err(error) => Err(sentence(&error)),
+        },
     };
     let majors = match tree.read(config.driver.proc_root.join("devices")) {
         Seen::Found(text) => character_majors(&text),
@@ -75,7 +81,20 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
         library,
         files: files(tree, config, kernel),
         gpus_from_file: config.inventory.source == InventorySource::File,
+        made_up: config.driver.proc_root != Path::new(KERNELS_OWN),
     }
+}
+
+/// The minor numbers of the GPUs that the inventory file at `path` lists.
+fn listed(path: &Path) -> Result<Vec<Option<u32>>, String> {
+    // What is no regular file may never end.
+    if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
+        return Err(format!("the inventory file {} is no regular file", path.display()));
+    }
+    let source = Source::File(path.to_owned());
+    let listed = inventory::cached(&Settings { source, ..Settings::default() });
+    let listed = listed.map_err(|error| sentence(&error))?.unwrap_or_default();
+    Ok(listed.gpus().iter().map(|gpu| Some(gpu.minor)).collect())
 }
 
 /// By which means the driver's files come into containers.

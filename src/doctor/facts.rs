@@ -91,6 +91,9 @@ pub struct Driver {
     pub files: Files,
     /// Whether the GPUs are listed in a file.
     pub gpus_from_file: bool,
+    /// Whether somebody else than the kernel tells of it: `[driver] proc_root` leads elsewhere, to a
+    /// simulated one.
+    pub made_up: bool,
 }
 
 /// A GPU on the PCI bus.
@@ -281,6 +284,10 @@ pub struct Own {
     pub state_dir: PathBuf,
     /// Its mode's permission bits.
     pub state: Seen<u32>,
+    /// The log's file; empty for none.
+    pub log: PathBuf,
+    /// Whether it can be written; why not.
+    pub log_open: Result<(), String>,
     /// What is registered; why it can't be read.
     pub records: Result<Records, String>,
 }

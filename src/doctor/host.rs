@@ -17,7 +17,8 @@ const KNOWN: [&str; 2] = ["runc", "crun"];
 
 /// Kernel and backend of `host`, whose paths are as we reach them.
 pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
-    let kernel = &host.config.driver.proc_root.join("sys/kernel");
+    // The kernel's own, wherever [driver] proc_root says that a driver is told of.
+    let kernel = &tree.at("/proc/sys/kernel");
     let text = |path: &str| match super::files::read(&kernel.join(path)) {
         Seen::Found(text) => text.trim().to_owned(),
         _ => String::new(),

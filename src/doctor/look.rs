@@ -40,7 +40,7 @@ pub fn look(roots: &Roots) -> Facts {
         engines: engines::look(&tree),
         hooks: engines::hooks(&tree),
         toolkit: engines::toolkit(&tree),
-        own: own::look(&reached, told, config.state_dir.clone()),
+        own: own::look(&reached, told, config.state_dir.clone(), &tree.at(&config.log)),
     }
 }
 

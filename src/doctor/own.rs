@@ -5,7 +5,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::facts::{Own, Records, Seen, Unstarted};
 use super::sentence;
@@ -15,11 +15,12 @@ use crate::admission::{Condition, Host, UNSTARTED_S, deletion, require_root};
 const PROGRAMS: [&str; 4] = ["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"];
 
 /// `host`'s own matters, whose paths are as we reach them; `config` is what became of its
-/// configuration, `state_dir` how the host calls that directory.
+/// configuration, `state_dir` how the host calls that directory, `log` how we reach its log.
 pub(super) fn look(
     host: &Host,
     config: Result<Option<PathBuf>, String>,
     state_dir: PathBuf,
+    log: &Path,
 ) -> Own {
     let own = std::env::current_exe().unwrap_or_default();
     let directory = own.parent().map(PathBuf::from).unwrap_or_default();
@@ -36,6 +37,8 @@ pub(super) fn look(
         config,
         state_dir,
         state,
+        log_open: crate::log::is_writable(log),
+        log: host.config.log.clone().into(),
         records: records(host),
     }
 }

@@ -20,7 +20,7 @@ pub mod userland;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
-use tracing::{info, warn};
+use tracing::warn;
 
 pub use nodes::{Missing, NodeError, Nodes, graphics, link_by_number, modeset, nodes};
 
@@ -29,7 +29,6 @@ use crate::config::{Config, Inject};
 use crate::inventory::Inventory;
 use crate::plan::Plan;
 use crate::rm::Version;
-use cdi::merge::Why;
 use cdi::{CdiError, HostFacts, Specifications, Wanted};
 
 /// How the driver's files come into a container.
@@ -72,7 +71,7 @@ pub enum Purpose {
 pub struct Injection {
     /// By which means.
     pub mode: Mode,
-    /// Why that, as a sentence for the log has it.
+    /// Why that, as a sentence for people has it.
     pub why: String,
     /// What it takes in the bundle.
     pub edits: Edits,
@@ -141,7 +140,9 @@ pub fn injection(
         }
         Inject::Native => Injection { mode: Mode::Native, why: configured(), edits: native()? },
         Inject::Cdi => match by_cdi(config, plan, inventory, kernel, purpose)? {
-            Some(edits) => Injection { mode: Mode::Cdi, why: configured(), edits },
+            Some((edits, left_out)) => {
+                Injection { mode: Mode::Cdi, why: configured() + &left_out, edits }
+            }
             None => {
                 let directories = config.driver.cdi_dirs.clone();
                 return Err(CdiError::NoSpecification { directories }.into());
@@ -153,10 +154,13 @@ pub fn injection(
                 let edits = if plan.is_whole() { Edits::default() } else { by_nvidia(bundle)? };
                 Injection { mode: Mode::Off, why, edits }
             }
-            None => best(by_cdi(config, plan, inventory, kernel, purpose), native)?,
+            None => {
+                // Of a host that is made up, or has no driver, nobody has to mend anything.
+                let is_real = kernel.is_some() && config.driver.proc_root == Path::new("/proc");
+                best(by_cdi(config, plan, inventory, kernel, purpose), native, is_real)?
+            }
         },
     };
-    info!(driver_files = injection.mode.name(), "{}", injection.why);
     Ok(injection)
 }
 
@@ -167,14 +171,16 @@ impl Injection {
 }
 
 /// What `auto` takes: a CDI specification that fits, else what we find, else nothing: somebody
-/// else may bring the files by means that we don't know.
+/// else may bring the files by means that we don't know. Where the kernel has a driver
+/// (`has_driver`), the log says so.
 fn best(
-    by_cdi: Result<Option<Edits>, CdiError>,
+    by_cdi: Result<Option<(Edits, String)>, CdiError>,
     native: impl FnOnce() -> Result<Edits, InjectError>,
+    has_driver: bool,
 ) -> Result<Injection, InjectError> {
     let why = match by_cdi {
-        Ok(Some(edits)) => {
-            let why = "auto: a CDI specification fits".to_owned();
+        Ok(Some((edits, left_out))) => {
+            let why = format!("auto: a CDI specification fits{left_out}");
             return Ok(Injection { mode: Mode::Cdi, why, edits });
         }
         Ok(None) => "auto: there is no CDI specification".to_owned(),
@@ -186,21 +192,24 @@ fn best(
     match native() {
         Ok(edits) => Ok(Injection { mode: Mode::Native, why, edits }),
         Err(InjectError::Find(error @ find::FindError::Nothing { .. })) => {
-            warn!("this container gets device nodes only: {error}");
+            if has_driver {
+                warn!("this container gets device nodes only: {error}");
+            }
             Ok(Injection::without(Mode::Off, format!("{why}, and {error}")))
         }
         Err(error) => Err(error),
     }
 }
 
-/// The edits by the specifications of this host; `None` where none is about NVIDIA's GPUs.
+/// The edits by the specifications of this host, and what they leave out as a sentence ends;
+/// `None` where none is about NVIDIA's GPUs.
 fn by_cdi(
     config: &Config,
     plan: &Plan,
     inventory: &Inventory,
     kernel: Option<Version>,
     purpose: Purpose,
-) -> Result<Option<Edits>, CdiError> {
+) -> Result<Option<(Edits, String)>, CdiError> {
     if plan.gpus.is_empty() {
         return Ok(None);
     }
@@ -211,15 +220,9 @@ fn by_cdi(
     let found =
         specifications.edits_for(&wanted, &HostFacts { root: "/".into(), driver: kernel })?;
     Ok(found.map(|found| {
-        for left_out in &found.left_out {
-            match left_out.why {
-                // NVIDIA's generator lists it for every GPU.
-                Why::Drm => info!("CDI: {left_out}"),
-                Why::OtherGpu | Why::Devices | Why::Mps => warn!("CDI: {left_out}"),
-            }
-        }
         let masked = native::others(&driver.proc_root, plan, inventory);
-        Edits { masked, ..found.edits }
+        let left_out = found.left_out.iter().map(|left_out| format!("; {left_out}")).collect();
+        (Edits { masked, ..found.edits }, left_out)
     }))
 }
 

@@ -14,7 +14,7 @@ pub struct Holding {
     pub id: String,
     /// UUID and quota in bytes of each GPU; `None` where it holds the GPU as a whole.
     pub gpus: Vec<(String, Option<u64>)>,
-    /// Its compute weight.
+    /// Its compute weight; 0 where its backend holds none.
     pub weight: u32,
 }
 
@@ -242,7 +242,7 @@ fn admit_gpu<'a>(
         return Err(Refusal::Containers { index, uuid, count, max_inst, holders: holders() });
     }
     let left = limits.max_inst.saturating_sub(weight);
-    if plan.weight > left {
+    if plan.backend.holds_shares() && plan.weight > left {
         return Err(Refusal::Weight {
             index,
             uuid,
@@ -284,7 +284,7 @@ mod tests {
                 memory_limit_bytes: limit.map(|mib| mib * MIB),
             })
             .collect();
-        Plan { backend: Kind::None, gpus, weight, high_priority: false, unenforced: false }
+        Plan { backend: Kind::Km, gpus, weight, high_priority: false, unenforced: false }
     }
 
     fn holding(id: &str, gpu: u32, limit: Option<u64>, weight: u32) -> Holding {
@@ -351,6 +351,16 @@ mod tests {
             "GPU 0 (GPU-0) has weight 1 of 2 left, this container asks for 2; held by a: 1 MiB; \
              lower ALIYUN_COM_GPU_SCHD_WEIGHT, or stop one of them"
         );
+    }
+
+    #[test]
+    fn a_weight_that_nothing_holds_keeps_nobody_out() {
+        let held = [holding("a", 0, Some(1), 15)];
+        let asks = |backend| Plan { backend, ..plan(&[(0, Some(1))], 15) };
+        for backend in [Kind::Gate, Kind::None] {
+            assert_eq!(admit(&asks(backend), &held, LIMITS), Ok(()), "{backend}");
+        }
+        assert!(refused(&asks(Kind::Km), &held, LIMITS).contains("has weight 5 of 20 left"));
     }
 
     #[test]

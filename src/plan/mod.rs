@@ -61,7 +61,26 @@ pub enum Kind {
     None,
 }
 
+impl Kind {
+    /// Whether it holds compute weights and priorities. Where nothing does, they are written down
+    /// and keep nobody out.
+    #[must_use]
+    pub fn holds_shares(self) -> bool {
+        self == Kind::Km
+    }
+}
+
 impl Plan {
+    /// The weight and the priority that were asked for and that nothing holds, as a sentence has
+    /// them: `weight 15, high priority`.
+    #[must_use]
+    pub fn shares_not_held(&self) -> Option<String> {
+        let weight = (self.weight > 1).then(|| format!("weight {}", self.weight));
+        let priority = self.high_priority.then(|| "high priority".to_owned());
+        let asked: Vec<_> = weight.into_iter().chain(priority).collect();
+        (!self.backend.holds_shares() && !asked.is_empty()).then(|| asked.join(", "))
+    }
+
     /// Whether nothing of it is under a quota.
     #[must_use]
     pub fn is_whole(&self) -> bool {

@@ -66,16 +66,16 @@ pub enum RegistryError {
         #[source]
         source: serde_json::Error,
     },
-    /// No container has that id.
+    /// No container has that id or name.
     #[error("no registered container is {id:?}; `cgpu ps` lists them")]
     Unknown {
-        /// The id, or its beginning.
+        /// The id, its beginning, or the name.
         id: String,
     },
     /// Several have it.
-    #[error("{count} registered containers are {id:?}; give more of the id")]
+    #[error("{count} registered containers are {id:?}; give more of the id or of the name")]
     Ambiguous {
-        /// The id, or its beginning.
+        /// The id, its beginning, or the name.
         id: String,
         /// How many.
         count: usize,

@@ -256,28 +256,6 @@ impl Locked<'_> {
         others.map(|entry| &entry.holding)
     }
 
-    /// The record whose id is `id`, or, where there is none, the only one whose id begins
-    /// with it.
-    ///
-    /// # Errors
-    ///
-    /// Where there is none or more than one, or it can't be read.
-    pub fn find_by_id(&self, id: &str) -> Result<Record, RegistryError> {
-        let with = |fits: &dyn Fn(&str) -> bool| -> Vec<&Entry> {
-            self.entries.iter().filter(|entry| fits(&entry.holding.id)).collect()
-        };
-        let mut found = with(&|other| other == id);
-        if found.is_empty() && !id.is_empty() {
-            found = with(&|other| other.starts_with(id));
-        }
-        let unknown = || RegistryError::Unknown { id: id.to_owned() };
-        match found.as_slice() {
-            [] => Err(unknown()),
-            [entry] => self.registry.record(entry.file.as_ref())?.ok_or_else(unknown),
-            several => Err(RegistryError::Ambiguous { id: id.to_owned(), count: several.len() }),
-        }
-    }
-
     /// Whether a record has that short id.
     #[must_use]
     pub fn has_short_id(&self, short_id: &str) -> bool {

@@ -102,7 +102,7 @@ impl Record {
         Holding {
             id: self.key.id.clone(),
             gpus: gpus.map(|gpu| (gpu.uuid.clone(), gpu.memory_limit_bytes)).collect(),
-            weight: self.plan.weight,
+            weight: if self.plan.backend.holds_shares() { self.plan.weight } else { 0 },
         }
     }
 }

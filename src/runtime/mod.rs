@@ -25,6 +25,7 @@ use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
 use crate::hook;
 use crate::inject::{self, Mode, Nodes, Purpose};
+use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::report::{ErrorLog, report};
@@ -74,6 +75,13 @@ pub enum RuntimeError {
         /// Why nothing is asked for.
         reason: String,
     },
+    /// A checkpoint of a container whose quota the gate would hold.
+    #[error(
+        "a container with a GPU quota can't be restored under backend gate: criu needs \
+         prctl(PR_SET_MM), which the gate refuses; make the container anew from its bundle, by \
+         create or run"
+    )]
+    Restore,
     /// What the runtime keeps of a container.
     #[error(transparent)]
     Kept(#[from] KeptError),
@@ -270,7 +278,7 @@ impl Reserved {
     fn undo(&self) {
         if let Err(error) = self.host.release(&self.key) {
             let error: &dyn Error = &error;
-            warn!(id = self.key.id, error, "the next create will collect it");
+            warn!(id = self.key.id, error, "{}", admission::UNDONE);
         }
     }
 }
@@ -299,6 +307,10 @@ fn prepare(
     }
     if host.may_leave_alone(&request) {
         return Ok(None);
+    }
+    let gated = request.has_quota() && backend::choose(&host.config.isolation).0 == Kind::Gate;
+    if gated && create.verb == argv::Verb::Restore {
+        return Err(RuntimeError::Restore);
     }
     admission::require_root()?;
     // It starts while the rest is found out.
@@ -332,14 +344,14 @@ fn prepare(
     };
     let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() }, &plan, stages)?;
     if bundle.is_privileged() && !plan.is_whole() {
-        warn!(id, "this container is privileged: it can reach past any isolation");
+        warn!(id, "{}", admission::PRIVILEGED);
     }
     // What a precreate hook has reserved for this bundle is ours to give.
     let program = admission::own_program(marks::PROGRAM)?;
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
         host.release(&hook::announced(token))?;
     }
-    let record = host.reserve(key.clone(), bundle.dir(), plan, holder)?;
+    let record = host.reserve(key.clone(), bundle.dir(), plan, holder, Some(injection.mode))?;
     let reserved = Reserved { host, key, nvidia };
     match reserved.equip(
         &record,

@@ -25,8 +25,9 @@ fn auto_goes_without_where_there_is_no_driver_and_native_does_not() {
     host.host.set("driver.inject", "auto");
     host.host.keep_log();
     host.run(&image, &["/probe", "libcuda.so.1"]).exits(NOT_LOADED);
+    // Nobody has to mend a host that is made up: the line of the create tells it, and no warning.
     let log = host.host.log();
-    assert!(log.contains("this container gets device nodes only"), "{log}");
+    assert!(log.contains("driver_files=\"off\"") && !log.contains("WARN"), "{log}");
 }
 
 #[test]
@@ -261,7 +262,6 @@ fn auto_takes_a_specification_that_fits_and_says_why_one_does_not() {
     cdi.host.host.set("driver.inject", "auto");
     let log = chosen(&cdi);
     assert!(log.contains("driver_files=\"native\""), "{log}");
-    assert!(log.contains("auto: there is no CDI specification"), "{log}");
     cdi.generate("compute,utility");
     assert!(chosen(&cdi).contains("driver_files=\"cdi\""));
     cdi.host.host.set("driver.inject", "cdi");

@@ -332,3 +332,65 @@ fn what_the_gate_does_not_hold_can_not_be_set() {
     gated.host.runtime().delete(&bundle).ok();
     nothing_is_left(&gated);
 }
+
+/// Until the gate holds shares, a weight keeps nobody out; who starts them is told.
+#[test]
+fn weights_that_the_gate_does_not_hold_refuse_nobody_and_are_said_once_each() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let heavy = |id: &str| {
+        gated.bundle_with(id, |config| {
+            ask(config, 1000);
+            let env = config["process"]["env"].as_array_mut().unwrap();
+            env.push(json!("ALIYUN_COM_GPU_SCHD_WEIGHT=15"));
+            env.push(json!("ALIYUN_COM_GPU_HIGH_PRIO=1"));
+            config["process"]["args"] = json!(["sleep", "1000"]);
+        })
+    };
+    let both = ["one", "two"].map(heavy);
+    for bundle in &both {
+        runtime.create(bundle).ok();
+        runtime.start(bundle).ok();
+        gated.fills(bundle, 1000);
+    }
+    let log = gated.host.log();
+    for id in ["one", "two"] {
+        let told = |line: &&str| {
+            line.contains(&format!("id=\"{id}\""))
+                && line.contains(" INFO registered; nothing holds its weight 15, high priority yet")
+        };
+        assert_eq!(log.lines().filter(told).count(), 1, "{log}");
+    }
+    let shown = gated.host.cgpu(&["inspect", "-b", both[0].directory.to_str().unwrap()]).ok();
+    let line = "weight 15, priority high (nothing holds them yet)";
+    assert!(shown.stdout.contains(line), "{shown}");
+    for bundle in &both {
+        runtime.delete(bundle).ok();
+    }
+    nothing_is_left(&gated);
+}
+
+/// A health check a second must not fill the disk.
+#[test]
+fn a_container_s_life_is_two_lines_of_the_log_however_many_execs_it_has() {
+    let mut gated = Gated::new();
+    for backend in ["gate", "none"] {
+        gated.host.set("isolation.backend", backend);
+        let bundle = gated.sleeping("app", 1000);
+        let created = gated.host.log();
+        let line = format!("gpus=GPU 0 1000 MiB backend={backend} chosen=\"configured");
+        assert!(created.contains(" INFO registered id=\"app\" root="), "{created}");
+        assert!(created.contains(&line) && created.contains("driver_files=\"off\""), "{created}");
+        assert_eq!(created.lines().count(), 1, "{created}");
+        for _ in 0..3 {
+            gated.exec(&bundle, &["fill"]).ok();
+        }
+        assert_eq!(gated.host.log(), created, "an exec is no event");
+        gated.host.runtime().delete(&bundle).ok();
+        nothing_is_left(&gated);
+        let log = gated.host.log();
+        let ended = log.strip_prefix(&created).unwrap();
+        assert!(ended.contains(" INFO released id=\"app\"") && ended.lines().count() == 1, "{log}");
+        gated.host.forget_log();
+    }
+}

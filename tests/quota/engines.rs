@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::gated::{ASK, Gated, MIB, NO_MEMORY, RMTOOL, RUNTIME, got_bytes, monitors, rmtool};
+use crate::host::ask;
 use crate::lost::{UNREGISTERED, lose_records};
 use crate::support::{
     Containerd, Docker, IMAGE, Outcome, PATIENCE, Podman, Restart, Scratch, run_with_timeout,
@@ -223,9 +224,136 @@ fn in_a_pod_the_quota_holds_under_every_kind_of_profile() {
     cri.remove_pod(&pod_id).ok();
 }
 
+/// The container that `cgpu ps WORD` shows: its id and its name.
+#[track_caller]
+fn named(gated: &Gated, word: &str) -> (String, String) {
+    let listed = gated.host.cgpu(&["ps", word, "--format", "json"]).ok().json();
+    let text = |name: &str| listed[0][name].as_str().unwrap_or_default().to_owned();
+    (text("id"), text("name"))
+}
+
+#[test]
+fn a_container_is_known_by_the_name_that_docker_has_for_it_now() {
+    let gated = Gated::new();
+    let docker = Docker::builder()
+        .runtime(RUNTIME)
+        .runtime_arg(format!("--cgpu-config={}", config(&gated)))
+        .start();
+    let volume = volume();
+    let run = |network: &str, more: &[&str]| {
+        let run = ["run", "--pull", "never", "-d", "--runtime=cgpu", "--network", network];
+        let command = [IMAGE, "sleep", "1000"];
+        let said = docker.call(&[&run[..], more, &options(&volume), &command].concat()).ok();
+        said.text().to_owned()
+    };
+    let web = run("none", &["--name", "web"]);
+    // It has the other's files of its network, and says that it is the other.
+    let shares = ["--name", "db", "--annotation", "io.kubernetes.cri.container-name=web"];
+    let help = docker.call(&["run", "--help"]).ok();
+    let knows_annotations = help.stdout.contains("--annotation");
+    let db = run("container:web", if knows_annotations { &shares } else { &shares[..2] });
+    assert_eq!(named(&gated, "web"), (web.clone(), "web".into()));
+    assert_eq!(named(&gated, "db"), (db.clone(), "db".into()));
+    assert_eq!(named(&gated, &db[..9]), (db.clone(), "db".into()));
+    let table = gated.host.cgpu(&["ps"]).ok();
+    let row = format!("{}  web ", &web[..12]);
+    assert!(table.stdout.lines().any(|line| line.starts_with(&row)), "{table}");
+    let set = gated.host.cgpu(&["set", "web", "--memory", "700"]).ok();
+    assert_eq!(set.text(), "web: GPU 0 700 MiB, weight 1, priority normal");
+    assert_eq!(got_bytes(&docker.exec("web", &[RMTOOL, "fill"]).ok()), 700 * MIB);
+    assert_eq!(got_bytes(&docker.exec("db", &[RMTOOL, "fill"]).ok()), 1000 * MIB);
+    docker.call(&["rename", "web", "www"]).ok();
+    assert_eq!(named(&gated, "www"), (web, "www".into()));
+    let unknown = gated.host.cgpu(&["set", "web", "--memory", "600"]).exits(1);
+    assert!(unknown.stderr.contains("no registered container is \"web\""), "{unknown}");
+    for name in ["db", "www"] {
+        docker.remove(name).ok();
+    }
+    gated.soon_is_empty();
+}
+
+#[test]
+fn a_container_is_known_by_the_name_that_podman_has_for_it_and_a_pod_s_by_all_its_names() {
+    let gated = Gated::new();
+    let podman = Podman::builder()
+        .runtime(RUNTIME)
+        .runtime_flag(format!("cgpu-config={}", config(&gated)))
+        .start();
+    let volume = volume();
+    let more = ["-d", "--name", "web"];
+    let sleep = ["sleep", "1000"];
+    let id = podman.run(&[&more, &options(&volume)[..], &[IMAGE], &sleep].concat()).ok();
+    let id = id.text().to_owned();
+    assert_eq!(named(&gated, "web"), (id.clone(), "web".into()));
+    podman.call(&["rename", "web", "www"]).ok();
+    assert_eq!(named(&gated, "www"), (id, "www".into()));
+    gated.host.cgpu(&["set", "www", "--memory", "700"]).ok();
+    assert_eq!(got_bytes(&podman.exec("www", &[RMTOOL, "fill"]).ok()), 700 * MIB);
+    podman.remove("www").ok();
+    gated.soon_is_empty();
+
+    let containerd =
+        Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&gated)).start();
+    let cri = containerd.cri();
+    let pod = cri.pod_config("named");
+    let pod_id = cri.run_pod("cgpu", &pod);
+    let mut main = cri.container_config("main");
+    let variables = ASK.iter().filter_map(|variable| variable.split_once('='));
+    main["envs"] = variables.map(|(key, value)| json!({"key": key, "value": value})).collect();
+    let id = cri.create(&pod_id, &main, &pod);
+    cri.start(&id).ok();
+    let of = |part: &str| pod["metadata"][part].as_str().expect("it is text").to_owned();
+    let name = format!("{}/{}/main", of("namespace"), of("name"));
+    for word in ["main", &name] {
+        assert_eq!(named(&gated, word), (id.clone(), name.clone()));
+    }
+    cri.stop(&id).ok();
+    cri.remove(&id).ok();
+    cri.remove_pod(&pod_id).ok();
+    gated.soon_is_empty();
+}
+
+/// A name can be anything where nobody checks it: an annotation of a bundle.
+#[test]
+fn a_hostile_name_moves_no_cursor_and_means_nobody_else() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let hostile = format!("\u{1b}[2J\n{}victim", "x".repeat(100_000));
+    let named = |id: &str, name: &str| {
+        gated.bundle_with(id, |config| {
+            ask(config, 1000);
+            config["process"]["args"] = json!(["sleep", "1000"]);
+            config["annotations"] = json!({"nerdctl/name": name});
+        })
+    };
+    let both = [named("victim", "own"), named("attacker", &hostile), named("twin", "victim")];
+    for bundle in &both {
+        runtime.create(bundle).ok();
+    }
+    let table = gated.host.cgpu(&["ps"]).ok();
+    assert!(table.stdout.is_ascii() || table.stdout.contains('…'), "{table}");
+    assert_eq!(table.stdout.lines().count(), 4, "{table}");
+    assert!(table.stdout.lines().all(|line| line.chars().count() < 250), "{table}");
+    assert!(!table.stdout.contains('\u{1b}'), "{table}");
+    // The id itself goes before another's name.
+    gated.host.cgpu(&["set", "victim", "--memory", "500"]).ok();
+    let limits = |id: &str| gated.host.limits_mib(id);
+    let all = ["victim", "attacker", "twin"].map(limits);
+    assert_eq!(all, [[500], [1000], [1000]].map(Vec::from));
+    for bundle in &both {
+        runtime.delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+}
+
+/// Rows that a text takes on a terminal of 80 columns.
+fn rows(text: &str) -> usize {
+    text.lines().map(|line| line.chars().count().div_ceil(80).max(1)).sum()
+}
+
 /// What `make demo` shows with the programs of a release, under each engine.
 #[test]
-fn the_demo_shows_what_it_tells() {
+fn the_demo_shows_what_it_tells_on_one_screen() {
     let scratch = Scratch::new();
     let rmtool = rmtool();
     let programs = rmtool.parent().expect("it is in a directory");
@@ -234,12 +362,22 @@ fn the_demo_shows_what_it_tells() {
     let mut demo = scratch.command(demo);
     let told = run_with_timeout(demo.arg(programs).env("DEMO_ALL", "1"), DEMO_PATIENCE).ok();
     assert!(!told.stdout.contains("skipped"), "{told}");
+    assert_eq!(told.stderr, "", "{told}");
     for line in [
         "GPU 0: 6452 MiB total, 6452 MiB free",
-        "GPU 0: 5376 MiB total, 1280 MiB free",
-        "GPU 0: 3226 MiB total, 3226 MiB free",
+        "GPU 0: 8000 MiB total, 3904 MiB free",
+        "GPU 0: 1075 MiB total, 1075 MiB free",
         "refused: status=0x51",
+        "two: GPU 0 8000 MiB, weight 1, priority normal",
+        "   one: 6144 of 6452 MiB   two: 4096 of 5376 MiB   nobody: 4302 MiB",
+        "   three: 0 of 6452 MiB   two: 4096 of 8000 MiB   nobody: 1678 MiB",
     ] {
         assert!(told.has_line(line), "no {line:?} in {told}");
     }
+    let bars = told.stdout.lines().filter(|line| line.starts_with("  │") && line.contains('░'));
+    assert_eq!(bars.filter(|bar| bar.contains("█") && bar.ends_with("│")).count(), 2, "{told}");
+    let (rows, last) = (rows(&told.stdout), told.stdout.lines().rev().nth(2));
+    assert!(rows < 60, "{rows} rows: {told}");
+    assert!(last.is_some_and(|line| line.starts_with("You saw ")), "{told}");
+    assert!(!told.stdout.contains(" INFO ") && !told.stdout.contains(" WARN "), "{told}");
 }

@@ -185,6 +185,20 @@ impl Gated {
     /// How many processes that monitor has killed; its log doesn't have each.
     #[track_caller]
     pub(crate) fn killed(&self, short_id: &str) -> u64 {
+        self.counts(short_id)["killed"].as_u64().expect("it counts")
+    }
+
+    /// How many calls it has let continue or executed.
+    #[track_caller]
+    pub(crate) fn calls(&self, short_id: &str) -> u64 {
+        let counts = self.counts(short_id);
+        let count = |name: &str| counts[name].as_u64().expect("it counts");
+        count("continued") + count("executed")
+    }
+
+    /// What that monitor counts.
+    #[track_caller]
+    fn counts(&self, short_id: &str) -> Value {
         let socket = self.host.state_dir().join("gate").join(short_id).join("control");
         let mut stream = UnixStream::connect(socket).expect("the monitor listens");
         stream.set_read_timeout(Some(Duration::from_secs(5))).expect("it is a socket");
@@ -192,7 +206,7 @@ impl Gated {
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).expect("the monitor answers");
         let answer: Value = serde_json::from_str(&answer).expect("it answers in JSON");
-        answer["status"]["calls"]["killed"].as_u64().expect("it counts")
+        answer["status"]["calls"].clone()
     }
 
     /// That a program of the container can have so much of its GPU, and no more.

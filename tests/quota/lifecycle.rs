@@ -104,6 +104,51 @@ fn a_checkpoint_without_criu_fails_as_the_runtimes_own_and_changes_nothing() {
     checkpoint(&gated, &gated.host.scratch.crun());
 }
 
+/// criu needs `PR_SET_MM`, which the gate refuses: its user would see only an errno.
+#[test]
+fn a_restore_under_the_gate_is_refused_before_anything_is_reserved() {
+    let mut gated = Gated::new();
+    for crun in [false, true] {
+        if crun {
+            gated.over_crun();
+        }
+        let runtime = gated.host.runtime();
+        let restore = |runtime: &Runtime<'_>, bundle: &Bundle| {
+            let dir = bundle.directory.to_str().expect("it is UTF-8");
+            let images = gated.host.scratch.directory("images").display().to_string();
+            runtime.call(&["restore", "--image-path", &images, "--bundle", dir, &bundle.id])
+        };
+        let bundle = gated.bundle("app", 1000, &[RMTOOL, "fill"]);
+        let asked = std::fs::read(bundle.directory.join("config.json")).expect("it is there");
+        let refused = restore(&runtime, &bundle).exits(1);
+        for part in ["GPU quota can't be restored", "PR_SET_MM", "by create or run"] {
+            assert!(refused.stderr.contains(part), "crun {crun}: {refused}");
+        }
+        assert_eq!(refused.stderr.lines().count(), 1, "crun {crun}: {refused}");
+        let left = std::fs::read(bundle.directory.join("config.json")).expect("it is there");
+        assert_eq!(left, asked, "crun {crun}: the bundle is as it was");
+        assert_eq!(monitors(&gated.host), [0; 0], "crun {crun}: nobody was started");
+        assert_eq!(gated.host.log(), "", "crun {crun}: nothing was done");
+        // One without a quota is restored, or not, as by the runtime alone.
+        let plain = gated.host.bundle("plain", |_| {});
+        let bare = match crun {
+            true => gated.host.scratch.crun(),
+            false => gated.host.scratch.runc(),
+        };
+        let expected = restore(&bare, &plain).fails();
+        let _ = bare.call(&["delete", "--force", "plain"]); // crun leaves something
+        let told = restore(&runtime, &plain);
+        let _ = bare.call(&["delete", "--force", "plain"]);
+        assert_eq!(told.status.code(), expected.status.code(), "{told}\nbare: {expected}");
+        assert_eq!(reasons(&told), reasons(&expected), "{told}\nbare: {expected}");
+        // The one that can't be restored is made again.
+        let filled = runtime.run(&bundle).ok();
+        assert_eq!(got_bytes(&filled), 1000 * MIB, "crun {crun}: {filled}");
+        gated.soon_is_empty();
+        gated.host.forget_log();
+    }
+}
+
 #[test]
 fn a_container_lives_on_with_its_quota_while_containerd_restarts() {
     let gated = Gated::new();

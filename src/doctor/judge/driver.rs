@@ -119,7 +119,16 @@ fn loaded(facts: &Facts) -> (Option<Version>, Finding) {
 fn gpus(facts: &Facts) -> Finding {
     let row = |severity, what| Finding::new(Driver, "gpus", severity, what);
     match &facts.gpus {
+        // It says itself what to do.
+        Err(why) if facts.gpus_from_file => row(Error, why.clone()),
         Err(why) => row(Error, why.clone()).remedy("run as root; see `dmesg` of the driver"),
+        Ok(gpus) if facts.gpus_from_file => {
+            let what = format!("{} in the inventory file; `cgpu gpus` lists them", gpus.len());
+            match gpus.is_empty() {
+                true => row(Error, what).remedy("list the GPUs there: [inventory] path"),
+                false => row(Fine, what),
+            }
+        }
         Ok(gpus) if gpus.is_empty() => {
             let what = "the driver has no GPU".to_owned();
             row(Error, what).remedy("see `dmesg | grep NVRM` for why it took none, and `lspci`")
@@ -167,6 +176,9 @@ fn libraries(facts: &Facts, loaded: Option<Version>) -> Finding {
     let root = facts.root.display();
     let Some(library) = &facts.library else {
         let what = format!("no libcuda.so or libnvidia-ml.so of a driver under {root}");
+        if facts.made_up {
+            return row(Note, format!("{what}, as of a simulated one")).of(root.to_string());
+        }
         return row(Warning, what).of(root.to_string()).remedy(
             "install the driver's libraries, of the loaded version, or set [driver] root to where \
              they are: `cgpu gpus` asks them",
@@ -235,7 +247,7 @@ fn files(facts: &Facts) -> Finding {
     let row = |severity, what| Finding::new(Driver, "files", severity, what);
     let library = facts.library.as_ref().map(|library| library.version.to_string());
     let without = "containers get device nodes only";
-    let needless = standing(facts) == Standing::Needless;
+    let needless = standing(facts) == Standing::Needless || facts.made_up;
     let missing = |what: String, remedy: &str| match needless {
         true => row(Note, what),
         false => row(Error, what).remedy(remedy),

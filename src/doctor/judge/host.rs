@@ -127,7 +127,8 @@ fn runtime((name, bad): (&'static str, Severity), runtime: &Runtime, cgroups: Cg
 }
 
 pub(super) fn own(facts: &Own) -> Vec<Finding> {
-    let mut findings = vec![programs(facts), config(facts), state(facts), records(facts)];
+    let mut findings =
+        vec![programs(facts), config(facts), state(facts), log(facts), records(facts)];
     findings.extend(facts.records.iter().flat_map(lost));
     if !facts.root {
         let what = "not run as the host's root: what only root may read is missing here".to_owned();
@@ -169,6 +170,19 @@ fn state(facts: &Own) -> Finding {
             row(Warning, what).remedy(format!("`chmod 0700 {path}`"))
         }
         Seen::Found(mode) => row(Fine, format!("{path}, mode {mode:04o}")),
+    }
+}
+
+fn log(facts: &Own) -> Finding {
+    let path = facts.log.display().to_string();
+    let row = |severity, what| Finding::new(Cgpu, "log", severity, what).of(path.clone());
+    match &facts.log_open {
+        _ if path.is_empty() => row(Fine, "none (configured)".to_owned()),
+        Ok(()) => row(Fine, path.clone()),
+        // Whose it is, is told below.
+        Err(why) if !facts.root => row(Note, format!("{path}: {why}")),
+        Err(why) => row(Warning, format!("{path} can't be written: {why}; nothing is logged"))
+            .remedy("make it writable for root, set log to another file, or log = \"\" for none"),
     }
 }
 

@@ -49,6 +49,7 @@ fn well() -> Facts {
             }),
             files: Files { inject: Inject::Auto, cdi: Some(Cdi::default()), nvidia_runtime: None },
             gpus_from_file: false,
+            made_up: false,
         },
         isolation: Isolation {
             kernel: "6.8.0-45-generic".into(),
@@ -78,6 +79,8 @@ fn well() -> Facts {
             config: Ok(None),
             state_dir: "/run/cgpu".into(),
             state: Seen::Found(0o700),
+            log: "/var/log/cgpu.log".into(),
+            log_open: Ok(()),
             records: Ok(Records::default()),
         },
     }
@@ -155,6 +158,7 @@ fn a_host_on_which_nothing_is_wrong_is_told_so() {
     assert_eq!(what("real"), "runc version 1.1.5+ds1 (/usr/sbin/runc)");
     assert_eq!(what("docker"), "runtime cgpu is /usr/bin/cgpu-runtime (/etc/docker/daemon.json)");
     assert_eq!(what("state"), "/run/cgpu, mode 0700");
+    assert_eq!(what("log"), "/var/log/cgpu.log");
     assert_eq!(what("records"), "no container is registered");
 }
 
@@ -183,6 +187,25 @@ fn a_host_without_a_gpu_has_nothing_wrong_with_it() {
         none(facts);
         facts.driver.on_bus =
             vec![BusGpu { bus_id: "0000:00:07.0".into(), driver: Some("vfio-pci".into()) }];
+    });
+}
+
+#[test]
+fn a_simulated_driver_has_nothing_wrong_with_it_either() {
+    let simulated = |facts: &mut Facts| {
+        facts.driver.made_up = true;
+        facts.driver.gpus_from_file = true;
+        facts.driver.library = None;
+    };
+    let mut facts = well();
+    simulated(&mut facts);
+    let findings = judge(&facts);
+    assert_eq!(worst(&findings), Note, "{findings:#?}");
+    finds("gpus", Fine, "2 in the inventory file; `cgpu gpus` lists them", simulated);
+    finds("libraries", Note, "of a driver under /, as of a simulated one", simulated);
+    finds("gpus", Error, "0 in the inventory file", |facts| {
+        simulated(facts);
+        facts.driver.gpus = Ok(Vec::new());
     });
 }
 
@@ -550,6 +573,21 @@ fn we_are_judged_too() {
     );
     finds("state", Error, "/run/cgpu can't be looked at: no", |facts| {
         facts.own.state = Seen::Unreadable("no".into());
+    });
+    let closed = |facts: &mut Facts| facts.own.log_open = Err("Read-only file system".into());
+    finds(
+        "log",
+        Warning,
+        "/var/log/cgpu.log can't be written: Read-only file system; nothing is logged -> make it",
+        closed,
+    );
+    finds("log", Fine, "none (configured)", |facts| {
+        closed(facts);
+        facts.own.log = PathBuf::new();
+    });
+    finds("log", Note, "Read-only file system", |facts| {
+        closed(facts);
+        facts.own.root = false;
     });
     finds(
         "records",

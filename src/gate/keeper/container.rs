@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::gate::enter::{NOTHING, TAKEN};
 use crate::gate::passing::{self, Wait};
@@ -117,7 +117,7 @@ impl Container {
     /// Somebody has connected.
     pub(super) fn connected(&mut self, socket: OwnedFd) {
         if self.connections.len() >= MOST_CONNECTIONS {
-            warn!("a runtime's connection is refused: too many wait already");
+            warn!("an exec is refused: too many wait for the monitor already; start fewer at once");
             return;
         }
         self.connections.push(Connection { socket: Some(socket), text: Vec::new() });
@@ -161,7 +161,7 @@ impl Container {
             && text == NOTHING
             && let Err(error) = passing::send(socket, TAKEN, None, Wait::Never)
         {
-            warn!(%error, "who brought a listener doesn't wait until it's held");
+            debug!(%error, "who brought a listener doesn't wait until it's held");
         }
     }
 

@@ -22,7 +22,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tracing::{info, warn};
+use tracing::warn;
 
 use self::container::Container;
 use self::staff::Staff;
@@ -74,10 +74,19 @@ pub fn main() -> io::Result<()> {
         let _ = fs::write(file, format!("{} {}\n", own.pid, own.start_ticks));
     }
     for controllers in stays_in {
-        warn!(controllers, "the monitor stays in the pod's cgroup");
+        warn!(
+            controllers,
+            "the monitor stays in the container's cgroups, and is paid for there; let root write \
+             /sys/fs/cgroup"
+        );
     }
     if let Err((error, most)) = few {
-        warn!(%error, most, "few descriptors: few processes and exports can be kept account of");
+        warn!(
+            %error,
+            most,
+            "few descriptors: few processes and exports can be kept account of; raise the engine's \
+             limit of open files (LimitNOFILE)"
+        );
     }
     let farewell = settings.farewell.clone();
     let mut keeper = Keeper {
@@ -93,14 +102,12 @@ pub fn main() -> io::Result<()> {
     let Keeper { staff, container, mut settings, told_to_end, .. } = keeper;
     drop(staff);
     if told_to_end.is_some_and(|told| told.elapsed() >= PROMPT) {
-        info!(short_id = settings.short_id, "the monitor ends");
         return Ok(());
     }
     if let Some(named) = container.named().filter(|_| settings.id.is_empty()) {
         settings.id.clone_from(&named.id);
         settings.bundle.clone_from(&named.bundle);
     }
-    info!(id = settings.id, short_id = settings.short_id, "the monitor ends");
     say_farewell(&farewell, &settings)
 }
 
@@ -206,7 +213,6 @@ impl Keeper {
                         if let Some(listener) = self.container.hear(at) {
                             self.staff.serve(listener);
                             self.container.thank(at);
-                            info!(id = self.settings.id, "a process tree is served");
                         }
                     }
                     Woken::Launcher => {

@@ -235,7 +235,7 @@ impl Staff {
         let Some(worker) = &mut self.worker else { return };
         let late = worker.draining.is_some_and(|until| now >= until);
         if late && worker.killed.is_none() {
-            warn!("the worker has not finished in time, and is replaced");
+            info!("the worker has not finished in time, and is replaced");
             let _ = worker.child.kill(); // gone already, then
             worker.killed = Some(now + MOMENT);
         }

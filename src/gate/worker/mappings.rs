@@ -107,7 +107,7 @@ impl Shared {
         }
         let addresses: BTreeSet<u64> = uncharged.iter().map(|(from, _)| *from).collect();
         if addresses.len() * files.len() > MOST_QUESTIONS {
-            tracing::warn!("more mappings of nvidia-uvm than can be asked about");
+            tracing::debug!("more mappings of nvidia-uvm than can be asked about");
             return self.kill(memory.process);
         }
         addresses.into_iter().for_each(|at| self.judge_address(at, files));

@@ -194,7 +194,8 @@ impl Shared {
         let version = settings.driver.parse().map_err(io::Error::other)?;
         let release = Release::of(version).map_err(io::Error::other)?;
         if release.standing() != Standing::Checked {
-            tracing::warn!(driver = %version, "the driver's structs: {}", release.standing());
+            // `cgpu doctor` says so, once for the host.
+            tracing::debug!(driver = %version, "the driver's structs: {}", release.standing());
         }
         let uuids = settings.gpus.iter().map(|gpu| {
             about::uuid(&gpu.uuid).ok_or_else(|| io::Error::other("a GPU's UUID is none"))

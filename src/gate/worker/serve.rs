@@ -475,6 +475,6 @@ impl<'a> Case<'a> {
     /// To whoever was allowed a line.
     pub(super) fn write_log(&self, what: &str) {
         let pid = self.target.as_ref().map_or(self.tid(), |target| target.pid);
-        tracing::warn!(container = %self.shared.settings.short_id, pid, "refused: {what}");
+        tracing::info!(container = %self.shared.settings.short_id, pid, "refused: {what}");
     }
 }

@@ -1,0 +1,284 @@
+//! What engines call their containers: [`of`], and which one a word means: [`chosen`].
+//!
+//! A name is read when somebody looks, for docker and podman can rename a container: from the
+//! engine's own file of it, else from the bundle's annotations. No engine is asked, and nothing is
+//! kept. Must not know what a name is for. Whoever made the container may have chosen it: it
+//! can be of any length and any characters.
+
+use std::fs::{self, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use serde::Deserialize;
+
+use crate::bundle::Bundle;
+use crate::registry::{Record, RegistryError};
+
+/// Most bytes that are read of an engine's file: podman has one for all its containers.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// What docker mounts from its own directory of a container.
+const DOCKERS: [&str; 3] = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"];
+
+/// Annotations by which Kubernetes' engines tell a container: the pod's namespace, the pod, the
+/// container. containerd's, then CRI-O's.
+const KUBERNETES: [[&str; 3]; 2] = [
+    [
+        "io.kubernetes.cri.sandbox-namespace",
+        "io.kubernetes.cri.sandbox-name",
+        "io.kubernetes.cri.container-name",
+    ],
+    ["io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"],
+];
+
+/// Another engine's annotation.
+const NERDCTL: &str = "nerdctl/name";
+
+/// What its engine calls the container of `record`; `None` where that isn't known.
+#[must_use]
+pub fn of(record: &Record) -> Option<String> {
+    let bundle = Bundle::load(&record.bundle, Path::new("config.json")).ok()?;
+    let annotations = bundle.annotations().unwrap_or_default();
+    let id = &record.key.id;
+    // An engine's own word goes before one that its user may have chosen.
+    dockers_file(id, bundle.mounted())
+        .and_then(|file| dockers_name(&read(&file)?))
+        .or_else(|| {
+            let files = podmans_files(id, bundle.dir())?;
+            files.iter().find_map(|file| podmans_name(id, &read(file)?))
+        })
+        .or_else(|| annotated(&annotations))
+        .filter(|name| !name.is_empty())
+}
+
+/// docker's own file of the container `id`, whose mounts are `mounted`: where, and from where. One
+/// that shares another's network has the other's files, from beside its own.
+fn dockers_file<'a>(
+    id: &str,
+    mut mounted: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Option<PathBuf> {
+    let is_id = |id: &str| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let all = mounted.find_map(|(to, from)| {
+        let own = Path::new(from).parent()?;
+        let all = own.parent()?;
+        let is_dockers = DOCKERS.contains(&to)
+            && own.file_name()?.to_str().is_some_and(is_id)
+            && all.ends_with("containers");
+        is_dockers.then_some(all)
+    })?;
+    is_id(id).then(|| all.join(id).join("config.v2.json"))
+}
+
+/// The name in docker's file of a container, where it is `/name`.
+fn dockers_name(text: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Container {
+        #[serde(rename = "Name")]
+        name: String,
+    }
+    let name = serde_json::from_slice::<Container>(text).ok()?.name;
+    Some(name.strip_prefix('/').map(str::to_owned).unwrap_or(name))
+}
+
+/// podman's files of all its containers, where `bundle` is what it makes for `id`:
+/// `DRIVER-containers/ID/userdata`.
+fn podmans_files(id: &str, bundle: &Path) -> Option<[PathBuf; 2]> {
+    let own = bundle.parent().filter(|own| own.file_name().is_some_and(|name| name == id))?;
+    let all = own.parent()?;
+    let is_podmans = bundle.ends_with("userdata")
+        && all.file_name()?.to_str().is_some_and(|name| name.ends_with("-containers"));
+    is_podmans.then(|| ["containers.json", "volatile-containers.json"].map(|name| all.join(name)))
+}
+
+/// The first name of the container `id` in podman's file of all.
+fn podmans_name(id: &str, text: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Container {
+        id: String,
+        #[serde(default)]
+        names: Option<Vec<String>>,
+    }
+    let all: Vec<Container> = serde_json::from_slice(text).ok()?;
+    let names = all.into_iter().find(|container| container.id == id)?.names?;
+    names.into_iter().next()
+}
+
+/// The name in annotations: `NAMESPACE/POD/CONTAINER`, as far as they tell.
+fn annotated(annotations: &[(&str, &str)]) -> Option<String> {
+    let value = |name: &str| {
+        let found = annotations.iter().rfind(|(key, _)| *key == name);
+        found.map(|(_, value)| *value).filter(|value| !value.is_empty())
+    };
+    let pods = KUBERNETES.iter().find(|[.., container]| value(container).is_some());
+    let in_pod = pods.map(|names| names.iter().filter_map(|name| value(name)).collect::<Vec<_>>());
+    in_pod.map(|parts| parts.join("/")).or_else(|| value(NERDCTL).map(str::to_owned))
+}
+
+/// The bytes of a regular file, and of nothing else: a pipe would wait.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    if !fs::symlink_metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path).ok()?;
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// The container that `word` means: by its id; else by its name; else by the last part of its name,
+/// as of a container in a pod; else by the beginning of its id.
+///
+/// # Errors
+///
+/// Where none is meant, or more than one.
+pub fn chosen(word: &str, records: Vec<Record>) -> Result<Record, RegistryError> {
+    let mut names = None;
+    let found = {
+        let ids: Vec<&str> = records.iter().map(|record| record.key.id.as_str()).collect();
+        meant(word, &ids, || names.insert(records.iter().map(of).collect::<Vec<_>>()))
+    };
+    let word = || word.to_owned();
+    match found.as_slice() {
+        [] => Err(RegistryError::Unknown { id: word() }),
+        [at] => {
+            let one = records.into_iter().nth(*at);
+            one.ok_or_else(|| RegistryError::Unknown { id: word() })
+        }
+        several => Err(RegistryError::Ambiguous { id: word(), count: several.len() }),
+    }
+}
+
+/// The places of those that `word` means, in `ids` and in `names`, which is asked for only where
+/// no id is that word. Pure.
+fn meant<'a>(
+    word: &str,
+    ids: &[&str],
+    names: impl FnOnce() -> &'a mut Vec<Option<String>>,
+) -> Vec<usize> {
+    let places = |fits: &dyn Fn(usize) -> bool| (0..ids.len()).filter(|at| fits(*at)).collect();
+    if word.is_empty() {
+        return Vec::new();
+    }
+    let by_id: Vec<usize> = places(&|at| ids[at] == word);
+    if !by_id.is_empty() {
+        return by_id;
+    }
+    let names = names();
+    let name = |at: usize| names.get(at).and_then(Option::as_deref);
+    let last = |name: &str| name.rsplit('/').next() == Some(word);
+    let ways: [&dyn Fn(usize) -> bool; 3] =
+        [&|at| name(at) == Some(word), &|at| name(at).is_some_and(last), &|at| {
+            ids[at].starts_with(word)
+        }];
+    ways.into_iter().map(places).find(|found: &Vec<usize>| !found.is_empty()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which of these containers, each an id and its name, a word means.
+    fn means(word: &str, all: &[(&str, Option<&str>)]) -> Vec<usize> {
+        let ids: Vec<&str> = all.iter().map(|(id, _)| *id).collect();
+        let mut names = all.iter().map(|(_, name)| name.map(str::to_owned)).collect();
+        meant(word, &ids, || &mut names)
+    }
+
+    #[test]
+    fn a_word_is_an_id_or_a_name_or_the_beginning_of_one_id() {
+        let all = [
+            ("3f2a00000000", Some("web")),
+            ("3f2b00000000", Some("default/pod/main")),
+            ("web", None),
+            ("4a0000000000", Some("db")),
+            ("5b0000000000", Some("4a")),
+            ("6c0000000000", Some("kube/pod/main")),
+        ];
+        for (word, expected) in [
+            // Whoever calls a container by another's id gets nothing of the other's.
+            ("web", &[2][..]),
+            ("db", &[3]),
+            ("default/pod/main", &[1]),
+            ("kube/pod/main", &[5]),
+            // As docker has it: a name goes before the beginning of an id.
+            ("4a", &[4]),
+            ("4a0", &[3]),
+            ("3f2", &[0, 1]),
+            ("main", &[1, 5]),
+            ("3f2b", &[1]),
+            ("pod", &[]),
+            ("", &[]),
+        ] {
+            assert_eq!(means(word, &all), expected, "{word}");
+        }
+    }
+
+    #[test]
+    fn docker_s_file_lies_where_its_mounts_come_from() {
+        let (own, other) = ("ab".repeat(32), "cd".repeat(32));
+        let at = |id: &str| format!("/data/docker/containers/{id}/hosts");
+        let file = |id: &str, mounts: &[(&str, &str)]| dockers_file(id, mounts.iter().copied());
+        let expected = Some(PathBuf::from(format!("/data/docker/containers/{own}/config.v2.json")));
+        assert_eq!(file(&own, &[("/proc", "proc"), ("/etc/hosts", &at(&own))]), expected);
+        assert_eq!(file(&own, &[("/etc/hosts", &at(&other))]), expected, "another's network");
+        for (id, to, from) in [
+            (own.as_str(), "/data", at(&own)),
+            (own.as_str(), "/etc/hosts", "/data/docker/containers/short/hosts".to_owned()),
+            (own.as_str(), "/etc/hosts", format!("/data/others/{own}/hosts")),
+            (own.as_str(), "/etc/hosts", "hosts".to_owned()),
+            ("../../x", "/etc/hosts", at(&own)),
+        ] {
+            assert_eq!(file(id, &[(to, &from)]), None, "{id} {to} {from}");
+        }
+        assert_eq!(dockers_name(br#"{"ID": "x", "Name": "/web"}"#), Some("web".into()));
+        assert_eq!(dockers_name(b"{}"), None);
+        assert_eq!(dockers_name(b"{"), None);
+    }
+
+    #[test]
+    fn podman_s_file_lies_beside_its_containers() {
+        let files = |bundle: &str| podmans_files("3f2a", Path::new(bundle));
+        let [all, volatile] = files("/c/overlay-containers/3f2a/userdata").unwrap();
+        assert_eq!(all, Path::new("/c/overlay-containers/containers.json"));
+        assert_eq!(volatile, Path::new("/c/overlay-containers/volatile-containers.json"));
+        for bundle in ["/c/overlay-containers/other/userdata", "/c/x/3f2a/userdata", "/3f2a", "/"] {
+            assert_eq!(files(bundle), None, "{bundle}");
+        }
+        let text = br#"[{"id": "1"}, {"id": "3f2a", "names": ["web", "more"]}, {"id": "2", "names": null}]"#;
+        assert_eq!(podmans_name("3f2a", text), Some("web".into()));
+        for id in ["1", "2", "3"] {
+            assert_eq!(podmans_name(id, text), None);
+        }
+    }
+
+    #[test]
+    fn kubernetes_names_are_namespace_pod_and_container_as_far_as_they_are_told() {
+        let [namespace, pod, container] = KUBERNETES[0];
+        let all = [(container, "main"), (pod, "web-0"), (namespace, "default")];
+        assert_eq!(annotated(&all).as_deref(), Some("default/web-0/main"));
+        assert_eq!(annotated(&all[..2]).as_deref(), Some("web-0/main"));
+        // A sandbox has no container's name.
+        assert_eq!(annotated(&all[1..]), None);
+        let [namespace, pod, container] = KUBERNETES[1];
+        let crio = [(namespace, "kube"), (pod, "dns"), (container, "a\nb")];
+        assert_eq!(annotated(&crio).as_deref(), Some("kube/dns/a\nb"));
+        assert_eq!(annotated(&[(NERDCTL, "web")]).as_deref(), Some("web"));
+        assert_eq!(annotated(&[(NERDCTL, "")]), None);
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("plain"), "x").unwrap();
+        nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink(at("plain"), at("link")).unwrap();
+        assert_eq!(read(&at("plain")), Some(b"x".to_vec()));
+        for name in ["pipe", "link", "missing"] {
+            assert_eq!(read(&at(name)), None, "{name}");
+        }
+    }
+}
