@@ -13,7 +13,7 @@ RELEASE := target/release
 STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build sim unit test soak gpu gpu-programs demo bench fmt lint deny typos fuzz install uninstall prepush
+.PHONY: help deps build sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall prepush
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,10 @@ gpu: gpu-programs ## ask the GPU of this machine what is promised of it; one tab
 
 demo: deps build sim ## two containers share a simulated GPU, within their quotas (root)
 	@tests/demo $(RELEASE)
+
+pictures: deps build sim ## make the pictures of the documents anew, the session by real commands (root)
+	docs/pictures/session $(RELEASE) > target/session.txt
+	docs/pictures/draw target/session.txt
 
 # Cargo links the programs anew for the bench, and not statically. The second has its figures
 # from rmtool, and need not be fast itself.

@@ -195,7 +195,7 @@ fn memory_beside_what_a_worker_had_that_was_killed() {
 
 /// The driver hangs over what the next worker should have: nobody waits for that for ever, what it
 /// stood before is told by names then, and it counts until it's gone. Names that are made anew deceive
-/// it, which the README says.
+/// it, which docs/limits.md says.
 #[test]
 fn memory_beside_what_a_worker_had_that_is_never_handed_over() {
     let told = BESIDE.iter().filter(|words| words[1] != "anew").copied();
