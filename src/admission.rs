@@ -74,12 +74,13 @@ impl Host {
         }
     }
 
-    /// Its GPUs, by the cache; where that is outgrown, `cgpu gpus --refresh` is run.
+    /// Its GPUs for a container of `request`, by the cache; where that is outgrown, `cgpu gpus
+    /// --refresh` is run.
     ///
     /// # Errors
     ///
     /// Where there is no driver, or the child does not do it in time.
-    pub fn inventory(&self) -> Result<Inventory, AdmissionError> {
+    pub fn inventory(&self, request: &Request) -> Result<Inventory, AdmissionError> {
         let config_args = match &self.config_path {
             Some(path) => vec!["--config".into(), path.clone().into_os_string()],
             None => Vec::new(),
@@ -87,7 +88,11 @@ impl Host {
         let limit = Duration::from_secs(self.config.inventory.refresh_timeout_s);
         // Looked for only where it is needed: the cache may do.
         let cgpu = own_program("cgpu").unwrap_or_else(|_| "cgpu".into());
-        Ok(inventory::refreshed(&self.inventory_settings(), &cgpu, &config_args, limit)?)
+        let found = inventory::refreshed(&self.inventory_settings(), &cgpu, &config_args, limit);
+        found.map_err(|source| match request.wants_driver_by() {
+            Some(setting) => AdmissionError::NoGpus { setting: setting.clone(), source },
+            None => source.into(),
+        })
     }
 
     /// Its registry.

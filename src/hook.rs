@@ -311,7 +311,7 @@ fn register(
     {
         return Err(HookError::BundleNeeded);
     }
-    let inventory = host.inventory()?;
+    let inventory = host.inventory(request)?;
     let plan = host.plan(request, &inventory)?;
     // Reserved by the container's process: if we end here, its end ends the record.
     let holder = match init {
@@ -368,7 +368,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         return write(bytes);
     }
     admission::require_root()?;
-    let inventory = host.inventory()?;
+    let inventory = host.inventory(&request)?;
     let plan = host.plan(&request, &inventory)?;
     let mut host = host.clone();
     // Another runtime than the engine's can't be had from here.

@@ -10,7 +10,7 @@ use crate::inject::{InjectError, NodeError};
 use crate::inventory;
 use crate::plan::{ChangeError, Refusal, ResolveError};
 use crate::registry::RegistryError;
-use crate::request::RequestError;
+use crate::request::{RequestError, Setting};
 
 /// Why a container doesn't get what it asks for.
 #[derive(Debug, Error)]
@@ -33,6 +33,15 @@ pub enum AdmissionError {
     /// The host's GPUs.
     #[error(transparent)]
     Inventory(#[from] inventory::ChildError),
+    /// The same, for a container without a quota: its image may have asked without its user's wish.
+    #[error("{setting}: {source}; or start it without GPUs, with NVIDIA_VISIBLE_DEVICES=void")]
+    NoGpus {
+        /// What asks for GPUs.
+        setting: Setting,
+        /// Why there are none.
+        #[source]
+        source: inventory::ChildError,
+    },
     /// Their device nodes.
     #[error(transparent)]
     Nodes(#[from] NodeError),

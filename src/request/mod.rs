@@ -224,6 +224,14 @@ impl Request {
         self.quotas.is_empty() && self.off.iter().any(|off| matches!(off, Off::Disabled(_)))
     }
 
+    /// What asks for GPUs, or for the driver's files alone, where there is no quota.
+    #[must_use]
+    pub fn wants_driver_by(&self) -> Option<&Setting> {
+        let files_alone = self.selections.nvidia.as_ref().filter(|_| self.wants_files_alone());
+        let selection = self.selections.naming().or(files_alone);
+        selection.filter(|_| self.quotas.is_empty()).map(|selection| &selection.setting)
+    }
+
     /// Whether it asks for a part of a GPU, which somebody has to enforce.
     #[must_use]
     pub fn has_quota(&self) -> bool {

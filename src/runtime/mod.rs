@@ -308,7 +308,7 @@ fn prepare(
     let id = create.id.as_ref().and_then(|id| id.to_str()).ok_or(RuntimeError::NoId)?;
     let key = Key { root: key_root(real, create.root.as_deref()), id: id.to_owned() };
 
-    let inventory = host.inventory()?;
+    let inventory = host.inventory(&request)?;
     let plan = host.plan(&request, &inventory)?;
     // NVIDIA's runtime looks at no other verb.
     host.decide_injection(&plan, |config| {
