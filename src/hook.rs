@@ -377,7 +377,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     }
     host.decide_injection(&plan, |_| false);
     let host = &host;
-    let nodes = host.nodes(&plan, &inventory)?;
+    let nodes = host.nodes(&plan, &inventory, &bundle)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
     let driver = host.injection(&plan, &inventory, &bundle, Purpose::Create)?.edits;
     let hook = admission::own_program(PROGRAM)?;

@@ -7,6 +7,8 @@
 
 #[path = "host/mod.rs"]
 mod host;
+#[path = "whole/mig.rs"]
+mod mig;
 #[path = "support/mod.rs"]
 mod support;
 

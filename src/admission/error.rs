@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::backend::BackendError;
 use crate::bundle::BundleError;
+use crate::inject::capabilities::CapabilityError;
 use crate::inject::{InjectError, NodeError};
 use crate::inventory;
 use crate::plan::{ChangeError, Refusal, ResolveError};
@@ -45,6 +46,9 @@ pub enum AdmissionError {
     /// Their device nodes.
     #[error(transparent)]
     Nodes(#[from] NodeError),
+    /// The nodes of MIG.
+    #[error(transparent)]
+    Capabilities(#[from] CapabilityError),
     /// The driver's files.
     #[error(transparent)]
     Inject(#[from] InjectError),

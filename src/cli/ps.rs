@@ -129,7 +129,7 @@ fn table(containers: &[Container<'_>]) -> String {
             let limit = used.map(|used| mib(used.gpu.memory_limit_bytes, "whole"));
             rows.push([
                 printable(container.id.get(..12).unwrap_or(container.id)),
-                or_dash(used.map(|used| used.gpu.index.to_string()).unwrap_or_default()),
+                or_dash(used.map(|used| used.gpu.given_index()).unwrap_or_default()),
                 mib(used.and_then(|used| used.memory_used_bytes), "-"),
                 or_dash(limit.unwrap_or_default()),
                 container.mode.to_owned(),

@@ -4,6 +4,7 @@
 //! executes or writes anything of the image: the image is looked at, and what it is to have
 //! comes by mounts that the real runtime makes.
 
+pub mod capabilities;
 pub mod catalogue;
 pub mod cdi;
 pub mod driver;

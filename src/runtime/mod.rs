@@ -314,7 +314,7 @@ fn prepare(
     host.decide_injection(&plan, |config| {
         create.verb == argv::Verb::Create && nvidia::makes(&config.driver, real)
     });
-    let nodes = host.nodes(&plan, &inventory)?;
+    let nodes = host.nodes(&plan, &inventory, &bundle)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
     let injection = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
     let nvidia = match injection.mode {

@@ -62,7 +62,13 @@ pub struct WantedMig {
 
 impl From<&PlannedGpu> for Wanted {
     fn from(gpu: &PlannedGpu) -> Self {
-        Wanted { index: gpu.index, uuid: gpu.uuid.clone(), minor: gpu.minor, mig: None }
+        let mig = gpu.mig.as_ref();
+        Wanted {
+            index: gpu.index,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+            mig: mig.map(|mig| WantedMig { index: mig.index, uuid: mig.uuid.clone() }),
+        }
     }
 }
 
