@@ -9,6 +9,8 @@
 mod host;
 #[path = "whole/mig.rs"]
 mod mig;
+#[path = "whole/recorded.rs"]
+mod recorded;
 #[path = "support/mod.rs"]
 mod support;
 
