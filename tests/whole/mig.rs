@@ -212,3 +212,50 @@ fn who_is_privileged_may_configure_and_watch_mig() {
     assert_eq!(seen, format!("nvidia0\n{nodes}[GPU-a]\n"));
     host.soon_releases_all();
 }
+
+/// As NVIDIA's generator writes it: the device has the nodes, and the file is for all.
+#[test]
+fn a_specifications_mig_device_brings_its_files_and_no_node_twice() {
+    let mut host = split_host();
+    let directory = host.scratch.directory("cdi");
+    host.set("driver.cdi_dirs", vec![directory.display().to_string()]);
+    host.set("driver.whole", "cdi");
+    let file = host.scratch.file("driver/libnvidia-ml.so.1", "the driver's\n");
+    let node = |name: &str| {
+        let host_path = host.scratch.path().join("driver/dev").join(name);
+        json!({"path": format!("/dev/{name}"), "hostPath": host_path})
+    };
+    let device = |name: &str, gpu_instance: &str, compute_instance: &str| {
+        let nodes = [node("nvidia4"), node(gpu_instance), node(compute_instance)];
+        json!({"name": name, "containerEdits": {"deviceNodes": nodes}})
+    };
+    let specification = json!({
+        "cdiVersion": "0.5.0", "kind": "nvidia.com/gpu",
+        "containerEdits": {"mounts": [{"hostPath": file, "containerPath": "/driver/file"}]},
+        "devices": [
+            device("1:0", "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap31"),
+            device("1:3", "nvidia-caps/nvidia-cap84", "nvidia-caps/nvidia-cap85"),
+        ],
+    });
+    host.scratch.file("cdi/nvidia.json", specification.to_string());
+    let asks = mig_bundle(&host, "asks", &["NVIDIA_VISIBLE_DEVICES=MIG-one"], &[]);
+    let mut config = asks.config();
+    config["process"]["args"] = json!(["sh", "-c", format!("{LOOK_AT_MIG}; cat /driver/file")]);
+    asks.write_config(&config);
+    let seen = host.runtime().run(&asks).ok().stdout;
+    let nodes = "nvidia-caps/nvidia-cap30 1e\nnvidia-caps/nvidia-cap31 1f\n";
+    assert_eq!(seen, format!("nvidia4\n{nodes}[MIG-one]\nthe driver's\n"));
+    let devices = asks.config()["linux"]["devices"].clone();
+    let paths = devices.as_array().unwrap().iter().map(|device| device["path"].to_string());
+    let paths: Vec<_> = paths.collect();
+    let once: std::collections::BTreeSet<_> = paths.iter().collect();
+    assert_eq!(once.len(), paths.len(), "{paths:?}");
+    host.soon_releases_all();
+    // One that the file doesn't know.
+    let known = serde_json::to_string(&specification).unwrap().replace("\"1:0\"", "\"1:9\"");
+    host.scratch.file("cdi/nvidia.json", known);
+    let again = mig_bundle(&host, "again", &["NVIDIA_VISIBLE_DEVICES=MIG-one"], &[]);
+    let refused = host.runtime().create(&again);
+    host.was_told(refused, &again, &["no CDI device", "MIG device 1:0 (MIG-one)"]);
+    assert_eq!(host.records(), [].into());
+}
