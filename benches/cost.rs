@@ -327,6 +327,7 @@ impl Bench {
                 minor: 0,
                 memory_total_bytes: 16 << 30,
                 memory_limit_bytes: Some(256 << 20),
+                mig: None,
             };
             let plan = Plan {
                 backend: Kind::None,

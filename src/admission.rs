@@ -23,12 +23,12 @@ pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
 use crate::backend::{self, Isolation, Launch, Recruit, Tenant, Way};
 use crate::bundle::{self, Bundle, Edits, HookCall};
-use crate::config::{self, Config, ConfigError, InventorySource};
+use crate::config::{self, Config, ConfigError, Inject, InventorySource};
 use crate::failpoint::failpoint;
 use crate::inject::{self, Injection, Missing, Mode, Nodes, Purpose};
 use crate::inventory::{self, Inventory};
 use crate::names;
-use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan};
+use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan, PlannedGpu};
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::request::{self, Request, Rules};
@@ -83,12 +83,13 @@ impl Host {
         }
     }
 
-    /// Its GPUs, by the cache; where that is outgrown, `cgpu gpus --refresh` is run.
+    /// Its GPUs for a container of `request`, by the cache; where that is outgrown, `cgpu gpus
+    /// --refresh` is run.
     ///
     /// # Errors
     ///
     /// Where there is no driver, or the child does not do it in time.
-    pub fn inventory(&self) -> Result<Inventory, AdmissionError> {
+    pub fn inventory(&self, request: &Request) -> Result<Inventory, AdmissionError> {
         let config_args = match &self.config_path {
             Some(path) => vec!["--config".into(), path.clone().into_os_string()],
             None => Vec::new(),
@@ -96,7 +97,11 @@ impl Host {
         let limit = Duration::from_secs(self.config.inventory.refresh_timeout_s);
         // Looked for only where it is needed: the cache may do.
         let cgpu = own_program("cgpu").unwrap_or_else(|_| "cgpu".into());
-        Ok(inventory::refreshed(&self.inventory_settings(), &cgpu, &config_args, limit)?)
+        let found = inventory::refreshed(&self.inventory_settings(), &cgpu, &config_args, limit);
+        found.map_err(|source| match request.wants_driver_by() {
+            Some(setting) => AdmissionError::NoGpus { setting: setting.clone(), source },
+            None => source.into(),
+        })
     }
 
     /// Its registry.
@@ -150,18 +155,33 @@ impl Host {
         Ok(plan)
     }
 
-    /// The device nodes of `plan`.
+    /// The device nodes of `plan`, and those of MIG that it or `bundle` takes: where NVIDIA's runtime
+    /// makes the container, these are its matter.
     ///
     /// # Errors
     ///
     /// Where one of them isn't there.
-    pub fn nodes(&self, plan: &Plan, inventory: &Inventory) -> Result<Nodes, AdmissionError> {
+    pub fn nodes(
+        &self,
+        plan: &Plan,
+        inventory: &Inventory,
+        bundle: &Bundle,
+    ) -> Result<Nodes, AdmissionError> {
         let from_file = self.config.inventory.source == InventorySource::File;
         let missing = match plan.backend {
             Kind::None if from_file => Missing::Presume,
             _ => Missing::Refuse,
         };
-        Ok(inject::nodes(plan, inventory, &self.config.driver.root, missing)?)
+        let driver = &self.config.driver;
+        let mut nodes = inject::nodes(plan, inventory, &driver.root, missing)?;
+        if driver.inject != Inject::NvidiaRuntime {
+            let trusts_env = self.config.admission.trust_env;
+            let roots = (driver.root.as_path(), driver.proc_root.as_path());
+            let of_mig = inject::capabilities::nodes(plan, bundle, trusts_env, roots)?;
+            nodes.devices.extend(of_mig.devices);
+            nodes.binds.extend(of_mig.binds);
+        }
+        Ok(nodes)
     }
 
     /// How the driver's files come into the container of `bundle`.
@@ -216,7 +236,7 @@ impl Host {
         hooks: Vec<HookCall>,
     ) -> Result<Edits, AdmissionError> {
         let plan = &record.plan;
-        let uuids: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        let uuids: Vec<&str> = plan.gpus.iter().map(PlannedGpu::given_uuid).collect();
         // Who switched a quota off, or wants no GPU, keeps the word that was given, where that alone
         // says which GPUs.
         let keeps =

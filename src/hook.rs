@@ -305,7 +305,7 @@ fn register(
     {
         return Err(HookError::BundleNeeded);
     }
-    let inventory = host.inventory()?;
+    let inventory = host.inventory(request)?;
     let plan = host.plan(request, &inventory)?;
     // Reserved by the container's process: if we end here, its end ends the record.
     let holder = match init {
@@ -362,7 +362,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         return write(bytes);
     }
     admission::require_root()?;
-    let inventory = host.inventory()?;
+    let inventory = host.inventory(&request)?;
     let plan = host.plan(&request, &inventory)?;
     let mut host = host.clone();
     // Another runtime than the engine's can't be had from here.
@@ -371,7 +371,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     }
     host.decide_injection(&plan, |_| false);
     let host = &host;
-    let nodes = host.nodes(&plan, &inventory)?;
+    let nodes = host.nodes(&plan, &inventory, &bundle)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
     let driver = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
     let hook = admission::own_program(PROGRAM)?;

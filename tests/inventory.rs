@@ -22,7 +22,7 @@ use tempfile::TempDir;
 const V100: &str = "gpu GPU-a 1 00000000:00:07.0 16914055168 ok - Tesla V100-SXM2-16GB\n"; // 16130.5 MiB
 const A10: &str = "gpu GPU-b 0 00000000:AF:00.0 23835181056 ok off NVIDIA A10\n"; // 22731 MiB
 const A100: &str = "gpu GPU-c 2 00010000:01:00.0 42949672960 ok on NVIDIA A100-PCIE-40GB\n\
-                    mig MIG-1 20937965568\nmig - 0\nmig MIG-3 5100273664\n";
+                    mig MIG-1 20937965568 7 0\nmig - 0\nmig MIG-3 5100273664\n";
 
 const PLENTY: Duration = Duration::from_secs(60);
 
@@ -179,8 +179,15 @@ fn lists_gpus_of_mixed_sizes_with_their_mig_devices() {
     assert_eq!((&*a10.bus_id, a10.memory_bytes), ("0000:af:00.0", 22731 << 20));
     assert!(!v100.mig_enabled && !a10.mig_enabled);
     assert_eq!((&*a100.bus_id, a100.mig_enabled), ("10000:01:00.0", true));
-    let mig = |index, uuid: &str, memory_mib| MigDevice { index, uuid: uuid.into(), memory_mib };
-    assert_eq!(a100.mig_devices, [mig(0, "MIG-1", 19968), mig(2, "MIG-3", 4864)]);
+    let mig = |index, uuid: &str, memory_mib, gpu_instance, compute_instance| MigDevice {
+        index,
+        uuid: uuid.into(),
+        memory_mib,
+        gpu_instance,
+        compute_instance,
+    };
+    let known = mig(0, "MIG-1", 19968, Some(7), Some(0));
+    assert_eq!(a100.mig_devices, [known, mig(2, "MIG-3", 4864, None, None)]);
     assert!(inventory.gpus().iter().all(|gpu| gpu.state == GpuState::Ok));
 }
 

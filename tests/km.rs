@@ -32,6 +32,7 @@ fn plan(gpus: &[(u32, Option<u64>)]) -> Plan {
         minor: index,
         memory_total_bytes: 16 * GIB,
         memory_limit_bytes,
+        mig: None,
     };
     let gpus = gpus.iter().map(gpu).collect();
     Plan { backend: Kind::Km, gpus, weight: 1, high_priority: false, unenforced: false }

@@ -7,6 +7,10 @@
 
 #[path = "host/mod.rs"]
 mod host;
+#[path = "whole/mig.rs"]
+mod mig;
+#[path = "whole/recorded.rs"]
+mod recorded;
 #[path = "support/mod.rs"]
 mod support;
 
@@ -15,7 +19,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use host::Host;
-use support::{Bundle, Docker, IMAGE, Image};
+use support::{Bundle, Containerd, Docker, IMAGE, Image};
 
 /// What a container sees: its nodes of NVIDIA's, and the variable.
 const LOOK: &str = "cd /dev; echo nvidia*; echo \"[$NVIDIA_VISIBLE_DEVICES]\"";
@@ -319,6 +323,68 @@ fn who_may_ask_for_whole_gpus_is_configured() {
     assert_eq!(plan(&host, &[], &annotated), Value::Null);
 }
 
+/// A specification's own files are for every device of it, and for none of them.
+#[test]
+fn without_a_gpu_a_specification_gives_the_drivers_files_all_the_same() {
+    let mut host = host();
+    let directory = host.scratch.directory("cdi");
+    host.set("driver.cdi_dirs", vec![directory.display().to_string()]);
+    let file = host.scratch.file("driver/libnvidia-ml.so.1", "the driver's\n");
+    let node = host.scratch.path().join("driver/dev/nvidia0");
+    let specification = json!({
+        "cdiVersion": "0.5.0", "kind": "nvidia.com/gpu",
+        "containerEdits": {"mounts": [{"hostPath": file, "containerPath": "/driver/file"}]},
+        "devices": [{"name": "0", "containerEdits": {
+            "deviceNodes": [{"path": "/dev/nvidia0", "hostPath": node}],
+            "mounts": [{"hostPath": file, "containerPath": "/driver/of-gpu-0"}],
+        }}],
+    });
+    host.scratch.file("cdi/nvidia.json", specification.to_string());
+    let seen = |host: &Host, env: &str| {
+        let bundle = bundle(host, &env.replace('=', "-"), &[env], &[]);
+        let mut config = bundle.config();
+        // Where mounts were is an empty file in the image afterwards.
+        let files = "cd /driver; for file in *; do test ! -s $file || echo $file; done";
+        config["process"]["args"] = json!(["sh", "-c", format!("{LOOK}; {files}")]);
+        bundle.write_config(&config);
+        host.runtime().run(&bundle)
+    };
+    for whole in ["auto", "cdi"] {
+        host.set("driver.whole", whole);
+        let none = seen(&host, "NVIDIA_VISIBLE_DEVICES=none").ok().stdout;
+        assert_eq!(none, "nvidia-uvm nvidiactl\n[none]\nfile\n", "{whole}");
+        let first = seen(&host, "NVIDIA_VISIBLE_DEVICES=0").ok().stdout;
+        assert_eq!(first, "nvidia-uvm nvidia0 nvidiactl\n[GPU-a]\nfile\nof-gpu-0\n", "{whole}");
+    }
+    fs::remove_file(directory.join("nvidia.json")).unwrap();
+    let refused = seen(&host, "NVIDIA_VISIBLE_DEVICES=none").exits(1);
+    assert!(refused.stderr.contains("no CDI specification of nvidia.com/gpu in"), "{refused}");
+    host.soon_releases_all();
+}
+
+/// As with NVIDIA's runtime: an image that wants GPUs starts nowhere else, but where its user says
+/// that it does without.
+#[test]
+fn an_image_that_wants_all_gpus_is_refused_where_there_is_no_driver() {
+    let mut host = host();
+    host.set("inventory.source", "auto");
+    host.set("driver.proc_root", host.scratch.directory("proc").display().to_string());
+    for env in ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=none"] {
+        let asks = bundle(&host, &env.replace('=', "-"), &[env], &[]);
+        let before = fs::read(asks.directory.join("config.json")).unwrap();
+        let refused = host.runtime().create(&asks);
+        let parts = [env, "no NVIDIA driver on this host", "NVIDIA_VISIBLE_DEVICES=void"];
+        host.was_told(refused, &asks, &parts);
+        assert_eq!(fs::read(asks.directory.join("config.json")).unwrap(), before);
+    }
+    assert_eq!(host.records(), [].into());
+    for env in [&["NVIDIA_VISIBLE_DEVICES=void"][..], &[]] {
+        host.runtime().run(&bundle(&host, &format!("starts-{}", env.len()), env, &[])).ok();
+    }
+    host.set("driver.whole", "off");
+    host.runtime().run(&bundle(&host, "off", &["NVIDIA_VISIBLE_DEVICES=all"], &[])).ok();
+}
+
 /// It makes the container where it's installed, and gets the words as they were given.
 #[test]
 fn nvidias_runtime_makes_containers_with_whole_gpus_where_it_is_installed() {
@@ -393,4 +459,77 @@ fn as_dockers_default_runtime_it_serves_every_kind_side_by_side() {
     assert_eq!(docker.exec("stays", &["sh", "-c", "ls /dev/nvidia0"]).ok().text(), "/dev/nvidia0");
     docker.remove("stays").ok();
     host.soon_releases_all();
+}
+
+/// As Kubernetes uses it where no pod names a RuntimeClass: sandboxes are made by it, too.
+#[test]
+fn as_containerds_default_handler_it_serves_every_kind_side_by_side() {
+    const CUDA: &str = "localhost/cuda:1";
+    let host = host();
+    let config = host.config().display().to_string();
+    let containerd =
+        Containerd::builder().runtime(RUNTIME).default_runtime().env("CGPU_CONFIG", config).start();
+    containerd.load(&Image::new(CUDA).env("NVIDIA_VISIBLE_DEVICES", "all"));
+    let cri = containerd.cri();
+    let pod = cri.pod_config("any");
+    let pod_id = cri.run_pod("", &pod);
+    let mut annotated = cri.pod_config("annotated");
+    annotated["annotations"] = json!({"aliyun.com/gpu-visible-devices": "1"});
+    let annotated_id = cri.run_pod("", &annotated);
+    assert_eq!(host.ps(), Vec::<Value>::new(), "sandboxes hold nothing");
+
+    let quota = [QUOTA, TOTAL, "NVIDIA_VISIBLE_DEVICES=1"];
+    let disabled = [&quota[..], &["CGPU_DISABLE=true"]].concat();
+    let all = "nvidia-uvm nvidia0 nvidia1 nvidiactl\n[GPU-a,GPU-b]\n";
+    let kinds: [(&str, &str, &[&str], &str, &str); 7] = [
+        ("plain", IMAGE, &[], "nvidia*\n[]\n", ""),
+        ("void", CUDA, &["NVIDIA_VISIBLE_DEVICES=void"], "nvidia*\n[void]\n", ""),
+        (
+            "none",
+            IMAGE,
+            &["NVIDIA_VISIBLE_DEVICES=none"],
+            "nvidia-uvm nvidiactl\n[none]\n",
+            "whole",
+        ),
+        ("baked", CUDA, &[], all, "whole"),
+        ("shared", CUDA, &quota, "nvidia-uvm nvidia1 nvidiactl\n[GPU-b]\n", "unenforced"),
+        ("disabled", CUDA, &disabled, "nvidia-uvm nvidia1 nvidiactl\n[1]\n", "unenforced"),
+        ("annotated", IMAGE, &[], "nvidia-uvm nvidia1 nvidiactl\n[GPU-b]\n", "whole"),
+    ];
+    let mut running = Vec::new();
+    for (name, image, env, seen, mode) in kinds {
+        let (in_pod, of) = match name {
+            "annotated" => (&annotated_id, &annotated),
+            _ => (&pod_id, &pod),
+        };
+        let mut container = cri.container_config(name);
+        container["image"]["image"] = json!(image);
+        let pairs = env.iter().map(|variable| variable.split_once('=').unwrap());
+        container["envs"] = pairs.map(|(key, value)| json!({"key": key, "value": value})).collect();
+        container["command"] = json!(["sh", "-c", format!("{LOOK}; exec sleep 1000")]);
+        let id = cri.create(in_pod, &container, of);
+        cri.start(&id).ok();
+        // A line of a log is time, stream, tag and what the container wrote.
+        let line = |line: &str| line.splitn(4, ' ').nth(3).map(|text| format!("{text}\n"));
+        let said = || cri.logs(of, &container).lines().filter_map(line).collect::<String>();
+        support::wait_until(support::PATIENCE, || said().lines().count() == 2);
+        assert_eq!(said(), seen, "{name}");
+        running.push((id, mode));
+    }
+    // All of them are there at once.
+    let mut listed: Vec<_> = host.ps();
+    listed.sort_by_key(|one| one["id"].to_string());
+    let mut held: Vec<_> = running.iter().filter(|(_, mode)| !mode.is_empty()).collect();
+    held.sort_unstable();
+    let told = |one: &Value| (one["id"].clone(), one["mode"].clone());
+    let wanted: Vec<_> = held.iter().map(|(id, mode)| (json!(id), json!(mode))).collect();
+    assert_eq!(listed.iter().map(told).collect::<Vec<_>>(), wanted);
+    for (id, _) in &running {
+        cri.stop(id).ok();
+        cri.remove(id).ok();
+    }
+    host.soon_releases_all();
+    for id in [&pod_id, &annotated_id] {
+        cri.remove_pod(id).ok();
+    }
 }

@@ -6,11 +6,12 @@ use thiserror::Error;
 
 use crate::backend::BackendError;
 use crate::bundle::BundleError;
+use crate::inject::capabilities::CapabilityError;
 use crate::inject::{InjectError, NodeError};
 use crate::inventory;
 use crate::plan::{ChangeError, Refusal, ResolveError};
 use crate::registry::RegistryError;
-use crate::request::RequestError;
+use crate::request::{RequestError, Setting};
 
 /// Why a container doesn't get what it asks for.
 #[derive(Debug, Error)]
@@ -33,9 +34,21 @@ pub enum AdmissionError {
     /// The host's GPUs.
     #[error(transparent)]
     Inventory(#[from] inventory::ChildError),
+    /// The same, for a container without a quota: its image may have asked without its user's wish.
+    #[error("{setting}: {source}; or start it without GPUs, with NVIDIA_VISIBLE_DEVICES=void")]
+    NoGpus {
+        /// What asks for GPUs.
+        setting: Setting,
+        /// Why there are none.
+        #[source]
+        source: inventory::ChildError,
+    },
     /// Their device nodes.
     #[error(transparent)]
     Nodes(#[from] NodeError),
+    /// The nodes of MIG.
+    #[error(transparent)]
+    Capabilities(#[from] CapabilityError),
     /// The driver's files.
     #[error(transparent)]
     Inject(#[from] InjectError),

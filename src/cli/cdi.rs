@@ -149,6 +149,7 @@ fn everything(inventory: &Inventory) -> Plan {
         minor: gpu.minor,
         memory_total_bytes: gpu.memory_bytes,
         memory_limit_bytes: None,
+        mig: None,
     });
     Plan {
         backend: Kind::None,

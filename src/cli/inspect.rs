@@ -42,7 +42,7 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
                 let real = real::find(&config.runtime.candidates, path.as_deref());
                 real.is_ok_and(|real| nvidia::makes(&config.driver, &real))
             });
-            host.nodes(&plan, &inventory)?;
+            host.nodes(&plan, &inventory, &bundle)?;
             let injection = host.injection(&plan, &inventory, &bundle, Purpose::Inspect)?;
             if injection.mode == Mode::NvidiaRuntime {
                 nvidia::runtime(&host.config.driver)?;
@@ -75,8 +75,8 @@ fn text(plan: &Plan, enforced: Capabilities) -> String {
     for gpu in &plan.gpus {
         let limit = gpu.memory_limit_bytes.map(|bytes| bytes_to_mib(bytes).to_string());
         rows.push([
-            gpu.index.to_string(),
-            printable(&gpu.uuid),
+            gpu.given_index(),
+            printable(gpu.given_uuid()),
             limit.unwrap_or_else(|| "whole".to_owned()),
             bytes_to_mib(gpu.memory_total_bytes).to_string(),
         ]);

@@ -159,7 +159,7 @@ fn table(containers: &[Container<'_>]) -> String {
             rows.push([
                 printable(container.id.get(..12).unwrap_or(container.id)),
                 or_dash(container.name.as_deref().map(shown).unwrap_or_default()),
-                or_dash(used.map(|used| used.gpu.index.to_string()).unwrap_or_default()),
+                or_dash(used.map(|used| used.gpu.given_index()).unwrap_or_default()),
                 mib(used.and_then(|used| used.memory_used_bytes), "-"),
                 or_dash(limit.unwrap_or_default()),
                 container.mode.to_owned(),

@@ -4,6 +4,7 @@
 //! executes or writes anything of the image: the image is looked at, and what it is to have
 //! comes by mounts that the real runtime makes.
 
+pub mod capabilities;
 pub mod catalogue;
 pub mod cdi;
 pub mod driver;
@@ -133,11 +134,6 @@ pub fn injection(
             let edits = if plan.is_whole() { Edits::default() } else { by_nvidia(bundle)? };
             Injection { mode: Mode::NvidiaRuntime, why: configured(), edits }
         }
-        // A specification has files for its GPUs alone.
-        Inject::Cdi if plan.gpus.is_empty() => {
-            let why = "configured, and CDI has no files without a GPU".to_owned();
-            Injection { mode: Mode::Native, why, edits: native()? }
-        }
         Inject::Native => Injection { mode: Mode::Native, why: configured(), edits: native()? },
         Inject::Cdi => match by_cdi(config, plan, inventory, kernel, purpose)? {
             Some((edits, left_out)) => {
@@ -210,9 +206,6 @@ fn by_cdi(
     kernel: Option<Version>,
     purpose: Purpose,
 ) -> Result<Option<(Edits, String)>, CdiError> {
-    if plan.gpus.is_empty() {
-        return Ok(None);
-    }
     let driver = &config.driver;
     let cache = (purpose == Purpose::Create).then(|| config.state_dir.join("cdi.json"));
     let specifications = Specifications::load(&driver.cdi_dirs, cache.as_deref());

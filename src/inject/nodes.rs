@@ -91,13 +91,13 @@ const MODESET: &str = "/dev/nvidia-modeset";
 const MODESET_MINOR: i64 = 254;
 
 /// What a path on the host is.
-enum Found {
+pub(super) enum Found {
     Device(i64, i64),
     File,
     Nothing,
 }
 
-fn look(path: &Path) -> Result<Found, NodeError> {
+pub(super) fn look(path: &Path) -> Result<Found, NodeError> {
     match fs::metadata(path) {
         Ok(meta) if meta.file_type().is_char_device() => {
             // Device numbers have at most 32 bits each.
@@ -128,7 +128,11 @@ pub fn nodes(
         let remedy = control.remedy.filter(|_| missing == Missing::Refuse);
         nodes.add(&dev, control.name, presumed, remedy)?;
     }
-    for gpu in &plan.gpus {
+    for (at, gpu) in plan.gpus.iter().enumerate() {
+        // Of several MIG devices of one.
+        if plan.gpus[..at].iter().any(|other| other.minor == gpu.minor) {
+            continue;
+        }
         let presumed = (missing == Missing::Presume).then_some(i64::from(gpu.minor));
         let remedy = Some("see `nvidia-smi` whether the GPU is there, `cgpu gpus --refresh` lists");
         nodes.add(&dev, &format!("nvidia{}", gpu.minor), presumed, remedy)?;
@@ -196,7 +200,7 @@ pub fn modeset(driver_root: &Path) -> Withheld {
 /// Without a link the container starts all the same, so failing is told and no error.
 pub fn link_by_number(nodes: &Nodes, dev: &Path) {
     for device in &nodes.devices {
-        let Some(name) = Path::new(&device.path).file_name() else { continue };
+        let Ok(name) = Path::new(&device.path).strip_prefix("/dev") else { continue };
         let there = look(&dev.join(name));
         if !matches!(there, Ok(Found::Device(major, minor)) if (major, minor) == (device.major, device.minor))
         {
@@ -274,6 +278,7 @@ mod tests {
             minor: 1,
             memory_total_bytes: 1 << 20,
             memory_limit_bytes: None,
+            mig: None,
         };
         Plan {
             backend: Kind::None,

@@ -1,6 +1,6 @@
 //! The inventory that was last read from the driver, kept in a file.
 //!
-//! `STATE_DIR/inventory.json`, 0600: `{"version":1,"fingerprint":{…},"gpus":[…]}`, the
+//! `STATE_DIR/inventory.json`, 0600: `{"version":2,"fingerprint":{…},"gpus":[…]}`, the
 //! GPUs as in an inventory file. Replaced as a whole by a rename. A cache is never worth
 //! an error when it is read: missing, damaged, of another version or of another state of
 //! the driver, it is simply not there, and whoever then writes it learns why it can't be.
@@ -21,7 +21,7 @@ use super::{Fingerprint, Gpu, Inventory};
 use crate::replace::replace;
 
 const FILE_NAME: &str = "inventory.json";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -146,7 +146,7 @@ mod tests {
         }
         let good = String::from_utf8(good).unwrap();
         for (from, to) in [
-            ("\"version\": 1", "\"version\": 2"),
+            ("\"version\": 2", "\"version\": 1"),
             ("\"memory_mib\": 16130", "\"memory_mib\": 0"),
             ("GPU-b", "GPU-a"),
             ("\"index\": 1", "\"index\": 0"),

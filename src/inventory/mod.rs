@@ -93,6 +93,26 @@ pub struct MigDevice {
     pub uuid: String,
     /// Memory of the instance in MiB.
     pub memory_mib: u64,
+    /// The GPU instance that it is of, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_instance: Option<u32>,
+    /// The compute instance of that, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_instance: Option<u32>,
+}
+
+impl MigDevice {
+    /// Its instances, GPU's and compute's, where they are known.
+    #[must_use]
+    pub fn instances(&self) -> Option<(u32, u32)> {
+        // Drivers before 470 have them in the name: `MIG-GPU-…/1/0`.
+        let in_name = || {
+            let mut parts = self.uuid.rsplit('/');
+            let (compute, gpu) = (parts.next()?, parts.next()?);
+            Some((gpu.parse().ok()?, compute.parse().ok()?))
+        };
+        self.gpu_instance.zip(self.compute_instance).or_else(in_name)
+    }
 }
 
 /// A GPU as inventory files and `cgpu gpus --format json` write it.

@@ -9,6 +9,8 @@
 //! doesn't get it. GPUs that NVML doesn't count (excluded, no device node) are not
 //! shown: they have no index.
 
+#![allow(unsafe_code, reason = "nvml-wrapper has no call for the instances of a MIG device")]
+
 use std::collections::HashSet;
 use std::env::consts::ARCH;
 use std::ffi::OsString;
@@ -23,6 +25,9 @@ use crate::units::bytes_to_mib;
 
 /// The name that drivers install for programs; the one without a number is for compilers.
 const LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// NVML's answer where all is well (`nvml.h`, `NVML_SUCCESS`).
+const SUCCESS: u32 = 0;
 
 /// Why NVML told nothing.
 #[derive(Debug, Error)]
@@ -149,7 +154,10 @@ impl Session {
             name: device.name().ok(),
             memory_bytes: told(&mut failure, device.memory_info()).map(|memory| memory.total),
             mig_enabled,
-            mig_devices: if mig_enabled { mig_devices(index, &device) } else { Vec::new() },
+            mig_devices: match mig_enabled {
+                true => mig_devices(&self.nvml, index, &device),
+                false => Vec::new(),
+            },
             failure,
         }
     }
@@ -203,13 +211,33 @@ fn is_mig_enabled(device: &Device<'_>) -> Result<bool, NvmlError> {
     }
 }
 
+/// The instances that the MIG device `mig` is of, GPU's and compute's, as far as NVML tells them.
+fn instances(nvml: &Nvml, mig: &Device<'_>) -> (Option<u32>, Option<u32>) {
+    let library = nvml.lib();
+    let (mut gpu, mut compute) = (0, 0);
+    // SAFETY: the handle is used here only, while `nvml`, which it is of, lives.
+    let handle = unsafe { mig.handle() };
+    let told_gpu = library.nvmlDeviceGetGpuInstanceId.as_ref().is_ok_and(|ask| {
+        // SAFETY: the function is of the library that the handle is of, and writes one number.
+        let answer = unsafe { ask(handle, &raw mut gpu) };
+        answer == SUCCESS
+    });
+    let told_compute = library.nvmlDeviceGetComputeInstanceId.as_ref().is_ok_and(|ask| {
+        // SAFETY: the function is of the library that the handle is of, and writes one number.
+        let answer = unsafe { ask(handle, &raw mut compute) };
+        answer == SUCCESS
+    });
+    (told_gpu.then_some(gpu), told_compute.then_some(compute))
+}
+
 /// The MIG devices of `device`, GPU `index`. One that can't be described is left out,
 /// which the log tells: nobody could be given it anyway.
-fn mig_devices(index: u32, device: &Device<'_>) -> Vec<MigDevice> {
+fn mig_devices(nvml: &Nvml, index: u32, device: &Device<'_>) -> Vec<MigDevice> {
     let describe = |mig_index| {
         let mig = device.mig_device_by_index(mig_index)?;
         let memory_mib = bytes_to_mib(mig.memory_info()?.total);
-        Ok(MigDevice { index: mig_index, uuid: mig.uuid()?, memory_mib })
+        let (uuid, (gpu_instance, compute_instance)) = (mig.uuid()?, instances(nvml, &mig));
+        Ok(MigDevice { index: mig_index, uuid, memory_mib, gpu_instance, compute_instance })
     };
     let places = device.mig_device_count().unwrap_or_else(|error| {
         tracing::warn!("GPU {index}: NVML can't count its MIG devices: {error}");

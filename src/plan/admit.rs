@@ -175,7 +175,7 @@ pub fn unheld<'a>(
     let is_mixed = move |gpu: &&PlannedGpu| {
         let has_quota = gpu.memory_limit_bytes.is_some();
         let other = |(uuid, limit): &(String, Option<u64>)| {
-            *uuid == gpu.uuid && limit.is_some() != has_quota
+            uuid == gpu.given_uuid() && limit.is_some() != has_quota
         };
         holdings.clone().any(|holding| holding.gpus.iter().any(other))
     };
@@ -188,10 +188,10 @@ fn admit_gpu<'a>(
     holdings: impl Iterator<Item = &'a Holding> + Clone,
     limits: Limits,
 ) -> Result<(), Refusal> {
-    let (index, uuid) = (gpu.index, gpu.uuid.clone());
+    let (index, uuid) = (gpu.index, gpu.given_uuid().to_owned());
     let (mut held_bytes, mut weight, mut sharing, mut whole) = (0u64, 0u32, 0usize, 0usize);
     let on_gpu = |holding: &Holding| {
-        holding.gpus.iter().find(|(held, _)| *held == gpu.uuid).map(|(_, limit)| *limit)
+        holding.gpus.iter().find(|(held, _)| held == gpu.given_uuid()).map(|(_, limit)| *limit)
     };
     for holding in holdings.clone() {
         match on_gpu(holding) {
@@ -282,6 +282,7 @@ mod tests {
                 minor: index,
                 memory_total_bytes: 16130 * MIB,
                 memory_limit_bytes: limit.map(|mib| mib * MIB),
+                mig: None,
             })
             .collect();
         Plan { backend: Kind::Km, gpus, weight, high_priority: false, unenforced: false }

@@ -137,6 +137,7 @@ mod tests {
             minor: index,
             memory_total_bytes: 100 * MIB,
             memory_limit_bytes: limit.map(|mib| mib * MIB),
+            mig: None,
         };
         let gpus = (0..).zip(limits).map(gpu).collect();
         Plan { backend: Kind::Km, gpus, weight: 2, high_priority: false, unenforced: false }

@@ -42,11 +42,42 @@ pub struct PlannedGpu {
     pub uuid: String,
     /// Minor number of `/dev/nvidiaN`.
     pub minor: u32,
-    /// The GPU's memory in bytes.
+    /// Its memory in bytes.
     pub memory_total_bytes: u64,
     /// The quota in bytes, a whole number of MiB; `None` where the GPU is the
     /// container's as a whole.
     pub memory_limit_bytes: Option<u64>,
+    /// The MIG device of it that is given, where it isn't the GPU itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<PlannedMig>,
+}
+
+/// A MIG device of a [`PlannedGpu`], whose memory then is the device's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedMig {
+    /// NVML's index of it within its GPU.
+    pub index: u32,
+    /// `MIG-` and a UUID.
+    pub uuid: String,
+    /// Its instances, GPU's and compute's, where they are known.
+    pub instances: Option<(u32, u32)>,
+}
+
+impl PlannedGpu {
+    /// The UUID of what is given: the GPU, or the MIG device.
+    #[must_use]
+    pub fn given_uuid(&self) -> &str {
+        self.mig.as_ref().map_or(&self.uuid, |mig| &mig.uuid)
+    }
+
+    /// The index of what is given: `0`, or `0:1` of a MIG device.
+    #[must_use]
+    pub fn given_index(&self) -> String {
+        match &self.mig {
+            None => self.index.to_string(),
+            Some(mig) => format!("{}:{}", self.index, mig.index),
+        }
+    }
 }
 
 /// The isolation backends.
@@ -98,7 +129,7 @@ impl fmt::Display for Plan {
             let comma = if at > 0 { ", " } else { "" };
             match gpu.memory_limit_bytes {
                 Some(bytes) => write!(f, "{comma}GPU {} {} MiB", gpu.index, bytes_to_mib(bytes))?,
-                None => write!(f, "{comma}GPU {} whole", gpu.index)?,
+                None => write!(f, "{comma}GPU {} whole", gpu.given_index())?,
             }
         }
         Ok(())

@@ -11,10 +11,11 @@ mod limit;
 
 pub use error::ResolveError;
 
-use super::{Kind, Plan, PlannedGpu};
-use crate::inventory::{Gpu, Inventory};
+use super::{Kind, Plan, PlannedGpu, PlannedMig};
+use crate::inventory::Inventory;
 use crate::request::{Quota, Request, Rules};
-use choice::{Choice, Purpose};
+use crate::units::mib_to_bytes;
+use choice::{Choice, Chosen, Purpose};
 
 /// The plan that `request` comes to on the GPUs of `inventory`.
 ///
@@ -35,6 +36,7 @@ pub fn resolve(
     if let Some(naming) = request.selections.naming()
         && quotas.is_empty()
         && rules.require_quota
+        && !request.selections.is_mig_only()
     {
         return Err(ResolveError::QuotaRequired { selection: naming.setting.clone() });
     }
@@ -57,13 +59,19 @@ pub fn resolve(
         limit::check_length(quota, choice.shared_in_order_of(quota.source))?;
     }
 
-    let planned = |gpu: &&Gpu| {
+    let planned = |Chosen { gpu, mig }: &Chosen<'_>| {
+        let of_mig = mig.and_then(|mig| mib_to_bytes(mig.memory_mib));
         Ok(PlannedGpu {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
             minor: gpu.minor,
-            memory_total_bytes: gpu.memory_bytes,
-            memory_limit_bytes: smallest_limit(quotas, gpu, &choice)?,
+            memory_total_bytes: of_mig.unwrap_or(gpu.memory_bytes),
+            memory_limit_bytes: smallest_limit(quotas, Chosen { gpu, mig: *mig }, &choice)?,
+            mig: mig.map(|mig| PlannedMig {
+                index: mig.index,
+                uuid: mig.uuid.clone(),
+                instances: mig.instances(),
+            }),
         })
     };
     Ok(Plan {
@@ -78,16 +86,16 @@ pub fn resolve(
 /// The smaller quota on `gpu`, or `None` where it is the container's as a whole.
 fn smallest_limit(
     quotas: &[Quota],
-    gpu: &Gpu,
+    chosen: Chosen<'_>,
     choice: &Choice<'_>,
 ) -> Result<Option<u64>, ResolveError> {
     let mut smallest: Option<u64> = None;
     for quota in quotas {
         let shared = choice.shared_in_order_of(quota.source);
-        let Some(nth) = shared.iter().position(|other| other.index == gpu.index) else {
+        let Some(nth) = shared.iter().position(|other| *other == chosen) else {
             continue;
         };
-        let limit_bytes = limit::limit_bytes(quota, nth, gpu)?;
+        let limit_bytes = limit::limit_bytes(quota, nth, chosen.gpu)?;
         smallest = Some(smallest.map_or(limit_bytes, |bytes| bytes.min(limit_bytes)));
     }
     Ok(smallest)
@@ -115,7 +123,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::inventory::GpuState;
+    use crate::inventory::{Gpu, GpuState, MigDevice};
     use crate::request::{self, Trust};
     use crate::units::{MIB, bytes_to_mib};
 
@@ -234,6 +242,7 @@ mod tests {
             minor: 6,
             memory_total_bytes: 16130 * MIB,
             memory_limit_bytes: Some(4301 * MIB),
+            mig: None,
         };
         assert_eq!(
             plan,
@@ -613,13 +622,95 @@ mod tests {
         }
     }
 
+    /// GPU 0 without MIG; GPU 1 with two devices; GPU 2 lost with one.
+    fn with_mig() -> Inventory {
+        let device = |index, uuid: &str, instances: Option<(u32, u32)>| MigDevice {
+            index,
+            uuid: uuid.to_owned(),
+            memory_mib: 4864,
+            gpu_instance: instances.map(|(gpu, _)| gpu),
+            compute_instance: instances.map(|(_, compute)| compute),
+        };
+        let with = |gpu: Gpu, mig_devices| Gpu { mig_enabled: true, mig_devices, ..gpu };
+        let devices = vec![device(0, "MIG-5c1b", Some((1, 0))), device(3, "MIG-GPU-b1/7/0", None)];
+        let lost = Gpu { state: GpuState::Lost, ..gpu(2, 15000) };
+        Inventory::new(vec![
+            gpu(0, 15000),
+            with(gpu(1, 15000), devices),
+            with(lost, vec![device(0, "MIG-lost", None)]),
+        ])
+        .unwrap()
+    }
+
+    const WHOLE: Rules = Rules { whole: true, ..PLAIN };
+
     #[test]
-    fn exclusive_refuses_mig_devices_beside_whole_gpus() {
+    fn mig_devices_are_given_as_a_whole_by_all_of_their_names() {
+        for (words, given) in [
+            (&["nvidia=MIG-5c1b"][..], &["1:0 MIG-5c1b"][..]),
+            (&["nvidia=mig-5C1B,1:0"], &["1:0 MIG-5c1b"]),
+            (&["nvidia=1:3"], &["1:3 MIG-GPU-b1/7/0"]),
+            (&["nvidia=MIG-GPU-b1/7/0"], &["1:3 MIG-GPU-b1/7/0"]),
+            (&["nvidia=MIG-GPU-b1/1/0"], &["1:0 MIG-5c1b"]),
+            (&["nvidia=1:3,0,1:0"], &["1:3 MIG-GPU-b1/7/0", "0 GPU-a0", "1:0 MIG-5c1b"]),
+            (&["nvidia=mig-all"], &["1:0 MIG-5c1b", "1:3 MIG-GPU-b1/7/0"]),
+            (&["nvidia=all"], &["0 GPU-a0", "1:0 MIG-5c1b", "1:3 MIG-GPU-b1/7/0"]),
+            (&["@gpus=1:0"], &["1:0 MIG-5c1b"]),
+            (&["nvidia=all", "@gpus=1:0"], &["1:0 MIG-5c1b"]),
+            (&["aliyun=1:0", "nvidia=all"], &["1:0 MIG-5c1b"]),
+        ] {
+            for rules in [WHOLE, Rules { exclusive: true, ..WHOLE }] {
+                let plan = resolve(&ask(words), &with_mig(), Kind::None, &rules).unwrap();
+                let name = |gpu: &PlannedGpu| format!("{} {}", gpu.given_index(), gpu.given_uuid());
+                assert_eq!(plan.gpus.iter().map(name).collect::<Vec<_>>(), given, "{words:?}");
+                assert!(plan.is_whole());
+            }
+        }
+        let plan = resolve(&ask(&["nvidia=1:0"]), &with_mig(), Kind::None, &WHOLE).unwrap();
+        let PlannedGpu { index, ref uuid, minor, memory_total_bytes, ref mig, .. } = plan.gpus[0];
+        assert_eq!((index, uuid.as_str(), minor), (1, "GPU-b1", 6));
+        assert_eq!(memory_total_bytes, 4864 * MIB);
+        assert_eq!(mig.as_ref().unwrap().instances, Some((1, 0)));
+        assert_eq!(plan.to_string(), "GPU 1:0 whole");
+    }
+
+    #[test]
+    fn a_mig_device_that_is_not_there_is_refused_with_those_that_are() {
+        let known = "1:0 (MIG-5c1b), 1:3 (MIG-GPU-b1/7/0), 2:0 (MIG-lost) (cgpu gpus shows them)";
+        for name in ["MIG-5c1c", "MIG-5c", "1:1", "0:0", "MIG-GPU-b1/1/1", "MIG-GPU-a0/1/0"] {
+            assert_eq!(
+                refused_under(&WHOLE, &[&format!("nvidia=0,{name}")], &with_mig()),
+                format!(
+                    "NVIDIA_VISIBLE_DEVICES=0,{name}: this host has no MIG device {name}; there \
+                     are: {known}"
+                )
+            );
+        }
         assert_eq!(
-            refused_under(&EXCLUSIVE, &["nvidia=0,MIG-5c1b"], &four()),
-            "NVIDIA_VISIBLE_DEVICES=0,MIG-5c1b: MIG device MIG-5c1b is named beside whole GPUs; \
-             name either MIG devices or whole GPUs (cgpu gpus shows them)"
+            refused_under(&WHOLE, &["nvidia=mig-all"], &four()),
+            "NVIDIA_VISIBLE_DEVICES=mig-all: this host has no MIG device mig-all; there are: none \
+             (`nvidia-smi mig -cgi PROFILE -C` makes some, `cgpu gpus --refresh` looks again)"
         );
+        assert_eq!(
+            refused_under(&WHOLE, &["nvidia=1"], &with_mig()),
+            format!(
+                "NVIDIA_VISIBLE_DEVICES=1: GPU 1 (GPU-b1) is in MIG mode and can be used through \
+                 its MIG devices only; name some of them: {known}"
+            )
+        );
+        let lost = refused_under(&WHOLE, &["nvidia=2:0"], &with_mig());
+        assert!(lost.contains("GPU 2 (GPU-c2) is lost"), "{lost}");
+    }
+
+    /// A MIG device is a part with memory of its own.
+    #[test]
+    fn require_quota_is_met_by_mig_devices_alone() {
+        let strict = Rules { require_quota: true, ..WHOLE };
+        let plan = resolve(&ask(&["nvidia=1:0"]), &with_mig(), Kind::None, &strict).unwrap();
+        assert_eq!(plan.gpus.len(), 1);
+        for words in [&["nvidia=1:0,0"][..], &["nvidia=all"], &["aliyun=1:0", "nvidia=0,1:0"]] {
+            assert!(refused_under(&strict, words, &with_mig()).contains("(require_quota)"));
+        }
     }
 
     #[test]

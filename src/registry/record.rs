@@ -101,7 +101,7 @@ impl Record {
         let gpus = self.plan.gpus.iter();
         Holding {
             id: self.key.id.clone(),
-            gpus: gpus.map(|gpu| (gpu.uuid.clone(), gpu.memory_limit_bytes)).collect(),
+            gpus: gpus.map(|gpu| (gpu.given_uuid().to_owned(), gpu.memory_limit_bytes)).collect(),
             weight: if self.plan.backend.holds_shares() { self.plan.weight } else { 0 },
         }
     }

@@ -17,6 +17,7 @@ fn record(id: &str, holder: Holder) -> Record {
         minor: 0,
         memory_total_bytes: 100,
         memory_limit_bytes: Some(10),
+        mig: None,
     };
     Record {
         key: Key { root: "/run/runc".into(), id: id.into() },

@@ -178,7 +178,7 @@ impl Request {
         if !self.quotas.is_empty() {
             let nothing = self.selections.nothing().filter(|_| !naming)?;
             Some(format!("{} selects no GPU", nothing.setting))
-        } else if let Some(mig) = self.selections.only_mig().filter(|_| held) {
+        } else if let Some(mig) = self.selections.only_mig().filter(|_| held && !rules.whole) {
             Some(format!(
                 "{} names MIG devices, and MIG devices have memory of their own",
                 mig.setting
@@ -224,6 +224,14 @@ impl Request {
         self.quotas.is_empty() && self.off.iter().any(|off| matches!(off, Off::Disabled(_)))
     }
 
+    /// What asks for GPUs, or for the driver's files alone, where there is no quota.
+    #[must_use]
+    pub fn wants_driver_by(&self) -> Option<&Setting> {
+        let files_alone = self.selections.nvidia.as_ref().filter(|_| self.wants_files_alone());
+        let selection = self.selections.naming().or(files_alone);
+        selection.filter(|_| self.quotas.is_empty()).map(|selection| &selection.setting)
+    }
+
     /// Whether it asks for a part of a GPU, which somebody has to enforce.
     #[must_use]
     pub fn has_quota(&self) -> bool {
@@ -267,7 +275,10 @@ impl Selections {
     /// NVIDIA's variable, where it says what its toolkit alone understands: a CDI device
     /// (`nvidia.com/gpu=0`), or that GPUs come as mounts (`/var/run/nvidia-container-devices`).
     fn of_nvidias_toolkit(&self) -> Option<&Selection> {
-        self.nvidia.as_ref().filter(|nvidia| nvidia.setting.value.contains(['=', '/']))
+        // `MIG-GPU-…/1/0` is a MIG device.
+        let is_mig = |item: &str| item.trim().get(..4).is_some_and(|head| head == "MIG-");
+        let foreign = |item: &str| item.contains('=') || (item.contains('/') && !is_mig(item));
+        self.nvidia.as_ref().filter(|nvidia| nvidia.setting.value.split(',').any(foreign))
     }
 
     /// Whether the annotation names GPUs, and no variable says otherwise.
@@ -294,6 +305,12 @@ impl Selections {
     fn only_mig(&self) -> Option<&Selection> {
         let mut naming = self.variables().filter(|s| s.extent() != Extent::Nothing);
         if naming.clone().all(Selection::is_mig_only) { naming.next() } else { None }
+    }
+
+    /// Whether nothing but MIG devices is named, by whomever.
+    pub(crate) fn is_mig_only(&self) -> bool {
+        let naming = |selection: &&Selection| selection.extent() != Extent::Nothing;
+        self.variables().chain(&self.annotation).filter(naming).all(Selection::is_mig_only)
     }
 
     fn variables(&self) -> impl Iterator<Item = &Selection> + Clone {

@@ -320,13 +320,13 @@ fn prepare(
     let id = create.id.as_ref().and_then(|id| id.to_str()).ok_or(RuntimeError::NoId)?;
     let key = Key { root: key_root(real, create.root.as_deref()), id: id.to_owned() };
 
-    let inventory = host.inventory()?;
+    let inventory = host.inventory(&request)?;
     let plan = host.plan(&request, &inventory)?;
     // NVIDIA's runtime looks at no other verb.
     host.decide_injection(&plan, |config| {
         create.verb == argv::Verb::Create && nvidia::makes(&config.driver, real)
     });
-    let nodes = host.nodes(&plan, &inventory)?;
+    let nodes = host.nodes(&plan, &inventory, &bundle)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
     let injection = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
     let nvidia = match injection.mode {

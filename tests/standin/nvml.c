@@ -10,7 +10,8 @@
  *       HEALTH  ok | lost (has a handle, answers nothing else but its PCI address)
  *               | gone (has no handle)
  *       MIG     - (not supported) | off | on
- *   mig UUID BYTES           a place for a MIG device of the GPU above; UUID - is empty
+ *   mig UUID BYTES [GI CI]   a place for a MIG device of the GPU above; UUID - is empty. Without
+ *                            its instances the library has no word of them
  *
  * Structures and numbers are those of nvml.h, CUDA 12.
  */
@@ -48,9 +49,9 @@ struct memory_v2 {
 
 struct device {
     char uuid[96], bus_id[32], name[96], health[8], mig[8];
-    unsigned minor, places;
+    unsigned minor, places, instances[2];
     unsigned long long bytes;
-    int is_mig;
+    int is_mig, has_instances;
     struct device *migs;
 };
 
@@ -72,6 +73,7 @@ static int read_description(long *init_ms, int *init_error)
     count = 0;
     while (fgets(line, sizeof line, file)) {
         struct device device = {0};
+        int found;
         if (sscanf(line, "init_ms %ld", init_ms) == 1 || sscanf(line, "init_error %d", init_error) == 1)
             continue;
         if (sscanf(line, "gpu %95s %u %31s %llu %7s %7s %95[^\n]", device.uuid, &device.minor,
@@ -79,8 +81,10 @@ static int read_description(long *init_ms, int *init_error)
             count < GPUS_MAX) {
             device.migs = migs[count];
             gpus[count++] = device;
-        } else if (sscanf(line, "mig %95s %llu", device.uuid, &device.bytes) == 2 && count &&
-                   gpus[count - 1].places < MIGS_MAX) {
+        } else if ((found = sscanf(line, "mig %95s %llu %u %u", device.uuid, &device.bytes,
+                                   &device.instances[0], &device.instances[1])) >= 2 &&
+                   count && gpus[count - 1].places < MIGS_MAX) {
+            device.has_instances = found == 4;
             strcpy(device.health, "ok");
             strcpy(device.name, gpus[count - 1].name);
             device.is_mig = 1;
@@ -224,4 +228,27 @@ int nvmlDeviceGetMigDeviceHandleByIndex(const struct device *device, unsigned in
         return NOT_FOUND;
     *mig = &device->migs[index];
     return SUCCESS;
+}
+
+static int instance(const struct device *device, unsigned which, unsigned *id)
+{
+    int failure = reachable(device);
+    if (failure)
+        return failure;
+    if (!device->is_mig)
+        return INVALID_ARGUMENT;
+    if (!device->has_instances)
+        return NOT_SUPPORTED;
+    *id = device->instances[which];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceId(const struct device *device, unsigned *id)
+{
+    return instance(device, 0, id);
+}
+
+int nvmlDeviceGetComputeInstanceId(const struct device *device, unsigned *id)
+{
+    return instance(device, 1, id);
 }

@@ -30,6 +30,7 @@ const NAMESPACES: [&str; 2] = ["default", "k8s.io"];
 #[derive(Debug)]
 pub struct Builder {
     runtime: PathBuf,
+    default_handler: &'static str,
     environment: Vec<(String, String)>,
 }
 
@@ -38,6 +39,13 @@ impl Builder {
     #[must_use]
     pub fn runtime(mut self, path: impl Into<PathBuf>) -> Self {
         self.runtime = path.into();
+        self
+    }
+
+    /// Has `cgpu` make the pods that name no handler, in runc's place.
+    #[must_use]
+    pub fn default_runtime(mut self) -> Self {
+        self.default_handler = "cgpu";
         self
     }
 
@@ -54,8 +62,9 @@ impl Builder {
         let scratch = Scratch::new();
         let crun = scratch.crun_program();
         let handlers = [("runc", program("runc")), ("crun", crun), ("cgpu", self.runtime.clone())];
-        scratch.file("containerd.toml", configuration(scratch.path(), &handlers));
-        let Builder { runtime, environment } = self;
+        let text = configuration(scratch.path(), self.default_handler, &handlers);
+        scratch.file("containerd.toml", text);
+        let Builder { runtime, environment, .. } = self;
         let daemon = spawn(&scratch, &environment);
         let containerd = Containerd { daemon, scratch, runtime, environment };
         containerd.wait_until_it_answers();
@@ -78,7 +87,7 @@ impl Containerd {
     /// Begins with bare runc as `cgpu`.
     pub fn builder() -> Builder {
         prerequisites();
-        Builder { runtime: program("runc"), environment: Vec::new() }
+        Builder { runtime: program("runc"), default_handler: "runc", environment: Vec::new() }
     }
 
     /// The directory that holds everything of this containerd.
@@ -245,7 +254,7 @@ fn socket(scratch: &Path) -> PathBuf {
     scratch.join("containerd.sock")
 }
 
-fn configuration(scratch: &Path, handlers: &[(&str, PathBuf)]) -> String {
+fn configuration(scratch: &Path, default_handler: &str, handlers: &[(&str, PathBuf)]) -> String {
     let (root, socket) = (scratch.display(), socket(scratch));
     let socket = socket.display();
     let mut text = format!(
@@ -269,7 +278,7 @@ conf_dir = "{root}/cni/conf"
 bin_dir = "{root}/cni/bin"
 
 [plugins."io.containerd.grpc.v1.cri".containerd]
-default_runtime_name = "runc"
+default_runtime_name = "{default_handler}"
 "#
     );
     for (name, program) in handlers {

@@ -247,6 +247,17 @@ pub(super) fn choose<'a>(
     Ok(parts)
 }
 
+/// What is for every device: the part of the file that has precedence, by name where several do.
+pub(super) fn common<'a>(devices: &Devices<'a>) -> Vec<Part<'a>> {
+    let places = || devices.0.values().map(|entry| entry.place);
+    let highest = places().map(|place| place.precedence).max();
+    let first = places().filter(|place| Some(place.precedence) == highest).min_by_key(|p| p.file);
+    first
+        .map(|Place { file, spec, .. }| Part { file, spec, devices: Vec::new() })
+        .into_iter()
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

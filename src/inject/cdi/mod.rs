@@ -29,7 +29,7 @@ use tracing::warn;
 
 use crate::bundle::Edits;
 use crate::plan::PlannedGpu;
-use choose::{ChoiceError, Devices, choose};
+use choose::{ChoiceError, Devices, choose, common};
 use dirs::{Content, DIRECTORIES, KIND, Source};
 use merge::{Collected, LeftOut, Unsupported};
 use spec::Specification;
@@ -62,7 +62,13 @@ pub struct WantedMig {
 
 impl From<&PlannedGpu> for Wanted {
     fn from(gpu: &PlannedGpu) -> Self {
-        Wanted { index: gpu.index, uuid: gpu.uuid.clone(), minor: gpu.minor, mig: None }
+        let mig = gpu.mig.as_ref();
+        Wanted {
+            index: gpu.index,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+            mig: mig.map(|mig| WantedMig { index: mig.index, uuid: mig.uuid.clone() }),
+        }
     }
 }
 
@@ -192,8 +198,8 @@ impl Specifications {
         DIRECTORIES.map(PathBuf::from).to_vec()
     }
 
-    /// The edits for a container that is to have all of `wanted`; `None` where no specification
-    /// is about NVIDIA's GPUs, nor a file that might be.
+    /// The edits for a container that is to have all of `wanted`, the files alone where that is
+    /// nothing; `None` where no specification is about NVIDIA's GPUs, nor a file that might be.
     ///
     /// # Errors
     ///
@@ -212,7 +218,10 @@ impl Specifications {
                 }
             };
         }
-        let parts = choose(&devices, wanted).map_err(|source| self.not_found(source))?;
+        let parts = match wanted {
+            [] => common(&devices),
+            _ => choose(&devices, wanted).map_err(|source| self.not_found(source))?,
+        };
         let gpus = wanted.iter().map(|wanted| i64::from(wanted.minor));
         let collected = Collected::of(&parts, gpus)?;
         let seen = look(&collected, host).map_err(stale)?;

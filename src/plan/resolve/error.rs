@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::inventory::Gpu;
+use crate::inventory::{Gpu, MigDevice};
 use crate::request::{Quoted, RequestError, Setting};
 
 /// Why a request can't be met by any state of this host.
@@ -109,17 +109,29 @@ pub enum ResolveError {
         /// What asks for the quota.
         memory: Setting,
     },
-    /// MIG devices beside whole GPUs.
+    /// The GPU is asked for as a whole, and can be used through its MIG devices only.
     #[error(
-        "{setting}: MIG device {} is named beside whole GPUs; \
-         name either MIG devices or whole GPUs (cgpu gpus shows them)",
-        Quoted(.item)
+        "{setting}: {gpu} is in MIG mode and can be used through its MIG devices only; name \
+         some of them: {}",
+        mig_listed(.known)
     )]
-    MixedMig {
+    MigModeWholeGpu {
         /// What was said.
         setting: Setting,
-        /// The MIG device.
+        /// The GPU.
+        gpu: String,
+        /// The MIG devices of the host.
+        known: Vec<String>,
+    },
+    /// No MIG device has that name.
+    #[error("{setting}: this host has no MIG device {}; there are: {}", Quoted(.item), mig_listed(.known))]
+    UnknownMig {
+        /// What was said.
+        setting: Setting,
+        /// The name.
         item: String,
+        /// The MIG devices of the host.
+        known: Vec<String>,
     },
     /// All GPUs are asked for, and none can be given.
     #[error("this host has no GPU to give: {}", unusable(.found))]
@@ -193,6 +205,21 @@ pub enum ResolveError {
 /// A GPU as messages name it: index and UUID.
 pub(super) fn label(gpu: &Gpu) -> String {
     format!("GPU {} ({})", gpu.index, Quoted(&gpu.uuid))
+}
+
+/// A MIG device as messages name it: indices and UUID.
+pub(super) fn mig_label(gpu: &Gpu, mig: &MigDevice) -> String {
+    format!("{}:{} ({})", gpu.index, mig.index, Quoted(&mig.uuid))
+}
+
+fn mig_listed(items: &[String]) -> String {
+    match items.is_empty() {
+        true => {
+            "none (`nvidia-smi mig -cgi PROFILE -C` makes some, `cgpu gpus --refresh` looks again)"
+                .to_owned()
+        }
+        false => format!("{} (cgpu gpus shows them)", items.join(", ")),
+    }
 }
 
 fn listed(items: &[String]) -> String {

@@ -1,20 +1,21 @@
 //! From an amount of memory to the bytes of a quota, rounded down to whole MiB.
 
 use super::ResolveError;
+use super::choice::Chosen;
 use super::error::label;
 use crate::inventory::Gpu;
 use crate::request::{Measure, Quota};
 use crate::units::MIB;
 
 /// Refuses a memory list with more values than there are GPUs to share.
-pub(super) fn check_length(quota: &Quota, shared: &[&Gpu]) -> Result<(), ResolveError> {
+pub(super) fn check_length(quota: &Quota, shared: &[Chosen<'_>]) -> Result<(), ResolveError> {
     if quota.amounts.len() <= shared.len() {
         return Ok(());
     }
     Err(ResolveError::TooManyAmounts {
         memory: quota.memory.clone(),
         amounts: quota.amounts.len(),
-        gpus: shared.iter().map(|gpu| label(gpu)).collect(),
+        gpus: shared.iter().map(|chosen| label(chosen.gpu)).collect(),
     })
 }
 
