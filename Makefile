@@ -13,10 +13,10 @@ RELEASE := target/release
 STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall prepush
+.PHONY: help deps build sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages packages test-packages prepush
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what tests and demo need (Debian and Ubuntu, root)
 	@tests/deps
@@ -40,7 +40,7 @@ test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests --no-fail-fast
-	$(CARGO) test --locked -p cgpu-sim -p cgpu-record
+	$(CARGO) test --locked -p cgpu-sim -p cgpu-record -p cgpu-pages
 
 # The programs of the tests, with all their assertions.
 soak: deps ## kill at random for MINUTES=60 with WORKERS=8 and a SEED; judged, counted (root)
@@ -99,16 +99,28 @@ fuzz: ## fuzz each target for half a minute (cargo-fuzz and a nightly toolchain)
 		$(CARGO) +nightly fuzz run $$target -- -max_total_time=30 || exit 1; \
 	done
 
-install: build ## install into DESTDIR/PREFIX
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(ETC)/cgpu $(DESTDIR)$(PREFIX)/share/cgpu/hooks
-	install -m 0755 $(addprefix $(RELEASE)/,cgpu cgpu-runtime cgpu-hook cgpu-monitor) $(DESTDIR)$(PREFIX)/bin/
-	install -m 0644 hooks/*.json $(DESTDIR)$(PREFIX)/share/cgpu/hooks/
-	test -e $(DESTDIR)$(ETC)/cgpu/config.toml \
-		|| install -m 0644 config/config.toml $(DESTDIR)$(ETC)/cgpu/config.toml
+# They are the same whatever they are built for, and sooner so.
+PAGES   := target/debug/cgpu-pages
+pages:
+	$(CARGO) build --locked -p cgpu-pages
+
+install: build pages ## install into DESTDIR/PREFIX
+	packaging/stage $(RELEASE) $(PAGES) "$(DESTDIR)" $(PREFIX) $(ETC)
 
 uninstall: ## remove what install installed, but for the configuration
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-runtime cgpu-hook cgpu-monitor)
-	rm -rf $(DESTDIR)$(PREFIX)/share/cgpu
+	rm -rf $(DESTDIR)$(PREFIX)/share/cgpu $(DESTDIR)$(PREFIX)/share/doc/cgpu
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man8/cgpu.8 $(DESTDIR)$(PREFIX)/share/man/man8/cgpu-*.8
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions/cgpu \
+		zsh/vendor-completions/_cgpu fish/vendor_completions.d/cgpu.fish)
 	test -n "$(DESTDIR)" || ! mountpoint -q /run/cgpu/driver || umount -R /run/cgpu/driver
+
+packages: build pages ## make a .deb, an .rpm and a tarball, in target/packages
+	packaging/build $(RELEASE) $(PAGES)
+
+test-packages: packages ## install, upgrade, remove and purge them in fresh Debian userlands (root)
+	$(CARGO) build --locked -p cgpu-sim --bin cgpu-sim
+	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
+	tests/packages target/packages target/debug
 
 prepush: lint test deny ## what CI does, and more

@@ -1,34 +1,11 @@
 //! `cgpu-hook`: the OCI hook. It gets the container's state on standard input.
 
-use std::{io, path::PathBuf, process::ExitCode};
+use std::{io, process::ExitCode};
 
+use cgpu::cli::hook::Hook;
 use cgpu::hook::{self, HookError, Stage};
 use cgpu::{admission::Host, report::ErrorLog, report::report};
 use clap::Parser;
-
-/// Turns a container's GPU isolation on and off. Standard input: its OCI state, or configuration.
-#[derive(Debug, Parser)]
-#[command(name = "cgpu-hook", version)]
-struct Hook {
-    /// When it is called.
-    #[arg(value_enum)]
-    stage: Stage,
-    /// The configuration [default: $CGPU_CONFIG, else /etc/cgpu/config.toml].
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// The runtime's root; set by cgpu-runtime.
-    #[arg(long, requires = "id")]
-    root: Option<String>,
-    /// The container's id; set by cgpu-runtime.
-    #[arg(long, requires = "root", allow_hyphen_values = true)]
-    id: Option<String>,
-    /// The reservation; set by precreate.
-    #[arg(long, conflicts_with = "id")]
-    reservation: Option<String>,
-    /// Nothing holds the container.
-    #[arg(long)]
-    whole: bool,
-}
 
 fn run(args: Hook) -> Result<(), HookError> {
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;

@@ -4,6 +4,7 @@ pub mod cdi;
 pub mod doctor;
 pub mod gc;
 pub mod gpus;
+pub mod hook;
 pub mod inspect;
 pub mod ps;
 pub mod set;
