@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use super::facts::{Cgroups, Isolation, Runtime, Seen};
-use super::files::Tree;
 use super::program;
 use crate::admission::Host;
 use crate::backend::{self, gate::check_kernel};
+use crate::engines::files::Tree;
 use crate::gate::enter;
 use crate::gate::worker::check_sizes;
 
@@ -18,7 +18,7 @@ const KNOWN: [&str; 2] = ["runc", "crun"];
 /// Kernel and backend of `host`, whose paths are as we reach them.
 pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
     let kernel = &host.config.driver.proc_root.join("sys/kernel");
-    let text = |path: &str| match super::files::read(&kernel.join(path)) {
+    let text = |path: &str| match crate::engines::files::read(&kernel.join(path)) {
         Seen::Found(text) => text.trim().to_owned(),
         _ => String::new(),
     };
