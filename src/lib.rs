@@ -47,6 +47,8 @@ pub mod runtime;
 
 pub mod hook;
 
+pub mod engines;
+
 pub mod doctor;
 
 pub mod cli;

@@ -23,12 +23,28 @@ const PATIENCE: Duration = Duration::from_secs(2);
 ///
 /// Where it can't be written; then it is what it was.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    replace_after(path, bytes, mode, |_| Ok(()))
+}
+
+/// Like [`replace()`], but `last` has the last word: it is called with the new file before that
+/// takes the old one's place.
+///
+/// # Errors
+///
+/// Where it can't be written, or `last` fails; then the old file is what it was.
+pub fn replace_after(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    last: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let temporary = beside(path)?;
     let mut file = open_locked(&temporary)?;
     let written = (|| {
         file.set_len(0)?;
         file.write_all(bytes)?;
         file.set_permissions(Permissions::from_mode(mode))?;
+        last(&file)?;
         fs::rename(&temporary, path)
     })();
     if written.is_err() {

@@ -244,7 +244,7 @@ fn each_engine_is_read_as_it_is_written() {
     let json = host.findings(1);
     assert!(said(&json, "containerd", "warning")[0].starts_with(
         "runtime cgpu stands in a section of version 2, and /etc/containerd/config.toml is of \
-         version 3: containerd doesn't see it -> put it under plugins.\"io.containerd.cri.v1."
+         version 3: containerd doesn't see it -> `cgpu setup containerd`, or put it under plugins."
     ));
     assert_eq!(
         said(&json, "containerd", "ok"),

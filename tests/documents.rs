@@ -13,7 +13,7 @@ use clap::{Command, CommandFactory};
 
 /// Commands and `make` targets that other branches bring; their command lines are not parsed until
 /// they are here. Empty when all is merged.
-const AWAITED_COMMANDS: &[&str] = &["setup"];
+const AWAITED_COMMANDS: &[&str] = &[];
 const AWAITED_TARGETS: &[&str] = &[];
 
 /// Words of command lines that stand for something of the reader's.

@@ -8,6 +8,7 @@ pub mod hook;
 pub mod inspect;
 pub mod ps;
 pub mod set;
+pub mod setup;
 mod table;
 pub mod upgrade_monitors;
 
@@ -70,6 +71,8 @@ pub enum Verb {
     Gc,
     /// Look at this host: driver, kernel, runtimes, engines, and what to do.
     Doctor(doctor::Doctor),
+    /// Tell an engine of the runtime `cgpu`, or take it out again.
+    Setup(setup::Setup),
     /// Put the monitor that is installed now in the place of each running one.
     UpgradeMonitors,
 }
@@ -131,6 +134,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
         }
         Verb::Inspect { bundle, output } => inspect::run(host()?, &bundle, output.format, out)?,
         Verb::Cdi(verb) => cdi::run(&host()?, &verb, out)?,
+        Verb::Setup(setup) => setup::run(&setup, out)?,
         Verb::Set(set) => set::run(&host()?, &set, out)?,
         Verb::Gc => gc::run(&host()?, out)?,
         Verb::UpgradeMonitors => upgrade_monitors::run(&host()?, out)?,

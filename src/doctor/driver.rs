@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use nix::sys::stat::{major, minor};
 
 use super::facts::{BusGpu, Cdi, Driver, Files, Library, Node, NodeKind, Seen};
-use super::files::Tree;
 use super::sentence;
 use crate::config::{Config, Inject, InventorySource};
+use crate::engines::files::Tree;
 use crate::inject::cdi::{HostFacts, Specifications, State};
 use crate::inject::find;
 use crate::inject::root::Root;

@@ -1,20 +1,15 @@
 //! Facts of the engines, of hook files and of NVIDIA's toolkit: which are there, and
 //! whether they know of us.
 //!
-//! Owns where their configurations are; what these say is read by `dialect`. Must not
-//! judge, nor run any of them.
+//! Where their configurations are, and what these say, is known by `crate::engines`. Must
+//! not judge, nor run any of them.
 
 use std::path::{Path, PathBuf};
 
-use super::dialect::{self, Named};
 use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Seen, Toolkit};
-use super::files::Tree;
-
-/// containerd's configuration.
-const CONTAINERD: &str = "/etc/containerd/config.toml";
-
-/// Most files of one engine that are read.
-const FILES_MAX: usize = 64;
+use crate::engines::dialect::{self, Named};
+use crate::engines::files::Tree;
+use crate::engines::places;
 
 /// NVIDIA's programs for containers.
 const TOOLKIT: [&str; 4] =
@@ -23,13 +18,6 @@ const TOOLKIT: [&str; 4] =
 /// Where CDI specifications are; `/var/run` is mostly a link to `/run`.
 const CDI: [&str; 3] = ["/etc/cdi", "/run/cdi", "/var/run/cdi"];
 
-/// Where engines look for hooks.
-const HOOKS: [&str; 3] = [
-    "/usr/share/containers/oci/hooks.d",
-    "/etc/containers/oci/hooks.d",
-    "/run/containers/oci/hooks.d",
-];
-
 /// The engines, those that aren't there too.
 pub(super) fn look(tree: &Tree) -> Vec<Engine> {
     let kinds = [EngineKind::Docker, EngineKind::Containerd, EngineKind::Crio, EngineKind::Podman];
@@ -37,67 +25,13 @@ pub(super) fn look(tree: &Tree) -> Vec<Engine> {
 }
 
 fn engine(tree: &Tree, kind: EngineKind) -> Engine {
-    let (programs, paths): (&[&str], Vec<PathBuf>) = match kind {
-        EngineKind::Docker => (&["dockerd", "docker"], vec!["/etc/docker/daemon.json".into()]),
-        EngineKind::Containerd => (&["containerd"], containerd_files(tree)),
-        EngineKind::Crio => {
-            (&["crio"], with_drop_ins(tree, &["/etc/crio/crio.conf"], &["/etc/crio/crio.conf.d"]))
-        }
-        EngineKind::Podman => (
-            &["podman"],
-            with_drop_ins(
-                tree,
-                &["/usr/share/containers/containers.conf", "/etc/containers/containers.conf"],
-                &["/usr/share/containers/containers.conf.d", "/etc/containers/containers.conf.d"],
-            ),
-        ),
-    };
-    let inherited = match tree.read(CONTAINERD) {
-        Seen::Found(text) => dialect::version(&text),
-        _ => 1,
-    };
-    let files = paths.into_iter().take(FILES_MAX);
+    let inherited = places::containerd_version(tree);
+    let files = places::files(tree, kind);
     Engine {
         kind,
-        program: programs.iter().find_map(|name| tree.program(name)),
-        files: files.filter_map(|path| file(tree, kind, inherited, path)).collect(),
+        program: places::programs(kind).iter().find_map(|name| tree.program(name)),
+        files: files.into_iter().filter_map(|path| file(tree, kind, inherited, path)).collect(),
     }
-}
-
-/// The files at `files`, and those in `directories`.
-fn with_drop_ins(tree: &Tree, files: &[&str], directories: &[&str]) -> Vec<PathBuf> {
-    let own = files.iter().map(PathBuf::from);
-    let dropped = directories.iter().flat_map(|directory| tree.list(directory));
-    own.chain(dropped.filter(|path| path.extension().is_some_and(|end| end == "conf"))).collect()
-}
-
-/// containerd's file and what it imports.
-fn containerd_files(tree: &Tree) -> Vec<PathBuf> {
-    let main = PathBuf::from(CONTAINERD);
-    let imports = match tree.read(&main) {
-        Seen::Found(text) => dialect::imports(&text),
-        _ => Vec::new(),
-    };
-    let imported = imports.into_iter().take(FILES_MAX).flat_map(|pattern| matching(tree, &pattern));
-    let imported = imported.filter(|path| *path != main).collect::<Vec<_>>();
-    std::iter::once(main.clone()).chain(imported).collect()
-}
-
-/// The files that a pattern means, whose last part may have one star.
-fn matching(tree: &Tree, pattern: &str) -> Vec<PathBuf> {
-    let path = Path::new("/etc/containerd").join(pattern);
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-    let Some((begin, end)) = name.as_deref().and_then(|name| name.split_once('*')) else {
-        return vec![path];
-    };
-    let listed = path.parent().map(|directory| tree.list(directory)).unwrap_or_default();
-    let matches = |path: &PathBuf| {
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        name.is_some_and(|name| {
-            name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)
-        })
-    };
-    listed.into_iter().filter(matches).collect()
 }
 
 fn file(tree: &Tree, kind: EngineKind, inherited: i64, path: PathBuf) -> Option<EngineFile> {
@@ -130,9 +64,9 @@ fn is_there(tree: &Tree, program: &Path) -> bool {
 
 /// The hook files that name us.
 pub(super) fn hooks(tree: &Tree) -> Vec<HookFile> {
-    let paths = HOOKS.iter().flat_map(|directory| tree.list(directory));
+    let paths = places::HOOKS.iter().flat_map(|directory| tree.list(directory));
     let paths = paths.filter(|path| path.extension().is_some_and(|end| end == "json"));
-    let files = paths.take(FILES_MAX).filter_map(|path| {
+    let files = paths.take(places::FILES_MAX).filter_map(|path| {
         let hook = match tree.read(&path) {
             Seen::Absent => return None,
             Seen::Unreadable(why) => Err(why),

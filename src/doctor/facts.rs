@@ -6,19 +6,9 @@
 use std::path::PathBuf;
 
 use crate::config::Inject;
+pub use crate::engines::{Flaw, Kind as EngineKind, Seen};
 use crate::plan::Kind;
 use crate::rm::Version;
-
-/// Something that may be there or not, or not be readable, as a sentence says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen<T> {
-    /// It isn't there.
-    Absent,
-    /// It can't be read, or not understood.
-    Unreadable(String),
-    /// This is it.
-    Found(T),
-}
 
 /// A host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -180,19 +170,6 @@ pub struct Runtime {
     pub version: Result<String, String>,
 }
 
-/// Which engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EngineKind {
-    /// dockerd.
-    Docker,
-    /// containerd, with its CRI for Kubernetes.
-    Containerd,
-    /// CRI-O.
-    Crio,
-    /// podman.
-    Podman,
-}
-
 /// An engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Engine {
@@ -224,20 +201,6 @@ pub struct Handler {
     pub executable: bool,
     /// Why the engine doesn't see it, or not all of it.
     pub flaw: Option<Flaw>,
-}
-
-/// What is wrong with a runtime's section.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flaw {
-    /// It is for the other version of containerd's configuration.
-    OtherVersion {
-        /// The file's.
-        file: i64,
-        /// The section's.
-        section: i64,
-    },
-    /// Our annotations aren't passed on.
-    NoAnnotations,
 }
 
 /// A file of a hooks directory that names `cgpu-hook`.

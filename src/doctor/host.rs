@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use super::facts::{Cgroups, Isolation, Runtime, Seen};
-use super::files::Tree;
 use super::program;
 use crate::admission::Host;
 use crate::backend::{self, gate::check_kernel};
+use crate::engines::files::Tree;
 use crate::gate::enter;
 use crate::gate::worker::check_sizes;
 
@@ -19,7 +19,7 @@ const KNOWN: [&str; 2] = ["runc", "crun"];
 pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
     // The kernel's own, wherever [driver] proc_root says that a driver is told of.
     let kernel = &tree.at("/proc/sys/kernel");
-    let text = |path: &str| match super::files::read(&kernel.join(path)) {
+    let text = |path: &str| match crate::engines::files::read(&kernel.join(path)) {
         Seen::Found(text) => text.trim().to_owned(),
         _ => String::new(),
     };

@@ -7,11 +7,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::facts::Facts;
-use super::files::Tree;
 use super::{driver, engines, host, own};
 use crate::admission::Host;
 use crate::backend::Way;
 use crate::config::{self, Config};
+use crate::engines::files::Tree;
 
 /// Where a host is.
 #[derive(Debug, Clone)]

@@ -10,8 +10,6 @@ pub mod facts;
 
 mod look;
 
-mod files;
-
 mod driver;
 
 mod host;
@@ -19,8 +17,6 @@ mod host;
 mod program;
 
 mod engines;
-
-mod dialect;
 
 mod own;
 

@@ -36,6 +36,14 @@ fn name(kind: EngineKind) -> &'static str {
     }
 }
 
+/// As `cgpu setup` calls it.
+fn word(kind: EngineKind) -> &'static str {
+    match kind {
+        EngineKind::Crio => "crio",
+        kind => name(kind),
+    }
+}
+
 /// What is to be said of an engine; nothing where it is neither there nor configured.
 fn one(engine: &Engine, runtime: &str) -> Vec<Finding> {
     let name = name(engine.kind);
@@ -71,7 +79,10 @@ fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
     let (runtime, program) = (&handler.name, handler.program.display());
     if !handler.executable {
         let what = format!("runtime {runtime} of {path} is {program}, which can't be executed");
-        return row(Error, what).remedy("`make install`, or correct the path there");
+        return row(Error, what).remedy(format!(
+            "install cgpu there, or `cgpu setup {}` for where it is, or correct the path",
+            word(kind)
+        ));
     }
     match handler.flaw {
         Some(Flaw::OtherVersion { file, section }) => {
@@ -79,7 +90,8 @@ fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
                 "runtime {runtime} stands in a section of version {section}, and {path} is of \
                  version {file}: containerd doesn't see it"
             );
-            row(Warning, what).remedy(format!("put it under {}", section_of(file)))
+            row(Warning, what)
+                .remedy(format!("`cgpu setup containerd`, or put it under {}", section_of(file)))
         }
         Some(Flaw::NoAnnotations) => {
             let what = format!(
@@ -103,20 +115,18 @@ fn section_of(version: i64) -> &'static str {
 /// How an engine is told of us.
 fn introduction(kind: EngineKind, runtime: &str) -> String {
     match kind {
-        EngineKind::Docker => format!(
-            "for `--runtime=cgpu`: {{\"runtimes\": {{\"cgpu\": {{\"path\": \"{runtime}\"}}}}}} in \
-             /etc/docker/daemon.json, and restart it"
-        ),
+        EngineKind::Docker => "`cgpu setup docker`, for `--runtime=cgpu`; with `--default` every \
+                               container is made by it"
+            .to_owned(),
         EngineKind::Containerd => {
-            "for Kubernetes: packaging/containerd.toml in /etc/containerd/config.toml, and restart \
-             it"
-            .to_owned()
+            "`cgpu setup containerd`, for Kubernetes; with `--default` for every pod".to_owned()
         }
-        EngineKind::Crio => format!(
-            "[crio.runtime.runtimes.cgpu] with runtime_path = \"{runtime}\" in \
-             /etc/crio/crio.conf.d/cgpu.conf, and restart it"
+        EngineKind::Crio => {
+            "`cgpu setup crio`, for Kubernetes; with `--default` for every pod".to_owned()
+        }
+        EngineKind::Podman => format!(
+            "`cgpu setup podman`, for `--runtime=cgpu`; or nothing: `podman --runtime {runtime} run`"
         ),
-        EngineKind::Podman => format!("none is needed: `podman --runtime {runtime} run`"),
     }
 }
 

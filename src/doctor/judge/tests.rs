@@ -439,14 +439,14 @@ fn an_engine_is_told_how_it_gets_to_know_us() {
         (
             EngineKind::Docker,
             "docker",
-            "-> for `--runtime=cgpu`: {\"runtimes\": {\"cgpu\": {\"path\": \"/usr/bin/cgpu-runtime\"}}}",
+            "-> `cgpu setup docker`, for `--runtime=cgpu`; with `--default`",
         ),
-        (EngineKind::Containerd, "containerd", "-> for Kubernetes: packaging/containerd.toml"),
-        (EngineKind::Crio, "cri-o", "-> [crio.runtime.runtimes.cgpu] with runtime_path ="),
+        (EngineKind::Containerd, "containerd", "-> `cgpu setup containerd`, for"),
+        (EngineKind::Crio, "cri-o", "-> `cgpu setup crio`, for"),
         (
             EngineKind::Podman,
             "podman",
-            "-> none is needed: `podman --runtime /usr/bin/cgpu-runtime",
+            "-> `cgpu setup podman`, for `--runtime=cgpu`; or nothing: `podman --runtime /usr/bin/",
         ),
     ] {
         finds(name, Note, "installed, and knows no runtime cgpu-runtime", bare(kind));

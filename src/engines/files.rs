@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::facts::Seen;
+use super::Seen;
 use crate::runtime::real::{self, USUAL_DIRS};
 
 /// Most bytes read of one file; a daemon's configuration has some thousands.
@@ -20,30 +20,30 @@ const ENTRIES_MAX: usize = 4096;
 
 /// The file system that is looked at.
 #[derive(Debug, Clone)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     root: PathBuf,
     search: Option<std::ffi::OsString>,
 }
 
 impl Tree {
     /// That under `root`; programs are searched in `search`, as `PATH` has it.
-    pub(super) fn new(root: &Path, search: Option<&OsStr>) -> Self {
+    pub(crate) fn new(root: &Path, search: Option<&OsStr>) -> Self {
         Tree { root: root.to_owned(), search: search.map(OsStr::to_owned) }
     }
 
     /// Whether it is the one that we live in.
-    pub(super) fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.root == Path::new("/")
     }
 
     /// `path` of the host, as we reach it.
-    pub(super) fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+    pub(crate) fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
     /// The path of the host that we reach at `path`.
-    pub(super) fn named(&self, path: &Path) -> PathBuf {
+    pub(crate) fn named(&self, path: &Path) -> PathBuf {
         match path.strip_prefix(&self.root) {
             Ok(below) if !self.is_own() => Path::new("/").join(below),
             _ => path.to_owned(),
@@ -51,12 +51,12 @@ impl Tree {
     }
 
     /// A file's text, invalid UTF-8 replaced.
-    pub(super) fn read(&self, path: impl AsRef<Path>) -> Seen<String> {
+    pub(crate) fn read(&self, path: impl AsRef<Path>) -> Seen<String> {
         read(&self.at(path))
     }
 
     /// A directory's entries, sorted; none where it can't be read.
-    pub(super) fn list(&self, path: impl AsRef<Path>) -> Vec<PathBuf> {
+    pub(crate) fn list(&self, path: impl AsRef<Path>) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.at(path)) else { return Vec::new() };
         let entries = entries.take(ENTRIES_MAX).filter_map(Result::ok);
         let mut paths: Vec<PathBuf> = entries.map(|entry| self.named(&entry.path())).collect();
@@ -65,13 +65,13 @@ impl Tree {
     }
 
     /// Whether a program is there and executable.
-    pub(super) fn is_executable(&self, path: impl AsRef<Path>) -> bool {
+    pub(crate) fn is_executable(&self, path: impl AsRef<Path>) -> bool {
         fs::metadata(self.at(path))
             .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
     }
 
     /// Where a program is that is called by `name`, searched for as ours are.
-    pub(super) fn program(&self, name: &str) -> Option<PathBuf> {
+    pub(crate) fn program(&self, name: &str) -> Option<PathBuf> {
         if self.is_own() {
             let found = real::find(&[name.to_owned()], self.search.as_deref());
             return found.ok().map(|real| real.file);
@@ -86,7 +86,7 @@ impl Tree {
 }
 
 /// The text of the file at `path`.
-pub(super) fn read(path: &Path) -> Seen<String> {
+pub(crate) fn read(path: &Path) -> Seen<String> {
     let text = || -> io::Result<Option<String>> {
         if !fs::metadata(path)?.is_file() {
             return Ok(None);

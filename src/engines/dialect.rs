@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use super::facts::Flaw;
+use super::Flaw;
 
 /// Our runtime.
-const RUNTIME: &str = "cgpu-runtime";
+pub(crate) const RUNTIME: &str = "cgpu-runtime";
 
 /// Our hook.
 const HOOK: &str = "cgpu-hook";
@@ -23,17 +23,22 @@ const CRI: [(i64, &str); 3] =
     [(1, "cri"), (2, "io.containerd.grpc.v1.cri"), (3, "io.containerd.cri.v1.runtime")];
 
 /// The annotations that we read, as containerd is told of them.
-const ANNOTATIONS: &str = "aliyun.com/*";
+pub(crate) const ANNOTATIONS: &str = "aliyun.com/*";
+
+/// containerd's CRI plugin in a configuration of that version; `None` for one that isn't known.
+pub(crate) fn cri(version: i64) -> Option<&'static str> {
+    CRI.iter().find(|(of, _)| *of == version).map(|(_, plugin)| *plugin)
+}
 
 /// A runtime of ours in an engine's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Named {
+pub(crate) struct Named {
     /// What the engine calls it.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Its program.
-    pub(super) program: PathBuf,
+    pub(crate) program: PathBuf,
     /// What is wrong with it.
-    pub(super) flaw: Option<Flaw>,
+    pub(crate) flaw: Option<Flaw>,
 }
 
 fn is(program: &str, name: &str) -> bool {
@@ -62,7 +67,7 @@ fn below<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Table> {
 }
 
 /// `/etc/docker/daemon.json`.
-pub(super) fn docker(text: &str) -> Result<Vec<Named>, String> {
+pub(crate) fn docker(text: &str) -> Result<Vec<Named>, String> {
     // dockerd takes an empty file for an empty object.
     if text.trim().is_empty() {
         return Ok(Vec::new());
@@ -77,8 +82,13 @@ pub(super) fn docker(text: &str) -> Result<Vec<Named>, String> {
 }
 
 /// The version that containerd's `config.toml` is written in; without a word it is the first.
-pub(super) fn version(text: &str) -> i64 {
+pub(crate) fn version(text: &str) -> i64 {
     toml(text).ok().as_ref().and_then(said_version).unwrap_or(1)
+}
+
+/// The version that `text` says, where it does.
+pub(crate) fn said_version_of(text: &str) -> Option<i64> {
+    said_version(&toml(text).ok()?)
 }
 
 fn said_version(table: &Table) -> Option<i64> {
@@ -87,7 +97,7 @@ fn said_version(table: &Table) -> Option<i64> {
 
 /// containerd's `config.toml`, or a file that it imports, which mostly leaves the version to
 /// the file that imports it: `inherited`.
-pub(super) fn containerd(text: &str, inherited: i64) -> Result<Vec<Named>, String> {
+pub(crate) fn containerd(text: &str, inherited: i64) -> Result<Vec<Named>, String> {
     let table = toml(text)?;
     let file = said_version(&table).unwrap_or(inherited);
     let mut ours = Vec::new();
@@ -119,14 +129,14 @@ fn passes(pattern: &str) -> bool {
 }
 
 /// The files that a containerd configuration imports, as patterns.
-pub(super) fn imports(text: &str) -> Vec<String> {
+pub(crate) fn imports(text: &str) -> Vec<String> {
     let table = toml(text).unwrap_or_default();
     let imports = table.get("imports").and_then(Value::as_array);
     imports.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 /// CRI-O's `crio.conf`, or a file beside it.
-pub(super) fn crio(text: &str) -> Result<Vec<Named>, String> {
+pub(crate) fn crio(text: &str) -> Result<Vec<Named>, String> {
     let table = toml(text)?;
     let runtimes = below(&table, &["crio", "runtime", "runtimes"]);
     let ours = runtimes.into_iter().flatten().filter_map(|(name, runtime)| {
@@ -136,7 +146,7 @@ pub(super) fn crio(text: &str) -> Result<Vec<Named>, String> {
 }
 
 /// podman's `containers.conf`, or a file beside it.
-pub(super) fn podman(text: &str) -> Result<Vec<Named>, String> {
+pub(crate) fn podman(text: &str) -> Result<Vec<Named>, String> {
     let table = toml(text)?;
     let runtimes = below(&table, &["engine", "runtimes"]);
     let ours = runtimes.into_iter().flatten().filter_map(|(name, paths)| {
@@ -147,7 +157,7 @@ pub(super) fn podman(text: &str) -> Result<Vec<Named>, String> {
 }
 
 /// A file of a hooks directory: its program and stages, where it is ours.
-pub(super) fn hook(text: &str) -> Result<Option<(PathBuf, Vec<String>)>, String> {
+pub(crate) fn hook(text: &str) -> Result<Option<(PathBuf, Vec<String>)>, String> {
     let json: Json = serde_json::from_str(text).map_err(|error| one_line(&error.to_string()))?;
     let program = json.pointer("/hook/path").and_then(Json::as_str);
     let Some(program) = program.filter(|program| is(program, HOOK)) else { return Ok(None) };

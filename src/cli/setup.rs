@@ -1,0 +1,156 @@
+//! `cgpu setup`: tells an engine of the runtime `cgpu`, or takes it out of its configuration.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Result, anyhow};
+use clap::{Args, ValueEnum};
+
+use super::table::printable;
+use crate::engines::Kind;
+use crate::engines::change::{Aim, Change, Request, plan};
+use crate::engines::write::{has_systemd, restart, restart_command, write};
+
+/// Which engine, and what to do.
+#[derive(Debug, Args)]
+pub struct Setup {
+    /// Whose configuration is edited.
+    #[arg(value_enum)]
+    pub engine: Engine,
+    /// Take out what setup put in, and restore the default runtime where it is cgpu.
+    #[arg(long, conflicts_with_all = ["default", "runtime"])]
+    pub remove: bool,
+    /// Show the difference, and write nothing.
+    #[arg(long, conflicts_with = "restart")]
+    pub dry_run: bool,
+    /// Containers that name no runtime get cgpu.
+    #[arg(long)]
+    pub default: bool,
+    /// Have the engine read its configuration again, by systemctl; containers run on.
+    #[arg(long)]
+    pub restart: bool,
+    /// The engine's configuration, where it isn't where it usually is.
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Our runtime, as the host names it [default: cgpu-runtime beside this program].
+    #[arg(long, value_name = "PROGRAM")]
+    pub runtime: Option<PathBuf>,
+    /// Where the host's file system is, from inside a container.
+    #[arg(long, value_name = "DIR", default_value = "/", conflicts_with = "restart")]
+    pub root: PathBuf,
+}
+
+/// An engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Engine {
+    /// `/etc/docker/daemon.json`.
+    Docker,
+    /// `/etc/containerd/config.toml` or what it imports: the handler for Kubernetes.
+    Containerd,
+    /// `/etc/crio/crio.conf.d/99-cgpu.conf`.
+    Crio,
+    /// `/etc/containers/containers.conf.d/99-cgpu.conf`.
+    Podman,
+}
+
+impl From<Engine> for Kind {
+    fn from(engine: Engine) -> Self {
+        match engine {
+            Engine::Docker => Kind::Docker,
+            Engine::Containerd => Kind::Containerd,
+            Engine::Crio => Kind::Crio,
+            Engine::Podman => Kind::Podman,
+        }
+    }
+}
+
+/// Shows the difference, writes it unless it is only to be shown, and says what is left to do.
+///
+/// # Errors
+///
+/// Where a file isn't what it seems, can't be written, or the engine can't be restarted.
+pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
+    let kind = Kind::from(setup.engine);
+    let root = std::path::absolute(&setup.root)?;
+    let file = setup.file.as_ref().map(std::path::absolute).transpose()?;
+    let aim = match setup.remove {
+        true => Aim::Remove,
+        false => Aim::Add { program: program(setup)?, default: setup.default },
+    };
+    let changes = plan(&Request { kind, root, file, aim })?;
+    if changes.is_empty() {
+        let state = if setup.remove { "doesn't know cgpu" } else { "knows cgpu" };
+        writeln!(out, "nothing to do: the configuration of {} {state}", name(setup.engine))?;
+    }
+    for change in &changes {
+        for line in change.diff().lines() {
+            writeln!(out, "{}", printable(line))?;
+        }
+    }
+    if setup.dry_run {
+        return Ok(out.flush()?);
+    }
+    for change in &changes {
+        write(change)?;
+        writeln!(out, "{}", done(change))?;
+    }
+    out.flush()?;
+    again(setup, kind, !changes.is_empty(), out)
+}
+
+/// Our runtime, as the host names it.
+fn program(setup: &Setup) -> Result<PathBuf> {
+    if let Some(named) = &setup.runtime {
+        return Ok(named.clone());
+    }
+    if setup.root.as_os_str() != "/" {
+        return Ok("/usr/bin/cgpu-runtime".into());
+    }
+    let own = std::env::current_exe()?;
+    let beside = own.parent().map(|directory| directory.join("cgpu-runtime"));
+    beside.ok_or_else(|| anyhow!("{} has no directory; give --runtime", own.display()))
+}
+
+fn done(change: &Change) -> String {
+    let path = printable(&change.path.display().to_string());
+    match (&change.after, change.backup()) {
+        (None, _) => format!("removed {path}"),
+        (Some(_), None) => format!("wrote {path}"),
+        (Some(_), Some(backup)) => {
+            format!("wrote {path}; what it was is {}", printable(&backup.display().to_string()))
+        }
+    }
+}
+
+/// Has the engine read its files again, or says who is to do that.
+fn again(setup: &Setup, kind: Kind, changed: bool, out: &mut dyn Write) -> Result<()> {
+    let name = name(setup.engine);
+    match restart_command(kind) {
+        None if changed || setup.restart => {
+            writeln!(out, "{name} reads it at its next command: nothing to restart")?;
+        }
+        Some(command) if setup.restart && has_systemd() => {
+            restart(command)?;
+            writeln!(out, "done: `{}`", command.join(" "))?;
+        }
+        Some(_) if setup.restart => {
+            writeln!(out, "no systemd runs here: restart {name} as you started it")?;
+        }
+        Some(command) if changed => writeln!(
+            out,
+            "next: `{}`, so that {name} reads it; containers run on",
+            command.join(" ")
+        )?,
+        _ => {}
+    }
+    Ok(out.flush()?)
+}
+
+fn name(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Docker => "docker",
+        Engine::Containerd => "containerd",
+        Engine::Crio => "cri-o",
+        Engine::Podman => "podman",
+    }
+}

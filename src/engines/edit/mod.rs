@@ -1,0 +1,201 @@
+//! Edits one file of an engine's configuration so that the engine knows the runtime `cgpu`,
+//! or no longer knows it. Pure: text in, text out.
+//!
+//! Owns what `cgpu setup` writes. Everything else in the text stays as it is, to the byte:
+//! order, comments, spaces. A text that isn't understood, or whose runtime `cgpu` runs
+//! another program, is refused. Each edit is checked before it is handed out: without what
+//! is ours, the new text means what the old one means.
+
+mod json;
+mod tables;
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use thiserror::Error;
+
+use super::dialect::RUNTIME;
+
+/// What the engine calls our runtime.
+pub const NAME: &str = "cgpu";
+
+/// The first line of a file that setup makes, where the format has comments.
+pub const HEADER: &str = "# Made by `cgpu setup`; `cgpu setup … --remove` takes it away.\n";
+
+/// How a text is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// docker's `daemon.json`.
+    Docker,
+    /// containerd's `config.toml`.
+    Containerd {
+        /// Of the configuration: 1, 2 or 3.
+        version: i64,
+    },
+    /// CRI-O's `crio.conf`.
+    Crio,
+    /// podman's `containers.conf`.
+    Podman,
+}
+
+/// What is to become of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish<'a> {
+    /// The engine knows the runtime.
+    Add {
+        /// Its program.
+        program: &'a str,
+        /// Whether containers that name no runtime get it.
+        default: bool,
+    },
+    /// The engine no longer knows it.
+    Remove {
+        /// The text before setup's last edit, whose default runtime is restored where the
+        /// default is ours now.
+        former: Option<&'a str>,
+    },
+}
+
+/// Why a text isn't edited.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum EditError {
+    /// It can't be read.
+    #[error("can't be read: {why}; correct it first")]
+    Syntax {
+        /// What the parser says.
+        why: String,
+    },
+    /// A key holds another kind of value than the engine expects.
+    #[error("has no table at {key}; correct it first")]
+    NotATable {
+        /// The key, with its parents.
+        key: String,
+    },
+    /// A key is there twice, and readers differ in which one counts.
+    #[error("has {key} twice; remove one of them first")]
+    Twice {
+        /// The key.
+        key: String,
+    },
+    /// The runtime `cgpu` is another's.
+    #[error(
+        "has a runtime `cgpu` that runs {program}, not cgpu-runtime; rename or remove it first"
+    )]
+    Taken {
+        /// What it runs.
+        program: String,
+    },
+    /// containerd's configuration has a version that isn't known.
+    #[error("has version {version}, and setup knows versions 1 to 3; add the runtime by hand")]
+    Version {
+        /// That version.
+        version: i64,
+    },
+    /// The edit would change something else, or not do what it should.
+    #[error("is written in a way that setup can't edit safely; make the change by hand")]
+    Unsafe,
+}
+
+/// What a text says of our runtime.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Whether it has the runtime `cgpu`, and it is ours.
+    pub runtime: bool,
+    /// The default runtime that it names.
+    pub default: Option<String>,
+    /// Whether it configures the part of the engine that has the runtimes: of an imported
+    /// file and its importer, containerd 1 reads that part of one only.
+    pub section: bool,
+}
+
+impl Said {
+    /// Whether the default runtime is ours.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        self.default.as_deref().is_some_and(is_ours_by_default)
+    }
+}
+
+/// What `text` says of our runtime.
+///
+/// # Errors
+///
+/// Where it isn't understood, or has a runtime `cgpu` that isn't ours.
+pub fn read(format: Format, text: &str) -> Result<Said, EditError> {
+    match format {
+        Format::Docker => json::read(text),
+        _ => tables::read(&tables::layout(format)?, text),
+    }
+}
+
+/// `text` as `wish` wants it; the same text where that is so already. An empty text is an
+/// empty file, or none.
+///
+/// # Errors
+///
+/// Where it isn't understood, has a runtime `cgpu` that isn't ours, or can't be edited
+/// without changing more.
+pub fn edit(format: Format, text: &str, wish: Wish<'_>) -> Result<String, EditError> {
+    read(format, text)?;
+    let edited = match format {
+        Format::Docker => json::edit(text, wish)?,
+        Format::Containerd { version } => {
+            let mut edited = tables::edit(&tables::layout(format)?, text, wish)?;
+            // Sections of other versions are not read by containerd, but may be ours as well.
+            if matches!(wish, Wish::Remove { .. }) {
+                for other in (1..=3).filter(|other| *other != version) {
+                    let layout = tables::layout(Format::Containerd { version: other })?;
+                    edited = tables::edit(&layout, &edited, wish)?;
+                }
+            }
+            edited
+        }
+        Format::Crio | Format::Podman => tables::edit(&tables::layout(format)?, text, wish)?,
+    };
+    let said = read(format, &edited).map_err(|_| EditError::Unsafe)?;
+    let done = match wish {
+        Wish::Add { default, .. } => said.runtime && (!default || said.is_default()),
+        Wish::Remove { .. } => !said.runtime && !said.is_default(),
+    };
+    match done {
+        true => Ok(edited),
+        false => Err(EditError::Unsafe),
+    }
+}
+
+/// Whether a text says nothing: it has no key but containerd's version.
+#[must_use]
+pub fn is_bare(format: Format, text: &str) -> bool {
+    match format {
+        Format::Docker => json::is_bare(text),
+        _ => tables::is_bare(text),
+    }
+}
+
+/// Whether a program is our runtime: by its name, as `cgpu doctor` judges.
+fn is_ours(program: &str) -> bool {
+    Path::new(program).file_name() == Some(OsStr::new(RUNTIME))
+}
+
+/// Whether a default runtime is ours; podman may name a program.
+fn is_ours_by_default(value: &str) -> bool {
+    value == NAME || is_ours(value)
+}
+
+/// Whether a former default can be restored, where `configured` tells the runtimes.
+fn is_known(default: &str, configured: impl Fn(&str) -> bool) -> bool {
+    // Engines know these without being told.
+    ["runc", "crun", "io.containerd.runc.v2"].contains(&default) || configured(default)
+}
+
+/// New lines end as the old ones do.
+fn with_line_ends_of(old: &str, new: String) -> String {
+    let lines = old.matches('\n').count();
+    match lines > 0 && old.matches("\r\n").count() == lines {
+        true => new.replace("\r\n", "\n").replace('\n', "\r\n"),
+        false => new,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,269 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const PROGRAM: &str = "/usr/bin/cgpu-runtime";
+const V1: Format = Format::Containerd { version: 1 };
+const V2: Format = Format::Containerd { version: 2 };
+const V3: Format = Format::Containerd { version: 3 };
+
+const ADD: Wish<'_> = Wish::Add { program: PROGRAM, default: false };
+const DEFAULT: Wish<'_> = Wish::Add { program: PROGRAM, default: true };
+
+/// As Debian ships it.
+const DEBIAN: &str = r#"version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "/var/lib/containerd/opt"
+"#;
+
+/// As an administrator has it: comments, another default, an inline table.
+const OWN: &str = r#"# Ours, ticket 12
+version = 3 # see the wiki
+
+[plugins.'io.containerd.cri.v1.runtime'.containerd]
+default_runtime_name = 'crun' # not runc
+
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.crun]
+runtime_type = 'io.containerd.runc.v2'
+options = { BinaryName = "/usr/bin/crun" }
+
+# the end
+"#;
+
+const DAEMON: &str = "{\n\t\"log-driver\": \"local\",\n\t\"default-runtime\": \"crun\",\n\t\"runtimes\": {\n\t\t\"crun\": {\"path\": \"/usr/bin/crun\", \"runtimeArgs\": []}\n\t},\n\t\"debug\": 1e0\n}\n";
+
+fn add(format: Format, text: &str, wish: Wish<'_>) -> String {
+    edit(format, text, wish).unwrap()
+}
+
+fn remove(format: Format, text: &str, former: Option<&str>) -> String {
+    edit(format, text, Wish::Remove { former }).unwrap()
+}
+
+/// Lines that `new` has and `old` hasn't, where nothing of `old` is lost.
+#[track_caller]
+fn added<'a>(old: &str, new: &'a str) -> Vec<&'a str> {
+    let mut rest = old.lines().peekable();
+    let mut more = Vec::new();
+    for line in new.lines() {
+        match rest.next_if_eq(&line) {
+            Some(_) => {}
+            None => more.push(line),
+        }
+    }
+    assert_eq!(rest.next(), None, "lost of {old}\nin {new}");
+    more
+}
+
+#[test]
+fn docker_gets_the_runtime_in_the_style_of_its_file() {
+    let plain = "{\n  \"runtimes\": {\n    \"cgpu\": {\n      \"path\": \"/usr/bin/cgpu-runtime\"\n    }\n  }\n}\n";
+    for empty in ["", "\n", "{}\n"] {
+        assert_eq!(add(Format::Docker, empty, ADD), plain, "{empty:?}");
+    }
+    let new = add(Format::Docker, DAEMON, DEFAULT);
+    assert!(new.contains("\"default-runtime\": \"cgpu\",\n\t\"runtimes\""), "{new}");
+    assert!(new.contains("\"runtimeArgs\": []},\n\t\t\"cgpu\": {\n\t\t\t\"path\""), "{new}");
+    assert!(new.ends_with("\t\"debug\": 1e0\n}\n"), "{new}");
+    assert_eq!(add(Format::Docker, &new, DEFAULT), new, "a second time changes nothing");
+    assert_eq!(add(Format::Docker, &new, ADD), new, "nor does one without --default");
+    assert_eq!(remove(Format::Docker, &new, Some(DAEMON)), DAEMON);
+    let kept = remove(Format::Docker, &new.replace("1e0", "2"), Some(DAEMON));
+    assert_eq!(kept, DAEMON.replace("1e0", "2"), "what came later stays");
+    let forgotten = remove(Format::Docker, &new, None);
+    assert!(!forgotten.contains("default-runtime"), "nobody knows the former one: {forgotten}");
+    let gone = DAEMON.replace("\"crun\": {\"path\"", "\"other\": {\"path\"");
+    let new = add(Format::Docker, &gone, DEFAULT).replace("\"default-runtime\": \"crun\"", "");
+    let restored = remove(Format::Docker, &new, Some(&gone.replace("\"crun\"", "\"absent\"")));
+    assert!(!restored.contains("absent"), "dockerd wouldn't start: {restored}");
+}
+
+#[test]
+fn docker_keeps_arguments_and_gets_a_new_path() {
+    let old = r#"{"runtimes":{"cgpu":{"path":"/opt/cgpu-runtime","runtimeArgs":["--x"]}}}"#;
+    let new = add(Format::Docker, old, ADD);
+    assert_eq!(new, old.replace("/opt/", "/usr/bin/"));
+}
+
+#[test]
+fn windows_line_ends_stay() {
+    let old = DAEMON.replace('\n', "\r\n");
+    let new = add(Format::Docker, &old, ADD);
+    assert_eq!(new.matches('\n').count(), new.matches("\r\n").count());
+    let old = OWN.replace('\n', "\r\n");
+    let new = add(V3, &old, ADD);
+    assert_eq!(new.matches('\n').count(), new.matches("\r\n").count());
+    assert!(new.len() > old.len());
+}
+
+#[test]
+fn containerd_gets_the_handler_in_the_table_of_its_version() {
+    for (format, plugin) in [
+        (V1, "cri"),
+        (V2, "\"io.containerd.grpc.v1.cri\""),
+        (V3, "\"io.containerd.cri.v1.runtime\""),
+    ] {
+        let new = add(format, "", DEFAULT);
+        let expected = format!(
+            "[plugins.{plugin}.containerd]\ndefault_runtime_name = \"cgpu\"\n\n\
+             [plugins.{plugin}.containerd.runtimes.runc]\n\
+             runtime_type = \"io.containerd.runc.v2\"\n\n\
+             [plugins.{plugin}.containerd.runtimes.cgpu]\n\
+             runtime_type = \"io.containerd.runc.v2\"\npod_annotations = [\"aliyun.com/*\"]\n\n\
+             [plugins.{plugin}.containerd.runtimes.cgpu.options]\n\
+             BinaryName = \"/usr/bin/cgpu-runtime\"\n"
+        );
+        assert_eq!(new.trim_start(), expected);
+        assert_eq!(add(format, &new, DEFAULT), new);
+        assert_eq!(remove(format, &new, None), "");
+    }
+    assert_eq!(
+        edit(Format::Containerd { version: 4 }, "", ADD),
+        Err(EditError::Version { version: 4 })
+    );
+}
+
+#[test]
+fn containerds_file_of_debian_only_grows_and_shrinks_back() {
+    for wish in [ADD, DEFAULT] {
+        let new = add(V2, DEBIAN, wish);
+        let lines = added(DEBIAN, &new);
+        assert!(lines.iter().filter(|line| !line.is_empty()).all(|line| line.starts_with("    ")));
+        assert!(
+            new.contains(
+                "\n    [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu]\n"
+            ),
+            "{new}"
+        );
+        assert_eq!(add(V2, &new, wish), new);
+        assert_eq!(remove(V2, &new, Some(DEBIAN)), DEBIAN);
+        assert_eq!(remove(V2, &new, None), DEBIAN);
+    }
+    // containerd 1 would have no runc any more, and its CRI would not start.
+    assert!(add(V2, DEBIAN, ADD).contains("runtimes.runc]\n"));
+    assert!(!add(V3, OWN, ADD).contains("runtimes.runc]\n"), "its runtimes are the user's");
+}
+
+#[test]
+fn containerds_comments_and_order_stay_and_the_default_comes_back() {
+    let new = add(V3, OWN, DEFAULT);
+    assert!(new.contains("default_runtime_name = \"cgpu\" # not runc\n"), "{new}");
+    assert_eq!(added(&OWN.replace("'crun' #", "\"cgpu\" #"), &new).len(), 7, "{new}");
+    assert_eq!(remove(V3, &new, Some(OWN)), OWN);
+    let forgotten = remove(V3, &new, None);
+    assert_eq!(forgotten, OWN.replace("default_runtime_name = 'crun' # not runc\n", ""));
+    let other = new.replace("\"cgpu\" #", "'crun' #");
+    assert_eq!(remove(V3, &other, None), OWN, "a default that isn't ours stays");
+}
+
+#[test]
+fn inline_and_dotted_tables_are_edited_as_they_are() {
+    let inline = "plugins.cri.containerd = { runtimes = { runc = { runtime_type = \"x\" } } }\n";
+    let new = add(V1, inline, DEFAULT);
+    assert_eq!(new.lines().count(), 1, "{new}");
+    assert_eq!(remove(V1, &new, Some(inline)), inline);
+    let dotted = "[plugins]\ncri.containerd.runtimes.runc.runtime_type = \"x\"\n";
+    match edit(V1, dotted, DEFAULT) {
+        Ok(new) => assert_eq!(remove(V1, &new, Some(dotted)), dotted),
+        Err(error) => assert_eq!(error, EditError::Unsafe),
+    }
+}
+
+#[test]
+fn sections_of_other_versions_are_taken_out_too() {
+    let both = format!("{}{}", add(V3, "version = 3\n", ADD), add(V2, "", ADD));
+    assert_eq!(remove(V3, &both, None), "version = 3\n");
+}
+
+#[test]
+fn crio_and_podman_have_theirs_in_their_tables() {
+    let new = add(Format::Crio, HEADER, DEFAULT);
+    assert_eq!(
+        new,
+        format!(
+            "{HEADER}\n[crio.runtime]\ndefault_runtime = \"cgpu\"\n\n\
+             [crio.runtime.runtimes.cgpu]\nruntime_path = \"/usr/bin/cgpu-runtime\"\n\
+             runtime_type = \"oci\"\n"
+        )
+    );
+    assert!(is_bare(Format::Crio, &remove(Format::Crio, &new, None)));
+    let new = add(Format::Podman, HEADER, DEFAULT);
+    assert_eq!(
+        new,
+        format!(
+            "{HEADER}\n[engine]\nruntime = \"cgpu\"\n\n\
+             [engine.runtimes]\ncgpu = [\"/usr/bin/cgpu-runtime\"]\n"
+        )
+    );
+    assert!(is_bare(Format::Podman, &remove(Format::Podman, &new, None)));
+    let own = "[engine]\n# which one\nruntime = \"crun\"\n\n[engine.runtimes]\n# none yet\n\n[network]\na = 1\n";
+    let new = add(Format::Podman, own, DEFAULT);
+    assert_eq!(remove(Format::Podman, &new, Some(own)), own);
+    let remarks = "# nothing here yet\n\n# [engine]\n";
+    let new = add(Format::Podman, remarks, DEFAULT);
+    assert!(new.starts_with(remarks), "{new}");
+    assert_eq!(remove(Format::Podman, &new, Some(remarks)), remarks);
+    assert_eq!(remove(Format::Podman, remarks, None), remarks);
+    let moved =
+        add(Format::Podman, "[engine.runtimes]\ncgpu = [\"/opt/cgpu-runtime\"] # here\n", ADD);
+    assert_eq!(moved, "[engine.runtimes]\ncgpu = [\"/usr/bin/cgpu-runtime\"] # here\n");
+}
+
+#[test]
+fn what_is_not_ours_is_refused() {
+    let taken = |program: &str| Err(EditError::Taken { program: program.into() });
+    let not_a_table = |key: &str| Err(EditError::NotATable { key: key.into() });
+    let twice = |key: &str| Err(EditError::Twice { key: key.into() });
+    for (format, text, refusal) in [
+        (Format::Docker, r#"{"runtimes":{"cgpu":{"path":"/opt/x"}}}"#, taken("/opt/x")),
+        (Format::Docker, r#"{"runtimes":{"cgpu":{"runtimeType":"io.x"}}}"#, taken("io.x")),
+        (Format::Docker, r#"{"runtimes":{"cgpu":{}}}"#, taken("no program")),
+        (Format::Docker, r#"{"runtimes":[]}"#, not_a_table("runtimes")),
+        (Format::Docker, r#"{"runtimes":{},"runtimes":{}}"#, twice("runtimes")),
+        (
+            Format::Docker,
+            r#"{"default-runtime":"a","default-runtime":"b"}"#,
+            twice("default-runtime"),
+        ),
+        (Format::Crio, "[crio.runtime.runtimes.cgpu]\nruntime_path = \"/opt/x\"", taken("/opt/x")),
+        (Format::Crio, "crio = 1", not_a_table("crio")),
+        (Format::Podman, "[engine.runtimes]\ncgpu = [\"/opt/x\"]", taken("/opt/x")),
+        (Format::Podman, "[engine]\nruntimes = 3", not_a_table("engine.runtimes")),
+        (V1, "[plugins.cri.containerd.runtimes.cgpu]\nruntime_type = \"io.x\"", taken("io.x")),
+        (V1, "[[plugins.cri]]", not_a_table("plugins.cri")),
+    ] {
+        for wish in [ADD, DEFAULT, Wish::Remove { former: None }] {
+            assert_eq!(edit(format, text, wish), refusal, "{text}");
+        }
+    }
+    for (format, text) in [
+        (Format::Docker, "{"),
+        (Format::Docker, "[]"),
+        (Format::Docker, "{} // no comment"),
+        (Format::Docker, "{\"a\": 1,}"),
+        (Format::Docker, "\u{feff}{}"),
+        (V2, "version = "),
+        (V2, "a = 1\na = 2"),
+        (Format::Podman, "[engine"),
+    ] {
+        assert!(matches!(edit(format, text, ADD), Err(EditError::Syntax { .. })), "{text}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_breaks_an_edit(text in "[\\[\\]{}a-c=.,\"\n :0-9]{0,60}", which in 0..6usize) {
+        let format = [Format::Docker, Format::Crio, Format::Podman, V1, V2, V3][which];
+        if let Ok(new) = edit(format, &text, DEFAULT) {
+            prop_assert_eq!(edit(format, &new, DEFAULT), Ok(new.clone()));
+            let back = edit(format, &new, Wish::Remove { former: Some(&text) }).unwrap();
+            prop_assert!(!read(format, &back).unwrap().runtime);
+        }
+    }
+}

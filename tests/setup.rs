@@ -1,0 +1,331 @@
+//! `cgpu setup`, the real program, on real engines: each starts with what was written for it,
+//! runs plain containers and ones with a quota, and forgets the runtime again.
+//!
+//! Engines are private to their test, and so are their configurations. Needs root, docker,
+//! containerd and podman. `CGPU_TEST_CONTAINERDS` may name more containerd programs, separated
+//! by colons: each is asked what it makes of its own default configuration once that was edited.
+
+#![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, not in their helpers")]
+
+mod host;
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use host::Host;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use support::{
+    Containerd, Docker, IMAGE, Outcome, PATIENCE, Podman, Restart, Scratch, program,
+    run_with_timeout, wait_until,
+};
+
+const CGPU: &str = env!("CARGO_BIN_EXE_cgpu");
+const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
+
+/// The variables for 6000 of the GPU's 16000 MiB.
+const QUOTA: [&str; 3] = [
+    "ALIYUN_COM_GPU_MEM_CONTAINER=6000",
+    "ALIYUN_COM_GPU_MEM_UNIT=MiB",
+    "NVIDIA_VISIBLE_DEVICES=0",
+];
+
+/// What [`LOOK`] prints in a container with the GPU.
+const NODES: &str = "nvidia-uvm nvidia0 nvidiactl";
+
+/// What a container sees of GPUs.
+const LOOK: &str = "ls /dev | grep nvidia | tr '\\n' ' '";
+
+/// `cgpu setup WORDS`.
+fn setup(words: &[&str]) -> Outcome {
+    run_with_timeout(Command::new(CGPU).arg("setup").args(words), PATIENCE)
+}
+
+/// `cgpu setup ENGINE --file FILE WORDS`.
+fn setup_file(engine: &str, file: &Path, words: &[&str]) -> Outcome {
+    setup(&[&[engine, "--file", file.to_str().unwrap()], words].concat())
+}
+
+fn config(host: &Host) -> String {
+    host.config().display().to_string()
+}
+
+/// One file of the harness, whose runtime `cgpu` was another's and is gone now.
+fn without_foreign_runtime(file: &Path, engine: &str, edit: impl FnOnce(&str) -> String) -> String {
+    let text = fs::read_to_string(file).unwrap();
+    let refused = setup_file(engine, file, &[]).exits(1);
+    let words = format!("has a runtime `cgpu` that runs {}", program("runc").display());
+    assert!(refused.stderr.contains(&words), "{refused}");
+    assert_eq!(fs::read_to_string(file).unwrap(), text, "it is left as it was");
+    let text = edit(&text);
+    fs::write(file, &text).unwrap();
+    text
+}
+
+#[test]
+fn docker_runs_plain_containers_and_quotas_by_default_and_forgets_us() {
+    let host = Host::new();
+    let mut docker = Docker::builder().env("CGPU_CONFIG", config(&host)).start();
+    let file = docker.scratch().path().join("daemon.json");
+    let text = without_foreign_runtime(&file, "docker", |text| {
+        let mut json: Value = serde_json::from_str(text).unwrap();
+        json["runtimes"].as_object_mut().unwrap().remove("cgpu");
+        serde_json::to_string_pretty(&json).unwrap() + "\n"
+    });
+
+    let shown = setup_file("docker", &file, &["--default", "--dry-run"]).ok();
+    assert!(shown.has_line("-  \"default-runtime\": \"runc\","), "{shown}");
+    assert!(shown.has_line("+  \"default-runtime\": \"cgpu\","), "{shown}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), text, "a dry run writes nothing");
+    let done = setup_file("docker", &file, &["--default"]).ok();
+    assert!(done.stdout.starts_with(&shown.stdout), "{done}");
+    assert!(
+        done.has_line(
+            "next: `systemctl reload docker`, so that docker reads it; containers run on"
+        )
+    );
+    let again = setup_file("docker", &file, &["--default"]).ok();
+    assert_eq!(again.stdout, "nothing to do: the configuration of docker knows cgpu\n");
+    let backup = file.with_file_name("daemon.json.cgpu-backup");
+    assert_eq!(fs::read_to_string(&backup).unwrap(), text);
+
+    docker.restart(Restart::Graceful);
+    assert_eq!(docker.call(&["info", "--format", "{{.DefaultRuntime}}"]).ok().text(), "cgpu");
+    let plain = docker.run(&["--rm", IMAGE, "sh", "-c", LOOK]).ok();
+    assert_eq!(plain.text(), "");
+    let variables: Vec<&str> = QUOTA.iter().flat_map(|variable| ["-e", variable]).collect();
+    let sleep = [IMAGE, "sleep", "1000"];
+    let id = docker.run(&[&["-d", "--name", "one"], &variables[..], &sleep].concat()).ok();
+    assert_eq!(host.limits_mib(id.text()), [6000]);
+    assert_eq!(docker.exec("one", &["sh", "-c", LOOK]).ok().text(), NODES);
+    docker.remove("one").ok();
+    host.soon_releases_all();
+
+    // dockerd takes it out without a restart, by the signal that `systemctl reload` sends.
+    setup_file("docker", &file, &["--remove"]).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), text, "it is what it was, to the byte");
+    let pid = fs::read_to_string(docker.scratch().path().join("docker.pid")).unwrap();
+    kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGHUP).unwrap();
+    let info = || docker.call(&["info", "--format", "{{.DefaultRuntime}} {{json .Runtimes}}"]).ok();
+    let forgotten = || info().text().starts_with("runc ") && !info().text().contains("\"cgpu\"");
+    assert!(wait_until(Duration::from_secs(30), forgotten), "{}", info());
+    docker.run(&["--rm", IMAGE, "true"]).ok();
+    docker.run(&["--rm", "--runtime=cgpu", IMAGE, "true"]).fails();
+}
+
+#[test]
+fn containerd_makes_every_pod_by_default_and_forgets_us() {
+    let host = Host::new();
+    let mut containerd = Containerd::builder().env("CGPU_CONFIG", config(&host)).start();
+    let file = containerd.scratch().path().join("containerd.toml");
+    let text = without_foreign_runtime(&file, "containerd", |text| {
+        let end = text.find("\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu]");
+        text[..end.unwrap()].to_owned()
+    });
+    setup_file("containerd", &file, &["--default"]).ok();
+    // The state of this test's containers is the test's own: setup leaves what it finds.
+    let root = containerd.runtime_root();
+    let state = format!("Root = \"{}\"\nBinaryName = \"{RUNTIME}\"", root.display());
+    let written = fs::read_to_string(&file).unwrap();
+    let edited = written.replace(&format!("BinaryName = \"{RUNTIME}\""), &state);
+    assert_ne!(edited, written);
+    fs::write(&file, &edited).unwrap();
+    let again = setup_file("containerd", &file, &["--default"]).ok();
+    assert_eq!(again.stdout, "nothing to do: the configuration of containerd knows cgpu\n");
+    containerd.restart(Restart::Graceful);
+
+    let cri = containerd.cri();
+    let mut pod = cri.pod_config("one");
+    pod["annotations"] = json!({"aliyun.com/gpu-visible-devices": "0"});
+    // No handler: the default.
+    let pod_id = cri.run_pod("", &pod);
+    let mut container = cri.container_config("quota");
+    container["envs"] = QUOTA[..2]
+        .iter()
+        .map(|variable| variable.split_once('=').unwrap())
+        .map(|(key, value)| json!({"key": key, "value": value}))
+        .collect();
+    let id = cri.create(&pod_id, &container, &pod);
+    cri.start(&id).ok();
+    // The quota is the container's, the GPU the pod's: annotations reach the runtime.
+    assert_eq!(host.limits_mib(&id), [6000]);
+    assert_eq!(cri.exec_sync(&id, &["sh", "-c", LOOK]).stdout.trim(), NODES);
+    let plain_pod = cri.pod_config("plain");
+    let plain_pod_id = cri.run_pod("", &plain_pod);
+    let plain = cri.create(&plain_pod_id, &cri.container_config("plain"), &plain_pod);
+    cri.start(&plain).ok();
+    assert_eq!(cri.exec_sync(&plain, &["sh", "-c", LOOK]).stdout.trim(), "");
+    for container in [&id, &plain] {
+        cri.stop(container).ok();
+        cri.remove(container).ok();
+    }
+    for pod in [&pod_id, &plain_pod_id] {
+        cri.remove_pod(pod).ok();
+    }
+    host.soon_releases_all();
+
+    setup_file("containerd", &file, &["--remove"]).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), text, "it is what it was, to the byte");
+    containerd.restart(Restart::Graceful);
+    let cri = containerd.cri();
+    let refused = cri.call("run-pod", &json!({"config": plain_pod, "runtime_handler": "cgpu"}));
+    refused.fails();
+}
+
+/// What containerd says its configuration comes to.
+fn dump(containerd: &Path, file: &Path) -> toml::Table {
+    let mut command = Command::new(containerd);
+    let dumped =
+        run_with_timeout(command.arg("--config").arg(file).args(["config", "dump"]), PATIENCE);
+    dumped.ok().stdout.parse().unwrap()
+}
+
+#[test]
+fn containerd_itself_reads_what_is_written_for_each_version() {
+    let scratch = Scratch::new();
+    let more = std::env::var("CGPU_TEST_CONTAINERDS").unwrap_or_default();
+    let more = more.split(':').filter(|path| !path.is_empty()).map(PathBuf::from);
+    for containerd in std::iter::once(program("containerd")).chain(more) {
+        let default =
+            run_with_timeout(Command::new(&containerd).args(["config", "default"]), PATIENCE);
+        let default = default.ok().stdout;
+        let newest = default.parse::<toml::Table>().unwrap()["version"].as_integer().unwrap();
+        let (old, new) = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime");
+        let plugin = if newest == 3 { new } else { old };
+        let imports = format!("imports = [\"{}/*.toml\"]\n", scratch.path().join("d").display());
+        // containerd 2 reads nothing of version 1.
+        let first = "[plugins.cri.cni]\n  bin_dir = \"/x\"\n".to_owned();
+        for text in (newest < 3).then_some(first).into_iter().chain([
+            default.clone(),
+            format!("# mine\nversion = {newest}\n"),
+            "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/x\"\n".into(),
+            format!("version = 2\n{imports}"),
+        ]) {
+            let file = scratch.file("containerd.toml", &text);
+            let before = dump(&containerd, &file);
+            setup_file("containerd", &file, &["--default"]).ok();
+            let after = dump(&containerd, &file);
+            let part = &after["plugins"][plugin];
+            let runtime = &part["containerd"]["runtimes"]["cgpu"];
+            assert_eq!(part["containerd"]["default_runtime_name"].as_str(), Some("cgpu"), "{text}");
+            assert_eq!(runtime["options"]["BinaryName"].as_str(), Some(RUNTIME), "{text}");
+            assert_eq!(runtime["runtime_type"].as_str(), Some("io.containerd.runc.v2"));
+            assert_eq!(runtime["pod_annotations"][0].as_str(), Some("aliyun.com/*"));
+            let default = "runc"; // which containerd 1 forgets once another is named
+            assert!(part["containerd"]["runtimes"].get(default).is_some(), "{text}");
+            let bin_dir = |dumped: &toml::Table| dumped["plugins"][plugin].get("cni").cloned();
+            assert_eq!(bin_dir(&after), bin_dir(&before), "nothing else changes: {text}");
+            setup_file("containerd", &file, &["--remove"]).ok();
+            assert_eq!(fs::read_to_string(&file).unwrap(), text);
+        }
+    }
+}
+
+#[test]
+fn podman_knows_us_by_name_and_by_default() {
+    let host = Host::new();
+    let podman = Podman::builder().start();
+    let file = podman.scratch().path().join("containers.conf");
+    let text = fs::read_to_string(&file).unwrap();
+    // conmon hands no variable on, so the runtime's own flags stand in a program of that name.
+    podman.scratch().directory("bin");
+    let root = podman.scratch().path().join("runtime");
+    let line = format!(
+        "#!/bin/sh\nexec '{RUNTIME}' --root '{}' '--cgpu-config={}' \"$@\"\n",
+        root.display(),
+        config(&host)
+    );
+    let runtime = podman.scratch().script("bin/cgpu-runtime", &line);
+    let options = ["--runtime", runtime.to_str().unwrap()];
+    setup_file("podman", &file, &options).ok();
+
+    let run = |global: &[&str], variables: &[&str], command: &[&str]| {
+        let harness = podman.command();
+        let mut words: Vec<_> = harness.get_args().map(|word| word.to_owned()).collect();
+        let at = words.iter().position(|word| word == "--runtime").unwrap();
+        words.drain(at..at + 2);
+        let mut command_line = podman.scratch().command("podman");
+        command_line.env("CONTAINERS_CONF", &file).args(words).args(global);
+        command_line.args(["run", "--rm", "--network", "none", "--pull", "never"]);
+        command_line.args(["--cgroup-parent", &podman.scratch().cgroup()]);
+        command_line.args(variables.iter().flat_map(|variable| ["-e", variable]));
+        run_with_timeout(command_line.arg(IMAGE).args(command), PATIENCE)
+    };
+    let look = ["sh", "-c", LOOK];
+    assert_eq!(run(&["--runtime", "cgpu"], &QUOTA, &look).ok().text(), NODES);
+    host.soon_releases_all();
+    setup_file("podman", &file, &[&options[..], &["--default"]].concat()).ok();
+    assert_eq!(run(&[], &QUOTA, &look).ok().text(), NODES);
+    assert_eq!(run(&[], &[], &look).ok().text(), "");
+    host.soon_releases_all();
+    let again = setup_file("podman", &file, &[&options[..], &["--restart"]].concat()).ok();
+    assert_eq!(
+        again.stdout,
+        "nothing to do: the configuration of podman knows cgpu\n\
+         podman reads it at its next command: nothing to restart\n"
+    );
+    setup_file("podman", &file, &["--remove"]).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), text, "it is what it was, to the byte");
+    run(&["--runtime", "cgpu"], &QUOTA, &look).fails();
+}
+
+/// In a mount namespace of its own, so that the paths are the real ones.
+#[test]
+fn podman_reads_the_file_that_is_dropped_for_it() {
+    let scratch = Scratch::new();
+    let script = format!(
+        "set -e\n\
+         cp -a /etc/containers '{scratch}/etc'\n\
+         mount --bind '{scratch}/etc' /etc/containers\n\
+         runtime() {{ podman --root '{scratch}/root' --runroot '{scratch}/run' \
+         --tmpdir '{scratch}/tmp' --cgroup-manager cgroupfs info --format \
+         '{{{{.Host.OCIRuntime.Name}}}} {{{{.Host.OCIRuntime.Path}}}}'; }}\n\
+         '{CGPU}' setup podman --default >/dev/null\n\
+         runtime\n\
+         '{CGPU}' setup podman --remove >/dev/null\n\
+         runtime\n\
+         ls /etc/containers/containers.conf.d\n",
+        scratch = scratch.path().display(),
+    );
+    let mut command = scratch.command("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+    let outcome = run_with_timeout(command.env_remove("CONTAINERS_CONF"), PATIENCE).ok();
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
+    assert_eq!(lines[0], format!("cgpu {RUNTIME}"), "{outcome}");
+    assert!(!lines[1].contains("cgpu-runtime"), "{outcome}");
+    assert_eq!(lines.len(), 2, "nothing is left: {outcome}");
+}
+
+#[test]
+fn a_wrong_command_line_is_refused_and_crio_gets_its_file() {
+    setup(&["lxc"]).exits(2);
+    setup(&["docker", "--remove", "--default"]).exits(2);
+    setup(&["docker", "--dry-run", "--restart"]).exits(2);
+    let scratch = Scratch::new();
+    let root = scratch.path().to_str().unwrap();
+    let words = ["crio", "--root", root];
+    let refused = setup(&words).exits(1);
+    assert_eq!(
+        refused.stderr,
+        "cgpu: /usr/bin/cgpu-runtime isn't there or can't be executed; install cgpu, or name it \
+         with --runtime\n"
+    );
+    scratch.directory("usr/bin");
+    let runtime = scratch.file("usr/bin/cgpu-runtime", "");
+    fs::set_permissions(runtime, fs::Permissions::from_mode(0o755)).unwrap();
+    let done = setup(&[&words[..], &["--default"]].concat()).ok();
+    assert!(done.has_line("wrote /etc/crio/crio.conf.d/99-cgpu.conf"), "{done}");
+    let file = scratch.path().join("etc/crio/crio.conf.d/99-cgpu.conf");
+    let table: toml::Table = fs::read_to_string(&file).unwrap().parse().unwrap();
+    let runtime = &table["crio"]["runtime"];
+    assert_eq!(runtime["default_runtime"].as_str(), Some("cgpu"));
+    let program = runtime["runtimes"]["cgpu"]["runtime_path"].as_str();
+    assert_eq!(program, Some("/usr/bin/cgpu-runtime"));
+    setup(&[&words[..], &["--remove"]].concat()).ok();
+    assert!(!file.exists());
+}
