@@ -472,7 +472,7 @@ fn an_engine_is_told_how_it_gets_to_know_us() {
     finds(
         "docker",
         Error,
-        "runtime cgpu of /etc/docker/daemon.json is /usr/bin/cgpu-runtime, which can't be executed -> `make",
+        "runtime cgpu of /etc/docker/daemon.json is /usr/bin/cgpu-runtime, which can't be executed -> install cgpu there, or `cgpu setup docker`",
         is(docker(Ok(vec![gone]))),
     );
     let flawed = |flaw| {
