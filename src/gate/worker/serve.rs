@@ -196,6 +196,8 @@ impl<'a> Case<'a> {
         for write in &mut self.writes {
             write.take_if(|(_, copy)| !self.may_differ && self.desk.is_as_read(*copy));
         }
+        // Before the caller goes on, who may ask for the figure.
+        self.shared.memory.count(self.counted);
         let writes = done.is_some() || !self.writes.iter().all(Option::is_none);
         // What was made is to be found by the next worker if nobody takes it.
         if !writes && self.made.is_empty() || self.is_valid() {
@@ -210,7 +212,6 @@ impl<'a> Case<'a> {
             self.slot.decided(parts.0, parts.1, parts.2);
             taken = self.listener.send(self.notice.id, parts) != Err(CallerGone);
         }
-        self.shared.memory.count(self.counted);
         if !taken {
             self.initializes_nothing();
             if let Some(target) = &self.target {
