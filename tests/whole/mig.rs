@@ -109,8 +109,11 @@ fn mig_devices_arrive_with_their_nodes_and_no_others() {
             let listed = host.ps();
             assert_eq!((listed.len(), &listed[0]["mode"]), (1, &json!("whole")), "{env}");
             let table = host.cgpu(&["ps"]).ok().stdout;
-            let column = table.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1));
-            assert_eq!(column.collect::<Vec<_>>(), *devices, "{env}: {table}");
+            let mut lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            let column = lines.next().and_then(|names| names.iter().position(|name| *name == "GPU"));
+            let column = column.unwrap_or_else(|| panic!("no column GPU: {table}"));
+            let shown: Vec<_> = lines.map(|cells| cells[column]).collect();
+            assert_eq!(shown, *devices, "{env}: {table}");
             runtime.delete(&bundle).ok();
             host.soon_releases_all();
         }
