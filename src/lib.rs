@@ -39,6 +39,8 @@ pub mod backend;
 
 pub mod admission;
 
+pub mod view;
+
 pub mod log;
 
 pub mod report;

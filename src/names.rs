@@ -5,6 +5,7 @@
 //! kept. Must not know what a name is for. Whoever made the container may have chosen it: it
 //! can be of any length and any characters.
 
+use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
@@ -39,18 +40,39 @@ const NERDCTL: &str = "nerdctl/name";
 /// What its engine calls the container of `record`; `None` where that isn't known.
 #[must_use]
 pub fn of(record: &Record) -> Option<String> {
-    let bundle = Bundle::load(&record.bundle, Path::new("config.json")).ok()?;
-    let annotations = bundle.annotations().unwrap_or_default();
-    let id = &record.key.id;
-    // An engine's own word goes before one that its user may have chosen.
-    dockers_file(id, bundle.mounted())
-        .and_then(|file| dockers_name(&read(&file)?))
-        .or_else(|| {
-            let files = podmans_files(id, bundle.dir())?;
-            files.iter().find_map(|file| podmans_name(id, &read(file)?))
-        })
-        .or_else(|| annotated(&annotations))
-        .filter(|name| !name.is_empty())
+    Files::default().name(record)
+}
+
+/// Engines' files while several containers are looked at: one that tells of all is read once.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// podman's, by path: the first name of each container.
+    podmans: HashMap<PathBuf, HashMap<String, String>>,
+}
+
+impl Files {
+    /// What its engine calls the container of `record`; `None` where that isn't known.
+    pub fn name(&mut self, record: &Record) -> Option<String> {
+        let bundle = Bundle::load(&record.bundle, Path::new("config.json")).ok()?;
+        let annotations = bundle.annotations().unwrap_or_default();
+        let id = &record.key.id;
+        // An engine's own word goes before one that its user may have chosen.
+        dockers_file(id, bundle.mounted())
+            .and_then(|file| dockers_name(&read(&file)?))
+            .or_else(|| {
+                let files = podmans_files(id, bundle.dir())?;
+                files.into_iter().find_map(|file| self.podmans_name(id, file))
+            })
+            .or_else(|| annotated(&annotations))
+            .filter(|name| !name.is_empty())
+    }
+
+    fn podmans_name(&mut self, id: &str, file: PathBuf) -> Option<String> {
+        let names = self.podmans.entry(file).or_insert_with_key(|file| {
+            read(file).and_then(|text| podmans_names(&text)).unwrap_or_default()
+        });
+        names.get(id).cloned()
+    }
 }
 
 /// docker's own file of the container `id`, whose mounts are `mounted`: where, and from where. One
@@ -92,8 +114,8 @@ fn podmans_files(id: &str, bundle: &Path) -> Option<[PathBuf; 2]> {
     is_podmans.then(|| ["containers.json", "volatile-containers.json"].map(|name| all.join(name)))
 }
 
-/// The first name of the container `id` in podman's file of all.
-fn podmans_name(id: &str, text: &[u8]) -> Option<String> {
+/// The first name of each container in podman's file of all, by id.
+fn podmans_names(text: &[u8]) -> Option<HashMap<String, String>> {
     #[derive(Deserialize)]
     struct Container {
         id: String,
@@ -101,8 +123,11 @@ fn podmans_name(id: &str, text: &[u8]) -> Option<String> {
         names: Option<Vec<String>>,
     }
     let all: Vec<Container> = serde_json::from_slice(text).ok()?;
-    let names = all.into_iter().find(|container| container.id == id)?.names?;
-    names.into_iter().next()
+    let named = all.into_iter().filter_map(|container| {
+        let first = container.names?.into_iter().next()?;
+        Some((container.id, first))
+    });
+    Some(named.collect())
 }
 
 /// The name in annotations: `NAMESPACE/POD/CONTAINER`, as far as they tell.
@@ -248,10 +273,8 @@ mod tests {
             assert_eq!(files(bundle), None, "{bundle}");
         }
         let text = br#"[{"id": "1"}, {"id": "3f2a", "names": ["web", "more"]}, {"id": "2", "names": null}]"#;
-        assert_eq!(podmans_name("3f2a", text), Some("web".into()));
-        for id in ["1", "2", "3"] {
-            assert_eq!(podmans_name(id, text), None);
-        }
+        let names = podmans_names(text).unwrap();
+        assert_eq!(names, [("3f2a".to_owned(), "web".to_owned())].into());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::process::Command;
 use std::sync::{Barrier, Once};
 
 use cgpu::backend::km::{Km, KmError};
-use cgpu::backend::{BackendError, Instance, Isolation, Tenant};
+use cgpu::backend::{BackendError, Instance, Isolation, Observed, Tenant};
 use cgpu::plan::{Change, Kind, Plan, PlannedGpu};
 use km_standin::{Fault, StandIn};
 
@@ -212,6 +212,31 @@ fn activates_by_one_control_word_and_the_quota() {
     assert_eq!(standin.gpu(0, "policy"), 1);
 }
 
+/// A container's part of a GPU of which it uses nothing.
+fn unused(gpu_index: u32, memory_limit_bytes: u64) -> Instance {
+    Instance { gpu_index, memory_limit_bytes, memory_used_bytes: Some(0), processes: Vec::new() }
+}
+
+/// A container with these parts and no process.
+fn observed(short_id: &str, instances: &[Instance]) -> Observed {
+    Observed {
+        short_id: short_id.to_owned(),
+        instances: Some(instances.to_vec()),
+        calls: None,
+        process_count: Some(0),
+    }
+}
+
+/// The one part of a GPU of the one container that there is.
+fn only_instance(standin: &StandIn) -> Instance {
+    let observed = km(standin).list().unwrap();
+    let [Observed { instances: Some(instances), .. }] = &observed[..] else {
+        panic!("one container: {observed:?}")
+    };
+    let [instance] = &instances[..] else { panic!("one GPU: {observed:?}") };
+    instance.clone()
+}
+
 #[test]
 fn gives_two_gpus_different_quotas_in_the_order_of_the_container() {
     let standin = StandIn::mount(&[0, 1, 2]);
@@ -226,13 +251,8 @@ fn gives_two_gpus_different_quotas_in_the_order_of_the_container() {
         ]
     );
     assert_eq!(standin.instances(1), [""; 0]);
-    let instance = |gpu_index, memory_limit_bytes| Instance {
-        short_id: A.to_owned(),
-        gpu_index,
-        memory_limit_bytes,
-        memory_used_bytes: Some(0),
-    };
-    assert_eq!(km(&standin).list().unwrap(), [instance(0, GIB), instance(2, 3 * GIB)]);
+    let instances = [unused(0, GIB), unused(2, 3 * GIB)];
+    assert_eq!(km(&standin).list().unwrap(), [observed(A, &instances)]);
 }
 
 #[test]
@@ -712,7 +732,7 @@ fn lists_what_processes_hold() {
     activated(&standin, A, &plan(&[(0, Some(4 * GIB))]));
     standin.use_memory(0, A, 100, GIB);
     standin.use_memory(0, A, 101, GIB / 2);
-    let [instance] = &km(&standin).list().unwrap()[..] else { panic!("one instance") };
+    let instance = only_instance(&standin);
     assert_eq!(instance.memory_used_bytes, Some(GIB + GIB / 2));
     assert_eq!(instance.memory_limit_bytes, 4 * GIB);
 }
@@ -723,7 +743,7 @@ fn lists_what_is_not_free_where_no_process_is_listed() {
     activated(&standin, A, &plan(&[(0, Some(4 * GIB))]));
     let path = format!("0/{A}/meminfo");
     standin.fail(Fault::Reads { path, text: format!("Free: {GIB}") });
-    assert_eq!(km(&standin).list().unwrap()[0].memory_used_bytes, Some(3 * GIB));
+    assert_eq!(only_instance(&standin).memory_used_bytes, Some(3 * GIB));
 }
 
 #[test]
@@ -734,7 +754,7 @@ fn lists_use_as_unknown_where_it_can_not_be_parsed() {
         standin.heal();
         let path = format!("0/{A}/meminfo");
         standin.fail(Fault::Reads { path, text: text.to_owned() });
-        assert_eq!(km(&standin).list().unwrap()[0].memory_used_bytes, None);
+        assert_eq!(only_instance(&standin).memory_used_bytes, None);
     }
 }
 
@@ -752,13 +772,8 @@ fn lists_only_instances_of_gpus() {
         fs::write(directory.join("meminfo"), "Free: 1048576").unwrap();
     }
     fs::write(tree.path().join("0/default_size"), "1").unwrap();
-    let instance = Instance {
-        short_id: A.to_owned(),
-        gpu_index: 0,
-        memory_limit_bytes: 1 << 20,
-        memory_used_bytes: Some(0),
-    };
-    assert_eq!(Km::new(tree.path().to_owned()).list().unwrap(), [instance]);
+    let listed = Km::new(tree.path().to_owned()).list().unwrap();
+    assert_eq!(listed, [observed(A, &[unused(0, 1 << 20)])]);
 }
 
 #[test]

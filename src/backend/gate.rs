@@ -12,23 +12,24 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{BackendError, Capabilities, Instance, Isolation, Launch, Tenant, Way};
+use super::{BackendError, Capabilities, Instance, Isolation, Launch, Observed, Tenant, Way};
 use crate::bundle::Edits;
 use crate::config;
 use crate::gate::TRAPS;
-use crate::gate::client::{AskError, ask};
+use crate::gate::client::{AskError, ask, ask_all};
 use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::filter::Machine;
 use crate::gate::launch::{LaunchError, Place, Recruit, recruit};
 use crate::gate::seccomp::{self, Listener, SectionError, Traps};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
-use crate::gate::wire::{Answer, Question, Status};
+use crate::gate::wire::{Answer, ProcessStatus, Question, Status};
 use crate::gate::worker::Unanswered;
 use crate::plan::{Change, Plan};
 use crate::process::ProcessId;
@@ -36,6 +37,9 @@ use crate::rm::{Release, ReleaseError, Version, about};
 
 /// The program that answers calls.
 const MONITOR: &str = "cgpu-monitor";
+
+/// How long all monitors together may take to say how things stand.
+const LOOK_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The backend that needs no kernel module.
 #[derive(Debug, Clone)]
@@ -285,6 +289,25 @@ impl Gate {
     }
 }
 
+/// What the monitor of a container says, as every backend has it.
+fn observed(short_id: String, status: &Status) -> Observed {
+    let instances = status.gpus.iter().enumerate().map(|(at, gpu)| {
+        let process = |process: &ProcessStatus| Some((process.pid, *process.used_bytes.get(at)?));
+        Instance {
+            gpu_index: gpu.index,
+            memory_limit_bytes: gpu.limit_bytes,
+            memory_used_bytes: Some(gpu.used_bytes),
+            processes: status.processes.iter().filter_map(process).collect(),
+        }
+    });
+    Observed {
+        short_id,
+        instances: Some(instances.collect()),
+        calls: Some(status.calls),
+        process_count: Some(status.process_count),
+    }
+}
+
 fn refused(id: &str, answer: &Answer) -> GateError {
     let reason = match answer {
         Answer::Refused { reason } => reason.clone(),
@@ -401,24 +424,24 @@ impl Isolation for Gate {
         Ok(place.remove().map_err(left)?)
     }
 
-    fn list(&self) -> Result<Vec<Instance>, BackendError> {
+    fn list(&self) -> Result<Vec<Observed>, BackendError> {
         let all = Place::list(&self.state_dir).map_err(|source| {
             let path = Place::all(&self.state_dir);
             GateError::Unlisted { path, source }
         })?;
-        let mut instances = Vec::new();
-        for place in all {
-            let short_id = place.short_id();
-            // One that doesn't answer is left out: its use is unknown.
-            let Ok(status) = self.status(&short_id) else { continue };
-            instances.extend(status.gpus.into_iter().map(|gpu| Instance {
-                short_id: short_id.clone(),
-                gpu_index: gpu.index,
-                memory_limit_bytes: gpu.limit_bytes,
-                memory_used_bytes: Some(gpu.used_bytes),
-            }));
-        }
-        Ok(instances)
+        let sockets: Vec<_> = all.iter().map(Place::control).collect();
+        let asked: Vec<_> = sockets.iter().map(|socket| (&**socket, &Question::Status)).collect();
+        let answers = ask_all(&asked, LOOK_PATIENCE);
+        let observed = all.iter().zip(answers).map(|(place, answer)| match answer {
+            Some(Answer::Status(status)) => observed(place.short_id(), &status),
+            _ => Observed {
+                short_id: place.short_id(),
+                instances: None,
+                calls: None,
+                process_count: None,
+            },
+        });
+        Ok(observed.collect())
     }
 
     fn set(&self, tenant: Tenant<'_>, change: Change) -> Result<(), BackendError> {

@@ -14,13 +14,14 @@ mod error;
 mod meminfo;
 mod tree;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde_json::Value;
 
 pub use error::{KmError, NotUndone};
 
-use super::{BackendError, Capabilities, Instance, Isolation, Launch, Tenant};
+use super::{BackendError, Capabilities, Instance, Isolation, Launch, Observed, Tenant};
 use crate::bundle::Edits;
 use crate::plan::Change;
 use tree::{Cell, Tree, check_short_id, control_digit};
@@ -191,10 +192,11 @@ impl Km {
         check_quota(quota)?;
         self.check_held(gpu, short_id)?;
         let cell = Cell { gpu, short_id: Some(short_id), name: "memsize" };
-        let limit_bytes = self.tree.number(cell)?;
-        let used_bytes = self.used_bytes(gpu, short_id, limit_bytes)?;
-        match used_bytes {
-            Some(used_bytes) if used_bytes > wanted_bytes && wanted_bytes < limit_bytes => {
+        let now = self.describe(gpu, short_id)?;
+        match now.memory_used_bytes {
+            Some(used_bytes)
+                if used_bytes > wanted_bytes && wanted_bytes < now.memory_limit_bytes =>
+            {
                 let short_id = short_id.to_owned();
                 Err(KmError::InUse { gpu, short_id, used_bytes, wanted_bytes })
             }
@@ -243,22 +245,18 @@ impl Km {
         Err(KmError::NoInstance { gpu, short_id: short_id.to_owned() })
     }
 
-    fn used_bytes(
-        &self,
-        gpu: u32,
-        short_id: &str,
-        limit_bytes: u64,
-    ) -> Result<Option<u64>, KmError> {
-        let text = self.tree.meminfo(gpu, short_id)?;
-        Ok(text.and_then(|text| meminfo::used_bytes(&text, limit_bytes)))
-    }
-
     /// What the module says of one instance.
-    fn describe(&self, gpu_index: u32, short_id: String) -> Result<Instance, KmError> {
-        let cell = Cell { gpu: gpu_index, short_id: Some(&short_id), name: "memsize" };
+    fn describe(&self, gpu_index: u32, short_id: &str) -> Result<Instance, KmError> {
+        let cell = Cell { gpu: gpu_index, short_id: Some(short_id), name: "memsize" };
         let memory_limit_bytes = self.tree.number(cell)?;
-        let memory_used_bytes = self.used_bytes(gpu_index, &short_id, memory_limit_bytes)?;
-        Ok(Instance { short_id, gpu_index, memory_limit_bytes, memory_used_bytes })
+        let text = self.tree.meminfo(gpu_index, short_id)?;
+        let found = text.and_then(|text| meminfo::read(&text, memory_limit_bytes));
+        Ok(Instance {
+            gpu_index,
+            memory_limit_bytes,
+            memory_used_bytes: found.as_ref().map(|found| found.bytes),
+            processes: found.map(|found| found.processes).unwrap_or_default(),
+        })
     }
 }
 
@@ -318,20 +316,30 @@ impl Isolation for Km {
         Ok(self.tree.destroy(short_id)?)
     }
 
-    fn list(&self) -> Result<Vec<Instance>, BackendError> {
+    fn list(&self) -> Result<Vec<Observed>, BackendError> {
         self.tree.loaded()?;
-        let mut instances = Vec::new();
+        let mut found: BTreeMap<String, Vec<Instance>> = BTreeMap::new();
         for gpu in self.tree.gpus()? {
             for short_id in self.tree.instances(gpu)? {
-                match self.describe(gpu, short_id.clone()) {
-                    Ok(instance) => instances.push(instance),
+                match self.describe(gpu, &short_id) {
+                    Ok(instance) => found.entry(short_id).or_default().push(instance),
                     // It ended between its name being read and its files.
                     Err(_) if !self.tree.has(gpu, &short_id)? => {}
                     Err(error) => return Err(error.into()),
                 }
             }
         }
-        Ok(instances)
+        let observed = found.into_iter().map(|(short_id, instances)| {
+            let pids = instances.iter().flat_map(|instance| &instance.processes);
+            let pids: BTreeSet<i32> = pids.map(|(pid, _)| *pid).collect();
+            Observed {
+                short_id,
+                instances: Some(instances),
+                calls: None,
+                process_count: Some(pids.len()),
+            }
+        });
+        Ok(observed.collect())
     }
 
     fn set(&self, tenant: Tenant<'_>, change: Change) -> Result<(), BackendError> {

@@ -18,6 +18,7 @@ use thiserror::Error;
 use crate::bundle::{Edits, HookCall};
 use crate::config;
 pub use crate::gate::launch::Recruit;
+pub use crate::gate::wire::Calls;
 use crate::plan::{Change, Kind, Plan};
 use crate::process::ProcessId;
 
@@ -84,17 +85,31 @@ impl fmt::Display for Capabilities {
     }
 }
 
+/// What a backend sees of one container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Observed {
+    /// The 12-character id.
+    pub short_id: String,
+    /// What it has on each GPU under a quota; `None` where whoever holds it to that doesn't answer.
+    pub instances: Option<Vec<Instance>>,
+    /// Its calls of the driver, by what became of them; `None` where nobody counts them.
+    pub calls: Option<Calls>,
+    /// How many processes of it hold the driver open; `None` where that isn't known.
+    pub process_count: Option<usize>,
+}
+
 /// What a backend knows of one container on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
-    /// The 12-character id.
-    pub short_id: String,
     /// Index of the GPU.
     pub gpu_index: u32,
     /// The quota in bytes.
     pub memory_limit_bytes: u64,
     /// Memory in use in bytes; `None` where unknown.
     pub memory_used_bytes: Option<u64>,
+    /// Each process and its memory there in bytes, as far as the backend tells. Their sum can be
+    /// less than what is in use.
+    pub processes: Vec<(i32, u64)>,
 }
 
 /// One way of isolating containers on a GPU.
@@ -170,12 +185,13 @@ pub trait Isolation: std::fmt::Debug {
     /// What could not be removed; the rest is.
     fn deactivate(&self, short_id: &str) -> Result<(), BackendError>;
 
-    /// What it holds now.
+    /// The containers that it holds now; one whose part doesn't answer at once is in it without
+    /// figures.
     ///
     /// # Errors
     ///
-    /// Where it can't be read.
-    fn list(&self) -> Result<Vec<Instance>, BackendError>;
+    /// Where it can't be seen which there are.
+    fn list(&self) -> Result<Vec<Observed>, BackendError>;
 
     /// Changes a running container.
     ///

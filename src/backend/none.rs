@@ -7,7 +7,7 @@
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{BackendError, Capabilities, Instance, Isolation, Launch, Tenant};
+use super::{BackendError, Capabilities, Isolation, Launch, Observed, Tenant};
 use crate::bundle::Edits;
 use crate::plan::Change;
 
@@ -61,7 +61,7 @@ impl Isolation for Unisolated {
         Ok(())
     }
 
-    fn list(&self) -> Result<Vec<Instance>, BackendError> {
+    fn list(&self) -> Result<Vec<Observed>, BackendError> {
         Ok(Vec::new())
     }
 

@@ -9,7 +9,7 @@ pub mod inspect;
 pub mod ps;
 pub mod set;
 pub mod setup;
-mod table;
+pub mod table;
 pub mod upgrade_monitors;
 
 use std::io::{IsTerminal, Write};

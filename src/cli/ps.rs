@@ -1,6 +1,5 @@
 //! `cgpu ps`: the registered containers.
 
-use std::collections::HashMap;
 use std::io::Write;
 
 use anyhow::Result;
@@ -8,21 +7,22 @@ use serde::Serialize;
 
 use super::Format;
 use super::table::{aligned, or_dash, printable};
-use crate::admission::{Condition, Host, UNSTARTED_S, deletion};
+use crate::admission::{Host, UNSTARTED_S, deletion};
 use crate::names;
-use crate::plan::{Kind, Plan, PlannedGpu};
-use crate::registry::{Key, Record};
+use crate::plan::{Kind, PlannedGpu};
+use crate::registry::Key;
 use crate::units::bytes_to_mib;
+use crate::view::{ContainerFigures, Mode, ShareFigures, State};
 
 /// A container as `--format json` prints it.
 #[derive(Debug, Serialize)]
 struct Container<'a> {
     id: &'a str,
-    name: Option<String>,
+    name: Option<&'a str>,
     root: &'a str,
     backend: Kind,
-    mode: &'static str,
-    state: &'static str,
+    mode: Mode,
+    state: State,
     pid: Option<i32>,
     gpus: Vec<UsedGpu<'a>>,
 }
@@ -34,89 +34,72 @@ struct UsedGpu<'a> {
     memory_used_bytes: Option<u64>,
 }
 
-/// Memory in use by short id and GPU index.
-type Usage = HashMap<(String, u32), u64>;
-
 /// Prints the containers that are registered and not gone; the one that `word` means, if given.
 ///
 /// # Errors
 ///
 /// Where the registry can't be read, or no container is meant, or more than one.
 pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write) -> Result<()> {
-    let registry = host.look_at_registry()?;
-    let mut records = registry.living()?;
+    let (mut records, unreadable) = host.look_at_registry()?.look_at_each()?;
     if let Some(word) = word {
         records = vec![names::chosen(word, records)?];
     }
-    let usage = usage(host, &records);
-    let conditions: Vec<_> = records.iter().map(|record| host.condition(record)).collect();
-    let both = || records.iter().zip(&conditions);
-    let containers: Vec<Container<'_>> =
-        both().map(|(record, condition)| container(record, *condition, &usage)).collect();
+    let snapshot = host.look_at(records, &[], None)?;
     match format {
         Format::Json => {
+            let containers: Vec<_> = snapshot.containers.iter().map(container).collect();
             serde_json::to_writer_pretty(&mut *out, &containers)?;
             writeln!(out)?;
         }
         Format::Text => {
-            out.write_all(table(&containers).as_bytes())?;
-            for note in both().filter_map(|(record, condition)| note(&record.key, *condition)) {
+            out.write_all(table(&snapshot.containers).as_bytes())?;
+            for note in snapshot.containers.iter().filter_map(note) {
                 writeln!(out, "{note}")?;
             }
         }
     }
-    Ok(out.flush()?)
-}
-
-/// What the backends know; one that can't tell leaves its containers unknown.
-fn usage(host: &Host, records: &[Record]) -> Usage {
-    let held = |kind: &Kind| records.iter().any(|record| record.plan.backend == *kind);
-    let kinds = [Kind::Gate, Kind::Km, Kind::None].into_iter().filter(held);
-    let lists = kinds.filter_map(|kind| host.isolation(kind).list().ok());
-    lists
-        .flatten()
-        .filter_map(|found| Some(((found.short_id, found.gpu_index), found.memory_used_bytes?)))
-        .collect()
+    out.flush()?;
+    // The rest is shown, and nobody takes that for all.
+    unreadable.into_iter().next().map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// What is to be done about a container that stands so.
-fn note(key: &Key, condition: Condition) -> Option<String> {
-    let id = printable(&key.id);
-    match condition {
-        Condition::Created { age_s } if age_s >= UNSTARTED_S => Some(format!(
-            "{id}: created {} min ago and never started; if its engine has forgotten it: `{}`",
-            age_s / 60,
-            printable(&deletion(key)),
-        )),
-        Condition::Closed => Some(format!(
+fn note(container: &ContainerFigures) -> Option<String> {
+    let id = printable(&container.id);
+    match container.state {
+        State::Created => {
+            let age_s = container.age_s.filter(|age_s| *age_s >= UNSTARTED_S)?;
+            let key = Key { root: container.root.clone(), id: container.id.clone() };
+            Some(format!(
+                "{id}: created {} min ago and never started; if its engine has forgotten it: `{}`",
+                age_s / 60,
+                printable(&deletion(&key)),
+            ))
+        }
+        State::Closed => Some(format!(
             "{id}: its monitor has ended, so its driver calls fail; remove it and create it again",
         )),
-        _ => None,
+        State::Silent => Some(format!(
+            "{id}: its monitor does not answer, so its figures are unknown; look again, and see \
+             `cgpu doctor`",
+        )),
+        State::Reserved | State::Active => None,
     }
 }
 
-fn container<'a>(record: &'a Record, condition: Condition, usage: &Usage) -> Container<'a> {
-    let used = |gpu: &PlannedGpu| usage.get(&(record.short_id.clone(), gpu.index)).copied();
-    let gpus = record.plan.gpus.iter();
+fn container(figures: &ContainerFigures) -> Container<'_> {
+    fn used(share: &ShareFigures) -> UsedGpu<'_> {
+        UsedGpu { gpu: &share.gpu, memory_used_bytes: share.memory_used_bytes }
+    }
     Container {
-        id: &record.key.id,
-        name: names::of(record),
-        root: &record.key.root,
-        backend: record.plan.backend,
-        mode: mode(&record.plan),
-        state: condition.name(),
-        pid: record.holder.process().map(|process| process.pid),
-        gpus: gpus.map(|gpu| UsedGpu { gpu, memory_used_bytes: used(gpu) }).collect(),
-    }
-}
-
-/// How a container has its GPUs: under a quota, as a whole, or as a part that nothing holds it to.
-fn mode(plan: &Plan) -> &'static str {
-    match plan.backend {
-        _ if plan.unenforced => "unenforced",
-        _ if plan.is_whole() => "whole",
-        Kind::None => "unenforced",
-        Kind::Gate | Kind::Km => "shared",
+        id: &figures.id,
+        name: figures.name.as_deref(),
+        root: &figures.root,
+        backend: figures.backend,
+        mode: figures.mode,
+        state: figures.state,
+        pid: figures.pid,
+        gpus: figures.shares.iter().map(used).collect(),
     }
 }
 
@@ -146,27 +129,27 @@ fn shown(name: &str) -> String {
     }
 }
 
-fn table(containers: &[Container<'_>]) -> String {
+fn table(containers: &[ContainerFigures]) -> String {
     let mib = |bytes: Option<u64>, unknown: &str| match bytes {
         Some(bytes) => bytes_to_mib(bytes).to_string(),
         None => unknown.to_owned(),
     };
     let mut rows = vec![HEADER.map(str::to_owned)];
     for container in containers {
-        let none = [None].into_iter().filter(|_: &Option<&UsedGpu<'_>>| container.gpus.is_empty());
-        for used in container.gpus.iter().map(Some).chain(none) {
-            let limit = used.map(|used| mib(used.gpu.memory_limit_bytes, "whole"));
+        let none = [None].into_iter().filter(|_| container.shares.is_empty());
+        for share in container.shares.iter().map(Some).chain(none) {
+            let limit = share.map(|share| mib(share.gpu.memory_limit_bytes, "whole"));
             rows.push([
-                printable(container.id.get(..12).unwrap_or(container.id)),
+                printable(container.id.get(..12).unwrap_or(&container.id)),
                 or_dash(container.name.as_deref().map(shown).unwrap_or_default()),
-                or_dash(used.map(|used| used.gpu.given_index()).unwrap_or_default()),
-                mib(used.and_then(|used| used.memory_used_bytes), "-"),
+                or_dash(share.map(|share| share.gpu.given_index()).unwrap_or_default()),
+                mib(share.and_then(|share| share.memory_used_bytes), "-"),
                 or_dash(limit.unwrap_or_default()),
-                container.mode.to_owned(),
-                container.state.to_owned(),
+                container.mode.name().to_owned(),
+                container.state.name().to_owned(),
                 or_dash(container.pid.map(|pid| pid.to_string()).unwrap_or_default()),
                 container.backend.to_string(),
-                printable(container.root),
+                printable(&container.root),
             ]);
         }
     }
@@ -186,19 +169,40 @@ mod tests {
         assert!(long.starts_with("…xxx") && long.ends_with("x/main"), "{long}");
     }
 
+    fn figures(state: State, age_s: u64) -> ContainerFigures {
+        ContainerFigures {
+            id: "3f2a".into(),
+            short_id: "3f2a________".into(),
+            name: None,
+            root: "/run/docker/runtime-runc/moby".into(),
+            backend: Kind::Gate,
+            mode: Mode::Shared,
+            state,
+            enforced: true,
+            pid: None,
+            age_s: Some(age_s),
+            weight: 1,
+            high_priority: false,
+            shares: Vec::new(),
+            processes: Vec::new(),
+            process_count: None,
+            calls: None,
+        }
+    }
+
     #[test]
     fn a_note_says_what_to_do_about_a_container_and_others_have_none() {
-        let key = Key { root: "/run/docker/runtime-runc/moby".into(), id: "3f2a".into() };
-        let of = |condition| note(&key, condition);
-        let created = of(Condition::Created { age_s: 759 }).unwrap();
+        let of = |state, age_s| note(&figures(state, age_s));
+        let created = of(State::Created, 759).unwrap();
         assert_eq!(
             created,
             "3f2a: created 12 min ago and never started; if its engine has forgotten it: \
              `cgpu-runtime --root /run/docker/runtime-runc/moby delete --force 3f2a`"
         );
-        assert!(of(Condition::Closed).unwrap().ends_with("remove it and create it again"));
-        for condition in [Condition::Created { age_s: 5 }, Condition::Active, Condition::Reserved] {
-            assert_eq!(of(condition), None);
+        assert!(of(State::Closed, 5).unwrap().ends_with("remove it and create it again"));
+        assert!(of(State::Silent, 5).unwrap().contains("does not answer"));
+        for (state, age_s) in [(State::Created, 5), (State::Active, 759), (State::Reserved, 759)] {
+            assert_eq!(of(state, age_s), None);
         }
     }
 }

@@ -28,7 +28,8 @@ pub(super) fn or_dash(text: String) -> String {
 }
 
 /// `text` with all that could move a cursor or hide something written out.
-pub(super) fn printable(text: &str) -> String {
+#[must_use]
+pub fn printable(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 

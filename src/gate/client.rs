@@ -13,8 +13,9 @@ use super::wire::{Answer, Question};
 /// How long a monitor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The longest answer of one of several, in bytes.
-const MOST_BYTES: u64 = 4096;
+/// The longest answer of one of several, in bytes: [`super::wire::MOST_PROCESSES_TOLD`] processes
+/// on ten GPUs.
+const MOST_BYTES: u64 = 1 << 16;
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
@@ -56,7 +57,7 @@ pub fn ask(socket: &Path, question: &Question) -> Result<Answer, AskError> {
 }
 
 /// What several answer, all together in so long; `None` of who doesn't.
-pub(super) fn ask_all(questions: &[(&Path, &Question)], patience: Duration) -> Vec<Option<Answer>> {
+pub(crate) fn ask_all(questions: &[(&Path, &Question)], patience: Duration) -> Vec<Option<Answer>> {
     let until = Instant::now() + patience;
     let asked = questions.iter().map(|(socket, question)| {
         let mut stream = connect_at_once(socket).ok()?;

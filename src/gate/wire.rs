@@ -108,6 +108,26 @@ pub struct Status {
     pub gpus: Vec<GpuStatus>,
     /// Calls received, by what became of them.
     pub calls: Calls,
+    /// Processes that hold a client of the driver, those with most memory first: at most
+    /// [`MOST_PROCESSES_TOLD`].
+    #[serde(default)]
+    pub processes: Vec<ProcessStatus>,
+    /// How many processes hold a client of the driver.
+    #[serde(default)]
+    pub process_count: usize,
+}
+
+/// The most processes that a [`Status`] tells of.
+pub const MOST_PROCESSES_TOLD: usize = 256;
+
+/// What a process of a container has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessStatus {
+    /// Its number, as the host has it.
+    pub pid: i32,
+    /// Memory of its clients, in bytes: one figure for each GPU, in the container's order. What the
+    /// driver takes by itself for a context is in none.
+    pub used_bytes: Vec<u64>,
 }
 
 /// How things stand with a GPU of a container.

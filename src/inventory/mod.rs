@@ -39,6 +39,7 @@ pub use child::{ChildError, refreshed};
 pub use file::FileError;
 pub use fingerprint::{Fingerprint, FingerprintError, KernelGpu};
 pub use nvml::ProbeError;
+pub(crate) use nvml::Session;
 pub use refresh::{RefreshError, probe, refresh};
 pub use source::{LoadError, Settings, Source, cached};
 

@@ -88,7 +88,7 @@ pub enum ProbeError {
 
 /// NVML, initialised. GPUs that it has opened stay open until this is dropped.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(crate) struct Session {
     nvml: Nvml,
 }
 
@@ -112,7 +112,7 @@ impl Session {
     /// # Errors
     ///
     /// Where none loads, or the one that does can't reach the driver.
-    pub(super) fn open(driver_root: &Path) -> Result<Self, ProbeError> {
+    pub(crate) fn open(driver_root: &Path) -> Result<Self, ProbeError> {
         let mut first = None;
         for library in candidates(driver_root) {
             match Nvml::builder().lib_path(&library).init() {
@@ -125,6 +125,11 @@ impl Session {
             }
         }
         Err(ProbeError::NoLibrary { driver_root: driver_root.to_owned(), source: first })
+    }
+
+    /// The library, for questions of others.
+    pub(crate) fn nvml(&self) -> &Nvml {
+        &self.nvml
     }
 
     /// The GPUs that NVML counts, completed from the kernel module's list.

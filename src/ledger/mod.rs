@@ -21,6 +21,7 @@ mod objects;
 mod pieces;
 mod shown;
 mod stakes;
+mod users;
 mod veils;
 
 use std::collections::BTreeMap;

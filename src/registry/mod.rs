@@ -19,7 +19,7 @@ mod life;
 mod look;
 mod record;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -171,6 +171,12 @@ impl Registry {
     ///
     /// Where the directory or a record can't be read: what can't be read may hold memory.
     pub fn records(&self) -> Result<Vec<Record>, RegistryError> {
+        let read = self.names()?.into_iter().map(|name| self.record(&name));
+        read.filter_map(Result::transpose).collect()
+    }
+
+    /// The names of the records' files, in order.
+    fn names(&self) -> Result<Vec<OsString>, RegistryError> {
         let dir = self.containers();
         let mut names = Vec::new();
         let entries = match fs::read_dir(&dir) {
@@ -181,8 +187,27 @@ impl Registry {
             names.push(entry.map_err(failed("cannot list", &dir))?.file_name());
         }
         names.sort();
-        let read = names.iter().map(|name| self.record(name));
-        read.filter_map(Result::transpose).collect()
+        Ok(names)
+    }
+
+    /// Every record of a container that isn't gone, and why each of the others can't be read: for
+    /// those who show what there is.
+    ///
+    /// # Errors
+    ///
+    /// Where the directory can't be read.
+    pub fn look_at_each(&self) -> Result<(Vec<Record>, Vec<RegistryError>), RegistryError> {
+        let (mut living, mut unreadable) = (Vec::new(), Vec::new());
+        for name in self.names()? {
+            let record = self.record(&name).transpose();
+            let found = record.map(|record| record.and_then(|record| self.if_living(record)));
+            match found {
+                Some(Ok(Some(record))) => living.push(record),
+                Some(Ok(None)) | None => {}
+                Some(Err(error)) => unreadable.push(error),
+            }
+        }
+        Ok((living, unreadable))
     }
 
     /// The record of `key` as it is now.

@@ -3,28 +3,42 @@
 //! Must not know files. Invariant: a line it does not know makes the whole unknown,
 //! because a figure that is too low would be believed.
 
-/// Bytes in use: the sum over processes, or what is not free where no process is
-/// listed; `None` where the text says neither.
-pub(super) fn used_bytes(text: &str, limit_bytes: u64) -> Option<u64> {
+/// What a `meminfo` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Use {
+    /// Bytes in use: the sum over processes, or what is not free where no process is listed.
+    pub(super) bytes: u64,
+    /// Each process and its bytes.
+    pub(super) processes: Vec<(i32, u64)>,
+}
+
+/// What `text` says of a quota of `limit_bytes`; `None` where it can't be understood.
+pub(super) fn read(text: &str, limit_bytes: u64) -> Option<Use> {
     let mut free = None;
-    let mut used: Option<u64> = None;
+    let mut processes = Vec::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         match line.split_whitespace().collect::<Vec<_>>().as_slice() {
             ["Free:", bytes] => free = Some(bytes.parse::<u64>().ok()?),
             ["PID:", pid, "Mem:", bytes] => {
-                pid.parse::<u32>().ok()?;
-                used = Some(used.unwrap_or(0).checked_add(bytes.parse().ok()?)?);
+                let pid = pid.parse::<u32>().ok()?.try_into().ok()?;
+                processes.push((pid, bytes.parse::<u64>().ok()?));
             }
             _ => return None,
         }
     }
-    used.or_else(|| limit_bytes.checked_sub(free?))
+    let sum = processes.iter().try_fold(0u64, |sum, (_, bytes)| sum.checked_add(*bytes))?;
+    let bytes = if processes.is_empty() { limit_bytes.checked_sub(free?)? } else { sum };
+    Some(Use { bytes, processes })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn used_bytes(text: &str, limit_bytes: u64) -> Option<u64> {
+        read(text, limit_bytes).map(|found| found.bytes)
+    }
 
     #[test]
     fn sums_processes_or_takes_what_is_not_free() {
@@ -33,6 +47,8 @@ mod tests {
         assert_eq!(used_bytes("Free: 70", 100), Some(30));
         assert_eq!(used_bytes("  Free:   70 \n\n", 100), Some(30));
         assert_eq!(used_bytes("PID: 1 Mem: 10\n", 100), Some(10));
+        let two = read("Free: 70\nPID: 1 Mem: 10\nPID: 2 Mem: 20\n", 100).unwrap();
+        assert_eq!(two.processes, [(1, 10), (2, 20)]);
     }
 
     #[test]

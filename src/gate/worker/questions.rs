@@ -1,13 +1,16 @@
 //! Answers those who ask how things stand, or change a quota: one line each way.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use super::Shared;
-use crate::gate::wire::{Answer, GpuStatus, Question, Status};
-use crate::ledger::{Entry, LedgerError};
+use super::target::process_id;
+use crate::gate::wire::{Answer, GpuStatus, MOST_PROCESSES_TOLD, ProcessStatus, Question, Status};
+use crate::ledger::{Entry, Ledger, LedgerError, Process};
 
 /// The longest question, in bytes.
 const MOST_BYTES: u64 = 4096;
@@ -43,6 +46,23 @@ pub(super) fn converse(shared: &Shared, connection: OwnedFd) {
     }
 }
 
+/// The processes that hold a client, those with most memory first.
+fn processes(ledger: &Ledger, gpus: usize) -> Vec<ProcessStatus> {
+    let mut used: BTreeMap<Process, Vec<u64>> = BTreeMap::new();
+    for gpu in 0..gpus {
+        for (process, bytes) in ledger.used_by_process(gpu) {
+            used.entry(process).or_insert_with(|| vec![0; gpus])[gpu] = bytes;
+        }
+    }
+    let mut processes: Vec<ProcessStatus> = used
+        .into_iter()
+        .map(|(process, used_bytes)| ProcessStatus { pid: process_id(process).pid, used_bytes })
+        .collect();
+    // The sort is stable: of those with as much, the one that came first.
+    processes.sort_by_key(|process| Reverse(process.used_bytes.iter().sum::<u64>()));
+    processes
+}
+
 impl Shared {
     fn answer(&self, question: &Question) -> Answer {
         match question {
@@ -65,11 +85,18 @@ impl Shared {
                 used_bytes: usage.map_or(0, |usage| usage.used_bytes),
             }
         });
+        let gpus = gpus.collect();
+        let mut processes = processes(&books.ledger, self.settings.gpus.len());
+        drop(books);
+        let process_count = processes.len();
+        processes.truncate(MOST_PROCESSES_TOLD);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             worker_pid: std::process::id(),
-            gpus: gpus.collect(),
+            gpus,
             calls: self.memory.calls(),
+            processes,
+            process_count,
         }
     }
 

@@ -1,0 +1,135 @@
+//! Full screen: looks in a thread of its own, draws what that found, and does what keys say.
+//!
+//! Owns the terminal, which is as it was when this ends, whatever ends it. Must not decide what keys
+//! mean: see [`state`].
+
+mod state;
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use cgpu::admission::Host;
+use cgpu::view::{Driver, Snapshot};
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::layout::Rect;
+use ratatui::style::Stylize;
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Clear, Paragraph};
+use std::io::{self, IsTerminal};
+
+use crate::args::Args;
+use crate::cells::Signs;
+use crate::choose::chosen;
+use crate::look::{now, signs};
+use crate::sheet::{Look, sheet};
+use state::{After, HELP, State};
+
+/// How often it looks, where the command line doesn't say.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a key may wait to be seen while nothing else happens.
+const KEY_PAUSE: Duration = Duration::from_millis(50);
+
+/// Shows the host until somebody ends it.
+///
+/// # Errors
+///
+/// Where there is no terminal, or the host can't be looked at in the beginning.
+pub(crate) fn run(host: Host, driver: Option<Driver>, args: &Args) -> Result<()> {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        bail!("--watch needs a terminal; use --loop to print again and again");
+    }
+    // What is wrong from the beginning is said as it always is.
+    let first = chosen(host.look(None)?, &args.id)?;
+    let (look_now, wishes) = mpsc::channel();
+    let (send, looked) = mpsc::channel();
+    let pause = args.r#loop.unwrap_or(PAUSE);
+    let ids = args.id.clone();
+    thread::spawn(move || look_again(&host, driver, &ids, pause, &wishes, &send));
+    let mut state = State::new(first, args.processes, now());
+    ratatui::run(|terminal| {
+        let signs = signs();
+        loop {
+            terminal.draw(|frame| draw(frame, &mut state, signs))?;
+            // All that has come since, and one key at most.
+            loop {
+                match looked.try_recv() {
+                    Ok(Ok(snapshot)) => state.take(snapshot, now()),
+                    Ok(Err(reason)) => state.fail(reason),
+                    Err(_) => break,
+                }
+            }
+            if event::poll(KEY_PAUSE)? {
+                match event::read()? {
+                    Event::Key(key) if key.kind != KeyEventKind::Release => {
+                        match state.press(key) {
+                            After::End => return Ok(()),
+                            // A thread that has ended will say why.
+                            After::Look => drop(look_now.send(())),
+                            After::Draw => {}
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    })
+}
+
+/// Looks until nobody wants it any more.
+fn look_again(
+    host: &Host,
+    mut driver: Option<Driver>,
+    ids: &[String],
+    pause: Duration,
+    wishes: &Receiver<()>,
+    send: &Sender<Result<Snapshot, String>>,
+) {
+    loop {
+        let looked = host.look(driver.as_mut()).map_err(anyhow::Error::from);
+        let looked = looked.and_then(|snapshot| Ok(chosen(snapshot, ids)?));
+        if send.send(looked.map_err(|error| format!("{error:#}"))).is_err() {
+            return;
+        }
+        if wishes.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
+    }
+}
+
+fn draw(frame: &mut Frame<'_>, state: &mut State, signs: Signs) {
+    let area = frame.area();
+    let shown = state.shown();
+    let look = Look {
+        width: usize::from(area.width),
+        signs,
+        time: state.time(),
+        processes: state.processes,
+        marked: state.marked.as_ref().map(|id| (id, state.open)),
+        history: &state.history,
+    };
+    let page = sheet(&shown, &look);
+    let body = Rect { height: area.height.saturating_sub(1), ..area };
+    let rows = page.rows.iter().map(|(id, line)| (id.clone(), *line)).collect();
+    state.place(rows, page.lines.len(), usize::from(body.height));
+    let from = u16::try_from(state.top).unwrap_or(u16::MAX);
+    frame.render_widget(Paragraph::new(page.lines).scroll((from, 0)), body);
+    let foot = Rect { y: area.height.saturating_sub(1), height: area.height.min(1), ..area };
+    frame.render_widget(Line::from(state.foot()).reversed(), foot);
+    if state.helps {
+        let lines: Vec<Line<'_>> = HELP.iter().map(|line| Line::from(*line)).collect();
+        let wide = HELP.iter().map(|line| line.len()).max().unwrap_or_default();
+        let (wide, high) = (wide.min(area.width.into()), HELP.len().min(area.height.into()));
+        let over = Rect {
+            x: 0,
+            y: 0,
+            width: u16::try_from(wide).unwrap_or(area.width),
+            height: u16::try_from(high).unwrap_or(area.height),
+        };
+        frame.render_widget(Clear, over);
+        frame.render_widget(Paragraph::new(Text::from(lines)), over);
+    }
+}

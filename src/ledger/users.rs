@@ -1,0 +1,75 @@
+//! How much of a GPU's memory is which process's: what people look at, and nothing goes by.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{ChargeId, Ledger, Process};
+
+impl Ledger {
+    /// The bytes that each process holds on the GPU of that number. A process that holds a client
+    /// and no memory there has 0.
+    ///
+    /// Memory that several clients name counts once, for the first client by number; a client that
+    /// several processes hold counts for the one that was seen with it first. What the driver takes
+    /// without being asked (contexts), and what mappings and exports alone keep, is of no process:
+    /// the sum is less than [`usage`](Self::usage) then.
+    #[must_use]
+    pub fn used_by_process(&self, gpu: usize) -> BTreeMap<Process, u64> {
+        let first = |holders: &Vec<Process>| holders.first().copied();
+        let mut used: BTreeMap<Process, u64> =
+            self.holders.values().filter_map(first).map(|process| (process, 0)).collect();
+        let mut counted: BTreeSet<ChargeId> = BTreeSet::new();
+        for (id, (client, ..)) in self.objects.names() {
+            let Some(charge) = self.charges.get(&id).filter(|charge| charge.gpu == gpu) else {
+                continue;
+            };
+            let Some(process) = self.holders.get(&client).and_then(first) else { continue };
+            if counted.insert(id) {
+                *used.entry(process).or_default() += charge.bytes;
+            }
+        }
+        used
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Bounds, Client, Handle};
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { objects: 64, holds: 64, stakes: 64 };
+
+    fn allocate(ledger: &mut Ledger, gpu: usize, client: u32, handle: u32, bytes: u64) {
+        let reservation = ledger.reserve(gpu, bytes).unwrap();
+        let parent = Handle(client);
+        ledger.commit(reservation, Client(client), parent, Handle(handle));
+    }
+
+    #[test]
+    fn memory_is_its_clients_first_process_s_and_counts_once() {
+        let mut ledger = Ledger::new(&[1000, 1000], BOUNDS);
+        let (one, other) = (Process(11), Process(12));
+        ledger.share(Client(1), one);
+        ledger.share(Client(1), other);
+        ledger.share(Client(2), other);
+        allocate(&mut ledger, 0, 1, 101, 300);
+        allocate(&mut ledger, 0, 2, 102, 40);
+        allocate(&mut ledger, 1, 2, 103, 5);
+        let source = (Client(1), Handle(101));
+        ledger.duplicate(source, Client(2), Handle(2), Handle(104)).unwrap();
+        assert_eq!(ledger.used_by_process(0), [(one, 300), (other, 40)].into());
+        assert_eq!(ledger.used_by_process(1), [(one, 0), (other, 5)].into());
+        // What it had is the heir's.
+        ledger.died(one);
+        assert_eq!(ledger.used_by_process(0), [(other, 340)].into());
+        ledger.died(other);
+        assert_eq!(ledger.used_by_process(0), BTreeMap::new());
+    }
+
+    #[test]
+    fn memory_of_a_client_that_nobody_was_seen_with_is_nobody_s() {
+        let mut ledger = Ledger::new(&[1000], BOUNDS);
+        allocate(&mut ledger, 0, 1, 101, 300);
+        assert_eq!(ledger.used_by_process(0), BTreeMap::new());
+        assert_eq!(ledger.usage(0).unwrap().used_bytes, 300);
+    }
+}

@@ -1,0 +1,202 @@
+//! Looks at a host: registry, monitors, inventory, `/proc`, and NVIDIA's driver where asked to.
+//!
+//! Owns asking each once. Whatever doesn't answer leaves a gap, and the rest is shown. Changes
+//! nothing.
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::Duration;
+
+use super::assemble::{Found, FoundContainer};
+use super::{Driver, DriverFigures, Snapshot};
+use crate::admission::Host;
+use crate::backend::Observed;
+use crate::inventory::{self, Gpu};
+use crate::names;
+use crate::plan::Kind;
+use crate::process::age_s;
+use crate::registry::{Record, RegistryError};
+
+/// How long NVIDIA's driver may take. It opens each GPU when it is asked first, which takes a second
+/// or more where nothing keeps them open.
+const DRIVER_PATIENCE: Duration = Duration::from_secs(5);
+
+impl Host {
+    /// What is on this host now. Without `driver` nothing is asked of NVIDIA's.
+    ///
+    /// # Errors
+    ///
+    /// Where the registry can't be read: then nothing is known of any container.
+    pub fn look(&self, driver: Option<&mut Driver>) -> Result<Snapshot, RegistryError> {
+        let (records, unreadable) = self.look_at_registry()?.look_at_each()?;
+        self.look_at(records, &unreadable, driver)
+    }
+
+    /// The same of these containers alone; why others can't be read is a gap.
+    ///
+    /// # Errors
+    ///
+    /// As [`look`](Self::look).
+    pub fn look_at(
+        &self,
+        records: Vec<Record>,
+        unreadable: &[RegistryError],
+        driver: Option<&mut Driver>,
+    ) -> Result<Snapshot, RegistryError> {
+        let mut gaps: Vec<String> = unreadable.iter().map(ToString::to_string).collect();
+        let mut observed = self.observed(&records, &mut gaps);
+        let mut podmans = names::Files::default();
+        let containers: Vec<FoundContainer> = records
+            .into_iter()
+            .map(|record| FoundContainer {
+                condition: self.condition(&record),
+                name: podmans.name(&record),
+                age_s: record.holder.process().map(age_s),
+                observed: observed.remove(&record.short_id),
+                record,
+            })
+            .collect();
+        let driver = match driver {
+            Some(driver) => driver.figures(DRIVER_PATIENCE),
+            None => DriverFigures::default(),
+        };
+        gaps.extend(driver.gap.clone());
+        let owners = owners(&containers, &driver);
+        let process_names = process_names(&containers, &owners);
+        let found = Found {
+            hostname: read_line("/proc/sys/kernel/hostname").unwrap_or_default(),
+            driver_version: self.driver_version(),
+            gpus: self.known_gpus(&mut gaps),
+            containers,
+            driver,
+            owners,
+            process_names,
+            max_inst: self.config.admission.max_inst,
+            gaps,
+        };
+        Ok(found.assemble())
+    }
+
+    /// What the backends see, by short id. Only those that have a container are asked.
+    fn observed(&self, records: &[Record], gaps: &mut Vec<String>) -> HashMap<String, Observed> {
+        let mut observed = HashMap::new();
+        let has = |kind: &Kind| records.iter().any(|record| record.plan.backend == *kind);
+        for kind in [Kind::Gate, Kind::Km].into_iter().filter(has) {
+            match self.isolation(kind).list() {
+                Ok(list) => {
+                    observed.extend(list.into_iter().map(|one| (one.short_id.clone(), one)))
+                }
+                Err(error) => gaps.push(error.to_string()),
+            }
+        }
+        observed
+    }
+
+    /// The GPUs as far as they are known without asking the driver.
+    fn known_gpus(&self, gaps: &mut Vec<String>) -> Vec<Gpu> {
+        match inventory::cached(&self.inventory_settings()) {
+            Ok(Some(inventory)) => inventory.gpus().to_vec(),
+            Ok(None) => {
+                gaps.push(
+                    "the GPUs of this host are not known yet; `cgpu gpus --refresh` asks the driver"
+                        .to_owned(),
+                );
+                Vec::new()
+            }
+            Err(error) => {
+                gaps.push(error.to_string());
+                Vec::new()
+            }
+        }
+    }
+
+    fn driver_version(&self) -> Option<String> {
+        let banner = fs::read_to_string(self.config.driver.proc_root.join("driver/nvidia/version"));
+        crate::rm::Version::in_banner(&banner.ok()?).map(|version| version.to_string())
+    }
+}
+
+/// The first line of a small file.
+fn read_line(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok()?.lines().next().map(str::to_owned)
+}
+
+/// Whose the processes are that the driver tells of: each one's container, by short id. A process
+/// belongs to the container whose first process's cgroup it is in.
+fn owners(containers: &[FoundContainer], driver: &DriverFigures) -> HashMap<i32, String> {
+    let processes = driver.gpus.iter().flat_map(|gpu| &gpu.processes);
+    let cgroups: Vec<(i32, String)> =
+        processes.filter_map(|process| Some((process.pid, cgroups(process.pid)?))).collect();
+    if cgroups.is_empty() {
+        return HashMap::new();
+    }
+    let firsts: Vec<(&str, String)> = containers
+        .iter()
+        .filter_map(|container| {
+            let first = container.record.holder.process()?;
+            Some((container.record.short_id.as_str(), self::cgroups(first.pid)?))
+        })
+        .collect();
+    let owner = |its: &str| firsts.iter().find(|(_, first)| is_within(its, first));
+    cgroups.into_iter().filter_map(|(pid, its)| Some((pid, owner(&its)?.0.to_owned()))).collect()
+}
+
+fn cgroups(pid: i32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
+}
+
+/// Whether a process with these `/proc/PID/cgroup` is in the cgroup, or below it, of a container
+/// whose first process has those of `first`. A container has a cgroup of its own in some hierarchy:
+/// what is in the root of all is in none.
+fn is_within(its: &str, first: &str) -> bool {
+    let split = |line: &str| -> Option<(String, String)> {
+        let (hierarchy, path) = line.rsplit_once(':')?;
+        Some((hierarchy.to_owned(), path.to_owned()))
+    };
+    let its: HashMap<String, String> = its.lines().filter_map(split).collect();
+    let mut own = first.lines().filter_map(split).filter(|(_, path)| path != "/").peekable();
+    own.peek().is_some()
+        && own.all(|(hierarchy, path)| {
+            its.get(&hierarchy).is_some_and(|its| {
+                its.strip_prefix(&path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            })
+        })
+}
+
+/// What the processes of these containers are called, by their numbers.
+fn process_names(
+    containers: &[FoundContainer],
+    owners: &HashMap<i32, String>,
+) -> HashMap<i32, String> {
+    let observed = containers.iter().filter_map(|container| container.observed.as_ref());
+    let instances = observed.filter_map(|observed| observed.instances.as_ref()).flatten();
+    let pids = instances.flat_map(|instance| &instance.processes).map(|(pid, _)| *pid);
+    pids.chain(owners.keys().copied())
+        .filter_map(|pid| Some((pid, read_line(&format!("/proc/{pid}/comm"))?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_within_the_container_whose_cgroup_it_is_in_or_below() {
+        let first = "0::/system.slice/docker-3f2a.scope\n";
+        for (its, expected) in [
+            ("0::/system.slice/docker-3f2a.scope\n", true),
+            ("0::/system.slice/docker-3f2a.scope/child\n", true),
+            ("0::/system.slice/docker-3f2ab.scope\n", false),
+            ("0::/system.slice\n", false),
+            ("0::/\n", false),
+            ("", false),
+        ] {
+            assert_eq!(is_within(its, first), expected, "{its}");
+        }
+        // Of two hierarchies in all that the container has of its own.
+        let first = "2:devices:/docker/3f2a\n1:name=systemd:/docker/3f2a\n0::/\n";
+        assert!(is_within("2:devices:/docker/3f2a/x\n1:name=systemd:/docker/3f2a\n0::/\n", first));
+        assert!(!is_within("2:devices:/docker/3f2a\n1:name=systemd:/other\n0::/\n", first));
+        assert!(!is_within("0::/\n", "0::/\n"), "everybody is in the root");
+    }
+}

@@ -1,0 +1,191 @@
+//! What people look at, as one model: [`Snapshot`].
+//!
+//! Owns what is shown of a host: its GPUs, its containers, their processes and figures, each with its
+//! unit, and "unknown" (`None`) apart from zero. [`gather`](Host::look) asks once; tables, JSON,
+//! metrics and the tree of files print what it found. Must not know how any of them prints.
+
+mod assemble;
+mod driver;
+mod gather;
+
+use serde::{Deserialize, Serialize};
+
+pub use driver::{Driver, DriverFigures, DriverGpu, DriverProcess};
+
+use crate::backend::Calls;
+use crate::plan::{Kind, PlannedGpu};
+
+#[cfg(doc)]
+use crate::admission::Host;
+
+/// A host, as it was in one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The version of cgpu that looked.
+    pub cgpu_version: String,
+    /// The host's name.
+    pub hostname: String,
+    /// The version of NVIDIA's driver; `None` where no driver is loaded.
+    pub driver_version: Option<String>,
+    /// The GPUs, in the driver's order.
+    pub gpus: Vec<GpuFigures>,
+    /// The registered containers that are not gone, in the order of their runtime's root and id.
+    pub containers: Vec<ContainerFigures>,
+    /// What could not be looked at, a sentence each; the rest is here all the same.
+    pub gaps: Vec<String>,
+}
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GpuFigures {
+    /// The driver's index.
+    pub index: u32,
+    /// `GPU-` and a UUID.
+    pub uuid: String,
+    /// PCI address as `domain:bus:device.function`; empty where unknown.
+    pub bus_id: String,
+    /// Marketing name; empty where unknown.
+    pub name: String,
+    /// Whether the driver has lost it.
+    pub lost: bool,
+    /// Its memory in bytes.
+    pub memory_total_bytes: u64,
+    /// What quotas promise of that, in bytes; more than the total where `overcommit` allows that.
+    pub memory_promised_bytes: u64,
+    /// Memory in use in bytes: by the driver's figure, else what the containers use where that is
+    /// known of each.
+    pub memory_used_bytes: Option<u64>,
+    /// Per cent of the last second in which something ran on it.
+    pub utilization_percent: Option<u32>,
+    /// In degrees Celsius.
+    pub temperature_celsius: Option<u32>,
+    /// In watts.
+    pub power_watts: Option<f64>,
+    /// The most that it may take, in watts.
+    pub power_limit_watts: Option<f64>,
+    /// How computing time is shared: 0 to 5; 5 leaves it to the driver.
+    pub policy: u32,
+    /// The most containers with a quota.
+    pub max_inst: u32,
+    /// Containers with a quota on it.
+    pub shared_containers: u32,
+    /// Containers that have it as a whole, or without being held to their quota.
+    pub other_containers: u32,
+    /// What is left of `max_inst` once the weights of its containers are taken off.
+    pub free_weight: u32,
+}
+
+/// A container.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ContainerFigures {
+    /// Its id, as its engine has it.
+    pub id: String,
+    /// 12 ASCII characters, unique among the registered containers.
+    pub short_id: String,
+    /// What its engine calls it: a name, or `namespace/pod/container`. Chosen by its maker: it
+    /// can have any characters.
+    pub name: Option<String>,
+    /// Its runtime's root.
+    pub root: String,
+    /// Who holds it to its quota.
+    pub backend: Kind,
+    /// How it has its GPUs.
+    pub mode: Mode,
+    /// How it stands.
+    pub state: State,
+    /// Whether its quota holds now: somebody who answers sees to it.
+    pub enforced: bool,
+    /// Its first process, or the runtime that is making it.
+    pub pid: Option<i32>,
+    /// Seconds since that process began.
+    pub age_s: Option<u64>,
+    /// Compute weight.
+    pub weight: u32,
+    /// Whether it has high priority.
+    pub high_priority: bool,
+    /// Its part of each of its GPUs, in its own order.
+    pub shares: Vec<ShareFigures>,
+    /// Its processes that use the driver, those with most memory first, as far as they are known.
+    pub processes: Vec<ProcessFigures>,
+    /// How many these are.
+    pub process_count: Option<usize>,
+    /// Its calls of the driver, by what became of them.
+    pub calls: Option<Calls>,
+}
+
+/// A container's part of a GPU.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShareFigures {
+    /// Which GPU, and how much it was promised.
+    #[serde(flatten)]
+    pub gpu: PlannedGpu,
+    /// Memory in use in bytes.
+    pub memory_used_bytes: Option<u64>,
+    /// Per cent of the last second in which something of the container ran on it.
+    pub utilization_percent: Option<u32>,
+}
+
+/// A process of a container.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProcessFigures {
+    /// Its number, as the host has it.
+    pub pid: i32,
+    /// What it is called. Chosen by itself: it can have any characters.
+    pub name: Option<String>,
+    /// Index of a GPU, and its memory there in bytes.
+    pub memory: Vec<(u32, u64)>,
+}
+
+/// How a container has its GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Under a quota.
+    Shared,
+    /// As a whole.
+    Whole,
+    /// As a part that nothing holds it to.
+    Unenforced,
+}
+
+impl Mode {
+    /// The word that people read.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Shared => "shared",
+            Mode::Whole => "whole",
+            Mode::Unenforced => "unenforced",
+        }
+    }
+}
+
+/// How a container stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Its runtime is making it.
+    Reserved,
+    /// It was made and not started yet.
+    Created,
+    /// It runs.
+    Active,
+    /// It runs, and its monitor did not answer in time.
+    Silent,
+    /// Its monitor has ended: its driver calls fail.
+    Closed,
+}
+
+impl State {
+    /// The word that people read.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Reserved => "reserved",
+            State::Created => "created",
+            State::Active => "active",
+            State::Silent => "silent",
+            State::Closed => "closed",
+        }
+    }
+}
