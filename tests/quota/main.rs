@@ -21,6 +21,7 @@ mod faults;
 mod hangs;
 mod kills;
 mod lifecycle;
+mod looks;
 mod lost;
 mod numbers;
 mod others;

@@ -305,7 +305,8 @@ impl Page<'_> {
     /// What is to be known besides, below all blocks.
     fn notes(&mut self, snapshot: &Snapshot) {
         for container in &snapshot.containers {
-            let id = container.name.as_deref().unwrap_or(&container.short_id);
+            let beginning: String = container.id.chars().take(12).collect();
+            let id = container.name.as_deref().unwrap_or(&beginning);
             let note = match container.state {
                 State::Closed => "its monitor has ended, so its driver calls fail: create it again",
                 State::Silent => "its monitor does not answer, so its figures are unknown",

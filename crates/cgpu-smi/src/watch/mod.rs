@@ -52,17 +52,22 @@ pub(crate) fn run(host: Host, driver: Option<Driver>, args: &Args) -> Result<()>
     let mut state = State::new(first, args.processes, now());
     ratatui::run(|terminal| {
         let signs = signs();
+        let mut is_new = true;
         loop {
-            terminal.draw(|frame| draw(frame, &mut state, signs))?;
+            if is_new {
+                terminal.draw(|frame| draw(frame, &mut state, signs))?;
+                is_new = false;
+            }
             // All that has come since, and one key at most.
-            loop {
-                match looked.try_recv() {
-                    Ok(Ok(snapshot)) => state.take(snapshot, now()),
-                    Ok(Err(reason)) => state.fail(reason),
-                    Err(_) => break,
+            while let Ok(found) = looked.try_recv() {
+                is_new = true;
+                match found {
+                    Ok(snapshot) => state.take(snapshot, now()),
+                    Err(reason) => state.fail(reason),
                 }
             }
             if event::poll(KEY_PAUSE)? {
+                is_new = true;
                 match event::read()? {
                     Event::Key(key) if key.kind != KeyEventKind::Release => {
                         match state.press(key) {

@@ -209,8 +209,8 @@ impl State {
     /// Does what a key says.
     pub(super) fn press(&mut self, key: KeyEvent) -> After {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
-        if control && key.code == KeyCode::Char('c') {
-            return After::End;
+        if control {
+            return if key.code == KeyCode::Char('c') { After::End } else { After::Draw };
         }
         if self.types {
             self.type_filter(key.code);

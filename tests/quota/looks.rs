@@ -1,0 +1,237 @@
+//! What people see: `cgpu-smi` and `cgpu ps` while containers allocate, and while parts of the host
+//! don't answer.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use serde_json::{Value, json};
+
+use crate::activation::end_monitor;
+use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RUNTIME, SECOND_MIB};
+use crate::support::{Outcome, eventually, run_with_timeout};
+
+/// How long a program that only looks may take, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+fn smi_command(gated: &Gated, words: &[&str]) -> Command {
+    let mut command = gated.host.scratch.command(Path::new(RUNTIME).with_file_name("cgpu-smi"));
+    // NVML is no part of the simulated driver.
+    command.arg("--config").arg(gated.host.config()).arg("--no-nvml").args(words);
+    command.env("LANG", "C.UTF-8").env_remove("LC_ALL");
+    command
+}
+
+fn smi(gated: &Gated, words: &[&str]) -> Outcome {
+    run_with_timeout(&mut smi_command(gated, words), PATIENCE)
+}
+
+fn snapshot(gated: &Gated) -> Value {
+    smi(gated, &["--format=json"]).ok().json()
+}
+
+#[test]
+fn containers_are_shown_with_what_each_and_each_of_its_processes_uses() {
+    let gated = Gated::new();
+    let one = gated.sleeping("one", 1000);
+    let other = gated.sleeping("other", 2000);
+    let mut holding: Vec<_> = [(&one, "300MiB"), (&one, "200MiB"), (&other, "700MiB")]
+        .into_iter()
+        .map(|(bundle, size)| gated.start(bundle, &["hold", size]))
+        .collect();
+    gated.soon_accounts("one", 500);
+    gated.soon_accounts("other", 700);
+    let shown = snapshot(&gated);
+    assert_eq!(shown["driver_version"], "535.161.08");
+    let gpu = &shown["gpus"][0];
+    assert_eq!(gpu["memory_total_bytes"], json!(FIRST_MIB * MIB));
+    assert_eq!(gpu["memory_promised_bytes"], json!(3000 * MIB));
+    assert_eq!(gpu["memory_used_bytes"], json!(1200 * MIB));
+    assert_eq!((&gpu["shared_containers"], &gpu["free_weight"]), (&json!(2), &json!(18)));
+    assert_eq!(gpu["utilization_percent"], Value::Null, "nobody knows");
+    assert_eq!(shown["gpus"][1]["memory_promised_bytes"], 0);
+    let container = &shown["containers"][0];
+    assert_eq!((&container["id"], &container["state"]), (&json!("one"), &json!("active")));
+    assert_eq!(container["enforced"], true);
+    assert_eq!(container["shares"][0]["memory_used_bytes"], json!(500 * MIB));
+    assert_eq!(container["process_count"], 2);
+    let processes = container["processes"].as_array().unwrap();
+    let used: Vec<_> = processes.iter().map(|process| process["memory"][0][1].clone()).collect();
+    assert_eq!(used, [json!(300 * MIB), json!(200 * MIB)], "those with most first");
+    for process in processes {
+        assert_eq!(process["name"], "rmtool");
+        let pid = process["pid"].as_i64().unwrap();
+        let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+        assert!(words.starts_with("/rmtool\0hold\0"), "{words}");
+    }
+    // What is refused is counted.
+    let refused = gated.exec(&one, &["run", "start", "alloc 600MiB as a"]).fails();
+    assert!(refused.stdout.contains(NO_MEMORY), "{refused}");
+    let counted = || snapshot(&gated)["containers"][0]["calls"]["over_quota"].clone();
+    assert_eq!(counted(), 1);
+    // The same as people read it.
+    let page = smi(&gated, &["--processes"]).ok().stdout;
+    for part in ["1200 of 16000 MiB in use", "promised 3000 MiB", "containers 2 / 20", "rmtool"] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    let csv = "--query-container=id,gpu.index,memory.used,memory.quota,processes";
+    assert_eq!(
+        smi(&gated, &[csv, "--format=csv,noheader,nounits"]).ok().stdout,
+        "one, 0, 500, 1000, 2\nother, 0, 700, 2000, 1\n"
+    );
+    let second = smi(&gated, &["-i", "1", "--query-gpu=memory.total,memory.used"]).ok().stdout;
+    assert_eq!(second, format!("memory.total [MiB], memory.used [MiB]\n{SECOND_MIB} MiB, 0 MiB\n"));
+    assert_eq!(smi(&gated, &["-L"]).ok().stdout.lines().count(), 2);
+    assert!(smi(&gated, &["-q"]).ok().stdout.contains("memory.promised"));
+    let refused = smi(&gated, &["-i", "7"]).exits(1);
+    assert!(refused.stderr.contains("this host has no GPU 7"), "{refused}");
+    // What a process had goes with it.
+    for child in &mut holding {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    for pid in processes.iter().map(|process| process["pid"].as_i64().unwrap()) {
+        let _ = kill(nix::unistd::Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL);
+    }
+    assert!(eventually(|| snapshot(&gated)["containers"][0]["process_count"] == 0));
+    for bundle in [&one, &other] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+    let page = smi(&gated, &[]).ok().stdout;
+    assert!(page.contains("no container uses a GPU by cgpu"), "{page}");
+}
+
+#[test]
+fn a_monitor_that_does_not_answer_leaves_its_row_unknown_and_the_others_as_they_are() {
+    let gated = Gated::new();
+    let silent = gated.sleeping("silent", 1000);
+    let other = gated.sleeping("other", 2000);
+    let (keeper, worker) = gated.monitor("silent______");
+    kill(worker, Signal::SIGSTOP).unwrap();
+    kill(keeper, Signal::SIGSTOP).unwrap();
+    let shown = snapshot(&gated);
+    let of = |id: &str| {
+        let all = shown["containers"].as_array().unwrap();
+        all.iter().find(|container| container["id"] == id).unwrap().clone()
+    };
+    assert_eq!(
+        (&of("silent")["state"], &of("silent")["enforced"]),
+        (&json!("silent"), &json!(false))
+    );
+    assert_eq!(of("silent")["shares"][0]["memory_used_bytes"], Value::Null);
+    assert_eq!(shown["gpus"][0]["memory_used_bytes"], Value::Null, "no sum of what isn't known");
+    assert_eq!((&of("other")["state"], &of("other")["enforced"]), (&json!("active"), &json!(true)));
+    assert_eq!(of("other")["shares"][0]["memory_used_bytes"], 0);
+    assert!(smi(&gated, &[]).ok().stdout.contains("silent: its monitor does not answer"));
+    let listed = gated.host.cgpu(&["ps"]).ok().stdout;
+    assert!(listed.contains("silent: its monitor does not answer"), "{listed}");
+    for pid in [keeper, worker] {
+        kill(pid, Signal::SIGCONT).unwrap();
+    }
+    assert!(eventually(|| snapshot(&gated)["containers"][1]["state"] == "active"));
+    for bundle in [&silent, &other] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+}
+
+#[test]
+fn what_is_broken_is_told_and_the_rest_is_shown() {
+    let gated = Gated::new();
+    let closed = gated.sleeping("closed", 1000);
+    end_monitor(&gated);
+    let other = gated.sleeping("other", 2000);
+    let broken = gated.host.state_dir().join("containers/%2Fx,broken.json");
+    fs::write(&broken, "{").unwrap();
+    let shown = snapshot(&gated);
+    let states = shown["containers"].as_array().unwrap().iter().map(|one| one["state"].clone());
+    assert_eq!(states.collect::<Vec<_>>(), ["closed", "active"]);
+    let gaps = shown["gaps"].to_string();
+    assert!(gaps.contains("broken.json"), "{gaps}");
+    let page = smi(&gated, &[]).ok().stdout;
+    assert!(page.contains("broken.json") && page.contains("closed: its monitor has ended"));
+    // Nobody takes what is listed for all.
+    let listed = gated.host.cgpu(&["ps"]).exits(1);
+    assert!(listed.stdout.contains("other") && listed.stderr.contains("broken.json"), "{listed}");
+    fs::remove_file(&broken).unwrap();
+    for bundle in [&closed, &other] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+}
+
+/// A page on a terminal of so many columns, and what is shown full screen until `keys` end it.
+fn watched(gated: &Gated, columns: u32, until: &str, keys: &str) -> String {
+    let words: Vec<String> = std::iter::once(smi_command(gated, &["--watch"]))
+        .flat_map(|command| {
+            let program = command.get_program().to_owned();
+            let words = command.get_args().map(ToOwned::to_owned).collect::<Vec<_>>();
+            std::iter::once(program).chain(words)
+        })
+        .map(|word| format!("'{}'", word.to_str().unwrap()))
+        .collect();
+    let line = format!("stty cols {columns} rows 30; exec {}", words.join(" "));
+    let mut command = gated.host.scratch.command("script");
+    command.args(["-q", "-f", "-e", "-c", &line, "/dev/null"]);
+    command.env("LANG", "C.UTF-8").env("TERM", "xterm").env("SHELL", "/bin/sh");
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let (send, seen) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(read @ 1..) = stdout.read(&mut bytes) {
+            if send.send(bytes[..read].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    let mut shown = Vec::new();
+    let has = |shown: &[u8], part: &str| String::from_utf8_lossy(shown).contains(part);
+    while !has(&shown, until) {
+        let more = seen.recv_timeout(PATIENCE);
+        shown.extend(more.unwrap_or_else(|error| {
+            panic!("{error}: {until} is not in {:?}", String::from_utf8_lossy(&shown))
+        }));
+    }
+    child.stdin.as_mut().unwrap().write_all(keys.as_bytes()).unwrap();
+    // It ends with the program.
+    while let Ok(more) = seen.recv_timeout(PATIENCE) {
+        shown.extend(more);
+    }
+    assert!(child.wait().unwrap().success(), "{}", String::from_utf8_lossy(&shown));
+    String::from_utf8_lossy(&shown).into_owned()
+}
+
+#[test]
+fn a_full_screen_shows_the_containers_and_leaves_the_terminal_as_it_was() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("watched", 1000);
+    let mut holding = gated.start(&bundle, &["hold", "300MiB"]);
+    gated.soon_accounts("watched", 300);
+    for columns in [20, 80, 200] {
+        // Marks the container, opens its processes, filters, helps, and ends.
+        let shown = watched(&gated, columns, "watched", "j\r?xfwat\rq");
+        assert!(shown.contains("\u{1b}[?1049h"), "the other screen is used");
+        assert!(shown.ends_with("\u{1b}[?25h") || shown.contains("\u{1b}[?1049l"), "{shown:?}");
+        // Blanks are moves of the cursor, and only what changes is written again.
+        for part in ["watched", "rmtool", "300", "16000"] {
+            assert!(columns < 80 || shown.contains(part), "{part} at {columns}: {shown:?}");
+        }
+    }
+    let refused = smi(&gated, &["--watch"]).exits(1);
+    assert!(refused.stderr.contains("--watch needs a terminal"), "{refused}");
+    holding.kill().unwrap();
+    holding.wait().unwrap();
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
