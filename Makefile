@@ -22,7 +22,7 @@ deps: ## install what tests and demo need (Debian and Ubuntu, root)
 	@tests/deps
 
 build: ## build the programs for release, in target/release
-	$(CARGO) build --release --locked --bin cgpu
+	$(CARGO) build --release --locked -p cgpu -p cgpu-smi --bin cgpu --bin cgpu-smi
 	@for program in $(STATIC); do \
 		echo "$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static"; \
 		$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static \
@@ -40,7 +40,7 @@ test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests --no-fail-fast
-	$(CARGO) test --locked -p cgpu-sim -p cgpu-record -p cgpu-pages
+	$(CARGO) test --locked -p cgpu-sim -p cgpu-smi -p cgpu-record -p cgpu-pages
 
 # The programs of the tests, with all their assertions.
 soak: deps ## kill at random for MINUTES=60 with WORKERS=8 and a SEED; judged, counted (root)

@@ -7,6 +7,7 @@
 //! off before it goes. Must not know command lines or how errors are shown.
 
 mod error;
+mod gpus;
 mod lost;
 pub mod marks;
 
@@ -28,7 +29,7 @@ use crate::failpoint::failpoint;
 use crate::inject::{self, Injection, Missing, Mode, Nodes, Purpose};
 use crate::inventory::{self, Inventory};
 use crate::names;
-use crate::plan::{self, Change, ChangeError, Kind, Limits, Plan, PlannedGpu};
+use crate::plan::{self, Change, ChangeError, Kind, Plan, PlannedGpu};
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::request::{self, Request, Rules};
@@ -342,14 +343,6 @@ impl Host {
         Ok(self.look_at_registry()?.find(key)?)
     }
 
-    fn limits(&self) -> Limits {
-        Limits {
-            overcommit: self.config.admission.overcommit,
-            max_inst: self.config.admission.max_inst,
-            exclusive: self.config.admission.exclusive,
-        }
-    }
-
     /// Whether `plan` would be admitted now for the bundle in `dir`; changes nothing.
     ///
     /// # Errors
@@ -360,7 +353,7 @@ impl Host {
         let living = registry.living()?;
         let others = living.iter().filter(|record| record.bundle != dir);
         let holdings: Vec<_> = others.map(Record::holding).collect();
-        Ok(plan::admit(plan, &holdings, self.limits())?)
+        Ok(plan::admit(plan, &holdings, &self.limits(&registry)?)?)
     }
 
     /// Registers a container under `key`: nothing that it was promised can be promised
@@ -384,10 +377,11 @@ impl Host {
         if let Some(old) = locked.find(&key)? {
             self.give_up(&registry, &mut locked, &old, bundle, &holder)?;
         }
-        if plan::admit(&plan, locked.holdings(), self.limits()).is_err() {
+        let limits = self.limits(&registry)?;
+        if plan::admit(&plan, locked.holdings(), &limits).is_err() {
             // Before a refusal, the closer look: a pid may have been used again.
             self.collect_locked(&mut locked, Look::Close)?;
-            plan::admit(&plan, locked.holdings(), self.limits())?;
+            plan::admit(&plan, locked.holdings(), &limits)?;
         }
         let short_id = short_id(&key, |name| locked.has_short_id(name));
         let record = Record {
@@ -575,8 +569,9 @@ impl Host {
         self.collect_locked(&mut locked, Look::Close)?;
         let before = names::chosen(word, registry.records()?)?;
         let change = change(&before.plan)?;
-        let plan = before.plan.after(change, self.config.admission.max_inst)?;
-        plan::admit(&plan, locked.holdings_but(&before.key), self.limits())?;
+        let limits = self.limits(&registry)?;
+        let plan = before.plan.after(change, limits.max_weight(&before.plan))?;
+        plan::admit(&plan, locked.holdings_but(&before.key), &limits)?;
         // While it changes it holds the larger of both: whatever happens in between, no
         // more is promised than can be kept.
         let between = before.plan.covering(&plan);

@@ -21,6 +21,7 @@ const PLACEHOLDERS: &[(&str, &str)] = &[
     ("MIB", "4096"),
     ("N", "2"),
     ("INDEX", "0"),
+    ("GPU", "0"),
     ("ENGINE", "docker"),
     ("LIST", "compute,utility"),
 ];

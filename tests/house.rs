@@ -43,6 +43,14 @@ const PURE: &[&str] = &[
     "src/registry/record.rs",
     "src/runtime/argv.rs",
     "src/backend/km/meminfo.rs",
+    "src/view/mod.rs",
+    "src/view/assemble.rs",
+    "crates/cgpu-smi/src/cells.rs",
+    "crates/cgpu-smi/src/choose.rs",
+    "crates/cgpu-smi/src/history.rs",
+    "crates/cgpu-smi/src/query.rs",
+    "crates/cgpu-smi/src/sheet",
+    "crates/cgpu-smi/src/watch/state.rs",
 ];
 
 /// What would make them impure.

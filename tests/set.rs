@@ -49,6 +49,27 @@ fn memory_weight_and_priority_change_in_the_module_and_in_the_registry() {
 }
 
 #[test]
+fn a_gpu_of_the_module_is_set_in_the_module_and_read_from_there() {
+    let (standin, host) = two_containers();
+    let said = host.cgpu(&["set", "gpu", "0", "policy=3", "prio_ratio=30"]).ok();
+    assert_eq!(said.text(), "GPU 0: policy=3 max_inst=20 prio_ratio=30");
+    let read = |name: &str| {
+        std::fs::read_to_string(standin.path().join("0").join(name)).unwrap().trim().to_owned()
+    };
+    assert_eq!((read("policy"), read("prio_ratio")), ("3".to_owned(), "30".to_owned()));
+    // Whoever writes there, as scripts of the original do, is believed.
+    std::fs::write(standin.path().join("0/policy"), "4").unwrap();
+    assert_eq!(host.cgpu(&["get", "gpu", "0", "policy"]).ok().stdout, "4\n");
+    let refused = host.cgpu(&["set", "gpu", "0", "max_inst=1"]).exits(1);
+    assert!(refused.stderr.contains("GPU 0 has 2 containers with a quota"), "{refused}");
+    // The module says that it took it, and didn't.
+    standin.fail(Fault::IgnoresWrite { gpu: 0, name: "policy" });
+    let refused = host.cgpu(&["set", "gpu", "0", "policy=2"]).exits(1);
+    assert!(refused.stderr.contains("policy of GPU 0"), "{refused}");
+    assert_eq!(host.cgpu(&["get", "gpu", "0", "policy"]).ok().stdout, "4\n");
+}
+
+#[test]
 fn more_than_is_left_is_refused_and_changes_nothing() {
     let (standin, host) = two_containers();
     let refused = host.cgpu(&["set", "second", "--memory", "8001"]).exits(1);
@@ -81,7 +102,7 @@ fn what_cannot_be_meant_is_refused_by_name() {
     for (words, sentence) in [
         (&["set", "third", "--weight", "2"][..], "no registered container is \"third\""),
         (&["set", "", "--weight", "2"], "no registered container is \"\""),
-        (&["set", "first"], "nothing to change; give --memory, --weight or --high-priority"),
+        (&["set", "first"], "nothing to change; write `cgpu set container first memory=4GiB`"),
         (&["set", "first", "--memory", "0"], "a quota of 0 MiB is not possible"),
         (&["set", "first", "--memory", "17592186044416"], "MiB is not possible"),
         (&["set", "first", "--gpu", "3", "--memory", "1"], "has no GPU 3; it has 0"),

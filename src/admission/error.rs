@@ -9,7 +9,7 @@ use crate::bundle::BundleError;
 use crate::inject::capabilities::CapabilityError;
 use crate::inject::{InjectError, NodeError};
 use crate::inventory;
-use crate::plan::{ChangeError, Refusal, ResolveError};
+use crate::plan::{ChangeError, GpuChangeError, Refusal, ResolveError};
 use crate::registry::RegistryError;
 use crate::request::{RequestError, Setting};
 
@@ -28,6 +28,18 @@ pub enum AdmissionError {
     /// A change can't be meant.
     #[error(transparent)]
     Change(#[from] ChangeError),
+    /// A GPU can't be changed so.
+    #[error(transparent)]
+    GpuChange(#[from] GpuChangeError),
+    /// No GPU has that name.
+    #[error("this host has no GPU {word}; `cgpu gpus` lists indices, UUIDs and PCI addresses")]
+    NoSuchGpu {
+        /// What was asked for.
+        word: String,
+    },
+    /// The GPUs aren't known.
+    #[error(transparent)]
+    Gpus(#[from] inventory::LoadError),
     /// The bundle.
     #[error(transparent)]
     Bundle(#[from] BundleError),

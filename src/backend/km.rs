@@ -23,7 +23,7 @@ pub use error::{KmError, NotUndone};
 
 use super::{BackendError, Capabilities, Instance, Isolation, Launch, Observed, Tenant};
 use crate::bundle::Edits;
-use crate::plan::Change;
+use crate::plan::{Change, GpuChange, GpuRules};
 use tree::{Cell, Tree, check_short_id, control_digit};
 
 /// The policy that goes by weights; `m : n` of `max_inst` portions.
@@ -340,6 +340,26 @@ impl Isolation for Km {
             }
         });
         Ok(observed.collect())
+    }
+
+    fn gpu_rules(&self, index: u32) -> Option<GpuRules> {
+        let read = |name| {
+            let number = self.tree.number(Cell { gpu: index, short_id: None, name }).ok()?;
+            u32::try_from(number).ok()
+        };
+        let (policy, max_inst) = (read("policy")?, read("max_inst")?);
+        Some(GpuRules { policy, max_inst, prio_ratio: read("prio_ratio")? })
+    }
+
+    fn set_gpu(&self, index: u32, change: GpuChange) -> Result<(), BackendError> {
+        self.tree.loaded()?;
+        let (name, value) = match change {
+            GpuChange::Policy(policy) => ("policy", policy),
+            GpuChange::MaxInst(max_inst) => ("max_inst", max_inst),
+            GpuChange::PrioRatio(prio_ratio) => ("prio_ratio", prio_ratio),
+        };
+        let cell = Cell { gpu: index, short_id: None, name };
+        Ok(self.tree.put(cell, u64::from(value))?)
     }
 
     fn set(&self, tenant: Tenant<'_>, change: Change) -> Result<(), BackendError> {

@@ -19,7 +19,7 @@ use crate::bundle::{Edits, HookCall};
 use crate::config;
 pub use crate::gate::launch::Recruit;
 pub use crate::gate::wire::Calls;
-use crate::plan::{Change, Kind, Plan};
+use crate::plan::{Change, GpuChange, GpuRules, Kind, Plan};
 use crate::process::ProcessId;
 
 /// A container as a backend sees it.
@@ -192,6 +192,21 @@ pub trait Isolation: std::fmt::Debug {
     ///
     /// Where it can't be seen which there are.
     fn list(&self) -> Result<Vec<Observed>, BackendError>;
+
+    /// What goes for the GPU `index`, where this backend keeps that itself.
+    fn gpu_rules(&self, _index: u32) -> Option<GpuRules> {
+        None
+    }
+
+    /// Changes what goes for the GPU `index`, which was found possible; nothing is to be done where
+    /// this backend doesn't keep it itself.
+    ///
+    /// # Errors
+    ///
+    /// Where the change did not take.
+    fn set_gpu(&self, _index: u32, _change: GpuChange) -> Result<(), BackendError> {
+        Ok(())
+    }
 
     /// Changes a running container.
     ///

@@ -3,6 +3,7 @@
 pub mod cdi;
 pub mod doctor;
 pub mod gc;
+pub mod get;
 pub mod gpus;
 pub mod hook;
 pub mod inspect;
@@ -65,8 +66,10 @@ pub enum Verb {
     /// Write or list CDI specifications.
     #[command(subcommand)]
     Cdi(cdi::Verb),
-    /// Change what a running container has.
+    /// Change what a running container or a GPU has.
     Set(set::Set),
+    /// Print what a container or a GPU has.
+    Get(get::Get),
     /// Take back what containers held that are gone.
     Gc,
     /// Look at this host: driver, kernel, runtimes, engines, and what to do.
@@ -136,6 +139,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
         Verb::Cdi(verb) => cdi::run(&host()?, &verb, out)?,
         Verb::Setup(setup) => setup::run(&setup, out)?,
         Verb::Set(set) => set::run(&host()?, &set, out)?,
+        Verb::Get(get) => get::run(&host()?, &get, out)?,
         Verb::Gc => gc::run(&host()?, out)?,
         Verb::UpgradeMonitors => upgrade_monitors::run(&host()?, out)?,
     }

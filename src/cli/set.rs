@@ -1,57 +1,203 @@
-//! `cgpu set`: changes a running container.
+//! `cgpu set`: changes a running container, or a GPU.
 
 use std::io::Write;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::table::printable;
 use crate::admission::Host;
-use crate::plan::{Change, Plan};
+use crate::plan::{Change, GpuChange, Plan};
+use crate::units::mib_said;
 
-/// What to change of which container.
+/// What to change of which container or GPU.
 #[derive(Debug, Args)]
 pub struct Set {
-    /// The container's name, its id, or the beginning of that.
-    pub container: String,
-    /// The GPU whose quota changes; not needed where it has one GPU.
+    /// `gpu` and its index, UUID or PCI address, or `container` and its name, its id or the beginning
+    /// of that; then what to change. A container alone where flags say what to change.
+    #[arg(required = true, value_name = "WHAT")]
+    pub words: Vec<String>,
+    /// The GPU whose quota changes; not needed where the container has one GPU.
     #[arg(long, value_name = "INDEX", requires = "memory")]
     pub gpu: Option<u32>,
-    /// The quota in MiB.
+    /// The quota in MiB; as `memory=MIB`.
     #[arg(long, value_name = "MIB")]
     pub memory: Option<u64>,
-    /// The compute weight on all its GPUs.
+    /// The compute weight on all its GPUs; as `weight=1`.
     #[arg(long, value_name = "1..25")]
     pub weight: Option<u32>,
-    /// Whether it has high priority on all its GPUs.
+    /// Whether it has high priority on all its GPUs; as `high-priority=1`.
     #[arg(long, value_name = "true|false")]
     pub high_priority: Option<bool>,
 }
 
-/// Makes the changes one after the other, and prints what the container has now.
+/// A change to a container, before it is known which GPUs that has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    /// A quota of so many MiB on the GPU of that index, or on the only one.
+    Memory(Option<u32>, u64),
+    Weight(u32),
+    HighPriority(bool),
+}
+
+impl Wish {
+    /// What `key=value` wishes.
+    fn read(key: &str, value: &str) -> Result<Self> {
+        let (name, gpu) = match key.split_once('@') {
+            Some((name, gpu)) => (name, Some(gpu)),
+            None => (key, None),
+        };
+        match (name, gpu) {
+            ("memory", gpu) => {
+                let gpu = gpu.map(str::parse).transpose();
+                let gpu = gpu
+                    .with_context(|| format!("{}: after @ comes a GPU's index", printable(key)))?;
+                let mib = mib_said(value).with_context(|| {
+                    format!(
+                        "memory={}: write MiB or GiB, as memory=4096MiB or memory=4GiB",
+                        printable(value)
+                    )
+                })?;
+                Ok(Wish::Memory(gpu, mib))
+            }
+            ("weight", None) => {
+                let weight = value.parse();
+                Ok(Wish::Weight(weight.with_context(|| {
+                    format!("weight={}: write a number from 1 to 25", printable(value))
+                })?))
+            }
+            ("high-priority", None) => match value {
+                "1" | "true" => Ok(Wish::HighPriority(true)),
+                "0" | "false" => Ok(Wish::HighPriority(false)),
+                _ => bail!("high-priority={}: write 0 or 1", printable(value)),
+            },
+            _ => bail!(
+                "a container has no setting {}; it has memory, memory@GPU, weight and high-priority",
+                printable(key)
+            ),
+        }
+    }
+
+    fn change(self, plan: &Plan) -> Result<Change, crate::plan::ChangeError> {
+        match self {
+            Wish::Memory(gpu, mib) => Change::memory(plan, gpu, mib),
+            Wish::Weight(weight) => Ok(Change::Weight(weight)),
+            Wish::HighPriority(high) => Ok(Change::HighPriority(high)),
+        }
+    }
+}
+
+/// Makes the changes one after the other, and prints what the container or the GPU has now.
 ///
 /// # Errors
 ///
-/// Where there is no such container, the change can't be meant, others hold too much, or the
+/// Where there is no such container or GPU, the change can't be meant, others hold too much, or the
 /// backend has no such thing; changes before that one are made.
 pub fn run(host: &Host, set: &Set, out: &mut dyn Write) -> Result<()> {
     crate::log::init(&host.config.log);
+    let flags = set.wishes();
+    match set.words.as_slice() {
+        [container] => change_container(host, container, &flags, out),
+        [_, _, ..] if !flags.is_empty() => {
+            bail!("write what to change as flags or as key=value, not as both")
+        }
+        [kind, container, changes @ ..] if kind == "container" => {
+            let wishes = pairs(changes)?.map(|(key, value)| Wish::read(key, value));
+            change_container(host, container, &wishes.collect::<Result<Vec<_>>>()?, out)
+        }
+        [kind, gpu, changes @ ..] if kind == "gpu" => {
+            let changes = pairs(changes)?.map(|(key, value)| GpuChange::read(key, value));
+            // All are read before the first is made.
+            change_gpu(host, gpu, &changes.collect::<Result<Vec<_>, _>>()?, out)
+        }
+        _ => {
+            bail!("write `cgpu set gpu GPU key=value` or `cgpu set container CONTAINER key=value`")
+        }
+    }
+}
+
+impl Set {
+    /// What its flags say.
+    fn wishes(&self) -> Vec<Wish> {
+        let memory = self.memory.map(|mib| Wish::Memory(self.gpu, mib));
+        let weight = self.weight.map(Wish::Weight);
+        let priority = self.high_priority.map(Wish::HighPriority);
+        memory.into_iter().chain(weight).chain(priority).collect()
+    }
+}
+
+/// The words as keys and values.
+fn pairs(words: &[String]) -> Result<impl Iterator<Item = (&str, &str)>> {
+    if let Some(word) = words.iter().find(|word| !word.contains('=')) {
+        bail!("{}: write it as key=value", printable(word));
+    }
+    Ok(words.iter().filter_map(|word| word.split_once('=')))
+}
+
+fn change_container(host: &Host, word: &str, wishes: &[Wish], out: &mut dyn Write) -> Result<()> {
     let mut plan = None;
-    if let Some(mib) = set.memory {
-        let change = |plan: &Plan| Change::memory(plan, set.gpu, mib);
-        plan = Some(host.set(&set.container, change)?);
-    }
-    if let Some(weight) = set.weight {
-        plan = Some(host.set(&set.container, |_| Ok(Change::Weight(weight)))?);
-    }
-    if let Some(high) = set.high_priority {
-        plan = Some(host.set(&set.container, |_| Ok(Change::HighPriority(high)))?);
+    for wish in wishes {
+        plan = Some(host.set(word, |plan| wish.change(plan))?);
     }
     let Some(plan) = plan else {
-        bail!("nothing to change; give --memory, --weight or --high-priority");
+        bail!(
+            "nothing to change; write `cgpu set container {} memory=4GiB`, weight=2 or \
+             high-priority=1",
+            printable(word)
+        );
     };
     let priority = if plan.high_priority { "high" } else { "normal" };
-    let container = printable(&set.container);
+    let container = printable(word);
     writeln!(out, "{container}: {plan}, weight {}, priority {priority}", plan.weight)?;
     Ok(out.flush()?)
+}
+
+fn change_gpu(host: &Host, word: &str, changes: &[GpuChange], out: &mut dyn Write) -> Result<()> {
+    let mut rules = None;
+    for change in changes {
+        rules = Some(host.set_gpu(word, *change)?);
+    }
+    let Some(rules) = rules else {
+        bail!(
+            "nothing to change; write `cgpu set gpu {} max_inst=10`, policy=5 or prio_ratio=80",
+            printable(word)
+        );
+    };
+    writeln!(
+        out,
+        "GPU {}: policy={} max_inst={} prio_ratio={}",
+        printable(word),
+        rules.policy,
+        rules.max_inst,
+        rules.prio_ratio
+    )?;
+    Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_is_a_key_and_a_value_and_others_are_told_what_there_is() {
+        let read = |pair: &str| {
+            let (key, value) = pair.split_once('=').unwrap();
+            Wish::read(key, value).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("memory=4GiB"), Ok(Wish::Memory(None, 4096)));
+        assert_eq!(read("memory@1=300"), Ok(Wish::Memory(Some(1), 300)));
+        assert_eq!(read("weight=2"), Ok(Wish::Weight(2)));
+        assert_eq!(read("high-priority=1"), Ok(Wish::HighPriority(true)));
+        for (pair, part) in [
+            ("memory=4GB", "write MiB or GiB"),
+            ("memory@x=1", "after @ comes a GPU's index"),
+            ("weight=x", "write a number from 1 to 25"),
+            ("weight@0=1", "a container has no setting weight@0"),
+            ("high-priority=yes", "write 0 or 1"),
+            ("colour\n=1", "a container has no setting colour\\n; it has memory"),
+        ] {
+            let error = read(pair).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
 }

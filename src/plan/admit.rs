@@ -1,5 +1,6 @@
 //! Whether what is left of the GPUs is enough for a plan.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use thiserror::Error;
@@ -19,14 +20,30 @@ pub struct Holding {
 }
 
 /// How much may be promised on each GPU.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
     /// Promised memory over physical memory.
     pub overcommit: f64,
-    /// Most containers, and the sum of their weights.
+    /// Most containers, and the sum of their weights, where nothing else is set of the GPU.
     pub max_inst: u32,
+    /// The same of GPUs of which it is set, by UUID.
+    pub max_inst_of: BTreeMap<String, u32>,
     /// A GPU held as a whole and a shared one exclude each other.
     pub exclusive: bool,
+}
+
+impl Limits {
+    /// The most containers on the GPU with that UUID, and the sum of their weights.
+    fn max_inst(&self, uuid: &str) -> u32 {
+        self.max_inst_of.get(uuid).copied().unwrap_or(self.max_inst)
+    }
+
+    /// The largest weight that a container with `plan` can have on all its GPUs.
+    #[must_use]
+    pub fn max_weight(&self, plan: &Plan) -> u32 {
+        let bounds = plan.gpus.iter().map(|gpu| self.max_inst(&gpu.uuid));
+        bounds.min().unwrap_or(self.max_inst)
+    }
 }
 
 /// Containers in an error message: the first few, by what they hold.
@@ -72,8 +89,9 @@ pub enum Refusal {
     },
     /// Too many containers.
     #[error(
-        "GPU {index} ({uuid}) has {count} containers, as many as admission.max_inst = {max_inst} \
-         allows; {holders}; stop one of them, or raise admission.max_inst (at most 25)"
+        "GPU {index} ({uuid}) has {count} containers, as many as max_inst = {max_inst} allows; \
+         {holders}; stop one of them, or raise max_inst (at most 25): `cgpu set gpu {index} \
+         max_inst=N`, or admission.max_inst in the configuration"
     )]
     Containers {
         /// Index of the GPU.
@@ -159,7 +177,7 @@ fn short(id: &str) -> &str {
 pub fn admit<'a>(
     plan: &Plan,
     holdings: impl IntoIterator<Item = &'a Holding, IntoIter: Clone>,
-    limits: Limits,
+    limits: &Limits,
 ) -> Result<(), Refusal> {
     let holdings = holdings.into_iter();
     plan.gpus.iter().try_for_each(|gpu| admit_gpu(plan, gpu, holdings.clone(), limits))
@@ -186,7 +204,7 @@ fn admit_gpu<'a>(
     plan: &Plan,
     gpu: &PlannedGpu,
     holdings: impl Iterator<Item = &'a Holding> + Clone,
-    limits: Limits,
+    limits: &Limits,
 ) -> Result<(), Refusal> {
     let (index, uuid) = (gpu.index, gpu.given_uuid().to_owned());
     let (mut held_bytes, mut weight, mut sharing, mut whole) = (0u64, 0u32, 0usize, 0usize);
@@ -237,17 +255,18 @@ fn admit_gpu<'a>(
             holders: holders(),
         });
     }
-    if sharing >= limits.max_inst as usize {
-        let (count, max_inst) = (sharing, limits.max_inst);
+    let max_inst = limits.max_inst(&gpu.uuid);
+    if sharing >= max_inst as usize {
+        let count = sharing;
         return Err(Refusal::Containers { index, uuid, count, max_inst, holders: holders() });
     }
-    let left = limits.max_inst.saturating_sub(weight);
+    let left = max_inst.saturating_sub(weight);
     if plan.backend.holds_shares() && plan.weight > left {
         return Err(Refusal::Weight {
             index,
             uuid,
             left,
-            max_inst: limits.max_inst,
+            max_inst,
             asked: plan.weight,
             holders: holders(),
         });
@@ -271,7 +290,8 @@ mod tests {
     use crate::units::MIB;
     use proptest::prelude::*;
 
-    const LIMITS: Limits = Limits { overcommit: 1.0, max_inst: 20, exclusive: false };
+    const LIMITS: Limits =
+        Limits { overcommit: 1.0, max_inst: 20, max_inst_of: BTreeMap::new(), exclusive: false };
 
     fn plan(gpus: &[(u32, Option<u64>)], weight: u32) -> Plan {
         let gpus = gpus
@@ -293,16 +313,16 @@ mod tests {
         Holding { id: id.into(), gpus, weight }
     }
 
-    fn refused(plan: &Plan, holdings: &[Holding], limits: Limits) -> String {
+    fn refused(plan: &Plan, holdings: &[Holding], limits: &Limits) -> String {
         admit(plan, holdings, limits).unwrap_err().to_string()
     }
 
     #[test]
     fn the_last_byte_can_be_had_and_not_one_mib_more() {
         let held = [holding("a", 0, Some(8602), 1), holding("b", 0, Some(4456), 1)];
-        assert_eq!(admit(&plan(&[(0, Some(3072))], 1), &held, LIMITS), Ok(()));
+        assert_eq!(admit(&plan(&[(0, Some(3072))], 1), &held, &LIMITS), Ok(()));
         assert_eq!(
-            refused(&plan(&[(0, Some(3073))], 1), &held, LIMITS),
+            refused(&plan(&[(0, Some(3073))], 1), &held, &LIMITS),
             "GPU 0 (GPU-0) has 3072 MiB of 16130 MiB left, this container asks for 3073 MiB; \
              held by a: 8602 MiB, b: 4456 MiB; lower ALIYUN_COM_GPU_MEM_CONTAINER, or stop one \
              of them"
@@ -312,8 +332,8 @@ mod tests {
     #[test]
     fn other_gpus_do_not_count() {
         let held = [holding("a", 1, Some(16130), 20)];
-        assert_eq!(admit(&plan(&[(0, Some(16130))], 20), &held, LIMITS), Ok(()));
-        let error = refused(&plan(&[(0, Some(1)), (1, Some(1))], 1), &held, LIMITS);
+        assert_eq!(admit(&plan(&[(0, Some(16130))], 20), &held, &LIMITS), Ok(()));
+        let error = refused(&plan(&[(0, Some(1)), (1, Some(1))], 1), &held, &LIMITS);
         assert!(error.starts_with("GPU 1 (GPU-1) has 0 MiB of 16130 MiB left"), "{error}");
     }
 
@@ -321,7 +341,7 @@ mod tests {
     fn long_ids_are_shown_as_docker_shows_them() {
         let id = "3f2a".repeat(16);
         let error =
-            refused(&plan(&[(0, Some(8000))], 1), &[holding(&id, 0, Some(16000), 1)], LIMITS);
+            refused(&plan(&[(0, Some(8000))], 1), &[holding(&id, 0, Some(16000), 1)], &LIMITS);
         assert!(error.contains("held by 3f2a3f2a3f2a: 16000 MiB;"), "{error}");
     }
 
@@ -329,13 +349,24 @@ mod tests {
     fn overcommit_promises_more_and_less() {
         let limits = |overcommit| Limits { overcommit, ..LIMITS };
         let held = [holding("a", 0, Some(16130), 1)];
-        assert_eq!(admit(&plan(&[(0, Some(1613))], 1), &held, limits(1.1)), Ok(()));
-        assert!(admit(&plan(&[(0, Some(1614))], 1), &held, limits(1.1)).is_err());
+        assert_eq!(admit(&plan(&[(0, Some(1613))], 1), &held, &limits(1.1)), Ok(()));
+        assert!(admit(&plan(&[(0, Some(1614))], 1), &held, &limits(1.1)).is_err());
         assert_eq!(
-            refused(&plan(&[(0, Some(8066))], 1), &[], limits(0.5)),
+            refused(&plan(&[(0, Some(8066))], 1), &[], &limits(0.5)),
             "GPU 0 (GPU-0) can promise 8065 MiB in all, this container asks for 8066 MiB; lower \
              ALIYUN_COM_GPU_MEM_CONTAINER, or raise admission.overcommit"
         );
+    }
+
+    #[test]
+    fn a_gpus_own_bound_goes_before_the_one_of_all() {
+        let max_inst_of = [("GPU-0".to_owned(), 1)].into();
+        let limits = Limits { max_inst_of, ..LIMITS };
+        let held = [holding("a", 0, Some(1), 1), holding("b", 1, Some(1), 1)];
+        assert!(admit(&plan(&[(0, Some(1))], 1), &held, &limits).is_err());
+        assert_eq!(admit(&plan(&[(1, Some(1))], 1), &held, &limits), Ok(()));
+        assert_eq!(limits.max_weight(&plan(&[(0, Some(1)), (1, Some(1))], 1)), 1);
+        assert_eq!(limits.max_weight(&plan(&[(1, Some(1))], 1)), 20);
     }
 
     #[test]
@@ -343,12 +374,13 @@ mod tests {
         let limits = Limits { max_inst: 2, ..LIMITS };
         let held = [holding("a", 0, Some(1), 1), holding("b", 0, Some(1), 1)];
         assert_eq!(
-            refused(&plan(&[(0, Some(1))], 1), &held, limits),
-            "GPU 0 (GPU-0) has 2 containers, as many as admission.max_inst = 2 allows; held by \
-             a: 1 MiB, b: 1 MiB; stop one of them, or raise admission.max_inst (at most 25)"
+            refused(&plan(&[(0, Some(1))], 1), &held, &limits),
+            "GPU 0 (GPU-0) has 2 containers, as many as max_inst = 2 allows; held by a: 1 MiB, \
+             b: 1 MiB; stop one of them, or raise max_inst (at most 25): `cgpu set gpu 0 \
+             max_inst=N`, or admission.max_inst in the configuration"
         );
         assert_eq!(
-            refused(&plan(&[(0, Some(1))], 2), &held[..1], limits),
+            refused(&plan(&[(0, Some(1))], 2), &held[..1], &limits),
             "GPU 0 (GPU-0) has weight 1 of 2 left, this container asks for 2; held by a: 1 MiB; \
              lower ALIYUN_COM_GPU_SCHD_WEIGHT, or stop one of them"
         );
@@ -359,9 +391,9 @@ mod tests {
         let held = [holding("a", 0, Some(1), 15)];
         let asks = |backend| Plan { backend, ..plan(&[(0, Some(1))], 15) };
         for backend in [Kind::Gate, Kind::None] {
-            assert_eq!(admit(&asks(backend), &held, LIMITS), Ok(()), "{backend}");
+            assert_eq!(admit(&asks(backend), &held, &LIMITS), Ok(()), "{backend}");
         }
-        assert!(refused(&asks(Kind::Km), &held, LIMITS).contains("has weight 5 of 20 left"));
+        assert!(refused(&asks(Kind::Km), &held, &LIMITS).contains("has weight 5 of 20 left"));
     }
 
     #[test]
@@ -375,8 +407,8 @@ mod tests {
         ] {
             let plan = plan(&[(0, asked)], 1);
             let held = std::slice::from_ref(held);
-            assert_eq!(admit(&plan, held, LIMITS), Ok(()));
-            let text = refused(&plan, held, exclusive);
+            assert_eq!(admit(&plan, held, &LIMITS), Ok(()));
+            let text = refused(&plan, held, &exclusive);
             assert!(text.contains(error), "{text}");
         }
     }
@@ -384,7 +416,7 @@ mod tests {
     #[test]
     fn a_crowd_of_holders_is_cut_short() {
         let held: Vec<_> = (0..12).map(|n| holding(&format!("c{n}"), 0, Some(1300), 1)).collect();
-        let error = refused(&plan(&[(0, Some(1000))], 1), &held, LIMITS);
+        let error = refused(&plan(&[(0, Some(1000))], 1), &held, &LIMITS);
         assert!(error.contains("c7: 1300 MiB, and 4 more (`cgpu ps` shows all)"), "{error}");
     }
 
@@ -393,7 +425,7 @@ mod tests {
         fn promises_never_exceed_the_gpu(asks in proptest::collection::vec(1u64..9000, 1..30)) {
             let mut held: Vec<Holding> = Vec::new();
             for (n, mib) in asks.into_iter().enumerate() {
-                if admit(&plan(&[(0, Some(mib))], 1), &held, LIMITS).is_ok() {
+                if admit(&plan(&[(0, Some(mib))], 1), &held, &LIMITS).is_ok() {
                     held.push(holding(&n.to_string(), 0, Some(mib), 1));
                 }
             }

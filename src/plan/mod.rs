@@ -5,6 +5,7 @@
 
 mod admit;
 mod change;
+mod gpu;
 mod resolve;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use crate::units::bytes_to_mib;
 
 pub use admit::{Holders, Holding, Limits, Refusal, admit, unheld};
 pub use change::{Change, ChangeError};
+pub use gpu::{GpuChange, GpuChangeError, GpuRules, Occupancy, POLICY_NATIVE};
 pub use resolve::{ResolveError, resolve};
 
 /// What a create gives to a container: the `plan` of `cgpu inspect`.

@@ -57,6 +57,15 @@ pub enum RegistryError {
         /// The lock's file.
         path: PathBuf,
     },
+    /// What was set of the GPUs can't be read.
+    #[error("settings {}: {source}; remove the file to go by the configuration again", path.display())]
+    DamagedSettings {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
     /// A record can't be read.
     #[error("record {}: {source}; remove it if its container is gone", path.display())]
     Damaged {

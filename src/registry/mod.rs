@@ -14,6 +14,7 @@
 //! backend does: whoever collects stale records ends their isolation first.
 
 mod error;
+mod gpu;
 mod index;
 mod life;
 mod look;
@@ -30,6 +31,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::geteuid;
 
 pub use error::RegistryError;
+pub use gpu::GpuSettings;
 pub use record::{Holder, Key, Record, short_id};
 
 use crate::failpoint::failpoint;
@@ -46,8 +48,17 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const CLOSE_LOOKS: usize = 4;
 
 /// What lies in a state directory besides what is known by parts of its name.
-const OWN_NAMES: &[&str] =
-    &["containers", "driver", "driver-answered", "driver.lock", "gate", "index", "lock", "next"];
+const OWN_NAMES: &[&str] = &[
+    "containers",
+    "driver",
+    "driver-answered",
+    "driver.lock",
+    "gate",
+    "gpus",
+    "index",
+    "lock",
+    "next",
+];
 
 /// The registry's directory.
 #[derive(Debug)]

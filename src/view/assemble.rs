@@ -9,11 +9,8 @@ use super::{
 use crate::admission::Condition;
 use crate::backend::Observed;
 use crate::inventory::{Gpu, GpuState};
-use crate::plan::{Kind, Plan, PlannedGpu};
+use crate::plan::{GpuRules, Kind, Plan, PlannedGpu};
 use crate::registry::Record;
-
-/// Where nothing shares computing time, the driver does.
-const POLICY_NATIVE: u32 = 5;
 
 /// What was found on a host.
 #[derive(Debug)]
@@ -29,8 +26,8 @@ pub(super) struct Found {
     pub(super) owners: HashMap<i32, String>,
     /// What processes are called.
     pub(super) process_names: HashMap<i32, String>,
-    /// `[admission] max_inst`.
-    pub(super) max_inst: u32,
+    /// What goes for the GPUs, by UUID.
+    pub(super) rules: HashMap<String, GpuRules>,
     pub(super) gaps: Vec<String>,
 }
 
@@ -97,7 +94,8 @@ impl Found {
             container.mode == Mode::Shared && share.gpu.memory_limit_bytes.is_some()
         };
         let shared = on_it().filter(is_shared).count();
-        let weights = on_it().filter(is_shared).map(|(container, _)| container.weight).sum();
+        let weights: u32 = on_it().filter(is_shared).map(|(container, _)| container.weight).sum();
+        let rules = self.rules.get(&gpu.uuid);
         let driver = self.driver.gpus.iter().find(|figures| figures.uuid == gpu.uuid);
         let in_containers = || on_it().map(|(_, share)| share.memory_used_bytes).sum();
         let promised =
@@ -116,11 +114,12 @@ impl Found {
             temperature_celsius: told(|gpu| gpu.temperature_celsius),
             power_watts: driver.and_then(|gpu| gpu.power_watts),
             power_limit_watts: driver.and_then(|gpu| gpu.power_limit_watts),
-            policy: POLICY_NATIVE,
-            max_inst: self.max_inst,
+            policy: rules.map(|rules| rules.policy),
+            max_inst: rules.map(|rules| rules.max_inst),
+            prio_ratio: rules.map(|rules| rules.prio_ratio),
             shared_containers: count(shared),
             other_containers: count(on_it().count() - shared),
-            free_weight: self.max_inst.saturating_sub(weights),
+            free_weight: rules.map(|rules| rules.max_inst.saturating_sub(weights)),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::admission::Host;
 use crate::backend::Observed;
 use crate::inventory::{self, Gpu};
 use crate::names;
-use crate::plan::Kind;
+use crate::plan::{GpuRules, Kind};
 use crate::process::age_s;
 use crate::registry::{Record, RegistryError};
 
@@ -61,17 +61,19 @@ impl Host {
             None => DriverFigures::default(),
         };
         gaps.extend(driver.gap.clone());
+        let gpus = self.known_gpus(&mut gaps);
+        let rules = self.rules(&gpus, &containers, &mut gaps);
         let owners = owners(&containers, &driver);
         let process_names = process_names(&containers, &owners);
         let found = Found {
             hostname: read_line("/proc/sys/kernel/hostname").unwrap_or_default(),
             driver_version: self.driver_version(),
-            gpus: self.known_gpus(&mut gaps),
+            gpus,
+            rules,
             containers,
             driver,
             owners,
             process_names,
-            max_inst: self.config.admission.max_inst,
             gaps,
         };
         Ok(found.assemble())
@@ -90,6 +92,34 @@ impl Host {
             }
         }
         observed
+    }
+
+    /// What goes for each GPU that is known, or that a container has, by UUID.
+    fn rules(
+        &self,
+        gpus: &[Gpu],
+        containers: &[FoundContainer],
+        gaps: &mut Vec<String>,
+    ) -> HashMap<String, GpuRules> {
+        let known = gpus.iter().map(|gpu| (gpu.index, &gpu.uuid));
+        let planned = containers.iter().flat_map(|container| &container.record.plan.gpus);
+        let planned = planned.map(|gpu| (gpu.index, &gpu.uuid));
+        let mut rules = HashMap::new();
+        let Ok(registry) = self.look_at_registry() else { return rules };
+        for (index, uuid) in known.chain(planned) {
+            if rules.contains_key(uuid) {
+                continue;
+            }
+            match self.gpu_rules(&registry, index, uuid) {
+                Ok(found) => drop(rules.insert(uuid.clone(), found)),
+                // It is the same for all.
+                Err(error) => {
+                    gaps.push(error.to_string());
+                    break;
+                }
+            }
+        }
+        rules
     }
 
     /// The GPUs as far as they are known without asking the driver.

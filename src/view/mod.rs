@@ -64,15 +64,17 @@ pub struct GpuFigures {
     /// The most that it may take, in watts.
     pub power_limit_watts: Option<f64>,
     /// How computing time is shared: 0 to 5; 5 leaves it to the driver.
-    pub policy: u32,
-    /// The most containers with a quota.
-    pub max_inst: u32,
+    pub policy: Option<u32>,
+    /// The most containers with a quota, and the sum of their weights.
+    pub max_inst: Option<u32>,
+    /// Per cent that containers of high priority may take.
+    pub prio_ratio: Option<u32>,
     /// Containers with a quota on it.
     pub shared_containers: u32,
     /// Containers that have it as a whole, or without being held to their quota.
     pub other_containers: u32,
     /// What is left of `max_inst` once the weights of its containers are taken off.
-    pub free_weight: u32,
+    pub free_weight: Option<u32>,
 }
 
 /// A container.

@@ -61,7 +61,7 @@ fn of_a_hundred_at_once_as_many_get_in_as_may_and_as_fit() {
     let standin = StandIn::mount(&[0]);
     let mut host = Host::new();
     host.use_km(standin.path());
-    let full = "has 20 containers, as many as admission.max_inst = 20 allows; held by c1";
+    let full = "has 20 containers, as many as max_inst = 20 allows; held by c1";
     crowd(&host, 100, 20, full);
     assert_eq!(standin.instances(0), [""; 0]);
     host.set("isolation.backend", "none");

@@ -1,6 +1,8 @@
 //! What people see: `cgpu-smi` and `cgpu ps` while containers allocate, and while parts of the host
 //! don't answer.
 
+#![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
+
 use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;

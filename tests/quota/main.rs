@@ -27,5 +27,6 @@ mod numbers;
 mod others;
 mod privilege;
 mod quotas;
+mod settings;
 mod sockets;
 mod unknown;

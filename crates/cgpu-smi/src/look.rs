@@ -27,7 +27,7 @@ const WIDTH: usize = 120;
 /// # Errors
 ///
 /// Where the host can't be looked at, or what was asked for isn't there.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     if is_help(&args.query_gpu) {
         return Ok(io::stdout().write_all(query::help(&gpu_fields()).as_bytes())?);
     }

@@ -60,7 +60,8 @@ fn sequence(style: Style) -> String {
 }
 
 /// Whether an error says that whoever reads our output has gone.
-pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+#[must_use]
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<io::Error>();
     io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

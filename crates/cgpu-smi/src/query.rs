@@ -93,9 +93,10 @@ pub(crate) fn gpu_fields<'a>() -> Vec<Field<GpuOf<'a>>> {
         |of| of.1.power_watts.map(|watts| format!("{watts:.2}"));
     "power.limit" ["W"] "the most power that it may take" =
         |of| of.1.power_limit_watts.map(|watts| format!("{watts:.2}"));
-    "policy" [""] "how computing time is shared, 0 to 5" = |of| number(Some(of.1.policy));
-    "max_inst" [""] "the most containers with a quota" = |of| number(Some(of.1.max_inst));
-    "free_weight" [""] "weight that no container has" = |of| number(Some(of.1.free_weight));
+    "policy" [""] "how computing time is shared, 0 to 5" = |of| number(of.1.policy);
+    "max_inst" [""] "the most containers with a quota" = |of| number(of.1.max_inst);
+    "prio_ratio" ["%"] "what containers of high priority may take" = |of| number(of.1.prio_ratio);
+    "free_weight" [""] "weight that no container has" = |of| number(of.1.free_weight);
     "containers.shared" [""] "containers with a quota on it" =
         |of| number(Some(of.1.shared_containers));
     "containers.other" [""] "containers without one" = |of| number(Some(of.1.other_containers));

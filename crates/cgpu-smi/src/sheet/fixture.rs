@@ -33,11 +33,12 @@ fn gpu(index: u32, containers: u32) -> GpuFigures {
         temperature_celsius: Some(41),
         power_watts: Some(211.6),
         power_limit_watts: Some(300.0),
-        policy: 5,
-        max_inst: 20,
+        policy: Some(5),
+        max_inst: Some(20),
+        prio_ratio: Some(80),
         shared_containers: containers,
         other_containers: 0,
-        free_weight: 20_u32.saturating_sub(containers),
+        free_weight: Some(20_u32.saturating_sub(containers)),
     }
 }
 

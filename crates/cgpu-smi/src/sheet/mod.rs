@@ -361,9 +361,12 @@ fn figures(gpu: &GpuFigures) -> Vec<Vec<Span<'static>>> {
         figure("util", percent(gpu.utilization_percent)),
         figure("temp", format!("{} C", known(gpu.temperature_celsius))),
         figure("power", format!("{} / {} W", watts(gpu.power_watts), watts(gpu.power_limit_watts))),
-        figure("policy", format!("{} {}", gpu.policy, policy(gpu.policy))),
-        figure("containers", format!("{} / {}", gpu.shared_containers, gpu.max_inst)),
-        figure("free weight", gpu.free_weight.to_string()),
+        figure(
+            "policy",
+            known(gpu.policy.map(|number| format!("{number} {}", policy(number)))).into(),
+        ),
+        figure("containers", format!("{} / {}", gpu.shared_containers, known(gpu.max_inst))),
+        figure("free weight", known(gpu.free_weight).into()),
     ];
     if gpu.other_containers > 0 {
         figures.push(figure("without quota", gpu.other_containers.to_string()));

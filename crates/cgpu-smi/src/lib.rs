@@ -1,0 +1,19 @@
+//! `cgpu-smi`: shows the GPUs of a host and the containers that share them.
+//!
+//! Owns how a [`Snapshot`](cgpu::view::Snapshot) looks: once, again and again, full screen, and for
+//! programs. Must not know where its figures come from. A crate of its own, so that no runtime links
+//! what a full screen needs.
+
+mod args;
+mod cells;
+mod choose;
+mod history;
+mod look;
+mod print;
+mod query;
+mod sheet;
+mod watch;
+
+pub use args::{Args, Format};
+pub use look::run;
+pub use print::is_broken_pipe;

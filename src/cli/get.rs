@@ -1,0 +1,115 @@
+//! `cgpu get`: what a container or a GPU has, as `cgpu set` takes it.
+
+use std::io::Write;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+
+use super::table::printable;
+use crate::admission::Host;
+use crate::names;
+use crate::units::bytes_to_mib;
+use crate::view::{ContainerFigures, GpuFigures};
+
+/// What to print of which container or GPU.
+#[derive(Debug, Args)]
+pub struct Get {
+    /// A container or a GPU.
+    pub kind: Thing,
+    /// The container's name, its id or the beginning of that; or the GPU's index, UUID or PCI
+    /// address.
+    #[arg(value_name = "WHICH")]
+    pub word: String,
+    /// One of its figures alone, as `memory` or `policy`.
+    pub key: Option<String>,
+}
+
+/// What `cgpu get` tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Thing {
+    /// A container.
+    Container,
+    /// A GPU.
+    Gpu,
+}
+
+/// A figure's name, and its value where it is known.
+type Figure = (String, Option<String>);
+
+/// Prints a line for each figure, or the value of one.
+///
+/// # Errors
+///
+/// Where there is no such container, GPU or figure.
+pub fn run(host: &Host, get: &Get, out: &mut dyn Write) -> Result<()> {
+    let figures = match get.kind {
+        Thing::Container => {
+            let (records, _) = host.look_at_registry()?.look_at_each()?;
+            let record = names::chosen(&get.word, records)?;
+            let snapshot = host.look_at(vec![record], &[], None)?;
+            snapshot.containers.first().map(of_container)
+        }
+        Thing::Gpu => {
+            let uuid = host.gpu_named(&get.word)?.uuid;
+            host.look(None)?.gpus.iter().find(|gpu| gpu.uuid == uuid).map(of_gpu)
+        }
+    };
+    let figures = figures.unwrap_or_default();
+    let known = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_owned());
+    match &get.key {
+        None => {
+            for (name, value) in &figures {
+                writeln!(out, "{name}={}", known(value))?;
+            }
+        }
+        Some(key) => match figures.iter().find(|(name, _)| name == key) {
+            Some((_, value)) => writeln!(out, "{}", known(value))?,
+            None => {
+                let names: Vec<_> = figures.iter().map(|(name, _)| name.as_str()).collect();
+                bail!("there is no figure {}; there are {}", printable(key), names.join(", "));
+            }
+        },
+    }
+    Ok(out.flush()?)
+}
+
+fn mib(bytes: Option<u64>) -> Option<String> {
+    bytes.map(|bytes| format!("{}MiB", bytes_to_mib(bytes)))
+}
+
+fn of_gpu(gpu: &GpuFigures) -> Vec<Figure> {
+    let number = |number: Option<u32>| number.map(|number| number.to_string());
+    [
+        ("policy", number(gpu.policy)),
+        ("max_inst", number(gpu.max_inst)),
+        ("prio_ratio", number(gpu.prio_ratio)),
+        ("free_weight", number(gpu.free_weight)),
+        ("containers", number(Some(gpu.shared_containers))),
+        ("memory_total", mib(Some(gpu.memory_total_bytes))),
+        ("memory_promised", mib(Some(gpu.memory_promised_bytes))),
+        ("memory_used", mib(gpu.memory_used_bytes)),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
+}
+
+/// Figures of a GPU have `@` and its index after their name where the container has several.
+fn of_container(container: &ContainerFigures) -> Vec<Figure> {
+    let is_one = container.shares.len() == 1;
+    let mut figures: Vec<Figure> = Vec::new();
+    for share in &container.shares {
+        let name = |name: &str| match is_one {
+            true => name.to_owned(),
+            false => format!("{name}@{}", share.gpu.given_index()),
+        };
+        let quota = mib(share.gpu.memory_limit_bytes);
+        figures.push((name("memory"), Some(quota.unwrap_or_else(|| "whole".to_owned()))));
+        figures.push((name("memory_used"), mib(share.memory_used_bytes)));
+    }
+    let high = u8::from(container.high_priority).to_string();
+    figures.push(("weight".to_owned(), Some(container.weight.to_string())));
+    figures.push(("high-priority".to_owned(), Some(high)));
+    figures.push(("state".to_owned(), Some(container.state.name().to_owned())));
+    figures.push(("enforced".to_owned(), Some(u8::from(container.enforced).to_string())));
+    figures
+}

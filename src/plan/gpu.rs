@@ -1,0 +1,228 @@
+//! What can be set of a GPU, and when: [`GpuChange`].
+
+use thiserror::Error;
+
+use super::Kind;
+
+/// The policy that leaves computing time to the driver.
+pub const POLICY_NATIVE: u32 = 5;
+
+/// What is set of a GPU where nobody has set anything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuRules {
+    /// How computing time is shared: 0 fair share, 1 preemptive, 2 weighted, 3 fixed, 4 soft, 5 native
+    /// (the driver's own).
+    pub policy: u32,
+    /// The most containers with a quota, and the sum of their weights: 1 to 25.
+    pub max_inst: u32,
+    /// Per cent of the GPU that containers of high priority may take: 20 to 99.
+    pub prio_ratio: u32,
+}
+
+/// A change to a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GpuChange {
+    /// How computing time is shared.
+    Policy(u32),
+    /// The most containers with a quota, and the sum of their weights.
+    MaxInst(u32),
+    /// Per cent that containers of high priority may take.
+    PrioRatio(u32),
+}
+
+/// What is on a GPU while it is to change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Containers with a quota.
+    pub containers: u32,
+    /// The sum of their weights, where their backend holds weights.
+    pub weight: u32,
+}
+
+/// Why a GPU can't be changed so.
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
+pub enum GpuChangeError {
+    /// There is no such setting.
+    #[error("a GPU has no setting {key}; it has policy, max_inst and prio_ratio")]
+    NoSuchKey {
+        /// What was to be set.
+        key: String,
+    },
+    /// A value that is none.
+    #[error("{key}={value} is not possible; {key} is a number from {least} to {most}")]
+    BadValue {
+        /// The setting.
+        key: &'static str,
+        /// The value.
+        value: String,
+        /// The least value.
+        least: u32,
+        /// The largest one.
+        most: u32,
+    },
+    /// More is there than would be allowed.
+    #[error(
+        "GPU {index} has {containers} containers with a quota and weight {weight}, more than \
+         max_inst={max_inst} allows; stop some first (`cgpu ps` lists them)"
+    )]
+    Occupied {
+        /// Index of the GPU.
+        index: u32,
+        /// Containers with a quota.
+        containers: u32,
+        /// Their weight.
+        weight: u32,
+        /// The bound asked for.
+        max_inst: u32,
+    },
+    /// Nothing would hold it.
+    #[error(
+        "{setting} can't be held on GPU {index}: the backend {backend} {why}; leave it as it is"
+    )]
+    NotHeld {
+        /// What was to be set, with its value.
+        setting: String,
+        /// Index of the GPU.
+        index: u32,
+        /// Whose.
+        backend: Kind,
+        /// Why not.
+        why: &'static str,
+    },
+}
+
+impl GpuChange {
+    /// The change that `key=value` means.
+    ///
+    /// # Errors
+    ///
+    /// Where it means none.
+    pub fn read(key: &str, value: &str) -> Result<Self, GpuChangeError> {
+        let number = |key, least, most| {
+            let number = value.trim().parse().ok().filter(|n| (least..=most).contains(n));
+            let value = value.to_owned();
+            number.ok_or(GpuChangeError::BadValue { key, value, least, most })
+        };
+        match key {
+            "policy" => Ok(GpuChange::Policy(number("policy", 0, 5)?)),
+            "max_inst" => Ok(GpuChange::MaxInst(number("max_inst", 1, 25)?)),
+            "prio_ratio" => Ok(GpuChange::PrioRatio(number("prio_ratio", 20, 99)?)),
+            _ => Err(GpuChangeError::NoSuchKey { key: key.escape_debug().to_string() }),
+        }
+    }
+
+    /// As people write it: `policy=2`.
+    #[must_use]
+    pub fn written(self) -> String {
+        match self {
+            GpuChange::Policy(policy) => format!("policy={policy}"),
+            GpuChange::MaxInst(max_inst) => format!("max_inst={max_inst}"),
+            GpuChange::PrioRatio(prio_ratio) => format!("prio_ratio={prio_ratio}"),
+        }
+    }
+
+    /// Whether the GPU `index`, on which `there` is and which has `rules` now, can be changed so, where
+    /// `backend` isolates. What it has already it can have.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn check(
+        self,
+        index: u32,
+        rules: GpuRules,
+        there: Occupancy,
+        backend: Kind,
+    ) -> Result<(), GpuChangeError> {
+        let not_held =
+            |why| Err(GpuChangeError::NotHeld { setting: self.written(), index, backend, why });
+        let why = match backend {
+            Kind::Gate => "shares memory only, and leaves computing time to the driver (policy 5)",
+            Kind::None | Kind::Km => "enforces nothing",
+        };
+        match self {
+            GpuChange::Policy(policy) if policy == rules.policy => Ok(()),
+            GpuChange::PrioRatio(prio_ratio) if prio_ratio == rules.prio_ratio => Ok(()),
+            GpuChange::Policy(_) | GpuChange::PrioRatio(_) if !backend.holds_shares() => {
+                not_held(why)
+            }
+            GpuChange::MaxInst(max_inst) if there.containers.max(there.weight) > max_inst => {
+                let Occupancy { containers, weight } = there;
+                Err(GpuChangeError::Occupied { index, containers, weight, max_inst })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl GpuRules {
+    /// These after `change`.
+    #[must_use]
+    pub fn after(mut self, change: GpuChange) -> Self {
+        match change {
+            GpuChange::Policy(policy) => self.policy = policy,
+            GpuChange::MaxInst(max_inst) => self.max_inst = max_inst,
+            GpuChange::PrioRatio(prio_ratio) => self.prio_ratio = prio_ratio,
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: GpuRules = GpuRules { policy: 5, max_inst: 20, prio_ratio: 80 };
+    const EMPTY: Occupancy = Occupancy { containers: 0, weight: 0 };
+
+    #[test]
+    fn a_change_is_a_key_and_a_number_within_its_bounds() {
+        assert_eq!(GpuChange::read("policy", "0"), Ok(GpuChange::Policy(0)));
+        assert_eq!(GpuChange::read("max_inst", " 25\n"), Ok(GpuChange::MaxInst(25)));
+        assert_eq!(GpuChange::read("prio_ratio", "20"), Ok(GpuChange::PrioRatio(20)));
+        for (key, value, sentence) in [
+            ("policy", "6", "policy=6 is not possible; policy is a number from 0 to 5"),
+            ("max_inst", "0", "max_inst=0 is not possible; max_inst is a number from 1 to 25"),
+            ("max_inst", "26", "max_inst=26 is not possible; max_inst is a number from 1 to 25"),
+            (
+                "prio_ratio",
+                "100",
+                "prio_ratio=100 is not possible; prio_ratio is a number from 20 to 99",
+            ),
+            ("policy", "-1", "policy=-1 is not possible; policy is a number from 0 to 5"),
+            ("policy", "", "policy= is not possible; policy is a number from 0 to 5"),
+            ("x\n", "1", "a GPU has no setting x\\n; it has policy, max_inst and prio_ratio"),
+        ] {
+            assert_eq!(GpuChange::read(key, value).unwrap_err().to_string(), sentence);
+        }
+        assert_eq!(RULES.after(GpuChange::PrioRatio(30)).prio_ratio, 30);
+        assert_eq!(RULES.after(GpuChange::Policy(2)).policy, 2);
+        assert_eq!(RULES.after(GpuChange::MaxInst(3)).max_inst, 3);
+    }
+
+    #[test]
+    fn what_the_backend_can_not_hold_is_refused_with_the_reason() {
+        let check = |change: GpuChange, backend| change.check(0, RULES, EMPTY, backend);
+        let refused = check(GpuChange::Policy(2), Kind::Gate).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "policy=2 can't be held on GPU 0: the backend gate shares memory only, and leaves \
+             computing time to the driver (policy 5); leave it as it is"
+        );
+        assert!(check(GpuChange::PrioRatio(30), Kind::None).is_err());
+        assert_eq!(check(GpuChange::Policy(5), Kind::Gate), Ok(()), "it has that");
+        assert_eq!(check(GpuChange::PrioRatio(80), Kind::Gate), Ok(()));
+        assert_eq!(check(GpuChange::Policy(2), Kind::Km), Ok(()));
+        assert_eq!(check(GpuChange::MaxInst(3), Kind::Gate), Ok(()));
+    }
+
+    #[test]
+    fn a_bound_below_what_is_there_is_refused() {
+        let there = Occupancy { containers: 3, weight: 5 };
+        let check = |max_inst| GpuChange::MaxInst(max_inst).check(1, RULES, there, Kind::Km);
+        assert_eq!(check(5), Ok(()));
+        assert!(check(4).unwrap_err().to_string().starts_with("GPU 1 has 3 containers"));
+        let there = Occupancy { containers: 3, weight: 0 };
+        assert!(GpuChange::MaxInst(2).check(1, RULES, there, Kind::Gate).is_err());
+    }
+}
