@@ -41,6 +41,8 @@ pub struct Config {
     pub admission: Admission,
     /// The driver's files.
     pub driver: Driver,
+    /// Who may look.
+    pub view: View,
 }
 
 /// `[runtime]`.
@@ -148,6 +150,16 @@ pub struct Admission {
     pub accept_nvidia_visible_devices_envvar_when_unprivileged: bool,
 }
 
+/// `[view]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct View {
+    /// The group whose members may look without being root; empty for none.
+    pub group: String,
+    /// The socket by which they do.
+    pub socket: PathBuf,
+}
+
 /// `[driver]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -225,6 +237,7 @@ impl Default for Config {
             isolation: Isolation::default(),
             admission: Admission::default(),
             driver: Driver::default(),
+            view: View::default(),
         }
     }
 }
@@ -265,6 +278,12 @@ impl Default for Admission {
             trust_annotations: true,
             accept_nvidia_visible_devices_envvar_when_unprivileged: true,
         }
+    }
+}
+
+impl Default for View {
+    fn default() -> Self {
+        View { group: String::new(), socket: "/run/cgpu-view.sock".into() }
     }
 }
 
@@ -514,6 +533,7 @@ impl Config {
             ("isolation.km_root", &self.isolation.km_root),
             ("driver.root", &self.driver.root),
             ("driver.proc_root", &self.driver.proc_root),
+            ("view.socket", &self.view.socket),
         ] {
             if !value.is_absolute() {
                 return bad(key, format!("{value:?}"), "must be an absolute path");

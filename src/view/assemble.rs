@@ -234,3 +234,177 @@ fn mode(plan: &Plan) -> Mode {
 fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::backend::{Calls, Instance};
+    use crate::process::ProcessId;
+    use crate::registry::{Holder, Key};
+    use crate::units::MIB;
+    use crate::view::DriverProcess;
+
+    fn planned(index: u32, limit_mib: Option<u64>) -> PlannedGpu {
+        PlannedGpu {
+            index,
+            uuid: format!("GPU-{index}"),
+            minor: index,
+            memory_total_bytes: 16_000 * MIB,
+            memory_limit_bytes: limit_mib.map(|mib| mib * MIB),
+            mig: None,
+        }
+    }
+
+    fn container(id: &str, backend: Kind, gpus: Vec<PlannedGpu>) -> FoundContainer {
+        let plan = Plan { backend, gpus, weight: 2, high_priority: false, unenforced: false };
+        let init = Some(ProcessId { pid: 7, start_ticks: 1 });
+        FoundContainer {
+            record: Record {
+                key: Key { root: "/run/runc".into(), id: id.into() },
+                bundle: PathBuf::new(),
+                short_id: id.into(),
+                boot_id: String::new(),
+                holder: Holder::Active { init },
+                plan,
+            },
+            condition: Condition::Active,
+            name: None,
+            age_s: Some(5),
+            observed: None,
+        }
+    }
+
+    fn observed(id: &str, used_mib: u64, processes: &[(i32, u64)]) -> Option<Observed> {
+        Some(Observed {
+            short_id: id.into(),
+            instances: Some(vec![Instance {
+                gpu_index: 0,
+                memory_limit_bytes: 1000 * MIB,
+                memory_used_bytes: Some(used_mib * MIB),
+                processes: processes.iter().map(|(pid, mib)| (*pid, mib * MIB)).collect(),
+            }]),
+            calls: Some(Calls { over_quota: 3, ..Calls::default() }),
+            process_count: Some(processes.len()),
+        })
+    }
+
+    fn found(containers: Vec<FoundContainer>) -> Found {
+        let rules = GpuRules { policy: 5, max_inst: 20, prio_ratio: 80 };
+        Found {
+            hostname: "node".into(),
+            driver_version: None,
+            gpus: Vec::new(),
+            containers,
+            driver: DriverFigures::default(),
+            owners: HashMap::new(),
+            process_names: [(11, "python".to_owned())].into(),
+            rules: [("GPU-0".to_owned(), rules)].into(),
+            gaps: Vec::new(),
+        }
+    }
+
+    fn driver_gpu(processes: Vec<DriverProcess>) -> DriverGpu {
+        DriverGpu {
+            index: 0,
+            uuid: "GPU-0".into(),
+            memory_used_bytes: Some(900 * MIB),
+            utilization_percent: Some(80),
+            tells_process_utilization: true,
+            processes,
+            ..DriverGpu::default()
+        }
+    }
+
+    fn process(pid: i32, mib: Option<u64>, percent: Option<u32>) -> DriverProcess {
+        let memory_used_bytes = mib.map(|mib| mib * MIB);
+        DriverProcess { pid, memory_used_bytes, utilization_percent: percent }
+    }
+
+    #[test]
+    fn a_gpu_has_the_sums_of_its_containers() {
+        let mut one = container("one", Kind::Gate, vec![planned(0, Some(1000))]);
+        one.observed = observed("one", 300, &[(10, 100), (11, 200)]);
+        let mut other = container("other", Kind::Gate, vec![planned(0, Some(2000))]);
+        other.observed = observed("other", 50, &[]);
+        let shown = found(vec![one, other]).assemble();
+        let gpu = &shown.gpus[0];
+        assert_eq!(gpu.memory_promised_bytes, 3000 * MIB);
+        assert_eq!(gpu.memory_used_bytes, Some(350 * MIB));
+        assert_eq!((gpu.shared_containers, gpu.free_weight), (2, Some(16)));
+        let one = &shown.containers[0];
+        assert!(one.enforced && one.calls.is_some_and(|calls| calls.over_quota == 3));
+        let names: Vec<_> = one.processes.iter().map(|p| (p.pid, p.name.as_deref())).collect();
+        assert_eq!(names, [(11, Some("python")), (10, None)], "those with most first");
+    }
+
+    #[test]
+    fn what_is_not_known_of_one_is_not_known_of_the_sum() {
+        let silent = || {
+            let mut container = container("one", Kind::Gate, vec![planned(0, Some(1000))]);
+            let instances = None;
+            container.observed =
+                observed("one", 0, &[]).map(|observed| Observed { instances, ..observed });
+            container
+        };
+        let mut host = found(vec![silent()]);
+        host.rules.clear();
+        let shown = host.assemble();
+        assert_eq!(shown.gpus[0].memory_used_bytes, None);
+        assert_eq!((shown.gpus[0].max_inst, shown.gpus[0].free_weight), (None, None));
+        let container = &shown.containers[0];
+        assert_eq!((container.state, container.enforced), (State::Silent, false));
+        assert_eq!(container.shares[0].memory_used_bytes, None);
+        // The driver's figure of the GPU is known all the same.
+        let mut host = found(vec![silent()]);
+        host.driver.gpus = vec![driver_gpu(Vec::new())];
+        assert_eq!(host.assemble().gpus[0].memory_used_bytes, Some(900 * MIB));
+    }
+
+    #[test]
+    fn whole_containers_have_the_driver_s_figures_of_their_processes() {
+        let whole = container("whole", Kind::None, vec![planned(0, None)]);
+        let mut shared = container("shared", Kind::Gate, vec![planned(0, Some(1000))]);
+        shared.observed = observed("shared", 300, &[(10, 250)]);
+        let mut host = found(vec![whole, shared]);
+        host.owners = [(20, "whole".to_owned()), (21, "whole".to_owned())].into();
+        host.driver.gpus = vec![driver_gpu(vec![
+            process(10, Some(260), Some(30)),
+            process(20, Some(400), Some(40)),
+            process(21, Some(200), None),
+            process(99, Some(10), Some(10)),
+        ])];
+        let shown = host.assemble();
+        let [whole, shared] = &shown.containers[..] else { panic!("two containers") };
+        assert_eq!((whole.mode, whole.state, whole.enforced), (Mode::Whole, State::Active, false));
+        assert_eq!(whole.shares[0].memory_used_bytes, Some(600 * MIB));
+        assert_eq!(whole.shares[0].utilization_percent, Some(40));
+        assert_eq!(whole.process_count, Some(2));
+        // Its monitor counts what the driver does not, and the other way round.
+        assert_eq!(shared.shares[0].memory_used_bytes, Some(300 * MIB));
+        assert_eq!(shared.shares[0].utilization_percent, Some(30));
+        assert_eq!((shown.gpus[0].shared_containers, shown.gpus[0].other_containers), (1, 1));
+    }
+
+    #[test]
+    fn a_container_that_nothing_holds_is_not_enforced() {
+        let told = container("told", Kind::None, vec![planned(0, Some(1000))]);
+        let mut disabled = container("disabled", Kind::None, vec![planned(0, None)]);
+        disabled.record.plan.unenforced = true;
+        let mut closed = container("closed", Kind::Gate, vec![planned(0, Some(1000))]);
+        closed.condition = Condition::Closed;
+        let shown = found(vec![told, disabled, closed]).assemble();
+        let modes: Vec<_> = shown.containers.iter().map(|c| (c.mode, c.state)).collect();
+        assert_eq!(
+            modes,
+            [
+                (Mode::Unenforced, State::Active),
+                (Mode::Unenforced, State::Active),
+                (Mode::Shared, State::Closed)
+            ]
+        );
+        assert!(shown.containers.iter().all(|container| !container.enforced));
+        assert_eq!(shown.gpus[0].memory_promised_bytes, 1000 * MIB, "of those that are held");
+    }
+}

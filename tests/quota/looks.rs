@@ -167,6 +167,59 @@ fn what_is_broken_is_told_and_the_rest_is_shown() {
     gated.soon_is_empty();
 }
 
+#[test]
+fn a_member_of_the_group_looks_by_the_socket_and_others_are_told_why_not() {
+    let mut gated = Gated::new();
+    let socket = gated.host.scratch.path().join("view.sock");
+    gated.host.set("view.socket", socket.display().to_string());
+    let bundle = gated.sleeping("seen", 1000);
+    let program = gated.programs(&["cgpu-smi"]).join("cgpu-smi");
+    // As nobody, in the group of that number.
+    let look = |gated: &Gated, group: &str| {
+        let mut command = gated.host.scratch.command("setpriv");
+        command.args(["--reuid", "65534", "--regid", group, "--clear-groups"]);
+        command.arg(&program).arg("--config").arg(gated.host.config());
+        run_with_timeout(command.args(["--no-nvml", "--format=json"]), PATIENCE)
+    };
+    let refused = look(&gated, "65534").exits(1);
+    assert!(refused.stderr.contains("looking needs root (sudo), or membership"), "{refused}");
+    let serve =
+        |gated: &Gated| smi_command(gated, &["--serve"]).stderr(Stdio::piped()).spawn().unwrap();
+    let unserved = |gated: &Gated, part: &str| {
+        let said = smi(gated, &["--serve"]).exits(1);
+        assert!(said.stderr.contains(part), "{said}");
+    };
+    unserved(&gated, "no group may look: set group under [view]");
+    gated.host.set("view.group", "no-such-group");
+    unserved(&gated, "there is no group no-such-group");
+    gated.host.set("view.group", "daemon");
+    fs::write(&socket, "").unwrap();
+    unserved(&gated, "is there, and is no socket");
+    fs::remove_file(&socket).unwrap();
+    let daemon = nix::unistd::Group::from_name("daemon").unwrap().unwrap().gid.to_string();
+    let mut server = serve(&gated);
+    assert!(eventually(|| look(&gated, &daemon).status.success()));
+    unserved(&gated, "is served already");
+    let shown = look(&gated, &daemon).ok().json();
+    assert_eq!(
+        (&shown["containers"][0]["id"], &shown["containers"][0]["enforced"]),
+        (&json!("seen"), &json!(true))
+    );
+    let refused = look(&gated, "65534").exits(1);
+    assert!(refused.stderr.contains("Permission denied"), "{refused}");
+    // One that was killed leaves its socket, and the next takes its place.
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let refused = look(&gated, &daemon).exits(1);
+    assert!(refused.stderr.contains("Connection refused"), "{refused}");
+    let mut server = serve(&gated);
+    assert!(eventually(|| look(&gated, &daemon).status.success()));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
 /// A page on a terminal of so many columns, and what is shown full screen until `keys` end it.
 fn watched(gated: &Gated, columns: u32, until: &str, keys: &str) -> String {
     let words: Vec<String> = std::iter::once(smi_command(gated, &["--watch"]))

@@ -8,7 +8,7 @@ use clap::{ArgGroup, Parser, ValueEnum};
 /// Shows the GPUs of this host and the containers that share them.
 #[derive(Debug, Parser)]
 #[command(name = "cgpu-smi", version)]
-#[command(group = ArgGroup::new("what").args(["list_gpus", "query", "query_gpu", "query_container", "watch"]))]
+#[command(group = ArgGroup::new("what").args(["list_gpus", "query", "query_gpu", "query_container", "watch", "serve"]))]
 pub struct Args {
     /// The configuration [default: $CGPU_CONFIG, else /etc/cgpu/config.toml].
     #[arg(long, value_name = "FILE")]
@@ -40,6 +40,10 @@ pub struct Args {
     /// Show it full screen, as it changes; `q` ends, `?` lists the keys.
     #[arg(short, long)]
     pub watch: bool,
+    /// Let the group that the configuration names under `[view]` look without being root, until
+    /// ended; for the service cgpu-view.
+    #[arg(long)]
+    pub serve: bool,
     /// Ask nothing of NVIDIA's driver: faster, without utilisation, temperature and power.
     #[arg(long)]
     pub no_nvml: bool,

@@ -12,6 +12,7 @@ mod look;
 mod print;
 mod query;
 mod sheet;
+mod socket;
 mod watch;
 
 pub use args::{Args, Format};

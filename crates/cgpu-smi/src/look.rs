@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use anyhow::{Result, bail};
 use cgpu::admission::Host;
+use cgpu::registry::RegistryError;
 use cgpu::view::{Driver, Snapshot};
 use ratatui::crossterm::terminal;
 
@@ -17,6 +18,7 @@ use crate::history::History;
 use crate::print::{Colours, print};
 use crate::query::{self, Style, container_fields, gpu_fields};
 use crate::sheet::{Look, sheet};
+use crate::socket;
 use crate::watch;
 
 /// The columns of a page that no terminal shows.
@@ -36,17 +38,58 @@ pub fn run(args: &Args) -> Result<()> {
     }
     check_format(args)?;
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
-    let mut driver = (!args.no_nvml).then(|| Driver::new(host.config.driver.root.clone()));
+    let driver = (!args.no_nvml).then(|| Driver::new(host.config.driver.root.clone()));
+    let mut eyes = Eyes { host, driver, ids: args.id.clone() };
+    if args.serve {
+        let view = eyes.host.config.view.clone();
+        return socket::serve(&view, move || eyes.look());
+    }
     if args.watch {
-        return watch::run(host, driver, args);
+        return watch::run(eyes, args);
     }
     loop {
-        let snapshot = chosen(host.look(driver.as_mut())?, &args.id)?;
+        let snapshot = eyes.look()?;
         show(&snapshot, args, &mut io::stdout().lock())?;
         match args.r#loop {
             Some(pause) => thread::sleep(pause),
             None => return Ok(()),
         }
+    }
+}
+
+/// Who looks, and at what.
+#[derive(Debug)]
+pub(crate) struct Eyes {
+    host: Host,
+    driver: Option<Driver>,
+    /// The GPUs that are looked at; all where there are none.
+    ids: Vec<String>,
+}
+
+impl Eyes {
+    /// What there is now: what we see ourselves, or what root's service tells somebody else.
+    ///
+    /// # Errors
+    ///
+    /// Where the host can't be looked at, or has no such GPU.
+    pub(crate) fn look(&mut self) -> Result<Snapshot> {
+        let found = match self.host.look(self.driver.as_mut()) {
+            Err(RegistryError::NotRoot { .. }) => socket::ask(&self.host.config.view.socket)?,
+            found => found?,
+        };
+        Ok(chosen(found, &self.ids)?)
+    }
+
+    /// The same without asking NVIDIA's driver, which may take long.
+    ///
+    /// # Errors
+    ///
+    /// As [`look`](Self::look).
+    pub(crate) fn glance(&mut self) -> Result<Snapshot> {
+        let driver = self.driver.take();
+        let found = self.look();
+        self.driver = driver;
+        found
     }
 }
 

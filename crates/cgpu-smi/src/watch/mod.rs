@@ -10,8 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use cgpu::admission::Host;
-use cgpu::view::{Driver, Snapshot};
+use cgpu::view::Snapshot;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::layout::Rect;
@@ -22,8 +21,7 @@ use std::io::{self, IsTerminal};
 
 use crate::args::Args;
 use crate::cells::Signs;
-use crate::choose::chosen;
-use crate::look::{now, signs};
+use crate::look::{Eyes, now, signs};
 use crate::sheet::{Look, sheet};
 use state::{After, HELP, State};
 
@@ -38,17 +36,16 @@ const KEY_PAUSE: Duration = Duration::from_millis(50);
 /// # Errors
 ///
 /// Where there is no terminal, or the host can't be looked at in the beginning.
-pub(crate) fn run(host: Host, driver: Option<Driver>, args: &Args) -> Result<()> {
+pub(crate) fn run(mut eyes: Eyes, args: &Args) -> Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         bail!("--watch needs a terminal; use --loop to print again and again");
     }
     // What is wrong from the beginning is said as it always is.
-    let first = chosen(host.look(None)?, &args.id)?;
+    let first = eyes.glance()?;
     let (look_now, wishes) = mpsc::channel();
     let (send, looked) = mpsc::channel();
     let pause = args.r#loop.unwrap_or(PAUSE);
-    let ids = args.id.clone();
-    thread::spawn(move || look_again(&host, driver, &ids, pause, &wishes, &send));
+    thread::spawn(move || look_again(eyes, pause, &wishes, &send));
     let mut state = State::new(first, args.processes, now());
     ratatui::run(|terminal| {
         let signs = signs();
@@ -86,17 +83,13 @@ pub(crate) fn run(host: Host, driver: Option<Driver>, args: &Args) -> Result<()>
 
 /// Looks until nobody wants it any more.
 fn look_again(
-    host: &Host,
-    mut driver: Option<Driver>,
-    ids: &[String],
+    mut eyes: Eyes,
     pause: Duration,
     wishes: &Receiver<()>,
     send: &Sender<Result<Snapshot, String>>,
 ) {
     loop {
-        let looked = host.look(driver.as_mut()).map_err(anyhow::Error::from);
-        let looked = looked.and_then(|snapshot| Ok(chosen(snapshot, ids)?));
-        if send.send(looked.map_err(|error| format!("{error:#}"))).is_err() {
+        if send.send(eyes.look().map_err(|error| format!("{error:#}"))).is_err() {
             return;
         }
         if wishes.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {

@@ -1,0 +1,176 @@
+//! What looking costs on a crowded host: 8 GPUs, 200 running containers under the gate.
+//!
+//! Figures are medians of runs in turn with their peer's, as in `cost`. Root, runc and
+//! busybox-static.
+
+mod measure;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cgpu_sim::{Program, SimOptions};
+use measure::{header, in_turn, median, row, timed};
+
+const GPUS: usize = 8;
+const EACH: usize = 25;
+/// Pairs of runs of a program that looks.
+const LOOKS: usize = 40;
+/// Pairs of runs of an application, and its calls in each.
+const CALL_RUNS: usize = 9;
+const CALLS: &str = "3000";
+/// How often somebody looks meanwhile.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+
+struct Crowd {
+    programs: PathBuf,
+    work: PathBuf,
+}
+
+fn main() {
+    let programs = match std::env::var_os("CGPU_BIN_DIR") {
+        Some(dir) => PathBuf::from(dir),
+        None => Path::new(env!("CARGO_BIN_EXE_cgpu-runtime")).with_file_name(""),
+    };
+    let work = tempfile::tempdir_in("/dev/shm").expect("a directory can be made");
+    let crowd = Crowd { programs, work: work.path().to_owned() };
+    let _driver = crowd.prepare();
+    for number in 0..GPUS * EACH {
+        crowd.create(number);
+    }
+    header("peer", "measured");
+    crowd.looks();
+    crowd.calls();
+    for number in 0..GPUS * EACH {
+        timed(crowd.runtime().args(["delete", "--force", &id(number)]));
+    }
+}
+
+fn id(number: usize) -> String {
+    format!("{number:064x}")
+}
+
+impl Crowd {
+    fn runtime(&self) -> Command {
+        let mut command = Command::new(self.programs.join("cgpu-runtime"));
+        command.arg("--cgpu-config").arg(self.work.join("config.toml"));
+        command.arg("--root").arg(self.work.join("runc"));
+        command
+    }
+
+    fn look(&self, program: &str, words: &[&str]) -> Command {
+        let mut command = Command::new(self.programs.join(program));
+        command.arg("--config").arg(self.work.join("config.toml")).args(words);
+        command
+    }
+
+    /// Starts the driver, and writes the configuration.
+    fn prepare(&self) -> Program {
+        let dir = self.work.join("sim");
+        fs::create_dir(&dir).expect("a directory can be made");
+        let config = format!(
+            "state_dir = {:?}\nlog = \"\"\n[inventory]\nsource = \"file\"\npath = {:?}\n\
+             [isolation]\nbackend = \"gate\"\n[admission]\nmax_inst = 25\n[driver]\n\
+             root = {dir:?}\nproc_root = {:?}\n",
+            self.work.join("state"),
+            dir.join("inventory.json"),
+            dir.join("proc"),
+        );
+        fs::write(self.work.join("config.toml"), config).expect("a file can be written");
+        for dir in ["bin", "dev", "proc", "sys"] {
+            fs::create_dir_all(self.work.join("rootfs").join(dir)).expect("it can be made");
+        }
+        let rmtool = self.work.join("rootfs/rmtool");
+        fs::copy(self.programs.join("rmtool"), rmtool).expect("it was built");
+        timed(Command::new("runc").arg("spec").current_dir(&self.work));
+        let options = SimOptions {
+            dir,
+            gpus: (0..GPUS).map(|_| "40000MiB".parse().expect("a size")).collect(),
+            driver: "535.161.08".parse().expect("a version"),
+        };
+        Program::start(&self.programs.join("cgpu-sim"), &options).expect("it serves")
+    }
+
+    /// A container that holds memory.
+    fn create(&self, number: usize) {
+        let text = fs::read(self.work.join("config.json")).expect("runc wrote it");
+        let mut value: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
+        let gpu = number / EACH;
+        value["root"]["path"] = self.work.join("rootfs").to_str().expect("a plain path").into();
+        value["process"]["terminal"] = false.into();
+        value["process"]["args"] =
+            serde_json::json!(["/rmtool", "--gpu", gpu.to_string(), "hold", "100MiB"]);
+        let env = value["process"]["env"].as_array_mut().expect("it has variables");
+        env.push("ALIYUN_COM_GPU_MEM_CONTAINER=1000".into());
+        env.push("ALIYUN_COM_GPU_MEM_UNIT=MiB".into());
+        env.push(format!("NVIDIA_VISIBLE_DEVICES={gpu}").into());
+        value["annotations"] = serde_json::json!({
+            "io.kubernetes.cri.sandbox-namespace": "default",
+            "io.kubernetes.cri.sandbox-name": format!("pod-{number}"),
+            "io.kubernetes.cri.container-name": "main",
+        });
+        let bundle = self.work.join(format!("bundle-{number}"));
+        fs::create_dir(&bundle).expect("a directory can be made");
+        fs::write(bundle.join("config.json"), value.to_string()).expect("it can be written");
+        let mut command = self.runtime();
+        command.arg("run").arg("--detach").arg("--bundle").arg(&bundle).arg(id(number));
+        timed(command.stderr(Stdio::null()));
+    }
+
+    fn looks(&self) {
+        let version = || timed(self.look("cgpu", &["--version"]).stdin(Stdio::null()));
+        let ps = || timed(&mut self.look("cgpu", &["ps"]));
+        let smi =
+            |words: &[&str]| timed(&mut self.look("cgpu-smi", &[&["--no-nvml"], words].concat()));
+        let all = format!("{} containers", GPUS * EACH);
+        let (peer, measured) = in_turn(LOOKS, |_| version(), |_| ps());
+        row(&format!("cgpu ps, {all} (cgpu --version)"), peer, measured, "≤ 20 ms");
+        let (peer, measured) = in_turn(LOOKS, |_| ps(), |_| smi(&[]));
+        row(&format!("cgpu-smi, {all} (cgpu ps)"), peer, measured, "≤ 20 ms, ≤ 2×");
+        let (peer, measured) = in_turn(LOOKS, |_| ps(), |_| smi(&["--format=json"]));
+        row(&format!("cgpu-smi --format=json, {all} (cgpu ps)"), peer, measured, "≤ 20 ms, ≤ 2×");
+    }
+
+    /// Calls of one container, in turn while nobody looks and while somebody does all the time.
+    fn calls(&self) {
+        let run = |key: &str| {
+            let mut command = self.runtime();
+            command.args(["exec", &id(0), "/rmtool", "bench", CALLS, "executed"]);
+            let output = command.stdin(Stdio::null()).output().expect("it can be started");
+            let said: serde_json::Value =
+                serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+            Duration::from_nanos(said[key].as_u64().expect("a time"))
+        };
+        for (key, what) in [("p99_ns", "99th percentile"), ("p50_ns", "median")] {
+            let looked_at = || {
+                let done = AtomicBool::new(false);
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        while !done.load(Ordering::Relaxed) {
+                            let start = Instant::now();
+                            timed(&mut self.look("cgpu-smi", &["--no-nvml"]));
+                            thread::sleep(LOOK_PAUSE.saturating_sub(start.elapsed()));
+                        }
+                    });
+                    let time = run(key);
+                    done.store(true, Ordering::Relaxed);
+                    time
+                })
+            };
+            let (alone, looked) = in_turn(CALL_RUNS, |_| run(key), |_| looked_at());
+            let (alone, looked) = (median(alone), median(looked));
+            let us = |time: Duration| format!("{:.2} µs", time.as_secs_f64() * 1e6);
+            let ratio = looked.as_secs_f64() / alone.as_secs_f64();
+            let what = format!("a call's {what} while one looks (nobody)");
+            let more = us(looked.saturating_sub(alone));
+            println!(
+                "{what:<44} {:>9} {:>9} {more:>9} {ratio:>6.2}×  ≤ 1.05×",
+                us(alone),
+                us(looked)
+            );
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Looking without being root: [`serve`] answers whoever may connect with what root sees.
+//!
+//! Owns the socket, which is root's and the group's that the configuration names. Nothing is read of
+//! who connects: a connection gets one snapshot as JSON, and is closed. Who asks often gets the same
+//! one for a moment, so that a group's members can't keep the monitors busy.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cgpu::admission::require_root;
+use cgpu::config::View;
+use cgpu::view::Snapshot;
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::Group;
+use thiserror::Error;
+
+/// How long a snapshot is good for.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// How long somebody may take to read an answer, or to give one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Connections at once.
+const MOST: usize = 32;
+
+/// The longest answer that is read, in bytes.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Why nobody can look by the socket.
+#[derive(Debug, Error)]
+pub(crate) enum SocketError {
+    /// No group is named.
+    #[error("no group may look: set group under [view] in the configuration")]
+    NoGroup,
+    /// There is no such group.
+    #[error("there is no group {group}, which [view] names; make it with `groupadd {group}`")]
+    UnknownGroup {
+        /// Its name.
+        group: String,
+    },
+    /// Somebody serves already.
+    #[error("{} is served already; stop that first (`fuser {}`)", path.display(), path.display())]
+    Served {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Something else is there.
+    #[error("{} is there, and is no socket; remove it, or name another socket under [view]", path.display())]
+    Other {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The socket can't be made.
+    #[error("cannot serve {}: {source}", path.display())]
+    Unserved {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Who looks may not, or nobody serves.
+    #[error(
+        "looking needs root (sudo), or membership in the group that [view] group names and the \
+         service cgpu-view: {}: {source}",
+        path.display()
+    )]
+    Unanswered {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Another version serves.
+    #[error(
+        "{} answers in words of another version: {source}; restart the service cgpu-view",
+        path.display()
+    )]
+    Strange {
+        /// The socket.
+        path: PathBuf,
+        /// What isn't understood.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// What root's program at `path` sees.
+///
+/// # Errors
+///
+/// Where it doesn't say.
+pub(crate) fn ask(path: &Path) -> Result<Snapshot, SocketError> {
+    let unanswered = |source| SocketError::Unanswered { path: path.to_owned(), source };
+    let mut stream = UnixStream::connect(path).map_err(unanswered)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(unanswered)?;
+    let mut text = Vec::new();
+    Read::by_ref(&mut stream).take(MOST_BYTES).read_to_end(&mut text).map_err(unanswered)?;
+    if text.is_empty() {
+        return Err(unanswered(io::Error::other("there are too many who look; try again")));
+    }
+    serde_json::from_slice(&text)
+        .map_err(|source| SocketError::Strange { path: path.to_owned(), source })
+}
+
+/// Answers whoever may connect with what `look` finds, until this process ends.
+///
+/// # Errors
+///
+/// Where the socket can't be made.
+pub(crate) fn serve(
+    view: &View,
+    look: impl FnMut() -> anyhow::Result<Snapshot> + Send + 'static,
+) -> anyhow::Result<()> {
+    require_root()?;
+    let listener = listen(view)?;
+    let teller = Arc::new(Teller { look: Mutex::new(Last { look, told: None }) });
+    let served = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else {
+            // No descriptor is left: one will be when somebody has been answered.
+            thread::sleep(FRESH);
+            continue;
+        };
+        if served.fetch_add(1, Ordering::Relaxed) >= MOST {
+            served.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let (teller, ended) = (Arc::clone(&teller), Arc::clone(&served));
+        let spawned = thread::Builder::new().spawn(move || {
+            teller.tell(stream);
+            ended.fetch_sub(1, Ordering::Relaxed);
+        });
+        if spawned.is_err() {
+            served.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+fn listen(view: &View) -> Result<UnixListener, SocketError> {
+    let path = &view.socket;
+    let unserved = |source| SocketError::Unserved { path: path.clone(), source };
+    if view.group.is_empty() {
+        return Err(SocketError::NoGroup);
+    }
+    let found = Group::from_name(&view.group).map_err(|errno| unserved(errno.into()))?;
+    let group = found.ok_or_else(|| SocketError::UnknownGroup { group: view.group.clone() })?;
+    match fs::symlink_metadata(path) {
+        Ok(meta) if !meta.file_type().is_socket() => {
+            return Err(SocketError::Other { path: path.clone() });
+        }
+        Ok(_) if UnixStream::connect(path).is_ok() => {
+            return Err(SocketError::Served { path: path.clone() });
+        }
+        // Of one that has ended.
+        Ok(_) => fs::remove_file(path).map_err(unserved)?,
+        Err(_) => {}
+    }
+    // Nobody else can connect before the group is set.
+    let before = umask(Mode::from_bits_truncate(0o177));
+    let listener = UnixListener::bind(path);
+    umask(before);
+    let listener = listener.map_err(unserved)?;
+    chown(path, None, Some(group.gid.as_raw())).map_err(unserved)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o660)).map_err(unserved)?;
+    Ok(listener)
+}
+
+/// What is told, and when that was found.
+struct Last<L> {
+    look: L,
+    told: Option<(Instant, Arc<Vec<u8>>)>,
+}
+
+struct Teller<L> {
+    look: Mutex<Last<L>>,
+}
+
+impl<L: FnMut() -> anyhow::Result<Snapshot>> Teller<L> {
+    /// One who looks gets a snapshot; nothing where there is none: what is wrong is root's to know.
+    fn tell(&self, mut stream: UnixStream) {
+        let text = {
+            let mut last = self.look.lock().unwrap_or_else(PoisonError::into_inner);
+            match &last.told {
+                Some((found, text)) if found.elapsed() < FRESH => Arc::clone(text),
+                _ => {
+                    let found = (last.look)().and_then(|found| Ok(serde_json::to_vec(&found)?));
+                    let Ok(text) = found.map(Arc::new) else { return };
+                    last.told = Some((Instant::now(), Arc::clone(&text)));
+                    text
+                }
+            }
+        };
+        if stream.set_write_timeout(Some(PATIENCE)).is_ok() {
+            // Who doesn't read has gone.
+            let _ = stream.write_all(&text);
+        }
+    }
+}
