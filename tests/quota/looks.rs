@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::activation::end_monitor;
 use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RUNTIME, SECOND_MIB};
+use crate::nvml_standin;
 use crate::support::{Outcome, eventually, run_with_timeout};
 
 /// How long a program that only looks may take, however busy the machine is.
@@ -162,6 +163,86 @@ fn what_is_broken_is_told_and_the_rest_is_shown() {
     assert!(listed.stdout.contains("other") && listed.stderr.contains("broken.json"), "{listed}");
     fs::remove_file(&broken).unwrap();
     for bundle in [&closed, &other] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+}
+
+#[test]
+fn what_the_driver_says_is_shown_and_one_that_hangs_keeps_nobody() {
+    let mut gated = Gated::new();
+    let bundle = gated.sleeping("busy", 1000);
+    let whole = gated.bundle_with("whole", |config| {
+        let env = config["process"]["env"].as_array_mut().unwrap();
+        env.push(json!("NVIDIA_VISIBLE_DEVICES=1"));
+        config["process"]["args"] = json!(["sleep", "1000"]);
+    });
+    gated.host.runtime().create(&whole).ok();
+    gated.host.runtime().start(&whole).ok();
+    let mut holding = gated.start(&bundle, &["hold", "300MiB"]);
+    gated.soon_accounts("busy", 300);
+    let all = snapshot(&gated)["containers"].clone();
+    let pid = all[0]["processes"][0]["pid"].clone();
+    let in_whole = all[1]["pid"].clone();
+    // The library comes when the containers are there, or it would be given to them.
+    let libraries = format!("nvml/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    let libraries = gated.host.scratch.directory(&libraries);
+    let root = gated.host.scratch.path().join("nvml");
+    gated.host.set("driver.root", root.display().to_string());
+    fs::copy(nvml_standin::compiled(), libraries.join(nvml_standin::LIBRARY)).unwrap();
+    let uuids = gated.sim.state().gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>();
+    let lines = format!(
+        "gpu {} 0 00000000:07:00.0 {} ok - Simulated\nfigures {} 80 41 211500 300000\n\
+         process {pid} {} 37\nprocess 1 5 9\n\
+         gpu {} 1 00000000:08:00.0 {} ok - Simulated\nfigures {} 5 30 90000 300000\n\
+         process {in_whole} {} -\n",
+        uuids[0],
+        FIRST_MIB * MIB,
+        900 * MIB,
+        310 * MIB,
+        uuids[1],
+        SECOND_MIB * MIB,
+        500 * MIB,
+        400 * MIB,
+    );
+    fs::write(libraries.join("nvml.txt"), &lines).unwrap();
+    let by_driver = || {
+        let mut command = gated.host.scratch.command(Path::new(RUNTIME).with_file_name("cgpu-smi"));
+        command.arg("--config").arg(gated.host.config()).arg("--format=json");
+        run_with_timeout(&mut command, PATIENCE).ok().json()
+    };
+    let shown = by_driver();
+    assert_eq!(shown["gaps"], json!([]));
+    let gpu = &shown["gpus"][0];
+    let figures =
+        ["utilization_percent", "temperature_celsius", "power_watts", "power_limit_watts"];
+    assert_eq!(
+        figures.map(|name| gpu[name].clone()),
+        [json!(80), json!(41), json!(211.5), json!(300.0)]
+    );
+    assert_eq!(gpu["memory_used_bytes"], json!(900 * MIB), "the driver's own included");
+    let of = |id: &str| {
+        let all = shown["containers"].as_array().unwrap();
+        all.iter().find(|container| container["id"] == id).unwrap().clone()
+    };
+    let share = &of("busy")["shares"][0];
+    assert_eq!(share["utilization_percent"], 37);
+    assert_eq!(share["memory_used_bytes"], json!(300 * MIB), "what counts against its quota");
+    // A whole container's process is found by its cgroup.
+    let whole_now = of("whole");
+    assert_eq!((&whole_now["mode"], &whole_now["process_count"]), (&json!("whole"), &json!(1)));
+    assert_eq!(whole_now["processes"][0]["name"], "sleep");
+    assert_eq!(whole_now["shares"][0]["memory_used_bytes"], json!(400 * MIB));
+    assert_eq!(whole_now["shares"][0]["utilization_percent"], 0, "it did nothing lately");
+    // Longer than anybody waits.
+    fs::write(libraries.join("nvml.txt"), format!("init_ms 600000\n{lines}")).unwrap();
+    let shown = by_driver();
+    assert!(shown["gaps"][0].as_str().unwrap().contains("NVIDIA's driver does not answer"));
+    assert_eq!(shown["gpus"][0]["utilization_percent"], Value::Null);
+    assert_eq!(shown["containers"].as_array().unwrap().len(), 2, "the rest is shown");
+    holding.kill().unwrap();
+    holding.wait().unwrap();
+    for bundle in [&bundle, &whole] {
         gated.host.runtime().delete(bundle).ok();
     }
     gated.soon_is_empty();

@@ -9,6 +9,9 @@ mod support;
 #[path = "../standin/km.rs"]
 mod km_standin;
 
+#[path = "../standin/nvml.rs"]
+mod nvml_standin;
+
 mod gated;
 mod table;
 

@@ -10,6 +10,8 @@
  *       HEALTH  ok | lost (has a handle, answers nothing else but its PCI address)
  *               | gone (has no handle)
  *       MIG     - (not supported) | off | on
+ *   figures USED UTIL TEMP MILLIWATTS LIMIT   of the GPU above; without them nobody knows
+ *   process PID BYTES UTIL   with a compute context on the GPU above; UTIL - did nothing lately
  *   mig UUID BYTES [GI CI]   a place for a MIG device of the GPU above; UUID - is empty. Without
  *                            its instances the library has no word of them
  *
@@ -34,7 +36,19 @@ enum {
     UNKNOWN = 999,
 };
 
-enum { GPUS_MAX = 16, MIGS_MAX = 8 };
+enum { GPUS_MAX = 16, MIGS_MAX = 8, PROCESSES_MAX = 8 };
+
+struct process_info {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+};
+
+struct process_sample {
+    unsigned pid;
+    unsigned long long when;
+    unsigned sm, memory, encoder, decoder;
+};
 
 struct pci_info {
     char bus_id_legacy[16];
@@ -51,7 +65,11 @@ struct device {
     char uuid[96], bus_id[32], name[96], health[8], mig[8];
     unsigned minor, places, instances[2];
     unsigned long long bytes;
-    int is_mig, has_instances;
+    int is_mig, has_instances, has_figures;
+    unsigned long long used;
+    unsigned util, temperature, milliwatts, limit, processes, samples;
+    struct process_info process[PROCESSES_MAX];
+    struct process_sample sample[PROCESSES_MAX];
     struct device *migs;
 };
 
@@ -61,7 +79,7 @@ static unsigned count, users;
 static int read_description(long *init_ms, int *init_error)
 {
     Dl_info self;
-    char path[4096], line[512], *slash;
+    char path[4096], line[512], *slash, util[16];
     if (!dladdr((void *)&count, &self) || strlen(self.dli_fname) + 16 > sizeof path)
         return UNKNOWN;
     strcpy(path, self.dli_fname);
@@ -73,6 +91,7 @@ static int read_description(long *init_ms, int *init_error)
     count = 0;
     while (fgets(line, sizeof line, file)) {
         struct device device = {0};
+        struct process_info process = {0};
         int found;
         if (sscanf(line, "init_ms %ld", init_ms) == 1 || sscanf(line, "init_error %d", init_error) == 1)
             continue;
@@ -81,6 +100,17 @@ static int read_description(long *init_ms, int *init_error)
             count < GPUS_MAX) {
             device.migs = migs[count];
             gpus[count++] = device;
+        } else if (count && sscanf(line, "figures %llu %u %u %u %u", &gpus[count - 1].used,
+                                   &gpus[count - 1].util, &gpus[count - 1].temperature,
+                                   &gpus[count - 1].milliwatts, &gpus[count - 1].limit) == 5) {
+            gpus[count - 1].has_figures = 1;
+        } else if (count && gpus[count - 1].processes < PROCESSES_MAX &&
+                   sscanf(line, "process %u %llu %15s", &process.pid, &process.used, util) == 3) {
+            struct device *gpu = &gpus[count - 1];
+            gpu->process[gpu->processes++] = process;
+            if (strcmp(util, "-"))
+                gpu->sample[gpu->samples++] =
+                    (struct process_sample){.pid = process.pid, .when = 1, .sm = atoi(util)};
         } else if ((found = sscanf(line, "mig %95s %llu %u %u", device.uuid, &device.bytes,
                                    &device.instances[0], &device.instances[1])) >= 2 &&
                    count && gpus[count - 1].places < MIGS_MAX) {
@@ -192,8 +222,87 @@ int nvmlDeviceGetMemoryInfo_v2(const struct device *device, struct memory_v2 *me
     if (memory->version != (sizeof *memory | 2u << 24))
         return ARGUMENT_VERSION_MISMATCH;
     memory->total = device->bytes;
-    memory->reserved = memory->used = 0;
-    memory->free = device->bytes;
+    memory->reserved = 0;
+    memory->used = device->used;
+    memory->free = device->bytes - device->used;
+    return SUCCESS;
+}
+
+static int told(const struct device *device)
+{
+    int failure = reachable(device);
+    return failure || device->has_figures ? failure : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetUtilizationRates(const struct device *device, unsigned rates[2])
+{
+    int failure = told(device);
+    if (!failure)
+        rates[0] = device->util, rates[1] = 0;
+    return failure;
+}
+
+int nvmlDeviceGetTemperature(const struct device *device, unsigned sensor, unsigned *celsius)
+{
+    int failure = told(device);
+    if (!failure)
+        *celsius = device->temperature;
+    return failure || sensor == 0 ? failure : INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetPowerUsage(const struct device *device, unsigned *milliwatts)
+{
+    int failure = told(device);
+    if (!failure)
+        *milliwatts = device->milliwatts;
+    return failure;
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(const struct device *device, unsigned *milliwatts)
+{
+    int failure = told(device);
+    if (!failure)
+        *milliwatts = device->limit;
+    return failure;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(const struct device *device, unsigned *size,
+                                            struct process_info *processes)
+{
+    int failure = told(device);
+    unsigned room = *size;
+    if (failure)
+        return failure;
+    *size = device->processes;
+    if (room < device->processes)
+        return INSUFFICIENT_SIZE;
+    if (device->processes)
+        memcpy(processes, device->process, device->processes * sizeof *processes);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(const struct device *device, unsigned *size,
+                                             struct process_info *processes)
+{
+    (void)processes;
+    *size = 0;
+    return told(device);
+}
+
+int nvmlDeviceGetProcessUtilization(const struct device *device, struct process_sample *samples,
+                                    unsigned *size, unsigned long long since)
+{
+    int failure = told(device);
+    unsigned room = *size;
+    (void)since;
+    if (failure)
+        return failure;
+    *size = device->samples;
+    if (!device->samples)
+        return NOT_FOUND;
+    if (!samples || room < device->samples)
+        return INSUFFICIENT_SIZE;
+    memcpy(samples, device->sample, device->samples * sizeof *samples);
     return SUCCESS;
 }
 
