@@ -65,8 +65,9 @@ demo: deps build sim ## two containers share a simulated GPU, within their quota
 	@tests/demo $(RELEASE)
 
 pictures: deps build sim ## make the pictures of the documents anew, the session by real commands (root)
-	docs/pictures/session $(RELEASE) > target/session.txt
-	docs/pictures/draw target/session.txt
+	@touch target/smi.txt
+	docs/pictures/session $(RELEASE) target/smi.txt > target/session.txt
+	docs/pictures/draw target/session.txt target/smi.txt
 
 # Cargo links the programs anew for the bench, and not statically. The second has its figures
 # from rmtool, and need not be fast itself.

@@ -21,7 +21,7 @@ use crate::sheet::{Look, sheet};
 use crate::socket;
 use crate::watch;
 
-/// The columns of a page that no terminal shows.
+/// The columns of a page that no terminal shows, where `COLUMNS` doesn't say.
 const WIDTH: usize = 120;
 
 /// Does what the command line asks for.
@@ -143,8 +143,9 @@ fn list(snapshot: &Snapshot) -> String {
 fn page(snapshot: &Snapshot, args: &Args, out: &mut dyn Write) -> Result<()> {
     let is_terminal = io::stdout().is_terminal();
     let size = if is_terminal { terminal::size().ok() } else { None };
+    let told = || env::var("COLUMNS").ok()?.parse().ok();
     let look = Look {
-        width: size.map_or(WIDTH, |(columns, _)| usize::from(columns)),
+        width: size.map(|(columns, _)| usize::from(columns)).or_else(told).unwrap_or(WIDTH),
         signs: signs(),
         time: &now(),
         processes: args.processes,
