@@ -5,6 +5,7 @@
 //! kept. Must not know what a name is for. Whoever made the container may have chosen it: it
 //! can be of any length and any characters.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
 use std::io::Read;
@@ -14,7 +15,6 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use serde::Deserialize;
 
-use crate::bundle::Bundle;
 use crate::registry::{Record, RegistryError};
 
 /// Most bytes that are read of an engine's file: podman has one for all its containers.
@@ -50,17 +50,41 @@ pub struct Files {
     podmans: HashMap<PathBuf, HashMap<String, String>>,
 }
 
+/// What a bundle's configuration tells of a name. Nothing else of it is kept: a host has hundreds.
+#[derive(Debug, Deserialize)]
+struct Config<'a> {
+    #[serde(borrow, default)]
+    annotations: Option<HashMap<Cow<'a, str>, Cow<'a, str>>>,
+    #[serde(borrow, default)]
+    mounts: Option<Vec<Mount<'a>>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Mount<'a> {
+    #[serde(borrow)]
+    destination: Cow<'a, str>,
+    #[serde(borrow, default)]
+    source: Cow<'a, str>,
+}
+
 impl Files {
     /// What its engine calls the container of `record`; `None` where that isn't known.
     pub fn name(&mut self, record: &Record) -> Option<String> {
-        let bundle = Bundle::load(&record.bundle, Path::new("config.json")).ok()?;
-        let annotations = bundle.annotations().unwrap_or_default();
+        // Whose bundle isn't known has none.
+        let bundle = record.bundle.is_absolute().then_some(&record.bundle)?;
+        let text = read(&bundle.join("config.json"))?;
+        let config: Config<'_> = serde_json::from_slice(&text).ok()?;
+        let annotations = config.annotations.unwrap_or_default();
+        let annotations: Vec<(&str, &str)> =
+            annotations.iter().map(|(key, value)| (&**key, &**value)).collect();
+        let mounts = config.mounts.unwrap_or_default();
+        let mounted = mounts.iter().map(|mount| (&*mount.destination, &*mount.source));
         let id = &record.key.id;
         // An engine's own word goes before one that its user may have chosen.
-        dockers_file(id, bundle.mounted())
+        dockers_file(id, mounted)
             .and_then(|file| dockers_name(&read(&file)?))
             .or_else(|| {
-                let files = podmans_files(id, bundle.dir())?;
+                let files = podmans_files(id, bundle)?;
                 files.into_iter().find_map(|file| self.podmans_name(id, file))
             })
             .or_else(|| annotated(&annotations))

@@ -1,8 +1,8 @@
 //! Who a process is: its pid with the time it started, so that a pid used again is
 //! never taken for the process that had it before.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,11 @@ use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
-use procfs::ProcError;
+use procfs::FromRead;
+use procfs::process::Stat;
+
+/// More than a `/proc/PID/stat` has, in bytes: 52 numbers and a name of at most 64.
+const STAT_BYTES: usize = 4096;
 
 /// A process of this host, told apart from later ones of the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,14 +39,17 @@ impl ProcessId {
     /// Where that can't be told: because there is no descriptor left to look with, say, and
     /// then the process may be as alive as any.
     pub fn find(pid: i32) -> io::Result<Option<Self>> {
-        let stat = match procfs::process::Process::new(pid).and_then(|process| process.stat()) {
-            // ENOENT, and ESRCH of one that ends while it is looked at.
-            Err(ProcError::NotFound(_)) => return Ok(None),
-            Err(ProcError::Io(error, _)) => return Err(error),
-            Err(ProcError::PermissionDenied(_)) => return Err(Errno::EACCES.into()),
-            Err(error) => return Err(io::Error::other(error)),
-            Ok(stat) => stat,
+        // One file and no more: a host has thousands of processes, and a create looks at some.
+        let mut text = Vec::with_capacity(STAT_BYTES);
+        let read = File::open(format!("/proc/{pid}/stat"))
+            .and_then(|file| file.take(STAT_BYTES as u64).read_to_end(&mut text));
+        match read {
+            // Of one that ends while it is looked at, ESRCH.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => return Ok(None),
+            read => read?,
         };
+        let stat = Stat::from_read(text.as_slice()).map_err(io::Error::other)?;
         if stat.state == 'X' || (stat.state == 'Z' && stat.num_threads <= 1) {
             return Ok(None);
         }

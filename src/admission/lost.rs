@@ -65,9 +65,20 @@ impl Host {
     /// How the container of `record` stands.
     #[must_use]
     pub fn condition(&self, record: &Record) -> Condition {
+        self.condition_where(record, || {
+            let place = Place::of(&self.config.state_dir, &record.short_id);
+            !matches!(place.keeper(), Ok(None))
+        })
+    }
+
+    /// The same, where `lives` says whether its monitor, if it has one, is there.
+    pub(crate) fn condition_where(
+        &self,
+        record: &Record,
+        lives: impl FnOnce() -> bool,
+    ) -> Condition {
         let Holder::Active { init } = &record.holder else { return Condition::Reserved };
-        let place = Place::of(&self.config.state_dir, &record.short_id);
-        if record.plan.backend == Kind::Gate && matches!(place.keeper(), Ok(None)) {
+        if record.plan.backend == Kind::Gate && !lives() {
             return Condition::Closed;
         }
         match init.filter(|_| waits_to_be_started(&record.key)) {

@@ -424,11 +424,12 @@ impl Isolation for Gate {
         Ok(place.remove().map_err(left)?)
     }
 
-    fn list(&self) -> Result<Vec<Observed>, BackendError> {
+    fn list(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Observed>, BackendError> {
         let all = Place::list(&self.state_dir).map_err(|source| {
             let path = Place::all(&self.state_dir);
             GateError::Unlisted { path, source }
         })?;
+        let all: Vec<_> = all.into_iter().filter(|place| is_wanted(&place.short_id())).collect();
         let sockets: Vec<_> = all.iter().map(Place::control).collect();
         let asked: Vec<_> = sockets.iter().map(|socket| (&**socket, &Question::Status)).collect();
         let answers = ask_all(&asked, LOOK_PATIENCE);

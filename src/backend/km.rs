@@ -316,11 +316,11 @@ impl Isolation for Km {
         Ok(self.tree.destroy(short_id)?)
     }
 
-    fn list(&self) -> Result<Vec<Observed>, BackendError> {
+    fn list(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Observed>, BackendError> {
         self.tree.loaded()?;
         let mut found: BTreeMap<String, Vec<Instance>> = BTreeMap::new();
         for gpu in self.tree.gpus()? {
-            for short_id in self.tree.instances(gpu)? {
+            for short_id in self.tree.instances(gpu)?.into_iter().filter(|id| is_wanted(id)) {
                 match self.describe(gpu, &short_id) {
                     Ok(instance) => found.entry(short_id).or_default().push(instance),
                     // It ended between its name being read and its files.

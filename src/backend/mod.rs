@@ -185,13 +185,13 @@ pub trait Isolation: std::fmt::Debug {
     /// What could not be removed; the rest is.
     fn deactivate(&self, short_id: &str) -> Result<(), BackendError>;
 
-    /// The containers that it holds now; one whose part doesn't answer at once is in it without
-    /// figures.
+    /// The containers that it holds now, of those whose short id `is_wanted`; one whose part doesn't
+    /// answer at once is in it without figures.
     ///
     /// # Errors
     ///
     /// Where it can't be seen which there are.
-    fn list(&self) -> Result<Vec<Observed>, BackendError>;
+    fn list(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Observed>, BackendError>;
 
     /// What goes for the GPU `index`, where this backend keeps that itself.
     fn gpu_rules(&self, _index: u32) -> Option<GpuRules> {

@@ -9,7 +9,7 @@ use super::table::printable;
 use crate::admission::Host;
 use crate::names;
 use crate::units::bytes_to_mib;
-use crate::view::{ContainerFigures, GpuFigures};
+use crate::view::{ContainerFigures, GpuFigures, Processes};
 
 /// What to print of which container or GPU.
 #[derive(Debug, Args)]
@@ -46,12 +46,16 @@ pub fn run(host: &Host, get: &Get, out: &mut dyn Write) -> Result<()> {
         Thing::Container => {
             let (records, _) = host.look_at_registry()?.look_at_each()?;
             let record = names::chosen(&get.word, records)?;
-            let snapshot = host.look_at(vec![record], &[], None)?;
+            let snapshot = host.look_at(vec![record], &[], Processes::Numbered, None)?;
             snapshot.containers.first().map(of_container)
         }
         Thing::Gpu => {
             let uuid = host.gpu_named(&get.word)?.uuid;
-            host.look(None)?.gpus.iter().find(|gpu| gpu.uuid == uuid).map(of_gpu)
+            host.look(Processes::Numbered, None)?
+                .gpus
+                .iter()
+                .find(|gpu| gpu.uuid == uuid)
+                .map(of_gpu)
         }
     };
     let figures = figures.unwrap_or_default();

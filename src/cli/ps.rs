@@ -12,7 +12,7 @@ use crate::names;
 use crate::plan::{Kind, PlannedGpu};
 use crate::registry::Key;
 use crate::units::bytes_to_mib;
-use crate::view::{ContainerFigures, Mode, ShareFigures, State};
+use crate::view::{ContainerFigures, Mode, Processes, ShareFigures, State};
 
 /// A container as `--format json` prints it.
 #[derive(Debug, Serialize)]
@@ -44,7 +44,7 @@ pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write)
     if let Some(word) = word {
         records = vec![names::chosen(word, records)?];
     }
-    let snapshot = host.look_at(records, &[], None)?;
+    let snapshot = host.look_at(records, &[], Processes::Numbered, None)?;
     match format {
         Format::Json => {
             let containers: Vec<_> = snapshot.containers.iter().map(container).collect();

@@ -3,8 +3,10 @@
 //! Owns asking each once. Whatever doesn't answer leaves a gap, and the rest is shown. Changes
 //! nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::panic::resume_unwind;
+use std::thread;
 use std::time::Duration;
 
 use super::assemble::{Found, FoundContainer};
@@ -21,15 +23,28 @@ use crate::registry::{Record, RegistryError};
 /// or more where nothing keeps them open.
 const DRIVER_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Whether processes are shown by their names, too, which are read one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Processes {
+    /// By number and name.
+    Named,
+    /// By number alone.
+    Numbered,
+}
+
 impl Host {
     /// What is on this host now. Without `driver` nothing is asked of NVIDIA's.
     ///
     /// # Errors
     ///
     /// Where the registry can't be read: then nothing is known of any container.
-    pub fn look(&self, driver: Option<&mut Driver>) -> Result<Snapshot, RegistryError> {
+    pub fn look(
+        &self,
+        processes: Processes,
+        driver: Option<&mut Driver>,
+    ) -> Result<Snapshot, RegistryError> {
         let (records, unreadable) = self.look_at_registry()?.look_at_each()?;
-        self.look_at(records, &unreadable, driver)
+        self.look_at(records, &unreadable, processes, driver)
     }
 
     /// The same of these containers alone; why others can't be read is a gap.
@@ -41,19 +56,31 @@ impl Host {
         &self,
         records: Vec<Record>,
         unreadable: &[RegistryError],
+        processes: Processes,
         driver: Option<&mut Driver>,
     ) -> Result<Snapshot, RegistryError> {
         let mut gaps: Vec<String> = unreadable.iter().map(ToString::to_string).collect();
-        let mut observed = self.observed(&records, &mut gaps);
-        let mut podmans = names::Files::default();
+        // Monitors answer while names are read.
+        let (asked, names) = thread::scope(|scope| {
+            let asked = scope.spawn(|| self.observed(&records));
+            let mut files = names::Files::default();
+            let names: Vec<_> = records.iter().map(|record| files.name(record)).collect();
+            (asked.join(), names)
+        });
+        let (mut observed, unasked) = asked.unwrap_or_else(|panic| resume_unwind(panic));
+        gaps.extend(unasked);
         let containers: Vec<FoundContainer> = records
             .into_iter()
-            .map(|record| FoundContainer {
-                condition: self.condition(&record),
-                name: podmans.name(&record),
-                age_s: record.holder.process().map(age_s),
-                observed: observed.remove(&record.short_id),
-                record,
+            .zip(names)
+            .map(|(record, name)| {
+                let observed = observed.remove(&record.short_id);
+                let answers = observed.as_ref().is_some_and(|one| one.instances.is_some());
+                let condition = match answers {
+                    true => self.condition_where(&record, || true),
+                    false => self.condition(&record),
+                };
+                let age_s = record.holder.process().map(age_s);
+                FoundContainer { condition, name, age_s, observed, record }
             })
             .collect();
         let driver = match driver {
@@ -64,7 +91,10 @@ impl Host {
         let gpus = self.known_gpus(&mut gaps);
         let rules = self.rules(&gpus, &containers, &mut gaps);
         let owners = owners(&containers, &driver);
-        let process_names = process_names(&containers, &owners);
+        let process_names = match processes {
+            Processes::Named => process_names(&containers, &owners),
+            Processes::Numbered => HashMap::new(),
+        };
         let found = Found {
             hostname: read_line("/proc/sys/kernel/hostname").unwrap_or_default(),
             driver_version: self.driver_version(),
@@ -79,19 +109,22 @@ impl Host {
         Ok(found.assemble())
     }
 
-    /// What the backends see, by short id. Only those that have a container are asked.
-    fn observed(&self, records: &[Record], gaps: &mut Vec<String>) -> HashMap<String, Observed> {
+    /// What the backends see of these containers, by short id, and why others can't be asked. Only
+    /// backends that have a container are.
+    fn observed(&self, records: &[Record]) -> (HashMap<String, Observed>, Vec<String>) {
         let mut observed = HashMap::new();
+        let mut gaps = Vec::new();
+        let wanted: HashSet<&str> = records.iter().map(|record| &*record.short_id).collect();
         let has = |kind: &Kind| records.iter().any(|record| record.plan.backend == *kind);
         for kind in [Kind::Gate, Kind::Km].into_iter().filter(has) {
-            match self.isolation(kind).list() {
+            match self.isolation(kind).list(&|short_id| wanted.contains(short_id)) {
                 Ok(list) => {
                     observed.extend(list.into_iter().map(|one| (one.short_id.clone(), one)))
                 }
                 Err(error) => gaps.push(error.to_string()),
             }
         }
-        observed
+        (observed, gaps)
     }
 
     /// What goes for each GPU that is known, or that a container has, by UUID.

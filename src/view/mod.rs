@@ -11,6 +11,7 @@ mod gather;
 use serde::{Deserialize, Serialize};
 
 pub use driver::{Driver, DriverFigures, DriverGpu, DriverProcess};
+pub use gather::Processes;
 
 use crate::backend::Calls;
 use crate::plan::{Kind, PlannedGpu};

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use anyhow::{Result, bail};
 use cgpu::admission::Host;
 use cgpu::registry::RegistryError;
-use cgpu::view::{Driver, Snapshot};
+use cgpu::view::{Driver, Processes, Snapshot};
 use ratatui::crossterm::terminal;
 
 use crate::args::{Args, Format};
@@ -39,7 +39,12 @@ pub fn run(args: &Args) -> Result<()> {
     check_format(args)?;
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
     let driver = (!args.no_nvml).then(|| Driver::new(host.config.driver.root.clone()));
-    let mut eyes = Eyes { host, driver, ids: args.id.clone() };
+    let processes =
+        match args.processes || args.serve || args.watch || args.query || args.has(Format::Json) {
+            true => Processes::Named,
+            false => Processes::Numbered,
+        };
+    let mut eyes = Eyes { host, driver, processes, ids: args.id.clone() };
     if args.serve {
         let view = eyes.host.config.view.clone();
         return socket::serve(&view, move || eyes.look());
@@ -62,6 +67,7 @@ pub fn run(args: &Args) -> Result<()> {
 pub(crate) struct Eyes {
     host: Host,
     driver: Option<Driver>,
+    processes: Processes,
     /// The GPUs that are looked at; all where there are none.
     ids: Vec<String>,
 }
@@ -73,7 +79,7 @@ impl Eyes {
     ///
     /// Where the host can't be looked at, or has no such GPU.
     pub(crate) fn look(&mut self) -> Result<Snapshot> {
-        let found = match self.host.look(self.driver.as_mut()) {
+        let found = match self.host.look(self.processes, self.driver.as_mut()) {
             Err(RegistryError::NotRoot { .. }) => socket::ask(&self.host.config.view.socket)?,
             found => found?,
         };
