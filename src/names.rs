@@ -40,8 +40,13 @@ const NERDCTL: &str = "nerdctl/name";
 #[must_use]
 pub fn of(record: &Record) -> Option<String> {
     let bundle = Bundle::load(&record.bundle, Path::new("config.json")).ok()?;
+    of_bundle(&record.key.id, &bundle)
+}
+
+/// What its engine calls the container `id` of `bundle`; `None` where that isn't known.
+#[must_use]
+pub fn of_bundle(id: &str, bundle: &Bundle) -> Option<String> {
     let annotations = bundle.annotations().unwrap_or_default();
-    let id = &record.key.id;
     // An engine's own word goes before one that its user may have chosen.
     dockers_file(id, bundle.mounted())
         .and_then(|file| dockers_name(&read(&file)?))

@@ -46,8 +46,18 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const CLOSE_LOOKS: usize = 4;
 
 /// What lies in a state directory besides what is known by parts of its name.
-const OWN_NAMES: &[&str] =
-    &["containers", "driver", "driver-answered", "driver.lock", "gate", "index", "lock", "next"];
+const OWN_NAMES: &[&str] = &[
+    "containers",
+    "driver",
+    "driver-answered",
+    "driver.lock",
+    "events",
+    "events.1",
+    "gate",
+    "index",
+    "lock",
+    "next",
+];
 
 /// The registry's directory.
 #[derive(Debug)]
