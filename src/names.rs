@@ -2,7 +2,7 @@
 //!
 //! A name is read when somebody looks, for docker and podman can rename a container: from the
 //! engine's own file of it, else from the bundle's annotations. No engine is asked, and nothing is
-//! kept. Must not know what a name is for. Whoever made the container may have chosen it: it
+//! kept here; events keep the name that they were written with. Must not know what a name is for. Whoever made the container may have chosen it: it
 //! can be of any length and any characters.
 
 use std::fs::{self, OpenOptions};
