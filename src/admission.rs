@@ -526,12 +526,13 @@ impl Host {
         Ok(())
     }
 
-    /// Gives the record of `from` the key `to`, as of which it was reserved.
+    /// Gives the record of `from` the key `to`, as of which it was reserved, now that its bundle is
+    /// known.
     ///
     /// # Errors
     ///
     /// Where the registry can't be used.
-    pub fn rename(&self, from: &Key, to: &Key) -> Result<(), AdmissionError> {
+    pub fn rename(&self, from: &Key, to: &Key, bundle: &Path) -> Result<(), AdmissionError> {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         if let Some(record) = locked.find(from)? {
@@ -543,8 +544,8 @@ impl Host {
             locked.remove(from)?;
             let record = Record { key: to.clone(), ..record };
             locked.put(&record)?;
-            let event = Event::new(EventKind::Named);
-            let event = event.of(&to.id, names::of(&record).as_deref(), &to.root);
+            let name = names::of(&Record { bundle: bundle.to_owned(), ..record });
+            let event = Event::new(EventKind::Named).of(&to.id, name.as_deref(), &to.root);
             self.teller().tell(Event { former_id: Some(from.id.clone()), ..event });
         }
         Ok(())

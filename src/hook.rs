@@ -272,7 +272,7 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
         Caller::Wrapper { key } => key.clone(),
         Caller::Precreate { token } => {
             let key = bundle_key(&bundle, &state.id);
-            host.rename(&announced(token), &key)?;
+            host.rename(&announced(token), &key, &bundle)?;
             key
         }
         // The wrapper's own hook is in the bundle, too: one of the two comes first.

@@ -59,25 +59,6 @@ pub enum Kind {
     Unknown,
 }
 
-impl Kind {
-    /// As people read it.
-    #[must_use]
-    pub fn words(self) -> &'static str {
-        match self {
-            Kind::Created => "created",
-            Kind::Refused => "refused",
-            Kind::Named => "named",
-            Kind::Resized => "resized",
-            Kind::Changed => "changed",
-            Kind::AllocationRefused => "out of memory",
-            Kind::Killed => "killed",
-            Kind::MonitorReplaced => "monitor replaced",
-            Kind::Removed => "removed",
-            Kind::Unknown => "unknown",
-        }
-    }
-}
-
 /// What a container has of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
@@ -160,7 +141,7 @@ pub struct Event {
     /// The priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high_priority: Option<bool>,
-    /// How the process ended.
+    /// How the process ended; absent where it was about to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
     /// Why.

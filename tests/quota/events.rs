@@ -222,7 +222,9 @@ fn a_worker_that_is_killed_and_one_that_is_upgraded_are_events() {
     let event = soon(&gated, "app", "monitor_replaced");
     assert_eq!(event["reason"], "the worker is gone; another takes its place");
     assert_eq!(event["pid"], worker.as_raw());
-    assert_eq!(event["status"], "signal: 9 (SIGKILL)");
+    // Its socket may have ended before its last thread has.
+    let status = &event["status"];
+    assert!(status.is_null() || *status == "signal: 9 (SIGKILL)", "{event}");
     assert!(eventually(|| gated.monitor("app_________").1 != worker));
     gated.fills(&bundle, 1000);
     gated.host.cgpu(&["upgrade-monitors"]).ok();
