@@ -338,8 +338,14 @@ impl Bench {
             };
             let key = Key { root: "/run/runc".into(), id: format!("{n:064x}") };
             let start = Instant::now();
-            host.reserve(key.clone(), Path::new("/"), plan, Holder::Reserved { by: own }, None)
-                .expect("there is room");
+            host.reserve(
+                key.clone(),
+                Path::new("/"),
+                plan,
+                Holder::Reserved { by: own },
+                (None, None),
+            )
+            .expect("there is room");
             (start.elapsed(), key)
         };
         // One short on each GPU's twentieth, so that one more has room.

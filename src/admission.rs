@@ -25,6 +25,7 @@ pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 use crate::backend::{self, Isolation, Launch, Recruit, Tenant, Way};
 use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, Inject, InventorySource};
+use crate::events::{Event, Kind as EventKind, Teller};
 use crate::failpoint::failpoint;
 use crate::inject::{self, Injection, Missing, Mode, Nodes, Purpose};
 use crate::inventory::{self, Inventory};
@@ -32,6 +33,7 @@ use crate::names;
 use crate::plan::{self, Change, ChangeError, Kind, Plan, PlannedGpu};
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
+use crate::report;
 use crate::request::{self, Request, Rules};
 
 /// What becomes of a record that couldn't be ended; after the reason.
@@ -357,8 +359,8 @@ impl Host {
     }
 
     /// Registers a container under `key`: nothing that it was promised can be promised
-    /// again. The log gets the one line that it has of a create: what the container gets, by
-    /// whom, and its driver `files`, where they come by us.
+    /// again. The event of it, and so the one line that the log has of a create, says what the
+    /// container gets, by whom, its `name`, and its driver `files`, where they come by us.
     ///
     /// # Errors
     ///
@@ -369,7 +371,7 @@ impl Host {
         bundle: &Path,
         plan: Plan,
         holder: Holder,
-        files: Option<Mode>,
+        (name, files): (Option<&str>, Option<Mode>),
     ) -> Result<Record, AdmissionError> {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
@@ -404,30 +406,43 @@ impl Host {
                  set admission.exclusive"
             );
         }
-        self.tell_of(&record, files);
+        self.tell_of(&record, name, files);
         Ok(record)
     }
 
-    /// The log's line of a create.
-    fn tell_of(&self, record: &Record, files: Option<Mode>) {
+    /// Who tells of this host's containers.
+    #[must_use]
+    pub fn teller(&self) -> Teller {
+        Teller::of_host(&self.config.state_dir)
+    }
+
+    /// The event of a create.
+    fn tell_of(&self, record: &Record, name: Option<&str>, files: Option<Mode>) {
         let Record { key: Key { id, root }, short_id, plan, .. } = record;
         // Why a whole container has no backend needs no word.
         let (kind, why) = backend::choose(&self.config.isolation);
         let chosen = (kind == plan.backend && !plan.is_whole()).then_some(why);
         // Another container's has the id's first characters.
-        let name = (!id.starts_with(short_id.trim_end_matches('_'))).then_some(short_id);
-        let shares = plan.shares_not_held().map(|asked| format!("; nothing holds its {asked} yet"));
-        info!(
-            id,
-            root,
-            gpus = %plan,
-            backend = %plan.backend,
-            chosen,
-            driver_files = files.map(Mode::name),
-            short_id = name,
-            "registered{}",
-            shares.unwrap_or_default()
-        );
+        let is_others = !id.starts_with(short_id.trim_end_matches('_'));
+        self.teller().tell(Event {
+            chosen: chosen.map(str::to_owned),
+            driver_files: files.map(|files| files.name().to_owned()),
+            short_id: is_others.then(|| short_id.clone()),
+            not_held: plan.shares_not_held(),
+            ..Event::new(EventKind::Created).of(id, name, root).having(plan)
+        });
+    }
+
+    /// The event of a create that is refused for `error`, whose container is called `name`.
+    pub fn tell_of_refusal(&self, key: &Key, name: Option<&str>, error: &dyn Error) {
+        // The directory is made, or seen not to be ours; who isn't root can write nothing there.
+        if require_root().is_err() || self.registry().is_err() {
+            return;
+        }
+        let reason = report::sentence(error);
+        let reason = reason.strip_prefix("cgpu: ").unwrap_or(&reason);
+        let event = Event::new(EventKind::Refused).of(&key.id, name, &key.root);
+        self.teller().tell(event.because(reason));
     }
 
     /// Makes room for a container of `bundle` that `heir` will hold, whose key is that of `old`.
@@ -452,7 +467,7 @@ impl Host {
                 let Key { id, root } = old.key.clone();
                 Err(RegistryError::InUse { id, root, by }.into())
             }
-            _ => self.end(locked, old),
+            _ => self.end(locked, old, Some("its container is made anew")),
         }
     }
 
@@ -484,7 +499,9 @@ impl Host {
         }
         let record = Record { holder, bundle: bundle.to_owned(), ..reserved };
         if let Err(error) = self.isolate(&mut locked, &record) {
-            if let Err(more) = self.end(&mut locked, &record) {
+            if let Err(more) =
+                self.end(&mut locked, &record, Some("its isolation can't be turned on"))
+            {
                 let error: &dyn Error = &more;
                 warn!(id = record.key.id, error, "{UNDONE}");
             }
@@ -503,22 +520,27 @@ impl Host {
         Ok(())
     }
 
-    /// Gives the record of `from` the key `to`, as of which it was reserved.
+    /// Gives the record of `from` the key `to`, as of which it was reserved, now that its bundle is
+    /// known.
     ///
     /// # Errors
     ///
     /// Where the registry can't be used.
-    pub fn rename(&self, from: &Key, to: &Key) -> Result<(), AdmissionError> {
+    pub fn rename(&self, from: &Key, to: &Key, bundle: &Path) -> Result<(), AdmissionError> {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         if let Some(record) = locked.find(from)? {
             if let Some(before) = locked.find(to)? {
-                self.end(&mut locked, &before)?;
+                self.end(&mut locked, &before, Some("its container is made anew"))?;
             }
             // Never two records of one short id, nor the quota twice. If we end in between,
             // the create has failed, and nothing is left of it to be collected.
             locked.remove(from)?;
-            locked.put(&Record { key: to.clone(), ..record })?;
+            let record = Record { key: to.clone(), ..record };
+            locked.put(&record)?;
+            let name = names::of(&Record { bundle: bundle.to_owned(), ..record });
+            let event = Event::new(EventKind::Named).of(&to.id, name.as_deref(), &to.root);
+            self.teller().tell(Event { former_id: Some(from.id.clone()), ..event });
         }
         Ok(())
     }
@@ -548,8 +570,7 @@ impl Host {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         let Some(record) = locked.find(key)? else { return Ok(false) };
-        self.end(&mut locked, &record)?;
-        info!(id = record.key.id, "released");
+        self.end(&mut locked, &record, None)?;
         Ok(true)
     }
 
@@ -583,8 +604,32 @@ impl Host {
             return Err(error.into());
         }
         locked.put(&after)?;
-        info!(id = after.key.id, gpus = %after.plan, weight = after.plan.weight, "changed");
+        self.tell_of_change(&before, &after, change);
         Ok(after.plan)
+    }
+
+    /// The event of a change.
+    fn tell_of_change(&self, before: &Record, after: &Record, change: Change) {
+        let kind = match change {
+            Change::MemoryLimit { .. } => EventKind::Resized,
+            Change::Weight(_) | Change::HighPriority(_) => EventKind::Changed,
+        };
+        let name = names::of(after);
+        let event = Event::new(kind).of(&after.key.id, name.as_deref(), &after.key.root);
+        self.teller().tell(match change {
+            Change::MemoryLimit { gpu_index, bytes } => {
+                let gpu = before.plan.gpus.iter().find(|gpu| gpu.index == gpu_index);
+                Event {
+                    gpu: Some(gpu_index),
+                    gpu_uuid: gpu.map(|gpu| gpu.uuid.clone()),
+                    former_quota_bytes: gpu.and_then(|gpu| gpu.memory_limit_bytes),
+                    quota_bytes: Some(bytes),
+                    ..event
+                }
+            }
+            Change::Weight(weight) => Event { weight: Some(weight), ..event },
+            Change::HighPriority(high) => Event { high_priority: Some(high), ..event },
+        });
     }
 
     /// As [`release`](Self::release), for the hook of a container that has ended: waits
@@ -603,8 +648,7 @@ impl Host {
             let mut locked = registry.lock()?;
             let Some(record) = locked.find(key)? else { return Ok(false) };
             if registry.is_stale_but_for(&record, caller) || record.holder.process().is_none() {
-                self.end(&mut locked, &record)?;
-                info!(id = record.key.id, "released");
+                self.end(&mut locked, &record, None)?;
                 return Ok(true);
             }
             drop(locked);
@@ -660,11 +704,8 @@ impl Host {
         }
         let mut collected = Vec::new();
         for record in locked.stale(look)? {
-            match self.end(locked, &record) {
-                Ok(()) => {
-                    info!(id = record.key.id, "collected: its container is gone");
-                    collected.push(record);
-                }
+            match self.end(locked, &record, Some("collected: its container is gone")) {
+                Ok(()) => collected.push(record),
                 // It stays registered, holds its memory, and is tried again next time.
                 Err(error) => {
                     let error: &dyn Error = &error;
@@ -675,10 +716,22 @@ impl Host {
         Ok(collected)
     }
 
-    fn end(&self, locked: &mut Locked<'_>, record: &Record) -> Result<(), AdmissionError> {
+    /// Ends isolation and registration, and tells so; `why` where that isn't the usual end.
+    fn end(
+        &self,
+        locked: &mut Locked<'_>,
+        record: &Record,
+        why: Option<&str>,
+    ) -> Result<(), AdmissionError> {
         self.isolation(record.plan.backend).deactivate(&record.short_id)?;
         failpoint("hook-deactivated");
         locked.remove(&record.key)?;
+        let Key { id, root } = &record.key;
+        let event = Event::new(EventKind::Removed).of(id, names::of(record).as_deref(), root);
+        self.teller().tell(match why {
+            Some(why) => event.because(why),
+            None => event,
+        });
         Ok(())
     }
 }

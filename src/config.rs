@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::gate::settings::MOST_CHANNEL_GROUPS;
+use crate::log::Sink;
 use crate::request::{Rules, Trust};
 
 /// Where the configuration is when nobody says otherwise.
@@ -29,7 +30,7 @@ pub const PATH_VARIABLE: &str = "CGPU_CONFIG";
 pub struct Config {
     /// Where the registry and the inventory's cache are kept; root's, 0700.
     pub state_dir: PathBuf,
-    /// The program's own log; empty for none.
+    /// The program's own log: a file, `journald`, `stderr`; empty for none.
     pub log: String,
     /// The real runtime.
     pub runtime: Runtime,
@@ -527,6 +528,12 @@ impl Config {
         if !(1..=600).contains(&self.inventory.refresh_timeout_s) {
             let value = self.inventory.refresh_timeout_s.to_string();
             return bad("inventory.refresh_timeout_s", value, "must be 1 to 600 seconds");
+        }
+        if let Sink::File(log) = Sink::of(&self.log)
+            && !log.is_absolute()
+        {
+            let expected = "must be an absolute path, journald, stderr, or empty";
+            return bad("log", format!("{:?}", self.log), expected);
         }
         for (key, value) in [
             ("state_dir", &self.state_dir),

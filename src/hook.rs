@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::getppid;
 use serde::Deserialize;
 use thiserror::Error;
-use tracing::{error, warn};
+use tracing::warn;
 
 use crate::admission::marks::{PROGRAM, WHOLE};
 use crate::admission::{self, AdmissionError, Host};
@@ -22,10 +22,10 @@ use crate::backend::{self, Launch, Way};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::{ConfigError, Whole};
 use crate::inject::{self, Purpose};
+use crate::names;
 use crate::plan::Plan;
 use crate::process::{ProcessId, boot_time_s};
 use crate::registry::{Holder, Key};
-use crate::report::sentence;
 use crate::request::{Request, Rules};
 
 /// The largest state or configuration that we read from standard input, in bytes.
@@ -192,13 +192,14 @@ pub fn run(
     output: &mut dyn Write,
 ) -> Result<(), HookError> {
     crate::log::init(&host.config.log);
-    let called = call(host, stage, caller, input, output);
-    if let Err(error) = &called {
-        // Told here, too: podman throws away what a precreate hook says, and crun what any
-        // hook says.
-        error!("{stage:?}: {}", sentence(error));
-    }
-    called
+    call(host, stage, caller, input, output)
+}
+
+/// Tells the log and the events why no container is made: podman throws away what a precreate hook
+/// says, and crun what any hook says.
+fn tell_of_refusal(host: &Host, key: &Key, bundle: Result<Bundle, BundleError>, error: &HookError) {
+    let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
+    host.tell_of_refusal(key, name.as_deref(), error);
 }
 
 fn call(
@@ -214,13 +215,25 @@ fn call(
         .read_to_end(&mut bytes)
         .map_err(|source| HookError::Input { source })?;
     if stage == Stage::Precreate {
-        return precreate(host, &bytes, output);
+        return precreate(host, &bytes, output).inspect_err(|error| {
+            let bundle = Bundle::from_bytes(&bytes, PathBuf::new(), "config.json".into());
+            tell_of_refusal(host, &announced(&token()), bundle, error);
+        });
     }
     let state: State =
         serde_json::from_slice(&bytes).map_err(|source| HookError::State { source })?;
     match stage {
         Stage::Poststop => poststop(host, caller, &state),
-        _ => activate(host, caller, &state)?,
+        _ => activate(host, caller, &state).inspect_err(|error| {
+            let key = match caller {
+                Caller::Wrapper { key } => key.clone(),
+                Caller::Precreate { .. } | Caller::Alone => {
+                    bundle_key(&bundle_dir(&state), &state.id)
+                }
+            };
+            let bundle = Bundle::load(&state.bundle, Path::new("config.json"));
+            tell_of_refusal(host, &key, bundle, error);
+        })?,
     }
     Ok(())
 }
@@ -259,7 +272,7 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
         Caller::Wrapper { key } => key.clone(),
         Caller::Precreate { token } => {
             let key = bundle_key(&bundle, &state.id);
-            host.rename(&announced(token), &key)?;
+            host.rename(&announced(token), &key, &bundle)?;
             key
         }
         // The wrapper's own hook is in the bundle, too: one of the two comes first.
@@ -312,7 +325,9 @@ fn register(
         Some(by) => Holder::Reserved { by },
         None => Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S },
     };
-    host.reserve(key.clone(), dir, plan, holder, None)?;
+    let bundle = Bundle::load(dir, Path::new("config.json"));
+    let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
+    host.reserve(key.clone(), dir, plan, holder, (name.as_deref(), None))?;
     host.activate(&key, dir, init)?;
     Ok(())
 }
@@ -384,7 +399,10 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         warn!("{}", admission::PRIVILEGED);
     }
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S };
-    let record = host.reserve(announced(&token), Path::new(""), plan, holder, Some(driver.mode))?;
+    // It has no id that an engine's file could be found by; a pod's has its name all the same.
+    let name = names::of_bundle(&token, &bundle);
+    let told = (name.as_deref(), Some(driver.mode));
+    let record = host.reserve(announced(&token), Path::new(""), plan, holder, told)?;
     let equip = || -> Result<(), HookError> {
         let farewell = calls.last().cloned();
         bundle.apply(&host.edits(&record, &bundle, nodes, driver.edits, calls)?)?;
@@ -394,6 +412,8 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
                 way: Way::Bundle,
                 own_mounts,
                 bundle: Path::new(""),
+                root: PRECREATE_ROOT,
+                name: name.as_deref(),
                 launcher: None,
                 state_file: None,
                 farewell,

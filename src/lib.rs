@@ -33,6 +33,8 @@ pub mod registry;
 
 pub mod names;
 
+pub mod events;
+
 pub mod gate;
 
 pub mod backend;

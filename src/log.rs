@@ -1,10 +1,13 @@
-//! Our own log: what was given, taken back and noticed, for the host's administrator.
+//! Our own log: what was given, refused, taken back and noticed, for the host's administrator.
 //!
-//! Errors of a create don't come here but to the engine; see `report`. The
-//! file is opened when the first program that has something to do starts; a log that
-//! can't be opened stops nothing, and `cgpu doctor` names it. A container has one line when it
-//! is made and one when it is gone; a warning is for what somebody has to do.
+//! It is a file, journald, standard error, or nothing. It is opened when the first program that has
+//! something to do starts; a log that can't be opened stops nothing, and `cgpu doctor` names it. A
+//! container has one line when it is made and one when it is gone; a warning is for what somebody has
+//! to do. Lines about events are made of [`crate::events`]' values.
 
+mod journald;
+
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,24 +16,114 @@ use std::sync::Mutex;
 
 use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access};
+use tracing::subscriber::set_global_default;
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 use tracing_subscriber::fmt::time::SystemTime;
+use tracing_subscriber::fmt::{FormatFields, SubscriberBuilder};
+use tracing_subscriber::prelude::*;
 
-/// Sends events to the file `path` from now on; nowhere where `path` is empty.
-pub fn init(path: &str) {
-    if path.is_empty() {
-        return;
+use self::journald::Journald;
+
+/// Where the log goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sink<'a> {
+    /// Nowhere.
+    None,
+    /// journald's socket.
+    Journald,
+    /// Standard error, which monitors don't have.
+    Stderr,
+    /// That file.
+    File(&'a Path),
+}
+
+impl<'a> Sink<'a> {
+    /// What the configuration's `log` says.
+    #[must_use]
+    pub fn of(log: &'a str) -> Self {
+        match log {
+            "" => Sink::None,
+            "journald" => Sink::Journald,
+            "stderr" => Sink::Stderr,
+            path => Sink::File(path.as_ref()),
+        }
     }
-    let Ok(file) = open(path.as_ref(), OpenOptions::new().create(true)) else {
-        return;
+}
+
+/// Sends lines to where `log` says, from now on.
+pub fn init(log: &str) {
+    init_with(Sink::of(log), Fields::of(None));
+}
+
+/// The same for a process that knows one container: each line has its id.
+pub fn init_of(log: &str, id: &str) {
+    init_with(Sink::of(log), Fields::of(Some(id).filter(|id| !id.is_empty())));
+}
+
+fn init_with(sink: Sink<'_>, fields: Fields) {
+    // Only a second call could fail, and then the first one's log is as good.
+    let _ = match sink {
+        Sink::None => Ok(()),
+        Sink::Journald => {
+            let Ok(journald) = Journald::new(journald::SOCKET, fields) else { return };
+            let subscriber = tracing_subscriber::registry().with(journald).with(LevelFilter::INFO);
+            set_global_default(subscriber)
+        }
+        Sink::Stderr => set_global_default(lines(fields).with_writer(io::stderr).finish()),
+        Sink::File(path) => {
+            let Ok(file) = open(path, OpenOptions::new().create(true)) else { return };
+            set_global_default(lines(fields).with_writer(Mutex::new(file)).finish())
+        }
     };
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(Mutex::new(file))
-        .with_ansi(false)
-        .with_target(false)
-        .with_timer(SystemTime)
-        .finish();
-    // Only a second call could fail, and then the first one's file is as good.
-    let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+fn lines(fields: Fields) -> SubscriberBuilder<Fields> {
+    let lines = tracing_subscriber::fmt().fmt_fields(fields);
+    lines.with_ansi(false).with_target(false).with_timer(SystemTime)
+}
+
+/// A text as it stands in a field of a line, without the quotes around it.
+#[must_use]
+pub fn escaped(text: &str) -> String {
+    let quoted = format!("{text:?}");
+    quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned()
+}
+
+/// How fields are written: as usual, and behind them the id of the container that this process is
+/// for, where no other is among them.
+#[derive(Debug)]
+struct Fields {
+    usual: DefaultFields,
+    id: Option<String>,
+}
+
+impl Fields {
+    fn of(id: Option<&str>) -> Self {
+        Fields { usual: DefaultFields::new(), id: id.map(str::to_owned) }
+    }
+
+    fn id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
+}
+
+impl<'writer> FormatFields<'writer> for Fields {
+    fn format_fields<R: RecordFields>(
+        &self,
+        mut writer: Writer<'writer>,
+        fields: R,
+    ) -> fmt::Result {
+        let Some(id) = &self.id else { return self.usual.format_fields(writer, fields) };
+        let mut text = String::new();
+        self.usual.format_fields(Writer::new(&mut text), fields)?;
+        writer.write_str(&text)?;
+        match text.contains(" id=\"") {
+            true => Ok(()),
+            false => write!(writer, " id={id:?}"),
+        }
+    }
 }
 
 /// Opens the log at its end, and waits for nobody: a named pipe may have no reader.

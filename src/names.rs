@@ -2,8 +2,8 @@
 //!
 //! A name is read when somebody looks, for docker and podman can rename a container: from the
 //! engine's own file of it, else from the bundle's annotations. No engine is asked, and nothing is
-//! kept. Must not know what a name is for. Whoever made the container may have chosen it: it
-//! can be of any length and any characters.
+//! kept here; events keep the name that they were written with. Must not know what a name is for.
+//! Whoever made the container may have chosen it: it can be of any length and any characters.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use serde::Deserialize;
 
+use crate::bundle::Bundle;
 use crate::registry::{Record, RegistryError};
 
 /// Most bytes that are read of an engine's file: podman has one for all its containers.
@@ -41,6 +42,13 @@ const NERDCTL: &str = "nerdctl/name";
 #[must_use]
 pub fn of(record: &Record) -> Option<String> {
     Files::default().name(record)
+}
+
+/// What its engine calls the container `id` of `bundle`; `None` where that isn't known.
+#[must_use]
+pub fn of_bundle(id: &str, bundle: &Bundle) -> Option<String> {
+    let annotations = bundle.annotations().unwrap_or_default();
+    Files::default().found(id, bundle.dir(), bundle.mounted(), &annotations)
 }
 
 /// Engines' files while several containers are looked at: one that tells of all is read once.
@@ -79,7 +87,17 @@ impl Files {
             annotations.iter().map(|(key, value)| (&**key, &**value)).collect();
         let mounts = config.mounts.unwrap_or_default();
         let mounted = mounts.iter().map(|mount| (&*mount.destination, &*mount.source));
-        let id = &record.key.id;
+        self.found(&record.key.id, bundle, mounted, &annotations)
+    }
+
+    /// The name of the container `id`, by what its bundle says.
+    fn found<'a>(
+        &mut self,
+        id: &str,
+        bundle: &Path,
+        mounted: impl Iterator<Item = (&'a str, &'a str)>,
+        annotations: &[(&str, &str)],
+    ) -> Option<String> {
         // An engine's own word goes before one that its user may have chosen.
         dockers_file(id, mounted)
             .and_then(|file| dockers_name(&read(&file)?))
@@ -87,7 +105,7 @@ impl Files {
                 let files = podmans_files(id, bundle)?;
                 files.into_iter().find_map(|file| self.podmans_name(id, file))
             })
-            .or_else(|| annotated(&annotations))
+            .or_else(|| annotated(annotations))
             .filter(|name| !name.is_empty())
     }
 

@@ -408,6 +408,7 @@ fn warnings() -> BTreeSet<String> {
             found.insert(shape(constant(&source, literal, behind).unwrap_or(literal)));
         }
     }
+    found.extend(cgpu::events::WARNINGS.iter().map(|text| shape(text)));
     // What is nothing but values is somebody else's sentence.
     found.into_iter().filter(|text| text.chars().any(char::is_alphabetic)).collect()
 }

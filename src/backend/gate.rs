@@ -252,6 +252,9 @@ impl Gate {
         Ok(Settings {
             id: tenant.id.to_owned(),
             short_id: tenant.short_id.to_owned(),
+            name: how.name.map(str::to_owned),
+            root: how.root.to_owned(),
+            state_dir: self.state_dir.clone(),
             bundle: how.bundle.to_owned(),
             place: self.place(tenant.short_id).dir().to_owned(),
             driver: release.version().to_string(),

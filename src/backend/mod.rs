@@ -51,6 +51,10 @@ pub struct Launch<'a> {
     pub own_mounts: bool,
     /// Its bundle; empty where that isn't known yet.
     pub bundle: &'a Path,
+    /// Its runtime's root.
+    pub root: &'a str,
+    /// What its engine calls it, where that is known.
+    pub name: Option<&'a str>,
     /// Who makes it; `None` where that isn't known.
     pub launcher: Option<ProcessId>,
     /// The runtime's own state of it, where that is known to come.

@@ -2,11 +2,13 @@
 
 pub mod cdi;
 pub mod doctor;
+pub mod events;
 pub mod gc;
 pub mod get;
 pub mod gpus;
 pub mod hook;
 pub mod inspect;
+pub mod logs;
 pub mod ps;
 pub mod set;
 pub mod setup;
@@ -70,6 +72,13 @@ pub enum Verb {
     Set(set::Set),
     /// Print what a container or a GPU has.
     Get(get::Get),
+    /// Show what happened to containers: made, refused, out of memory, killed, removed.
+    Events(events::Events),
+    /// Show the lines of cgpu's log that are about one container.
+    Logs {
+        /// Its name, its id, or the beginning of that; it may be gone.
+        container: String,
+    },
     /// Take back what containers held that are gone.
     Gc,
     /// Look at this host: driver, kernel, runtimes, engines, and what to do.
@@ -140,6 +149,8 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
         Verb::Setup(setup) => setup::run(&setup, out)?,
         Verb::Set(set) => set::run(&host()?, &set, out)?,
         Verb::Get(get) => get::run(&host()?, &get, out)?,
+        Verb::Events(events) => events::run(&host()?, &events, out)?,
+        Verb::Logs { container } => logs::run(&host()?, &container, out)?,
         Verb::Gc => gc::run(&host()?, out)?,
         Verb::UpgradeMonitors => upgrade_monitors::run(&host()?, out)?,
     }

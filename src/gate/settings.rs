@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::events::Teller;
 use crate::process::ProcessId;
 
 /// Channel groups that a container has at most on a GPU, where nobody says otherwise: those of 64
@@ -26,6 +27,15 @@ pub struct Settings {
     pub id: String,
     /// Its short id.
     pub short_id: String,
+    /// What its engine called it when it was made, where that is known.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Its runtime's root; empty where that isn't known.
+    #[serde(default)]
+    pub root: String,
+    /// The state directory, where events are kept; empty for none.
+    #[serde(default)]
+    pub state_dir: PathBuf,
     /// Its bundle; empty where that isn't known yet.
     pub bundle: PathBuf,
     /// The monitor's directory, beside those of others; empty where it has none.
@@ -158,6 +168,13 @@ pub enum SettingsError {
 }
 
 impl Settings {
+    /// Who tells of the container.
+    #[must_use]
+    pub fn teller(&self) -> Teller {
+        let (id, name) = (self.id.clone(), self.name.clone());
+        Teller::of_container(self.state_dir.clone(), id, name, self.root.clone())
+    }
+
     /// Writes them into `file`, which is empty.
     ///
     /// # Errors

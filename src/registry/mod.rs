@@ -53,6 +53,8 @@ const OWN_NAMES: &[&str] = &[
     "driver",
     "driver-answered",
     "driver.lock",
+    "events",
+    "events.1",
     "gate",
     "gpus",
     "index",

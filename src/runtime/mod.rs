@@ -25,6 +25,7 @@ use crate::config::{self, ConfigError};
 use crate::failpoint::failpoint;
 use crate::hook;
 use crate::inject::{self, Mode, Nodes, Purpose};
+use crate::names;
 use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
@@ -143,7 +144,8 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
     let prepared = match command {
         Command::PassThrough => Ok(None),
         Command::Exec(exec) => join(real, line, &exec).map(|()| None),
-        Command::Create(create) => prepare(real, line, &create),
+        Command::Create(create) => prepare(real, line, &create)
+            .inspect_err(|error| tell_of_refusal(real, line, &create, error)),
     };
     match prepared {
         Err(error) => error,
@@ -152,9 +154,33 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
             failpoint("before-exec");
             let error = real::exec(reserved.nvidia.as_ref().unwrap_or(real), &line.args);
             reserved.undo();
+            let (host, name) = (&reserved.host, reserved.name.as_deref());
+            host.tell_of_refusal(&reserved.key, name, &error);
             error.into()
         }
     }
+}
+
+/// Tells the log and the events why a create is refused, where it is known of which container: the
+/// engine is told by `main`.
+fn tell_of_refusal(real: &Real, line: &argv::CommandLine, create: &Create, error: &RuntimeError) {
+    let Ok(host) = Host::load(line.config.as_deref()) else { return };
+    let id = create.id.as_ref().map(|id| id.to_string_lossy().into_owned()).unwrap_or_default();
+    let key = Key { root: key_root(real, create.root.as_deref()), id };
+    let bundle = Bundle::load(&bundle_dir(create), &bundle_file(create));
+    let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
+    crate::log::init(&host.config.log);
+    host.tell_of_refusal(&key, name.as_deref(), error);
+}
+
+/// Where the bundle is.
+fn bundle_dir(create: &Create) -> PathBuf {
+    create.bundle.clone().unwrap_or_else(|| ".".into())
+}
+
+/// The file in it.
+fn bundle_file(create: &Create) -> PathBuf {
+    create.config_file.as_deref().map_or_else(|| "config.json".into(), config_path)
 }
 
 /// Goes where the container is in which an `exec` starts a process.
@@ -226,6 +252,8 @@ fn key_root(real: &Real, given: Option<&Path>) -> String {
 struct Reserved {
     host: Host,
     key: Key,
+    /// What its engine calls the container.
+    name: Option<String>,
     /// NVIDIA's runtime, where that makes the container, by the real one in its turn.
     nvidia: Option<Real>,
 }
@@ -252,6 +280,8 @@ impl Reserved {
                 way,
                 own_mounts: bundle.has_own_mounts(),
                 bundle: &record.bundle,
+                root: &self.key.root,
+                name: self.name.as_deref(),
                 launcher: Some(by),
                 state_file: match &record.holder {
                     Holder::Launched { state_file, .. } => Some(state_file),
@@ -291,8 +321,7 @@ fn prepare(
     create: &Create,
 ) -> Result<Option<Reserved>, RuntimeError> {
     let mut host = Host { way: Way::Ahead, ..Host::load(line.config.as_deref())? };
-    let dir = create.bundle.clone().unwrap_or_else(|| ".".into());
-    let file = create.config_file.as_deref().map_or_else(|| "config.json".into(), config_path);
+    let (dir, file) = (bundle_dir(create), bundle_file(create));
     let mut bundle = match Bundle::load(&dir, &file) {
         // The runtime, which looks in the same place, says so in its own words.
         Err(error) if error.is_absence() && create.certain => return Ok(None),
@@ -351,8 +380,10 @@ fn prepare(
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
         host.release(&hook::announced(token))?;
     }
-    let record = host.reserve(key.clone(), bundle.dir(), plan, holder, Some(injection.mode))?;
-    let reserved = Reserved { host, key, nvidia };
+    let name = names::of_bundle(id, &bundle);
+    let told = (name.as_deref(), Some(injection.mode));
+    let record = host.reserve(key.clone(), bundle.dir(), plan, holder, told)?;
+    let reserved = Reserved { host, key, name, nvidia };
     match reserved.equip(
         &record,
         &mut bundle,

@@ -219,6 +219,9 @@ impl Monitor {
         let settings = Settings {
             id: "test".into(),
             short_id: "test00000000".into(),
+            name: None,
+            root: String::new(),
+            state_dir: "".into(),
             bundle: "/nowhere".into(),
             place: "".into(),
             driver: driver.into(),

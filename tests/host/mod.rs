@@ -38,6 +38,8 @@ const STATE_NAMES: &[&str] = &[
     "driver-answered",
     "driver.cache",
     "driver.lock",
+    "events",
+    "events.1",
     "gate",
     "index",
     "inventory.json",

@@ -383,7 +383,8 @@ fn a_container_s_life_is_two_lines_of_the_log_however_many_execs_it_has() {
         assert!(created.contains(&line) && created.contains("driver_files=\"off\""), "{created}");
         assert_eq!(created.lines().count(), 1, "{created}");
         for _ in 0..3 {
-            gated.exec(&bundle, &["fill"]).ok();
+            let words = ["run", "open", "client", "device 0", "alloc 900MiB as a"];
+            assert!(gated.exec(&bundle, &words).ok().stdout.contains("alloc a ok"));
         }
         assert_eq!(gated.host.log(), created, "an exec is no event");
         gated.host.runtime().delete(&bundle).ok();

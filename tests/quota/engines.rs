@@ -9,8 +9,8 @@ use crate::gated::{ASK, Gated, MIB, NO_MEMORY, RMTOOL, RUNTIME, got_bytes, monit
 use crate::host::ask;
 use crate::lost::{UNREGISTERED, lose_records};
 use crate::support::{
-    Containerd, Docker, IMAGE, Outcome, PATIENCE, Podman, Restart, Scratch, run_with_timeout,
-    wait_until,
+    Containerd, Docker, IMAGE, Outcome, PATIENCE, Podman, Restart, Scratch, eventually,
+    run_with_timeout, wait_until,
 };
 
 const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
@@ -173,6 +173,12 @@ fn podmans_precreate_hook_brings_the_gate_to_a_plain_runtime() {
     assert_eq!(got_bytes(&podman.exec("demo", &[RMTOOL, "fill"]).ok()), 1000 * MIB);
     std::fs::rename(&aside, gated.host.state_dir().join("containers")).unwrap();
     podman.remove("demo").ok();
+    // What its monitor tells has the name of the reservation, which is the container's later.
+    let told = || gated.host.cgpu(&["events", "demo"]).ok();
+    assert!(eventually(|| told().stdout.contains(" removed")), "{}", told());
+    for part in [" created: GPU 0 1000 MiB", " its id is known", " asked for ", " demo ("] {
+        assert!(told().stdout.contains(part), "{part}: {}", told());
+    }
     // Whatever the profile: nobody makes a program look like the next. Podman's says so itself.
     let open = ["--rm", "--security-opt", "seccomp=unconfined", "--cap-add", "SYS_RESOURCE"];
     for (more, denial) in [(&open[..], 1), (&["--rm"], 38)] {

@@ -128,7 +128,12 @@ fn a_restore_under_the_gate_is_refused_before_anything_is_reserved() {
         let left = std::fs::read(bundle.directory.join("config.json")).expect("it is there");
         assert_eq!(left, asked, "crun {crun}: the bundle is as it was");
         assert_eq!(monitors(&gated.host), [0; 0], "crun {crun}: nobody was started");
-        assert_eq!(gated.host.log(), "", "crun {crun}: nothing was done");
+        let log = gated.host.log();
+        assert!(
+            log.contains(" INFO create refused: a container with a GPU quota can't be"),
+            "{log}"
+        );
+        assert_eq!(log.lines().count(), 1, "crun {crun}: nothing was done: {log}");
         // One without a quota is restored, or not, as by the runtime alone.
         let plain = gated.host.bundle("plain", |_| {});
         let bare = match crun {

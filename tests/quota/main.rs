@@ -19,6 +19,7 @@ mod activation;
 mod ahead;
 mod attacks;
 mod engines;
+mod events;
 mod exports;
 mod faults;
 mod hangs;

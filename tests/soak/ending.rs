@@ -13,12 +13,14 @@ use crate::{GPUS_MIB, Soak};
 const GOING: Duration = Duration::from_secs(30);
 
 /// What a state directory keeps without any container.
-const KEPT: [&str; 10] = [
+const KEPT: [&str; 12] = [
     "cdi.json",
     "containers",
     "driver",
     "driver.cache",
     "driver.lock",
+    "events",
+    "events.1",
     "gate",
     "index",
     "inventory.json",

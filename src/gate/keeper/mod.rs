@@ -68,7 +68,7 @@ pub fn main() -> io::Result<()> {
     let Some(settings_file) = launch::told(&orders)? else { return Ok(()) };
     drop(orders);
     let settings = Settings::read(&settings_file).map_err(io::Error::other)?;
-    crate::log::init(&settings.log);
+    crate::log::init_of(&settings.log, &settings.id);
     if let Some(own) = own {
         let file = Place::at(&settings.place).keeper_file();
         let _ = fs::write(file, format!("{} {}\n", own.pid, own.start_ticks));
@@ -90,7 +90,7 @@ pub fn main() -> io::Result<()> {
     }
     let farewell = settings.farewell.clone();
     let mut keeper = Keeper {
-        staff: Staff::new(&settings.monitor, &settings_file, places)?,
+        staff: Staff::new(&settings, &settings_file, places)?,
         container: Container::new(settings.launcher, settings.bundle.as_os_str().is_empty()),
         signals: signals()?,
         listener,

@@ -12,9 +12,11 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tracing::{error, info, warn};
 
+use crate::events::{Bucket, Event, Kind, Teller};
 use crate::gate::journal::JOURNAL_BYTES;
 use crate::gate::passing::{self, Wait};
 use crate::gate::resident;
+use crate::gate::settings::Settings;
 use crate::gate::wire::{Notice, Order};
 
 /// The longest packet of a worker.
@@ -43,6 +45,10 @@ const MOST_LEAVING: usize = 8;
 /// from is tried: an upgrade may have left something that can't run.
 const FAITH: u32 = 3;
 
+/// Workers that ended of which is told at once, and how long it takes until one more is, in
+/// microseconds.
+const LOSSES: (u32, u64) = (20, 10_000_000);
+
 /// How long the first worker is waited with while nobody needs it: a container is being made,
 /// and there may be few processors to do both.
 const GRACE: Duration = Duration::from_millis(50);
@@ -50,6 +56,11 @@ const GRACE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Staff {
     program: PathBuf,
+    teller: Teller,
+    began: Instant,
+    /// How many workers that ended are told of, and how many were not.
+    losses: Bucket,
+    losses_left_out: u64,
     /// Numbers 3, 4 and 5 of every worker.
     socket_place: OwnedFd,
     _settings_place: OwnedFd,
@@ -87,15 +98,23 @@ struct Worker {
 
 impl Staff {
     /// Nobody yet; `places` are the descriptors that a worker finds as 3, 4 and 5.
-    pub(super) fn new(program: &Path, settings: &File, places: [OwnedFd; 3]) -> io::Result<Self> {
+    pub(super) fn new(
+        settings: &Settings,
+        settings_file: &File,
+        places: [OwnedFd; 3],
+    ) -> io::Result<Self> {
         let journal = memfd_create("cgpu-journal", MemfdFlags::CLOEXEC)?;
         ftruncate(&journal, JOURNAL_BYTES as u64)?;
         let [mut socket_place, mut settings_place, mut journal_place] = places;
         rustix::io::dup2(File::open("/dev/null")?, &mut socket_place)?;
-        rustix::io::dup2(settings, &mut settings_place)?;
+        rustix::io::dup2(settings_file, &mut settings_place)?;
         rustix::io::dup2(&journal, &mut journal_place)?;
         Ok(Staff {
-            program: program.to_owned(),
+            program: settings.monitor.clone(),
+            teller: settings.teller(),
+            began: Instant::now(),
+            losses: Bucket::new(LOSSES.0, LOSSES.1),
+            losses_left_out: 0,
             socket_place,
             _settings_place: settings_place,
             _journal_place: journal_place,
@@ -338,8 +357,9 @@ impl Staff {
     fn lost(&mut self) {
         let Some(mut worker) = self.worker.take() else { return };
         let status = worker.child.try_wait();
+        let worker_pid = worker.child.id();
         if matches!(status, Ok(None)) {
-            let pid = worker.child.id();
+            let pid = worker_pid;
             self.leaving.push(worker.child);
             if self.is_full() {
                 error!(
@@ -349,14 +369,31 @@ impl Staff {
             }
         }
         match (worker.ready, worker.draining) {
-            (true, Some(_)) => info!("the worker has finished; another takes its place"),
+            (true, Some(_)) => {
+                let why = "the worker has finished; another takes its place";
+                self.replaced(Event::new(Kind::MonitorReplaced).because(why));
+            }
             (true, None) => {
-                warn!(?status, "the worker is gone; another takes its place");
+                let pid = worker_pid.cast_signed();
+                let status = status.ok().flatten().map(|status| status.to_string());
+                self.replaced(Event { pid: Some(pid), status, ..Event::worker_gone() });
             }
             (false, _) => {
                 error!(?status, "a worker could not begin");
                 self.failed();
             }
+        }
+    }
+
+    /// A worker is no more: a container that can end it could do so for ever.
+    fn replaced(&mut self, event: Event) {
+        let now_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        match self.losses.take(now_us) {
+            true => {
+                let left_out = std::mem::take(&mut self.losses_left_out);
+                self.teller.tell(Event { left_out, ..event });
+            }
+            false => self.losses_left_out += 1,
         }
     }
 

@@ -18,9 +18,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, te
 
 use super::Shared;
 use super::device::{self, Device};
+use super::facts::described;
 use super::memory::Count;
 use super::target::{process_id, with_files};
 use super::unanswered::Amount;
+use crate::events::Event;
 use crate::gate::origin::{Origin, mounts};
 use crate::ledger::Process;
 use crate::process::{ProcessId, first_of, told};
@@ -375,18 +377,12 @@ impl Shared {
         if !found.of_container || (charge == Charge::Own && found.of_own) || self.is_home(pid) {
             return false;
         }
+        let event = described(Event::killed_outside(), pid.cast_signed());
         if pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
             return false;
         }
         self.memory.count(Count::Killed);
-        if self.calm.allows() {
-            let container = self.settings.short_id.as_str();
-            tracing::warn!(
-                container,
-                pid,
-                "killed: it has a descriptor of the driver's that was opened in the container"
-            );
-        }
+        self.killed(event);
         true
     }
 

@@ -18,6 +18,7 @@ use super::Shared;
 use super::abroad::Abroad;
 use super::books::{Books, Space};
 use super::ending::{Ending, LAST_LOOK};
+use super::facts::{When, described};
 use super::mapped::{Mapping, Occasion};
 use super::memory::Count;
 use super::names::{NAMES_DOUBT, Names};
@@ -27,6 +28,7 @@ use super::siblings::{TRIES, Waited};
 use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
 use super::unanswered::{Told, Unanswered};
+use crate::events::Event;
 use crate::gate::audit::{self, Figure, Finding, Underway};
 use crate::gate::resident::give_back_the_start;
 use crate::ledger::{Client, Entry, Handle, Process};
@@ -234,6 +236,7 @@ impl Shared {
                 drop(last);
                 self.look_abroad();
             }
+            self.tell_left_out(When::Due);
             self.see_out();
             self.sweep_exports();
             self.sweep_mapped(occasion);
@@ -288,6 +291,7 @@ impl Shared {
             || !books.processes.is_empty()
             || self.auditor.abroad.is_watched()
             || self.exports.has_any()
+            || self.has_left_out()
             || has_files;
         let ending = self.auditor.ending.is_under_way();
         let tick = match idle && self.auditor.abroad.is_watched() {
@@ -573,14 +577,11 @@ impl Shared {
             let mut killed = self.auditor.killed.lock().unwrap_or_else(PoisonError::into_inner);
             killed.insert(process)
         };
+        let event = first.then(|| described(Event::killed_past_the_monitor(), pid.pid));
         let _ = pidfd_send_signal(pidfd, Signal::KILL);
-        if first {
+        if let Some(event) = event {
             self.memory.count(Count::Killed);
-            let container = self.settings.short_id.as_str();
-            if self.calm.allows() {
-                let pid = pid.pid;
-                tracing::warn!(container, pid, "killed: it used memory past the quota's monitor");
-            }
+            self.killed(event);
         }
     }
 }

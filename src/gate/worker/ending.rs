@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::abroad::Charge;
+use super::facts::When;
 use crate::gate::wire::Notice;
 
 /// How often is looked once the container is gone, and how long nothing must be found.
@@ -42,6 +43,9 @@ impl Shared {
     pub(super) fn deserted(&'static self, number: u64) -> io::Result<()> {
         let abroad = &self.auditor.abroad;
         let others = !self.listeners.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        if !others {
+            self.tell_left_out(When::End);
+        }
         let unseen = self.our_pids().is_empty() && !abroad.is_watched() && !self.exports.has_any();
         if others || unseen || abroad.is_unknown() {
             return self.keeper.tell(Notice::Gone { number });

@@ -17,7 +17,7 @@ use super::naming::Name;
 use super::own::Presence;
 use super::serve::{Case, Made, Over};
 use super::trace;
-use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Shown};
+use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Shown, Usage};
 use crate::rm::call::{Alloc, Object};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -119,9 +119,9 @@ impl Case<'_> {
                     asked = true;
                     self.shared.reconcile();
                 }
-                Err(LedgerError::OverQuota { .. }) => {
+                Err(LedgerError::OverQuota { usage, .. }) => {
                     drop(books);
-                    return Err(self.over_quota(Some(layout)));
+                    return Err(self.over_quota(Some(layout), (gpu, bytes), usage));
                 }
                 Err(error) => {
                     drop(books);
@@ -315,7 +315,9 @@ impl Case<'_> {
         }
         if over {
             self.unmake(object.client, object.parent, handle);
-            return Err(self.over_quota(Some(head)));
+            let usage = self.books().ledger.usage(gpu);
+            let usage = usage.unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
+            return Err(self.over_quota(Some(head), (gpu, given_bytes), usage));
         }
         Ok(Some(Made { client: object.client, parent: object.parent, handle }))
     }

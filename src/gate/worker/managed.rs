@@ -22,7 +22,7 @@ use super::ranges::{PAGE_BYTES, Ranges};
 use super::serve::{Case, Over};
 use crate::gate::policy::{self, Passed, Verdict};
 use crate::gate::settings::{Managed, NodeKind};
-use crate::ledger::{Client, Entry, Handle, Hold, Process};
+use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Process};
 use crate::rm::uvm::Range;
 
 impl Case<'_> {
@@ -96,9 +96,14 @@ impl Case<'_> {
             return refused;
         }
         let mut reservations = Vec::new();
+        let mut over = None;
         for gpu in 0..gpus {
             match books.ledger.reserve(gpu, bytes) {
                 Ok(reservation) => reservations.push(reservation),
+                Err(LedgerError::OverQuota { usage, .. }) => {
+                    over = Some((gpu, usage));
+                    break;
+                }
                 Err(_) => break,
             }
         }
@@ -106,6 +111,10 @@ impl Case<'_> {
         let enough = reservations.len() == gpus && books.announce(space, base, bytes);
         reservations.into_iter().for_each(|reservation| books.ledger.cancel(reservation));
         if !enough {
+            drop(books);
+            if let Some((gpu, usage)) = over {
+                self.tell_over_quota((gpu, bytes), usage);
+            }
             self.counted = Count::OverQuota;
             return refused;
         }

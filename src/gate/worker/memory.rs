@@ -26,6 +26,8 @@ const ACTIVE: usize = 0;
 const HANDLES: usize = 8;
 const HOLDS: usize = 16;
 const FILES: usize = 24;
+/// Zero in what workers before this one wrote, who told of none.
+const LEFT_OUT: usize = 32;
 const COUNTERS: usize = 64;
 
 const NOTICE_BYTES: usize = size_of::<seccomp_notif>();
@@ -73,6 +75,15 @@ pub(super) enum Count {
     OverQuota = 2,
     Refused = 3,
     Killed = 4,
+}
+
+/// What was left out of the events, to be told with the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LeftOut {
+    /// Allocations over the quota.
+    Refusals = 0,
+    /// Processes that were ended.
+    Kills = 1,
 }
 
 /// The mapped memory.
@@ -159,6 +170,25 @@ impl Memory {
 
     pub(super) fn count(&self, count: Count) {
         self.long(COUNTERS + 8 * count as usize).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One more was left out.
+    pub(super) fn leave_out(&self, what: LeftOut) {
+        self.left_out(what).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether any was.
+    pub(super) fn has_left_out(&self, what: LeftOut) -> bool {
+        self.left_out(what).load(Ordering::Relaxed) > 0
+    }
+
+    /// How many were left out; they are about to be told.
+    pub(super) fn take_left_out(&self, what: LeftOut) -> u64 {
+        self.left_out(what).swap(0, Ordering::Relaxed)
+    }
+
+    fn left_out(&self, what: LeftOut) -> &AtomicU64 {
+        self.long(LEFT_OUT + 8 * what as usize)
     }
 
     pub(super) fn calls(&self) -> Calls {

@@ -23,6 +23,7 @@ mod escape;
 mod execute;
 mod export;
 mod exported;
+mod facts;
 mod groups;
 mod heap;
 mod heritage;
@@ -82,6 +83,7 @@ use self::books::Books;
 use self::calm::Calm;
 use self::desk::Desk;
 use self::exported::Exports;
+use self::facts::Facts;
 use self::heritage::Heritage;
 use self::initialize::Initializing;
 use self::keeper::{Heard, Keeper};
@@ -141,6 +143,7 @@ pub(in crate::gate) struct Shared {
     numbers: numbers::Asked,
     siblings: Siblings,
     calm: Calm,
+    facts: Facts,
     auditor: Auditor,
     lead: Lead,
     keeper: Keeper,
@@ -166,7 +169,7 @@ pub fn main() -> io::Result<()> {
     inherited::close_the_rest();
     let settings = Settings::read(&File::from(settings)).map_err(io::Error::other)?;
     let (keeper, journal) = (Keeper::new(keeper), File::from(journal));
-    crate::log::init(&settings.log);
+    crate::log::init_of(&settings.log, &settings.id);
     listener::check_sizes()?;
     privilege::drop_all()?;
     // For the process's life: threads that hang in the driver outlive any scope.
@@ -206,6 +209,7 @@ impl Shared {
         let targets = Targets::new(settings.spares_host)?;
         Ok(Shared {
             books: Mutex::new(books),
+            facts: Facts::new(&settings),
             settings,
             release,
             uuids,

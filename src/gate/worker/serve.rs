@@ -18,6 +18,7 @@ use super::books::Books;
 use super::desk::{Copy, Desk};
 use super::device::Device;
 use super::escape::Asked;
+use super::facts::Refused;
 use super::listener::{CallerGone, Listener, Reply};
 use super::memory::{Count, Slot};
 use super::stash::Kept;
@@ -27,6 +28,7 @@ use crate::gate::policy::Pass;
 use crate::gate::settings::NodeKind;
 use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
+use crate::ledger::Usage;
 use crate::rm::{self, Answer, Command, Layout, Refusal, control, refuse};
 
 /// Copies that go back at most: the struct, its parameters, and what those point at.
@@ -426,11 +428,24 @@ impl<'a> Case<'a> {
         Reply::Done
     }
 
-    /// Refused, for the quota.
-    pub(super) fn over_quota(&mut self, layout: Option<&Layout>) -> Over {
+    /// Refused, for the quota: so many bytes of the container's GPU of that place in its order, when
+    /// that was in use.
+    pub(super) fn over_quota(
+        &mut self,
+        layout: Option<&Layout>,
+        (gpu, asked_bytes): (usize, u64),
+        usage: Usage,
+    ) -> Over {
+        self.tell_over_quota((gpu, asked_bytes), usage);
         let reply = self.answer(refuse::OVER_QUOTA, layout);
         self.counted = Count::OverQuota;
         reply
+    }
+
+    /// The event of that.
+    pub(super) fn tell_over_quota(&self, (gpu, asked_bytes): (usize, u64), usage: Usage) {
+        let process = self.target.as_ref().map(|target| target.process);
+        self.shared.refused_allocation(Refused { process, gpu, asked_bytes, usage });
     }
 
     /// Refused, as the driver would.

@@ -218,6 +218,13 @@ impl Actor<'_> {
                 });
                 self.say(&format!("{how} {name}"), done);
             }
+            // Asks so often for what isn't given.
+            ["refused", count, size] => {
+                let (rm, size) = (self.rm()?, size_bytes(size)?);
+                let count: u32 = count.parse()?;
+                let refused = (0..count).filter(|_| rm.alloc(size).is_err()).count();
+                self.say("refused", Ok(format!("times={refused}")));
+            }
             // A surface of semaphores in that memory, as Vulkan makes one.
             ["semaphores", memory] => {
                 let memory_handle = self.objects(&[memory])?[0];

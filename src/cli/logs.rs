@@ -1,0 +1,182 @@
+//! `cgpu logs`: the lines of cgpu's log that are about one container.
+//!
+//! Of a log that is a file they are read there; of journald's, `journalctl` prints them. Where no log
+//! is kept, the container's events are shown, which say the same.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::events::{self, until_nobody_reads};
+use crate::admission::Host;
+use crate::events::{Event, Filter, Kind, Names, plain};
+use crate::log::{self, Sink};
+
+/// Most bytes of a line that are looked at.
+const MOST_LINE_BYTES: u64 = 64 << 10;
+
+/// Prints the lines about the container that `word` means, which may be gone.
+///
+/// # Errors
+///
+/// Where the log can't be read, or has nothing of it.
+pub fn run(host: &Host, word: &str, out: &mut dyn Write) -> Result<()> {
+    let registered = events::registered(host, Some(word))?;
+    let registered = registered.as_deref();
+    until_nobody_reads(match Sink::of(&host.config.log) {
+        Sink::File(path) => from_file(path, word, registered, out),
+        Sink::Journald => from_journald(host, word, registered),
+        Sink::None | Sink::Stderr => from_events(host, word, registered, out),
+    })
+}
+
+fn from_file(path: &Path, word: &str, registered: Option<&str>, out: &mut dyn Write) -> Result<()> {
+    let open = || {
+        let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok::<_, anyhow::Error>(BufReader::new(file))
+    };
+    // As they stand in the log.
+    let (word, registered) = (log::escaped(word), registered.map(log::escaped));
+    let mut about = Vec::new();
+    each_line(&mut open()?, |line| {
+        about.extend(subject(line));
+        Ok(())
+    })?;
+    let mut filter = Filter::new(Some(&word), registered.as_deref(), &about);
+    if !about.iter().any(|event| filter.takes(event)) {
+        bail!("{} has no line about a container {word:?}; see `cgpu events`", path.display());
+    }
+    each_line(&mut open()?, |line| match subject(line) {
+        Some(event) if filter.takes(&event) => writeln!(out, "{}", plain(line, usize::MAX)),
+        _ => Ok(()),
+    })?;
+    Ok(out.flush()?)
+}
+
+/// Calls `each` with every line of a log.
+fn each_line(
+    log: &mut impl BufRead,
+    mut each: impl FnMut(&str) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    loop {
+        bytes.clear();
+        if io::Read::take(&mut *log, MOST_LINE_BYTES).read_until(b'\n', &mut bytes)? == 0 {
+            return Ok(());
+        }
+        each(String::from_utf8_lossy(&bytes).trim_end())?;
+    }
+}
+
+/// Whom a line is about, as an event of nothing else: its id and its name, escaped as they stand
+/// there.
+fn subject(line: &str) -> Option<Event> {
+    let mut event = Event::new(Kind::Unknown);
+    event.id = value(line, "id")?.to_owned();
+    event.name = value(line, "name").map(str::to_owned);
+    if let Some(former) = value(line, "former_id") {
+        event.kind = Kind::Named;
+        event.former_id = Some(former.to_owned());
+    }
+    Some(event)
+}
+
+/// The text of a field. Fields stand behind the message, which may quote anything; a quote in a text
+/// is escaped.
+fn value<'a>(line: &'a str, field: &str) -> Option<&'a str> {
+    let (_, after) = line.rsplit_once(&format!(" {field}=\""))?;
+    let mut is_escaped = false;
+    let end = after.find(|c| {
+        let is_end = c == '"' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        is_end
+    })?;
+    after.get(..end)
+}
+
+fn from_journald(host: &Host, word: &str, registered: Option<&str>) -> Result<()> {
+    let (_, all) = events::read(host)?;
+    let filter = Filter::new(Some(word), registered, &all);
+    // After a boot there may be lines where no event is kept any more.
+    let mut matches: Vec<String> = filter.ids().map(|id| format!("CGPU_ID={id}")).collect();
+    if matches.is_empty() {
+        matches = vec![format!("CGPU_ID={word}"), "+".into(), format!("CGPU_NAME={word}")];
+    }
+    let mut command = Command::new("journalctl");
+    command.args(["--no-pager", "--output=short-iso", "SYSLOG_IDENTIFIER=cgpu"]);
+    let status = command.args(matches).stdin(Stdio::null()).status();
+    let status = status.context("the log is journald's, and journalctl can't be run")?;
+    if !status.success() {
+        bail!("journalctl failed: {status}");
+    }
+    Ok(())
+}
+
+fn from_events(
+    host: &Host,
+    word: &str,
+    registered: Option<&str>,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let (_, all) = events::read(host)?;
+    let mut filter = Filter::new(Some(word), registered, &all);
+    if !filter.has_any() {
+        bail!(events::unknown(word));
+    }
+    let mut names = Names::default();
+    for event in all {
+        let name = names.of(&event);
+        if filter.takes(&event) {
+            writeln!(out, "{}", events::line(&event, name.as_deref()))?;
+        }
+    }
+    Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "\
+2026-11-25T10:00:00Z  INFO registered id=\"3f2a\" root=\"/run/runc\" gpus=GPU 0 1 MiB name=\"web\"
+2026-11-25T10:00:00Z  INFO registered id=\"4b00\" root=\"/run/runc\" name=\"db\"
+2026-11-25T10:00:01Z  INFO refused: says id=\"3f2a\" pid=7 id=\"4b00\"
+2026-11-25T10:00:02Z  INFO refused: control 7 pid=7 id=\"3f2a\"
+2026-11-25T10:00:03Z  WARN nobody's line
+2026-11-25T10:00:04Z  INFO released id=\"a\\\"b\"
+";
+
+    fn shown(word: &str) -> Result<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cgpu.log");
+        std::fs::write(&path, LOG).unwrap();
+        let mut out = Vec::new();
+        from_file(&path, word, None, &mut out)?;
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn the_lines_of_a_container_are_those_with_its_id_whatever_a_message_quotes() {
+        let web = shown("web").unwrap();
+        assert_eq!(web, shown("3f").unwrap());
+        let lines: Vec<&str> = LOG.lines().collect();
+        assert_eq!(web.lines().collect::<Vec<_>>(), [lines[0], lines[3]]);
+        assert_eq!(shown("4b00").unwrap().lines().count(), 2);
+        assert_eq!(shown("a\"b").unwrap().lines().collect::<Vec<_>>(), [lines[5]]);
+        let error = shown("nobody").unwrap_err().to_string();
+        assert!(error.contains("has no line about a container \"nobody\""), "{error}");
+    }
+
+    #[test]
+    fn a_line_that_would_move_a_cursor_is_made_plain() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cgpu.log");
+        std::fs::write(&path, b"a \x1b[2J\xff id=\"1\"\n").unwrap();
+        let mut out = Vec::new();
+        from_file(&path, "1", None, &mut out).unwrap();
+        assert!(out.iter().all(|byte| *byte != 0x1b), "{out:?}");
+    }
+}

@@ -1,0 +1,529 @@
+//! One event: its fields, its line of JSON, its sentence. Pure.
+//!
+//! What a container chose (its name, its program's name) is made plain and short before it is kept,
+//! and a line never has more than [`MOST_LINE_BYTES`] bytes.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::Plan;
+use crate::units::bytes_to_mib;
+
+/// Most bytes of an event's line, its end included: less than `PIPE_BUF`.
+pub const MOST_LINE_BYTES: usize = 4000;
+
+/// Most characters of a text that is kept, but for a reason.
+const MOST_TEXT: usize = 256;
+
+/// Most characters of a reason.
+const MOST_REASON: usize = 1200;
+
+/// It took memory that the monitor didn't give.
+const PAST_THE_MONITOR: &str = "killed: it used memory past the quota's monitor";
+
+/// It is a process outside the container.
+const OPENED_INSIDE: &str =
+    "killed: it has a descriptor of the driver's that was opened in the container";
+
+/// Nobody told that worker to end.
+const WORKER_GONE: &str = "the worker is gone; another takes its place";
+
+/// Sentences of events that are warnings in the log.
+pub const WARNINGS: [&str; 3] = [PAST_THE_MONITOR, OPENED_INSIDE, WORKER_GONE];
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A container got what it asked for, and is about to be made.
+    Created,
+    /// A container isn't made, for `reason`.
+    Refused,
+    /// A container that was registered as `former_id` is known by its id now.
+    Named,
+    /// The quota on `gpu` is another.
+    Resized,
+    /// The weight or the priority is another.
+    Changed,
+    /// A program asked for more memory than its container's quota leaves.
+    AllocationRefused,
+    /// A process was ended, for `reason`.
+    Killed,
+    /// The worker of the monitor ended, and another takes its place.
+    MonitorReplaced,
+    /// The container is no longer registered.
+    Removed,
+    /// Of a version to come.
+    #[serde(other)]
+    Unknown,
+}
+
+/// What a container has of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// The driver's index.
+    pub index: u32,
+    /// `GPU-` or `MIG-` and a UUID.
+    pub uuid: String,
+    /// The quota; `None` where the GPU is the container's as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_bytes: Option<u64>,
+}
+
+/// A fact. Fields that don't belong to its kind, or aren't known, are absent in JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// When, in microseconds since 1970.
+    pub at_us: u64,
+    /// What.
+    pub kind: Kind,
+    /// The container's id.
+    #[serde(default)]
+    pub id: String,
+    /// What its engine called it then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its runtime's root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<String>,
+    /// The id under which it was registered before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former_id: Option<String>,
+    /// What it has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<Share>,
+    /// Who holds its quotas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// Why that one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<String>,
+    /// How the driver's files come into it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver_files: Option<String>,
+    /// Its short id, where that isn't the beginning of its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub short_id: Option<String>,
+    /// What it asked for and nothing holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_held: Option<String>,
+    /// Index of the GPU that this is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<u32>,
+    /// Its UUID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_uuid: Option<String>,
+    /// The process, by the host's number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// The process, by the container's number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_pid: Option<i32>,
+    /// The process's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+    /// What it asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_bytes: Option<u64>,
+    /// What was in use then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<u64>,
+    /// The quota.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_bytes: Option<u64>,
+    /// The quota before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former_quota_bytes: Option<u64>,
+    /// The compute weight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// The priority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high_priority: Option<bool>,
+    /// How the process ended; absent where it was about to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<String>,
+    /// Why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How many events of this kind and container were not written since the one before.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub left_out: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+/// `text` with nothing in it that moves a cursor or hides something, and at most `most` characters.
+#[must_use]
+pub fn plain(text: &str, most: usize) -> String {
+    let safe = |c: char| if is_safe(c) { c } else { '\u{fffd}' };
+    text.chars().take(most).map(safe).collect()
+}
+
+fn is_safe(c: char) -> bool {
+    matches!(c, '"' | '\'' | '\\') || c.escape_debug().len() == 1
+}
+
+fn text(text: &str) -> String {
+    plain(text, MOST_TEXT)
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes_to_mib(bytes))
+}
+
+/// What is more than whole MiB counts as one.
+fn mib_up(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(crate::units::MIB))
+}
+
+impl Event {
+    /// One of that kind of which nothing else is known yet.
+    #[must_use]
+    pub fn new(kind: Kind) -> Self {
+        Event {
+            at_us: 0,
+            kind,
+            id: String::new(),
+            name: None,
+            root: None,
+            former_id: None,
+            gpus: Vec::new(),
+            backend: None,
+            chosen: None,
+            driver_files: None,
+            short_id: None,
+            not_held: None,
+            gpu: None,
+            gpu_uuid: None,
+            pid: None,
+            container_pid: None,
+            program: None,
+            asked_bytes: None,
+            used_bytes: None,
+            quota_bytes: None,
+            former_quota_bytes: None,
+            weight: None,
+            high_priority: None,
+            status: None,
+            reason: None,
+            left_out: 0,
+        }
+    }
+
+    /// Of that container.
+    #[must_use]
+    pub fn of(mut self, id: &str, name: Option<&str>, root: &str) -> Self {
+        self.id = text(id);
+        self.name = name.map(text);
+        self.root = Some(text(root)).filter(|root| !root.is_empty());
+        self
+    }
+
+    /// It has what `plan` gives.
+    #[must_use]
+    pub fn having(mut self, plan: &Plan) -> Self {
+        let share = |gpu: &crate::plan::PlannedGpu| Share {
+            index: gpu.index,
+            uuid: text(gpu.given_uuid()),
+            quota_bytes: gpu.memory_limit_bytes,
+        };
+        self.gpus = plan.gpus.iter().map(share).collect();
+        self.backend = Some(plan.backend.to_string());
+        self
+    }
+
+    /// For that reason.
+    #[must_use]
+    pub fn because(mut self, reason: &str) -> Self {
+        self.reason = Some(plain(reason, MOST_REASON));
+        self
+    }
+
+    /// By that process: its number on the host, in its container, and its name.
+    #[must_use]
+    pub fn by(mut self, pid: i32, container_pid: Option<i32>, program: Option<&str>) -> Self {
+        self.pid = Some(pid);
+        self.container_pid = container_pid;
+        self.program = program.map(text);
+        self
+    }
+
+    /// A process was killed that took memory past the monitor.
+    #[must_use]
+    pub fn killed_past_the_monitor() -> Self {
+        Event::new(Kind::Killed).because(PAST_THE_MONITOR)
+    }
+
+    /// A process outside the container was killed that has a descriptor of the container's.
+    #[must_use]
+    pub fn killed_outside() -> Self {
+        Event::new(Kind::Killed).because(OPENED_INSIDE)
+    }
+
+    /// A worker ended that nobody told to.
+    #[must_use]
+    pub fn worker_gone() -> Self {
+        Event::new(Kind::MonitorReplaced).because(WORKER_GONE)
+    }
+
+    /// Whether the log has it as a warning: somebody has to find out why.
+    #[must_use]
+    pub fn is_warning(&self) -> bool {
+        self.reason.as_deref().is_some_and(|reason| WARNINGS.contains(&reason))
+    }
+
+    /// Its line, the end of the line included; never more than [`MOST_LINE_BYTES`] bytes. Where it
+    /// would have more, the longest texts are cut.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let mut event = self.clone();
+        loop {
+            let mut line = event.json();
+            if line.len() < MOST_LINE_BYTES {
+                line.push('\n');
+                return line;
+            }
+            event.shrink();
+        }
+    }
+
+    /// It as JSON, in which what isn't safe to print is escaped. All such characters are in strings.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let json = serde_json::to_string(self).unwrap_or_default();
+        if json.chars().all(is_safe) {
+            return json;
+        }
+        let mut escaped = String::with_capacity(json.len());
+        for c in json.chars() {
+            if is_safe(c) {
+                escaped.push(c);
+                continue;
+            }
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(escaped, "\\u{unit:04x}"); // a string takes all
+            }
+        }
+        escaped
+    }
+
+    /// Takes away half of the longest text, or half of the GPUs.
+    fn shrink(&mut self) {
+        self.gpus.truncate(self.gpus.len() / 2);
+        let texts = [
+            Some(&mut self.id),
+            self.name.as_mut(),
+            self.root.as_mut(),
+            self.former_id.as_mut(),
+            self.chosen.as_mut(),
+            self.program.as_mut(),
+            self.reason.as_mut(),
+        ];
+        if let Some(longest) = texts.into_iter().flatten().max_by_key(|text| text.len()) {
+            let half = longest.chars().count() / 2;
+            *longest = longest.chars().take(half).collect();
+        }
+    }
+
+    /// The event in a line of the file; `None` where that holds none. What a full disk tore off is
+    /// left out: a line's last event is the one that counts.
+    #[must_use]
+    pub fn parse(line: &str) -> Option<Self> {
+        // It can't be in a string, where quotes are escaped.
+        let begin = line.rfind("{\"at_us\":")?;
+        serde_json::from_str(line.get(begin..)?).ok()
+    }
+
+    /// What it has, as [`Plan`] prints it.
+    #[must_use]
+    pub fn shares(&self) -> String {
+        let share = |share: &Share| match share.quota_bytes {
+            Some(bytes) => format!("GPU {} {}", share.index, mib(bytes)),
+            None => format!("GPU {} whole", share.index),
+        };
+        match self.gpus.as_slice() {
+            [] => "no GPU".to_owned(),
+            gpus => gpus.iter().map(share).collect::<Vec<_>>().join(", "),
+        }
+    }
+
+    /// What the log says first; fields follow there.
+    #[must_use]
+    pub fn headline(&self) -> String {
+        let reason = || self.reason.clone().unwrap_or_default();
+        match self.kind {
+            Kind::Created => match &self.not_held {
+                Some(asked) => format!("registered; nothing holds its {asked} yet"),
+                None => "registered".to_owned(),
+            },
+            Kind::Removed => self.reason.clone().unwrap_or_else(|| "released".to_owned()),
+            Kind::Refused => format!("create refused: {}", reason()),
+            Kind::Named => "its id is known".to_owned(),
+            Kind::Resized | Kind::Changed => format!("changed: {}", self.change()),
+            Kind::AllocationRefused => format!("out of memory: {}", self.refusal()),
+            Kind::Killed | Kind::MonitorReplaced => reason(),
+            Kind::Unknown => "an event of a newer version".to_owned(),
+        }
+    }
+
+    /// What became of a quota, a weight or a priority.
+    fn change(&self) -> String {
+        let quota = self.quota_bytes.map(|bytes| {
+            let before = self
+                .former_quota_bytes
+                .map_or(String::new(), |bytes| format!(" instead of {}", mib(bytes)));
+            let gpu = self.gpu.unwrap_or_default();
+            format!("the quota on GPU {gpu} is {}{before}", mib(bytes))
+        });
+        let weight = self.weight.map(|weight| format!("the weight is {weight}"));
+        let priority = self.high_priority.map(|high| match high {
+            true => "the priority is high".to_owned(),
+            false => "the priority is normal".to_owned(),
+        });
+        quota.into_iter().chain(weight).chain(priority).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Why an allocation was refused.
+    fn refusal(&self) -> String {
+        let (Some(asked), Some(used), Some(quota)) =
+            (self.asked_bytes, self.used_bytes, self.quota_bytes)
+        else {
+            return "more allocations over the quota were refused".to_owned();
+        };
+        let who = match (&self.program, self.container_pid.or(self.pid)) {
+            (Some(program), Some(pid)) => format!("{program} (process {pid})"),
+            (None, Some(pid)) => format!("process {pid}"),
+            _ => "a process".to_owned(),
+        };
+        let gpu = self.gpu.map_or(String::new(), |gpu| format!(" of GPU {gpu}"));
+        format!(
+            "{who} asked for {}{gpu}; {} of the quota of {} are in use",
+            mib_up(asked),
+            mib_up(used),
+            mib(quota)
+        )
+    }
+
+    /// The event as people read it, without time and container.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let mut sentence = match self.kind {
+            Kind::Created => {
+                let backend = self.backend.as_deref().unwrap_or("unknown");
+                let not_held = self.not_held.as_ref();
+                let more = not_held
+                    .map_or(String::new(), |asked| format!("; nothing holds its {asked} yet"));
+                format!("created: {}, backend {backend}{more}", self.shares())
+            }
+            Kind::Removed => match &self.reason {
+                Some(reason) => format!("removed: {reason}"),
+                None => "removed".to_owned(),
+            },
+            Kind::Killed => {
+                let pid = self.pid.map_or(String::new(), |pid| format!(" (process {pid})"));
+                let program = self.program.as_deref().unwrap_or("a process");
+                format!("{program}{pid} {}", self.headline())
+            }
+            Kind::MonitorReplaced => {
+                let status = self.status.as_ref().map_or(String::new(), |how| format!(" ({how})"));
+                format!("monitor: {}{status}", self.headline())
+            }
+            _ => self.headline(),
+        };
+        if self.left_out > 0 {
+            let _ = write!(sentence, " (and {} more since the line before)", self.left_out);
+        }
+        plain(&sentence, usize::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn refused() -> Event {
+        Event {
+            at_us: 1_700_000_000_000_001,
+            gpu: Some(0),
+            gpu_uuid: Some("GPU-1".into()),
+            asked_bytes: Some((1001 << 20) + 1),
+            used_bytes: Some(300 << 20),
+            quota_bytes: Some(1000 << 20),
+            left_out: 7,
+            ..Event::new(Kind::AllocationRefused).of("3f2a", Some("web"), "/run/runc").by(
+                4711,
+                Some(7),
+                Some("python3"),
+            )
+        }
+    }
+
+    #[test]
+    fn an_event_is_read_as_it_was_written_and_absent_fields_stay_away() {
+        let event = refused();
+        let line = event.line();
+        assert_eq!(Event::parse(&line), Some(event));
+        assert!(line.ends_with("}\n") && line.matches('\n').count() == 1, "{line}");
+        assert!(!line.contains("null") && !line.contains("weight"), "{line}");
+        let removed = Event::new(Kind::Removed).of("a", None, "");
+        assert_eq!(removed.line(), "{\"at_us\":0,\"kind\":\"removed\",\"id\":\"a\"}\n");
+        for kind in ["created", "refused", "allocation_refused", "monitor_replaced"] {
+            let read = Event::parse(&format!("{{\"at_us\":1,\"kind\":\"{kind}\",\"more\":{{}}}}"));
+            assert_ne!(read.unwrap().kind, Kind::Unknown, "{kind}");
+        }
+        assert_eq!(Event::parse("{\"at_us\":1,\"kind\":\"x\"}").unwrap().kind, Kind::Unknown);
+    }
+
+    #[test]
+    fn the_sentence_of_an_allocation_has_all_that_its_user_needs() {
+        assert_eq!(
+            refused().sentence(),
+            "out of memory: python3 (process 7) asked for 1002 MiB of GPU 0; 300 MiB of the quota \
+             of 1000 MiB are in use (and 7 more since the line before)"
+        );
+        let late = Event { left_out: 3, ..Event::new(Kind::AllocationRefused) };
+        assert!(late.sentence().contains("more allocations over the quota were refused (and 3"));
+    }
+
+    #[test]
+    fn a_line_that_a_full_disk_tore_loses_no_other_event() {
+        let line = refused().line();
+        let torn = format!("{}{line}", &line[..line.len() / 2]);
+        assert_eq!(Event::parse(&torn), Some(refused()));
+        assert_eq!(Event::parse(&line[..line.len() / 2]), None);
+        assert_eq!(Event::parse(""), None);
+    }
+
+    #[test]
+    fn what_a_container_chose_moves_no_cursor_in_line_or_sentence() {
+        let evil = "a\u{1b}[2J\u{9b}1m\u{202e}\n{\"at_us\":1";
+        let event = refused().of(evil, Some(evil), evil).by(1, None, Some(evil)).because(evil);
+        for text in [event.line().trim_end().to_owned(), event.sentence()] {
+            assert!(text.chars().all(is_safe), "{text:?}");
+        }
+        // Also of what another wrote into the file.
+        let event = Event { name: Some(evil.into()), ..refused() };
+        assert!(event.json().chars().all(is_safe), "{}", event.json());
+        assert_eq!(Event::parse(&event.line()).unwrap().name.as_deref(), Some(evil));
+        assert_eq!(plain("a\\b\"c' ü", 99), "a\\b\"c' ü");
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_longer_than_it_may_be(text in "\\PC{0,1500}|.{0,1500}", gpus in 0_usize..40) {
+            let share = || Share { index: 7, uuid: text.clone(), quota_bytes: Some(u64::MAX) };
+            let mut event = refused().of(&text, Some(&text), &text).because(&text);
+            event.gpus = (0..gpus).map(|_| share()).collect();
+            event.chosen = Some(text.clone());
+            let line = event.line();
+            prop_assert!(line.len() <= MOST_LINE_BYTES, "{} bytes", line.len());
+            prop_assert_eq!(Event::parse(&line).map(|read| read.at_us), Some(event.at_us));
+        }
+    }
+}
