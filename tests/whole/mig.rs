@@ -110,7 +110,8 @@ fn mig_devices_arrive_with_their_nodes_and_no_others() {
             assert_eq!((listed.len(), &listed[0]["mode"]), (1, &json!("whole")), "{env}");
             let table = host.cgpu(&["ps"]).ok().stdout;
             let mut lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-            let column = lines.next().and_then(|names| names.iter().position(|name| *name == "GPU"));
+            let column =
+                lines.next().and_then(|names| names.iter().position(|name| *name == "GPU"));
             let column = column.unwrap_or_else(|| panic!("no column GPU: {table}"));
             let shown: Vec<_> = lines.map(|cells| cells[column]).collect();
             assert_eq!(shown, *devices, "{env}: {table}");
