@@ -1,15 +1,18 @@
 //! `cgpu setup`: tells an engine of the runtime `cgpu`, or takes it out of its configuration.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::engines::Kind;
 use crate::engines::change::{Aim, Change, Request, plan};
-use crate::engines::write::{has_systemd, restart, restart_command, write};
+use crate::engines::dockerd::{self, Outcome};
+use crate::engines::restart::{Done, Init, next_step, restart, unit};
+use crate::engines::write::write;
+use crate::engines::{Kind, places};
+use crate::report::sentence;
 
 /// Which engine, and what to do.
 #[derive(Debug, Args)]
@@ -21,12 +24,12 @@ pub struct Setup {
     #[arg(long, conflicts_with_all = ["default", "runtime"])]
     pub remove: bool,
     /// Show the difference, and write nothing.
-    #[arg(long, conflicts_with = "restart")]
+    #[arg(long)]
     pub dry_run: bool,
     /// Containers that name no runtime get cgpu.
     #[arg(long)]
     pub default: bool,
-    /// Have the engine read its configuration again, by systemctl; containers run on.
+    /// Have the engine read its configuration again; containers run on.
     #[arg(long)]
     pub restart: bool,
     /// The engine's configuration, where it isn't where it usually is.
@@ -77,7 +80,7 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         true => Aim::Remove,
         false => Aim::Add { program: program(setup)?, default: setup.default },
     };
-    let changes = plan(&Request { kind, root, file, aim })?;
+    let changes = plan(&Request { kind, root, file: file.clone(), aim })?;
     if changes.is_empty() {
         let state = if setup.remove { "doesn't know cgpu" } else { "knows cgpu" };
         writeln!(out, "nothing to do: the configuration of {} {state}", name(setup.engine))?;
@@ -88,7 +91,14 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         }
     }
     if setup.dry_run {
-        return Ok(out.flush()?);
+        return would(setup, kind, out);
+    }
+    if setup.restart && kind == Kind::Docker {
+        let file = file.as_deref().unwrap_or(Path::new(places::main(kind)));
+        // It has a say in the order of the steps.
+        let outcome = dockerd::apply(file, changes.first())?;
+        changes.iter().try_for_each(|change| writeln!(out, "{}", done(change)))?;
+        return reloaded(outcome, out);
     }
     for change in &changes {
         write(change)?;
@@ -122,26 +132,58 @@ fn done(change: &Change) -> String {
     }
 }
 
+/// Says what a restart would do.
+fn would(setup: &Setup, kind: Kind, out: &mut dyn Write) -> Result<()> {
+    if setup.restart {
+        let line = match (kind, Init::here(), unit(kind)) {
+            (_, _, None) => NOTHING.replace("{}", name(setup.engine)),
+            (Kind::Docker, ..) if setup.remove => {
+                "would have docker forget cgpu while containers run on: for a reload the file \
+                 names runc as the default runtime, then it is as shown"
+                    .to_owned()
+            }
+            (Kind::Docker, ..) => "would have docker read it; containers run on".to_owned(),
+            (_, Init::Systemd, Some(unit)) => format!("would run: `systemctl restart {unit}`"),
+            (_, Init::Other, Some(unit)) => {
+                format!("no systemd runs here: {unit} is yours to restart")
+            }
+        };
+        writeln!(out, "{line}")?;
+    }
+    Ok(out.flush()?)
+}
+
+/// Says what became of dockerd.
+fn reloaded(outcome: Outcome, out: &mut dyn Write) -> Result<()> {
+    match outcome {
+        Outcome::InForce => writeln!(out, "done: docker has read it; containers run on")?,
+        Outcome::Silent(silence) => {
+            writeln!(out, "{}", sentence(&silence).trim_start_matches("cgpu: "))?;
+        }
+    }
+    Ok(out.flush()?)
+}
+
+/// Of an engine that has nothing to restart.
+const NOTHING: &str = "{} reads it at its next command: nothing to restart";
+
 /// Has the engine read its files again, or says who is to do that.
 fn again(setup: &Setup, kind: Kind, changed: bool, out: &mut dyn Write) -> Result<()> {
-    let name = name(setup.engine);
-    match restart_command(kind) {
-        None if changed || setup.restart => {
-            writeln!(out, "{name} reads it at its next command: nothing to restart")?;
+    let done = if setup.remove { Done::Removed } else { Done::Added };
+    let init = Init::here();
+    match (next_step(kind, done, init), unit(kind)) {
+        (Some(_), Some(unit)) if setup.restart && init == Init::Systemd => {
+            restart(unit)?;
+            writeln!(out, "done: `systemctl restart {unit}`")?;
         }
-        Some(command) if setup.restart && has_systemd() => {
-            restart(command)?;
-            writeln!(out, "done: `{}`", command.join(" "))?;
+        (Some(step), _) if setup.restart => writeln!(out, "no systemd runs here: {step}")?,
+        (Some(step), _) if changed => writeln!(out, "next: {step}")?,
+        // The files may be in force or not: that is the engine's to know.
+        (Some(step), _) => writeln!(out, "if that isn't in force yet: {step}")?,
+        (None, _) if changed || setup.restart => {
+            writeln!(out, "{}", NOTHING.replace("{}", name(setup.engine)))?;
         }
-        Some(_) if setup.restart => {
-            writeln!(out, "no systemd runs here: restart {name} as you started it")?;
-        }
-        Some(command) if changed => writeln!(
-            out,
-            "next: `{}`, so that {name} reads it; containers run on",
-            command.join(" ")
-        )?,
-        _ => {}
+        (None, _) => {}
     }
     Ok(out.flush()?)
 }

@@ -3,7 +3,8 @@
 //!
 //! `dialect` reads and [`edit`] edits: pure, text in, text out. `places` knows the files of
 //! each engine and `files` how a host's files are read; [`change`] plans the edits of one
-//! engine and [`write`](mod@write) makes them. `cgpu doctor` reads through the same modules.
+//! engine and [`write`](mod@write) makes them. [`restart`] and [`dockerd`] bring them into force.
+//! `cgpu doctor` reads through the same modules.
 //! Must not know what a container is.
 
 pub(crate) mod dialect;
@@ -17,6 +18,10 @@ pub(crate) mod places;
 pub mod change;
 
 pub mod write;
+
+pub mod restart;
+
+pub mod dockerd;
 
 /// Which engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,11 +8,9 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, chown, fchown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use thiserror::Error;
 
-use super::Kind;
 use super::change::Change;
 use crate::replace::{replace, replace_after};
 
@@ -122,30 +120,6 @@ pub enum WriteError {
         /// Why.
         #[source]
         source: io::Error,
-    },
-}
-
-/// Why an engine isn't restarted.
-#[derive(Debug, Error)]
-pub enum RestartError {
-    /// systemctl can't be run.
-    #[error("`{command}` can't be run: {source}; the configuration is written: restart the engine")]
-    Spawn {
-        /// The command.
-        command: String,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// systemctl says no.
-    #[error(
-        "`{command}` failed: {said}; the configuration is written: see what the engine says of it"
-    )]
-    Failed {
-        /// The command.
-        command: String,
-        /// What it said.
-        said: String,
     },
 }
 
@@ -260,42 +234,5 @@ pub fn write(change: &Change) -> Result<(), WriteError> {
         Err(_) if changed => Err(WriteError::Changed { path }),
         Err(source) => Err(file_error(source)),
         Ok(()) => Ok(()),
-    }
-}
-
-/// What an administrator does so that the engine reads its files again; `None` where it reads
-/// them at every start of a container.
-#[must_use]
-pub fn restart_command(kind: Kind) -> Option<[&'static str; 3]> {
-    match kind {
-        // dockerd reads runtimes and the default anew, and leaves its containers alone.
-        Kind::Docker => Some(["systemctl", "reload", "docker"]),
-        Kind::Containerd => Some(["systemctl", "restart", "containerd"]),
-        Kind::Crio => Some(["systemctl", "restart", "crio"]),
-        Kind::Podman => None,
-    }
-}
-
-/// Whether this machine is run by systemd.
-#[must_use]
-pub fn has_systemd() -> bool {
-    Path::new("/run/systemd/system").is_dir()
-}
-
-/// Has the engine read its files again; containers run on.
-///
-/// # Errors
-///
-/// Where systemctl can't be run, or fails.
-pub fn restart(command: [&str; 3]) -> Result<(), RestartError> {
-    let line = command.join(" ");
-    let output = Command::new(command[0]).args(&command[1..]).output();
-    let output = output.map_err(|source| RestartError::Spawn { command: line.clone(), source })?;
-    match output.status.success() {
-        true => Ok(()),
-        false => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-            Err(RestartError::Failed { command: line, said })
-        }
     }
 }

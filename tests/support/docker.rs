@@ -34,6 +34,7 @@ pub struct Builder {
     environment: Vec<(String, String)>,
     live_restore: bool,
     default_runtime: &'static str,
+    daemon_json: Option<Option<String>>,
 }
 
 impl Builder {
@@ -72,10 +73,18 @@ impl Builder {
         self
     }
 
+    /// Has dockerd's file say this and nothing more, or be gone once dockerd has started: what the
+    /// harness needs is said by flags. Then `runc` is the one runtime that dockerd knows by itself.
+    #[must_use]
+    pub fn daemon_json(mut self, text: Option<&str>) -> Self {
+        self.daemon_json = Some(text.map(str::to_owned));
+        self
+    }
+
     /// Starts dockerd, waits until it answers, and loads [`IMAGE`].
     pub fn start(self) -> Docker {
         let scratch = Scratch::new();
-        let config = json!({
+        let mut config = json!({
             "hosts": [format!("unix://{}", scratch.path().join("docker.sock").display())],
             "data-root": scratch.path().join("data"),
             "exec-root": scratch.path().join("exec"),
@@ -87,17 +96,30 @@ impl Builder {
             "iptables": false,
             "bridge": "none",
             "live-restore": self.live_restore,
-            "default-runtime": self.default_runtime,
-            "runtimes": {
-                "crun": {"path": scratch.crun_program()},
-                "cgpu": {"path": self.runtime, "runtimeArgs": self.runtime_args},
-            },
         });
-        scratch.file("daemon.json", config.to_string());
+        let mut flags = Vec::new();
+        let text = match &self.daemon_json {
+            Some(text) => {
+                flags = as_flags(&config);
+                text.clone().unwrap_or_else(|| "{}".to_owned())
+            }
+            None => {
+                config["default-runtime"] = json!(self.default_runtime);
+                config["runtimes"] = json!({
+                    "crun": {"path": scratch.crun_program()},
+                    "cgpu": {"path": self.runtime, "runtimeArgs": self.runtime_args},
+                });
+                config.to_string()
+            }
+        };
+        let file = scratch.file("daemon.json", text);
         let containerd = spawn_containerd(&scratch, &self.environment);
-        let daemon = spawn(&scratch, &self.environment);
-        let docker = Docker { daemon, containerd, scratch, environment: self.environment };
+        let daemon = spawn(&scratch, &self.environment, &flags);
+        let docker = Docker { daemon, containerd, scratch, environment: self.environment, flags };
         docker.wait_until_it_answers();
+        if self.daemon_json == Some(None) {
+            fs::remove_file(file).expect("a file of a scratch can be removed");
+        }
         docker.load(&Image::new(IMAGE));
         docker
     }
@@ -119,6 +141,7 @@ pub struct Docker {
     containerd: Child,
     scratch: Scratch,
     environment: Vec<(String, String)>,
+    flags: Vec<String>,
 }
 
 impl Docker {
@@ -131,6 +154,7 @@ impl Docker {
             environment: Vec::new(),
             live_restore: false,
             default_runtime: "runc",
+            daemon_json: None,
         }
     }
 
@@ -209,7 +233,7 @@ impl Docker {
             Restart::Killed => self.daemon.kill().expect("dockerd is our child and not reaped yet"),
         }
         self.daemon.wait().expect("dockerd is our child");
-        self.daemon = spawn(&self.scratch, &self.environment);
+        self.daemon = spawn(&self.scratch, &self.environment, &self.flags);
         self.wait_until_it_answers();
     }
 
@@ -273,9 +297,27 @@ fn spawn_containerd(scratch: &Scratch, environment: &[(String, String)]) -> Chil
     spawn_logged(scratch, environment, scratch.command("containerd").arg("--config").arg(file))
 }
 
-fn spawn(scratch: &Scratch, environment: &[(String, String)]) -> Child {
+fn spawn(scratch: &Scratch, environment: &[(String, String)], flags: &[String]) -> Child {
     let file = scratch.path().join("daemon.json");
-    spawn_logged(scratch, environment, scratch.command("dockerd").arg("--config-file").arg(file))
+    let mut command = scratch.command("dockerd");
+    spawn_logged(scratch, environment, command.arg("--config-file").arg(file).args(flags))
+}
+
+/// The keys of a configuration as dockerd's flags, which are lists by their singular.
+fn as_flags(config: &serde_json::Value) -> Vec<String> {
+    let plural = |key: &str| matches!(key, "hosts" | "exec-opts");
+    let keys = config.as_object().expect("a configuration is an object").iter();
+    // It has no flag, and its file is harmless.
+    let keys = keys.filter(|(key, _)| *key != "deprecated-key-path");
+    let flag = |(key, value): (&String, &serde_json::Value)| match (value, plural(key)) {
+        (value, true) => {
+            let name = key.trim_end_matches('s');
+            format!("--{name}={}", value[0].as_str().expect("it is a list of texts"))
+        }
+        (serde_json::Value::String(text), false) => format!("--{key}={text}"),
+        (value, false) => format!("--{key}={value}"),
+    };
+    keys.map(flag).collect()
 }
 
 fn spawn_logged(

@@ -4,7 +4,7 @@ use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::{Map, Value};
 
-use super::{EditError, NAME, Said, Wish, is_known, is_ours, with_line_ends_of};
+use super::{EditError, InForce, NAME, Said, Wish, is_known, is_ours, with_line_ends_of};
 
 /// The key of the runtimes.
 const RUNTIMES: &str = "runtimes";
@@ -69,6 +69,39 @@ pub(super) fn read(text: &str) -> Result<Said, EditError> {
 
 pub(super) fn is_bare(text: &str) -> bool {
     object(text).is_ok_and(|object| object.is_empty())
+}
+
+pub(super) fn hosts(text: &str) -> Result<Vec<String>, EditError> {
+    let object = object(text)?;
+    let hosts = object.get("hosts").and_then(Value::as_array).into_iter().flatten();
+    Ok(hosts.filter_map(Value::as_str).map(str::to_owned).collect())
+}
+
+/// A reload changes only what the text names: see [`super::spelled_out`].
+pub(super) fn spelled_out(text: &str, in_force: &InForce) -> Result<Option<String>, EditError> {
+    let said = object(text)?;
+    let listed = runtimes(&said)?;
+    let knows = |name: &String| {
+        name == "runc"
+            || name.starts_with("io.containerd.")
+            || listed.is_none_or(|runtimes| runtimes.contains_key(name))
+    };
+    let ours = super::is_ours_by_default(&in_force.default);
+    let default = !said.contains_key(DEFAULT) && (ours || !knows(&in_force.default));
+    let list = listed.is_none() && in_force.runtimes.iter().any(|name| name == NAME);
+    if !default && !list {
+        return Ok(None);
+    }
+    let parsed = if text.trim().is_empty() { "{}\n" } else { text };
+    let root = CstRootNode::parse(parsed, &STRICT).map_err(syntax)?;
+    let object = root.object_value().ok_or_else(|| no_table("its top"))?;
+    if list {
+        object.append(RUNTIMES, CstInputValue::Object(Vec::new()));
+    }
+    if default {
+        set(&object, DEFAULT, "runc");
+    }
+    Ok(Some(root.to_string()))
 }
 
 pub(super) fn edit(text: &str, wish: Wish<'_>) -> Result<String, EditError> {

@@ -163,6 +163,58 @@ pub fn edit(format: Format, text: &str, wish: Wish<'_>) -> Result<String, EditEr
     }
 }
 
+/// What a running dockerd has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InForce {
+    /// Its default runtime.
+    pub default: String,
+    /// The names of its runtimes.
+    pub runtimes: Vec<String>,
+}
+
+/// The text that dockerd has to read once before `text`, where `text` alone would not have it
+/// forget our runtime, or would have it panic; `None` where `text` will do.
+///
+/// # Errors
+///
+/// Where it isn't understood.
+pub fn spelled_out(text: &str, in_force: &InForce) -> Result<Option<String>, EditError> {
+    json::spelled_out(text, in_force)
+}
+
+/// Whether dockerd has of our runtime what `text` says.
+///
+/// # Errors
+///
+/// Where it isn't understood.
+pub fn is_in_force(text: &str, in_force: &InForce) -> Result<bool, EditError> {
+    let said = json::read(text)?;
+    let runtime = in_force.runtimes.iter().any(|name| name == NAME);
+    let default = match &said.default {
+        Some(default) => *default == in_force.default,
+        None => !is_ours_by_default(&in_force.default),
+    };
+    Ok(runtime == said.runtime && default)
+}
+
+/// Whether neither dockerd nor `text` has our runtime.
+///
+/// # Errors
+///
+/// Where it isn't understood.
+pub fn has_forgotten(text: &str, in_force: &InForce) -> Result<bool, EditError> {
+    Ok(!json::read(text)?.runtime && is_in_force(text, in_force)?)
+}
+
+/// Where dockerd listens, by its file.
+///
+/// # Errors
+///
+/// Where it isn't understood.
+pub fn docker_hosts(text: &str) -> Result<Vec<String>, EditError> {
+    json::hosts(text)
+}
+
 /// Whether a text says nothing: it has no key but containerd's version.
 #[must_use]
 pub fn is_bare(format: Format, text: &str) -> bool {

@@ -85,6 +85,48 @@ fn docker_gets_the_runtime_in_the_style_of_its_file() {
 }
 
 #[test]
+fn docker_is_told_what_a_reload_would_not_have_it_forget() {
+    let in_force = |default: &str, runtimes: &[&str]| InForce {
+        default: default.into(),
+        runtimes: runtimes.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    let nvidia = r#"{"runtimes":{"nvidia":{"path":"/x"}}}"#;
+    let ours = in_force("cgpu", &["runc", "nvidia", "cgpu"]);
+    for (text, in_force, told) in [
+        (nvidia, &ours, Some(r#"{"runtimes":{"nvidia":{"path":"/x"}},"default-runtime":"runc"}"#)),
+        ("", &ours, Some(r#"{"runtimes":{},"default-runtime":"runc"}"#)),
+        (
+            "{\"debug\":true}",
+            &ours,
+            Some(r#"{"debug":true,"runtimes":{},"default-runtime":"runc"}"#),
+        ),
+        (r#"{"runtimes":{},"default-runtime":"runc"}"#, &ours, None),
+        // Another default that is gone has dockerd panic as well.
+        (
+            r#"{"runtimes":{}}"#,
+            &in_force("nvidia", &["nvidia"]),
+            Some(r#"{"runtimes":{},"default-runtime":"runc"}"#),
+        ),
+        // It may come by a flag, which the file must not name too.
+        (nvidia, &in_force("nvidia", &["runc", "nvidia"]), None),
+        ("{}", &in_force("nvidia", &["runc", "nvidia"]), None),
+        ("", &in_force("runc", &["runc", "cgpu"]), Some(r#"{"runtimes":{}}"#)),
+        ("", &in_force("io.containerd.runc.v2", &["runc"]), None),
+    ] {
+        let spelled = spelled_out(text, in_force).unwrap();
+        let plain = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(spelled.as_deref().map(plain), told.map(plain), "{text}");
+    }
+    let has = |text: &str, in_force: &InForce| is_in_force(text, in_force).unwrap();
+    assert!(!has(nvidia, &ours));
+    assert!(has(nvidia, &in_force("runc", &["runc", "nvidia"])));
+    assert!(has_forgotten(nvidia, &in_force("runc", &["runc", "nvidia"])).unwrap());
+    let with = add(Format::Docker, "{}", DEFAULT);
+    assert!(has(&with, &ours) && !has(&with, &in_force("runc", &["runc", "cgpu"])));
+    assert!(!has_forgotten(&with, &ours).unwrap());
+}
+
+#[test]
 fn docker_keeps_arguments_and_gets_a_new_path() {
     let old = r#"{"runtimes":{"cgpu":{"path":"/opt/cgpu-runtime","runtimeArgs":["--x"]}}}"#;
     let new = add(Format::Docker, old, ADD);
