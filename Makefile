@@ -110,11 +110,13 @@ install: build pages ## install into DESTDIR/PREFIX
 	packaging/stage $(RELEASE) $(PAGES) "$(DESTDIR)" $(PREFIX) $(ETC)
 
 uninstall: ## remove what install installed, but for the configuration
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-runtime cgpu-hook cgpu-monitor)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-smi cgpu-runtime cgpu-hook cgpu-monitor)
 	rm -rf $(DESTDIR)$(PREFIX)/share/cgpu $(DESTDIR)$(PREFIX)/share/doc/cgpu
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man8/cgpu.8 $(DESTDIR)$(PREFIX)/share/man/man8/cgpu-*.8
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions/cgpu \
-		zsh/vendor-completions/_cgpu fish/vendor_completions.d/cgpu.fish)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,$(foreach program,cgpu cgpu-smi,\
+		bash-completion/completions/$(program) zsh/vendor-completions/_$(program) \
+		fish/vendor_completions.d/$(program).fish))
+	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/cgpu-view.service
 	test -n "$(DESTDIR)" || ! mountpoint -q /run/cgpu/driver || umount -R /run/cgpu/driver
 
 packages: build pages ## make a .deb, an .rpm and a tarball, in target/packages

@@ -67,7 +67,7 @@ while IFS= read -r file; do
     if [ "$verb" = --purge ] || ! is_configuration "$file"; then rm -f "$DESTDIR/$file"; fi
 done < "$manifest"
 rm -f "$manifest"
-for dir in usr/share/cgpu/hooks usr/share/cgpu usr/share/doc/cgpu; do
+for dir in usr/share/cgpu/hooks usr/share/cgpu usr/share/doc/cgpu/docs usr/share/doc/cgpu/hooks usr/share/doc/cgpu; do
     rmdir "$DESTDIR/$dir" 2>/dev/null || true # somebody's own files may lie there
 done
 script postrm remove

@@ -1,6 +1,6 @@
 //! `cgpu-pages DIR`: writes man pages and completions below DIR, laid out as packages have them.
 //!
-//! `cgpu` and `cgpu-hook` come from the definitions that they parse their command lines by, so a
+//! `cgpu`, `cgpu-smi` and `cgpu-hook` come from the definitions that they parse their command lines by, so a
 //! page can't be behind its program. `cgpu-runtime` has the real runtime's command line and
 //! `cgpu-monitor` none; what little there is to say of them stands here.
 
@@ -23,11 +23,11 @@ struct Pages {
     dir: PathBuf,
 }
 
-/// Where each shell's completions of packages are.
-const COMPLETIONS: [(Shell, &str); 3] = [
-    (Shell::Bash, "share/bash-completion/completions/cgpu"),
-    (Shell::Zsh, "share/zsh/vendor-completions/_cgpu"),
-    (Shell::Fish, "share/fish/vendor_completions.d/cgpu.fish"),
+/// Where each shell's completions of packages are, and what stands around a program's name.
+const COMPLETIONS: [(Shell, &str, &str, &str); 3] = [
+    (Shell::Bash, "share/bash-completion/completions/", "", ""),
+    (Shell::Zsh, "share/zsh/vendor-completions/", "_", ""),
+    (Shell::Fish, "share/fish/vendor_completions.d/", "", ".fish"),
 ];
 
 fn runtime() -> Command {
@@ -82,17 +82,20 @@ fn write_pages(command: &Command, dir: &Path) -> Result<()> {
 }
 
 fn write(dir: &Path) -> Result<()> {
-    let mut cgpu = Cli::command();
-    for (shell, path) in COMPLETIONS {
-        let file = dir.join(path);
-        make_parent(&file)?;
-        let mut text = Vec::new();
-        generate(shell, &mut cgpu, "cgpu", &mut text);
-        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    for mut command in [Cli::command(), cgpu_smi::Args::command()] {
+        let name = command.get_name().to_owned();
+        for (shell, path, before, after) in COMPLETIONS {
+            let file = dir.join(path).join(format!("{before}{name}{after}"));
+            make_parent(&file)?;
+            let mut text = Vec::new();
+            generate(shell, &mut command, &*name, &mut text);
+            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        }
     }
     let pages = dir.join("share/man/man8");
     fs::create_dir_all(&pages).with_context(|| format!("cannot make {}", pages.display()))?;
-    for mut command in [Cli::command(), Hook::command(), runtime(), monitor()] {
+    let all = [Cli::command(), cgpu_smi::Args::command(), Hook::command(), runtime(), monitor()];
+    for mut command in all {
         command = command.disable_help_subcommand(true);
         command.build();
         write_pages(&command, &pages)?;
