@@ -304,6 +304,18 @@ fn containerd_makes_every_pod_by_default_and_forgets_us() {
     refused.fails();
 }
 
+#[test]
+fn a_containerd_that_serves_no_kubernetes_is_told_of() {
+    let scratch = Scratch::new();
+    let words = "has cri in disabled_plugins";
+    let file = scratch.file("containerd.toml", "version = 2\ndisabled_plugins = [\"cri\"]\n");
+    assert!(setup_file("containerd", &file, &["--dry-run"]).ok().stdout.contains(words));
+    assert!(setup_file("containerd", &file, &[]).ok().stdout.contains(words));
+    assert!(!setup_file("containerd", &file, &["--remove"]).ok().stdout.contains(words));
+    fs::write(&file, "version = 2\n").unwrap();
+    assert!(!setup_file("containerd", &file, &[]).ok().stdout.contains(words));
+}
+
 /// What containerd says its configuration comes to.
 fn dump(containerd: &Path, file: &Path) -> toml::Table {
     let mut command = Command::new(containerd);

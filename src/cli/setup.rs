@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 
 use super::table::printable;
 use crate::engines::change::{Aim, Change, Request, plan};
+use crate::engines::dialect::disables_cri;
 use crate::engines::dockerd::{self, Outcome};
 use crate::engines::restart::{Done, Init, next_step, restart, unit};
 use crate::engines::write::write;
@@ -90,6 +91,13 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
             writeln!(out, "{}", printable(line))?;
         }
     }
+    if kind == Kind::Containerd && !setup.remove && is_without_cri(&setup.root, file.as_deref()) {
+        writeln!(
+            out,
+            "this containerd serves no Kubernetes: its configuration has cri in disabled_plugins; \
+             take it out there for pods, or leave it for docker, ctr and nerdctl"
+        )?;
+    }
     if setup.dry_run {
         return would(setup, kind, out);
     }
@@ -106,6 +114,13 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     }
     out.flush()?;
     again(setup, kind, !changes.is_empty(), out)
+}
+
+/// Whether containerd's main file switches off the part for Kubernetes.
+fn is_without_cri(root: &Path, file: Option<&Path>) -> bool {
+    let main = || root.join(places::main(Kind::Containerd).trim_start_matches('/'));
+    let file = file.map_or_else(main, Path::to_owned);
+    std::fs::read_to_string(file).is_ok_and(|text| disables_cri(&text))
 }
 
 /// Our runtime, as the host names it.

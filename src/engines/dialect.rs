@@ -95,6 +95,15 @@ fn said_version(table: &Table) -> Option<i64> {
     table.get("version")?.as_integer()
 }
 
+/// Whether a file of containerd's switches off the part by which Kubernetes uses it, as the one that
+/// Docker's packages bring does. By any of the names that the part has had (`plugin.go`, `Disabled`).
+pub(crate) fn disables_cri(text: &str) -> bool {
+    let disabled = toml(text).ok().and_then(|table| table.get("disabled_plugins").cloned());
+    let disabled = disabled.as_ref().and_then(Value::as_array);
+    let names = ["cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
+    disabled.into_iter().flatten().filter_map(Value::as_str).any(|name| names.contains(&name))
+}
+
 /// What a runtime that pods get calls runc's shim.
 const RUNC_SHIM: &str = "io.containerd.runc.";
 
@@ -301,6 +310,19 @@ mod tests {
             ours("default", None)
         );
         assert_eq!(podman("[engine]\nruntimes = 3\n"), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_file_may_switch_the_part_for_kubernetes_off() {
+        assert!(disables_cri("disabled_plugins = [\"cri\"]\n"));
+        assert!(disables_cri(
+            "version = 3\ndisabled_plugins = ['x', 'io.containerd.cri.v1.runtime']"
+        ));
+        for text in
+            ["", "disabled_plugins = []", "disabled_plugins = ['zfs']", "disabled_plugins ="]
+        {
+            assert!(!disables_cri(text), "{text}");
+        }
     }
 
     #[test]
