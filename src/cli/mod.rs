@@ -9,12 +9,14 @@ pub mod gpus;
 pub mod hook;
 pub mod inspect;
 pub mod logs;
+mod metrics;
 pub mod ps;
 pub mod set;
 pub mod setup;
 pub mod table;
 pub mod upgrade_monitors;
 
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -78,6 +80,12 @@ pub enum Verb {
     Logs {
         /// Its name, its id, or the beginning of that; it may be gone.
         container: String,
+    },
+    /// Serve what GPUs and containers use, for Prometheus: `cgpu-metrics`.
+    Metrics {
+        /// Its arguments; `cgpu-metrics --help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
     },
     /// Take back what containers held that are gone.
     Gc,
@@ -151,6 +159,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
         Verb::Get(get) => get::run(&host()?, &get, out)?,
         Verb::Events(events) => events::run(&host()?, &events, out)?,
         Verb::Logs { container } => logs::run(&host()?, &container, out)?,
+        Verb::Metrics { arguments } => metrics::run(&host()?, &arguments)?,
         Verb::Gc => gc::run(&host()?, out)?,
         Verb::UpgradeMonitors => upgrade_monitors::run(&host()?, out)?,
     }

@@ -27,6 +27,7 @@ mod kills;
 mod lifecycle;
 mod looks;
 mod lost;
+mod metrics;
 mod numbers;
 mod others;
 mod privilege;

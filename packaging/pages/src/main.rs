@@ -82,7 +82,7 @@ fn write_pages(command: &Command, dir: &Path) -> Result<()> {
 }
 
 fn write(dir: &Path) -> Result<()> {
-    for mut command in [Cli::command(), cgpu_smi::Args::command()] {
+    for mut command in [Cli::command(), cgpu_smi::Args::command(), cgpu_metrics::Args::command()] {
         let name = command.get_name().to_owned();
         for (shell, path, before, after) in COMPLETIONS {
             let file = dir.join(path).join(format!("{before}{name}{after}"));
@@ -94,8 +94,8 @@ fn write(dir: &Path) -> Result<()> {
     }
     let pages = dir.join("share/man/man8");
     fs::create_dir_all(&pages).with_context(|| format!("cannot make {}", pages.display()))?;
-    let all = [Cli::command(), cgpu_smi::Args::command(), Hook::command(), runtime(), monitor()];
-    for mut command in all {
+    let own = [Cli::command(), cgpu_smi::Args::command(), cgpu_metrics::Args::command()];
+    for mut command in own.into_iter().chain([Hook::command(), runtime(), monitor()]) {
         command = command.disable_help_subcommand(true);
         command.build();
         write_pages(&command, &pages)?;

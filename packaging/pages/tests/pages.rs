@@ -42,7 +42,10 @@ fn every_command_and_program_has_a_page_that_renders() {
     let man = dir.path().join("share/man/man8");
     let mut wanted = names("cgpu", &Cli::command());
     assert!(wanted.len() > 8 && wanted.contains(&"cgpu-cdi-list".to_owned()), "{wanted:?}");
-    wanted.extend(["cgpu-hook", "cgpu-monitor", "cgpu-runtime", "cgpu-smi"].map(str::to_owned));
+    wanted.extend(
+        ["cgpu-hook", "cgpu-monitor", "cgpu-runtime", "cgpu-smi", "cgpu-metrics"]
+            .map(str::to_owned),
+    );
     let found = fs::read_dir(&man).expect("pages are written");
     let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("it can be read").file_name();
     let mut found: Vec<_> = found.map(|entry| name(entry).to_string_lossy().into_owned()).collect();
@@ -119,7 +122,8 @@ fn unpacked() -> TempDir {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let programs = dir.path().join("programs");
     fs::create_dir(&programs).expect("it can be made");
-    for program in ["cgpu", "cgpu-hook", "cgpu-monitor", "cgpu-runtime", "cgpu-smi"] {
+    for program in ["cgpu", "cgpu-hook", "cgpu-monitor", "cgpu-runtime", "cgpu-smi", "cgpu-metrics"]
+    {
         fs::write(programs.join(program), program).expect("it can be written");
     }
     let stage = &mut Command::new(repository().join("packaging/stage"));
@@ -160,7 +164,11 @@ fn the_installer_leaves_what_is_the_hosts_and_a_purge_leaves_nothing() {
         "usr/bin/cgpu-monitor 755",
         "usr/bin/cgpu-runtime 755",
         "usr/bin/cgpu-smi 755",
+        "usr/bin/cgpu-metrics 755",
+        "usr/lib/systemd/system/cgpu-metrics.service 644",
         "usr/lib/systemd/system/cgpu-view.service 644",
+        "usr/share/cgpu/cgpu.rules.yml 644",
+        "usr/share/cgpu/grafana-dashboard.json 644",
         "usr/share/bash-completion/completions/cgpu-smi 644",
         "usr/share/man/man8/cgpu-smi.8 644",
         "usr/share/bash-completion/completions/cgpu 644",

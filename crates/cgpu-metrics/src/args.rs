@@ -1,0 +1,74 @@
+//! The command line: [`Args`].
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Parser;
+
+/// Serves what the GPUs of this host and the containers that share them use, for Prometheus.
+#[derive(Debug, Parser)]
+#[command(name = "cgpu-metrics", version)]
+pub struct Args {
+    /// The configuration [default: $CGPU_CONFIG, else /etc/cgpu/config.toml].
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where to listen: an address with a port, or `unix:` and the path of a socket.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9835")]
+    pub listen: Address,
+    /// Print the metrics once, and end.
+    #[arg(long, conflicts_with = "listen")]
+    pub once: bool,
+    /// Ask nothing of NVIDIA's driver: without utilisation, temperature and power.
+    #[arg(long)]
+    pub no_nvml: bool,
+}
+
+/// Where to listen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// At an address of the host.
+    Net(SocketAddr),
+    /// At a socket in the file system.
+    Unix(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:") {
+            Some(path) if path.starts_with('/') => Ok(Address::Unix(path.into())),
+            Some(_) => Err("the path of a socket is absolute: unix:/run/cgpu-metrics.sock".into()),
+            None => text.parse().map(Address::Net).map_err(|_| {
+                "write an address with a port, as 127.0.0.1:9835, or unix:/PATH".to_owned()
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    const OPERATIONS: &str = include_str!("../../../docs/operations.md");
+
+    #[test]
+    fn an_address_has_a_port_or_is_a_socket() {
+        assert_eq!("[::1]:1".parse(), Ok(Address::Net("[::1]:1".parse().unwrap())));
+        assert_eq!("unix:/x".parse(), Ok(Address::Unix("/x".into())));
+        for text in ["", "9835", "localhost:1", "127.0.0.1", "unix:", "unix:x"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_option_is_documented() {
+        for argument in Args::command().get_arguments() {
+            let long = argument.get_long().unwrap_or_default();
+            let is_known = ["help", "version", "config"].contains(&long);
+            assert!(is_known || OPERATIONS.contains(&format!("--{long}")), "--{long}");
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! A [`Snapshot`] as OpenMetrics' text: [`text`]. Pure.
+//!
+//! What isn't known has no series, and a container that is gone has none either: all is made anew from
+//! each snapshot. Labels of GPUs are dcgm-exporter's; a container's name that has three parts is
+//! Kubernetes' namespace, pod and container.
+
+use std::fmt;
+
+use cgpu::backend::Calls;
+use cgpu::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+
+/// A label and its value.
+type Label = (&'static str, String);
+
+/// A metric of `T`.
+struct Metric<T> {
+    name: &'static str,
+    help: &'static str,
+    unit: Option<Unit>,
+    kind: MetricType,
+    value: fn(&T) -> Option<f64>,
+}
+
+/// `snapshot` as Prometheus reads it.
+///
+/// # Errors
+///
+/// Where it can't be written as text.
+pub(crate) fn text(snapshot: Snapshot) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Found(snapshot)));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Found(Snapshot);
+
+impl Collector for Found {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Found(snapshot) = self;
+        let host = Metric::<Snapshot> {
+            name: "cgpu_unseen",
+            help: "Parts of the host that could not be looked at",
+            unit: None,
+            kind: MetricType::Gauge,
+            value: |snapshot| count(snapshot.gaps.len()),
+        };
+        family(&mut encoder, &host, [(vec![host_label(snapshot)], snapshot)].iter())?;
+        info(&mut encoder, snapshot)?;
+        let gpus: Vec<_> =
+            snapshot.gpus.iter().map(|gpu| (gpu_labels(snapshot, gpu), gpu)).collect();
+        for metric in gpu_metrics() {
+            family(&mut encoder, &metric, gpus.iter())?;
+        }
+        let containers: Vec<_> = snapshot
+            .containers
+            .iter()
+            .map(|container| (container_labels(snapshot, container), container))
+            .collect();
+        for metric in container_metrics() {
+            family(&mut encoder, &metric, containers.iter())?;
+        }
+        states(&mut encoder, &containers)?;
+        calls(&mut encoder, &containers)?;
+        let parts: Vec<_> = containers
+            .iter()
+            .flat_map(|(labels, container)| {
+                container.shares.iter().map(move |share| {
+                    let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == share.gpu.uuid);
+                    let mut all = gpu.map(|gpu| gpu_labels(snapshot, gpu)).unwrap_or_default();
+                    all.extend(labels.iter().filter(|label| label.0 != "Hostname").cloned());
+                    (all, share)
+                })
+            })
+            .collect();
+        for metric in part_metrics() {
+            family(&mut encoder, &metric, parts.iter())?;
+        }
+        Ok(())
+    }
+}
+
+/// One metric of all that have it; no word of it where none has.
+fn family<'a, T: 'a>(
+    encoder: &mut DescriptorEncoder<'_>,
+    metric: &Metric<T>,
+    all: impl Iterator<Item = &'a (Vec<Label>, &'a T)>,
+) -> fmt::Result {
+    let known: Vec<_> =
+        all.filter_map(|(labels, of)| Some((labels, (metric.value)(of)?))).collect();
+    if known.is_empty() {
+        return Ok(());
+    }
+    let unit = metric.unit.as_ref();
+    let mut family = encoder.encode_descriptor(metric.name, metric.help, unit, metric.kind)?;
+    for (labels, value) in known {
+        let series = family.encode_family(labels)?;
+        match metric.kind {
+            MetricType::Counter => ConstCounter::new(value).encode(series)?,
+            _ => ConstGauge::new(value).encode(series)?,
+        }
+    }
+    Ok(())
+}
+
+/// Which versions look, and of which driver.
+fn info(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
+    let metric = Metric::<Snapshot> {
+        name: "cgpu_versions",
+        help: "1; its labels are the versions of cgpu and of NVIDIA's driver",
+        unit: None,
+        kind: MetricType::Gauge,
+        value: |_| Some(1.0),
+    };
+    let labels = vec![
+        host_label(snapshot),
+        ("cgpu", snapshot.cgpu_version.clone()),
+        ("driver", snapshot.driver_version.clone().unwrap_or_default()),
+    ];
+    family(encoder, &metric, [(labels, snapshot)].iter())
+}
+
+/// Whether containers' quotas hold, by whose doing, and how containers stand.
+fn states(
+    encoder: &mut DescriptorEncoder<'_>,
+    containers: &[(Vec<Label>, &ContainerFigures)],
+) -> fmt::Result {
+    let labelled = |name: &'static str, value: fn(&ContainerFigures) -> String| {
+        let all = containers.iter().map(|(labels, container)| {
+            let own = (name, value(container));
+            (labels.iter().cloned().chain([own]).collect::<Vec<_>>(), *container)
+        });
+        all.collect::<Vec<_>>()
+    };
+    let enforced = Metric::<ContainerFigures> {
+        name: "cgpu_container_enforced",
+        help: "1 while somebody who answers holds the container to its quota",
+        unit: None,
+        kind: GAUGE,
+        value: |container| flag(container.enforced),
+    };
+    let by_backend = labelled("backend", |container| container.backend.to_string());
+    family(encoder, &enforced, by_backend.iter())?;
+    let state = Metric::<ContainerFigures> {
+        name: "cgpu_container_state",
+        help: "1; its labels are how the container has its GPUs, and how it stands",
+        unit: None,
+        kind: GAUGE,
+        value: |_| Some(1.0),
+    };
+    let mut by_state = labelled("state", |container| container.state.name().to_owned());
+    for (labels, container) in &mut by_state {
+        labels.push(("mode", container.mode.name().to_owned()));
+    }
+    family(encoder, &state, by_state.iter())
+}
+
+/// The driver calls of containers, by what became of them.
+fn calls(
+    encoder: &mut DescriptorEncoder<'_>,
+    containers: &[(Vec<Label>, &ContainerFigures)],
+) -> fmt::Result {
+    type Count = fn(&Calls) -> u64;
+    let verdicts: [(&str, Count); 4] = [
+        ("continued", |calls| calls.continued),
+        ("executed", |calls| calls.executed),
+        ("over_quota", |calls| calls.over_quota),
+        ("refused", |calls| calls.refused),
+    ];
+    let counted =
+        containers.iter().filter_map(|(labels, container)| Some((labels, container.calls?)));
+    let counted: Vec<_> = counted.collect();
+    if counted.is_empty() {
+        return Ok(());
+    }
+    let mut family = encoder.encode_descriptor(
+        "cgpu_container_driver_calls",
+        "Driver calls that came to the container's monitor, by what became of them",
+        None,
+        MetricType::Counter,
+    )?;
+    for (labels, calls) in counted {
+        for (verdict, count) in verdicts {
+            let mut labels = labels.clone();
+            labels.push(("verdict", verdict.to_owned()));
+            ConstCounter::new(count(&calls)).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn host_label(snapshot: &Snapshot) -> Label {
+    ("Hostname", written(&snapshot.hostname))
+}
+
+fn gpu_labels(snapshot: &Snapshot, gpu: &GpuFigures) -> Vec<Label> {
+    vec![
+        ("gpu", gpu.index.to_string()),
+        ("UUID", written(&gpu.uuid)),
+        ("pci_bus_id", written(&gpu.bus_id)),
+        ("device", format!("nvidia{}", gpu.index)),
+        ("modelName", written(&gpu.name)),
+        host_label(snapshot),
+    ]
+}
+
+fn container_labels(snapshot: &Snapshot, container: &ContainerFigures) -> Vec<Label> {
+    let name = container.name.as_deref().unwrap_or(&container.short_id);
+    let parts: Vec<&str> = name.split('/').collect();
+    let (namespace, pod, name) = match parts.as_slice() {
+        [namespace, pod, container] => (*namespace, *pod, *container),
+        _ => ("", "", name),
+    };
+    vec![
+        ("namespace", written(namespace)),
+        ("pod", written(pod)),
+        ("container", written(name)),
+        ("container_id", written(&container.short_id)),
+        host_label(snapshot),
+    ]
+}
+
+/// A label's value: names are chosen by whoever makes a container.
+fn written(text: &str) -> String {
+    // Backslashes and quotes are the format's own.
+    text.chars()
+        .map(|sign| if sign.is_control() || "\\\"".contains(sign) { '_' } else { sign })
+        .collect()
+}
+
+/// Numbers of MiB and calls are exact in 53 bits.
+#[allow(clippy::cast_precision_loss, reason = "no host has 2⁵³ bytes of GPU memory")]
+fn number(number: u64) -> Option<f64> {
+    Some(number as f64)
+}
+
+fn count(count: usize) -> Option<f64> {
+    number(u64::try_from(count).ok()?)
+}
+
+fn ratio(percent: u32) -> f64 {
+    f64::from(percent) / 100.0
+}
+
+fn flag(is_so: bool) -> Option<f64> {
+    Some(f64::from(u8::from(is_so)))
+}
+
+const GAUGE: MetricType = MetricType::Gauge;
+
+macro_rules! metrics {
+    ($($name:literal $help:literal, $kind:expr, $unit:expr, $value:expr;)*) => {
+        vec![$(Metric { name: $name, help: $help, unit: $unit, kind: $kind, value: $value }),*]
+    };
+}
+
+fn gpu_metrics() -> Vec<Metric<GpuFigures>> {
+    metrics! {
+        "cgpu_gpu_memory_total" "Memory of the GPU", GAUGE, Some(Unit::Bytes),
+            |gpu| number(gpu.memory_total_bytes);
+        "cgpu_gpu_memory_promised" "Sum of the quotas on the GPU", GAUGE, Some(Unit::Bytes),
+            |gpu| number(gpu.memory_promised_bytes);
+        "cgpu_gpu_memory_used" "Memory of the GPU in use", GAUGE, Some(Unit::Bytes),
+            |gpu| number(gpu.memory_used_bytes?);
+        "cgpu_gpu_utilization" "Time in which something ran on the GPU", GAUGE, Some(Unit::Other("ratio".to_owned())),
+            |gpu| Some(ratio(gpu.utilization_percent?));
+        "cgpu_gpu_temperature" "Temperature of the GPU", GAUGE, Some(Unit::Celsius),
+            |gpu| Some(f64::from(gpu.temperature_celsius?));
+        "cgpu_gpu_power_watts" "Power that the GPU takes", GAUGE, None, |gpu| gpu.power_watts;
+        "cgpu_gpu_power_limit_watts" "The most power that the GPU may take", GAUGE, None,
+            |gpu| gpu.power_limit_watts;
+        "cgpu_gpu_shared_containers" "Containers with a quota on the GPU", GAUGE, None,
+            |gpu| Some(f64::from(gpu.shared_containers));
+        "cgpu_gpu_other_containers" "Containers without a quota on the GPU", GAUGE, None,
+            |gpu| Some(f64::from(gpu.other_containers));
+        "cgpu_gpu_max_containers" "The most containers with a quota", GAUGE, None,
+            |gpu| Some(f64::from(gpu.max_inst?));
+        "cgpu_gpu_free_weight" "Compute weight that no container has", GAUGE, None,
+            |gpu| Some(f64::from(gpu.free_weight?));
+        "cgpu_gpu_policy" "How computing time is shared, 0 to 5; 5 is the driver's own", GAUGE, None,
+            |gpu| Some(f64::from(gpu.policy?));
+        "cgpu_gpu_lost" "1 where the driver has lost the GPU", GAUGE, None, |gpu| flag(gpu.lost);
+    }
+}
+
+fn container_metrics() -> Vec<Metric<ContainerFigures>> {
+    metrics! {
+        "cgpu_container_age" "Time since the container's first process began", GAUGE,
+            Some(Unit::Seconds), |container| number(container.age_s?);
+        "cgpu_container_processes" "Processes of the container that use the driver", GAUGE, None,
+            |container| count(container.process_count?);
+        "cgpu_container_weight" "Compute weight that was asked for", GAUGE, None,
+            |container| Some(f64::from(container.weight));
+        "cgpu_container_high_priority" "1 where high priority was asked for", GAUGE, None,
+            |container| flag(container.high_priority);
+        "cgpu_container_allocations_refused" "Allocations refused for the container's quota",
+            MetricType::Counter, None, |container| number(container.calls?.over_quota);
+        "cgpu_container_processes_killed" "Processes killed for memory taken past the monitor",
+            MetricType::Counter, None, |container| number(container.calls?.killed);
+    }
+}
+
+fn part_metrics() -> Vec<Metric<ShareFigures>> {
+    metrics! {
+        "cgpu_container_memory_quota" "The most memory that the container may use on the GPU", GAUGE,
+            Some(Unit::Bytes), |share| number(share.gpu.memory_limit_bytes?);
+        "cgpu_container_memory_used" "Memory that the container uses on the GPU", GAUGE,
+            Some(Unit::Bytes), |share| number(share.memory_used_bytes?);
+        "cgpu_container_utilization" "Time in which something of the container ran on the GPU",
+            GAUGE, Some(Unit::Other("ratio".to_owned())), |share| Some(ratio(share.utilization_percent?));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cgpu::plan::{Kind, PlannedGpu};
+    use cgpu::units::MIB;
+    use cgpu::view::{Mode, State};
+
+    use super::*;
+
+    fn snapshot() -> Snapshot {
+        let gpu = GpuFigures {
+            index: 0,
+            uuid: "GPU-a".into(),
+            bus_id: "0000:07:00.0".into(),
+            name: "Tesla V100".into(),
+            lost: false,
+            memory_total_bytes: 16_000 * MIB,
+            memory_promised_bytes: 2_000 * MIB,
+            memory_used_bytes: Some(300 * MIB),
+            utilization_percent: Some(42),
+            temperature_celsius: None,
+            power_watts: Some(211.5),
+            power_limit_watts: None,
+            policy: Some(5),
+            max_inst: Some(20),
+            prio_ratio: Some(80),
+            shared_containers: 1,
+            other_containers: 0,
+            free_weight: Some(19),
+        };
+        let share = ShareFigures {
+            gpu: PlannedGpu {
+                index: 0,
+                uuid: "GPU-a".into(),
+                minor: 0,
+                memory_total_bytes: 16_000 * MIB,
+                memory_limit_bytes: Some(2_000 * MIB),
+                mig: None,
+            },
+            memory_used_bytes: Some(300 * MIB),
+            utilization_percent: None,
+        };
+        let container = ContainerFigures {
+            id: "3f2a".into(),
+            short_id: "3f2a________".into(),
+            name: Some("default/web-0/main".into()),
+            root: "/run/runc".into(),
+            backend: Kind::Gate,
+            mode: Mode::Shared,
+            state: State::Active,
+            enforced: true,
+            pid: Some(7),
+            age_s: Some(65),
+            weight: 1,
+            high_priority: false,
+            shares: vec![share],
+            processes: Vec::new(),
+            process_count: Some(2),
+            calls: Some(Calls { executed: 12, over_quota: 3, ..Calls::default() }),
+        };
+        Snapshot {
+            cgpu_version: "0.1.0".into(),
+            hostname: "node".into(),
+            driver_version: Some("580.95.05".into()),
+            gpus: vec![gpu],
+            containers: vec![container],
+            gaps: vec!["a record".into()],
+        }
+    }
+
+    const CONTAINER: &str = "namespace=\"default\",pod=\"web-0\",container=\"main\",\
+                             container_id=\"3f2a________\"";
+
+    #[test]
+    fn figures_have_their_labels_and_base_units() {
+        let text = text(snapshot()).unwrap();
+        let gpu = "gpu=\"0\",UUID=\"GPU-a\",pci_bus_id=\"0000:07:00.0\",device=\"nvidia0\",\
+                   modelName=\"Tesla V100\",Hostname=\"node\"";
+        for line in [
+            format!("cgpu_gpu_memory_total_bytes{{{gpu}}} 16777216000.0"),
+            format!("cgpu_gpu_utilization_ratio{{{gpu}}} 0.42"),
+            format!("cgpu_gpu_power_watts{{{gpu}}} 211.5"),
+            format!("cgpu_container_memory_used_bytes{{{gpu},{CONTAINER}}} 314572800.0"),
+            format!("cgpu_container_memory_quota_bytes{{{gpu},{CONTAINER}}} 2097152000.0"),
+            format!("cgpu_container_age_seconds{{{CONTAINER},Hostname=\"node\"}} 65.0"),
+            format!(
+                "cgpu_container_allocations_refused_total{{{CONTAINER},Hostname=\"node\"}} 3.0"
+            ),
+            format!(
+                "cgpu_container_enforced{{{CONTAINER},Hostname=\"node\",backend=\"gate\"}} 1.0"
+            ),
+            format!(
+                "cgpu_container_driver_calls_total{{{CONTAINER},Hostname=\"node\",\
+                 verdict=\"executed\"}} 12"
+            ),
+            "cgpu_unseen{Hostname=\"node\"} 1.0".to_owned(),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn what_is_not_known_has_no_series_and_what_is_gone_has_none_either() {
+        let mut host = snapshot();
+        let known = text(host.clone()).unwrap();
+        for name in ["temperature", "power_limit", "container_utilization"] {
+            assert!(!known.contains(name), "{name}");
+        }
+        host.containers[0].enforced = false;
+        host.containers[0].calls = None;
+        host.containers[0].shares[0].memory_used_bytes = None;
+        let silent = text(host.clone()).unwrap();
+        assert!(silent.contains("backend=\"gate\"} 0.0"));
+        assert!(!silent.contains("cgpu_container_memory_used") && !silent.contains("driver_calls"));
+        host.containers.clear();
+        assert!(!text(host).unwrap().contains("cgpu_container"));
+    }
+
+    #[test]
+    fn a_name_breaks_no_line_and_no_label() {
+        let mut host = snapshot();
+        host.containers[0].name = Some("a\"} 1\nevil{x=\"\\\u{1b}[2J".into());
+        let text = text(host).unwrap();
+        assert!(text.contains("container=\"a_} 1_evil{x=___[2J\""), "{text}");
+        assert!(!text.lines().any(|line| line.starts_with("evil")));
+    }
+}

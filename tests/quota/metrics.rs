@@ -1,0 +1,179 @@
+//! `cgpu-metrics`, scraped by the real Prometheus while containers allocate.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
+
+use crate::gated::{Gated, MIB, RUNTIME};
+use crate::support::{Outcome, eventually, program, run_with_timeout};
+
+/// How long a program that only looks may take, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+fn command(gated: &Gated, words: &[&str]) -> Command {
+    let metrics = Path::new(RUNTIME).with_file_name("cgpu-metrics");
+    let mut command = gated.host.scratch.command(metrics);
+    // NVML is no part of the simulated driver.
+    command.arg("--config").arg(gated.host.config()).arg("--no-nvml").args(words);
+    command
+}
+
+/// A program that runs until this is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// cgpu-metrics, and where it listens.
+fn served(gated: &Gated) -> (Running, String) {
+    let mut server = command(gated, &["--listen", "127.0.0.1:0"]);
+    let mut child = server.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let url = line.trim().strip_prefix("listening at http://").unwrap().to_owned();
+    (Running(child), url.strip_suffix("/metrics").unwrap().to_owned())
+}
+
+struct Prometheus {
+    url: String,
+    _running: Running,
+}
+
+impl Prometheus {
+    /// Prometheus that scrapes `target` every second, with our alerts.
+    fn start(gated: &Gated, target: &str) -> Self {
+        let scratch = &gated.host.scratch;
+        let rules = root().join("packaging/prometheus/cgpu.rules.yml").display().to_string();
+        let config = format!(
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
+             rule_files: [{rules:?}]\n\
+             scrape_configs: [{{job_name: cgpu, static_configs: [{{targets: [{target:?}]}}]}}]\n",
+        );
+        let file = scratch.file("prometheus.yml", &config);
+        let log = scratch.path().join("prometheus.log");
+        let mut command = scratch.command(program("prometheus"));
+        command.arg("--config.file").arg(&file).arg("--storage.tsdb.path");
+        command.arg(scratch.directory("prometheus")).arg("--web.listen-address=127.0.0.1:0");
+        command.stdout(Stdio::null()).stderr(fs::File::create(&log).unwrap());
+        let running = Running(command.spawn().unwrap());
+        let port = || {
+            let text = fs::read_to_string(&log).ok()?;
+            let all = text.split("address=127.0.0.1:").skip(1);
+            let mut ports = all.map(|rest| rest.chars().take_while(char::is_ascii_digit).collect());
+            ports.find(|port: &String| port != "0" && !port.is_empty())
+        };
+        assert!(eventually(|| port().is_some()), "{}", fs::read_to_string(&log).unwrap());
+        Prometheus { url: format!("http://127.0.0.1:{}", port().unwrap()), _running: running }
+    }
+
+    fn query(&self, expression: &str) -> Outcome {
+        let mut command = Command::new(program("promtool"));
+        command.args(["query", "instant", "--format=json", &self.url, expression]);
+        run_with_timeout(&mut command, PATIENCE)
+    }
+
+    /// The values of an expression; none while Prometheus doesn't answer.
+    fn values(&self, expression: &str) -> Vec<f64> {
+        let found: Value = serde_json::from_str(&self.query(expression).stdout).unwrap_or_default();
+        let series = found.as_array().cloned().unwrap_or_default();
+        series.iter().map(|one| one["value"][1].as_str().unwrap().parse().unwrap()).collect()
+    }
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answers() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("scraped", 1000);
+    let mut holding = gated.start(&bundle, &["hold", "300MiB"]);
+    gated.soon_accounts("scraped", 300);
+    let refused = gated.exec(&bundle, &["run", "start", "alloc 900MiB as a"]).fails();
+    assert!(refused.stdout.contains("status=0x51"), "{refused}");
+    let (_server, address) = served(&gated);
+    let prometheus = Prometheus::start(&gated, &address);
+    let is = |expression: &str, value: f64| {
+        let soon = eventually(|| prometheus.values(expression) == [value]);
+        assert!(soon, "{expression}: {}", prometheus.query(expression));
+    };
+    let container = "{container=\"scraped_____\"}";
+    #[allow(clippy::cast_precision_loss, reason = "it is small")]
+    let mib = |mib: u64| (mib * MIB) as f64;
+    is(&format!("cgpu_container_memory_used_bytes{container}"), mib(300));
+    is(&format!("cgpu_container_memory_quota_bytes{container}"), mib(1000));
+    is("cgpu_gpu_memory_promised_bytes{gpu=\"0\"}", mib(1000));
+    is("cgpu_container_enforced{backend=\"gate\"}", 1.0);
+    is("cgpu_container_allocations_refused_total", 1.0);
+    is("cgpu_unseen", 0.0);
+    // A rate needs two scrapes.
+    let rate = "rate(cgpu_container_driver_calls_total[5m])";
+    assert!(eventually(|| !prometheus.values(rate).is_empty()));
+    let dashboard = fs::read_to_string(root().join("packaging/grafana/cgpu.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let mut asked = 0;
+    for target in panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap()) {
+        let expression = target["expr"].as_str().unwrap().replace("$host", ".*");
+        prometheus.query(&expression).ok();
+        // Of utilisation nobody tells here, and every container is held.
+        let is_empty = expression.contains("utilization") || expression.contains("== 0");
+        assert_eq!(prometheus.values(&expression).is_empty(), is_empty, "{expression}");
+        asked += 1;
+    }
+    assert!(asked >= 8, "{asked} queries");
+    // A monitor that is stopped holds nobody.
+    let (keeper, worker) = gated.monitor("scraped_____");
+    kill(worker, Signal::SIGSTOP).unwrap();
+    kill(keeper, Signal::SIGSTOP).unwrap();
+    is("cgpu_container_enforced{backend=\"gate\"}", 0.0);
+    for pid in [keeper, worker] {
+        kill(pid, Signal::SIGCONT).unwrap();
+    }
+    is("cgpu_container_enforced{backend=\"gate\"}", 1.0);
+    // Series end with their container.
+    holding.kill().unwrap();
+    holding.wait().unwrap();
+    gated.host.runtime().delete(&bundle).ok();
+    assert!(eventually(|| prometheus.values("cgpu_container_enforced").is_empty()));
+    gated.soon_is_empty();
+}
+
+#[test]
+fn the_alerts_are_rules_and_fire_on_what_they_say() {
+    let directory = root().join("packaging/prometheus");
+    for words in [["check", "rules", "cgpu.rules.yml"], ["test", "rules", "cgpu.test.yml"]] {
+        let mut command = Command::new(program("promtool"));
+        run_with_timeout(command.args(words).current_dir(&directory), PATIENCE).ok();
+    }
+}
+
+#[test]
+fn metrics_are_printed_once_and_an_address_of_no_use_is_told() {
+    let gated = Gated::new();
+    let once = run_with_timeout(&mut command(&gated, &["--once"]), PATIENCE).ok().stdout;
+    assert!(once.contains("cgpu_gpu_memory_total_bytes{gpu=\"0\"") && once.ends_with("# EOF\n"));
+    let refused = |words: &[&str], part: &str| {
+        let outcome = run_with_timeout(&mut command(&gated, words), PATIENCE).fails();
+        assert!(outcome.stderr.contains(part), "{outcome}");
+    };
+    let by_cgpu = gated.host.cgpu(&["metrics", "--once", "--no-nvml"]).ok().stdout;
+    assert_eq!(by_cgpu, once, "nothing has changed");
+    let (_server, address) = served(&gated);
+    refused(&["--listen", &address], "choose another by --listen");
+    refused(&["--listen", "nonsense"], "write an address with a port");
+    let file = gated.host.scratch.file("plain", "");
+    refused(&["--listen", &format!("unix:{}", file.display())], "is there, and is no socket");
+}
