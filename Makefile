@@ -22,7 +22,7 @@ deps: ## install what tests and demo need (Debian and Ubuntu, root)
 	@tests/deps
 
 build: ## build the programs for release, in target/release
-	$(CARGO) build --release --locked -p cgpu -p cgpu-smi -p cgpu-metrics --bin cgpu --bin cgpu-smi --bin cgpu-metrics
+	$(CARGO) build --release --locked -p cgpu -p cgpu-smi -p cgpu-metrics -p cgpu-tree --bin cgpu --bin cgpu-smi --bin cgpu-metrics --bin cgpu-tree
 	@for program in $(STATIC); do \
 		echo "$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static"; \
 		$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static \
@@ -40,7 +40,7 @@ test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests --no-fail-fast
-	$(CARGO) test --locked -p cgpu-sim -p cgpu-smi -p cgpu-metrics -p cgpu-record -p cgpu-pages
+	$(CARGO) test --locked -p cgpu-sim -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-record -p cgpu-pages
 
 # The programs of the tests, with all their assertions.
 soak: deps ## kill at random for MINUTES=60 with WORKERS=8 and a SEED; judged, counted (root)
@@ -110,13 +110,13 @@ install: build pages ## install into DESTDIR/PREFIX
 	packaging/stage $(RELEASE) $(PAGES) "$(DESTDIR)" $(PREFIX) $(ETC)
 
 uninstall: ## remove what install installed, but for the configuration
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-smi cgpu-metrics cgpu-runtime cgpu-hook cgpu-monitor)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-runtime cgpu-hook cgpu-monitor)
 	rm -rf $(DESTDIR)$(PREFIX)/share/cgpu $(DESTDIR)$(PREFIX)/share/doc/cgpu
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man8/cgpu.8 $(DESTDIR)$(PREFIX)/share/man/man8/cgpu-*.8
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,$(foreach program,cgpu cgpu-smi cgpu-metrics,\
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,$(foreach program,cgpu cgpu-smi cgpu-metrics cgpu-tree,\
 		bash-completion/completions/$(program) zsh/vendor-completions/_$(program) \
 		fish/vendor_completions.d/$(program).fish))
-	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/cgpu-view.service $(DESTDIR)$(PREFIX)/lib/systemd/system/cgpu-metrics.service
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,cgpu-view.service cgpu-metrics.service cgpu-tree.service)
 	test -n "$(DESTDIR)" || ! mountpoint -q /run/cgpu/driver || umount -R /run/cgpu/driver
 
 packages: build pages ## make a .deb, an .rpm and a tarball, in target/packages

@@ -54,6 +54,9 @@ const PURE: &[&str] = &[
     "crates/cgpu-smi/src/query.rs",
     "crates/cgpu-smi/src/sheet",
     "crates/cgpu-smi/src/watch/state.rs",
+    "crates/cgpu-metrics/src/exposition.rs",
+    "crates/cgpu-tree/src/node.rs",
+    "crates/cgpu-tree/src/write.rs",
 ];
 
 /// What would make them impure.

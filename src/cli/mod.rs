@@ -1,5 +1,6 @@
 //! The verbs of `cgpu`, a file each: parse and print only.
 
+mod beside;
 pub mod cdi;
 pub mod doctor;
 pub mod events;
@@ -9,7 +10,6 @@ pub mod gpus;
 pub mod hook;
 pub mod inspect;
 pub mod logs;
-mod metrics;
 pub mod ps;
 pub mod set;
 pub mod setup;
@@ -87,6 +87,12 @@ pub enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Show GPUs and containers as a tree of files, for scripts of the original: `cgpu-tree`.
+    Mount {
+        /// Its arguments; `cgpu-tree --help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Take back what containers held that are gone.
     Gc,
     /// Look at this host: driver, kernel, runtimes, engines, and what to do.
@@ -159,7 +165,8 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
         Verb::Get(get) => get::run(&host()?, &get, out)?,
         Verb::Events(events) => events::run(&host()?, &events, out)?,
         Verb::Logs { container } => logs::run(&host()?, &container, out)?,
-        Verb::Metrics { arguments } => metrics::run(&host()?, &arguments)?,
+        Verb::Metrics { arguments } => beside::run(&host()?, "cgpu-metrics", &arguments)?,
+        Verb::Mount { arguments } => beside::run(&host()?, "cgpu-tree", &arguments)?,
         Verb::Gc => gc::run(&host()?, out)?,
         Verb::UpgradeMonitors => upgrade_monitors::run(&host()?, out)?,
     }

@@ -58,6 +58,7 @@ const OWN_NAMES: &[&str] = &[
     "gate",
     "gpus",
     "index",
+    "km",
     "lock",
     "next",
 ];

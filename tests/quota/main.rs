@@ -34,4 +34,5 @@ mod privilege;
 mod quotas;
 mod settings;
 mod sockets;
+mod tree;
 mod unknown;

@@ -30,6 +30,16 @@ const COMPLETIONS: [(Shell, &str, &str, &str); 3] = [
     (Shell::Fish, "share/fish/vendor_completions.d/", "", ".fish"),
 ];
 
+/// The programs that parse their command lines by definitions of theirs, but for the hook.
+fn own() -> [Command; 4] {
+    [
+        Cli::command(),
+        cgpu_smi::Args::command(),
+        cgpu_metrics::Args::command(),
+        cgpu_tree::Args::command(),
+    ]
+}
+
 fn runtime() -> Command {
     Command::new("cgpu-runtime")
         .version(env!("CARGO_PKG_VERSION"))
@@ -82,7 +92,7 @@ fn write_pages(command: &Command, dir: &Path) -> Result<()> {
 }
 
 fn write(dir: &Path) -> Result<()> {
-    for mut command in [Cli::command(), cgpu_smi::Args::command(), cgpu_metrics::Args::command()] {
+    for mut command in own() {
         let name = command.get_name().to_owned();
         for (shell, path, before, after) in COMPLETIONS {
             let file = dir.join(path).join(format!("{before}{name}{after}"));
@@ -94,7 +104,7 @@ fn write(dir: &Path) -> Result<()> {
     }
     let pages = dir.join("share/man/man8");
     fs::create_dir_all(&pages).with_context(|| format!("cannot make {}", pages.display()))?;
-    let own = [Cli::command(), cgpu_smi::Args::command(), cgpu_metrics::Args::command()];
+    let own = own();
     for mut command in own.into_iter().chain([Hook::command(), runtime(), monitor()]) {
         command = command.disable_help_subcommand(true);
         command.build();

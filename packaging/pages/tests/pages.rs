@@ -43,7 +43,7 @@ fn every_command_and_program_has_a_page_that_renders() {
     let mut wanted = names("cgpu", &Cli::command());
     assert!(wanted.len() > 8 && wanted.contains(&"cgpu-cdi-list".to_owned()), "{wanted:?}");
     wanted.extend(
-        ["cgpu-hook", "cgpu-monitor", "cgpu-runtime", "cgpu-smi", "cgpu-metrics"]
+        ["cgpu-hook", "cgpu-monitor", "cgpu-runtime", "cgpu-smi", "cgpu-metrics", "cgpu-tree"]
             .map(str::to_owned),
     );
     let found = fs::read_dir(&man).expect("pages are written");
@@ -52,6 +52,8 @@ fn every_command_and_program_has_a_page_that_renders() {
     found.sort();
     let mut wanted_files: Vec<_> = wanted.iter().map(|name| format!("{name}.8")).collect();
     wanted_files.sort();
+    // A program that a command becomes has its page under the same name.
+    wanted_files.dedup();
     assert_eq!(found, wanted_files);
     for name in wanted {
         let page = man.join(format!("{name}.8"));
@@ -122,8 +124,15 @@ fn unpacked() -> TempDir {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let programs = dir.path().join("programs");
     fs::create_dir(&programs).expect("it can be made");
-    for program in ["cgpu", "cgpu-hook", "cgpu-monitor", "cgpu-runtime", "cgpu-smi", "cgpu-metrics"]
-    {
+    for program in [
+        "cgpu",
+        "cgpu-hook",
+        "cgpu-monitor",
+        "cgpu-runtime",
+        "cgpu-smi",
+        "cgpu-metrics",
+        "cgpu-tree",
+    ] {
         fs::write(programs.join(program), program).expect("it can be written");
     }
     let stage = &mut Command::new(repository().join("packaging/stage"));
@@ -166,6 +175,8 @@ fn the_installer_leaves_what_is_the_hosts_and_a_purge_leaves_nothing() {
         "usr/bin/cgpu-smi 755",
         "usr/bin/cgpu-metrics 755",
         "usr/lib/systemd/system/cgpu-metrics.service 644",
+        "usr/bin/cgpu-tree 755",
+        "usr/lib/systemd/system/cgpu-tree.service 644",
         "usr/lib/systemd/system/cgpu-view.service 644",
         "usr/share/cgpu/cgpu.rules.yml 644",
         "usr/share/cgpu/grafana-dashboard.json 644",

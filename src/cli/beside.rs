@@ -1,4 +1,4 @@
-//! `cgpu metrics`: becomes `cgpu-metrics`, a program of its own.
+//! `cgpu metrics` and `cgpu mount`: become programs of their own, which lie beside `cgpu`.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 
 use crate::admission::{Host, own_program};
 
-/// Becomes `cgpu-metrics` with these arguments, and our configuration.
+/// Becomes `program` with these arguments, and our configuration.
 ///
 /// # Errors
 ///
 /// Where it isn't installed beside this program.
-pub(super) fn run(host: &Host, arguments: &[OsString]) -> Result<()> {
-    let program = own_program("cgpu-metrics")?;
+pub(super) fn run(host: &Host, program: &'static str, arguments: &[OsString]) -> Result<()> {
+    let program = own_program(program)?;
     let mut command = Command::new(&program);
     if let Some(config) = &host.config_path {
         command.arg("--config").arg(config);

@@ -1,0 +1,248 @@
+//! What the files say, and how a write is done: the host behind the tree.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use cgpu::admission::{AdmissionError, Host};
+use cgpu::backend::BackendError;
+use cgpu::inventory;
+use cgpu::plan::{ChangeError, GpuChangeError};
+use cgpu::registry::Record;
+use cgpu::view::{Processes, Snapshot};
+use fuser::Errno;
+use nix::sys::stat::major;
+use tracing::{info, warn};
+
+use crate::node::Node;
+use crate::write::{Senseless, Wish, wish};
+
+/// Major number of NVIDIA's nodes, where none can be looked at (`nv-linux.h`).
+const MAJOR: u64 = 195;
+
+/// The host that the tree shows.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    host: Host,
+}
+
+impl Shown {
+    pub(crate) fn new(host: Host) -> Self {
+        Shown { host }
+    }
+
+    /// The GPUs that are known, by index.
+    pub(crate) fn gpus(&self) -> Vec<u32> {
+        let known = inventory::cached(&self.host.inventory_settings()).ok().flatten();
+        known.unwrap_or_default().gpus().iter().map(|gpu| gpu.index).collect()
+    }
+
+    /// The short ids of the containers with a quota on the GPU with that index.
+    pub(crate) fn containers(&self, gpu: u32) -> Vec<String> {
+        let has = |record: &Record| {
+            let mut gpus = record.plan.gpus.iter();
+            gpus.any(|planned| planned.index == gpu && planned.memory_limit_bytes.is_some())
+        };
+        let records = self.records().unwrap_or_default().into_iter().filter(has);
+        records.map(|record| record.short_id).collect()
+    }
+
+    fn records(&self) -> Option<Vec<Record>> {
+        Some(self.host.look_at_registry().ok()?.look_at_each().ok()?.0)
+    }
+
+    /// The container with that short id, and what is seen of it.
+    fn look(&self, short_id: &str) -> Result<Snapshot, Errno> {
+        let records = self.records().ok_or(Errno::EIO)?;
+        let record = records.into_iter().find(|record| record.short_id == short_id);
+        let record = record.ok_or(Errno::ENOENT)?;
+        self.host.look_at(vec![record], &[], Processes::Numbered, None).map_err(|_| Errno::EIO)
+    }
+
+    /// Whether the node is there.
+    pub(crate) fn exists(&self, node: &Node) -> bool {
+        match node {
+            Node::Root | Node::RootFile(_) => true,
+            Node::Gpu(gpu) | Node::GpuFile(gpu, _) => self.gpus().contains(gpu),
+            Node::Container(gpu, id) | Node::ContainerFile(gpu, id, _) => {
+                self.containers(*gpu).contains(id)
+            }
+        }
+    }
+
+    /// What a file says.
+    ///
+    /// # Errors
+    ///
+    /// Where it isn't there any more, or nobody knows.
+    pub(crate) fn read(&self, node: &Node) -> Result<String, Errno> {
+        let text = match node {
+            Node::Root | Node::Gpu(_) | Node::Container(..) => return Err(Errno::EISDIR),
+            Node::RootFile("version") => env!("CARGO_PKG_VERSION").to_owned(),
+            // Every container says its own size, or has none.
+            Node::RootFile("default_memsize") => "0".to_owned(),
+            Node::RootFile("upgrade") => self.versions(),
+            Node::RootFile("major") => self.major().to_string(),
+            Node::RootFile(_) => return Err(Errno::EACCES),
+            Node::GpuFile(index, name) => {
+                let all = self.host.look(Processes::Numbered, None).map_err(|_| Errno::EIO)?;
+                let gpu = all.gpus.iter().find(|gpu| gpu.index == *index).ok_or(Errno::ENOENT)?;
+                let value = match *name {
+                    "policy" => gpu.policy,
+                    "max_inst" => gpu.max_inst,
+                    "prio_ratio" => gpu.prio_ratio,
+                    _ => gpu.free_weight,
+                };
+                value.ok_or(Errno::EIO)?.to_string()
+            }
+            Node::ContainerFile(index, id, name) => {
+                let seen = self.look(id)?;
+                let container = seen.containers.first().ok_or(Errno::ENOENT)?;
+                let share = container.shares.iter().find(|share| share.gpu.index == *index);
+                let share = share.ok_or(Errno::ENOENT)?;
+                let quota = share.gpu.memory_limit_bytes.ok_or(Errno::ENOENT)?;
+                match *name {
+                    "id" => container.id.clone(),
+                    "memsize" => quota.to_string(),
+                    "weight" => container.weight.to_string(),
+                    "highprio" => u8::from(container.high_priority).to_string(),
+                    _ => {
+                        let used = share.memory_used_bytes.ok_or(Errno::EIO)?;
+                        let mut text = format!("Free: {}", quota.saturating_sub(used));
+                        for process in &container.processes {
+                            for (_, bytes) in process.memory.iter().filter(|(gpu, _)| gpu == index)
+                            {
+                                text += &format!("\nPID: {} Mem: {bytes}", process.pid);
+                            }
+                        }
+                        text
+                    }
+                }
+            }
+        };
+        Ok(text + "\n")
+    }
+
+    /// The versions of the programs that serve containers now, the newest last.
+    fn versions(&self) -> String {
+        env!("CARGO_PKG_VERSION").to_owned()
+    }
+
+    fn major(&self) -> u64 {
+        let node = self.host.config.driver.root.join("dev/nvidiactl");
+        let device = fs::metadata(node).map(|meta| meta.rdev()).unwrap_or_default();
+        if device == 0 { MAJOR } else { major(device) }
+    }
+
+    /// Does what `bytes` written to the file of `node` wish; in force when it returns.
+    ///
+    /// # Errors
+    ///
+    /// As a file of a kernel says it; the log has the reason.
+    pub(crate) fn write(&self, node: &Node, bytes: &[u8]) -> Result<(), Errno> {
+        let (errno, reason) = match wish(node, bytes) {
+            Ok(wish) => match self.grant(&wish) {
+                Ok(()) => return Ok(()),
+                Err(refused) => refused,
+            },
+            Err(Senseless::ReadOnly) => (Errno::EACCES, "it is for reading".to_owned()),
+            Err(Senseless::Invalid(why)) => (Errno::EINVAL, why),
+        };
+        warn!(file = ?node, reason, "a write to the tree is refused");
+        Err(errno)
+    }
+
+    fn grant(&self, wish: &Wish) -> Result<(), (Errno, String)> {
+        match wish {
+            Wish::Gpu(gpu, change) => {
+                let set = self.host.set_gpu(&gpu.to_string(), *change);
+                set.map(drop).map_err(|error| (errno(&error), error.to_string()))
+            }
+            Wish::Container(short_id, change) => {
+                let id = self.id_of(short_id)?;
+                let set = self.host.set(&id, |_| Ok(*change));
+                set.map(drop).map_err(|error| (errno(&error), error.to_string()))
+            }
+            // Our instances are made by creates, and end with their containers.
+            Wish::Create(gpu, _) if !self.gpus().contains(gpu) => {
+                Err((Errno::EINVAL, format!("this host has no GPU {gpu}")))
+            }
+            Wish::Create(gpu, id) if self.containers(*gpu).contains(id) => Ok(()),
+            Wish::Create(..) => Err((
+                Errno::ENOENT,
+                "a container gets its part of a GPU when it is created, by its variables"
+                    .to_owned(),
+            )),
+            Wish::Destroy(short_id) => {
+                self.host.collect().map_err(|error| (Errno::EIO, error.to_string()))?;
+                match self.id_of(short_id) {
+                    Err(_) => Ok(()),
+                    Ok(id) => Err((Errno::EBUSY, format!("{id} is there, and keeps its quota"))),
+                }
+            }
+            Wish::Upgrade => {
+                let mut told = Vec::new();
+                let done = cgpu::cli::upgrade_monitors::run(&self.host, &mut told);
+                let told = String::from_utf8_lossy(&told).trim().replace('\n', ", ");
+                info!(told, "monitors upgraded");
+                done.map_err(|error| (Errno::EIO, error.to_string()))
+            }
+        }
+    }
+
+    /// The id of the container with that short id.
+    fn id_of(&self, short_id: &str) -> Result<String, (Errno, String)> {
+        let records =
+            self.records().ok_or((Errno::EIO, "the registry can't be read".to_owned()))?;
+        let found = records.into_iter().find(|record| record.short_id == short_id);
+        let gone = || (Errno::ENOENT, format!("no container has the short id {short_id}"));
+        found.map(|record| record.key.id).ok_or_else(gone)
+    }
+}
+
+/// How a kernel's file would say it.
+fn errno(error: &AdmissionError) -> Errno {
+    match error {
+        AdmissionError::Refused(_) => Errno::ENOSPC,
+        AdmissionError::GpuChange(GpuChangeError::Occupied { .. }) => Errno::EBUSY,
+        AdmissionError::GpuChange(GpuChangeError::NotHeld { .. }) => Errno::EPERM,
+        AdmissionError::GpuChange(_) => Errno::EINVAL,
+        AdmissionError::Change(ChangeError::BadSize { .. } | ChangeError::BadWeight { .. }) => {
+            Errno::EINVAL
+        }
+        AdmissionError::Change(_) | AdmissionError::NoSuchGpu { .. } => Errno::ENOENT,
+        AdmissionError::Backend(error) => of_backend(error),
+        _ => Errno::EIO,
+    }
+}
+
+fn of_backend(error: &BackendError) -> Errno {
+    match error.to_string() {
+        text if text.contains("in use") => Errno::EBUSY,
+        text if text.contains("can't be changed") => Errno::EPERM,
+        _ => Errno::EIO,
+    }
+}
+
+/// A reader or writer that FUSE tells of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller {
+    /// Its number in our pid namespace; 0 where it has none there.
+    pub(crate) pid: u32,
+    /// Its user.
+    pub(crate) uid: u32,
+}
+
+impl Caller {
+    /// Whether it is the host's root: none of a container, which has a pid namespace or a user
+    /// namespace of its own.
+    pub(crate) fn is_hosts_root(self) -> bool {
+        let same = |name: &str| -> io::Result<bool> {
+            let theirs = fs::read_link(format!("/proc/{}/ns/{name}", self.pid))?;
+            Ok(theirs == fs::read_link(format!("/proc/self/ns/{name}"))?)
+        };
+        self.uid == 0
+            && self.pid != 0
+            && ["pid", "user"].iter().all(|name| same(name).unwrap_or(false))
+    }
+}

@@ -1,0 +1,13 @@
+//! `cgpu-tree`: GPUs and the containers that share them as a tree of files, laid out as the procfs tree of
+//! Alibaba's kernel module is, for the scripts that know that.
+//!
+//! Owns the layout, what each file says, and what a write to it does. Must not know how a change is
+//! made: see [`cgpu::admission::Host`]. A crate of its own, so that no runtime links FUSE.
+
+mod files;
+mod host;
+mod mount;
+mod node;
+mod write;
+
+pub use mount::{Args, run};

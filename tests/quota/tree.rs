@@ -1,0 +1,204 @@
+//! The tree of files: live, checked, in force when a write returns, and of no use to a container.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::gated::{FIRST_MIB, Gated, MIB, RUNTIME};
+use crate::host::{Host, TOTAL_MIB, ask};
+use crate::km_standin::StandIn;
+use crate::support::{eventually, run_with_timeout};
+
+/// How long a program that only mounts may take, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// The tree of a host, mounted until this is dropped.
+struct Tree {
+    served: Child,
+    dir: PathBuf,
+}
+
+fn command(host: &Host, dir: &Path) -> Command {
+    let mut command = host.scratch.command(Path::new(RUNTIME).with_file_name("cgpu"));
+    // It becomes cgpu-tree.
+    command.arg("--config").arg(host.config()).arg("mount").arg(dir);
+    command
+}
+
+impl Tree {
+    fn mount(host: &Host) -> Self {
+        let dir = host.scratch.path().join("km");
+        let mut served = command(host, &dir).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(served.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, format!("mounted on {}\n", dir.display()));
+        Tree { served, dir }
+    }
+
+    fn read(&self, file: &str) -> String {
+        fs::read_to_string(self.dir.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<(), Errno> {
+        let opened = fs::OpenOptions::new().write(true).open(self.dir.join(file));
+        let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap()))
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.served.id().cast_signed()), signal).unwrap();
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(self.served.id().cast_signed()), Signal::SIGTERM);
+        let _ = self.served.wait();
+        let _ = nix::mount::umount2(&self.dir, nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
+fn mib(mib: u64) -> String {
+    (mib * MIB).to_string()
+}
+
+#[test]
+fn reads_are_live_and_writes_are_in_force_when_they_return() {
+    let gated = Gated::new();
+    let tree = Tree::mount(&gated.host);
+    assert_eq!(tree.read("version").trim(), env!("CARGO_PKG_VERSION"));
+    assert_eq!((&*tree.read("0/max_inst"), &*tree.read("0/free_weight")), ("20\n", "20\n"));
+    let bundle = gated.sleeping("shown", 1000);
+    let of = |name: &str| format!("0/shown_______/{name}");
+    assert_eq!(tree.read("0/free_weight"), "19\n");
+    assert_eq!(tree.read(&of("id")), "shown\n");
+    assert_eq!(tree.read(&of("memsize")), mib(1000) + "\n");
+    assert_eq!(tree.read(&of("meminfo")), format!("Free: {}\n", mib(1000)));
+    let mut holding = gated.start(&bundle, &["hold", "300MiB"]);
+    gated.soon_accounts("shown", 300);
+    let meminfo = tree.read(&of("meminfo"));
+    let lines: Vec<&str> = meminfo.lines().collect();
+    assert_eq!(lines[0], format!("Free: {}", mib(700)));
+    assert!(lines[1].starts_with("PID: ") && lines[1].ends_with(&format!(" Mem: {}", mib(300))));
+    // A quota: in force at once, never below what is in use, never more than there is.
+    assert_eq!(tree.write(&of("memsize"), &(mib(500) + "\n")), Ok(()));
+    assert_eq!(
+        (gated.host.limits_mib("shown"), tree.read(&of("memsize"))),
+        (vec![500], mib(500) + "\n")
+    );
+    gated.fills(&bundle, 200);
+    assert_eq!(tree.write(&of("memsize"), &mib(200)), Err(Errno::EBUSY));
+    assert_eq!(tree.write(&of("memsize"), &mib(FIRST_MIB + 1)), Err(Errno::ENOSPC));
+    assert_eq!(tree.write(&of("memsize"), "lots"), Err(Errno::EINVAL));
+    assert_eq!(gated.host.limits_mib("shown"), [500]);
+    // A GPU's settings, and what the gate can't hold.
+    assert_eq!(tree.write("0/max_inst", "3"), Ok(()));
+    assert_eq!((&*tree.read("0/max_inst"), &*tree.read("0/free_weight")), ("3\n", "2\n"));
+    assert_eq!(tree.write("0/max_inst", "0"), Err(Errno::EINVAL));
+    assert_eq!(tree.write("0/policy", "5"), Ok(()));
+    assert_eq!(tree.write("0/policy", "2"), Err(Errno::EPERM));
+    assert_eq!(tree.write(&of("weight"), "4"), Err(Errno::EINVAL), "more than max_inst");
+    assert_eq!(tree.write(&of("weight"), "2"), Err(Errno::EPERM));
+    assert_eq!(tree.write("0/free_weight", "1"), Err(Errno::EACCES));
+    assert!(gated.host.log().contains("policy=2 can't be held on GPU 0"), "the log has the reason");
+    // Instances are made by creates and end with their containers.
+    assert_eq!(tree.write("inst_ctl", "0shown_______"), Ok(()), "it is there");
+    assert_eq!(tree.write("inst_ctl", "0nobody______"), Err(Errno::ENOENT));
+    assert_eq!(tree.write("inst_ctl", "9shown_______"), Err(Errno::EINVAL));
+    assert_eq!(tree.write("inst_ctl", "0short"), Err(Errno::EINVAL));
+    assert_eq!(tree.write("inst_ctl", "-shown_______"), Err(Errno::EBUSY));
+    assert_eq!(tree.write("inst_ctl", "-nobody______"), Ok(()));
+    let before = gated.monitor("shown_______").1;
+    assert_eq!(tree.write("upgrade", "1\n"), Ok(()));
+    assert!(eventually(|| gated.monitor("shown_______").1 != before), "another worker serves");
+    // Kept over a restart of the tree.
+    drop(tree);
+    let tree = Tree::mount(&gated.host);
+    assert_eq!((&*tree.read("0/max_inst"), tree.read(&of("memsize"))), ("3\n", mib(500) + "\n"));
+    holding.kill().unwrap();
+    holding.wait().unwrap();
+    gated.host.runtime().delete(&bundle).ok();
+    assert!(eventually(|| !tree.dir.join("0/shown_______").exists()));
+    gated.soon_is_empty();
+}
+
+#[test]
+fn a_container_that_has_the_tree_reads_it_and_writes_nothing() {
+    let gated = Gated::new();
+    let tree = Tree::mount(&gated.host);
+    let script = "cat /km/0/inside______/memsize; echo 9999999999 > /km/0/inside______/memsize; \
+                  echo 25 > /km/0/max_inst";
+    let bundle = gated.bundle_with("inside", |config| {
+        ask(config, 1000);
+        config["process"]["args"] = json!(["sh", "-c", script]);
+        config["mounts"].as_array_mut().unwrap().push(json!({
+            "destination": "/km", "type": "bind", "source": tree.dir, "options": ["rbind", "rw"],
+        }));
+    });
+    let outcome = gated.host.runtime().run(&bundle);
+    let _ = gated.host.runtime().delete(&bundle);
+    assert!(outcome.stdout.contains(&mib(1000)), "{outcome}");
+    assert_eq!(outcome.stderr.matches("Operation not permitted").count(), 2, "{outcome}");
+    assert_eq!(tree.read("0/max_inst"), "20\n");
+    gated.soon_is_empty();
+}
+
+#[test]
+fn a_tree_that_was_killed_is_mounted_anew_and_a_place_in_use_is_told() {
+    let host = Host::new();
+    let mut tree = Tree::mount(&host);
+    let again = run_with_timeout(&mut command(&host, &tree.dir), PATIENCE).exits(1);
+    assert!(again.stderr.contains("something is mounted on"), "{again}");
+    // Whoever reads meanwhile gets an error, and does not hang.
+    let open = fs::File::open(tree.dir.join("version")).unwrap();
+    tree.signal(Signal::SIGKILL);
+    tree.served.wait().unwrap();
+    assert!(std::io::read_to_string(open).is_err());
+    let dir = tree.dir.clone();
+    let tree = Tree::mount(&host);
+    assert_eq!(tree.dir, dir);
+    assert_eq!(tree.read("0/policy"), "5\n");
+    // Taken down by hand, it ends.
+    nix::mount::umount2(&tree.dir, nix::mount::MntFlags::MNT_DETACH).unwrap();
+    let mut tree = tree;
+    assert!(tree.served.wait().unwrap().success());
+    let file = host.scratch.file("plain", "");
+    let refused = run_with_timeout(&mut command(&host, &file), PATIENCE).exits(1);
+    assert!(refused.stderr.contains("is no directory"), "{refused}");
+}
+
+#[test]
+fn a_script_for_the_original_works_with_another_prefix() {
+    let standin = StandIn::mount(&[0]);
+    let mut host = Host::new();
+    host.use_km(standin.path());
+    let id = "012b2edccd7a".to_owned() + &"0".repeat(52);
+    let bundle = host.asking(&id, TOTAL_MIB / 4);
+    host.runtime().create(&bundle).ok();
+    let tree = Tree::mount(&host);
+    // The lines of the original's document.
+    let script = "set -e; dockerid=012b2edccd7a; ls $km/0/$dockerid; echo 2 > $km/0/policy; \
+                  cat $km/0/policy; cat $km/0/free_weight; cat $km/0/$dockerid/weight; \
+                  echo 4 > $km/0/$dockerid/weight; cat $km/0/$dockerid/weight; cat $km/0/free_weight";
+    let mut shell = Command::new("sh");
+    let said = run_with_timeout(shell.args(["-c", script]).env("km", &tree.dir), PATIENCE).ok();
+    let lines: Vec<&str> = said.stdout.lines().collect();
+    assert_eq!(
+        lines,
+        ["highprio", "id", "meminfo", "memsize", "weight", "2", "19", "1", "4", "16"]
+    );
+    // The module has it.
+    let read = |file: &str| fs::read_to_string(standin.path().join(file)).unwrap();
+    assert_eq!((&*read("0/policy"), &*read("0/012b2edccd7a/weight")), ("2\n", "4\n"));
+    host.runtime().delete(&bundle).ok();
+    host.soon_releases_all();
+}
