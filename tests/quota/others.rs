@@ -56,7 +56,7 @@ fn nobody_takes_a_gpus_access_counters_before_uvm_does() {
 }
 
 #[test]
-fn nobody_watches_anothers_context_switches() {
+fn nobody_watches_context_switches_of_another() {
     let gated = Gated::new();
     let (attacker, victim) = two(&gated);
     let script = ["start", "watch-switches 1", "watch-switches 2"];
@@ -73,7 +73,7 @@ fn nobody_watches_anothers_context_switches() {
 
 /// The driver finds a client by the handle that the parameters have, whoever's it is.
 #[test]
-fn nobody_names_anothers_client() {
+fn nobody_names_the_client_of_another() {
     let gated = Gated::new();
     let (attacker, victim) = two(&gated);
     let script = ["start", "channel as c", "bind-zcull own c"];

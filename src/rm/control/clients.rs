@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_names_anothers_client() {
+    fn nobody_names_the_client_of_another() {
         for named in NAMED {
             let is_its = |params: &[u8]| are_all(7, named.command, params);
             assert!(is_its(&params(named, 1, &[7])), "{}", named.name);
