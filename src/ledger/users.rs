@@ -5,26 +5,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{ChargeId, Ledger, Process};
 
 impl Ledger {
-    /// The bytes that each process holds on the GPU of that number. A process that holds a client
-    /// and no memory there has 0.
+    /// The bytes that each process holds on each GPU, in the container's order of GPUs. A process that
+    /// holds a client and no memory has zeros.
     ///
     /// Memory that several clients name counts once, for the first client by number; a client that
     /// several processes hold counts for the one that was seen with it first. What the driver takes
     /// without being asked (contexts), and what mappings and exports alone keep, is of no process:
     /// the sum is less than [`usage`](Self::usage) then.
     #[must_use]
-    pub fn used_by_process(&self, gpu: usize) -> BTreeMap<Process, u64> {
+    pub fn used_by_process(&self) -> BTreeMap<Process, Vec<u64>> {
         let first = |holders: &Vec<Process>| holders.first().copied();
-        let mut used: BTreeMap<Process, u64> =
-            self.holders.values().filter_map(first).map(|process| (process, 0)).collect();
+        let nothing = || vec![0; self.accounts.len()];
+        let mut used: BTreeMap<Process, Vec<u64>> =
+            self.holders.values().filter_map(first).map(|process| (process, nothing())).collect();
         let mut counted: BTreeSet<ChargeId> = BTreeSet::new();
         for (id, (client, ..)) in self.objects.names() {
-            let Some(charge) = self.charges.get(&id).filter(|charge| charge.gpu == gpu) else {
-                continue;
-            };
+            let Some(charge) = self.charges.get(&id) else { continue };
             let Some(process) = self.holders.get(&client).and_then(first) else { continue };
-            if counted.insert(id) {
-                *used.entry(process).or_default() += charge.bytes;
+            if counted.insert(id)
+                && let Some(bytes) = used.entry(process).or_insert_with(nothing).get_mut(charge.gpu)
+            {
+                *bytes += charge.bytes;
             }
         }
         used
@@ -56,20 +57,20 @@ mod tests {
         allocate(&mut ledger, 1, 2, 103, 5);
         let source = (Client(1), Handle(101));
         ledger.duplicate(source, Client(2), Handle(2), Handle(104)).unwrap();
-        assert_eq!(ledger.used_by_process(0), [(one, 300), (other, 40)].into());
-        assert_eq!(ledger.used_by_process(1), [(one, 0), (other, 5)].into());
+        let both = [(one, vec![300, 0]), (other, vec![40, 5])];
+        assert_eq!(ledger.used_by_process(), both.into());
         // What it had is the heir's.
         ledger.died(one);
-        assert_eq!(ledger.used_by_process(0), [(other, 340)].into());
+        assert_eq!(ledger.used_by_process(), [(other, vec![340, 5])].into());
         ledger.died(other);
-        assert_eq!(ledger.used_by_process(0), BTreeMap::new());
+        assert_eq!(ledger.used_by_process(), BTreeMap::new());
     }
 
     #[test]
     fn memory_of_a_client_that_nobody_was_seen_with_is_nobody_s() {
         let mut ledger = Ledger::new(&[1000], BOUNDS);
         allocate(&mut ledger, 0, 1, 101, 300);
-        assert_eq!(ledger.used_by_process(0), BTreeMap::new());
+        assert_eq!(ledger.used_by_process(), BTreeMap::new());
         assert_eq!(ledger.usage(0).unwrap().used_bytes, 300);
     }
 }

@@ -1,7 +1,6 @@
 //! Answers those who ask how things stand, or change a quota: one line each way.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use super::Shared;
 use super::target::process_id;
 use crate::gate::wire::{Answer, GpuStatus, MOST_PROCESSES_TOLD, ProcessStatus, Question, Status};
-use crate::ledger::{Entry, Ledger, LedgerError, Process};
+use crate::ledger::{Entry, Ledger, LedgerError};
 
 /// The longest question, in bytes.
 const MOST_BYTES: u64 = 4096;
@@ -47,17 +46,10 @@ pub(super) fn converse(shared: &Shared, connection: OwnedFd) {
 }
 
 /// The processes that hold a client, those with most memory first.
-fn processes(ledger: &Ledger, gpus: usize) -> Vec<ProcessStatus> {
-    let mut used: BTreeMap<Process, Vec<u64>> = BTreeMap::new();
-    for gpu in 0..gpus {
-        for (process, bytes) in ledger.used_by_process(gpu) {
-            used.entry(process).or_insert_with(|| vec![0; gpus])[gpu] = bytes;
-        }
-    }
-    let mut processes: Vec<ProcessStatus> = used
-        .into_iter()
-        .map(|(process, used_bytes)| ProcessStatus { pid: process_id(process).pid, used_bytes })
-        .collect();
+fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
+    let status = |(process, used_bytes)| ProcessStatus { pid: process_id(process).pid, used_bytes };
+    let mut processes: Vec<ProcessStatus> =
+        ledger.used_by_process().into_iter().map(status).collect();
     // The sort is stable: of those with as much, the one that came first.
     processes.sort_by_key(|process| Reverse(process.used_bytes.iter().sum::<u64>()));
     processes
@@ -86,7 +78,7 @@ impl Shared {
             }
         });
         let gpus = gpus.collect();
-        let mut processes = processes(&books.ledger, self.settings.gpus.len());
+        let mut processes = processes(&books.ledger);
         drop(books);
         let process_count = processes.len();
         processes.truncate(MOST_PROCESSES_TOLD);
