@@ -255,13 +255,11 @@ fn containerd_makes_every_pod_by_default_and_forgets_us() {
         text[..end.unwrap()].to_owned()
     });
     setup_file("containerd", &file, &["--default"]).ok();
-    // The state of this test's containers is the test's own: setup leaves what it finds.
+    // The state of this test's containers is the test's own, as runc's options have it.
+    let written: toml::Table = fs::read_to_string(&file).unwrap().parse().unwrap();
+    let ours = &written["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]["cgpu"];
     let root = containerd.runtime_root();
-    let state = format!("Root = \"{}\"\nBinaryName = \"{RUNTIME}\"", root.display());
-    let written = fs::read_to_string(&file).unwrap();
-    let edited = written.replace(&format!("BinaryName = \"{RUNTIME}\""), &state);
-    assert_ne!(edited, written);
-    fs::write(&file, &edited).unwrap();
+    assert_eq!(ours["options"]["Root"].as_str(), Some(root.to_str().unwrap()));
     let again = setup_file("containerd", &file, &["--default"]).ok();
     let known =
         "nothing to do: the configuration of containerd knows cgpu\nif that isn't in force yet";
@@ -314,6 +312,33 @@ fn dump(containerd: &Path, file: &Path) -> toml::Table {
     dumped.ok().stdout.parse().unwrap()
 }
 
+/// runc's section as a cluster has it.
+fn runc_of_a_cluster(plugin: &str) -> String {
+    format!(
+        "[plugins.\"{plugin}\".containerd.runtimes.runc]\n\
+         runtime_type = \"io.containerd.runc.v2\"\n\
+         privileged_without_host_devices = true\n\
+         container_annotations = [\"a.io/*\"]\n\
+         pod_annotations = [\"b.io/*\"]\n\
+         cni_max_conf_num = 3\n\
+         [plugins.\"{plugin}\".containerd.runtimes.runc.options]\n\
+         SystemdCgroup = true\n\
+         NoPivotRoot = true\n"
+    )
+}
+
+/// What a runtime has in common with runc: all but what makes it itself.
+fn like_runc(runtime: &toml::Value) -> toml::Value {
+    let mut runtime = runtime.clone();
+    runtime["options"].as_table_mut().unwrap().remove("BinaryName");
+    let passed = runtime["pod_annotations"].as_array_mut().unwrap();
+    passed.retain(|pattern| pattern.as_str() != Some("aliyun.com/*"));
+    // An empty value says nothing, and is not copied.
+    let options = runtime["options"].as_table_mut().unwrap();
+    options.retain(|_, value| value.as_str() != Some(""));
+    runtime
+}
+
 #[test]
 fn containerd_itself_reads_what_is_written_for_each_version() {
     let scratch = Scratch::new();
@@ -327,6 +352,9 @@ fn containerd_itself_reads_what_is_written_for_each_version() {
         let (old, new) = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime");
         let plugin = if newest == 3 { new } else { old };
         let imports = format!("imports = [\"{}/*.toml\"]\n", scratch.path().join("d").display());
+        let imported = format!("version = {newest}\n{}", runc_of_a_cluster(plugin));
+        scratch.directory("e");
+        let imported_file = scratch.file("e/50-cri.toml", &imported);
         // containerd 2 reads nothing of version 1.
         let first = "[plugins.cri.cni]\n  bin_dir = \"/x\"\n".to_owned();
         for text in (newest < 3).then_some(first).into_iter().chain([
@@ -334,6 +362,8 @@ fn containerd_itself_reads_what_is_written_for_each_version() {
             format!("# mine\nversion = {newest}\n"),
             "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/x\"\n".into(),
             format!("version = 2\n{imports}"),
+            format!("version = {newest}\n{imports}{}", runc_of_a_cluster(plugin)),
+            format!("version = {newest}\n{}", imports.replace("/d/", "/e/")),
         ]) {
             let file = scratch.file("containerd.toml", &text);
             let before = dump(&containerd, &file);
@@ -344,13 +374,20 @@ fn containerd_itself_reads_what_is_written_for_each_version() {
             assert_eq!(part["containerd"]["default_runtime_name"].as_str(), Some("cgpu"), "{text}");
             assert_eq!(runtime["options"]["BinaryName"].as_str(), Some(RUNTIME), "{text}");
             assert_eq!(runtime["runtime_type"].as_str(), Some("io.containerd.runc.v2"));
-            assert_eq!(runtime["pod_annotations"][0].as_str(), Some("aliyun.com/*"));
+            let passed = runtime["pod_annotations"].as_array().unwrap();
+            assert!(passed.contains(&"aliyun.com/*".into()), "{text}");
+            let runc = &part["containerd"]["runtimes"]["runc"];
+            assert_eq!(like_runc(runtime), like_runc(runc), "{text}");
+            let cluster = text.contains("/e/") || text.contains("NoPivotRoot = true");
+            let systemd = runtime["options"].get("SystemdCgroup").and_then(toml::Value::as_bool);
+            assert_eq!(systemd.unwrap_or_default(), cluster, "{text}");
             let default = "runc"; // which containerd 1 forgets once another is named
             assert!(part["containerd"]["runtimes"].get(default).is_some(), "{text}");
             let bin_dir = |dumped: &toml::Table| dumped["plugins"][plugin].get("cni").cloned();
             assert_eq!(bin_dir(&after), bin_dir(&before), "nothing else changes: {text}");
             setup_file("containerd", &file, &["--remove"]).ok();
             assert_eq!(fs::read_to_string(&file).unwrap(), text);
+            assert_eq!(fs::read_to_string(&imported_file).unwrap(), imported);
         }
     }
 }

@@ -26,24 +26,41 @@ pub(super) fn look(tree: &Tree) -> Vec<Engine> {
 
 fn engine(tree: &Tree, kind: EngineKind) -> Engine {
     let inherited = places::containerd_version(tree);
-    let files = places::files(tree, kind);
+    let files = places::files(tree, kind).into_iter().map(|path| (tree.read(&path), path));
+    let files: Vec<(Seen<String>, PathBuf)> = files.collect();
+    let texts = files.iter().filter_map(|(seen, _)| match seen {
+        Seen::Found(text) => {
+            Some((dialect::said_version_of(text).unwrap_or(inherited), text.as_str()))
+        }
+        _ => None,
+    });
+    let model = match kind {
+        EngineKind::Containerd => dialect::model(&texts.collect::<Vec<_>>()),
+        _ => toml::Table::new(),
+    };
+    let dialect = |text: &str| match kind {
+        EngineKind::Docker => dialect::docker(text),
+        EngineKind::Containerd => dialect::containerd(text, inherited, &model),
+        EngineKind::Crio => dialect::crio(text),
+        EngineKind::Podman => dialect::podman(text),
+    };
     Engine {
         kind,
         program: places::programs(kind).iter().find_map(|name| tree.program(name)),
-        files: files.into_iter().filter_map(|path| file(tree, kind, inherited, path)).collect(),
+        files: files.iter().filter_map(|(seen, path)| file(tree, dialect, seen, path)).collect(),
     }
 }
 
-fn file(tree: &Tree, kind: EngineKind, inherited: i64, path: PathBuf) -> Option<EngineFile> {
-    let read = match tree.read(&path) {
+fn file(
+    tree: &Tree,
+    dialect: impl Fn(&str) -> Result<Vec<Named>, String>,
+    seen: &Seen<String>,
+    path: &Path,
+) -> Option<EngineFile> {
+    let read = match seen {
         Seen::Absent => return None,
-        Seen::Unreadable(why) => Err(why),
-        Seen::Found(text) => match kind {
-            EngineKind::Docker => dialect::docker(&text),
-            EngineKind::Containerd => dialect::containerd(&text, inherited),
-            EngineKind::Crio => dialect::crio(&text),
-            EngineKind::Podman => dialect::podman(&text),
-        },
+        Seen::Unreadable(why) => Err(why.clone()),
+        Seen::Found(text) => dialect(text),
     };
     let handler = |named: Named| Handler {
         executable: is_there(tree, &named.program),
@@ -51,6 +68,7 @@ fn file(tree: &Tree, kind: EngineKind, inherited: i64, path: PathBuf) -> Option<
         program: named.program,
         flaw: named.flaw,
     };
+    let path = path.to_owned();
     Some(EngineFile { path, handlers: read.map(|named| named.into_iter().map(handler).collect()) })
 }
 

@@ -191,7 +191,11 @@ fn add(
         (None, Format::Containerd { version }) => format!("{HEADER}version = {version}\n"),
         (None, _) => HEADER.to_owned(),
     };
-    let after = edit::edit(format, &start, Wish::Add { program: text, default })
+    let model = match request.kind {
+        Kind::Containerd => model(&known),
+        _ => String::new(),
+    };
+    let after = edit::edit(format, &start, Wish::Add { program: text, default, model: &model })
         .map_err(|source| PlanError::Edit { path: path.clone(), source })?;
     if default && let Some((file, name)) = overruling(&known, place, &path) {
         return Err(PlanError::Overruled { path: file, name, target: path });
@@ -207,6 +211,15 @@ fn add(
     let before = original.map(|file| file.original);
     writable(&at, &path, before.as_ref())?;
     Ok(vec![Change { at, path, before, after: Some(after), backup }])
+}
+
+/// The runtime of containerd that ours is to be like, as TOML.
+fn model(known: &[Known]) -> String {
+    let texts = known.iter().map(|file| match file.format {
+        Format::Containerd { version } => (version, file.original.text.as_str()),
+        _ => (0, ""),
+    });
+    dialect::model(&texts.collect::<Vec<_>>()).to_string()
 }
 
 /// The file that is read after the one at `path` and makes something else the default.

@@ -95,9 +95,64 @@ fn said_version(table: &Table) -> Option<i64> {
     table.get("version")?.as_integer()
 }
 
+/// What a runtime that pods get calls runc's shim.
+const RUNC_SHIM: &str = "io.containerd.runc.";
+
+/// The runtime that ours is to be like: the default one of containerd's files, else runc. They
+/// are given in the order in which they are read, each with its version. Empty where none is
+/// named whose shim is runc's: another shim has other options.
+pub(crate) fn model(files: &[(i64, &str)]) -> Table {
+    let sections = files.iter().filter_map(|(version, text)| {
+        let plugin = cri(*version)?;
+        below(&toml(text).ok()?, &["plugins", plugin, "containerd"]).cloned()
+    });
+    // containerd 2 merges what its files say. containerd 1, which reads no version 3, takes this
+    // part of the last file that has it; containerd 2 may be reading version 2, so that the
+    // files before are asked too.
+    let merged = files.first().is_some_and(|(version, _)| *version >= 3);
+    let sections: Vec<Table> = match merged {
+        true => vec![sections.fold(Table::new(), merge)],
+        false => sections.collect(),
+    };
+    sections.iter().rev().find_map(model_of).cloned().unwrap_or_default()
+}
+
+/// The runtime of one section that ours is to be like.
+fn model_of(section: &Table) -> Option<&Table> {
+    let runtimes = below(section, &["runtimes"]);
+    let named = |name: &str| runtimes?.get(name)?.as_table();
+    let default = section.get("default_runtime_name").and_then(Value::as_str);
+    let candidates = [default.and_then(named), below(section, &["default_runtime"]), named("runc")];
+    let usable = |runtime: &&Table| {
+        let shim = runtime.get("runtime_type").and_then(Value::as_str);
+        let program = below(runtime, &["options"]).and_then(|options| options.get("BinaryName"));
+        let ours = program.and_then(Value::as_str).is_some_and(|program| is(program, RUNTIME));
+        shim.is_some_and(|shim| shim.starts_with(RUNC_SHIM)) && !ours
+    };
+    candidates.into_iter().flatten().find(usable)
+}
+
+/// `old` with what `new` says: tables are merged, anything else is replaced.
+fn merge(mut old: Table, new: Table) -> Table {
+    for (key, value) in new {
+        let value = match (old.remove(&key), value) {
+            (Some(Value::Table(old)), Value::Table(new)) => Value::Table(merge(old, new)),
+            (_, value) => value,
+        };
+        old.insert(key, value);
+    }
+    old
+}
+
+/// Whether a runtime leaves its cgroups to systemd, as the kubelet has to do then too.
+fn has_systemd_cgroup(runtime: &Table) -> bool {
+    let options = below(runtime, &["options"]);
+    options.and_then(|options| options.get("SystemdCgroup")?.as_bool()).unwrap_or_default()
+}
+
 /// containerd's `config.toml`, or a file that it imports, which mostly leaves the version to
-/// the file that imports it: `inherited`.
-pub(crate) fn containerd(text: &str, inherited: i64) -> Result<Vec<Named>, String> {
+/// the file that imports it: `inherited`. Ours should be like `model`.
+pub(crate) fn containerd(text: &str, inherited: i64, model: &Table) -> Result<Vec<Named>, String> {
     let table = toml(text)?;
     let file = said_version(&table).unwrap_or(inherited);
     let mut ours = Vec::new();
@@ -111,11 +166,15 @@ pub(crate) fn containerd(text: &str, inherited: i64) -> Result<Vec<Named>, Strin
             let Some(found) = program.and_then(|program| named(name, program)) else { continue };
             let annotations = runtime.get("pod_annotations").and_then(Value::as_array);
             let passed = annotations.into_iter().flatten().filter_map(Value::as_str).any(passes);
+            let systemd = has_systemd_cgroup(model);
+            // Without a model nobody knows what runc has.
+            let cgroups = model.is_empty() || systemd == has_systemd_cgroup(runtime);
             // A newer containerd takes files of older versions, with their own sections.
-            let flaw = match (file == section, passed) {
-                (false, _) => Some(Flaw::OtherVersion { file, section }),
-                (true, false) => Some(Flaw::NoAnnotations),
-                (true, true) => None,
+            let flaw = match (file == section, cgroups, passed) {
+                (false, ..) => Some(Flaw::OtherVersion { file, section }),
+                (true, false, _) => Some(Flaw::OtherCgroups { systemd }),
+                (true, true, false) => Some(Flaw::NoAnnotations),
+                (true, true, true) => None,
             };
             ours.push(Named { flaw, ..found });
         }
@@ -124,7 +183,7 @@ pub(crate) fn containerd(text: &str, inherited: i64) -> Result<Vec<Named>, Strin
 }
 
 /// Whether a pattern of annotations lets ours through.
-fn passes(pattern: &str) -> bool {
+pub(crate) fn passes(pattern: &str) -> bool {
     pattern == "*" || pattern == ANNOTATIONS || pattern == "aliyun.com*"
 }
 
@@ -171,6 +230,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn none() -> Table {
+        Table::new()
+    }
+
     fn ours(name: &str, flaw: Option<Flaw>) -> Result<Vec<Named>, String> {
         Ok(vec![Named { name: name.into(), program: "/usr/bin/cgpu-runtime".into(), flaw }])
     }
@@ -195,23 +258,29 @@ mod tests {
     #[test]
     fn containerd_names_them_by_the_version_of_its_file() {
         let shipped = format!("version = 2\n{}", include_str!("../../packaging/containerd.toml"));
-        assert_eq!(containerd(&shipped, 1), ours("cgpu", None));
+        assert_eq!(containerd(&shipped, 1, &none()), ours("cgpu", None));
         let third = shipped.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime");
         let other = |file, section| Some(Flaw::OtherVersion { file, section });
-        assert_eq!(containerd(&third, 1), ours("cgpu", other(2, 3)));
-        assert_eq!(containerd(&third.replace("version = 2", "version = 3"), 1), ours("cgpu", None));
+        assert_eq!(containerd(&third, 1, &none()), ours("cgpu", other(2, 3)));
         assert_eq!(
-            containerd(&shipped.replace("version = 2", "version = 3"), 1),
+            containerd(&third.replace("version = 2", "version = 3"), 1, &none()),
+            ours("cgpu", None)
+        );
+        assert_eq!(
+            containerd(&shipped.replace("version = 2", "version = 3"), 1, &none()),
             ours("cgpu", other(3, 2))
         );
-        assert_eq!(containerd(&shipped.replace("version = 2", ""), 1), ours("cgpu", other(1, 2)));
+        assert_eq!(
+            containerd(&shipped.replace("version = 2", ""), 1, &none()),
+            ours("cgpu", other(1, 2))
+        );
         let silent = shipped.replace("pod_annotations", "container_annotations");
-        assert_eq!(containerd(&silent, 1), ours("cgpu", Some(Flaw::NoAnnotations)));
+        assert_eq!(containerd(&silent, 1, &none()), ours("cgpu", Some(Flaw::NoAnnotations)));
         let imported = shipped.replace("version = 2", "");
-        assert_eq!(containerd(&imported, version("version = 2")), ours("cgpu", None));
+        assert_eq!(containerd(&imported, version("version = 2"), &none()), ours("cgpu", None));
         assert_eq!((version(""), version("version = 3"), version("=")), (1, 3, 1));
-        assert_eq!(containerd("version = 2\n", 1), Ok(Vec::new()));
-        assert!(containerd("version = ", 1).is_err());
+        assert_eq!(containerd("version = 2\n", 1, &none()), Ok(Vec::new()));
+        assert!(containerd("version = ", 1, &none()).is_err());
         assert_eq!(
             imports("imports = [\"/etc/containerd/conf.d/*.toml\", 7]"),
             ["/etc/containerd/conf.d/*.toml"]
@@ -235,6 +304,56 @@ mod tests {
     }
 
     #[test]
+    fn ours_is_to_be_like_the_default_runtime_or_runc() {
+        let section =
+            |plugin: &str, rest: &str| rest.replace('@', &format!("plugins.'{plugin}'.containerd"));
+        let default = "[@]\ndefault_runtime_name = 'nvidia'\n";
+        let nvidia = "[@.runtimes.nvidia]\nruntime_type = 'io.containerd.runc.v2'\n\
+                      options = {BinaryName = '/usr/bin/nvidia-container-runtime'}\n";
+        let runc = "[@.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n\
+                    options = {SystemdCgroup = true}\n";
+        let kata = "[@]\ndefault_runtime_name = 'kata'\n\
+                    [@.runtimes.kata]\nruntime_type = 'io.containerd.kata.v2'\n";
+        let ours = "[@]\ndefault_runtime_name = 'cgpu'\n\
+                    [@.runtimes.cgpu]\nruntime_type = 'io.containerd.runc.v2'\n\
+                    options = {BinaryName = '/usr/bin/cgpu-runtime'}\n";
+        let is_runc = |model: &Table| has_systemd_cgroup(model);
+        for (version, plugin) in CRI {
+            let text = |rest: &str| section(plugin, rest);
+            let of = |files: &[String]| {
+                let files: Vec<_> = files.iter().map(|file| (version, file.as_str())).collect();
+                model(&files)
+            };
+            assert!(
+                of(&[]).is_empty()
+                    && of(&[text(default), text(nvidia)]).is_empty() == (version < 3)
+            );
+            let named = of(&[text(&format!("{default}{nvidia}{runc}"))]);
+            assert!(!named.is_empty() && !is_runc(&named), "the default one's: {named}");
+            for without in [runc.to_owned(), format!("{kata}{runc}"), format!("{ours}{runc}")] {
+                assert!(is_runc(&of(&[text(&without)])), "{without}");
+            }
+            // What an earlier file says counts where a later one says nothing of it.
+            assert!(is_runc(&of(&[text(runc), text("[@.runtimes.other]\nruntime_type = 'x'\n")])));
+            let later = text(&runc.replace("true", "false"));
+            assert!(!is_runc(&of(&[text(runc), later])));
+        }
+        let parts = [
+            (3, section(CRI[2].1, runc)),
+            (3, section(CRI[2].1, "[@.runtimes.runc]\nsnapshotter = 'nydus'\n")),
+        ];
+        let parts: Vec<_> = parts.iter().map(|(version, text)| (*version, text.as_str())).collect();
+        let merged = model(&parts);
+        assert!(is_runc(&merged) && merged["snapshotter"].as_str() == Some("nydus"));
+
+        let shipped = format!("version = 2\n{}", include_str!("../../packaging/containerd.toml"));
+        let other = containerd(&shipped, 1, &merged).unwrap();
+        assert_eq!(other[0].flaw, Some(Flaw::OtherCgroups { systemd: true }));
+        let same = shipped.replace("BinaryName", "SystemdCgroup = true\nBinaryName");
+        assert_eq!(containerd(&same, 1, &merged).unwrap()[0].flaw, None);
+    }
+
+    #[test]
     fn hooks_are_ours_by_their_program() {
         let shipped = include_str!("../../hooks/cgpu-poststop.json");
         let stages = vec!["poststop".to_owned()];
@@ -246,7 +365,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_breaks_a_reader(text in ".{0,200}") {
-            let _ = (docker(&text), containerd(&text, 2), crio(&text), podman(&text), hook(&text));
+            let _ = (docker(&text), containerd(&text, 2, &none()), crio(&text), podman(&text), hook(&text));
             let _ = imports(&text);
         }
     }

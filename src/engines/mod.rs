@@ -57,6 +57,11 @@ pub enum Flaw {
         /// The section's.
         section: i64,
     },
+    /// Its cgroups aren't made by whom the others' are.
+    OtherCgroups {
+        /// Whether systemd makes the others'.
+        systemd: bool,
+    },
     /// Our annotations aren't passed on.
     NoAnnotations,
 }

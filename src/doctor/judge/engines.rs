@@ -93,6 +93,16 @@ fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
             row(Warning, what)
                 .remedy(format!("`cgpu setup containerd`, or put it under {}", section_of(file)))
         }
+        Some(Flaw::OtherCgroups { systemd }) => {
+            let what = format!(
+                "runtime {runtime} of {path} has SystemdCgroup = {}, and the runtime of other pods \
+                 has {systemd}: the kubelet looks for cgroups where they aren't",
+                !systemd
+            );
+            row(Warning, what).remedy(format!(
+                "`cgpu setup containerd --restart`, or SystemdCgroup = {systemd} in its options"
+            ))
+        }
         Some(Flaw::NoAnnotations) => {
             let what = format!(
                 "runtime {runtime} is {program} ({path}); annotations of pods don't reach it"

@@ -496,6 +496,12 @@ fn an_engine_is_told_how_it_gets_to_know_us() {
     }
     finds(
         "containerd",
+        Warning,
+        "has SystemdCgroup = false, and the runtime of other pods has true: the kubelet looks for cgroups where they aren't -> `cgpu setup containerd --restart`",
+        flawed(Flaw::OtherCgroups { systemd: true }),
+    );
+    finds(
+        "containerd",
         Note,
         "annotations of pods don't reach it -> pod_annotations",
         flawed(Flaw::NoAnnotations),

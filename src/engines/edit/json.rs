@@ -114,7 +114,7 @@ pub(super) fn edit(text: &str, wish: Wish<'_>) -> Result<String, EditError> {
         once(&runtimes, &[NAME])?;
     }
     match wish {
-        Wish::Add { program, default } => add(&object, program, default)?,
+        Wish::Add { program, default, .. } => add(&object, program, default)?,
         Wish::Remove { former } => remove(&object, former),
     }
     let edited = root.to_string();

@@ -47,6 +47,9 @@ pub enum Wish<'a> {
         program: &'a str,
         /// Whether containers that name no runtime get it.
         default: bool,
+        /// Of containerd: the table of the runtime that ours is to be like, as TOML; an empty
+        /// text where there is none.
+        model: &'a str,
     },
     /// The engine no longer knows it.
     Remove {

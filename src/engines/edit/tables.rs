@@ -7,7 +7,7 @@ use toml::{Table as Plain, Value as PlainValue};
 use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, Value};
 
 use super::{EditError, Format, NAME, Said, Wish, is_known, is_ours, with_line_ends_of};
-use crate::engines::dialect::{ANNOTATIONS, cri};
+use crate::engines::dialect::{ANNOTATIONS, cri, passes};
 
 /// Where an engine has its runtimes, and how it describes one.
 #[derive(Debug)]
@@ -69,15 +69,23 @@ impl Layout {
         }
     }
 
-    /// The runtime as a new entry.
-    fn entry(&self, program: &str) -> Item {
+    /// The runtime as a new entry, which is like `model` but for its program.
+    fn entry(&self, program: &str, model: &Plain) -> Item {
         let mut table = Table::new();
         match self.format {
             Format::Containerd { .. } => {
                 table.insert("runtime_type", text(BUILT_IN_TYPE));
-                let annotations = Array::from_iter([ANNOTATIONS]);
-                table.insert("pod_annotations", Item::Value(annotations.into()));
+                copy(model, &mut table, &["options", PASSED]);
+                let passed = model.get(PASSED).and_then(PlainValue::as_array);
+                let passed: Vec<&str> =
+                    passed.into_iter().flatten().filter_map(PlainValue::as_str).collect();
+                let ours = (!passed.iter().any(|pattern| passes(pattern))).then_some(ANNOTATIONS);
+                let passed = Array::from_iter(passed.into_iter().chain(ours));
+                table.insert(PASSED, Item::Value(passed.into()));
                 let mut options = Table::new();
+                if let Some(model) = model.get("options").and_then(PlainValue::as_table) {
+                    copy(model, &mut options, &["BinaryName"]);
+                }
                 options.insert("BinaryName", text(program));
                 table.insert("options", Item::Table(options));
             }
@@ -106,6 +114,45 @@ impl Layout {
         if let Some(value) = place {
             set(value, program);
         }
+    }
+}
+
+/// The annotations of a pod that containerd passes on to its runtime.
+const PASSED: &str = "pod_annotations";
+
+/// Has `table` say what `model` does, but for `own`. An empty value says nothing: containerd
+/// writes them where it is asked for its defaults.
+fn copy(model: &Plain, table: &mut Table, own: &[&str]) {
+    for (key, value) in model.iter().filter(|(key, _)| !own.contains(&key.as_str())) {
+        let empty = match value {
+            PlainValue::String(text) => text.is_empty(),
+            PlainValue::Array(values) => values.is_empty(),
+            PlainValue::Table(values) => values.is_empty(),
+            _ => false,
+        };
+        // One syntax, two parsers.
+        if let (false, Ok(value)) = (empty, value.to_string().parse::<Value>()) {
+            table.insert(key, Item::Value(value));
+        }
+    }
+}
+
+/// Has an entry that says nothing of who makes its cgroups say what `model` does: one made before
+/// that was copied has pods whose cgroups the kubelet doesn't find.
+fn adopt_cgroups(entry: &mut Item, model: &Plain) {
+    const KEY: &str = "SystemdCgroup";
+    let wanted = model.get("options").and_then(|options| options.get(KEY)?.as_bool());
+    let Some(options) = child(entry, "options") else { return };
+    let Some(true) = wanted else { return };
+    let Some(table) = options.as_table_like_mut() else { return };
+    if table.contains_key(KEY) {
+        return;
+    }
+    let indent = options.as_table().and_then(first_key_indent);
+    let Some(table) = options.as_table_like_mut() else { return };
+    table.insert(KEY, Item::Value(true.into()));
+    if let (Some(indent), Some(mut key)) = (indent, table.key_mut(KEY)) {
+        key.leaf_decor_mut().set_prefix(indent);
     }
 }
 
@@ -183,7 +230,9 @@ pub(super) fn edit(layout: &Layout, text: &str, wish: Wish<'_>) -> Result<String
         document.set_trailing("");
     }
     match wish {
-        Wish::Add { program, default } => add(layout, &mut document, program, default)?,
+        Wish::Add { program, default, model } => {
+            add(layout, &mut document, program, default, &plain(model)?)?;
+        }
         Wish::Remove { former } => {
             let former = former.and_then(|text| text.parse().ok()).unwrap_or_default();
             remove(layout, &mut document, &former);
@@ -224,6 +273,7 @@ fn add(
     document: &mut DocumentMut,
     program: &str,
     default: bool,
+    model: &Plain,
 ) -> Result<(), EditError> {
     let style = Style::of(layout, document);
     let path = layout.runtimes_path();
@@ -232,7 +282,10 @@ fn add(
     // podman's runtimes are values of the table, which then needs its header.
     let values = matches!(layout.format, Format::Podman);
     match child(runtimes, NAME) {
-        Some(entry) => layout.repoint(entry, program),
+        Some(entry) => {
+            layout.repoint(entry, program);
+            adopt_cgroups(entry, model);
+        }
         None => {
             // containerd 1 forgets its own runc, which is its default, once a runtime is named.
             if matches!(layout.format, Format::Containerd { .. })
@@ -242,7 +295,7 @@ fn add(
                 built_in.insert("runtime_type", text(BUILT_IN_TYPE));
                 insert(runtimes, BUILT_IN, Item::Table(built_in), &style);
             }
-            let entry = layout.entry(program);
+            let entry = layout.entry(program, model);
             insert(runtimes, NAME, entry, &style);
             if let Some(table) = runtimes.as_table_mut()
                 && values

@@ -7,8 +7,8 @@ const V1: Format = Format::Containerd { version: 1 };
 const V2: Format = Format::Containerd { version: 2 };
 const V3: Format = Format::Containerd { version: 3 };
 
-const ADD: Wish<'_> = Wish::Add { program: PROGRAM, default: false };
-const DEFAULT: Wish<'_> = Wish::Add { program: PROGRAM, default: true };
+const ADD: Wish<'_> = Wish::Add { program: PROGRAM, default: false, model: "" };
+const DEFAULT: Wish<'_> = Wish::Add { program: PROGRAM, default: true, model: "" };
 
 /// As Debian ships it.
 const DEBIAN: &str = r#"version = 2
@@ -169,6 +169,50 @@ fn containerd_gets_the_handler_in_the_table_of_its_version() {
         edit(Format::Containerd { version: 4 }, "", ADD),
         Err(EditError::Version { version: 4 })
     );
+}
+
+#[test]
+fn containerds_handler_is_like_its_model_but_for_the_program() {
+    let model = r#"
+        runtime_type = "io.containerd.runc.v2"
+        runtime_path = ""
+        privileged_without_host_devices = true
+        pod_annotations = ["a.io/*"]
+        container_annotations = []
+        snapshotter = "nydus"
+        cni_max_conf_num = 2
+        [options]
+        BinaryName = "/usr/bin/nvidia-container-runtime"
+        Root = ""
+        SystemdCgroup = true
+        ShimCgroup = "/x"
+    "#;
+    let wish = Wish::Add { program: PROGRAM, default: false, model };
+    for format in [V1, V2, V3] {
+        let new = add(format, "", wish);
+        let top: toml::Table = new.parse().unwrap();
+        let Format::Containerd { version } = format else { unreachable!() };
+        let plugin = crate::engines::dialect::cri(version).unwrap();
+        let ours = top["plugins"][plugin]["containerd"]["runtimes"]["cgpu"].as_table().unwrap();
+        let mut expected: toml::Table = model.parse().unwrap();
+        expected.remove("runtime_path");
+        expected.remove("container_annotations");
+        expected["pod_annotations"] = vec!["a.io/*", "aliyun.com/*"].into();
+        expected["options"].as_table_mut().unwrap().remove("Root");
+        expected["options"]["BinaryName"] = PROGRAM.into();
+        assert_eq!(*ours, expected);
+        assert_eq!(add(format, &new, wish), new);
+        assert_eq!(remove(format, &new, None), "");
+        // One that setup made before it copied anything.
+        let old = add(format, "", ADD);
+        let mended = add(format, &old, wish);
+        assert_eq!(added(&old, &mended), ["SystemdCgroup = true"]);
+        let own = old.replace("BinaryName", "SystemdCgroup = false\nBinaryName");
+        assert_eq!(add(format, &own, wish), own, "what somebody wrote stays");
+    }
+    let all = model.replace("a.io/*", "*");
+    let new = add(V2, "", Wish::Add { program: PROGRAM, default: false, model: &all });
+    assert!(new.contains("pod_annotations = [\"*\"]"), "{new}");
 }
 
 #[test]
