@@ -393,6 +393,22 @@ fn containerd_itself_reads_what_is_written_for_each_version() {
 }
 
 #[test]
+fn a_containerd_without_its_cri_is_told_of_as_docker_ships_it() {
+    let scratch = Scratch::new();
+    let file = scratch.file("config.toml", "disabled_plugins = [\"cri\"]\n");
+    let done = setup_file("containerd", &file, &[]).ok();
+    let words = format!(
+        "{} names cri in disabled_plugins: Kubernetes can't use this containerd until that is \
+         gone; ctr and nerdctl can",
+        file.display()
+    );
+    assert!(done.has_line(&words), "{done}");
+    assert!(setup_file("containerd", &file, &[]).ok().has_line(&words), "it is no news");
+    let removed = setup_file("containerd", &file, &["--remove"]).ok();
+    assert!(!removed.stdout.contains("Kubernetes"), "{removed}");
+}
+
+#[test]
 fn podman_knows_us_by_name_and_by_default() {
     let host = Host::new();
     let podman = Podman::builder().start();

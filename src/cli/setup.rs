@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::engines::change::{Aim, Change, Request, plan};
+use crate::engines::change::{Aim, Change, Request, cri_disabled_by, plan};
 use crate::engines::dockerd::{self, Outcome};
 use crate::engines::restart::{Done, Init, next_step, restart, unit};
 use crate::engines::write::write;
@@ -80,7 +80,8 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         true => Aim::Remove,
         false => Aim::Add { program: program(setup)?, default: setup.default },
     };
-    let changes = plan(&Request { kind, root, file: file.clone(), aim })?;
+    let request = Request { kind, root, file: file.clone(), aim };
+    let changes = plan(&request)?;
     if changes.is_empty() {
         let state = if setup.remove { "doesn't know cgpu" } else { "knows cgpu" };
         writeln!(out, "nothing to do: the configuration of {} {state}", name(setup.engine))?;
@@ -89,6 +90,14 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         for line in change.diff().lines() {
             writeln!(out, "{}", printable(line))?;
         }
+    }
+    if let Some(disabling) = cri_disabled_by(&request).filter(|_| !setup.remove) {
+        writeln!(
+            out,
+            "{} names cri in disabled_plugins: Kubernetes can't use this containerd until that is \
+             gone; ctr and nerdctl can",
+            printable(&disabling.display().to_string())
+        )?;
     }
     if setup.dry_run {
         return would(setup, kind, out);

@@ -187,6 +187,14 @@ pub(crate) fn passes(pattern: &str) -> bool {
     pattern == "*" || pattern == ANNOTATIONS || pattern == "aliyun.com*"
 }
 
+/// Whether a file of containerd switches off the plugin by which Kubernetes talks to it.
+pub(crate) fn disables_cri(text: &str) -> bool {
+    let table = toml(text).unwrap_or_default();
+    let disabled = table.get("disabled_plugins").and_then(Value::as_array);
+    let mut disabled = disabled.into_iter().flatten().filter_map(Value::as_str);
+    disabled.any(|plugin| CRI.iter().any(|(_, cri)| *cri == plugin))
+}
+
 /// The files that a containerd configuration imports, as patterns.
 pub(crate) fn imports(text: &str) -> Vec<String> {
     let table = toml(text).unwrap_or_default();
@@ -301,6 +309,21 @@ mod tests {
             ours("default", None)
         );
         assert_eq!(podman("[engine]\nruntimes = 3\n"), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn the_plugin_of_kubernetes_is_off_by_any_of_its_names() {
+        for (plugins, off) in [
+            ("['cri']", true),
+            ("['aufs', 'io.containerd.grpc.v1.cri']", true),
+            ("['io.containerd.cri.v1.runtime']", true),
+            ("['aufs']", false),
+            ("'cri'", false),
+            ("[", false),
+        ] {
+            assert_eq!(disables_cri(&format!("disabled_plugins = {plugins}")), off, "{plugins}");
+        }
+        assert!(!disables_cri("# disabled_plugins = ['cri']"));
     }
 
     #[test]
