@@ -259,6 +259,35 @@ fn each_engine_is_read_as_it_is_written() {
 }
 
 #[test]
+fn a_handler_unlike_runc_and_a_plugin_that_is_off_are_told_of() {
+    let host = Host::well();
+    let runc = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n\
+                runtime_type = \"io.containerd.runc.v2\"\noptions = {SystemdCgroup = true}\n";
+    host.write(
+        "etc/containerd/config.toml",
+        &format!(
+            "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n\
+             disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n{runc}"
+        ),
+    );
+    let shipped = include_str!("../packaging/containerd.toml");
+    let ours = shipped.find("[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu]");
+    host.write("etc/containerd/conf.d/cgpu.toml", &shipped[ours.unwrap()..]);
+    let said = said(&host.findings(3), "containerd", "warning");
+    assert!(
+        said[0].starts_with(
+            "runtime cgpu of /etc/containerd/conf.d/cgpu.toml has SystemdCgroup = false, and the \
+             runtime of other pods has true"
+        ),
+        "{said:?}"
+    );
+    assert!(
+        said[1].starts_with("/etc/containerd/config.toml names cri in disabled_plugins"),
+        "{said:?}"
+    );
+}
+
+#[test]
 fn odd_files_are_findings_and_nothing_waits_for_them() {
     let host = Host::well();
     for path in ["etc/docker/daemon.json", "proc/driver/nvidia/version", "proc/devices"] {

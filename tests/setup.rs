@@ -304,18 +304,6 @@ fn containerd_makes_every_pod_by_default_and_forgets_us() {
     refused.fails();
 }
 
-#[test]
-fn a_containerd_that_serves_no_kubernetes_is_told_of() {
-    let scratch = Scratch::new();
-    let words = "has cri in disabled_plugins";
-    let file = scratch.file("containerd.toml", "version = 2\ndisabled_plugins = [\"cri\"]\n");
-    assert!(setup_file("containerd", &file, &["--dry-run"]).ok().stdout.contains(words));
-    assert!(setup_file("containerd", &file, &[]).ok().stdout.contains(words));
-    assert!(!setup_file("containerd", &file, &["--remove"]).ok().stdout.contains(words));
-    fs::write(&file, "version = 2\n").unwrap();
-    assert!(!setup_file("containerd", &file, &[]).ok().stdout.contains(words));
-}
-
 /// What containerd says its configuration comes to.
 fn dump(containerd: &Path, file: &Path) -> toml::Table {
     let mut command = Command::new(containerd);
@@ -392,7 +380,7 @@ fn containerd_itself_reads_what_is_written_for_each_version() {
             assert_eq!(like_runc(runtime), like_runc(runc), "{text}");
             let cluster = text.contains("/e/") || text.contains("NoPivotRoot = true");
             let systemd = runtime["options"].get("SystemdCgroup").and_then(toml::Value::as_bool);
-            assert_eq!(systemd.unwrap_or(false), cluster, "{text}");
+            assert_eq!(systemd.unwrap_or_default(), cluster, "{text}");
             let default = "runc"; // which containerd 1 forgets once another is named
             assert!(part["containerd"]["runtimes"].get(default).is_some(), "{text}");
             let bin_dir = |dumped: &toml::Table| dumped["plugins"][plugin].get("cni").cloned();
@@ -402,6 +390,22 @@ fn containerd_itself_reads_what_is_written_for_each_version() {
             assert_eq!(fs::read_to_string(&imported_file).unwrap(), imported);
         }
     }
+}
+
+#[test]
+fn a_containerd_without_its_cri_is_told_of_as_docker_ships_it() {
+    let scratch = Scratch::new();
+    let file = scratch.file("config.toml", "disabled_plugins = [\"cri\"]\n");
+    let done = setup_file("containerd", &file, &[]).ok();
+    let words = format!(
+        "{} names cri in disabled_plugins: Kubernetes can't use this containerd until that is \
+         gone; ctr and nerdctl can",
+        file.display()
+    );
+    assert!(done.has_line(&words), "{done}");
+    assert!(setup_file("containerd", &file, &[]).ok().has_line(&words), "it is no news");
+    let removed = setup_file("containerd", &file, &["--remove"]).ok();
+    assert!(!removed.stdout.contains("Kubernetes"), "{removed}");
 }
 
 #[test]

@@ -7,8 +7,7 @@ use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::engines::change::{Aim, Change, Request, plan};
-use crate::engines::dialect::disables_cri;
+use crate::engines::change::{Aim, Change, Request, cri_disabled_by, plan};
 use crate::engines::dockerd::{self, Outcome};
 use crate::engines::restart::{Done, Init, next_step, restart, unit};
 use crate::engines::write::write;
@@ -81,7 +80,8 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         true => Aim::Remove,
         false => Aim::Add { program: program(setup)?, default: setup.default },
     };
-    let changes = plan(&Request { kind, root, file: file.clone(), aim })?;
+    let request = Request { kind, root, file: file.clone(), aim };
+    let changes = plan(&request)?;
     if changes.is_empty() {
         let state = if setup.remove { "doesn't know cgpu" } else { "knows cgpu" };
         writeln!(out, "nothing to do: the configuration of {} {state}", name(setup.engine))?;
@@ -91,11 +91,12 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
             writeln!(out, "{}", printable(line))?;
         }
     }
-    if kind == Kind::Containerd && !setup.remove && is_without_cri(&setup.root, file.as_deref()) {
+    if let Some(disabling) = cri_disabled_by(&request).filter(|_| !setup.remove) {
         writeln!(
             out,
-            "this containerd serves no Kubernetes: its configuration has cri in disabled_plugins; \
-             take it out there for pods, or leave it for docker, ctr and nerdctl"
+            "{} names cri in disabled_plugins: Kubernetes can't use this containerd until that is \
+             gone; ctr and nerdctl can",
+            printable(&disabling.display().to_string())
         )?;
     }
     if setup.dry_run {
@@ -114,13 +115,6 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     }
     out.flush()?;
     again(setup, kind, !changes.is_empty(), out)
-}
-
-/// Whether containerd's main file switches off the part for Kubernetes.
-fn is_without_cri(root: &Path, file: Option<&Path>) -> bool {
-    let main = || root.join(places::main(Kind::Containerd).trim_start_matches('/'));
-    let file = file.map_or_else(main, Path::to_owned);
-    std::fs::read_to_string(file).is_ok_and(|text| disables_cri(&text))
 }
 
 /// Our runtime, as the host names it.

@@ -26,7 +26,12 @@ pub(super) fn look(tree: &Tree) -> Vec<Engine> {
 
 fn engine(tree: &Tree, kind: EngineKind) -> Engine {
     let inherited = places::containerd_version(tree);
-    let files = places::files(tree, kind).into_iter().map(|path| (tree.read(&path), path));
+    let paths = places::files(tree, kind);
+    let cri_disabled_by = match kind {
+        EngineKind::Containerd => places::cri_disabled_by(tree, &paths),
+        _ => None,
+    };
+    let files = paths.into_iter().map(|path| (tree.read(&path), path));
     let files: Vec<(Seen<String>, PathBuf)> = files.collect();
     let texts = files.iter().filter_map(|(seen, _)| match seen {
         Seen::Found(text) => {
@@ -48,6 +53,7 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
         kind,
         program: places::programs(kind).iter().find_map(|name| tree.program(name)),
         files: files.iter().filter_map(|(seen, path)| file(tree, dialect, seen, path)).collect(),
+        cri_disabled_by,
     }
 }
 

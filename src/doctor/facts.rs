@@ -179,6 +179,8 @@ pub struct Engine {
     pub program: Option<PathBuf>,
     /// Its configuration's files that are there.
     pub files: Vec<EngineFile>,
+    /// Of containerd: the file that switches off the plugin by which Kubernetes talks to it.
+    pub cri_disabled_by: Option<PathBuf>,
 }
 
 /// A file of an engine's configuration.

@@ -140,16 +140,30 @@ pub fn plan(request: &Request) -> Result<Vec<Change>, PlanError> {
     }
 }
 
-/// The files that are there, read and understood.
-fn known(tree: &Tree, request: &Request) -> Result<Vec<Known>, PlanError> {
-    let paths = match (&request.file, request.kind) {
+/// The file by which Kubernetes can't use this containerd, whatever is planned.
+#[must_use]
+pub fn cri_disabled_by(request: &Request) -> Option<PathBuf> {
+    let tree = Tree::new(&request.root, None);
+    match request.kind {
+        Kind::Containerd => places::cri_disabled_by(&tree, &paths(&tree, request)),
+        _ => None,
+    }
+}
+
+/// The files that the engine reads, whether they are there or not.
+fn paths(tree: &Tree, request: &Request) -> Vec<PathBuf> {
+    match (&request.file, request.kind) {
         (None, kind) => places::files(tree, kind),
         (Some(file), Kind::Containerd) => places::containerd(tree, file),
         (Some(file), _) => vec![file.clone()],
-    };
+    }
+}
+
+/// The files that are there, read and understood.
+fn known(tree: &Tree, request: &Request) -> Result<Vec<Known>, PlanError> {
     let mut inherited = 1;
     let mut known: Vec<Known> = Vec::new();
-    for (position, path) in paths.into_iter().enumerate() {
+    for (position, path) in paths(tree, request).into_iter().enumerate() {
         let Some(original) = write::read(&tree.at(&path), &path)? else { continue };
         let format = match request.kind {
             Kind::Docker => Format::Docker,

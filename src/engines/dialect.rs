@@ -95,15 +95,6 @@ fn said_version(table: &Table) -> Option<i64> {
     table.get("version")?.as_integer()
 }
 
-/// Whether a file of containerd's switches off the part by which Kubernetes uses it, as the one that
-/// Docker's packages bring does. By any of the names that the part has had (`plugin.go`, `Disabled`).
-pub(crate) fn disables_cri(text: &str) -> bool {
-    let disabled = toml(text).ok().and_then(|table| table.get("disabled_plugins").cloned());
-    let disabled = disabled.as_ref().and_then(Value::as_array);
-    let names = ["cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
-    disabled.into_iter().flatten().filter_map(Value::as_str).any(|name| names.contains(&name))
-}
-
 /// What a runtime that pods get calls runc's shim.
 const RUNC_SHIM: &str = "io.containerd.runc.";
 
@@ -194,6 +185,14 @@ pub(crate) fn containerd(text: &str, inherited: i64, model: &Table) -> Result<Ve
 /// Whether a pattern of annotations lets ours through.
 pub(crate) fn passes(pattern: &str) -> bool {
     pattern == "*" || pattern == ANNOTATIONS || pattern == "aliyun.com*"
+}
+
+/// Whether a file of containerd switches off the plugin by which Kubernetes talks to it.
+pub(crate) fn disables_cri(text: &str) -> bool {
+    let table = toml(text).unwrap_or_default();
+    let disabled = table.get("disabled_plugins").and_then(Value::as_array);
+    let mut disabled = disabled.into_iter().flatten().filter_map(Value::as_str);
+    disabled.any(|plugin| CRI.iter().any(|(_, cri)| *cri == plugin))
 }
 
 /// The files that a containerd configuration imports, as patterns.
@@ -313,16 +312,18 @@ mod tests {
     }
 
     #[test]
-    fn a_file_may_switch_the_part_for_kubernetes_off() {
-        assert!(disables_cri("disabled_plugins = [\"cri\"]\n"));
-        assert!(disables_cri(
-            "version = 3\ndisabled_plugins = ['x', 'io.containerd.cri.v1.runtime']"
-        ));
-        for text in
-            ["", "disabled_plugins = []", "disabled_plugins = ['zfs']", "disabled_plugins ="]
-        {
-            assert!(!disables_cri(text), "{text}");
+    fn the_plugin_of_kubernetes_is_off_by_any_of_its_names() {
+        for (plugins, off) in [
+            ("['cri']", true),
+            ("['aufs', 'io.containerd.grpc.v1.cri']", true),
+            ("['io.containerd.cri.v1.runtime']", true),
+            ("['aufs']", false),
+            ("'cri'", false),
+            ("[", false),
+        ] {
+            assert_eq!(disables_cri(&format!("disabled_plugins = {plugins}")), off, "{plugins}");
         }
+        assert!(!disables_cri("# disabled_plugins = ['cri']"));
     }
 
     #[test]

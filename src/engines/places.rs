@@ -96,6 +96,15 @@ pub(crate) fn containerd(tree: &Tree, main: &Path) -> Vec<PathBuf> {
     std::iter::once(main.to_owned()).chain(imported).collect()
 }
 
+/// The first of `files`, of containerd, that switches off the plugin of Kubernetes.
+pub(crate) fn cri_disabled_by(tree: &Tree, files: &[PathBuf]) -> Option<PathBuf> {
+    let disables = |path: &&PathBuf| match tree.read(path) {
+        Seen::Found(text) => dialect::disables_cri(&text),
+        _ => false,
+    };
+    files.iter().find(disables).cloned()
+}
+
 /// The files that a pattern of `main` means, whose last part may have one star.
 fn matching(tree: &Tree, main: &Path, pattern: &str) -> Vec<PathBuf> {
     let path = beside(main, pattern);

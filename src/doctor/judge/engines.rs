@@ -61,10 +61,25 @@ fn one(engine: &Engine, runtime: &str) -> Vec<Finding> {
                 .extend(handlers.iter().map(|handler| configured(engine.kind, handler, &path))),
         }
     }
-    if let Some(program) = engine.program.as_ref().filter(|_| findings.is_empty()) {
+    let known = !findings.is_empty();
+    if let Some(program) = engine.program.as_ref().filter(|_| !known) {
         let what = format!("installed, and knows no runtime {}", short(runtime));
         let found = row(Note, what).of(program.display().to_string());
         findings.push(found.remedy(introduction(engine.kind, runtime)));
+    }
+    if let Some(path) = engine.cri_disabled_by.as_ref().filter(|_| !findings.is_empty()) {
+        let path = path.display().to_string();
+        let what = format!(
+            "{path} names cri in disabled_plugins: Kubernetes can't use this containerd, ctr and \
+             nerdctl can"
+        );
+        // docker's package ships it so, for hosts where docker alone uses it.
+        let severity = if known { Warning } else { Note };
+        findings.push(
+            row(severity, what)
+                .of(path)
+                .remedy("take cri out of it and restart containerd, if this node is Kubernetes'"),
+        );
     }
     findings
 }

@@ -24,7 +24,7 @@ fn node(name: &str, major: u64, minor: u64, needed: bool, made_by: &str) -> Node
 /// A host with two GPUs on which nothing is wrong.
 fn well() -> Facts {
     let gpu = |bus_id: &str| BusGpu { bus_id: bus_id.into(), driver: Some("nvidia".into()) };
-    let engine = |kind| Engine { kind, program: None, files: Vec::new() };
+    let engine = |kind| Engine { kind, program: None, files: Vec::new(), cri_disabled_by: None };
     Facts {
         driver: Driver {
             version_path: "/proc/driver/nvidia/version".into(),
@@ -105,6 +105,7 @@ fn docker(handlers: Result<Vec<Handler>, String>) -> Engine {
         kind: EngineKind::Docker,
         program: Some("/usr/bin/dockerd".into()),
         files: vec![EngineFile { path: "/etc/docker/daemon.json".into(), handlers }],
+        cri_disabled_by: None,
     }
 }
 
@@ -434,7 +435,13 @@ fn real_runtimes_are_those_that_the_tests_know() {
 #[test]
 fn an_engine_is_told_how_it_gets_to_know_us() {
     let is = |engine: Engine| move |facts: &mut Facts| facts.engines = vec![engine];
-    let bare = |kind| is(Engine { kind, program: Some("/usr/bin/x".into()), files: Vec::new() });
+    let there = |kind| Engine {
+        kind,
+        program: Some("/usr/bin/x".into()),
+        files: Vec::new(),
+        cri_disabled_by: None,
+    };
+    let bare = |kind| is(there(kind));
     for (kind, name, words) in [
         (
             EngineKind::Docker,
@@ -479,8 +486,16 @@ fn an_engine_is_told_how_it_gets_to_know_us() {
         let handler = Handler { flaw: Some(flaw), ..handler() };
         let path = "/etc/containerd/config.toml".into();
         let files = vec![EngineFile { path, handlers: Ok(vec![handler]) }];
-        is(Engine { kind: EngineKind::Containerd, program: None, files })
+        is(Engine { files, program: None, ..there(EngineKind::Containerd) })
     };
+    let off = |engine: Engine| {
+        is(Engine { cri_disabled_by: Some("/etc/containerd/config.toml".into()), ..engine })
+    };
+    let words = "/etc/containerd/config.toml names cri in disabled_plugins: Kubernetes can't use \
+                 this containerd, ctr and nerdctl can -> take cri out";
+    finds("containerd", Note, words, off(there(EngineKind::Containerd)));
+    let docker = docker(Ok(vec![handler()]));
+    finds("containerd", Warning, words, off(Engine { kind: EngineKind::Containerd, ..docker }));
     for (file, section, put) in
         [(3, 2, "cri.v1.runtime"), (2, 3, "grpc.v1.cri"), (1, 2, "begin the file")]
     {

@@ -388,23 +388,11 @@ fn remove(layout: &Layout, document: &mut DocumentMut, former: &DocumentMut) {
     if let Some(section) = below_mut(document.as_item_mut(), &layout.section) {
         restore(layout, section, former);
     }
+    take_headers(&path, document, former);
     if let Some(runtimes) = below_mut(document.as_item_mut(), &path)
         && let Some(table) = runtimes.as_table_like_mut()
     {
         table.remove(NAME);
-    }
-    // A table that had no header of its own before, and got one for the default runtime.
-    let at = |path: &[&str]| path.iter().try_fold(former.as_item(), |item, key| item.get(*key));
-    let had_no_header =
-        |path: &[&str]| at(path).and_then(Item::as_table).is_some_and(Table::is_implicit);
-    for depth in (1..=layout.section.len()).filter(|depth| had_no_header(&layout.section[..*depth]))
-    {
-        let table = below_mut(document.as_item_mut(), &layout.section[..depth]);
-        if let Some(table) = table.and_then(Item::as_table_mut)
-            && table.iter().all(|(_, item)| item.is_table())
-        {
-            table.set_implicit(true);
-        }
     }
     let former = plain(&former.to_string()).unwrap_or_default();
     let kept = below(&former, &path)
@@ -438,6 +426,27 @@ fn remove(layout: &Layout, document: &mut DocumentMut, former: &DocumentMut) {
             parent.remove(key);
         }
     }
+}
+
+/// Takes out the headers of tables that `former` has without one, where nothing stands below
+/// them: setup wrote them for what is gone.
+fn take_headers(path: &[&str], document: &mut DocumentMut, former: &DocumentMut) {
+    for depth in 1..=path.len() {
+        let path = &path[..depth];
+        let had = path.iter().try_fold(former.as_item(), |item, key| item.get(key));
+        let had_none = had.and_then(Item::as_table).is_some_and(Table::is_implicit);
+        let table = below_mut(document.as_item_mut(), path).and_then(Item::as_table_mut);
+        if let (true, Some(table)) = (had_none, table)
+            && table.iter().all(|(_, item)| !item.is_value())
+            && table.decor().prefix().and_then(|prefix| prefix.as_str()).is_none_or(is_blank)
+        {
+            table.set_implicit(true);
+        }
+    }
+}
+
+fn is_blank(text: &str) -> bool {
+    text.trim().is_empty()
 }
 
 /// Undoes a default runtime that is ours.

@@ -249,6 +249,23 @@ fn containerds_comments_and_order_stay_and_the_default_comes_back() {
 }
 
 #[test]
+fn a_header_that_setup_wrote_goes_and_one_of_the_user_stays() {
+    let runtime = "[plugins.cri.containerd.runtimes.runc]\nruntime_type = 'x'\n";
+    let with_header = format!("[plugins.cri.containerd]\n\n{runtime}");
+    for own in [runtime, &with_header] {
+        let new = add(V1, own, DEFAULT);
+        assert!(new.contains("[plugins.cri.containerd]\n"));
+        assert_eq!(remove(V1, &new, Some(own)), *own);
+        let said = new.replace("runtimes.runc]\n", "runtimes.runc]\nsnapshotter = 'y'\n");
+        let kept = own.replace("runtimes.runc]\n", "runtimes.runc]\nsnapshotter = 'y'\n");
+        assert_eq!(remove(V1, &said, Some(own)), kept, "what came later stays");
+    }
+    let remark = add(V1, runtime, DEFAULT)
+        .replace("[plugins.cri.containerd]", "# ours\n[plugins.cri.containerd]");
+    assert!(remove(V1, &remark, Some(runtime)).contains("# ours\n[plugins.cri.containerd]"));
+}
+
+#[test]
 fn inline_and_dotted_tables_are_edited_as_they_are() {
     let inline = "plugins.cri.containerd = { runtimes = { runc = { runtime_type = \"x\" } } }\n";
     let new = add(V1, inline, DEFAULT);
