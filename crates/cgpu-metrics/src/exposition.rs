@@ -78,6 +78,8 @@ impl Collector for Found {
                     let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == share.gpu.uuid);
                     let mut all = gpu.map(|gpu| gpu_labels(snapshot, gpu)).unwrap_or_default();
                     all.extend(labels.iter().filter(|label| label.0 != "Hostname").cloned());
+                    // Of one GPU a container can have several.
+                    all.extend(share.gpu.mig.as_ref().map(|mig| ("mig", mig.index.to_string())));
                     (all, share)
                 })
             })
@@ -206,7 +208,7 @@ fn gpu_labels(snapshot: &Snapshot, gpu: &GpuFigures) -> Vec<Label> {
     vec![
         ("gpu", gpu.index.to_string()),
         ("UUID", written(&gpu.uuid)),
-        ("pci_bus_id", written(&gpu.bus_id)),
+        ("pci_bus_id", bus_id(&gpu.bus_id)),
         ("device", format!("nvidia{}", gpu.index)),
         ("modelName", written(&gpu.name)),
         host_label(snapshot),
@@ -227,6 +229,14 @@ fn container_labels(snapshot: &Snapshot, container: &ContainerFigures) -> Vec<La
         ("container_id", written(&container.short_id)),
         host_label(snapshot),
     ]
+}
+
+/// A PCI address as NVML writes it, and so dcgm-exporter: a domain of eight digits, capitals.
+fn bus_id(kernels: &str) -> String {
+    match kernels.split_once(':') {
+        Some((domain, rest)) => written(&format!("{domain:0>8}:{rest}").to_uppercase()),
+        None => String::new(),
+    }
 }
 
 /// A label's value: names are chosen by whoever makes a container.
@@ -332,7 +342,7 @@ mod tests {
         let gpu = GpuFigures {
             index: 0,
             uuid: "GPU-a".into(),
-            bus_id: "0000:07:00.0".into(),
+            bus_id: "0000:af:00.0".into(),
             name: "Tesla V100".into(),
             lost: false,
             memory_total_bytes: 16_000 * MIB,
@@ -395,7 +405,7 @@ mod tests {
     #[test]
     fn figures_have_their_labels_and_base_units() {
         let text = text(snapshot()).unwrap();
-        let gpu = "gpu=\"0\",UUID=\"GPU-a\",pci_bus_id=\"0000:07:00.0\",device=\"nvidia0\",\
+        let gpu = "gpu=\"0\",UUID=\"GPU-a\",pci_bus_id=\"00000000:AF:00.0\",device=\"nvidia0\",\
                    modelName=\"Tesla V100\",Hostname=\"node\"";
         for line in [
             format!("cgpu_gpu_memory_total_bytes{{{gpu}}} 16777216000.0"),
