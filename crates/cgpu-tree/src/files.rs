@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -26,6 +27,8 @@ const BLOCK: u32 = 4096;
 pub(crate) struct Tree {
     shown: Shown,
     inodes: Mutex<Inodes>,
+    /// Whether the log has that somebody else than the host's root wrote.
+    told: AtomicBool,
 }
 
 /// The numbers of nodes. A node that was told of once keeps its number: there are as many as
@@ -39,7 +42,11 @@ struct Inodes {
 impl Tree {
     pub(crate) fn new(shown: Shown) -> Self {
         let numbers = HashMap::from([(Node::Root, INodeNo::ROOT.0)]);
-        Tree { shown, inodes: Mutex::new(Inodes { numbers, nodes: vec![Node::Root] }) }
+        Tree {
+            shown,
+            inodes: Mutex::new(Inodes { numbers, nodes: vec![Node::Root] }),
+            told: AtomicBool::new(false),
+        }
     }
 
     fn inodes(&self) -> MutexGuard<'_, Inodes> {
@@ -176,7 +183,13 @@ impl Filesystem for Tree {
     ) {
         let caller = Caller { pid: request.pid(), uid: request.uid() };
         if !caller.is_hosts_root() {
-            warn!(pid = caller.pid, "a write to the tree is refused: it is not the host's root's");
+            // Once: a container can try as often as it likes.
+            if !self.told.swap(true, Ordering::Relaxed) {
+                warn!(
+                    pid = caller.pid,
+                    "writes to the tree are refused to all but the host's root"
+                );
+            }
             return reply.error(Errno::EPERM);
         }
         let written = self.node(ino).and_then(|node| self.shown.write(&node, data));

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use cgpu::admission::{AdmissionError, Host};
 use cgpu::backend::BackendError;
 use cgpu::inventory;
-use cgpu::plan::{ChangeError, GpuChangeError};
+use cgpu::plan::{Change, ChangeError, GpuChangeError};
 use cgpu::registry::Record;
 use cgpu::view::{Processes, Snapshot};
 use fuser::Errno;
@@ -78,10 +78,10 @@ impl Shown {
     pub(crate) fn read(&self, node: &Node) -> Result<String, Errno> {
         let text = match node {
             Node::Root | Node::Gpu(_) | Node::Container(..) => return Err(Errno::EISDIR),
-            Node::RootFile("version") => env!("CARGO_PKG_VERSION").to_owned(),
+            // What a write of 1 to `upgrade` brings to every container.
+            Node::RootFile("version" | "upgrade") => env!("CARGO_PKG_VERSION").to_owned(),
             // Every container says its own size, or has none.
             Node::RootFile("default_memsize") => "0".to_owned(),
-            Node::RootFile("upgrade") => self.versions(),
             Node::RootFile("major") => self.major().to_string(),
             Node::RootFile(_) => return Err(Errno::EACCES),
             Node::GpuFile(index, name) => {
@@ -123,11 +123,6 @@ impl Shown {
         Ok(text + "\n")
     }
 
-    /// The versions of the programs that serve containers now, the newest last.
-    fn versions(&self) -> String {
-        env!("CARGO_PKG_VERSION").to_owned()
-    }
-
     fn major(&self) -> u64 {
         let node = self.host.config.driver.root.join("dev/nvidiactl");
         let device = fs::metadata(node).map(|meta| meta.rdev()).unwrap_or_default();
@@ -159,7 +154,16 @@ impl Shown {
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
             Wish::Container(short_id, change) => {
-                let id = self.id_of(short_id)?;
+                let record = self.record(short_id)?;
+                let is_so = match change {
+                    Change::Weight(weight) => record.plan.weight == *weight,
+                    Change::HighPriority(high) => record.plan.high_priority == *high,
+                    Change::MemoryLimit { .. } => false,
+                };
+                if is_so {
+                    return Ok(());
+                }
+                let id = record.key.id;
                 let set = self.host.set(&id, |_| Ok(*change));
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
@@ -175,9 +179,9 @@ impl Shown {
             )),
             Wish::Destroy(short_id) => {
                 self.host.collect().map_err(|error| (Errno::EIO, error.to_string()))?;
-                match self.id_of(short_id) {
+                match self.record(short_id) {
                     Err(_) => Ok(()),
-                    Ok(id) => Err((Errno::EBUSY, format!("{id} is there, and keeps its quota"))),
+                    Ok(_) => Err((Errno::EBUSY, "it is there, and keeps its quota".to_owned())),
                 }
             }
             Wish::Upgrade => {
@@ -190,13 +194,13 @@ impl Shown {
         }
     }
 
-    /// The id of the container with that short id.
-    fn id_of(&self, short_id: &str) -> Result<String, (Errno, String)> {
+    /// The container with that short id.
+    fn record(&self, short_id: &str) -> Result<Record, (Errno, String)> {
         let records =
             self.records().ok_or((Errno::EIO, "the registry can't be read".to_owned()))?;
         let found = records.into_iter().find(|record| record.short_id == short_id);
         let gone = || (Errno::ENOENT, format!("no container has the short id {short_id}"));
-        found.map(|record| record.key.id).ok_or_else(gone)
+        found.ok_or_else(gone)
     }
 }
 
@@ -234,8 +238,8 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Whether it is the host's root: none of a container, which has a pid namespace or a user
-    /// namespace of its own.
+    /// Whether it is the host's root: none of a container, which has mounts of its own whatever else of
+    /// the host's it was given.
     pub(crate) fn is_hosts_root(self) -> bool {
         let same = |name: &str| -> io::Result<bool> {
             let theirs = fs::read_link(format!("/proc/{}/ns/{name}", self.pid))?;
@@ -243,6 +247,6 @@ impl Caller {
         };
         self.uid == 0
             && self.pid != 0
-            && ["pid", "user"].iter().all(|name| same(name).unwrap_or(false))
+            && ["mnt", "pid", "user"].iter().all(|name| same(name).unwrap_or(false))
     }
 }

@@ -60,7 +60,8 @@ pub fn run(args: &Args) -> Result<()> {
         MountOption::NoSuid,
         MountOption::NoExec,
     ];
-    config.acl = SessionACL::All;
+    // Root alone reads, too: the files tell of every container.
+    config.acl = SessionACL::Owner;
     let session =
         fuser::spawn_mount(Tree::new(Shown::new(host)), &dir, &config).with_context(|| {
             format!("cannot mount the tree on {}; is FUSE here (/dev/fuse)?", dir.display())
@@ -72,10 +73,12 @@ pub fn run(args: &Args) -> Result<()> {
         match poll(&mut fds, PollTimeout::from(LOOK_MS)) {
             Ok(0) | Err(Errno::EINTR) if session.guard.is_finished() => return Ok(()),
             Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok(session.umount_and_join()?),
+            Ok(_) => break,
             Err(errno) => return Err(errno.into()),
         }
     }
+    // Whoever is in it loses it with this process, and nobody else finds it.
+    umount2(&dir, MntFlags::MNT_DETACH).with_context(|| format!("cannot unmount {}", dir.display()))
 }
 
 /// Sees that something can be mounted on `dir`. What a killed one has left there is taken down.

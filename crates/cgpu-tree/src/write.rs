@@ -1,6 +1,7 @@
 //! What a write means: [`Wish`]. Pure.
 
 use cgpu::plan::{Change, GpuChange};
+use cgpu::units::MIB;
 
 use crate::node::Node;
 
@@ -49,8 +50,11 @@ pub(crate) fn wish(node: &Node, bytes: &[u8]) -> Result<Wish, Senseless> {
             Ok(Wish::Gpu(*gpu, change))
         }
         Node::ContainerFile(gpu, id, "memsize") => {
-            let bytes = value.parse().ok().filter(|bytes| *bytes > 0);
-            let bytes = bytes.ok_or_else(|| invalid("a quota is a number of bytes above 0"))?;
+            // Quotas are whole numbers of MiB.
+            let bytes = value.parse::<u64>().ok().map(|bytes| bytes / MIB * MIB);
+            let bytes = bytes.filter(|bytes| *bytes > 0);
+            let bytes =
+                bytes.ok_or_else(|| invalid("a quota is a number of bytes, 1 MiB or more"))?;
             Ok(Wish::Container(id.clone(), Change::MemoryLimit { gpu_index: *gpu, bytes }))
         }
         Node::ContainerFile(_, id, "weight") => {
@@ -97,7 +101,10 @@ mod tests {
             Ok(Wish::Gpu(0, GpuChange::Policy(2)))
         );
         let quota = Change::MemoryLimit { gpu_index: 1, bytes: 1 << 30 };
-        assert_eq!(wish(&file("memsize"), b"1073741824\n"), Ok(Wish::Container(ID.into(), quota)));
+        for text in ["1073741824\n", "1074790399"] {
+            let wished = wish(&file("memsize"), text.as_bytes());
+            assert_eq!(wished, Ok(Wish::Container(ID.into(), quota)), "{text}");
+        }
         assert_eq!(wish(&file("weight"), b"4"), Ok(Wish::Container(ID.into(), Change::Weight(4))));
         let high = Wish::Container(ID.into(), Change::HighPriority(true));
         assert_eq!(wish(&file("highprio"), b"1\n"), Ok(high));
@@ -108,6 +115,7 @@ mod tests {
             (Node::GpuFile(0, "max_inst"), b"0"),
             (Node::GpuFile(0, "prio_ratio"), b"100"),
             (file("memsize"), b"0"),
+            (file("memsize"), b"1048575"),
             (file("memsize"), b"-1"),
             (file("memsize"), b"4GiB"),
             (file("weight"), b"26"),
