@@ -114,6 +114,7 @@ fn docker_runs_plain_containers_and_quotas_by_default_and_forgets_us() {
     let removed = setup_file("docker", &file, &["--remove", "--restart"]).ok();
     assert!(removed.has_line("done: docker has read it; containers run on"), "{removed}");
     assert_eq!(fs::read_to_string(&file).unwrap(), text, "it is what it was, to the byte");
+    assert!(!backup.exists(), "{removed}");
     assert_eq!(runtimes(&docker), "runc crun runc");
     docker.run(&["--rm", IMAGE, "true"]).ok();
     docker.run(&["--rm", "--runtime=cgpu", IMAGE, "true"]).fails();
@@ -181,6 +182,7 @@ fn docker_forgets_us_without_a_restart_whatever_its_file_names() {
         setup_file(&["--remove", "--restart"]).ok();
         assert_eq!(runtimes(&docker), known, "{text:?}");
         assert_eq!(fs::read_to_string(&file).ok().as_deref(), text, "it is what it was");
+        assert!(!file.with_file_name("daemon.json.cgpu-backup").exists());
         assert!(!docker.log().contains("panic"), "{}", docker.log());
         assert_eq!(docker.inspect("one", "{{.State.Pid}}"), pid, "its containers run on");
         assert_eq!(docker.exec("one", &["sh", "-c", LOOK]).ok().text(), NODES);

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::engines::change::{Aim, Change, Request, cri_disabled_by, plan};
+use crate::engines::change::{Aim, Backup, Change, Request, cri_disabled_by, plan};
 use crate::engines::dockerd::{self, Outcome};
 use crate::engines::restart::{Done, Init, next_step, restart, unit};
 use crate::engines::write::write;
@@ -132,12 +132,15 @@ fn program(setup: &Setup) -> Result<PathBuf> {
 
 fn done(change: &Change) -> String {
     let path = printable(&change.path.display().to_string());
-    match (&change.after, change.backup()) {
-        (None, _) => format!("removed {path}"),
-        (Some(_), None) => format!("wrote {path}"),
-        (Some(_), Some(backup)) => {
-            format!("wrote {path}; what it was is {}", printable(&backup.display().to_string()))
+    let backup = change.backup().map(|backup| printable(&backup.display().to_string()));
+    match (&change.after, change.backup, backup) {
+        (None, ..) => format!("removed {path}"),
+        (Some(_), Backup::Drop, _) => format!("wrote {path}: it is what it was before setup"),
+        (Some(_), Backup::Make, Some(backup)) => format!("wrote {path}; what it was is {backup}"),
+        (Some(_), Backup::Keep, Some(backup)) => {
+            format!("wrote {path}; what it was before setup is {backup}")
         }
+        (Some(_), _, None) => format!("wrote {path}"),
     }
 }
 

@@ -52,8 +52,19 @@ pub struct Change {
     pub(super) before: Option<Original>,
     /// Its new text; `None` where the file goes.
     pub after: Option<String>,
-    /// Whether the text before is kept beside it. It isn't where a backup has more to tell.
-    pub(super) backup: bool,
+    /// What becomes of the text before.
+    pub backup: Backup,
+}
+
+/// What becomes of the backup beside a file: the text before setup first edited it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backup {
+    /// The text before is written there.
+    Make,
+    /// There is one, which stays.
+    Keep,
+    /// It goes: the file is what it says again.
+    Drop,
 }
 
 impl Change {
@@ -72,10 +83,15 @@ impl Change {
             .to_string()
     }
 
-    /// Where the text before is kept, where it is.
+    /// Where the backup is, where there is one after the change.
     #[must_use]
     pub fn backup(&self) -> Option<PathBuf> {
-        (self.backup && self.before.is_some()).then(|| backup_of(&self.path))
+        let there = match self.backup {
+            Backup::Make => self.before.is_some(),
+            Backup::Keep => backup_of(&self.at).exists(),
+            Backup::Drop => false,
+        };
+        there.then(|| backup_of(&self.path))
     }
 }
 
@@ -218,13 +234,23 @@ fn add(
         return Ok(Vec::new());
     }
     let original = place.map(|place| known.swap_remove(place));
-    // A backup that still has another default runtime is what --remove restores from.
-    let keeps = original.as_ref().is_some_and(|file| file.said.is_default());
     let at = tree.at(&path);
-    let backup = !(keeps && backup_of(&at).exists());
+    let backup = match &original {
+        Some(file) if is_backed_up(file, &at) => Backup::Keep,
+        _ => Backup::Make,
+    };
     let before = original.map(|file| file.original);
     writable(&at, &path, before.as_ref())?;
     Ok(vec![Change { at, path, before, after: Some(after), backup }])
+}
+
+/// Whether the backup beside a file is its text before setup first edited it.
+fn is_backed_up(file: &Known, at: &Path) -> bool {
+    let Some(former) = write::read_backup(at) else { return false };
+    let Ok(former) = edit::read(file.format, &former) else { return false };
+    // One beside a file without our runtime is older than that. Where another default runtime was
+    // named since, that is what --remove has to restore.
+    file.said.runtime && (file.said.is_default() || file.said.default == former.default)
 }
 
 /// The runtime of containerd that ours is to be like, as TOML.
@@ -298,18 +324,23 @@ fn remove(tree: &Tree, known: Vec<Known>) -> Result<Vec<Change>, PlanError> {
         // A file that setup made goes as a whole: nothing is in it, and nothing was.
         let bare = edit::is_bare(file.format, &after);
         let made = bare
-            && former.is_none_or(|former| {
-                let emptied = edit::edit(file.format, &former, Wish::Remove { former: None });
-                let ours = edit::read(file.format, &former).is_ok_and(|said| said.runtime);
+            && former.as_ref().is_none_or(|former| {
+                let emptied = edit::edit(file.format, former, Wish::Remove { former: None });
+                let ours = edit::read(file.format, former).is_ok_and(|said| said.runtime);
                 ours && emptied.is_ok_and(|emptied| edit::is_bare(file.format, &emptied))
             });
+        let backup = match &former {
+            Some(former) if *former == after => Backup::Drop,
+            Some(_) => Backup::Keep,
+            None => Backup::Make,
+        };
         writable(&at, &file.path, Some(&file.original))?;
         changes.push(Change {
             at,
             path: file.path,
             before: Some(file.original),
             after: (!made).then_some(after),
-            backup: !made,
+            backup: if made { Backup::Drop } else { backup },
         });
     }
     Ok(changes)
@@ -398,6 +429,7 @@ mod tests {
             assert_eq!(host.run(Kind::Containerd, Aim::Remove), [target]);
             for (path, text) in files {
                 assert_eq!(host.text(path), *text);
+                assert!(!backup_of(&host.at(path)).exists(), "it has nothing to tell");
             }
             let is_given = files.iter().any(|(path, _)| *path == target);
             assert_eq!(host.at(target).exists(), is_given, "what setup made is gone: {target}");
@@ -520,13 +552,36 @@ mod tests {
         fs::set_permissions(host.at("/opt/cgpu-runtime"), fs::Permissions::from_mode(0o755))
             .unwrap();
         host.run(Kind::Docker, Aim::Add { program: "/opt/cgpu-runtime".into(), default: false });
-        assert!(fs::read_to_string(&backup).unwrap().contains("crun"), "it isn't forgotten");
+        assert_eq!(fs::read_to_string(&backup).unwrap(), text, "it is the first one");
         assert!(host.text(daemon).contains("/opt/cgpu-runtime"));
         host.run(Kind::Docker, Aim::Remove);
-        let left: serde_json::Value = serde_json::from_str(&host.text(daemon)).unwrap();
-        assert_eq!(left, serde_json::from_str::<serde_json::Value>(text).unwrap());
+        assert_eq!(host.text(daemon), text);
+        assert!(!backup.exists(), "the file is what it said");
         let mode = fs::metadata(host.at(daemon)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o640);
         assert_eq!(host.run(Kind::Docker, Aim::Remove), [""; 0]);
+    }
+    #[test]
+    fn the_backup_is_the_first_text_until_the_file_has_nothing_of_ours() {
+        let daemon = "/etc/docker/daemon.json";
+        let host = Host::new();
+        let backup = backup_of(&host.at(daemon));
+        let first = "{\"default-runtime\": \"crun\"}\n";
+        host.file(daemon, first);
+        host.run(Kind::Docker, add(true));
+        host.file(daemon, &host.text(daemon).replacen('{', "{\"debug\": true, ", 1));
+        host.run(Kind::Docker, Aim::Remove);
+        assert!(host.text(daemon).contains("debug"), "what came later stays");
+        assert_eq!(fs::read_to_string(&backup).unwrap(), first, "and so does the first text");
+        // The next setup begins with what is there then.
+        let second = "{\"default-runtime\": \"runc\"}\n";
+        host.file(daemon, second);
+        host.run(Kind::Docker, add(false));
+        assert_eq!(fs::read_to_string(&backup).unwrap(), second);
+        // Somebody names another default: nobody else can tell it any more.
+        host.file(daemon, &host.text(daemon).replace("\"runc\"", "\"crun\""));
+        host.run(Kind::Docker, add(true));
+        host.run(Kind::Docker, Aim::Remove);
+        assert!(host.text(daemon).contains("\"crun\""), "{}", host.text(daemon));
     }
 }

@@ -21,7 +21,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::change::Change;
+use super::change::{Backup, Change};
 use super::edit::{self, EditError, InForce};
 use super::restart::{self, Init, RestartError};
 use super::write::{self, ReadError, WriteError};
@@ -162,20 +162,20 @@ pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdErr
             dockerd.reload(file, "it is written")?;
         }
         Some(spelled) => {
-            let step = |before, after, backup| Change {
+            let step = |before, after| Change {
                 path: file.to_owned(),
                 at: file.to_owned(),
                 before,
                 after,
-                backup,
+                backup: Backup::Keep,
             };
             write::check(file, file, before.as_ref())?;
-            write::write(&step(before, Some(spelled), false))?;
+            write::write(&step(before, Some(spelled)))?;
             let reloaded = dockerd.reload(file, "it is as it was");
             let now = write::read(file, file)?;
             // The text that dockerd was told is nobody's: what was there comes back first, so
             // that the change is made as it was planned.
-            write::write(&step(now, text, false))?;
+            write::write(&step(now, text))?;
             reloaded?;
             change.map(write::write).transpose()?;
         }

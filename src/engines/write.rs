@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::change::Change;
+use super::change::{Backup, Change};
 use crate::replace::{replace, replace_after};
 
 /// Most bytes of a file that is edited.
@@ -210,7 +210,7 @@ pub fn write(change: &Change) -> Result<(), WriteError> {
     if !unchanged() {
         return Err(WriteError::Changed { path });
     }
-    if let (true, Some(before)) = (change.backup, &change.before) {
+    if let (Backup::Make, Some(before)) = (change.backup, &change.before) {
         let backup = backup_of(at);
         replace(&backup, before.text.as_bytes(), mode)
             .and_then(|()| chown(&backup, Some(uid), Some(gid)))
@@ -233,6 +233,12 @@ pub fn write(change: &Change) -> Result<(), WriteError> {
     match written {
         Err(_) if changed => Err(WriteError::Changed { path }),
         Err(source) => Err(file_error(source)),
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            if change.backup == Backup::Drop {
+                // It says what the file says; one that stays misleads nobody.
+                let _ = fs::remove_file(backup_of(at));
+            }
+            Ok(())
+        }
     }
 }
