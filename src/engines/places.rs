@@ -21,6 +21,12 @@ pub(crate) const HOOKS: [&str; 3] = [
 /// containerd's configuration.
 const CONTAINERD: &str = "/etc/containerd/config.toml";
 
+/// What k3s and RKE2 write for the containerd that they bring.
+pub(crate) const GENERATED: [&str; 2] = [
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+];
+
 /// The programs by which an engine is known to be installed.
 pub(crate) fn programs(kind: Kind) -> &'static [&'static str] {
     match kind {
