@@ -39,6 +39,15 @@ impl ProcessId {
     /// Where that can't be told: because there is no descriptor left to look with, say, and
     /// then the process may be as alive as any.
     pub fn find(pid: i32) -> io::Result<Option<Self>> {
+        let Some(stat) = Self::stat(pid)? else { return Ok(None) };
+        if stat.state == 'X' || (stat.state == 'Z' && stat.num_threads <= 1) {
+            return Ok(None);
+        }
+        Ok(Some(ProcessId { pid, start_ticks: stat.starttime }))
+    }
+
+    /// What `/proc` tells of the process that has `pid` now.
+    fn stat(pid: i32) -> io::Result<Option<Stat>> {
         // One file and no more: a host has thousands of processes, and a create looks at some.
         let mut text = Vec::with_capacity(STAT_BYTES);
         let read = File::open(format!("/proc/{pid}/stat"))
@@ -49,11 +58,7 @@ impl ProcessId {
             Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => return Ok(None),
             read => read?,
         };
-        let stat = Stat::from_read(text.as_slice()).map_err(io::Error::other)?;
-        if stat.state == 'X' || (stat.state == 'Z' && stat.num_threads <= 1) {
-            return Ok(None);
-        }
-        Ok(Some(ProcessId { pid, start_ticks: stat.starttime }))
+        Stat::from_read(text.as_slice()).map(Some).map_err(io::Error::other)
     }
 
     /// The process that is known to have `pid` now; `None` proves nothing: see [`Self::find`].
@@ -72,6 +77,14 @@ impl ProcessId {
     #[must_use]
     pub fn own() -> Option<Self> {
         Self::of(i32::try_from(std::process::id()).ok()?)
+    }
+
+    /// Whether this very process is there and isn't stopped, by a signal or by a debugger; one that
+    /// can't be looked at isn't known to be.
+    #[must_use]
+    pub fn runs(self) -> bool {
+        let is_it = |stat: Stat| stat.starttime == self.start_ticks && !"TtXZ".contains(stat.state);
+        self.pid > 0 && Self::stat(self.pid).is_ok_and(|stat| stat.is_some_and(is_it))
     }
 
     /// Whether any process has the pid; cheap, and wrong only where a pid was used again.

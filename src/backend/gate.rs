@@ -25,6 +25,7 @@ use crate::config;
 use crate::gate::TRAPS;
 use crate::gate::client::{AskError, ask, ask_all};
 use crate::gate::enter::{EnterError, abilities, enter};
+use crate::gate::figures;
 use crate::gate::filter::Machine;
 use crate::gate::launch::{LaunchError, Place, Recruit, recruit};
 use crate::gate::seccomp::{self, Listener, SectionError, Traps};
@@ -311,6 +312,11 @@ fn observed(short_id: String, status: &Status) -> Observed {
     }
 }
 
+/// What the monitor at that place noted, where that is so now.
+fn noted(place: &Place) -> Option<Answer> {
+    serde_json::from_slice(&figures::read(&place.figures())?).ok()
+}
+
 fn refused(id: &str, answer: &Answer) -> GateError {
     let reason = match answer {
         Answer::Refused { reason } => reason.clone(),
@@ -433,18 +439,22 @@ impl Isolation for Gate {
             GateError::Unlisted { path, source }
         })?;
         let all: Vec<_> = all.into_iter().filter(|place| is_wanted(&place.short_id())).collect();
-        let sockets: Vec<_> = all.iter().map(Place::control).collect();
+        let noted: Vec<Option<Answer>> = all.iter().map(noted).collect();
+        // Only who has changed since is asked, and woken.
+        let changed = all.iter().zip(&noted).filter(|(_, noted)| noted.is_none());
+        let sockets: Vec<_> = changed.map(|(place, _)| place.control()).collect();
         let asked: Vec<_> = sockets.iter().map(|socket| (&**socket, &Question::Status)).collect();
-        let answers = ask_all(&asked, LOOK_PATIENCE);
-        let observed = all.iter().zip(answers).map(|(place, answer)| match answer {
-            Some(Answer::Status(status)) => observed(place.short_id(), &status),
-            _ => Observed {
-                short_id: place.short_id(),
-                instances: None,
-                calls: None,
-                process_count: None,
-            },
-        });
+        let mut answers = ask_all(&asked, LOOK_PATIENCE).into_iter();
+        let observed =
+            all.iter().zip(noted).map(|(place, noted)| match noted.or_else(|| answers.next()?) {
+                Some(Answer::Status(status)) => observed(place.short_id(), &status),
+                _ => Observed {
+                    short_id: place.short_id(),
+                    instances: None,
+                    calls: None,
+                    process_count: None,
+                },
+            });
         Ok(observed.collect())
     }
 

@@ -10,6 +10,7 @@
 //! STATE_DIR/gate/SHORT_ID/listener   or instead: the runtime does, as its bundle says
 //! STATE_DIR/gate/SHORT_ID/control    questions, see `wire`
 //! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and its start
+//! STATE_DIR/gate/SHORT_ID/figures    how things stand, see `figures`
 //! STATE_DIR/gate/SHORT_ID/former     numbers of the container's processes that are dead
 //! ```
 #![allow(unsafe_code, reason = "fork, and what a child does before exec")]
@@ -196,6 +197,12 @@ impl Place {
     #[must_use]
     pub fn keeper_file(&self) -> PathBuf {
         self.dir.join("keeper")
+    }
+
+    /// The file that says how things stand.
+    #[must_use]
+    pub fn figures(&self) -> PathBuf {
+        self.dir.join("figures")
     }
 
     /// The file with the numbers of processes that are dead.

@@ -39,6 +39,8 @@ pub mod audit;
 
 pub mod origin;
 
+pub mod figures;
+
 pub mod keeper;
 
 pub mod worker;

@@ -381,7 +381,7 @@ impl Shared {
         if pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
             return false;
         }
-        self.memory.count(Count::Killed);
+        self.count(Count::Killed);
         self.killed(event);
         true
     }

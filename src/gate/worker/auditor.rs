@@ -580,7 +580,7 @@ impl Shared {
         let event = first.then(|| described(Event::killed_past_the_monitor(), pid.pid));
         let _ = pidfd_send_signal(pidfd, Signal::KILL);
         if let Some(event) = event {
-            self.memory.count(Count::Killed);
+            self.count(Count::Killed);
             self.killed(event);
         }
     }

@@ -67,6 +67,7 @@ pub use self::unanswered::{Amount, Reason, Unanswered};
 
 use std::fs::File;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
@@ -91,15 +92,17 @@ use self::lead::{Lead, Turn};
 use self::listener::Listener;
 use self::mapped::Mapped;
 use self::memories::Memories;
-use self::memory::{Memory, Slot};
+use self::memory::{Count, Memory, Slot};
 use self::serve::Case;
 use self::siblings::Siblings;
 use self::stash::Stash;
 use self::target::Targets;
 use self::turns::Turns;
 use self::waiting::Waiting;
+use super::figures::Figures;
 use super::inherited;
 use super::journal::{SLOTS, Stage};
+use super::launch::Place;
 use super::settings::Settings;
 use super::wire::Notice;
 use crate::rm::release::Standing;
@@ -132,6 +135,8 @@ pub(in crate::gate) struct Shared {
     ranges: Vec<(u64, u64)>,
     memory: &'static Memory,
     books: Mutex<Books>,
+    /// What others read of the books, and of the calls that were counted.
+    figures: Figures,
     targets: Targets,
     exports: Exports,
     heritage: Heritage,
@@ -156,6 +161,37 @@ pub(in crate::gate) struct Shared {
     draining: AtomicBool,
     end: Mutex<Option<io::Result<()>>>,
     ended: EventFd,
+}
+
+/// The [`Books`], open. Who may have changed them tells so, before somebody else has them.
+#[derive(Debug)]
+struct OpenBooks<'a> {
+    books: MutexGuard<'a, Books>,
+    figures: &'a Figures,
+    changed: bool,
+}
+
+impl Deref for OpenBooks<'_> {
+    type Target = Books;
+
+    fn deref(&self) -> &Books {
+        &self.books
+    }
+}
+
+impl DerefMut for OpenBooks<'_> {
+    fn deref_mut(&mut self) -> &mut Books {
+        self.changed = true;
+        &mut self.books
+    }
+}
+
+impl Drop for OpenBooks<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            self.figures.change();
+        }
+    }
 }
 
 /// Answers calls until the keeper says that it is enough.
@@ -186,6 +222,7 @@ pub fn main() -> io::Result<()> {
         }
     })?;
     shared.spawn("mappings", || shared.audit_mappings_forever())?;
+    questions::note_status(shared);
     shared.keeper.tell(Notice::Ready)?;
     shared.start_threads()?;
     super::resident::give_back_the_start();
@@ -207,8 +244,14 @@ impl Shared {
         let memory: &'static Memory = Box::leak(Box::new(Memory::map(journal)?));
         let books = Books::open(memory, &settings.gpus, &settings.nodes);
         let targets = Targets::new(settings.spares_host)?;
+        let figures = Figures::create(&Place::at(&settings.place).figures());
+        let figures = figures.or_else(|error| {
+            tracing::warn!(%error, "those who look at this container have to wake its monitor");
+            Figures::unread()
+        })?;
         Ok(Shared {
             books: Mutex::new(books),
+            figures,
             facts: Facts::new(&settings),
             settings,
             release,
@@ -240,8 +283,15 @@ impl Shared {
     }
 
     /// What is known of the container, while nobody else changes it.
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn books(&self) -> OpenBooks<'_> {
+        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        OpenBooks { books, figures: &self.figures, changed: false }
+    }
+
+    /// One more call, or process, of which that became.
+    fn count(&self, count: Count) {
+        self.memory.count(count);
+        self.figures.change();
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {

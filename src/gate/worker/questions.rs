@@ -33,16 +33,28 @@ pub(super) fn converse(shared: &Shared, connection: OwnedFd) {
             Ok(read) if read > 0 => {}
             Ok(_) | Err(_) => return,
         }
-        let answer = match serde_json::from_slice(&line) {
-            Ok(question) => shared.answer(&question),
-            Err(error) => Answer::Refused { reason: format!("not a question: {error}") },
+        let text = match serde_json::from_slice(&line) {
+            Ok(Question::Status) => note_status(shared),
+            Ok(question) => serde_json::to_vec(&shared.answer(&question)).ok(),
+            Err(error) => {
+                let reason = format!("not a question: {error}");
+                serde_json::to_vec(&Answer::Refused { reason }).ok()
+            }
         };
-        let Ok(mut text) = serde_json::to_vec(&answer) else { return };
+        let Some(mut text) = text else { return };
         text.push(b'\n');
         if stream.write_all(&text).is_err() {
             return;
         }
     }
+}
+
+/// How things stand, as an answer; it's noted for those who look next.
+pub(super) fn note_status(shared: &Shared) -> Option<Vec<u8>> {
+    let changes = shared.figures.changes();
+    let text = serde_json::to_vec(&Answer::Status(shared.status())).ok()?;
+    shared.figures.note(changes, &text);
+    Some(text)
 }
 
 /// The processes that hold a client, those with most memory first.

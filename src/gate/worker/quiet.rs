@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::{OpenBooks, Shared};
 use super::books::Books;
 use super::memory::Slot;
 use super::own::Own;
@@ -127,7 +127,7 @@ impl Drop for Pause<'_> {
 impl Shared {
     /// The books, where nobody waits for all calls to be done that change what is charged, or for
     /// one who goes on with what he had begun.
-    pub(super) fn books_to_begin(&self, slot: Slot<'_>) -> MutexGuard<'_, Books> {
+    pub(super) fn books_to_begin(&self, slot: Slot<'_>) -> OpenBooks<'_> {
         loop {
             let books = self.books();
             let is_over = || books.paused_until.is_none_or(|until| until < Instant::now());

@@ -7,14 +7,13 @@
 mod again;
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::libc::seccomp_notif;
 
-use super::Shared;
-use super::books::Books;
+use super::{OpenBooks, Shared};
 use super::desk::{Copy, Desk};
 use super::device::Device;
 use super::escape::Asked;
@@ -122,7 +121,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    pub(super) fn books(&self) -> MutexGuard<'a, Books> {
+    pub(super) fn books(&self) -> OpenBooks<'a> {
         self.shared.books()
     }
 
@@ -199,7 +198,7 @@ impl<'a> Case<'a> {
             write.take_if(|(_, copy)| !self.may_differ && self.desk.is_as_read(*copy));
         }
         // Before the caller goes on, who may ask for the figure.
-        self.shared.memory.count(self.counted);
+        self.shared.count(self.counted);
         let writes = done.is_some() || !self.writes.iter().all(Option::is_none);
         // What was made is to be found by the next worker if nobody takes it.
         if !writes && self.made.is_empty() || self.is_valid() {
