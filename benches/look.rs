@@ -132,6 +132,9 @@ impl Crowd {
         row(&format!("cgpu-smi, {all} (cgpu ps)"), peer, measured, "≤ 20 ms, ≤ 2×");
         let (peer, measured) = in_turn(LOOKS, |_| ps(), |_| smi(&["--format=json"]));
         row(&format!("cgpu-smi --format=json, {all} (cgpu ps)"), peer, measured, "≤ 20 ms, ≤ 2×");
+        let once = || timed(&mut self.look("cgpu-metrics", &["--no-nvml", "--once"]));
+        let (peer, measured) = in_turn(LOOKS, |_| ps(), |_| once());
+        row(&format!("cgpu-metrics --once, {all} (cgpu ps)"), peer, measured, "≤ 30 ms");
     }
 
     /// Calls of one container, in turn while nobody looks and while somebody does all the time.

@@ -25,7 +25,7 @@ pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 use crate::backend::{self, Isolation, Launch, Recruit, Tenant, Way};
 use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, Inject, InventorySource};
-use crate::events::{Event, Kind as EventKind, Teller};
+use crate::events::{Cause, Event, Kind as EventKind, Teller};
 use crate::failpoint::failpoint;
 use crate::inject::{self, Injection, Missing, Mode, Nodes, Purpose};
 use crate::inventory::{self, Inventory};
@@ -434,7 +434,12 @@ impl Host {
     }
 
     /// The event of a create that is refused for `error`, whose container is called `name`.
-    pub fn tell_of_refusal(&self, key: &Key, name: Option<&str>, error: &dyn Error) {
+    pub fn tell_of_refusal(
+        &self,
+        key: &Key,
+        name: Option<&str>,
+        (error, cause): (&dyn Error, Cause),
+    ) {
         // The directory is made, or seen not to be ours; who isn't root can write nothing there.
         if require_root().is_err() || self.registry().is_err() {
             return;
@@ -442,7 +447,7 @@ impl Host {
         let reason = report::sentence(error);
         let reason = reason.strip_prefix("cgpu: ").unwrap_or(&reason);
         let event = Event::new(EventKind::Refused).of(&key.id, name, &key.root);
-        self.teller().tell(event.because(reason));
+        self.teller().tell(Event { cause: Some(cause), ..event.because(reason) });
     }
 
     /// Makes room for a container of `bundle` that `heir` will hold, whose key is that of `old`.

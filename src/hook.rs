@@ -21,6 +21,7 @@ use crate::admission::{self, AdmissionError, Host};
 use crate::backend::{self, Launch, Way};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::{ConfigError, Whole};
+use crate::events::Cause;
 use crate::inject::{self, Purpose};
 use crate::names;
 use crate::plan::Plan;
@@ -135,6 +136,22 @@ pub enum HookError {
     Admission(#[from] AdmissionError),
 }
 
+impl HookError {
+    /// What kept the container from being made.
+    #[must_use]
+    pub fn why(&self) -> Cause {
+        match self {
+            HookError::Admission(error) => error.why(),
+            HookError::BundleNeeded => Cause::Isolation,
+            HookError::Input { .. }
+            | HookError::Output { .. }
+            | HookError::State { .. }
+            | HookError::Gone { .. }
+            | HookError::Config(_) => Cause::Host,
+        }
+    }
+}
+
 impl From<BundleError> for HookError {
     fn from(error: BundleError) -> Self {
         HookError::Admission(error.into())
@@ -199,7 +216,7 @@ pub fn run(
 /// says, and crun what any hook says.
 fn tell_of_refusal(host: &Host, key: &Key, bundle: Result<Bundle, BundleError>, error: &HookError) {
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
-    host.tell_of_refusal(key, name.as_deref(), error);
+    host.tell_of_refusal(key, name.as_deref(), (error, error.why()));
 }
 
 fn call(

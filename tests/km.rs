@@ -223,6 +223,9 @@ fn observed(short_id: &str, instances: &[Instance]) -> Observed {
         short_id: short_id.to_owned(),
         instances: Some(instances.to_vec()),
         calls: None,
+        durations: None,
+        workers: None,
+
         process_count: Some(0),
     }
 }

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::backend::BackendError;
 use crate::bundle::BundleError;
+use crate::events::Cause;
 use crate::inject::capabilities::CapabilityError;
 use crate::inject::{InjectError, NodeError};
 use crate::inventory;
@@ -94,4 +95,36 @@ pub enum AdmissionError {
         /// The one that is running.
         own: PathBuf,
     },
+}
+
+impl AdmissionError {
+    /// What kept a container from being made.
+    #[must_use]
+    pub fn why(&self) -> Cause {
+        match self {
+            AdmissionError::Refused(refusal) => match refusal {
+                Refusal::Memory { .. } | Refusal::TooMuch { .. } => Cause::Memory,
+                Refusal::Containers { .. } => Cause::Containers,
+                Refusal::Weight { .. } => Cause::Weight,
+                Refusal::Exclusive { .. } => Cause::Exclusive,
+            },
+            AdmissionError::Request(_)
+            | AdmissionError::Resolve(_)
+            | AdmissionError::Change(_)
+            | AdmissionError::GpuChange(_)
+            | AdmissionError::NoSuchGpu { .. } => Cause::Request,
+            AdmissionError::Gpus(_)
+            | AdmissionError::Inventory(_)
+            | AdmissionError::NoGpus { .. }
+            | AdmissionError::Nodes(_)
+            | AdmissionError::Capabilities(_)
+            | AdmissionError::Inject(_) => Cause::Driver,
+            AdmissionError::Backend(_) => Cause::Isolation,
+            AdmissionError::Bundle(_)
+            | AdmissionError::Registry(_)
+            | AdmissionError::Monitors { .. }
+            | AdmissionError::Rootless
+            | AdmissionError::Incomplete { .. } => Cause::Host,
+        }
+    }
 }

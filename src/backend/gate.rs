@@ -287,7 +287,7 @@ impl Gate {
 
     fn status(&self, short_id: &str) -> Result<Status, GateError> {
         match ask(&self.place(short_id).control(), &Question::Status)? {
-            Answer::Status(status) => Ok(status),
+            Answer::Status(status) => Ok(*status),
             other => Err(refused(short_id, &other)),
         }
     }
@@ -308,6 +308,8 @@ fn observed(short_id: String, status: &Status) -> Observed {
         short_id,
         instances: Some(instances.collect()),
         calls: Some(status.calls),
+        durations: Some(status.durations),
+        workers: Some(status.workers),
         process_count: Some(status.process_count),
     }
 }
@@ -452,6 +454,8 @@ impl Isolation for Gate {
                     short_id: place.short_id(),
                     instances: None,
                     calls: None,
+                    durations: None,
+                    workers: None,
                     process_count: None,
                 },
             });

@@ -336,6 +336,8 @@ impl Isolation for Km {
                 short_id,
                 instances: Some(instances),
                 calls: None,
+                durations: None,
+                workers: None,
                 process_count: Some(pids.len()),
             }
         });

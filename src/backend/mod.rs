@@ -18,7 +18,7 @@ use thiserror::Error;
 use crate::bundle::{Edits, HookCall};
 use crate::config;
 pub use crate::gate::launch::Recruit;
-pub use crate::gate::wire::Calls;
+pub use crate::gate::wire::{Calls, DURATIONS_US, Durations};
 use crate::plan::{Change, GpuChange, GpuRules, Kind, Plan};
 use crate::process::ProcessId;
 
@@ -98,6 +98,10 @@ pub struct Observed {
     pub instances: Option<Vec<Instance>>,
     /// Its calls of the driver, by what became of them; `None` where nobody counts them.
     pub calls: Option<Calls>,
+    /// How long these took; `None` where nobody takes the time.
+    pub durations: Option<Durations>,
+    /// How many workers its monitor has had; `None` where it has no monitor, or that isn't known.
+    pub workers: Option<u64>,
     /// How many processes of it hold the driver open; `None` where that isn't known.
     pub process_count: Option<usize>,
 }

@@ -187,6 +187,8 @@ mod tests {
             processes: Vec::new(),
             process_count: None,
             calls: None,
+            durations: None,
+            workers: None,
         }
     }
 

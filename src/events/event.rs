@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
+use super::Cause;
 use crate::plan::Plan;
 use crate::units::bytes_to_mib;
 
@@ -147,6 +148,9 @@ pub struct Event {
     /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The same in one word, of a container that isn't made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
     /// How many events of this kind and container were not written since the one before.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: u64,
@@ -211,6 +215,7 @@ impl Event {
             high_priority: None,
             status: None,
             reason: None,
+            cause: None,
             left_out: 0,
         }
     }

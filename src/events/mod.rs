@@ -6,6 +6,7 @@
 //! the same value, so they never disagree. Must not know what an event is decided by.
 
 mod bucket;
+mod cause;
 mod event;
 mod read;
 mod select;
@@ -13,6 +14,7 @@ mod store;
 mod teller;
 
 pub use bucket::Bucket;
+pub use cause::Cause;
 pub use event::{Event, Kind, MOST_LINE_BYTES, Share, WARNINGS, plain};
 pub use read::Follower;
 pub use select::{Filter, Names};

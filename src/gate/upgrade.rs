@@ -72,7 +72,7 @@ pub fn upgrade(state_dir: &Path) -> Result<Vec<Upgraded>, UpgradeError> {
 
 fn status(place: &Place) -> Result<Status, UpgradeError> {
     match ask(&place.control(), &Question::Status)? {
-        Answer::Status(status) => Ok(status),
+        Answer::Status(status) => Ok(*status),
         _ => Err(UpgradeError::Strange),
     }
 }

@@ -4,6 +4,8 @@
 //! at most one descriptor beside it. Others (`cgpu ps`, `cgpu set`, other monitors): one JSON text and a
 //! newline each way over the control socket, a stream. Pure: the words alone.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 /// The keeper to its worker.
@@ -82,7 +84,7 @@ pub enum Question {
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// How things stand.
-    Status(Status),
+    Status(Box<Status>),
     /// It was done.
     Done,
     /// So much of it was left there.
@@ -108,6 +110,12 @@ pub struct Status {
     pub gpus: Vec<GpuStatus>,
     /// Calls received, by what became of them.
     pub calls: Calls,
+    /// How long these took.
+    #[serde(default)]
+    pub durations: Durations,
+    /// Workers that have begun: one, and one more for each that was replaced.
+    #[serde(default)]
+    pub workers: u64,
     /// Processes that hold a client of the driver, those with most memory first: at most
     /// [`MOST_PROCESSES_TOLD`].
     #[serde(default)]
@@ -156,4 +164,58 @@ pub struct Calls {
     pub refused: u64,
     /// Processes killed, for what they had taken past the monitor.
     pub killed: u64,
+}
+
+/// The longest that a call of each count of [`Durations`] but the last took, in microseconds.
+pub const DURATIONS_US: [u64; 12] =
+    [5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000, 1_000_000];
+
+/// How long calls took, from their notification to their reply: the driver's part is in it, where the
+/// monitor made the call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Durations {
+    /// Calls that took at most as long as [`DURATIONS_US`] says, and longer than the one before; the
+    /// last are those that took longer than all.
+    pub counts: [u64; DURATIONS_US.len() + 1],
+    /// All of them together, in nanoseconds.
+    pub sum_ns: u64,
+}
+
+impl Durations {
+    /// Which count has a call that took so long.
+    #[must_use]
+    pub fn place(took: Duration) -> usize {
+        DURATIONS_US.partition_point(|bound| Duration::from_micros(*bound) < took)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_counted_by_the_first_bound_that_it_does_not_pass() {
+        for (ns, place) in [
+            (0, 0),
+            (5_000, 0),
+            (5_001, 1),
+            (10_000, 1),
+            (1_000_000, 7),
+            (999_999_999, 11),
+            (1_000_000_000, 11),
+            (1_000_000_001, 12),
+            (u64::MAX, 12),
+        ] {
+            assert_eq!(Durations::place(Duration::from_nanos(ns)), place, "{ns} ns");
+        }
+        assert!(DURATIONS_US.is_sorted());
+    }
+
+    #[test]
+    fn a_status_of_a_version_before_tells_no_durations() {
+        let text = r#"{"version":"0","worker_pid":1,"gpus":[],"calls":{"continued":1,"executed":0,
+            "over_quota":0,"refused":0,"killed":0}}"#;
+        let status: Status = serde_json::from_str(text).unwrap();
+        assert_eq!((status.durations, status.workers), (Durations::default(), 0));
+    }
 }

@@ -22,6 +22,7 @@ use crate::admission::{self, AdmissionError, Host, marks};
 use crate::backend::{self, Launch, Recruit, Way};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile};
 use crate::config::{self, ConfigError};
+use crate::events::Cause;
 use crate::failpoint::failpoint;
 use crate::hook;
 use crate::inject::{self, Mode, Nodes, Purpose};
@@ -101,6 +102,22 @@ pub enum RuntimeError {
     NoProc,
 }
 
+impl RuntimeError {
+    /// What kept a container from being made.
+    fn why(&self) -> Cause {
+        match self {
+            RuntimeError::Admission(error) => error.why(),
+            RuntimeError::NoId | RuntimeError::Leftover { .. } => Cause::Request,
+            RuntimeError::NoNvidia { .. } => Cause::Driver,
+            RuntimeError::Unregistered { .. } | RuntimeError::Restore => Cause::Isolation,
+            RuntimeError::Config(_)
+            | RuntimeError::Real(_)
+            | RuntimeError::Kept(_)
+            | RuntimeError::NoProc => Cause::Host,
+        }
+    }
+}
+
 impl From<BundleError> for RuntimeError {
     fn from(error: BundleError) -> Self {
         RuntimeError::Admission(error.into())
@@ -155,8 +172,9 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
             let error = real::exec(reserved.nvidia.as_ref().unwrap_or(real), &line.args);
             reserved.undo();
             let (host, name) = (&reserved.host, reserved.name.as_deref());
-            host.tell_of_refusal(&reserved.key, name, &error);
-            error.into()
+            let error = RuntimeError::from(error);
+            host.tell_of_refusal(&reserved.key, name, (&error, error.why()));
+            error
         }
     }
 }
@@ -170,7 +188,7 @@ fn tell_of_refusal(real: &Real, line: &argv::CommandLine, create: &Create, error
     let bundle = Bundle::load(&bundle_dir(create), &bundle_file(create));
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
     crate::log::init(&host.config.log);
-    host.tell_of_refusal(&key, name.as_deref(), error);
+    host.tell_of_refusal(&key, name.as_deref(), (error, error.why()));
 }
 
 /// Where the bundle is.

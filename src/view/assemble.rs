@@ -154,6 +154,8 @@ impl Found {
             process_count: counted,
             processes,
             calls: observed.as_ref().and_then(|observed| observed.calls),
+            durations: observed.as_ref().and_then(|observed| observed.durations),
+            workers: observed.as_ref().and_then(|observed| observed.workers),
         }
     }
 
@@ -286,6 +288,8 @@ mod tests {
                 processes: processes.iter().map(|(pid, mib)| (*pid, mib * MIB)).collect(),
             }]),
             calls: Some(Calls { over_quota: 3, ..Calls::default() }),
+            durations: None,
+            workers: None,
             process_count: Some(processes.len()),
         })
     }

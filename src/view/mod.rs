@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use driver::{Driver, DriverFigures, DriverGpu, DriverProcess};
 pub use gather::Processes;
 
-use crate::backend::Calls;
+use crate::backend::{Calls, Durations};
 use crate::plan::{Kind, PlannedGpu};
 
 #[cfg(doc)]
@@ -114,6 +114,10 @@ pub struct ContainerFigures {
     pub process_count: Option<usize>,
     /// Its calls of the driver, by what became of them.
     pub calls: Option<Calls>,
+    /// How long these took.
+    pub durations: Option<Durations>,
+    /// How many workers its monitor has had: one, and one more for each that was replaced.
+    pub workers: Option<u64>,
 }
 
 /// A container's part of a GPU.

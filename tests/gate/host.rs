@@ -387,7 +387,7 @@ impl Monitor {
 
     pub(crate) fn status(&self) -> Status {
         match self.ask(&Question::Status) {
-            Answer::Status(status) => status,
+            Answer::Status(status) => *status,
             other => panic!("{other:?}"),
         }
     }

@@ -168,7 +168,9 @@ fn a_create_that_is_refused_has_its_reason_and_moves_no_cursor() {
     let first = gated.sleeping("first", FIRST_MIB - 1000);
     let bundle = gated.bundle("greedy", 1001, &["true"]);
     let outcome = gated.host.runtime().create(&bundle).exits(1);
-    let reason = soon(&gated, "greedy", "refused")["reason"].as_str().unwrap().to_owned();
+    let refused = soon(&gated, "greedy", "refused");
+    assert_eq!(refused["cause"], "memory");
+    let reason = refused["reason"].as_str().unwrap().to_owned();
     assert_eq!(outcome.stderr.trim(), format!("cgpu: {reason}"));
     let evil = "a\u{1b}[2J\u{9b}1m\u{202e}";
     let bundle = gated.bundle_with("evil", |config| {

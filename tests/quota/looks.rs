@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::activation::end_monitor;
@@ -138,6 +139,45 @@ fn a_monitor_that_does_not_answer_leaves_its_row_unknown_and_the_others_as_they_
     }
     assert!(eventually(|| snapshot(&gated)["containers"][1]["state"] == "active"));
     for bundle in [&silent, &other] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+}
+
+/// A keeper that is stopped passes no question on: only who needs no answer shows figures, then.
+#[test]
+fn who_looks_wakes_only_the_monitors_that_have_something_new() {
+    let gated = Gated::new();
+    let quiet = gated.sleeping("quiet", 1000);
+    let busy = gated.sleeping("busy", 2000);
+    let mut holding = gated.start(&busy, &["hold", "300MiB"]);
+    gated.soon_accounts("busy", 300);
+    let shown = |id: &str| {
+        let all = snapshot(&gated)["containers"].as_array().unwrap().clone();
+        all.into_iter().find(|container| container["id"] == id).unwrap()
+    };
+    let used = |id: &str| shown(id)["shares"][0]["memory_used_bytes"].clone();
+    let program = shown("busy")["processes"][0]["pid"].as_i64().unwrap();
+    let keepers = ["quiet_______", "busy________"].map(|id| gated.monitor(id).0);
+    let signal = |signal| keepers.map(|keeper| kill(keeper, signal).unwrap());
+    // What each was asked last holds, until something changes.
+    assert!(eventually(|| {
+        signal(Signal::SIGCONT);
+        assert_eq!(used("busy"), json!(300 * MIB));
+        signal(Signal::SIGSTOP);
+        used("busy") == json!(300 * MIB)
+    }));
+    assert_eq!(used("quiet"), json!(0));
+    let listed = gated.host.cgpu(&["ps"]).ok().stdout;
+    assert!(!listed.contains("does not answer"), "{listed}");
+    // The program that ends frees what it had, which nobody was told yet.
+    kill(Pid::from_raw(program.try_into().unwrap()), Signal::SIGKILL).unwrap();
+    holding.wait().unwrap();
+    assert!(eventually(|| used("busy") == Value::Null));
+    assert_eq!(used("quiet"), json!(0), "the other has nothing new");
+    signal(Signal::SIGCONT);
+    assert!(eventually(|| used("busy") == json!(0)));
+    for bundle in [&quiet, &busy] {
         gated.host.runtime().delete(bundle).ok();
     }
     gated.soon_is_empty();

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
-use crate::gated::{Gated, MIB, RUNTIME};
+use crate::gated::{FIRST_MIB, Gated, MIB, RUNTIME};
 use crate::support::{Outcome, eventually, program, run_with_timeout};
 
 /// How long a program that only looks may take, however busy the machine is.
@@ -118,6 +119,27 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
     is("cgpu_container_enforced{backend=\"gate\"}", 1.0);
     is("cgpu_container_allocations_refused_total", 1.0);
     is("cgpu_unseen", 0.0);
+    is("cgpu_creates_admitted_total", 1.0);
+    is(&format!("cgpu_container_worker_restarts_total{container}"), 0.0);
+    // Every call was timed, and none took longer than all the time there was.
+    let counted = "cgpu_container_driver_call_duration_seconds_count";
+    is(
+        &format!(
+            "{counted} == bool on (container_id) sum by (container_id) \
+                 (cgpu_container_driver_calls_total)"
+        ),
+        1.0,
+    );
+    is(
+        "cgpu_container_driver_call_duration_seconds_bucket{le=\"+Inf\"} == bool ignoring (le) \
+        cgpu_container_driver_call_duration_seconds_count",
+        1.0,
+    );
+    let slowest = "histogram_quantile(1, cgpu_container_driver_call_duration_seconds_bucket)";
+    assert!(eventually(|| prometheus.values(slowest).iter().any(|seconds| *seconds > 0.0)));
+    let greedy = gated.bundle("greedy", FIRST_MIB + 1, &["true"]);
+    gated.host.runtime().create(&greedy).fails();
+    is("cgpu_creates_refused_total{cause=\"memory\"}", 1.0);
     // A rate needs two scrapes.
     let rate = "rate(cgpu_container_driver_calls_total[5m])";
     assert!(eventually(|| !prometheus.values(rate).is_empty()));
@@ -130,7 +152,9 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
         prometheus.query(&expression).ok();
         // Of utilisation nobody tells here, and every container is held.
         let is_empty = expression.contains("utilization") || expression.contains("== 0");
-        assert_eq!(prometheus.values(&expression).is_empty(), is_empty, "{expression}");
+        // A rate of what has just begun needs another scrape.
+        let as_expected = || prometheus.values(&expression).is_empty() == is_empty;
+        assert!(eventually(as_expected), "{expression}: {}", prometheus.query(&expression));
         asked += 1;
     }
     assert!(asked >= 8, "{asked} queries");
@@ -149,6 +173,65 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
     gated.host.runtime().delete(&bundle).ok();
     assert!(eventually(|| prometheus.values("cgpu_container_enforced").is_empty()));
     gated.soon_is_empty();
+}
+
+#[test]
+fn a_worker_that_another_replaces_is_counted_and_so_are_the_calls_before_it() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("replaced", 1000);
+    gated.exec(&bundle, &["run", "start", "alloc 100MiB as a"]).ok();
+    let value = |name: &str| {
+        let text = run_with_timeout(&mut command(&gated, &["--once"]), PATIENCE).ok().stdout;
+        let line = text.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+        line.and_then(|line| line.rsplit(' ').next().unwrap().parse::<f64>().ok())
+    };
+    let (restarts, calls) = (
+        "cgpu_container_worker_restarts_total",
+        "cgpu_container_driver_call_duration_seconds_count",
+    );
+    assert_eq!(value(restarts), Some(0.0));
+    let before = value(calls).unwrap();
+    assert!(before > 0.0);
+    let (_, worker) = gated.monitor("replaced____");
+    kill(worker, Signal::SIGKILL).unwrap();
+    // Where nobody answers yet the series is absent.
+    assert!(eventually(|| value(restarts) == Some(1.0)));
+    assert!(value(calls).unwrap() >= before);
+    // Of a monitor that doesn't answer nothing is told that it would have to.
+    let (keeper, worker) = gated.monitor("replaced____");
+    kill(worker, Signal::SIGSTOP).unwrap();
+    kill(keeper, Signal::SIGSTOP).unwrap();
+    for name in [restarts, calls, "cgpu_container_memory_used_bytes"] {
+        assert_eq!(value(name), None, "{name}");
+    }
+    assert_eq!(value("cgpu_container_enforced"), Some(0.0));
+    for pid in [keeper, worker] {
+        kill(pid, Signal::SIGCONT).unwrap();
+    }
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn who_is_silent_keeps_nobody_from_the_metrics() {
+    let gated = Gated::new();
+    let (_server, address) = served(&gated);
+    // More than are answered at once.
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let mut asking = TcpStream::connect(&address).unwrap();
+    asking.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    asking.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("# EOF\n"), "{answer}");
+    // A line without an end is refused, and not kept.
+    let mut endless = TcpStream::connect(&address).unwrap();
+    let line = [b"GET /".as_slice(), &[b'x'; 1 << 20]].concat();
+    // It may be closed before all is written.
+    let _ = endless.write_all(&line);
+    let mut answer = Vec::new();
+    let _ = endless.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP/1.1 200"), "{answer:?}");
+    drop(silent);
 }
 
 #[test]

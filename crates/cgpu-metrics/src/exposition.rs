@@ -5,16 +5,20 @@
 //! Kubernetes' namespace, pod and container.
 
 use std::fmt;
+use std::time::Duration;
 
-use cgpu::backend::Calls;
+use cgpu::backend::{Calls, DURATIONS_US};
+use cgpu::plan::PlannedMig;
 use cgpu::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
+
+use crate::creates::Creates;
 
 /// A label and its value.
 type Label = (&'static str, String);
@@ -28,25 +32,25 @@ struct Metric<T> {
     value: fn(&T) -> Option<f64>,
 }
 
-/// `snapshot` as Prometheus reads it.
+/// `snapshot` and the creates that were counted, as Prometheus reads them.
 ///
 /// # Errors
 ///
 /// Where it can't be written as text.
-pub(crate) fn text(snapshot: Snapshot) -> Result<String, fmt::Error> {
+pub(crate) fn text(snapshot: Snapshot, creates: &Creates) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Found(snapshot)));
+    registry.register_collector(Box::new(Found(snapshot, creates.clone())));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
 }
 
 #[derive(Debug)]
-struct Found(Snapshot);
+struct Found(Snapshot, Creates);
 
 impl Collector for Found {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Found(snapshot) = self;
+        let Found(snapshot, creates) = self;
         let host = Metric::<Snapshot> {
             name: "cgpu_unseen",
             help: "Parts of the host that could not be looked at",
@@ -56,6 +60,7 @@ impl Collector for Found {
         };
         family(&mut encoder, &host, [(vec![host_label(snapshot)], snapshot)].iter())?;
         info(&mut encoder, snapshot)?;
+        counted_creates(&mut encoder, snapshot, creates)?;
         let gpus: Vec<_> =
             snapshot.gpus.iter().map(|gpu| (gpu_labels(snapshot, gpu), gpu)).collect();
         for metric in gpu_metrics() {
@@ -71,6 +76,7 @@ impl Collector for Found {
         }
         states(&mut encoder, &containers)?;
         calls(&mut encoder, &containers)?;
+        durations(&mut encoder, &containers)?;
         let parts: Vec<_> = containers
             .iter()
             .flat_map(|(labels, container)| {
@@ -79,7 +85,7 @@ impl Collector for Found {
                     let mut all = gpu.map(|gpu| gpu_labels(snapshot, gpu)).unwrap_or_default();
                     all.extend(labels.iter().filter(|label| label.0 != "Hostname").cloned());
                     // Of one GPU a container can have several.
-                    all.extend(share.gpu.mig.as_ref().map(|mig| ("mig", mig.index.to_string())));
+                    all.extend(share.gpu.mig.iter().flat_map(mig_labels));
                     (all, share)
                 })
             })
@@ -200,6 +206,63 @@ fn calls(
     Ok(())
 }
 
+/// How long the driver calls of containers took.
+fn durations(
+    encoder: &mut DescriptorEncoder<'_>,
+    containers: &[(Vec<Label>, &ContainerFigures)],
+) -> fmt::Result {
+    let timed = containers.iter().filter_map(|(labels, of)| Some((labels, of.durations?)));
+    let timed: Vec<_> = timed.collect();
+    if timed.is_empty() {
+        return Ok(());
+    }
+    let mut family = encoder.encode_descriptor(
+        "cgpu_container_driver_call_duration",
+        "Time from a driver call to the monitor's reply, the driver's part included",
+        Some(&Unit::Seconds),
+        MetricType::Histogram,
+    )?;
+    for (labels, durations) in timed {
+        let bounds = DURATIONS_US.iter().map(|us| seconds(Duration::from_micros(*us)));
+        let buckets: Vec<_> = bounds.chain([f64::INFINITY]).zip(durations.counts).collect();
+        let sum = seconds(Duration::from_nanos(durations.sum_ns));
+        let count = durations.counts.iter().sum();
+        let mut series = family.encode_family(labels)?;
+        series.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+    }
+    Ok(())
+}
+
+/// How many containers got what they asked for, and how many didn't.
+fn counted_creates(
+    encoder: &mut DescriptorEncoder<'_>,
+    snapshot: &Snapshot,
+    creates: &Creates,
+) -> fmt::Result {
+    let counter = |name, help| Metric::<f64> {
+        name,
+        help,
+        unit: None,
+        kind: MetricType::Counter,
+        value: |count| Some(*count),
+    };
+    let admitted = counter("cgpu_creates_admitted", "Containers that got what they asked for");
+    let count = number(creates.admitted).unwrap_or_default();
+    family(encoder, &admitted, [(vec![host_label(snapshot)], &count)].iter())?;
+    let refused =
+        counter("cgpu_creates_refused", "Containers that were not made, by what kept them");
+    let counts: Vec<_> = creates
+        .refused
+        .iter()
+        .map(|(cause, count)| {
+            let labels = vec![host_label(snapshot), ("cause", cause.name().to_owned())];
+            (labels, number(*count).unwrap_or_default())
+        })
+        .collect();
+    let counts: Vec<_> = counts.iter().map(|(labels, count)| (labels.clone(), count)).collect();
+    family(encoder, &refused, counts.iter())
+}
+
 fn host_label(snapshot: &Snapshot) -> Label {
     ("Hostname", written(&snapshot.hostname))
 }
@@ -231,6 +294,12 @@ fn container_labels(snapshot: &Snapshot, container: &ContainerFigures) -> Vec<La
     ]
 }
 
+/// Which part of a GPU it is: NVML's index, and the GPU instance as dcgm-exporter has it.
+fn mig_labels(mig: &PlannedMig) -> Vec<Label> {
+    let instance = mig.instances.map(|(gpu, _)| ("GPU_I_ID", gpu.to_string()));
+    [("mig", mig.index.to_string())].into_iter().chain(instance).collect()
+}
+
 /// A PCI address as NVML writes it, and so dcgm-exporter: a domain of eight digits, capitals.
 fn bus_id(kernels: &str) -> String {
     match kernels.split_once(':') {
@@ -239,12 +308,17 @@ fn bus_id(kernels: &str) -> String {
     }
 }
 
-/// A label's value: names are chosen by whoever makes a container.
+/// The most characters of a label's value: Prometheus keeps each for weeks.
+const MOST_SIGNS: usize = 256;
+
+/// A label's value: names are chosen by whoever makes a container. What the format needs escaped is
+/// the encoder's business.
 fn written(text: &str) -> String {
-    // Backslashes and quotes are the format's own.
-    text.chars()
-        .map(|sign| if sign.is_control() || "\\\"".contains(sign) { '_' } else { sign })
-        .collect()
+    text.chars().take(MOST_SIGNS).map(|sign| if sign.is_control() { '_' } else { sign }).collect()
+}
+
+fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64()
 }
 
 /// Numbers of MiB and calls are exact in 53 bits.
@@ -314,6 +388,8 @@ fn container_metrics() -> Vec<Metric<ContainerFigures>> {
             |container| flag(container.high_priority);
         "cgpu_container_allocations_refused" "Allocations refused for the container's quota",
             MetricType::Counter, None, |container| number(container.calls?.over_quota);
+        "cgpu_container_worker_restarts" "Workers that took another's place in the container's monitor",
+            MetricType::Counter, None, |container| number(container.workers?.checked_sub(1)?);
         "cgpu_container_processes_killed" "Processes killed for memory taken past the monitor",
             MetricType::Counter, None, |container| number(container.calls?.killed);
     }
@@ -332,6 +408,10 @@ fn part_metrics() -> Vec<Metric<ShareFigures>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use cgpu::backend::Durations;
+    use cgpu::events::Cause;
     use cgpu::plan::{Kind, PlannedGpu};
     use cgpu::units::MIB;
     use cgpu::view::{Mode, State};
@@ -388,6 +468,11 @@ mod tests {
             processes: Vec::new(),
             process_count: Some(2),
             calls: Some(Calls { executed: 12, over_quota: 3, ..Calls::default() }),
+            durations: Some(Durations {
+                counts: [0, 9, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2],
+                sum_ns: 2_500_000_000,
+            }),
+            workers: Some(3),
         };
         Snapshot {
             cgpu_version: "0.1.0".into(),
@@ -402,9 +487,14 @@ mod tests {
     const CONTAINER: &str = "namespace=\"default\",pod=\"web-0\",container=\"main\",\
                              container_id=\"3f2a________\"";
 
+    fn written_text(snapshot: Snapshot) -> String {
+        let refused = BTreeMap::from([(Cause::Memory, 2), (Cause::Request, 1)]);
+        text(snapshot, &Creates { admitted: 5, refused }).unwrap()
+    }
+
     #[test]
     fn figures_have_their_labels_and_base_units() {
-        let text = text(snapshot()).unwrap();
+        let text = written_text(snapshot());
         let gpu = "gpu=\"0\",UUID=\"GPU-a\",pci_bus_id=\"00000000:AF:00.0\",device=\"nvidia0\",\
                    modelName=\"Tesla V100\",Hostname=\"node\"";
         for line in [
@@ -425,6 +515,10 @@ mod tests {
                  verdict=\"executed\"}} 12"
             ),
             "cgpu_unseen{Hostname=\"node\"} 1.0".to_owned(),
+            "cgpu_creates_admitted_total{Hostname=\"node\"} 5.0".to_owned(),
+            "cgpu_creates_refused_total{Hostname=\"node\",cause=\"memory\"} 2.0".to_owned(),
+            "cgpu_creates_refused_total{Hostname=\"node\",cause=\"request\"} 1.0".to_owned(),
+            format!("cgpu_container_worker_restarts_total{{{CONTAINER},Hostname=\"node\"}} 2.0"),
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
@@ -434,26 +528,52 @@ mod tests {
     #[test]
     fn what_is_not_known_has_no_series_and_what_is_gone_has_none_either() {
         let mut host = snapshot();
-        let known = text(host.clone()).unwrap();
+        let known = written_text(host.clone());
         for name in ["temperature", "power_limit", "container_utilization"] {
             assert!(!known.contains(name), "{name}");
         }
         host.containers[0].enforced = false;
         host.containers[0].calls = None;
         host.containers[0].shares[0].memory_used_bytes = None;
-        let silent = text(host.clone()).unwrap();
+        let silent = written_text(host.clone());
         assert!(silent.contains("backend=\"gate\"} 0.0"));
         assert!(!silent.contains("cgpu_container_memory_used") && !silent.contains("driver_calls"));
         host.containers.clear();
-        assert!(!text(host).unwrap().contains("cgpu_container"));
+        assert!(!written_text(host).contains("cgpu_container"));
     }
 
     #[test]
     fn a_name_breaks_no_line_and_no_label() {
         let mut host = snapshot();
         host.containers[0].name = Some("a\"} 1\nevil{x=\"\\\u{1b}[2J".into());
-        let text = text(host).unwrap();
-        assert!(text.contains("container=\"a_} 1_evil{x=___[2J\""), "{text}");
+        let text = written_text(host);
+        assert!(text.contains(r#"container="a\"} 1_evil{x=\"\\_[2J""#), "{text}");
         assert!(!text.lines().any(|line| line.starts_with("evil")));
+    }
+
+    #[test]
+    fn durations_are_a_histogram_whose_buckets_add_up() {
+        let text = written_text(snapshot());
+        let labels = format!("{CONTAINER},Hostname=\"node\"");
+        let name = "cgpu_container_driver_call_duration_seconds";
+        for (bound, count) in [("5e-6", 0), ("1e-5", 9), ("2e-5", 12), ("1.0", 12), ("+Inf", 14)] {
+            let line = format!("{name}_bucket{{le=\"{bound}\",{labels}}} {count}");
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        for line in [format!("{name}_sum{{{labels}}} 2.5"), format!("{name}_count{{{labels}}} 14")]
+        {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_gpu_is_told_from_the_others_and_long_names_are_cut() {
+        let mut host = snapshot();
+        host.containers[0].shares[0].gpu.mig =
+            Some(PlannedMig { index: 1, uuid: "MIG-b".into(), instances: Some((7, 0)) });
+        host.containers[0].name = Some("x".repeat(5000));
+        let text = written_text(host);
+        assert!(text.contains("mig=\"1\",GPU_I_ID=\"7\""), "{text}");
+        assert!(text.contains(&format!("container=\"{}\"", "x".repeat(MOST_SIGNS))));
     }
 }

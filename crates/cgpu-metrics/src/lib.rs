@@ -4,6 +4,7 @@
 //! come from: see [`cgpu::view`]. A crate of its own, so that no runtime links an HTTP server.
 
 mod args;
+mod creates;
 mod exposition;
 mod serve;
 

@@ -14,12 +14,20 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::Listener;
 use cgpu::admission::Host;
+use cgpu::events::{Follower, Store};
 use cgpu::view::{Driver, Processes};
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use crate::args::{Address, Args};
+use crate::creates::Creates;
 use crate::exposition::text;
 
 /// How long what was found is told again: who asks often keeps no monitor busy.
@@ -28,10 +36,21 @@ const FRESH: Duration = Duration::from_millis(100);
 /// What OpenMetrics' text is called (the specification, section "Protocol Negotiation").
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// How many are answered at once; others wait until one has its answer.
+const MOST_CONNECTIONS: usize = 16;
+
+/// How long one may take to ask and to be answered: more than the driver may take to say how it is.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The most bytes of a question that are kept.
+const MOST_ASKED: usize = 16 << 10;
+
 /// Who looks, and what was found last.
 struct Eyes {
     host: Host,
     driver: Option<Driver>,
+    events: Follower,
+    creates: Creates,
     told: Option<(Instant, Arc<str>)>,
 }
 
@@ -42,8 +61,12 @@ impl Eyes {
         {
             return Ok(Arc::clone(text));
         }
-        let snapshot = self.host.look(Processes::Numbered, self.driver.as_mut())?;
-        let text: Arc<str> = text(snapshot)?.into();
+        let mut snapshot = self.host.look(Processes::Numbered, self.driver.as_mut())?;
+        match self.events.read() {
+            Ok(events) => self.creates.count(&events),
+            Err(error) => snapshot.gaps.push(format!("cannot read the events: {error}")),
+        }
+        let text: Arc<str> = text(snapshot, &self.creates)?.into();
         self.told = Some((Instant::now(), Arc::clone(&text)));
         Ok(text)
     }
@@ -57,7 +80,9 @@ impl Eyes {
 pub fn run(args: &Args) -> Result<()> {
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
     let driver = (!args.no_nvml).then(|| Driver::new(host.config.driver.root.clone()));
-    let mut eyes = Eyes { host, driver, told: None };
+    let events = Follower::new(Store::of(&host.config.state_dir))
+        .context("cannot read the events; run this as root")?;
+    let mut eyes = Eyes { host, driver, events, creates: Creates::default(), told: None };
     // What is wrong from the beginning is said before anybody asks.
     let first = eyes.look()?;
     if args.once {
@@ -78,7 +103,7 @@ async fn serve(eyes: Eyes, address: &Address) -> Result<()> {
                 format!("cannot listen at {address}; choose another by --listen")
             })?;
             listens(&format!("http://{}/metrics", listener.local_addr()?));
-            Ok(axum::serve(listener, router).await?)
+            answer_all(listener, router).await
         }
         Address::Unix(path) => {
             make_room(path)?;
@@ -86,8 +111,26 @@ async fn serve(eyes: Eyes, address: &Address) -> Result<()> {
                 format!("cannot listen at {}; choose another path by --listen", path.display())
             })?;
             listens(&path.display().to_string());
-            Ok(axum::serve(listener, router).await?)
+            answer_all(listener, router).await
         }
+    }
+}
+
+/// Answers all who connect, one question each: who is silent or slow keeps nobody for long.
+async fn answer_all<L: Listener>(mut listener: L, router: Router) -> Result<()> {
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    loop {
+        let place = Arc::clone(&places).acquire_owned().await?;
+        let (stream, _) = listener.accept().await;
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let mut protocol = http1::Builder::new();
+            protocol.keep_alive(false).max_buf_size(MOST_ASKED);
+            let answered = protocol.serve_connection(TokioIo::new(stream), service);
+            // What a client breaks is its own affair.
+            let _ = timeout(PATIENCE, answered).await;
+            drop(place);
+        });
     }
 }
 

@@ -19,7 +19,6 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, te
 use super::Shared;
 use super::device::{self, Device};
 use super::facts::described;
-use super::memory::Count;
 use super::target::{process_id, with_files};
 use super::unanswered::Amount;
 use crate::events::Event;
@@ -381,7 +380,7 @@ impl Shared {
         if pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
             return false;
         }
-        self.count(Count::Killed);
+        self.count_killed();
         self.killed(event);
         true
     }

@@ -20,7 +20,6 @@ use super::books::{Books, Space};
 use super::ending::{Ending, LAST_LOOK};
 use super::facts::{When, described};
 use super::mapped::{Mapping, Occasion};
-use super::memory::Count;
 use super::names::{NAMES_DOUBT, Names};
 use super::own::Own;
 use super::quiet::{Doubts, Found, Numbers};
@@ -580,7 +579,7 @@ impl Shared {
         let event = first.then(|| described(Event::killed_past_the_monitor(), pid.pid));
         let _ = pidfd_send_signal(pidfd, Signal::KILL);
         if let Some(event) = event {
-            self.count(Count::Killed);
+            self.count_killed();
             self.killed(event);
         }
     }

@@ -11,6 +11,7 @@ mod traces;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use memmap2::MmapRaw;
 use nix::libc::seccomp_notif;
@@ -18,8 +19,8 @@ use nix::libc::seccomp_notif;
 pub(super) use log::Log;
 
 use super::trace::{Object, Print};
-use crate::gate::journal::{HEAD_BYTES, JOURNAL_BYTES, SLOT_BYTES, SLOTS, Stage};
-use crate::gate::wire::Calls;
+use crate::gate::journal::{HEAD_BYTES, JOURNAL_BYTES, SHELF_OFFSET, SLOT_BYTES, SLOTS, Stage};
+use crate::gate::wire::{Calls, DURATIONS_US, Durations};
 use crate::process::ProcessId;
 
 const ACTIVE: usize = 0;
@@ -28,7 +29,14 @@ const HOLDS: usize = 16;
 const FILES: usize = 24;
 /// Zero in what workers before this one wrote, who told of none.
 const LEFT_OUT: usize = 32;
+/// Zero in what workers before this one wrote, who were not counted.
+const WORKERS: usize = 48;
 const COUNTERS: usize = 64;
+/// Zero in what workers before this one wrote, who took no times.
+const DURATIONS: usize = 256;
+const SUM_OF_DURATIONS: usize = DURATIONS + 8 * (DURATIONS_US.len() + 1);
+
+const _: () = assert!(SUM_OF_DURATIONS + 8 <= SHELF_OFFSET);
 
 const NOTICE_BYTES: usize = size_of::<seccomp_notif>();
 const STAGE: usize = 128;
@@ -170,6 +178,33 @@ impl Memory {
 
     pub(super) fn count(&self, count: Count) {
         self.long(COUNTERS + 8 * count as usize).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A call took so long.
+    pub(super) fn took(&self, time: Duration) {
+        let place = DURATIONS + 8 * Durations::place(time);
+        self.long(place).fetch_add(1, Ordering::Relaxed);
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.long(SUM_OF_DURATIONS).fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// How long calls took.
+    pub(super) fn durations(&self) -> Durations {
+        let count = |at| self.long(DURATIONS + 8 * at).load(Ordering::Relaxed);
+        Durations {
+            counts: std::array::from_fn(count),
+            sum_ns: self.long(SUM_OF_DURATIONS).load(Ordering::Relaxed),
+        }
+    }
+
+    /// One more worker begins.
+    pub(super) fn count_worker(&self) {
+        self.long(WORKERS).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many workers have begun.
+    pub(super) fn workers(&self) -> u64 {
+        self.long(WORKERS).load(Ordering::Relaxed)
     }
 
     /// One more was left out.

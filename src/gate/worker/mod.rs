@@ -222,6 +222,7 @@ pub fn main() -> io::Result<()> {
         }
     })?;
     shared.spawn("mappings", || shared.audit_mappings_forever())?;
+    shared.memory.count_worker();
     questions::note_status(shared);
     shared.keeper.tell(Notice::Ready)?;
     shared.start_threads()?;
@@ -288,9 +289,16 @@ impl Shared {
         OpenBooks { books, figures: &self.figures, changed: false }
     }
 
-    /// One more call, or process, of which that became.
-    fn count(&self, count: Count) {
-        self.memory.count(count);
+    /// One more call, of which that became, and which took so long.
+    fn count(&self, became: Count, took: Duration) {
+        self.memory.took(took);
+        self.memory.count(became);
+        self.figures.change();
+    }
+
+    /// One more process was ended.
+    fn count_killed(&self) {
+        self.memory.count(Count::Killed);
         self.figures.change();
     }
 

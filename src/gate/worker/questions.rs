@@ -52,7 +52,7 @@ pub(super) fn converse(shared: &Shared, connection: OwnedFd) {
 /// How things stand, as an answer; it's noted for those who look next.
 pub(super) fn note_status(shared: &Shared) -> Option<Vec<u8>> {
     let changes = shared.figures.changes();
-    let text = serde_json::to_vec(&Answer::Status(shared.status())).ok()?;
+    let text = serde_json::to_vec(&Answer::Status(Box::new(shared.status()))).ok()?;
     shared.figures.note(changes, &text);
     Some(text)
 }
@@ -70,7 +70,7 @@ fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
 impl Shared {
     fn answer(&self, question: &Question) -> Answer {
         match question {
-            Question::Status => Answer::Status(self.status()),
+            Question::Status => Answer::Status(Box::new(self.status())),
             Question::Limit { uuid, limit_bytes } => self.limit(uuid, *limit_bytes),
             Question::Left { uuid, number, bytes } => {
                 Answer::Left { bytes: self.left_under(uuid, *number, *bytes) }
@@ -99,6 +99,8 @@ impl Shared {
             worker_pid: std::process::id(),
             gpus,
             calls: self.memory.calls(),
+            durations: self.memory.durations(),
+            workers: self.memory.workers(),
             processes,
             process_count,
         }

@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{OpenBooks, Shared};
 use super::books::Books;
 use super::memory::Slot;
 use super::own::Own;
 use super::target::process_id;
 use super::unanswered::Amount;
+use super::{OpenBooks, Shared};
 use crate::gate::audit::Named;
 use crate::ledger::Process;
 use crate::rm::about::Held;

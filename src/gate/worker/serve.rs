@@ -6,14 +6,13 @@
 
 mod again;
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::libc::seccomp_notif;
 
-use super::{OpenBooks, Shared};
 use super::desk::{Copy, Desk};
 use super::device::Device;
 use super::escape::Asked;
@@ -23,6 +22,7 @@ use super::memory::{Count, Slot};
 use super::stash::Kept;
 use super::target::Target;
 use super::trace::Print;
+use super::{OpenBooks, Shared};
 use crate::gate::policy::Pass;
 use crate::gate::settings::NodeKind;
 use crate::gate::syscall::{self, Syscall};
@@ -58,6 +58,8 @@ pub(super) struct Case<'a> {
     pub(super) slot: Slot<'a>,
     pub(super) listener: &'a Listener,
     notice: seccomp_notif,
+    /// When it came to us.
+    came: Instant,
     /// A worker before asked the driver already, and didn't live to see the answer.
     pub(super) again: bool,
     pub(super) target: Option<Arc<Target>>,
@@ -104,6 +106,7 @@ impl<'a> Case<'a> {
             slot,
             listener,
             notice,
+            came: Instant::now(),
             again,
             target: None,
             device: None,
@@ -198,7 +201,7 @@ impl<'a> Case<'a> {
             write.take_if(|(_, copy)| !self.may_differ && self.desk.is_as_read(*copy));
         }
         // Before the caller goes on, who may ask for the figure.
-        self.shared.count(self.counted);
+        self.shared.count(self.counted, self.came.elapsed());
         let writes = done.is_some() || !self.writes.iter().all(Option::is_none);
         // What was made is to be found by the next worker if nobody takes it.
         if !writes && self.made.is_empty() || self.is_valid() {

@@ -77,5 +77,7 @@ fn container(gpu: u32, number: u32) -> ContainerFigures {
         }],
         process_count: Some(1),
         calls: None,
+        durations: None,
+        workers: None,
     }
 }
