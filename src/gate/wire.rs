@@ -4,7 +4,7 @@
 //! at most one descriptor beside it. Others (`cgpu ps`, `cgpu set`, other monitors): one JSON text and a
 //! newline each way over the control socket, a stream. Pure: the words alone.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 

@@ -4,8 +4,8 @@
 //! each snapshot. Labels of GPUs are dcgm-exporter's; a container's name that has three parts is
 //! Kubernetes' namespace, pod and container.
 
+use core::time::Duration;
 use std::fmt;
-use std::time::Duration;
 
 use cgpu::backend::{Calls, DURATIONS_US};
 use cgpu::plan::PlannedMig;
