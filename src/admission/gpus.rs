@@ -1,9 +1,8 @@
 //! Settings of GPUs: what goes for each now, and how that is changed.
 
-use tracing::info;
-
 use super::{AdmissionError, Host};
 use crate::backend;
+use crate::events::{Event, Kind as EventKind};
 use crate::inventory::{self, Gpu};
 use crate::plan::{GpuChange, GpuRules, Limits, Occupancy, POLICY_NATIVE};
 use crate::registry::{Look, Registry, RegistryError};
@@ -74,7 +73,12 @@ impl Host {
         change.check(gpu.index, rules, there, kind)?;
         self.isolation(kind).set_gpu(gpu.index, change)?;
         locked.put_gpu(&gpu.uuid, change)?;
-        info!(gpu = gpu.index, setting = change.written(), "changed");
+        self.teller().tell(Event {
+            gpu: Some(gpu.index),
+            gpu_uuid: Some(gpu.uuid),
+            setting: Some(change.written()),
+            ..Event::new(EventKind::GpuChanged)
+        });
         Ok(rules.after(change))
     }
 

@@ -55,6 +55,8 @@ pub enum Kind {
     MonitorReplaced,
     /// The container is no longer registered.
     Removed,
+    /// A setting of `gpu` is another; of no container.
+    GpuChanged,
     /// Of a version to come.
     #[serde(other)]
     Unknown,
@@ -133,9 +135,15 @@ pub struct Event {
     /// The quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
+    /// What the process had past the monitor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excess_bytes: Option<u64>,
     /// The quota before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former_quota_bytes: Option<u64>,
+    /// The setting of a GPU and its value, as `cgpu set gpu` takes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub setting: Option<String>,
     /// The compute weight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
@@ -210,7 +218,9 @@ impl Event {
             asked_bytes: None,
             used_bytes: None,
             quota_bytes: None,
+            excess_bytes: None,
             former_quota_bytes: None,
+            setting: None,
             weight: None,
             high_priority: None,
             status: None,
@@ -371,7 +381,18 @@ impl Event {
             Kind::Named => "its id is known".to_owned(),
             Kind::Resized | Kind::Changed => format!("changed: {}", self.change()),
             Kind::AllocationRefused => format!("out of memory: {}", self.refusal()),
-            Kind::Killed | Kind::MonitorReplaced => reason(),
+            Kind::Killed => match (self.excess_bytes, self.gpu) {
+                (Some(bytes), Some(gpu)) => format!("{}: {} of GPU {gpu}", reason(), mib_up(bytes)),
+                _ => reason(),
+            },
+            Kind::MonitorReplaced => reason(),
+            Kind::GpuChanged => {
+                format!(
+                    "GPU {}: {}",
+                    self.gpu.unwrap_or_default(),
+                    self.setting.as_deref().unwrap_or_default()
+                )
+            }
             Kind::Unknown => "an event of a newer version".to_owned(),
         }
     }

@@ -206,6 +206,9 @@ fn who_is_killed_for_memory_past_the_monitor_is_an_event() {
     let event = event.unwrap();
     assert_eq!(event["reason"], "killed: it used memory past the quota's monitor");
     assert_eq!(event["program"], "rmtool");
+    assert_eq!(event["gpu"], 0);
+    assert_eq!(event["gpu_uuid"], gated.sim.state().gpus[0].uuid);
+    assert!(event["excess_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{event}");
     let log = gated.host.log();
     let is_line =
         |line: &&str| line.contains(" WARN killed: it used memory") && line.contains(" id=\"app\"");

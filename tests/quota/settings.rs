@@ -37,6 +37,8 @@ fn a_gpus_settings_hold_from_the_next_create_on_and_are_kept() {
     let refused = set(&gated, &["gpu", "0", "max_inst=1"]).exits(1);
     assert!(refused.stderr.contains("GPU 0 has 2 containers with a quota"), "{refused}");
     assert_eq!(get(&gated, &["gpu", "0", "max_inst"]), "2\n");
+    let events = gated.host.cgpu(&["events"]).ok().stdout;
+    assert!(events.lines().any(|line| line.ends_with(" -: GPU 0: max_inst=2")), "{events}");
     // Whatever nothing would hold is refused, and what is there can be said again.
     let refused = set(&gated, &["gpu", "0", "policy=2"]).exits(1);
     assert!(refused.stderr.contains("policy=2 can't be held on GPU 0: the backend gate"));

@@ -469,7 +469,8 @@ impl Shared {
                     drop(books);
                     tracing::debug!(excess_bytes, pid, "taken past the monitor");
                     self.auditor.abroad.suspect();
-                    culprits.into_iter().for_each(|culprit| self.kill(culprit));
+                    let past = Some((gpu, excess_bytes));
+                    culprits.into_iter().for_each(|culprit| self.kill(culprit, past));
                 }
             }
         }
@@ -564,8 +565,8 @@ impl Shared {
         }
     }
 
-    /// Ends a process that took what wasn't given.
-    pub(super) fn kill(&self, process: Process) {
+    /// Ends a process that took what wasn't given: of which GPU and how much, where that is known.
+    pub(super) fn kill(&self, process: Process, past: Option<(usize, u64)>) {
         let pid = process_id(process);
         // A pidfd names whoever has the pid when it's opened: who that is, is asked after.
         let Ok(pidfd) = pidfd_open(pid.pid, 0) else { return };
@@ -576,7 +577,16 @@ impl Shared {
             let mut killed = self.auditor.killed.lock().unwrap_or_else(PoisonError::into_inner);
             killed.insert(process)
         };
-        let event = first.then(|| described(Event::killed_past_the_monitor(), pid.pid));
+        let event = first.then(|| {
+            let gpu = past.and_then(|(gpu, _)| self.settings.gpus.get(gpu));
+            let event = Event {
+                gpu: gpu.map(|gpu| gpu.index),
+                gpu_uuid: gpu.map(|gpu| gpu.uuid.clone()),
+                excess_bytes: past.map(|(_, bytes)| bytes),
+                ..Event::killed_past_the_monitor()
+            };
+            described(event, pid.pid)
+        });
         let _ = pidfd_send_signal(pidfd, Signal::KILL);
         if let Some(event) = event {
             self.count_killed();

@@ -108,7 +108,7 @@ impl Shared {
         let addresses: BTreeSet<u64> = uncharged.iter().map(|(from, _)| *from).collect();
         if addresses.len() * files.len() > MOST_QUESTIONS {
             tracing::debug!("more mappings of nvidia-uvm than can be asked about");
-            return self.kill(memory.process);
+            return self.kill(memory.process, None);
         }
         addresses.into_iter().for_each(|at| self.judge_address(at, files));
     }
@@ -164,7 +164,7 @@ impl Shared {
         let uncharged = self.uncharged(memory.process, &now, since);
         if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
             tracing::debug!(mappings = now.len(), "managed memory past the monitor");
-            self.kill(memory.process);
+            self.kill(memory.process, None);
         }
     }
 
@@ -237,7 +237,7 @@ impl Shared {
             if !self.uncharged(memory.process, &there, Instant::now()).is_empty()
                 && open.any(|place| has_file(place, &file.device) == Some(true))
             {
-                self.kill(memory.process);
+                self.kill(memory.process, None);
             }
         }
     }

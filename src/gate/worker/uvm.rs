@@ -186,7 +186,7 @@ impl Case<'_> {
             self.log("a file of nvidia-uvm for several processes, where managed memory is charged");
         } else {
             self.log("nvidia-uvm was initialized with HMM all the same");
-            self.shared.kill(self.target()?.process);
+            self.shared.kill(self.target()?.process, None);
         }
         Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
     }
