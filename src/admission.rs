@@ -25,16 +25,19 @@ pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 use crate::backend::{self, Isolation, Launch, Recruit, Tenant, Way};
 use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, Inject, InventorySource};
-use crate::events::{Cause, Event, Kind as EventKind, Teller};
+use crate::events::{Cause, Event, Kind as EventKind, Teller, plain};
 use crate::failpoint::failpoint;
 use crate::inject::{self, Injection, Missing, Mode, Nodes, Purpose};
 use crate::inventory::{self, Inventory};
 use crate::names;
-use crate::plan::{self, Change, ChangeError, Kind, Plan, PlannedGpu};
+use crate::plan::{self, Change, ChangeError, Kind, Plan, PlannedGpu, Refusal};
 use crate::process::{self, ProcessId};
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::report;
 use crate::request::{self, Request, Rules};
+
+/// The most characters of a name in a message.
+const LONGEST_NAME: usize = 60;
 
 /// What becomes of a record that couldn't be ended; after the reason.
 pub const UNDONE: &str = "a container that has failed or ended is still registered: the next create \
@@ -355,7 +358,8 @@ impl Host {
         let living = registry.living()?;
         let others = living.iter().filter(|record| record.bundle != dir);
         let holdings: Vec<_> = others.map(Record::holding).collect();
-        Ok(plan::admit(plan, &holdings, &self.limits(&registry)?)?)
+        plan::admit(plan, &holdings, &self.limits(&registry)?)
+            .map_err(|refusal| named(refusal, &registry))
     }
 
     /// Registers a container under `key`: nothing that it was promised can be promised
@@ -383,7 +387,8 @@ impl Host {
         if plan::admit(&plan, locked.holdings(), &limits).is_err() {
             // Before a refusal, the closer look: a pid may have been used again.
             self.collect_locked(&mut locked, Look::Close)?;
-            plan::admit(&plan, locked.holdings(), &limits)?;
+            plan::admit(&plan, locked.holdings(), &limits)
+                .map_err(|refusal| named(refusal, &registry))?;
         }
         let short_id = short_id(&key, |name| locked.has_short_id(name));
         let record = Record {
@@ -597,7 +602,8 @@ impl Host {
         let change = change(&before.plan)?;
         let limits = self.limits(&registry)?;
         let plan = before.plan.after(change, limits.max_weight(&before.plan))?;
-        plan::admit(&plan, locked.holdings_but(&before.key), &limits)?;
+        plan::admit(&plan, locked.holdings_but(&before.key), &limits)
+            .map_err(|refusal| named(refusal, &registry))?;
         // While it changes it holds the larger of both: whatever happens in between, no
         // more is promised than can be kept.
         let between = before.plan.covering(&plan);
@@ -739,6 +745,18 @@ impl Host {
         });
         Ok(())
     }
+}
+
+/// The refusal of `refusal`, with the names of those who hold what was asked for: read only where
+/// there is one.
+fn named(refusal: Refusal, registry: &Registry) -> AdmissionError {
+    let living = registry.living().unwrap_or_default();
+    let mut files = names::Files::default();
+    let mut name_of = |id: &str| {
+        let record = living.iter().find(|record| record.key.id == id)?;
+        Some(plain(&files.name(record)?, LONGEST_NAME))
+    };
+    refusal.with_names(&mut name_of).into()
 }
 
 fn tenant(record: &Record) -> Tenant<'_> {

@@ -86,7 +86,7 @@ fn docker_containers_share_a_gpu_and_are_refused_what_is_not_left() {
     for part in [
         &format!("cgpu: GPU 0 ({GPU_0}) has 3226 MiB of 16130 MiB left"),
         "this container asks for 6452 MiB; held by ",
-        &format!("{short}: 6452 MiB"),
+        &format!("first ({short}): 6452 MiB"),
     ] {
         assert!(refused.stderr.contains(part), "{part} is not in {}", refused.stderr);
     }
@@ -235,7 +235,8 @@ fn pods_get_quotas_by_the_device_plugins_variables_and_by_annotations() {
     let third = cri.create(&pod_id, &renamed(&main, "third"), &pod);
     let refused = cri.start(&third).fails();
     assert!(refused.stderr.contains("has 5377 MiB of 16130 MiB left"), "{}", refused.stderr);
-    assert!(refused.stderr.contains(&format!("{}: 4301 MiB", &other[..12])), "{}", refused.stderr);
+    let holder = format!("default/by-annotations/main ({}): 4301 MiB", &other[..12]);
+    assert!(refused.stderr.contains(&holder), "{}", refused.stderr);
 
     for id in [&id, &other] {
         cri.stop(id).ok();

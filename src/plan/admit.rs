@@ -48,7 +48,44 @@ impl Limits {
 
 /// Containers in an error message: the first few, by what they hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holders(Vec<(String, Option<u64>)>);
+pub struct Holders(Vec<Holder>);
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Holder {
+    id: String,
+    /// What people call it.
+    name: Option<String>,
+    /// Its quota in bytes; `None` where it has the GPU as a whole.
+    limit: Option<u64>,
+}
+
+/// Containers that a message names; of more it has the number.
+const SHOWN: usize = 8;
+
+impl Holders {
+    /// Gives those that a message shows the names that `name_of` an id tells.
+    fn name(&mut self, name_of: &mut dyn FnMut(&str) -> Option<String>) {
+        for holder in self.0.iter_mut().take(SHOWN) {
+            holder.name = name_of(&holder.id);
+        }
+    }
+}
+
+impl Refusal {
+    /// The same with the names that people know, as far as `name_of` an id tells them.
+    #[must_use]
+    pub fn with_names(mut self, mut name_of: impl FnMut(&str) -> Option<String>) -> Self {
+        match &mut self {
+            Refusal::Memory { holders, .. }
+            | Refusal::Containers { holders, .. }
+            | Refusal::Weight { holders, .. }
+            | Refusal::Exclusive { holders, .. } => holders.name(&mut name_of),
+            Refusal::TooMuch { .. } => {}
+        }
+        self
+    }
+}
 
 /// Why a plan is not admitted.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -145,13 +182,16 @@ pub enum Refusal {
 
 impl fmt::Display for Holders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 8;
         f.write_str("held by ")?;
-        for (at, (id, limit)) in self.0.iter().take(SHOWN).enumerate() {
+        for (at, Holder { id, name, limit }) in self.0.iter().take(SHOWN).enumerate() {
             let comma = if at > 0 { ", " } else { "" };
+            match name {
+                Some(name) => write!(f, "{comma}{name} ({})", short(id))?,
+                None => write!(f, "{comma}{}", short(id))?,
+            }
             match limit {
-                Some(bytes) => write!(f, "{comma}{}: {} MiB", short(id), bytes_to_mib(*bytes))?,
-                None => write!(f, "{comma}{}: the whole GPU", short(id))?,
+                Some(bytes) => write!(f, ": {} MiB", bytes_to_mib(*bytes))?,
+                None => f.write_str(": the whole GPU")?,
             }
         }
         match self.0.len().saturating_sub(SHOWN) {
@@ -224,7 +264,8 @@ fn admit_gpu<'a>(
     }
     let holders = || {
         let held = holdings.clone();
-        Holders(held.filter_map(|h| Some((h.id.clone(), on_gpu(h)?))).collect())
+        let holder = |h: &Holding| Some(Holder { id: h.id.clone(), name: None, limit: on_gpu(h)? });
+        Holders(held.filter_map(holder).collect())
     };
     let Some(asked) = gpu.memory_limit_bytes else {
         if limits.exclusive && (sharing > 0 || whole > 0) {
@@ -432,5 +473,14 @@ mod tests {
             let sum: u64 = held.iter().filter_map(|h| h.gpus[0].1).sum();
             prop_assert!(sum <= 16130 * MIB && held.len() <= 20);
         }
+    }
+
+    #[test]
+    fn a_refusal_names_who_holds_what_was_asked_for_where_that_is_known() {
+        let holdings = [holding("a", 0, Some(9000), 1), holding("b", 0, Some(7000), 1)];
+        let refusal = admit(&plan(&[(0, Some(9000))], 1), &holdings, &LIMITS).unwrap_err();
+        let named = refusal.with_names(|id| (id == "b").then(|| "default/web/main".to_owned()));
+        let text = named.to_string();
+        assert!(text.contains("held by a: 9000 MiB, default/web/main (b): 7000 MiB;"), "{text}");
     }
 }
