@@ -72,7 +72,7 @@ pictures: deps build sim ## make the pictures of the documents anew, the session
 # Cargo links the programs anew for the bench, and not statically. The second has its figures
 # from rmtool, and need not be fast itself.
 bench: deps build sim ## measure what we cost beside bare runc (root)
-	@mkdir -p target/bench && cp $(addprefix $(RELEASE)/,cgpu cgpu-smi cgpu-metrics $(STATIC) cgpu-sim rmtool) target/bench/
+	@mkdir -p target/bench && cp $(addprefix $(RELEASE)/,cgpu cgpu-smi cgpu-metrics cgpu-tree $(STATIC) cgpu-sim rmtool) target/bench/
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --bench cost
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench driver
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench look

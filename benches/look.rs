@@ -53,6 +53,16 @@ fn id(number: usize) -> String {
     format!("{number:064x}")
 }
 
+/// Reads the files of that name of all containers in the tree; how many there are.
+fn all_of(tree: &Path, name: &str) -> usize {
+    let entries = |dir: &Path| {
+        fs::read_dir(dir).expect("it is there").map(|entry| entry.expect("it is listed").path())
+    };
+    let gpus = entries(tree).filter(|path| path.is_dir());
+    let containers = gpus.flat_map(|gpu| entries(&gpu).collect::<Vec<_>>());
+    containers.filter(|path| fs::read(path.join(name)).is_ok()).count()
+}
+
 impl Crowd {
     fn runtime(&self) -> Command {
         let mut command = Command::new(self.programs.join("cgpu-runtime"));
@@ -135,6 +145,18 @@ impl Crowd {
         let once = || timed(&mut self.look("cgpu-metrics", &["--no-nvml", "--once"]));
         let (peer, measured) = in_turn(LOOKS, |_| ps(), |_| once());
         row(&format!("cgpu-metrics --once, {all} (cgpu ps)"), peer, measured, "≤ 30 ms");
+        let dir = self.work.join("km");
+        let dir = dir.to_str().expect("a plain path");
+        timed(&mut self.look("cgpu-tree", &["--detach", dir]));
+        let meminfo = || {
+            let start = Instant::now();
+            let read = all_of(Path::new(dir), "meminfo");
+            assert_eq!(read, GPUS * EACH, "files");
+            start.elapsed()
+        };
+        let (peer, measured) = in_turn(LOOKS, |_| ps(), |_| meminfo());
+        row(&format!("meminfo of {all} in the tree (cgpu ps)"), peer, measured, "≤ 50 ms");
+        timed(&mut self.look("cgpu-tree", &["--unmount", dir]));
     }
 
     /// Calls of one container, in turn while nobody looks and while somebody does all the time.

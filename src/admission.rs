@@ -595,10 +595,28 @@ impl Host {
         word: &str,
         change: impl FnOnce(&Plan) -> Result<Change, ChangeError>,
     ) -> Result<Plan, AdmissionError> {
+        self.set_one(|registry| names::chosen(word, registry.records()?), change)
+    }
+
+    /// The same of the container whose key that is.
+    ///
+    /// # Errors
+    ///
+    /// As [`set`](Self::set).
+    pub fn set_of(&self, key: &Key, change: Change) -> Result<Plan, AdmissionError> {
+        let gone = || RegistryError::Unknown { id: key.id.clone() };
+        self.set_one(|registry| registry.find(key)?.ok_or_else(gone), |_| Ok(change))
+    }
+
+    fn set_one(
+        &self,
+        choose: impl FnOnce(&Registry) -> Result<Record, RegistryError>,
+        change: impl FnOnce(&Plan) -> Result<Change, ChangeError>,
+    ) -> Result<Plan, AdmissionError> {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         self.collect_locked(&mut locked, Look::Close)?;
-        let before = names::chosen(word, registry.records()?)?;
+        let before = choose(&registry)?;
         let change = change(&before.plan)?;
         let limits = self.limits(&registry)?;
         let plan = before.plan.after(change, limits.max_weight(&before.plan))?;

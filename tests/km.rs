@@ -188,7 +188,7 @@ fn says_what_to_load_where_the_module_is_not_there() {
     assert_eq!(km.usable().unwrap_err().to_string(), sentence(&control));
     let plan = plan(&[(0, Some(GIB))]);
     assert_eq!(km.activate(tenant(A, &plan)).unwrap_err().to_string(), sentence(&control));
-    assert_eq!(km.list(&|_| true).unwrap_err().to_string(), sentence(&control));
+    assert_eq!(km.list(None).unwrap_err().to_string(), sentence(&control));
     let change = Change::Weight(1);
     assert_eq!(km.set(tenant(A, &plan), change).unwrap_err().to_string(), sentence(&control));
     fs::write(&control, "").unwrap();
@@ -232,7 +232,7 @@ fn observed(short_id: &str, instances: &[Instance]) -> Observed {
 
 /// The one part of a GPU of the one container that there is.
 fn only_instance(standin: &StandIn) -> Instance {
-    let observed = km(standin).list(&|_| true).unwrap();
+    let observed = km(standin).list(None).unwrap();
     let [Observed { instances: Some(instances), .. }] = &observed[..] else {
         panic!("one container: {observed:?}")
     };
@@ -255,7 +255,7 @@ fn gives_two_gpus_different_quotas_in_the_order_of_the_container() {
     );
     assert_eq!(standin.instances(1), [""; 0]);
     let instances = [unused(0, GIB), unused(2, 3 * GIB)];
-    assert_eq!(km(&standin).list(&|_| true).unwrap(), [observed(A, &instances)]);
+    assert_eq!(km(&standin).list(None).unwrap(), [observed(A, &instances)]);
 }
 
 #[test]
@@ -775,7 +775,7 @@ fn lists_only_instances_of_gpus() {
         fs::write(directory.join("meminfo"), "Free: 1048576").unwrap();
     }
     fs::write(tree.path().join("0/default_size"), "1").unwrap();
-    let listed = Km::new(tree.path().to_owned()).list(&|_| true).unwrap();
+    let listed = Km::new(tree.path().to_owned()).list(None).unwrap();
     assert_eq!(listed, [observed(A, &[unused(0, 1 << 20)])]);
 }
 
@@ -784,7 +784,7 @@ fn listing_fails_where_a_quota_can_not_be_read() {
     let standin = StandIn::mount(&[0]);
     standin.plant(0, A);
     standin.fail(Fault::ReadFails { path: format!("0/{A}/memsize") });
-    let error = km_error(km(&standin).list(&|_| true));
+    let error = km_error(km(&standin).list(None));
     assert_eq!(
         error.to_string(),
         format!("can't read {}/0/{A}/memsize of the vendor's module", standin.path().display())

@@ -61,13 +61,7 @@ impl Host {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         self.collect_locked(&mut locked, Look::Close)?;
-        let mut there = Occupancy { containers: 0, weight: 0 };
-        for holding in locked.holdings() {
-            if holding.gpus.iter().any(|(uuid, limit)| *uuid == gpu.uuid && limit.is_some()) {
-                there.containers += 1;
-                there.weight = there.weight.saturating_add(holding.weight);
-            }
-        }
+        let there = Occupancy::of(&gpu.uuid, locked.holdings());
         let rules = self.gpu_rules(&registry, gpu.index, &gpu.uuid)?;
         let (kind, _) = backend::choose(&self.config.isolation);
         change.check(gpu.index, rules, there, kind)?;

@@ -151,6 +151,14 @@ pub enum GateError {
         /// What the monitor says.
         reason: String,
     },
+    /// A quota below what is in use.
+    #[error("the monitor of {id} refuses: {reason}")]
+    InUse {
+        /// The container.
+        id: String,
+        /// What the monitor says.
+        reason: String,
+    },
     /// Something that isn't the gate's.
     #[error(
         "the gate holds memory, so {what} of {id} can't be changed; set it when the container is created"
@@ -320,6 +328,9 @@ fn noted(place: &Place) -> Option<Answer> {
 }
 
 fn refused(id: &str, answer: &Answer) -> GateError {
+    if let Answer::InUse { reason } = answer {
+        return GateError::InUse { id: id.to_owned(), reason: reason.clone() };
+    }
     let reason = match answer {
         Answer::Refused { reason } => reason.clone(),
         other => format!("{other:?}"),
@@ -435,13 +446,17 @@ impl Isolation for Gate {
         Ok(place.remove().map_err(left)?)
     }
 
-    fn list(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Observed>, BackendError> {
-        let all = Place::list(&self.state_dir).map_err(|source| {
-            let path = Place::all(&self.state_dir);
-            GateError::Unlisted { path, source }
-        })?;
-        let all: Vec<_> = all.into_iter().filter(|place| is_wanted(&place.short_id())).collect();
-        let noted: Vec<Option<Answer>> = all.iter().map(noted).collect();
+    fn list(&self, short_ids: Option<&[&str]>) -> Result<Vec<Observed>, BackendError> {
+        let all = match short_ids {
+            Some(short_ids) => short_ids.iter().map(|short_id| self.place(short_id)).collect(),
+            None => Place::list(&self.state_dir).map_err(|source| {
+                let path = Place::all(&self.state_dir);
+                GateError::Unlisted { path, source }
+            })?,
+        };
+        let noted = all.into_iter().map(|place| (noted(&place), place));
+        let there = noted.filter(|(noted, place)| noted.is_some() || place.dir().exists());
+        let (noted, all): (Vec<Option<Answer>>, Vec<Place>) = there.unzip();
         // Only who has changed since is asked, and woken.
         let changed = all.iter().zip(&noted).filter(|(_, noted)| noted.is_none());
         let sockets: Vec<_> = changed.map(|(place, _)| place.control()).collect();

@@ -316,7 +316,8 @@ impl Isolation for Km {
         Ok(self.tree.destroy(short_id)?)
     }
 
-    fn list(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Observed>, BackendError> {
+    fn list(&self, short_ids: Option<&[&str]>) -> Result<Vec<Observed>, BackendError> {
+        let is_wanted = |id: &str| short_ids.is_none_or(|wanted| wanted.contains(&id));
         self.tree.loaded()?;
         let mut found: BTreeMap<String, Vec<Instance>> = BTreeMap::new();
         for gpu in self.tree.gpus()? {

@@ -193,13 +193,13 @@ pub trait Isolation: std::fmt::Debug {
     /// What could not be removed; the rest is.
     fn deactivate(&self, short_id: &str) -> Result<(), BackendError>;
 
-    /// The containers that it holds now, of those whose short id `is_wanted`; one whose part doesn't
-    /// answer at once is in it without figures.
+    /// The containers that it holds now, of those with these short ids, or of all; one whose part
+    /// doesn't answer at once is in it without figures.
     ///
     /// # Errors
     ///
     /// Where it can't be seen which there are.
-    fn list(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Observed>, BackendError>;
+    fn list(&self, short_ids: Option<&[&str]>) -> Result<Vec<Observed>, BackendError>;
 
     /// What goes for the GPU `index`, where this backend keeps that itself.
     fn gpu_rules(&self, _index: u32) -> Option<GpuRules> {
@@ -279,6 +279,33 @@ pub enum BackendError {
     /// No isolation.
     #[error(transparent)]
     None(#[from] none::NoneError),
+}
+
+/// What stands against a change, for those who tell it in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    /// More is in use than would be allowed.
+    InUse,
+    /// The backend doesn't hold such a thing.
+    NotHeld,
+    /// Something fails that should not.
+    Failure,
+}
+
+impl BackendError {
+    /// What stands against a change that failed so.
+    #[must_use]
+    pub fn obstacle(&self) -> Obstacle {
+        match self {
+            BackendError::Gate(gate::GateError::InUse { .. }) => Obstacle::InUse,
+            BackendError::Gate(gate::GateError::Unenforced { .. }) | BackendError::None(_) => {
+                Obstacle::NotHeld
+            }
+            BackendError::Km(km::KmError::InUse { .. }) => Obstacle::InUse,
+            BackendError::Km(km::KmError::NoQuota { .. }) => Obstacle::NotHeld,
+            BackendError::Gate(_) | BackendError::Km(_) => Obstacle::Failure,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ impl Isolation for Unisolated {
         Ok(())
     }
 
-    fn list(&self, _is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Observed>, BackendError> {
+    fn list(&self, _short_ids: Option<&[&str]>) -> Result<Vec<Observed>, BackendError> {
         Ok(Vec::new())
     }
 
@@ -98,7 +98,7 @@ mod tests {
         assert!(!memory && !compute && !live_resize);
         Unisolated.usable().unwrap();
         Unisolated.activate(tenant).unwrap();
-        assert_eq!(Unisolated.list(&|_| true).unwrap(), []);
+        assert_eq!(Unisolated.list(None).unwrap(), []);
         Unisolated.deactivate("demo00000000").unwrap();
         Unisolated.deactivate("demo00000000").unwrap();
     }

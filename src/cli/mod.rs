@@ -93,6 +93,11 @@ pub enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Take that tree of files down.
+    Unmount {
+        /// Where it is mounted [default: km in the state directory].
+        dir: Option<PathBuf>,
+    },
     /// Take back what containers held that are gone.
     Gc,
     /// Look at this host: driver, kernel, runtimes, engines, and what to do.
@@ -167,6 +172,10 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
         Verb::Logs { container } => logs::run(&host()?, &container, out)?,
         Verb::Metrics { arguments } => beside::run(&host()?, "cgpu-metrics", &arguments)?,
         Verb::Mount { arguments } => beside::run(&host()?, "cgpu-tree", &arguments)?,
+        Verb::Unmount { dir } => {
+            let arguments = ["--unmount".into()].into_iter().chain(dir.map(Into::into));
+            beside::run(&host()?, "cgpu-tree", &arguments.collect::<Vec<_>>())?;
+        }
         Verb::Gc => gc::run(&host()?, out)?,
         Verb::UpgradeMonitors => upgrade_monitors::run(&host()?, out)?,
     }

@@ -92,6 +92,11 @@ pub enum Answer {
         /// In bytes.
         bytes: u64,
     },
+    /// It was not: more is in use than the quota would be.
+    InUse {
+        /// A sentence.
+        reason: String,
+    },
     /// It was not, for this reason.
     Refused {
         /// A sentence.

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::Kind;
+use super::{Holding, Kind};
 
 /// The policy that leaves computing time to the driver.
 pub const POLICY_NATIVE: u32 = 5;
@@ -37,6 +37,21 @@ pub struct Occupancy {
     pub containers: u32,
     /// The sum of their weights, where their backend holds weights.
     pub weight: u32,
+}
+
+impl Occupancy {
+    /// What `holdings` have on the GPU with that UUID.
+    pub fn of<'a>(uuid: &str, holdings: impl Iterator<Item = &'a Holding>) -> Self {
+        let is_on = |holding: &&Holding| {
+            holding.gpus.iter().any(|(gpu, limit)| gpu == uuid && limit.is_some())
+        };
+        holdings.filter(is_on).fold(Occupancy { containers: 0, weight: 0 }, |sum, holding| {
+            Occupancy {
+                containers: sum.containers + 1,
+                weight: sum.weight.saturating_add(holding.weight),
+            }
+        })
+    }
 }
 
 /// Why a GPU can't be changed so.

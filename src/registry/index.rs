@@ -19,11 +19,21 @@ use crate::process::ProcessId;
 
 /// Which state of the world an index describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub struct Stamp {
     /// The boot.
     pub(super) boot_id: String,
     /// When the records' directory last changed, in nanoseconds.
     pub(super) changed_ns: i128,
+}
+
+impl Stamp {
+    /// Whether whatever changes from `now_ns` on shows by another stamp, which a file system's clock of
+    /// few ticks a second doesn't say at once. `now_ns` is in nanoseconds since 1970.
+    #[must_use]
+    pub fn is_settled(&self, now_ns: i128) -> bool {
+        const TICKS_NS: i128 = 50_000_000;
+        now_ns - self.changed_ns > TICKS_NS
+    }
 }
 
 /// A record as far as admission and collection need it.

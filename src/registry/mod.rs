@@ -32,13 +32,14 @@ use nix::unistd::geteuid;
 
 pub use error::RegistryError;
 pub use gpu::GpuSettings;
+pub use index::Stamp;
 pub use record::{Holder, Key, Record, short_id};
 
 use crate::failpoint::failpoint;
 use crate::plan::Holding;
 use crate::process::boot_time_s;
 use error::failed;
-use index::{Entry, Life, Stamp};
+use index::{Entry, Life};
 use look::World;
 
 /// How long to wait for the lock; a create holds it for less than a millisecond.
@@ -172,7 +173,12 @@ impl Registry {
         Ok(Locked { registry: self, entries, _lock: lock })
     }
 
-    fn stamp(&self) -> Result<Stamp, RegistryError> {
+    /// When a record was made, changed or removed last, and in which boot.
+    ///
+    /// # Errors
+    ///
+    /// Where the directory can't be looked at.
+    pub fn stamp(&self) -> Result<Stamp, RegistryError> {
         let path = self.containers();
         let meta = fs::metadata(&path).map_err(failed("cannot read", &path))?;
         let changed_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());

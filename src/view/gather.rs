@@ -3,7 +3,7 @@
 //! Owns asking each once. Whatever doesn't answer leaves a gap, and the rest is shown. Changes
 //! nothing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 use std::panic::resume_unwind;
 use std::thread;
@@ -114,10 +114,11 @@ impl Host {
     fn observed(&self, records: &[Record]) -> (HashMap<String, Observed>, Vec<String>) {
         let mut observed = HashMap::new();
         let mut gaps = Vec::new();
-        let wanted: HashSet<&str> = records.iter().map(|record| &*record.short_id).collect();
         let has = |kind: &Kind| records.iter().any(|record| record.plan.backend == *kind);
         for kind in [Kind::Gate, Kind::Km].into_iter().filter(has) {
-            match self.isolation(kind).list(&|short_id| wanted.contains(short_id)) {
+            let held = records.iter().filter(|record| record.plan.backend == kind);
+            let short_ids: Vec<&str> = held.map(|record| &*record.short_id).collect();
+            match self.isolation(kind).list(Some(&short_ids)) {
                 Ok(list) => {
                     observed.extend(list.into_iter().map(|one| (one.short_id.clone(), one)))
                 }

@@ -170,7 +170,12 @@ fn a_tree_that_was_killed_is_mounted_anew_and_a_place_in_use_is_told() {
     let host = Host::new();
     let mut tree = Tree::mount(&host);
     let again = run_with_timeout(&mut command(&host, &tree.dir), PATIENCE).exits(1);
-    assert!(again.stderr.contains("something is mounted on"), "{again}");
+    assert!(again.stderr.contains("the tree is mounted on"), "{again}");
+    // One that is stopped holds nobody up either.
+    tree.signal(Signal::SIGSTOP);
+    let again = run_with_timeout(&mut command(&host, &tree.dir), PATIENCE).exits(1);
+    assert!(again.stderr.contains("the tree is mounted on"), "{again}");
+    tree.signal(Signal::SIGCONT);
     // Whoever reads meanwhile gets an error, and does not hang.
     let open = fs::File::open(tree.dir.join("version")).unwrap();
     tree.signal(Signal::SIGKILL);
@@ -195,6 +200,110 @@ fn a_tree_that_was_killed_is_mounted_anew_and_a_place_in_use_is_told() {
     let file = host.scratch.file("plain", "");
     let refused = run_with_timeout(&mut command(&host, &file), PATIENCE).exits(1);
     assert!(refused.stderr.contains("is no directory"), "{refused}");
+    let full = host.scratch.directory("full");
+    fs::write(full.join("file"), "").unwrap();
+    let refused = run_with_timeout(&mut command(&host, &full), PATIENCE).exits(1);
+    assert!(refused.stderr.contains("is not empty"), "{refused}");
+    let refused = run_with_timeout(&mut command(&host, Path::new("/proc")), PATIENCE).exits(1);
+    assert!(refused.stderr.contains("something is mounted on /proc already (proc)"), "{refused}");
+}
+
+#[test]
+fn a_tree_in_the_background_is_there_when_the_command_returns_and_is_taken_down_by_another() {
+    let host = Host::new();
+    let dir = host.scratch.path().join("km");
+    let unmount = || host.cgpu(&["unmount", dir.to_str().unwrap()]);
+    let none = unmount().exits(1);
+    assert!(none.stderr.contains("no tree is mounted on"), "{none}");
+    let mounted = run_with_timeout(command(&host, &dir).arg("--detach"), PATIENCE).ok();
+    assert_eq!(mounted.stdout, format!("mounted on {}\n", dir.display()));
+    assert_eq!(fs::read_to_string(dir.join("0/policy")).unwrap(), "5\n");
+    let again = run_with_timeout(command(&host, &dir).arg("--detach"), PATIENCE).exits(1);
+    assert!(again.stderr.contains("the tree is mounted on"), "{again}");
+    unmount().ok();
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+    // Of several at once one gets the place, and the others are told so.
+    let mut all: Vec<Child> = (0..4)
+        .map(|_| {
+            let mut command = command(&host, &dir);
+            command.arg("--detach").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    let ended: Vec<bool> = all.iter_mut().map(|child| child.wait().unwrap().success()).collect();
+    assert_eq!(ended.iter().filter(|mounted| **mounted).count(), 1, "{ended:?}");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert_eq!(mounts.matches(&format!(" {} ", dir.display())).count(), 1);
+    unmount().ok();
+}
+
+#[test]
+fn a_write_goes_to_the_container_of_that_directory_whoever_else_has_its_id() {
+    let gated = Gated::new();
+    let tree = Tree::mount(&gated.host);
+    let one = gated.sleeping("twin", 1000);
+    let other = gated.bundle("other", 2000, &["sleep", "1000"]);
+    let root = gated.host.scratch.directory("other-root");
+    let runtime = |words: &[&str]| {
+        let mut command = gated.host.scratch.command(RUNTIME);
+        command.arg("--cgpu-config").arg(gated.host.config()).arg("--root").arg(&root);
+        run_with_timeout(command.args(words).current_dir(&other.directory), PATIENCE).ok()
+    };
+    runtime(&["create", "--pid-file", "init.pid", "twin"]);
+    runtime(&["start", "twin"]);
+    let sizes = || {
+        let names =
+            fs::read_dir(tree.dir.join("0")).unwrap().map(|entry| entry.unwrap().file_name());
+        let names = names.map(|name| name.to_string_lossy().into_owned());
+        let twins = names.filter(|name| tree.dir.join("0").join(name).is_dir());
+        twins.map(|name| (tree.read(&format!("0/{name}/memsize")), name)).collect::<Vec<_>>()
+    };
+    let two = sizes().into_iter().find(|(size, _)| *size == mib(2000) + "\n").unwrap().1;
+    assert_eq!(tree.read(&format!("0/{two}/id")), "twin\n");
+    assert_eq!(tree.write(&format!("0/{two}/memsize"), &mib(1500)), Ok(()));
+    let mut after: Vec<_> = sizes().into_iter().map(|(size, _)| size).collect();
+    after.sort();
+    assert_eq!(after, [mib(1000) + "\n", mib(1500) + "\n"]);
+    runtime(&["delete", "--force", "twin"]);
+    gated.host.runtime().delete(&one).ok();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn who_is_held_by_nobody_has_no_meminfo_and_a_silent_monitor_holds_up_its_own_readers_alone() {
+    let gated = Gated::new();
+    let tree = Tree::mount(&gated.host);
+    let errno = |file: &str| {
+        let error = fs::read_to_string(tree.dir.join(file)).unwrap_err();
+        Errno::from_raw(error.raw_os_error().unwrap())
+    };
+    let silent = gated.sleeping("silent", 1000);
+    let other = gated.sleeping("other", 1000);
+    let (keeper, worker) = gated.monitor("silent______");
+    kill(worker, Signal::SIGSTOP).unwrap();
+    kill(keeper, Signal::SIGSTOP).unwrap();
+    assert_eq!(errno("0/silent______/meminfo"), Errno::ETIMEDOUT);
+    assert_eq!(tree.read("0/silent______/memsize"), mib(1000) + "\n");
+    assert_eq!(tree.read("0/other_______/meminfo"), format!("Free: {}\n", mib(1000)));
+    assert_eq!(tree.read("0/free_weight"), "18\n");
+    for pid in [keeper, worker] {
+        kill(pid, Signal::SIGCONT).unwrap();
+    }
+    assert!(eventually(|| fs::read_to_string(tree.dir.join("0/silent______/meminfo")).is_ok()));
+    for bundle in [&silent, &other] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+    // Without isolation a quota is what was asked for, and nobody counts.
+    let host = Host::new();
+    let tree = Tree::mount(&host);
+    let bundle = host.asking("unheld", TOTAL_MIB / 4);
+    host.runtime().create(&bundle).ok();
+    assert_eq!(tree.read("0/unheld______/memsize"), mib(TOTAL_MIB / 4) + "\n");
+    let error = fs::read_to_string(tree.dir.join("0/unheld______/meminfo")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(Errno::ENODATA as i32));
+    assert_eq!(tree.write("0/unheld______/memsize", &mib(1)), Err(Errno::EPERM));
+    host.runtime().delete(&bundle).ok();
+    host.soon_releases_all();
 }
 
 #[test]

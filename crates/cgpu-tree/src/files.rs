@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -15,9 +15,13 @@ use tracing::warn;
 
 use crate::host::{Caller, Shown};
 use crate::node::Node;
+use crate::numbers::Numbers;
 
-/// For how long the kernel may believe what it was told: not at all, so that reads are live.
-const TTL: Duration = Duration::ZERO;
+/// For how long the kernel may believe that what is there for good is there.
+const LONG: Duration = Duration::from_secs(1);
+
+/// The number in a list of what the kernel wasn't told of (`FUSE_UNKNOWN_INO` of `fs/fuse/fuse_i.h`).
+const UNKNOWN: u64 = 0xffff_ffff;
 
 /// More than a file has, in bytes.
 const BLOCK: u32 = 4096;
@@ -26,92 +30,99 @@ const BLOCK: u32 = 4096;
 #[derive(Debug)]
 pub(crate) struct Tree {
     shown: Shown,
-    inodes: Mutex<Inodes>,
+    numbers: Mutex<Numbers>,
+    /// What open files say, by their handles: as it was when its beginning was read.
+    texts: Mutex<HashMap<u64, String>>,
+    handles: AtomicU64,
     /// Whether the log has that somebody else than the host's root wrote.
     told: AtomicBool,
 }
 
-/// The numbers of nodes. A node that was told of once keeps its number: there are as many as
-/// containers that were looked at.
-#[derive(Debug)]
-struct Inodes {
-    numbers: HashMap<Node, u64>,
-    nodes: Vec<Node>,
-}
-
 impl Tree {
     pub(crate) fn new(shown: Shown) -> Self {
-        let numbers = HashMap::from([(Node::Root, INodeNo::ROOT.0)]);
         Tree {
             shown,
-            inodes: Mutex::new(Inodes { numbers, nodes: vec![Node::Root] }),
+            numbers: Mutex::default(),
+            texts: Mutex::default(),
+            handles: AtomicU64::new(0),
             told: AtomicBool::new(false),
         }
     }
 
-    fn inodes(&self) -> MutexGuard<'_, Inodes> {
-        self.inodes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn number(&self, node: &Node) -> INodeNo {
-        let mut inodes = self.inodes();
-        if let Some(number) = inodes.numbers.get(node) {
-            return INodeNo(*number);
-        }
-        inodes.nodes.push(node.clone());
-        let number = inodes.nodes.len() as u64;
-        inodes.numbers.insert(node.clone(), number);
-        INodeNo(number)
+    fn texts(&self) -> MutexGuard<'_, HashMap<u64, String>> {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The node of that number, while it is there.
     fn node(&self, number: INodeNo) -> Result<Node, Errno> {
-        let at = usize::try_from(number.0 - 1).map_err(|_| Errno::ENOENT)?;
-        let node = self.inodes().nodes.get(at).cloned().ok_or(Errno::ENOENT)?;
+        let node = self.numbers().node(number.0).cloned().ok_or(Errno::ENOENT)?;
         if self.shown.exists(&node) { Ok(node) } else { Err(Errno::ENOENT) }
     }
 
     fn children(&self, node: &Node) -> Vec<(String, Node)> {
         node.children(&self.shown.gpus(), |gpu| self.shown.containers(gpu))
     }
+}
 
-    fn attributes(&self, node: &Node) -> FileAttr {
-        let mode = node.mode();
-        let never = SystemTime::UNIX_EPOCH;
-        FileAttr {
-            ino: self.number(node),
-            // As in sysfs: a read tells how much there is, and `sendfile` reads nothing of an empty
-            // file.
-            size: if mode.is_some() { u64::from(BLOCK) } else { 0 },
-            blocks: 0,
-            atime: never,
-            mtime: never,
-            ctime: never,
-            crtime: never,
-            kind: if mode.is_some() { FileType::RegularFile } else { FileType::Directory },
-            perm: mode.unwrap_or(0o555),
-            nlink: if mode.is_some() { 1 } else { 2 },
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: BLOCK,
-            flags: 0,
-        }
+fn attributes(number: u64, node: &Node) -> FileAttr {
+    let mode = node.mode();
+    let never = SystemTime::UNIX_EPOCH;
+    FileAttr {
+        ino: INodeNo(number),
+        // As in sysfs: a read tells how much there is, and `sendfile` reads nothing of an empty
+        // file.
+        size: if mode.is_some() { u64::from(BLOCK) } else { 0 },
+        blocks: 0,
+        atime: never,
+        mtime: never,
+        ctime: never,
+        crtime: never,
+        kind: kind(node),
+        perm: mode.unwrap_or(0o555),
+        nlink: if mode.is_some() { 1 } else { 2 },
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: BLOCK,
+        flags: 0,
     }
+}
+
+/// For how long the kernel may believe that the node is there. A container's directory is asked for
+/// each time, and so what is in it goes with it.
+fn ttl(node: &Node) -> Duration {
+    if matches!(node, Node::Container(..)) { Duration::ZERO } else { LONG }
+}
+
+fn kind(node: &Node) -> FileType {
+    if node.mode().is_some() { FileType::RegularFile } else { FileType::Directory }
 }
 
 impl Filesystem for Tree {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let children = self.node(parent).map(|node| self.children(&node)).unwrap_or_default();
-        match children.into_iter().find(|(child, _)| OsStr::new(child) == name) {
-            Some((_, node)) => reply.entry(&TTL, &self.attributes(&node), Generation(0)),
+        let parent = self.numbers().node(parent.0).cloned();
+        let child = parent.and_then(|parent| parent.child(name.to_str()?));
+        match child.filter(|child| self.shown.exists(child)) {
+            Some(node) => {
+                let number = self.numbers().tell(&node);
+                reply.entry(&ttl(&node), &attributes(number, &node), Generation(0));
+            }
             None => reply.error(Errno::ENOENT),
         }
     }
 
+    fn forget(&self, _: &Request, ino: INodeNo, times: u64) {
+        self.numbers().forget(ino.0, times);
+    }
+
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         match self.node(ino) {
-            Ok(node) => reply.attr(&TTL, &self.attributes(&node)),
+            // Not believed for long: who looks whether somebody serves the tree is to be told.
+            Ok(node) => reply.attr(&Duration::ZERO, &attributes(ino.0, &node)),
             Err(errno) => reply.error(errno),
         }
     }
@@ -143,7 +154,10 @@ impl Filesystem for Tree {
 
     fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         match self.node(ino) {
-            Ok(_) => reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO),
+            Ok(_) => {
+                let handle = self.handles.fetch_add(1, Ordering::Relaxed);
+                reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
+            }
             Err(errno) => reply.error(errno),
         }
     }
@@ -152,21 +166,41 @@ impl Filesystem for Tree {
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         offset: u64,
         size: u32,
         _: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match self.node(ino).and_then(|node| self.shown.read(&node)) {
+        let begun = self.texts().get(&handle.0).filter(|_| offset > 0).cloned();
+        let text = match begun {
+            Some(text) => Ok(text),
+            None => self.node(ino).and_then(|node| self.shown.read(&node)),
+        };
+        match text {
             Ok(text) => {
                 let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
                 let end = start.saturating_add(size as usize).min(text.len());
                 reply.data(&text.as_bytes()[start..end]);
+                self.texts().insert(handle.0, text);
             }
             Err(errno) => reply.error(errno),
         }
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.texts().remove(&handle.0);
+        reply.ok();
     }
 
     fn write(
@@ -200,8 +234,9 @@ impl Filesystem for Tree {
         }
     }
 
+    // The kernel asks once, and never again.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.ok();
+        reply.error(Errno::ENOSYS);
     }
 
     fn readdir(
@@ -220,8 +255,9 @@ impl Filesystem for Tree {
         entries.extend(self.children(&node));
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         for (position, (name, node)) in entries.into_iter().enumerate().skip(start) {
-            let attributes = self.attributes(&node);
-            if reply.add(attributes.ino, position as u64 + 1, attributes.kind, name) {
+            // Of what it lists the kernel wants some number; it looks up what it then asks for.
+            let number = self.numbers().number(&node).unwrap_or(UNKNOWN);
+            if reply.add(INodeNo(number), position as u64 + 1, kind(&node), name) {
                 break;
             }
         }

@@ -5,16 +5,17 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 
 use cgpu::admission::{AdmissionError, Host};
-use cgpu::backend::BackendError;
-use cgpu::inventory;
-use cgpu::plan::{Change, ChangeError, GpuChangeError};
-use cgpu::registry::Record;
-use cgpu::view::{Processes, Snapshot};
+use cgpu::backend::Obstacle;
+use cgpu::inventory::{self, Gpu};
+use cgpu::plan::{Change, ChangeError, GpuChangeError, GpuRules};
+use cgpu::registry::{Record, RegistryError};
+use cgpu::view::{Processes, Snapshot, State};
 use fuser::Errno;
 use nix::sys::stat::major;
 use tracing::{info, warn};
 
 use crate::node::Node;
+use crate::registered::{Records, Registered};
 use crate::write::{Senseless, Wish, wish};
 
 /// Major number of NVIDIA's nodes, where none can be looked at (`nv-linux.h`).
@@ -24,38 +25,39 @@ const MAJOR: u64 = 195;
 #[derive(Debug)]
 pub(crate) struct Shown {
     host: Host,
+    registered: Registered,
 }
 
 impl Shown {
     pub(crate) fn new(host: Host) -> Self {
-        Shown { host }
+        Shown { host, registered: Registered::default() }
     }
 
     /// The GPUs that are known, by index.
     pub(crate) fn gpus(&self) -> Vec<u32> {
+        self.known_gpus().into_iter().map(|gpu| gpu.index).collect()
+    }
+
+    fn known_gpus(&self) -> Vec<Gpu> {
         let known = inventory::cached(&self.host.inventory_settings()).ok().flatten();
-        known.unwrap_or_default().gpus().iter().map(|gpu| gpu.index).collect()
+        known.map(|known| known.gpus().to_vec()).unwrap_or_default()
     }
 
-    /// The short ids of the containers with a quota on the GPU with that index.
+    /// The short ids of the containers with a quota on the GPU with that index, whoever holds them to
+    /// it.
     pub(crate) fn containers(&self, gpu: u32) -> Vec<String> {
-        let has = |record: &Record| {
-            let mut gpus = record.plan.gpus.iter();
-            gpus.any(|planned| planned.index == gpu && planned.memory_limit_bytes.is_some())
-        };
-        let records = self.records().unwrap_or_default().into_iter().filter(has);
-        records.map(|record| record.short_id).collect()
+        let records = self.records().unwrap_or_else(|_| [].into());
+        let on_it = records.iter().filter(|record| has_quota(record, gpu));
+        on_it.map(|record| record.short_id.clone()).collect()
     }
 
-    fn records(&self) -> Option<Vec<Record>> {
-        Some(self.host.look_at_registry().ok()?.look_at_each().ok()?.0)
+    fn records(&self) -> Result<Records, RegistryError> {
+        self.registered.now(&self.host)
     }
 
     /// The container with that short id, and what is seen of it.
     fn look(&self, short_id: &str) -> Result<Snapshot, Errno> {
-        let records = self.records().ok_or(Errno::EIO)?;
-        let record = records.into_iter().find(|record| record.short_id == short_id);
-        let record = record.ok_or(Errno::ENOENT)?;
+        let record = self.record(short_id).map_err(|(errno, _)| errno)?;
         self.host.look_at(vec![record], &[], Processes::Numbered, None).map_err(|_| Errno::EIO)
     }
 
@@ -65,7 +67,7 @@ impl Shown {
             Node::Root | Node::RootFile(_) => true,
             Node::Gpu(gpu) | Node::GpuFile(gpu, _) => self.gpus().contains(gpu),
             Node::Container(gpu, id) | Node::ContainerFile(gpu, id, _) => {
-                self.containers(*gpu).contains(id)
+                self.record(id).is_ok_and(|record| has_quota(&record, *gpu))
             }
         }
     }
@@ -84,43 +86,69 @@ impl Shown {
             Node::RootFile("default_memsize") => "0".to_owned(),
             Node::RootFile("major") => self.major().to_string(),
             Node::RootFile(_) => return Err(Errno::EACCES),
+            Node::GpuFile(index, "free_weight") => self.free_weight(*index)?.to_string(),
             Node::GpuFile(index, name) => {
-                let all = self.host.look(Processes::Numbered, None).map_err(|_| Errno::EIO)?;
-                let gpu = all.gpus.iter().find(|gpu| gpu.index == *index).ok_or(Errno::ENOENT)?;
+                let rules = self.rules(*index)?;
                 let value = match *name {
-                    "policy" => gpu.policy,
-                    "max_inst" => gpu.max_inst,
-                    "prio_ratio" => gpu.prio_ratio,
-                    _ => gpu.free_weight,
+                    "policy" => rules.policy,
+                    "max_inst" => rules.max_inst,
+                    _ => rules.prio_ratio,
                 };
-                value.ok_or(Errno::EIO)?.to_string()
+                value.to_string()
             }
+            Node::ContainerFile(index, id, "meminfo") => self.meminfo(*index, id)?,
             Node::ContainerFile(index, id, name) => {
-                let seen = self.look(id)?;
-                let container = seen.containers.first().ok_or(Errno::ENOENT)?;
-                let share = container.shares.iter().find(|share| share.gpu.index == *index);
-                let share = share.ok_or(Errno::ENOENT)?;
-                let quota = share.gpu.memory_limit_bytes.ok_or(Errno::ENOENT)?;
+                let record = self.record(id).map_err(|(errno, _)| errno)?;
+                let part = record.plan.gpus.iter().find(|gpu| gpu.index == *index);
+                let quota = part.and_then(|gpu| gpu.memory_limit_bytes).ok_or(Errno::ENOENT)?;
                 match *name {
-                    "id" => container.id.clone(),
+                    "id" => record.key.id,
                     "memsize" => quota.to_string(),
-                    "weight" => container.weight.to_string(),
-                    "highprio" => u8::from(container.high_priority).to_string(),
-                    _ => {
-                        let used = share.memory_used_bytes.ok_or(Errno::EIO)?;
-                        let mut text = format!("Free: {}", quota.saturating_sub(used));
-                        for process in &container.processes {
-                            for (_, bytes) in process.memory.iter().filter(|(gpu, _)| gpu == index)
-                            {
-                                text += &format!("\nPID: {} Mem: {bytes}", process.pid);
-                            }
-                        }
-                        text
-                    }
+                    "weight" => record.plan.weight.to_string(),
+                    _ => u8::from(record.plan.high_priority).to_string(),
                 }
             }
         };
         Ok(text + "\n")
+    }
+
+    /// What goes for a GPU.
+    fn rules(&self, index: u32) -> Result<GpuRules, Errno> {
+        let gpus = self.known_gpus();
+        let gpu = gpus.iter().find(|gpu| gpu.index == index).ok_or(Errno::ENOENT)?;
+        let registry = self.host.look_at_registry().map_err(|_| Errno::EIO)?;
+        self.host.gpu_rules(&registry, index, &gpu.uuid).map_err(|_| Errno::EIO)
+    }
+
+    /// The weight that no container has: as `cgpu ps` shows it.
+    fn free_weight(&self, index: u32) -> Result<u32, Errno> {
+        let on_it: Vec<Record> = self.records().map_err(|_| Errno::EIO)?.to_vec();
+        let on_it = on_it.into_iter().filter(|record| has_quota(record, index)).collect();
+        let seen = self.host.look_at(on_it, &[], Processes::Numbered, None);
+        let seen = seen.map_err(|_| Errno::EIO)?;
+        let gpu = seen.gpus.iter().find(|gpu| gpu.index == index).ok_or(Errno::ENOENT)?;
+        gpu.free_weight.ok_or(Errno::EIO)
+    }
+
+    /// Free memory of a container's quota on a GPU, and its processes.
+    fn meminfo(&self, index: u32, short_id: &str) -> Result<String, Errno> {
+        let seen = self.look(short_id)?;
+        let container = seen.containers.first().ok_or(Errno::ENOENT)?;
+        let share = container.shares.iter().find(|share| share.gpu.index == index);
+        let share = share.ok_or(Errno::ENOENT)?;
+        let quota = share.gpu.memory_limit_bytes.ok_or(Errno::ENOENT)?;
+        // A monitor that doesn't answer, or a backend that doesn't look.
+        let used = share.memory_used_bytes.ok_or(match container.state {
+            State::Silent => Errno::ETIMEDOUT,
+            _ => Errno::ENODATA,
+        })?;
+        let mut text = format!("Free: {}", quota.saturating_sub(used));
+        for process in &container.processes {
+            for (_, bytes) in process.memory.iter().filter(|(gpu, _)| *gpu == index) {
+                text += &format!("\nPID: {} Mem: {bytes}", process.pid);
+            }
+        }
+        Ok(text)
     }
 
     fn major(&self) -> u64 {
@@ -163,8 +191,7 @@ impl Shown {
                 if is_so {
                     return Ok(());
                 }
-                let id = record.key.id;
-                let set = self.host.set(&id, |_| Ok(*change));
+                let set = self.host.set_of(&record.key, *change);
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
             // Our instances are made by creates, and end with their containers.
@@ -196,12 +223,16 @@ impl Shown {
 
     /// The container with that short id.
     fn record(&self, short_id: &str) -> Result<Record, (Errno, String)> {
-        let records =
-            self.records().ok_or((Errno::EIO, "the registry can't be read".to_owned()))?;
-        let found = records.into_iter().find(|record| record.short_id == short_id);
+        let records = self.records().map_err(|error| (Errno::EIO, error.to_string()))?;
+        let found = records.iter().find(|record| record.short_id == short_id).cloned();
         let gone = || (Errno::ENOENT, format!("no container has the short id {short_id}"));
         found.ok_or_else(gone)
     }
+}
+
+fn has_quota(record: &Record, gpu: u32) -> bool {
+    let mut gpus = record.plan.gpus.iter();
+    gpus.any(|planned| planned.index == gpu && planned.memory_limit_bytes.is_some())
 }
 
 /// How a kernel's file would say it.
@@ -214,16 +245,14 @@ fn errno(error: &AdmissionError) -> Errno {
         AdmissionError::Change(ChangeError::BadSize { .. } | ChangeError::BadWeight { .. }) => {
             Errno::EINVAL
         }
-        AdmissionError::Change(_) | AdmissionError::NoSuchGpu { .. } => Errno::ENOENT,
-        AdmissionError::Backend(error) => of_backend(error),
-        _ => Errno::EIO,
-    }
-}
-
-fn of_backend(error: &BackendError) -> Errno {
-    match error.to_string() {
-        text if text.contains("in use") => Errno::EBUSY,
-        text if text.contains("can't be changed") => Errno::EPERM,
+        AdmissionError::Change(_)
+        | AdmissionError::NoSuchGpu { .. }
+        | AdmissionError::Registry(RegistryError::Unknown { .. }) => Errno::ENOENT,
+        AdmissionError::Backend(error) => match error.obstacle() {
+            Obstacle::InUse => Errno::EBUSY,
+            Obstacle::NotHeld => Errno::EPERM,
+            Obstacle::Failure => Errno::EIO,
+        },
         _ => Errno::EIO,
     }
 }

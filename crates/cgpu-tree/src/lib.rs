@@ -8,6 +8,9 @@ mod files;
 mod host;
 mod mount;
 mod node;
+mod numbers;
+mod place;
+mod registered;
 mod write;
 
 pub use mount::{Args, run};

@@ -1,10 +1,11 @@
 //! Mounts the tree, and takes it down when it is told to.
 
-use std::fs;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use cgpu::admission::{Host, require_root};
@@ -15,9 +16,17 @@ use nix::mount::{MntFlags, umount2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use crate::files::Tree;
 use crate::host::Shown;
+use crate::place::{self, Place};
+
+/// How many readers are answered at once.
+const THREADS: usize = 4;
+
+/// What is said once the tree is there; behind it, where.
+const MOUNTED_ON: &str = "mounted on ";
 
 /// How often it is seen whether somebody has unmounted the tree, in ms.
 const LOOK_MS: u16 = 500;
@@ -31,13 +40,23 @@ pub struct Args {
     pub config: Option<PathBuf>,
     /// Where to mount it; made where it isn't there [default: km in the state directory].
     pub dir: Option<PathBuf>,
+    /// Go on in the background: return once the tree is there.
+    #[arg(long)]
+    pub detach: bool,
+    /// Take the tree down that is mounted there.
+    #[arg(long, conflicts_with = "detach")]
+    pub unmount: bool,
+    /// Nobody reads what is said once the tree is there.
+    #[arg(long, hide = true)]
+    pub unheard: bool,
 }
 
-/// Mounts the tree, and unmounts it when it is told to end.
+/// Mounts the tree, and unmounts it when it is told to end; or does what else the command line asks
+/// for.
 ///
 /// # Errors
 ///
-/// Where it can't be mounted.
+/// Where it can't be mounted, or unmounted.
 pub fn run(args: &Args) -> Result<()> {
     require_root()?;
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
@@ -45,7 +64,13 @@ pub fn run(args: &Args) -> Result<()> {
     let dir = args.dir.clone().unwrap_or_else(|| host.config.state_dir.join("km"));
     // Its directory is ours alone, or it isn't there yet.
     host.registry()?;
-    make_ready(&dir)?;
+    if args.unmount {
+        return place::clear(&dir);
+    }
+    if args.detach {
+        return detach(args);
+    }
+    let Place { dir, lock: _lock } = Place::take(&dir)?;
     // Before there are other threads, which would take the signals.
     let mut ends = SigSet::empty();
     [Signal::SIGTERM, Signal::SIGINT].into_iter().for_each(|signal| ends.add(signal));
@@ -53,8 +78,7 @@ pub fn run(args: &Args) -> Result<()> {
     let told = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC)?;
     let mut config = Config::default();
     config.mount_options = vec![
-        MountOption::FSName("cgpu".to_owned()),
-        MountOption::Subtype("cgpu-tree".to_owned()),
+        MountOption::FSName(place::SOURCE.to_owned()),
         MountOption::DefaultPermissions,
         MountOption::NoDev,
         MountOption::NoSuid,
@@ -62,12 +86,21 @@ pub fn run(args: &Args) -> Result<()> {
     ];
     // Root alone reads, too: the files tell of every container.
     config.acl = SessionACL::Owner;
+    // A monitor that doesn't answer holds up one reader, and not all.
+    config.n_threads = Some(THREADS);
+    config.clone_fd = true;
     let session =
         fuser::spawn_mount(Tree::new(Shown::new(host)), &dir, &config).with_context(|| {
             format!("cannot mount the tree on {}; is FUSE here (/dev/fuse)?", dir.display())
         })?;
     // Nobody may be there to read it.
-    let _ = writeln!(io::stdout(), "mounted on {}", dir.display());
+    let _ = writeln!(io::stdout(), "{MOUNTED_ON}{}", dir.display());
+    if args.unheard {
+        let nowhere = File::options().read(true).write(true).open("/dev/null")?;
+        dup2_stdin(&nowhere)?;
+        dup2_stdout(&nowhere)?;
+        dup2_stderr(&nowhere)?;
+    }
     loop {
         let mut fds = [PollFd::new(told.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::from(LOOK_MS)) {
@@ -81,39 +114,25 @@ pub fn run(args: &Args) -> Result<()> {
     umount2(&dir, MntFlags::MNT_DETACH).with_context(|| format!("cannot unmount {}", dir.display()))
 }
 
-/// Sees that something can be mounted on `dir`. What a killed one has left there is taken down.
-fn make_ready(dir: &Path) -> Result<()> {
-    match fs::metadata(dir) {
-        Err(error) if error.raw_os_error() == Some(Errno::ENOTCONN as i32) => {
-            umount2(dir, MntFlags::MNT_DETACH).with_context(|| {
-                format!(
-                    "{} has a mount that nobody serves; umount {}",
-                    dir.display(),
-                    dir.display()
-                )
-            })?;
-            return make_ready(dir);
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return fs::create_dir_all(dir)
-                .with_context(|| format!("cannot make {}", dir.display()));
-        }
-        Err(error) => {
-            return Err(error).with_context(|| format!("cannot look at {}", dir.display()));
-        }
-        Ok(meta) if !meta.is_dir() => bail!("{} is no directory; name another", dir.display()),
-        Ok(meta) => {
-            let parent = fs::metadata(dir.join(".."))?;
-            if parent.dev() != meta.dev() {
-                bail!(
-                    "something is mounted on {} already; `findmnt {}` says what, `umount {}` takes \
-                     it down",
-                    dir.display(),
-                    dir.display(),
-                    dir.display()
-                );
-            }
-        }
+/// Has a process of its own mount the tree, and returns once it has.
+fn detach(args: &Args) -> Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    if let Some(config) = &args.config {
+        command.arg("--config").arg(config);
     }
-    Ok(())
+    command.arg("--unheard").args(&args.dir);
+    // A terminal's signals aren't for it.
+    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot start cgpu-tree")?;
+    let mut said = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut said)?;
+    }
+    if said.starts_with(MOUNTED_ON) {
+        return Ok(io::stdout().write_all(said.as_bytes())?);
+    }
+    let output = child.wait_with_output()?;
+    let why = String::from_utf8_lossy(&output.stderr);
+    let why = why.trim();
+    bail!("{}", why.strip_prefix("cgpu: ").unwrap_or(why))
 }

@@ -45,6 +45,29 @@ impl Node {
         files.iter().find(|(file, _)| file == name).map(|(_, mode)| *mode)
     }
 
+    /// The node that `name` is in a directory, whether it is there or not.
+    pub(crate) fn child(&self, name: &str) -> Option<Node> {
+        let file = |files: &'static [(&'static str, u16)]| {
+            files.iter().map(|(file, _)| *file).find(|file| *file == name)
+        };
+        match self {
+            Node::Root => match file(ROOT_FILES) {
+                Some(file) => Some(Node::RootFile(file)),
+                None => {
+                    name.parse().ok().filter(|gpu: &u32| gpu.to_string() == name).map(Node::Gpu)
+                }
+            },
+            Node::Gpu(gpu) => Some(match file(GPU_FILES) {
+                Some(file) => Node::GpuFile(*gpu, file),
+                None => Node::Container(*gpu, name.to_owned()),
+            }),
+            Node::Container(gpu, id) => {
+                file(CONTAINER_FILES).map(|file| Node::ContainerFile(*gpu, id.clone(), file))
+            }
+            Node::RootFile(_) | Node::GpuFile(..) | Node::ContainerFile(..) => None,
+        }
+    }
+
     /// What is in a directory, where these GPUs are there, and these containers are on each.
     pub(crate) fn children(
         &self,
@@ -92,5 +115,19 @@ mod tests {
         assert_eq!(Node::GpuFile(0, "policy").mode(), Some(0o644));
         assert_eq!(Node::GpuFile(0, "free_weight").mode(), Some(0o444));
         assert_eq!(Node::Root.mode(), None);
+    }
+
+    #[test]
+    fn a_name_in_a_directory_is_the_node_that_the_list_has() {
+        for node in [Node::Root, Node::Gpu(3), Node::Container(3, "c3".into())] {
+            for (name, child) in node.children(&[0, 3], |gpu| vec![format!("c{gpu}")]) {
+                assert_eq!(node.child(&name), Some(child), "{name}");
+            }
+        }
+        for name in ["x", "", "03", "+3", "-1", "99999999999"] {
+            assert_eq!(Node::Root.child(name), None, "{name:?}");
+        }
+        assert_eq!(Node::Container(0, "c".into()).child("x"), None);
+        assert_eq!(Node::RootFile("version").child("x"), None);
     }
 }

@@ -118,7 +118,7 @@ impl Shared {
         };
         if limit_bytes < usage.used_bytes {
             let reason = LedgerError::InUse { limit_bytes, usage }.to_string();
-            return Answer::Refused { reason };
+            return Answer::InUse { reason };
         }
         books.enter(Entry::Limit { gpu, limit_bytes });
         Answer::Done

@@ -1,0 +1,45 @@
+//! The registered containers, read anew only after a change.
+//!
+//! A walk through the tree asks for them at each step; the stamp of the registry says whether they
+//! are still the same.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cgpu::admission::Host;
+use cgpu::registry::{Record, RegistryError, Stamp};
+
+/// Records, in the order of their files' names.
+pub(crate) type Records = Arc<[Record]>;
+
+/// The records that were read last, and the stamp that they had then.
+#[derive(Debug, Default)]
+pub(crate) struct Registered {
+    last: Mutex<Option<(Stamp, Records)>>,
+}
+
+impl Registered {
+    /// The containers that are registered now. One whose record can't be read is left out: `cgpu ps`
+    /// names it.
+    ///
+    /// # Errors
+    ///
+    /// Where the registry can't be read.
+    pub(crate) fn now(&self, host: &Host) -> Result<Records, RegistryError> {
+        let registry = host.look_at_registry()?;
+        // Before they are read: what changes meanwhile is read the next time.
+        let stamp = registry.stamp().ok();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(stamp), Some((of, records))) = (&stamp, &*last)
+            && stamp == of
+        {
+            return Ok(Arc::clone(records));
+        }
+        let records: Records = registry.look_at_each()?.0.into();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_ns = i128::try_from(now.as_nanos()).unwrap_or(i128::MAX);
+        let settled = stamp.filter(|stamp| stamp.is_settled(now_ns));
+        *last = settled.map(|stamp| (stamp, Arc::clone(&records)));
+        Ok(records)
+    }
+}
