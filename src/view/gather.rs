@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::assemble::{Found, FoundContainer};
 use super::{Driver, DriverFigures, Snapshot};
 use crate::admission::Host;
-use crate::backend::Observed;
+use crate::backend::{BackendError, Observed};
 use crate::inventory::{self, Gpu};
 use crate::names;
 use crate::plan::{GpuRules, Kind};
@@ -107,6 +107,17 @@ impl Host {
             gaps,
         };
         Ok(found.assemble())
+    }
+
+    /// What its backend sees of the container of `record`, and nothing else: `None` where nobody holds
+    /// it to anything.
+    ///
+    /// # Errors
+    ///
+    /// Where the backend can't be asked.
+    pub fn observe(&self, record: &Record) -> Result<Option<Observed>, BackendError> {
+        let isolation = self.isolation(record.plan.backend);
+        Ok(isolation.list(Some(&[&record.short_id]))?.pop())
     }
 
     /// What the backends see of these containers, by short id, and why others can't be asked. Only

@@ -9,7 +9,7 @@ use cgpu::backend::Obstacle;
 use cgpu::inventory::{self, Gpu};
 use cgpu::plan::{Change, ChangeError, GpuChangeError, GpuRules};
 use cgpu::registry::{Record, RegistryError};
-use cgpu::view::{Processes, Snapshot, State};
+use cgpu::view::Processes;
 use fuser::Errno;
 use nix::sys::stat::major;
 use tracing::{info, warn};
@@ -53,12 +53,6 @@ impl Shown {
 
     fn records(&self) -> Result<Records, RegistryError> {
         self.registered.now(&self.host)
-    }
-
-    /// The container with that short id, and what is seen of it.
-    fn look(&self, short_id: &str) -> Result<Snapshot, Errno> {
-        let record = self.record(short_id).map_err(|(errno, _)| errno)?;
-        self.host.look_at(vec![record], &[], Processes::Numbered, None).map_err(|_| Errno::EIO)
     }
 
     /// Whether the node is there.
@@ -132,21 +126,17 @@ impl Shown {
 
     /// Free memory of a container's quota on a GPU, and its processes.
     fn meminfo(&self, index: u32, short_id: &str) -> Result<String, Errno> {
-        let seen = self.look(short_id)?;
-        let container = seen.containers.first().ok_or(Errno::ENOENT)?;
-        let share = container.shares.iter().find(|share| share.gpu.index == index);
-        let share = share.ok_or(Errno::ENOENT)?;
-        let quota = share.gpu.memory_limit_bytes.ok_or(Errno::ENOENT)?;
-        // A monitor that doesn't answer, or a backend that doesn't look.
-        let used = share.memory_used_bytes.ok_or(match container.state {
-            State::Silent => Errno::ETIMEDOUT,
-            _ => Errno::ENODATA,
-        })?;
-        let mut text = format!("Free: {}", quota.saturating_sub(used));
-        for process in &container.processes {
-            for (_, bytes) in process.memory.iter().filter(|(gpu, _)| *gpu == index) {
-                text += &format!("\nPID: {} Mem: {bytes}", process.pid);
-            }
+        let record = self.record(short_id).map_err(|(errno, _)| errno)?;
+        let observed = self.host.observe(&record).map_err(|_| Errno::EIO)?;
+        let observed = observed.ok_or(Errno::ENODATA)?;
+        // Else its monitor doesn't answer.
+        let instances = observed.instances.ok_or(Errno::ETIMEDOUT)?;
+        let instance = instances.iter().find(|instance| instance.gpu_index == index);
+        let instance = instance.ok_or(Errno::ENOENT)?;
+        let used = instance.memory_used_bytes.ok_or(Errno::ENODATA)?;
+        let mut text = format!("Free: {}", instance.memory_limit_bytes.saturating_sub(used));
+        for (pid, bytes) in instance.processes.iter().filter(|(_, bytes)| *bytes > 0) {
+            text += &format!("\nPID: {pid} Mem: {bytes}");
         }
         Ok(text)
     }
