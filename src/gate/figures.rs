@@ -73,6 +73,8 @@ pub struct Figures {
     page: Page,
     /// One at a time writes the text.
     text: Mutex<()>,
+    /// The last mark that was told, see [`seen`](Figures::seen).
+    mark: AtomicU64,
 }
 
 impl Figures {
@@ -109,12 +111,19 @@ impl Figures {
         page.store(PID, u64::from(worker.pid.unsigned_abs()));
         page.store(START, worker.start_ticks);
         page.store(LAYOUT.0, LAYOUT.1);
-        Figures { page, text: Mutex::new(()) }
+        Figures { page, text: Mutex::new(()), mark: AtomicU64::new(0) }
     }
 
     /// Something has changed: what was noted isn't true any more.
     pub fn change(&self) {
         self.page.word(CHANGES).fetch_add(1, Ordering::Release);
+    }
+
+    /// What there is has this mark: a change, where it had another before. By one at a time.
+    pub fn seen(&self, mark: u64) {
+        if self.mark.swap(mark, Ordering::Relaxed) != mark {
+            self.change();
+        }
     }
 
     /// How many changes there were. Ask before you look at what may change.
@@ -190,6 +199,12 @@ mod tests {
         assert_eq!(read(&path).unwrap(), b"how things stand");
         figures.change();
         assert_eq!(read(&path), None);
+        figures.note(figures.changes(), b"marked");
+        figures.seen(7);
+        assert_eq!(read(&path), None);
+        figures.note(figures.changes(), b"marked");
+        figures.seen(7);
+        assert_eq!(read(&path).unwrap(), b"marked", "the same again is no change");
         // What was looked at before the change isn't true after it.
         figures.note(0, b"late");
         assert_eq!(read(&path), None);

@@ -192,7 +192,11 @@ impl Ledger {
     /// A process is gone. What its clients hold stays charged: somebody who was never seen
     /// may have them.
     pub fn left(&mut self, process: Process) {
-        self.holders.values_mut().for_each(|holders| holders.retain(|holder| *holder != process));
+        for holders in self.holders.values_mut() {
+            let before = holders.len();
+            holders.retain(|holder| *holder != process);
+            self.holders_changes += u64::from(holders.len() < before);
+        }
     }
 
     /// The processes that were seen to hold any client.

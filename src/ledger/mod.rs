@@ -169,6 +169,8 @@ pub struct Ledger {
     objects: Objects,
     /// The processes that may hold a client's file open; it lives as long as any does.
     holders: BTreeMap<Client, Vec<Process>>,
+    /// How often these have changed.
+    holders_changes: u64,
     holds: BTreeMap<Hold, ChargeId>,
     pieces: Pieces,
     stakes: Stakes,
@@ -213,6 +215,7 @@ impl Ledger {
             accounts: limits_bytes.iter().copied().map(Account::new).collect(),
             objects: Objects::default(),
             holders: BTreeMap::new(),
+            holders_changes: 0,
             holds: BTreeMap::new(),
             pieces: Pieces::default(),
             stakes: Stakes::default(),
@@ -466,7 +469,7 @@ impl Ledger {
 
     /// A client is gone, with all its objects.
     pub fn close(&mut self, client: Client) {
-        self.holders.remove(&client);
+        self.holders_changes += u64::from(self.holders.remove(&client).is_some());
         for name in self.objects.remove_client(client) {
             self.unname(name);
         }
@@ -483,6 +486,7 @@ impl Ledger {
         let holders = self.holders.entry(client).or_default();
         if !holders.contains(&process) {
             holders.push(process);
+            self.holders_changes += 1;
         }
     }
 
@@ -491,7 +495,9 @@ impl Ledger {
     pub fn died(&mut self, process: Process) {
         let mut closed = Vec::new();
         for (client, holders) in &mut self.holders {
+            let before = holders.len();
             holders.retain(|holder| *holder != process);
+            self.holders_changes += u64::from(holders.len() < before);
             if holders.is_empty() {
                 closed.push(*client);
             }

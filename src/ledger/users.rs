@@ -30,6 +30,27 @@ impl Ledger {
         }
         used
     }
+
+    /// A number that is another once what [`usage`](Self::usage) or
+    /// [`used_by_process`](Self::used_by_process) tells is another: to see cheaply whether it's the
+    /// same. Two different states have the same one in one of 2⁶⁴ cases.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        let usages = self.accounts.iter().map(super::Account::usage);
+        let words = usages.flat_map(|usage| [usage.limit_bytes, usage.used_bytes]);
+        let counts = [self.objects.len(), self.charges.len(), self.holds.len(), self.pieces.len()];
+        let counts = counts.into_iter().map(|count| count as u64);
+        words.chain(counts).chain([self.holders_changes]).fold(0, mixed)
+    }
+}
+
+/// A number of both, as the finalizer of SplitMix64 mixes (Steele, Lea, Flood: "Fast Splittable
+/// Pseudorandom Number Generators").
+fn mixed(mark: u64, word: u64) -> u64 {
+    let mut z = mark.rotate_left(23).wrapping_add(word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 #[cfg(test)]
@@ -72,5 +93,40 @@ mod tests {
         allocate(&mut ledger, 0, 1, 101, 300);
         assert_eq!(ledger.used_by_process(), BTreeMap::new());
         assert_eq!(ledger.usage(0).unwrap().used_bytes, 300);
+    }
+
+    #[test]
+    fn the_mark_is_another_where_what_people_see_is() {
+        let mut ledger = Ledger::new(&[1000, 1000], BOUNDS);
+        let (one, other) = (Process(11), Process(12));
+        let mut marks = BTreeSet::from([ledger.mark()]);
+        let mut is_new = |ledger: &Ledger, what: &str| {
+            assert!(marks.insert(ledger.mark()), "{what}");
+            assert_eq!(ledger.mark(), ledger.mark());
+        };
+        ledger.share(Client(1), one);
+        is_new(&ledger, "a client");
+        let before = ledger.mark();
+        ledger.share(Client(1), one);
+        assert_eq!(ledger.mark(), before, "the same once more");
+        ledger.share(Client(1), other);
+        is_new(&ledger, "its second holder");
+        allocate(&mut ledger, 0, 1, 101, 300);
+        is_new(&ledger, "memory");
+        let source = (Client(1), Handle(101));
+        ledger.duplicate(source, Client(2), Handle(2), Handle(104)).unwrap();
+        is_new(&ledger, "another name");
+        ledger.set_limit(1, 500, super::super::Lowering::Refuse).unwrap();
+        is_new(&ledger, "a quota");
+        ledger.reconcile(0, 300).unwrap();
+        let asked = ledger.mark();
+        ledger.reconcile(0, 300).unwrap();
+        assert_eq!(ledger.mark(), asked, "the driver said the same again");
+        ledger.reconcile(0, 340).unwrap();
+        is_new(&ledger, "memory that the driver told of");
+        ledger.left(one);
+        is_new(&ledger, "one holder less");
+        ledger.died(other);
+        is_new(&ledger, "nobody left");
     }
 }

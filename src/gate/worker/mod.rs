@@ -163,7 +163,8 @@ pub(in crate::gate) struct Shared {
     ended: EventFd,
 }
 
-/// The [`Books`], open. Who may have changed them tells so, before somebody else has them.
+/// The [`Books`], open. Who has changed what others see of them tells so, before somebody else has
+/// them.
 #[derive(Debug)]
 struct OpenBooks<'a> {
     books: MutexGuard<'a, Books>,
@@ -189,7 +190,7 @@ impl DerefMut for OpenBooks<'_> {
 impl Drop for OpenBooks<'_> {
     fn drop(&mut self) {
         if self.changed {
-            self.figures.change();
+            self.figures.seen(self.books.ledger.mark());
         }
     }
 }
