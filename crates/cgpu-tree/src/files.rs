@@ -57,9 +57,14 @@ impl Tree {
         self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The node of that number, which may be gone.
+    fn known(&self, number: INodeNo) -> Result<Node, Errno> {
+        self.numbers().node(number.0).cloned().ok_or(Errno::ENOENT)
+    }
+
     /// The node of that number, while it is there.
     fn node(&self, number: INodeNo) -> Result<Node, Errno> {
-        let node = self.numbers().node(number.0).cloned().ok_or(Errno::ENOENT)?;
+        let node = self.known(number)?;
         if self.shown.exists(&node) { Ok(node) } else { Err(Errno::ENOENT) }
     }
 
@@ -93,9 +98,10 @@ fn attributes(number: u64, node: &Node) -> FileAttr {
 }
 
 /// For how long the kernel may believe that the node is there. A container's directory is asked for
-/// each time, and so what is in it goes with it.
+/// each time, and so what is in it goes with it; the root is, so that who looks whether somebody
+/// serves the tree is told.
 fn ttl(node: &Node) -> Duration {
-    if matches!(node, Node::Container(..)) { Duration::ZERO } else { LONG }
+    if matches!(node, Node::Root | Node::Container(..)) { Duration::ZERO } else { LONG }
 }
 
 fn kind(node: &Node) -> FileType {
@@ -104,9 +110,11 @@ fn kind(node: &Node) -> FileType {
 
 impl Filesystem for Tree {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let parent = self.numbers().node(parent.0).cloned();
-        let child = parent.and_then(|parent| parent.child(name.to_str()?));
-        match child.filter(|child| self.shown.exists(child)) {
+        let child = self.known(parent).ok().and_then(|parent| parent.child(name.to_str()?));
+        // The kernel has just asked for the container that a file is of.
+        let is_there =
+            |child: &Node| matches!(child, Node::ContainerFile(..)) || self.shown.exists(child);
+        match child.filter(is_there) {
             Some(node) => {
                 let number = self.numbers().tell(&node);
                 reply.entry(&ttl(&node), &attributes(number, &node), Generation(0));
@@ -121,8 +129,7 @@ impl Filesystem for Tree {
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         match self.node(ino) {
-            // Not believed for long: who looks whether somebody serves the tree is to be told.
-            Ok(node) => reply.attr(&Duration::ZERO, &attributes(ino.0, &node)),
+            Ok(node) => reply.attr(&ttl(&node), &attributes(ino.0, &node)),
             Err(errno) => reply.error(errno),
         }
     }
@@ -153,7 +160,8 @@ impl Filesystem for Tree {
     }
 
     fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        match self.node(ino) {
+        // What it says is found when it's read, and whether it is there still.
+        match self.known(ino) {
             Ok(_) => {
                 let handle = self.handles.fetch_add(1, Ordering::Relaxed);
                 reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
@@ -176,7 +184,7 @@ impl Filesystem for Tree {
         let begun = self.texts().get(&handle.0).filter(|_| offset > 0).cloned();
         let text = match begun {
             Some(text) => Ok(text),
-            None => self.node(ino).and_then(|node| self.shown.read(&node)),
+            None => self.known(ino).and_then(|node| self.shown.read(&node)),
         };
         match text {
             Ok(text) => {
