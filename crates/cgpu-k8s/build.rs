@@ -1,0 +1,66 @@
+//! Makes client and server of the kubelet's device-plugin API of its methods; the messages are
+//! `src/api.rs`.
+
+use tonic_build::manual::{Builder, Method, Service};
+
+const CODEC: &str = "tonic_prost::ProstCodec";
+
+fn method(
+    name: &str,
+    route: &str,
+    input: &str,
+    output: &str,
+) -> tonic_build::manual::MethodBuilder {
+    Method::builder()
+        .name(name)
+        .route_name(route)
+        .input_type(format!("crate::api::{input}"))
+        .output_type(format!("crate::api::{output}"))
+        .codec_path(CODEC)
+}
+
+fn main() {
+    let registration = Service::builder()
+        .name("Registration")
+        .package("v1beta1")
+        .method(method("register", "Register", "RegisterRequest", "Empty").build())
+        .build();
+    let plugin = Service::builder()
+        .name("DevicePlugin")
+        .package("v1beta1")
+        .method(
+            method(
+                "get_device_plugin_options",
+                "GetDevicePluginOptions",
+                "Empty",
+                "DevicePluginOptions",
+            )
+            .build(),
+        )
+        .method(
+            method("list_and_watch", "ListAndWatch", "Empty", "ListAndWatchResponse")
+                .server_streaming()
+                .build(),
+        )
+        .method(
+            method(
+                "get_preferred_allocation",
+                "GetPreferredAllocation",
+                "PreferredAllocationRequest",
+                "PreferredAllocationResponse",
+            )
+            .build(),
+        )
+        .method(method("allocate", "Allocate", "AllocateRequest", "AllocateResponse").build())
+        .method(
+            method(
+                "pre_start_container",
+                "PreStartContainer",
+                "PreStartContainerRequest",
+                "PreStartContainerResponse",
+            )
+            .build(),
+        )
+        .build();
+    Builder::new().compile(&[registration, plugin]);
+}

@@ -1,0 +1,83 @@
+//! What a container is made with: the variables that the runtime reads. Pure.
+
+use std::collections::BTreeMap;
+
+use crate::units::{Shared, Unit};
+
+/// The variables of a container that has so many units of each of these GPUs, as
+/// AliyunContainerService's plugin sets them, but for `NVIDIA_VISIBLE_DEVICES`, which has UUIDs: an
+/// index can be another GPU's after a reboot. `is_free` says that nothing is to hold it to that.
+///
+/// # Errors
+///
+/// Where the runtime would not give as much of each GPU: units that differ.
+pub fn environment(
+    parts: &[(&Shared, u32)],
+    unit: Unit,
+    is_free: bool,
+) -> Result<BTreeMap<String, String>, String> {
+    let Some((first, units)) = parts.first() else { return Err("no unit of a GPU".to_owned()) };
+    if parts.iter().any(|(_, other)| other != units) {
+        let list = parts.iter().map(|(gpu, units)| format!("{units} of GPU {}", gpu.index));
+        return Err(format!(
+            "a container gets as much of each of its GPUs, and these are {}",
+            list.collect::<Vec<_>>().join(", ")
+        ));
+    }
+    let joined = |of: fn(&Shared) -> String| {
+        parts.iter().map(|(gpu, _)| of(gpu)).collect::<Vec<_>>().join(",")
+    };
+    let total = *units as usize * parts.len();
+    let mut variables = vec![
+        ("NVIDIA_VISIBLE_DEVICES", joined(|gpu| gpu.uuid.clone())),
+        ("ALIYUN_COM_GPU_MEM_IDX", joined(|gpu| gpu.index.to_string())),
+        ("ALIYUN_COM_GPU_MEM_POD", total.to_string()),
+        ("ALIYUN_COM_GPU_MEM_CONTAINER", units.to_string()),
+    ];
+    // The quota is the ratio of both, where all GPUs have as much; else so many units.
+    match parts.iter().all(|(gpu, _)| gpu.units == first.units) {
+        true => variables.push(("ALIYUN_COM_GPU_MEM_DEV", first.units.to_string())),
+        false => variables.push(("ALIYUN_COM_GPU_MEM_UNIT", unit.name().to_owned())),
+    }
+    if is_free {
+        variables.push(("CGPU_DISABLE", "true".to_owned()));
+    }
+    Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::shared;
+    use crate::units::tests::gpu;
+
+    #[test]
+    fn a_container_gets_what_the_runtime_reads() {
+        let gpus = [gpu(0, "aaa", 16 << 30), gpu(1, "bbb", 16 << 30), gpu(2, "ccc", 24 << 30)];
+        let gpus = shared(&gpus, Unit::GiB).unwrap();
+        let of = |parts: &[(usize, u32)], is_free| {
+            let parts: Vec<_> = parts.iter().map(|(at, units)| (&gpus[*at], *units)).collect();
+            environment(&parts, Unit::GiB, is_free)
+        };
+        let one = of(&[(1, 6)], false).unwrap();
+        let expected = [
+            ("ALIYUN_COM_GPU_MEM_CONTAINER", "6"),
+            ("ALIYUN_COM_GPU_MEM_DEV", "16"),
+            ("ALIYUN_COM_GPU_MEM_IDX", "1"),
+            ("ALIYUN_COM_GPU_MEM_POD", "6"),
+            ("NVIDIA_VISIBLE_DEVICES", &gpus[1].uuid),
+        ];
+        assert!(one.iter().map(|(name, value)| (&**name, &**value)).eq(expected), "{one:?}");
+        let both = of(&[(0, 2), (1, 2)], true).unwrap();
+        assert_eq!(both["NVIDIA_VISIBLE_DEVICES"], format!("{},{}", gpus[0].uuid, gpus[1].uuid));
+        assert_eq!(both["ALIYUN_COM_GPU_MEM_CONTAINER"], "2");
+        assert_eq!(both["ALIYUN_COM_GPU_MEM_POD"], "4");
+        assert_eq!(both["CGPU_DISABLE"], "true");
+        let mixed = of(&[(0, 2), (2, 2)], false).unwrap();
+        assert_eq!(mixed["ALIYUN_COM_GPU_MEM_UNIT"], "GiB");
+        assert!(!mixed.contains_key("ALIYUN_COM_GPU_MEM_DEV"), "there is none of both");
+        let error = of(&[(0, 2), (1, 1)], false).unwrap_err();
+        assert!(error.contains("2 of GPU 0, 1 of GPU 1"), "{error}");
+        assert!(of(&[], false).is_err());
+    }
+}

@@ -1,0 +1,35 @@
+//! `cgpu-k8s`: GPUs that Kubernetes shares by memory, `aliyun.com/gpu-mem`.
+//!
+//! Owns what the kubelet is told of a node's GPUs and which of their memory a container gets. Holds
+//! nobody to anything: the variables that a container is made with are the runtime's to read. A crate
+//! of its own, so that no runtime links gRPC.
+
+pub mod api;
+
+pub mod environment;
+
+pub mod place;
+
+pub mod plugin;
+
+pub mod units;
+
+mod args;
+
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    reason = "it is generated"
+)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/v1beta1.DevicePlugin.rs"));
+    include!(concat!(env!("OUT_DIR"), "/v1beta1.Registration.rs"));
+}
+
+pub use args::{Args, run};
+pub use generated::{
+    device_plugin_client, device_plugin_server, registration_client, registration_server,
+};
