@@ -22,7 +22,8 @@ deps: ## install what tests and demo need (Debian and Ubuntu, root)
 	@tests/deps
 
 build: ## build the programs for release, in target/release
-	$(CARGO) build --release --locked -p cgpu -p cgpu-smi -p cgpu-metrics -p cgpu-tree --bin cgpu --bin cgpu-smi --bin cgpu-metrics --bin cgpu-tree
+	$(CARGO) build --release --locked -p cgpu -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s \
+		--bin cgpu --bin cgpu-smi --bin cgpu-metrics --bin cgpu-tree --bin cgpu-device-plugin
 	@for program in $(STATIC); do \
 		echo "$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static"; \
 		$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static \
@@ -40,7 +41,7 @@ test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests --no-fail-fast
-	$(CARGO) test --locked -p cgpu-sim -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-record -p cgpu-pages
+	$(CARGO) test --locked -p cgpu-sim -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s -p cgpu-record -p cgpu-pages
 
 # The programs of the tests, with all their assertions.
 soak: deps ## kill at random for MINUTES=60 with WORKERS=8 and a SEED; judged, counted (root)
@@ -110,13 +111,13 @@ install: build pages ## install into DESTDIR/PREFIX
 	packaging/stage $(RELEASE) $(PAGES) "$(DESTDIR)" $(PREFIX) $(ETC)
 
 uninstall: ## remove what install installed, but for the configuration
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-runtime cgpu-hook cgpu-monitor)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin cgpu-runtime cgpu-hook cgpu-monitor)
 	rm -rf $(DESTDIR)$(PREFIX)/share/cgpu $(DESTDIR)$(PREFIX)/share/doc/cgpu
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man8/cgpu.8 $(DESTDIR)$(PREFIX)/share/man/man8/cgpu-*.8
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,$(foreach program,cgpu cgpu-smi cgpu-metrics cgpu-tree,\
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,$(foreach program,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin,\
 		bash-completion/completions/$(program) zsh/vendor-completions/_$(program) \
 		fish/vendor_completions.d/$(program).fish))
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,cgpu-view.service cgpu-metrics.service cgpu-tree.service)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,cgpu-view.service cgpu-metrics.service cgpu-tree.service cgpu-device-plugin.service)
 	test -n "$(DESTDIR)" || ! mountpoint -q /run/cgpu/driver || umount -R /run/cgpu/driver
 
 packages: build pages ## make a .deb, an .rpm and a tarball, in target/packages

@@ -40,6 +40,7 @@ const PURE: &[&str] = &[
     "src/inject/cdi/generate.rs",
     "src/inject/cdi/yaml.rs",
     "src/events/bucket.rs",
+    "src/events/cause.rs",
     "src/events/event.rs",
     "src/events/select.rs",
     "src/registry/index.rs",
@@ -54,8 +55,14 @@ const PURE: &[&str] = &[
     "crates/cgpu-smi/src/query.rs",
     "crates/cgpu-smi/src/sheet",
     "crates/cgpu-smi/src/watch/state.rs",
+    "crates/cgpu-k8s/src/api.rs",
+    "crates/cgpu-k8s/src/environment.rs",
+    "crates/cgpu-k8s/src/place.rs",
+    "crates/cgpu-k8s/src/units.rs",
+    "crates/cgpu-metrics/src/creates.rs",
     "crates/cgpu-metrics/src/exposition.rs",
     "crates/cgpu-tree/src/node.rs",
+    "crates/cgpu-tree/src/numbers.rs",
     "crates/cgpu-tree/src/write.rs",
 ];
 

@@ -43,8 +43,16 @@ fn every_command_and_program_has_a_page_that_renders() {
     let mut wanted = names("cgpu", &Cli::command());
     assert!(wanted.len() > 8 && wanted.contains(&"cgpu-cdi-list".to_owned()), "{wanted:?}");
     wanted.extend(
-        ["cgpu-hook", "cgpu-monitor", "cgpu-runtime", "cgpu-smi", "cgpu-metrics", "cgpu-tree"]
-            .map(str::to_owned),
+        [
+            "cgpu-device-plugin",
+            "cgpu-hook",
+            "cgpu-metrics",
+            "cgpu-monitor",
+            "cgpu-runtime",
+            "cgpu-smi",
+            "cgpu-tree",
+        ]
+        .map(str::to_owned),
     );
     let found = fs::read_dir(&man).expect("pages are written");
     let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("it can be read").file_name();
@@ -132,6 +140,7 @@ fn unpacked() -> TempDir {
         "cgpu-smi",
         "cgpu-metrics",
         "cgpu-tree",
+        "cgpu-device-plugin",
     ] {
         fs::write(programs.join(program), program).expect("it can be written");
     }
@@ -176,6 +185,8 @@ fn the_installer_leaves_what_is_the_hosts_and_a_purge_leaves_nothing() {
         "usr/bin/cgpu-metrics 755",
         "usr/lib/systemd/system/cgpu-metrics.service 644",
         "usr/bin/cgpu-tree 755",
+        "usr/bin/cgpu-device-plugin 755",
+        "usr/lib/systemd/system/cgpu-device-plugin.service 644",
         "usr/lib/systemd/system/cgpu-tree.service 644",
         "usr/lib/systemd/system/cgpu-view.service 644",
         "usr/share/cgpu/cgpu.rules.yml 644",
