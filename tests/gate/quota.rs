@@ -120,7 +120,7 @@ fn a_quota_changes_while_it_is_used_and_never_falls_below_that() {
     let mut holder = monitor.spawn(&["hold", "700MiB"]);
     monitor.wait_for(700 * MIB);
     let refused = monitor.ask(&limit(600 * MIB));
-    assert!(matches!(&refused, Answer::Refused { reason } if reason.contains("in use")));
+    assert!(matches!(&refused, Answer::InUse { reason } if reason.contains("in use")));
     assert_eq!(monitor.ask(&limit(800 * MIB)), Answer::Done);
     assert_eq!(monitor.run(&["fill"]).number("got_bytes"), 100 * MIB);
     assert!(matches!(
