@@ -16,12 +16,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint, Server, Uri};
 use tower::service_fn;
 use tracing::{info, warn};
 
 use crate::api::{MOST_ASKED_BYTES, RegisterRequest, VERSION};
+use crate::authority::Connection;
 use crate::device_plugin_server::DevicePluginServer;
 use crate::place::Placement;
 use crate::plugin::{Plugin, Rules, options};
@@ -138,13 +140,10 @@ async fn serve(
     let service =
         DevicePluginServer::new(plugin.clone()).max_decoding_message_size(MOST_ASKED_BYTES);
     let (end, ends) = oneshot::channel::<()>();
-    let server = tokio::spawn(
-        Server::builder()
-            .add_service(service)
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
-                drop(ends.await)
-            }),
-    );
+    let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming_shutdown(
+        UnixListenerStream::new(listener).map(|stream| stream.map(Connection::new)),
+        async { drop(ends.await) },
+    ));
     let mut is_registered = false;
     loop {
         if !is_registered {

@@ -6,6 +6,8 @@
 
 pub mod api;
 
+pub mod authority;
+
 pub mod environment;
 
 pub mod place;
