@@ -18,6 +18,8 @@ pub mod units;
 
 mod args;
 
+mod life;
+
 #[allow(
     missing_docs,
     missing_debug_implementations,
@@ -31,7 +33,8 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/v1beta1.Registration.rs"));
 }
 
-pub use args::{Args, run};
+pub use args::Args;
 pub use generated::{
     device_plugin_client, device_plugin_server, registration_client, registration_server,
 };
+pub use life::run;
