@@ -556,7 +556,9 @@ mod tests {
         let text = written_text(snapshot());
         let labels = format!("{CONTAINER},Hostname=\"node\"");
         let name = "cgpu_container_driver_call_duration_seconds";
-        for (bound, count) in [("5e-6", 0), ("1e-5", 9), ("2e-5", 12), ("1.0", 12), ("+Inf", 14)] {
+        for (bound, count) in
+            [("0.000005", 0), ("0.00001", 9), ("0.00002", 12), ("1.0", 12), ("+Inf", 14)]
+        {
             let line = format!("{name}_bucket{{le=\"{bound}\",{labels}}} {count}");
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
