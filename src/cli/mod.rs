@@ -25,6 +25,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::admission::Host;
+use crate::report::{ErrorLog, report};
 
 /// Set up, inspect and steer containers that share GPUs.
 #[derive(Debug, Parser)]
@@ -135,6 +136,20 @@ pub enum Exit {
     Failed = 1,
     /// `doctor` found a warning and no error.
     Warned = 3,
+}
+
+impl Exit {
+    /// How a program ends that did so; an error is told on standard error.
+    #[must_use]
+    pub fn of(done: Result<()>) -> ExitCode {
+        match done {
+            Ok(()) => Exit::Success.into(),
+            Err(error) => {
+                report(error.as_ref(), &ErrorLog::default());
+                Exit::Failed.into()
+            }
+        }
+    }
 }
 
 impl From<Exit> for ExitCode {

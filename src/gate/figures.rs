@@ -45,11 +45,11 @@ const MOST_TEXT: usize = BYTES - TEXT * WORD;
 
 /// The words, mapped.
 #[derive(Debug)]
-struct Page {
+struct Words {
     map: MmapRaw,
 }
 
-impl Page {
+impl Words {
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!((at + 1) * WORD <= self.map.len(), "a word of the file");
         // SAFETY: the word lies in the mapping (checked), which begins at a page and lives as long as
@@ -70,7 +70,7 @@ impl Page {
 /// The figures of a worker, as it writes them.
 #[derive(Debug)]
 pub struct Figures {
-    page: Page,
+    page: Words,
     /// One at a time writes the text.
     text: Mutex<()>,
     /// The last mark that was told, see [`seen`](Figures::seen).
@@ -107,7 +107,7 @@ impl Figures {
     }
 
     fn of(map: MmapRaw, worker: ProcessId) -> Self {
-        let page = Page { map };
+        let page = Words { map };
         page.store(PID, u64::from(worker.pid.unsigned_abs()));
         page.store(START, worker.start_ticks);
         page.store(LAYOUT.0, LAYOUT.1);
@@ -158,7 +158,7 @@ pub fn read(path: &Path) -> Option<Vec<u8>> {
     if file.metadata().ok()?.len() != BYTES as u64 {
         return None;
     }
-    let page = Page { map: MmapOptions::new().map_raw_read_only(&file).ok()? };
+    let page = Words { map: MmapOptions::new().map_raw_read_only(&file).ok()? };
     let text = text(&page)?;
     let worker =
         ProcessId { pid: i32::try_from(page.load(PID)).ok()?, start_ticks: page.load(START) };
@@ -166,7 +166,7 @@ pub fn read(path: &Path) -> Option<Vec<u8>> {
 }
 
 /// The text, where nothing changed since it was noted.
-fn text(page: &Page) -> Option<Vec<u8>> {
+fn text(page: &Words) -> Option<Vec<u8>> {
     if page.load(LAYOUT.0) != LAYOUT.1 {
         return None;
     }

@@ -48,11 +48,11 @@ impl Limits {
 
 /// Containers in an error message: the first few, by what they hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holders(Vec<Holder>);
+pub struct Holders(Vec<ShownHolder>);
 
 /// One of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Holder {
+struct ShownHolder {
     id: String,
     /// What people call it.
     name: Option<String>,
@@ -183,7 +183,7 @@ pub enum Refusal {
 impl fmt::Display for Holders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("held by ")?;
-        for (at, Holder { id, name, limit }) in self.0.iter().take(SHOWN).enumerate() {
+        for (at, ShownHolder { id, name, limit }) in self.0.iter().take(SHOWN).enumerate() {
             let comma = if at > 0 { ", " } else { "" };
             match name {
                 Some(name) => write!(f, "{comma}{name} ({})", short(id))?,
@@ -264,7 +264,8 @@ fn admit_gpu<'a>(
     }
     let holders = || {
         let held = holdings.clone();
-        let holder = |h: &Holding| Some(Holder { id: h.id.clone(), name: None, limit: on_gpu(h)? });
+        let holder =
+            |h: &Holding| Some(ShownHolder { id: h.id.clone(), name: None, limit: on_gpu(h)? });
         Holders(held.filter_map(holder).collect())
     };
     let Some(asked) = gpu.memory_limit_bytes else {

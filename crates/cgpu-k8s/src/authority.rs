@@ -3,7 +3,7 @@
 //! Kubelets before 1.26 name the path of the socket as HTTP/2's `:authority` (kubernetes/kubernetes
 //! pull request 112597), which h2 refuses as malformed, as RFC 9113 lets it. [`Rewriter`] puts
 //! `localhost` in its place, in what the kubelet sends, before h2 sees it. Pure, but for
-//! [`Connection`], which reads by it.
+//! [`KubeletConnection`], which reads by it.
 
 use std::io;
 use std::pin::Pin;
@@ -177,7 +177,7 @@ fn write_length(length: usize, out: &mut Vec<u8>) {
 
 /// A connection whose client's authority is `localhost`.
 #[derive(Debug)]
-pub struct Connection<S> {
+pub struct KubeletConnection<S> {
     stream: S,
     rewriter: Rewriter,
     /// What is to be read, and how much of it was.
@@ -185,14 +185,14 @@ pub struct Connection<S> {
     read: usize,
 }
 
-impl<S> Connection<S> {
+impl<S> KubeletConnection<S> {
     /// That of `stream`, from its beginning.
     pub fn new(stream: S) -> Self {
-        Connection { stream, rewriter: Rewriter::default(), ready: Vec::new(), read: 0 }
+        KubeletConnection { stream, rewriter: Rewriter::default(), ready: Vec::new(), read: 0 }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for KubeletConnection<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -219,7 +219,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for KubeletConnection<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -237,7 +237,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
     }
 }
 
-impl<S> Connected for Connection<S> {
+impl<S> Connected for KubeletConnection<S> {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}

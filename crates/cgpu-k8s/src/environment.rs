@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::units::{Shared, Unit};
+use crate::units::{SharedGpu, Unit};
 
 /// The variables of a container that has so many units of each of these GPUs, as
 /// AliyunContainerService's plugin sets them, but for `NVIDIA_VISIBLE_DEVICES`, which has UUIDs: an
@@ -12,7 +12,7 @@ use crate::units::{Shared, Unit};
 ///
 /// Where the runtime would not give as much of each GPU: units that differ.
 pub fn environment(
-    parts: &[(&Shared, u32)],
+    parts: &[(&SharedGpu, u32)],
     unit: Unit,
     is_free: bool,
 ) -> Result<BTreeMap<String, String>, String> {
@@ -24,7 +24,7 @@ pub fn environment(
             list.collect::<Vec<_>>().join(", ")
         ));
     }
-    let joined = |of: fn(&Shared) -> String| {
+    let joined = |of: fn(&SharedGpu) -> String| {
         parts.iter().map(|(gpu, _)| of(gpu)).collect::<Vec<_>>().join(",")
     };
     let total = *units as usize * parts.len();

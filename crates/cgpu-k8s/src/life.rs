@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use cgpu::admission::{Host, require_root};
-use cgpu::inventory::{Settings, cached, probe};
+use cgpu::inventory::{Settings, cached, refresh};
 use hyper_util::rt::TokioIo;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tokio_stream::StreamExt;
@@ -24,11 +23,11 @@ use tracing::{info, warn};
 
 use crate::Args;
 use crate::api::{MOST_ASKED_BYTES, RegisterRequest, VERSION};
-use crate::authority::Connection;
+use crate::authority::KubeletConnection;
 use crate::device_plugin_server::DevicePluginServer;
-use crate::plugin::{Plugin, Rules, options};
+use crate::plugin::{Plugin, PluginRules, options};
 use crate::registration_client::RegistrationClient;
-use crate::units::{Shared, Unit, shared};
+use crate::units::{SharedGpu, Unit, shared};
 
 /// The name of our socket.
 const SOCKET: &str = "cgpu-gpu-mem.sock";
@@ -56,54 +55,47 @@ pub fn run(args: &Args) -> Result<()> {
     runtime.block_on(live(args, settings))
 }
 
-/// What ended a life beside one kubelet.
-enum Ended {
-    /// We are told to end.
-    Told,
-    /// The kubelet began anew, or we are told to begin anew.
-    Anew,
-}
-
 async fn live(args: &Args, settings: Settings) -> Result<()> {
     let mut ends = signal(SignalKind::terminate())?;
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut renewals = signal(SignalKind::hangup())?;
-    let rules = Rules {
+    let rules = PluginRules {
         unit: args.memory_unit,
         placement: args.placement,
         disable_isolation: args.disable_isolation,
     };
     let plugin = Plugin::new(learn(&settings, rules.unit).await?, rules);
     loop {
-        let ended = tokio::select! {
-            _ = ends.recv() => Ended::Told,
-            _ = interrupts.recv() => Ended::Told,
-            ended = serve(args, &settings, &plugin, &mut renewals) => ended?,
-        };
-        if matches!(ended, Ended::Told) {
-            let _ = fs::remove_file(args.plugin_dir.join(SOCKET)); // the kubelet may have
-            return Ok(());
+        tokio::select! {
+            _ = ends.recv() => break,
+            _ = interrupts.recv() => break,
+            served = serve(args, &settings, &plugin, &mut renewals) => served?,
         }
     }
+    let _ = fs::remove_file(args.plugin_dir.join(SOCKET)); // the kubelet may have
+    Ok(())
 }
 
-/// Serves one kubelet: makes itself known to it, and sees whether it is still the same.
+/// Serves one kubelet, until another takes its place: makes itself known to it, again where a hangup
+/// asks for that, and tells it of the GPUs.
 async fn serve(
     args: &Args,
     settings: &Settings,
     plugin: &Plugin,
     renewals: &mut Signal,
-) -> Result<Ended> {
+) -> Result<()> {
     let socket = args.plugin_dir.join(SOCKET);
     let kubelet = args.plugin_dir.join(KUBELET);
-    let mut waits = false;
-    while identity(&kubelet).is_none() {
-        if !std::mem::replace(&mut waits, true) {
-            info!(socket = %kubelet.display(), "there is no kubelet yet");
-        }
-        sleep(LOOK).await;
+    let mut complaint = Complaint::default();
+    if identity(&kubelet).is_none() {
+        info!(socket = %kubelet.display(), "there is no kubelet yet");
     }
-    let known = identity(&kubelet);
+    let known = loop {
+        match identity(&kubelet) {
+            Some(known) => break known,
+            None => sleep(LOOK).await,
+        }
+    };
     match fs::remove_file(&socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(error).with_context(|| format!("cannot remove {}", socket.display()));
@@ -115,47 +107,54 @@ async fn serve(
     let own = identity(&socket);
     let service =
         DevicePluginServer::new(plugin.clone()).max_decoding_message_size(MOST_ASKED_BYTES);
-    let (end, ends) = oneshot::channel::<()>();
-    let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming_shutdown(
-        UnixListenerStream::new(listener).map(|stream| stream.map(Connection::new)),
-        async { drop(ends.await) },
-    ));
+    let incoming =
+        UnixListenerStream::new(listener).map(|stream| stream.map(KubeletConnection::new));
+    let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     let mut is_registered = false;
-    loop {
+    while identity(&kubelet) == Some(known) && identity(&socket) == own {
         if !is_registered {
             match register(&kubelet, &args.resource).await {
                 Ok(()) => {
                     info!(resource = args.resource, "the kubelet knows of the GPUs");
                     is_registered = true;
                 }
-                Err(error) => warn!(error = format!("{error:#}"), "the kubelet does not take us"),
+                Err(error) => complaint.tell(format!("the kubelet does not take us: {error:#}")),
             }
         }
         tokio::select! {
-            _ = renewals.recv() => break,
+            _ = renewals.recv() => is_registered = false,
             () = sleep(LOOK) => {}
-        }
-        if identity(&kubelet) != known || identity(&socket) != own {
-            info!("the kubelet has begun anew");
-            break;
         }
         match learn(settings, args.memory_unit).await {
             Ok(gpus) => plugin.set(gpus),
-            Err(error) => warn!(error = format!("{error:#}"), "the GPUs can't be looked at"),
+            Err(error) => complaint.tell(format!("the GPUs can't be looked at: {error:#}")),
         }
     }
-    let _ = end.send(());
-    // Streams that the kubelet has open don't end by themselves.
+    info!("the kubelet has begun anew");
+    // The kubelet that is gone may have streams open, which don't end by themselves.
     server.abort();
-    Ok(Ended::Anew)
+    Ok(())
 }
 
-/// The GPUs as they are known, or as the driver tells them where they aren't.
-async fn learn(settings: &Settings, unit: Unit) -> Result<Vec<Shared>> {
+/// What was complained of last: the same is not told each second.
+#[derive(Debug, Default)]
+struct Complaint(String);
+
+impl Complaint {
+    fn tell(&mut self, what: String) {
+        if self.0 != what {
+            warn!("{what}");
+            self.0 = what;
+        }
+    }
+}
+
+/// The GPUs as they are known, or as the driver tells them where they aren't; then they are.
+async fn learn(settings: &Settings, unit: Unit) -> Result<Vec<SharedGpu>> {
     let settings = settings.clone();
     let found = spawn_blocking(move || match cached(&settings)? {
         Some(inventory) => anyhow::Ok(inventory),
-        None => Ok(probe(&settings)?),
+        None => Ok(refresh(&settings)?),
     });
     Ok(shared(found.await??.gpus(), unit)?)
 }

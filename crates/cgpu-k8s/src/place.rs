@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-use crate::units::{Shared, gpu_of};
+use crate::units::{SharedGpu, gpu_of};
 
 /// Which GPU is preferred of those that have room.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl FromStr for Placement {
 /// where no GPU has so many. Equal GPUs are taken in the driver's order, units in theirs.
 #[must_use]
 pub fn preferred(
-    gpus: &[Shared],
+    gpus: &[SharedGpu],
     available: &[String],
     must: &[String],
     size: usize,
@@ -65,8 +65,11 @@ pub fn preferred(
 /// # Errors
 ///
 /// The first id that is of none.
-pub fn parts<'a>(gpus: &'a [Shared], ids: &[String]) -> Result<Vec<(&'a Shared, u32)>, String> {
-    let mut counts: BTreeMap<u32, (&Shared, u32)> = BTreeMap::new();
+pub fn parts<'a>(
+    gpus: &'a [SharedGpu],
+    ids: &[String],
+) -> Result<Vec<(&'a SharedGpu, u32)>, String> {
+    let mut counts: BTreeMap<u32, (&SharedGpu, u32)> = BTreeMap::new();
     for id in ids {
         let gpu = gpu_of(gpus, id).ok_or_else(|| id.clone())?;
         counts.entry(gpu.index).or_insert((gpu, 0)).1 += 1;
@@ -81,13 +84,13 @@ mod tests {
     use crate::units::{Unit, shared};
     use proptest::prelude::*;
 
-    fn node() -> Vec<Shared> {
+    fn node() -> Vec<SharedGpu> {
         let gpus = [gpu(0, "aaa", 16 << 30), gpu(1, "bbb", 24 << 30), gpu(2, "ccc", 16 << 30)];
         shared(&gpus, Unit::GiB).unwrap()
     }
 
     /// All units but so many of each GPU.
-    fn free(gpus: &[Shared], taken: [usize; 3]) -> Vec<String> {
+    fn free(gpus: &[SharedGpu], taken: [usize; 3]) -> Vec<String> {
         gpus.iter().zip(taken).flat_map(|(gpu, taken)| gpu.ids().skip(taken)).collect()
     }
 

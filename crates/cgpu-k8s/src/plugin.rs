@@ -18,11 +18,11 @@ use crate::api::{
 use crate::device_plugin_server::DevicePlugin;
 use crate::environment::environment;
 use crate::place::{Placement, parts, preferred};
-use crate::units::{Shared, Unit};
+use crate::units::{SharedGpu, Unit};
 
 /// What a plugin gives out, and how.
 #[derive(Debug, Clone, Copy)]
-pub struct Rules {
+pub struct PluginRules {
     /// How much memory a unit is.
     pub unit: Unit,
     /// Which GPU is preferred.
@@ -34,8 +34,8 @@ pub struct Rules {
 /// The plugin of one node.
 #[derive(Debug, Clone)]
 pub struct Plugin {
-    rules: Rules,
-    gpus: Arc<RwLock<Vec<Shared>>>,
+    rules: PluginRules,
+    gpus: Arc<RwLock<Vec<SharedGpu>>>,
     /// Changes once the kubelet is to be told anew.
     changes: watch::Sender<u64>,
 }
@@ -43,12 +43,12 @@ pub struct Plugin {
 impl Plugin {
     /// A plugin that gives out the memory of these GPUs.
     #[must_use]
-    pub fn new(gpus: Vec<Shared>, rules: Rules) -> Self {
+    pub fn new(gpus: Vec<SharedGpu>, rules: PluginRules) -> Self {
         Plugin { rules, gpus: Arc::new(RwLock::new(gpus)), changes: watch::Sender::new(0) }
     }
 
     /// What is given out from now on. The kubelet is told where that is something else.
-    pub fn set(&self, gpus: Vec<Shared>) {
+    pub fn set(&self, gpus: Vec<SharedGpu>) {
         let mut known = self.gpus.write().unwrap_or_else(PoisonError::into_inner);
         if *known == gpus {
             return;
@@ -58,7 +58,7 @@ impl Plugin {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    fn gpus(&self) -> Vec<Shared> {
+    fn gpus(&self) -> Vec<SharedGpu> {
         self.gpus.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

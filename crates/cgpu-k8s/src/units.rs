@@ -100,7 +100,7 @@ pub enum UnitError {
 
 /// A GPU whose memory is given out in units.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedGpu {
     /// The driver's index.
     pub index: u32,
     /// `GPU-` and a UUID.
@@ -112,7 +112,7 @@ pub struct Shared {
     prefix: String,
 }
 
-impl Shared {
+impl SharedGpu {
     /// The id of its unit of that number.
     #[must_use]
     pub fn id(&self, number: u32) -> String {
@@ -131,7 +131,7 @@ impl Shared {
 /// # Errors
 ///
 /// Where the kubelet can't be told of them.
-pub fn shared(gpus: &[Gpu], unit: Unit) -> Result<Vec<Shared>, UnitError> {
+pub fn shared(gpus: &[Gpu], unit: Unit) -> Result<Vec<SharedGpu>, UnitError> {
     let gpus: Vec<&Gpu> = gpus.iter().filter(|gpu| !gpu.mig_enabled).collect();
     let digits = |gpu: &Gpu| -> Result<String, UnitError> {
         let error = || UnitError::Uuid { index: gpu.index, uuid: gpu.uuid.clone() };
@@ -149,10 +149,10 @@ pub fn shared(gpus: &[Gpu], unit: Unit) -> Result<Vec<Shared>, UnitError> {
         .enumerate()
         .flat_map(|(at, one)| digits.iter().take(at).map(move |other| common(one, other) + 1));
     let length = alike.max().unwrap_or_default().clamp(LEAST_PREFIX, 32);
-    let shared: Vec<Shared> = gpus
+    let shared: Vec<SharedGpu> = gpus
         .iter()
         .zip(digits)
-        .map(|(gpu, digits)| Shared {
+        .map(|(gpu, digits)| SharedGpu {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
             units: u32::try_from(gpu.memory_bytes / unit.bytes()).unwrap_or(u32::MAX),
@@ -171,7 +171,7 @@ pub fn shared(gpus: &[Gpu], unit: Unit) -> Result<Vec<Shared>, UnitError> {
 
 /// Which of `gpus` the device of that id is of.
 #[must_use]
-pub fn gpu_of<'a>(gpus: &'a [Shared], id: &str) -> Option<&'a Shared> {
+pub fn gpu_of<'a>(gpus: &'a [SharedGpu], id: &str) -> Option<&'a SharedGpu> {
     let (prefix, number) = id.split_once('-')?;
     let number = u32::from_str_radix(number, 36).ok()?;
     let gpu = gpus.iter().find(|gpu| gpu.prefix == prefix)?;
@@ -256,7 +256,7 @@ pub(crate) mod tests {
         // Eight of 22 GiB, as many inference hosts have them, fit.
         let found = shared(&many(22 << 30), Unit::MiB).unwrap();
         let device = |id| Device { id, health: UNHEALTHY.to_owned() };
-        let devices = found.iter().flat_map(Shared::ids).map(device).collect();
+        let devices = found.iter().flat_map(SharedGpu::ids).map(device).collect();
         let bytes = ListAndWatchResponse { devices }.encoded_len();
         assert!(bytes <= MOST_MESSAGE_BYTES, "{bytes}");
     }

@@ -241,10 +241,17 @@ fn a_gpu_that_is_lost_takes_its_units_along_and_brings_them_back() {
     assert_eq!(healthy(&next()).values().sum::<usize>(), 40);
     // An inventory that can't be read changes nothing, and is told.
     fs::write(node.path("gpus.json"), "{").unwrap();
-    assert!(eventually(|| node.log().contains("the GPUs can't be looked at")));
+    let told = || node.log().matches("the GPUs can't be looked at").count();
+    assert!(eventually(|| told() == 1));
     let ids = ["c09-0".to_owned()];
     let made = node.runtime.block_on(client.allocate(allocate(&ids))).unwrap().into_inner();
     assert_eq!(made.container_responses[0].envs["CGPU_DISABLE"], "true");
+    // A hangup has it make itself known again, at the same socket; the same complaint isn't repeated.
+    let hangup = ["-HUP".to_owned(), node.plugin.as_ref().unwrap().id().to_string()];
+    assert!(Command::new("kill").args(hangup).status().unwrap().success());
+    assert_eq!(kubelet.recv_timeout(PATIENCE).unwrap(), registered);
+    assert_eq!(node.runtime.block_on(client.allocate(allocate(&ids))).unwrap().into_inner(), made);
+    assert_eq!(told(), 1, "{}", node.log());
 }
 
 #[test]

@@ -239,28 +239,23 @@ fn counted_creates(
     snapshot: &Snapshot,
     creates: &Creates,
 ) -> fmt::Result {
-    let counter = |name, help| Metric::<f64> {
+    let counter = |name, help| Metric::<u64> {
         name,
         help,
         unit: None,
         kind: MetricType::Counter,
-        value: |count| Some(*count),
+        value: |count| number(*count),
     };
+    let host = host_label(snapshot);
     let admitted = counter("cgpu_creates_admitted", "Containers that got what they asked for");
-    let count = number(creates.admitted).unwrap_or_default();
-    family(encoder, &admitted, [(vec![host_label(snapshot)], &count)].iter())?;
+    family(encoder, &admitted, [(vec![host.clone()], &creates.admitted)].iter())?;
     let refused =
         counter("cgpu_creates_refused", "Containers that were not made, by what kept them");
-    let counts: Vec<_> = creates
+    let by_cause = creates
         .refused
         .iter()
-        .map(|(cause, count)| {
-            let labels = vec![host_label(snapshot), ("cause", cause.name().to_owned())];
-            (labels, number(*count).unwrap_or_default())
-        })
-        .collect();
-    let counts: Vec<_> = counts.iter().map(|(labels, count)| (labels.clone(), count)).collect();
-    family(encoder, &refused, counts.iter())
+        .map(|(cause, count)| (vec![host.clone(), ("cause", cause.name().to_owned())], count));
+    family(encoder, &refused, by_cause.collect::<Vec<_>>().iter())
 }
 
 fn host_label(snapshot: &Snapshot) -> Label {

@@ -15,7 +15,7 @@ use tracing::warn;
 
 use crate::host::{Caller, Shown};
 use crate::node::Node;
-use crate::numbers::Numbers;
+use crate::numbers::NodeNumbers;
 
 /// For how long the kernel may believe that what is there for good is there.
 const LONG: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ const BLOCK: u32 = 4096;
 #[derive(Debug)]
 pub(crate) struct Tree {
     shown: Shown,
-    numbers: Mutex<Numbers>,
+    numbers: Mutex<NodeNumbers>,
     /// What open files say, by their handles: as it was when its beginning was read.
     texts: Mutex<HashMap<u64, String>>,
     handles: AtomicU64,
@@ -49,7 +49,7 @@ impl Tree {
         }
     }
 
-    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+    fn numbers(&self) -> MutexGuard<'_, NodeNumbers> {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -20,7 +20,7 @@ use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use crate::files::Tree;
 use crate::host::Shown;
-use crate::place::{self, Place};
+use crate::place::{self, MountPoint};
 
 /// How many readers are answered at once.
 const THREADS: usize = 4;
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.detach {
         return detach(args);
     }
-    let Place { dir, lock: _lock } = Place::take(&dir)?;
+    let MountPoint { dir, lock: _lock } = MountPoint::take(&dir)?;
     // Before there are other threads, which would take the signals.
     let mut ends = SigSet::empty();
     [Signal::SIGTERM, Signal::SIGINT].into_iter().for_each(|signal| ends.add(signal));

@@ -1,4 +1,4 @@
-//! The numbers by which the kernel knows nodes: [`Numbers`]. Pure.
+//! The numbers by which the kernel knows nodes: [`NodeNumbers`]. Pure.
 
 use std::collections::HashMap;
 
@@ -9,20 +9,20 @@ const ROOT: u64 = 1;
 
 /// The numbers of the nodes that the kernel knows. One that it has forgotten has none any more.
 #[derive(Debug)]
-pub(crate) struct Numbers {
+pub(crate) struct NodeNumbers {
     known: HashMap<u64, (Node, u64)>,
     numbers: HashMap<Node, u64>,
     next: u64,
 }
 
-impl Default for Numbers {
+impl Default for NodeNumbers {
     fn default() -> Self {
         let (known, numbers) = (HashMap::from([(ROOT, (Node::Root, 1))]), [(Node::Root, ROOT)]);
-        Numbers { known, numbers: HashMap::from(numbers), next: ROOT + 1 }
+        NodeNumbers { known, numbers: HashMap::from(numbers), next: ROOT + 1 }
     }
 }
 
-impl Numbers {
+impl NodeNumbers {
     /// The node of that number.
     pub(crate) fn node(&self, number: u64) -> Option<&Node> {
         self.known.get(&number).map(|(node, _)| node)
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_node_keeps_its_number_until_the_kernel_has_forgotten_it_as_often_as_it_was_told() {
-        let mut numbers = Numbers::default();
+        let mut numbers = NodeNumbers::default();
         let (gpu, container) = (Node::Gpu(0), Node::Container(0, "3f2a".into()));
         assert_eq!(numbers.number(&Node::Root), Some(1));
         let (first, other) = (numbers.tell(&gpu), numbers.tell(&container));

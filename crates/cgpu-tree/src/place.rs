@@ -1,4 +1,4 @@
-//! The directory that the tree is mounted on: [`Place`].
+//! The directory that the tree is mounted on: [`MountPoint`].
 //!
 //! What is mounted is read from the kernel's list: whoever looks at a tree that nobody serves waits
 //! for ever, or gets an error.
@@ -25,14 +25,14 @@ const LEAVING: Duration = Duration::from_secs(10);
 
 /// A directory on which nothing is mounted, and on which nobody else mounts a tree.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct MountPoint {
     /// Absolute, without links.
     pub(crate) dir: PathBuf,
     /// The directory, open and locked.
     pub(crate) lock: File,
 }
 
-impl Place {
+impl MountPoint {
     /// Sees that the tree can be mounted on `dir`, which is made where it isn't there. What a killed
     /// one has left there is taken down.
     ///
@@ -77,7 +77,7 @@ impl Place {
         if fs::read_dir(&dir)?.next().is_some() {
             bail!("{shown} is not empty, and the tree would hide what is in it; name another");
         }
-        Ok(Place { dir, lock })
+        Ok(MountPoint { dir, lock })
     }
 }
 

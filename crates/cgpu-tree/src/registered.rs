@@ -27,7 +27,9 @@ impl Registered {
     /// Where the registry can't be read.
     pub(crate) fn now(&self, host: &Host) -> Result<Records, RegistryError> {
         let registry = host.look_at_registry()?;
-        // Before they are read: what changes meanwhile is read the next time.
+        // Both before the records are read: what changes after has another stamp, and is read the
+        // next time.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let stamp = registry.stamp().ok();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(stamp), Some((of, records))) = (&stamp, &*last)
@@ -36,7 +38,6 @@ impl Registered {
             return Ok(Arc::clone(records));
         }
         let records: Records = registry.look_at_each()?.0.into();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ns = i128::try_from(now.as_nanos()).unwrap_or(i128::MAX);
         let settled = stamp.filter(|stamp| stamp.is_settled(now_ns));
         *last = settled.map(|stamp| (stamp, Arc::clone(&records)));
