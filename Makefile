@@ -13,7 +13,7 @@ RELEASE := target/release
 STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages packages test-packages prepush
+.PHONY: help deps build core sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages packages test-packages prepush
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,9 +21,13 @@ help: ## list the targets
 deps: ## install what tests and demo need (Debian and Ubuntu, root)
 	@tests/deps
 
-build: ## build the programs for release, in target/release
-	$(CARGO) build --release --locked -p cgpu -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s \
-		--bin cgpu --bin cgpu-smi --bin cgpu-metrics --bin cgpu-tree --bin cgpu-device-plugin
+build: core ## build the programs for release, in target/release
+	$(CARGO) build --release --locked -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s \
+		--bin cgpu-smi --bin cgpu-metrics --bin cgpu-tree --bin cgpu-device-plugin
+
+# What containers are made with: the demo needs no more.
+core:
+	$(CARGO) build --release --locked --bin cgpu
 	@for program in $(STATIC); do \
 		echo "$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static"; \
 		$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static \
@@ -62,7 +66,7 @@ gpu-programs: build ## build all that tests/gpu/run needs, to be carried to a ma
 gpu: gpu-programs ## ask the GPU of this machine what is promised of it; one table (root)
 	@tests/gpu/run
 
-demo: deps build sim ## two containers share a simulated GPU, within their quotas (root)
+demo: deps core sim ## two containers share a simulated GPU, within their quotas (root)
 	@tests/demo $(RELEASE)
 
 pictures: deps build sim ## make the pictures of the documents anew, the session by real commands (root)
