@@ -13,7 +13,7 @@ RELEASE := target/release
 STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build core sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages packages test-packages prepush
+.PHONY: help deps build core sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages packages test-packages test-kubernetes prepush
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,5 +131,12 @@ test-packages: packages ## install, upgrade, remove and purge them in fresh Debi
 	$(CARGO) build --locked -p cgpu-sim --bin cgpu-sim
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	tests/packages target/packages target/debug
+
+# Kubernetes is built once, and kept outside this directory (tests/kubernetes/build).
+test-kubernetes: deps ## run pods in a real Kubernetes on this machine, over simulated GPUs (root)
+	@tests/deps tests/kubernetes/packages.txt
+	$(CARGO) build --locked --workspace --bins
+	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
+	tests/kubernetes/run target/debug
 
 prepush: lint test deny ## what CI does, and more

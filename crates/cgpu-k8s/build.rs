@@ -1,4 +1,4 @@
-//! Makes client and server of the kubelet's device-plugin API of its methods; the messages are
+//! Makes clients and servers of the kubelet's APIs for devices of their methods; the messages are
 //! `src/api.rs`.
 
 use tonic_build::manual::{Builder, Method, Service};
@@ -62,5 +62,12 @@ fn main() {
             .build(),
         )
         .build();
-    Builder::new().compile(&[registration, plugin]);
+    let resources = Service::builder()
+        .name("PodResourcesLister")
+        .package("v1")
+        .method(
+            method("list", "List", "ListPodResourcesRequest", "ListPodResourcesResponse").build(),
+        )
+        .build();
+    Builder::new().compile(&[registration, plugin, resources]);
 }

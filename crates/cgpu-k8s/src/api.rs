@@ -1,5 +1,6 @@
 //! The messages of the kubelet's device-plugin API v1beta1
-//! (`k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto`), as far as they are used.
+//! (`k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto`) and of its pod-resources API v1
+//! (`k8s.io/kubelet/pkg/apis/podresources/v1/api.proto`), as far as they are used.
 #![allow(missing_docs, reason = "the fields are the specification's")]
 
 use std::collections::BTreeMap;
@@ -134,3 +135,43 @@ pub struct PreStartContainerRequest {
 /// Nothing is to be said to that.
 #[derive(Clone, PartialEq, Message)]
 pub struct PreStartContainerResponse {}
+
+/// Which devices have the containers of this node?
+#[derive(Clone, PartialEq, Message)]
+pub struct ListPodResourcesRequest {}
+
+/// Those, by pod.
+#[derive(Clone, PartialEq, Message)]
+pub struct ListPodResourcesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub pod_resources: Vec<PodResources>,
+}
+
+/// What a pod has.
+#[derive(Clone, PartialEq, Message)]
+pub struct PodResources {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, tag = "2")]
+    pub namespace: String,
+    #[prost(message, repeated, tag = "3")]
+    pub containers: Vec<ContainerResources>,
+}
+
+/// What a container has.
+#[derive(Clone, PartialEq, Message)]
+pub struct ContainerResources {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(message, repeated, tag = "2")]
+    pub devices: Vec<ContainerDevices>,
+}
+
+/// Its devices of one resource, or some of them: a resource may come more than once.
+#[derive(Clone, PartialEq, Message)]
+pub struct ContainerDevices {
+    #[prost(string, tag = "1")]
+    pub resource_name: String,
+    #[prost(string, repeated, tag = "2")]
+    pub device_ids: Vec<String>,
+}

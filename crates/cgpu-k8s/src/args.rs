@@ -26,9 +26,22 @@ pub struct Args {
     /// What pods ask for.
     #[arg(long, value_name = "NAME", default_value = "aliyun.com/gpu-mem")]
     pub resource: String,
+    /// The node's name in the cluster [default: $NODE_NAME, else the host's].
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// How the API server is reached [default: the pod's service account, $KUBECONFIG].
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// The directory of the kubelet's sockets.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
     pub plugin_dir: PathBuf,
+    /// The kubelet's socket that tells which container has which devices.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    )]
+    pub pod_resources: PathBuf,
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use crate::units::{SharedGpu, Unit};
 
 /// The variables of a container that has so many units of each of these GPUs, as
 /// AliyunContainerService's plugin sets them, but for `NVIDIA_VISIBLE_DEVICES`, which has UUIDs: an
-/// index can be another GPU's after a reboot. `is_free` says that nothing is to hold it to that.
+/// index can be another GPU's after a reboot. `pod_units` is what all containers of its pod ask for, where
+/// that is known. `is_free` says that nothing is to hold it to that.
 ///
 /// # Errors
 ///
@@ -14,6 +15,7 @@ use crate::units::{SharedGpu, Unit};
 pub fn environment(
     parts: &[(&SharedGpu, u32)],
     unit: Unit,
+    pod_units: Option<u32>,
     is_free: bool,
 ) -> Result<BTreeMap<String, String>, String> {
     let Some((first, units)) = parts.first() else { return Err("no unit of a GPU".to_owned()) };
@@ -31,7 +33,7 @@ pub fn environment(
     let mut variables = vec![
         ("NVIDIA_VISIBLE_DEVICES", joined(|gpu| gpu.uuid.clone())),
         ("ALIYUN_COM_GPU_MEM_IDX", joined(|gpu| gpu.index.to_string())),
-        ("ALIYUN_COM_GPU_MEM_POD", total.to_string()),
+        ("ALIYUN_COM_GPU_MEM_POD", pod_units.map_or(total, |units| units as usize).to_string()),
         ("ALIYUN_COM_GPU_MEM_CONTAINER", units.to_string()),
     ];
     // The quota is the ratio of both, where all GPUs have as much; else so many units.
@@ -57,7 +59,7 @@ mod tests {
         let gpus = shared(&gpus, Unit::GiB).unwrap();
         let of = |parts: &[(usize, u32)], is_free| {
             let parts: Vec<_> = parts.iter().map(|(at, units)| (&gpus[*at], *units)).collect();
-            environment(&parts, Unit::GiB, is_free)
+            environment(&parts, Unit::GiB, None, is_free)
         };
         let one = of(&[(1, 6)], false).unwrap();
         let expected = [
@@ -76,6 +78,8 @@ mod tests {
         let mixed = of(&[(0, 2), (2, 2)], false).unwrap();
         assert_eq!(mixed["ALIYUN_COM_GPU_MEM_UNIT"], "GiB");
         assert!(!mixed.contains_key("ALIYUN_COM_GPU_MEM_DEV"), "there is none of both");
+        let of_two = environment(&[(&gpus[0], 2)], Unit::GiB, Some(9), false).unwrap();
+        assert_eq!(of_two["ALIYUN_COM_GPU_MEM_POD"], "9");
         let error = of(&[(0, 2), (1, 1)], false).unwrap_err();
         assert!(error.contains("2 of GPU 0, 1 of GPU 1"), "{error}");
         assert!(of(&[], false).is_err());

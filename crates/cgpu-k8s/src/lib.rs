@@ -8,17 +8,25 @@ pub mod api;
 
 pub mod authority;
 
+pub mod cluster;
+
 pub mod environment;
+
+pub mod node;
 
 pub mod place;
 
 pub mod plugin;
+
+pub mod pods;
 
 pub mod units;
 
 mod args;
 
 mod life;
+
+mod record;
 
 #[allow(
     missing_docs,
@@ -31,10 +39,12 @@ mod life;
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/v1beta1.DevicePlugin.rs"));
     include!(concat!(env!("OUT_DIR"), "/v1beta1.Registration.rs"));
+    include!(concat!(env!("OUT_DIR"), "/v1.PodResourcesLister.rs"));
 }
 
 pub use args::Args;
 pub use generated::{
-    device_plugin_client, device_plugin_server, registration_client, registration_server,
+    device_plugin_client, device_plugin_server, pod_resources_lister_client,
+    pod_resources_lister_server, registration_client, registration_server,
 };
 pub use life::run;

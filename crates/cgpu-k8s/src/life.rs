@@ -10,22 +10,22 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use cgpu::admission::{Host, require_root};
 use cgpu::inventory::{Settings, cached, refresh};
-use hyper_util::rt::TokioIo;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::{Endpoint, Server, Uri};
-use tower::service_fn;
+use tonic::transport::Server;
 use tracing::{info, warn};
 
 use crate::Args;
-use crate::api::{MOST_ASKED_BYTES, RegisterRequest, VERSION};
+use crate::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION};
 use crate::authority::KubeletConnection;
+use crate::cluster::{Cluster, kubelet};
 use crate::device_plugin_server::DevicePluginServer;
-use crate::plugin::{Plugin, PluginRules, options};
+use crate::plugin::{Plugin, PluginRules};
+use crate::record::keep_record;
 use crate::registration_client::RegistrationClient;
 use crate::units::{SharedGpu, Unit, shared};
 
@@ -37,9 +37,6 @@ const KUBELET: &str = "kubelet.sock";
 
 /// How often it is seen whether the kubelet began anew, and what GPUs there are.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// How long a question of ours may take the kubelet.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves until told to end.
 ///
@@ -60,11 +57,24 @@ async fn live(args: &Args, settings: Settings) -> Result<()> {
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut renewals = signal(SignalKind::hangup())?;
     let rules = PluginRules {
+        resource: args.resource.clone(),
         unit: args.memory_unit,
         placement: args.placement,
         disable_isolation: args.disable_isolation,
     };
-    let plugin = Plugin::new(learn(&settings, rules.unit).await?, rules);
+    let kubeconfig = args.kubeconfig.as_deref();
+    let cluster = Cluster::find(kubeconfig, node_name(args)?, args.pod_resources.clone()).await?;
+    let plugin = Plugin::new(learn(&settings, rules.unit).await?, rules, cluster.clone());
+    match cluster {
+        Some(cluster) => {
+            let recorded = keep_record(cluster, plugin.clone(), args.resource.clone());
+            tokio::spawn(recorded);
+        }
+        None => warn!(
+            "no API server is known (--kubeconfig): pods get one GPU whatever their label \
+             aliyun.com/gpu-count says, and labels of the node say nothing"
+        ),
+    }
     loop {
         tokio::select! {
             _ = ends.recv() => break,
@@ -113,7 +123,7 @@ async fn serve(
     let mut is_registered = false;
     while identity(&kubelet) == Some(known) && identity(&socket) == own {
         if !is_registered {
-            match register(&kubelet, &args.resource).await {
+            match register(&kubelet, &args.resource, plugin.options()).await {
                 Ok(()) => {
                     info!(resource = args.resource, "the kubelet knows of the GPUs");
                     is_registered = true;
@@ -136,12 +146,26 @@ async fn serve(
     Ok(())
 }
 
+/// The node's name in the cluster: the kubelet takes the host's, in small letters, where it is told no
+/// other.
+fn node_name(args: &Args) -> Result<String> {
+    if let Some(name) = &args.node_name {
+        return Ok(name.clone());
+    }
+    if let Ok(name) = std::env::var("NODE_NAME") {
+        return Ok(name);
+    }
+    let name =
+        fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host's name")?;
+    Ok(name.trim().to_lowercase())
+}
+
 /// What was complained of last: the same is not told each second.
 #[derive(Debug, Default)]
-struct Complaint(String);
+pub(crate) struct Complaint(String);
 
 impl Complaint {
-    fn tell(&mut self, what: String) {
+    pub(crate) fn tell(&mut self, what: String) {
         if self.0 != what {
             warn!("{what}");
             self.0 = what;
@@ -166,19 +190,13 @@ fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {
 }
 
 /// Makes the plugin known to the kubelet.
-async fn register(kubelet: &Path, resource: &str) -> Result<()> {
-    let socket = kubelet.to_owned();
-    let connect = service_fn(move |_: Uri| {
-        let socket = socket.clone();
-        async move { io::Result::Ok(TokioIo::new(UnixStream::connect(socket).await?)) }
-    });
-    let endpoint = Endpoint::from_static("http://kubelet").timeout(PATIENCE);
-    let channel = endpoint.connect_with_connector(connect).await.context("cannot connect")?;
+async fn register(socket: &Path, resource: &str, options: DevicePluginOptions) -> Result<()> {
+    let channel = kubelet(socket).await?;
     let request = RegisterRequest {
         version: VERSION.to_owned(),
         endpoint: SOCKET.to_owned(),
         resource_name: resource.to_owned(),
-        options: Some(options()),
+        options: Some(options),
     };
     RegistrationClient::new(channel).register(request).await?;
     Ok(())

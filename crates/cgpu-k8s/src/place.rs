@@ -1,4 +1,4 @@
-//! Which units a container gets: those of one GPU. Pure.
+//! Which units a container gets: as many of each GPU that it is to have. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
@@ -27,37 +27,69 @@ impl FromStr for Placement {
     }
 }
 
-/// `size` of the `available` ids, all of one healthy GPU and with all of `must` among them; `None`
-/// where no GPU has so many. Equal GPUs are taken in the driver's order, units in theirs.
+/// `size` of the `available` ids, as many of each of `count` healthy GPUs, and with all of `must` among
+/// them; `None` where so many GPUs don't have so many, or `size` is no multiple of `count`. Equal GPUs
+/// are taken in the driver's order, units in theirs.
 #[must_use]
 pub fn preferred(
     gpus: &[SharedGpu],
     available: &[String],
     must: &[String],
     size: usize,
+    count: usize,
     placement: Placement,
 ) -> Option<Vec<String>> {
-    let mut free: BTreeMap<u32, Vec<&String>> = BTreeMap::new();
-    for id in available {
+    if count == 0 || !size.is_multiple_of(count) {
+        return None;
+    }
+    let each = size / count;
+    let free = by_gpu(gpus, available);
+    let wanted = by_gpu(gpus, must);
+    let of_known: usize = wanted.values().map(BTreeSet::len).sum();
+    if of_known < must.iter().collect::<BTreeSet<_>>().len() {
+        return None;
+    }
+    let needs = |index: &u32| wanted.get(index).map_or(0, BTreeSet::len);
+    let fits = |(index, ids): &(&u32, &BTreeSet<UnitId<'_>>)| {
+        ids.len() >= each
+            && needs(index) <= each
+            && wanted.get(*index).is_none_or(|must| must.is_subset(ids))
+    };
+    let mut fitting: Vec<(&u32, &BTreeSet<UnitId<'_>>)> = free.iter().filter(fits).collect();
+    // Stable: equal ones stay in the driver's order.
+    fitting.sort_by_key(|(index, ids)| {
+        let room = match placement {
+            Placement::Binpack => ids.len(),
+            Placement::Spread => usize::MAX - ids.len(),
+        };
+        (needs(index) == 0, room)
+    });
+    let mut chosen = fitting.get(..count)?.to_vec();
+    if wanted.keys().any(|index| chosen.iter().all(|(chosen, _)| *chosen != index)) {
+        return None;
+    }
+    chosen.sort_by_key(|(index, _)| **index);
+    let ids = chosen.into_iter().flat_map(|(index, ids)| {
+        let first: Vec<&UnitId<'_>> = wanted.get(index).into_iter().flatten().collect();
+        let rest: Vec<&UnitId<'_>> = ids.iter().filter(|id| !first.contains(id)).collect();
+        first.into_iter().chain(rest).take(each).map(|(_, id)| (*id).to_owned()).collect::<Vec<_>>()
+    });
+    Some(ids.collect())
+}
+
+/// An id with its length before it: ids of one GPU differ in their numbers alone, and come in their order
+/// so.
+type UnitId<'a> = (usize, &'a str);
+
+/// The ids of healthy GPUs, by the GPU's index.
+fn by_gpu<'a>(gpus: &[SharedGpu], ids: &'a [String]) -> BTreeMap<u32, BTreeSet<UnitId<'a>>> {
+    let mut found: BTreeMap<u32, BTreeSet<UnitId<'a>>> = BTreeMap::new();
+    for id in ids {
         if let Some(gpu) = gpu_of(gpus, id).filter(|gpu| gpu.healthy) {
-            free.entry(gpu.index).or_default().push(id);
+            found.entry(gpu.index).or_default().insert((id.len(), id));
         }
     }
-    let wanted: BTreeSet<&String> = must.iter().collect();
-    let fits = |ids: &&Vec<&String>| {
-        let has = |id: &&String| ids.contains(id);
-        ids.len() >= size && wanted.len() <= size && wanted.iter().all(has)
-    };
-    let fitting = free.values().filter(fits);
-    let chosen = match placement {
-        Placement::Binpack => fitting.min_by_key(|ids| ids.len()),
-        // The last of equal ones, else.
-        Placement::Spread => fitting.rev().max_by_key(|ids| ids.len()),
-    }?;
-    let mut rest: Vec<&String> = chosen.iter().copied().filter(|id| !wanted.contains(id)).collect();
-    // Ids of one GPU differ in their numbers alone.
-    rest.sort_by_key(|id| (id.len(), *id));
-    Some(wanted.into_iter().chain(rest).take(size).cloned().collect())
+    found
 }
 
 /// How many of these units are of which GPU, in the driver's order.
@@ -65,9 +97,9 @@ pub fn preferred(
 /// # Errors
 ///
 /// The first id that is of none.
-pub fn parts<'a>(
+pub fn parts<'a, 'b>(
     gpus: &'a [SharedGpu],
-    ids: &[String],
+    ids: impl IntoIterator<Item = &'b String>,
 ) -> Result<Vec<(&'a SharedGpu, u32)>, String> {
     let mut counts: BTreeMap<u32, (&SharedGpu, u32)> = BTreeMap::new();
     for id in ids {
@@ -98,7 +130,7 @@ mod tests {
     fn all_units_are_of_one_gpu_the_fullest_or_the_emptiest() {
         let gpus = node();
         let choose = |taken, size, placement| {
-            let ids = preferred(&gpus, &free(&gpus, taken), &[], size, placement)?;
+            let ids = preferred(&gpus, &free(&gpus, taken), &[], size, 1, placement)?;
             assert_eq!(ids.len(), size);
             let parts = parts(&gpus, &ids).unwrap();
             assert_eq!(parts.len(), 1, "{ids:?}");
@@ -120,27 +152,55 @@ mod tests {
         let mut gpus = node();
         let available = free(&gpus, [0, 0, 0]);
         let must = ["ccc-5".to_owned()];
-        let ids = preferred(&gpus, &available, &must, 3, Placement::Binpack).unwrap();
+        let ids = preferred(&gpus, &available, &must, 3, 1, Placement::Binpack).unwrap();
         assert_eq!(ids, ["ccc-5", "ccc-0", "ccc-1"]);
         let two = ["ccc-5".to_owned(), "aaa-5".to_owned()];
-        assert_eq!(preferred(&gpus, &available, &two, 3, Placement::Binpack), None);
+        assert_eq!(preferred(&gpus, &available, &two, 3, 1, Placement::Binpack), None);
         gpus[1].healthy = false;
-        assert_eq!(preferred(&gpus, &available, &[], 20, Placement::Binpack), None);
-        assert_eq!(parts(&gpus, &["aaa-0".into(), "zzz-0".into()]), Err("zzz-0".to_owned()));
+        assert_eq!(preferred(&gpus, &available, &[], 20, 1, Placement::Binpack), None);
+        assert_eq!(
+            parts(&gpus, &["aaa-0".to_owned(), "zzz-0".to_owned()]),
+            Err("zzz-0".to_owned())
+        );
+    }
+
+    #[test]
+    fn several_gpus_give_as_much_each() {
+        let gpus = node();
+        let choose = |taken, must: &[&str], size, count| {
+            let must: Vec<String> = must.iter().map(|id| (*id).to_owned()).collect();
+            preferred(&gpus, &free(&gpus, taken), &must, size, count, Placement::Binpack)
+        };
+        let some = |ids: &[&str]| Some(ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>());
+        assert_eq!(choose([0, 0, 9], &[], 4, 2), some(&["aaa-0", "aaa-1", "ccc-9", "ccc-a"]));
+        assert_eq!(choose([15, 0, 15], &[], 4, 2), None, "two have one unit left");
+        assert_eq!(choose([0, 0, 0], &[], 5, 2), None, "no whole units");
+        assert_eq!(choose([0, 0, 0], &[], 4, 4), None, "there are three");
+        // An init container's are used again.
+        let ids = choose([0, 0, 9], &["bbb-3", "aaa-5"], 4, 2);
+        assert_eq!(ids, some(&["aaa-5", "aaa-0", "bbb-3", "bbb-0"]));
+        assert_eq!(choose([0, 0, 0], &["aaa-1", "aaa-2", "aaa-3"], 4, 2), None);
+        assert_eq!(choose([0, 0, 0], &["aaa-1", "bbb-2", "ccc-3"], 4, 2), None);
     }
 
     proptest! {
         #[test]
-        fn whoever_has_room_is_found(taken in [0_usize..17, 0..25, 0..17], size in 1_usize..26) {
-            let gpus = node();
+        fn whoever_has_room_is_found(
+            taken in [0_usize..17, 0..25, 0..17],
+            each in 1_usize..26,
+            count in 1_usize..4,
+        ) {
+            let (gpus, size) = (node(), each * count);
             let room = gpus.iter().zip(taken).map(|(gpu, taken)| gpu.units as usize - taken);
-            let fits = room.filter(|room| *room >= size).count() > 0;
+            let fits = room.filter(|room| *room >= each).count() >= count;
             for placement in [Placement::Binpack, Placement::Spread] {
-                let ids = preferred(&gpus, &free(&gpus, taken), &[], size, placement);
+                let ids = preferred(&gpus, &free(&gpus, taken), &[], size, count, placement);
                 prop_assert_eq!(ids.is_some(), fits);
                 let Some(ids) = ids else { continue };
                 prop_assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), size);
-                prop_assert_eq!(parts(&gpus, &ids).unwrap().len(), 1);
+                let parts = parts(&gpus, &ids).unwrap();
+                prop_assert_eq!(parts.len(), count);
+                prop_assert!(parts.iter().all(|(_, units)| *units as usize == each));
             }
         }
     }

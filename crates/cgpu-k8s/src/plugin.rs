@@ -1,5 +1,6 @@
 //! The device plugin: what the kubelet asks, and what it is answered: [`Plugin`].
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -15,14 +16,19 @@ use crate::api::{
     ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
+use crate::cluster::Cluster;
 use crate::device_plugin_server::DevicePlugin;
 use crate::environment::environment;
+use crate::node::said;
 use crate::place::{Placement, parts, preferred};
+use crate::pods::{Wish, candidates, holdings, wishes};
 use crate::units::{SharedGpu, Unit};
 
 /// What a plugin gives out, and how.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct PluginRules {
+    /// What pods ask for.
+    pub resource: String,
     /// How much memory a unit is.
     pub unit: Unit,
     /// Which GPU is preferred.
@@ -35,6 +41,8 @@ pub struct PluginRules {
 #[derive(Debug, Clone)]
 pub struct Plugin {
     rules: PluginRules,
+    /// Where it is asked whose the units are; `None` where there is no API server to ask.
+    cluster: Option<Cluster>,
     gpus: Arc<RwLock<Vec<SharedGpu>>>,
     /// Changes once the kubelet is to be told anew.
     changes: watch::Sender<u64>,
@@ -43,8 +51,8 @@ pub struct Plugin {
 impl Plugin {
     /// A plugin that gives out the memory of these GPUs.
     #[must_use]
-    pub fn new(gpus: Vec<SharedGpu>, rules: PluginRules) -> Self {
-        Plugin { rules, gpus: Arc::new(RwLock::new(gpus)), changes: watch::Sender::new(0) }
+    pub fn new(gpus: Vec<SharedGpu>, rules: PluginRules, cluster: Option<Cluster>) -> Self {
+        Plugin { rules, cluster, gpus: Arc::new(RwLock::new(gpus)), changes: watch::Sender::new(0) }
     }
 
     /// What is given out from now on. The kubelet is told where that is something else.
@@ -58,7 +66,9 @@ impl Plugin {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    fn gpus(&self) -> Vec<SharedGpu> {
+    /// What is given out now.
+    #[must_use]
+    pub fn gpus(&self) -> Vec<SharedGpu> {
         self.gpus.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -71,25 +81,133 @@ impl Plugin {
         ListAndWatchResponse { devices: devices.collect() }
     }
 
+    /// What the kubelet is to ask: whether a container has its own can be told by the cluster alone.
+    #[must_use]
+    pub fn options(&self) -> DevicePluginOptions {
+        DevicePluginOptions {
+            pre_start_required: self.cluster.is_some(),
+            get_preferred_allocation_available: true,
+        }
+    }
+
+    /// What is known of who asks for so many units.
+    async fn asked(&self, units: usize) -> Asked {
+        let mut asked = Asked {
+            wishes: Vec::new(),
+            is_free: self.rules.disable_isolation,
+            placement: self.rules.placement,
+        };
+        let Some(cluster) = &self.cluster else { return asked };
+        let told = async {
+            let node = cluster.node().await?;
+            let (is_free, placement) = said(&node.metadata.labels.unwrap_or_default());
+            let held = holdings(&cluster.held().await?, &self.rules.resource);
+            let wishes = wishes(&cluster.pods().await?, &self.rules.resource, self.rules.unit);
+            let meant = candidates(&wishes, &held, units).into_iter().cloned().collect();
+            anyhow::Ok((is_free, placement, meant))
+        };
+        match told.await {
+            Ok((is_free, placement, wishes)) => {
+                asked.is_free |= is_free;
+                asked.placement = placement.unwrap_or(asked.placement);
+                asked.wishes = wishes;
+            }
+            Err(error) => warn!("whose request this is can't be told; it gets one GPU: {error:#}"),
+        }
+        asked
+    }
+
     /// What a container gets that the kubelet gives these units.
-    fn allocate_one(&self, ids: &[String]) -> Result<ContainerAllocateResponse, String> {
+    fn allocate_one(
+        &self,
+        ids: &[String],
+        asked: &Asked,
+    ) -> Result<ContainerAllocateResponse, String> {
         let gpus = self.gpus();
         let unknown = |id| format!("this node has no unit {id:?}; its GPUs have changed");
         let parts = parts(&gpus, ids).map_err(unknown)?;
         let unit = self.rules.unit;
-        if let [(_, first), (_, second), ..] = parts.as_slice() {
+        let is_even = parts.windows(2).all(|pair| pair[0].1 == pair[1].1);
+        let is_meant =
+            |wish: &&Wish| wish.gpus == u32::try_from(parts.len()).map_err(|_| String::new());
+        let wish = asked.wishes.iter().find(is_meant).filter(|_| is_even);
+        if wish.is_none() && (parts.len() > 1 || !asked.wishes.is_empty()) {
             // The kubelet knows no GPUs, and takes what is left wherever it is.
-            return Err(format!(
-                "no GPU of this node has {} {unit} free, though all together do (here {first} {unit} of \
-                 one and {second} {unit} of the next); ask for less",
-                ids.len()
-            ));
+            return Err(refusal(&parts, ids.len(), asked.wishes.first(), unit));
         }
-        let envs = environment(&parts, unit, self.rules.disable_isolation)?;
-        if let Some((gpu, units)) = parts.first() {
-            info!(gpu = gpu.index, uuid = gpu.uuid, units, %unit, "given out");
-        }
+        let pod_units = wish.map(|wish| wish.pod_units);
+        let envs = environment(&parts, unit, pod_units, asked.is_free)?;
+        let indices: Vec<u32> = parts.iter().map(|(gpu, _)| gpu.index).collect();
+        let pod = wish.map(|wish| format!("{}/{}", wish.of.namespace, wish.of.pod));
+        info!(gpus = ?indices, units = ids.len(), %unit, pod, "given out");
         Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
+    }
+
+    /// Whether a container that is about to start has units as its pod asks for them. The kubelet doesn't
+    /// say whose units it asks for, and of two pods that ask for as many at once, on another number of
+    /// GPUs, one may get what was chosen for the other. Where that can't be told, it starts.
+    async fn is_its_own(&self, ids: &[String]) -> Result<(), String> {
+        let Some(cluster) = &self.cluster else { return Ok(()) };
+        let gpus = self.gpus();
+        let Ok(parts) = parts(&gpus, ids) else { return Ok(()) };
+        let told = async {
+            let held = holdings(&cluster.held().await?, &self.rules.resource);
+            anyhow::Ok((held, cluster.pods().await?))
+        };
+        let (held, pods) = match told.await {
+            Ok(told) => told,
+            Err(error) => {
+                warn!("whether a container has what its pod asks for isn't known: {error:#}");
+                return Ok(());
+            }
+        };
+        let ids: BTreeSet<String> = ids.iter().cloned().collect();
+        let Some((of, _)) = held.iter().find(|(_, held)| **held == ids) else { return Ok(()) };
+        let wishes = wishes(&pods, &self.rules.resource, self.rules.unit);
+        match wishes.iter().find(|wish| wish.of == *of).map(|wish| &wish.gpus) {
+            Some(Ok(count)) if *count as usize != parts.len() => Err(format!(
+                "{}/{} asks for its memory on {count} GPUs and got it on {}: another pod asked for as much at \
+                 the same moment; delete the pod, and it is given anew",
+                of.namespace,
+                of.pod,
+                parts.len()
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What is known of a request of the kubelet's.
+#[derive(Debug)]
+struct Asked {
+    /// Who can be meant, the likeliest first.
+    wishes: Vec<Wish>,
+    /// Whether nothing is to hold the container.
+    is_free: bool,
+    /// Which GPU is preferred.
+    placement: Placement,
+}
+
+/// Why units that the kubelet chose by itself aren't given out.
+fn refusal(parts: &[(&SharedGpu, u32)], units: usize, wish: Option<&Wish>, unit: Unit) -> String {
+    match wish.map(|wish| (wish, &wish.gpus)) {
+        Some((wish, Err(reason))) => format!("{}/{}: {reason}", wish.of.namespace, wish.of.pod),
+        Some((wish, Ok(count))) if *count > 1 => format!(
+            "{}/{} asks for {} {unit} on each of {count} GPUs, and this node has no {count} GPUs with so \
+             much free; ask for less, or for fewer GPUs",
+            wish.of.namespace,
+            wish.of.pod,
+            units / *count as usize
+        ),
+        _ => {
+            let list =
+                parts.iter().map(|(gpu, units)| format!("{units} {unit} of GPU {}", gpu.index));
+            format!(
+                "no GPU of this node has {units} {unit} free, though all together do (here {}); ask for \
+                 less",
+                list.collect::<Vec<_>>().join(", ")
+            )
+        }
     }
 }
 
@@ -101,7 +219,7 @@ impl DevicePlugin for Plugin {
         &self,
         _: Request<Empty>,
     ) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(options()))
+        Ok(Response::new(self.options()))
     }
 
     type ListAndWatchStream = Devices;
@@ -118,14 +236,23 @@ impl DevicePlugin for Plugin {
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
         let gpus = self.gpus();
-        let responses = request.into_inner().container_requests.into_iter().map(|asked| {
-            let size = usize::try_from(asked.allocation_size).unwrap_or_default();
-            let (available, must) = (&asked.available_device_ids, &asked.must_include_device_ids);
-            let ids = preferred(&gpus, available, must, size, self.rules.placement);
+        let mut container_responses = Vec::new();
+        for question in request.into_inner().container_requests {
+            let size = usize::try_from(question.allocation_size).unwrap_or_default();
+            let asked = self.asked(size).await;
+            let count = asked.wishes.first().map_or(Ok(1), |wish| wish.gpus.clone());
+            let (available, must) =
+                (&question.available_device_ids, &question.must_include_device_ids);
             // Where no GPU has room the kubelet chooses, and is refused by `allocate`.
-            ContainerPreferredAllocationResponse { device_ids: ids.unwrap_or_default() }
-        });
-        Ok(Response::new(PreferredAllocationResponse { container_responses: responses.collect() }))
+            let device_ids = count
+                .ok()
+                .and_then(|count| {
+                    preferred(&gpus, available, must, size, count as usize, asked.placement)
+                })
+                .unwrap_or_default();
+            container_responses.push(ContainerPreferredAllocationResponse { device_ids });
+        }
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
     async fn allocate(
@@ -133,8 +260,12 @@ impl DevicePlugin for Plugin {
         request: Request<AllocateRequest>,
     ) -> Result<Response<AllocateResponse>, Status> {
         let requests = request.into_inner().container_requests;
-        let responses = requests.iter().map(|asked| self.allocate_one(&asked.device_ids));
-        match responses.collect::<Result<Vec<_>, String>>() {
+        let mut responses = Vec::new();
+        for question in &requests {
+            let asked = self.asked(question.device_ids.len()).await;
+            responses.push(self.allocate_one(&question.device_ids, &asked));
+        }
+        match responses.into_iter().collect::<Result<Vec<_>, String>>() {
             Ok(container_responses) => Ok(Response::new(AllocateResponse { container_responses })),
             Err(reason) => {
                 warn!(reason, "a container does not get its memory");
@@ -145,14 +276,12 @@ impl DevicePlugin for Plugin {
 
     async fn pre_start_container(
         &self,
-        _: Request<PreStartContainerRequest>,
+        request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
+        self.is_its_own(&request.into_inner().device_ids).await.map_err(|reason| {
+            warn!(reason, "a container does not start");
+            Status::failed_precondition(reason)
+        })?;
         Ok(Response::new(PreStartContainerResponse {}))
     }
-}
-
-/// What the kubelet is to ask.
-#[must_use]
-pub fn options() -> DevicePluginOptions {
-    DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }
 }

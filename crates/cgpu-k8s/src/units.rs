@@ -109,6 +109,10 @@ pub struct SharedGpu {
     pub units: u32,
     /// Whether it can be given out now.
     pub healthy: bool,
+    /// Its model, as the driver names it.
+    pub model: String,
+    /// Its memory in MiB.
+    pub memory_mib: u64,
     prefix: String,
 }
 
@@ -157,6 +161,8 @@ pub fn shared(gpus: &[Gpu], unit: Unit) -> Result<Vec<SharedGpu>, UnitError> {
             uuid: gpu.uuid.clone(),
             units: u32::try_from(gpu.memory_bytes / unit.bytes()).unwrap_or(u32::MAX),
             healthy: gpu.state == GpuState::Ok,
+            model: gpu.name.clone(),
+            memory_mib: gpu.memory_bytes >> 20,
             prefix: digits[..length].to_owned(),
         })
         .collect();
