@@ -23,7 +23,8 @@ deps: ## install what tests and demo need (Debian and Ubuntu, root)
 
 build: core ## build the programs for release, in target/release
 	$(CARGO) build --release --locked -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s \
-		--bin cgpu-smi --bin cgpu-metrics --bin cgpu-tree --bin cgpu-device-plugin
+		--bin cgpu-smi --bin cgpu-metrics --bin cgpu-tree --bin cgpu-device-plugin \
+		--bin kubectl-inspect-gpushare
 
 # What containers are made with: the demo needs no more.
 core:
@@ -115,10 +116,10 @@ install: build pages ## install into DESTDIR/PREFIX
 	packaging/stage $(RELEASE) $(PAGES) "$(DESTDIR)" $(PREFIX) $(ETC)
 
 uninstall: ## remove what install installed, but for the configuration
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin cgpu-runtime cgpu-hook cgpu-monitor)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin kubectl-inspect-gpushare cgpu-runtime cgpu-hook cgpu-monitor)
 	rm -rf $(DESTDIR)$(PREFIX)/share/cgpu $(DESTDIR)$(PREFIX)/share/doc/cgpu
-	rm -f $(DESTDIR)$(PREFIX)/share/man/man8/cgpu.8 $(DESTDIR)$(PREFIX)/share/man/man8/cgpu-*.8
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,$(foreach program,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin,\
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man8/cgpu.8 $(DESTDIR)$(PREFIX)/share/man/man8/cgpu-*.8 $(DESTDIR)$(PREFIX)/share/man/man8/kubectl-inspect-gpushare.8
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,$(foreach program,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin kubectl-inspect-gpushare,\
 		bash-completion/completions/$(program) zsh/vendor-completions/_$(program) \
 		fish/vendor_completions.d/$(program).fish))
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,cgpu-view.service cgpu-metrics.service cgpu-tree.service cgpu-device-plugin.service)

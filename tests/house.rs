@@ -57,6 +57,7 @@ const PURE: &[&str] = &[
     "crates/cgpu-smi/src/watch/state.rs",
     "crates/cgpu-k8s/src/api.rs",
     "crates/cgpu-k8s/src/environment.rs",
+    "crates/cgpu-k8s/src/inspect.rs",
     "crates/cgpu-k8s/src/node.rs",
     "crates/cgpu-k8s/src/place.rs",
     "crates/cgpu-k8s/src/pods.rs",

@@ -44,6 +44,27 @@ pub struct Args {
     pub pod_resources: PathBuf,
 }
 
+/// Shows who has what of which shared GPU in a cluster, by what nodes and pods have written on them.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-inspect-gpushare", bin_name = "kubectl inspect gpushare", version)]
+pub struct InspectArgs {
+    /// This node alone.
+    #[arg(value_name = "NODE")]
+    pub node: Option<String>,
+    /// Each node with its pods.
+    #[arg(short, long)]
+    pub details: bool,
+    /// As a table, or as JSON.
+    #[arg(short, long, value_name = "FORMAT", default_value = "table", value_parser = ["table", "json"])]
+    pub output: String,
+    /// What pods ask for.
+    #[arg(long, value_name = "NAME", default_value = "aliyun.com/gpu-mem")]
+    pub resource: String,
+    /// How the API server is reached [default: as kubectl does].
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,8 +84,9 @@ mod tests {
 
     #[test]
     fn every_option_is_documented() {
-        for argument in Args::command().get_arguments() {
-            let long = argument.get_long().unwrap_or_default();
+        let (plugin, inspect) = (Args::command(), InspectArgs::command());
+        for argument in plugin.get_arguments().chain(inspect.get_arguments()) {
+            let Some(long) = argument.get_long() else { continue };
             let is_known = ["help", "version"].contains(&long);
             assert!(is_known || KUBERNETES.contains(&format!("--{long}`")), "--{long}");
         }

@@ -12,6 +12,8 @@ pub mod cluster;
 
 pub mod environment;
 
+pub mod inspect;
+
 pub mod node;
 
 pub mod place;
@@ -23,6 +25,8 @@ pub mod pods;
 pub mod units;
 
 mod args;
+
+mod columns;
 
 mod life;
 
@@ -42,7 +46,8 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/v1.PodResourcesLister.rs"));
 }
 
-pub use args::Args;
+pub use args::{Args, InspectArgs};
+pub use cluster::inspect_cluster;
 pub use generated::{
     device_plugin_client, device_plugin_server, pod_resources_lister_client,
     pod_resources_lister_server, registration_client, registration_server,

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::place::Placement;
-use crate::units::SharedGpu;
+use serde::{Deserialize, Serialize};
+
+use crate::units::{SharedGpu, Unit};
 
 /// The label of a node whose containers are to be held to nothing (AliyunContainerService's).
 pub const DISABLE_ISOLATION: &str = "cgpu.disable.isolation";
@@ -13,6 +15,33 @@ pub const PLACEMENT: &str = "ack.node.gpu.placement";
 
 /// What a node has as many of as it has GPUs.
 pub const GPU_COUNT_CAPACITY: &str = "aliyun.com/gpu-count";
+
+/// The annotation of a node that says how many units which of its GPUs has:
+/// `{"unit":"GiB","gpus":{"0":15,"4":24}}`.
+pub const DEVICES: &str = "cgpu.devices";
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Devices {
+    unit: String,
+    gpus: BTreeMap<u32, u32>,
+}
+
+/// What is written on a node about its GPUs.
+#[must_use]
+pub fn annotations(gpus: &[SharedGpu], unit: Unit) -> BTreeMap<String, String> {
+    let gpus = gpus.iter().map(|gpu| (gpu.index, gpu.units)).collect();
+    let devices = Devices { unit: unit.name().to_owned(), gpus };
+    // Strings and numbers; nothing of it can fail.
+    let text = serde_json::to_string(&devices).unwrap_or_default();
+    BTreeMap::from([(DEVICES.to_owned(), text)])
+}
+
+/// The unit, and how many of it each GPU of a node has; `None` where the node doesn't say it.
+#[must_use]
+pub fn devices(annotations: &BTreeMap<String, String>) -> Option<(Unit, BTreeMap<u32, u32>)> {
+    let devices: Devices = serde_json::from_str(annotations.get(DEVICES)?).ok()?;
+    Some((devices.unit.parse().ok()?, devices.gpus))
+}
 
 /// What the labels say of containers: whether nothing is to hold them, and which GPU is preferred, where
 /// they say that.
@@ -66,6 +95,11 @@ mod tests {
         assert!(!told.contains_key("aliyun.accelerator/nvidia_mem"));
         assert_eq!(labels(&gpus[..2])["aliyun.accelerator/nvidia_mem"], "16384MiB");
         assert_eq!(labels(&[])["aliyun.accelerator/nvidia_count"], "0");
+        let written = annotations(&gpus, Unit::GiB);
+        assert_eq!(written[DEVICES], r#"{"unit":"GiB","gpus":{"0":16,"1":16,"2":24}}"#);
+        let read = devices(&written).unwrap();
+        assert_eq!(read, (Unit::GiB, [(0, 16), (1, 16), (2, 24)].into()));
+        assert_eq!(devices(&[(DEVICES.to_owned(), "{".to_owned())].into()), None);
     }
 
     #[test]

@@ -66,6 +66,12 @@ impl Plugin {
         self.changes.send_modify(|count| *count += 1);
     }
 
+    /// How much memory a unit is.
+    #[must_use]
+    pub fn unit(&self) -> Unit {
+        self.rules.unit
+    }
+
     /// What is given out now.
     #[must_use]
     pub fn gpus(&self) -> Vec<SharedGpu> {

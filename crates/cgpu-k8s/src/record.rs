@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::cluster::Cluster;
 use crate::life::Complaint;
-use crate::node::{GPU_COUNT_CAPACITY, labels};
+use crate::node::{self, GPU_COUNT_CAPACITY, labels};
 use crate::plugin::Plugin;
 use crate::pods::{annotations, holdings};
 
@@ -43,8 +43,11 @@ async fn write_node(cluster: &Cluster, plugin: &Plugin) -> Result<()> {
     let mut labels = labels(&gpus);
     let has = node.metadata.labels.unwrap_or_default();
     labels.retain(|name, value| has.get(name) != Some(value));
-    if !labels.is_empty() {
-        cluster.label_node(&labels).await?;
+    let mut annotations = node::annotations(&gpus, plugin.unit());
+    let has = node.metadata.annotations.unwrap_or_default();
+    annotations.retain(|name, value| has.get(name) != Some(value));
+    if !labels.is_empty() || !annotations.is_empty() {
+        cluster.describe_node(&labels, &annotations).await?;
     }
     let count = gpus.len().to_string();
     let status = node.status.unwrap_or_default();

@@ -31,13 +31,14 @@ const COMPLETIONS: [(Shell, &str, &str, &str); 3] = [
 ];
 
 /// The programs that parse their command lines by definitions of theirs, but for the hook.
-fn own() -> [Command; 5] {
+fn own() -> [Command; 6] {
     [
         Cli::command(),
         cgpu_smi::Args::command(),
         cgpu_metrics::Args::command(),
         cgpu_tree::Args::command(),
         cgpu_k8s::Args::command(),
+        cgpu_k8s::InspectArgs::command(),
     ]
 }
 

@@ -51,6 +51,7 @@ fn every_command_and_program_has_a_page_that_renders() {
             "cgpu-runtime",
             "cgpu-smi",
             "cgpu-tree",
+            "kubectl-inspect-gpushare",
         ]
         .map(str::to_owned),
     );
@@ -141,6 +142,7 @@ fn unpacked() -> TempDir {
         "cgpu-metrics",
         "cgpu-tree",
         "cgpu-device-plugin",
+        "kubectl-inspect-gpushare",
     ] {
         fs::write(programs.join(program), program).expect("it can be written");
     }
@@ -186,6 +188,8 @@ fn the_installer_leaves_what_is_the_hosts_and_a_purge_leaves_nothing() {
         "usr/lib/systemd/system/cgpu-metrics.service 644",
         "usr/bin/cgpu-tree 755",
         "usr/bin/cgpu-device-plugin 755",
+        "usr/bin/kubectl-inspect-gpushare 755",
+        "usr/share/cgpu/device-plugin-rbac.yaml 644",
         "usr/lib/systemd/system/cgpu-device-plugin.service 644",
         "usr/lib/systemd/system/cgpu-tree.service 644",
         "usr/lib/systemd/system/cgpu-view.service 644",

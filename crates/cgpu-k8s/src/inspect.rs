@@ -1,0 +1,359 @@
+//! `kubectl inspect gpushare`: who has what of which GPU in a cluster, from nodes and pods as the API server
+//! has them. Pure.
+
+use std::collections::BTreeMap;
+
+use cgpu::cli::table::printable;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde::Serialize;
+
+use crate::columns::aligned;
+use crate::node::{GPU_COUNT_CAPACITY, devices};
+use crate::units::Unit;
+
+/// The line below the table, as the user guide of gpushare prints it.
+const LINE: usize = 87;
+
+/// More units than this on one GPU are MiB where nothing says what they are: as gpushare guesses.
+const MOST_GIB: u32 = 100;
+
+/// A cluster's shared GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ClusterUse {
+    /// Its nodes that have some, by name.
+    pub nodes: Vec<NodeUse>,
+    /// Units that pods have or are to get.
+    pub allocated: u32,
+    /// All units.
+    pub total: u32,
+}
+
+/// A node's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NodeUse {
+    /// Its name.
+    pub name: String,
+    /// Its address in the cluster.
+    pub address: String,
+    /// What a unit is: `GiB` or `MiB`.
+    pub unit: &'static str,
+    /// By the GPU's index.
+    pub gpus: BTreeMap<u32, GpuUse>,
+    /// Units of pods that are on the node and have no GPU yet.
+    pub pending: u32,
+    /// By namespace and name.
+    pub pods: Vec<PodUse>,
+}
+
+/// A GPU's units.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct GpuUse {
+    /// How many pods have.
+    pub allocated: u32,
+    /// All.
+    pub total: u32,
+}
+
+/// What a pod has.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct PodUse {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Units, by the GPU's index.
+    pub gpus: BTreeMap<u32, u32>,
+    /// Units that it is to get and that no GPU is written down for.
+    pub pending: u32,
+}
+
+impl NodeUse {
+    fn total(&self) -> u32 {
+        self.gpus.values().map(|gpu| gpu.total).sum()
+    }
+
+    fn allocated(&self) -> u32 {
+        self.pending + self.gpus.values().map(|gpu| gpu.allocated).sum::<u32>()
+    }
+}
+
+/// What of `resource` the nodes have and the pods hold; of the node `only` alone, if that is given.
+#[must_use]
+pub fn cluster_use(nodes: &[Node], pods: &[Pod], resource: &str, only: Option<&str>) -> ClusterUse {
+    let named = |node: &&Node| only.is_none_or(|only| node.metadata.name.as_deref() == Some(only));
+    let mut nodes: Vec<NodeUse> =
+        nodes.iter().filter(named).filter_map(|node| of_node(node, resource)).collect();
+    nodes.sort_by(|one, other| one.name.cmp(&other.name));
+    for pod in pods {
+        let on = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        let node = nodes.iter_mut().find(|node| Some(&*node.name) == on);
+        let (Some(node), Some(held)) = (node, of_pod(pod, resource)) else { continue };
+        for (index, units) in &held.gpus {
+            node.gpus.entry(*index).or_default().allocated += units;
+        }
+        node.pending += held.pending;
+        node.pods.push(held);
+    }
+    for node in &mut nodes {
+        node.pods.sort();
+    }
+    let allocated = nodes.iter().map(NodeUse::allocated).sum();
+    let total = nodes.iter().map(NodeUse::total).sum();
+    ClusterUse { nodes, allocated, total }
+}
+
+/// A node that has units. Where it doesn't say how many of which GPU, all GPUs have as many.
+fn of_node(node: &Node, resource: &str) -> Option<NodeUse> {
+    let status = node.status.as_ref()?;
+    let amount =
+        |name: &str| -> Option<u32> { status.capacity.as_ref()?.get(name)?.0.parse().ok() };
+    let units = amount(resource).filter(|units| *units > 0)?;
+    let annotations = node.metadata.annotations.clone().unwrap_or_default();
+    let (unit, totals) = devices(&annotations).unwrap_or_else(|| {
+        let count = amount(GPU_COUNT_CAPACITY).unwrap_or(1).max(1);
+        let unit = if units / count > MOST_GIB { Unit::MiB } else { Unit::GiB };
+        (unit, (0..count).map(|index| (index, units / count)).collect())
+    });
+    let addresses = status.addresses.iter().flatten();
+    let address = addresses.into_iter().find(|address| address.type_ == "InternalIP");
+    Some(NodeUse {
+        name: node.metadata.name.clone().unwrap_or_default(),
+        address: address.map(|address| address.address.clone()).unwrap_or_default(),
+        unit: unit.name(),
+        gpus: totals
+            .into_iter()
+            .map(|(index, total)| (index, GpuUse { allocated: 0, total }))
+            .collect(),
+        pending: 0,
+        pods: Vec::new(),
+    })
+}
+
+/// What a pod has that asks for units and hasn't ended.
+fn of_pod(pod: &Pod, resource: &str) -> Option<PodUse> {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return None;
+    }
+    let asked = pod.spec.iter().flat_map(|spec| &spec.containers).filter_map(|container| {
+        let limits = container.resources.as_ref()?.limits.as_ref()?;
+        limits.get(resource)?.0.parse::<u32>().ok()
+    });
+    let asked = asked.fold(0, u32::saturating_add);
+    if asked == 0 {
+        return None;
+    }
+    let gpus = written(&pod.metadata.annotations.clone().unwrap_or_default(), asked);
+    Some(PodUse {
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        pending: if gpus.is_empty() { asked } else { 0 },
+        gpus,
+    })
+}
+
+/// The units by GPU that a pod's annotations name: by container, as newer schedulers write it, or by indices
+/// that have as much each. Empty where they name none.
+fn written(annotations: &BTreeMap<String, String>, asked: u32) -> BTreeMap<u32, u32> {
+    let by_container = annotations.get("scheduler.framework.gpushare.allocation");
+    let by_container = by_container
+        .and_then(|text| serde_json::from_str::<BTreeMap<String, BTreeMap<u32, u32>>>(text).ok());
+    let mut gpus = BTreeMap::new();
+    if let Some(containers) = by_container {
+        for (index, units) in containers.into_values().flatten() {
+            let sum: &mut u32 = gpus.entry(index).or_default();
+            *sum = sum.saturating_add(units);
+        }
+        return gpus;
+    }
+    let text = annotations.get("ALIYUN_COM_GPU_MEM_IDX").map(String::as_str).unwrap_or_default();
+    // -1 is gpushare's word for none.
+    let indices: Option<Vec<u32>> =
+        text.split(',').map(|index| index.trim().parse().ok()).collect();
+    let indices = indices.unwrap_or_default();
+    let each = asked / u32::try_from(indices.len()).unwrap_or(u32::MAX).max(1);
+    indices.into_iter().map(|index| (index, each)).collect()
+}
+
+fn percent(allocated: u32, total: u32) -> u64 {
+    u64::from(allocated) * 100 / u64::from(total.max(1))
+}
+
+/// The table of the user guide: a node a line, and the cluster's sum.
+#[must_use]
+pub fn table(used: &ClusterUse) -> String {
+    let most = used.nodes.iter().filter_map(|node| node.gpus.keys().last()).max();
+    let columns = most.map_or(0, |most| most + 1);
+    let unit = used.nodes.first().map_or("GiB", |node| node.unit);
+    let has_pending = used.nodes.iter().any(|node| node.pending > 0);
+    let mut rows = vec![vec!["NAME".to_owned(), "IPADDRESS".to_owned()]];
+    rows[0].extend((0..columns).map(|index| format!("GPU{index}(Allocated {unit}/Total {unit})")));
+    if has_pending {
+        rows[0].push("PENDING(Allocated)".to_owned());
+    }
+    rows[0].push("GPU Memory".to_owned());
+    for node in &used.nodes {
+        let mut row = vec![printable(&node.name), printable(&node.address)];
+        row.extend((0..columns).map(|index| match node.gpus.get(&index) {
+            Some(gpu) => format!("{}/{}", gpu.allocated, gpu.total),
+            None => String::new(),
+        }));
+        if has_pending {
+            row.push(if node.pending > 0 { node.pending.to_string() } else { String::new() });
+        }
+        row.push(format!("{}/{}", node.allocated(), node.total()));
+        rows.push(row);
+    }
+    format!("{}{}\n{}", aligned(&rows), "-".repeat(LINE), sum(used))
+}
+
+/// Each node with its pods.
+#[must_use]
+pub fn details(used: &ClusterUse) -> String {
+    let mut text = String::new();
+    for node in &used.nodes {
+        let (name, address) = (printable(&node.name), printable(&node.address));
+        text += &format!("NAME:       {name}\nIPADDRESS:  {address}\n\n");
+        let mut rows = vec![vec!["NAME".to_owned(), "NAMESPACE".to_owned()]];
+        rows[0].extend(node.gpus.keys().map(|index| format!("GPU{index}(Allocated)")));
+        let has_pending = node.pending > 0;
+        if has_pending {
+            rows[0].push("Pending(Allocated)".to_owned());
+        }
+        for pod in &node.pods {
+            let mut row = vec![printable(&pod.name), printable(&pod.namespace)];
+            let of = |index| pod.gpus.get(index).copied().unwrap_or_default().to_string();
+            row.extend(node.gpus.keys().map(of));
+            if has_pending {
+                row.push(pod.pending.to_string());
+            }
+            rows.push(row);
+        }
+        let (allocated, total) = (node.allocated(), node.total());
+        text += &aligned(&rows);
+        text += &format!("Allocated :  {allocated} ({}%)\n", percent(allocated, total));
+        text += &format!("Total :      {total}\n{}\n", "-".repeat(LINE));
+    }
+    text + &sum(used)
+}
+
+fn sum(used: &ClusterUse) -> String {
+    let ClusterUse { allocated, total, .. } = used;
+    let percent = percent(*allocated, *total);
+    format!("Allocated/Total GPU Memory In Cluster:\n{allocated}/{total} ({percent}%)\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const MEM: &str = "aliyun.com/gpu-mem";
+
+    fn node(name: &str, address: &str, units: u32, annotations: &Value) -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "annotations": annotations},
+            "status": {
+                "capacity": {MEM: units.to_string(), "aliyun.com/gpu-count": "1"},
+                "addresses": [{"type": "Hostname", "address": name}, {"type": "InternalIP", "address": address}],
+            },
+        }))
+        .unwrap()
+    }
+
+    fn pod(name: &str, node: &str, units: u32, annotations: &Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "default", "annotations": annotations},
+            "spec": {
+                "nodeName": node,
+                "containers": [{"name": "c", "resources": {"limits": {MEM: units.to_string()}}}],
+            },
+            "status": {"phase": "Running"},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_table_of_the_user_guide_is_printed_as_it_is_there() {
+        let nodes = [
+            node("i-2ze0gl97vw3", "192.168.0.71", 7606, &json!({})),
+            node("i-2ze0gl97vw1", "192.168.0.72", 7606, &json!({})),
+            node("i-2ze0gl97vw2", "192.168.0.73", 7606, &json!({})),
+        ];
+        let first = json!({"ALIYUN_COM_GPU_MEM_IDX": "0"});
+        let pods = [
+            pod("a", "i-2ze0gl97vw1", 3803, &first),
+            pod("b", "i-2ze0gl97vw1", 3803, &first),
+            pod("c", "i-2ze0gl97vw2", 3803, &first),
+            pod("d", "i-2ze0gl97vw3", 7606, &first),
+        ];
+        // The guide's rows aren't sorted by anything; by name its last two are the same.
+        let told = table(&cluster_use(&nodes, &pods, MEM, None));
+        assert_eq!(
+            told,
+            "\
+NAME           IPADDRESS     GPU0(Allocated MiB/Total MiB)  GPU Memory
+i-2ze0gl97vw1  192.168.0.72  7606/7606                      7606/7606
+i-2ze0gl97vw2  192.168.0.73  3803/7606                      3803/7606
+i-2ze0gl97vw3  192.168.0.71  7606/7606                      7606/7606
+---------------------------------------------------------------------------------------
+Allocated/Total GPU Memory In Cluster:
+19015/22818 (83%)
+"
+        );
+        let one = cluster_use(&nodes, &pods, MEM, Some("i-2ze0gl97vw2"));
+        assert_eq!((one.nodes.len(), one.allocated, one.total), (1, 3803, 7606));
+    }
+
+    #[test]
+    fn gpus_of_several_sizes_pods_of_several_gpus_and_pods_without_one_count_right() {
+        let sizes = json!({"cgpu.devices": r#"{"unit":"GiB","gpus":{"0":15,"2":24}}"#});
+        let nodes = [node("n", "10.0.0.1", 39, &sizes), node("none", "10.0.0.2", 0, &json!({}))];
+        let allocation = r#"{"x":{"0":2,"2":2},"y":{"2":1}}"#;
+        let mut ended = pod("ended", "n", 9, &json!({"ALIYUN_COM_GPU_MEM_IDX": "0"}));
+        ended.status.as_mut().unwrap().phase = Some("Failed".into());
+        let pods = [
+            pod("two", "n", 5, &json!({"scheduler.framework.gpushare.allocation": allocation})),
+            pod("old", "n", 4, &json!({"ALIYUN_COM_GPU_MEM_IDX": "0,2"})),
+            pod("late", "n", 3, &json!({"ALIYUN_COM_GPU_MEM_IDX": "-1"})),
+            pod("elsewhere", "m", 3, &json!({})),
+            pod("none", "n", 0, &json!({})),
+            ended,
+        ];
+        let used = cluster_use(&nodes, &pods, MEM, None);
+        assert_eq!(
+            table(&used),
+            format!(
+                "\
+NAME  IPADDRESS  GPU0(Allocated GiB/Total GiB)  GPU1(Allocated GiB/Total GiB)  GPU2(Allocated GiB/Total GiB)  PENDING(Allocated)  GPU Memory
+n     10.0.0.1   4/15                                                          5/24                           3                   12/39
+{}
+Allocated/Total GPU Memory In Cluster:
+12/39 (30%)
+",
+                "-".repeat(LINE)
+            )
+        );
+        let told = details(&used);
+        for line in [
+            "NAME:       n",
+            "NAME  NAMESPACE  GPU0(Allocated)  GPU2(Allocated)  Pending(Allocated)",
+            "late  default    0                0                3",
+            "two   default    2                3                0",
+            "Allocated :  12 (30%)",
+            "Total :      39",
+        ] {
+            assert!(told.contains(&format!("{line}\n")), "{line}:\n{told}");
+        }
+        assert!(!told.contains("ended") && !told.contains("elsewhere"));
+        let json = serde_json::to_value(&used).unwrap();
+        assert_eq!(json["nodes"][0]["gpus"]["2"], json!({"allocated": 5, "total": 24}));
+        assert_eq!(json["nodes"][0]["pods"][2]["gpus"], json!({"0": 2, "2": 3}));
+    }
+
+    #[test]
+    fn a_cluster_without_shared_gpus_has_an_empty_table() {
+        let used = cluster_use(&[], &[], MEM, None);
+        assert!(table(&used).ends_with("0/0 (0%)\n") && details(&used).ends_with("0/0 (0%)\n"));
+    }
+}
