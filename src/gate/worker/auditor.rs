@@ -587,9 +587,12 @@ impl Shared {
             };
             described(event, pid.pid)
         });
+        // Whoever sees it gone finds it counted.
+        if first {
+            self.count_killed();
+        }
         let _ = pidfd_send_signal(pidfd, Signal::KILL);
         if let Some(event) = event {
-            self.count_killed();
             self.killed(event);
         }
     }
