@@ -160,6 +160,8 @@ pub(crate) struct Monitor {
     /// Whether the worker has pidfds of threads, as since Linux 6.9.
     thread_pidfds: bool,
     log: tempfile::NamedTempFile,
+    /// What its workers leave of themselves.
+    _place: tempfile::TempDir,
 }
 
 fn node(kind: NodeKind, path: PathBuf) -> Node {
@@ -216,6 +218,7 @@ impl Monitor {
         let sim = Sim::new(driver);
         let dev = sim.dev();
         let log = tempfile::NamedTempFile::new().expect("a log can be made");
+        let place = tempfile::tempdir().expect("a directory can be made");
         let settings = Settings {
             id: "test".into(),
             short_id: "test00000000".into(),
@@ -223,7 +226,7 @@ impl Monitor {
             root: String::new(),
             state_dir: "".into(),
             bundle: "/nowhere".into(),
-            place: "".into(),
+            place: place.path().into(),
             driver: driver.into(),
             managed,
             channel_groups: 256,
@@ -265,6 +268,7 @@ impl Monitor {
             wait_killable,
             thread_pidfds,
             log,
+            _place: place,
         };
         monitor.start();
         monitor
