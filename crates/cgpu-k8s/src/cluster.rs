@@ -2,26 +2,24 @@
 //! [`Cluster`].
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
-use crate::InspectArgs;
 use crate::api::{ListPodResourcesRequest, ListPodResourcesResponse};
-use crate::inspect::{cluster_use, details, table};
 use crate::pod_resources_lister_client::PodResourcesListerClient;
+use crate::server::api_server;
 
 /// How long a question may take API server or kubelet: the kubelet waits for us meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -52,7 +50,7 @@ impl Cluster {
         node: String,
         pod_resources: PathBuf,
     ) -> Result<Option<Self>> {
-        let config = named(kubeconfig).await?;
+        let config = api_server(kubeconfig).await?;
         let Some(mut config) = config else { return Ok(None) };
         config.connect_timeout = Some(PATIENCE);
         config.read_timeout = Some(PATIENCE);
@@ -60,15 +58,29 @@ impl Cluster {
         Ok(Some(Cluster { client, node, pod_resources }))
     }
 
-    /// The pods that are this node's, as they are now: no cache of the API server answers.
+    /// The pods that are this node's, as the API server has them at hand, which is cheap for it, and may be
+    /// a moment old.
     ///
     /// # Errors
     ///
     /// Where it can't be asked, or refuses.
     pub async fn pods(&self) -> Result<Vec<Pod>> {
-        let of_node = format!("spec.nodeName={}", self.node);
+        self.pods_by(ListParams::default().match_any()).await
+    }
+
+    /// The same, as they are now: the API server reads all pods of the cluster for that.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be asked, or refuses.
+    pub async fn latest_pods(&self) -> Result<Vec<Pod>> {
+        self.pods_by(ListParams::default()).await
+    }
+
+    async fn pods_by(&self, how: ListParams) -> Result<Vec<Pod>> {
+        let how = how.fields(&format!("spec.nodeName={}", self.node));
         let asked = Api::<Pod>::all(self.client.clone());
-        let list = async { Ok(asked.list(&ListParams::default().fields(&of_node)).await?.items) };
+        let list = async { Ok(asked.list(&how).await?.items) };
         in_time(list).await.context("the API server does not tell this node's pods")
     }
 
@@ -99,7 +111,7 @@ impl Cluster {
         let patch = Patch::Merge(json!({"metadata": metadata}));
         let asked = Api::<Node>::all(self.client.clone());
         let patched = async { Ok(asked.patch(&self.node, &PatchParams::default(), &patch).await?) };
-        in_time(patched).await.context("node's labels and annotations can't be written")?;
+        in_time(patched).await.context("the node's labels and annotations can't be written")?;
         Ok(())
     }
 
@@ -171,65 +183,4 @@ pub async fn kubelet(socket: &Path) -> Result<Channel> {
 
 async fn in_time<T>(asked: impl Future<Output = Result<T>>) -> Result<T> {
     timeout(PATIENCE, asked).await.context("no answer in time")?
-}
-
-/// The API server that `kubeconfig` names, else the one whose service account this is, else the one of
-/// `$KUBECONFIG`; `None` where there is none of these.
-async fn named(kubeconfig: Option<&Path>) -> Result<Option<Config>> {
-    let config = match kubeconfig {
-        Some(file) => {
-            let read = Kubeconfig::read_from(file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            let options = KubeConfigOptions::default();
-            Some(Config::from_custom_kubeconfig(read, &options).await.with_context(|| {
-                format!("{} names no API server that can be asked", file.display())
-            })?)
-        }
-        None if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() => {
-            Some(Config::incluster().context("the pod's service account can't be used")?)
-        }
-        None if std::env::var_os("KUBECONFIG").is_some() => {
-            let options = KubeConfigOptions::default();
-            Some(Config::from_kubeconfig(&options).await.context("$KUBECONFIG can't be used")?)
-        }
-        None => None,
-    };
-    Ok(config)
-}
-
-/// Prints who has what in a cluster.
-///
-/// # Errors
-///
-/// Where the API server can't be asked or refuses, or has no node of that name with units.
-pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let used = runtime.block_on(async {
-        let config = match named(args.kubeconfig.as_deref()).await? {
-            Some(config) => config,
-            None => Config::infer().await.context("no cluster is known; name a --kubeconfig")?,
-        };
-        let client = Client::try_from(config).context("the API server can't be asked")?;
-        let all = ListParams::default();
-        // Who is on no node has nothing.
-        let placed = ListParams::default().fields("spec.nodeName!=");
-        let nodes = Api::<Node>::all(client.clone());
-        let pods = Api::<Pod>::all(client);
-        let nodes = nodes.list(&all).await.context("the API server does not tell its nodes")?;
-        let pods = pods.list(&placed).await.context("the API server does not tell its pods")?;
-        let only = args.node.as_deref();
-        anyhow::Ok(cluster_use(&nodes.items, &pods.items, &args.resource, only))
-    })?;
-    if let (Some(node), true) = (&args.node, used.nodes.is_empty()) {
-        bail!(
-            "the cluster has no node {node:?} with {}; `kubectl get nodes` lists all",
-            args.resource
-        );
-    }
-    let text = match (&*args.output, args.details) {
-        ("json", _) => serde_json::to_string_pretty(&used)? + "\n",
-        (_, true) => details(&used),
-        (_, false) => table(&used),
-    };
-    std::io::stdout().write_all(text.as_bytes()).context("cannot write")
 }

@@ -3,11 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use cgpu::cli::table::printable;
+use cgpu::cli::table::{aligned, printable};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
-use crate::columns::aligned;
 use crate::node::{GPU_COUNT_CAPACITY, devices};
 use crate::units::Unit;
 
@@ -204,7 +203,7 @@ pub fn table(used: &ClusterUse) -> String {
         row.push(format!("{}/{}", node.allocated(), node.total()));
         rows.push(row);
     }
-    format!("{}{}\n{}", aligned(&rows), "-".repeat(LINE), sum(used))
+    format!("{}{}\n{}", aligned(&rows, &[]), "-".repeat(LINE), sum(used))
 }
 
 /// Each node with its pods.
@@ -230,7 +229,7 @@ pub fn details(used: &ClusterUse) -> String {
             rows.push(row);
         }
         let (allocated, total) = (node.allocated(), node.total());
-        text += &aligned(&rows);
+        text += &aligned(&rows, &[]);
         text += &format!("Allocated :  {allocated} ({}%)\n", percent(allocated, total));
         text += &format!("Total :      {total}\n{}\n", "-".repeat(LINE));
     }

@@ -10,6 +10,8 @@ pub mod authority;
 
 pub mod cluster;
 
+mod server;
+
 pub mod environment;
 
 pub mod inspect;
@@ -26,11 +28,11 @@ pub mod units;
 
 mod args;
 
-mod columns;
-
 mod life;
 
 mod record;
+
+mod show;
 
 #[allow(
     missing_docs,
@@ -47,9 +49,9 @@ mod generated {
 }
 
 pub use args::{Args, InspectArgs};
-pub use cluster::inspect_cluster;
 pub use generated::{
     device_plugin_client, device_plugin_server, pod_resources_lister_client,
     pod_resources_lister_server, registration_client, registration_server,
 };
 pub use life::run;
+pub use show::inspect_cluster;

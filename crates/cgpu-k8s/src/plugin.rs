@@ -1,10 +1,11 @@
 //! The device plugin: what the kubelet asks, and what it is answered: [`Plugin`].
 
-use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
+use tokio::try_join;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
@@ -21,7 +22,7 @@ use crate::device_plugin_server::DevicePlugin;
 use crate::environment::environment;
 use crate::node::said;
 use crate::place::{Placement, parts, preferred};
-use crate::pods::{Wish, candidates, holdings, wishes};
+use crate::pods::{Wish, candidates, holdings, mistaken, wishes};
 use crate::units::{SharedGpu, Unit};
 
 /// What a plugin gives out, and how.
@@ -105,12 +106,19 @@ impl Plugin {
         };
         let Some(cluster) = &self.cluster else { return asked };
         let told = async {
-            let node = cluster.node().await?;
+            let (node, held, pods) = try_join!(cluster.node(), cluster.held(), cluster.pods())?;
             let (is_free, placement) = said(&node.metadata.labels.unwrap_or_default());
-            let held = holdings(&cluster.held().await?, &self.rules.resource);
-            let wishes = wishes(&cluster.pods().await?, &self.rules.resource, self.rules.unit);
-            let meant = candidates(&wishes, &held, units).into_iter().cloned().collect();
-            anyhow::Ok((is_free, placement, meant))
+            let held = holdings(&held, &self.rules.resource);
+            let meant = |pods: &[Pod]| -> Vec<Wish> {
+                let wishes = wishes(pods, &self.rules.resource, self.rules.unit);
+                candidates(&wishes, &held, units).into_iter().cloned().collect()
+            };
+            let wishes = match meant(&pods) {
+                // The kubelet may have heard of a pod sooner.
+                none if none.is_empty() => meant(&cluster.latest_pods().await?),
+                wishes => wishes,
+            };
+            anyhow::Ok((is_free, placement, wishes))
         };
         match told.await {
             Ok((is_free, placement, wishes)) => {
@@ -134,9 +142,7 @@ impl Plugin {
         let parts = parts(&gpus, ids).map_err(unknown)?;
         let unit = self.rules.unit;
         let is_even = parts.windows(2).all(|pair| pair[0].1 == pair[1].1);
-        let is_meant =
-            |wish: &&Wish| wish.gpus == u32::try_from(parts.len()).map_err(|_| String::new());
-        let wish = asked.wishes.iter().find(is_meant).filter(|_| is_even);
+        let wish = asked.wishes.iter().find(|wish| is_even && wish.is_on(parts.len()));
         if wish.is_none() && (parts.len() > 1 || !asked.wishes.is_empty()) {
             // The kubelet knows no GPUs, and takes what is left wherever it is.
             return Err(refusal(&parts, ids.len(), asked.wishes.first(), unit));
@@ -156,30 +162,16 @@ impl Plugin {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let gpus = self.gpus();
         let Ok(parts) = parts(&gpus, ids) else { return Ok(()) };
-        let told = async {
-            let held = holdings(&cluster.held().await?, &self.rules.resource);
-            anyhow::Ok((held, cluster.pods().await?))
-        };
-        let (held, pods) = match told.await {
+        let (held, pods) = match try_join!(cluster.held(), cluster.pods()) {
             Ok(told) => told,
             Err(error) => {
                 warn!("whether a container has what its pod asks for isn't known: {error:#}");
                 return Ok(());
             }
         };
-        let ids: BTreeSet<String> = ids.iter().cloned().collect();
-        let Some((of, _)) = held.iter().find(|(_, held)| **held == ids) else { return Ok(()) };
+        let held = holdings(&held, &self.rules.resource);
         let wishes = wishes(&pods, &self.rules.resource, self.rules.unit);
-        match wishes.iter().find(|wish| wish.of == *of).map(|wish| &wish.gpus) {
-            Some(Ok(count)) if *count as usize != parts.len() => Err(format!(
-                "{}/{} asks for its memory on {count} GPUs and got it on {}: another pod asked for as much at \
-                 the same moment; delete the pod, and it is given anew",
-                of.namespace,
-                of.pod,
-                parts.len()
-            )),
-            _ => Ok(()),
-        }
+        mistaken(&wishes, &held, ids, parts.len()).map_or(Ok(()), Err)
     }
 }
 

@@ -46,6 +46,14 @@ pub struct Wish {
     pub is_init: bool,
 }
 
+impl Wish {
+    /// Whether it is for the memory of so many GPUs.
+    #[must_use]
+    pub fn is_on(&self, gpus: usize) -> bool {
+        self.gpus.as_ref().is_ok_and(|count| *count as usize == gpus)
+    }
+}
+
 /// What the containers of these pods ask for of `resource`, those of the oldest pod first. The kubelet
 /// asks before a pod runs: one that runs, has ended, or is to end asks for nothing.
 #[must_use]
@@ -140,6 +148,21 @@ pub fn candidates<'a>(wishes: &'a [Wish], held: &Holdings, units: usize) -> Vec<
         wish.units as usize == units && !held.contains_key(&wish.of) && !has_begun(wish)
     };
     wishes.iter().filter(is_meant).collect()
+}
+
+/// Why whoever has just these units must not start with them, if it must not: they are of `gpus` GPUs, and
+/// its pod asks for another number.
+#[must_use]
+pub fn mistaken(wishes: &[Wish], held: &Holdings, ids: &[String], gpus: usize) -> Option<String> {
+    let ids: BTreeSet<String> = ids.iter().cloned().collect();
+    let (of, _) = held.iter().find(|(_, held)| **held == ids)?;
+    let wish = wishes.iter().find(|wish| wish.of == *of && !wish.is_on(gpus))?;
+    let count = wish.gpus.as_ref().ok()?;
+    Some(format!(
+        "{}/{} asks for its memory on {count} GPUs and got it on {gpus}: another pod asked for as much at \
+         the same moment; delete the pod, and it is given anew",
+        of.namespace, of.pod
+    ))
 }
 
 /// What is written on the pods that have units: the annotations that AliyunContainerService's scheduler and
@@ -249,6 +272,31 @@ mod tests {
         let meant: Vec<_> = candidates(&wishes, &held, 6).into_iter().map(|w| &w.of).collect();
         assert_eq!(meant, [&named("a", "c1"), &named("b", "c0")]);
         assert!(candidates(&wishes, &held, 5).is_empty());
+    }
+
+    #[test]
+    fn who_got_what_was_chosen_for_another_does_not_start() {
+        let two = json!({"aliyun.com/gpu-count": "2"});
+        let wishes = asked(&[pod("a", 1, &json!({}), &["2"]), pod("b", 2, &two, &["2"])]);
+        let ids = |ids: [&str; 2]| ids.map(str::to_owned);
+        let (of_one, of_two) = (ids(["aaa-0", "aaa-1"]), ids(["aaa-2", "bbb-2"]));
+        let has = |a: &[String; 2], b: &[String; 2]| {
+            Holdings::from([
+                (named("a", "c0"), a.iter().cloned().collect()),
+                (named("b", "c0"), b.iter().cloned().collect()),
+            ])
+        };
+        let right = has(&of_one, &of_two);
+        assert_eq!(mistaken(&wishes, &right, &of_one, 1), None);
+        assert_eq!(mistaken(&wishes, &right, &of_two, 2), None);
+        let swapped = has(&of_two, &of_one);
+        let told = mistaken(&wishes, &swapped, &of_one, 1).unwrap();
+        assert!(told.contains("default/b asks for its memory on 2 GPUs and got it on 1"), "{told}");
+        let told = mistaken(&wishes, &swapped, &of_two, 2).unwrap();
+        assert!(told.contains("default/a asks for its memory on 1 GPUs and got it on 2"), "{told}");
+        // Of whom nothing is known, nothing is said.
+        assert_eq!(mistaken(&wishes, &swapped, &ids(["ccc-0", "ccc-1"]), 1), None);
+        assert_eq!(mistaken(&[], &swapped, &of_one, 1), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tokio::time::sleep;
 
 use crate::cluster::Cluster;
@@ -51,10 +52,9 @@ async fn write_node(cluster: &Cluster, plugin: &Plugin) -> Result<()> {
     }
     let count = gpus.len().to_string();
     let status = node.status.unwrap_or_default();
-    let is_told =
-        |amounts: Option<BTreeMap<_, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>| {
-            amounts.is_some_and(|has| has.get(GPU_COUNT_CAPACITY).is_some_and(|has| has.0 == count))
-        };
+    let is_told = |amounts: Option<BTreeMap<String, Quantity>>| {
+        amounts.is_some_and(|has| has.get(GPU_COUNT_CAPACITY).is_some_and(|has| has.0 == count))
+    };
     if !(is_told(status.capacity) && is_told(status.allocatable)) {
         cluster.set_capacity(GPU_COUNT_CAPACITY, gpus.len()).await?;
     }

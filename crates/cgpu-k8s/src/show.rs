@@ -1,0 +1,49 @@
+//! `kubectl inspect gpushare` beside the API server: [`inspect_cluster`].
+
+use std::io::Write;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, ListParams};
+use kube::{Client, Config};
+
+use crate::InspectArgs;
+use crate::inspect::{cluster_use, details, table};
+use crate::server::api_server;
+
+/// Prints who has what in a cluster.
+///
+/// # Errors
+///
+/// Where the API server can't be asked or refuses, or has no node of that name with units.
+pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let used = runtime.block_on(async {
+        let config = match api_server(args.kubeconfig.as_deref()).await? {
+            Some(config) => config,
+            None => Config::infer().await.context("no cluster is known; name a --kubeconfig")?,
+        };
+        let client = Client::try_from(config).context("the API server can't be asked")?;
+        let all = ListParams::default();
+        // Who is on no node has nothing.
+        let placed = ListParams::default().fields("spec.nodeName!=");
+        let nodes = Api::<Node>::all(client.clone());
+        let pods = Api::<Pod>::all(client);
+        let nodes = nodes.list(&all).await.context("the API server does not tell its nodes")?;
+        let pods = pods.list(&placed).await.context("the API server does not tell its pods")?;
+        let only = args.node.as_deref();
+        anyhow::Ok(cluster_use(&nodes.items, &pods.items, &args.resource, only))
+    })?;
+    if let (Some(node), true) = (&args.node, used.nodes.is_empty()) {
+        bail!(
+            "the cluster has no node {node:?} with {}; `kubectl get nodes` lists all",
+            args.resource
+        );
+    }
+    let text = match (&*args.output, args.details) {
+        ("json", _) => serde_json::to_string_pretty(&used)? + "\n",
+        (_, true) => details(&used),
+        (_, false) => table(&used),
+    };
+    std::io::stdout().write_all(text.as_bytes()).context("cannot write")
+}
