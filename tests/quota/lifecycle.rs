@@ -1,6 +1,7 @@
 //! What engines do to containers that live, and ids that come back too soon.
 
 use caps::{CapSet, Capability};
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use procfs::process::LimitValue;
@@ -251,7 +252,8 @@ fn what_docker_pauses_in_the_middle_of_a_call_goes_on_and_is_charged_once() {
 enum Lingers {
     /// The keeper doesn't hear that it is to end.
     Keeper,
-    /// The keeper waits for its worker, which looks for what is left of the container.
+    /// The keeper waits for its worker, which looks for what is left of the container: for a time, then
+    /// both end.
     Worker,
 }
 
@@ -275,13 +277,18 @@ fn a_container_never_gets_the_monitor_of_one_before_that_had_its_id_or_its_short
             holder.wait().unwrap();
             assert_eq!(gated.host.registered(), [].into(), "{case}");
             let second = gated.sleeping(next, 2000);
-            assert!(monitors(&gated.host).contains(&keeper.as_raw()), "{case}: it is still there");
+            let is_there = monitors(&gated.host).contains(&keeper.as_raw());
+            assert!(is_there || matches!(lingers, Lingers::Worker), "{case}: it is still there");
             let own = gated.monitor("twelve-chars");
             assert_ne!(own.0, keeper, "{case}");
             gated.fills(&second, 2000);
             let mut holder = gated.start(&second, &["hold", "400MiB"]);
             gated.soon_uses(400);
-            kill(stopped, Signal::SIGCONT).unwrap();
+            match (kill(stopped, Signal::SIGCONT), lingers) {
+                // A slow machine takes longer than a keeper waits.
+                (Err(Errno::ESRCH), Lingers::Worker) => {}
+                (sent, _) => sent.unwrap(),
+            }
             let mut both = [own.0.as_raw(), own.1.as_raw()];
             both.sort_unstable();
             let alone = || {

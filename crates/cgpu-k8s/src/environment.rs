@@ -4,10 +4,28 @@ use std::collections::BTreeMap;
 
 use crate::units::{SharedGpu, Unit};
 
+/// What is known of a container beside its units.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Known {
+    /// What all containers of its pod ask for.
+    pub pod_units: Option<u32>,
+    /// Its weight in sharing compute.
+    pub weight: Option<u32>,
+    /// Whether nothing is to hold it to what it has.
+    pub is_free: bool,
+}
+
+/// The weight of a container that asks for `percent` of compute on `gpus` GPUs together, where weights are 1 to
+/// `most`; `None` where it asks for none.
+#[must_use]
+pub fn weight(percent: u32, gpus: usize, most: u32) -> Option<u32> {
+    let each = percent / u32::try_from(gpus).unwrap_or(u32::MAX).max(1);
+    (percent > 0).then(|| (each.min(100) * most / 100).clamp(1, most.max(1)))
+}
+
 /// The variables of a container that has so many units of each of these GPUs, as
 /// AliyunContainerService's plugin sets them, but for `NVIDIA_VISIBLE_DEVICES`, which has UUIDs: an
-/// index can be another GPU's after a reboot. `pod_units` is what all containers of its pod ask for, where
-/// that is known. `is_free` says that nothing is to hold it to that.
+/// index can be another GPU's after a reboot.
 ///
 /// # Errors
 ///
@@ -15,8 +33,7 @@ use crate::units::{SharedGpu, Unit};
 pub fn environment(
     parts: &[(&SharedGpu, u32)],
     unit: Unit,
-    pod_units: Option<u32>,
-    is_free: bool,
+    asked: &Known,
 ) -> Result<BTreeMap<String, String>, String> {
     let Some((first, units)) = parts.first() else { return Err("no unit of a GPU".to_owned()) };
     if parts.iter().any(|(_, other)| other != units) {
@@ -33,7 +50,7 @@ pub fn environment(
     let mut variables = vec![
         ("NVIDIA_VISIBLE_DEVICES", joined(|gpu| gpu.uuid.clone())),
         ("ALIYUN_COM_GPU_MEM_IDX", joined(|gpu| gpu.index.to_string())),
-        ("ALIYUN_COM_GPU_MEM_POD", pod_units.map_or(total, |units| units as usize).to_string()),
+        ("ALIYUN_COM_GPU_MEM_POD", asked.pod_units.map_or(total, |units| units as usize).to_string()),
         ("ALIYUN_COM_GPU_MEM_CONTAINER", units.to_string()),
     ];
     // The quota is the ratio of both, where all GPUs have as much; else so many units.
@@ -41,7 +58,10 @@ pub fn environment(
         true => variables.push(("ALIYUN_COM_GPU_MEM_DEV", first.units.to_string())),
         false => variables.push(("ALIYUN_COM_GPU_MEM_UNIT", unit.name().to_owned())),
     }
-    if is_free {
+    if let Some(weight) = asked.weight {
+        variables.push(("ALIYUN_COM_GPU_SCHD_WEIGHT", weight.to_string()));
+    }
+    if asked.is_free {
         variables.push(("CGPU_DISABLE", "true".to_owned()));
     }
     Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
@@ -59,7 +79,7 @@ mod tests {
         let gpus = shared(&gpus, Unit::GiB).unwrap();
         let of = |parts: &[(usize, u32)], is_free| {
             let parts: Vec<_> = parts.iter().map(|(at, units)| (&gpus[*at], *units)).collect();
-            environment(&parts, Unit::GiB, None, is_free)
+            environment(&parts, Unit::GiB, &Known { is_free, ..Known::default() })
         };
         let one = of(&[(1, 6)], false).unwrap();
         let expected = [
@@ -78,10 +98,20 @@ mod tests {
         let mixed = of(&[(0, 2), (2, 2)], false).unwrap();
         assert_eq!(mixed["ALIYUN_COM_GPU_MEM_UNIT"], "GiB");
         assert!(!mixed.contains_key("ALIYUN_COM_GPU_MEM_DEV"), "there is none of both");
-        let of_two = environment(&[(&gpus[0], 2)], Unit::GiB, Some(9), false).unwrap();
+        let of_two = Known { pod_units: Some(9), weight: Some(3), ..Known::default() };
+        let of_two = environment(&[(&gpus[0], 2)], Unit::GiB, &of_two).unwrap();
         assert_eq!(of_two["ALIYUN_COM_GPU_MEM_POD"], "9");
+        assert_eq!(of_two["ALIYUN_COM_GPU_SCHD_WEIGHT"], "3");
         let error = of(&[(0, 2), (1, 1)], false).unwrap_err();
         assert!(error.contains("2 of GPU 0, 1 of GPU 1"), "{error}");
         assert!(of(&[], false).is_err());
+    }
+
+    #[test]
+    fn percent_of_compute_are_a_weight() {
+        let of = |percent, gpus| weight(percent, gpus, 20);
+        assert_eq!(of(0, 1), None);
+        assert_eq!([of(1, 1), of(30, 1), of(100, 1)], [Some(1), Some(6), Some(20)]);
+        assert_eq!([of(200, 4), of(900, 1)], [Some(10), Some(20)]);
     }
 }

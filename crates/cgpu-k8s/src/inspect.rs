@@ -7,14 +7,12 @@ use cgpu::cli::table::{aligned, printable};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
-use crate::node::{GPU_COUNT_CAPACITY, devices};
-use crate::units::Unit;
+use crate::ask::PodAsk;
+use crate::node::gpus_of;
+use crate::written::{shares, sum};
 
 /// The line below the table, as the user guide of gpushare prints it.
 const LINE: usize = 87;
-
-/// More units than this on one GPU are MiB where nothing says what they are: as gpushare guesses.
-const MOST_GIB: u32 = 100;
 
 /// A cluster's shared GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -101,25 +99,18 @@ pub fn cluster_use(nodes: &[Node], pods: &[Pod], resource: &str, only: Option<&s
     ClusterUse { nodes, allocated, total }
 }
 
-/// A node that has units. Where it doesn't say how many of which GPU, all GPUs have as many.
+/// A node that has units.
 fn of_node(node: &Node, resource: &str) -> Option<NodeUse> {
+    let told = gpus_of(node, resource)?;
     let status = node.status.as_ref()?;
-    let amount =
-        |name: &str| -> Option<u32> { status.capacity.as_ref()?.get(name)?.0.parse().ok() };
-    let units = amount(resource).filter(|units| *units > 0)?;
-    let annotations = node.metadata.annotations.clone().unwrap_or_default();
-    let (unit, totals) = devices(&annotations).unwrap_or_else(|| {
-        let count = amount(GPU_COUNT_CAPACITY).unwrap_or(1).max(1);
-        let unit = if units / count > MOST_GIB { Unit::MiB } else { Unit::GiB };
-        (unit, (0..count).map(|index| (index, units / count)).collect())
-    });
     let addresses = status.addresses.iter().flatten();
     let address = addresses.into_iter().find(|address| address.type_ == "InternalIP");
     Some(NodeUse {
         name: node.metadata.name.clone().unwrap_or_default(),
         address: address.map(|address| address.address.clone()).unwrap_or_default(),
-        unit: unit.name(),
-        gpus: totals
+        unit: told.unit.name(),
+        gpus: told
+            .gpus
             .into_iter()
             .map(|(index, total)| (index, GpuUse { allocated: 0, total }))
             .collect(),
@@ -134,44 +125,19 @@ fn of_pod(pod: &Pod, resource: &str) -> Option<PodUse> {
     if matches!(phase, Some("Succeeded" | "Failed")) {
         return None;
     }
-    let asked = pod.spec.iter().flat_map(|spec| &spec.containers).filter_map(|container| {
-        let limits = container.resources.as_ref()?.limits.as_ref()?;
-        limits.get(resource)?.0.parse::<u32>().ok()
-    });
-    let asked = asked.fold(0, u32::saturating_add);
+    let ask = PodAsk::of(pod, resource);
+    let asked = ask.units();
     if asked == 0 {
         return None;
     }
-    let gpus = written(&pod.metadata.annotations.clone().unwrap_or_default(), asked);
+    let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+    let gpus = shares(&annotations, &ask).map(|shares| sum(&shares)).unwrap_or_default();
     Some(PodUse {
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
         name: pod.metadata.name.clone().unwrap_or_default(),
         pending: if gpus.is_empty() { asked } else { 0 },
         gpus,
     })
-}
-
-/// The units by GPU that a pod's annotations name: by container, as newer schedulers write it, or by indices
-/// that have as much each. Empty where they name none.
-fn written(annotations: &BTreeMap<String, String>, asked: u32) -> BTreeMap<u32, u32> {
-    let by_container = annotations.get("scheduler.framework.gpushare.allocation");
-    let by_container = by_container
-        .and_then(|text| serde_json::from_str::<BTreeMap<String, BTreeMap<u32, u32>>>(text).ok());
-    let mut gpus = BTreeMap::new();
-    if let Some(containers) = by_container {
-        for (index, units) in containers.into_values().flatten() {
-            let sum: &mut u32 = gpus.entry(index).or_default();
-            *sum = sum.saturating_add(units);
-        }
-        return gpus;
-    }
-    let text = annotations.get("ALIYUN_COM_GPU_MEM_IDX").map(String::as_str).unwrap_or_default();
-    // -1 is gpushare's word for none.
-    let indices: Option<Vec<u32>> =
-        text.split(',').map(|index| index.trim().parse().ok()).collect();
-    let indices = indices.unwrap_or_default();
-    let each = asked / u32::try_from(indices.len()).unwrap_or(u32::MAX).max(1);
-    indices.into_iter().map(|index| (index, each)).collect()
 }
 
 fn percent(allocated: u32, total: u32) -> u64 {
@@ -203,7 +169,7 @@ pub fn table(used: &ClusterUse) -> String {
         row.push(format!("{}/{}", node.allocated(), node.total()));
         rows.push(row);
     }
-    format!("{}{}\n{}", aligned(&rows, &[]), "-".repeat(LINE), sum(used))
+    format!("{}{}\n{}", aligned(&rows, &[]), "-".repeat(LINE), total(used))
 }
 
 /// Each node with its pods.
@@ -233,10 +199,10 @@ pub fn details(used: &ClusterUse) -> String {
         text += &format!("Allocated :  {allocated} ({}%)\n", percent(allocated, total));
         text += &format!("Total :      {total}\n{}\n", "-".repeat(LINE));
     }
-    text + &sum(used)
+    text + &total(used)
 }
 
-fn sum(used: &ClusterUse) -> String {
+fn total(used: &ClusterUse) -> String {
     let ClusterUse { allocated, total, .. } = used;
     let percent = percent(*allocated, *total);
     format!("Allocated/Total GPU Memory In Cluster:\n{allocated}/{total} ({percent}%)\n")

@@ -6,6 +6,8 @@
 
 pub mod api;
 
+pub mod ask;
+
 pub mod authority;
 
 pub mod cluster;
@@ -13,6 +15,8 @@ pub mod cluster;
 mod server;
 
 pub mod environment;
+
+pub mod extender;
 
 pub mod inspect;
 
@@ -25,6 +29,8 @@ pub mod plugin;
 pub mod pods;
 
 pub mod units;
+
+pub mod written;
 
 mod args;
 

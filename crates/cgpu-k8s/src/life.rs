@@ -49,10 +49,10 @@ pub fn run(args: &Args) -> Result<()> {
     cgpu::log::init(&host.config.log);
     let settings = host.inventory_settings();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(live(args, settings))
+    runtime.block_on(live(args, settings, host.config.admission.max_inst))
 }
 
-async fn live(args: &Args, settings: Settings) -> Result<()> {
+async fn live(args: &Args, settings: Settings, most_weight: u32) -> Result<()> {
     let mut ends = signal(SignalKind::terminate())?;
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut renewals = signal(SignalKind::hangup())?;
@@ -61,6 +61,7 @@ async fn live(args: &Args, settings: Settings) -> Result<()> {
         unit: args.memory_unit,
         placement: args.placement,
         disable_isolation: args.disable_isolation,
+        most_weight,
     };
     let kubeconfig = args.kubeconfig.as_deref();
     let cluster = Cluster::find(kubeconfig, node_name(args)?, args.pod_resources.clone()).await?;

@@ -1,10 +1,12 @@
 //! What this node's labels say, and what is written on the node. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::place::Placement;
+use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
 
+use crate::ask::whole;
+use crate::place::Placement;
 use crate::units::{SharedGpu, Unit};
 
 /// The label of a node whose containers are to be held to nothing (AliyunContainerService's).
@@ -13,6 +15,9 @@ pub const DISABLE_ISOLATION: &str = "cgpu.disable.isolation";
 /// The label that says which GPU is preferred: `binpack` or `spread` (ACK's).
 pub const PLACEMENT: &str = "ack.node.gpu.placement";
 
+/// The label that says how many pods a GPU may have (ACK's).
+pub const MOST_PODS: &str = "ack.node.gpu.max-pod";
+
 /// What a node has as many of as it has GPUs.
 pub const GPU_COUNT_CAPACITY: &str = "aliyun.com/gpu-count";
 
@@ -20,27 +25,59 @@ pub const GPU_COUNT_CAPACITY: &str = "aliyun.com/gpu-count";
 /// `{"unit":"GiB","gpus":{"0":15,"4":24}}`.
 pub const DEVICES: &str = "cgpu.devices";
 
+/// More units than this on one GPU are MiB where nothing says what they are: as gpushare guesses.
+const MOST_GIB: u32 = 100;
+
 #[derive(Debug, Serialize, Deserialize)]
 struct Devices {
     unit: String,
     gpus: BTreeMap<u32, u32>,
+    /// Those of which nothing can be given out.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    closed: BTreeSet<u32>,
+}
+
+/// What a node tells of its shared GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeGpus {
+    /// How much memory a unit is.
+    pub unit: Unit,
+    /// Units of each GPU, by its index.
+    pub gpus: BTreeMap<u32, u32>,
+    /// Those of which nothing can be given out: a lost one, or one that is a container's as a whole.
+    pub closed: BTreeSet<u32>,
 }
 
 /// What is written on a node about its GPUs.
 #[must_use]
 pub fn annotations(gpus: &[SharedGpu], unit: Unit) -> BTreeMap<String, String> {
+    let closed = gpus.iter().filter(|gpu| !gpu.healthy).map(|gpu| gpu.index).collect();
     let gpus = gpus.iter().map(|gpu| (gpu.index, gpu.units)).collect();
-    let devices = Devices { unit: unit.name().to_owned(), gpus };
+    let devices = Devices { unit: unit.name().to_owned(), gpus, closed };
     // Strings and numbers; nothing of it can fail.
     let text = serde_json::to_string(&devices).unwrap_or_default();
     BTreeMap::from([(DEVICES.to_owned(), text)])
 }
 
-/// The unit, and how many of it each GPU of a node has; `None` where the node doesn't say it.
+/// What a node says of its GPUs that has units of `resource`. Where it doesn't say how many of which GPU, all
+/// GPUs have as many.
 #[must_use]
-pub fn devices(annotations: &BTreeMap<String, String>) -> Option<(Unit, BTreeMap<u32, u32>)> {
-    let devices: Devices = serde_json::from_str(annotations.get(DEVICES)?).ok()?;
-    Some((devices.unit.parse().ok()?, devices.gpus))
+pub fn gpus_of(node: &Node, resource: &str) -> Option<NodeGpus> {
+    let capacity = node.status.as_ref()?.capacity.as_ref()?;
+    let amount = |name: &str| capacity.get(name).and_then(whole);
+    let units = amount(resource).filter(|units| *units > 0)?;
+    let told = node.metadata.annotations.as_ref().and_then(devices);
+    Some(told.unwrap_or_else(|| {
+        let count = amount(GPU_COUNT_CAPACITY).unwrap_or(1).max(1);
+        let unit = if units / count > MOST_GIB { Unit::MiB } else { Unit::GiB };
+        let gpus = (0..count).map(|index| (index, units / count)).collect();
+        NodeGpus { unit, gpus, closed: BTreeSet::new() }
+    }))
+}
+
+fn devices(annotations: &BTreeMap<String, String>) -> Option<NodeGpus> {
+    let Devices { unit, gpus, closed } = serde_json::from_str(annotations.get(DEVICES)?).ok()?;
+    Some(NodeGpus { unit: unit.parse().ok()?, gpus, closed })
 }
 
 /// What the labels say of containers: whether nothing is to hold them, and which GPU is preferred, where
@@ -48,7 +85,19 @@ pub fn devices(annotations: &BTreeMap<String, String>) -> Option<(Unit, BTreeMap
 #[must_use]
 pub fn said(labels: &BTreeMap<String, String>) -> (bool, Option<Placement>) {
     let is_free = labels.get(DISABLE_ISOLATION).is_some_and(|value| value == "true");
-    (is_free, labels.get(PLACEMENT).and_then(|value| value.parse().ok()))
+    (is_free, placement_of(labels))
+}
+
+/// Which GPU is preferred, where the labels say that.
+#[must_use]
+pub fn placement_of(labels: &BTreeMap<String, String>) -> Option<Placement> {
+    labels.get(PLACEMENT).and_then(|value| value.parse().ok())
+}
+
+/// How many pods a GPU may have, where the labels say that.
+#[must_use]
+pub fn most_pods_of(labels: &BTreeMap<String, String>) -> Option<u32> {
+    labels.get(MOST_PODS).and_then(|value| value.parse().ok())
 }
 
 /// The labels that a node of these GPUs has, as ACK's nodes have them: how many there are, their model and
@@ -97,8 +146,10 @@ mod tests {
         assert_eq!(labels(&[])["aliyun.accelerator/nvidia_count"], "0");
         let written = annotations(&gpus, Unit::GiB);
         assert_eq!(written[DEVICES], r#"{"unit":"GiB","gpus":{"0":16,"1":16,"2":24}}"#);
-        let read = devices(&written).unwrap();
-        assert_eq!(read, (Unit::GiB, [(0, 16), (1, 16), (2, 24)].into()));
+        gpus[1].healthy = false;
+        let read = devices(&annotations(&gpus, Unit::GiB)).unwrap();
+        assert_eq!(read.unit, Unit::GiB);
+        assert_eq!((read.gpus, read.closed), ([(0, 16), (1, 16), (2, 24)].into(), [1].into()));
         assert_eq!(devices(&[(DEVICES.to_owned(), "{".to_owned())].into()), None);
     }
 

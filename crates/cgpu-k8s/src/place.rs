@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use crate::units::{SharedGpu, gpu_of};
+use crate::written::ByGpu;
 
 /// Which GPU is preferred of those that have room.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,33 +28,75 @@ impl FromStr for Placement {
     }
 }
 
-/// `size` of the `available` ids, as many of each of `count` healthy GPUs, and with all of `must` among
-/// them; `None` where so many GPUs don't have so many, or `size` is no multiple of `count`. Equal GPUs
-/// are taken in the driver's order, units in theirs.
+/// What a container is to get.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Units in all.
+    pub units: usize,
+    /// On how many GPUs, as many of each.
+    pub gpus: usize,
+    /// Which GPUs are preferred where none are decided on.
+    pub placement: Placement,
+    /// Units of each GPU that a scheduler has decided on; empty where none has.
+    pub decided: ByGpu,
+    /// Units of each GPU that are decided on for others, who haven't got them yet.
+    pub reserved: ByGpu,
+}
+
+/// As many of the `available` ids as are demanded, of healthy GPUs, and with all of `must` among them; `None`
+/// where so many GPUs don't have so many, or the units can't be as many of each. What is decided on comes first;
+/// where it isn't free any more, what is reserved for others stays theirs. Equal GPUs are taken in the driver's
+/// order, units in theirs.
 #[must_use]
 pub fn preferred(
     gpus: &[SharedGpu],
     available: &[String],
     must: &[String],
-    size: usize,
+    demand: &Demand,
+) -> Option<Vec<String>> {
+    let Demand { units, gpus: count, placement, decided, reserved } = demand;
+    if *count == 0 || !units.is_multiple_of(*count) {
+        return None;
+    }
+    let each = units / count;
+    let free = by_gpu(gpus, available);
+    let must = by_gpu_all(gpus, must)?;
+    let is_decided = decided.len() == *count && decided.values().all(|has| *has as usize == each);
+    let as_decided = || {
+        let of_decided: ByIndex<'_> =
+            free.iter().filter(|(index, _)| decided.contains_key(index)).map(cloned).collect();
+        choose(&of_decided, &must, each, *count, *placement)
+    };
+    let left = || {
+        let of_gpu = |(index, ids): (&u32, &BTreeSet<UnitId<'_>>)| {
+            let kept = reserved.get(index).map_or(0, |units| *units as usize);
+            let needs = must.get(index).map_or(0, BTreeSet::len);
+            ids.len() >= kept + each.max(needs)
+        };
+        let with_room: ByIndex<'_> =
+            free.iter().filter(|(index, ids)| of_gpu((index, ids))).map(cloned).collect();
+        choose(&with_room, &must, each, *count, *placement)
+    };
+    is_decided.then(as_decided).flatten().or_else(left)
+}
+
+fn cloned<'a>((index, ids): (&u32, &BTreeSet<UnitId<'a>>)) -> (u32, BTreeSet<UnitId<'a>>) {
+    (*index, ids.clone())
+}
+
+/// `each` of these ids of each of `count` GPUs, with all of `must` among them.
+fn choose(
+    free: &ByIndex<'_>,
+    must: &ByIndex<'_>,
+    each: usize,
     count: usize,
     placement: Placement,
 ) -> Option<Vec<String>> {
-    if count == 0 || !size.is_multiple_of(count) {
-        return None;
-    }
-    let each = size / count;
-    let free = by_gpu(gpus, available);
-    let wanted = by_gpu(gpus, must);
-    let of_known: usize = wanted.values().map(BTreeSet::len).sum();
-    if of_known < must.iter().collect::<BTreeSet<_>>().len() {
-        return None;
-    }
-    let needs = |index: &u32| wanted.get(index).map_or(0, BTreeSet::len);
+    let needs = |index: &u32| must.get(index).map_or(0, BTreeSet::len);
     let fits = |(index, ids): &(&u32, &BTreeSet<UnitId<'_>>)| {
         ids.len() >= each
             && needs(index) <= each
-            && wanted.get(*index).is_none_or(|must| must.is_subset(ids))
+            && must.get(*index).is_none_or(|must| must.is_subset(ids))
     };
     let mut fitting: Vec<(&u32, &BTreeSet<UnitId<'_>>)> = free.iter().filter(fits).collect();
     // Stable: equal ones stay in the driver's order.
@@ -65,12 +108,12 @@ pub fn preferred(
         (needs(index) == 0, room)
     });
     let mut chosen = fitting.get(..count)?.to_vec();
-    if wanted.keys().any(|index| chosen.iter().all(|(chosen, _)| *chosen != index)) {
+    if must.keys().any(|index| chosen.iter().all(|(chosen, _)| *chosen != index)) {
         return None;
     }
     chosen.sort_by_key(|(index, _)| **index);
     let ids = chosen.into_iter().flat_map(|(index, ids)| {
-        let first: Vec<&UnitId<'_>> = wanted.get(index).into_iter().flatten().collect();
+        let first: Vec<&UnitId<'_>> = must.get(index).into_iter().flatten().collect();
         let rest: Vec<&UnitId<'_>> = ids.iter().filter(|id| !first.contains(id)).collect();
         first.into_iter().chain(rest).take(each).map(|(_, id)| (*id).to_owned()).collect::<Vec<_>>()
     });
@@ -81,9 +124,19 @@ pub fn preferred(
 /// so.
 type UnitId<'a> = (usize, &'a str);
 
+/// Ids by the index of their GPU.
+type ByIndex<'a> = BTreeMap<u32, BTreeSet<UnitId<'a>>>;
+
+/// The same of ids that all have to be of healthy GPUs; `None` where one isn't.
+fn by_gpu_all<'a>(gpus: &[SharedGpu], ids: &'a [String]) -> Option<ByIndex<'a>> {
+    let found = by_gpu(gpus, ids);
+    let of_known: usize = found.values().map(BTreeSet::len).sum();
+    (of_known == ids.iter().collect::<BTreeSet<_>>().len()).then_some(found)
+}
+
 /// The ids of healthy GPUs, by the GPU's index.
-fn by_gpu<'a>(gpus: &[SharedGpu], ids: &'a [String]) -> BTreeMap<u32, BTreeSet<UnitId<'a>>> {
-    let mut found: BTreeMap<u32, BTreeSet<UnitId<'a>>> = BTreeMap::new();
+fn by_gpu<'a>(gpus: &[SharedGpu], ids: &'a [String]) -> ByIndex<'a> {
+    let mut found = ByIndex::new();
     for id in ids {
         if let Some(gpu) = gpu_of(gpus, id).filter(|gpu| gpu.healthy) {
             found.entry(gpu.index).or_default().insert((id.len(), id));
@@ -121,6 +174,10 @@ mod tests {
         shared(&gpus, Unit::GiB).unwrap()
     }
 
+    fn demand(units: usize, gpus: usize, placement: Placement) -> Demand {
+        Demand { units, gpus, placement, ..Demand::default() }
+    }
+
     /// All units but so many of each GPU.
     fn free(gpus: &[SharedGpu], taken: [usize; 3]) -> Vec<String> {
         gpus.iter().zip(taken).flat_map(|(gpu, taken)| gpu.ids().skip(taken)).collect()
@@ -130,7 +187,8 @@ mod tests {
     fn all_units_are_of_one_gpu_the_fullest_or_the_emptiest() {
         let gpus = node();
         let choose = |taken, size, placement| {
-            let ids = preferred(&gpus, &free(&gpus, taken), &[], size, 1, placement)?;
+            let demand = demand(size, 1, placement);
+            let ids = preferred(&gpus, &free(&gpus, taken), &[], &demand)?;
             assert_eq!(ids.len(), size);
             let parts = parts(&gpus, &ids).unwrap();
             assert_eq!(parts.len(), 1, "{ids:?}");
@@ -152,12 +210,14 @@ mod tests {
         let mut gpus = node();
         let available = free(&gpus, [0, 0, 0]);
         let must = ["ccc-5".to_owned()];
-        let ids = preferred(&gpus, &available, &must, 3, 1, Placement::Binpack).unwrap();
+        let three = demand(3, 1, Placement::Binpack);
+        let ids = preferred(&gpus, &available, &must, &three).unwrap();
         assert_eq!(ids, ["ccc-5", "ccc-0", "ccc-1"]);
         let two = ["ccc-5".to_owned(), "aaa-5".to_owned()];
-        assert_eq!(preferred(&gpus, &available, &two, 3, 1, Placement::Binpack), None);
+        assert_eq!(preferred(&gpus, &available, &two, &three), None);
         gpus[1].healthy = false;
-        assert_eq!(preferred(&gpus, &available, &[], 20, 1, Placement::Binpack), None);
+        let twenty = demand(20, 1, Placement::Binpack);
+        assert_eq!(preferred(&gpus, &available, &[], &twenty), None);
         assert_eq!(
             parts(&gpus, &["aaa-0".to_owned(), "zzz-0".to_owned()]),
             Err("zzz-0".to_owned())
@@ -169,7 +229,7 @@ mod tests {
         let gpus = node();
         let choose = |taken, must: &[&str], size, count| {
             let must: Vec<String> = must.iter().map(|id| (*id).to_owned()).collect();
-            preferred(&gpus, &free(&gpus, taken), &must, size, count, Placement::Binpack)
+            preferred(&gpus, &free(&gpus, taken), &must, &demand(size, count, Placement::Binpack))
         };
         let some = |ids: &[&str]| Some(ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>());
         assert_eq!(choose([0, 0, 9], &[], 4, 2), some(&["aaa-0", "aaa-1", "ccc-9", "ccc-a"]));
@@ -183,6 +243,32 @@ mod tests {
         assert_eq!(choose([0, 0, 0], &["aaa-1", "bbb-2", "ccc-3"], 4, 2), None);
     }
 
+    #[test]
+    fn what_a_scheduler_decided_comes_first_and_what_it_decided_for_others_stays_theirs() {
+        let gpus = node();
+        let choose = |taken, units, decided: &[(u32, u32)], reserved: &[(u32, u32)]| {
+            let demand = Demand {
+                decided: decided.iter().copied().collect(),
+                reserved: reserved.iter().copied().collect(),
+                ..demand(units, decided.len().max(1), Placement::Binpack)
+            };
+            let ids = preferred(&gpus, &free(&gpus, taken), &[], &demand)?;
+            Some(parts(&gpus, &ids).unwrap().iter().map(|(gpu, _)| gpu.index).collect::<Vec<_>>())
+        };
+        // Binpack would take another.
+        assert_eq!(choose([10, 0, 0], 4, &[(2, 4)], &[]), Some(vec![2]));
+        assert_eq!(choose([10, 0, 0], 4, &[(1, 2), (2, 2)], &[]), Some(vec![1, 2]));
+        // It is another's, who got it by mistake; the fullest that has room beside what is reserved.
+        assert_eq!(choose([14, 20, 0], 4, &[(0, 4)], &[]), Some(vec![1]));
+        assert_eq!(choose([14, 20, 0], 4, &[(0, 4)], &[(1, 1)]), Some(vec![2]));
+        assert_eq!(choose([14, 20, 0], 4, &[(0, 4)], &[(1, 1), (2, 13)]), None);
+        // What is no decision on this, or on no GPU of this node.
+        assert_eq!(choose([0, 0, 3], 4, &[(1, 3)], &[]), Some(vec![2]));
+        assert_eq!(choose([0, 0, 3], 4, &[(9, 4)], &[]), Some(vec![2]));
+        assert_eq!(choose([0, 0, 3], 4, &[], &[(2, 9)]), Some(vec![2]));
+        assert_eq!(choose([0, 0, 3], 4, &[], &[(2, 10)]), Some(vec![0]));
+    }
+
     proptest! {
         #[test]
         fn whoever_has_room_is_found(
@@ -194,7 +280,8 @@ mod tests {
             let room = gpus.iter().zip(taken).map(|(gpu, taken)| gpu.units as usize - taken);
             let fits = room.filter(|room| *room >= each).count() >= count;
             for placement in [Placement::Binpack, Placement::Spread] {
-                let ids = preferred(&gpus, &free(&gpus, taken), &[], size, count, placement);
+                let demand = demand(size, count, placement);
+                let ids = preferred(&gpus, &free(&gpus, taken), &[], &demand);
                 prop_assert_eq!(ids.is_some(), fits);
                 let Some(ids) = ids else { continue };
                 prop_assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), size);

@@ -19,11 +19,12 @@ use crate::api::{
 };
 use crate::cluster::Cluster;
 use crate::device_plugin_server::DevicePlugin;
-use crate::environment::environment;
+use crate::environment::{Known, environment, weight};
 use crate::node::said;
-use crate::place::{Placement, parts, preferred};
-use crate::pods::{Wish, candidates, holdings, mistaken, wishes};
+use crate::place::{Demand, Placement, parts, preferred};
+use crate::pods::{Wish, candidates, holdings, mistaken, reserved, wishes};
 use crate::units::{SharedGpu, Unit};
+use crate::written::ByGpu;
 
 /// What a plugin gives out, and how.
 #[derive(Debug, Clone)]
@@ -36,6 +37,8 @@ pub struct PluginRules {
     pub placement: Placement,
     /// Whether containers are to be held to nothing (`cgpu.disable.isolation` of the original).
     pub disable_isolation: bool,
+    /// The largest weight of a container (`admission.max_inst`).
+    pub most_weight: u32,
 }
 
 /// The plugin of one node.
@@ -101,6 +104,7 @@ impl Plugin {
     async fn asked(&self, units: usize) -> Asked {
         let mut asked = Asked {
             wishes: Vec::new(),
+            reserved: ByGpu::new(),
             is_free: self.rules.disable_isolation,
             placement: self.rules.placement,
         };
@@ -109,19 +113,22 @@ impl Plugin {
             let (node, held, pods) = try_join!(cluster.node(), cluster.held(), cluster.pods())?;
             let (is_free, placement) = said(&node.metadata.labels.unwrap_or_default());
             let held = holdings(&held, &self.rules.resource);
-            let meant = |pods: &[Pod]| -> Vec<Wish> {
-                let wishes = wishes(pods, &self.rules.resource, self.rules.unit);
-                candidates(&wishes, &held, units).into_iter().cloned().collect()
+            let meant = |pods: &[Pod]| -> (Vec<Wish>, ByGpu) {
+                let all = wishes(pods, &self.rules.resource, self.rules.unit);
+                let meant: Vec<Wish> = candidates(&all, &held, units).into_iter().cloned().collect();
+                let reserved = meant.first().map(|first| reserved(&all, &held, first));
+                (meant, reserved.unwrap_or_default())
             };
             let wishes = match meant(&pods) {
                 // The kubelet may have heard of a pod sooner.
-                none if none.is_empty() => meant(&cluster.latest_pods().await?),
+                (none, _) if none.is_empty() => meant(&cluster.latest_pods().await?),
                 wishes => wishes,
             };
             anyhow::Ok((is_free, placement, wishes))
         };
         match told.await {
-            Ok((is_free, placement, wishes)) => {
+            Ok((is_free, placement, (wishes, reserved))) => {
+                asked.reserved = reserved;
                 asked.is_free |= is_free;
                 asked.placement = placement.unwrap_or(asked.placement);
                 asked.wishes = wishes;
@@ -142,13 +149,20 @@ impl Plugin {
         let parts = parts(&gpus, ids).map_err(unknown)?;
         let unit = self.rules.unit;
         let is_even = parts.windows(2).all(|pair| pair[0].1 == pair[1].1);
-        let wish = asked.wishes.iter().find(|wish| is_even && wish.is_on(parts.len()));
+        let of_gpus: ByGpu = parts.iter().map(|(gpu, units)| (gpu.index, *units)).collect();
+        let mut meant = asked.wishes.iter().filter(|wish| is_even && wish.is_on(parts.len()));
+        let wish = meant.clone().find(|wish| wish.decided == of_gpus).or_else(|| meant.next());
         if wish.is_none() && (parts.len() > 1 || !asked.wishes.is_empty()) {
             // The kubelet knows no GPUs, and takes what is left wherever it is.
             return Err(refusal(&parts, ids.len(), asked.wishes.first(), unit));
         }
-        let pod_units = wish.map(|wish| wish.pod_units);
-        let envs = environment(&parts, unit, pod_units, asked.is_free)?;
+        let known = Known {
+            pod_units: wish.map(|wish| wish.pod_units),
+            weight: wish
+                .and_then(|wish| weight(wish.percent, parts.len(), self.rules.most_weight)),
+            is_free: asked.is_free,
+        };
+        let envs = environment(&parts, unit, &known)?;
         let indices: Vec<u32> = parts.iter().map(|(gpu, _)| gpu.index).collect();
         let pod = wish.map(|wish| format!("{}/{}", wish.of.namespace, wish.of.pod));
         info!(gpus = ?indices, units = ids.len(), %unit, pod, "given out");
@@ -180,6 +194,8 @@ impl Plugin {
 struct Asked {
     /// Who can be meant, the likeliest first.
     wishes: Vec<Wish>,
+    /// Units of each GPU that are decided on for others than the first.
+    reserved: ByGpu,
     /// Whether nothing is to hold the container.
     is_free: bool,
     /// Which GPU is preferred.
@@ -238,16 +254,21 @@ impl DevicePlugin for Plugin {
         for question in request.into_inner().container_requests {
             let size = usize::try_from(question.allocation_size).unwrap_or_default();
             let asked = self.asked(size).await;
-            let count = asked.wishes.first().map_or(Ok(1), |wish| wish.gpus.clone());
+            let first = asked.wishes.first();
+            let count = first.map_or(Ok(1), |wish| wish.gpus.clone());
+            let demand = |count| Demand {
+                units: size,
+                gpus: count as usize,
+                placement: asked.placement,
+                decided: first.map(|wish| wish.decided.clone()).unwrap_or_default(),
+                reserved: asked.reserved.clone(),
+            };
             let (available, must) =
                 (&question.available_device_ids, &question.must_include_device_ids);
             // Where no GPU has room the kubelet chooses, and is refused by `allocate`.
-            let device_ids = count
-                .ok()
-                .and_then(|count| {
-                    preferred(&gpus, available, must, size, count as usize, asked.placement)
-                })
-                .unwrap_or_default();
+            let device_ids =
+                count.ok().and_then(|count| preferred(&gpus, available, must, &demand(count)));
+            let device_ids = device_ids.unwrap_or_default();
             container_responses.push(ContainerPreferredAllocationResponse { device_ids });
         }
         Ok(Response::new(PreferredAllocationResponse { container_responses }))

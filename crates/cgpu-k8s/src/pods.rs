@@ -7,15 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Container, Pod};
-use serde_json::json;
+use k8s_openapi::api::core::v1::Pod;
 
 use crate::api::ListPodResourcesResponse;
+use crate::ask::{ContainerAsk, GPU_COUNT, PodAsk};
 use crate::place::parts;
 use crate::units::{SharedGpu, Unit};
-
-/// The label or annotation of a pod that says on how many GPUs its memory is.
-pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
+use crate::written::{ASSUME_TIME, ByContainer, ByGpu, Words, shares, sum, words};
 
 /// A container of this node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,10 +38,14 @@ pub struct Wish {
     pub units: u32,
     /// On how many GPUs, or why that can't be.
     pub gpus: Result<u32, String>,
+    /// Percent of compute in all; 0 where it doesn't ask for any.
+    pub percent: u32,
     /// How many units all containers of the pod ask for together.
     pub pod_units: u32,
     /// Whether it is one that runs before the others, and of which the kubelet doesn't tell what it has.
     pub is_init: bool,
+    /// The units of each GPU that a scheduler has decided on; empty where none has.
+    pub decided: ByGpu,
 }
 
 impl Wish {
@@ -54,15 +56,22 @@ impl Wish {
     }
 }
 
-/// What the containers of these pods ask for of `resource`, those of the oldest pod first. The kubelet
-/// asks before a pod runs: one that runs, has ended, or is to end asks for nothing.
+/// What the containers of these pods ask for of `resource`, those of the pod first that came to the node first:
+/// when a scheduler decided, or when it was made where none did. The kubelet asks before a pod runs: one that
+/// runs, has ended, or is to end asks for nothing.
 #[must_use]
 pub fn wishes(pods: &[Pod], resource: &str, unit: Unit) -> Vec<Wish> {
     let mut waiting: Vec<&Pod> = pods.iter().filter(|pod| is_waiting(pod)).collect();
-    waiting.sort_by_key(|pod| {
-        (pod.metadata.creation_timestamp.as_ref().map(|time| time.0), &pod.metadata.name)
-    });
+    waiting.sort_by_key(|pod| (came(pod), &pod.metadata.name));
     waiting.into_iter().flat_map(|pod| of_pod(pod, resource, unit)).collect()
+}
+
+/// In nanoseconds since 1970.
+fn came(pod: &Pod) -> i128 {
+    let annotations = pod.metadata.annotations.as_ref();
+    let decided = annotations.and_then(|words| words.get(ASSUME_TIME)?.parse().ok());
+    let made = || pod.metadata.creation_timestamp.as_ref().map(|time| time.0.as_nanosecond());
+    decided.or_else(made).unwrap_or_default()
 }
 
 fn is_waiting(pod: &Pod) -> bool {
@@ -71,46 +80,49 @@ fn is_waiting(pod: &Pod) -> bool {
 }
 
 fn of_pod(pod: &Pod, resource: &str, unit: Unit) -> Vec<Wish> {
-    let Some(spec) = &pod.spec else { return Vec::new() };
-    let asked = |container: &Container| -> u32 {
-        let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-        let quantity = limits.and_then(|limits| limits.get(resource));
-        // An extended resource is a whole number; the API server takes nothing else.
-        quantity.and_then(|quantity| quantity.0.parse().ok()).unwrap_or_default()
+    let ask = PodAsk::of(pod, resource);
+    let none = Words::new();
+    let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
+    let decided = shares(annotations, &ask).unwrap_or_default();
+    // The kubelet gives an init container's units to the others afterwards: they are of the same GPUs.
+    let of_all = sum(&decided);
+    let of_init = |units: u32| -> ByGpu {
+        let count = u32::try_from(of_all.len()).unwrap_or(u32::MAX).max(1);
+        of_all.keys().map(|index| (*index, units / count)).collect()
     };
-    let pod_units = spec.containers.iter().map(asked).fold(0, u32::saturating_add);
-    let count = gpu_count(pod);
-    let first = spec.init_containers.iter().flatten().map(|container| (container, true));
-    let all = first.chain(spec.containers.iter().map(|container| (container, false)));
-    let wish = |(container, is_init): (&Container, bool)| {
-        let units = asked(container);
+    let wish = |container: &ContainerAsk| {
+        let units = container.units;
         let of = PodContainer {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             pod: pod.metadata.name.clone().unwrap_or_default(),
             container: container.name.clone(),
         };
-        let gpus = count.clone().and_then(|gpus| match units.is_multiple_of(gpus) {
+        let gpus = ask.gpus.clone().and_then(|gpus| match units.is_multiple_of(gpus) {
             true => Ok(gpus),
-            false => Err(format!(
-                "{units} {unit} can't be given as whole units of {gpus} GPUs ({GPU_COUNT}); ask for a \
-                 multiple of {gpus}"
-            )),
+            false => Err(indivisible(units, gpus, unit)),
         });
-        Wish { of, units, gpus, pod_units, is_init }
+        Wish {
+            gpus,
+            units,
+            percent: container.percent,
+            pod_units: ask.units(),
+            is_init: container.is_init,
+            decided: match container.is_init {
+                true => of_init(units),
+                false => decided.get(&of.container).cloned().unwrap_or_default(),
+            },
+            of,
+        }
     };
-    all.map(wish).filter(|wish| wish.units > 0).collect()
+    ask.containers.iter().map(wish).collect()
 }
 
-/// On how many GPUs the memory of a pod's containers is.
-fn gpu_count(pod: &Pod) -> Result<u32, String> {
-    let of = |words: &Option<BTreeMap<String, String>>| words.as_ref()?.get(GPU_COUNT).cloned();
-    match of(&pod.metadata.labels).or_else(|| of(&pod.metadata.annotations)) {
-        None => Ok(1),
-        Some(text) => match text.parse() {
-            Ok(count) if count > 0 => Ok(count),
-            _ => Err(format!("{GPU_COUNT} is {text:?}; a number of GPUs is 1 or more")),
-        },
-    }
+/// Why so many units can't be on so many GPUs.
+#[must_use]
+pub fn indivisible(units: u32, gpus: u32, unit: Unit) -> String {
+    format!(
+        "{units} {unit} can't be given as whole units of {gpus} GPUs ({GPU_COUNT}); ask for a multiple of {gpus}"
+    )
 }
 
 /// The units that each container has of `resource`.
@@ -150,6 +162,17 @@ pub fn candidates<'a>(wishes: &'a [Wish], held: &Holdings, units: usize) -> Vec<
     wishes.iter().filter(is_meant).collect()
 }
 
+/// Units of each GPU that a scheduler decided on for containers that have none yet, but for `wish`.
+#[must_use]
+pub fn reserved(wishes: &[Wish], held: &Holdings, but: &Wish) -> ByGpu {
+    let mut reserved = ByGpu::new();
+    let is_other = |wish: &&Wish| wish.of != but.of && !wish.is_init && !held.contains_key(&wish.of);
+    for (index, units) in wishes.iter().filter(is_other).flat_map(|wish| &wish.decided) {
+        *reserved.entry(*index).or_default() += units;
+    }
+    reserved
+}
+
 /// Why whoever has just these units must not start with them, if it must not: they are of `gpus` GPUs, and
 /// its pod asks for another number.
 #[must_use]
@@ -165,15 +188,10 @@ pub fn mistaken(wishes: &[Wish], held: &Holdings, ids: &[String], gpus: usize) -
     ))
 }
 
-/// What is written on the pods that have units: the annotations that AliyunContainerService's scheduler and
-/// plugin write, and those of newer ones; by namespace and pod.
+/// What is written on the pods that have units, by namespace and pod.
 #[must_use]
-pub fn annotations(
-    held: &Holdings,
-    gpus: &[SharedGpu],
-) -> BTreeMap<(String, String), BTreeMap<String, String>> {
-    let mut pods: BTreeMap<(String, String), BTreeMap<String, BTreeMap<u32, u32>>> =
-        BTreeMap::new();
+pub fn annotations(held: &Holdings, gpus: &[SharedGpu]) -> BTreeMap<(String, String), Words> {
+    let mut pods: BTreeMap<(String, String), ByContainer> = BTreeMap::new();
     for (of, ids) in held {
         // Units of a GPU that is gone say nothing of another.
         let Ok(parts) = parts(gpus, ids) else { continue };
@@ -182,19 +200,9 @@ pub fn annotations(
         pod.insert(of.container.clone(), shares);
     }
     let written = pods.into_iter().map(|(pod, containers)| {
-        let shares = || containers.values().flatten();
-        let indices: BTreeSet<u32> = shares().map(|(index, _)| *index).collect();
-        let total: u32 = shares().map(|(_, units)| units).sum();
-        let listed: Vec<String> = indices.iter().map(u32::to_string).collect();
-        let of_first = gpus.iter().find(|gpu| indices.contains(&gpu.index)).map(|gpu| gpu.units);
-        let words = [
-            ("ALIYUN_COM_GPU_MEM_ASSIGNED", "true".to_owned()),
-            ("ALIYUN_COM_GPU_MEM_IDX", listed.join(",")),
-            ("ALIYUN_COM_GPU_MEM_POD", total.to_string()),
-            ("ALIYUN_COM_GPU_MEM_DEV", of_first.unwrap_or_default().to_string()),
-            ("scheduler.framework.gpushare.allocation", json!(containers).to_string()),
-        ];
-        (pod, words.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+        let indices = sum(&containers);
+        let first = gpus.iter().find(|gpu| indices.contains_key(&gpu.index));
+        (pod, words(&containers, first.map_or(0, |gpu| gpu.units), true))
     });
     written.collect()
 }
@@ -204,7 +212,7 @@ mod tests {
     use super::*;
     use crate::units::shared;
     use crate::units::tests::gpu;
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     fn pod(name: &str, second: u32, labels: &Value, asked: &[&str]) -> Pod {
         let container = |(at, asked): (usize, &&str)| json!({"name": format!("c{at}"), "resources": {"limits": {"aliyun.com/gpu-mem": asked}}});

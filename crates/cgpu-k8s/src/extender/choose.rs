@@ -1,0 +1,298 @@
+//! Which GPUs of a node a pod gets. Pure.
+
+use std::cmp::Reverse;
+
+use thiserror::Error;
+
+use crate::ask::{ContainerAsk, PodAsk};
+use crate::place::Placement;
+use crate::pods::indivisible;
+use crate::units::Unit;
+use crate::written::{ByContainer, ByGpu};
+
+/// A GPU's percent of compute.
+pub const ALL_PERCENT: u32 = 100;
+
+/// What is free of a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Its index.
+    pub index: u32,
+    /// Units of memory that it has, and that nobody has.
+    pub total: u32,
+    /// Units that nobody has and that aren't promised.
+    pub free: u32,
+    /// Percent of compute that nobody asked for.
+    pub free_percent: u32,
+    /// How many pods are on it.
+    pub pods: u32,
+    /// How many of these are of the same workload: of the same StatefulSet, say.
+    pub siblings: u32,
+}
+
+/// What a pod gets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// Units of memory.
+    pub memory: ByContainer,
+    /// Percent of compute.
+    pub percent: ByContainer,
+    /// Units beside these that its init containers had, and that the kubelet keeps for it.
+    pub surplus: ByGpu,
+}
+
+/// Why a node's GPUs don't do.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum NoRoom {
+    /// The pod asks for what can't be.
+    #[error("{0}")]
+    Impossible(String),
+    /// The node tells of no GPU.
+    #[error("the node has no GPUs to share")]
+    NoGpus,
+    /// There are too few, or too small ones.
+    #[error("{}", large_enough(*.gpus, *.each, *.unit))]
+    TooSmall {
+        /// How many are needed.
+        gpus: u32,
+        /// Units of each.
+        each: u32,
+        /// Of which size.
+        unit: Unit,
+    },
+    /// Too much is taken.
+    #[error("{}", with_room(*.gpus, *.each, *.unit))]
+    Taken {
+        /// How many are needed.
+        gpus: u32,
+        /// Units of each.
+        each: u32,
+        /// Of which size.
+        unit: Unit,
+    },
+}
+
+impl NoRoom {
+    /// Whether it stays so if all other pods go.
+    #[must_use]
+    pub fn is_for_ever(&self) -> bool {
+        !matches!(self, NoRoom::Taken { .. })
+    }
+}
+
+fn large_enough(gpus: u32, each: u32, unit: Unit) -> String {
+    match gpus {
+        1 => format!("no GPU has {each} {unit} of memory"),
+        _ => format!("no {gpus} GPUs have {each} {unit} of memory each"),
+    }
+}
+
+fn with_room(gpus: u32, each: u32, unit: Unit) -> String {
+    match gpus {
+        1 => format!("no GPU has {each} {unit} free"),
+        _ => format!("no {gpus} GPUs have {each} {unit} free each"),
+    }
+}
+
+/// What a container needs of each of its GPUs.
+#[derive(Debug, Clone, Copy)]
+struct Need {
+    units: u32,
+    percent: u32,
+}
+
+/// Which of these GPUs a pod gets: all its containers the same ones if that can be, and else each container its
+/// own. `most_pods` is how many pods a GPU may have.
+///
+/// # Errors
+///
+/// Why none do.
+pub fn choose(
+    rooms: &[Room],
+    ask: &PodAsk,
+    unit: Unit,
+    placement: Placement,
+    most_pods: u32,
+) -> Result<Choice, NoRoom> {
+    let count = ask.gpus.clone().map_err(NoRoom::Impossible)?;
+    if rooms.is_empty() {
+        return Err(NoRoom::NoGpus);
+    }
+    for container in &ask.containers {
+        if !container.units.is_multiple_of(count) {
+            return Err(NoRoom::Impossible(indivisible(container.units, count, unit)));
+        }
+    }
+    let beside: Vec<&ContainerAsk> = ask.containers.iter().filter(|ask| !ask.is_init).collect();
+    let has_init = beside.len() < ask.containers.len();
+    let percent = beside.iter().map(|ask| ask.percent.div_ceil(count)).fold(0, u32::saturating_add);
+    let surplus = ask.surplus() / count;
+    let whole = Need { units: ask.units() / count + surplus, percent };
+    let fits_when_empty = |need: Need| {
+        let can = |room: &&Room| room.total >= need.units && need.percent <= ALL_PERCENT;
+        rooms.iter().filter(can).count() >= count as usize
+    };
+    let mut choice = Choice::default();
+    let mut give = |container: &ContainerAsk, indices: &[u32]| {
+        let each = |of_all: u32| indices.iter().map(|index| (*index, of_all)).collect::<ByGpu>();
+        choice.memory.insert(container.name.clone(), each(container.units / count));
+        if container.percent > 0 {
+            let percent = each(container.percent.div_ceil(count));
+            choice.percent.insert(container.name.clone(), percent);
+        }
+    };
+    if let Some(indices) = best(rooms, whole, count, placement, most_pods) {
+        beside.iter().for_each(|container| give(container, &indices));
+        if surplus > 0 {
+            choice.surplus = indices.iter().map(|index| (*index, surplus)).collect();
+        }
+        return Ok(choice);
+    }
+    let taken = |need: Need, is_possible: bool| {
+        let (gpus, each) = (count, need.units);
+        if is_possible { NoRoom::Taken { gpus, each, unit } } else { NoRoom::TooSmall { gpus, each, unit } }
+    };
+    // An init container's units become the others', who have to be on its GPUs therefore.
+    if has_init || beside.len() < 2 {
+        return Err(taken(whole, fits_when_empty(whole)));
+    }
+    let mut left = rooms.to_vec();
+    let mut largest_first = beside;
+    largest_first.sort_by_key(|ask| Reverse(ask.units));
+    for container in largest_first {
+        let need =
+            Need { units: container.units / count, percent: container.percent.div_ceil(count) };
+        let indices = best(&left, need, count, placement, most_pods)
+            .ok_or_else(|| taken(need, fits_when_empty(need)))?;
+        for room in left.iter_mut().filter(|room| indices.contains(&room.index)) {
+            room.free -= need.units;
+            room.free_percent -= need.percent;
+        }
+        give(container, &indices);
+    }
+    Ok(choice)
+}
+
+/// The indices of so many GPUs with the room, in order.
+fn best(
+    rooms: &[Room],
+    need: Need,
+    count: u32,
+    placement: Placement,
+    most_pods: u32,
+) -> Option<Vec<u32>> {
+    let has_room = |room: &&Room| {
+        room.free >= need.units && room.free_percent >= need.percent && room.pods < most_pods
+    };
+    let mut fitting: Vec<&Room> = rooms.iter().filter(has_room).collect();
+    match placement {
+        Placement::Binpack => fitting.sort_by_key(|room| (room.free, room.index)),
+        // Replicas of one workload fail together where they share a GPU.
+        Placement::Spread => {
+            fitting.sort_by_key(|room| (room.siblings, Reverse(room.free), room.index));
+        }
+    }
+    let chosen = fitting.get(..count as usize)?;
+    let mut indices: Vec<u32> = chosen.iter().map(|room| room.index).collect();
+    indices.sort_unstable();
+    Some(indices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BINPACK: Placement = Placement::Binpack;
+
+    fn rooms(free: &[u32]) -> Vec<Room> {
+        let room = |(index, free): (usize, &u32)| Room {
+            index: u32::try_from(index).unwrap(),
+            total: 16,
+            free: *free,
+            free_percent: ALL_PERCENT,
+            ..Room::default()
+        };
+        free.iter().enumerate().map(room).collect()
+    }
+
+    /// A pod of containers that ask for so much, of which those with a negative number are init containers.
+    fn ask(units: &[i32], gpus: u32) -> PodAsk {
+        let container = |(at, units): (usize, &i32)| ContainerAsk {
+            name: format!("c{at}"),
+            units: units.unsigned_abs(),
+            percent: 0,
+            is_init: *units < 0,
+        };
+        PodAsk { containers: units.iter().enumerate().map(container).collect(), gpus: Ok(gpus) }
+    }
+
+    fn chosen(rooms: &[Room], ask: &PodAsk, placement: Placement) -> Result<Vec<Vec<u32>>, String> {
+        let choice = choose(rooms, ask, Unit::GiB, placement, 20).map_err(|why| why.to_string())?;
+        Ok(choice.memory.into_values().map(|shares| shares.into_keys().collect()).collect())
+    }
+
+    #[test]
+    fn the_smallest_room_that_suffices_or_the_emptiest_gpu() {
+        let of = |units: &[i32], gpus, placement| {
+            chosen(&rooms(&[16, 6, 4, 9]), &ask(units, gpus), placement)
+        };
+        assert_eq!(of(&[5], 1, BINPACK), Ok(vec![vec![1]]));
+        assert_eq!(of(&[5], 1, Placement::Spread), Ok(vec![vec![0]]));
+        assert_eq!(of(&[10], 2, BINPACK), Ok(vec![vec![1, 3]]), "5 of each");
+        assert_eq!(of(&[3, 3], 1, BINPACK), Ok(vec![vec![1], vec![1]]), "both on one");
+        assert_eq!(of(&[16, 9], 1, BINPACK), Ok(vec![vec![0], vec![3]]), "each by itself");
+        assert_eq!(of(&[12], 3, Placement::Spread), Ok(vec![vec![0, 1, 3]]));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told_and_whether_it_ever_can() {
+        let why = |units: &[i32], gpus| {
+            choose(&rooms(&[16, 6, 4]), &ask(units, gpus), Unit::GiB, BINPACK, 20).unwrap_err()
+        };
+        let told = |units: &[i32], gpus| {
+            let why = why(units, gpus);
+            (why.to_string(), why.is_for_ever())
+        };
+        assert_eq!(told(&[17], 1), ("no GPU has 17 GiB of memory".into(), true));
+        assert_eq!(told(&[14], 2), ("no 2 GPUs have 7 GiB free each".into(), false));
+        assert_eq!(told(&[4], 4), ("no 4 GPUs have 1 GiB of memory each".into(), true));
+        assert_eq!(told(&[16, 7], 1), ("no GPU has 7 GiB free".into(), false));
+        assert!(told(&[7], 2).0.contains("ask for a multiple of 2"));
+        let impossible = PodAsk { gpus: Err("is no number".into()), ..ask(&[1], 1) };
+        let why = choose(&rooms(&[1]), &impossible, Unit::GiB, BINPACK, 20).unwrap_err();
+        assert!(why.is_for_ever());
+        let none = choose(&[], &ask(&[1], 1), Unit::GiB, BINPACK, 20).unwrap_err();
+        assert_eq!(none, NoRoom::NoGpus);
+    }
+
+    #[test]
+    fn an_init_container_s_units_are_on_the_others_gpu_and_stay_there() {
+        let rooms = rooms(&[7, 9]);
+        let choice = choose(&rooms, &ask(&[-8, 3, 2], 1), Unit::GiB, BINPACK, 20).unwrap();
+        assert_eq!(choice.memory["c1"], [(1, 3)].into());
+        assert_eq!((choice.memory.len(), choice.surplus), (2, [(1, 3)].into()));
+        let error = chosen(&rooms, &ask(&[-1, 7, 8], 1), BINPACK).unwrap_err();
+        assert!(error.contains("no GPU has 15 GiB free"), "{error}");
+    }
+
+    #[test]
+    fn spread_keeps_replicas_apart_and_a_gpu_has_so_many_pods_at_most() {
+        let mut rooms = rooms(&[16, 12, 10]);
+        rooms[0].siblings = 1;
+        assert_eq!(chosen(&rooms, &ask(&[4], 1), Placement::Spread), Ok(vec![vec![1]]));
+        rooms[1].pods = 20;
+        assert_eq!(chosen(&rooms, &ask(&[4], 1), Placement::Spread), Ok(vec![vec![2]]));
+    }
+
+    #[test]
+    fn percent_of_compute_is_given_once() {
+        let mut rooms = rooms(&[16, 16]);
+        rooms[0].free_percent = 40;
+        let mut asked = ask(&[2], 1);
+        asked.containers[0].percent = 50;
+        let choice = choose(&rooms, &asked, Unit::GiB, BINPACK, 20).unwrap();
+        assert_eq!(choice.percent["c0"], [(1, 50)].into());
+        asked.containers[0].percent = 101;
+        choose(&rooms, &asked, Unit::GiB, BINPACK, 20).unwrap_err();
+    }
+}

@@ -1,0 +1,97 @@
+//! Which of several replicas serves: the one that has the lease: [`Leadership`].
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::api::Api;
+use kube_lease_manager::{DurationSeconds, LeaseManagerBuilder};
+use tokio::sync::watch;
+
+/// The lease's name.
+const LEASE: &str = "cgpu-scheduler-extender";
+
+/// How long a lease holds. A binding takes three calls of five seconds at most.
+const LEASE_SECONDS: DurationSeconds = 30;
+
+/// How long before its end it is renewed.
+const GRACE_SECONDS: DurationSeconds = 20;
+
+/// What this replica knows of who serves.
+pub(crate) enum Leadership {
+    /// There is no other.
+    Alone,
+    /// Who has the lease serves.
+    ByLease {
+        /// The leases of its namespace.
+        leases: Api<Lease>,
+        /// This replica's name in it.
+        identity: String,
+    },
+}
+
+impl Leadership {
+    /// By the lease in that namespace.
+    pub(crate) fn by_lease(client: Client, namespace: &str, identity: String) -> Self {
+        Leadership::ByLease { leases: Api::namespaced(client, namespace), identity }
+    }
+
+    /// Makes sure that this replica serves, and for so long yet. The API server is asked: between two
+    /// renewals the lease may have become another's.
+    pub(crate) async fn require(&self, patience: Duration) -> Result<()> {
+        let Leadership::ByLease { leases, identity } = self else { return Ok(()) };
+        let asked = tokio::time::timeout(patience, leases.get(LEASE));
+        let lease = asked.await.context("the API server does not tell who has the lease")?;
+        let spec = lease.context("who has the lease can't be read")?.spec.unwrap_or_default();
+        let is_own = spec.holder_identity.as_deref() == Some(identity);
+        let seconds = spec.lease_duration_seconds.unwrap_or_default();
+        let renewed = spec.renew_time.map(|time| time.0).unwrap_or_default();
+        if !(is_own && lasts(renewed, seconds, 3 * patience, Timestamp::now())) {
+            bail!("another replica of cgpu-scheduler-extender has the lease, or nobody has; try again");
+        }
+        Ok(())
+    }
+}
+
+/// Whether a lease that was renewed then lasts for so long from now.
+fn lasts(renewed: Timestamp, seconds: i32, needed: Duration, now: Timestamp) -> bool {
+    let (renewed, now) = (SystemTime::from(renewed), SystemTime::from(now));
+    let end = renewed + Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+    end.duration_since(now).is_ok_and(|left| left >= needed)
+}
+
+/// Takes part in the election; what is returned says whether this replica has the lease. The lease is given up
+/// once nobody looks any more.
+pub(crate) async fn stand(
+    client: Client,
+    namespace: &str,
+    identity: &str,
+) -> Result<(watch::Receiver<bool>, impl Future<Output = ()>)> {
+    let manager = LeaseManagerBuilder::new(client, LEASE)
+        .with_namespace(namespace)
+        .with_identity(identity)
+        .with_duration(LEASE_SECONDS)
+        .with_grace(GRACE_SECONDS)
+        .build()
+        .await
+        .with_context(|| format!("lease {namespace}/{LEASE} can't be made"))?;
+    let (leads, task) = manager.watch().await;
+    Ok((leads, async move {
+        let _ = task.await; // it has told what failed
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_lasts_until_its_end() {
+        let at = |second: i64| Timestamp::new(1_000_000 + second, 0).unwrap();
+        let lasts = |needed, now| lasts(at(0), 30, Duration::from_secs(needed), at(now));
+        assert!(lasts(15, 0) && lasts(15, 15));
+        assert!(!lasts(15, 16) && !lasts(0, 31));
+    }
+}

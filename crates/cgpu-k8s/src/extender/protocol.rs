@@ -1,0 +1,197 @@
+//! What Kubernetes' scheduler and `kubectl inspect gpushare` say by HTTP, and are answered
+//! (`k8s.io/kube-scheduler/extender/v1/types.go`; the answer of `inspect` is gpushare-scheduler-extender's). Pure.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::fleet::{Fleet, Seeker};
+
+/// `ExtenderArgs`: a pod, and the nodes that are left for it.
+#[derive(Debug, Deserialize)]
+pub struct FilterArgs {
+    /// The pod.
+    pub pod: Pod,
+    /// The nodes as objects, where the scheduler's configuration doesn't say `nodeCacheCapable`.
+    #[serde(default)]
+    pub nodes: Option<NodeObjects>,
+    /// The names of the nodes, where it does.
+    #[serde(default, rename = "nodenames")]
+    pub node_names: Option<Vec<String>>,
+}
+
+/// A `NodeList`; the nodes are given back as they came.
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub struct NodeObjects {
+    #[serde(default)]
+    metadata: BTreeMap<String, serde_json::Value>,
+    #[serde(default)]
+    items: Vec<Box<RawValue>>,
+}
+
+/// As much of a node as is needed to give it back.
+#[derive(Debug, Deserialize)]
+struct NamedNode {
+    metadata: NodeName,
+}
+
+#[derive(Debug, Deserialize)]
+struct NodeName {
+    name: String,
+}
+
+/// `ExtenderFilterResult`.
+#[derive(Debug, Default, Serialize)]
+pub struct FilterResult {
+    /// The nodes that do, where objects came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<NodeObjects>,
+    /// Their names, where names came.
+    #[serde(rename = "nodenames", skip_serializing_if = "Option::is_none")]
+    pub node_names: Option<Vec<String>>,
+    /// The others, and why. Schedulers before 1.21 read these alone.
+    #[serde(rename = "failedNodes")]
+    pub failed: BTreeMap<String, String>,
+    /// Those of them that stay so whichever pods go.
+    #[serde(rename = "failedAndUnresolvableNodes")]
+    pub failed_for_ever: BTreeMap<String, String>,
+    /// Why nothing can be told.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub error: String,
+}
+
+/// `ExtenderBindingArgs`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BindArgs {
+    /// The pod's name.
+    #[serde(alias = "PodName")]
+    pub pod_name: String,
+    /// Its namespace.
+    #[serde(alias = "PodNamespace")]
+    pub pod_namespace: String,
+    /// Its UID.
+    #[serde(rename = "podUID", alias = "PodUID")]
+    pub pod_uid: String,
+    /// The node.
+    #[serde(alias = "Node")]
+    pub node: String,
+}
+
+/// `ExtenderBindingResult`.
+#[derive(Debug, Default, Serialize)]
+pub struct BindResult {
+    /// Why the pod isn't bound; empty if it is.
+    pub error: String,
+}
+
+/// Which of the nodes have the room for the pod.
+#[must_use]
+pub fn filter(fleet: &Fleet, args: FilterArgs) -> FilterResult {
+    let seeker = Seeker::of(&args.pod, fleet.resource());
+    let mut result = FilterResult::default();
+    let mut fits = |name: &str| {
+        if seeker.ask.is_empty() {
+            return true;
+        }
+        let Err(why) = fleet.can_have(&seeker, name) else { return true };
+        if why.is_for_ever() {
+            result.failed_for_ever.insert(name.to_owned(), why.to_string());
+        }
+        result.failed.insert(name.to_owned(), why.to_string());
+        false
+    };
+    if let Some(names) = args.node_names {
+        result.node_names = Some(names.into_iter().filter(|name| fits(name)).collect());
+    } else if let Some(NodeObjects { metadata, items }) = args.nodes {
+        let is_fitting = |item: &Box<RawValue>| {
+            let node = serde_json::from_str::<NamedNode>(item.get());
+            node.is_ok_and(|node| fits(&node.metadata.name))
+        };
+        let items = items.into_iter().filter(is_fitting).collect();
+        result.nodes = Some(NodeObjects { metadata, items });
+    } else {
+        result.error = "neither nodes nor nodenames: there is nothing to choose of".to_owned();
+    }
+    result
+}
+
+/// What `inspect` tells.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Inspection {
+    /// The nodes.
+    pub nodes: Vec<InspectedNode>,
+    /// Why there are none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub error: String,
+}
+
+/// A node.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct InspectedNode {
+    name: String,
+    #[serde(rename = "totalGPU")]
+    total: u32,
+    #[serde(rename = "usedGPU")]
+    used: u32,
+    #[serde(rename = "devs")]
+    gpus: Vec<InspectedGpu>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct InspectedGpu {
+    id: u32,
+    #[serde(rename = "totalGPU")]
+    total: u32,
+    #[serde(rename = "usedGPU")]
+    used: u32,
+    pods: Vec<InspectedPod>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct InspectedPod {
+    name: String,
+    namespace: String,
+    #[serde(rename = "usedGPU")]
+    used: u32,
+}
+
+/// Who has what, of all nodes or of one.
+#[must_use]
+pub fn inspection(fleet: &Fleet, only: Option<&str>) -> Inspection {
+    let names = match only {
+        Some(name) => vec![name],
+        None => fleet.node_names(),
+    };
+    let node = |name: &str| {
+        let (_, gpus) = fleet.view(name)?;
+        let pods = |gpu: &super::fleet::GpuView| {
+            let pod = |pod: &super::fleet::PodPart| InspectedPod {
+                name: pod.name.clone(),
+                namespace: pod.namespace.clone(),
+                used: pod.units,
+            };
+            gpu.pods.iter().map(pod).collect()
+        };
+        let inspected = gpus.iter().map(|gpu| InspectedGpu {
+            id: gpu.index,
+            total: gpu.total,
+            used: gpu.used,
+            pods: pods(gpu),
+        });
+        Some(InspectedNode {
+            name: name.to_owned(),
+            total: gpus.iter().map(|gpu| gpu.total).sum(),
+            used: gpus.iter().map(|gpu| gpu.used).sum(),
+            gpus: inspected.collect(),
+        })
+    };
+    let nodes: Vec<InspectedNode> = names.into_iter().filter_map(node).collect();
+    let error = match only {
+        Some(name) if nodes.is_empty() => format!("there is no node {name} with {}", fleet.resource()),
+        _ => String::new(),
+    };
+    Inspection { nodes, error }
+}
