@@ -26,6 +26,9 @@ pub struct Args {
     /// What pods ask for.
     #[arg(long, value_name = "NAME", default_value = "aliyun.com/gpu-mem")]
     pub resource: String,
+    /// What pods ask for that want a GPU as a whole; nothing (`''`) if NVIDIA's plugin gives these out.
+    #[arg(long, value_name = "NAME", default_value = "aliyun.com/gpu-whole")]
+    pub whole_resource: String,
     /// The node's name in the cluster [default: $NODE_NAME, else the host's].
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
@@ -42,6 +45,9 @@ pub struct Args {
         default_value = "/var/lib/kubelet/pod-resources/kubelet.sock"
     )]
     pub pod_resources: PathBuf,
+    /// Where the driver tells of broken GPUs (Xid).
+    #[arg(long, value_name = "FILE", default_value = "/dev/kmsg")]
+    pub kernel_log: PathBuf,
 }
 
 /// Shows who has what of which shared GPU in a cluster, by what nodes and pods have written on them.
@@ -84,8 +90,17 @@ mod tests {
 
     #[test]
     fn every_option_is_documented() {
-        let (plugin, inspect) = (Args::command(), InspectArgs::command());
-        for argument in plugin.get_arguments().chain(inspect.get_arguments()) {
+        let programs = [
+            Args::command(),
+            InspectArgs::command(),
+            crate::extender::ExtenderArgs::command(),
+            crate::setup::SetupArgs::command(),
+        ];
+        let of = |command: &clap::Command| {
+            let below = command.get_subcommands().flat_map(clap::Command::get_arguments);
+            below.chain(command.get_arguments()).cloned().collect::<Vec<_>>()
+        };
+        for argument in programs.iter().flat_map(of) {
             let Some(long) = argument.get_long() else { continue };
             let is_known = ["help", "version"].contains(&long);
             assert!(is_known || KUBERNETES.contains(&format!("--{long}`")), "--{long}");

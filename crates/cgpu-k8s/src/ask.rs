@@ -131,7 +131,8 @@ mod tests {
     #[test]
     fn quantities_are_whole_numbers_however_they_are_written() {
         let told = |text: &str| whole(&Quantity(text.to_owned()));
-        for (text, number) in [("7", 7), ("2k", 2000), ("3803", 3803), ("1Ki", 1024), ("1e3", 1000)] {
+        for (text, number) in [("7", 7), ("2k", 2000), ("3803", 3803), ("1Ki", 1024), ("1e3", 1000)]
+        {
             assert_eq!(told(text), Some(number), "{text}");
         }
         for text in ["", "-1", "1.5", "7m", "5G", "many", "k"] {

@@ -1,35 +1,26 @@
-//! What is asked of the API server and of the kubelet about this node's pods, and what is written there:
-//! [`Cluster`].
+//! What is asked of the API server about this node and its pods, and what is written there: [`Cluster`].
 
 use std::collections::BTreeMap;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
-use tokio::net::UnixStream;
 use tokio::time::timeout;
-use tonic::transport::{Channel, Endpoint, Uri};
-use tower::service_fn;
 
-use crate::api::{ListPodResourcesRequest, ListPodResourcesResponse};
-use crate::pod_resources_lister_client::PodResourcesListerClient;
 use crate::server::api_server;
 
 /// How long a question may take API server or kubelet: the kubelet waits for us meanwhile.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The cluster as this node sees it.
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
     node: String,
-    pod_resources: PathBuf,
 }
 
 impl std::fmt::Debug for Cluster {
@@ -45,17 +36,13 @@ impl Cluster {
     /// # Errors
     ///
     /// Where it is named, and can't be read.
-    pub async fn find(
-        kubeconfig: Option<&Path>,
-        node: String,
-        pod_resources: PathBuf,
-    ) -> Result<Option<Self>> {
+    pub async fn find(kubeconfig: Option<&Path>, node: String) -> Result<Option<Self>> {
         let config = api_server(kubeconfig).await?;
         let Some(mut config) = config else { return Ok(None) };
         config.connect_timeout = Some(PATIENCE);
         config.read_timeout = Some(PATIENCE);
         let client = Client::try_from(config).context("the API server can't be asked")?;
-        Ok(Some(Cluster { client, node, pod_resources }))
+        Ok(Some(Cluster { client, node }))
     }
 
     /// The pods that are this node's, as the API server has them at hand, which is cheap for it, and may be
@@ -148,39 +135,8 @@ impl Cluster {
             .with_context(|| format!("pod {namespace}/{name} can't be annotated"))?;
         Ok(())
     }
-
-    /// Which devices the containers of this node have, as the kubelet knows it.
-    ///
-    /// # Errors
-    ///
-    /// Where it can't be asked.
-    pub async fn held(&self) -> Result<ListPodResourcesResponse> {
-        let asked = async {
-            let channel = kubelet(&self.pod_resources).await?;
-            let mut client = PodResourcesListerClient::new(channel);
-            Ok(client.list(ListPodResourcesRequest {}).await?.into_inner())
-        };
-        in_time(asked).await.with_context(|| {
-            format!("the kubelet does not tell at {} who has what", self.pod_resources.display())
-        })
-    }
 }
 
-/// A channel to a socket of the kubelet's.
-///
-/// # Errors
-///
-/// Where nobody listens.
-pub async fn kubelet(socket: &Path) -> Result<Channel> {
-    let socket = socket.to_owned();
-    let connect = service_fn(move |_: Uri| {
-        let socket = socket.clone();
-        async move { io::Result::Ok(TokioIo::new(UnixStream::connect(socket).await?)) }
-    });
-    let endpoint = Endpoint::from_static("http://kubelet").timeout(PATIENCE);
-    endpoint.connect_with_connector(connect).await.context("cannot connect")
-}
-
-async fn in_time<T>(asked: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) async fn in_time<T>(asked: impl Future<Output = Result<T>>) -> Result<T> {
     timeout(PATIENCE, asked).await.context("no answer in time")?
 }

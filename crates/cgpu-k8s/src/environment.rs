@@ -50,7 +50,10 @@ pub fn environment(
     let mut variables = vec![
         ("NVIDIA_VISIBLE_DEVICES", joined(|gpu| gpu.uuid.clone())),
         ("ALIYUN_COM_GPU_MEM_IDX", joined(|gpu| gpu.index.to_string())),
-        ("ALIYUN_COM_GPU_MEM_POD", asked.pod_units.map_or(total, |units| units as usize).to_string()),
+        (
+            "ALIYUN_COM_GPU_MEM_POD",
+            asked.pod_units.map_or(total, |units| units as usize).to_string(),
+        ),
         ("ALIYUN_COM_GPU_MEM_CONTAINER", units.to_string()),
     ];
     // The quota is the ratio of both, where all GPUs have as much; else so many units.

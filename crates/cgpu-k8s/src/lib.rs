@@ -20,6 +20,8 @@ pub mod extender;
 
 pub mod inspect;
 
+pub mod kubelet;
+
 pub mod node;
 
 pub mod place;
@@ -28,11 +30,19 @@ pub mod plugin;
 
 pub mod pods;
 
+pub mod setup;
+
 pub mod units;
+
+pub mod uses;
 
 pub mod written;
 
+pub mod xid;
+
 mod args;
+
+mod kernel_log;
 
 mod life;
 

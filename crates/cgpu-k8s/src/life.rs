@@ -4,7 +4,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -12,7 +12,7 @@ use cgpu::admission::{Host, require_root};
 use cgpu::inventory::{Settings, cached, refresh};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::sleep;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -22,15 +22,19 @@ use tracing::{info, warn};
 use crate::Args;
 use crate::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION};
 use crate::authority::KubeletConnection;
-use crate::cluster::{Cluster, kubelet};
-use crate::device_plugin_server::DevicePluginServer;
-use crate::plugin::{Plugin, PluginRules};
+use crate::cluster::Cluster;
+use crate::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use crate::kernel_log::KernelLog;
+use crate::kubelet::{Kubelet, connect};
+use crate::plugin::{Plugin, PluginRules, WholePlugin};
 use crate::record::keep_record;
 use crate::registration_client::RegistrationClient;
 use crate::units::{SharedGpu, Unit, shared};
+use crate::xid::{Broken, Verdict};
 
-/// The name of our socket.
-const SOCKET: &str = "cgpu-gpu-mem.sock";
+/// The names of our sockets: of shared GPUs, and of GPUs as a whole.
+const SHARED_SOCKET: &str = "cgpu-gpu-mem.sock";
+const WHOLE_SOCKET: &str = "cgpu-gpu-whole.sock";
 
 /// The kubelet's.
 const KUBELET: &str = "kubelet.sock";
@@ -58,18 +62,22 @@ async fn live(args: &Args, settings: Settings, most_weight: u32) -> Result<()> {
     let mut renewals = signal(SignalKind::hangup())?;
     let rules = PluginRules {
         resource: args.resource.clone(),
+        whole_resource: args.whole_resource.clone(),
         unit: args.memory_unit,
         placement: args.placement,
         disable_isolation: args.disable_isolation,
         most_weight,
     };
     let kubeconfig = args.kubeconfig.as_deref();
-    let cluster = Cluster::find(kubeconfig, node_name(args)?, args.pod_resources.clone()).await?;
-    let plugin = Plugin::new(learn(&settings, rules.unit).await?, rules, cluster.clone());
+    let cluster = Cluster::find(kubeconfig, node_name(args)?).await?;
+    let kubelet = Kubelet::new(args.pod_resources.clone());
+    let gpus = learn(&settings, rules.unit).await?;
+    let mut health = Health::open(&args.kernel_log);
+    let plugin = Plugin::new(health.judged(gpus), rules, cluster.clone(), kubelet);
+    tokio::spawn(keep_looking(plugin.clone()));
     match cluster {
         Some(cluster) => {
-            let recorded = keep_record(cluster, plugin.clone(), args.resource.clone());
-            tokio::spawn(recorded);
+            tokio::spawn(keep_record(cluster, plugin.clone()));
         }
         None => warn!(
             "no API server is known (--kubeconfig): pods get one GPU whatever their label \
@@ -80,11 +88,65 @@ async fn live(args: &Args, settings: Settings, most_weight: u32) -> Result<()> {
         tokio::select! {
             _ = ends.recv() => break,
             _ = interrupts.recv() => break,
-            served = serve(args, &settings, &plugin, &mut renewals) => served?,
+            served = serve(args, &settings, &plugin, &mut health, &mut renewals) => served?,
         }
     }
-    let _ = fs::remove_file(args.plugin_dir.join(SOCKET)); // the kubelet may have
+    for socket in [SHARED_SOCKET, WHOLE_SOCKET] {
+        let _ = fs::remove_file(args.plugin_dir.join(socket)); // the kubelet may have
+    }
     Ok(())
+}
+
+/// Asks the kubelet each second who has what, until it is dropped.
+async fn keep_looking(plugin: Plugin) {
+    let mut complaint = Complaint::default();
+    loop {
+        if let Err(error) = plugin.look().await {
+            complaint.tell(format!("{error:#}; until then no GPU can be a container's as a whole"));
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// One of our sockets, with what answers there.
+struct Endpoint {
+    name: &'static str,
+    resource: String,
+    options: DevicePluginOptions,
+    path: PathBuf,
+    identity: Option<Identity>,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+impl Endpoint {
+    fn open<T: DevicePlugin>(
+        directory: &Path,
+        name: &'static str,
+        resource: &str,
+        options: DevicePluginOptions,
+        plugin: T,
+    ) -> Result<Self> {
+        let path = directory.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+            }
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)
+            .with_context(|| format!("cannot listen at {}", path.display()))?;
+        let identity = identity(&path);
+        let service = DevicePluginServer::new(plugin).max_decoding_message_size(MOST_ASKED_BYTES);
+        let incoming =
+            UnixListenerStream::new(listener).map(|stream| stream.map(KubeletConnection::new));
+        let served = Server::builder().add_service(service).serve_with_incoming(incoming);
+        let resource = resource.to_owned();
+        Ok(Endpoint { name, resource, options, path, identity, server: tokio::spawn(served) })
+    }
+
+    fn is_ours(&self) -> bool {
+        identity(&self.path) == self.identity
+    }
 }
 
 /// Serves one kubelet, until another takes its place: makes itself known to it, again where a hangup
@@ -93,9 +155,9 @@ async fn serve(
     args: &Args,
     settings: &Settings,
     plugin: &Plugin,
+    health: &mut Health,
     renewals: &mut Signal,
 ) -> Result<()> {
-    let socket = args.plugin_dir.join(SOCKET);
     let kubelet = args.plugin_dir.join(KUBELET);
     let mut complaint = Complaint::default();
     if identity(&kubelet).is_none() {
@@ -107,44 +169,95 @@ async fn serve(
             None => sleep(LOOK).await,
         }
     };
-    match fs::remove_file(&socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot remove {}", socket.display()));
-        }
-        _ => {}
+    let directory = &args.plugin_dir;
+    let (resource, whole) = (&args.resource, &args.whole_resource);
+    let options = plugin.options();
+    let mut endpoints =
+        vec![Endpoint::open(directory, SHARED_SOCKET, resource, options, plugin.clone())?];
+    if !whole.is_empty() {
+        let (options, plugin) = (DevicePluginOptions::default(), WholePlugin(plugin.clone()));
+        endpoints.push(Endpoint::open(directory, WHOLE_SOCKET, whole, options, plugin)?);
     }
-    let listener = UnixListener::bind(&socket)
-        .with_context(|| format!("cannot listen at {}", socket.display()))?;
-    let own = identity(&socket);
-    let service =
-        DevicePluginServer::new(plugin.clone()).max_decoding_message_size(MOST_ASKED_BYTES);
-    let incoming =
-        UnixListenerStream::new(listener).map(|stream| stream.map(KubeletConnection::new));
-    let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     let mut is_registered = false;
-    while identity(&kubelet) == Some(known) && identity(&socket) == own {
+    while identity(&kubelet) == Some(known) && endpoints.iter().all(Endpoint::is_ours) {
         if !is_registered {
-            match register(&kubelet, &args.resource, plugin.options()).await {
-                Ok(()) => {
-                    info!(resource = args.resource, "the kubelet knows of the GPUs");
-                    is_registered = true;
-                }
+            match register(&kubelet, &endpoints).await {
+                Ok(()) => is_registered = true,
                 Err(error) => complaint.tell(format!("the kubelet does not take us: {error:#}")),
             }
         }
         tokio::select! {
-            _ = renewals.recv() => is_registered = false,
+            _ = renewals.recv() => {
+                is_registered = false;
+                health.forgive();
+            }
             () = sleep(LOOK) => {}
         }
+        health.listen();
         match learn(settings, args.memory_unit).await {
-            Ok(gpus) => plugin.set(gpus),
+            Ok(gpus) => plugin.set(health.judged(gpus)),
             Err(error) => complaint.tell(format!("the GPUs can't be looked at: {error:#}")),
         }
     }
     info!("the kubelet has begun anew");
     // The kubelet that is gone may have streams open, which don't end by themselves.
-    server.abort();
+    endpoints.iter().for_each(|endpoint| endpoint.server.abort());
     Ok(())
+}
+
+/// Which GPUs are broken, by the kernel's log.
+#[derive(Debug, Default)]
+struct Health {
+    log: Option<KernelLog>,
+    broken: Broken,
+    complaint: Complaint,
+}
+
+impl Health {
+    fn open(path: &Path) -> Self {
+        let mut health = Health::default();
+        match KernelLog::open(path) {
+            Ok(log) => health.log = Some(log),
+            Err(error) => {
+                let path = path.display();
+                warn!(
+                    "a broken GPU will not be seen: {path} can't be read: {error} (--kernel-log)"
+                );
+            }
+        }
+        health.listen();
+        health
+    }
+
+    fn listen(&mut self) {
+        let Some(log) = &mut self.log else { return };
+        let lines = match log.read() {
+            Ok(lines) => lines,
+            Err(error) => {
+                self.complaint.tell(format!("the kernel's log can't be read: {error}"));
+                return;
+            }
+        };
+        for line in lines {
+            match self.broken.hear(&line) {
+                Some((gpu, verdict @ Verdict::Broken(_))) => warn!(gpu, "{verdict}"),
+                Some((gpu, verdict @ Verdict::Mended)) => info!(gpu, "{verdict}"),
+                None => {}
+            }
+        }
+    }
+
+    /// Takes all GPUs for whole again that the log told of until now.
+    fn forgive(&mut self) {
+        self.listen();
+        self.broken = Broken::default();
+    }
+
+    /// The GPUs, those for lost that are broken.
+    fn judged(&self, mut gpus: Vec<SharedGpu>) -> Vec<SharedGpu> {
+        gpus.iter_mut().for_each(|gpu| gpu.healthy &= self.broken.xid(&gpu.bus_id).is_none());
+        gpus
+    }
 }
 
 /// The node's name in the cluster: the kubelet takes the host's, in small letters, where it is told no
@@ -184,21 +297,27 @@ async fn learn(settings: &Settings, unit: Unit) -> Result<Vec<SharedGpu>> {
     Ok(shared(found.await??.gpus(), unit)?)
 }
 
-/// Which file it is; `None` where there is none.
-fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {
+/// Which file it is.
+type Identity = (u64, u64, i64, i64);
+
+/// `None` where there is no file.
+fn identity(path: &Path) -> Option<Identity> {
     let meta = fs::symlink_metadata(path).ok()?;
     Some((meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
 }
 
-/// Makes the plugin known to the kubelet.
-async fn register(socket: &Path, resource: &str, options: DevicePluginOptions) -> Result<()> {
-    let channel = kubelet(socket).await?;
-    let request = RegisterRequest {
-        version: VERSION.to_owned(),
-        endpoint: SOCKET.to_owned(),
-        resource_name: resource.to_owned(),
-        options: Some(options),
-    };
-    RegistrationClient::new(channel).register(request).await?;
+/// Makes the plugin known to the kubelet, at each of its sockets.
+async fn register(kubelet: &Path, endpoints: &[Endpoint]) -> Result<()> {
+    let mut client = RegistrationClient::new(connect(kubelet).await?);
+    for endpoint in endpoints {
+        let request = RegisterRequest {
+            version: VERSION.to_owned(),
+            endpoint: endpoint.name.to_owned(),
+            resource_name: endpoint.resource.clone(),
+            options: Some(endpoint.options.clone()),
+        };
+        client.register(request).await?;
+        info!(resource = endpoint.resource, "the kubelet knows of the GPUs");
+    }
     Ok(())
 }

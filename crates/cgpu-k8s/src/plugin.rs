@@ -2,15 +2,17 @@
 
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::try_join;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
+use crate::api::ListPodResourcesResponse;
 use crate::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse,
     ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, HEALTHY,
@@ -20,17 +22,21 @@ use crate::api::{
 use crate::cluster::Cluster;
 use crate::device_plugin_server::DevicePlugin;
 use crate::environment::{Known, environment, weight};
+use crate::kubelet::Kubelet;
 use crate::node::said;
 use crate::place::{Demand, Placement, parts, preferred};
 use crate::pods::{Wish, candidates, holdings, mistaken, reserved, wishes};
 use crate::units::{SharedGpu, Unit};
+use crate::uses::{Use, Uses, told};
 use crate::written::ByGpu;
 
 /// What a plugin gives out, and how.
 #[derive(Debug, Clone)]
 pub struct PluginRules {
-    /// What pods ask for.
+    /// What pods ask for of a GPU's memory.
     pub resource: String,
+    /// What pods ask for to have a GPU as a whole.
+    pub whole_resource: String,
     /// How much memory a unit is.
     pub unit: Unit,
     /// Which GPU is preferred.
@@ -47,7 +53,14 @@ pub struct Plugin {
     rules: PluginRules,
     /// Where it is asked whose the units are; `None` where there is no API server to ask.
     cluster: Option<Cluster>,
+    kubelet: Kubelet,
     gpus: Arc<RwLock<Vec<SharedGpu>>>,
+    /// What the kubelet told last of who has what, and what the GPUs are used for by that.
+    held: Arc<RwLock<Option<ListPodResourcesResponse>>>,
+    uses: Arc<RwLock<Uses>>,
+    began: Instant,
+    /// Who has it gives something out; nobody else does meanwhile.
+    giving: Arc<Mutex<()>>,
     /// Changes once the kubelet is to be told anew.
     changes: watch::Sender<u64>,
 }
@@ -55,8 +68,23 @@ pub struct Plugin {
 impl Plugin {
     /// A plugin that gives out the memory of these GPUs.
     #[must_use]
-    pub fn new(gpus: Vec<SharedGpu>, rules: PluginRules, cluster: Option<Cluster>) -> Self {
-        Plugin { rules, cluster, gpus: Arc::new(RwLock::new(gpus)), changes: watch::Sender::new(0) }
+    pub fn new(
+        gpus: Vec<SharedGpu>,
+        rules: PluginRules,
+        cluster: Option<Cluster>,
+        kubelet: Kubelet,
+    ) -> Self {
+        Plugin {
+            rules,
+            cluster,
+            kubelet,
+            gpus: Arc::new(RwLock::new(gpus)),
+            held: Arc::default(),
+            uses: Arc::default(),
+            began: Instant::now(),
+            giving: Arc::default(),
+            changes: watch::Sender::new(0),
+        }
     }
 
     /// What is given out from now on. The kubelet is told where that is something else.
@@ -82,8 +110,113 @@ impl Plugin {
         self.gpus.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The same, with those for lost of which nothing can be shared now.
+    #[must_use]
+    pub fn open_gpus(&self) -> Vec<SharedGpu> {
+        let mut gpus = self.gpus();
+        let uses = self.uses.read().unwrap_or_else(PoisonError::into_inner);
+        gpus.iter_mut().for_each(|gpu| gpu.healthy &= uses.can_be(gpu.index, Use::Shared));
+        gpus
+    }
+
+    /// The rules.
+    pub(crate) fn rules(&self) -> &PluginRules {
+        &self.rules
+    }
+
+    /// What the kubelet told last of who has what; `None` before it has.
+    #[must_use]
+    pub fn held(&self) -> Option<ListPodResourcesResponse> {
+        self.held.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks the kubelet who has what.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be asked.
+    pub async fn look(&self) -> anyhow::Result<()> {
+        let asked = self.began.elapsed();
+        let held = self.kubelet.held().await?;
+        let PluginRules { resource, whole_resource, .. } = &self.rules;
+        let told = told(&held, &self.gpus(), resource, whole_resource);
+        let was_known =
+            self.held.write().unwrap_or_else(PoisonError::into_inner).replace(held).is_some();
+        let used = self.change_uses(|uses| uses.set(told, asked));
+        if used || !was_known {
+            self.changes.send_modify(|count| *count += 1);
+        }
+        Ok(())
+    }
+
+    /// Returns whether a GPU is used another way by that.
+    fn change_uses(&self, change: impl FnOnce(&mut Uses)) -> bool {
+        let indices: Vec<u32> = self.gpus().iter().map(|gpu| gpu.index).collect();
+        let mut uses = self.uses.write().unwrap_or_else(PoisonError::into_inner);
+        let of = |uses: &Uses| indices.iter().map(|index| uses.of(*index)).collect::<Vec<_>>();
+        let before = of(&uses);
+        change(&mut uses);
+        before != of(&uses)
+    }
+
+    /// Gives GPUs out so, or says why that can't be.
+    fn give(&self, indices: &[u32], wanted: Use) -> Result<(), String> {
+        let mut given = Ok(());
+        if self.change_uses(|uses| given = uses.give(indices, wanted, self.began.elapsed())) {
+            self.changes.send_modify(|count| *count += 1);
+        }
+        let PluginRules { resource, whole_resource, .. } = &self.rules;
+        given.map_err(|index| match wanted.other() {
+            Use::Whole => format!(
+                "GPU {index} has just become another container's as a whole ({whole_resource}); the next pod finds \
+                 another GPU"
+            ),
+            Use::Shared => format!(
+                "memory of GPU {index} has just become another container's ({resource}); the next pod finds \
+                 another GPU"
+            ),
+        })
+    }
+
+    /// The GPUs that can be a container's as a whole. None can as long as nobody told who has what.
+    fn whole_devices(&self) -> ListAndWatchResponse {
+        let is_known = self.held.read().unwrap_or_else(PoisonError::into_inner).is_some();
+        let uses = self.uses.read().unwrap_or_else(PoisonError::into_inner);
+        let devices = self.gpus().into_iter().map(|gpu| {
+            let is_free = is_known && gpu.healthy && uses.can_be(gpu.index, Use::Whole);
+            let health = if is_free { HEALTHY } else { UNHEALTHY };
+            Device { id: gpu.uuid, health: health.to_owned() }
+        });
+        ListAndWatchResponse { devices: devices.collect() }
+    }
+
+    /// What a container gets that the kubelet gives these GPUs as a whole.
+    fn allocate_whole(&self, uuids: &[String]) -> Result<ContainerAllocateResponse, String> {
+        let gpus = self.gpus();
+        let index = |uuid: &String| {
+            let gpu = gpus.iter().find(|gpu| gpu.uuid == *uuid);
+            gpu.map(|gpu| gpu.index)
+                .ok_or_else(|| format!("this node has no GPU {uuid:?}; its GPUs have changed"))
+        };
+        let indices = uuids.iter().map(index).collect::<Result<Vec<u32>, String>>()?;
+        self.give(&indices, Use::Whole)?;
+        info!(gpus = ?indices, "given out as a whole");
+        let envs = [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuids.join(","))].into();
+        Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
+    }
+
+    /// Has nobody else give anything out, and knows who has what. Where the kubelet doesn't tell that, it is
+    /// as it was last.
+    async fn begin_giving(&self) -> MutexGuard<'_, ()> {
+        let giving = self.giving.lock().await;
+        if let Err(error) = self.look().await {
+            warn!("who has what may have changed: {error:#}");
+        }
+        giving
+    }
+
     fn devices(&self) -> ListAndWatchResponse {
-        let devices = self.gpus().into_iter().flat_map(|gpu| {
+        let devices = self.open_gpus().into_iter().flat_map(|gpu| {
             let health = if gpu.healthy { HEALTHY } else { UNHEALTHY };
             let device = |id| Device { id, health: health.to_owned() };
             gpu.ids().map(device).collect::<Vec<_>>()
@@ -110,12 +243,14 @@ impl Plugin {
         };
         let Some(cluster) = &self.cluster else { return asked };
         let told = async {
-            let (node, held, pods) = try_join!(cluster.node(), cluster.held(), cluster.pods())?;
+            let (node, held, pods) =
+                try_join!(cluster.node(), self.kubelet.held(), cluster.pods())?;
             let (is_free, placement) = said(&node.metadata.labels.unwrap_or_default());
             let held = holdings(&held, &self.rules.resource);
             let meant = |pods: &[Pod]| -> (Vec<Wish>, ByGpu) {
                 let all = wishes(pods, &self.rules.resource, self.rules.unit);
-                let meant: Vec<Wish> = candidates(&all, &held, units).into_iter().cloned().collect();
+                let meant: Vec<Wish> =
+                    candidates(&all, &held, units).into_iter().cloned().collect();
                 let reserved = meant.first().map(|first| reserved(&all, &held, first));
                 (meant, reserved.unwrap_or_default())
             };
@@ -158,12 +293,12 @@ impl Plugin {
         }
         let known = Known {
             pod_units: wish.map(|wish| wish.pod_units),
-            weight: wish
-                .and_then(|wish| weight(wish.percent, parts.len(), self.rules.most_weight)),
+            weight: wish.and_then(|wish| weight(wish.percent, parts.len(), self.rules.most_weight)),
             is_free: asked.is_free,
         };
         let envs = environment(&parts, unit, &known)?;
         let indices: Vec<u32> = parts.iter().map(|(gpu, _)| gpu.index).collect();
+        self.give(&indices, Use::Shared)?;
         let pod = wish.map(|wish| format!("{}/{}", wish.of.namespace, wish.of.pod));
         info!(gpus = ?indices, units = ids.len(), %unit, pod, "given out");
         Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
@@ -176,7 +311,7 @@ impl Plugin {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let gpus = self.gpus();
         let Ok(parts) = parts(&gpus, ids) else { return Ok(()) };
-        let (held, pods) = match try_join!(cluster.held(), cluster.pods()) {
+        let (held, pods) = match try_join!(self.kubelet.held(), cluster.pods()) {
             Ok(told) => told,
             Err(error) => {
                 warn!("whether a container has what its pod asks for isn't known: {error:#}");
@@ -221,6 +356,19 @@ fn refusal(parts: &[(&SharedGpu, u32)], units: usize, wish: Option<&Wish>, unit:
                  less",
                 list.collect::<Vec<_>>().join(", ")
             )
+        }
+    }
+}
+
+/// What the kubelet is answered.
+fn answer(
+    responses: Vec<Result<ContainerAllocateResponse, String>>,
+) -> Result<Response<AllocateResponse>, Status> {
+    match responses.into_iter().collect::<Result<Vec<_>, String>>() {
+        Ok(container_responses) => Ok(Response::new(AllocateResponse { container_responses })),
+        Err(reason) => {
+            warn!(reason, "a container does not get its GPU");
+            Err(Status::failed_precondition(reason))
         }
     }
 }
@@ -279,18 +427,13 @@ impl DevicePlugin for Plugin {
         request: Request<AllocateRequest>,
     ) -> Result<Response<AllocateResponse>, Status> {
         let requests = request.into_inner().container_requests;
+        let _giving = self.begin_giving().await;
         let mut responses = Vec::new();
         for question in &requests {
             let asked = self.asked(question.device_ids.len()).await;
             responses.push(self.allocate_one(&question.device_ids, &asked));
         }
-        match responses.into_iter().collect::<Result<Vec<_>, String>>() {
-            Ok(container_responses) => Ok(Response::new(AllocateResponse { container_responses })),
-            Err(reason) => {
-                warn!(reason, "a container does not get its memory");
-                Err(Status::failed_precondition(reason))
-            }
-        }
+        answer(responses)
     }
 
     async fn pre_start_container(
@@ -301,6 +444,52 @@ impl DevicePlugin for Plugin {
             warn!(reason, "a container does not start");
             Status::failed_precondition(reason)
         })?;
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+/// The same plugin for GPUs as a whole.
+#[derive(Debug, Clone)]
+pub struct WholePlugin(pub Plugin);
+
+#[tonic::async_trait]
+impl DevicePlugin for WholePlugin {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions::default()))
+    }
+
+    type ListAndWatchStream = Devices;
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Devices>, Status> {
+        let plugin = self.0.clone();
+        let told =
+            WatchStream::new(self.0.changes.subscribe()).map(move |_| Ok(plugin.whole_devices()));
+        Ok(Response::new(Box::pin(told)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        _: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        Err(Status::unimplemented("any GPU will do"))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let _giving = self.0.begin_giving().await;
+        let requests = request.into_inner().container_requests;
+        answer(requests.iter().map(|asked| self.0.allocate_whole(&asked.device_ids)).collect())
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
         Ok(Response::new(PreStartContainerResponse {}))
     }
 }

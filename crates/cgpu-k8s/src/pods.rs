@@ -166,7 +166,8 @@ pub fn candidates<'a>(wishes: &'a [Wish], held: &Holdings, units: usize) -> Vec<
 #[must_use]
 pub fn reserved(wishes: &[Wish], held: &Holdings, but: &Wish) -> ByGpu {
     let mut reserved = ByGpu::new();
-    let is_other = |wish: &&Wish| wish.of != but.of && !wish.is_init && !held.contains_key(&wish.of);
+    let is_other =
+        |wish: &&Wish| wish.of != but.of && !wish.is_init && !held.contains_key(&wish.of);
     for (index, units) in wishes.iter().filter(is_other).flat_map(|wish| &wish.decided) {
         *reserved.entry(*index).or_default() += units;
     }

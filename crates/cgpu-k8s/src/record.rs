@@ -8,13 +8,15 @@ use anyhow::Result;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tokio::time::sleep;
 
+use crate::ask::{CORE_PERCENTAGE, whole};
 use crate::cluster::Cluster;
 use crate::life::Complaint;
 use crate::node::{self, GPU_COUNT_CAPACITY, labels};
 use crate::plugin::Plugin;
 use crate::pods::{annotations, holdings};
+use crate::units::SharedGpu;
 
-/// How often the kubelet is asked who has what.
+/// How often it is compared with what the kubelet told.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// After how many looks all is compared, though nothing changed: what somebody else wrote over.
@@ -24,14 +26,19 @@ const LOOKS_PER_AUDIT: u32 = 10;
 type Annotations = BTreeMap<(String, String), BTreeMap<String, String>>;
 
 /// Writes until it is dropped. What can't be written is told, and tried again.
-pub(crate) async fn keep_record(cluster: Cluster, plugin: Plugin, resource: String) {
+pub(crate) async fn keep_record(cluster: Cluster, plugin: Plugin) {
     let (mut complaint, mut written) = (Complaint::default(), Annotations::new());
+    let mut described = None;
     for look in 0_u32.. {
         let is_audit = look.is_multiple_of(LOOKS_PER_AUDIT);
-        if is_audit && let Err(error) = write_node(&cluster, &plugin).await {
-            complaint.tell(format!("{error:#}"));
+        let gpus = plugin.open_gpus();
+        if is_audit || described.as_ref() != Some(&gpus) {
+            match write_node(&cluster, &plugin, &gpus).await {
+                Ok(()) => described = Some(gpus),
+                Err(error) => complaint.tell(format!("{error:#}")),
+            }
         }
-        match write_pods(&cluster, &plugin, &resource, &written, is_audit).await {
+        match write_pods(&cluster, &plugin, &written, is_audit).await {
             Ok(now) => written = now,
             Err(error) => complaint.tell(format!("{error:#}")),
         }
@@ -39,24 +46,27 @@ pub(crate) async fn keep_record(cluster: Cluster, plugin: Plugin, resource: Stri
     }
 }
 
-async fn write_node(cluster: &Cluster, plugin: &Plugin) -> Result<()> {
-    let (node, gpus) = (cluster.node().await?, plugin.gpus());
-    let mut labels = labels(&gpus);
+async fn write_node(cluster: &Cluster, plugin: &Plugin, gpus: &[SharedGpu]) -> Result<()> {
+    let node = cluster.node().await?;
+    let mut labels = labels(gpus);
     let has = node.metadata.labels.unwrap_or_default();
     labels.retain(|name, value| has.get(name) != Some(value));
-    let mut annotations = node::annotations(&gpus, plugin.unit());
+    let mut annotations = node::annotations(gpus, plugin.rules().unit);
     let has = node.metadata.annotations.unwrap_or_default();
     annotations.retain(|name, value| has.get(name) != Some(value));
     if !labels.is_empty() || !annotations.is_empty() {
         cluster.describe_node(&labels, &annotations).await?;
     }
-    let count = gpus.len().to_string();
     let status = node.status.unwrap_or_default();
-    let is_told = |amounts: Option<BTreeMap<String, Quantity>>| {
-        amounts.is_some_and(|has| has.get(GPU_COUNT_CAPACITY).is_some_and(|has| has.0 == count))
-    };
-    if !(is_told(status.capacity) && is_told(status.allocatable)) {
-        cluster.set_capacity(GPU_COUNT_CAPACITY, gpus.len()).await?;
+    for (resource, count) in [(GPU_COUNT_CAPACITY, gpus.len()), (CORE_PERCENTAGE, 100 * gpus.len())]
+    {
+        let is_told = |amounts: &Option<BTreeMap<String, Quantity>>| {
+            let told = amounts.as_ref().and_then(|has| whole(has.get(resource)?));
+            told.is_some_and(|told| told as usize == count)
+        };
+        if !(is_told(&status.capacity) && is_told(&status.allocatable)) {
+            cluster.set_capacity(resource, count).await?;
+        }
     }
     Ok(())
 }
@@ -65,11 +75,11 @@ async fn write_node(cluster: &Cluster, plugin: &Plugin) -> Result<()> {
 async fn write_pods(
     cluster: &Cluster,
     plugin: &Plugin,
-    resource: &str,
     written: &Annotations,
     is_audit: bool,
 ) -> Result<Annotations> {
-    let held = holdings(&cluster.held().await?, resource);
+    let Some(held) = plugin.held() else { return Ok(written.clone()) };
+    let held = holdings(&held, &plugin.rules().resource);
     let told = annotations(&held, &plugin.gpus());
     if told == *written && !is_audit || told.is_empty() {
         return Ok(told);

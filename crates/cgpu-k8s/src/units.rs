@@ -113,6 +113,8 @@ pub struct SharedGpu {
     pub model: String,
     /// Its memory in MiB.
     pub memory_mib: u64,
+    /// Where it is: PCI domain, bus, device and function.
+    pub bus_id: String,
     prefix: String,
 }
 
@@ -163,6 +165,7 @@ pub fn shared(gpus: &[Gpu], unit: Unit) -> Result<Vec<SharedGpu>, UnitError> {
             healthy: gpu.state == GpuState::Ok,
             model: gpu.name.clone(),
             memory_mib: gpu.memory_bytes >> 20,
+            bus_id: gpu.bus_id.clone(),
             prefix: digits[..length].to_owned(),
         })
         .collect();

@@ -5,16 +5,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use cgpu_k8s::api::{
-    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
-    ListAndWatchResponse, PreferredAllocationRequest, RegisterRequest,
+    AllocateRequest, ContainerAllocateRequest, ContainerDevices,
+    ContainerPreferredAllocationRequest, ContainerResources, Empty, HEALTHY, ListAndWatchResponse,
+    ListPodResourcesRequest, ListPodResourcesResponse, PodResources as PodResourcesOfPod,
+    PreferredAllocationRequest, RegisterRequest,
 };
 use cgpu_k8s::device_plugin_client::DevicePluginClient;
+use cgpu_k8s::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
 use cgpu_k8s::registration_server::{Registration, RegistrationServer};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
@@ -22,11 +26,13 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server, Uri};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tower::service_fn;
 
 /// How long a fact may take to come true, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(600);
+
+const MEM: &str = "aliyun.com/gpu-mem";
 
 const UUIDS: [&str; 3] = [
     "GPU-c09d11f5-a565-1f83-903c-a65a7ba138af",
@@ -34,15 +40,41 @@ const UUIDS: [&str; 3] = [
     "GPU-5e0a9a63-2222-3333-4444-555566667777",
 ];
 
-/// A kubelet's registry.
-struct Registry(mpsc::Sender<RegisterRequest>);
+/// A kubelet's registry: of plugins for memory, and of plugins for whole GPUs.
+struct Registry {
+    memory: mpsc::Sender<RegisterRequest>,
+    whole: mpsc::Sender<RegisterRequest>,
+}
 
 #[tonic::async_trait]
 impl Registration for Registry {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
-        self.0.send(request.into_inner()).unwrap();
+        let request = request.into_inner();
+        let is_whole = request.resource_name == "aliyun.com/gpu-whole";
+        // A test that looks at one of them drops the other's end.
+        let _ = if is_whole { &self.whole } else { &self.memory }.send(request);
         Ok(Response::new(Empty {}))
     }
+}
+
+/// Tells who has what.
+struct PodResources(Arc<Mutex<ListPodResourcesResponse>>);
+
+#[tonic::async_trait]
+impl PodResourcesLister for PodResources {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
+        Ok(Response::new(self.0.lock().unwrap().clone()))
+    }
+}
+
+/// A pod of one container that has these devices.
+fn has(pod: &str, resource: &str, ids: &[String]) -> PodResourcesOfPod {
+    let devices = ContainerDevices { resource_name: resource.into(), device_ids: ids.to_vec() };
+    let container = ContainerResources { name: "main".into(), devices: vec![devices] };
+    PodResourcesOfPod { name: pod.into(), namespace: "default".into(), containers: vec![container] }
 }
 
 /// A node: its files, and what runs on it.
@@ -63,7 +95,7 @@ impl Drop for Node {
 
 fn gpu(index: usize, memory_gib: u64) -> Value {
     json!({
-        "index": index, "uuid": UUIDS[index], "minor": index, "bus_id": "", "name": "Tesla V100",
+        "index": index, "uuid": UUIDS[index], "minor": index, "bus_id": format!("0000:{:02x}:00.0", 0x3b + index), "name": "Tesla V100",
         "memory_mib": memory_gib << 10, "state": "ok", "mig_enabled": false, "mig_devices": [],
     })
 }
@@ -84,6 +116,7 @@ impl Node {
         );
         fs::write(node.path("config.toml"), config).unwrap();
         fs::create_dir(node.path("plugins")).unwrap();
+        fs::write(node.path("kmsg"), "6,1,1,-;Linux version 6.1.0\n").unwrap();
         node.has(gpus);
         node
     }
@@ -106,26 +139,50 @@ impl Node {
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cgpu-device-plugin"));
         command.arg("--config").arg(self.path("config.toml"));
-        command.arg("--plugin-dir").arg(self.path("plugins")).args(words);
+        command.arg("--plugin-dir").arg(self.path("plugins"));
+        command.arg("--kernel-log").arg(self.path("kmsg"));
+        command.arg("--pod-resources").arg(self.path("pod-resources.sock")).args(words);
         command
     }
 
-    /// A kubelet begins; what plugins say to it comes out of the channel. As the real one does, it
+    /// A kubelet begins; what plugins for memory say to it comes out of the channel. As the real one does, it
     /// removes the sockets that were there.
     fn kubelet(&self) -> mpsc::Receiver<RegisterRequest> {
+        self.kubelet_of_both().0
+    }
+
+    /// The same, and what plugins for whole GPUs say.
+    fn kubelet_of_both(
+        &self,
+    ) -> (mpsc::Receiver<RegisterRequest>, mpsc::Receiver<RegisterRequest>) {
         for entry in fs::read_dir(self.path("plugins")).unwrap() {
             fs::remove_file(entry.unwrap().path()).unwrap();
         }
-        let (registered, comes) = mpsc::channel();
+        let (memory, memory_comes) = mpsc::channel();
+        let (whole, whole_comes) = mpsc::channel();
         let _in = self.runtime.enter();
         let listener = UnixListener::bind(self.path("plugins").join("kubelet.sock")).unwrap();
-        let service = RegistrationServer::new(Registry(registered));
+        let service = RegistrationServer::new(Registry { memory, whole });
         self.runtime.spawn(
             Server::builder()
                 .add_service(service)
                 .serve_with_incoming(UnixListenerStream::new(listener)),
         );
-        comes
+        (memory_comes, whole_comes)
+    }
+
+    /// The kubelet's socket that tells who has what: what is set is told.
+    fn pod_resources(&self) -> Arc<Mutex<ListPodResourcesResponse>> {
+        let held = Arc::new(Mutex::default());
+        let _in = self.runtime.enter();
+        let listener = UnixListener::bind(self.path("pod-resources.sock")).unwrap();
+        let service = PodResourcesListerServer::new(PodResources(Arc::clone(&held)));
+        self.runtime.spawn(
+            Server::builder()
+                .add_service(service)
+                .serve_with_incoming(UnixListenerStream::new(listener)),
+        );
+        held
     }
 
     fn client(&self, endpoint: &str) -> DevicePluginClient<Channel> {
@@ -137,6 +194,12 @@ impl Node {
         let endpoint = Endpoint::from_static("http://plugin");
         let channel = self.runtime.block_on(endpoint.connect_with_connector(connect)).unwrap();
         DevicePluginClient::new(channel)
+    }
+
+    /// The driver tells of a GPU.
+    fn tell(&self, message: &str) {
+        let mut log = fs::OpenOptions::new().append(true).open(self.path("kmsg")).unwrap();
+        writeln!(log, "4,2,2,-;NVRM: Xid (PCI:{message}").unwrap();
     }
 
     fn log(&self) -> String {
@@ -163,6 +226,22 @@ fn healthy(list: &ListAndWatchResponse) -> BTreeMap<String, usize> {
         *counts.entry(gpu.to_owned()).or_default() += 1;
     }
     counts
+}
+
+/// Waits until a stream tells that devices of these GPUs are healthy, by the beginning of their UUIDs, and of no
+/// others.
+fn until(runtime: &Runtime, stream: &mut Streaming<ListAndWatchResponse>, wanted: &[&str]) {
+    loop {
+        let told = runtime.block_on(stream.message()).unwrap().unwrap();
+        let healthy = told.devices.iter().filter(|device| device.health == HEALTHY);
+        let begins = healthy.map(|device| match device.id.split_once('-').unwrap() {
+            ("GPU", uuid) => &uuid[..3],
+            (begin, _) => begin,
+        });
+        if begins.collect::<BTreeSet<&str>>() == wanted.iter().copied().collect() {
+            return;
+        }
+    }
 }
 
 fn allocate(ids: &[String]) -> AllocateRequest {
@@ -255,6 +334,28 @@ fn a_gpu_that_is_lost_takes_its_units_along_and_brings_them_back() {
 }
 
 #[test]
+fn a_gpu_that_the_driver_calls_broken_is_not_given_out_until_it_is_mended() {
+    let mut node = Node::new(&json!([gpu(0, 16), gpu(1, 24)]));
+    let kubelet = node.kubelet();
+    // From before the plugin was there, and a program's.
+    node.tell("0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus.");
+    node.tell("0000:3c:00): 31, pid=7, name=python, Ch 00000008, MMU Fault");
+    node.start(&[]);
+    let registered = kubelet.recv_timeout(PATIENCE).unwrap();
+    let mut client = node.client(&registered.endpoint);
+    let mut list = node.runtime.block_on(client.list_and_watch(Empty {})).unwrap().into_inner();
+    until(&node.runtime, &mut list, &["07c"]);
+    assert!(node.log().contains("Xid 79: it is broken until it has been reset"), "{}", node.log());
+    node.tell("0000:3c:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot)");
+    until(&node.runtime, &mut list, &[]);
+    node.tell("0000:3c:00): 154, GPU recovery action changed from 0x2 (Node Reboot) to 0x0 (None)");
+    until(&node.runtime, &mut list, &["07c"]);
+    let hangup = ["-HUP".to_owned(), node.plugin.as_ref().unwrap().id().to_string()];
+    assert!(Command::new("kill").args(hangup).status().unwrap().success());
+    until(&node.runtime, &mut list, &["07c", "c09"]);
+}
+
+#[test]
 fn a_kubelet_that_begins_anew_is_told_anew_and_one_that_comes_later_is_waited_for() {
     let mut node = Node::new(&json!([gpu(0, 16)]));
     node.start(&["--memory-unit=MiB"]);
@@ -283,4 +384,63 @@ fn units_that_the_kubelet_would_not_take_are_refused_at_the_beginning() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success());
     assert!(said.contains("288768 units of 1 MiB") && said.contains("--memory-unit=GiB"), "{said}");
+}
+
+#[test]
+fn a_gpu_is_shared_or_a_container_s_as_a_whole_and_never_both() {
+    const WHOLE: &str = "aliyun.com/gpu-whole";
+    let mut node = Node::new(&json!([gpu(0, 16), gpu(1, 24), gpu(2, 16)]));
+    let (memory, whole) = node.kubelet_of_both();
+    node.start(&[]);
+    let memory = memory.recv_timeout(PATIENCE).unwrap();
+    let whole = whole.recv_timeout(PATIENCE).unwrap();
+    assert_eq!((&*whole.endpoint, &*whole.resource_name), ("cgpu-gpu-whole.sock", WHOLE));
+    let (mut shared, mut whole) = (node.client(&memory.endpoint), node.client(&whole.endpoint));
+    let mut units = node.runtime.block_on(shared.list_and_watch(Empty {})).unwrap().into_inner();
+    let mut gpus = node.runtime.block_on(whole.list_and_watch(Empty {})).unwrap().into_inner();
+    let (first, second, third) = ("c09", "07c", "5e0");
+    until(&node.runtime, &mut units, &[first, second, third]);
+    // As long as nobody tells who has what, none is anybody's as a whole.
+    until(&node.runtime, &mut gpus, &[]);
+    let held = node.pod_resources();
+    until(&node.runtime, &mut gpus, &[first, second, third]);
+    let set = |pods: Vec<PodResourcesOfPod>| held.lock().unwrap().pod_resources = pods;
+
+    let unit = ["c09-0".to_owned()];
+    node.runtime.block_on(shared.allocate(allocate(&unit))).unwrap();
+    until(&node.runtime, &mut gpus, &[second, third]);
+    let answer = node.runtime.block_on(whole.allocate(allocate(&[UUIDS[1].to_owned()]))).unwrap();
+    let variables = &answer.into_inner().container_responses[0].envs;
+    assert_eq!(*variables, [("NVIDIA_VISIBLE_DEVICES".into(), UUIDS[1].into())].into());
+    until(&node.runtime, &mut units, &[first, third]);
+    until(&node.runtime, &mut gpus, &[second, third]);
+    // Asked all the same, by a kubelet that hasn't heard of it.
+    let error =
+        node.runtime.block_on(whole.allocate(allocate(&[UUIDS[0].to_owned()]))).unwrap_err();
+    assert!(error.message().contains("memory of GPU 0 has just become another"), "{error}");
+    let error = node.runtime.block_on(shared.allocate(allocate(&["07c-0".into()]))).unwrap_err();
+    assert!(error.message().contains("GPU 1 has just become another"), "{error}");
+
+    // What the kubelet tells counts, whoever gave it out: both, and the third as a whole.
+    let of_third = [UUIDS[2].to_owned()];
+    let of_second = [UUIDS[1].to_owned()];
+    set(vec![has("a", MEM, &unit), has("b", WHOLE, &of_second), has("c", WHOLE, &of_third)]);
+    until(&node.runtime, &mut units, &[first]);
+    let error = node.runtime.block_on(shared.allocate(allocate(&["5e0-0".into()]))).unwrap_err();
+    assert!(error.message().contains("GPU 2 has just become another"), "{error}");
+    // Another plugin of this node, which was never asked: it learns it.
+    let mut plugin = node.plugin.take().unwrap();
+    plugin.kill().unwrap();
+    plugin.wait().unwrap();
+    let (memory, whole) = node.kubelet_of_both();
+    node.start(&[]);
+    let mut shared = node.client(&memory.recv_timeout(PATIENCE).unwrap().endpoint);
+    let mut whole = node.client(&whole.recv_timeout(PATIENCE).unwrap().endpoint);
+    let mut units = node.runtime.block_on(shared.list_and_watch(Empty {})).unwrap().into_inner();
+    let mut gpus = node.runtime.block_on(whole.list_and_watch(Empty {})).unwrap().into_inner();
+    until(&node.runtime, &mut units, &[first]);
+    until(&node.runtime, &mut gpus, &[second, third]);
+    set(vec![has("b", WHOLE, &of_second)]);
+    until(&node.runtime, &mut units, &[first, third]);
+    until(&node.runtime, &mut gpus, &[first, second, third]);
 }

@@ -115,7 +115,8 @@ impl Binder {
             Err(error) => return Err(error),
         }
         let gpus = sum(&promise.choice.memory);
-        let listed: Vec<String> = gpus.iter().map(|(gpu, units)| format!("{gpu}:{units}")).collect();
+        let listed: Vec<String> =
+            gpus.iter().map(|(gpu, units)| format!("{gpu}:{units}")).collect();
         Ok(listed.join(","))
     }
 
@@ -151,7 +152,8 @@ impl Binder {
         };
         let pods = Api::<Pod>::namespaced(self.client.clone(), &args.pod_namespace);
         let how = PostParams::default();
-        let posted = pods.create_subresource::<_, Status>("binding", &args.pod_name, &how, &binding);
+        let posted =
+            pods.create_subresource::<_, Status>("binding", &args.pod_name, &how, &binding);
         in_time(posted).await.context("the pod can't be bound")?;
         Ok(())
     }

@@ -150,7 +150,11 @@ pub fn choose(
     }
     let taken = |need: Need, is_possible: bool| {
         let (gpus, each) = (count, need.units);
-        if is_possible { NoRoom::Taken { gpus, each, unit } } else { NoRoom::TooSmall { gpus, each, unit } }
+        if is_possible {
+            NoRoom::Taken { gpus, each, unit }
+        } else {
+            NoRoom::TooSmall { gpus, each, unit }
+        }
     };
     // An init container's units become the others', who have to be on its GPUs therefore.
     if has_init || beside.len() < 2 {

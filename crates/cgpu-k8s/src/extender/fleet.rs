@@ -193,7 +193,11 @@ impl Fleet {
             node: node.into(),
             namespace: pod.metadata.namespace.clone().unwrap_or_default().into(),
             name: pod.metadata.name.clone().unwrap_or_default().into(),
-            gpus: joined(&memory, &percent.map(|shares| sum(&shares)).unwrap_or_default(), &surplus),
+            gpus: joined(
+                &memory,
+                &percent.map(|shares| sum(&shares)).unwrap_or_default(),
+                &surplus,
+            ),
             unknown,
             workload: workload(pod).map(Into::into),
             promise: None,
@@ -309,13 +313,7 @@ impl Fleet {
         choose(&rooms, &seeker.ask, node.gpus.unit, placement, most_pods)
     }
 
-    fn rooms(
-        &self,
-        seeker: &Seeker,
-        name: &str,
-        node: &FleetNode,
-        siblings: &ByGpu,
-    ) -> Vec<Room> {
+    fn rooms(&self, seeker: &Seeker, name: &str, node: &FleetNode, siblings: &ByGpu) -> Vec<Room> {
         let none = Taken::default();
         let taken = self.taken.get(name).unwrap_or(&none);
         // What the pod was promised before is its own.
@@ -324,7 +322,8 @@ impl Fleet {
         let open = node.gpus.gpus.iter().filter(|(index, _)| !node.gpus.closed.contains(index));
         let room = |(index, total): (&u32, &u32)| {
             let mut of_gpu = taken.gpus.get(index).copied().unwrap_or_default();
-            for (_, units, percent) in own.iter().flat_map(|own| &own.gpus).filter(|own| own.0 == *index)
+            for (_, units, percent) in
+                own.iter().flat_map(|own| &own.gpus).filter(|own| own.0 == *index)
             {
                 of_gpu.units -= units;
                 of_gpu.percent -= percent;

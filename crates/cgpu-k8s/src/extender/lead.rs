@@ -26,7 +26,7 @@ pub(crate) enum Leadership {
     /// Who has the lease serves.
     ByLease {
         /// The leases of its namespace.
-        leases: Api<Lease>,
+        leases: Box<Api<Lease>>,
         /// This replica's name in it.
         identity: String,
     },
@@ -35,7 +35,7 @@ pub(crate) enum Leadership {
 impl Leadership {
     /// By the lease in that namespace.
     pub(crate) fn by_lease(client: Client, namespace: &str, identity: String) -> Self {
-        Leadership::ByLease { leases: Api::namespaced(client, namespace), identity }
+        Leadership::ByLease { leases: Box::new(Api::namespaced(client, namespace)), identity }
     }
 
     /// Makes sure that this replica serves, and for so long yet. The API server is asked: between two
@@ -49,7 +49,9 @@ impl Leadership {
         let seconds = spec.lease_duration_seconds.unwrap_or_default();
         let renewed = spec.renew_time.map(|time| time.0).unwrap_or_default();
         if !(is_own && lasts(renewed, seconds, 3 * patience, Timestamp::now())) {
-            bail!("another replica of cgpu-scheduler-extender has the lease, or nobody has; try again");
+            bail!(
+                "another replica of cgpu-scheduler-extender has the lease, or nobody has; try again"
+            );
         }
         Ok(())
     }

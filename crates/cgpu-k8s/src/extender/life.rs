@@ -28,7 +28,8 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Where it can't begin.
 pub fn run(args: &ExtenderArgs) -> Result<()> {
     cgpu::log::init("stderr");
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(live(args))
 }
 
@@ -36,7 +37,9 @@ async fn live(args: &ExtenderArgs) -> Result<()> {
     let mut ends = signal(SignalKind::terminate())?;
     let mut interrupts = signal(SignalKind::interrupt())?;
     let Some(mut config) = api_server(args.kubeconfig.as_deref()).await? else {
-        bail!("no API server is known: name a --kubeconfig, or run this in a pod with a service account");
+        bail!(
+            "no API server is known: name a --kubeconfig, or run this in a pod with a service account"
+        );
     };
     // A watch is silent for minutes.
     config.connect_timeout = Some(Duration::from_secs(5));

@@ -1,5 +1,6 @@
 //! What Kubernetes' scheduler and `kubectl inspect gpushare` say by HTTP, and are answered
-//! (`k8s.io/kube-scheduler/extender/v1/types.go`; the answer of `inspect` is gpushare-scheduler-extender's). Pure.
+//! (`k8s.io/kube-scheduler/extender/v1/types.go`, whose names have no JSON names of their own; the answer of
+//! `inspect` is gpushare-scheduler-extender's). Pure.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +14,13 @@ use super::fleet::{Fleet, Seeker};
 #[derive(Debug, Deserialize)]
 pub struct FilterArgs {
     /// The pod.
+    #[serde(rename = "Pod", alias = "pod")]
     pub pod: Pod,
     /// The nodes as objects, where the scheduler's configuration doesn't say `nodeCacheCapable`.
-    #[serde(default)]
+    #[serde(default, rename = "Nodes", alias = "nodes")]
     pub nodes: Option<NodeObjects>,
     /// The names of the nodes, where it does.
-    #[serde(default, rename = "nodenames")]
+    #[serde(default, rename = "NodeNames", alias = "nodenames")]
     pub node_names: Option<Vec<String>>,
 }
 
@@ -46,37 +48,37 @@ struct NodeName {
 #[derive(Debug, Default, Serialize)]
 pub struct FilterResult {
     /// The nodes that do, where objects came.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "Nodes", skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeObjects>,
     /// Their names, where names came.
-    #[serde(rename = "nodenames", skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "NodeNames", skip_serializing_if = "Option::is_none")]
     pub node_names: Option<Vec<String>>,
     /// The others, and why. Schedulers before 1.21 read these alone.
-    #[serde(rename = "failedNodes")]
+    #[serde(rename = "FailedNodes")]
     pub failed: BTreeMap<String, String>,
     /// Those of them that stay so whichever pods go.
-    #[serde(rename = "failedAndUnresolvableNodes")]
+    #[serde(rename = "FailedAndUnresolvableNodes")]
     pub failed_for_ever: BTreeMap<String, String>,
     /// Why nothing can be told.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(rename = "Error", skip_serializing_if = "String::is_empty")]
     pub error: String,
 }
 
 /// `ExtenderBindingArgs`.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "PascalCase")]
 pub struct BindArgs {
     /// The pod's name.
-    #[serde(alias = "PodName")]
+    #[serde(alias = "podName")]
     pub pod_name: String,
     /// Its namespace.
-    #[serde(alias = "PodNamespace")]
+    #[serde(alias = "podNamespace")]
     pub pod_namespace: String,
     /// Its UID.
-    #[serde(rename = "podUID", alias = "PodUID")]
+    #[serde(rename = "PodUID", alias = "podUID")]
     pub pod_uid: String,
     /// The node.
-    #[serde(alias = "Node")]
+    #[serde(alias = "node")]
     pub node: String,
 }
 
@@ -84,6 +86,7 @@ pub struct BindArgs {
 #[derive(Debug, Default, Serialize)]
 pub struct BindResult {
     /// Why the pod isn't bound; empty if it is.
+    #[serde(rename = "Error")]
     pub error: String,
 }
 
@@ -105,13 +108,12 @@ pub fn filter(fleet: &Fleet, args: FilterArgs) -> FilterResult {
     };
     if let Some(names) = args.node_names {
         result.node_names = Some(names.into_iter().filter(|name| fits(name)).collect());
-    } else if let Some(NodeObjects { metadata, items }) = args.nodes {
-        let is_fitting = |item: &Box<RawValue>| {
+    } else if let Some(mut nodes) = args.nodes {
+        nodes.items.retain(|item| {
             let node = serde_json::from_str::<NamedNode>(item.get());
             node.is_ok_and(|node| fits(&node.metadata.name))
-        };
-        let items = items.into_iter().filter(is_fitting).collect();
-        result.nodes = Some(NodeObjects { metadata, items });
+        });
+        result.nodes = Some(nodes);
     } else {
         result.error = "neither nodes nor nodenames: there is nothing to choose of".to_owned();
     }
@@ -190,7 +192,9 @@ pub fn inspection(fleet: &Fleet, only: Option<&str>) -> Inspection {
     };
     let nodes: Vec<InspectedNode> = names.into_iter().filter_map(node).collect();
     let error = match only {
-        Some(name) if nodes.is_empty() => format!("there is no node {name} with {}", fleet.resource()),
+        Some(name) if nodes.is_empty() => {
+            format!("there is no node {name} with {}", fleet.resource())
+        }
         _ => String::new(),
     };
     Inspection { nodes, error }

@@ -20,24 +20,30 @@ use crate::life::Complaint;
 
 /// What was heard, of either kind.
 enum Heard {
-    Node(Event<Node>),
-    Pod(Event<Pod>),
+    Node(Box<Event<Node>>),
+    Pod(Box<Event<Pod>>),
 }
 
 /// Lists and watches all nodes and pods, and serves once both lists are whole. Until it is dropped.
 pub(crate) async fn follow(client: Client, binder: Arc<Binder>, rules: FleetRules) {
     // Bounded: what comes faster than it is taken in waits in the connection.
     let (heard, mut inbox) = mpsc::channel(1000);
-    let nodes = listen(Api::<Node>::all(client.clone()), heard.clone(), Heard::Node);
-    let pods = listen(Api::<Pod>::all(client), heard, Heard::Pod);
+    let nodes = listen(Api::<Node>::all(client.clone()), heard.clone(), |event| {
+        Heard::Node(Box::new(event))
+    });
+    let pods = listen(Api::<Pod>::all(client), heard, |event| Heard::Pod(Box::new(event)));
     let take_in = async {
         let mut fleet = Some(Fleet::new(rules));
         let (mut has_nodes, mut has_pods) = (None, None);
         let (mut nodes, mut pods) = (Listed::default(), Listed::default());
         while let Some(heard) = inbox.recv().await {
             let tell = |fleet: &mut Fleet| match heard {
-                Heard::Node(event) => tell_node(fleet, event, &mut nodes).then(|| has_nodes = Some(())),
-                Heard::Pod(event) => tell_pod(fleet, event, &mut pods).then(|| has_pods = Some(())),
+                Heard::Node(event) => {
+                    tell_node(fleet, *event, &mut nodes).then(|| has_nodes = Some(()))
+                }
+                Heard::Pod(event) => {
+                    tell_pod(fleet, *event, &mut pods).then(|| has_pods = Some(()))
+                }
             };
             match &mut fleet {
                 Some(fleet) => tell(fleet),

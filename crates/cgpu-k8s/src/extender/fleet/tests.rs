@@ -104,7 +104,8 @@ fn a_pod_whose_gpu_nobody_wrote_down_may_be_on_any() {
 fn labels_of_a_node_and_its_closed_gpus_are_followed() {
     let mut fleet = fleet(Placement::Binpack);
     let mut told = node("n", &[8, 16, 24]);
-    let owner = json!([{"uid": "set", "controller": true, "apiVersion": "v1", "kind": "X", "name": "x"}]);
+    let owner =
+        json!([{"uid": "set", "controller": true, "apiVersion": "v1", "kind": "X", "name": "x"}]);
     let of = |uid: &str| seeker(&pod(uid, 4, 1, &owner));
     fleet.set_node(&told);
     assert_eq!(gpus(&fleet.promise(&of("a"), "n").unwrap()), [0]);

@@ -1,0 +1,59 @@
+//! What is asked of the kubelet: [`Kubelet`].
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::service_fn;
+
+use crate::api::{ListPodResourcesRequest, ListPodResourcesResponse};
+use crate::cluster::{PATIENCE, in_time};
+use crate::pod_resources_lister_client::PodResourcesListerClient;
+
+/// The kubelet of this node, which knows which container has what.
+#[derive(Debug, Clone)]
+pub struct Kubelet {
+    pod_resources: PathBuf,
+}
+
+impl Kubelet {
+    /// The one that tells it at that socket.
+    #[must_use]
+    pub fn new(pod_resources: PathBuf) -> Self {
+        Kubelet { pod_resources }
+    }
+
+    /// Which devices the containers of this node have.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be asked.
+    pub async fn held(&self) -> Result<ListPodResourcesResponse> {
+        let asked = async {
+            let channel = connect(&self.pod_resources).await?;
+            let mut client = PodResourcesListerClient::new(channel);
+            Ok(client.list(ListPodResourcesRequest {}).await?.into_inner())
+        };
+        in_time(asked).await.with_context(|| {
+            format!("the kubelet does not tell at {} who has what", self.pod_resources.display())
+        })
+    }
+}
+
+/// A channel to a socket of the kubelet's.
+///
+/// # Errors
+///
+/// Where nobody listens.
+pub async fn connect(socket: &Path) -> Result<Channel> {
+    let socket = socket.to_owned();
+    let connect = service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { io::Result::Ok(TokioIo::new(UnixStream::connect(socket).await?)) }
+    });
+    let endpoint = Endpoint::from_static("http://kubelet").timeout(PATIENCE);
+    endpoint.connect_with_connector(connect).await.context("cannot connect")
+}
