@@ -11,9 +11,10 @@ SEED    ?=
 RELEASE := target/release
 # Called at every start of a container: static, they start a quarter of a millisecond sooner.
 STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
+IN_IMAGE := cgpu-node-setup cgpu-scheduler-extender
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build core sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages packages test-packages test-kubernetes prepush
+.PHONY: help deps build core sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages image manifests packages test-packages test-kubernetes prepush
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +84,7 @@ bench: deps build sim ## measure what we cost beside bare runc (root)
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench driver
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench look
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench neighbour
+	$(CARGO) bench --locked -p cgpu-k8s --bench extender
 
 fmt: ## format the code
 	$(CARGO) fmt --all
@@ -125,6 +127,20 @@ uninstall: ## remove what install installed, but for the configuration
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,cgpu-view.service cgpu-metrics.service cgpu-tree.service cgpu-device-plugin.service)
 	test -n "$(DESTDIR)" || ! mountpoint -q /run/cgpu/driver || umount -R /run/cgpu/driver
 
+# The image has no libraries: what runs in it itself is linked statically.
+IMAGE ?= localhost/cgpu:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+ENGINE ?= $(shell command -v podman || command -v docker)
+image: build ## build the image of cgpu's pods in Kubernetes (IMAGE=…, ENGINE=podman or docker)
+	@for program in $(IN_IMAGE); do \
+		$(CARGO) rustc --release --locked -p cgpu-k8s --bin $$program -- -C target-feature=+crt-static || exit 1; \
+	done
+	packaging/kubernetes/image $(RELEASE) target/image
+	$(ENGINE) build -t $(IMAGE) target/image
+
+# The same as the chart, with its defaults.
+manifests:
+	$$(tests/kubernetes/helm) template cgpu packaging/kubernetes/chart --namespace kube-system > packaging/kubernetes/cgpu.yaml
+
 packages: build pages ## make a .deb, an .rpm and a tarball, in target/packages
 	packaging/build $(RELEASE) $(PAGES)
 
@@ -138,6 +154,9 @@ test-kubernetes: deps ## run pods in a real Kubernetes on this machine, over sim
 	@tests/deps tests/kubernetes/packages.txt
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
+	@for program in $(IN_IMAGE); do \
+		$(CARGO) rustc --locked -p cgpu-k8s --bin $$program -- -C target-feature=+crt-static || exit 1; \
+	done
 	tests/kubernetes/run target/debug
 
 prepush: lint test deny ## what CI does, and more

@@ -32,6 +32,9 @@ pub struct Setup {
     /// Have the engine read its configuration again; containers run on.
     #[arg(long)]
     pub restart: bool,
+    /// With --restart: only where something was written.
+    #[arg(long, requires = "restart")]
+    pub if_changed: bool,
     /// The engine's configuration, where it isn't where it usually is.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
@@ -101,6 +104,9 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     }
     if setup.dry_run {
         return would(setup, kind, out);
+    }
+    if setup.if_changed && changes.is_empty() {
+        return Ok(out.flush()?);
     }
     if setup.restart && kind == Kind::Docker {
         let file = file.as_deref().unwrap_or(Path::new(places::main(kind)));
