@@ -149,6 +149,7 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
     let mut asked = 0;
     for target in panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap()) {
         let expression = target["expr"].as_str().unwrap().replace("$host", ".*");
+        let expression = expression.replace("$namespace", ".*");
         prometheus.query(&expression).ok();
         // Of utilisation nobody tells here, and every container is held.
         let is_empty = expression.contains("utilization") || expression.contains("== 0");

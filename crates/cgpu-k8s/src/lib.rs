@@ -36,11 +36,15 @@ pub mod units;
 
 pub mod uses;
 
+pub mod whole;
+
 pub mod written;
 
 pub mod xid;
 
 mod args;
+
+mod health;
 
 mod kernel_log;
 

@@ -24,13 +24,13 @@ use crate::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION
 use crate::authority::KubeletConnection;
 use crate::cluster::Cluster;
 use crate::device_plugin_server::{DevicePlugin, DevicePluginServer};
-use crate::kernel_log::KernelLog;
+use crate::health::Health;
 use crate::kubelet::{Kubelet, connect};
-use crate::plugin::{Plugin, PluginRules, WholePlugin};
+use crate::plugin::{Plugin, PluginRules};
 use crate::record::keep_record;
 use crate::registration_client::RegistrationClient;
 use crate::units::{SharedGpu, Unit, shared};
-use crate::xid::{Broken, Verdict};
+use crate::whole::WholePlugin;
 
 /// The names of our sockets: of shared GPUs, and of GPUs as a whole.
 const SHARED_SOCKET: &str = "cgpu-gpu-mem.sock";
@@ -203,61 +203,6 @@ async fn serve(
     // The kubelet that is gone may have streams open, which don't end by themselves.
     endpoints.iter().for_each(|endpoint| endpoint.server.abort());
     Ok(())
-}
-
-/// Which GPUs are broken, by the kernel's log.
-#[derive(Debug, Default)]
-struct Health {
-    log: Option<KernelLog>,
-    broken: Broken,
-    complaint: Complaint,
-}
-
-impl Health {
-    fn open(path: &Path) -> Self {
-        let mut health = Health::default();
-        match KernelLog::open(path) {
-            Ok(log) => health.log = Some(log),
-            Err(error) => {
-                let path = path.display();
-                warn!(
-                    "a broken GPU will not be seen: {path} can't be read: {error} (--kernel-log)"
-                );
-            }
-        }
-        health.listen();
-        health
-    }
-
-    fn listen(&mut self) {
-        let Some(log) = &mut self.log else { return };
-        let lines = match log.read() {
-            Ok(lines) => lines,
-            Err(error) => {
-                self.complaint.tell(format!("the kernel's log can't be read: {error}"));
-                return;
-            }
-        };
-        for line in lines {
-            match self.broken.hear(&line) {
-                Some((gpu, verdict @ Verdict::Broken(_))) => warn!(gpu, "{verdict}"),
-                Some((gpu, verdict @ Verdict::Mended)) => info!(gpu, "{verdict}"),
-                None => {}
-            }
-        }
-    }
-
-    /// Takes all GPUs for whole again that the log told of until now.
-    fn forgive(&mut self) {
-        self.listen();
-        self.broken = Broken::default();
-    }
-
-    /// The GPUs, those for lost that are broken.
-    fn judged(&self, mut gpus: Vec<SharedGpu>) -> Vec<SharedGpu> {
-        gpus.iter_mut().for_each(|gpu| gpu.healthy &= self.broken.xid(&gpu.bus_id).is_none());
-        gpus
-    }
 }
 
 /// The node's name in the cluster: the kubelet takes the host's, in small letters, where it is told no

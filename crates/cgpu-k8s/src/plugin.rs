@@ -114,8 +114,7 @@ impl Plugin {
     #[must_use]
     pub fn open_gpus(&self) -> Vec<SharedGpu> {
         let mut gpus = self.gpus();
-        let uses = self.uses.read().unwrap_or_else(PoisonError::into_inner);
-        gpus.iter_mut().for_each(|gpu| gpu.healthy &= uses.can_be(gpu.index, Use::Shared));
+        gpus.iter_mut().for_each(|gpu| gpu.healthy &= self.can_be(gpu.index, Use::Shared));
         gpus
     }
 
@@ -160,7 +159,7 @@ impl Plugin {
     }
 
     /// Gives GPUs out so, or says why that can't be.
-    fn give(&self, indices: &[u32], wanted: Use) -> Result<(), String> {
+    pub(crate) fn give(&self, indices: &[u32], wanted: Use) -> Result<(), String> {
         let mut given = Ok(());
         if self.change_uses(|uses| given = uses.give(indices, wanted, self.began.elapsed())) {
             self.changes.send_modify(|count| *count += 1);
@@ -178,41 +177,24 @@ impl Plugin {
         })
     }
 
-    /// The GPUs that can be a container's as a whole. None can as long as nobody told who has what.
-    fn whole_devices(&self) -> ListAndWatchResponse {
-        let is_known = self.held.read().unwrap_or_else(PoisonError::into_inner).is_some();
-        let uses = self.uses.read().unwrap_or_else(PoisonError::into_inner);
-        let devices = self.gpus().into_iter().map(|gpu| {
-            let is_free = is_known && gpu.healthy && uses.can_be(gpu.index, Use::Whole);
-            let health = if is_free { HEALTHY } else { UNHEALTHY };
-            Device { id: gpu.uuid, health: health.to_owned() }
-        });
-        ListAndWatchResponse { devices: devices.collect() }
-    }
-
-    /// What a container gets that the kubelet gives these GPUs as a whole.
-    fn allocate_whole(&self, uuids: &[String]) -> Result<ContainerAllocateResponse, String> {
-        let gpus = self.gpus();
-        let index = |uuid: &String| {
-            let gpu = gpus.iter().find(|gpu| gpu.uuid == *uuid);
-            gpu.map(|gpu| gpu.index)
-                .ok_or_else(|| format!("this node has no GPU {uuid:?}; its GPUs have changed"))
-        };
-        let indices = uuids.iter().map(index).collect::<Result<Vec<u32>, String>>()?;
-        self.give(&indices, Use::Whole)?;
-        info!(gpus = ?indices, "given out as a whole");
-        let envs = [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuids.join(","))].into();
-        Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
-    }
-
     /// Has nobody else give anything out, and knows who has what. Where the kubelet doesn't tell that, it is
     /// as it was last.
-    async fn begin_giving(&self) -> MutexGuard<'_, ()> {
+    pub(crate) async fn begin_giving(&self) -> MutexGuard<'_, ()> {
         let giving = self.giving.lock().await;
         if let Err(error) = self.look().await {
             warn!("who has what may have changed: {error:#}");
         }
         giving
+    }
+
+    /// Whether a GPU can be given out so now.
+    pub(crate) fn can_be(&self, index: u32, wanted: Use) -> bool {
+        self.uses.read().unwrap_or_else(PoisonError::into_inner).can_be(index, wanted)
+    }
+
+    /// Comes once at first, and then for each change.
+    pub(crate) fn changes(&self) -> WatchStream<u64> {
+        WatchStream::new(self.changes.subscribe())
     }
 
     fn devices(&self) -> ListAndWatchResponse {
@@ -361,7 +343,7 @@ fn refusal(parts: &[(&SharedGpu, u32)], units: usize, wish: Option<&Wish>, unit:
 }
 
 /// What the kubelet is answered.
-fn answer(
+pub(crate) fn answer(
     responses: Vec<Result<ContainerAllocateResponse, String>>,
 ) -> Result<Response<AllocateResponse>, Status> {
     match responses.into_iter().collect::<Result<Vec<_>, String>>() {
@@ -373,7 +355,7 @@ fn answer(
     }
 }
 
-type Devices = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+pub(crate) type Devices = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl DevicePlugin for Plugin {
@@ -388,8 +370,7 @@ impl DevicePlugin for Plugin {
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Devices>, Status> {
         let plugin = self.clone();
-        // The first comes at once, then one for each change.
-        let told = WatchStream::new(self.changes.subscribe()).map(move |_| Ok(plugin.devices()));
+        let told = self.changes().map(move |_| Ok(plugin.devices()));
         Ok(Response::new(Box::pin(told)))
     }
 
@@ -444,52 +425,6 @@ impl DevicePlugin for Plugin {
             warn!(reason, "a container does not start");
             Status::failed_precondition(reason)
         })?;
-        Ok(Response::new(PreStartContainerResponse {}))
-    }
-}
-
-/// The same plugin for GPUs as a whole.
-#[derive(Debug, Clone)]
-pub struct WholePlugin(pub Plugin);
-
-#[tonic::async_trait]
-impl DevicePlugin for WholePlugin {
-    async fn get_device_plugin_options(
-        &self,
-        _: Request<Empty>,
-    ) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(DevicePluginOptions::default()))
-    }
-
-    type ListAndWatchStream = Devices;
-
-    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Devices>, Status> {
-        let plugin = self.0.clone();
-        let told =
-            WatchStream::new(self.0.changes.subscribe()).map(move |_| Ok(plugin.whole_devices()));
-        Ok(Response::new(Box::pin(told)))
-    }
-
-    async fn get_preferred_allocation(
-        &self,
-        _: Request<PreferredAllocationRequest>,
-    ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        Err(Status::unimplemented("any GPU will do"))
-    }
-
-    async fn allocate(
-        &self,
-        request: Request<AllocateRequest>,
-    ) -> Result<Response<AllocateResponse>, Status> {
-        let _giving = self.0.begin_giving().await;
-        let requests = request.into_inner().container_requests;
-        answer(requests.iter().map(|asked| self.0.allocate_whole(&asked.device_ids)).collect())
-    }
-
-    async fn pre_start_container(
-        &self,
-        _: Request<PreStartContainerRequest>,
-    ) -> Result<Response<PreStartContainerResponse>, Status> {
         Ok(Response::new(PreStartContainerResponse {}))
     }
 }

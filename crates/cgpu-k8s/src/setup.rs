@@ -1,5 +1,5 @@
 //! `cgpu-node-setup`: what the DaemonSet's containers begin with. It puts cgpu's programs on the node, and runs
-//! programs there: with the node's files, and the pod's network and service account.
+//! programs there: with the node's files and name, and the pod's network and service account.
 //!
 //! The image has no system in it; what the node's programs need (NVML, systemctl, the C library) is the node's.
 
@@ -127,9 +127,12 @@ fn write_program(path: &Path, content: &[u8]) -> io::Result<()> {
 fn enter(node: &Path, command: &[String]) -> Result<()> {
     let Some((program, arguments)) = command.split_first() else { bail!("no program is named") };
     let account = service_account()?;
-    let namespace = File::open(node.join("ns/mnt")).context("cannot open the node's namespace")?;
-    setns(namespace, CloneFlags::CLONE_NEWNS)
-        .context("the node's files can't be seen; the container has to be privileged")?;
+    // Metrics bear the node's name; the pod has one of its own.
+    for (name, kind) in [("uts", CloneFlags::CLONE_NEWUTS), ("mnt", CloneFlags::CLONE_NEWNS)] {
+        let namespace = File::open(node.join("ns").join(name))
+            .with_context(|| format!("cannot open the node's namespace {name}"))?;
+        setns(namespace, kind).context("the container has to be privileged to be on the node")?;
+    }
     std::env::set_current_dir("/").context("the node has no root directory")?;
     let mut run = Command::new(program);
     run.args(arguments).env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");

@@ -1,0 +1,87 @@
+//! GPUs as a whole: [`WholePlugin`].
+
+use tokio_stream::StreamExt;
+use tonic::{Request, Response, Status};
+use tracing::info;
+
+use crate::api::{
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, Device, DevicePluginOptions,
+    Empty, HEALTHY, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
+};
+use crate::device_plugin_server::DevicePlugin;
+use crate::plugin::{Devices, Plugin, answer};
+use crate::uses::Use;
+
+/// The same plugin for GPUs as a whole.
+#[derive(Debug, Clone)]
+pub struct WholePlugin(pub Plugin);
+
+impl WholePlugin {
+    /// The GPUs that can be a container's as a whole. None can as long as nobody told who has what.
+    fn devices(&self) -> ListAndWatchResponse {
+        let is_known = self.0.held().is_some();
+        let devices = self.0.gpus().into_iter().map(|gpu| {
+            let is_free = is_known && gpu.healthy && self.0.can_be(gpu.index, Use::Whole);
+            let health = if is_free { HEALTHY } else { UNHEALTHY };
+            Device { id: gpu.uuid, health: health.to_owned() }
+        });
+        ListAndWatchResponse { devices: devices.collect() }
+    }
+
+    /// What a container gets that the kubelet gives these GPUs as a whole.
+    fn allocate_one(&self, uuids: &[String]) -> Result<ContainerAllocateResponse, String> {
+        let gpus = self.0.gpus();
+        let index = |uuid: &String| {
+            let gpu = gpus.iter().find(|gpu| gpu.uuid == *uuid);
+            gpu.map(|gpu| gpu.index)
+                .ok_or_else(|| format!("this node has no GPU {uuid:?}; its GPUs have changed"))
+        };
+        let indices = uuids.iter().map(index).collect::<Result<Vec<u32>, String>>()?;
+        self.0.give(&indices, Use::Whole)?;
+        info!(gpus = ?indices, "given out as a whole");
+        let envs = [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuids.join(","))].into();
+        Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
+    }
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for WholePlugin {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions::default()))
+    }
+
+    type ListAndWatchStream = Devices;
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Devices>, Status> {
+        let plugin = self.clone();
+        let told = self.0.changes().map(move |_| Ok(plugin.devices()));
+        Ok(Response::new(Box::pin(told)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        _: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        Err(Status::unimplemented("any GPU will do"))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let _giving = self.0.begin_giving().await;
+        let requests = request.into_inner().container_requests;
+        answer(requests.iter().map(|asked| self.allocate_one(&asked.device_ids)).collect())
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
