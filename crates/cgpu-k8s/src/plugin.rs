@@ -12,12 +12,11 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-use crate::api::ListPodResourcesResponse;
 use crate::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse,
     ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, HEALTHY,
-    ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
-    PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
+    ListAndWatchResponse, ListPodResourcesResponse, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
 use crate::cluster::Cluster;
 use crate::device_plugin_server::DevicePlugin;
@@ -96,12 +95,6 @@ impl Plugin {
         *known = gpus;
         drop(known);
         self.changes.send_modify(|count| *count += 1);
-    }
-
-    /// How much memory a unit is.
-    #[must_use]
-    pub fn unit(&self) -> Unit {
-        self.rules.unit
     }
 
     /// What is given out now.
