@@ -93,7 +93,7 @@ pub enum Refusal {
     /// Not enough memory is left.
     #[error(
         "GPU {index} ({uuid}) has {left_mib} MiB of {total_mib} MiB left, this container asks \
-         for {asked_mib} MiB; {holders}; lower ALIYUN_COM_GPU_MEM_CONTAINER, or stop one of them"
+         for {asked_mib} MiB; {holders}; ask for less (ALIYUN_COM_GPU_MEM_CONTAINER), or stop one of them"
     )]
     Memory {
         /// Index of the GPU.
@@ -112,7 +112,7 @@ pub enum Refusal {
     /// The quota is more than the GPU can ever give.
     #[error(
         "GPU {index} ({uuid}) can promise {total_mib} MiB in all, this container asks for \
-         {asked_mib} MiB; lower ALIYUN_COM_GPU_MEM_CONTAINER, or raise admission.overcommit"
+         {asked_mib} MiB; ask for less (ALIYUN_COM_GPU_MEM_CONTAINER), or raise admission.overcommit"
     )]
     TooMuch {
         /// Index of the GPU.
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(
             refused(&plan(&[(0, Some(3073))], 1), &held, &LIMITS),
             "GPU 0 (GPU-0) has 3072 MiB of 16130 MiB left, this container asks for 3073 MiB; \
-             held by a: 8602 MiB, b: 4456 MiB; lower ALIYUN_COM_GPU_MEM_CONTAINER, or stop one \
+             held by a: 8602 MiB, b: 4456 MiB; ask for less (ALIYUN_COM_GPU_MEM_CONTAINER), or stop one \
              of them"
         );
     }
