@@ -135,11 +135,13 @@ image: build ## build the image of cgpu's pods in Kubernetes (IMAGE=…, ENGINE=
 		$(CARGO) rustc --release --locked -p cgpu-k8s --bin $$program -- -C target-feature=+crt-static || exit 1; \
 	done
 	packaging/kubernetes/image $(RELEASE) target/image
-	$(ENGINE) build -t $(IMAGE) target/image
+	@test -n "$(ENGINE)" || { echo "make image: neither podman nor docker is here; ENGINE=PROGRAM names another" >&2; exit 1; }
+	$(ENGINE) build -f target/image/Containerfile -t $(IMAGE) target/image
 
 # The same as the chart, with its defaults.
 manifests:
-	$$(tests/kubernetes/helm) template cgpu packaging/kubernetes/chart --namespace kube-system > packaging/kubernetes/cgpu.yaml
+	$$(tests/kubernetes/helm) template cgpu packaging/kubernetes/chart --namespace kube-system > target/cgpu.yaml
+	mv target/cgpu.yaml packaging/kubernetes/cgpu.yaml
 
 packages: build pages ## make a .deb, an .rpm and a tarball, in target/packages
 	packaging/build $(RELEASE) $(PAGES)

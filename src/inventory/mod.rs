@@ -29,6 +29,8 @@ mod refresh;
 #[cfg(test)]
 mod fixture;
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -42,6 +44,14 @@ pub use nvml::ProbeError;
 pub(crate) use nvml::Session;
 pub use refresh::{RefreshError, probe, refresh};
 pub use source::{LoadError, Settings, Source, cached};
+
+/// The version of the driver that the kernel has, by its `driver/nvidia/version` below `proc_root`; `None` where
+/// there is none.
+#[must_use]
+pub fn driver_version(proc_root: &Path) -> Option<String> {
+    let banner = std::fs::read_to_string(proc_root.join("driver/nvidia/version")).ok()?;
+    crate::rm::Version::in_banner(&banner).map(|version| version.to_string())
+}
 
 /// The GPUs of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

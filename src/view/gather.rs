@@ -186,8 +186,7 @@ impl Host {
     }
 
     fn driver_version(&self) -> Option<String> {
-        let banner = fs::read_to_string(self.config.driver.proc_root.join("driver/nvidia/version"));
-        crate::rm::Version::in_banner(&banner.ok()?).map(|version| version.to_string())
+        crate::inventory::driver_version(&self.config.driver.proc_root)
     }
 }
 

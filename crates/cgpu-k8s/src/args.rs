@@ -69,6 +69,9 @@ pub struct InspectArgs {
     /// How the API server is reached [default: as kubectl does].
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// Ask the scheduler's extender at that address who has what, and not the pods.
+    #[arg(long, value_name = "URL")]
+    pub extender: Option<String>,
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
 use crate::ask::PodAsk;
+use crate::extender::protocol::Inspection;
 use crate::node::gpus_of;
 use crate::written::{shares, sum};
 
@@ -97,6 +98,37 @@ pub fn cluster_use(nodes: &[Node], pods: &[Pod], resource: &str, only: Option<&s
     let allocated = nodes.iter().map(NodeUse::allocated).sum();
     let total = nodes.iter().map(NodeUse::total).sum();
     ClusterUse { nodes, allocated, total }
+}
+
+/// The same, as the extender tells it; the nodes tell their addresses and what a unit is.
+#[must_use]
+pub fn inspected_use(
+    nodes: &[Node],
+    told: &Inspection,
+    resource: &str,
+    only: Option<&str>,
+) -> ClusterUse {
+    let mut used = cluster_use(nodes, &[], resource, only);
+    for node in &mut used.nodes {
+        let Some(told) = told.nodes.iter().find(|told| told.name == node.name) else { continue };
+        let mut pods: BTreeMap<(&str, &str), BTreeMap<u32, u32>> = BTreeMap::new();
+        for gpu in &told.gpus {
+            node.gpus.insert(gpu.id, GpuUse { allocated: gpu.used, total: gpu.total });
+            for pod in &gpu.pods {
+                pods.entry((&pod.namespace, &pod.name)).or_default().insert(gpu.id, pod.used);
+            }
+        }
+        let pod = |((namespace, name), gpus): ((&str, &str), BTreeMap<u32, u32>)| PodUse {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            gpus,
+            pending: 0,
+        };
+        node.pods = pods.into_iter().map(pod).collect();
+    }
+    used.allocated = used.nodes.iter().map(NodeUse::allocated).sum();
+    used.total = used.nodes.iter().map(NodeUse::total).sum();
+    used
 }
 
 /// A node that has units.
@@ -314,6 +346,20 @@ Allocated/Total GPU Memory In Cluster:
         let json = serde_json::to_value(&used).unwrap();
         assert_eq!(json["nodes"][0]["gpus"]["2"], json!({"allocated": 5, "total": 24}));
         assert_eq!(json["nodes"][0]["pods"][2]["gpus"], json!({"0": 2, "2": 3}));
+    }
+
+    #[test]
+    fn the_extender_s_word_is_printed_as_the_pods_own() {
+        let nodes = [node("n", "10.0.0.1", 30, &json!({})), node("m", "10.0.0.2", 30, &json!({}))];
+        let pod = json!({"name": "p", "namespace": "default", "usedGPU": 4});
+        let gpu = json!({"id": 0, "totalGPU": 30, "usedGPU": 4, "pods": [pod]});
+        let told = json!({"nodes": [{"name": "n", "totalGPU": 30, "usedGPU": 4, "devs": [gpu]}]});
+        let told: Inspection = serde_json::from_value(told).unwrap();
+        let used = inspected_use(&nodes, &told, MEM, None);
+        assert_eq!((used.nodes.len(), used.allocated, used.total), (2, 4, 60));
+        let annotated = self::pod("p", "n", 4, &json!({"ALIYUN_COM_GPU_MEM_IDX": "0"}));
+        assert_eq!(used, cluster_use(&nodes, &[annotated], MEM, None));
+        assert_eq!(inspected_use(&nodes, &told, MEM, Some("m")).total, 30);
     }
 
     #[test]

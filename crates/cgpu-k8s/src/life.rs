@@ -77,7 +77,7 @@ async fn live(args: &Args, settings: Settings, most_weight: u32) -> Result<()> {
     tokio::spawn(keep_looking(plugin.clone()));
     match cluster {
         Some(cluster) => {
-            tokio::spawn(keep_record(cluster, plugin.clone()));
+            tokio::spawn(keep_record(cluster, plugin.clone(), settings.proc_root.clone()));
         }
         None => warn!(
             "no API server is known (--kubeconfig): pods get one GPU whatever their label \

@@ -101,11 +101,14 @@ pub fn most_pods_of(labels: &BTreeMap<String, String>) -> Option<u32> {
 }
 
 /// The labels that a node of these GPUs has, as ACK's nodes have them: how many there are, their model and
-/// the memory of each; the latter two only where all are the same.
+/// the memory of each (only where all are the same), and the driver's version.
 #[must_use]
-pub fn labels(gpus: &[SharedGpu]) -> BTreeMap<String, String> {
+pub fn labels(gpus: &[SharedGpu], driver: Option<&str>) -> BTreeMap<String, String> {
     let mut labels =
         BTreeMap::from([("aliyun.accelerator/nvidia_count".to_owned(), gpus.len().to_string())]);
+    if let Some(driver) = driver {
+        labels.insert("aliyun.accelerator/nvidia_driver".to_owned(), label_value(driver));
+    }
     let Some(first) = gpus.first() else { return labels };
     if gpus.iter().all(|gpu| gpu.model == first.model) && !label_value(&first.model).is_empty() {
         labels.insert("aliyun.accelerator/nvidia_name".to_owned(), label_value(&first.model));
@@ -138,12 +141,13 @@ mod tests {
         for gpu in &mut gpus {
             gpu.model = "NVIDIA A10 (24 GB)".into();
         }
-        let told = labels(&gpus);
+        let told = labels(&gpus, Some("535.161.08"));
+        assert_eq!(told["aliyun.accelerator/nvidia_driver"], "535.161.08");
         assert_eq!(told["aliyun.accelerator/nvidia_count"], "3");
         assert_eq!(told["aliyun.accelerator/nvidia_name"], "NVIDIA-A10--24-GB");
         assert!(!told.contains_key("aliyun.accelerator/nvidia_mem"));
-        assert_eq!(labels(&gpus[..2])["aliyun.accelerator/nvidia_mem"], "16384MiB");
-        assert_eq!(labels(&[])["aliyun.accelerator/nvidia_count"], "0");
+        assert_eq!(labels(&gpus[..2], None)["aliyun.accelerator/nvidia_mem"], "16384MiB");
+        assert_eq!(labels(&[], None)["aliyun.accelerator/nvidia_count"], "0");
         let written = annotations(&gpus, Unit::GiB);
         assert_eq!(written[DEVICES], r#"{"unit":"GiB","gpus":{"0":16,"1":16,"2":24}}"#);
         gpus[1].healthy = false;

@@ -2,9 +2,11 @@
 //! which GPU. By the kubelet's word, whatever was chosen or told before.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
+use cgpu::inventory::driver_version;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tokio::time::sleep;
 
@@ -26,14 +28,15 @@ const LOOKS_PER_AUDIT: u32 = 10;
 type Annotations = BTreeMap<(String, String), BTreeMap<String, String>>;
 
 /// Writes until it is dropped. What can't be written is told, and tried again.
-pub(crate) async fn keep_record(cluster: Cluster, plugin: Plugin) {
+pub(crate) async fn keep_record(cluster: Cluster, plugin: Plugin, proc_root: PathBuf) {
     let (mut complaint, mut written) = (Complaint::default(), Annotations::new());
     let mut described = None;
     for look in 0_u32.. {
         let is_audit = look.is_multiple_of(LOOKS_PER_AUDIT);
         let gpus = plugin.open_gpus();
         if is_audit || described.as_ref() != Some(&gpus) {
-            match write_node(&cluster, &plugin, &gpus).await {
+            let driver = driver_version(&proc_root);
+            match write_node(&cluster, &plugin, &gpus, driver.as_deref()).await {
                 Ok(()) => described = Some(gpus),
                 Err(error) => complaint.tell(format!("{error:#}")),
             }
@@ -46,9 +49,14 @@ pub(crate) async fn keep_record(cluster: Cluster, plugin: Plugin) {
     }
 }
 
-async fn write_node(cluster: &Cluster, plugin: &Plugin, gpus: &[SharedGpu]) -> Result<()> {
+async fn write_node(
+    cluster: &Cluster,
+    plugin: &Plugin,
+    gpus: &[SharedGpu],
+    driver: Option<&str>,
+) -> Result<()> {
     let node = cluster.node().await?;
-    let mut labels = labels(gpus);
+    let mut labels = labels(gpus, driver);
     let has = node.metadata.labels.unwrap_or_default();
     labels.retain(|name, value| has.get(name) != Some(value));
     let mut annotations = node::annotations(gpus, plugin.rules().unit);

@@ -2,13 +2,15 @@
 
 use std::io::Write;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use axum::http::Request;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
 use kube::{Client, Config};
 
 use crate::InspectArgs;
-use crate::inspect::{cluster_use, details, table};
+use crate::extender::protocol::Inspection;
+use crate::inspect::{cluster_use, details, inspected_use, table};
 use crate::server::api_server;
 
 /// Prints who has what in a cluster.
@@ -28,8 +30,12 @@ pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
         // Who is on no node has nothing.
         let placed = ListParams::default().fields("spec.nodeName!=");
         let nodes = Api::<Node>::all(client.clone());
-        let pods = Api::<Pod>::all(client);
         let nodes = nodes.list(&all).await.context("the API server does not tell its nodes")?;
+        if let Some(extender) = &args.extender {
+            let told = ask_extender(extender).await?;
+            return Ok(inspected_use(&nodes.items, &told, &args.resource, args.node.as_deref()));
+        }
+        let pods = Api::<Pod>::all(client);
         let pods = pods.list(&placed).await.context("the API server does not tell its pods")?;
         let only = args.node.as_deref();
         anyhow::Ok(cluster_use(&nodes.items, &pods.items, &args.resource, only))
@@ -46,4 +52,15 @@ pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
         (_, false) => table(&used),
     };
     std::io::stdout().write_all(text.as_bytes()).context("cannot write")
+}
+
+/// What the extender at that address tells.
+async fn ask_extender(address: &str) -> Result<Inspection> {
+    let uri = address.parse().with_context(|| format!("{address} is no address"))?;
+    let client = Client::try_from(Config::new(uri)).context("the extender can't be asked")?;
+    let question = Request::get("/gpushare-scheduler/inspect").body(Vec::new())?;
+    let told: Inspection =
+        client.request(question).await.with_context(|| format!("{address} does not tell it"))?;
+    ensure!(told.error.is_empty(), "the extender at {address} says: {}", told.error);
+    Ok(told)
 }

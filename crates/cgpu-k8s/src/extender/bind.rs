@@ -1,6 +1,7 @@
 //! Binds pods to nodes, with the GPUs that were decided on written on them: [`Binder`].
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -71,6 +72,16 @@ impl Binder {
 
     fn lock(&self) -> MutexGuard<'_, Option<Fleet>> {
         self.fleet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is this replica that serves.
+    pub(crate) fn is_serving(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// Where the replica listens that serves, if it is another one.
+    pub(crate) async fn leader(&self) -> Result<Option<SocketAddr>> {
+        self.leadership.leader(PATIENCE).await
     }
 
     /// Asks the fleet, or tells it something.

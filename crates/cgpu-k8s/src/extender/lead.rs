@@ -1,8 +1,9 @@
 //! Which of several replicas serves: the one that has the lease: [`Leadership`].
 
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
@@ -27,7 +28,7 @@ pub(crate) enum Leadership {
     ByLease {
         /// The leases of its namespace.
         leases: Box<Api<Lease>>,
-        /// This replica's name in it.
+        /// This replica's name in it: where it listens, if that is known.
         identity: String,
     },
 }
@@ -42,19 +43,34 @@ impl Leadership {
     /// renewals the lease may have become another's.
     pub(crate) async fn require(&self, patience: Duration) -> Result<()> {
         let Leadership::ByLease { leases, identity } = self else { return Ok(()) };
-        let asked = tokio::time::timeout(patience, leases.get(LEASE));
-        let lease = asked.await.context("the API server does not tell who has the lease")?;
-        let spec = lease.context("who has the lease can't be read")?.spec.unwrap_or_default();
-        let is_own = spec.holder_identity.as_deref() == Some(identity);
-        let seconds = spec.lease_duration_seconds.unwrap_or_default();
-        let renewed = spec.renew_time.map(|time| time.0).unwrap_or_default();
-        if !(is_own && lasts(renewed, seconds, 3 * patience, Timestamp::now())) {
-            bail!(
-                "another replica of cgpu-scheduler-extender has the lease, or nobody has; try again"
-            );
-        }
+        let holder = holder(leases, patience, 3 * patience).await?;
+        ensure!(
+            holder.as_ref() == Some(identity),
+            "another replica of cgpu-scheduler-extender has the lease, or nobody has; try again"
+        );
         Ok(())
     }
+
+    /// Where the replica listens that has the lease, if it is another one and says that.
+    pub(crate) async fn leader(&self, patience: Duration) -> Result<Option<SocketAddr>> {
+        let Leadership::ByLease { leases, identity } = self else { return Ok(None) };
+        let holder = holder(leases, patience, Duration::ZERO).await?;
+        Ok(holder.filter(|holder| holder != identity).and_then(|holder| holder.parse().ok()))
+    }
+}
+
+/// Who has the lease, for so long yet.
+async fn holder(
+    leases: &Api<Lease>,
+    patience: Duration,
+    needed: Duration,
+) -> Result<Option<String>> {
+    let asked = tokio::time::timeout(patience, leases.get(LEASE));
+    let lease = asked.await.context("the API server does not tell who has the lease")?;
+    let spec = lease.context("who has the lease can't be read")?.spec.unwrap_or_default();
+    let seconds = spec.lease_duration_seconds.unwrap_or_default();
+    let renewed = spec.renew_time.map(|time| time.0).unwrap_or_default();
+    Ok(spec.holder_identity.filter(|_| lasts(renewed, seconds, needed, Timestamp::now())))
 }
 
 /// Whether a lease that was renewed then lasts for so long from now.

@@ -1,5 +1,6 @@
 //! The extender's life: listens at once, takes part in the election, and serves while it has the lease.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ async fn live(args: &ExtenderArgs) -> Result<()> {
     let listener = TcpListener::bind(args.listen)
         .await
         .with_context(|| format!("cannot listen at {}", args.listen))?;
-    let identity = identity();
+    let identity = identity(args.listen);
     let leadership = match args.alone {
         true => Leadership::Alone,
         false => Leadership::by_lease(client.clone(), &args.lease_namespace, identity.clone()),
@@ -104,8 +105,16 @@ async fn keep_serving(
     }
 }
 
-/// This replica's name among the others: the pod's, or one of its own.
-fn identity() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    format!("{}-{}", host.trim(), std::process::id())
+/// This replica's name among the others: where they reach it, if that is known.
+fn identity(listen: SocketAddr) -> String {
+    let own = std::env::var("POD_IP").ok().and_then(|address| address.parse().ok());
+    let is_own = |address: &IpAddr| !(address.is_unspecified() || address.is_loopback());
+    let named = Some(listen.ip()).filter(is_own);
+    match named.or(own.filter(|_| !listen.ip().is_loopback())) {
+        Some(address) => SocketAddr::new(address, listen.port()).to_string(),
+        None => {
+            let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+            format!("{}-{}", host.trim(), std::process::id())
+        }
+    }
 }

@@ -121,43 +121,58 @@ pub fn filter(fleet: &Fleet, args: FilterArgs) -> FilterResult {
 }
 
 /// What `inspect` tells.
-#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inspection {
     /// The nodes.
+    #[serde(default)]
     pub nodes: Vec<InspectedNode>,
     /// Why there are none.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub error: String,
 }
 
 /// A node.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InspectedNode {
-    name: String,
+    /// Its name.
+    pub name: String,
+    /// Its units.
     #[serde(rename = "totalGPU")]
-    total: u32,
+    pub total: u32,
+    /// Units that pods have.
     #[serde(rename = "usedGPU")]
-    used: u32,
+    pub used: u32,
+    /// Its GPUs.
     #[serde(rename = "devs")]
-    gpus: Vec<InspectedGpu>,
+    pub gpus: Vec<InspectedGpu>,
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct InspectedGpu {
-    id: u32,
+/// A GPU.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InspectedGpu {
+    /// Its index.
+    pub id: u32,
+    /// Its units.
     #[serde(rename = "totalGPU")]
-    total: u32,
+    pub total: u32,
+    /// Units that pods have.
     #[serde(rename = "usedGPU")]
-    used: u32,
-    pods: Vec<InspectedPod>,
+    pub used: u32,
+    /// These pods.
+    #[serde(default)]
+    pub pods: Vec<InspectedPod>,
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct InspectedPod {
-    name: String,
-    namespace: String,
+/// What a pod has of a GPU.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InspectedPod {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Units.
     #[serde(rename = "usedGPU")]
-    used: u32,
+    pub used: u32,
 }
 
 /// Who has what, of all nodes or of one.

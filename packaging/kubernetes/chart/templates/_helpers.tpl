@@ -17,3 +17,19 @@ kubescheduler.config.k8s.io/v1beta2
 kubescheduler.config.k8s.io/v1beta1
 {{- end -}}
 {{- end }}
+
+{{- define "cgpu.pullSecrets" -}}
+{{- with .Values.image.pullSecrets -}}
+imagePullSecrets:
+{{- range . }}
+- name: {{ . }}
+{{- end }}
+{{- end -}}
+{{- end }}
+
+{{- /* The release of Kubernetes without what a distribution adds to it. */ -}}
+{{- define "cgpu.kubernetes" -}}
+{{- with semver .Capabilities.KubeVersion.Version -}}
+v{{ .Major }}.{{ .Minor }}.{{ .Patch }}
+{{- end -}}
+{{- end }}
