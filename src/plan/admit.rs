@@ -395,8 +395,8 @@ mod tests {
         assert!(admit(&plan(&[(0, Some(1614))], 1), &held, &limits(1.1)).is_err());
         assert_eq!(
             refused(&plan(&[(0, Some(8066))], 1), &[], &limits(0.5)),
-            "GPU 0 (GPU-0) can promise 8065 MiB in all, this container asks for 8066 MiB; lower \
-             ALIYUN_COM_GPU_MEM_CONTAINER, or raise admission.overcommit"
+            "GPU 0 (GPU-0) can promise 8065 MiB in all, this container asks for 8066 MiB; ask \
+             for less (ALIYUN_COM_GPU_MEM_CONTAINER), or raise admission.overcommit"
         );
     }
 
