@@ -11,6 +11,7 @@ use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -130,6 +131,15 @@ impl<'writer> FormatFields<'writer> for Fields {
 fn open(path: &Path, how: &mut OpenOptions) -> io::Result<File> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     how.append(true).mode(0o640).custom_flags(flags.bits()).open(path)
+}
+
+/// Connects to journald's socket, and says nothing there.
+///
+/// # Errors
+///
+/// Why nobody is reached.
+pub fn reach_journald() -> io::Result<()> {
+    UnixDatagram::unbound()?.connect(journald::SOCKET)
 }
 
 /// Whether a log at `path` can be written; changes nothing.

@@ -1,14 +1,14 @@
 //! `cgpu logs`: the lines of cgpu's log that are about one container.
 //!
-//! Of a log that is a file they are read there; of journald's, `journalctl` prints them. Where no log
+//! Of a log that is a file they are read there, and in the files that logrotate has made of it; of journald's, `journalctl` prints them. Where no log
 //! is kept, the container's events are shown, which say the same.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Cursor, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::events::{self, until_nobody_reads};
 use crate::admission::Host;
@@ -34,26 +34,60 @@ pub fn run(host: &Host, word: &str, out: &mut dyn Write) -> Result<()> {
 }
 
 fn from_file(path: &Path, word: &str, registered: Option<&str>, out: &mut dyn Write) -> Result<()> {
-    let open = || {
-        let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok::<_, anyhow::Error>(BufReader::new(file))
-    };
+    let files = with_rotated(path);
     // As they stand in the log.
     let (word, registered) = (log::escaped(word), registered.map(log::escaped));
     let mut about = Vec::new();
-    each_line(&mut open()?, |line| {
-        about.extend(subject(line));
-        Ok(())
-    })?;
+    for file in &files {
+        each_line(&mut opened(file)?, |line| {
+            about.extend(subject(line));
+            Ok(())
+        })?;
+    }
     let mut filter = Filter::new(Some(&word), registered.as_deref(), &about);
     if !about.iter().any(|event| filter.takes(event)) {
         bail!("{} has no line about a container {word:?}; see `cgpu events`", path.display());
     }
-    each_line(&mut open()?, |line| match subject(line) {
-        Some(event) if filter.takes(&event) => writeln!(out, "{}", plain(line, usize::MAX)),
-        _ => Ok(()),
-    })?;
+    for file in &files {
+        each_line(&mut opened(file)?, |line| match subject(line) {
+            Some(event) if filter.takes(&event) => writeln!(out, "{}", plain(line, usize::MAX)),
+            _ => Ok(()),
+        })?;
+    }
     Ok(out.flush()?)
+}
+
+/// The log and the files that logrotate has made of it (`cgpu.log.2.gz`, `cgpu.log.1`), the oldest first.
+fn with_rotated(path: &Path) -> Vec<PathBuf> {
+    let begin = path.file_name().map(|name| format!("{}.", name.to_string_lossy()));
+    let entries = path.parent().and_then(|directory| fs::read_dir(directory).ok());
+    let number = |name: &str| {
+        let rest = name.strip_prefix(begin.as_deref()?)?;
+        rest.strip_suffix(".gz").unwrap_or(rest).parse::<u32>().ok()
+    };
+    let mut rotated: Vec<(u32, PathBuf)> = entries
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            Some((number(entry.file_name().to_str()?)?, entry.path()))
+        })
+        .collect();
+    rotated.sort_by(|one, other| other.cmp(one));
+    rotated.into_iter().map(|(_, path)| path).chain([path.to_owned()]).collect()
+}
+
+/// A file of the log; gzip unpacks what is packed.
+fn opened(path: &Path) -> Result<Box<dyn BufRead>> {
+    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    if path.extension().is_none_or(|extension| extension != "gz") {
+        return Ok(Box::new(BufReader::new(file)));
+    }
+    let unpacked = Command::new("gzip").arg("-cd").stdin(file).output();
+    let unpacked = unpacked.with_context(|| format!("gzip can't be run for {}", path.display()))?;
+    let said = String::from_utf8_lossy(&unpacked.stderr);
+    ensure!(unpacked.status.success(), "{} can't be unpacked: {}", path.display(), said.trim());
+    Ok(Box::new(Cursor::new(unpacked.stdout)))
 }
 
 /// Calls `each` with every line of a log.
@@ -168,6 +202,31 @@ mod tests {
         assert_eq!(shown("a\"b").unwrap().lines().collect::<Vec<_>>(), [lines[5]]);
         let error = shown("nobody").unwrap_err().to_string();
         assert!(error.contains("has no line about a container \"nobody\""), "{error}");
+    }
+
+    #[test]
+    fn lines_before_the_last_rotation_come_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cgpu.log");
+        let lines = [
+            "one id=\"3f2a\" name=\"web\"",
+            "two id=\"3f2a\"",
+            "three id=\"3f2a\"",
+            "no id=\"4b\"",
+        ];
+        std::fs::write(dir.path().join("cgpu.log.10"), format!("{}\n", lines[0])).unwrap();
+        std::fs::write(dir.path().join("cgpu.log.1"), format!("{}\n", lines[3])).unwrap();
+        std::fs::write(dir.path().join("cgpu.log.old"), "id=\"3f2a\" name=\"web\"\n").unwrap();
+        std::fs::write(&path, format!("{}\n", lines[2])).unwrap();
+        let packed = dir.path().join("cgpu.log.2");
+        std::fs::write(&packed, format!("{}\n", lines[1])).unwrap();
+        assert!(Command::new("gzip").arg(&packed).status().unwrap().success());
+        let mut out = Vec::new();
+        from_file(&path, "web", None, &mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap().lines().collect::<Vec<_>>(), lines[..3]);
+        std::fs::write(dir.path().join("cgpu.log.3.gz"), "no gzip").unwrap();
+        let error = from_file(&path, "web", None, &mut Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("cgpu.log.3.gz can't be unpacked"), "{error}");
     }
 
     #[test]

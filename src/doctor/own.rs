@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use super::facts::{Own, Records, Seen, Unstarted};
 use super::sentence;
 use crate::admission::{Condition, Host, UNSTARTED_S, deletion, require_root};
+use crate::log::Sink;
 
 /// Our programs.
 const PROGRAMS: [&str; 4] = ["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"];
@@ -37,9 +38,18 @@ pub(super) fn look(
         config,
         state_dir,
         state,
-        log_open: crate::log::is_writable(log),
+        log_open: log_open(&host.config.log, log),
         log: host.config.log.clone().into(),
         records: records(host),
+    }
+}
+
+/// Whether lines arrive where the configuration's `log` says; `reached` is how we reach it, if it is a file.
+fn log_open(log: &str, reached: &Path) -> Result<(), String> {
+    match Sink::of(log) {
+        Sink::None | Sink::Stderr => Ok(()),
+        Sink::File(_) => crate::log::is_writable(reached),
+        Sink::Journald => crate::log::reach_journald().map_err(|error| error.to_string()),
     }
 }
 

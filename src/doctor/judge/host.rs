@@ -178,6 +178,10 @@ fn log(facts: &Own) -> Finding {
     let row = |severity, what| Finding::new(Cgpu, "log", severity, what).of(path.clone());
     match &facts.log_open {
         _ if path.is_empty() => row(Fine, "none (configured)".to_owned()),
+        Ok(()) if path == "stderr" => {
+            let what = "standard error, which monitors don't have: what they say is lost";
+            row(Note, what.to_owned()).remedy("set log to a file, or to \"journald\"")
+        }
         Ok(()) => row(Fine, path.clone()),
         // Whose it is, is told below.
         Err(why) if !facts.root => row(Note, format!("{path}: {why}")),

@@ -602,6 +602,9 @@ fn we_are_judged_too() {
         "/var/log/cgpu.log can't be written: Read-only file system; nothing is logged -> make it",
         closed,
     );
+    finds("log", Note, "standard error, which monitors don't have", |facts| {
+        facts.own.log = "stderr".into();
+    });
     finds("log", Fine, "none (configured)", |facts| {
         closed(facts);
         facts.own.log = PathBuf::new();
