@@ -64,15 +64,25 @@ pub fn told(
 #[derive(Debug, Clone, Default)]
 pub struct Uses {
     told: BTreeMap<u32, Use>,
-    given: BTreeMap<u32, (Use, Duration)>,
+    given: BTreeMap<u32, Given>,
+}
+
+/// What was given out.
+#[derive(Debug, Clone, Copy)]
+struct Given {
+    what: Use,
+    since: Duration,
+    /// Whether the kubelet has told of it.
+    is_told: bool,
 }
 
 impl Uses {
     /// Takes over what the kubelet tells, who was asked then.
     pub fn set(&mut self, told: BTreeMap<u32, Use>, asked: Duration) {
-        self.given.retain(|index, (_, since)| {
-            let patience = if told.contains_key(index) { MOMENT } else { UNTOLD };
-            asked.saturating_sub(*since) < patience
+        self.given.retain(|index, given| {
+            given.is_told |= told.get(index) == Some(&given.what);
+            let patience = if given.is_told { MOMENT } else { UNTOLD };
+            asked.saturating_sub(given.since) < patience
         });
         self.told = told;
     }
@@ -80,7 +90,7 @@ impl Uses {
     /// What a GPU is used for; `None` where nobody has anything of it.
     #[must_use]
     pub fn of(&self, index: u32) -> Option<Use> {
-        self.told.get(&index).copied().or_else(|| self.given.get(&index).map(|(given, _)| *given))
+        self.told.get(&index).copied().or_else(|| self.given.get(&index).map(|given| given.what))
     }
 
     /// Whether a GPU can be given out so.
@@ -99,7 +109,7 @@ impl Uses {
             return Err(*taken);
         }
         for index in indices {
-            self.given.insert(*index, (wanted, now));
+            self.given.insert(*index, Given { what: wanted, since: now, is_told: false });
         }
         Ok(())
     }
@@ -147,5 +157,7 @@ mod tests {
         uses.set([(0, Use::Shared)].into(), later(33));
         uses.set(BTreeMap::new(), later(34));
         assert_eq!(uses.of(0), Some(Use::Shared));
+        uses.set(BTreeMap::new(), later(37));
+        assert_eq!(uses.of(0), None, "what it has told of and tells no more is gone");
     }
 }
