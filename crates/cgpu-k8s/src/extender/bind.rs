@@ -12,7 +12,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 use thiserror::Error;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::fleet::{Fleet, Promise, Seeker};
 use super::lead::Leadership;
@@ -72,6 +72,13 @@ impl Binder {
 
     fn lock(&self) -> MutexGuard<'_, Option<Fleet>> {
         self.fleet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no pod is being bound.
+    pub(crate) async fn finish(&self) {
+        while !self.busy.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Whether it is this replica that serves.

@@ -19,6 +19,9 @@ use super::serve::router;
 use super::watch::follow;
 use crate::server::api_server;
 
+/// How long a replica that ends waits for bindings that it has begun.
+const LAST_BINDINGS: Duration = Duration::from_secs(15);
+
 /// How long a replica that ends waits until its lease is given up.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -68,13 +71,17 @@ async fn live(args: &ExtenderArgs) -> Result<()> {
         }
         let namespace = &args.lease_namespace;
         let (leads, ended) = stand(client.clone(), namespace, &identity).await?;
+        let lease = leads.clone();
         tokio::select! {
             result = keep_serving(client, binder.clone(), rules, leads) => result?,
             _ = ends.recv() => {}
             _ = interrupts.recv() => {}
         }
         binder.set_fleet(None);
-        // What looked at the election is gone: the lease is given up.
+        // Who has the lease next lists what is bound by then.
+        let _ = tokio::time::timeout(LAST_BINDINGS, binder.finish()).await;
+        // Nobody looks at the election any more: the lease is given up.
+        drop(lease);
         let _ = tokio::time::timeout(LAST_WORDS, ended).await;
         Ok(())
     };
