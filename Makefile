@@ -17,7 +17,7 @@ IN_IMAGE := cgpu-node-setup cgpu-scheduler-extender
 .PHONY: help deps build core sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages image manifests packages test-packages test-kubernetes prepush
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what tests and demo need (Debian and Ubuntu, root)
 	@tests/deps
