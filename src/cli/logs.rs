@@ -1,7 +1,8 @@
 //! `cgpu logs`: the lines of cgpu's log that are about one container.
 //!
-//! Of a log that is a file they are read there, and in the files that logrotate has made of it; of journald's, `journalctl` prints them. Where no log
-//! is kept, the container's events are shown, which say the same.
+//! Of a log that is a file they are read there, and in the files that logrotate has made of it; of
+//! journald's, `journalctl` prints them. Where no log is kept, the container's events are shown, which
+//! say the same.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Cursor, Write};

@@ -123,20 +123,27 @@ impl Cluster {
     ///
     /// Where it can't be asked, or refuses.
     pub async fn annotate(&self, pod: &Pod, annotations: &BTreeMap<String, String>) -> Result<()> {
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let patch = Patch::Merge(
-            json!({"metadata": {"uid": pod.metadata.uid, "annotations": annotations}}),
-        );
-        let asked = Api::<Pod>::namespaced(self.client.clone(), namespace);
-        let patched = async { Ok(asked.patch(name, &PatchParams::default(), &patch).await?) };
-        in_time(patched)
-            .await
-            .with_context(|| format!("pod {namespace}/{name} can't be annotated"))?;
-        Ok(())
+        annotate(&self.client, pod, annotations).await
     }
 }
 
+/// Writes annotations of a pod: of the one with that uid, and no other of its name.
+pub(crate) async fn annotate(
+    client: &Client,
+    pod: &Pod,
+    annotations: &BTreeMap<String, String>,
+) -> Result<()> {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let patch =
+        Patch::Merge(json!({"metadata": {"uid": pod.metadata.uid, "annotations": annotations}}));
+    let asked = Api::<Pod>::namespaced(client.clone(), namespace);
+    let patched = async { Ok(asked.patch(name, &PatchParams::default(), &patch).await?) };
+    in_time(patched).await.with_context(|| format!("pod {namespace}/{name} can't be annotated"))?;
+    Ok(())
+}
+
+/// What is asked, if the answer comes within [`PATIENCE`].
 pub(crate) async fn in_time<T>(asked: impl Future<Output = Result<T>>) -> Result<T> {
     timeout(PATIENCE, asked).await.context("no answer in time")?
 }

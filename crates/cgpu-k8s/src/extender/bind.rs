@@ -5,22 +5,20 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use kube::Client;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, PostParams};
 use serde_json::json;
 use thiserror::Error;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::fleet::{Fleet, Promise, Seeker};
 use super::lead::Leadership;
 use super::protocol::BindArgs;
+use crate::cluster::{PATIENCE, annotate, in_time};
 use crate::written::{ASSUME_TIME, CORE_ALLOCATION, Words, sum, words};
-
-/// How long one call of the API server may take; shorter than a lease.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why nothing is known of the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -101,7 +99,9 @@ impl Binder {
         let _busy = Busy::begin(&self.busy, &args.pod_uid)?;
         self.leadership.require(PATIENCE).await?;
         let pods = Api::<Pod>::namespaced(self.client.clone(), &args.pod_namespace);
-        let pod = in_time(pods.get(&args.pod_name)).await.context("the pod can't be read")?;
+        let pod = in_time(async { Ok(pods.get(&args.pod_name).await?) })
+            .await
+            .context("the pod can't be read")?;
         ensure!(
             pod.metadata.uid.as_deref() == Some(&*args.pod_uid),
             "the pod is another one of that name by now"
@@ -118,7 +118,7 @@ impl Binder {
             return Ok("none".to_owned());
         }
         let promise = self.with_fleet(|fleet| fleet.promise(&seeker, &args.node))??;
-        if let Err(error) = self.write(&pods, args, &promise).await {
+        if let Err(error) = self.write(&pod, &promise).await {
             // Nothing was bound.
             self.with_fleet(|fleet| fleet.forget(&args.pod_uid))?;
             return Err(error);
@@ -139,7 +139,7 @@ impl Binder {
     }
 
     /// Writes on the pod what it is to have.
-    async fn write(&self, pods: &Api<Pod>, args: &BindArgs, promise: &Promise) -> Result<()> {
+    async fn write(&self, pod: &Pod, promise: &Promise) -> Result<()> {
         let mut words: Words = words(&promise.choice.memory, promise.gpu_units, false);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         words.insert(ASSUME_TIME.to_owned(), now.as_nanos().to_string());
@@ -147,11 +147,7 @@ impl Binder {
             let percent = json!(promise.choice.percent).to_string();
             words.insert(CORE_ALLOCATION.to_owned(), percent);
         }
-        let patch = json!({"metadata": {"uid": args.pod_uid, "annotations": words}});
-        in_time(pods.patch(&args.pod_name, &PatchParams::default(), &Patch::Merge(patch)))
-            .await
-            .context("the pod can't be annotated")?;
-        Ok(())
+        annotate(&self.client, pod, &words).await
     }
 
     async fn post_binding(&self, args: &BindArgs) -> Result<()> {
@@ -170,8 +166,10 @@ impl Binder {
         };
         let pods = Api::<Pod>::namespaced(self.client.clone(), &args.pod_namespace);
         let how = PostParams::default();
-        let posted =
-            pods.create_subresource::<_, Status>("binding", &args.pod_name, &how, &binding);
+        let posted = async {
+            let name = &args.pod_name;
+            Ok(pods.create_subresource::<_, Status>("binding", name, &how, &binding).await?)
+        };
         in_time(posted).await.context("the pod can't be bound")?;
         Ok(())
     }
@@ -182,11 +180,4 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     let cause = error.downcast_ref::<kube::Error>();
     // In conflict is also what is bound already.
     matches!(cause, Some(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 409)
-}
-
-async fn in_time<T>(asked: impl Future<Output = kube::Result<T>>) -> Result<T> {
-    match timeout(PATIENCE, asked).await {
-        Ok(answer) => Ok(answer?),
-        Err(_) => bail!("the API server does not answer within {} s", PATIENCE.as_secs()),
-    }
 }

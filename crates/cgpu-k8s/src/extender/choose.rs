@@ -18,9 +18,9 @@ pub const ALL_PERCENT: u32 = 100;
 pub struct Room {
     /// Its index.
     pub index: u32,
-    /// Units of memory that it has, and that nobody has.
+    /// Units of memory in all.
     pub total: u32,
-    /// Units that nobody has and that aren't promised.
+    /// Units that nobody has and that aren't promised; 0 where none can be given out.
     pub free: u32,
     /// Percent of compute that nobody asked for.
     pub free_percent: u32,
@@ -51,54 +51,59 @@ pub enum NoRoom {
     #[error("the node has no GPUs to share")]
     NoGpus,
     /// There are too few, or too small ones.
-    #[error("{}", large_enough(*.gpus, *.each, *.unit))]
-    TooSmall {
-        /// How many are needed.
-        gpus: u32,
-        /// Units of each.
-        each: u32,
-        /// Of which size.
-        unit: Unit,
-    },
+    #[error("{}", large_enough(.0))]
+    TooSmall(Wanted),
     /// Too much is taken.
-    #[error("{}", with_room(*.gpus, *.each, *.unit))]
-    Taken {
-        /// How many are needed.
-        gpus: u32,
-        /// Units of each.
-        each: u32,
-        /// Of which size.
-        unit: Unit,
+    #[error("{}", with_room(.0))]
+    Taken(Wanted),
+    /// There is the room, and there are as many pods as a GPU may have.
+    #[error("{}, with fewer than {most_pods} pods", with_room(.wanted))]
+    Crowded {
+        /// What there is.
+        wanted: Wanted,
+        /// How many pods a GPU may have.
+        most_pods: u32,
     },
+}
+
+/// What is needed of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// How many GPUs.
+    pub gpus: u32,
+    /// Units of each.
+    pub units: u32,
+    /// Of which size.
+    pub unit: Unit,
+    /// Percent of compute of each.
+    pub percent: u32,
 }
 
 impl NoRoom {
     /// Whether it stays so if all other pods go.
     #[must_use]
     pub fn is_for_ever(&self) -> bool {
-        !matches!(self, NoRoom::Taken { .. })
+        !matches!(self, NoRoom::Taken(_) | NoRoom::Crowded { .. })
     }
 }
 
-fn large_enough(gpus: u32, each: u32, unit: Unit) -> String {
+fn large_enough(wanted: &Wanted) -> String {
+    let Wanted { gpus, units, unit, percent } = wanted;
+    let compute =
+        if *percent > ALL_PERCENT { format!(" and {percent} % of compute") } else { String::new() };
     match gpus {
-        1 => format!("no GPU has {each} {unit} of memory"),
-        _ => format!("no {gpus} GPUs have {each} {unit} of memory each"),
+        1 => format!("no GPU has {units} {unit} of memory{compute}"),
+        _ => format!("no {gpus} GPUs have {units} {unit} of memory{compute} each"),
     }
 }
 
-fn with_room(gpus: u32, each: u32, unit: Unit) -> String {
+fn with_room(wanted: &Wanted) -> String {
+    let Wanted { gpus, units, unit, percent } = wanted;
+    let compute = if *percent > 0 { format!(" and {percent} % of compute") } else { String::new() };
     match gpus {
-        1 => format!("no GPU has {each} {unit} free"),
-        _ => format!("no {gpus} GPUs have {each} {unit} free each"),
+        1 => format!("no GPU has {units} {unit}{compute} free"),
+        _ => format!("no {gpus} GPUs have {units} {unit}{compute} free each"),
     }
-}
-
-/// What a container needs of each of its GPUs.
-#[derive(Debug, Clone, Copy)]
-struct Need {
-    units: u32,
-    percent: u32,
 }
 
 /// Which of these GPUs a pod gets: all its containers the same ones if that can be, and else each container its
@@ -127,10 +132,17 @@ pub fn choose(
     let has_init = beside.len() < ask.containers.len();
     let percent = beside.iter().map(|ask| ask.percent.div_ceil(count)).fold(0, u32::saturating_add);
     let surplus = ask.surplus() / count;
-    let whole = Need { units: ask.units() / count + surplus, percent };
-    let fits_when_empty = |need: Need| {
+    let wanted = |units, percent| Wanted { gpus: count, units, unit, percent };
+    let whole = wanted(ask.units() / count + surplus, percent);
+    let why_not = |need: Wanted, rooms: &[Room]| {
         let can = |room: &&Room| room.total >= need.units && need.percent <= ALL_PERCENT;
-        rooms.iter().filter(can).count() >= count as usize
+        if rooms.iter().filter(can).count() < count as usize {
+            NoRoom::TooSmall(need)
+        } else if best(rooms, need, placement, u32::MAX).is_some() {
+            NoRoom::Crowded { wanted: need, most_pods }
+        } else {
+            NoRoom::Taken(need)
+        }
     };
     let mut choice = Choice::default();
     let mut give = |container: &ContainerAsk, indices: &[u32]| {
@@ -141,33 +153,24 @@ pub fn choose(
             choice.percent.insert(container.name.clone(), percent);
         }
     };
-    if let Some(indices) = best(rooms, whole, count, placement, most_pods) {
+    if let Some(indices) = best(rooms, whole, placement, most_pods) {
         beside.iter().for_each(|container| give(container, &indices));
         if surplus > 0 {
             choice.surplus = indices.iter().map(|index| (*index, surplus)).collect();
         }
         return Ok(choice);
     }
-    let taken = |need: Need, is_possible: bool| {
-        let (gpus, each) = (count, need.units);
-        if is_possible {
-            NoRoom::Taken { gpus, each, unit }
-        } else {
-            NoRoom::TooSmall { gpus, each, unit }
-        }
-    };
     // An init container's units become the others', who have to be on its GPUs therefore.
     if has_init || beside.len() < 2 {
-        return Err(taken(whole, fits_when_empty(whole)));
+        return Err(why_not(whole, rooms));
     }
     let mut left = rooms.to_vec();
     let mut largest_first = beside;
     largest_first.sort_by_key(|ask| Reverse(ask.units));
     for container in largest_first {
-        let need =
-            Need { units: container.units / count, percent: container.percent.div_ceil(count) };
-        let indices = best(&left, need, count, placement, most_pods)
-            .ok_or_else(|| taken(need, fits_when_empty(need)))?;
+        let need = wanted(container.units / count, container.percent.div_ceil(count));
+        let indices =
+            best(&left, need, placement, most_pods).ok_or_else(|| why_not(need, &left))?;
         for room in left.iter_mut().filter(|room| indices.contains(&room.index)) {
             room.free -= need.units;
             room.free_percent -= need.percent;
@@ -178,13 +181,7 @@ pub fn choose(
 }
 
 /// The indices of so many GPUs with the room, in order.
-fn best(
-    rooms: &[Room],
-    need: Need,
-    count: u32,
-    placement: Placement,
-    most_pods: u32,
-) -> Option<Vec<u32>> {
+fn best(rooms: &[Room], need: Wanted, placement: Placement, most_pods: u32) -> Option<Vec<u32>> {
     let has_room = |room: &&Room| {
         room.free >= need.units && room.free_percent >= need.percent && room.pods < most_pods
     };
@@ -196,7 +193,7 @@ fn best(
             fitting.sort_by_key(|room| (room.siblings, Reverse(room.free), room.index));
         }
     }
-    let chosen = fitting.get(..count as usize)?;
+    let chosen = fitting.get(..need.gpus as usize)?;
     let mut indices: Vec<u32> = chosen.iter().map(|room| room.index).collect();
     indices.sort_unstable();
     Some(indices)
@@ -296,7 +293,12 @@ mod tests {
         asked.containers[0].percent = 50;
         let choice = choose(&rooms, &asked, Unit::GiB, BINPACK, 20).unwrap();
         assert_eq!(choice.percent["c0"], [(1, 50)].into());
+        let told = |rooms: &[Room], asked: &PodAsk| {
+            choose(rooms, asked, Unit::GiB, BINPACK, 20).unwrap_err().to_string()
+        };
+        rooms[1].free_percent = 40;
+        assert_eq!(told(&rooms, &asked), "no GPU has 2 GiB and 50 % of compute free");
         asked.containers[0].percent = 101;
-        choose(&rooms, &asked, Unit::GiB, BINPACK, 20).unwrap_err();
+        assert_eq!(told(&rooms, &asked), "no GPU has 2 GiB of memory and 101 % of compute");
     }
 }

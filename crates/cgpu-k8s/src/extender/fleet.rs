@@ -319,7 +319,6 @@ impl Fleet {
         // What the pod was promised before is its own.
         let own = self.pods.get(&seeker.uid).filter(|held| &*held.node == name);
         let unknown = taken.unknown - own.map_or(0, |held| held.unknown);
-        let open = node.gpus.gpus.iter().filter(|(index, _)| !node.gpus.closed.contains(index));
         let room = |(index, total): (&u32, &u32)| {
             let mut of_gpu = taken.gpus.get(index).copied().unwrap_or_default();
             for (_, units, percent) in
@@ -329,17 +328,18 @@ impl Fleet {
                 of_gpu.percent -= percent;
                 of_gpu.pods -= 1;
             }
+            // Units of an unknown GPU may be this one's.
+            let free = total.saturating_sub(of_gpu.units.saturating_add(unknown));
             Room {
                 index: *index,
                 total: *total,
-                // Units of an unknown GPU may be this one's.
-                free: total.saturating_sub(of_gpu.units.saturating_add(unknown)),
+                free: if node.gpus.closed.contains(index) { 0 } else { free },
                 free_percent: ALL_PERCENT.saturating_sub(of_gpu.percent),
                 pods: of_gpu.pods,
                 siblings: siblings.get(index).copied().unwrap_or_default(),
             }
         };
-        open.map(room).collect()
+        node.gpus.gpus.iter().map(room).collect()
     }
 
     /// How many pods of the same workload are on each GPU of a node.

@@ -115,14 +115,17 @@ fn labels_of_a_node_and_its_closed_gpus_are_followed() {
     fleet.set_node(&told);
     assert_eq!(gpus(&fleet.promise(&of("b"), "n").unwrap()), [2], "the emptiest");
     assert_eq!(gpus(&fleet.promise(&of("c"), "n").unwrap()), [1], "without a sibling");
-    assert_eq!(fleet.can_have(&of("d"), "n").unwrap_err().to_string(), "no GPU has 4 GiB free");
+    let why = fleet.can_have(&of("d"), "n").unwrap_err();
+    assert_eq!(why.to_string(), "no GPU has 4 GiB free, with fewer than 1 pods");
     fleet.remove_pod("a");
     fleet.can_have(&of("d"), "n").unwrap();
-    let closed = json!({"unit": "GiB", "gpus": {"0": 8, "1": 16, "2": 24}, "closed": [0]});
+    let closed = json!({"unit": "GiB", "gpus": {"0": 8, "1": 16, "2": 24}, "closed": [0, 1, 2]});
     let words = [("cgpu.devices".to_owned(), closed.to_string())];
     told.metadata.annotations = Some(words.into());
     fleet.set_node(&told);
-    fleet.can_have(&of("d"), "n").unwrap_err();
+    // It may open again.
+    let why = fleet.can_have(&of("d"), "n").unwrap_err();
+    assert_eq!((why.to_string(), why.is_for_ever()), ("no GPU has 4 GiB free".into(), false));
     fleet.remove_node("n");
     assert_eq!(fleet.can_have(&of("d"), "n"), Err(NoRoom::NoGpus));
 }
