@@ -151,8 +151,9 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
         let expression = target["expr"].as_str().unwrap().replace("$host", ".*");
         let expression = expression.replace("$namespace", ".*");
         prometheus.query(&expression).ok();
-        // Of utilisation nobody tells here, and every container is held.
-        let is_empty = expression.contains("utilization") || expression.contains("== 0");
+        // Of utilisation and of pods nobody tells here, and every container is held.
+        let is_empty =
+            ["utilization", "cgpu_pod", "== 0"].iter().any(|part| expression.contains(part));
         // A rate of what has just begun needs another scrape.
         let as_expected = || prometheus.values(&expression).is_empty() == is_empty;
         assert!(eventually(as_expected), "{expression}: {}", prometheus.query(&expression));

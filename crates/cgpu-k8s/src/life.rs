@@ -20,17 +20,17 @@ use tonic::transport::Server;
 use tracing::{info, warn};
 
 use crate::Args;
-use crate::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION};
 use crate::authority::KubeletConnection;
 use crate::cluster::Cluster;
-use crate::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::health::Health;
-use crate::kubelet::{Kubelet, connect};
 use crate::plugin::{Plugin, PluginRules};
 use crate::record::keep_record;
-use crate::registration_client::RegistrationClient;
 use crate::units::{SharedGpu, Unit, shared};
 use crate::whole::WholePlugin;
+use cgpu_kubelet::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION};
+use cgpu_kubelet::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use cgpu_kubelet::registration_client::RegistrationClient;
+use cgpu_kubelet::{Kubelet, connect};
 
 /// The names of our sockets: of shared GPUs, and of GPUs as a whole.
 const SHARED_SOCKET: &str = "cgpu-gpu-mem.sock";

@@ -12,22 +12,22 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-use crate::api::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse,
-    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, HEALTHY,
-    ListAndWatchResponse, ListPodResourcesResponse, PreStartContainerRequest,
-    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
-};
 use crate::cluster::Cluster;
-use crate::device_plugin_server::DevicePlugin;
 use crate::environment::{Known, environment, weight};
-use crate::kubelet::Kubelet;
 use crate::node::said;
 use crate::place::{Demand, Placement, parts, preferred};
 use crate::pods::{Wish, candidates, holdings, mistaken, reserved, wishes};
 use crate::units::{SharedGpu, Unit};
 use crate::uses::{Use, Uses, told};
 use crate::written::ByGpu;
+use cgpu_kubelet::Kubelet;
+use cgpu_kubelet::api::{
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, HEALTHY,
+    ListAndWatchResponse, ListPodResourcesResponse, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
+};
+use cgpu_kubelet::device_plugin_server::DevicePlugin;
 
 /// What a plugin gives out, and how.
 #[derive(Debug, Clone)]

@@ -201,7 +201,7 @@ fn base36(mut number: u32) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::api::{Device, ListAndWatchResponse, UNHEALTHY};
+    use cgpu_kubelet::api::{Device, ListAndWatchResponse, UNHEALTHY};
     use proptest::prelude::*;
     use prost::Message;
 

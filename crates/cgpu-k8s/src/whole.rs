@@ -4,14 +4,14 @@ use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
-use crate::api::{
+use crate::plugin::{Devices, Plugin, answer};
+use crate::uses::Use;
+use cgpu_kubelet::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, Device, DevicePluginOptions,
     Empty, HEALTHY, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
-use crate::device_plugin_server::DevicePlugin;
-use crate::plugin::{Devices, Plugin, answer};
-use crate::uses::Use;
+use cgpu_kubelet::device_plugin_server::DevicePlugin;
 
 /// The same plugin for GPUs as a whole.
 #[derive(Debug, Clone)]

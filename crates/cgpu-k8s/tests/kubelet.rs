@@ -11,15 +11,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use cgpu_k8s::api::{
+use cgpu_kubelet::api::{
     AllocateRequest, ContainerAllocateRequest, ContainerDevices,
     ContainerPreferredAllocationRequest, ContainerResources, Empty, HEALTHY, ListAndWatchResponse,
     ListPodResourcesRequest, ListPodResourcesResponse, PodResources as PodResourcesOfPod,
     PreferredAllocationRequest, RegisterRequest,
 };
-use cgpu_k8s::device_plugin_client::DevicePluginClient;
-use cgpu_k8s::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
-use cgpu_k8s::registration_server::{Registration, RegistrationServer};
+use cgpu_kubelet::device_plugin_client::DevicePluginClient;
+use cgpu_kubelet::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
+use cgpu_kubelet::registration_server::{Registration, RegistrationServer};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};

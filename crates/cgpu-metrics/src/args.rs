@@ -22,6 +22,13 @@ pub struct Args {
     /// Ask nothing of NVIDIA's driver: without utilisation, temperature and power.
     #[arg(long)]
     pub no_nvml: bool,
+    /// Where the kubelet tells which pods have which devices; on a host without a kubelet nobody is asked.
+    #[arg(
+        long,
+        value_name = "SOCKET",
+        default_value = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    )]
+    pub pod_resources: PathBuf,
 }
 
 /// Where to listen.

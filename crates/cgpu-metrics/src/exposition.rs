@@ -19,6 +19,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::creates::Creates;
+use crate::pods::Given;
 
 /// A label and its value.
 type Label = (&'static str, String);
@@ -32,25 +33,32 @@ struct Metric<T> {
     value: fn(&T) -> Option<f64>,
 }
 
-/// `snapshot` and the creates that were counted, as Prometheus reads them.
+/// What was found of a host.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) snapshot: Snapshot,
+    /// The creates that were counted.
+    pub(crate) creates: Creates,
+    /// What the kubelet gave to pods.
+    pub(crate) given: Vec<Given>,
+}
+
+/// What was found, as Prometheus reads it.
 ///
 /// # Errors
 ///
 /// Where it can't be written as text.
-pub(crate) fn text(snapshot: Snapshot, creates: &Creates) -> Result<String, fmt::Error> {
+pub(crate) fn text(found: Found) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Found(snapshot, creates.clone())));
+    registry.register_collector(Box::new(found));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
 }
 
-#[derive(Debug)]
-struct Found(Snapshot, Creates);
-
 impl Collector for Found {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Found(snapshot, creates) = self;
+        let Found { snapshot, creates, given } = self;
         let host = Metric::<Snapshot> {
             name: "cgpu_unseen",
             help: "Parts of the host that could not be looked at",
@@ -93,7 +101,16 @@ impl Collector for Found {
         for metric in part_metrics() {
             family(&mut encoder, &metric, parts.iter())?;
         }
-        Ok(())
+        let given: Vec<_> =
+            given.iter().map(|given| (given_labels(snapshot, given), given)).collect();
+        let metric = Metric::<Given> {
+            name: "cgpu_pod_gpu_devices",
+            help: "Devices on the GPU that the kubelet gave to the pod: 1 where it has the whole GPU",
+            unit: None,
+            kind: GAUGE,
+            value: |given| number(given.devices),
+        };
+        family(&mut encoder, &metric, given.iter())
     }
 }
 
@@ -287,6 +304,22 @@ fn container_labels(snapshot: &Snapshot, container: &ContainerFigures) -> Vec<La
         ("container_id", written(&container.short_id)),
         host_label(snapshot),
     ]
+}
+
+/// The labels of the GPU, and of the pod that has it. Of a MIG device, or a GPU that this host no longer has, only
+/// the UUID is known.
+fn given_labels(snapshot: &Snapshot, given: &Given) -> Vec<Label> {
+    let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == given.uuid);
+    let alone = || vec![("UUID", written(&given.uuid)), host_label(snapshot)];
+    let mut labels = gpu.map_or_else(alone, |gpu| gpu_labels(snapshot, gpu));
+    let pod = [
+        ("namespace", &given.namespace),
+        ("pod", &given.pod),
+        ("container", &given.container),
+        ("resource", &given.resource),
+    ];
+    labels.extend(pod.map(|(name, value)| (name, written(value))));
+    labels
 }
 
 /// Which part of a GPU it is: NVML's index, and the GPU instance as dcgm-exporter has it.
@@ -484,7 +517,8 @@ mod tests {
 
     fn written_text(snapshot: Snapshot) -> String {
         let refused = BTreeMap::from([(Cause::Memory, 2), (Cause::Request, 1)]);
-        text(snapshot, &Creates { admitted: 5, refused }).unwrap()
+        let creates = Creates { admitted: 5, refused };
+        text(Found { snapshot, creates, given: Vec::new() }).unwrap()
     }
 
     #[test]
@@ -572,5 +606,31 @@ mod tests {
         let text = written_text(host);
         assert!(text.contains("mig=\"1\",GPU_I_ID=\"7\""), "{text}");
         assert!(text.contains(&format!("container=\"{}\"", "x".repeat(MOST_SIGNS))));
+    }
+
+    #[test]
+    fn a_pod_that_the_kubelet_gave_a_gpu_is_named_with_the_gpus_labels() {
+        let given = |uuid: &str| Given {
+            namespace: "team".into(),
+            pod: "train-0".into(),
+            container: "main".into(),
+            resource: "nvidia.com/gpu".into(),
+            uuid: uuid.into(),
+            devices: 1,
+        };
+        let given = vec![given("GPU-a"), given("MIG-\"c")];
+        let text =
+            text(Found { snapshot: snapshot(), creates: Creates::default(), given }).unwrap();
+        let pod =
+            r#"namespace="team",pod="train-0",container="main",resource="nvidia.com/gpu"} 1.0"#;
+        for labels in [
+            "gpu=\"0\",UUID=\"GPU-a\",pci_bus_id=\"00000000:AF:00.0\",device=\"nvidia0\",\
+             modelName=\"Tesla V100\",Hostname=\"node\"",
+            r#"UUID="MIG-\"c",Hostname="node""#,
+        ] {
+            let line = format!("cgpu_pod_gpu_devices{{{labels},{pod}");
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        assert!(!written_text(snapshot()).contains("cgpu_pod"));
     }
 }

@@ -6,6 +6,7 @@
 mod args;
 mod creates;
 mod exposition;
+mod pods;
 mod serve;
 
 pub use args::Args;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,17 +18,20 @@ use axum::serve::Listener;
 use cgpu::admission::Host;
 use cgpu::events::{Follower, Store};
 use cgpu::view::{Driver, Processes};
+use cgpu_kubelet::Kubelet;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::args::{Address, Args};
 use crate::creates::Creates;
-use crate::exposition::text;
+use crate::exposition::{Found, text};
+use crate::pods::{Given, given};
 
 /// How long what was found is told again: who asks often keeps no monitor busy.
 const FRESH: Duration = Duration::from_millis(100);
@@ -51,10 +54,12 @@ struct Eyes {
     driver: Option<Driver>,
     events: Follower,
     creates: Creates,
+    pod_resources: PathBuf,
     told: Option<(Instant, Arc<str>)>,
 }
 
 impl Eyes {
+    /// What there is to tell. Waits: call it beside the runtime's own thread.
     fn look(&mut self) -> Result<Arc<str>> {
         if let Some((found, text)) = &self.told
             && found.elapsed() < FRESH
@@ -66,9 +71,22 @@ impl Eyes {
             Ok(events) => self.creates.count(&events),
             Err(error) => snapshot.gaps.push(format!("cannot read the events: {error}")),
         }
-        let text: Arc<str> = text(snapshot, &self.creates)?.into();
+        let given = self.given_to_pods().unwrap_or_else(|error| {
+            snapshot.gaps.push(format!("{error:#}"));
+            Vec::new()
+        });
+        let text: Arc<str> = text(Found { snapshot, creates: self.creates.clone(), given })?.into();
         self.told = Some((Instant::now(), Arc::clone(&text)));
         Ok(text)
+    }
+
+    /// What the kubelet gave to pods; nothing where there is no kubelet.
+    fn given_to_pods(&self) -> Result<Vec<Given>> {
+        if !self.pod_resources.exists() {
+            return Ok(Vec::new());
+        }
+        let kubelet = Kubelet::new(self.pod_resources.clone());
+        Ok(given(&Handle::current().block_on(kubelet.held())?))
     }
 }
 
@@ -82,21 +100,28 @@ pub fn run(args: &Args) -> Result<()> {
     let driver = (!args.no_nvml).then(|| Driver::new(host.config.driver.root.clone()));
     let events = Follower::new(Store::of(&host.config.state_dir))
         .context("cannot read the events; run this as root")?;
-    let mut eyes = Eyes { host, driver, events, creates: Creates::default(), told: None };
+    let pod_resources = args.pod_resources.clone();
+    let creates = Creates::default();
+    let eyes = Eyes { host, driver, events, creates, pod_resources, told: None };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let eyes = Arc::new(Mutex::new(eyes));
     // What is wrong from the beginning is said before anybody asks.
-    let first = eyes.look()?;
+    let first = runtime.block_on(look(Arc::clone(&eyes)))?;
     if args.once {
         return Ok(io::stdout().write_all(first.as_bytes())?);
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(eyes, &args.listen))
 }
 
-async fn serve(eyes: Eyes, address: &Address) -> Result<()> {
+async fn look(eyes: Arc<Mutex<Eyes>>) -> Result<Arc<str>> {
+    spawn_blocking(move || eyes.lock().unwrap_or_else(PoisonError::into_inner).look()).await?
+}
+
+async fn serve(eyes: Arc<Mutex<Eyes>>, address: &Address) -> Result<()> {
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/", get(|| async { "cgpu-metrics: see /metrics\n" }))
-        .with_state(Arc::new(Mutex::new(eyes)));
+        .with_state(eyes);
     match address {
         Address::Net(address) => {
             let listener = TcpListener::bind(address).await.with_context(|| {
@@ -158,12 +183,8 @@ fn make_room(path: &Path) -> Result<()> {
 }
 
 async fn metrics(State(eyes): State<Arc<Mutex<Eyes>>>) -> Response {
-    let looked = spawn_blocking(move || eyes.lock().unwrap_or_else(PoisonError::into_inner).look());
-    match looked.await {
-        Ok(Ok(text)) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text.to_string()).into_response(),
-        Ok(Err(error)) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}\n")).into_response()
-        }
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    match look(eyes).await {
+        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text.to_string()).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}\n")).into_response(),
     }
 }

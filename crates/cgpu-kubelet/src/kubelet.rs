@@ -2,16 +2,20 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
 use crate::api::{ListPodResourcesRequest, ListPodResourcesResponse};
-use crate::cluster::{PATIENCE, in_time};
 use crate::pod_resources_lister_client::PodResourcesListerClient;
+
+/// How long the kubelet may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The kubelet of this node, which knows which container has what.
 #[derive(Debug, Clone)]
@@ -37,7 +41,11 @@ impl Kubelet {
             let mut client = PodResourcesListerClient::new(channel);
             Ok(client.list(ListPodResourcesRequest {}).await?.into_inner())
         };
-        in_time(asked).await.with_context(|| {
+        let answer: Result<_> = match timeout(PATIENCE, asked).await {
+            Ok(answer) => answer,
+            Err(late) => Err(late.into()),
+        };
+        answer.with_context(|| {
             format!("the kubelet does not tell at {} who has what", self.pod_resources.display())
         })
     }

@@ -1,0 +1,28 @@
+//! `cgpu-kubelet`: the kubelet's APIs for devices. By one a plugin tells which devices a node has, and is asked
+//! what a container gets; by the other the kubelet tells which container has which devices.
+//!
+//! Owns the messages and who asks. Must not know what a device is: that is the plugin's business.
+
+pub mod api;
+
+mod kubelet;
+
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    reason = "it is generated"
+)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/v1beta1.DevicePlugin.rs"));
+    include!(concat!(env!("OUT_DIR"), "/v1beta1.Registration.rs"));
+    include!(concat!(env!("OUT_DIR"), "/v1.PodResourcesLister.rs"));
+}
+
+pub use generated::{
+    device_plugin_client, device_plugin_server, pod_resources_lister_client,
+    pod_resources_lister_server, registration_client, registration_server,
+};
+pub use kubelet::{Kubelet, connect};
