@@ -7,15 +7,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cgpu::admission::Host;
-use cgpu::registry::{Record, RegistryError, Stamp};
+use cgpu::registry::{Record, Registry, RegistryError, Stamp};
 
 /// Records, in the order of their files' names.
 pub(crate) type Records = Arc<[Record]>;
 
-/// The records that were read last, and the stamp that they had then.
+/// The records that were read last.
 #[derive(Debug, Default)]
 pub(crate) struct Registered {
-    last: Mutex<Option<(Stamp, Records)>>,
+    last: Mutex<Option<Last>>,
+}
+
+/// Records, the registry that they are of, and the stamp that it had then.
+#[derive(Debug)]
+struct Last {
+    registry: Registry,
+    stamp: Stamp,
+    records: Records,
 }
 
 impl Registered {
@@ -26,21 +34,21 @@ impl Registered {
     ///
     /// Where the registry can't be read.
     pub(crate) fn now(&self, host: &Host) -> Result<Records, RegistryError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Last { registry, stamp, records }) = &*last
+            && registry.stamp().is_ok_and(|now| now == *stamp)
+        {
+            return Ok(Arc::clone(records));
+        }
         let registry = host.look_at_registry()?;
         // Both before the records are read: what changes after has another stamp, and is read the
         // next time.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let stamp = registry.stamp().ok();
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(stamp), Some((of, records))) = (&stamp, &*last)
-            && stamp == of
-        {
-            return Ok(Arc::clone(records));
-        }
         let records: Records = registry.look_at_each()?.0.into();
         let now_ns = i128::try_from(now.as_nanos()).unwrap_or(i128::MAX);
         let settled = stamp.filter(|stamp| stamp.is_settled(now_ns));
-        *last = settled.map(|stamp| (stamp, Arc::clone(&records)));
+        *last = settled.map(|stamp| Last { registry, stamp, records: Arc::clone(&records) });
         Ok(records)
     }
 }
