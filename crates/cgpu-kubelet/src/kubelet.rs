@@ -17,6 +17,10 @@ use crate::pod_resources_lister_client::PodResourcesListerClient;
 /// How long the kubelet may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The most bytes of its answer that are taken: more than the 4 MiB of gRPC, as all units of a node may be told,
+/// each with its pod.
+const MOST_BYTES: usize = 16 << 20;
+
 /// The kubelet of this node, which knows which container has what.
 #[derive(Debug, Clone)]
 pub struct Kubelet {
@@ -38,7 +42,8 @@ impl Kubelet {
     pub async fn held(&self) -> Result<ListPodResourcesResponse> {
         let asked = async {
             let channel = connect(&self.pod_resources).await?;
-            let mut client = PodResourcesListerClient::new(channel);
+            let mut client =
+                PodResourcesListerClient::new(channel).max_decoding_message_size(MOST_BYTES);
             Ok(client.list(ListPodResourcesRequest {}).await?.into_inner())
         };
         let answer: Result<_> = match timeout(PATIENCE, asked).await {
