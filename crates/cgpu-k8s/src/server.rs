@@ -1,8 +1,9 @@
-//! Which API server is asked: [`api_server`].
+//! Which server is asked: the [`api_server`], an [`extender`].
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use axum::http::Uri;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
@@ -32,4 +33,25 @@ pub(crate) async fn api_server(kubeconfig: Option<&Path>) -> Result<Option<Confi
         None => None,
     };
     Ok(config)
+}
+
+/// The extender at that address.
+pub(crate) fn extender(address: Uri) -> Config {
+    let is_plain = address.scheme_str() == Some("http");
+    let mut config = Config::new(address);
+    // Without TLS no certificate is needed. Else kube looks for the host's, and the image of cgpu has none.
+    config.root_cert = is_plain.then(Vec::new);
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_are_looked_for_with_tls_alone() {
+        let is_looked_for = |address: &str| extender(address.parse().unwrap()).root_cert.is_none();
+        assert!(!is_looked_for("http://10.0.0.1:12345"));
+        assert!(is_looked_for("https://10.0.0.1:12345"));
+    }
 }

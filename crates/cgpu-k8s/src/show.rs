@@ -11,7 +11,7 @@ use kube::{Client, Config};
 use crate::InspectArgs;
 use crate::extender::protocol::Inspection;
 use crate::inspect::{cluster_use, details, inspected_use, table};
-use crate::server::api_server;
+use crate::server::{api_server, extender};
 
 /// Prints who has what in a cluster.
 ///
@@ -57,7 +57,7 @@ pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
 /// What the extender at that address tells.
 async fn ask_extender(address: &str) -> Result<Inspection> {
     let uri = address.parse().with_context(|| format!("{address} is no address"))?;
-    let client = Client::try_from(Config::new(uri)).context("the extender can't be asked")?;
+    let client = Client::try_from(extender(uri)).context("the extender can't be asked")?;
     let question = Request::get("/gpushare-scheduler/inspect").body(Vec::new())?;
     let told: Inspection =
         client.request(question).await.with_context(|| format!("{address} does not tell it"))?;

@@ -20,6 +20,7 @@ use super::bind::{Binder, NotServing};
 use super::protocol::{
     BindArgs, BindResult, FilterArgs, FilterResult, Inspection, filter, inspection,
 };
+use crate::server::extender;
 
 /// The most bytes of a question: the scheduler may send the objects of all nodes.
 const MOST_ASKED_BYTES: usize = 256 << 20;
@@ -150,7 +151,7 @@ async fn ask(leader: SocketAddr, request: Request) -> Result<String> {
     let (parts, body) = request.into_parts();
     let body = to_bytes(body, MOST_ASKED_BYTES).await.context("the question is too long")?;
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-    let mut config = kube::Config::new(format!("http://{leader}").parse()?);
+    let mut config = extender(format!("http://{leader}").parse()?);
     config.connect_timeout = Some(LEADER_PATIENCE);
     config.read_timeout = Some(LEADER_PATIENCE);
     let client = kube::Client::try_from(config).context("the other replica can't be asked")?;
