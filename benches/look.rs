@@ -63,26 +63,6 @@ fn all_of(tree: &Path, name: &str) -> usize {
     containers.filter(|path| fs::read(path.join(name)).is_ok()).count()
 }
 
-/// What is done while something runs on every processor when nothing else does: an idle processor of a virtual
-/// machine wakes slowly, and each request of FUSE wakes two.
-fn awake<T>(measured: impl FnOnce() -> T) -> T {
-    let done = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                // Of this thread alone (nice(2), "C library/kernel differences").
-                rustix::process::nice(19).expect("a lower priority is anybody's to have");
-                while !done.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-        }
-        let found = measured();
-        done.store(true, Ordering::Relaxed);
-        found
-    })
-}
-
 impl Crowd {
     fn runtime(&self) -> Command {
         let mut command = Command::new(self.programs.join("cgpu-runtime"));
@@ -177,8 +157,6 @@ impl Crowd {
         };
         let (peer, measured) = in_turn(LOOKS, |_| read("id"), |_| read("meminfo"));
         row(&format!("meminfo of {all} in the tree (id of them)"), peer, measured, "≤ 50 ms");
-        let (peer, measured) = awake(|| in_turn(LOOKS, |_| read("id"), |_| read("meminfo")));
-        row("the same, while no processor sleeps", peer, measured, "≤ 50 ms");
         timed(&mut self.look("cgpu-tree", &["--unmount", dir]));
     }
 
