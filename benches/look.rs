@@ -15,6 +15,10 @@ use std::time::{Duration, Instant};
 use cgpu_sim::{Program, SimOptions};
 use measure::{header, in_turn, median, row, timed};
 
+/// How long a monitor looks often at where a container that has just begun lives, and how long all are left alone.
+const MOVED_IN: Duration = Duration::from_secs(10);
+const REST: Duration = Duration::from_secs(20);
+
 const GPUS: usize = 8;
 const EACH: usize = 25;
 /// Pairs of runs of a program that looks.
@@ -38,19 +42,47 @@ fn main() {
     let work = tempfile::tempdir_in("/dev/shm").expect("a directory can be made");
     let crowd = Crowd { programs, work: work.path().to_owned() };
     let _driver = crowd.prepare();
-    for number in 0..GPUS * EACH {
-        crowd.create(number);
-    }
+    crowd.create(&["run", "sleep 100000"]);
+    at_rest("never called the driver", "1 %");
+    crowd.delete();
+    crowd.create(&["hold", "100MiB"]);
+    at_rest("hold memory", "none yet");
     header("peer", "measured");
     crowd.looks();
     crowd.calls();
-    for number in 0..GPUS * EACH {
-        timed(crowd.runtime().args(["delete", "--force", &id(number)]));
-    }
+    crowd.delete();
 }
 
 fn id(number: usize) -> String {
     format!("{number:064x}")
+}
+
+/// What all monitors take while none of their containers does anything, and nobody looks.
+fn at_rest(who: &str, budget: &str) {
+    thread::sleep(MOVED_IN);
+    let (start, before) = (Instant::now(), monitors_time());
+    thread::sleep(REST);
+    let took = monitors_time().saturating_sub(before).as_secs_f64();
+    let percent = took / start.elapsed().as_secs_f64() * 100.0;
+    let all = GPUS * EACH;
+    println!(
+        "{all} containers at rest that {who}: {percent:.1} % of a processor (budget {budget})"
+    );
+}
+
+/// Time on a processor that all threads of all monitors had (`/proc/PID/task/TID/schedstat`, in nanoseconds).
+fn monitors_time() -> Duration {
+    let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
+    let is_monitor = |process: &PathBuf| {
+        fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "cgpu-monitor")
+    };
+    let processes = entries("/proc".into()).map(|entry| entry.path()).filter(is_monitor);
+    let threads = processes.flat_map(|process| entries(process.join("task")));
+    let time = threads.filter_map(|thread| {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(time.sum())
 }
 
 /// Reads the files of that name of all containers in the tree; how many there are.
@@ -104,15 +136,27 @@ impl Crowd {
         Program::start(&self.programs.join("cgpu-sim"), &options).expect("it serves")
     }
 
-    /// A container that holds memory.
-    fn create(&self, number: usize) {
+    /// Containers on all GPUs, in which rmtool does that.
+    fn create(&self, does: &[&str]) {
+        for number in 0..GPUS * EACH {
+            self.create_one(number, does);
+        }
+    }
+
+    fn delete(&self) {
+        for number in 0..GPUS * EACH {
+            timed(self.runtime().args(["delete", "--force", &id(number)]));
+        }
+    }
+
+    fn create_one(&self, number: usize, does: &[&str]) {
         let text = fs::read(self.work.join("config.json")).expect("runc wrote it");
         let mut value: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
         let gpu = number / EACH;
         value["root"]["path"] = self.work.join("rootfs").to_str().expect("a plain path").into();
         value["process"]["terminal"] = false.into();
-        value["process"]["args"] =
-            serde_json::json!(["/rmtool", "--gpu", gpu.to_string(), "hold", "100MiB"]);
+        let gpu_number = gpu.to_string();
+        value["process"]["args"] = [&["/rmtool", "--gpu", &gpu_number], does].concat().into();
         let env = value["process"]["env"].as_array_mut().expect("it has variables");
         env.push("ALIYUN_COM_GPU_MEM_CONTAINER=1000".into());
         env.push("ALIYUN_COM_GPU_MEM_UNIT=MiB".into());
@@ -123,7 +167,7 @@ impl Crowd {
             "io.kubernetes.cri.container-name": "main",
         });
         let bundle = self.work.join(format!("bundle-{number}"));
-        fs::create_dir(&bundle).expect("a directory can be made");
+        fs::create_dir_all(&bundle).expect("a directory can be made");
         fs::write(bundle.join("config.json"), value.to_string()).expect("it can be written");
         let mut command = self.runtime();
         command.arg("run").arg("--detach").arg("--bundle").arg(&bundle).arg(id(number));

@@ -32,6 +32,7 @@ mod numbers;
 mod others;
 mod privilege;
 mod quotas;
+mod rest;
 mod settings;
 mod sockets;
 mod tree;

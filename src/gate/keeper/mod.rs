@@ -37,7 +37,7 @@ const TICK_MS: i64 = 100;
 
 /// How often to look whether a worker is over whose end nobody is told of, because a call of it
 /// hangs in the driver.
-const LOOK_MS: i64 = 1000;
+const LOOK_MS: i64 = 4000;
 
 /// How long the worker may look for what is left of a container after we were told to end:
 /// more than it takes by itself.

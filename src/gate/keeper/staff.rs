@@ -1,8 +1,8 @@
 //! The keeper's workers: one at a time, another when it dies, a newer one on demand.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -432,7 +432,11 @@ impl Drop for Staff {
 /// a worker's returns from its `main`, or is killed with the others. By the state in its
 /// `/proc/PID/stat`, behind the name in parentheses (proc_pid_stat(5)).
 fn is_over(child: &Child) -> bool {
-    let stat = fs::read(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    // One read: it is shorter than that, but for the last of its numbers.
+    let mut stat = [0; 512];
+    let file = File::open(format!("/proc/{}/stat", child.id()));
+    let length = file.and_then(|mut file| file.read(&mut stat)).unwrap_or_default();
+    let stat = &stat[..length];
     let name_end = stat.iter().rposition(|byte| *byte == b')');
     let state = name_end.and_then(|end| stat.get(end + 2));
     matches!(state, Some(b'Z' | b'X'))

@@ -7,12 +7,15 @@
 //! isn't at home there, is ended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, test_kill_process};
 
@@ -30,6 +33,14 @@ use crate::process::{ProcessId, first_of, told};
 /// asked for all the same.
 const LOOK: Duration = Duration::from_millis(200);
 const FULL_LOOK: Duration = Duration::from_millis(600);
+
+/// The same while no process of the container's uses the driver and nobody's use has changed.
+const FULL_LOOK_AT_REST: Duration = Duration::from_secs(60);
+
+/// How long the mounts of a container's first process may still be being made, and how often they are looked at
+/// where the kernel tells of no change: the process can have moved into other ones.
+const MOVING_IN: Duration = Duration::from_secs(5);
+const MEETING: Duration = Duration::from_secs(60);
 
 /// How often descriptors are looked through while there is something to explain, and how
 /// long after it came up.
@@ -77,8 +88,8 @@ struct State {
     unexplained: Option<i128>,
     /// Looks in a row during which that changed.
     unsteady: u32,
-    /// Whether the container's first process was met.
-    met: bool,
+    /// The container's first process, where it was met.
+    home: Option<Home>,
     /// Bytes in use less those of the container's own processes, but for a constant: at the last
     /// look at strangers' figures, and when that was.
     of_others: Option<(i128, Instant)>,
@@ -86,6 +97,26 @@ struct State {
     searched: Option<Instant>,
     /// Until when there is something to explain.
     suspicion: Option<Instant>,
+}
+
+/// Where the container's first process lives.
+#[derive(Debug)]
+struct Home {
+    /// Its `mountinfo`, which tells of changes.
+    mounts: File,
+    /// Since when its mounts are as they are, and when it was met last.
+    since: Instant,
+    met: Instant,
+}
+
+impl Home {
+    /// Whether it need not be looked at again yet. A change is the beginning of more.
+    fn is_settled(&mut self, now: Instant) -> bool {
+        if has_changed(&self.mounts) {
+            self.since = now;
+        }
+        now - self.since >= MOVING_IN && now - self.met < MEETING
+    }
 }
 
 /// What is held against a stranger.
@@ -144,7 +175,7 @@ impl Abroad {
     /// Whether there may be something to see though nobody of the container has called.
     pub(super) fn is_watched(&self) -> bool {
         let state = self.state();
-        let seen = state.met || !state.former.is_empty();
+        let seen = state.home.is_some() || !state.former.is_empty();
         drop(state);
         seen && !self.origins().origin.is_unknown()
     }
@@ -210,21 +241,27 @@ impl Shared {
     /// Looks for the container's first process, before any has called: a descriptor can be sent
     /// away unused. Its mounts may still be being made, so they are looked at again.
     pub(super) fn meet(&self) {
+        let now = Instant::now();
+        let abroad = &self.auditor.abroad;
+        let mut since = now;
+        if let Some(home) = &mut abroad.state().home {
+            if home.is_settled(now) {
+                return;
+            }
+            since = home.since;
+        }
         let Some(state_file) = &self.settings.state_file else { return };
         let Ok(Some(first)) = first_of(state_file) else { return };
         let Ok(ours) = fs::read_to_string("/proc/self/mountinfo") else { return };
-        let Ok(theirs) = fs::read_to_string(format!("/proc/{}/mountinfo", first.pid)) else {
-            return;
-        };
+        let Ok((file, theirs)) = opened(&format!("/proc/{}/mountinfo", first.pid)) else { return };
         let (ours, mut theirs) = (mounts(&ours), mounts(&theirs));
         theirs.retain(|mount| !ours.contains(mount));
         if !first.alive() || theirs.is_empty() || theirs.len() > MOST_MOUNTS {
             return;
         }
-        let abroad = &self.auditor.abroad;
         abroad.origins().origin.inhabit(theirs);
         self.settle(first.pid);
-        abroad.state().met = true;
+        abroad.state().home = Some(Home { mounts: file, since, met: now });
     }
 
     /// A process of the container's was seen: where it lives, and what it has open.
@@ -292,7 +329,8 @@ impl Shared {
         };
         let now = Instant::now();
         // Many monitors ask, for many processes: not without a reason.
-        if last.is_some_and(|(bytes, at)| bytes == of_others && now - at < FULL_LOOK)
+        let often = if ours.is_empty() { FULL_LOOK_AT_REST } else { FULL_LOOK };
+        if last.is_some_and(|(bytes, at)| bytes == of_others && now - at < often)
             && suspicion.is_none_or(|until| until <= now)
         {
             return;
@@ -436,6 +474,24 @@ impl Shared {
         pids.extend(processes().filter(at_home));
         pids
     }
+}
+
+/// A file below /proc, and what it said when it was opened.
+fn opened(path: &str) -> io::Result<(File, String)> {
+    let mut file = File::open(path)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok((file, text))
+}
+
+/// Whether mounts came or went since that `mountinfo` was opened, or this was asked last (proc(5): the kernel marks
+/// it with an error and a priority event). Where the kernel can't be asked, the answer is yes.
+fn has_changed(mountinfo: &File) -> bool {
+    let mut asked = [PollFd::new(mountinfo.as_fd(), PollFlags::POLLPRI)];
+    let told = poll(&mut asked, PollTimeout::ZERO);
+    let events = asked[0].revents();
+    let changed = PollFlags::POLLPRI | PollFlags::POLLERR;
+    told.is_err() || events.is_none_or(|events| events.intersects(changed))
 }
 
 /// The mount namespace of a process: device and inode.

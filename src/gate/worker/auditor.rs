@@ -38,7 +38,7 @@ use crate::rm::about::Held;
 const TICK: Duration = Duration::from_millis(250);
 
 /// How often while none of its processes has called.
-const IDLE_TICK: Duration = Duration::from_millis(700);
+const IDLE_TICK: Duration = Duration::from_secs(2);
 
 /// How long a process that begins waits for somebody else to open our client of the driver.
 const SOON: Duration = Duration::from_millis(100);
