@@ -153,13 +153,13 @@ test-packages: packages ## install, upgrade, remove and purge them in fresh Debi
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	tests/packages target/packages target/debug
 
-# Kubernetes is built once, and kept outside this directory (tests/kubernetes/build).
 test-host: packages ## install the .deb in virtual machines of Debian 12 and 13, with systemd and docker (root, qemu)
 	$(CARGO) build --locked -p cgpu-sim --bin cgpu-sim
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	CGPU_VM_SUITE=bookworm tests/vm --script tests/fresh-host
 	CGPU_VM_SUITE=trixie tests/vm --script tests/fresh-host
 
+# Kubernetes is built once, and kept outside this directory (tests/kubernetes/build).
 test-kubernetes: deps ## run pods in a real Kubernetes on this machine, over simulated GPUs (root)
 	@tests/deps tests/kubernetes/packages.txt
 	$(CARGO) build --locked --workspace --bins

@@ -10,6 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use cgpu::admission::{Host, require_root};
 use cgpu::inventory::{Settings, cached, refresh};
+use cgpu_kubelet::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION};
+use cgpu_kubelet::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use cgpu_kubelet::registration_client::RegistrationClient;
+use cgpu_kubelet::{Kubelet, connect};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -27,10 +31,6 @@ use crate::plugin::{Plugin, PluginRules};
 use crate::record::keep_record;
 use crate::units::{SharedGpu, Unit, shared};
 use crate::whole::WholePlugin;
-use cgpu_kubelet::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION};
-use cgpu_kubelet::device_plugin_server::{DevicePlugin, DevicePluginServer};
-use cgpu_kubelet::registration_client::RegistrationClient;
-use cgpu_kubelet::{Kubelet, connect};
 
 /// The names of our sockets: of shared GPUs, and of GPUs as a whole.
 const SHARED_SOCKET: &str = "cgpu-gpu-mem.sock";

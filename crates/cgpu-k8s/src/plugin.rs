@@ -4,6 +4,14 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
+use cgpu_kubelet::Kubelet;
+use cgpu_kubelet::api::{
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, HEALTHY,
+    ListAndWatchResponse, ListPodResourcesResponse, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
+};
+use cgpu_kubelet::device_plugin_server::DevicePlugin;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::try_join;
@@ -20,14 +28,6 @@ use crate::pods::{Wish, candidates, holdings, mistaken, reserved, wishes};
 use crate::units::{SharedGpu, Unit};
 use crate::uses::{Use, Uses, told};
 use crate::written::ByGpu;
-use cgpu_kubelet::Kubelet;
-use cgpu_kubelet::api::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse,
-    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty, HEALTHY,
-    ListAndWatchResponse, ListPodResourcesResponse, PreStartContainerRequest,
-    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
-};
-use cgpu_kubelet::device_plugin_server::DevicePlugin;
 
 /// What a plugin gives out, and how.
 #[derive(Debug, Clone)]

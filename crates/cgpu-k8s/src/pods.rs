@@ -7,13 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cgpu_kubelet::api::ListPodResourcesResponse;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::ask::{ContainerAsk, GPU_COUNT, PodAsk};
 use crate::place::parts;
 use crate::units::{SharedGpu, Unit};
 use crate::written::{ASSUME_TIME, ByContainer, ByGpu, Words, shares, sum, words};
-use cgpu_kubelet::api::ListPodResourcesResponse;
 
 /// A container of this node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

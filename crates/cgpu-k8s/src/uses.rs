@@ -6,8 +6,9 @@
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-use crate::units::{SharedGpu, gpu_of};
 use cgpu_kubelet::api::ListPodResourcesResponse;
+
+use crate::units::{SharedGpu, gpu_of};
 
 /// How long something that was given out is remembered that the kubelet doesn't tell of: a pod that it refused
 /// for another reason has nothing.

@@ -1,17 +1,17 @@
 //! GPUs as a whole: [`WholePlugin`].
 
-use tokio_stream::StreamExt;
-use tonic::{Request, Response, Status};
-use tracing::info;
-
-use crate::plugin::{Devices, Plugin, answer};
-use crate::uses::Use;
 use cgpu_kubelet::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, Device, DevicePluginOptions,
     Empty, HEALTHY, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
 use cgpu_kubelet::device_plugin_server::DevicePlugin;
+use tokio_stream::StreamExt;
+use tonic::{Request, Response, Status};
+use tracing::info;
+
+use crate::plugin::{Devices, Plugin, answer};
+use crate::uses::Use;
 
 /// The same plugin for GPUs as a whole.
 #[derive(Debug, Clone)]

@@ -19,7 +19,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::creates::Creates;
-use crate::pods::Given;
+use crate::pods::PodGpu;
 
 /// A label and its value.
 type Label = (&'static str, String);
@@ -40,7 +40,7 @@ pub(crate) struct Found {
     /// The creates that were counted.
     pub(crate) creates: Creates,
     /// What the kubelet gave to pods.
-    pub(crate) given: Vec<Given>,
+    pub(crate) given: Vec<PodGpu>,
 }
 
 /// What was found, as Prometheus reads it.
@@ -103,7 +103,7 @@ impl Collector for Found {
         }
         let given: Vec<_> =
             given.iter().map(|given| (given_labels(snapshot, given), given)).collect();
-        let metric = Metric::<Given> {
+        let metric = Metric::<PodGpu> {
             name: "cgpu_pod_gpu_devices",
             help: "Devices on the GPU that the kubelet gave to the pod: 1 where it has the whole GPU",
             unit: None,
@@ -308,7 +308,7 @@ fn container_labels(snapshot: &Snapshot, container: &ContainerFigures) -> Vec<La
 
 /// The labels of the GPU, and of the pod that has it. Of a MIG device, or a GPU that this host no longer has, only
 /// the UUID is known.
-fn given_labels(snapshot: &Snapshot, given: &Given) -> Vec<Label> {
+fn given_labels(snapshot: &Snapshot, given: &PodGpu) -> Vec<Label> {
     let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == given.uuid);
     let alone = || vec![("UUID", written(&given.uuid)), host_label(snapshot)];
     let mut labels = gpu.map_or_else(alone, |gpu| gpu_labels(snapshot, gpu));
@@ -610,7 +610,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_the_kubelet_gave_a_gpu_is_named_with_the_gpus_labels() {
-        let given = |uuid: &str| Given {
+        let given = |uuid: &str| PodGpu {
             namespace: "team".into(),
             pod: "train-0".into(),
             container: "main".into(),

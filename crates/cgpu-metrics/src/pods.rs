@@ -1,4 +1,4 @@
-//! Which GPUs the kubelet gave to which pods: [`given`]. Pure.
+//! Which GPUs the kubelet gave to which pods: [`pod_gpus`]. Pure.
 //!
 //! The runtime's records tell of a container that came through cgpu. A pod with another runtime that has a GPU of
 //! NVIDIA's device plugin is known to the kubelet alone.
@@ -9,7 +9,7 @@ use cgpu_kubelet::api::ListPodResourcesResponse;
 
 /// What a pod's container was given of a GPU, by a device plugin whose devices are named by UUID.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Given {
+pub(crate) struct PodGpu {
     pub(crate) namespace: String,
     pub(crate) pod: String,
     pub(crate) container: String,
@@ -23,13 +23,13 @@ pub(crate) struct Given {
 
 /// Which GPUs and MIG devices the containers of this node were given, by what the kubelet tells. Units of memory,
 /// whose ids are no UUIDs, are not among them: the runtime's records say more of those.
-pub(crate) fn given(told: &ListPodResourcesResponse) -> Vec<Given> {
+pub(crate) fn pod_gpus(told: &ListPodResourcesResponse) -> Vec<PodGpu> {
     let mut counts = BTreeMap::new();
     for pod in &told.pod_resources {
         for container in &pod.containers {
             for some in &container.devices {
                 for uuid in some.device_ids.iter().filter_map(|id| uuid(id)) {
-                    let given = Given {
+                    let given = PodGpu {
                         namespace: pod.namespace.clone(),
                         pod: pod.name.clone(),
                         container: container.name.clone(),
@@ -42,7 +42,7 @@ pub(crate) fn given(told: &ListPodResourcesResponse) -> Vec<Given> {
             }
         }
     }
-    counts.into_iter().map(|(given, devices)| Given { devices, ..given }).collect()
+    counts.into_iter().map(|(given, devices)| PodGpu { devices, ..given }).collect()
 }
 
 /// The UUID in a device's id: NVIDIA's plugin adds `::` and a number where it shares a GPU by time
@@ -73,7 +73,7 @@ mod tests {
     }
 
     fn found(devices: &[(&str, &[&str])]) -> Vec<(String, String, u64)> {
-        let given = given(&told(devices)).into_iter();
+        let given = pod_gpus(&told(devices)).into_iter();
         given.map(|given| (given.resource, given.uuid, given.devices)).collect()
     }
 
@@ -99,12 +99,12 @@ mod tests {
             found(&[("aliyun.com/gpu-mem", &["c09d-2z"]), ("example.com/nic", &["eth1", ""])]),
             []
         );
-        assert_eq!(given(&ListPodResourcesResponse::default()), []);
+        assert_eq!(pod_gpus(&ListPodResourcesResponse::default()), []);
     }
 
     #[test]
     fn a_container_is_named() {
-        let given = &given(&told(&[("nvidia.com/gpu", &["GPU-a"])]))[0];
+        let given = &pod_gpus(&told(&[("nvidia.com/gpu", &["GPU-a"])]))[0];
         assert_eq!(
             (&*given.namespace, &*given.pod, &*given.container),
             ("team", "train-0", "main")

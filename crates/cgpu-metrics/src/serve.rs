@@ -31,7 +31,7 @@ use tokio::time::timeout;
 use crate::args::{Address, Args};
 use crate::creates::Creates;
 use crate::exposition::{Found, text};
-use crate::pods::{Given, given};
+use crate::pods::{PodGpu, pod_gpus};
 
 /// How long what was found is told again: who asks often keeps no monitor busy.
 const FRESH: Duration = Duration::from_millis(100);
@@ -81,12 +81,12 @@ impl Eyes {
     }
 
     /// What the kubelet gave to pods; nothing where there is no kubelet.
-    fn given_to_pods(&self) -> Result<Vec<Given>> {
+    fn given_to_pods(&self) -> Result<Vec<PodGpu>> {
         if !self.pod_resources.exists() {
             return Ok(Vec::new());
         }
         let kubelet = Kubelet::new(self.pod_resources.clone());
-        Ok(given(&Handle::current().block_on(kubelet.held())?))
+        Ok(pod_gpus(&Handle::current().block_on(kubelet.held())?))
     }
 }
 
