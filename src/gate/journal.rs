@@ -256,9 +256,7 @@ impl Raw {
             Before::Mappings { charge: id } => self.gpu(0).longs(charge(id)),
             Before::Export { hold } => self.gpu(1).hold(hold),
             Before::Name { client, handle } => self.gpu(2).longs(object(client, handle)),
-            Before::First { client, handle } => self.gpu(3).longs(object(client, handle)),
-            Before::Veil { charge: id } => self.gpu(4).longs(charge(id)),
-            Before::Nothing { charge: id } => self.gpu(5).longs(charge(id)),
+            Before::Nothing { charge: id } => self.gpu(3).longs(charge(id)),
         }
     }
 
@@ -270,9 +268,7 @@ impl Raw {
             0 => Before::Mappings { charge },
             1 => Before::Export { hold: self.get_hold()? },
             2 => object().map(|(client, handle)| Before::Name { client, handle })?,
-            3 => object().map(|(client, handle)| Before::First { client, handle })?,
-            4 => Before::Veil { charge },
-            5 => Before::Nothing { charge },
+            3 => Before::Nothing { charge },
             _ => return None,
         })
     }
@@ -310,16 +306,14 @@ impl Raw {
 fn place(shown: Shown) -> usize {
     match shown {
         Shown::Here => 0,
-        Shown::Nowhere => 1,
-        Shown::On(gpu) => 2 + usize::from(gpu),
+        Shown::On(gpu) => 1 + usize::from(gpu),
     }
 }
 
 fn shown(place: u16) -> Shown {
     match place {
         0 => Shown::Here,
-        1 => Shown::Nowhere,
-        place => Shown::On(place - 2),
+        place => Shown::On(place - 1),
     }
 }
 
@@ -400,7 +394,7 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         Entry::Stake { before, own } => Raw::new(23).third(own).before(before),
         Entry::Unstake { own } => Raw::new(24).longs([own, 0]),
         Entry::LoseStakes { first, last } => Raw::new(25).longs([first, last]),
-        Entry::Veil { before } => Raw::new(26).before(before),
+        Entry::Bare { charge } => Raw::new(26).longs([charge, 0]),
         Entry::LoosenStakes { first, last } => Raw::new(27).longs([first, last]),
     };
     raw.bytes()
@@ -452,7 +446,7 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         23 => Entry::Stake { before: raw.get_before()?, own: raw.get_third() },
         24 => Entry::Unstake { own: first },
         25 => Entry::LoseStakes { first, last: second },
-        26 => Entry::Veil { before: raw.get_before()? },
+        26 => Entry::Bare { charge: first },
         27 => Entry::LoosenStakes { first, last: second },
         40 => {
             return Some(Record::Announce { space: raw.get_third(), base: first, length: second });
@@ -536,7 +530,7 @@ mod tests {
             (x, y, z) in any::<(u64, u64, u64)>(),
             hold in hold(),
             shown in prop_oneof![
-                Just(Shown::Here), Just(Shown::Nowhere), (0..64_u16).prop_map(Shown::On),
+                Just(Shown::Here), (0..64_u16).prop_map(Shown::On),
             ],
         ) {
             let (client, parent, handle) = (Client(a), Handle(b), Handle(c));
@@ -545,10 +539,8 @@ mod tests {
                 Before::Mappings { charge: x },
                 Before::Export { hold },
                 Before::Name { client, handle },
-                Before::First { client, handle },
-                Before::Veil { charge: x },
                 Before::Nothing { charge: x },
-            ][gpu % 6];
+            ][gpu % 4];
             let (tree, span) = (
                 Tree { file: a, gpu: u16::try_from(gpu).unwrap() },
                 Span { first: x.min(y), last: x.max(y) },
@@ -563,7 +555,7 @@ mod tests {
                 28 => Record::Ledger(Entry::Stake { before, own: z }),
                 29 => Record::Ledger(Entry::Unstake { own: x }),
                 30 => Record::Ledger(Entry::LoseStakes { first: x, last: y }),
-                31 => Record::Ledger(Entry::Veil { before }),
+                31 => Record::Ledger(Entry::Bare { charge: x }),
                 32 => Record::Ledger(Entry::LoosenStakes { first: x, last: y }),
                 33 => {
                     let held = Held { pid: a, made_bytes: x, duplicated_bytes: y };

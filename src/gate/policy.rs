@@ -202,7 +202,6 @@ fn judge_class(release: &Release, class: u32) -> Verdict {
         NV01_EVENT_OS_EVENT => return pass(Passed::Event),
         // It is freed with its memory (context_dma.c makes it a dependant).
         NV01_CONTEXT_DMA => return pass(Passed::Object),
-        NV_MEMORY_FABRIC => return Verdict::Execute,
         _ => {}
     }
     match class_use(class).does {
@@ -289,7 +288,7 @@ mod tests {
 
     /// What is imported, attached, mapped or exported by it lives as long as it does.
     #[test]
-    fn nothing_that_keeps_memory_alive_is_made_but_for_two() {
+    fn nothing_that_keeps_memory_alive_is_made_but_for_one() {
         let keeping: Vec<u32> = memory::CLASSES
             .iter()
             .filter(|of| of.does == Use::KeepsAlive)
@@ -300,8 +299,6 @@ mod tests {
             let verdict = match class {
                 // It is freed with its memory.
                 NV01_CONTEXT_DMA => pass(Passed::Object),
-                // Its source is known, and counts as a duplicate of it.
-                NV_MEMORY_FABRIC => Verdict::Execute,
                 _ => UNSUPPORTED,
             };
             assert_eq!(of_class(class), verdict, "{class:#x}");

@@ -68,8 +68,8 @@ pub enum Entry {
     LoosenStakes { first: u64, last: u64 },
     /// [`Ledger::lose_stakes`].
     LoseStakes { first: u64, last: u64 },
-    /// [`Ledger::veil`].
-    Veil { before: Before },
+    /// [`Ledger::bare`].
+    Bare { charge: u64 },
 }
 
 impl Ledger {
@@ -141,7 +141,7 @@ impl Ledger {
             Entry::Unstake { own } => self.unstake(own),
             Entry::LoosenStakes { first, last } => self.loosen_stakes(first, last),
             Entry::LoseStakes { first, last } => self.lose_stakes(first, last),
-            Entry::Veil { before } => self.veil(before),
+            Entry::Bare { charge } => self.bare(charge),
         }
     }
 
@@ -167,7 +167,7 @@ impl Ledger {
             self.holds.iter().map(|(hold, id)| Entry::Held { hold: *hold, charge: id.number() });
         let pieces = self.pieces.iter();
         let pieces = pieces.map(|(tree, span, id)| Entry::Map { tree, span, charge: id.number() });
-        let veils = self.veiled().map(|before| Entry::Veil { before });
+        let bare = self.bare_mappings().map(|charge| Entry::Bare { charge });
         let stakes = self.stakes().map(|(before, _, own)| Entry::Stake { before, own });
         let shares = self.holders.iter().flat_map(|(client, processes)| {
             processes.iter().map(|process| Entry::Share { client: *client, process: *process })
@@ -183,7 +183,7 @@ impl Ledger {
             .chain(objects)
             .chain(holds)
             .chain(pieces)
-            .chain(veils)
+            .chain(bare)
             .chain(stakes)
             .chain(shares)
             .chain(accounts)

@@ -22,7 +22,6 @@ mod pieces;
 mod shown;
 mod stakes;
 mod users;
-mod veils;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -33,13 +32,11 @@ use account::Account;
 use objects::{Object, Objects, Unnamed};
 use pieces::Pieces;
 use stakes::{Spot, Stakes};
-use veils::Veils;
 
 pub use entry::{Entry, Expected};
 pub use pieces::{Span, Tree};
 pub use shown::Shown;
 pub use stakes::Before;
-pub use veils::MOST_VEILED;
 
 /// The driver's name of a client (`hClient`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -174,7 +171,6 @@ pub struct Ledger {
     holds: BTreeMap<Hold, ChargeId>,
     pieces: Pieces,
     stakes: Stakes,
-    veils: Veils,
     charges: BTreeMap<ChargeId, Charge>,
     next_charge: u64,
     bounds: Bounds,
@@ -219,7 +215,6 @@ impl Ledger {
             holds: BTreeMap::new(),
             pieces: Pieces::default(),
             stakes: Stakes::default(),
-            veils: Veils::default(),
             charges: BTreeMap::new(),
             next_charge: 0,
             bounds,
@@ -381,9 +376,6 @@ impl Ledger {
     fn name(&mut self, client: Client, handle: Handle, object: Object) {
         if let Some(id) = object.charge {
             self.reference(id, true);
-            if object.shown == Shown::Nowhere {
-                self.veils.named(id);
-            }
         }
         self.replace(client, handle);
         self.objects.insert(client, handle, object);
@@ -475,8 +467,8 @@ impl Ledger {
         }
     }
 
-    fn unname(&mut self, Unnamed { id, serial, shown }: Unnamed) {
-        self.lost_name(id, serial, shown);
+    fn unname(&mut self, Unnamed { id, serial }: Unnamed) {
+        self.lost(id, Spot::Name(serial));
         self.dereference(id, true);
     }
 

@@ -30,12 +30,11 @@ struct Entered {
     serial: u32,
 }
 
-/// What an object named that is gone: which memory, which of all objects it was, and where it showed.
+/// What an object named that is gone: which memory, and which of all objects it was.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unnamed {
     pub(super) id: ChargeId,
     pub(super) serial: u32,
-    pub(super) shown: Shown,
 }
 
 /// Parents that are looked at: a driver's memory has three.
@@ -118,8 +117,7 @@ impl Objects {
             if let Some(Entered { object, serial }) = self.all.remove(&(client, handle)) {
                 self.children.remove(&(client, object.parent, handle));
                 self.elsewhere -= usize::from(object.shown != Shown::Here);
-                let shown = object.shown;
-                names.extend(object.charge.map(|id| Unnamed { id, serial, shown }));
+                names.extend(object.charge.map(|id| Unnamed { id, serial }));
             }
             let below = self.children.range((client, handle, LOWEST)..=(client, handle, HIGHEST));
             left.extend(below.map(|(_, _, child)| *child));

@@ -18,8 +18,6 @@ pub enum Shown {
     Here,
     /// The one of another GPU of the container's, whose device it hangs below.
     On(u16),
-    /// None.
-    Nowhere,
 }
 
 impl Ledger {
@@ -46,7 +44,7 @@ impl Ledger {
         let names = self.objects.names().filter_map(|(id, (client, handle, serial))| {
             let is_there = match self.objects.shown(client, handle) {
                 Shown::On(other) => usize::from(other) == gpu,
-                Shown::Here | Shown::Nowhere => false,
+                Shown::Here => false,
             };
             (is_there && !self.stakes.stands(id, Spot::Name(serial))).then_some(id)
         });
@@ -62,7 +60,6 @@ impl Ledger {
             let shown = match object.shown {
                 Shown::Here => charge.gpu,
                 Shown::On(other) => usize::from(other),
-                Shown::Nowhere => return None,
             };
             (shown == gpu).then_some((client, charge.bytes))
         })

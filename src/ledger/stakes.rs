@@ -11,10 +11,9 @@
 //! Our client of the driver outlives its worker, in the keeper's hands; the next one has the stakes from
 //! the journal, and puts its own in their places.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry::Occupied;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::veils::Stake;
 use super::{Charge, ChargeId, Client, Handle, Hold, Ledger, Shown};
 
 /// What a stake stands before.
@@ -37,19 +36,6 @@ pub enum Before {
         /// The object.
         handle: Handle,
     },
-    /// The same of one that shows nowhere, and the driver's own duplicate for it, which others may
-    /// keep when it's gone: those made of it.
-    First {
-        /// The object's client.
-        client: Client,
-        /// The object.
-        handle: Handle,
-    },
-    /// What is left of those, when the object is gone.
-    Veil {
-        /// [`Ledger::charge_of`].
-        charge: u64,
-    },
     /// Nothing any more, and is to be freed.
     Nothing {
         /// [`Ledger::charge_of`].
@@ -63,7 +49,6 @@ pub(super) enum Spot {
     Mappings,
     Export(Hold),
     Name(u32),
-    First(u32),
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +57,8 @@ pub(super) struct Stakes {
     all: BTreeMap<(ChargeId, Spot), u64>,
     /// Before nothing any more; and whether somebody is about to free it.
     loose: BTreeMap<u64, (ChargeId, bool)>,
+    /// Memory of which something was mapped without one, and is still.
+    bare: BTreeSet<ChargeId>,
     /// How many references on memory are stakes'.
     counts: BTreeMap<ChargeId, u32>,
     /// How many there are of all memory.
@@ -92,18 +79,6 @@ impl Stakes {
     pub(super) fn stands(&self, id: ChargeId, before: Spot) -> bool {
         self.all.contains_key(&(id, before))
     }
-
-    /// What that one stood before is no more: whether there was one.
-    fn lost(&mut self, id: ChargeId, before: Spot) -> bool {
-        let own = if self.all.is_empty() { None } else { self.all.remove(&(id, before)) };
-        self.loosen(id, own)
-    }
-
-    fn loosen(&mut self, id: ChargeId, own: impl IntoIterator<Item = u64>) -> bool {
-        let before = self.loose.len();
-        self.loose.extend(own.into_iter().map(|own| (own, (id, false))));
-        self.loose.len() > before
-    }
 }
 
 impl Ledger {
@@ -117,17 +92,14 @@ impl Ledger {
 
     /// `own`, by whatever the monitor knows it, stands there from now on, in the place of any other, of
     /// which nothing is known any more; where there is nothing to stand before, nothing changes.
-    ///
-    /// Of those before a [`Veil`](Before::Veil) there may be many.
     pub fn stake(&mut self, before: Before, own: u64) {
         let id = match before {
-            Before::Veil { charge } | Before::Nothing { charge } => {
+            Before::Nothing { charge } => {
                 let id = ChargeId::new(charge);
                 if !self.charges.contains_key(&id) {
                     return;
                 }
-                let is_kept = matches!(before, Before::Veil { .. }) && self.veils.keep(id, own);
-                self.stakes.loosen(id, (!is_kept).then_some(own));
+                self.stakes.loose.insert(own, (id, false));
                 id
             }
             _ => {
@@ -150,14 +122,12 @@ impl Ledger {
                 self.is_held(id).then_some((id, Spot::Mappings))
             }
             Before::Export { hold } => self.holds.get(&hold).map(|id| (*id, Spot::Export(hold))),
-            Before::Name { client, handle } | Before::First { client, handle } => {
+            Before::Name { client, handle } => {
                 let shown = self.objects.shown(client, handle);
                 let id = self.objects.charge(client, handle).filter(|_| shown != Shown::Here)?;
-                let serial = self.objects.serial(client, handle)?;
-                let is_first = matches!(before, Before::First { .. }) && shown == Shown::Nowhere;
-                Some((id, if is_first { Spot::First(serial) } else { Spot::Name(serial) }))
+                Some((id, Spot::Name(self.objects.serial(client, handle)?)))
             }
-            Before::Veil { .. } | Before::Nothing { .. } => None,
+            Before::Nothing { .. } => None,
         }
     }
 
@@ -175,42 +145,28 @@ impl Ledger {
             let before = match *spot {
                 Spot::Mappings => Before::Mappings { charge: id.number() },
                 Spot::Export(hold) => Before::Export { hold },
-                Spot::Name(_) | Spot::First(_) => return None,
+                Spot::Name(_) => return None,
             };
             Some((before, gpu(id), *own))
         });
         let names = self.objects.names().filter(|_| self.has_names_elsewhere());
-        let named = names.flat_map(move |(id, (client, handle, serial))| {
-            let at = move |spot, before| {
-                self.stakes.all.get(&(id, spot)).map(|own| (before, gpu(&id), *own))
-            };
-            [
-                at(Spot::Name(serial), Before::Name { client, handle }),
-                at(Spot::First(serial), Before::First { client, handle }),
-            ]
+        let named = names.filter_map(move |(id, (client, handle, serial))| {
+            let own = self.stakes.all.get(&(id, Spot::Name(serial)))?;
+            Some((Before::Name { client, handle }, gpu(&id), *own))
         });
-        let kept = self
-            .veils
-            .kept()
-            .map(move |(id, own)| (Before::Veil { charge: id.number() }, gpu(&id), own));
         let loose =
             self.stakes.loose.iter().map(move |(own, (id, _))| {
                 (Before::Nothing { charge: id.number() }, gpu(id), *own)
             });
-        standing.chain(named.flatten()).chain(kept).chain(loose)
+        standing.chain(named).chain(loose)
     }
 
     /// None of those whose numbers are within the range stands before anything any more, though what
     /// it stood before may be there still: whoever takes them away says what has none now.
     pub fn loosen_stakes(&mut self, first: u64, last: u64) {
         let is_one = |own: &u64| (first..=last).contains(own);
-        let mut loose = self.veils.take(is_one);
-        self.stakes.all.retain(|(id, _), own| {
-            let is_one = is_one(own);
-            loose.extend(is_one.then_some((*id, *own)));
-            !is_one
-        });
-        self.stakes.loose.extend(loose.into_iter().map(|(id, own)| (own, (id, false))));
+        let taken = self.stakes.all.extract_if(.., |_, own| is_one(own));
+        self.stakes.loose.extend(taken.map(|((id, _), own)| (own, (id, false))));
     }
 
     /// All of those are gone, as their client is.
@@ -222,29 +178,26 @@ impl Ledger {
 
     /// What a stake may have stood before is no more.
     pub(super) fn lost(&mut self, id: ChargeId, before: Spot) {
-        self.stakes.lost(id, before);
-        self.veils.lost(id, before);
-        self.lift(id);
-    }
-
-    /// The same of an object that named memory.
-    pub(super) fn lost_name(&mut self, id: ChargeId, serial: u32, shown: Shown) {
-        let is_loose = self.stakes.lost(id, Spot::Name(serial));
-        if shown != Shown::Nowhere {
-            return;
+        if before == Spot::Mappings {
+            self.stakes.bare.remove(&id);
         }
-        let stake = match self.stakes.all.remove(&(id, Spot::First(serial))) {
-            Some(own) => Stake::Kept(own),
-            None if is_loose => Stake::Loose,
-            None => Stake::None,
-        };
-        self.veils.unnamed(id, stake);
-        self.lift(id);
+        if let Some(own) = self.stakes.all.remove(&(id, before)) {
+            self.stakes.loose.insert(own, (id, false));
+        }
     }
 
-    fn lift(&mut self, id: ChargeId) {
-        let kept = self.veils.lift(id);
-        self.stakes.loosen(id, kept);
+    /// No stake stands before what is mapped of that memory now. One that is put there later stands
+    /// before later mappings alone: so one is lacking until none of these is left.
+    pub fn bare(&mut self, charge: u64) {
+        let id = ChargeId::new(charge);
+        if self.is_held(id) {
+            self.stakes.bare.insert(id);
+        }
+    }
+
+    /// The memory of which something is mapped without a stake before it.
+    pub(super) fn bare_mappings(&self) -> impl Iterator<Item = u64> {
+        self.stakes.bare.iter().map(|id| id.number())
     }
 
     /// The one that stands there.
@@ -297,9 +250,9 @@ impl Ledger {
             || self.has_names_elsewhere()
                 && self.objects.names().any(|(id, (client, handle, serial))| {
                     let is_elsewhere = self.objects.shown(client, handle) != Shown::Here;
-                    is_elsewhere && lacks(id, Spot::Name(serial)) && lacks(id, Spot::First(serial))
+                    is_elsewhere && lacks(id, Spot::Name(serial))
                 })
-            || self.veils.open().any(|id| weighs(&id))
+            || self.stakes.bare.iter().any(weighs)
     }
 
     /// Whether there are any.

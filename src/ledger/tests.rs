@@ -112,13 +112,12 @@ fn each_name_shows_where_it_hangs() {
     ledger.hold(hold, A, Handle(1)).unwrap();
     assert_eq!((named(&ledger), ledger.underway_bytes()), ([87, 0], 40));
     ledger.adopt(hold, B, root(B), Handle(4), Shown::On(1));
-    ledger.adopt(hold, B, root(B), Handle(5), Shown::Nowhere);
     ledger.release(hold);
     assert_eq!(named(&ledger), [87, 40]);
     assert_eq!(ledger.underway_bytes(), 0);
     assert_eq!(ledger.charged_by_client(1).into_iter().collect::<Vec<_>>(), [(B, 40)]);
     let several = ledger.names_of_several().into_iter().map(|(_, handle, _)| handle.0);
-    assert_eq!(several.collect::<Vec<_>>(), [1, 3, 4, 5]);
+    assert_eq!(several.collect::<Vec<_>>(), [1, 3, 4]);
     let copy = copied(&ledger, 2);
     assert!(copy.entries().eq(ledger.entries()));
     assert_eq!(named(&copy), [87, 40]);
@@ -965,7 +964,7 @@ proptest! {
                 }
                 9 => ledger.unmap(tree(1), span((u64::from(handle), u64::from(handle)))),
                 10 => {
-                    let (hold, shown) = (Hold::Underway(1), [Shown::Nowhere, Shown::On(1)]);
+                    let (hold, shown) = (Hold::Underway(1), [Shown::Here, Shown::On(1)]);
                     if ledger.hold(hold, A, Handle(handle)).is_ok() {
                         let shown = shown[usize::from(bytes > 30)];
                         ledger.adopt(hold, B, root(B), Handle(other), shown);
@@ -980,13 +979,9 @@ proptest! {
                         charge.map(|charge| Before::Mappings { charge }),
                         Some(Before::Export { hold }),
                         Some(Before::Name { client, handle }),
-                        Some(Before::First { client, handle }),
                     ];
-                    if let Some(before) = before[(bytes % 4) as usize] {
-                        match kind {
-                            12 => ledger.stake(before, own),
-                            _ => ledger.veil(before),
-                        }
+                    if let Some(before) = before[(bytes % 3) as usize] {
+                        ledger.stake(before, own);
                     }
                 }
                 15 => {
@@ -1003,7 +998,7 @@ proptest! {
                 }
                 17 => {
                     if let Some(charge) = ledger.charge_of(A, Handle(handle)) {
-                        ledger.stake(Before::Veil { charge }, own);
+                        ledger.bare(charge);
                     }
                 }
                 _ => drop(ledger.reconcile(0, bytes)),
@@ -1040,7 +1035,7 @@ proptest! {
                     ledger.unstake(own);
                 }
             });
-            prop_assert!(ledger.charges.is_empty() && ledger.veils.is_empty());
+            prop_assert!(ledger.charges.is_empty() && ledger.bare_mappings().next().is_none());
             prop_assert!(!ledger.has_stakes() && ledger.size().stakes == 0);
         }
     }
@@ -1119,11 +1114,11 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
     let tree = Tree { file: 1, gpu: 0 };
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
     ledger.hold(Hold::Underway(1), A, Handle(1)).unwrap();
-    for (handle, shown) in [(2, Shown::On(1)), (3, Shown::Nowhere), (4, Shown::Here)] {
+    for (handle, shown) in [(2, Shown::On(1)), (4, Shown::Here)] {
         ledger.adopt(Hold::Underway(1), B, root(B), Handle(handle), shown);
         assert_eq!(peaks(&ledger), [30, if handle == 2 { 30 } else { 0 }]);
         assert_eq!(ledger.lacks_stakes(), shown != Shown::Here);
-        let before = Before::First { client: B, handle: Handle(handle) };
+        let before = Before::Name { client: B, handle: Handle(handle) };
         assert_eq!(staked(&mut ledger, before, u64::from(handle)), shown != Shown::Here);
     }
     ledger.release(Hold::Underway(1));
@@ -1135,136 +1130,31 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
     ledger.free(A, Handle(1));
     ledger.free(B, Handle(2));
     assert_eq!(ledger.loose_stakes(), [2]);
+    [2, 9].into_iter().for_each(|own| ledger.still_loose(own));
+    assert!(!ledger.is_freeing_stakes() && ledger.has_loose_stakes());
+    assert_eq!(ledger.loose_stakes(), [2, 9], "they couldn't be freed");
+    assert!(ledger.is_freeing_stakes());
     ledger.close(B);
-    assert_eq!((ledger.loose_stakes(), used(&ledger)), (vec![3], 30));
-    [2, 3, 9].into_iter().for_each(|own| ledger.unstake(own));
+    assert_eq!((ledger.loose_stakes(), used(&ledger)), (vec![], 30));
+    [2, 9].into_iter().for_each(|own| ledger.unstake(own));
     assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
 }
 
-/// An object of the fabric's, made of `source`, with its stake.
-fn veil(ledger: &mut Ledger, source: Handle, handle: u32, is_first: bool, own: Option<u64>) {
-    let hold = Hold::Underway(1);
-    ledger.hold(hold, A, source).unwrap();
-    ledger.adopt(hold, A, root(A), Handle(handle), Shown::Nowhere);
-    ledger.release(hold);
-    let (client, handle) = (A, Handle(handle));
-    let before = match is_first {
-        true => Before::First { client, handle },
-        false => Before::Name { client, handle },
-    };
-    assert!(own.is_none_or(|own| staked(ledger, before, own)));
-}
-
 #[test]
-fn what_is_made_of_what_shows_nowhere_keeps_the_stake_before_that() {
-    let (export, tree) = (Hold::Export { file: 5, index: 0 }, Tree { file: 1, gpu: 0 });
-    // A name of its own, an import of an export, and a mapping.
-    for kept_by in 0..3 {
-        let mut ledger = ledger(100);
-        allocate(&mut ledger, A, 1, 70);
-        let charge = ledger.charge_of(A, Handle(1)).unwrap();
-        veil(&mut ledger, Handle(1), 2, true, Some(92));
-        let mut own = vec![92];
-        match kept_by {
-            0 => {
-                veil(&mut ledger, Handle(2), 3, false, Some(93));
-                own.push(93);
-            }
-            1 => {
-                ledger.hold(export, A, Handle(2)).unwrap();
-                assert!(!ledger.is_veiled(export));
-                let before = Before::Export { hold: export };
-                ledger.veil(before);
-                assert!(ledger.is_veiled(export) && staked(&mut ledger, before, 94));
-                own.push(94);
-            }
-            _ => {
-                // What isn't mapped would keep it for good.
-                ledger.veil(Before::Mappings { charge });
-                ledger.map(tree, Span::ALL, charge);
-                ledger.veil(Before::Mappings { charge });
-            }
-        }
-        ledger.free(A, Handle(2));
-        assert!(ledger.loose_stakes().is_empty());
-        assert_eq!(
-            ledger.lacks_stakes(),
-            kept_by == 2,
-            "of vidmem that is mapped nothing is known"
-        );
-        match kept_by {
-            0 => ledger.free(A, Handle(3)),
-            1 => ledger.release(export),
-            _ => ledger.unmap(tree, Span::ALL),
-        }
-        assert_eq!(ledger.loose_stakes(), own);
-        ledger.free(A, Handle(1));
-        assert_eq!(used(&ledger), 70);
-        own.into_iter().for_each(|own| ledger.unstake(own));
-        assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
-        assert!(ledger.charges.is_empty() && ledger.veils.is_empty());
+fn stakes_are_bounded_for_all_memory_together() {
+    let bounds = Bounds { stakes: 2, ..BOUNDS };
+    let mut ledger = Ledger::new(&[100], bounds);
+    for handle in [1, 2, 3] {
+        allocate(&mut ledger, A, handle, 10);
+        let charge = ledger.charge_of(A, Handle(handle)).unwrap();
+        ledger.map(tree(0), span((u64::from(handle), u64::from(handle))), charge);
+        let may = staked(&mut ledger, Before::Mappings { charge }, u64::from(handle));
+        assert_eq!((may, ledger.lacks_stakes()), (handle < 3, handle == 3));
     }
-}
-
-#[test]
-fn where_a_stake_was_lacking_one_is_until_all_made_of_it_are_gone() {
-    let mut ledger = ledger(100);
-    allocate(&mut ledger, A, 1, 70);
-    veil(&mut ledger, Handle(1), 2, true, None);
-    veil(&mut ledger, Handle(2), 3, false, Some(93));
-    assert!(ledger.lacks_stakes());
-    ledger.free(A, Handle(2));
-    assert!(ledger.lacks_stakes(), "nothing stands before the driver's own");
-    ledger.free(A, Handle(3));
-    assert!(!ledger.lacks_stakes());
-    assert_eq!(ledger.loose_stakes(), [93]);
-    ledger.still_loose(93);
-    assert!(!ledger.is_freeing_stakes() && ledger.has_loose_stakes());
-    assert_eq!(ledger.loose_stakes(), [93], "it couldn't be freed");
-    assert!(ledger.is_freeing_stakes());
-}
-
-#[test]
-fn stakes_that_wait_for_others_are_bounded_for_all_memory_together() {
-    let mut ledger = ledger(100);
-    let mut made = 0;
-    for memory in [1, 2] {
-        allocate(&mut ledger, A, memory, 30);
-        let may = |ledger: &Ledger| ledger.may_be_veiled(A, Handle(memory));
-        // One of each stays, so that what is made of the others waits for that.
-        let mut freed = 0;
-        while may(&ledger) && (memory == 2 || freed < BOUNDS.stakes / 2) {
-            let handle = if freed == 0 { 10 + memory } else { 20 };
-            veil(&mut ledger, Handle(memory), handle, true, Some(made));
-            ledger.free(A, Handle(20));
-            freed += 1;
-            made += 1;
-        }
-    }
-    assert_eq!((usize::try_from(made), ledger.size().stakes), (Ok(BOUNDS.stakes), BOUNDS.stakes));
-    assert!(!ledger.may_be_veiled(A, Handle(1)) && ledger.loose_stakes().is_empty());
-    let charge = ledger.charge_of(A, Handle(1)).unwrap();
-    ledger.map(tree(0), span((0, 8)), charge);
-    assert!(!ledger.may_stake(Before::Mappings { charge }) && ledger.lacks_stakes());
-    [11, 12].into_iter().for_each(|handle| ledger.free(A, Handle(handle)));
-    let loose = ledger.loose_stakes();
-    assert_eq!(loose.len() as u64, made);
-    loose.into_iter().for_each(|own| ledger.unstake(own));
-    assert!(ledger.size().stakes == 0 && ledger.may_be_veiled(A, Handle(1)));
-}
-
-#[test]
-fn objects_that_show_nowhere_are_made_of_so_many_memories() {
-    let bounds = Bounds { objects: 4 * MOST_VEILED, stakes: 4 * MOST_VEILED, ..BOUNDS };
-    let mut ledger = Ledger::new(&[1 << 20], bounds);
-    let count = u32::try_from(MOST_VEILED).unwrap();
-    for memory in 1..=count {
-        allocate(&mut ledger, A, memory, 1);
-        assert!(ledger.may_be_veiled(A, Handle(memory)));
-        veil(&mut ledger, Handle(memory), 10_000 + memory, true, Some(memory.into()));
-    }
-    allocate(&mut ledger, A, count + 1, 1);
-    assert!(!ledger.may_be_veiled(A, Handle(count + 1)) && ledger.may_be_veiled(A, Handle(1)));
+    ledger.unmap(tree(0), Span::ALL);
+    assert_eq!(ledger.loose_stakes(), [1, 2]);
+    [1, 2].into_iter().for_each(|own| ledger.unstake(own));
+    assert_eq!((ledger.size().stakes, ledger.lacks_stakes()), (0, false));
 }
 
 #[test]
@@ -1276,8 +1166,7 @@ fn a_stake_that_comes_late_does_not_stand_before_what_is_there() {
     ledger.map(tree(0), span((0, 8)), charge);
     assert!(staked(&mut ledger, mappings, 91) && !ledger.lacks_stakes());
     // A worker before had it, and the next one couldn't take it over.
-    ledger.veil(mappings);
-    ledger.veil(Before::Veil { charge });
+    ledger.bare(charge);
     ledger.loosen_stakes(90, 99);
     assert_eq!((ledger.stake_at(mappings), ledger.size().stakes), (None, 1));
     ledger.map(tree(0), span((9, 9)), charge);

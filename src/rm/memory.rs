@@ -94,7 +94,11 @@ pub static CLASSES: &[ClassUse] = &[
     class(NV_MEMORY_EXPORT, Use::KeepsAlive, "duplicates what is exported"),
     class(NV_IMEX_SESSION, Use::Unneeded, "a session of another node's memory"),
     class(NV01_MEMORY_FLA, Use::KeepsAlive, "hExportHandle"),
-    class(NV_MEMORY_FABRIC, Use::KeepsAlive, "map.hVidMem; allocSize is of addresses"),
+    class(
+        NV_MEMORY_FABRIC,
+        Use::KeepsAlive,
+        "duplicates map.hVidMem for itself, where no figure shows it",
+    ),
     class(NV_MEMORY_FABRIC_IMPORT_V2, Use::KeepsAlive, "memory exported elsewhere"),
     class(NV_MEMORY_FABRIC_IMPORTED_REF, Use::KeepsAlive, "memory exported elsewhere"),
     class(NV_MEMORY_MULTICAST_FABRIC, Use::KeepsAlive, "memory attached to it later"),
@@ -224,17 +228,6 @@ pub fn decode(release: &Release, class: u32, bytes: &[u8]) -> Result<Memory, Ref
         size_bytes: reader.long(view, Meaning::Size)?,
         layout: view.layout(),
     })
-}
-
-/// The memory whose life a `NV_MEMORY_FABRIC` prolongs: its handle, 0 where none.
-///
-/// # Errors
-///
-/// Where the parameters are not of this driver's size.
-pub fn fabric_source(release: &Release, bytes: &[u8]) -> Result<u32, Refusal> {
-    let key = Key::Class(NV_MEMORY_FABRIC);
-    let reader = Reader { release, call: CallName(key) };
-    reader.word(reader.view(key, bytes)?, Meaning::SourceHandle)
 }
 
 /// The number of the device or subdevice that an allocation of `NV01_DEVICE_0` or

@@ -152,15 +152,13 @@ pub static RELEASES: &[Row] = &[
         changes: &[Set(Escape(NV_ESC_RM_ALLOC), structs::ALLOC_525)],
     },
     // nvos.h: NVOS21 gets `paramsSize` at 24, where `status` was, and stays at 32 bytes;
-    // NVOS64 gets it at 32, 40 → 48 bytes. cl0042.h: new. cl00f8.h: `pageSize` 4 → 8
-    // bytes wide, 40 → 48 bytes. cl00da.h: new. uvm_ioctl.h: UVM_MM_INITIALIZE is new.
+    // NVOS64 gets it at 32, 40 → 48 bytes. cl0042.h: new. cl00da.h: new. uvm_ioctl.h: UVM_MM_INITIALIZE is new.
     Row {
         version: v(535, 43, 2),
         parent: Some(v(525, 47, 4)),
         changes: &[
             Set(Escape(NV_ESC_RM_ALLOC), structs::ALLOC_535),
             Set(Class(NV_MEMORY_EXTENDED_USER), structs::MEMORY_120),
-            Set(Class(NV_MEMORY_FABRIC), structs::FABRIC_48),
             Set(Class(NV_SEMAPHORE_SURFACE), structs::SEMAPHORE_SURFACE),
             Set(Uvm(UVM_MM_INITIALIZE), structs::UVM_MM_INITIALIZE),
         ],
@@ -283,7 +281,6 @@ const ROOT: &[Change] = &[
     Set(Class(NV01_MEMORY_SYSTEM), structs::MEMORY_120),
     Set(Class(NV01_MEMORY_DEVICELESS), structs::MEMORY_120),
     Set(Class(NV50_MEMORY_VIRTUAL), structs::MEMORY_120),
-    Set(Class(NV_MEMORY_FABRIC), structs::FABRIC_40),
     Set(Control(NV2080_CTRL_CMD_FB_GET_INFO), structs::FB_INFO),
     Set(Control(NV2080_CTRL_CMD_FB_GET_INFO_V2), structs::FB_INFO_V2_54),
     Set(Control(NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS), structs::DISABLE_CHANNELS),

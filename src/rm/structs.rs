@@ -420,18 +420,6 @@ pub(super) const MEMORY_120: &[Layout] =
 pub(super) const MEMORY_128: &[Layout] =
     &[Layout::new("NV_MEMORY_ALLOCATION_PARAMS", 128, MEMORY_FIELDS)];
 
-pub(super) const FABRIC_40: &[Layout] = &[Layout::new(
-    "NV00F8_ALLOCATION_PARAMETERS",
-    40,
-    &[f8(Size, "allocSize", 8), f4(Flags, "allocFlags", 20), f4(SourceHandle, "map.hVidMem", 32)],
-)];
-
-pub(super) const FABRIC_48: &[Layout] = &[Layout::new(
-    "NV00F8_ALLOCATION_PARAMETERS",
-    48,
-    &[f8(Size, "allocSize", 8), f4(Flags, "allocFlags", 24), f4(SourceHandle, "map.hVidMem", 40)],
-)];
-
 pub(super) const DEVICE: &[Layout] =
     &[Layout::new("NV0080_ALLOC_PARAMETERS", 56, &[f4(Device, "deviceId", 0)])];
 

@@ -366,9 +366,6 @@ fn every_releases_calls_can_be_decoded() {
                     Key::Class(KEPLER_CHANNEL_GROUP_A | NV_SEMAPHORE_SURFACE) => {
                         assert!(layout.view(&bytes).is_some());
                     }
-                    Key::Class(NV_MEMORY_FABRIC) => {
-                        assert_eq!(memory::fabric_source(&release, &bytes), Ok(0));
-                    }
                     Key::Class(class) => {
                         let found = memory::decode(&release, class, &bytes).unwrap();
                         assert_eq!(memory::given_bytes(found.layout, &bytes), Some(1));

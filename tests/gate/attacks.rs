@@ -119,7 +119,6 @@ attacks! {
     memory_beside_names_that_go_at_once = "hide-slack closing";
     memory_under_names_that_are_made_anew = "hide-slack anew";
     memory_behind_an_object_of_the_fabrics = "hide-fabric";
-    memory_behind_an_import_of_the_fabrics = "hide-fabric import";
     much_exported_under_the_name_of_little = "hide-under export";
     much_mapped_under_the_name_of_little = "hide-under map";
     clients_of_the_dead = "hide-heir";
@@ -183,7 +182,6 @@ const BESIDE: &[&[&str]] = &[
     &["hide-slack", "mapped"],
     &["hide-slack", "closing"],
     &["hide-slack", "anew"],
-    &["hide-fabric", "import"],
 ];
 
 #[test]

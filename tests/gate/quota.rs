@@ -1,6 +1,6 @@
 use cgpu::gate::wire::{Answer, Question};
 use cgpu::rm::memory::Use;
-use cgpu::rm::number::{NV_MEMORY_FABRIC, NV01_CONTEXT_DMA};
+use cgpu::rm::number::NV01_CONTEXT_DMA;
 
 use crate::host::{MIB, Monitor, QUOTA, Said, TOTAL, program, script, until, wait};
 
@@ -348,9 +348,8 @@ fn what_would_keep_memory_alive_is_refused_and_the_driver_not_asked() {
     let monitor = Monitor::new();
     let keeping = cgpu::rm::memory::CLASSES.iter().filter(|of| of.does == Use::KeepsAlive);
     let classes = keeping.map(|of| of.class);
-    // A context DMA ends with its memory; a fabric object counts as a duplicate of it.
-    let made = [NV01_CONTEXT_DMA, NV_MEMORY_FABRIC];
-    let classes: Vec<u32> = classes.filter(|class| !made.contains(class)).collect();
+    // A context DMA ends with its memory.
+    let classes: Vec<u32> = classes.filter(|class| *class != NV01_CONTEXT_DMA).collect();
     assert!(classes.len() > 5, "{classes:x?}");
     let lines: String = classes.iter().map(|class| format!("object {class:#x}\n")).collect();
     let said = monitor.run(&script(&format!("start\nalloc 10MiB as a\n{lines}dmabuf a")));

@@ -19,6 +19,7 @@ const COLOURS: &str = "the GPU's table of clear colours is everybody's and never
 
 /// Calls that are not served, and why.
 const NOT_SERVED: &[(&str, u32, &str)] = &[
+    ("class", 0xf8, FABRIC),
     ("class", 0xfd, MULTICAST),
     ("class", 0xfe, MAPPER),
     ("control", 0x00da_0002, SURFACE),

@@ -151,11 +151,16 @@ impl Gated {
         self.sim.state().gpus[index].used_bytes
     }
 
-    /// Bytes in use of the container's only GPU, by its monitor.
+    /// Bytes in use of the container's only GPU, by its monitor: once that answers in time, which it
+    /// may not on a busy machine.
     #[track_caller]
     pub(crate) fn accounted_bytes(&self, id: &str) -> u64 {
-        let used = &self.host.container(id)["gpus"][0]["memory_used_bytes"];
-        used.as_u64().unwrap_or_else(|| panic!("{id} has no use: {:?}", self.host.ps()))
+        let mut used = None;
+        eventually(|| {
+            used = self.host.container(id)["gpus"][0]["memory_used_bytes"].as_u64();
+            used.is_some()
+        });
+        used.unwrap_or_else(|| panic!("{id} has no use: {:?}", self.host.ps()))
     }
 
     /// The keeper and the worker of the container whose short id that is.

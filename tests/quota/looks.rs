@@ -38,6 +38,20 @@ fn snapshot(gated: &Gated) -> Value {
     smi(gated, &["--format=json"]).ok().json()
 }
 
+/// One in which all monitors have answered but those that are meant to be silent: on a busy machine
+/// they may not in time.
+fn answered(silent: &[&str], look: impl Fn() -> Value) -> Value {
+    let mut shown = Value::Null;
+    eventually(|| {
+        shown = look();
+        let all = shown["containers"].as_array().unwrap();
+        all.iter().all(|one| {
+            one["state"] != "silent" || silent.contains(&one["id"].as_str().unwrap_or_default())
+        })
+    });
+    shown
+}
+
 #[test]
 fn containers_are_shown_with_what_each_and_each_of_its_processes_uses() {
     let gated = Gated::new();
@@ -49,7 +63,7 @@ fn containers_are_shown_with_what_each_and_each_of_its_processes_uses() {
         .collect();
     gated.soon_accounts("one", 500);
     gated.soon_accounts("other", 700);
-    let shown = snapshot(&gated);
+    let shown = answered(&[], || snapshot(&gated));
     assert_eq!(shown["driver_version"], "535.161.08");
     let gpu = &shown["gpus"][0];
     assert_eq!(gpu["memory_total_bytes"], json!(FIRST_MIB * MIB));
@@ -76,7 +90,7 @@ fn containers_are_shown_with_what_each_and_each_of_its_processes_uses() {
     let refused = gated.exec(&one, &["run", "start", "alloc 600MiB as a"]).fails();
     assert!(refused.stdout.contains(NO_MEMORY), "{refused}");
     let counted = || snapshot(&gated)["containers"][0]["calls"]["over_quota"].clone();
-    assert_eq!(counted(), 1);
+    assert!(eventually(|| counted() == 1), "{}", counted());
     // The same as people read it.
     let page = smi(&gated, &["--processes"]).ok().stdout;
     for part in ["1200 of 16000 MiB in use", "promised 3000 MiB", "containers 2 / 20", "rmtool"] {
@@ -118,7 +132,7 @@ fn a_monitor_that_does_not_answer_leaves_its_row_unknown_and_the_others_as_they_
     let (keeper, worker) = gated.monitor("silent______");
     kill(worker, Signal::SIGSTOP).unwrap();
     kill(keeper, Signal::SIGSTOP).unwrap();
-    let shown = snapshot(&gated);
+    let shown = answered(&["silent"], || snapshot(&gated));
     let of = |id: &str| {
         let all = shown["containers"].as_array().unwrap();
         all.iter().find(|container| container["id"] == id).unwrap().clone()
@@ -163,9 +177,9 @@ fn who_looks_wakes_only_the_monitors_that_have_something_new() {
     // What each was asked last holds, until something changes.
     assert!(eventually(|| {
         signal(Signal::SIGCONT);
-        assert_eq!(used("busy"), json!(300 * MIB));
+        let has_told = used("busy") == json!(300 * MIB) && used("quiet") == json!(0);
         signal(Signal::SIGSTOP);
-        used("busy") == json!(300 * MIB)
+        has_told && used("busy") == json!(300 * MIB)
     }));
     assert_eq!(used("quiet"), json!(0));
     let listed = gated.host.cgpu(&["ps"]).ok().stdout;
@@ -191,7 +205,7 @@ fn what_is_broken_is_told_and_the_rest_is_shown() {
     let other = gated.sleeping("other", 2000);
     let broken = gated.host.state_dir().join("containers/%2Fx,broken.json");
     fs::write(&broken, "{").unwrap();
-    let shown = snapshot(&gated);
+    let shown = answered(&[], || snapshot(&gated));
     let states = shown["containers"].as_array().unwrap().iter().map(|one| one["state"].clone());
     assert_eq!(states.collect::<Vec<_>>(), ["closed", "active"]);
     let gaps = shown["gaps"].to_string();
@@ -221,7 +235,7 @@ fn what_the_driver_says_is_shown_and_one_that_hangs_keeps_nobody() {
     gated.host.runtime().start(&whole).ok();
     let mut holding = gated.start(&bundle, &["hold", "300MiB"]);
     gated.soon_accounts("busy", 300);
-    let all = snapshot(&gated)["containers"].clone();
+    let all = answered(&[], || snapshot(&gated))["containers"].clone();
     let pid = all[0]["processes"][0]["pid"].clone();
     let in_whole = all[1]["pid"].clone();
     // The library comes when the containers are there, or it would be given to them.
@@ -251,7 +265,7 @@ fn what_the_driver_says_is_shown_and_one_that_hangs_keeps_nobody() {
         command.arg("--config").arg(gated.host.config()).arg("--format=json");
         run_with_timeout(&mut command, PATIENCE).ok().json()
     };
-    let shown = by_driver();
+    let shown = answered(&[], by_driver);
     assert_eq!(shown["gaps"], json!([]));
     let gpu = &shown["gpus"][0];
     let figures =

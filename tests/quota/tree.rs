@@ -44,8 +44,15 @@ impl Tree {
         Tree { served, dir }
     }
 
+    /// What a file says, once the monitor has answered in time: on a busy machine it may not.
     fn read(&self, file: &str) -> String {
-        fs::read_to_string(self.dir.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+        let mut read = Ok(String::new());
+        eventually(|| {
+            read = fs::read_to_string(self.dir.join(file));
+            let errno = read.as_ref().err().and_then(std::io::Error::raw_os_error);
+            errno != Some(Errno::ETIMEDOUT as i32)
+        });
+        read.unwrap_or_else(|error| panic!("{file}: {error}"))
     }
 
     fn write(&self, file: &str, text: &str) -> Result<(), Errno> {

@@ -1,4 +1,4 @@
-//! Calls that give memory another name: duplicates, and objects that keep what they are made of.
+//! Duplicates: calls that give memory another name.
 //!
 //! What is named is held from before the driver is asked until the name is entered, so that no free
 //! ends its charge meanwhile; and what was named has to be what the books say, at the end, too.
@@ -7,7 +7,7 @@ use super::books::BOUNDS;
 use super::execute::Making;
 use super::listener::Reply;
 use super::serve::{Case, Made, Over};
-use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Shown};
+use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
 use crate::rm::call::Object;
 use crate::rm::number::{NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_NOT_SUPPORTED};
 use crate::rm::{Answer, Command, Layout};
@@ -23,21 +23,19 @@ impl Case<'_> {
         self.only_once()?;
         let making = Making { object, handle: layout, head: layout };
         let group = self.room_for_name(source, layout)?;
-        let made = self.named(command, making, source, None)?;
+        let made = self.named(command, making, source)?;
         if let (Some(group), Some(made)) = (&group, made) {
             group.made(object, made.handle);
         }
         Ok(self.executed(made))
     }
 
-    /// Makes an object that keeps the memory of `source` alive; in figures it shows where it hangs,
-    /// or as `shown` has it.
-    pub(super) fn named(
+    /// Makes an object that keeps the memory of `source` alive; in figures it shows where it hangs.
+    fn named(
         &mut self,
         command: &Command,
         making: Making,
         source: (u32, u32),
-        shown: Option<Shown>,
     ) -> Result<Option<Made>, Over> {
         let Making { object, head, .. } = making;
         let (shared, slot, process) = (self.shared, self.slot, self.target()?.process);
@@ -50,13 +48,10 @@ impl Case<'_> {
         books.shares(source.0, process);
         let (client, handle) = (Client(source.0), Handle(source.1));
         let charge = books.ledger.charge_of(client, handle);
-        let source_shown = books.ledger.shown(client, handle);
         let memory = books.ledger.memory_of(client, handle);
         let gpu = memory.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu);
-        let is_first = source_shown != Shown::Nowhere;
         let held = books.ledger.hold(hold, client, handle);
-        let room = books.ledger.size().objects < BOUNDS.objects
-            && (shown.is_none() || !is_first || books.ledger.may_be_veiled(client, handle));
+        let room = books.ledger.size().objects < BOUNDS.objects;
         if held == Err(LedgerError::Full) || !room {
             books.ledger.release(hold);
             drop(books);
@@ -71,11 +66,7 @@ impl Case<'_> {
         books.begin();
         drop(books);
         // What it hangs below is the same from here on, or that is known.
-        let shown = match (shown, source_shown) {
-            (Some(shown), _) => shown,
-            (None, Shown::Nowhere) => Shown::Nowhere,
-            _ => self.shown_below(object.client, object.parent, gpu),
-        };
+        let shown = self.shown_below(object.client, object.parent, gpu);
         let made = self.make(command, making, Some(&mut name));
         // Looked at once it's made, and can't become another.
         let taken = |made: u32| {
@@ -106,7 +97,7 @@ impl Case<'_> {
         books.end();
         drop(books);
         let name_made = (object.client, made.ok().flatten().unwrap_or_default());
-        shared.stake_name(name_made, stake, is_first);
+        shared.stake_name(name_made, stake);
         let handles: Vec<u32> = made.ok().flatten().into_iter().collect();
         let stays = shared.end_making(&name, &handles, has_stayed);
         let made = made.map_err(|errno| Reply::Errno(errno as i32))?;

@@ -17,7 +17,7 @@ use super::naming::Name;
 use super::own::Presence;
 use super::serve::{Case, Made, Over};
 use super::trace;
-use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Shown, Usage};
+use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Usage};
 use crate::rm::call::{Alloc, Object};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -369,7 +369,6 @@ impl Case<'_> {
 
         let does = class_use(class).does;
         let mut asked: Option<Memory> = None;
-        let mut source = None;
         match (does, size) {
             (Use::Takes, None) => {
                 return Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
@@ -377,10 +376,6 @@ impl Case<'_> {
             (Use::Takes, Some(_)) => {
                 let memory = memory::decode(&self.shared.release, class, &self.desk.params);
                 asked = Some(memory.map_err(|refusal| self.refused(&refusal, Some(layout)))?);
-            }
-            (Use::KeepsAlive, Some(_)) => {
-                let of = memory::fabric_source(&self.shared.release, &self.desk.params);
-                source = Some(of.map_err(|refusal| self.refused(&refusal, Some(layout)))?);
             }
             _ => {}
         }
@@ -401,14 +396,9 @@ impl Case<'_> {
         let rights_address = if alloc.rights == 0 { 0 } else { rights.address() };
         self.patch(layout, Meaning::Rights, rights_address);
         let making = Making { object, handle: layout, head: layout };
-        let made = match source.filter(|source| *source != 0) {
-            Some(source) => {
-                self.named(command, making, (object.client, source), Some(Shown::Nowhere))
-            }
-            None => self.charged(command, making, charge, |case| {
-                memory::given_bytes(asked?.layout, &case.desk.params)
-            }),
-        };
+        let made = self.charged(command, making, charge, |case| {
+            memory::given_bytes(asked?.layout, &case.desk.params)
+        });
         self.patch(layout, Meaning::Params, alloc.params);
         self.patch(layout, Meaning::Rights, alloc.rights);
         let made = made?;

@@ -27,7 +27,7 @@ use super::serve::{Case, Made, Over};
 use super::trace::Object;
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
-use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Shown};
+use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
 use crate::rm::export::{self, Does, Places};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
@@ -373,11 +373,7 @@ impl Case<'_> {
         let handles: Vec<u32> = objects.iter().copied().filter(|object| *object != 0).collect();
         let name = self.shared.begin_name(self.slot, client, &[parent], &handles);
         // All of a file are one GPU's.
-        let below = self.shown_below(client, parent, gpu);
-        let shown_of = |books: &Books, place: u32| match books.ledger.is_veiled(hold(place)) {
-            true => Shown::Nowhere,
-            false => below,
-        };
+        let shown = self.shown_below(client, parent, gpu);
         let mut books = self.shared.books_to_begin(self.slot);
         books.begin();
         books.begin_import(bytes);
@@ -386,10 +382,7 @@ impl Case<'_> {
         let done_well = matches!(done, Ok(true));
         let stakes: Vec<(u32, Option<u32>)> = (places.first..)
             .take(if done_well { places.objects.len() } else { 0 })
-            .map(|place| {
-                let shown = shown_of(&self.books(), place);
-                (place, self.shared.stake_behind_export(hold(place), (shown, gpu)))
-            })
+            .map(|place| (place, self.shared.stake_behind_export(hold(place), (shown, gpu))))
             .collect();
         let mut made = Vec::new();
         let mut books = self.books();
@@ -403,7 +396,6 @@ impl Case<'_> {
                 }
                 let (client, parent) = (Client(client), Handle(parent));
                 let handle = Handle(*object);
-                let shown = shown_of(&books, place);
                 let hold = hold(place);
                 books.enter(Entry::Adopt { hold, client, parent, handle, shown });
                 made.push(Made { client: client.0, parent: parent.0, handle: handle.0 });
@@ -417,7 +409,7 @@ impl Case<'_> {
         for (place, stake) in stakes {
             let at = (place - places.first) as usize;
             let object = objects.get(at).copied().unwrap_or_default();
-            self.shared.stake_name((client, object), stake, false);
+            self.shared.stake_name((client, object), stake);
         }
         export::set_objects(layout, &mut self.desk.params, &objects);
         let handles: Vec<u32> = made.iter().map(|made| made.handle).collect();

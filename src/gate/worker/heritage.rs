@@ -93,27 +93,13 @@ impl Books {
         stakes.map(|(before, gpu, own)| Stake { before, gpu, own }).collect()
     }
 
-    /// No stake of ours stands there, and none will before what is there now, whatever is put there
-    /// later: whoever looks finds that names are to be compared.
-    pub(super) fn bare(&mut self, before: Before) {
-        match before {
-            Before::Mappings { charge } => {
-                self.enter(Entry::Veil { before });
-                self.enter(Entry::Veil { before: Before::Veil { charge } });
-            }
-            Before::Veil { .. } => self.enter(Entry::Veil { before }),
-            // Of these nothing is put there later.
-            Before::Export { .. }
-            | Before::Name { .. }
-            | Before::First { .. }
-            | Before::Nothing { .. } => {}
-        }
-    }
-
     /// Nothing of a client stands before anything any more. What it keeps counts until it's gone.
     fn loosen(&mut self, client: u32) {
         for stake in self.stakes().iter().filter(|of| of.client() == client) {
-            self.bare(stake.before);
+            // Before the others none is put later.
+            if let Before::Mappings { charge } = stake.before {
+                self.enter(Entry::Bare { charge });
+            }
         }
         let (first, last) = of_client(client);
         self.enter(Entry::LoosenStakes { first, last });
@@ -209,11 +195,6 @@ impl Shared {
                 continue;
             }
             books.enter(Entry::Stake { before: stake.before, own: known(&own, heir) });
-            if let Before::Veil { .. } = stake.before {
-                // There may be many: this one isn't replaced by that.
-                let (first, last) = (stake.own, stake.own);
-                books.enter(Entry::LoosenStakes { first, last });
-            }
         }
         drop(books);
         for (own, heir) in needless {

@@ -53,27 +53,15 @@ impl Shared {
     /// What memory is to be mapped from: a duplicate of ours that stands before all of its mappings,
     /// or for want of one, as the memory is gone, `fresh`, which was just made. That is given back
     /// where it isn't needed.
-    ///
-    /// An object that shows nowhere is mapped itself, as it's no vidmem; what stands before it stays
-    /// as long as its mapping.
-    pub(super) fn stake_mappings(
-        &self,
-        own: &Own,
-        (charge, shown): (u64, Shown),
-        fresh: u32,
-    ) -> Source {
+    pub(super) fn stake_mappings(&self, own: &Own, charge: u64, fresh: u32) -> Source {
         let before = Before::Mappings { charge };
         let mut books = self.books();
-        if shown == Shown::Nowhere {
-            books.enter(Entry::Veil { before });
-            return Source { handle: fresh, stays: false };
-        }
         if books.stake(before, known(own, fresh)) {
             return Source { handle: fresh, stays: true };
         }
         let stake = books.ledger.stake_at(before).and_then(|stake| handle_of(own, stake));
         let Some(handle) = stake else {
-            books.bare(before);
+            books.enter(Entry::Bare { charge });
             return Source { handle: fresh, stays: false };
         };
         drop(books);
@@ -94,9 +82,6 @@ impl Shared {
         let Ok(fresh) = own.borrow(&theirs, object, Some(gpu)) else { return false };
         let before = Before::Export { hold };
         let mut books = self.books();
-        if books.ledger.shown(Client(object.0), Handle(object.1)) == Shown::Nowhere {
-            books.enter(Entry::Veil { before });
-        }
         let staked = books.stake(before, known(&own, fresh));
         drop(books);
         if !staked {
@@ -131,20 +116,11 @@ impl Shared {
         own.again(&self.release, gpu, handle_of(&own, stake)?)
     }
 
-    /// It's entered now, if it was made: of one that shows elsewhere itself, or `is_first`.
-    pub(super) fn stake_name(
-        &self,
-        (client, handle): (u32, u32),
-        fresh: Option<u32>,
-        is_first: bool,
-    ) {
+    /// It's entered now, if it was made.
+    pub(super) fn stake_name(&self, (client, handle): (u32, u32), fresh: Option<u32>) {
         let (Some(fresh), Some(own)) = (fresh, self.auditor.own_at_hand()) else { return };
         let (client, handle) = (Client(client), Handle(handle));
-        let before = match is_first {
-            true => Before::First { client, handle },
-            false => Before::Name { client, handle },
-        };
-        let staked = self.books().stake(before, known(&own, fresh));
+        let staked = self.books().stake(Before::Name { client, handle }, known(&own, fresh));
         if !staked {
             own.give_back(&self.release, fresh);
         }

@@ -365,11 +365,7 @@ impl Case<'_> {
         self.still_waits()?;
         let theirs = Rm { release: &self.shared.release, device: &control };
         let object = (Client(memory.client), Handle(memory.handle));
-        let (gpu, shown) = {
-            let ledger = &self.books().ledger;
-            let gpu = ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
-            (gpu, ledger.shown(object.0, object.1))
-        };
+        let gpu = self.books().ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
         let duplicate = match own.borrow(&theirs, (memory.client, memory.handle), gpu) {
             Ok(duplicate) => duplicate,
             Err(Failure::Status(status)) => return Ok(status),
@@ -398,7 +394,7 @@ impl Case<'_> {
             return Ok(NV_ERR_NOT_SUPPORTED);
         }
         let source = match charge.filter(|_| weighs) {
-            Some(charge) => self.shared.stake_mappings(&own, (charge, shown), duplicate),
+            Some(charge) => self.shared.stake_mappings(&own, charge, duplicate),
             None => Staked { handle: duplicate, stays: false },
         };
         let descriptor = u64::from(own.control.descriptor().cast_unsigned());

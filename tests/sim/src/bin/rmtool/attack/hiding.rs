@@ -178,8 +178,9 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
 }
 
 /// Memory that an object of the fabric's is made of, which is freed, and then the memory: what was made
-/// of that object keeps it, shown nowhere. As much is taken past the monitor.
-pub(super) fn behind_the_fabric(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+/// of that object keeps it, shown nowhere. As much is taken past the monitor. Where the object is
+/// refused, there is nothing to hide behind.
+pub(super) fn behind_the_fabric(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let all = most(&rm, place)?;
     let (handle, honest) = rm.alloc(all)?;
@@ -187,21 +188,13 @@ pub(super) fn behind_the_fabric(place: &Place, arguments: &[String]) -> anyhow::
     let (size, at) = rm.abi.fabric_params;
     let mut params = vec![0; size];
     params.set_u32(at, handle);
-    rm.alloc_object(rm.ctl(), rm.device, fabric, NV_MEMORY_FABRIC, &mut params)?;
-    let file = crate::rm::open(&place.dev, "nvidiactl")?;
-    match arguments.first().map(String::as_str) {
-        None => drop(rm.dup(rm.client, rm.device, rm.client, fabric)?),
-        Some("import") => {
-            rm.export(fabric, file.as_raw_fd())?;
-            rm.import(file.as_raw_fd())?;
-        }
-        Some(other) => anyhow::bail!("no way to keep it \"{other}\""),
+    if rm.alloc_object(rm.ctl(), rm.device, fabric, NV_MEMORY_FABRIC, &mut params).is_err() {
+        reached();
+        return Ok(honest);
     }
-    drop(file);
+    rm.dup(rm.client, rm.device, rm.client, fabric)?;
     rm.free(rm.device, fabric)?;
     rm.free(rm.device, handle)?;
-    something_happens(arguments)?;
-    std::thread::sleep(A_WHILE);
     let taken = take(&rm, all).map_or(0, |_| all);
     std::thread::sleep(3 * A_WHILE);
     Ok(honest + taken)
