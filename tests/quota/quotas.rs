@@ -292,7 +292,7 @@ fn managed_memory_counts_as_long_as_somebody_has_it_mapped() {
     let mut gated = Gated::new();
     gated.host.set("isolation.managed_memory", "charge");
     let bundle = gated.sleeping("left", 100);
-    let lines = ["run", "start", "uvm-init", "uvm-register", "managed 8MiB", "leave-memory 8"];
+    let lines = ["run", "start", "uvm-init", "uvm-register", "managed 8MiB", "leave-memory /gone"];
     let left = gated.exec(&bundle, &lines).ok();
     assert!(left.stdout.contains("managed ok"), "{left}");
     for _ in 0..10 {
@@ -300,6 +300,7 @@ fn managed_memory_counts_as_long_as_somebody_has_it_mapped() {
         assert_eq!(gated.accounted_bytes(&bundle.id), 8 * MIB, "{}", gated.host.log());
     }
     gated.fills(&bundle, 92);
+    gated.host.runtime().exec(&bundle, &["touch", "/gone"]).ok();
     let freed = || gated.accounted_bytes(&bundle.id) == 0;
     assert!(eventually(freed), "{}", gated.host.log());
     gated.fills(&bundle, 100);

@@ -848,7 +848,7 @@ impl Actor<'_> {
             // What was forked lives on.
             ["exit"] => std::process::exit(0),
             // A child has our memory, and we are gone.
-            ["leave-memory", seconds] => threads::leave_memory(seconds.parse()?),
+            ["leave-memory", path] => match threads::leave_memory(path)? {},
             ["join"] => self.join()?,
             ["print", ..] => {
                 println!("{}", words[1..].join(" "));

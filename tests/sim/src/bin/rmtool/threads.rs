@@ -156,23 +156,25 @@ pub(crate) fn fork_as(tid: i32) -> nix::Result<ForkResult> {
     }
 }
 
-/// Ends, and leaves the memory to a child that shares it and sleeps for so long.
-pub(crate) fn leave_memory(seconds: u32) -> ! {
-    extern "C" fn sleep(seconds: *mut libc::c_void) -> libc::c_int {
-        let seconds = u32::try_from(seconds.addr()).unwrap_or(0);
+/// Ends, and leaves the memory to a child that shares it until there is a file at `path`.
+pub(crate) fn leave_memory(path: &str) -> anyhow::Result<std::convert::Infallible> {
+    extern "C" fn wait(path: *mut libc::c_void) -> libc::c_int {
         // SAFETY: numbers alone; who waits for the output is to hear that we are gone.
         unsafe { libc::close_range(0, 2, 0) };
-        // SAFETY: takes a number.
-        unsafe { libc::sleep(seconds) };
+        // SAFETY: a text that ends with a zero, and is never freed.
+        while unsafe { libc::access(path.cast_const().cast(), libc::F_OK) } != 0 {
+            // SAFETY: takes a number.
+            unsafe { libc::usleep(5_000) };
+        }
         0
     }
+    let path = std::ffi::CString::new(path)?.into_raw();
     let mut stack = vec![0_u128; 4096];
     let end = stack.as_mut_ptr_range().end.cast();
-    let seconds = std::ptr::without_provenance_mut(seconds as usize);
     // SAFETY: the child has a stack of its own, which nobody frees: we end at once, and it calls
     // nothing that needs what a thread of this program has.
     unsafe {
-        libc::clone(sleep, end, libc::CLONE_VM | libc::SIGCHLD, seconds);
+        libc::clone(wait, end, libc::CLONE_VM | libc::SIGCHLD, path.cast());
         libc::_exit(0)
     }
 }
