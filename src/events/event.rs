@@ -23,6 +23,9 @@ const MOST_REASON: usize = 1200;
 /// It took memory that the monitor didn't give.
 const PAST_THE_MONITOR: &str = "killed: it used memory past the quota's monitor";
 
+/// It has a file that a process opened which is dead.
+const AS_HEIR: &str = "killed: it kept GPU memory of a process that has ended";
+
 /// It is a process outside the container.
 const OPENED_INSIDE: &str =
     "killed: it has a descriptor of the driver's that was opened in the container";
@@ -31,7 +34,7 @@ const OPENED_INSIDE: &str =
 const WORKER_GONE: &str = "the worker is gone; another takes its place";
 
 /// Sentences of events that are warnings in the log.
-pub const WARNINGS: [&str; 3] = [PAST_THE_MONITOR, OPENED_INSIDE, WORKER_GONE];
+pub const WARNINGS: [&str; 4] = [PAST_THE_MONITOR, AS_HEIR, OPENED_INSIDE, WORKER_GONE];
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -272,6 +275,12 @@ impl Event {
     #[must_use]
     pub fn killed_past_the_monitor() -> Self {
         Event::new(Kind::Killed).because(PAST_THE_MONITOR)
+    }
+
+    /// A process was killed that has a file of the driver's by which memory outlives its maker.
+    #[must_use]
+    pub fn killed_as_heir() -> Self {
+        Event::new(Kind::Killed).because(AS_HEIR)
     }
 
     /// A process outside the container was killed that has a descriptor of the container's.

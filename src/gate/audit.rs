@@ -186,31 +186,6 @@ impl More {
     }
 }
 
-/// What the driver shows of a container that has memory under a number that is another's by now, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Unshown {
-    /// Made by its own processes, dead or not, whose numbers are nobody else's.
-    pub made_bytes: u64,
-    /// The monitor's own.
-    pub own_bytes: u64,
-    /// Made under that number, by whomever.
-    pub there_bytes: u64,
-    /// Made under other numbers of its dead that others have.
-    pub elsewhere_bytes: u64,
-}
-
-/// How much of what the container has is under that number at least: what counts and shows nowhere else,
-/// whoever made what shows there.
-#[must_use]
-pub fn least_under(figures: &Unshown, expected: &Expected) -> u64 {
-    let Unshown { made_bytes, own_bytes, there_bytes, elsewhere_bytes } = *figures;
-    let counts = expected.usage.used_bytes.saturating_sub(expected.pending_bytes);
-    // Of what shows for no process, the monitor has a part, and that may have names all the same.
-    let elsewhere = [made_bytes, own_bytes.max(expected.hidden_bytes), elsewhere_bytes];
-    let unshown = counts.max(expected.charged_bytes).saturating_sub(sum(elsewhere.into_iter()));
-    unshown.min(there_bytes)
-}
-
 fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
@@ -240,23 +215,6 @@ mod tests {
         let finding = judge(&figures, 0, &expected(100, 5, 105), None, Underway::Calls);
         let wanted = Finding::Exceeds { pid: 2, excess_bytes: 40, driver_bytes: 145 };
         assert_eq!(finding, wanted);
-    }
-
-    #[test]
-    fn what_is_under_a_number_at_least_shows_nowhere_else() {
-        let usage = Usage { limit_bytes: 500, used_bytes: 330 };
-        // 20 are on their way, and 10 nobody asked for.
-        let expected =
-            Expected { charged_bytes: 300, pending_bytes: 20, usage, ..expected(0, 40, 0) };
-        let figures =
-            Unshown { made_bytes: 100, own_bytes: 15, there_bytes: 400, elsewhere_bytes: 0 };
-        let least = |figures: Unshown| least_under(&figures, &expected);
-        assert_eq!(least(figures), 310 - 100 - 40);
-        assert_eq!(least(Unshown { own_bytes: 60, ..figures }), 310 - 100 - 60);
-        assert_eq!(least(Unshown { there_bytes: 30, ..figures }), 30);
-        assert_eq!(least(Unshown { elsewhere_bytes: 50, ..figures }), 120);
-        assert_eq!(least(Unshown { elsewhere_bytes: 900, ..figures }), 0);
-        assert_eq!(least(Unshown { made_bytes: 310, ..figures }), 0);
     }
 
     #[test]

@@ -8,7 +8,6 @@
 //! who maps the memory is not known here.
 
 use crate::ledger::{Before, Client, Entry, Handle, Hold, Process, Shown, Span, Tree};
-use crate::rm::about::Held;
 
 /// Bytes of the memory; it is sparse, and what isn't used takes nothing.
 pub const JOURNAL_BYTES: usize = 16 << 20;
@@ -97,13 +96,6 @@ pub enum Record {
     Bound {
         /// Its number.
         file: u32,
-    },
-    /// So much of what the driver shows under a number is another's, who had it before.
-    Burden {
-        /// Of which GPU.
-        gpu: usize,
-        /// The number, and how much.
-        held: Held,
     },
     /// There is a channel group, or a channel outside one.
     Group {
@@ -333,16 +325,12 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
             return Raw::new(44).words([u32::from(done), 0, 0]).bytes();
         }
         Record::Bound { file } => return Raw::new(45).words([file, 0, 0]).bytes(),
-        Record::Burden { gpu, held: Held { pid, made_bytes, duplicated_bytes } } => {
-            let raw = Raw::new(46).gpu(gpu).words([pid, 0, 0]);
-            return raw.longs([made_bytes, duplicated_bytes]).bytes();
-        }
         Record::Group { gpu, client, parent, handle, certain } => {
-            let raw = Raw::new(47).gpu(gpu).words([client, parent, handle]);
+            let raw = Raw::new(46).gpu(gpu).words([client, parent, handle]);
             return Raw { hold: u8::from(certain), ..raw }.bytes();
         }
         Record::Ungroup { client, handle } => {
-            return Raw::new(48).words([client, 0, handle]).bytes();
+            return Raw::new(47).words([client, 0, handle]).bytes();
         }
         Record::Ledger(entry) => entry,
     };
@@ -461,15 +449,11 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         44 => return Some(Record::Initialized { done: raw.words[0] != 0 }),
         45 => return Some(Record::Bound { file: raw.words[0] }),
         46 => {
-            let held = Held { pid: raw.words[0], made_bytes: first, duplicated_bytes: second };
-            return Some(Record::Burden { gpu, held });
-        }
-        47 => {
             let [client, parent, handle] = raw.words;
             let certain = raw.hold != 0;
             return Some(Record::Group { gpu, client, parent, handle, certain });
         }
-        48 => {
+        47 => {
             let [client, _, handle] = raw.words;
             return Some(Record::Ungroup { client, handle });
         }
@@ -496,7 +480,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_none() {
-        for kind in [0, 28, 39, 49, 255] {
+        for kind in [0, 28, 39, 48, 255] {
             let mut bytes = [0; RECORD_BYTES];
             bytes[0] = kind;
             assert_eq!(decode(&bytes), None);
@@ -524,7 +508,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_is_read_as_it_was_written(
-            kind in 0..36_u8,
+            kind in 0..35_u8,
             gpu in 0..64_usize,
             (a, b, c) in any::<(u32, u32, u32)>(),
             (x, y, z) in any::<(u64, u64, u64)>(),
@@ -558,14 +542,10 @@ mod tests {
                 31 => Record::Ledger(Entry::Bare { charge: x }),
                 32 => Record::Ledger(Entry::LoosenStakes { first: x, last: y }),
                 33 => {
-                    let held = Held { pid: a, made_bytes: x, duplicated_bytes: y };
-                    Record::Burden { gpu, held }
-                }
-                34 => {
                     let certain = x % 2 == 1;
                     Record::Group { gpu, client: a, parent: b, handle: c, certain }
                 }
-                35 => Record::Ungroup { client: a, handle: c },
+                34 => Record::Ungroup { client: a, handle: c },
                 kind => Record::Ledger(match kind {
                     2 => Entry::Commit { gpu, bytes: x, client, parent, handle },
                     3 => Entry::Note { client, parent, handle },

@@ -11,7 +11,6 @@
 //! STATE_DIR/gate/SHORT_ID/control    questions, see `wire`
 //! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and its start
 //! STATE_DIR/gate/SHORT_ID/figures    how things stand, see `figures`
-//! STATE_DIR/gate/SHORT_ID/former     numbers of the container's processes that are dead
 //! ```
 #![allow(unsafe_code, reason = "fork, and what a child does before exec")]
 
@@ -203,12 +202,6 @@ impl Place {
     #[must_use]
     pub fn figures(&self) -> PathBuf {
         self.dir.join("figures")
-    }
-
-    /// The file with the numbers of processes that are dead.
-    #[must_use]
-    pub fn former(&self) -> PathBuf {
-        self.dir.join("former")
     }
 
     /// The keeper, if it lives.

@@ -67,16 +67,6 @@ pub enum Question {
         /// The quota in bytes.
         limit_bytes: u64,
     },
-    /// Another monitor wonders at memory that the driver shows under the number of a process of its
-    /// container: whether a process of yours had the number, who is dead, and left it to others.
-    Left {
-        /// `GPU-` and a UUID.
-        uuid: String,
-        /// The number, as the host has it.
-        number: u32,
-        /// How much it wonders at, in bytes.
-        bytes: u64,
-    },
 }
 
 /// What is answered.
@@ -87,11 +77,6 @@ pub enum Answer {
     Status(Box<Status>),
     /// It was done.
     Done,
-    /// So much of it was left there.
-    Left {
-        /// In bytes.
-        bytes: u64,
-    },
     /// It was not: more is in use than the quota would be.
     InUse {
         /// A sentence.

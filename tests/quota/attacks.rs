@@ -258,7 +258,8 @@ fn each_attack_has_more_than_the_quota_where_nobody_holds_it() {
     gated.host.set("isolation.backend", "none");
     let quota = QUOTA_MIB * MIB;
     for row @ (words, .., unheld) in ATTACKS {
-        let command = [&[RMTOOL], &words_of(words)[..]].concat();
+        let begun = Instant::now();
+        let command = [&[RMTOOL, "--quota", "500MiB", "attack"], *words].concat();
         play_to_the_point(words, || {
             let run = || gated.run("free", QUOTA_MIB, &command);
             let (outcome, most, _) = watched(&gated, quota, run);
@@ -272,8 +273,10 @@ fn each_attack_has_more_than_the_quota_where_nobody_holds_it() {
                 Unheld::Claims => got > quota,
                 Unheld::Looks => most <= quota,
             };
-            assert!(is_so, "{words:?} had {most}, says {got} of {quota}: {outcome}");
-            true
+            // A race that was lost is run again.
+            let may_be_so = is_so || begun.elapsed() < GENEROUS;
+            assert!(may_be_so, "{words:?} had {most}, says {got} of {quota}: {outcome}");
+            is_so
         });
     }
 }
@@ -345,7 +348,8 @@ fn memory_of_who_was_interrupted_stopped_or_killed_is_counted_once() {
     }
 }
 
-/// The process that was sent it isn't of the tree of who made it, and outlives it.
+/// The process that was sent it isn't of the tree of who made it, and outlives it: by a client of its
+/// own. By the client of who sent it, it's ended.
 #[test]
 fn memory_by_a_descriptor_that_was_passed_within_a_container_is_the_containers() {
     let mut gated = Gated::new();
@@ -378,20 +382,29 @@ fn memory_by_a_descriptor_that_was_passed_within_a_container_is_the_containers()
                     let ended = giver.wait().expect("it is a child of ours");
                     assert!(ended.success(), "{case}: the giver ends when it has sent it");
                 }
-                gated.soon_uses(MIB_OF_ALL);
-                // Longer than an audit of who has died takes.
-                std::thread::sleep(Duration::from_millis(700));
-                assert_eq!(gated.used_bytes(0), all, "{case}: {}", gated.host.log());
-                assert_eq!(gated.accounted_bytes("app"), all, "{case}: {}", gated.host.log());
-                gated.fills(&bundle, 0);
-                std::fs::write(&done, "").expect("a file can be made there");
+                if how == "own-client" {
+                    gated.soon_uses(MIB_OF_ALL);
+                    // Longer than an audit of who has died takes.
+                    std::thread::sleep(Duration::from_millis(700));
+                    assert_eq!(gated.used_bytes(0), all, "{case}: {}", gated.host.log());
+                    assert_eq!(gated.accounted_bytes("app"), all, "{case}: {}", gated.host.log());
+                    gated.fills(&bundle, 0);
+                    std::fs::write(&done, "").expect("a file can be made there");
+                }
                 taker.wait_with_output().expect("it is a child of ours")
             });
-            std::fs::remove_file(&done).expect("it is there");
+            let _ = std::fs::remove_file(&done);
             let said = String::from_utf8_lossy(&taker.stdout);
-            assert!(taker.status.success() && most == all, "{case}: had {most}: {said}");
-            let got = format!("got_bytes={}", all - MIB_OF_HOLDER * MIB);
-            assert!(said.lines().any(|line| line == got), "{case}: {said}");
+            assert!(most <= all, "{case}: had {most}: {said}");
+            if how == "own-client" {
+                assert!(taker.status.success() && most == all, "{case}: had {most}: {said}");
+                let got = format!("got_bytes={}", all - MIB_OF_HOLDER * MIB);
+                assert!(said.lines().any(|line| line == got), "{case}: {said}");
+            } else {
+                let code = taker.status.code();
+                assert_eq!(code, Some(128 + Signal::SIGKILL as i32), "{case}: {said}");
+                assert!(gated.host.log().contains("memory of a process that has ended"), "{case}");
+            }
             gated.soon_uses(MIB_OF_HOLDER);
             gated.soon_accounts("app", MIB_OF_HOLDER);
             gated.fills(&bundle, MIB_OF_ALL - MIB_OF_HOLDER);

@@ -256,6 +256,8 @@ fn what_somebody_has_open_who_never_called_can_be_imported() {
         "export a",
         "fork {",
         "quiet",
+        // Who kept the client, too, would end with its maker.
+        "close",
         "offer-export /shared/socket",
         "sleep 3",
         "}",

@@ -88,7 +88,7 @@ pub(crate) const ATTACKS: &[Row] = &[
     (&["hide-slack", "anew"], Promise::Killed, 1, Unheld::Exceeds),
     (&["hide-under", "export"], Promise::Briefly, 1, Unheld::Exceeds),
     (&["hide-under", "map"], Promise::Briefly, 1, Unheld::Exceeds),
-    (&["hide-heir"], Promise::Never, 4, Unheld::Exceeds),
+    (&["hide-heir"], Promise::Never, 1, Unheld::Exceeds),
     (&["hide-fabric"], Promise::Never, 1, Unheld::Exceeds),
     (&["hide-behind"], Promise::Briefly, 1, Unheld::Exceeds),
     (&["hide-behind", "nothing"], Promise::Briefly, 1, Unheld::Exceeds),
@@ -100,5 +100,5 @@ pub(crate) const ATTACKS: &[Row] = &[
 
 /// rmtool's arguments of an attack.
 pub(crate) fn words_of<'a>(words: &[&'a str]) -> Vec<&'a str> {
-    [&["--quota", "500MiB", "attack"], words].concat()
+    [&["--quota", "500MiB", "--held", "attack"], words].concat()
 }

@@ -59,7 +59,7 @@ const UNEXPLAINED_BYTES: i128 = 16 << 20;
 const MOST_UNSTEADY: u32 = 1;
 
 /// Dead processes whose figures are asked for, and mounts that were judged.
-pub(super) const MOST_FORMER: usize = 4096;
+const MOST_FORMER: usize = 4096;
 const MOST_MOUNTS: usize = 1024;
 
 /// What is known of the world outside.
@@ -153,11 +153,7 @@ impl Abroad {
 
     /// A process of the container's is dead and forgotten.
     pub(super) fn buried(&self, process: Process) {
-        self.had(process_id(process).pid.cast_unsigned());
-    }
-
-    /// One of the container's who is dead and forgotten had that pid.
-    pub(super) fn had(&self, pid: u32) {
+        let pid = process_id(process).pid.cast_unsigned();
         let mut state = self.state();
         if !state.former.contains(&pid) {
             if state.former.len() >= MOST_FORMER {
@@ -165,11 +161,6 @@ impl Abroad {
             }
             state.former.push_back(pid);
         }
-    }
-
-    /// Whether a process of the container's that is forgotten had that pid.
-    pub(super) fn was_ours(&self, pid: u32) -> bool {
-        self.state().former.contains(&pid)
     }
 
     /// Whether there may be something to see though nobody of the container has called.
@@ -188,11 +179,6 @@ impl Abroad {
     /// Whether nothing is known of where the container's files are opened.
     pub(super) fn is_unknown(&self) -> bool {
         self.origins().origin.is_unknown()
-    }
-
-    /// Pids of processes of the container's that are forgotten, whoever has them now.
-    pub(super) fn all_former(&self) -> Vec<u32> {
-        self.state().former.iter().copied().collect()
     }
 
     /// Pids of the container's that are nobody's now.

@@ -19,11 +19,11 @@ use super::abroad::Abroad;
 use super::books::{Books, Space};
 use super::ending::{Ending, LAST_LOOK};
 use super::facts::{When, described};
+use super::heirs::Lingering;
 use super::mapped::{Mapping, Occasion};
 use super::names::{NAMES_DOUBT, Names};
 use super::own::Own;
 use super::quiet::{Doubts, Found, Numbers};
-use super::siblings::{TRIES, Waited};
 use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
 use super::unanswered::{Told, Unanswered};
@@ -39,9 +39,6 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// How often while none of its processes has called.
 const IDLE_TICK: Duration = Duration::from_secs(2);
-
-/// How long a process that begins waits for somebody else to open our client of the driver.
-const SOON: Duration = Duration::from_millis(100);
 
 /// How often mappings are looked at.
 const MAPPINGS: Duration = Duration::from_millis(500);
@@ -101,6 +98,7 @@ pub(super) struct Auditor {
     /// When clients were asked for.
     stock: Mutex<Option<Instant>>,
     pub(super) abroad: Abroad,
+    pub(super) lingering: Lingering,
     pub(super) ending: Ending,
     /// What the log was told of lately that audits can't see.
     pub(super) told: Told,
@@ -118,6 +116,7 @@ impl Auditor {
             names: Names::default(),
             stock: Mutex::new(None),
             abroad: Abroad::default(),
+            lingering: Lingering::default(),
             ending: Ending::default(),
             told: Told::default(),
         })
@@ -155,19 +154,6 @@ impl Auditor {
     /// Our client of the driver.
     pub(super) fn own(&self, shared: &Shared) -> Option<Arc<Own>> {
         opened(self.own.lock().unwrap_or_else(PoisonError::into_inner), shared)
-    }
-
-    /// The same, unless somebody else is opening it and that takes too long: it may hang.
-    pub(super) fn own_soon(&self, shared: &Shared) -> Option<Arc<Own>> {
-        let begun = Instant::now();
-        loop {
-            match self.own.try_lock() {
-                Ok(own) => return opened(own, shared),
-                Err(TryLockError::Poisoned(own)) => return opened(own.into_inner(), shared),
-                Err(TryLockError::WouldBlock) if begun.elapsed() >= SOON => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
-            }
-        }
     }
 }
 
@@ -212,7 +198,6 @@ impl Shared {
         let mut watched = BTreeMap::new();
         let mut mapped = Instant::now();
         let mut tidied = Instant::now();
-        self.recall_the_dead();
         self.clear_up_what_is_left();
         // Nobody looked since the worker before did.
         self.books().schedule(Instant::now());
@@ -331,29 +316,16 @@ impl Shared {
             return self.let_go();
         }
         let Some(own) = self.auditor.own(self) else { return };
-        let numbers = self.numbers_of(&dead);
+        let is_lost = |process: &Process| ProcessId::of(process_id(*process).pid).is_some();
+        let lost: BTreeSet<Process> = dead.iter().copied().filter(is_lost).collect();
+        let numbers = Numbers { former: self.auditor.abroad.former(), lost };
         let (mut all, mut less) = (Vec::new(), Vec::new());
-        let mut waited = Waited::default();
         let mut until = None;
         let was_less = self.auditor.is_less.swap(false, Ordering::Relaxed);
         let to_the_point = was_less || occasion == Occasion::Refusal;
         let still = to_the_point.then(|| self.stand_still(&mut until));
         for gpu in 0..self.uuids.len() {
-            let Some((mut found, mut pause)) = self.ask(&own, gpu, &numbers, &mut until) else {
-                return;
-            };
-            let mut theirs = BTreeMap::new();
-            for _ in 0..TRIES {
-                let Some(wondered) = self.wondered(gpu, &found) else { break };
-                let told = self.others_have(gpu, &theirs, (&found, wondered), &mut waited);
-                let Some(told) = told else { break };
-                drop(pause);
-                // What they said was of now, and so is what it's taken off.
-                let Some(again) = self.ask(&own, gpu, &numbers, &mut until) else { return };
-                (found, pause) = again;
-                found.leave_out(&told);
-                theirs = told;
-            }
+            let Some((found, pause)) = self.ask(&own, gpu, &numbers, &mut until) else { return };
             let learnt = self.judge(gpu, &found);
             drop(pause);
             less.extend(learnt.map(|driver_bytes| (gpu, driver_bytes, found.generation)));
@@ -362,8 +334,7 @@ impl Shared {
         drop(still);
         // That takes a while, and nobody need wait for it.
         for (gpu, driver_bytes, generation) in less {
-            let pids: Vec<u32> = all[gpu].iter().map(|held: &Held| held.pid).collect();
-            self.take_stock(&own, gpu, (driver_bytes, &pids), generation);
+            self.take_stock(&own, gpu, driver_bytes, generation);
         }
         let shows_names = all.iter().any(|held| has_duplicates(held));
         {
@@ -376,8 +347,9 @@ impl Shared {
             self.strike_out(&own, &names, Depth::Clients);
         }
         self.ask_for_names(&own);
-        self.bury(&dead, &all, &numbers.lost);
-        self.write_down_the_dead(&dead);
+        self.end_heirs(&dead, &all, &numbers);
+        let outlived = self.with_clients(&own, &dead);
+        self.bury(&dead, &all, (&numbers.lost, &outlived));
     }
 
     /// Closes our client of the driver, where nobody is left to be asked for.
@@ -392,18 +364,6 @@ impl Shared {
         drop(books);
         if !is_needed && !self.auditor.abroad.is_watched() {
             own.take().iter().for_each(|own| self.disown(own));
-        }
-    }
-
-    /// How much of a GPU is there that wasn't, and nobody has asked for, as it seems, in bytes.
-    fn wondered(&self, gpu: usize, found: &Found) -> Option<u64> {
-        let expected = self.books().ledger.expected(gpu)?;
-        let figures = uncharged(&found.held);
-        match audit::judge(&figures, found.own_bytes, &expected, found.named, Underway::Calls) {
-            Finding::Unasked { driver_bytes } | Finding::Exceeds { driver_bytes, .. } => {
-                Some(driver_bytes.saturating_sub(expected.usage.used_bytes))
-            }
-            _ => None,
         }
     }
 
@@ -469,38 +429,31 @@ impl Shared {
                     drop(books);
                     tracing::debug!(excess_bytes, pid, "taken past the monitor");
                     self.auditor.abroad.suspect();
-                    let past = Some((gpu, excess_bytes));
-                    culprits.into_iter().for_each(|culprit| self.kill(culprit, past));
+                    let event = || self.past_the_monitor(gpu, excess_bytes);
+                    culprits.into_iter().for_each(|culprit| self.kill(culprit, event()));
                 }
             }
         }
         None
     }
 
-    /// Those of the `dead`, of whom some are known.
-    pub(super) fn numbers_of(&self, dead: &[Process]) -> Numbers {
-        Numbers { former: self.auditor.abroad.former(), lost: self.lost(dead) }
-    }
-
-    /// The numbers of those `dead` that a process has which isn't the container's.
-    fn lost(&self, dead: &[Process]) -> BTreeSet<u32> {
-        let pids = dead.iter().map(|process| process_id(*process).pid);
-        let lost = pids.filter(|pid| ProcessId::of(*pid).is_some());
-        lost.map(i32::cast_unsigned).filter(|pid| !self.is_home(*pid)).collect()
-    }
-
-    /// Processes that are gone, and hold nothing by clients that others keep open.
-    ///
-    /// Of whose number another has nothing can be told.
-    fn bury(&self, dead: &[Process], all: &[Vec<Held>], lost: &BTreeSet<u32>) {
+    /// Processes that are gone, and hold nothing by clients that others keep open; what is under a number
+    /// that another process has is that one's.
+    fn bury(
+        &self,
+        dead: &[Process],
+        all: &[Vec<Held>],
+        (lost, with_clients): (&BTreeSet<Process>, &BTreeSet<Process>),
+    ) {
         // Those of who comes while this goes on are not among them.
         let files = self.mapped.all();
         let outlived = self.outlived(dead);
         let mut books = self.books();
         for process in dead {
             let pid = process_id(*process).pid.cast_unsigned();
-            let holds = lost.contains(&pid)
-                || all.iter().flatten().any(|held| held.pid == pid && held.bytes() > 0);
+            let has = |held: &Held| held.pid == pid && held.bytes() > 0;
+            let is_shown = all.iter().flatten().any(has) || with_clients.contains(process);
+            let holds = !lost.contains(process) && is_shown;
             // Their files end first, which others look to, who may be kept waiting.
             let is_kept = |number| files.iter().any(|file| file.number == number);
             let has_files = books.makers.bound_to(*process).any(is_kept);
@@ -518,7 +471,6 @@ impl Shared {
             books.enter(Entry::Left { process: *process });
             self.memories.look_at_all();
             self.auditor.abroad.buried(*process);
-            self.auditor.killed.lock().unwrap_or_else(PoisonError::into_inner).remove(process);
         }
         if outlived.len() < dead.len() {
             // No figure tells that they are gone. Should one be in use all the same, nothing
@@ -565,8 +517,19 @@ impl Shared {
         }
     }
 
-    /// Ends a process that took what wasn't given: of which GPU and how much, where that is known.
-    pub(super) fn kill(&self, process: Process, past: Option<(usize, u64)>) {
+    /// A process took so much of a GPU that wasn't given.
+    fn past_the_monitor(&self, gpu: usize, excess_bytes: u64) -> Event {
+        let gpu = self.settings.gpus.get(gpu);
+        Event {
+            gpu: gpu.map(|gpu| gpu.index),
+            gpu_uuid: gpu.map(|gpu| gpu.uuid.clone()),
+            excess_bytes: Some(excess_bytes),
+            ..Event::killed_past_the_monitor()
+        }
+    }
+
+    /// Ends a process that took or keeps what wasn't given; the event says why.
+    pub(super) fn kill(&self, process: Process, event: Event) {
         let pid = process_id(process);
         // A pidfd names whoever has the pid when it's opened: who that is, is asked after.
         let Ok(pidfd) = pidfd_open(pid.pid, 0) else { return };
@@ -575,18 +538,10 @@ impl Shared {
         }
         let first = {
             let mut killed = self.auditor.killed.lock().unwrap_or_else(PoisonError::into_inner);
+            killed.retain(|killed| process_id(*killed).alive());
             killed.insert(process)
         };
-        let event = first.then(|| {
-            let gpu = past.and_then(|(gpu, _)| self.settings.gpus.get(gpu));
-            let event = Event {
-                gpu: gpu.map(|gpu| gpu.index),
-                gpu_uuid: gpu.map(|gpu| gpu.uuid.clone()),
-                excess_bytes: past.map(|(_, bytes)| bytes),
-                ..Event::killed_past_the_monitor()
-            };
-            described(event, pid.pid)
-        });
+        let event = first.then(|| described(event, pid.pid));
         // Whoever sees it gone finds it counted.
         if first {
             self.count_killed();

@@ -13,13 +13,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use self::changes::{Change, Naming};
-use super::burdens::{self, Burdens};
 use super::groups::Groups;
 use super::makers::Makers;
 use super::mapped;
 use super::memories::Mapped;
 use super::memory::{Log, Memory, SetAside, Slot};
-use super::target::process_id;
 use super::trace::Object;
 use crate::gate::audit::Named;
 use crate::gate::journal::{HALF_BYTES, RECORD_BYTES, Record, SLOTS, Stage};
@@ -27,7 +25,6 @@ use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
     Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
 };
-use crate::rm::about::Held;
 
 /// How much the container may make us remember.
 pub(super) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, stakes: 16384 };
@@ -75,8 +72,6 @@ pub(super) struct Books {
     nodes: BTreeSet<(u64, u64)>,
     /// Who initialized which file of UVM's.
     pub(super) makers: Makers,
-    /// What the driver shows under processes' numbers that is another's.
-    pub(super) burdens: Burdens,
     /// Channel groups.
     pub(super) groups: Groups,
     /// By client and handle: the container's GPU.
@@ -121,7 +116,6 @@ impl Books {
             withdrawn: VecDeque::new(),
             nodes: BTreeSet::new(),
             makers: Makers::default(),
-            burdens: Burdens::default(),
             groups: Groups::default(),
             devices: HashMap::new(),
             inherited: HashMap::new(),
@@ -235,7 +229,6 @@ impl Books {
             Record::Initialize { .. } | Record::Initialized { .. } | Record::Bound { .. } => {
                 self.makers.replay(record);
             }
-            Record::Burden { gpu, held } => self.burdens.replay(gpu, held),
             Record::Group { .. } | Record::Ungroup { .. } => self.groups.replay(record),
         }
     }
@@ -255,8 +248,7 @@ impl Books {
         let nodes = nodes.map(|(device, inode)| Record::Node { device: *device, inode: *inode });
         let ledger = self.ledger.entries().map(Record::Ledger);
         let ranges = ranges::records(&self.ranges);
-        let others = self.makers.records().chain(self.burdens.records());
-        let others = others.chain(self.groups.records());
+        let others = self.makers.records().chain(self.groups.records());
         self.log.rewrite(ledger.chain(ranges).chain(nodes).chain(others));
     }
 
@@ -271,36 +263,16 @@ impl Books {
         }
     }
 
-    /// A process called, under whose number the driver showed so much of each GPU that is
-    /// another's. `false` where there are more than can be known.
-    pub(super) fn saw(&mut self, process: Process, others: &[(usize, Held)]) -> bool {
+    /// A process called. `false` where there are more than can be known.
+    pub(super) fn saw(&mut self, process: Process) -> bool {
         if self.processes.contains(&process) {
             return true;
         }
         if self.processes.len() >= MOST_PROCESSES {
             return false;
         }
-        let pid = process_id(process).pid.cast_unsigned();
-        let before: Vec<usize> = self.burdens.of(pid).collect();
-        for gpu in before {
-            let held = Held { pid, ..Held::default() };
-            self.write(Record::Burden { gpu, held });
-        }
-        for (gpu, held) in others.iter().copied() {
-            if self.burdens.has_room(gpu, &held) {
-                self.write(Record::Burden { gpu, held });
-            }
-        }
         self.enter(Entry::Share { client: ANYBODY, process });
         true
-    }
-
-    /// So many bytes of a GPU are less another's than was thought, by the driver's figures of these
-    /// numbers.
-    pub(super) fn relieve(&mut self, gpu: usize, pids: &[u32], bytes: u64) {
-        for held in self.burdens.relieved(gpu, pids, bytes) {
-            self.write(Record::Burden { gpu, held });
-        }
     }
 
     /// A process used a client.
@@ -484,11 +456,10 @@ impl Books {
 
 /// The most records that make what is kept from nothing leave an eighth of a half for what changes until
 /// it's written anew: objects and holds with their charges, stakes, what is mapped bare, users, ranges,
-/// nodes, makers of files, and what is another's under a number.
+/// nodes, and makers of files.
 const _: () = {
     let ledger = 2 * BOUNDS.objects + 3 * BOUNDS.holds + BOUNDS.stakes;
     let users = MOST_SHARES + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * mapped::MOST;
-    let users = users + burdens::MOST;
     assert!((ledger + users) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
 };
 
@@ -501,8 +472,6 @@ mod tests {
 
     use super::*;
     use crate::gate::journal::{HEAD_BYTES, JOURNAL_BYTES};
-    use crate::gate::worker::target::number;
-    use crate::process::ProcessId;
 
     pub(super) fn journal() -> File {
         let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
@@ -514,31 +483,6 @@ mod tests {
         let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, total_bytes: 9, limit_bytes: 9 };
         let memory: &'static Memory = Box::leak(Box::new(Memory::map(journal).unwrap()));
         (Books::open(memory, std::slice::from_ref(&gpu), &[]), memory)
-    }
-
-    #[test]
-    fn what_is_another_s_outlives_a_worker_and_ends_with_the_number() {
-        let journal = journal();
-        let process = |pid, start| number(ProcessId { pid, start_ticks: start });
-        let held = |made_bytes| Held { pid: 7, made_bytes, duplicated_bytes: 0 };
-        let shows = |books: &Books| books.burdens.leave_out(0, held(100)).made_bytes;
-        {
-            let (mut books, _) = open(&journal);
-            assert!(books.saw(process(7, 1), &[(0, held(30))]));
-            // Once: it may have memory by now.
-            assert!(books.saw(process(7, 1), &[(0, held(90))]));
-            assert_eq!(shows(&books), 70);
-            books.relieve(0, &[7], 10);
-        }
-        let (mut books, _) = open(&journal);
-        assert_eq!(shows(&books), 80);
-        books.rewrite();
-        let (mut books, _) = open(&journal);
-        assert_eq!(shows(&books), 80);
-        assert!(books.saw(process(7, 2), &[]));
-        assert_eq!(shows(&books), 100);
-        let (books, _) = open(&journal);
-        assert_eq!(shows(&books), 100);
     }
 
     #[test]

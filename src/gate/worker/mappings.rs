@@ -20,6 +20,7 @@ use super::mapped::{MOST_QUESTIONS, Mapping};
 use super::memories::{Mapped, Memory, current};
 use super::ranges::Ranges;
 use super::target::{self, has_file, process_id};
+use crate::events::Event;
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::Process;
 use crate::process::{ProcessId, told};
@@ -108,7 +109,7 @@ impl Shared {
         let addresses: BTreeSet<u64> = uncharged.iter().map(|(from, _)| *from).collect();
         if addresses.len() * files.len() > MOST_QUESTIONS {
             tracing::debug!("more mappings of nvidia-uvm than can be asked about");
-            return self.kill(memory.process, None);
+            return self.kill(memory.process, Event::killed_past_the_monitor());
         }
         addresses.into_iter().for_each(|at| self.judge_address(at, files));
     }
@@ -164,7 +165,7 @@ impl Shared {
         let uncharged = self.uncharged(memory.process, &now, since);
         if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
             tracing::debug!(mappings = now.len(), "managed memory past the monitor");
-            self.kill(memory.process, None);
+            self.kill(memory.process, Event::killed_past_the_monitor());
         }
     }
 
@@ -237,7 +238,7 @@ impl Shared {
             if !self.uncharged(memory.process, &there, Instant::now()).is_empty()
                 && open.any(|place| has_file(place, &file.device) == Some(true))
             {
-                self.kill(memory.process, None);
+                self.kill(memory.process, Event::killed_past_the_monitor());
             }
         }
     }

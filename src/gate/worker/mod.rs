@@ -11,7 +11,6 @@ mod abroad;
 mod auditor;
 mod books;
 mod buffer;
-mod burdens;
 mod calm;
 mod control;
 mod debug;
@@ -26,6 +25,7 @@ mod exported;
 mod facts;
 mod groups;
 mod heap;
+mod heirs;
 mod heritage;
 mod initialize;
 mod keeper;
@@ -49,7 +49,6 @@ mod ranges;
 mod recover;
 mod serve;
 mod show;
-mod siblings;
 mod stakes;
 mod stash;
 mod stock;
@@ -94,7 +93,6 @@ use self::mapped::Mapped;
 use self::memories::Memories;
 use self::memory::{Count, Memory, Slot};
 use self::serve::Case;
-use self::siblings::Siblings;
 use self::stash::Stash;
 use self::target::Targets;
 use self::turns::Turns;
@@ -146,7 +144,6 @@ pub(in crate::gate) struct Shared {
     stash: Stash,
     turns: Turns,
     numbers: numbers::Asked,
-    siblings: Siblings,
     calm: Calm,
     facts: Facts,
     auditor: Auditor,
@@ -269,7 +266,6 @@ impl Shared {
             stash: Stash::open(memory),
             turns: Turns::default(),
             numbers: numbers::Asked::default(),
-            siblings: Siblings::default(),
             calm: Calm::new(),
             auditor: Auditor::new()?,
             lead: Lead::default(),

@@ -72,9 +72,6 @@ impl Shared {
         match question {
             Question::Status => Answer::Status(Box::new(self.status())),
             Question::Limit { uuid, limit_bytes } => self.limit(uuid, *limit_bytes),
-            Question::Left { uuid, number, bytes } => {
-                Answer::Left { bytes: self.left_under(uuid, *number, *bytes) }
-            }
         }
     }
 

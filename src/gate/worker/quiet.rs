@@ -37,24 +37,23 @@ const LOOK: Duration = Duration::from_micros(200);
 pub(super) const DOUBT: Duration = Duration::from_millis(400);
 const MOST_DOUBT: Duration = Duration::from_millis(800);
 
-/// Numbers of those who are dead.
+/// Numbers of processes that are dead.
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     /// Of processes that are forgotten: nobody has them.
     pub(super) former: BTreeSet<u32>,
-    /// Of processes that are known, which another's process has by now: what the driver shows under
-    /// them is that one's, too, and what of the books' is there is asked for by its handle.
-    pub(super) lost: BTreeSet<u32>,
+    /// Processes that are known, and whose numbers others have by now: what the driver shows there is
+    /// those'.
+    pub(super) lost: BTreeSet<Process>,
 }
 
 impl Numbers {
-    /// Those under which the driver shows what is the container's alone.
-    pub(super) fn asked_for(&self, books: &Books) -> BTreeSet<u32> {
-        let pids = books.processes.iter();
-        let pids = pids.map(|process| process_id(*process).pid.cast_unsigned());
+    /// Those under which the driver shows what is the container's.
+    fn asked_for(&self, books: &Books) -> BTreeSet<u32> {
+        let processes = books.processes.difference(&self.lost);
+        let pids = processes.map(|process| process_id(*process).pid.cast_unsigned());
         // Somebody may have a client of those who are dead.
-        let pids = pids.chain(self.former.iter().copied());
-        pids.filter(|pid| !self.lost.contains(pid)).collect()
+        pids.chain(self.former.iter().copied()).collect()
     }
 }
 
@@ -70,16 +69,6 @@ pub(super) struct Found {
     is_quiet: bool,
     /// The names that there were, where any show that aren't their makers'.
     pub(super) named: Option<Named>,
-}
-
-impl Found {
-    /// So much under these numbers is another container's.
-    pub(super) fn leave_out(&mut self, theirs: &BTreeMap<u32, u64>) {
-        for held in &mut self.held {
-            let bytes = theirs.get(&held.pid).copied().unwrap_or(0);
-            held.made_bytes = held.made_bytes.saturating_sub(bytes);
-        }
-    }
 }
 
 /// GPUs that seem to have more than was asked for: since when, and since when that isn't explained.
@@ -213,27 +202,10 @@ impl Shared {
             held.into_iter().partition(|held| held.pid == std::process::id());
         let own_bytes = ours.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
         let books = self.books();
-        let held = held.into_iter().map(|held| books.burdens.leave_out(gpu, held)).collect();
         let is_still = books.generation == generation || was_paused && books.is_paused();
         let named = named.map(|named| Named { is_still: named.is_still && is_still, ..named });
         drop(books);
         Some(Found { held, own_bytes, generation, underway, is_quiet: true, named })
-    }
-
-    /// What the driver shows of each GPU under the number of a process that has nothing yet. Where the
-    /// number was one of the container's own, what is under it is the container's.
-    pub(super) fn shown_before(&self, process: Process) -> Vec<(usize, Held)> {
-        let pid = process_id(process).pid.cast_unsigned();
-        if self.our_pids().contains(&pid) || self.auditor.abroad.was_ours(pid) {
-            return Vec::new();
-        }
-        let Some(own) = self.auditor.own_soon(self) else { return Vec::new() };
-        let of = |gpu| {
-            let held = own.held(&self.release, gpu, &[pid]);
-            let held = self.answered(gpu, Amount::Held, held)?;
-            held.into_iter().find(|held| held.pid == pid && held.bytes() > 0)
-        };
-        (0..self.uuids.len()).filter_map(|gpu| Some((gpu, of(gpu)?))).collect()
     }
 
     /// Whether the driver shows more than was asked for, and there are calls that it may have

@@ -306,9 +306,7 @@ impl<'a> Case<'a> {
         }
         // Or it could be a stranger who has the number of a thread that is gone.
         self.still_waits()?;
-        // It has nothing yet: who comes here is not let go on before it's known.
-        let others = self.shared.shown_before(process);
-        if self.books().saw(process, &others) {
+        if self.books().saw(process) {
             // Its death is to be waited for, whatever it calls.
             self.shared.auditor.wake();
             return Ok(());

@@ -28,15 +28,7 @@ impl Shared {
     /// Its figures alone don't tell: what a client holds is shown under the process that made it,
     /// which may be one that was never seen, and dead. So the driver is asked for each client, and
     /// for its objects, and what is there counts, whoever's it is.
-    ///
-    /// What is there, and shows nowhere under the numbers `pids`, was taken for another's there.
-    pub(super) fn take_stock(
-        &self,
-        own: &Own,
-        gpu: usize,
-        (driver_bytes, pids): (u64, &[u32]),
-        generation: u64,
-    ) {
+    pub(super) fn take_stock(&self, own: &Own, gpu: usize, driver_bytes: u64, generation: u64) {
         let names = self.books().ledger.names(gpu);
         let names = self.auditor.names.in_turn(Some(gpu), names);
         if !self.strike_out(own, &names, Depth::Objects) {
@@ -45,10 +37,6 @@ impl Shared {
         let mut books = self.books();
         let Some(expected) = books.ledger.expected(gpu) else { return };
         let still = books.generation == generation;
-        if still {
-            let missing = expected.charged_bytes.saturating_sub(driver_bytes);
-            books.relieve(gpu, pids, missing.saturating_sub(expected.pending_bytes));
-        }
         let driver_bytes = driver_bytes.max(expected.charged_bytes);
         let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
         if still && with_pending < expected.usage.used_bytes {

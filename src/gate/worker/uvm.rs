@@ -25,6 +25,7 @@ use super::ranges::{PAGE_BYTES, Ranges};
 use super::serve::{Case, Over};
 use super::stakes::Source as Staked;
 use super::trace::Object;
+use crate::events::Event;
 use crate::gate::policy::{self, Verdict};
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Span, Tree};
@@ -186,7 +187,7 @@ impl Case<'_> {
             self.log("a file of nvidia-uvm for several processes, where managed memory is charged");
         } else {
             self.log("nvidia-uvm was initialized with HMM all the same");
-            self.shared.kill(self.target()?.process, None);
+            self.shared.kill(self.target()?.process, Event::killed_past_the_monitor());
         }
         Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
     }

@@ -44,6 +44,9 @@ struct Arguments {
     /// What a hostile program takes honestly before it cheats; all that there is otherwise.
     #[arg(long, value_parser = size)]
     quota: Option<u64>,
+    /// Who has more is killed: attacks wait for that.
+    #[arg(long)]
+    held: bool,
     /// Run in a second thread, and end the first.
     #[arg(long)]
     headless: bool,
@@ -104,8 +107,8 @@ enum Task {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<bool> {
-    let Arguments { dev, gpu, driver, quota, .. } = arguments;
-    let place = Place { dev, gpu, driver, quota };
+    let Arguments { dev, gpu, driver, quota, held: is_held, .. } = arguments;
+    let place = Place { dev, gpu, driver, quota, is_held };
     match arguments.task {
         Task::Run { lines } if lines.is_empty() => {
             let mut text = String::new();

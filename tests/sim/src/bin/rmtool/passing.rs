@@ -19,6 +19,15 @@ pub(crate) fn offer(path: &str, file: &OwnedFd) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Sends a file to nobody: as long as both ends of the socket are there, it is, too.
+pub(crate) fn keep(file: RawFd) -> anyhow::Result<(UnixStream, UnixStream)> {
+    let ends = UnixStream::pair()?;
+    let (part, files) = ([IoSlice::new(b"x")], [file]);
+    let beside = [ControlMessage::ScmRights(&files)];
+    sendmsg::<()>(ends.0.as_raw_fd(), &part, &beside, MsgFlags::empty(), None)?;
+    Ok(ends)
+}
+
 /// Connects to whoever listens at a path, which appears before anyone does.
 pub(crate) fn connect(path: &str) -> anyhow::Result<UnixStream> {
     loop {

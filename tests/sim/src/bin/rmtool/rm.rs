@@ -80,6 +80,8 @@ pub(crate) struct Place {
     pub(crate) driver: Option<Version>,
     /// What may be had, where that is told.
     pub(crate) quota: Option<u64>,
+    /// Whether who has more is killed.
+    pub(crate) is_held: bool,
 }
 
 /// A client with a device and a subdevice.

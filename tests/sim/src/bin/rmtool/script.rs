@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -39,6 +40,8 @@ struct Actor<'a> {
     mapped: BTreeMap<String, (u64, u64)>,
     managed: Vec<Managed>,
     exported: Option<OwnedFd>,
+    /// Whose messages have files.
+    sockets: Vec<(UnixStream, UnixStream)>,
     children: Vec<Pid>,
     /// The number of a thread that ended.
     ended: Option<i32>,
@@ -57,6 +60,7 @@ pub(crate) fn run(place: &Place, lines: &[String]) -> anyhow::Result<bool> {
         mapped: BTreeMap::new(),
         managed: Vec::new(),
         exported: None,
+        sockets: Vec::new(),
         children: Vec::new(),
         ended: None,
         failed: false,
@@ -326,6 +330,11 @@ impl Actor<'_> {
                 let rm = self.rm()?;
                 let done = rm.free(0, rm.client);
                 self.say("free-client", nothing(done));
+            }
+            // The file that calls are made by is on its way to nobody, and no process has it.
+            ["close-into-a-socket"] => {
+                let rm = self.rm.take().context("not open")?;
+                self.sockets.push(crate::passing::keep(rm.ctl())?);
             }
             ["close"] => {
                 self.rm = None;

@@ -1,0 +1,190 @@
+//! A client with memory ends with its maker.
+//!
+//! The driver reports memory under the number of the process that made its client
+//! (`NV2080_CTRL_CMD_GPU_GET_PID_INFO`). When that process is dead and another one has the client's file
+//! still, a fork's descriptor say, the memory stays, and the kernel may give the number to a process of
+//! another container, which would seem to have it. So who keeps such a file is killed, as one is who takes
+//! memory past the monitor; CUDA serves no process that was forked after it began, so none loses what it
+//! could use.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::books::{ANYBODY, Books};
+use super::device;
+use super::own::{Own, Presence};
+use super::quiet::Numbers;
+use super::target::{self, compared, process_id, with_files};
+use crate::events::Event;
+use crate::ledger::{Client, Process};
+use crate::process::ProcessId;
+use crate::rm::about::Held;
+
+/// How long memory may show under a dead process's number: the driver can close files later than the
+/// kernel says that the process is gone.
+const GRACE: Duration = Duration::from_millis(400);
+
+/// How long, where no process was seen with the client: then those are killed that inherited a file and
+/// never called.
+const LONGER_GRACE: Duration = Duration::from_millis(900);
+
+/// How long at most: then the container's processes that called are killed. The file may be in a socket.
+const LONGEST_GRACE: Duration = Duration::from_secs(5);
+
+/// Descriptors that are compared of one process.
+const MOST_COMPARED: usize = 64;
+
+/// Dead processes under whose numbers the driver shows memory, and since when.
+#[derive(Debug, Default)]
+pub(super) struct Lingering(Mutex<BTreeMap<u32, Instant>>);
+
+impl Lingering {
+    /// The driver shows memory under those numbers, and under none of the others. How long it has.
+    fn saw(&self, numbers: &BTreeSet<u32>, now: Instant) -> Vec<(u32, Duration)> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|number, _| numbers.contains(number));
+        let since = numbers.iter().map(|number| (*number, *all.entry(*number).or_insert(now)));
+        since.map(|(number, since)| (number, now.saturating_duration_since(since))).collect()
+    }
+}
+
+/// Whom it takes to end what shows under a dead process's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    /// Nobody yet.
+    Nobody,
+    /// Those who were seen with a client of that process; else those who inherited a file.
+    SeenWithIt,
+    Inheritors,
+    /// All who called.
+    Callers,
+}
+
+/// Who is ended after so long, where processes were seen with a client of the dead one, or none were.
+fn ends(lasted: Duration, were_seen: bool) -> Ends {
+    match lasted {
+        _ if lasted >= LONGEST_GRACE => Ends::Callers,
+        _ if lasted >= GRACE && were_seen => Ends::SeenWithIt,
+        _ if lasted >= LONGER_GRACE => Ends::Inheritors,
+        _ => Ends::Nobody,
+    }
+}
+
+/// Those alive who were seen with a client of the process that had that number.
+fn seen_with(books: &Books, number: u32) -> BTreeSet<Process> {
+    let pid = |process: Process| process_id(process).pid.cast_unsigned();
+    let clients = books.ledger.processes().filter(|(client, _)| *client != ANYBODY);
+    let clients = clients.filter(|(_, process)| pid(*process) == number);
+    let clients: BTreeSet<_> = clients.map(|(client, _)| client).collect();
+    let with = books.ledger.processes().filter(|(client, _)| clients.contains(client));
+    with.map(|(_, process)| process).filter(|process| process_id(*process).alive()).collect()
+}
+
+impl Shared {
+    /// Ends who keeps memory of those `dead` whose numbers nobody has, or of processes that are forgotten,
+    /// of which the driver shows `all`.
+    pub(super) fn end_heirs(&self, dead: &[Process], all: &[Vec<Held>], numbers: &Numbers) {
+        let dead = dead.iter().filter(|process| !numbers.lost.contains(process));
+        let dead = dead.map(|process| process_id(*process).pid.cast_unsigned());
+        let numbers: BTreeSet<u32> = dead.chain(numbers.former.iter().copied()).collect();
+        let held = all.iter().flatten().filter(|held| held.bytes() > 0).map(|held| held.pid);
+        let lingering: BTreeSet<u32> = held.filter(|pid| numbers.contains(pid)).collect();
+        if !lingering.is_empty() {
+            self.books().schedule_by(Instant::now() + GRACE);
+        }
+        for (number, lasted) in self.auditor.lingering.saw(&lingering, Instant::now()) {
+            let seen = seen_with(&self.books(), number);
+            let heirs = match ends(lasted, !seen.is_empty()) {
+                Ends::Nobody => continue,
+                Ends::SeenWithIt => seen,
+                Ends::Inheritors => self.inheritors(),
+                Ends::Callers => self.callers(),
+            };
+            heirs.into_iter().for_each(|heir| self.kill(heir, Event::killed_as_heir()));
+        }
+    }
+
+    /// Of those `dead`, the ones a client of whose is there: somebody has its file, who may come to have
+    /// memory by it.
+    pub(super) fn with_clients(&self, own: &Own, dead: &[Process]) -> BTreeSet<Process> {
+        if dead.is_empty() || !own.can_tell(&self.release) {
+            return BTreeSet::new();
+        }
+        let all: Vec<(Client, Process)> = {
+            let books = self.books();
+            let of_dead = books.ledger.processes().filter(|(_, process)| dead.contains(process));
+            of_dead.filter(|(client, _)| *client != ANYBODY).collect()
+        };
+        let is_there =
+            |client: Client| own.presence(&self.release, client.0, client.0) != Presence::NoClient;
+        let there = all.into_iter().filter(|(client, _)| is_there(*client));
+        there.map(|(_, process)| process).collect()
+    }
+
+    /// The processes that called and live.
+    fn callers(&self) -> BTreeSet<Process> {
+        let processes = self.books().processes.clone();
+        processes.into_iter().filter(|process| process_id(*process).alive()).collect()
+    }
+
+    /// The container's processes that never called and have a file of the driver's that no living caller
+    /// has.
+    fn inheritors(&self) -> BTreeSet<Process> {
+        let callers = self.callers();
+        let pids = callers.iter().map(|process| process_id(*process).pid.cast_unsigned());
+        let theirs: Vec<(u32, i32)> = pids.clone().flat_map(|pid| self.files_of(pid)).collect();
+        let callers: BTreeSet<u32> = pids.collect();
+        let is_theirs = |file: &(u32, i32)| {
+            theirs.iter().any(|of| compared(*file, *of).is_ok_and(|is| is.is_eq()))
+        };
+        let mut silent = self.inhabitants();
+        silent.retain(|pid| !callers.contains(pid));
+        let heirs =
+            silent.into_iter().filter(|pid| self.files_of(*pid).iter().any(|of| !is_theirs(of)));
+        let heirs = heirs.filter_map(|pid| ProcessId::of(pid.cast_signed()));
+        heirs.map(target::number).collect()
+    }
+
+    /// The driver's files that a process has open: thread and descriptor.
+    fn files_of(&self, pid: u32) -> Vec<(u32, i32)> {
+        let nodes = &self.settings.nodes;
+        let of = |tid| {
+            let entries =
+                std::fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
+            let files = entries.filter(|entry| device::opened_at(nodes, &entry.path()).is_some());
+            files.filter_map(move |entry| Some((tid, entry.file_name().to_str()?.parse().ok()?)))
+        };
+        with_files(pid).into_iter().flat_map(of).take(MOST_COMPARED).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_seen_with_a_dead_ones_client_is_ended_first_and_all_who_called_last() {
+        let at = |ms, were_seen| ends(Duration::from_millis(ms), were_seen);
+        assert_eq!([at(0, true), at(399, true), at(899, false)], [Ends::Nobody; 3]);
+        assert_eq!([at(400, true), at(4999, true)], [Ends::SeenWithIt; 2]);
+        assert_eq!([at(900, false), at(4999, false)], [Ends::Inheritors; 2]);
+        assert_eq!([at(5000, true), at(5000, false)], [Ends::Callers; 2]);
+    }
+
+    #[test]
+    fn what_lingers_is_known_from_when_it_was_seen_first_until_it_is_gone() {
+        let lingering = Lingering::default();
+        let begin = Instant::now();
+        let saw = |numbers: &[u32], ms| {
+            let numbers = numbers.iter().copied().collect();
+            lingering.saw(&numbers, begin + Duration::from_millis(ms))
+        };
+        let ms = Duration::from_millis;
+        assert_eq!(saw(&[7], 0), [(7, ms(0))]);
+        assert_eq!(saw(&[7, 9], 300), [(7, ms(300)), (9, ms(0))]);
+        assert_eq!(saw(&[9], 400), [(9, ms(100))]);
+        assert_eq!(saw(&[7, 9], 500), [(7, ms(0)), (9, ms(200))], "another had the number");
+    }
+}

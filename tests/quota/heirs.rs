@@ -1,0 +1,153 @@
+//! Processes that keep a driver's client whose maker is dead, and with it memory.
+
+use std::process::Child;
+
+use serde_json::{Value, json};
+
+use crate::gated::{Gated, NO_MEMORY};
+use crate::host::ask;
+use crate::support::{Bundle, eventually};
+
+/// What the log says of them.
+const WHY: &str = "killed: it kept GPU memory of a process that has ended";
+
+/// A script that takes 200 MiB and ends, while a child that it forked before goes on by another.
+fn leaves(child: &[&'static str]) -> Vec<&'static str> {
+    let before = ["run", "start", "alloc 200MiB as a", "fork {", "session", "quiet"];
+    [&before, child, &["sleep 1000", "}", "exit"]].concat()
+}
+
+/// Events of processes that were killed: program and reason.
+fn killed(gated: &Gated) -> Vec<(Value, Value)> {
+    let told = gated.host.cgpu(&["events", "--json"]).ok().stdout;
+    let events = told.lines().map(|line| serde_json::from_str::<Value>(line).expect("it is JSON"));
+    let killed = events.filter(|event| event["kind"] == "killed");
+    killed.map(|event| (event["program"].clone(), event["reason"].clone())).collect()
+}
+
+/// That what the script leaves is gone soon, and so many processes are killed for it.
+#[track_caller]
+fn is_ended(gated: &Gated, bundle: &Bundle, child: &[&'static str], count: usize, others_mib: u64) {
+    let before = killed(gated).len();
+    gated.exec(bundle, &leaves(child)).ok();
+    gated.soon_uses(others_mib);
+    gated.soon_accounts(&bundle.id, others_mib);
+    let told = || killed(gated).split_off(before);
+    assert!(eventually(|| told().len() >= count), "{:?}: {}", told(), gated.host.log());
+    assert_eq!(told(), vec![(json!("rmtool"), json!(WHY)); count], "{}", gated.host.log());
+}
+
+/// A process that has memory and a child that inherited its files, until a file is there.
+fn innocent(gated: &Gated, bundle: &Bundle) -> Child {
+    let script =
+        ["run", "start", "alloc 100MiB as a", "fork {", "wait /end", "}", "wait /end", "free a"];
+    let child = gated.start(bundle, &script);
+    gated.soon_accounts(&bundle.id, 100);
+    child
+}
+
+#[test]
+fn who_keeps_memory_of_a_process_that_has_ended_is_killed_and_the_log_says_why() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 500);
+    let innocent = innocent(&gated, &bundle);
+    // One that never called, and one that did.
+    is_ended(&gated, &bundle, &[], 1, 100);
+    is_ended(&gated, &bundle, &["alloc 50MiB as b"], 1, 100);
+    let log = gated.host.log();
+    assert!(log.lines().any(|line| line.contains(&format!(" WARN {WHY}"))), "{log}");
+    gated.host.runtime().exec(&bundle, &["touch", "/end"]).ok();
+    let output = innocent.wait_with_output().expect("it is a child of ours");
+    assert!(output.status.success(), "another process and its child were left alone: {output:?}");
+    gated.host.runtime().kill(&bundle, "KILL").ok();
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
+/// A client without memory outlives its maker. Once it has memory, it ends.
+#[test]
+fn who_takes_memory_by_the_client_of_a_process_that_has_ended_is_killed() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 500);
+    let script = [
+        "run",
+        "start",
+        "fork {",
+        "session",
+        "quiet",
+        "wait /take",
+        "alloc 50MiB as b",
+        "sleep 1000",
+        "}",
+        "exit",
+    ];
+    gated.exec(&bundle, &script).ok();
+    gated.host.runtime().exec(&bundle, &["touch", "/take"]).ok();
+    assert!(eventually(|| !killed(&gated).is_empty()), "{}", gated.host.log());
+    assert_eq!(killed(&gated), [(json!("rmtool"), json!(WHY))]);
+    gated.soon_uses(0);
+    gated.host.runtime().kill(&bundle, "KILL").ok();
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
+/// Nobody can be found who has it: so all end who called.
+#[test]
+fn a_file_in_a_socket_ends_with_the_processes_that_called() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 500);
+    is_ended(&gated, &bundle, &["alloc 50MiB as b", "close-into-a-socket"], 1, 0);
+    gated.host.runtime().kill(&bundle, "KILL").ok();
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
+/// A container that sees the host's processes, and may choose their numbers.
+fn choosing(gated: &Gated, id: &str, mib: u64) -> Bundle {
+    let bundle = gated.bundle_with(id, |config| {
+        ask(config, mib);
+        config["process"]["args"] = json!(["sleep", "1000"]);
+        let namespaces = config["linux"]["namespaces"].as_array_mut().expect("it has some");
+        namespaces.retain(|namespace| namespace["type"] != "pid");
+        for (_, set) in config["process"]["capabilities"].as_object_mut().expect("it has some") {
+            let set: &mut Vec<Value> = set.as_array_mut().expect("capabilities are a list");
+            set.push("CAP_SYS_ADMIN".into());
+        }
+    });
+    let runtime = gated.host.runtime();
+    runtime.create(&bundle).ok();
+    runtime.start(&bundle).ok();
+    bundle
+}
+
+/// The number of the process that has memory of the first GPU.
+fn number(gated: &Gated) -> Option<u32> {
+    let gpus = gated.sim.state().gpus;
+    gpus[0].processes.iter().find(|(_, bytes)| **bytes > 0).map(|(number, _)| *number)
+}
+
+#[test]
+fn a_process_pays_nothing_for_one_that_had_its_number() {
+    let gated = Gated::new();
+    let other = gated.sleeping("other", 500);
+    let mut maker = gated.start(&other, &["run", "start", "alloc 200MiB as a", "wait /end"]);
+    gated.soon_accounts("other", 200);
+    let number = number(&gated).expect("it has some");
+    gated.host.runtime().exec(&other, &["touch", "/end"]).ok();
+    maker.wait().expect("it is a child of ours");
+    // The driver has it a little longer than the process is there.
+    gated.soon_uses(0);
+    let bundle = choosing(&gated, "app", 500);
+    let first = format!("fork-as {number} {{");
+    let script = ["run", &first, "start", "alloc 500MiB as a", "sleep 2", "alloc 1MiB as b", "}"];
+    let said = gated.exec(&bundle, &script).fails();
+    for line in ["alloc a ok", &format!("alloc b {NO_MEMORY}")] {
+        assert!(said.stdout.contains(line), "no {line:?} in {said}\n{}", gated.host.log());
+    }
+    assert_eq!(gated.used_bytes(0), 0);
+    for bundle in [&bundle, &other] {
+        let _ = gated.host.runtime().kill(bundle, "KILL");
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+}
