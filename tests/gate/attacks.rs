@@ -157,7 +157,7 @@ fn beside_what_a_worker_before_had(words: &[&str], end: impl Fn(&Monitor)) {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
     let [ready, go] = ["ready", "go"].map(|name| path(&dir, name));
-    let words = [&["attack"], words, &[&ready, &go]].concat();
+    let words = [&["--held", "attack"], words, &[&ready, &go]].concat();
     let mut child = monitor.spawn(&words);
     until("it is ready", || Path::new(&ready).exists());
     end(&monitor);

@@ -61,6 +61,19 @@ impl Tree {
         written.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap()))
     }
 
+    /// Stops it: a thread that hasn't stopped yet would take a request, and nobody could end who waits
+    /// for the answer.
+    fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        let threads = format!("/proc/{}/task", self.served.id());
+        let is_stopped =
+            |stat: String| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"));
+        assert!(eventually(|| {
+            let mut stats = fs::read_dir(&threads).unwrap().flatten();
+            stats.all(|of| fs::read_to_string(of.path().join("stat")).is_ok_and(is_stopped))
+        }));
+    }
+
     fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.served.id().cast_signed()), signal).unwrap();
     }
@@ -179,7 +192,7 @@ fn a_tree_that_was_killed_is_mounted_anew_and_a_place_in_use_is_told() {
     let again = run_with_timeout(&mut command(&host, &tree.dir), PATIENCE).exits(1);
     assert!(again.stderr.contains("the tree is mounted on"), "{again}");
     // One that is stopped holds nobody up either.
-    tree.signal(Signal::SIGSTOP);
+    tree.stop();
     let again = run_with_timeout(&mut command(&host, &tree.dir), PATIENCE).exits(1);
     assert!(again.stderr.contains("the tree is mounted on"), "{again}");
     tree.signal(Signal::SIGCONT);
@@ -196,7 +209,8 @@ fn a_tree_that_was_killed_is_mounted_anew_and_a_place_in_use_is_told() {
     let open = fs::File::open(tree.dir.join("version")).unwrap();
     tree.signal(Signal::SIGTERM);
     let mut tree = tree;
-    assert!(tree.served.wait().unwrap().success());
+    let ended = tree.served.wait().unwrap();
+    assert!(ended.success(), "{ended}");
     assert!(std::io::read_to_string(open).is_err());
     drop(tree);
     let tree = Tree::mount(&host);

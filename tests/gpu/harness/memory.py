@@ -27,6 +27,8 @@ MANAGED = "managed-fill"
 # it sees when it looks.
 BACK_MS = {"exported": 5000, MANAGED: 5000, "graph": float("inf")}
 OTHERS_BACK_MS = 100
+# Tests run on busy machines.
+SIMULATED_BACK_MS = 5000
 
 PATHS = [
     ("plain", "cuMemAlloc"),
@@ -90,15 +92,15 @@ def paths(run):
         outcome = run.ask(path, words, 40)
         evidence = run.evidence
         expected = "never more than the quota, all of it, refused as out of memory, and had again"
-        wrong, seen = judged(path, outcome, run.quota_mib * MIB)
+        wrong, seen = judged(run, path, outcome, run.quota_mib * MIB)
         if wrong and not run.arguments.leaking:
             # Whose fault it is shows where there is no gate.
             plain = run.ask(f"{path}-plain", words, 40, door=NONE)
-            seen += f"; without the gate: {judged(path, plain, run.quota_mib * MIB)[1]}"
+            seen += f"; without the gate: {judged(run, path, plain, run.quota_mib * MIB)[1]}"
         run.table.answer(number, question, expected, "; ".join([*wrong, seen]), not wrong, evidence)
 
 
-def judged(path, outcome, quota):
+def judged(run, path, outcome, quota):
     """What is wrong with what a path said, and what it said."""
     answer = outcome.answer(path)
     if not answer:
@@ -114,7 +116,8 @@ def judged(path, outcome, quota):
         wrong.append(f"{mib(answer['free_before'] - got)} of what was free not given")
     if answer["free_before"] - answer["free_after"] > slack:
         wrong.append(f"{mib(answer['free_before'] - answer['free_after'])} not given back")
-    if answer["back_ms"] > BACK_MS.get(path, OTHERS_BACK_MS):
+    soon_ms = SIMULATED_BACK_MS if run.driver.simulated else OTHERS_BACK_MS
+    if answer["back_ms"] > BACK_MS.get(path, soon_ms):
         wrong.append("only slowly")
     if answer["again_error"]:
         wrong.append(f"afterwards refused with {answer['again_error']}")
@@ -170,7 +173,7 @@ def charged(run):
     expected = "never more than the quota, all of it, refused as out of memory, and had again"
     words = [run.program("alloc"), "--cap-mib", run.quota_mib + BEYOND_MIB, MANAGED]
     outcome = run.ask("managed-charged", words, 40, door=CHARGING)
-    wrong, seen = judged(MANAGED, outcome, run.quota_mib * MIB)
+    wrong, seen = judged(run, MANAGED, outcome, run.quota_mib * MIB)
     run.table.answer(number, question, expected, "; ".join([*wrong, seen]), not wrong, run.evidence)
 
 
