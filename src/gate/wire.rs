@@ -1,7 +1,7 @@
 //! What keeper and worker say to each other, and what others ask a monitor.
 //!
 //! Keeper and worker: one JSON text a packet over a pair of `SOCK_SEQPACKET` sockets, with
-//! at most one descriptor beside it. Others (`cgpu ps`, `cgpu set`, other monitors): one JSON text and a
+//! at most one descriptor beside it. Others (`cgpu ps`, `cgpu set`): one JSON text and a
 //! newline each way over the control socket, a stream. Pure: the words alone.
 
 use core::time::Duration;

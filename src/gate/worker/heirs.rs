@@ -30,7 +30,8 @@ const GRACE: Duration = Duration::from_millis(400);
 /// never called.
 const LONGER_GRACE: Duration = Duration::from_millis(900);
 
-/// How long at most: then the container's processes that called are killed. The file may be in a socket.
+/// How long at most: then the container's processes are killed that called or have a file. The file may
+/// be in a socket.
 const LONGEST_GRACE: Duration = Duration::from_secs(5);
 
 /// Descriptors that are compared of one process.
@@ -58,14 +59,14 @@ enum Ends {
     /// Those who were seen with a client of that process; else those who inherited a file.
     SeenWithIt,
     Inheritors,
-    /// All who called.
-    Callers,
+    /// All who called, or have a file.
+    All,
 }
 
 /// Who is ended after so long, where processes were seen with a client of the dead one, or none were.
 fn ends(lasted: Duration, were_seen: bool) -> Ends {
     match lasted {
-        _ if lasted >= LONGEST_GRACE => Ends::Callers,
+        _ if lasted >= LONGEST_GRACE => Ends::All,
         _ if lasted >= GRACE && were_seen => Ends::SeenWithIt,
         _ if lasted >= LONGER_GRACE => Ends::Inheritors,
         _ => Ends::Nobody,
@@ -100,7 +101,9 @@ impl Shared {
                 Ends::Nobody => continue,
                 Ends::SeenWithIt => seen,
                 Ends::Inheritors => self.inheritors(),
-                Ends::Callers => self.callers(),
+                Ends::All => {
+                    self.callers().into_iter().chain(self.silent_with_files(&[])).collect()
+                }
             };
             heirs.into_iter().for_each(|heir| self.kill(heir, Event::killed_as_heir()));
         }
@@ -132,14 +135,18 @@ impl Shared {
     /// The container's processes that never called and have a file of the driver's that no living caller
     /// has.
     fn inheritors(&self) -> BTreeSet<Process> {
-        let callers = self.callers();
-        let pids = callers.iter().map(|process| process_id(*process).pid.cast_unsigned());
-        let theirs: Vec<(u32, i32)> = pids.clone().flat_map(|pid| self.files_of(pid)).collect();
-        let callers: BTreeSet<u32> = pids.collect();
+        let callers = self.callers().into_iter().map(|process| process_id(process).pid);
+        let theirs = callers.flat_map(|pid| self.files_of(pid.cast_unsigned()));
+        self.silent_with_files(&theirs.collect::<Vec<_>>())
+    }
+
+    /// The container's processes that never called and have a file of the driver's that isn't among those.
+    fn silent_with_files(&self, theirs: &[(u32, i32)]) -> BTreeSet<Process> {
         let is_theirs = |file: &(u32, i32)| {
             theirs.iter().any(|of| compared(*file, *of).is_ok_and(|is| is.is_eq()))
         };
         let mut silent = self.inhabitants();
+        let callers = self.our_pids();
         silent.retain(|pid| !callers.contains(pid));
         let heirs =
             silent.into_iter().filter(|pid| self.files_of(*pid).iter().any(|of| !is_theirs(of)));
@@ -170,7 +177,7 @@ mod tests {
         assert_eq!([at(0, true), at(399, true), at(899, false)], [Ends::Nobody; 3]);
         assert_eq!([at(400, true), at(4999, true)], [Ends::SeenWithIt; 2]);
         assert_eq!([at(900, false), at(4999, false)], [Ends::Inheritors; 2]);
-        assert_eq!([at(5000, true), at(5000, false)], [Ends::Callers; 2]);
+        assert_eq!([at(5000, true), at(5000, false)], [Ends::All; 2]);
     }
 
     #[test]
