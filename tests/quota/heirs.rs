@@ -1,6 +1,7 @@
 //! Processes that keep a driver's client whose maker is dead, and with it memory.
 
 use std::process::Child;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -37,6 +38,14 @@ fn is_ended(gated: &Gated, bundle: &Bundle, child: &[&'static str], count: usize
     assert_eq!(told(), vec![(json!("rmtool"), json!(WHY)); count], "{}", gated.host.log());
 }
 
+fn end(gated: &Gated, all: &[&Bundle]) {
+    for bundle in all {
+        gated.host.runtime().kill(bundle, "KILL").ok();
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+}
+
 /// A process that has memory and a child that inherited its files, until a file is there.
 fn innocent(gated: &Gated, bundle: &Bundle) -> Child {
     let script =
@@ -59,12 +68,35 @@ fn who_keeps_memory_of_a_process_that_has_ended_is_killed_and_the_log_says_why()
     gated.host.runtime().exec(&bundle, &["touch", "/end"]).ok();
     let output = innocent.wait_with_output().expect("it is a child of ours");
     assert!(output.status.success(), "another process and its child were left alone: {output:?}");
-    gated.host.runtime().kill(&bundle, "KILL").ok();
-    gated.host.runtime().delete(&bundle).ok();
-    gated.soon_is_empty();
+    end(&gated, &[&bundle]);
 }
 
-/// A client without memory outlives its maker. Once it has memory, it ends.
+/// A client without memory outlives its maker, as a daemon's that asks what GPUs there are. Nobody is
+/// killed for it, and the monitor doesn't ask the driver more often than at any other time.
+#[test]
+fn who_keeps_a_client_without_memory_is_left_alone() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 500);
+    let script =
+        ["run", "start", "fork {", "session", "quiet", "touch /there", "wait /end", "}", "exit"];
+    gated.exec(&bundle, &script).ok();
+    let at = |name: &str| gated.host.scratch.path().join("template/rootfs").join(name);
+    assert!(eventually(|| at("there").exists()));
+    let calls = || gated.sim.state().calls.values().sum::<u64>();
+    // Longer than who keeps memory may.
+    std::thread::sleep(Duration::from_secs(6));
+    let (before, since) = (calls(), Instant::now());
+    std::thread::sleep(Duration::from_secs(2));
+    let (made, seconds) = (calls() - before, since.elapsed().as_secs_f64());
+    #[allow(clippy::cast_precision_loss, reason = "it is small")]
+    let rate = made as f64 / seconds;
+    assert!(rate < 300.0, "{made} calls in {seconds} s");
+    assert_eq!(killed(&gated), [], "{}", gated.host.log());
+    assert_eq!(gated.sim.state().clients.len(), 2, "that one and the monitor's");
+    end(&gated, &[&bundle]);
+}
+
+/// Once it has memory, its holder ends.
 #[test]
 fn who_takes_memory_by_the_client_of_a_process_that_has_ended_is_killed() {
     let gated = Gated::new();
@@ -86,9 +118,7 @@ fn who_takes_memory_by_the_client_of_a_process_that_has_ended_is_killed() {
     assert!(eventually(|| !killed(&gated).is_empty()), "{}", gated.host.log());
     assert_eq!(killed(&gated), [(json!("rmtool"), json!(WHY))]);
     gated.soon_uses(0);
-    gated.host.runtime().kill(&bundle, "KILL").ok();
-    gated.host.runtime().delete(&bundle).ok();
-    gated.soon_is_empty();
+    end(&gated, &[&bundle]);
 }
 
 /// Nobody can be found who has it: so all end who called.
@@ -97,9 +127,7 @@ fn a_file_in_a_socket_ends_with_the_processes_that_called() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 500);
     is_ended(&gated, &bundle, &["alloc 50MiB as b", "close-into-a-socket"], 1, 0);
-    gated.host.runtime().kill(&bundle, "KILL").ok();
-    gated.host.runtime().delete(&bundle).ok();
-    gated.soon_is_empty();
+    end(&gated, &[&bundle]);
 }
 
 /// A container that sees the host's processes, and may choose their numbers.
@@ -145,9 +173,5 @@ fn a_process_pays_nothing_for_one_that_had_its_number() {
         assert!(said.stdout.contains(line), "no {line:?} in {said}\n{}", gated.host.log());
     }
     assert_eq!(gated.used_bytes(0), 0);
-    for bundle in [&bundle, &other] {
-        let _ = gated.host.runtime().kill(bundle, "KILL");
-        gated.host.runtime().delete(bundle).ok();
-    }
-    gated.soon_is_empty();
+    end(&gated, &[&bundle, &other]);
 }

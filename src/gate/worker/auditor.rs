@@ -19,7 +19,7 @@ use super::abroad::Abroad;
 use super::books::{Books, Space};
 use super::ending::{Ending, LAST_LOOK};
 use super::facts::{When, described};
-use super::heirs::Lingering;
+use super::heirs::{Lingering, callers, seen_with};
 use super::mapped::{Mapping, Occasion};
 use super::names::{NAMES_DOUBT, Names};
 use super::own::Own;
@@ -449,6 +449,7 @@ impl Shared {
         let files = self.mapped.all();
         let outlived = self.outlived(dead);
         let mut books = self.books();
+        let mut has_buried = false;
         for process in dead {
             let pid = process_id(*process).pid.cast_unsigned();
             let has = |held: &Held| held.pid == pid && held.bytes() > 0;
@@ -471,8 +472,9 @@ impl Shared {
             books.enter(Entry::Left { process: *process });
             self.memories.look_at_all();
             self.auditor.abroad.buried(*process);
+            has_buried = true;
         }
-        if outlived.len() < dead.len() {
+        if has_buried {
             // No figure tells that they are gone. Should one be in use all the same, nothing
             // of it counted.
             for client in books.ledger.weightless_orphans() {
@@ -601,21 +603,12 @@ fn with_charges(books: &Books, gpu: usize, held: &[Held]) -> Vec<Figure> {
 
 /// Who is to be killed for what the driver shows under `pid`: that process, or where it's dead
 /// those who were seen with a client of its; or else all.
-fn culprits(books: &Books, pid: u32) -> Vec<Process> {
-    let lives =
-        |process: &Process| ProcessId::of(process_id(*process).pid) == Some(process_id(*process));
+fn culprits(books: &Books, pid: u32) -> BTreeSet<Process> {
+    let callers = callers(books);
     let of_pid = |process: &&Process| process_id(**process).pid.cast_unsigned() == pid;
-    let named = books.processes.iter().find(of_pid).copied();
-    if let Some(named) = named.filter(lives) {
-        return vec![named];
+    if let Some(named) = callers.iter().find(of_pid) {
+        return [*named].into();
     }
-    let theirs = |of: Process| {
-        let with = move |(client, _): &(Client, Process)| books.ledger.holds_client(*client, of);
-        books.ledger.processes().filter(with).map(|(_, process)| process).filter(lives)
-    };
-    let heirs: BTreeSet<Process> = named.into_iter().flat_map(theirs).collect();
-    match heirs.is_empty() {
-        false => heirs.into_iter().collect(),
-        true => books.processes.iter().copied().filter(lives).collect(),
-    }
+    let heirs = seen_with(books, pid);
+    if heirs.is_empty() { callers } else { heirs }
 }

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::books::{ANYBODY, Books};
-use super::device;
 use super::own::{Own, Presence};
 use super::quiet::Numbers;
-use super::target::{self, compared, process_id, with_files};
+use super::target::{self, compared, process_id};
 use crate::events::Event;
+use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Process};
 use crate::process::ProcessId;
 use crate::rm::about::Held;
@@ -34,8 +34,8 @@ const LONGER_GRACE: Duration = Duration::from_millis(900);
 /// be in a socket.
 const LONGEST_GRACE: Duration = Duration::from_secs(5);
 
-/// Descriptors that are compared of one process.
-const MOST_COMPARED: usize = 64;
+/// The kind of node whose files clients belong to.
+const CLIENT: NodeKind = NodeKind::Control;
 
 /// Dead processes under whose numbers the driver shows memory, and since when.
 #[derive(Debug, Default)]
@@ -73,14 +73,24 @@ fn ends(lasted: Duration, were_seen: bool) -> Ends {
     }
 }
 
-/// Those alive who were seen with a client of the process that had that number.
-fn seen_with(books: &Books, number: u32) -> BTreeSet<Process> {
-    let pid = |process: Process| process_id(process).pid.cast_unsigned();
-    let clients = books.ledger.processes().filter(|(client, _)| *client != ANYBODY);
-    let clients = clients.filter(|(_, process)| pid(*process) == number);
-    let clients: BTreeSet<_> = clients.map(|(client, _)| client).collect();
-    let with = books.ledger.processes().filter(|(client, _)| clients.contains(client));
+/// Which process was seen with which client.
+fn seen(books: &Books) -> impl Iterator<Item = (Client, Process)> {
+    books.ledger.processes().filter(|(client, _)| *client != ANYBODY)
+}
+
+/// Those alive who were seen with a client of the process that has or had that number.
+pub(super) fn seen_with(books: &Books, number: u32) -> BTreeSet<Process> {
+    let has_number = |process: Process| process_id(process).pid.cast_unsigned() == number;
+    let clients = seen(books).filter(|(_, process)| has_number(*process));
+    let clients: BTreeSet<Client> = clients.map(|(client, _)| client).collect();
+    let with = seen(books).filter(|(client, _)| clients.contains(client));
     with.map(|(_, process)| process).filter(|process| process_id(*process).alive()).collect()
+}
+
+/// The processes that called and live.
+pub(super) fn callers(books: &Books) -> BTreeSet<Process> {
+    let processes = books.processes.iter().copied();
+    processes.filter(|process| process_id(*process).alive()).collect()
 }
 
 impl Shared {
@@ -102,7 +112,8 @@ impl Shared {
                 Ends::SeenWithIt => seen,
                 Ends::Inheritors => self.inheritors(),
                 Ends::All => {
-                    self.callers().into_iter().chain(self.silent_with_files(&[])).collect()
+                    let callers = callers(&self.books());
+                    callers.into_iter().chain(self.silent_with_files(&[])).collect()
                 }
             };
             heirs.into_iter().for_each(|heir| self.kill(heir, Event::killed_as_heir()));
@@ -115,55 +126,35 @@ impl Shared {
         if dead.is_empty() || !own.can_tell(&self.release) {
             return BTreeSet::new();
         }
-        let all: Vec<(Client, Process)> = {
-            let books = self.books();
-            let of_dead = books.ledger.processes().filter(|(_, process)| dead.contains(process));
-            of_dead.filter(|(client, _)| *client != ANYBODY).collect()
-        };
+        let all: Vec<(Client, Process)> =
+            seen(&self.books()).filter(|(_, process)| dead.contains(process)).collect();
         let is_there =
             |client: Client| own.presence(&self.release, client.0, client.0) != Presence::NoClient;
         let there = all.into_iter().filter(|(client, _)| is_there(*client));
         there.map(|(_, process)| process).collect()
     }
 
-    /// The processes that called and live.
-    fn callers(&self) -> BTreeSet<Process> {
-        let processes = self.books().processes.clone();
-        processes.into_iter().filter(|process| process_id(*process).alive()).collect()
-    }
-
-    /// The container's processes that never called and have a file of the driver's that no living caller
-    /// has.
+    /// The container's processes that never called and have a client's file that no living caller has;
+    /// none where that can't be told.
     fn inheritors(&self) -> BTreeSet<Process> {
-        let callers = self.callers().into_iter().map(|process| process_id(process).pid);
-        let theirs = callers.flat_map(|pid| self.files_of(pid.cast_unsigned()));
-        self.silent_with_files(&theirs.collect::<Vec<_>>())
+        let callers = callers(&self.books());
+        let of = |process: Process| self.open_in(process_id(process).pid.cast_unsigned(), CLIENT);
+        let theirs: Option<Vec<_>> = callers.into_iter().map(of).collect();
+        theirs.map(|theirs| self.silent_with_files(&theirs.concat())).unwrap_or_default()
     }
 
-    /// The container's processes that never called and have a file of the driver's that isn't among those.
+    /// The container's processes that never called and have a client's file that isn't among those.
     fn silent_with_files(&self, theirs: &[(u32, i32)]) -> BTreeSet<Process> {
-        let is_theirs = |file: &(u32, i32)| {
-            theirs.iter().any(|of| compared(*file, *of).is_ok_and(|is| is.is_eq()))
+        let is_theirs = |file: (u32, i32)| {
+            theirs.iter().any(|of| compared(file, *of).is_ok_and(|is| is.is_eq()))
         };
-        let mut silent = self.inhabitants();
-        let callers = self.our_pids();
-        silent.retain(|pid| !callers.contains(pid));
-        let heirs =
-            silent.into_iter().filter(|pid| self.files_of(*pid).iter().any(|of| !is_theirs(of)));
-        let heirs = heirs.filter_map(|pid| ProcessId::of(pid.cast_signed()));
-        heirs.map(target::number).collect()
-    }
-
-    /// The driver's files that a process has open: thread and descriptor.
-    fn files_of(&self, pid: u32) -> Vec<(u32, i32)> {
-        let nodes = &self.settings.nodes;
-        let of = |tid| {
-            let entries =
-                std::fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
-            let files = entries.filter(|entry| device::opened_at(nodes, &entry.path()).is_some());
-            files.filter_map(move |entry| Some((tid, entry.file_name().to_str()?.parse().ok()?)))
-        };
-        with_files(pid).into_iter().flat_map(of).take(MOST_COMPARED).collect()
+        let called = self.our_pids();
+        let silent = self.inhabitants().into_iter().filter(|pid| !called.contains(pid));
+        let with_files = silent.filter(|pid| {
+            let files = self.open_in(*pid, CLIENT).unwrap_or_default();
+            files.into_iter().any(|file| !is_theirs(file))
+        });
+        with_files.filter_map(|pid| ProcessId::of(pid.cast_signed())).map(target::number).collect()
     }
 }
 
