@@ -28,10 +28,8 @@ pub enum Finding {
         /// What the driver has, in bytes.
         driver_bytes: u64,
     },
-    /// The driver has less than the ledger, and calls were underway that may be why.
+    /// The driver has less than the ledger, and a call that hangs may be why.
     Less,
-    /// It shows more names of memory than are known, and calls were underway that may be why.
-    Unclear,
     /// There is more than was asked for, by a call that was another in the end or by the
     /// driver itself, and it fits the quota: it counts from now on.
     Unasked {
@@ -52,11 +50,10 @@ pub enum Finding {
 /// Whether the ledger stood still while the driver was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Underway {
-    /// It did: no call began or ended. What those get that hang in the driver is set aside, and
-    /// they name nothing anew.
+    /// It did: no call was on the lane.
     Nothing,
-    /// Calls were underway.
-    Calls,
+    /// A call hangs there.
+    Call,
 }
 
 /// Names of memory, of which each shows in the figures.
@@ -64,30 +61,15 @@ pub enum Underway {
 pub struct Named {
     /// What those that are known name, in bytes.
     pub known_bytes: u64,
-    /// The same with those that calls underway may make.
-    pub most_bytes: u64,
-    /// No call began while the driver was asked, and all that were underway are known.
-    pub is_still: bool,
     /// Memory may have an owner that no figure has, the monitor's neither.
     pub are_needed: bool,
 }
 
-impl Named {
-    /// Whether figures of `shown_bytes` may have more than was asked for, or what calls make that were
-    /// underway: most of those make nothing.
-    #[must_use]
-    pub fn is_unclear(self, shown_bytes: u64) -> bool {
-        let is_more = self.are_needed && shown_bytes > self.known_bytes;
-        is_more && (!self.is_still || shown_bytes <= self.most_bytes)
-    }
-}
-
 /// Compares the figures of the container's processes on a GPU with what is `expected`.
 ///
-/// The ledger reserves before the driver is asked and frees after it was: so whatever was
-/// underway, the driver has no more than [`Expected::peak_bytes`] of the time around the
-/// question, and more has gone round us. Less can be a call underway, and says something
-/// only where there was none, or those that hang are known for what they may get.
+/// The ledger reserves before the driver is asked and frees after it was: so even beside a call that
+/// hangs the driver has no more than [`Expected::peak_bytes`] of the time around the question, and more
+/// has gone round us. Less can be that call, and says something only where there was none.
 ///
 /// What was made counts once, duplicates don't; and what an export or a mapping keeps counts in the
 /// monitor's own figure, `own_bytes`, when no name of it is left that made it: there is no more in all
@@ -126,10 +108,7 @@ pub fn judge(
         .then(|| More { bytes, driver_bytes: owned }.of(figures, |held| held.made_bytes, expected));
     let are_more = |named: &Named| named.are_needed && most > named.known_bytes;
     let by_names = named.filter(are_more).and_then(|named| {
-        if named.is_unclear(most) {
-            return Some(Finding::Unclear);
-        }
-        let bytes = most - named.most_bytes;
+        let bytes = most - named.known_bytes;
         let driver_bytes = expected.charged_bytes.saturating_add(bytes);
         (driver_bytes > used)
             .then(|| More { bytes, driver_bytes }.of(figures, Held::bytes, expected))
@@ -142,14 +121,12 @@ pub fn judge(
         ) => {
             return Finding::Unasked { driver_bytes: a.max(b) };
         }
-        (Some(unasked), Some(Finding::Unclear) | None) => return unasked,
+        (Some(unasked), None) => return unasked,
         (_, Some(finding)) => return finding,
         (None, None) => {}
     }
     // All that shows is known: what wasn't asked for once is no more.
-    let is_all = |named: Named| {
-        named.is_still && named.known_bytes == named.most_bytes && named.known_bytes == most
-    };
+    let is_all = |named: Named| named.known_bytes == most;
     let charged = expected.charged_bytes.max(owned);
     let learnt = charged.saturating_add(expected.pending_bytes) < used;
     if learnt && underway == Underway::Nothing && named.is_some_and(is_all) {
@@ -159,7 +136,7 @@ pub fn judge(
     let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
     match underway {
         _ if with_pending >= used => Finding::Fine,
-        Underway::Calls => Finding::Less,
+        Underway::Call => Finding::Less,
         Underway::Nothing => Finding::Learn { driver_bytes },
     }
 }
@@ -212,7 +189,7 @@ mod tests {
     #[test]
     fn who_has_most_beyond_its_charges_is_named() {
         let figures = [figure(1, 90, 90), figure(2, 50, 10)];
-        let finding = judge(&figures, 0, &expected(100, 5, 105), None, Underway::Calls);
+        let finding = judge(&figures, 0, &expected(100, 5, 105), None, Underway::Call);
         let wanted = Finding::Exceeds { pid: 2, excess_bytes: 40, driver_bytes: 145 };
         assert_eq!(finding, wanted);
     }
@@ -222,7 +199,7 @@ mod tests {
         let usage = Usage { limit_bytes: 145, used_bytes: 105 };
         let mut expected = Expected { usage, ..expected(100, 5, 105) };
         let figures = [figure(1, 90, 90), figure(2, 50, 10)];
-        for underway in [Underway::Calls, Underway::Nothing] {
+        for underway in [Underway::Call, Underway::Nothing] {
             let finding = judge(&figures, 0, &expected, None, underway);
             assert_eq!(finding, Finding::Unasked { driver_bytes: 145 });
         }
@@ -247,8 +224,7 @@ mod tests {
         // many have gone unseen by other names.
         let usage = Usage { limit_bytes: 100, used_bytes: 80 };
         let expected = Expected { charged_bytes: 70, usage, ..expected(70, 0, 80) };
-        let named =
-            Some(Named { known_bytes: 50, most_bytes: 50, is_still: true, are_needed: false });
+        let named = Some(Named { known_bytes: 50, are_needed: false });
         let judged =
             |made, own| judge(&[figure(1, made, 0)], own, &expected, named, Underway::Nothing);
         assert_eq!(judged(50, 30), Finding::Fine);
@@ -261,7 +237,7 @@ mod tests {
     fn less_is_learnt_only_where_nothing_was_underway() {
         let figures = [figure(1, 40, 90)];
         let expected = expected(90, 10, 100);
-        assert_eq!(judge(&figures, 0, &expected, None, Underway::Calls), Finding::Less);
+        assert_eq!(judge(&figures, 0, &expected, None, Underway::Call), Finding::Less);
         let learnt = Finding::Learn { driver_bytes: 50 };
         assert_eq!(judge(&figures, 0, &expected, None, Underway::Nothing), learnt);
     }
@@ -290,8 +266,7 @@ mod tests {
             [duplicate, taken].map(|held| Figure { held, charged_bytes: 0 })
         };
         let expected = expected(70, 0, 70);
-        let named =
-            Some(Named { known_bytes: 100, most_bytes: 100, is_still: true, are_needed: false });
+        let named = Some(Named { known_bytes: 100, are_needed: false });
         let judged = |own, taken| judge(&figures(taken), own, &expected, named, Underway::Nothing);
         let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 30, driver_bytes: 100 };
         assert_eq!(judged(40, 60), exceeds);
@@ -308,33 +283,24 @@ mod tests {
             Figure { held: Held { pid: 2, made_bytes: 30, duplicated_bytes: 0 }, charged_bytes: 0 },
         ];
         let mut expected = expected(40, 0, 40);
-        let named = |known_bytes, is_still| {
-            Some(Named { known_bytes, most_bytes: known_bytes, is_still, are_needed: true })
-        };
+        let named = |known_bytes| Some(Named { known_bytes, are_needed: true });
         let judged =
             |expected: &Expected, named| judge(&figures, 0, expected, named, Underway::Nothing);
         let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 30, driver_bytes: 70 };
-        assert_eq!(judged(&expected, named(80, true)), exceeds);
-        assert_eq!(judged(&expected, named(80, false)), Finding::Unclear);
-        let needless = named(80, true).map(|named| Named { are_needed: false, ..named });
+        assert_eq!(judged(&expected, named(80)), exceeds);
+        let needless = named(80).map(|named| Named { are_needed: false, ..named });
         assert_eq!(judged(&expected, needless), Finding::Fine, "our figure would tell");
-        assert_eq!(judged(&expected, named(110, true)), Finding::Fine);
+        assert_eq!(judged(&expected, named(110)), Finding::Fine);
         assert_eq!(judged(&expected, None), Finding::Fine);
-        // A call that is underway may make as much, or nothing.
-        let underway = Named { known_bytes: 80, most_bytes: 110, is_still: true, are_needed: true };
-        assert_eq!(judged(&expected, Some(underway)), Finding::Unclear);
-        let less = Named { most_bytes: 100, ..underway };
-        let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 10, driver_bytes: 50 };
-        assert_eq!(judged(&expected, Some(less)), exceeds);
         expected.usage.limit_bytes = 70;
         let unasked = Finding::Unasked { driver_bytes: 70 };
-        assert_eq!(judged(&expected, named(80, true)), unasked);
+        assert_eq!(judged(&expected, named(80)), unasked);
         expected.usage.used_bytes = 70;
-        assert_eq!(judged(&expected, named(80, true)), Finding::Fine, "it counts already");
+        assert_eq!(judged(&expected, named(80)), Finding::Fine, "it counts already");
         // Once all that shows is known it counts no more.
         let learnt = Finding::Learn { driver_bytes: 40 };
-        assert_eq!(judged(&expected, named(110, true)), learnt);
-        assert_eq!(judged(&expected, named(111, true)), Finding::Fine);
+        assert_eq!(judged(&expected, named(110)), learnt);
+        assert_eq!(judged(&expected, named(111)), Finding::Fine);
     }
 
     proptest! {
@@ -346,7 +312,7 @@ mod tests {
         ) {
             let figures: Vec<Figure> = made.iter().map(|made| figure(1, *made, 0)).collect();
             let peak = made.iter().sum::<u64>() + slack;
-            for underway in [Underway::Calls, Underway::Nothing] {
+            for underway in [Underway::Call, Underway::Nothing] {
                 let finding = judge(&figures, 0, &expected(peak, hidden, peak + hidden), None, underway);
                 let killed = matches!(finding, Finding::Exceeds { .. });
                 prop_assert!(!killed);
@@ -361,13 +327,12 @@ mod tests {
             let figures: Vec<Figure> = made.iter().map(|made| figure(1, *made, 0)).collect();
             let sum = made.iter().sum::<u64>();
             prop_assume!(sum >= short);
-            let finding = judge(&figures, 0, &expected(sum - short, 0, 0), None, Underway::Calls);
+            let finding = judge(&figures, 0, &expected(sum - short, 0, 0), None, Underway::Call);
             let excess = match finding {
                 Finding::Exceeds { excess_bytes, .. } => excess_bytes,
                 Finding::Fine
                 | Finding::Learn { .. }
                 | Finding::Less
-                | Finding::Unclear
                 | Finding::Unasked { .. } => 0,
             };
             prop_assert_eq!(excess, short);

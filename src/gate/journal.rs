@@ -171,7 +171,6 @@ struct Raw {
 
 const MAPPING: u8 = 1;
 const EXPORT: u8 = 2;
-const UNDERWAY: u8 = 3;
 
 impl Raw {
     fn new(kind: u8) -> Self {
@@ -223,9 +222,7 @@ impl Raw {
     fn hold(mut self, hold: Hold) -> Self {
         (self.hold, self.longs) = match hold {
             Hold::Mapping { space, base } => (MAPPING, [space, base]),
-            // Workers that knew one place a file wrote 0, and it was the first.
             Hold::Export { file, index } => (EXPORT, [file, index.into()]),
-            Hold::Underway(number) => (UNDERWAY, [number, 0]),
         };
         self
     }
@@ -235,7 +232,6 @@ impl Raw {
         match self.hold {
             MAPPING => Some(Hold::Mapping { space: first, base: second }),
             EXPORT => Some(Hold::Export { file: first, index: u32::try_from(second).ok()? }),
-            UNDERWAY => Some(Hold::Underway(first)),
             _ => None,
         }
     }
@@ -345,11 +341,10 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         Entry::Hold { hold, client, handle } => {
             Raw::new(4).words([client.0, 0, handle.0]).hold(hold)
         }
-        // Only what is underway settled, when mappings did.
-        Entry::Settle { from, to } => {
-            let number = if let Hold::Underway(number) = from { number } else { u64::MAX };
-            Raw::new(5).third(number).hold(to)
-        }
+        Entry::Duplicate { source: (of, source), client, parent, handle, shown } => Raw::new(5)
+            .gpu(place(shown))
+            .words([client.0, parent.0, handle.0])
+            .longs([of.0.into(), source.0.into()]),
         Entry::Release { hold } => Raw::new(6).hold(hold),
         Entry::ReleaseSpace { space } => Raw::new(7).longs([space, 0]),
         Entry::Free { client, handle } => Raw::new(8).words([client.0, 0, handle.0]),
@@ -365,7 +360,6 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
         Entry::Charge { id, gpu, bytes, epoch } => {
             Raw::new(14).gpu(gpu).third(id).longs([bytes, epoch])
         }
-        // Workers that knew nothing of where memory shows wrote 1.
         Entry::Object { client, parent, handle, charge, shown } => Raw::new(15)
             .gpu(charge.map_or(0, |_| 1 + place(shown)))
             .words([client.0, parent.0, handle.0])
@@ -404,7 +398,11 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
             Entry::Adopt { hold: raw.get_hold()?, client, parent, handle, shown }
         }
         4 => Entry::Hold { hold: raw.get_hold()?, client, handle },
-        5 => Entry::Settle { from: Hold::Underway(raw.get_third()), to: raw.get_hold()? },
+        5 => {
+            let source = (u32::try_from(first).ok()?, u32::try_from(second).ok()?);
+            let (source, shown) = ((Client(source.0), Handle(source.1)), shown(raw.gpu));
+            Entry::Duplicate { source, client, parent, handle, shown }
+        }
         6 => Entry::Release { hold: raw.get_hold()? },
         7 => Entry::ReleaseSpace { space: first },
         8 => Entry::Free { client, handle },
@@ -487,21 +485,10 @@ mod tests {
         }
     }
 
-    /// The keeper and its log outlive the worker that wrote it: `cgpu upgrade-monitors`.
-    #[test]
-    fn what_was_exported_before_files_had_places_is_in_the_first() {
-        let mut bytes = [0; RECORD_BYTES];
-        (bytes[0], bytes[1], bytes[4], bytes[16]) = (16, EXPORT, 3, 7);
-        let held = Entry::Held { hold: Hold::Export { file: 7, index: 0 }, charge: 3 };
-        assert_eq!(decode(&bytes), Some(Record::Ledger(held)));
-        assert_eq!(encode(Record::Ledger(held)), bytes);
-    }
-
     fn hold() -> impl Strategy<Value = Hold> {
         prop_oneof![
             any::<(u64, u64)>().prop_map(|(space, base)| Hold::Mapping { space, base }),
             any::<(u64, u32)>().prop_map(|(file, index)| Hold::Export { file, index }),
-            any::<u64>().prop_map(Hold::Underway),
         ]
     }
 
@@ -551,7 +538,10 @@ mod tests {
                     3 => Entry::Note { client, parent, handle },
                     4 => Entry::Adopt { hold, client, parent, handle, shown },
                     5 => Entry::Hold { hold, client, handle },
-                    6 => Entry::Settle { from: Hold::Underway(x), to: hold },
+                    6 => {
+                        let source = (Client(b), Handle(c));
+                        Entry::Duplicate { source, client, parent, handle, shown }
+                    }
                     7 => Entry::Release { hold },
                     8 => Entry::ReleaseSpace { space: x },
                     9 => Entry::Free { client, handle },

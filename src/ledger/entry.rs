@@ -24,8 +24,14 @@ pub enum Entry {
     Adopt { hold: Hold, client: Client, parent: Handle, handle: Handle, shown: Shown },
     /// [`Ledger::hold`].
     Hold { hold: Hold, client: Client, handle: Handle },
-    /// [`Ledger::settle`].
-    Settle { from: Hold, to: Hold },
+    /// [`Ledger::duplicate`].
+    Duplicate {
+        source: (Client, Handle),
+        client: Client,
+        parent: Handle,
+        handle: Handle,
+        shown: Shown,
+    },
     /// [`Ledger::release`].
     Release { hold: Hold },
     /// [`Ledger::release_space`].
@@ -91,7 +97,9 @@ impl Ledger {
             Entry::Hold { hold, client, handle } => {
                 let _ = self.hold(hold, client, handle);
             }
-            Entry::Settle { from, to } => self.settle(from, to),
+            Entry::Duplicate { source, client, parent, handle, shown } => {
+                let _ = self.duplicate(source, client, parent, handle, shown);
+            }
             Entry::Release { hold } => self.release(hold),
             Entry::ReleaseSpace { space } => self.release_space(space),
             Entry::Free { client, handle } => self.free(client, handle),
@@ -129,7 +137,7 @@ impl Ledger {
                 );
             }
             Entry::Held { hold, charge } => {
-                self.reference(ChargeId::new(charge), hold.is_name());
+                self.reference(ChargeId::new(charge), false);
                 self.holds.insert(hold, ChargeId::new(charge));
             }
             Entry::Map { tree, span, charge } => self.map(tree, span, charge),
@@ -251,29 +259,6 @@ impl Ledger {
         self.objects.contains(client, handle)
     }
 
-    /// Whether freeing `freed` frees that memory, too, or may, as far as is known.
-    ///
-    /// Below memory there is none: only events and context DMAs have it for a parent
-    /// (`resource_list.h` of the open kernel modules). Of the host's memory, which was entered when
-    /// it was exported, the parent is what the caller said.
-    #[must_use]
-    pub fn is_freed_by(&self, client: Client, memory: Handle, freed: Handle) -> bool {
-        if freed == memory || freed.0 == client.0 {
-            return true;
-        }
-        if freed.0 == 0 || self.bytes_of(client, memory) == Some(0) {
-            return freed.0 != 0;
-        }
-        let is_memory = || self.objects.charge(client, freed).is_some();
-        self.objects.is_below(client, memory, freed).unwrap_or_else(|| !is_memory())
-    }
-
-    /// Whether an object is known to be below another one, or is that.
-    #[must_use]
-    pub fn is_below(&self, client: Client, handle: Handle, above: Handle) -> bool {
-        self.objects.is_below(client, handle, above) == Some(true)
-    }
-
     /// Which of all objects that were ever entered has that handle now: one that is made anew, of the
     /// same memory even, is another.
     #[must_use]
@@ -311,7 +296,7 @@ impl Ledger {
         let last = Hold::Mapping { space, base: end };
         let found = self.holds.range(first..=last).filter_map(|(hold, id)| match hold {
             Hold::Mapping { base, .. } => Some((*base, id.number())),
-            Hold::Export { .. } | Hold::Underway(_) => None,
+            Hold::Export { .. } => None,
         });
         found.collect()
     }

@@ -69,9 +69,6 @@ pub enum Hold {
         /// Which of its places; the first is 0.
         index: u32,
     },
-    /// A call on its way through the driver that will name the memory anew: the driver
-    /// may show it to the processes already, so it counts as named.
-    Underway(u64),
 }
 
 /// How much a container may make the ledger remember.
@@ -327,7 +324,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// `handle` of `client` is another name for `source`, with its memory.
+    /// `handle` of `client` is another name for `source`, with its memory, which the driver shows there.
     ///
     /// # Errors
     ///
@@ -339,12 +336,13 @@ impl Ledger {
         client: Client,
         parent: Handle,
         handle: Handle,
+        shown: Shown,
     ) -> Result<(), LedgerError> {
         if self.objects.len() >= self.bounds.objects {
             return Err(LedgerError::Full);
         }
         let charge = self.objects.charge(source.0, source.1);
-        self.name(client, handle, Object { parent, charge, shown: Shown::Here });
+        self.name(client, handle, Object { parent, charge, shown });
         Ok(())
     }
 
@@ -360,17 +358,6 @@ impl Ledger {
     ) {
         let charge = self.holds.get(&hold).copied();
         self.name(client, handle, Object { parent, charge, shown });
-    }
-
-    /// `to` takes the place of the hold `from`, and of what `to` held before.
-    pub fn settle(&mut self, from: Hold, to: Hold) {
-        let Some(id) = self.holds.get(&from).copied() else { return };
-        self.reference(id, to.is_name());
-        if let Some(before) = self.holds.insert(to, id) {
-            self.lost(before, Spot::Export(to));
-            self.dereference(before, to.is_name());
-        }
-        self.release(from);
     }
 
     fn name(&mut self, client: Client, handle: Handle, object: Object) {
@@ -402,10 +389,10 @@ impl Ledger {
             return Err(LedgerError::Full);
         }
         let Some(id) = self.objects.charge(client, handle) else { return Ok(()) };
-        self.reference(id, hold.is_name());
+        self.reference(id, false);
         if let Some(before) = self.holds.insert(hold, id) {
             self.lost(before, Spot::Export(hold));
-            self.dereference(before, hold.is_name());
+            self.dereference(before, false);
         }
         Ok(())
     }
@@ -414,7 +401,7 @@ impl Ledger {
     pub fn release(&mut self, hold: Hold) {
         if let Some(id) = self.holds.remove(&hold) {
             self.lost(id, Spot::Export(hold));
-            self.dereference(id, hold.is_name());
+            self.dereference(id, false);
         }
     }
 
@@ -425,19 +412,13 @@ impl Ledger {
         charge.is_some_and(|charge| charge.names == 0)
     }
 
-    /// Whether a call on its way through the driver names memory anew.
-    #[must_use]
-    pub fn is_naming(&self) -> bool {
-        self.holds.range(Hold::Underway(0)..=Hold::Underway(u64::MAX)).next().is_some()
-    }
-
     /// The places of a file that keep memory, from the first one up.
     pub fn exported(&self, file: u64) -> impl Iterator<Item = u32> {
         let first = Hold::Export { file, index: 0 };
         let last = Hold::Export { file, index: u32::MAX };
         self.holds.range(first..=last).filter_map(|(hold, _)| match hold {
             Hold::Export { index, .. } => Some(*index),
-            Hold::Mapping { .. } | Hold::Underway(_) => None,
+            Hold::Mapping { .. } => None,
         })
     }
 
@@ -569,12 +550,6 @@ impl Ledger {
         if !name && references - names == self.stakes.count(id) {
             self.lost(id, Spot::Mappings);
         }
-    }
-}
-
-impl Hold {
-    fn is_name(self) -> bool {
-        matches!(self, Self::Underway(_))
     }
 }
 

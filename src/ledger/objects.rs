@@ -37,9 +37,6 @@ pub(super) struct Unnamed {
     pub(super) serial: u32,
 }
 
-/// Parents that are looked at: a driver's memory has three.
-const MOST_ABOVE: usize = 64;
-
 const LOWEST: Handle = Handle(0);
 const HIGHEST: Handle = Handle(u32::MAX);
 
@@ -66,23 +63,6 @@ impl Objects {
 
     pub(super) fn has_elsewhere(&self) -> bool {
         self.elsewhere > 0
-    }
-
-    /// Whether an object is `above` itself or hangs below it; `None` where it isn't known what
-    /// it hangs below.
-    pub(super) fn is_below(&self, client: Client, handle: Handle, above: Handle) -> Option<bool> {
-        let mut at = handle;
-        // The driver makes no cycle, and a chain that a program makes is as long as it likes.
-        for _ in 0..MOST_ABOVE {
-            if at == above {
-                return Some(true);
-            }
-            if at.0 == client.0 {
-                return Some(false);
-            }
-            at = self.all.get(&(client, at))?.object.parent;
-        }
-        None
     }
 
     /// Client, handle and the rest of all.

@@ -27,14 +27,6 @@ impl Ledger {
         self.shown_on(gpu).fold(0, |sum: u64, (_, bytes)| sum.saturating_add(bytes))
     }
 
-    /// Bytes that calls on their way may come to name, on whichever GPU.
-    #[must_use]
-    pub fn underway_bytes(&self) -> u64 {
-        let underway = self.holds.range(Hold::Underway(0)..=Hold::Underway(u64::MAX));
-        let bytes = underway.filter_map(|(_, id)| Some(self.charges.get(id)?.bytes));
-        bytes.fold(0, u64::saturating_add)
-    }
-
     /// Bytes of other GPUs' memory that a GPU's figures may have as made there: what has a name there
     /// before which no stake stands.
     pub(super) fn stray_bytes(&self, gpu: usize) -> u64 {

@@ -55,8 +55,8 @@ pub(super) enum Spot {
 pub(super) struct Stakes {
     /// By memory.
     all: BTreeMap<(ChargeId, Spot), u64>,
-    /// Before nothing any more; and whether somebody is about to free it.
-    loose: BTreeMap<u64, (ChargeId, bool)>,
+    /// Before nothing any more, and to be freed.
+    loose: BTreeMap<u64, ChargeId>,
     /// Memory of which something was mapped without one, and is still.
     bare: BTreeSet<ChargeId>,
     /// How many references on memory are stakes'.
@@ -99,7 +99,7 @@ impl Ledger {
                 if !self.charges.contains_key(&id) {
                     return;
                 }
-                self.stakes.loose.insert(own, (id, false));
+                self.stakes.loose.insert(own, id);
                 id
             }
             _ => {
@@ -154,10 +154,11 @@ impl Ledger {
             let own = self.stakes.all.get(&(id, Spot::Name(serial)))?;
             Some((Before::Name { client, handle }, gpu(&id), *own))
         });
-        let loose =
-            self.stakes.loose.iter().map(move |(own, (id, _))| {
-                (Before::Nothing { charge: id.number() }, gpu(id), *own)
-            });
+        let loose = self
+            .stakes
+            .loose
+            .iter()
+            .map(move |(own, id)| (Before::Nothing { charge: id.number() }, gpu(id), *own));
         standing.chain(named).chain(loose)
     }
 
@@ -166,7 +167,7 @@ impl Ledger {
     pub fn loosen_stakes(&mut self, first: u64, last: u64) {
         let is_one = |own: &u64| (first..=last).contains(own);
         let taken = self.stakes.all.extract_if(.., |_, own| is_one(own));
-        self.stakes.loose.extend(taken.map(|((id, _), own)| (own, (id, false))));
+        self.stakes.loose.extend(taken.map(|((id, _), own)| (own, id)));
     }
 
     /// All of those are gone, as their client is.
@@ -182,7 +183,7 @@ impl Ledger {
             self.stakes.bare.remove(&id);
         }
         if let Some(own) = self.stakes.all.remove(&(id, before)) {
-            self.stakes.loose.insert(own, (id, false));
+            self.stakes.loose.insert(own, id);
         }
     }
 
@@ -206,35 +207,10 @@ impl Ledger {
         self.spot(before).and_then(|spot| self.stakes.all.get(&spot)).copied()
     }
 
-    /// Those that stand before nothing any more. Whoever is told of one frees it, and says so:
-    /// [`unstake`](Self::unstake).
+    /// Those that stand before nothing any more: to be freed, and [`unstake`](Self::unstake)d then.
     #[must_use]
-    pub fn loose_stakes(&mut self) -> Vec<u64> {
-        let loose = self.stakes.loose.iter_mut().filter(|(_, (_, taken))| !*taken);
-        let take = |(own, (_, taken)): (&u64, &mut (ChargeId, bool))| {
-            *taken = true;
-            *own
-        };
-        loose.map(take).collect()
-    }
-
-    /// Whether any of those is nobody's yet.
-    #[must_use]
-    pub fn has_loose_stakes(&self) -> bool {
-        self.stakes.loose.values().any(|(_, taken)| !taken)
-    }
-
-    /// Whether somebody is about to free any of those.
-    #[must_use]
-    pub fn is_freeing_stakes(&self) -> bool {
-        self.stakes.loose.values().any(|(_, taken)| *taken)
-    }
-
-    /// One of them couldn't be freed: whoever asks next is told of it again.
-    pub fn still_loose(&mut self, own: u64) {
-        if let Some((_, taken)) = self.stakes.loose.get_mut(&own) {
-            *taken = false;
-        }
+    pub fn loose_stakes(&self) -> Vec<u64> {
+        self.stakes.loose.keys().copied().collect()
     }
 
     /// Whether anything keeps memory of a GPU before which there should be one, and isn't: a worker
@@ -263,7 +239,7 @@ impl Ledger {
 
     /// One of them is freed.
     pub fn unstake(&mut self, own: u64) {
-        if let Some((id, _)) = self.stakes.loose.remove(&own) {
+        if let Some(id) = self.stakes.loose.remove(&own) {
             self.uncount(id);
         }
     }

@@ -55,7 +55,7 @@ fn mixed(mark: u64, word: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Bounds, Client, Handle};
+    use super::super::{Bounds, Client, Handle, Shown};
     use super::*;
 
     const BOUNDS: Bounds = Bounds { objects: 64, holds: 64, stakes: 64 };
@@ -77,7 +77,7 @@ mod tests {
         allocate(&mut ledger, 0, 2, 102, 40);
         allocate(&mut ledger, 1, 2, 103, 5);
         let source = (Client(1), Handle(101));
-        ledger.duplicate(source, Client(2), Handle(2), Handle(104)).unwrap();
+        ledger.duplicate(source, Client(2), Handle(2), Handle(104), Shown::Here).unwrap();
         let both = [(one, vec![300, 0]), (other, vec![40, 5])];
         assert_eq!(ledger.used_by_process(), both.into());
         // What it had is the heir's.
@@ -114,7 +114,7 @@ mod tests {
         allocate(&mut ledger, 0, 1, 101, 300);
         is_new(&ledger, "memory");
         let source = (Client(1), Handle(101));
-        ledger.duplicate(source, Client(2), Handle(2), Handle(104)).unwrap();
+        ledger.duplicate(source, Client(2), Handle(2), Handle(104), Shown::Here).unwrap();
         is_new(&ledger, "another name");
         ledger.set_limit(1, 500, super::super::Lowering::Refuse).unwrap();
         is_new(&ledger, "a quota");

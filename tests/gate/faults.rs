@@ -58,22 +58,33 @@ fn a_worker_killed_at_random_under_load_loses_nothing_and_charges_nothing_twice(
     assert_eq!(monitor.sim.used(0), 0);
 }
 
+/// Calls that make, name or free objects go one after another; others go beside them.
 #[test]
-fn a_driver_call_that_hangs_holds_up_its_caller_alone() {
+fn a_driver_call_that_hangs_holds_up_those_alone_that_make_or_free_objects() {
     let monitor = Monitor::new();
+    let asks = monitor.halfway("start\nalloc 5MiB as a", "info");
+    let frees = monitor.halfway("start\nalloc 7MiB as a", "free a");
+    monitor.wait_for(12 * MIB);
     monitor.sim.fault("alloc:0x40 hang times 1");
-    let hanging = monitor.spawn(&["hold", "10MiB"]);
-    while monitor.sim.state()["hanging"] != 1 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA - 10 * MIB);
-    assert_eq!(monitor.sim.state()["hanging"], 1);
+    let mut hanging = monitor.spawn(&["hold", "10MiB"]);
+    until("it hangs", || monitor.sim.state()["hanging"] == 1);
+    asks.go();
+    let said = asks.end();
+    said.must("info").must("used_mib=22");
+    // What hangs may yet be given, so that it counts; who is gone counts no more.
+    monitor.wait_for(17 * MIB);
+    frees.go();
+    let fills = monitor.spawn(&["fill"]);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!((monitor.used(), monitor.sim.state()["hanging"].as_u64()), (17 * MIB, Some(1)));
     monitor.sim.fault("clear");
+    frees.end().must("free a ok");
+    assert!(wait(fills).status.success());
     monitor.wait_for(10 * MIB);
-    let mut hanging = hanging;
     hanging.kill().unwrap();
     wait(hanging);
     monitor.wait_for(0);
+    assert_eq!((monitor.sim.used(0), monitor.status().calls.killed), (0, 0));
 }
 
 /// Wherever in a call it is killed: made again it would need twice what there is.
@@ -194,8 +205,9 @@ fn memory_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one() {
     monitor.start();
     until("the call is made again", || monitor.sim.state()["hanging"] == 1);
     assert_eq!((monitor.used(), monitor.sim.used(0)), (700 * MIB, 700 * MIB));
-    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA - 700 * MIB);
+    let fills = monitor.spawn(&["fill"]);
     monitor.sim.fault("clear");
+    assert_eq!(Said::of(&wait(fills)).number("got_bytes"), QUOTA - 700 * MIB);
     monitor.wait_for(700 * MIB);
     assert_eq!(monitor.sim.used(0), 700 * MIB);
     holder.kill().unwrap();
@@ -385,44 +397,6 @@ fn calls_that_never_stop_keep_no_later_listener_from_being_heard() {
     let ended = siblings.iter_mut().any(|sibling| sibling.try_wait().unwrap().is_some());
     siblings.into_iter().for_each(end);
     assert!(!ended, "who came last was heard after others had ended");
-}
-
-/// One waits only for frees of what it exports; who waits for another's does so for a second. A
-/// busy machine may take as long, though not each time.
-#[test]
-fn a_free_that_hangs_keeps_nobody_else_from_exporting() {
-    let waits = |_: &u32| time_of_exports_beside_a_free_that_hangs() >= Duration::from_millis(900);
-    assert!((0..10).take_while(waits).count() < 10);
-}
-
-fn time_of_exports_beside_a_free_that_hangs() -> Duration {
-    let monitor = Monitor::new();
-    let dir = tempfile::tempdir().unwrap();
-    let [ready, go, hangs, done] = ["ready", "go", "hangs", "done"].map(|name| path(&dir, name));
-    let lines = format!(
-        "start\nalloc 10MiB as a\nalloc 20MiB as b\nexport b\nfork {{\nwait {hangs}\n\
-         alloc 5MiB as c\nexport c\nfree c\nimport as d\nfree d\ntouch {done}\nexport a\n}}\n\
-         touch {ready}\nwait {go}\nfree a\njoin"
-    );
-    let child = monitor.spawn(&script(&lines));
-    until("it is ready", || Path::new(&ready).exists());
-    monitor.sim.fault("free hang times 1");
-    std::fs::write(&go, "").unwrap();
-    until("it hangs", || monitor.sim.state()["hanging"] == 1);
-    let begun = Instant::now();
-    let said = monitor.run(&script("start\nalloc 30MiB as a\nexport a\nfree a\nimport as b"));
-    assert!(said.success, "another client's: {}", said.text);
-    std::fs::write(&hangs, "").unwrap();
-    until("another object of that client is exported", || Path::new(&done).exists());
-    let took = begun.elapsed();
-    // What is being freed is exported by nobody.
-    std::thread::sleep(Duration::from_millis(1500));
-    monitor.sim.fault("clear");
-    let said = Said::of(&wait(child));
-    said.must("export c ok").must("export a status=0x3\n").must("free a ok");
-    monitor.wait_for(0);
-    assert_eq!((monitor.sim.used(0), monitor.status().calls.killed), (0, 0), "{}", said.text);
-    took
 }
 
 /// Whose use nobody sees has no quota, and the log says so; not as often as it's looked.

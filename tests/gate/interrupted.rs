@@ -91,7 +91,7 @@ fn what_nobody_comes_back_for_is_freed() {
     monitor.sim.fault("alloc:0x40 delay 300 times 1");
     let dir = tempfile::tempdir().unwrap();
     let go = dir.path().join("go");
-    let script = format!("start\ninterrupt-a-thread 700MiB as a\nwait {}", go.display());
+    let script = format!("start\ninterrupt-a-thread 700MiB\nwait {}", go.display());
     let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
     let child = monitor.spawn(&lines);
     monitor.wait_for(700 * MIB);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use cgpu::gate::is_driver_call;
 use cgpu::gate::policy::{Verdict, judge, judge_uvm};
-use cgpu::ledger::{Bounds, Client, Handle, Ledger, LedgerError, Span, Tree};
+use cgpu::ledger::{Bounds, Client, Handle, Ledger, LedgerError, Shown, Span, Tree};
 use cgpu::rm::control::{Known, Pieces, check, known, processes};
 use cgpu::rm::memory::{self, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -232,7 +232,7 @@ impl Account {
                 let source = (Client(source_client), Handle(source));
                 let (client, parent) = (Client(object.client), Handle(object.parent));
                 self.ledger
-                    .duplicate(source, client, parent, Handle(object.handle))
+                    .duplicate(source, client, parent, Handle(object.handle), Shown::Here)
                     .expect("there is room");
             }
             _ => {}

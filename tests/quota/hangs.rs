@@ -14,52 +14,34 @@ use crate::support::{Bundle, eventually};
 /// Calls that a monitor can have in the driver at once (`gate::journal::SLOTS`).
 const MOST: u32 = 32;
 
-/// Has so many processes of the container and `more` ask for a MiB each. The driver answers
-/// so many never; anybody's next call it does.
+/// Has so many processes of the container ask for a MiB each, of whom the driver keeps one: the others wait
+/// for that.
 #[track_caller]
-fn hang(gated: &Gated, bundle: &Bundle, count: u32, more: u32) -> Child {
+fn hang(gated: &Gated, bundle: &Bundle, count: u32) -> Child {
     gated.sim.fault(Fault::Call(CallFault {
         kind: Some(Kind::Alloc),
         what: Some(0x40),
         action: Action::Hang,
-        times: Some(count),
+        times: Some(1),
     }));
     let one = ["fork {", "start", "alloc 1MiB as a", "}"];
-    let words: Vec<&str> =
-        std::iter::once("run").chain((0..count + more).flat_map(|_| one)).collect();
+    let words: Vec<&str> = std::iter::once("run").chain((0..count).flat_map(|_| one)).collect();
     let all = gated.start(bundle, &[&words[..], &["join"]].concat());
-    let hanging = || gated.sim.state().hanging;
-    eventually(|| hanging() == u64::from(count));
-    assert_eq!(hanging(), u64::from(count), "{}", gated.host.log());
+    assert!(eventually(|| gated.sim.state().hanging == 1), "{}", gated.host.log());
     all
 }
 
+/// The limit that is known. Nobody else waits, though more do than its monitor has threads.
 #[test]
-fn all_calls_but_one_may_hang_and_the_container_goes_on() {
-    let gated = Gated::new();
-    let bundle = gated.sleeping("app", 1000);
-    let mut all = hang(&gated, &bundle, MOST - 1, 0);
-    // What hangs may yet be given, so that it counts.
-    gated.fills(&bundle, 1001 - u64::from(MOST));
-    gated.sim.fault(Fault::Clear);
-    assert!(all.wait().unwrap().success(), "all of them got their MiB");
-    gated.fills(&bundle, 1000);
-    gated.host.runtime().delete(&bundle).ok();
-    gated.soon_is_empty();
-}
-
-/// The limit that is known: a container whose every place in the driver is taken waits.
-/// Nobody else does.
-#[test]
-fn a_container_with_32_calls_that_hang_waits_alone_and_goes_on_when_they_are_answered() {
+fn a_container_whose_call_hangs_waits_alone_and_goes_on_when_it_is_answered() {
     let gated = Gated::new();
     let (bundle, neighbour) = (gated.sleeping("app", 1000), gated.sleeping("neighbour", 2000));
-    let mut all = hang(&gated, &bundle, MOST, 0);
+    let mut all = hang(&gated, &bundle, MOST + 8);
     let mut waiting = gated.start(&bundle, &["fill"]);
     gated.fills(&neighbour, 2000);
     assert_eq!(got_bytes(&gated.exec(&neighbour, &["storm", "4"])), 2000 << 20);
     // Its monitor still tells how things stand: what hangs counts.
-    assert_eq!(gated.accounted_bytes("app"), u64::from(MOST) << 20);
+    assert_eq!(gated.accounted_bytes("app"), MIB);
     // That its processes are over is learnt a moment later.
     assert!(eventually(|| gated.accounted_bytes("neighbour") == 0));
     assert!(
@@ -77,18 +59,18 @@ fn a_container_with_32_calls_that_hang_waits_alone_and_goes_on_when_they_are_ans
 }
 
 #[test]
-fn a_container_with_32_calls_that_hang_can_be_killed_and_removed() {
+fn a_container_whose_call_hangs_can_be_killed_and_removed() {
     let gated = Gated::new();
     let (bundle, neighbour) = (gated.sleeping("app", 1000), gated.sleeping("neighbour", 2000));
-    let mut all = hang(&gated, &bundle, MOST, 8);
+    let mut all = hang(&gated, &bundle, MOST + 8);
     let runtime = gated.host.runtime();
     runtime.kill(&bundle, Signal::SIGKILL.as_str().trim_start_matches("SIG")).ok();
     assert!(!all.wait().unwrap().success(), "they were killed, not answered");
     runtime.delete(&bundle).ok();
     assert_eq!(gated.host.registered(), ["neighbour".to_owned()].into());
     gated.fills(&neighbour, 2000);
-    // The id can be had again while the driver still has the calls of the one before.
-    assert_eq!(gated.sim.state().hanging, u64::from(MOST));
+    // The id can be had again while the driver still has the call of the one before.
+    assert_eq!(gated.sim.state().hanging, 1);
     let again = gated.sleeping("app", 1000);
     gated.fills(&again, 1000);
     gated.sim.fault(Fault::Clear);
@@ -142,7 +124,7 @@ fn is_soon_gone(gated: &Gated, process: ProcessId) {
 }
 
 #[test]
-fn a_worker_whose_call_hangs_can_be_replaced_and_only_that_calls_caller_waits() {
+fn a_worker_whose_call_hangs_can_be_replaced_and_the_container_goes_on_after_that_call() {
     for how in [Change::Upgrade, Change::Kill] {
         let gated = Gated::new();
         let (bundle, neighbour) = (gated.sleeping("app", 1000), gated.sleeping("other", 2000));
@@ -151,19 +133,18 @@ fn a_worker_whose_call_hangs_can_be_replaced_and_only_that_calls_caller_waits() 
         assert!(eventually(|| gated.sim.state().hanging == 1));
         let first = change(&gated, how);
         assert!(first.alive(), "the driver has a thread of it: {}", gated.host.log());
-        // What hangs may yet be given, so that it counts.
-        for _ in 0..3 {
-            gated.fills(&bundle, 900);
-        }
+        // What hangs may yet be given, so that it counts, and nothing else is before it is known.
+        let mut fills = gated.start(&bundle, &["fill"]);
         assert_eq!(gated.accounted_bytes("app"), 100 * MIB);
         // This one has no call in the driver, and leaves nothing.
         let second = change(&gated, how);
         is_soon_gone(&gated, second);
-        assert_eq!(got_bytes(&gated.exec(&bundle, &["storm", "4"])), 900 * MIB);
         gated.fills(&neighbour, 2000);
         assert!(hung.try_wait().unwrap().is_none(), "it waits for the driver");
+        assert!(fills.try_wait().unwrap().is_none(), "it waits for that one");
         assert_eq!((gated.sim.state().hanging, gated.used_bytes(0)), (1, 0), "{how:?}");
         gated.sim.fault(Fault::Clear);
+        assert!(fills.wait().unwrap().success());
         both_soon_have(&gated, 100);
         is_soon_gone(&gated, first);
         assert!(hung.try_wait().unwrap().is_none(), "it has its memory, and holds it");
@@ -203,8 +184,9 @@ fn whatever_call_hangs_while_its_worker_is_replaced_is_made_once() {
         let mut program = gated.start(&bundle, &ALL);
         assert!(eventually(|| gated.sim.state().hanging == 1), "{kind}");
         let before = change(&gated, how);
-        gated.exec(&bundle, &["run", "start", "alloc 500MiB as a", "free a"]).ok();
+        let mut other = gated.start(&bundle, &["run", "start", "alloc 500MiB as a", "free a"]);
         gated.sim.fault(Fault::Clear);
+        assert!(other.wait().unwrap().success(), "{kind}");
         // By a name, and by a mapping.
         both_soon_have(&gated, 150);
         is_soon_gone(&gated, before);
@@ -227,8 +209,10 @@ fn an_upgrade_leaves_a_container_the_last_worker_that_the_driver_may_keep() {
     let mut programs = Vec::new();
     let mut former = Vec::new();
     for round in 1..=MOST_LEAVING {
-        gated.sim.fault("alloc:0x40 hang times 1".parse().unwrap());
-        programs.push(gated.start(&bundle, &["hold", "10MiB"]));
+        // Controls go beside each other.
+        gated.sim.fault("control:0x20801303 hang times 1".parse().unwrap());
+        let asks = ["run", "start", "alloc 10MiB as a", "info", "sleep 1000"];
+        programs.push(gated.start(&bundle, &asks));
         assert!(eventually(|| gated.sim.state().hanging == round as u64), "{round}");
         if round < MOST_LEAVING {
             former.push(change(&gated, Change::Upgrade));
@@ -270,11 +254,12 @@ fn a_container_whose_former_worker_the_driver_has_is_removed_without_waiting_for
     for how in [Change::Upgrade, Change::Kill] {
         let gated = Gated::new();
         let bundle = gated.sleeping("app", 1000);
-        gated.sim.fault("alloc:0x40 hang times 2".parse().unwrap());
-        let mut hung = gated.start(&bundle, &["hold", "100MiB"]);
+        gated.sim.fault("control:0x20801303 hang times 1".parse().unwrap());
+        let mut hung = gated.start(&bundle, &["run", "start", "info"]);
         assert!(eventually(|| gated.sim.state().hanging == 1));
         let first = change(&gated, how);
         // And one that the worker has itself, when it is to end.
+        gated.sim.fault("alloc:0x40 hang times 1".parse().unwrap());
         let mut last = gated.start(&bundle, &["hold", "200MiB"]);
         assert!(eventually(|| gated.sim.state().hanging == 2));
         let second = ProcessId::of(gated.monitor("app_________").1.as_raw()).unwrap();

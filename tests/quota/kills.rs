@@ -80,7 +80,7 @@ fn what_a_process_held_is_free_when_the_kernel_kills_it_and_the_container_goes_o
     assert_eq!(gated.monitor("tight_______"), monitor, "the monitor is the same");
     assert_eq!(gated.host.runtime().status(&bundle), "running");
     gated.fills(&bundle, 1000);
-    assert_eq!(gated.accounted_bytes("tight"), 0);
+    gated.soon_accounts("tight", 0);
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
     gated.host.check_registry();

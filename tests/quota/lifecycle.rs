@@ -54,7 +54,7 @@ fn checkpoint(gated: &Gated, bare: &Runtime<'_>) {
     assert_eq!(reasons(&told), reasons(&expected), "{told}\nbare: {expected}");
     assert_eq!(runtime.status(&bundle), "running");
     assert!(holder.try_wait().is_ok_and(|ended| ended.is_none()), "it holds its memory");
-    assert_eq!(gated.accounted_bytes("app"), 300 * MIB);
+    gated.soon_accounts("app", 300);
     gated.fills(&bundle, 700);
     assert_eq!(gated.monitor("app_________"), monitor, "the monitor is the same");
     runtime.delete(&bundle).ok();
@@ -303,7 +303,7 @@ fn a_container_never_gets_the_monitor_of_one_before_that_had_its_id_or_its_short
                 gated.host.log()
             );
             assert_eq!(gated.host.registered(), [next.to_owned()].into(), "{case}");
-            assert_eq!(gated.accounted_bytes(next), 400 * MIB, "{case}");
+            gated.soon_accounts(next, 400);
             gated.fills(&second, 1600);
             runtime.delete(&second).ok();
             holder.wait().unwrap();
@@ -397,8 +397,8 @@ fn containers_with_the_same_first_characters_have_monitors_of_their_own() {
     let mut holder = gated.start(&one, &["hold", "900MiB"]);
     gated.soon_uses(900);
     gated.fills(&two, 2000);
-    assert_eq!(gated.accounted_bytes("twelve-chars-one"), 900 * MIB);
-    assert_eq!(gated.accounted_bytes("twelve-chars-two"), 0);
+    gated.soon_accounts("twelve-chars-one", 900);
+    gated.soon_accounts("twelve-chars-two", 0);
     // The first one's name is free again, and the second keeps its own.
     runtime.delete(&one).ok();
     holder.wait().unwrap();

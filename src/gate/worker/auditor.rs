@@ -6,7 +6,6 @@
 //! memory, which could make it wait.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -20,10 +19,11 @@ use super::books::{Books, Space};
 use super::ending::{Ending, LAST_LOOK};
 use super::facts::{When, described};
 use super::heirs::{Lingering, callers, seen_with};
+use super::holdings::{Doubts, Found, Numbers};
+use super::lane::OnLane;
 use super::mapped::{Mapping, Occasion};
 use super::names::{NAMES_DOUBT, Names};
 use super::own::Own;
-use super::quiet::{Doubts, Found, Numbers};
 use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
 use super::unanswered::{Told, Unanswered};
@@ -82,6 +82,16 @@ impl Audited {
     }
 }
 
+/// What an audit saw.
+#[derive(Debug)]
+struct Seen {
+    own: Arc<Own>,
+    dead: Vec<Process>,
+    numbers: Numbers,
+    /// By the container's GPUs.
+    all: Vec<Vec<Held>>,
+}
+
 /// The auditor's own.
 #[derive(Debug)]
 pub(super) struct Auditor {
@@ -91,9 +101,6 @@ pub(super) struct Auditor {
     last: Mutex<Option<Audited>>,
     killed: Mutex<BTreeSet<Process>>,
     pub(super) doubts: Doubts,
-    /// The driver showed less than the books, maybe for calls that were underway: when it's asked
-    /// next, there shall be none.
-    is_less: AtomicBool,
     pub(super) names: Names,
     /// When clients were asked for.
     stock: Mutex<Option<Instant>>,
@@ -112,7 +119,6 @@ impl Auditor {
             last: Mutex::new(None),
             killed: Mutex::new(BTreeSet::new()),
             doubts: Doubts::default(),
-            is_less: AtomicBool::new(false),
             names: Names::default(),
             stock: Mutex::new(None),
             abroad: Abroad::default(),
@@ -158,36 +164,49 @@ impl Auditor {
 }
 
 impl Shared {
-    /// Looks what there really is, for a call that would be refused otherwise.
-    pub(super) fn reconcile(&self) {
+    /// Looks what there really is, for a call on the lane that would be refused otherwise, and came then.
+    /// Others come onto the lane meanwhile.
+    pub(super) fn reconcile(&self, lane: &mut OnLane<'_>, came: Instant) {
         let asked = Instant::now();
         while asked.elapsed() < MOST_PATIENCE {
             let Some(mut last) = self.auditor.try_last() else {
-                std::thread::sleep(LOOK);
+                lane.step_aside(|| std::thread::sleep(LOOK));
                 continue;
             };
             // One that began since then, for somebody else, has told all.
-            let told_all =
-                |last: Audited| last.occasion == Occasion::Refusal && last.began >= asked;
+            let told_all = |last: Audited| last.occasion == Occasion::Refusal && last.began >= came;
             if last.is_some_and(told_all) {
                 break;
             }
             let wait = last.map_or(Duration::ZERO, Audited::wait);
-            if wait.is_zero() {
-                self.audit_as(&mut last, Occasion::Refusal);
-                break;
+            if !wait.is_zero() {
+                drop(last);
+                lane.step_aside(|| std::thread::sleep(wait));
+                continue;
             }
-            drop(last);
-            std::thread::sleep(wait);
+            let (occasion, began) = (Occasion::Refusal, Instant::now());
+            let seen = self.look(Some(lane));
+            lane.step_aside(move || {
+                self.act_on(seen, occasion);
+                *last = Some(Audited { occasion, began, ended: Instant::now() });
+            });
+            break;
         }
-        self.sweep_mapped(Occasion::Refusal);
-        self.hurry_exports();
-        self.see_stakes_freed();
+        lane.step_aside(|| {
+            self.sweep_mapped(Occasion::Refusal);
+            self.hurry_exports();
+        });
+        self.free_stakes(lane);
     }
 
-    fn audit_as(&self, last: &mut Option<Audited>, occasion: Occasion) {
+    /// Audits on the lane, or beside a call that hangs there.
+    fn audit(&self, occasion: Occasion) {
+        let lane = self.lane.enter_soon();
+        let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
-        self.audit(occasion);
+        let seen = self.look(lane.as_ref());
+        drop(lane);
+        self.act_on(seen, occasion);
         *last = Some(Audited { occasion, began, ended: Instant::now() });
     }
 
@@ -210,21 +229,17 @@ impl Shared {
             let events = events.iter().take(woken);
             let died = events.filter(|event| event.data() != WAKE).count() > 0;
             let now = Instant::now();
-            while let Some(kept) = self.stash.expired(now, ProcessId::alive) {
-                self.undo(&kept);
-            }
+            self.undo_expired(now);
             let occasion = if died { Occasion::Death } else { Occasion::Tick };
             if self.is_due(now) || died || woken == 0 {
-                let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
-                self.audit_as(&mut last, occasion);
-                drop(last);
+                self.audit(occasion);
                 self.look_abroad();
             }
             self.tell_left_out(When::Due);
             self.see_out();
             self.sweep_exports();
             self.sweep_mapped(occasion);
-            self.free_stakes();
+            self.free_stakes_soon();
             self.let_go();
             if self.is_idle() {
                 self.meet();
@@ -307,35 +322,46 @@ impl Shared {
         due
     }
 
-    /// Compares what the driver says with the books, for each GPU.
-    fn audit(&self, occasion: Occasion) {
+    /// Undoes calls whose callers didn't come back.
+    fn undo_expired(&self, now: Instant) {
+        if self.stash.is_empty() {
+            return;
+        }
+        let Some(lane) = self.lane.enter_soon() else { return };
+        while let Some(kept) = self.stash.expired(now, ProcessId::alive) {
+            self.undo(&lane, &kept);
+        }
+    }
+
+    /// Compares what the driver says with the books, for each GPU. `None` where nobody is there who could
+    /// have anything, or the driver doesn't answer.
+    fn look(&self, lane: Option<&OnLane<'_>>) -> Option<Seen> {
         let processes: Vec<Process> = self.books().processes.iter().copied().collect();
         let dead: Vec<Process> =
             processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
         if processes.is_empty() {
-            return self.let_go();
+            self.let_go();
+            return None;
         }
-        let Some(own) = self.auditor.own(self) else { return };
+        let own = self.auditor.own(self)?;
         let is_lost = |process: &Process| ProcessId::of(process_id(*process).pid).is_some();
         let lost: BTreeSet<Process> = dead.iter().copied().filter(is_lost).collect();
         let numbers = Numbers { former: self.auditor.abroad.former(), lost };
-        let (mut all, mut less) = (Vec::new(), Vec::new());
-        let mut until = None;
-        let was_less = self.auditor.is_less.swap(false, Ordering::Relaxed);
-        let to_the_point = was_less || occasion == Occasion::Refusal;
-        let still = to_the_point.then(|| self.stand_still(&mut until));
+        let mut all = Vec::new();
         for gpu in 0..self.uuids.len() {
-            let Some((found, pause)) = self.ask(&own, gpu, &numbers, &mut until) else { return };
-            let learnt = self.judge(gpu, &found);
-            drop(pause);
-            less.extend(learnt.map(|driver_bytes| (gpu, driver_bytes, found.generation)));
+            let found = self.ask(lane, &own, gpu, &numbers)?;
+            let learnt = self.judge(lane, gpu, &found);
+            if let (Some(driver_bytes), Some(lane)) = (learnt, lane) {
+                self.take_stock(lane, &own, gpu, driver_bytes);
+            }
             all.push(found.held);
         }
-        drop(still);
-        // That takes a while, and nobody need wait for it.
-        for (gpu, driver_bytes, generation) in less {
-            self.take_stock(&own, gpu, driver_bytes, generation);
-        }
+        Some(Seen { own, dead, numbers, all })
+    }
+
+    /// What can be done beside calls.
+    fn act_on(&self, seen: Option<Seen>, occasion: Occasion) {
+        let Some(Seen { own, dead, numbers, all }) = seen else { return };
         let shows_names = all.iter().any(|held| has_duplicates(held));
         {
             let ledger = &self.books().ledger;
@@ -369,51 +395,34 @@ impl Shared {
 
     /// Acts on what the driver says of a GPU. How many bytes it has, where that is less than the books
     /// do: it is to be looked which of theirs are gone.
-    fn judge(&self, gpu: usize, found: &Found) -> Option<u64> {
-        let Found { ref held, own_bytes, generation, underway, named, .. } = *found;
+    fn judge(&self, lane: Option<&OnLane<'_>>, gpu: usize, found: &Found) -> Option<u64> {
+        let Found { ref held, own_bytes, named } = *found;
         let mut books = self.books();
         let expected = books.ledger.expected(gpu)?;
-        // The driver may show what a call names anew, or not yet.
-        let still = generation == books.generation && (underway == 0 || !books.ledger.is_naming());
-        let underway = if still { Underway::Nothing } else { Underway::Calls };
+        let underway = if lane.is_some() { Underway::Nothing } else { Underway::Call };
         let figures = uncharged(held);
-        let shown = bytes_of(held);
-        let is_unclear = named.is_some_and(|named| named.is_unclear(shown));
-        if is_unclear {
-            // The next time, nobody calls meanwhile.
-            self.auditor.is_less.store(true, Ordering::Relaxed);
-        }
         let finding = audit::judge(&figures, own_bytes, &expected, named, underway);
         let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
         // By their own figures alone it's not to be seen.
         let by_names = is_more && audit::judge(&figures, 0, &expected, None, underway) != finding;
-        if !by_names && !is_unclear {
+        if !by_names {
             self.auditor.names.dispel(gpu);
         }
-        if is_more && !self.is_certain(gpu, found) {
+        if lane.is_some() || !is_more {
+            self.auditor.doubts.dispel(gpu);
+        } else if !self.auditor.doubts.last(gpu) {
             books.schedule(Instant::now());
             drop(books);
             self.auditor.wake();
             return None;
         }
-        let hangs = named.is_some_and(|named| named.most_bytes > named.known_bytes);
-        if by_names && !self.auditor.names.have_been_more(gpu, hangs) {
-            self.auditor.is_less.store(true, Ordering::Relaxed);
+        if by_names && !self.auditor.names.have_been_more(gpu) {
             books.schedule_by(Instant::now() + NAMES_DOUBT);
             return None;
         }
         match finding {
-            Finding::Fine => self.auditor.doubts.dispel(gpu),
-            Finding::Less => {
-                self.auditor.is_less.store(true, Ordering::Relaxed);
-                self.auditor.doubts.dispel(gpu);
-            }
-            Finding::Unclear => {}
-            Finding::Learn { driver_bytes } => {
-                drop(books);
-                self.auditor.doubts.dispel(gpu);
-                return Some(driver_bytes);
-            }
+            Finding::Fine | Finding::Less => {}
+            Finding::Learn { driver_bytes } => return Some(driver_bytes),
             Finding::Unasked { driver_bytes } => {
                 tracing::debug!(driver_bytes, "more than was asked for counts");
                 books.enter(Entry::Reconcile { gpu, driver_bytes });
@@ -573,10 +582,6 @@ fn opened(mut own: MutexGuard<'_, Option<Arc<Own>>>, shared: &Shared) -> Option<
 
 fn has_duplicates(held: &[Held]) -> bool {
     held.iter().any(|held| held.duplicated_bytes > 0)
-}
-
-fn bytes_of(held: &[Held]) -> u64 {
-    held.iter().fold(0, |sum: u64, held| sum.saturating_add(held.bytes()))
 }
 
 /// Figures, whoever is charged for what.

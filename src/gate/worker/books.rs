@@ -4,7 +4,6 @@
 //! memory. What must outlive this worker is changed by [`Books::write`] alone, which
 //! puts it into the journal too.
 
-mod changes;
 mod ranges;
 
 pub(super) use self::ranges::Space;
@@ -12,7 +11,6 @@ pub(super) use self::ranges::Space;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use self::changes::{Change, Naming};
 use super::groups::Groups;
 use super::makers::Makers;
 use super::mapped;
@@ -20,7 +18,7 @@ use super::memories::Mapped;
 use super::memory::{Log, Memory, SetAside, Slot};
 use super::trace::Object;
 use crate::gate::audit::Named;
-use crate::gate::journal::{HALF_BYTES, RECORD_BYTES, Record, SLOTS, Stage};
+use crate::gate::journal::{HALF_BYTES, RECORD_BYTES, Record, Stage};
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
     Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
@@ -47,16 +45,6 @@ const MOST_DEVICES: usize = 4096;
 /// No client has this handle; who is seen with it was seen at all.
 pub(super) const ANYBODY: Client = Client(0);
 
-/// A call of a worker before.
-#[derive(Debug)]
-struct Inherited {
-    /// What it has set aside: until it is made again, or undone, the driver may have given it,
-    /// and no charge tells so.
-    reservation: Option<Reservation>,
-    /// What it makes, or frees, and the driver may still be at.
-    object: (Client, Handle),
-}
-
 /// The books.
 #[derive(Debug)]
 pub(super) struct Books {
@@ -76,30 +64,11 @@ pub(super) struct Books {
     pub(super) groups: Groups,
     /// By client and handle: the container's GPU.
     devices: HashMap<(u32, u32), usize>,
-    /// Calls of workers before, by their slots.
-    inherited: HashMap<usize, Inherited>,
-    /// What they hold while they are underway, until all of them are over.
-    orphaned: Vec<Hold>,
-    /// Calls in the driver that change what is charged.
-    pub(super) underway: usize,
-    /// Of those, as many as an audit waited for in vain.
-    stuck: usize,
-    /// How often such calls began or ended.
-    pub(super) generation: u64,
-    /// Objects that the driver frees now, or makes where a call chose its handle.
-    changing: Vec<Change>,
-    /// How many frees have begun.
-    frees: u64,
-    /// Calls whose objects must stay what they are, or that wait until they do.
-    naming: Vec<Naming>,
-    /// Audits that wait for calls that change what is charged: none may begin, before.
-    pub(super) pauses: usize,
-    /// Until when they wait, which may have to be given up.
-    pub(super) paused_until: Option<Instant>,
+    /// What the call has set aside that the worker before had on the lane: until it is made again, or
+    /// undone, the driver may have given it, and no charge tells so.
+    inherited: Option<Reservation>,
     /// When the driver is to be asked, though nobody waits for it.
     pub(super) due: [Option<Instant>; 2],
-    /// What imports are about to name anew, in bytes.
-    importing_bytes: u64,
 }
 
 impl Books {
@@ -118,18 +87,8 @@ impl Books {
             makers: Makers::default(),
             groups: Groups::default(),
             devices: HashMap::new(),
-            inherited: HashMap::new(),
-            orphaned: Vec::new(),
-            underway: 0,
-            stuck: 0,
-            generation: 0,
-            changing: Vec::new(),
-            frees: 0,
-            naming: Vec::new(),
-            pauses: 0,
-            paused_until: None,
+            inherited: None,
             due: [None; 2],
-            importing_bytes: 0,
         };
         for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
             if let Identity::File { device, inode } = node.identity {
@@ -138,65 +97,24 @@ impl Books {
         }
         records.into_iter().for_each(|record| books.replay(record));
         books.rewrite();
-        books.orphaned = books.underway();
-        (0..SLOTS).for_each(|slot| books.inherit(memory.slot(slot)));
-        books.forget_underway();
+        books.inherited = memory.lane().and_then(|slot| books.reserve_again(memory.slot(slot)));
         books
     }
 
-    /// Takes over a call of the worker before, and what it has set aside.
-    fn inherit(&mut self, slot: Slot<'_>) {
-        if slot.notice().id == 0 || slot.stage() == Stage::Decided {
-            return;
-        }
-        let Object { client, handle, was_there, .. } = slot.executed();
-        // It was entered already, and only the caller doesn't know.
-        let is_charged = |client| {
-            let known = self.ledger.contains(Client(client), Handle(handle));
-            slot.stage() == Stage::Executing && !was_there && known
-        };
-        let memory = slot.was_set_aside().filter(|memory| !is_charged(memory.client));
-        let reservation = memory.and_then(|SetAside { gpu, bytes, .. }| {
-            self.ledger.reserve_again(gpu, bytes).ok() // no such GPU, then
-        });
-        let object = (Client(client), Handle(handle));
-        self.inherited.insert(slot.number(), Inherited { reservation, object });
-        self.begin_free(object.0, object.1);
-        self.begin();
+    /// Sets aside what the call in a slot had, where it isn't entered already.
+    fn reserve_again(&mut self, slot: Slot<'_>) -> Option<Reservation> {
+        let SetAside { gpu, bytes, client } = slot.was_set_aside()?;
+        let Object { handle, was_there, .. } = slot.executed();
+        let is_known = self.ledger.contains(Client(client), Handle(handle));
+        let is_charged = slot.stage() == Stage::Executing && !was_there && is_known;
+        let is_left = slot.notice().id != 0 && !is_charged;
+        if is_left { self.ledger.reserve_again(gpu, bytes).ok() } else { None }
     }
 
-    /// Whether the slot's call is one of the worker before, with what that had set aside.
-    pub(super) fn goes_on(&self, slot: Slot<'_>) -> bool {
-        self.inherited.contains_key(&slot.number())
-    }
-
-    /// The call of the worker before that had this slot is made again, or is over.
-    pub(super) fn disinherit(&mut self, slot: Slot<'_>) {
-        if let Some(Inherited { reservation, object }) = self.inherited.remove(&slot.number()) {
-            if let Some(reservation) = reservation {
-                self.ledger.cancel(reservation);
-            }
-            self.end_free(object.0, object.1);
-            self.end();
-            self.forget_underway();
-        }
-    }
-
-    /// What calls on their way through the driver hold.
-    fn underway(&self) -> Vec<Hold> {
-        let holds = self.ledger.entries().filter_map(|entry| match entry {
-            Entry::Held { hold: hold @ Hold::Underway(_), .. } => Some(hold),
-            _ => None,
-        });
-        holds.collect()
-    }
-
-    /// Calls of the worker before are no more underway, once all of them are over.
-    fn forget_underway(&mut self) {
-        if self.inherited.is_empty() {
-            for hold in std::mem::take(&mut self.orphaned) {
-                self.enter(Entry::Release { hold });
-            }
+    /// The call of the worker before that was on the lane is made again, or is over.
+    pub(super) fn disinherit(&mut self) {
+        if let Some(reservation) = self.inherited.take() {
+            self.ledger.cancel(reservation);
         }
     }
 
@@ -342,28 +260,6 @@ impl Books {
         self.nodes.contains(&place)
     }
 
-    /// A call that changes what is charged goes into the driver, or comes back.
-    pub(super) fn begin(&mut self) {
-        self.underway += 1;
-        self.generation += 1;
-    }
-
-    pub(super) fn end(&mut self) {
-        self.underway = self.underway.saturating_sub(1);
-        self.stuck = self.stuck.min(self.underway);
-        self.generation += 1;
-    }
-
-    /// Whether there are such calls that may soon be back.
-    pub(super) fn is_moving(&self) -> bool {
-        self.underway > self.stuck
-    }
-
-    /// Those that are in the driver now hang there.
-    pub(super) fn wait_no_more(&mut self) {
-        self.stuck = self.underway;
-    }
-
     /// The driver is to be asked soon, and once more later.
     pub(super) fn schedule(&mut self, now: Instant) -> bool {
         let [soon, later] = self.due;
@@ -375,30 +271,10 @@ impl Books {
         first
     }
 
-    /// An import of so many bytes goes into the driver.
-    pub(super) fn begin_import(&mut self, bytes: u64) {
-        self.importing_bytes = self.importing_bytes.saturating_add(bytes);
-    }
-
-    /// It is back, and entered.
-    pub(super) fn end_import(&mut self, bytes: u64) {
-        self.importing_bytes = self.importing_bytes.saturating_sub(bytes);
-    }
-
-    /// The names that a GPU's figures may show from now on, until a call begins. Those that a worker
-    /// before was about to make aren't known.
+    /// The names that a GPU's figures show while nobody else is on the lane.
     pub(super) fn named(&self, gpu: usize) -> Named {
-        let known_bytes = self.ledger.named_bytes(gpu);
-        let pending = self.ledger.expected(gpu).map_or(0, |expected| expected.pending_bytes);
-        let underway = [self.ledger.underway_bytes(), self.importing_bytes, pending];
-        let most_bytes = underway.into_iter().fold(known_bytes, u64::saturating_add);
-        let (is_still, are_needed) = (self.inherited.is_empty(), self.ledger.lacks_stakes());
-        Named { known_bytes, most_bytes, is_still, are_needed }
-    }
-
-    /// Whether nobody may begin a call that changes what is charged.
-    pub(super) fn is_paused(&self) -> bool {
-        self.pauses > 0 && self.paused_until.is_some_and(|until| until > Instant::now())
+        let (known_bytes, are_needed) = (self.ledger.named_bytes(gpu), self.ledger.lacks_stakes());
+        Named { known_bytes, are_needed }
     }
 
     /// The driver is to be asked by then.
@@ -464,7 +340,7 @@ const _: () = {
 };
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
@@ -473,7 +349,7 @@ mod tests {
     use super::*;
     use crate::gate::journal::{HEAD_BYTES, JOURNAL_BYTES};
 
-    pub(super) fn journal() -> File {
+    pub(in crate::gate::worker) fn journal() -> File {
         let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
         ftruncate(&journal, JOURNAL_BYTES as u64).unwrap();
         journal
@@ -500,27 +376,22 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_of_a_worker_before_names_counts_until_all_such_calls_are_over() {
+    fn what_the_call_on_the_lane_had_set_aside_counts_until_it_is_made_again() {
         let journal = journal();
-        let open = || open(&journal);
         let used = |books: &Books| books.ledger.usage(0).unwrap().used_bytes;
-        let (client, handle) = (Client(1), Handle(2));
-
-        let (mut books, memory) = open();
-        let parent = Handle(client.0);
-        books.enter(Entry::Commit { gpu: 0, bytes: 5, client, parent, handle });
-        books.enter(Entry::Hold { hold: Hold::Underway(7), client, handle });
+        let (mut books, memory) = open(&journal);
+        memory.set_lane(Some(0));
         // A notification begins with its id.
         journal.write_all_at(&1_u64.to_ne_bytes(), HEAD_BYTES as u64).unwrap();
+        memory.slot(0).set_aside(Some(SetAside { gpu: 0, bytes: 5, client: 1 }));
         memory.slot(0).executing(Object::one(1, 3, false));
 
-        let (mut books, _) = open();
-        books.enter(Entry::Free { client, handle });
-        assert_eq!(used(&books), 5);
-        let (mut books, memory) = open();
-        assert_eq!((used(&books), books.underway), (5, 1));
-        books.disinherit(memory.slot(0));
-        assert_eq!((used(&books), books.underway), (0, 0));
-        assert_eq!(used(&open().0), 0);
+        let (mut next, _) = open(&journal);
+        assert_eq!(used(&next), 5);
+        next.disinherit();
+        assert_eq!(used(&next), 0);
+        let (client, handle) = (Client(1), Handle(3));
+        books.enter(Entry::Commit { gpu: 0, bytes: 6, client, parent: Handle(1), handle });
+        assert_eq!(used(&open(&journal).0), 6, "it was entered, and the slot doesn't say so yet");
     }
 }

@@ -11,9 +11,9 @@ use super::books::Books;
 use super::buffer::Buffer;
 use super::desk::Copy;
 use super::device::Rm;
+use super::lane::OnLane;
 use super::listener::Reply;
 use super::memory::SetAside;
-use super::naming::Name;
 use super::own::Presence;
 use super::serve::{Case, Made, Over};
 use super::trace;
@@ -29,9 +29,8 @@ use crate::rm::{Answer, Call, Command, Decoded, Key, Layout, Meaning, refuse};
 const HANDLES: u32 = 0xcb90_0000;
 const HANDLES_MASK: u32 = 0xf_ffff;
 
-/// How often is tried what others' calls can thwart: to find a handle that is free, before it's left
-/// to the driver after all; to ask for a device's GPU while nothing of its client is freed.
-pub(super) const TRIES: u32 = 4;
+/// How often a handle that is free is looked for, before that is left to the driver after all.
+const TRIES: u32 = 4;
 
 /// Pages in which memory is charged at least.
 const PAGE_BYTES: u64 = 4096;
@@ -100,15 +99,20 @@ impl Case<'_> {
     }
 
     /// Sets memory aside; where there isn't enough, the driver is asked what there is.
-    fn reserve(&mut self, memory: SetAside, layout: &Layout) -> Result<Reservation, Over> {
+    fn reserve(
+        &mut self,
+        lane: &mut OnLane<'_>,
+        memory: SetAside,
+        layout: &Layout,
+    ) -> Result<Reservation, Over> {
         let SetAside { gpu, bytes, .. } = memory;
         let mut asked = false;
         loop {
-            let mut books = self.shared.books_to_begin(self.slot);
-            books.disinherit(self.slot);
+            let mut books = self.shared.books();
+            // Of what the worker before had set aside for this call nothing was given, or it's freed.
+            books.disinherit();
             match books.ledger.reserve(gpu, bytes) {
                 Ok(reservation) => {
-                    books.begin();
                     self.slot.set_aside(Some(memory));
                     return Ok(reservation);
                 }
@@ -117,7 +121,7 @@ impl Case<'_> {
                 {
                     drop(books);
                     asked = true;
-                    self.shared.reconcile();
+                    self.shared.reconcile(lane, self.came);
                 }
                 Err(LedgerError::OverQuota { usage, .. }) => {
                     drop(books);
@@ -134,51 +138,29 @@ impl Case<'_> {
 
     /// Asks the driver to make an object, and tells the handle it got; `None` where it
     /// wasn't made, and the struct says why.
-    pub(super) fn make(
-        &mut self,
-        command: &Command,
-        making: Making,
-        mut name: Option<&mut Name>,
-    ) -> Result<Option<u32>, Errno> {
+    pub(super) fn make(&mut self, command: &Command, making: Making) -> Result<Option<u32>, Errno> {
         let Making { object, handle: place, head } = making;
         let chosen = object.handle != 0;
-        let before = self.slot.executed();
-        let mut handle = match (chosen, self.again) {
-            (true, _) => object.handle,
-            (false, true) => before.handle,
-            (false, false) => self.next_handle(),
-        };
+        let was_there = self.again && self.slot.executed().was_there;
+        let mut handle = if chosen { object.handle } else { self.next_handle() };
         let known = |case: &Self, handle| {
             let books = case.books();
             let is_group = books.groups.contains(object.client, handle);
             is_group || books.ledger.contains(Client(object.client), Handle(handle))
         };
-        self.unmake_what_was_entered(object);
-        let mut again = self.again && !before.was_there;
         for attempt in 0..=TRIES {
             self.patch(place, Meaning::Handle, handle.into());
             self.patch(head, Meaning::Status, NV_OK.into());
-            let there = (self.again && before.was_there) || known(self, handle);
+            let there = was_there || known(self, handle);
             self.slot.executing(trace::Object::one(object.client, handle, there));
-            if let Some(name) = &mut name {
-                self.shared.makes_also(name, handle);
-            }
             let Some(device) = &self.device else { return Err(Errno::EBADF) };
             device.call(command, &mut self.desk.bytes)?;
             match self.status(head) {
                 NV_OK => break,
-                NV_ERR_INSERT_DUPLICATE_NAME if again => {
-                    again = false;
-                    self.unmake(object.client, object.parent, handle);
-                }
                 NV_ERR_INSERT_DUPLICATE_NAME if !chosen && attempt < TRIES => {
                     handle = if attempt + 1 < TRIES { self.next_handle() } else { 0 };
                 }
                 _ => {
-                    if again && !there {
-                        // It can't be made any more, but the worker before may have made it.
-                        self.unmake(object.client, object.parent, handle);
-                    }
                     self.patch(place, Meaning::Handle, object.handle.into());
                     return Ok(None);
                 }
@@ -192,15 +174,13 @@ impl Case<'_> {
     pub(super) fn made_before(&self, object: Object) -> Option<u32> {
         let before = self.slot.executed();
         let handle = if object.handle == 0 { before.handle } else { object.handle };
-        (self.again && !before.was_there).then_some(handle)
+        (self.again && !before.was_there && handle != 0).then_some(handle)
     }
 
     /// The worker before may have made an object, and even entered it: once more from the start.
-    fn unmake_what_was_entered(&self, object: Object) {
-        let known =
-            |handle: &u32| self.books().ledger.contains(Client(object.client), Handle(*handle));
-        if let Some(handle) = self.made_before(object).filter(known) {
-            self.unmake(object.client, object.parent, handle);
+    pub(super) fn start_over(&self, lane: &OnLane<'_>, object: Object) {
+        if let Some(handle) = self.made_before(object) {
+            self.unmake(lane, object.client, object.parent, handle);
         }
     }
 
@@ -214,18 +194,9 @@ impl Case<'_> {
     }
 
     /// Frees what a call made that isn't given to the caller.
-    pub(super) fn unmake(&self, client: u32, parent: u32, handle: u32) {
+    pub(super) fn unmake(&self, lane: &OnLane<'_>, client: u32, parent: u32, handle: u32) {
         if let Some(device) = &self.device {
-            self.shared.unmake(device, Made { client, parent, handle });
-        }
-    }
-
-    /// The same, of what is entered already as about to be freed.
-    pub(super) fn unmake_begun(&self, made: Made) {
-        if let Some(device) = &self.device {
-            self.shared.unmake_begun(device, made);
-        } else {
-            self.books().end_free(Client(made.client), Handle(made.handle));
+            self.shared.unmake(lane, device, Made { client, parent, handle });
         }
     }
 
@@ -234,6 +205,7 @@ impl Case<'_> {
     /// `given` reads from our copies how much the driver gave.
     pub(super) fn charged(
         &mut self,
+        lane: &mut OnLane<'_>,
         command: &Command,
         making: Making,
         memory: Option<(usize, u64)>,
@@ -244,49 +216,28 @@ impl Case<'_> {
             let there = Answer::Status(NV_ERR_INSERT_DUPLICATE_NAME);
             return Err(self.answer(there, Some(head)));
         }
+        self.start_over(lane, object);
         let Some((gpu, asked_bytes)) = memory else {
-            let made = self.make(command, making, None);
+            let made = self.make(command, making);
             let made = made.map_err(|errno| Reply::Errno(errno as i32))?;
             return Ok(made.map(|handle| self.made_without(object, handle)));
         };
         let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
-        self.unmake_what_was_entered(object);
         let memory = SetAside { gpu, bytes: asked_bytes, client: object.client };
-        let reservation = match self.reserve(memory, head) {
-            Ok(reservation) => reservation,
-            Err(over) => {
-                // Not entered, but the driver may have it.
-                if let Some(handle) = self.made_before(object) {
-                    self.unmake(object.client, object.parent, handle);
-                }
-                return Err(over);
-            }
-        };
-        let (shared, parents) = (self.shared, [object.parent]);
-        let mut name = shared.begin_name(self.slot, object.client, &parents, &[object.handle]);
-        // What it hangs below is the same from here on, or that is known.
-        if self.gpu(object.client, object.parent) != Some(gpu) {
-            let mut books = self.books();
-            books.ledger.cancel(reservation);
+        let reservation = self.reserve(lane, memory, head)?;
+        // Others may have been on the lane meanwhile.
+        if self.gpu_on(lane, object.client, object.parent) != Some(gpu) {
+            self.books().ledger.cancel(reservation);
             self.slot.set_aside(None);
-            books.end();
-            drop(books);
-            // Not entered, but the driver may have it.
-            if let Some(handle) = self.made_before(object) {
-                self.unmake(object.client, object.parent, handle);
-            }
-            shared.end_name(&name);
-            return Err(self.was_freed_meanwhile(head));
+            self.log("memory below an object that was freed, or made anew, meanwhile");
+            return Err(self.answer(Answer::Status(NV_ERR_OBJECT_NOT_FOUND), Some(head)));
         }
-        let made = self.make(command, making, Some(&mut name));
+        let made = self.make(command, making);
         let given_bytes = given(self).unwrap_or(asked_bytes).max(asked_bytes);
         let mut books = self.books();
         books.ledger.cancel(reservation);
         let Ok(Some(handle)) = made else {
             self.slot.set_aside(None);
-            books.end();
-            drop(books);
-            shared.end_name(&name);
             return made.map(|_| None).map_err(|errno| Reply::Errno(errno as i32));
         };
         let (client, parent) = (Client(object.client), Handle(object.parent));
@@ -294,38 +245,24 @@ impl Case<'_> {
             Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
         books.enter(entry);
         self.slot.set_aside(None);
-        books.end();
-        if given_bytes > asked_bytes {
-            self.shared.auditor.doubts.explain(gpu);
-        }
         // The driver rounds up, maybe beyond the quota.
         let is_over = |books: &Books| {
             books.ledger.usage(gpu).is_none_or(|usage| usage.used_bytes > usage.limit_bytes)
         };
         let mut over = is_over(&books);
         drop(books);
-        if !shared.end_making(&name, &[handle], true) {
-            self.unmake_begun(Made { client: object.client, parent: object.parent, handle });
-            return Err(self.was_freed_meanwhile(head));
-        }
         if over {
-            // Or the driver was asked meanwhile, and what it showed counts twice.
-            self.shared.reconcile();
+            // Or what the driver showed before counts twice.
+            self.shared.reconcile(lane, self.came);
             over = is_over(&self.books());
         }
         if over {
-            self.unmake(object.client, object.parent, handle);
+            self.unmake(lane, object.client, object.parent, handle);
             let usage = self.books().ledger.usage(gpu);
             let usage = usage.unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
             return Err(self.over_quota(Some(head), (gpu, given_bytes), usage));
         }
         Ok(Some(Made { client: object.client, parent: object.parent, handle }))
-    }
-
-    /// What is named, or was made, isn't there any more.
-    pub(super) fn was_freed_meanwhile(&mut self, head: &'static Layout) -> Over {
-        self.log("an object that was freed, or made anew, while it was made or duplicated");
-        self.answer(Answer::Status(NV_ERR_OBJECT_NOT_FOUND), Some(head))
     }
 
     /// Whether an object is there, as the books and the driver say.
@@ -364,7 +301,7 @@ impl Case<'_> {
             let target = self.target()?;
             target.read(alloc.rights, &mut rights).map_err(|errno| Reply::Errno(errno as i32))?;
         }
-        self.only_once()?;
+        let mut lane = self.only_once_on_lane()?;
         self.books().shares(object.client, self.target()?.process);
 
         let does = class_use(class).does;
@@ -381,7 +318,7 @@ impl Case<'_> {
         }
         let charge = match asked {
             None => None,
-            Some(memory) => match self.gpu(object.client, object.parent) {
+            Some(memory) => match self.gpu_on(&lane, object.client, object.parent) {
                 Some(gpu) => Some((gpu, memory.size_bytes)),
                 None => return Err(self.on_no_gpu(object, layout)),
             },
@@ -390,13 +327,13 @@ impl Case<'_> {
         if class == NV_SEMAPHORE_SURFACE && self.is_over_gpu_memory(object.client) {
             return Err(self.answer(Answer::Status(NV_ERR_INVALID_PARAMETER), Some(layout)));
         }
-        let group = self.room_for_group(alloc, layout)?;
+        let group = self.room_for_group(&lane, alloc, layout)?;
         let params = if size.is_some() { self.desk.params.address() } else { 0 };
         self.patch(layout, Meaning::Params, params);
         let rights_address = if alloc.rights == 0 { 0 } else { rights.address() };
         self.patch(layout, Meaning::Rights, rights_address);
         let making = Making { object, handle: layout, head: layout };
-        let made = self.charged(command, making, charge, |case| {
+        let made = self.charged(&mut lane, command, making, charge, |case| {
             memory::given_bytes(asked?.layout, &case.desk.params)
         });
         self.patch(layout, Meaning::Params, alloc.params);
@@ -405,11 +342,11 @@ impl Case<'_> {
         if size.is_some() && made.is_some() {
             self.write_back(1, alloc.params, Copy::Params);
         }
-        if let (Some(group), Some(made)) = (&group, made) {
-            group.made(object, made.handle);
+        if let (Some(gpu), Some(made)) = (group, made) {
+            self.enter_group(gpu, object, made.handle, true);
         }
         if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
-            self.subdevice_made(made);
+            self.subdevice_made(&lane, made);
         }
         Ok(self.executed(made))
     }
@@ -429,15 +366,16 @@ impl Case<'_> {
     }
 
     /// A subdevice was made, and so what is above it is a device.
-    fn subdevice_made(&self, made: Made) {
+    fn subdevice_made(&self, lane: &OnLane<'_>, made: Made) {
         let Made { client, parent, handle } = made;
+        let gpu = self.made_of_gpu(lane, client, handle);
         let mut books = self.books();
         if !books.ledger.contains(Client(client), Handle(parent)) {
             books.note(client, client, parent);
         }
         books.note(client, parent, handle);
-        match books.gpu(client, parent) {
-            Some(gpu) => books.learn(client, handle, gpu),
+        match gpu {
+            Some(gpu) => [parent, handle].iter().for_each(|of| books.learn(client, *of, gpu)),
             // Another object of this handle may have been known.
             None => books.unlearn(client, handle),
         }
@@ -463,15 +401,12 @@ impl Case<'_> {
         client: u32,
         handle: u32,
     ) -> Result<Reply, Over> {
-        self.only_once()?;
+        let lane = self.only_once_on_lane()?;
         let (of, object) = (Client(client), Handle(handle));
         let process = self.target()?.process;
-        self.shared.begin_free(of, object);
-        let mut books = self.shared.books_to_begin(self.slot);
+        let mut books = self.books();
         books.shares(client, process);
-        let before = books.ledger.serial_of(of, object);
         let is_memory = books.ledger.charge_of(of, object).is_some();
-        books.begin();
         drop(books);
         self.slot.executing(trace::Object::one(client, handle, true));
         let called = self.call(command);
@@ -492,30 +427,18 @@ impl Case<'_> {
             // And the worker before didn't come to enter that.
             status = NV_OK;
         }
-        let mut books = self.books();
-        // Another thread may have made an object of the same handle since.
-        let same = books.ledger.serial_of(of, object) == before;
-        if called.is_ok() && status == NV_OK && same {
+        called?;
+        if status == NV_OK {
+            let mut books = self.books();
             books.enter(Entry::Free { client: of, handle: object });
             if !is_memory {
                 books.unlearn_freed(client);
             }
-        }
-        books.end_free(of, object);
-        books.end();
-        let is_loose = books.ledger.has_loose_stakes();
-        drop(books);
-        if is_loose {
-            self.shared.free_stakes();
-        }
-        called?;
-        if status == NV_OK {
+            drop(books);
             self.shared.freed_groups(client, handle);
+            self.shared.free_stakes(&lane);
         }
-        if status == NV_OK && !same {
-            // Or it was made before it was freed, and entered after.
-            self.shared.forget_if_gone(client, handle);
-        }
+        drop(lane);
         Ok(self.executed(None))
     }
 

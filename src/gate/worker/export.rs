@@ -6,22 +6,17 @@
 //! driver then refuse the new, the place stays empty, where the driver alone would leave what
 //! was there.
 //!
-//! A handle must name the same in the driver as in the books, or small memory would be
-//! entered and large exported. So frees wait for exports of what they free, and these for them;
-//! where a free waited too long, for an export that hangs, what was exported is taken out again.
-//!
 //! Memory of the host is entered when it's exported, as memory of 0 bytes: nothing else tells
 //! who names it. That it's the host's, the driver is asked each time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use super::Shared;
 use super::books::{BOUNDS, Books};
 use super::device::{Device, Failure};
 use super::execute::nth_handle;
-use super::exported::{Claim, Denied, LOOK, PATIENCE};
+use super::exported::{Denied, Exported};
+use super::lane::OnLane;
 use super::listener::Reply;
 use super::serve::{Case, Made, Over};
 use super::trace::Object;
@@ -32,9 +27,6 @@ use crate::rm::export::{self, Does, Places};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 use crate::rm::{Answer, Command, Layout, Meaning};
-
-/// How long a free waits for exports. One that hangs holds up no more than that.
-const FREE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// An export or an import that is to be made.
 #[derive(Debug, Clone, Copy)]
@@ -71,17 +63,18 @@ impl Case<'_> {
         let (Some(descriptor), Some(file)) = (descriptor, file) else {
             return Err(self.status_over(head, NV_ERR_INVALID_PARAMETER));
         };
-        self.settle()?;
+        let lane = self.only_once_on_lane()?;
         export::set_descriptor(layout, &mut self.desk.params, file.descriptor());
         let control = Control { command, head, layout, does, client, params };
         let done = match (does, export::places(layout, &self.desk.params)) {
             (Does::Tell, _) => self.make_control(command, head, params).map(|done| (done, vec![])),
             (_, None) => Err(self.status_over(head, NV_ERR_INVALID_PARAMETER)),
             (Does::Export | Does::ExportList, Some(places)) => {
-                self.export(control, &places, &Arc::new(file)).map(|done| (done, vec![]))
+                self.export(&lane, control, &places, &Arc::new(file)).map(|done| (done, vec![]))
             }
-            (_, Some(places)) => self.import(control, &places, &Arc::new(file)),
+            (_, Some(places)) => self.import(&lane, control, &places, &Arc::new(file)),
         };
+        drop(lane);
         export::set_descriptor(layout, &mut self.desk.params, descriptor);
         let (done, made) = done?;
         self.give_back(params, done);
@@ -100,9 +93,6 @@ impl Case<'_> {
             Denied::Full => {
                 ("more exports than can be kept account of", NV_ERR_INSUFFICIENT_RESOURCES)
             }
-            Denied::Busy => {
-                ("an export or import that would wait for others too long", NV_ERR_BUSY_RETRY)
-            }
         };
         self.log(what);
         self.status_over(head, status)
@@ -110,14 +100,14 @@ impl Case<'_> {
 
     fn export(
         &mut self,
+        lane: &OnLane<'_>,
         control: Control<'_>,
         places: &Places,
         file: &Arc<Device>,
     ) -> Result<bool, Over> {
         let (shared, head) = (self.shared, control.head);
-        let number = || Some(shared.memory.next_hold());
-        let claimed = shared.exports.claim(file, true, number);
-        let (claim, is_new) = claimed.map_err(|denied| self.denied(head, denied))?;
+        let found = shared.exports.find(file, Some(shared.memory.next_hold()));
+        let (exported, is_new) = found.map_err(|denied| self.denied(head, denied))?;
         // The worker before had come to tell of it.
         let mine = self.again && !self.slot.executed().was_there;
         // One object is put into a file once; a list goes into what others of ours began.
@@ -131,12 +121,13 @@ impl Case<'_> {
                 if !self.again {
                     self.slot.executing(Object::one(control.client, 0, !is_new));
                 }
-                self.export_to(control, places, &claim, is_new)
+                self.export_to(control, places, &exported, is_new)
             }
         };
-        if is_new && !matches!(done, Ok(true)) && shared.clear(&claim, |_| true) {
-            shared.forget_export(claim.number);
+        if is_new && !matches!(done, Ok(true)) && shared.clear(&exported, |_| true) {
+            shared.forget_export(exported.number);
         }
+        shared.free_stakes(lane);
         done
     }
 
@@ -152,102 +143,61 @@ impl Case<'_> {
         &mut self,
         control: Control<'_>,
         places: &Places,
-        claim: &Claim<'_>,
+        exported: &Exported,
         is_new: bool,
     ) -> Result<bool, Over> {
-        let head = control.head;
+        let (shared, head, of) = (self.shared, control.head, Client(control.client));
         let process = self.target()?.process;
         self.books().shares(control.client, process);
         if is_new {
             // Before there is anything in it, so that no worker to come misses one.
-            let notice = Notice::Exported { number: claim.number };
-            if self.shared.keeper.tell_with(notice, Some(claim.file.as_fd())).is_err() {
+            let notice = Notice::Exported { number: exported.number };
+            if shared.keeper.tell_with(notice, Some(exported.file.as_fd())).is_err() {
                 return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
             }
         }
-        let number = self.shared.memory.next_hold();
-        let objects = places.named().map(|(_, object)| Handle(object)).collect();
-        self.books().begin_export(number, Client(control.client), objects);
-        let done = self.export_in_turn(control, places, (claim, number));
-        self.books().end_naming(number);
-        done
-    }
-
-    /// Exports while none of the objects is freed.
-    fn export_in_turn(
-        &mut self,
-        control: Control<'_>,
-        places: &Places,
-        (claim, number): (&Claim<'_>, u64),
-    ) -> Result<bool, Over> {
-        let (head, of) = (control.head, Client(control.client));
-        let since = Instant::now();
-        let mut was_there = self.again;
-        while since.elapsed() <= PATIENCE {
-            let stays = self.books().stays(number);
-            if !stays {
-                std::thread::sleep(LOOK);
-                continue;
-            }
-            let of_the_host = self.of_the_host(control, places)?;
-            if !self.shared.clear(claim, |place| places.has(place)) {
-                return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
-            }
-            let mut books = self.books();
-            if books.is_moved(number) {
-                continue;
-            }
-            let held = hold_all(&mut books, (of, places), claim.number, &of_the_host);
-            drop(books);
-            if let Err(error) = held {
-                self.log(&format!("an export: {error}"));
-                let status = match error {
-                    LedgerError::Full => NV_ERR_INSUFFICIENT_RESOURCES,
-                    _ => NV_ERR_NOT_SUPPORTED,
-                };
-                return Err(self.status_over(head, status));
-            }
-            let done = self.put_in(control, places, claim, was_there);
-            if !matches!(done, Ok(true)) {
-                self.shared.release(claim.number, |place| places.has(place));
-                return done;
-            }
-            // Whatever had the name when the driver heard it.
-            let are_as_charged = self.are_as_charged(of, places) && self.stake(of, places, claim);
-            if !self.books().is_moved(number) {
-                if are_as_charged {
-                    return done;
-                }
-                self.shared.clear(claim, |place| places.has(place));
-                self.log("memory to be exported that was taken past the monitor");
-                return Err(self.status_over(head, NV_ERR_NOT_SUPPORTED));
-            }
-            // What it was may be something else by now.
-            was_there = true;
-            if !self.shared.clear(claim, |place| places.has(place)) {
-                break;
-            }
+        let of_the_host = self.of_the_host(control, places)?;
+        if !shared.clear(exported, |place| places.has(place)) {
+            return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
         }
-        Err(self.denied(head, Denied::Busy))
+        let held = hold_all(&mut self.books(), (of, places), exported.number, &of_the_host);
+        if let Err(error) = held {
+            self.log(&format!("an export: {error}"));
+            let status = match error {
+                LedgerError::Full => NV_ERR_INSUFFICIENT_RESOURCES,
+                _ => NV_ERR_NOT_SUPPORTED,
+            };
+            return Err(self.status_over(head, status));
+        }
+        let done = self.put_in(control, places, exported);
+        if !matches!(done, Ok(true)) {
+            shared.release(exported.number, |place| places.has(place));
+            return done;
+        }
+        if self.are_as_charged(of, places) && self.stake(of, places, exported) {
+            return done;
+        }
+        shared.clear(exported, |place| places.has(place));
+        self.log("memory to be exported that was taken past the monitor");
+        Err(self.status_over(head, NV_ERR_NOT_SUPPORTED))
     }
 
-    /// Has the driver put objects into a file, where we maybe had some before.
+    /// Has the driver put objects into a file, where the worker before may have had it put some.
     fn put_in(
         &mut self,
         control: Control<'_>,
         places: &Places,
-        claim: &Claim<'_>,
-        was_there: bool,
+        exported: &Exported,
     ) -> Result<bool, Over> {
         let Control { command, head, does, client, params, .. } = control;
         let done = self.make_control(command, head, params)?;
         let status = self.status(head);
-        if does != Does::Export || status != NV_ERR_STATE_IN_USE || !was_there {
+        if does != Does::Export || status != NV_ERR_STATE_IN_USE || !self.again {
             return Ok(done);
         }
         // Its one place was cleared, which a list alone fills again.
         let object = places.objects.first().copied().unwrap_or_default();
-        let mut list = export::one(claim.file.descriptor(), object);
+        let mut list = export::one(exported.file.descriptor(), object);
         let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
         let status = match self.rm()?.control(client, client, command, &mut list) {
             Ok(()) => NV_OK,
@@ -300,27 +250,28 @@ impl Case<'_> {
 
     /// Puts a stake before each of what was exported, behind what it was exported from: whether all
     /// have one.
-    fn stake(&self, of: Client, places: &Places, claim: &Claim<'_>) -> bool {
+    fn stake(&self, of: Client, places: &Places, exported: &Exported) -> bool {
         let Ok(device) = self.device() else { return false };
         places.named().all(|(index, object)| {
             let memory = self.books().ledger.memory_of(of, Handle(object));
             let Some((gpu, _)) = memory.filter(|(_, bytes)| *bytes > 0) else { return true };
-            let hold = Hold::Export { file: claim.number, index };
+            let hold = Hold::Export { file: exported.number, index };
             self.shared.stake_export(device, hold, (of.0, object), gpu)
         })
     }
 
     fn import(
         &mut self,
+        lane: &OnLane<'_>,
         control: Control<'_>,
         places: &Places,
         file: &Arc<Device>,
     ) -> Result<(bool, Vec<Made>), Over> {
         let Control { command, head, layout, client, params, .. } = control;
-        let claimed = self.shared.exports.claim(file, false, || None);
-        let (claim, _) = claimed.map_err(|denied| self.denied(head, denied))?;
+        let found = self.shared.exports.find(file, None);
+        let (exported, _) = found.map_err(|denied| self.denied(head, denied))?;
         let parent = places.parent;
-        let hold = |place: u32| Hold::Export { file: claim.number, index: place };
+        let hold = |place: u32| Hold::Export { file: exported.number, index: place };
         let process = self.target()?.process;
         let mut books = self.books();
         books.shares(client, process);
@@ -333,11 +284,9 @@ impl Case<'_> {
             .collect();
         let memories = (places.first..).take(places.objects.len());
         let memories = memories.filter_map(|place| books.ledger.memory_held_by(hold(place)));
-        let memories = memories.filter(|(_, bytes)| *bytes > 0);
-        let (gpu, bytes) = memories
-            .fold((None, 0_u64), |(_, sum), (gpu, bytes)| (Some(gpu), sum.saturating_add(bytes)));
+        // All of a file are one GPU's.
+        let gpu = memories.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu).last();
         drop(books);
-        self.learn_above(client, parent);
         if wanted.len() > room {
             self.log("more objects than can be kept account of");
             return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
@@ -362,7 +311,7 @@ impl Case<'_> {
         };
         // The worker before may have made them, and even entered some.
         if self.again && !before.was_there {
-            asked.for_each(|object| self.unmake(client, parent, object));
+            asked.for_each(|object| self.unmake(lane, client, parent, object));
         }
         export::set_objects(layout, &mut self.desk.params, &objects);
         // Of a list whose handles the caller chose, what can be undone is the first.
@@ -370,14 +319,7 @@ impl Case<'_> {
         let was_there = if self.again { before.was_there } else { known };
         let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
         self.slot.executing(Object { client, handle: theirs.unwrap_or(first), more, was_there });
-        let handles: Vec<u32> = objects.iter().copied().filter(|object| *object != 0).collect();
-        let name = self.shared.begin_name(self.slot, client, &[parent], &handles);
-        // All of a file are one GPU's.
-        let shown = self.shown_below(client, parent, gpu);
-        let mut books = self.shared.books_to_begin(self.slot);
-        books.begin();
-        books.begin_import(bytes);
-        drop(books);
+        let shown = self.shown_below(lane, client, parent, gpu);
         let done = self.make_control(command, head, params);
         let done_well = matches!(done, Ok(true));
         let stakes: Vec<(u32, Option<u32>)> = (places.first..)
@@ -403,8 +345,6 @@ impl Case<'_> {
         } else {
             objects.clone_from(&places.objects);
         }
-        books.end_import(bytes);
-        books.end();
         drop(books);
         for (place, stake) in stakes {
             let at = (place - places.first) as usize;
@@ -412,11 +352,6 @@ impl Case<'_> {
             self.shared.stake_name((client, object), stake);
         }
         export::set_objects(layout, &mut self.desk.params, &objects);
-        let handles: Vec<u32> = made.iter().map(|made| made.handle).collect();
-        if !self.shared.end_making(&name, &handles, true) && !made.is_empty() {
-            made.into_iter().for_each(|made| self.unmake_begun(made));
-            return Err(self.status_over(head, NV_ERR_OBJECT_NOT_FOUND));
-        }
         done.map(|done| (done, made))
     }
 }
@@ -455,19 +390,4 @@ fn hold_all(
         books.enter(Entry::Hold { hold, client: of, handle: Handle(object) });
     }
     Ok(())
-}
-
-impl Shared {
-    /// A free may go into the driver, once no export of what it frees is there.
-    pub(super) fn begin_free(&self, client: Client, handle: Handle) {
-        let since = Instant::now();
-        loop {
-            let mut books = self.books();
-            if !books.is_exporting(client, handle) || since.elapsed() > FREE_PATIENCE {
-                return books.begin_free(client, handle);
-            }
-            drop(books);
-            std::thread::sleep(LOOK);
-        }
-    }
 }

@@ -4,8 +4,8 @@
 //! nothing tells when it's closed. So we keep it open, too: by that an import is known for
 //! what it is. When no object names the memory any more, and nobody of the container is
 //! found with the file, it is taken back: the driver frees what the file has, also where a
-//! descriptor of it is hidden. So it is when the container is gone. Calls on one file take
-//! turns ([`Claim`]), so that nothing is taken back under one. What they do is not known here.
+//! descriptor of it is hidden. So it is when the container is gone. What is put into a file, and taken
+//! out of it, is so on the [lane](super::lane).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,6 +19,7 @@ use nix::libc;
 use super::Shared;
 use super::books::Books;
 use super::device::{self, Device, Failure, Rm};
+use super::lane::OnLane;
 use super::target::{has_file, with_files};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
@@ -37,11 +38,6 @@ const MISSES: u32 = 3;
 /// How often for a call that would be refused otherwise.
 const HURRY: Duration = Duration::from_millis(300);
 
-/// How long a call waits for others to be done with its file, or with what they free, and how
-/// often it looks.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
-pub(super) const LOOK: Duration = Duration::from_micros(50);
-
 /// Files that memory was exported to.
 #[derive(Debug, Default)]
 pub(super) struct Exports {
@@ -54,30 +50,13 @@ struct Export {
     file: Arc<Device>,
     /// How often it was not found in a row.
     misses: u32,
-    /// Calls that import from it now.
-    imports: u32,
-    /// Whether a call changes now what is in it.
-    changes: bool,
 }
 
-/// A file that a call is at work on; others wait for its end.
+/// A file that is kept.
 #[derive(Debug)]
-pub(super) struct Claim<'a> {
-    exports: &'a Exports,
+pub(super) struct Exported {
     pub(super) number: u64,
     pub(super) file: Arc<Device>,
-    changes: bool,
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        if let Some(export) = self.exports.files().get_mut(&self.number) {
-            match self.changes {
-                true => export.changes = false,
-                false => export.imports = export.imports.saturating_sub(1),
-            }
-        }
-    }
 }
 
 /// Why a file is not to be had.
@@ -87,8 +66,6 @@ pub(super) enum Denied {
     Unknown,
     /// There are as many as can be kept.
     Full,
-    /// Another call doesn't end.
-    Busy,
 }
 
 impl Exports {
@@ -101,51 +78,28 @@ impl Exports {
     }
 
     fn keep(&self, number: u64, file: Arc<Device>) {
-        let export = Export { file, misses: 0, imports: 0, changes: false };
-        self.files().insert(number, export);
+        self.files().insert(number, Export { file, misses: 0 });
     }
 
-    /// Waits for its turn with an open file, to change what is in it or to import from it.
-    /// One that isn't known becomes so, where a number for it is given.
-    pub(super) fn claim(
+    /// The open file, as it's kept, and whether it is so from now on: one that isn't known is where there
+    /// is a `number` for it.
+    pub(super) fn find(
         &self,
         file: &Arc<Device>,
-        changes: bool,
-        number: impl Fn() -> Option<u64>,
-    ) -> Result<(Claim<'_>, bool), Denied> {
+        number: Option<u64>,
+    ) -> Result<(Exported, bool), Denied> {
         let own = std::process::id();
-        let since = Instant::now();
-        loop {
-            let mut files = self.files();
-            let same =
-                |export: &Export| has_file((own, file.descriptor()), &export.file) == Some(true);
-            let known = files.iter().find(|(_, export)| same(export)).map(|(number, _)| *number);
-            let is_new = known.is_none();
-            let number = match known {
-                Some(number) => number,
-                None if files.len() >= MOST => return Err(Denied::Full),
-                None => number().ok_or(Denied::Unknown)?,
-            };
-            let export = files.entry(number).or_insert_with(|| Export {
-                file: Arc::clone(file),
-                misses: 0,
-                imports: 0,
-                changes: false,
-            });
-            if !export.changes && (!changes || export.imports == 0) {
-                match changes {
-                    true => export.changes = true,
-                    false => export.imports += 1,
-                }
-                let file = Arc::clone(&export.file);
-                return Ok((Claim { exports: self, number, file, changes }, is_new));
-            }
-            drop(files);
-            if since.elapsed() > PATIENCE {
-                return Err(Denied::Busy);
-            }
-            std::thread::sleep(LOOK);
+        let mut files = self.files();
+        let same = |export: &Export| has_file((own, file.descriptor()), &export.file) == Some(true);
+        if let Some((number, export)) = files.iter().find(|(_, export)| same(export)) {
+            return Ok((Exported { number: *number, file: Arc::clone(&export.file) }, false));
         }
+        let number = number.ok_or(Denied::Unknown)?;
+        if files.len() >= MOST {
+            return Err(Denied::Full);
+        }
+        files.insert(number, Export { file: Arc::clone(file), misses: 0 });
+        Ok((Exported { number, file: Arc::clone(file) }, true))
     }
 }
 
@@ -178,8 +132,6 @@ impl Shared {
         for index in places {
             books.enter(Entry::Release { hold: Hold::Export { file, index } });
         }
-        drop(books);
-        self.free_stakes();
     }
 
     /// Nothing is in that file any more.
@@ -192,10 +144,10 @@ impl Shared {
 
     /// Has the driver free what is in those places of a file, whoever has it open. Whether it
     /// did; where it didn't, its memory stays charged.
-    pub(super) fn clear(&self, claim: &Claim<'_>, is_one: impl Fn(u32) -> bool) -> bool {
+    pub(super) fn clear(&self, exported: &Exported, is_one: impl Fn(u32) -> bool) -> bool {
         let places: Vec<u32> = {
             let books = self.books();
-            books.ledger.exported(claim.number).filter(|at| is_one(*at)).collect()
+            books.ledger.exported(exported.number).filter(|at| is_one(*at)).collect()
         };
         if places.is_empty() {
             return true;
@@ -203,7 +155,7 @@ impl Shared {
         let Some(own) = self.auditor.own(self) else { return false };
         let rm = Rm { release: &self.release, device: &own.control };
         for (first, count) in export::clearings(&places) {
-            let mut params = export::clear(claim.file.descriptor(), first, count);
+            let mut params = export::clear(exported.file.descriptor(), first, count);
             let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
             match rm.control(own.client, own.client, command, &mut params) {
                 // That is: nobody ever exported to it.
@@ -216,7 +168,7 @@ impl Shared {
                 }
             }
         }
-        self.release(claim.number, |place| places.contains(&place));
+        self.release(exported.number, |place| places.contains(&place));
         true
     }
 
@@ -226,10 +178,10 @@ impl Shared {
             let files = self.exports.files();
             files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
         };
+        // A call that hangs on it is for nobody any more.
+        let _lane = self.lane.enter_soon();
         for (number, file) in files {
-            // Who is still at work on it, is for nobody any more.
-            let claim = Claim { exports: &self.exports, number, file, changes: true };
-            if self.clear(&claim, |_| true) {
+            if self.clear(&Exported { number, file }, |_| true) {
                 self.forget_export(number);
             }
         }
@@ -275,34 +227,33 @@ impl Shared {
             let found = open.iter().any(|place| has_file(*place, &file) != Some(false));
             let mut files = self.exports.files();
             let Some(export) = files.get_mut(&number) else { continue };
-            // Who calls has it open.
-            let used = found || export.changes || export.imports > 0;
-            export.misses = if used { 0 } else { export.misses + 1 };
+            export.misses = if found { 0 } else { export.misses + 1 };
             if export.misses < MISSES {
-                missed |= !used;
+                missed |= !found;
                 continue;
             }
-            export.changes = true;
             drop(files);
-            self.take_back(&Claim { exports: &self.exports, number, file, changes: true });
+            let Some(lane) = self.lane.enter_soon() else { continue };
+            self.take_back(&lane, &Exported { number, file });
         }
         missed
     }
 
     /// Takes what no object names out of a file, and forgets one that has nothing.
-    fn take_back(&self, claim: &Claim<'_>) {
-        let number = claim.number;
+    fn take_back(&self, lane: &OnLane<'_>, exported: &Exported) {
+        let number = exported.number;
         let unnamed: Vec<u32> = {
             let books = self.books();
             unnamed(&books, number).collect()
         };
-        let done = self.clear(claim, |place| unnamed.contains(&place));
+        let done = self.clear(exported, |place| unnamed.contains(&place));
         let books = self.books();
         let is_empty = books.ledger.exported(number).next().is_none();
         drop(books);
         if done && is_empty {
             self.forget_export(number);
         }
+        self.free_stakes(lane);
     }
 
     /// Descriptors of that kind of node that the container's processes have, by their threads;

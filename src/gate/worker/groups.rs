@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::Shared;
+use super::lane::OnLane;
 use super::own::Presence;
 use super::serve::{Case, Over};
 use crate::gate::journal::Record;
@@ -35,8 +36,6 @@ struct Group {
 pub(super) struct Groups {
     /// By client and handle.
     all: BTreeMap<(u32, u32), Group>,
-    /// Being made, by their GPUs.
-    underway: Vec<usize>,
 }
 
 impl Groups {
@@ -49,10 +48,9 @@ impl Groups {
         self.all.get(&(client, handle)).map(|group| group.gpu)
     }
 
-    /// How many a GPU has, with those that are being made.
+    /// How many a GPU has.
     fn count(&self, gpu: usize) -> usize {
-        let all = self.all.values().filter(|group| group.gpu == gpu).count();
-        all + self.underway.iter().filter(|of| **of == gpu).count()
+        self.all.values().filter(|group| group.gpu == gpu).count()
     }
 
     /// What freeing an object frees: with a client all that it has, with a device those below it.
@@ -89,41 +87,14 @@ impl Groups {
     }
 }
 
-/// One that is being made counts until it's entered, or isn't made.
-#[derive(Debug)]
-pub(super) struct Making<'a> {
-    shared: &'a Shared,
-    gpu: usize,
-}
-
-impl Making<'_> {
-    /// It's there.
-    pub(super) fn made(&self, object: Object, handle: u32) {
-        self.enter(object, handle, true);
-    }
-
-    fn enter(&self, Object { client, parent, .. }: Object, handle: u32, certain: bool) {
-        let gpu = self.gpu;
-        self.shared.books().write(Record::Group { gpu, client, parent, handle, certain });
-    }
-}
-
-impl Drop for Making<'_> {
-    fn drop(&mut self) {
-        let mut books = self.shared.books();
-        if let Some(at) = books.groups.underway.iter().position(|gpu| *gpu == self.gpu) {
-            books.groups.underway.swap_remove(at);
-        }
-    }
-}
-
-impl<'a> Case<'a> {
-    /// Room for a group that is to be made, where one is.
+impl Case<'_> {
+    /// The GPU of a group that is to be made, where one is: it has room for that.
     pub(super) fn room_for_group(
         &mut self,
+        lane: &OnLane<'_>,
         alloc: &Alloc,
         layout: &'static Layout,
-    ) -> Result<Option<Making<'a>>, Over> {
+    ) -> Result<Option<usize>, Over> {
         if alloc.class != KEPLER_CHANNEL_GROUP_A {
             return Ok(None);
         }
@@ -131,7 +102,11 @@ impl<'a> Case<'a> {
         if let Some(handle) = self.made_before(alloc.object) {
             self.books().write(Record::Ungroup { client: alloc.object.client, handle });
         }
-        match self.group_gpu(alloc.object.client, alloc.object.parent) {
+        let gpu = match self.shared.uuids.len() {
+            1 => Some(0),
+            _ => self.gpu_on(lane, alloc.object.client, alloc.object.parent),
+        };
+        match gpu {
             Some(gpu) => self.room_on(gpu, layout).map(Some),
             None => Err(self.on_no_gpu(alloc.object, layout)),
         }
@@ -142,7 +117,7 @@ impl<'a> Case<'a> {
         &mut self,
         (client, handle): (u32, u32),
         layout: &'static Layout,
-    ) -> Result<Option<Making<'a>>, Over> {
+    ) -> Result<Option<usize>, Over> {
         let gpu = self.books().groups.gpu(client, handle);
         gpu.map(|gpu| self.room_on(gpu, layout)).transpose()
     }
@@ -161,31 +136,33 @@ impl<'a> Case<'a> {
             return Ok(());
         }
         // One below a group that a worker before knew nothing of isn't on its own.
-        let Some(gpu) = self.group_gpu(object.client, object.parent) else { return Ok(()) };
-        let making = self.room_on(gpu, layout)?;
+        let gpu = match self.shared.uuids.len() {
+            1 => Some(0),
+            _ => self.gpu(object.client, object.parent),
+        };
+        let Some(gpu) = gpu else { return Ok(()) };
+        let gpu = self.room_on(gpu, layout)?;
         let handle = match object.handle {
             0 => self.next_handles(1),
             handle => handle,
         };
-        making.enter(object, handle, false);
+        self.enter_group(gpu, object, handle, false);
         Ok(())
     }
 
-    fn group_gpu(&self, client: u32, parent: u32) -> Option<usize> {
-        match self.shared.uuids.len() {
-            1 => Some(0),
-            _ => self.gpu(client, parent),
-        }
+    /// There is a group, or one that was let go on.
+    pub(super) fn enter_group(&self, gpu: usize, object: Object, handle: u32, certain: bool) {
+        let Object { client, parent, .. } = object;
+        self.books().write(Record::Group { gpu, client, parent, handle, certain });
     }
 
-    fn room_on(&mut self, gpu: usize, layout: &'static Layout) -> Result<Making<'a>, Over> {
+    fn room_on(&mut self, gpu: usize, layout: &'static Layout) -> Result<usize, Over> {
         let shared = self.shared;
-        if let Some(making) = shared.begin_group(gpu) {
-            return Ok(making);
+        if !shared.has_room_for_group(gpu) {
+            shared.forget_gone_groups(gpu);
         }
-        shared.forget_gone_groups(gpu);
-        if let Some(making) = shared.begin_group(gpu) {
-            return Ok(making);
+        if shared.has_room_for_group(gpu) {
+            return Ok(gpu);
         }
         let most = shared.settings.channel_groups;
         self.log(&format!(
@@ -196,14 +173,9 @@ impl<'a> Case<'a> {
 }
 
 impl Shared {
-    fn begin_group(&self, gpu: usize) -> Option<Making<'_>> {
-        let mut books = self.books();
+    fn has_room_for_group(&self, gpu: usize) -> bool {
         let most = usize::try_from(self.settings.channel_groups).unwrap_or(usize::MAX);
-        let has_room = books.groups.count(gpu) < most;
-        has_room.then(|| {
-            books.groups.underway.push(gpu);
-            Making { shared: self, gpu }
-        })
+        self.books().groups.count(gpu) < most
     }
 
     /// An object was freed.
@@ -255,8 +227,7 @@ mod tests {
         {
             groups.replay(record);
         }
-        groups.underway.push(1);
-        assert_eq!((groups.count(0), groups.count(1), groups.count(2)), (3, 2, 0));
+        assert_eq!((groups.count(0), groups.count(1), groups.count(2)), (3, 1, 0));
         assert_eq!(groups.gpu(1, 21), Some(1));
         assert_eq!(groups.freed(1, 11), [(1, 11)]);
         assert_eq!(groups.freed(1, 10), [(1, 11), (1, 12)]);

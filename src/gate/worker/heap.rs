@@ -40,9 +40,9 @@ impl Case<'_> {
         class: u32,
         size_bytes: u64,
     ) -> Result<Reply, Over> {
-        self.only_once()?;
+        let mut lane = self.only_once_on_lane()?;
         self.books().shares(object.client, self.target()?.process);
-        let gpu = self.gpu(object.client, object.parent);
+        let gpu = self.gpu_on(&lane, object.client, object.parent);
         let takes = class_use(class).does == Use::Takes;
         if takes && gpu.is_none() {
             return Err(self.on_no_gpu(object, layout));
@@ -52,8 +52,9 @@ impl Case<'_> {
         self.patch(part, Meaning::Flags, provided);
         let making = Making { object, handle: part, head: layout };
         let charge = gpu.filter(|_| takes).map(|gpu| (gpu, size_bytes));
-        let made = self
-            .charged(command, making, charge, |case| memory::given_bytes(part, &case.desk.bytes));
+        let made = self.charged(&mut lane, command, making, charge, |case| {
+            memory::given_bytes(part, &case.desk.bytes)
+        });
         self.patch(part, Meaning::Flags, flags);
         let made = made?;
         self.show_usage(layout, None, gpu);

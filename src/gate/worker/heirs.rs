@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::books::{ANYBODY, Books};
+use super::holdings::Numbers;
 use super::own::{Own, Presence};
-use super::quiet::Numbers;
 use super::target::{self, compared, process_id};
 use crate::events::Event;
 use crate::gate::settings::NodeKind;

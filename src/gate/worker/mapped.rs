@@ -88,9 +88,8 @@ pub(super) struct Mapping {
     pub(super) device: Device,
     /// Who was last seen to have it: process and descriptor.
     seen: Mutex<(u32, i32)>,
-    /// One call at a time changes its ranges and what is mapped by it, or in which order the driver
-    /// did what they asked for would not be known. Whether it was let go.
-    turn: Mutex<bool>,
+    /// It was let go: who finds it has to have it kept again.
+    let_go: AtomicBool,
     /// It had managed memory past the monitor, or its maker is over, and gets no GPU.
     condemned: AtomicBool,
     /// And has none any more.
@@ -99,9 +98,8 @@ pub(super) struct Mapping {
 
 impl Mapping {
     fn new(number: u32, device: Device, seen: (u32, i32)) -> Self {
-        let [condemned, ended] = [false; 2].map(AtomicBool::new);
-        let (seen, turn) = (Mutex::new(seen), Mutex::new(false));
-        Mapping { number, device, seen, turn, condemned, ended }
+        let [let_go, condemned, ended] = [false; 3].map(AtomicBool::new);
+        Mapping { number, device, seen: Mutex::new(seen), let_go, condemned, ended }
     }
 
     pub(super) fn has_ended(&self) {
@@ -120,10 +118,8 @@ impl Mapping {
         self.condemned.load(AtomicOrdering::Relaxed)
     }
 
-    /// Waits until nobody else changes it; `None` where it was let go.
-    pub(super) fn turn(&self) -> Option<MutexGuard<'_, bool>> {
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        (!*turn).then_some(turn)
+    pub(super) fn is_let_go(&self) -> bool {
+        self.let_go.load(AtomicOrdering::Relaxed)
     }
 
     /// Whether a process has it by that descriptor; `None` where that can't be told.
@@ -280,8 +276,8 @@ impl Shared {
         file.is_at(seen) != Some(true)
     }
 
-    fn forget(&self, file: &Mapping, turn: &mut bool) {
-        *turn = true;
+    fn forget(&self, file: &Mapping) {
+        file.let_go.store(true, AtomicOrdering::Relaxed);
         self.mapped.files().retain(|kept| kept.number != file.number);
         // Else it is told that the worker is gone in a moment.
         let _ = self.keeper.tell(Notice::TakenBack { number: KIND | u64::from(file.number) });
@@ -289,8 +285,8 @@ impl Shared {
 
     /// Has UVM end all that is mapped by a file, whoever has it open.
     pub(super) fn unregister_all(&self, file: &Mapping) {
-        let Ok(mut turn) = file.turn.try_lock() else { return };
-        if *turn {
+        let Some(_lane) = self.lane.enter_soon() else { return };
+        if file.is_let_go() {
             return;
         }
         let ended = self.unregister_gpus(&file.device);
@@ -301,7 +297,7 @@ impl Shared {
             return;
         }
         self.books().close_file(file.number);
-        self.forget(file, &mut turn);
+        self.forget(file);
     }
 
     /// Unregisters each GPU, whether it was registered or not. `false` where that can't be done.

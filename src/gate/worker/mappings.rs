@@ -217,7 +217,7 @@ impl Shared {
     fn condemn(&self, file: &Mapping, at: u64) {
         file.condemn();
         {
-            let Some(_turn) = file.turn() else { return };
+            let Some(_lane) = self.lane.enter_soon() else { return };
             if self.unregister_gpus(&file.device) {
                 file.has_ended();
             }

@@ -27,12 +27,11 @@ const ACTIVE: usize = 0;
 const HANDLES: usize = 8;
 const HOLDS: usize = 16;
 const FILES: usize = 24;
-/// Zero in what workers before this one wrote, who told of none.
 const LEFT_OUT: usize = 32;
-/// Zero in what workers before this one wrote, who were not counted.
 const WORKERS: usize = 48;
+/// The slot whose call is on the lane, from 1 on.
+const LANE: usize = 56;
 const COUNTERS: usize = 64;
-/// Zero in what workers before this one wrote, who took no times.
 const DURATIONS: usize = 256;
 const SUM_OF_DURATIONS: usize = DURATIONS + 8 * (DURATIONS_US.len() + 1);
 
@@ -45,17 +44,16 @@ const LISTENER: usize = 136;
 const HANDLE: usize = 144;
 const ERROR: usize = 148;
 const VALUE: usize = 152;
-/// Zero in what workers before this one wrote: then nothing is reserved.
+/// Bytes that are set aside: zero where none are.
 const RESERVED: usize = 160;
 const GPU: usize = 168;
 const CLIENT: usize = 172;
-/// Zero in what workers before this one wrote: then nobody knows whose call it was.
+/// When the caller's thread began: zero where nobody knows whose call it is.
 const STARTED: usize = 176;
 /// Of the handle.
 const OF: usize = 184;
-/// Zero in what workers before this one wrote, who undid the first of several.
+/// How many handles follow that one.
 const MORE: usize = 188;
-/// Zero in what workers before this one wrote, who never left while a thread of theirs was there.
 const OCCUPANT: usize = 192;
 const OCCUPIED: usize = 200;
 /// A print of what was read: zero where nobody knows.
@@ -195,6 +193,18 @@ impl Memory {
             counts: std::array::from_fn(count),
             sum_ns: self.long(SUM_OF_DURATIONS).load(Ordering::Relaxed),
         }
+    }
+
+    /// The slot whose call is on the lane, or was when a worker ended.
+    pub(super) fn lane(&self) -> Option<usize> {
+        let number = usize::try_from(self.word(LANE).load(Ordering::Acquire)).ok()?;
+        number.checked_sub(1).filter(|slot| *slot < SLOTS)
+    }
+
+    /// That slot's call is on it from now on, or no call.
+    pub(super) fn set_lane(&self, slot: Option<usize>) {
+        let number = slot.and_then(|slot| u32::try_from(slot + 1).ok()).unwrap_or(0);
+        self.word(LANE).store(number, Ordering::Release);
     }
 
     /// One more worker begins.

@@ -27,8 +27,10 @@ mod groups;
 mod heap;
 mod heirs;
 mod heritage;
+mod holdings;
 mod initialize;
 mod keeper;
+mod lane;
 mod lead;
 mod listener;
 mod makers;
@@ -38,13 +40,11 @@ mod mappings;
 mod memories;
 mod memory;
 mod names;
-mod naming;
 mod numbers;
 mod own;
 mod place;
 mod privilege;
 mod questions;
-mod quiet;
 mod ranges;
 mod recover;
 mod serve;
@@ -87,6 +87,7 @@ use self::facts::Facts;
 use self::heritage::Heritage;
 use self::initialize::Initializing;
 use self::keeper::{Heard, Keeper};
+use self::lane::Lane;
 use self::lead::{Lead, Turn};
 use self::listener::Listener;
 use self::mapped::Mapped;
@@ -133,6 +134,7 @@ pub(in crate::gate) struct Shared {
     ranges: Vec<(u64, u64)>,
     memory: &'static Memory,
     books: Mutex<Books>,
+    lane: Lane,
     /// What others read of the books, and of the calls that were counted.
     figures: Figures,
     targets: Targets,
@@ -250,6 +252,7 @@ impl Shared {
         })?;
         Ok(Shared {
             books: Mutex::new(books),
+            lane: Lane::open(memory, Self::is_left),
             figures,
             facts: Facts::new(&settings),
             settings,
@@ -374,14 +377,11 @@ impl Shared {
     fn start_threads(&'static self) -> io::Result<()> {
         self.queue_what_is_left();
         let slot = |number| self.memory.slot(number);
-        let is_haunted = |number| Self::is_haunted(slot(number));
-        let is_left = |number: &usize| slot(*number).notice().id != 0 || is_haunted(*number);
-        let may_hang = |number: &usize| {
-            is_left(number) && (slot(*number).stage() != Stage::Decided || is_haunted(*number))
-        };
+        let has_anything =
+            |number: &usize| slot(*number).notice().id != 0 || Self::is_haunted(slot(*number));
         // Slots are numbered as threads are.
-        let last = (0..SLOTS).rev().find(is_left);
-        let free = (0..SLOTS).find(|number| !may_hang(number));
+        let last = (0..SLOTS).rev().find(has_anything);
+        let free = (0..SLOTS).find(|number| !Self::is_left(slot(*number)));
         let count = last.max(free).map_or(0, |number| number + 1);
         for _ in 0..count.max(3) {
             self.start_thread()?;

@@ -9,14 +9,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::holdings::DOUBT;
 use super::own::Own;
-use super::quiet::DOUBT;
 use super::stock::{Depth, MOST_ASKED};
 
 /// How often they are asked for.
 const OFTEN: Duration = Duration::from_millis(400);
 
-/// How long there may be more than are known; they are counted while nobody calls.
+/// How long there may be more than are known.
 pub(super) const NAMES_DOUBT: Duration = Duration::from_millis(60);
 
 /// What was seen of names.
@@ -63,9 +63,8 @@ impl Names {
         self.doubts.lock().unwrap_or_else(PoisonError::into_inner).remove(&gpu);
     }
 
-    /// Whether there have been more than are known for so long that no call explains it, or for too
-    /// long where one `hangs`.
-    pub(super) fn have_been_more(&self, gpu: usize, hangs: bool) -> bool {
+    /// Whether there have been more than are known for too long.
+    pub(super) fn have_been_more(&self, gpu: usize) -> bool {
         let now = Instant::now();
         let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, last) = doubts.entry(gpu).or_insert((now, now));
@@ -74,7 +73,7 @@ impl Names {
             *first = now;
         }
         *last = now;
-        first.elapsed() > if hangs { DOUBT } else { NAMES_DOUBT }
+        first.elapsed() > NAMES_DOUBT
     }
 
     /// Whether they are to be asked for now: also where as many show as are known, of which some may
@@ -165,12 +164,12 @@ mod tests {
     #[test]
     fn more_than_are_known_must_last() {
         let names = Names::default();
-        assert!(!names.have_been_more(0, false));
+        assert!(!names.have_been_more(0));
         std::thread::sleep(NAMES_DOUBT + Duration::from_millis(1));
-        assert!(names.have_been_more(0, false) && !names.have_been_more(0, true));
-        assert!(!names.have_been_more(1, false), "another GPU");
-        assert!(names.have_been_more(0, false), "there still are");
+        assert!(names.have_been_more(0));
+        assert!(!names.have_been_more(1), "another GPU");
+        assert!(names.have_been_more(0), "there still are");
         names.dispel(0);
-        assert!(!names.have_been_more(0, false), "there weren't meanwhile");
+        assert!(!names.have_been_more(0), "there weren't meanwhile");
     }
 }

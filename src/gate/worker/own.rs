@@ -4,10 +4,9 @@
 //! mapped. Opened when it's needed, on the host's nodes, and kept while the container lives,
 //! whose descriptors may have gone anywhere by then: it keeps the GPUs awake.
 
-use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use super::device::{Device, Failure, Rm};
 use super::unanswered::{Amount, Reason, Unanswered};
@@ -61,45 +60,8 @@ pub(super) struct Own {
     gpus: Vec<Option<(u32, u32)>>,
     /// Which of [`fbinfo::sizes`] is the driver's, once that is known.
     list_size: OnceLock<usize>,
-    /// What is being borrowed, by client and handle.
-    lent: Lent,
     /// They let the devices be opened.
     gpu_files: Vec<OwnedFd>,
-}
-
-/// Objects that are shared with us: of two who borrow the same, one would end what the other needs.
-#[derive(Debug, Default)]
-struct Lent {
-    all: Mutex<BTreeSet<(u32, u32)>>,
-    over: Condvar,
-}
-
-impl Lent {
-    fn all(&self) -> MutexGuard<'_, BTreeSet<(u32, u32)>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until nobody else borrows that object.
-    fn begin(&self, object: (u32, u32)) -> Loan<'_> {
-        let mut all = self.all();
-        while !all.insert(object) {
-            all = self.over.wait(all).unwrap_or_else(PoisonError::into_inner);
-        }
-        Loan { lent: self, object }
-    }
-}
-
-/// Nobody else borrows that one.
-struct Loan<'a> {
-    lent: &'a Lent,
-    object: (u32, u32),
-}
-
-impl Drop for Loan<'_> {
-    fn drop(&mut self) {
-        self.lent.all().remove(&self.object);
-        self.lent.over.notify_all();
-    }
 }
 
 impl Own {
@@ -147,14 +109,7 @@ impl Own {
                 None => drop(rm.free(client, client, device)),
             }
         }
-        Ok(Own {
-            control,
-            client,
-            gpus,
-            list_size: OnceLock::new(),
-            lent: Lent::default(),
-            gpu_files: files,
-        })
+        Ok(Own { control, client, gpus, list_size: OnceLock::new(), gpu_files: files })
     }
 
     /// GPUs of the container that it has no subdevice of: nothing can be asked of them.
@@ -164,14 +119,7 @@ impl Own {
 
     /// That of a worker before, to be ended.
     pub(super) fn former(control: Device, client: u32) -> Self {
-        Own {
-            control,
-            client,
-            gpus: Vec::new(),
-            list_size: OnceLock::new(),
-            lent: Lent::default(),
-            gpu_files: Vec::new(),
-        }
+        Own { control, client, gpus: Vec::new(), list_size: OnceLock::new(), gpu_files: Vec::new() }
     }
 
     /// Its files, that of the client first.
@@ -258,7 +206,6 @@ impl Own {
         gpu: Option<usize>,
     ) -> Result<u32, Failure> {
         let rm = Rm { release: theirs.release, device: &self.control };
-        let _loan = self.lent.begin((client, handle));
         share(theirs, client, handle, self.client, COMPOSE)?;
         let mut duplicate = Err(Failure::Errno(nix::errno::Errno::ENODEV));
         let gpus = match gpu {

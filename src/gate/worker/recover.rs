@@ -4,11 +4,11 @@
 //! Such a call may still be in the driver, which no signal ends. It's neither made again nor
 //! undone before that is over: what comes of it is known only then.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::desk::Desk;
 use super::device::{Device, Failure, Rm};
+use super::lane::OnLane;
 use super::memory::Slot;
 use super::own::Presence;
 use super::serve::{Case, Made};
@@ -30,6 +30,11 @@ impl Shared {
     /// was killed, and comes back to none of its own code, but the driver may do what it asked.
     pub(super) fn is_haunted(slot: Slot<'_>) -> bool {
         slot.occupant().is_some_and(ProcessId::alive)
+    }
+
+    /// Whether a slot's call of a worker before is still to be made, or in the driver.
+    pub(super) fn is_left(slot: Slot<'_>) -> bool {
+        slot.notice().id != 0 && slot.stage() != Stage::Decided || Self::is_haunted(slot)
     }
 
     /// Waits until the driver has let go of a slot's call, and takes the slot for this thread.
@@ -55,14 +60,18 @@ impl Shared {
         }
     }
 
-    /// Finishes what is left in a slot.
+    /// Finishes what is left in a slot, whose call may be on the lane already.
     pub(super) fn recover(&self, slot: Slot<'_>, desk: &mut Desk) {
-        self.finish_call(slot, desk);
+        let lane = self.lane.take_over(slot);
+        let was_on_lane = lane.is_some();
+        self.finish_call(slot, lane, desk);
         self.turns.leave(slot.number());
-        self.books().disinherit(slot);
+        if was_on_lane {
+            self.books().disinherit();
+        }
     }
 
-    fn finish_call(&self, slot: Slot<'_>, desk: &mut Desk) {
+    fn finish_call(&self, slot: Slot<'_>, lane: Option<OnLane<'_>>, desk: &mut Desk) {
         let notice = slot.notice();
         let Some(listener) = self.listener(slot.listener()) else { return };
         if notice.id == 0 {
@@ -73,14 +82,17 @@ impl Shared {
             Stage::Decided => {
                 let _ = listener.send(notice.id, slot.decision());
             }
-            Stage::Received if waits => {
-                Case::new(self, desk, slot, &Arc::clone(&listener), notice, false).serve();
-            }
-            Stage::Executing if waits => {
-                Case::new(self, desk, slot, &Arc::clone(&listener), notice, true).serve();
+            stage @ (Stage::Received | Stage::Executing) if waits => {
+                let again = stage == Stage::Executing;
+                let mut case = Case::new(self, desk, slot, &listener, notice, again);
+                case.lane = lane;
+                case.serve();
             }
             // Interrupted or dead, and maybe it was made: if the thread is there, it's undone.
-            Stage::Executing => self.undo_unknown(slot),
+            Stage::Executing => {
+                let lane = lane.unwrap_or_else(|| self.lane.enter(slot));
+                self.undo_unknown(&lane, slot);
+            }
             Stage::Received => {}
         }
         slot.clear(0);
@@ -89,7 +101,7 @@ impl Shared {
     /// Undoes what a call may have made whose caller doesn't wait any more. One that made nothing
     /// which could be undone may have freed what was there, or exported it: if its thread makes
     /// it again, it is the same.
-    fn undo_unknown(&self, slot: Slot<'_>) {
+    fn undo_unknown(&self, lane: &OnLane<'_>, slot: Slot<'_>) {
         let Some(thread) = slot.thread() else { return };
         let asked = serve::asked(&slot.notice());
         let process = Process(0);
@@ -98,34 +110,29 @@ impl Shared {
         if self.stash.has(&trace) {
             // The worker before had come to keep it.
         } else if trace.may_have_made() {
-            self.undo_trace(&trace);
+            self.undo_trace(lane, &trace);
         } else {
             self.forget_if_gone(trace.object.client, trace.object.handle);
             if let Some(oldest) = self.stash.keep(trace, None) {
-                self.undo(&oldest);
+                self.undo(lane, &oldest);
             }
         }
     }
 
     /// What the driver doesn't have any more, a call may have freed.
-    pub(super) fn forget_if_gone(&self, of: u32, object: u32) {
-        let (client, handle) = (Client(of), Handle(object));
-        let before = self.books().ledger.serial_of(client, handle);
+    fn forget_if_gone(&self, of: u32, object: u32) {
         if object != 0
+            && object != of
             && let Some(own) = self.auditor.own(self)
             && own.can_tell(&self.release)
             && own.presence(&self.release, of, object) != Presence::There
         {
-            let mut books = self.books();
-            // Another thread may have made an object of the same handle since.
-            if object != of && books.ledger.serial_of(client, handle) == before {
-                books.enter(Entry::Free { client, handle });
-            }
+            self.books().enter(Entry::Free { client: Client(of), handle: Handle(object) });
         }
     }
 
     /// Frees what a call may have made.
-    fn undo_trace(&self, trace: &Trace) {
+    fn undo_trace(&self, lane: &OnLane<'_>, trace: &Trace) {
         let first = process_id(trace.process);
         // Descriptors are the process's, though the thread be gone; and the numbers may be a
         // stranger's by now, and its descriptor's file and client his.
@@ -137,7 +144,7 @@ impl Shared {
         if let Some(device) = device {
             let client = trace.object.client;
             for handle in trace.object.handles() {
-                self.unmake(&device, Made { client, parent: client, handle });
+                self.unmake(lane, &device, Made { client, parent: client, handle });
             }
         }
     }
@@ -148,14 +155,14 @@ impl Shared {
     ///
     /// Until that is done, the next worker would undo it, too: what is freed twice is gone, and
     /// handles that we choose are never used again.
-    pub(super) fn undo(&self, kept: &Kept) {
+    pub(super) fn undo(&self, lane: &OnLane<'_>, kept: &Kept) {
         match &kept.outcome {
             Some(outcome) => {
                 if let Some(device) = &outcome.device {
-                    outcome.made.iter().for_each(|made| self.unmake(device, *made));
+                    outcome.made.iter().for_each(|made| self.unmake(lane, device, *made));
                 }
             }
-            None if kept.trace.may_have_made() => self.undo_trace(&kept.trace),
+            None if kept.trace.may_have_made() => self.undo_trace(lane, &kept.trace),
             None => {}
         }
         self.stash.settle(kept);
@@ -163,23 +170,11 @@ impl Shared {
 
     /// Frees an object that a call made, or may have made, and that nobody is to have. What
     /// can't be freed counts on.
-    pub(super) fn unmake(&self, device: &Device, made: Made) {
-        self.begin_free(Client(made.client), Handle(made.handle));
-        self.unmake_begun(device, made);
-    }
-
-    /// The same, of what is entered already as about to be freed.
-    pub(super) fn unmake_begun(&self, device: &Device, made: Made) {
+    pub(super) fn unmake(&self, _: &OnLane<'_>, device: &Device, made: Made) {
         let Made { client, parent, handle } = made;
-        let (of, object) = (Client(client), Handle(handle));
-        let before = self.books().ledger.serial_of(of, object);
         let freed = Rm { release: &self.release, device }.free(client, parent, handle);
-        let is_gone = matches!(freed, Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND)));
-        let mut books = self.books();
-        books.end_free(of, object);
-        // Another thread may have made an object of the same handle since.
-        if is_gone && before.is_some() && books.ledger.serial_of(of, object) == before {
-            books.enter(Entry::Free { client: of, handle: object });
+        if let Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND)) = freed {
+            self.books().enter(Entry::Free { client: Client(client), handle: Handle(handle) });
         }
     }
 }

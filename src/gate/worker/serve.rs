@@ -17,6 +17,7 @@ use super::desk::{Copy, Desk};
 use super::device::Device;
 use super::escape::Asked;
 use super::facts::Refused;
+use super::lane::OnLane;
 use super::listener::{CallerGone, Listener, Reply};
 use super::memory::{Count, Slot};
 use super::stash::Kept;
@@ -59,7 +60,7 @@ pub(super) struct Case<'a> {
     pub(super) listener: &'a Listener,
     notice: seccomp_notif,
     /// When it came to us.
-    came: Instant,
+    pub(super) came: Instant,
     /// A worker before asked the driver already, and didn't live to see the answer.
     pub(super) again: bool,
     pub(super) target: Option<Arc<Target>>,
@@ -85,6 +86,8 @@ pub(super) struct Case<'a> {
     pub(super) counted: Count,
     /// Whether it may initialize a file of UVM's when it goes on.
     pub(super) initializes: bool,
+    /// Where the worker before had it on the lane already.
+    pub(super) lane: Option<OnLane<'a>>,
 }
 
 /// Why a call is over before it was made.
@@ -121,6 +124,7 @@ impl<'a> Case<'a> {
             done: None,
             counted: Count::Refused,
             initializes: false,
+            lane: None,
         }
     }
 
@@ -181,6 +185,8 @@ impl<'a> Case<'a> {
 
     /// Writes back, and replies; stashes what was done for a caller that doesn't wait.
     fn finish(mut self, reply: Reply) {
+        // Its caller's memory may keep us.
+        self.lane = None;
         let done = self.done.take();
         let mut taken = false;
         let mut reply = reply;

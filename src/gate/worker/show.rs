@@ -20,14 +20,14 @@ impl Case<'_> {
         layout: &'static Layout,
         object: Object,
     ) -> Result<Reply, Over> {
-        self.only_once()?;
-        let gpu = self.gpu(object.client, object.parent);
+        let mut lane = self.only_once_on_lane()?;
+        let gpu = self.gpu_on(&lane, object.client, object.parent);
         let address = self.field(layout, Meaning::Params).unwrap_or(0);
         let descriptor = self.field(layout, Meaning::Descriptor).unwrap_or(0);
         self.patch(layout, Meaning::Params, 0);
         self.patch(layout, Meaning::Descriptor, u64::from(u32::MAX));
         let making = Making { object, handle: layout, head: layout };
-        let made = self.charged(command, making, None, |_| None);
+        let made = self.charged(&mut lane, command, making, None, |_| None);
         self.patch(layout, Meaning::Params, address);
         self.patch(layout, Meaning::Descriptor, descriptor);
         let made = made?;

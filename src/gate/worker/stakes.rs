@@ -1,16 +1,11 @@
 //! Stakes, as the driver has them: [`crate::ledger::Before`] tells what they are for.
 
-use std::time::{Duration, Instant};
-
 use super::Shared;
 use super::books::Books;
 use super::device::{Device, Rm};
+use super::lane::OnLane;
 use super::own::Own;
 use crate::ledger::{Before, Client, Entry, Handle, Hold, Shown};
-
-/// How long a call waits for others' frees, and how often it looks.
-const PATIENCE: Duration = Duration::from_millis(400);
-const LOOK: Duration = Duration::from_micros(50);
 
 /// What a mapping is made from.
 #[derive(Debug, Clone, Copy)]
@@ -127,7 +122,7 @@ impl Shared {
     }
 
     /// Frees those that stand before nothing any more: what nothing else keeps is gone then.
-    pub(super) fn free_stakes(&self) {
+    pub(super) fn free_stakes(&self, _: &OnLane<'_>) {
         let loose = self.books().ledger.loose_stakes();
         if loose.is_empty() {
             return;
@@ -141,12 +136,10 @@ impl Shared {
                 // Those of a client that we had before go with that.
                 None => !self.heritage.has(stake),
             };
-            has_freed |= is_gone;
-            let mut books = self.books();
-            match is_gone {
-                true => books.enter(Entry::Unstake { own: stake }),
-                // It keeps what it kept, and counts. The next one who looks tries again.
-                false => books.ledger.still_loose(stake),
+            // Else it keeps what it kept, and counts. The next one who looks tries again.
+            if is_gone {
+                has_freed = true;
+                self.books().enter(Entry::Unstake { own: stake });
             }
         }
         if has_freed {
@@ -155,13 +148,12 @@ impl Shared {
         }
     }
 
-    /// The same, and waits for those that another thread is about to free: a call would be refused
-    /// for what they keep.
-    pub(super) fn see_stakes_freed(&self) {
-        self.free_stakes();
-        let since = Instant::now();
-        while self.books().ledger.is_freeing_stakes() && since.elapsed() < PATIENCE {
-            std::thread::sleep(LOOK);
+    /// The same, for who isn't on the lane, where it's free.
+    pub(super) fn free_stakes_soon(&self) {
+        if !self.books().ledger.loose_stakes().is_empty()
+            && let Some(lane) = self.lane.enter_soon()
+        {
+            self.free_stakes(&lane);
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Shared;
+use super::lane::OnLane;
 use super::own::{Own, Presence};
 use crate::ledger::{Client, Entry, Handle};
 
@@ -28,7 +29,7 @@ impl Shared {
     /// Its figures alone don't tell: what a client holds is shown under the process that made it,
     /// which may be one that was never seen, and dead. So the driver is asked for each client, and
     /// for its objects, and what is there counts, whoever's it is.
-    pub(super) fn take_stock(&self, own: &Own, gpu: usize, driver_bytes: u64, generation: u64) {
+    pub(super) fn take_stock(&self, _: &OnLane<'_>, own: &Own, gpu: usize, driver_bytes: u64) {
         let names = self.books().ledger.names(gpu);
         let names = self.auditor.names.in_turn(Some(gpu), names);
         if !self.strike_out(own, &names, Depth::Objects) {
@@ -36,10 +37,8 @@ impl Shared {
         }
         let mut books = self.books();
         let Some(expected) = books.ledger.expected(gpu) else { return };
-        let still = books.generation == generation;
         let driver_bytes = driver_bytes.max(expected.charged_bytes);
-        let with_pending = driver_bytes.saturating_add(expected.pending_bytes);
-        if still && with_pending < expected.usage.used_bytes {
+        if driver_bytes < expected.usage.used_bytes {
             books.enter(Entry::Reconcile { gpu, driver_bytes });
         }
     }

@@ -18,9 +18,9 @@ use super::books::{BOUNDS, Space};
 use super::calm::News;
 use super::desk::Copy;
 use super::device::{Device, Failure, Rm};
+use super::lane::OnLane;
 use super::listener::Reply;
 use super::mapped::Mapping;
-use super::naming::Name;
 use super::ranges::{PAGE_BYTES, Ranges};
 use super::serve::{Case, Over};
 use super::stakes::Source as Staked;
@@ -31,7 +31,7 @@ use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Span, Tree};
 use crate::rm::number::{
     NV_ERR_ILLEGAL_ACTION, NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ADDRESS,
-    NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_ERR_NOT_SUPPORTED, NV_ERR_OBJECT_NOT_FOUND,
+    NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_ERR_NOT_SUPPORTED,
     NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_INIT_FLAGS_DISABLE_HMM,
     UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE,
 };
@@ -67,8 +67,7 @@ impl Case<'_> {
             Verdict::Continue(pass) => Some(pass),
             Verdict::Execute => {
                 self.said = decoded.layout.map(|head| (head, done_already(&decoded.call)));
-                self.only_once()?;
-                self.slot.executing(Object::one(0, 0, true));
+                self.in_turn()?;
                 None
             }
         };
@@ -81,25 +80,27 @@ impl Case<'_> {
             }
             (_, Some(pass)) => Ok(self.continued(pass)),
             // Before anything can be on a GPU by it, its file is kept.
-            (Call::RegisterGpu { partition, .. }, _) => {
-                self.in_turn(layout, |case, _| case.register(number, layout, partition.descriptor))
-            }
+            (Call::RegisterGpu { partition, .. }, _) => self
+                .on_lane_with_file(layout, |case, _, file| {
+                    case.register(number, layout, file, partition.descriptor)
+                }),
             (Call::MapExternal { range, memory, .. }, _) => {
                 let gpus = self.mapping_gpus(layout)?;
                 let span = self.span(layout, range)?;
-                self.in_turn(layout, |case, file| {
-                    let trees = gpus.iter().map(|gpu| Tree { file, gpu: *gpu }).collect();
-                    case.map_in(number, layout, &trees, span, memory)
+                self.on_lane_with_file(layout, |case, lane, Mapping { number: file, .. }| {
+                    let tree = |gpu: &u16| Tree { file: *file, gpu: *gpu };
+                    let trees = gpus.iter().map(tree).collect();
+                    case.map_in(lane, number, layout, &trees, span, memory)
                 })
             }
             (Call::AllocDeviceP2p { range, memory, .. }, _) => {
                 let span = self.span(layout, range)?;
-                self.make_range(layout, range, |case, file| {
+                self.make_range(layout, range, |case, lane, file| {
                     let tree = Tree { file, gpu: NO_GPU };
-                    case.map_in(number, layout, &BTreeSet::from([tree]), span, memory)
+                    case.map_in(lane, number, layout, &BTreeSet::from([tree]), span, memory)
                 })
             }
-            (Call::AllocSemaphorePool(range), _) => self.make_range(layout, range, |case, _| {
+            (Call::AllocSemaphorePool(range), _) => self.make_range(layout, range, |case, _, _| {
                 case.ask(number)?;
                 Ok(case.executed(None))
             }),
@@ -135,16 +136,16 @@ impl Case<'_> {
         &mut self,
         number: u32,
         layout: &'static Layout,
+        file: &Mapping,
         descriptor: i32,
     ) -> Result<Reply, Over> {
         if !self.is_initialized(layout)? {
             return Err(self.answer(Answer::Status(NV_ERR_ILLEGAL_ACTION), Some(layout)));
         }
-        let file = self.kept(layout)?;
         let is_alone = self.shared.has_flags(self.device()?, ALONE);
         if !is_alone {
             self.judge_flags(layout)?;
-        } else if !self.shared.may_have_gpu(&file) {
+        } else if !self.shared.may_have_gpu(file) {
             return Err(self.orphaned(layout));
         }
         let target = self.target()?;
@@ -165,7 +166,7 @@ impl Case<'_> {
         }
         // What was no memory of a GPU's may become such.
         self.shared.memories.look_at_all();
-        if is_alone && self.uvm_status(layout) == NV_OK && self.shared.is_orphaned(&file) {
+        if is_alone && self.uvm_status(layout) == NV_OK && self.shared.is_orphaned(file) {
             self.shared.unregister_gpus(self.device()?);
             return Err(self.orphaned(layout));
         }
@@ -197,9 +198,10 @@ impl Case<'_> {
         &mut self,
         layout: &'static Layout,
         range: Range,
-        make: impl FnOnce(&mut Self, u32) -> Result<Reply, Over>,
+        make: impl FnOnce(&mut Self, &OnLane<'_>, u32) -> Result<Reply, Over>,
     ) -> Result<Reply, Over> {
-        self.in_turn(layout, |case, file| {
+        self.on_lane_with_file(layout, |case, lane, Mapping { number: file, .. }| {
+            let file = *file;
             let space = Space::File(file);
             let room = case.shared.has_room_for_range();
             if !room || !case.books().has_room_for(space, range.base, range.length) {
@@ -215,7 +217,7 @@ impl Case<'_> {
                 // The worker before may have made it: once more from the start.
                 ranges.free(range);
             }
-            let done = make(case, file)?;
+            let done = make(case, lane, file)?;
             if case.again && known && case.was_done_already() {
                 case.patch(layout, Meaning::Status, NV_OK.into());
             }
@@ -226,7 +228,7 @@ impl Case<'_> {
         })
     }
 
-    /// Ranges that aren't there any more are forgotten: a file's, whose turn it is.
+    /// Ranges of a file that aren't there any more are forgotten.
     fn withdraw_gone(&self, file: u32) {
         let Ok(device) = self.device() else { return };
         let known = self.books().ranges_of(Space::File(file));
@@ -253,23 +255,23 @@ impl Case<'_> {
         span.ok_or_else(|| self.answer(Answer::Status(NV_ERR_INVALID_ADDRESS), Some(layout)))
     }
 
-    /// Does what changes the call's file, which is kept from now on, by its number.
-    fn in_turn<T>(
+    /// Does what changes the call's file, which is kept from now on.
+    fn on_lane_with_file<T>(
         &mut self,
         layout: &'static Layout,
-        change: impl FnOnce(&mut Self, u32) -> Result<T, Over>,
+        change: impl FnOnce(&mut Self, &OnLane<'_>, &Mapping) -> Result<T, Over>,
     ) -> Result<T, Over> {
         loop {
             let file = self.kept(layout)?;
-            self.not_condemned(&file, layout)?;
-            if let Some(_turn) = file.turn() {
+            let lane = self.on_lane()?;
+            self.slot.executing(Object::one(0, 0, true));
+            if !file.is_let_go() {
                 self.not_condemned(&file, layout)?;
-                return change(self, file.number);
+                return change(self, &lane, &file);
             }
         }
     }
 
-    /// Nobody keeps the turn of a file any longer that is to lose its GPUs.
     fn not_condemned(&mut self, file: &Mapping, layout: &'static Layout) -> Result<(), Over> {
         if !file.is_condemned() {
             return Ok(());
@@ -292,6 +294,7 @@ impl Case<'_> {
     /// midway, or this worker does, either may be there.
     fn map_in(
         &mut self,
+        lane: &OnLane<'_>,
         number: u32,
         layout: &'static Layout,
         trees: &BTreeSet<Tree>,
@@ -301,12 +304,10 @@ impl Case<'_> {
         let object = (Client(memory.client), Handle(memory.handle));
         let process = self.target()?.process;
         self.books().shares(memory.client, process);
-        let name = self.shared.begin_name(self.slot, memory.client, &[memory.handle], &[]);
-        let mut books = self.shared.books_to_begin(self.slot);
+        let mut books = self.books();
         let charge = books.ledger.charge_of(object.0, object.1);
         if charge.is_some() && books.ledger.size().holds + trees.len() > BOUNDS.holds {
             drop(books);
-            self.shared.end_name(&name);
             self.log("more mappings than can be kept account of");
             return Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)));
         }
@@ -318,21 +319,14 @@ impl Case<'_> {
             }
             books.enter(Entry::Map { tree, span, charge });
         }
-        books.begin();
         drop(books);
-        let status = self.map_from_own(number, layout, memory, (&name, charge));
-        self.shared.end_name(&name);
+        let status = self.map_from_own(lane, number, layout, memory, charge);
         let mut books = self.books();
         if status == Ok(NV_OK) {
-            // Another thread may have freed it meanwhile, and have other memory of the same handle.
-            let now = books.ledger.charge_of(object.0, object.1);
             for tree in trees.iter().copied() {
                 match charge {
                     Some(charge) => books.enter(Entry::MapAlone { tree, span, charge }),
                     None => books.unmapped(tree, span),
-                }
-                if let Some(charge) = now.filter(|now| Some(*now) != charge) {
-                    books.enter(Entry::Map { tree, span, charge });
                 }
             }
         } else {
@@ -340,9 +334,8 @@ impl Case<'_> {
                 books.enter(Entry::Unmake { tree, first: span.first, charge });
             }
         }
-        books.end();
         drop(books);
-        self.shared.free_stakes();
+        self.shared.free_stakes(lane);
         self.patch(layout, Meaning::Status, status?.into());
         Ok(self.executed(None))
     }
@@ -351,10 +344,11 @@ impl Case<'_> {
     /// mapping would keep what nobody was charged for.
     fn map_from_own(
         &mut self,
+        _: &OnLane<'_>,
         number: u32,
         layout: &'static Layout,
         memory: Source,
-        (name, charge): (&Name, Option<u64>),
+        charge: Option<u64>,
     ) -> Result<u32, Over> {
         let file = self.target()?.duplicate(memory.descriptor);
         let file = file.map_err(|errno| Reply::Errno(errno as i32))?;
@@ -373,18 +367,10 @@ impl Case<'_> {
             Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
         };
         let ours = Rm { release: &self.shared.release, device: &own.control };
-        // From here on it's an object of ours, which nobody makes anything else of.
         let weighs =
             self.books().ledger.bytes_of(object.0, object.1).is_some_and(|bytes| bytes > 0);
         // What weighs nothing, as memory of the host, is judged by what it is.
         let weighs = weighs && charge.is_some();
-        let has_stayed = !weighs || self.shared.has_stayed(name, memory.handle, charge);
-        self.shared.end_name(name);
-        if !has_stayed {
-            own.give_back(&self.shared.release, duplicate);
-            self.log("memory to be mapped that was freed, or made anew, meanwhile");
-            return Ok(NV_ERR_OBJECT_NOT_FOUND);
-        }
         let charged = self.books().ledger.memory_of(object.0, object.1);
         let is_more = |(_, bytes)| ours.is_more_than(own.client, duplicate, bytes);
         if weighs && charged.is_none_or(is_more)
@@ -423,12 +409,11 @@ impl Case<'_> {
         was_done: impl FnOnce(&Self, Option<u32>) -> bool,
         enter: impl FnOnce(&Self, u32),
     ) -> Result<Reply, Over> {
+        let lane = self.on_lane()?;
+        self.slot.executing(Object::one(0, 0, true));
         let file = self.shared.mapped.find(self.device()?);
         file.iter().try_for_each(|file| self.not_condemned(file, layout))?;
-        // One that was let go meanwhile has nothing that we know of.
-        let turn = file.as_ref().and_then(|file| Some((file.number, file.turn()?)));
-        let known = turn.as_ref().map(|(number, _)| *number);
-        file.iter().try_for_each(|file| self.not_condemned(file, layout))?;
+        let known = file.map(|file| file.number);
         self.ask(number)?;
         if self.again && self.was_done_already() && was_done(self, known) {
             self.patch(layout, Meaning::Status, NV_OK.into());
@@ -438,8 +423,8 @@ impl Case<'_> {
         if let Some(file) = known.filter(|_| is_done) {
             enter(self, file);
         }
-        drop(turn);
-        self.shared.free_stakes();
+        self.shared.free_stakes(&lane);
+        drop(lane);
         Ok(self.executed(None))
     }
 

@@ -11,6 +11,7 @@
 use std::sync::atomic::Ordering;
 
 use super::super::desk::Copy;
+use super::super::lane::OnLane;
 use super::super::listener::Reply;
 use super::super::memory::Count;
 use super::super::stash::{Found, Kept, Outcome};
@@ -19,13 +20,25 @@ use super::{Case, INTERRUPTED, Over};
 use crate::process::ProcessId;
 use crate::rm::number::NV_OK;
 
-impl Case<'_> {
+impl<'a> Case<'a> {
     /// All is read: whether the caller still waits, and the call wasn't made already, for the
     /// same thread, and not taken.
+    pub(in crate::gate::worker) fn only_once(&mut self) -> Result<(), Over> {
+        self.in_turn()?;
+        self.make_once(None)
+    }
+
+    /// The same, for a call that makes, names or frees objects: it's alone on the lane then.
+    pub(in crate::gate::worker) fn only_once_on_lane(&mut self) -> Result<OnLane<'a>, Over> {
+        self.in_turn()?;
+        self.on_lane()
+    }
+
+    /// Waits for what the same thread called before.
     ///
     /// Who asks whether it still waits does so behind all calls that came before. So of two of
     /// one thread, the later waits for the earlier, or this finds its caller gone.
-    pub(in crate::gate::worker) fn only_once(&mut self) -> Result<(), Over> {
+    pub(in crate::gate::worker) fn in_turn(&mut self) -> Result<(), Over> {
         let thread = self.target()?.thread;
         self.slot.is_of(thread);
         let (turns, slot) = (&self.shared.turns, self.slot.number());
@@ -35,15 +48,38 @@ impl Case<'_> {
         if !turns.wait(slot, thread, || self.is_valid()) {
             return Err(INTERRUPTED);
         }
+        Ok(())
+    }
+
+    /// Waits until a call whose turn it is is alone on the lane.
+    pub(in crate::gate::worker) fn on_lane(&mut self) -> Result<OnLane<'a>, Over> {
+        let lane = match self.lane.take() {
+            Some(lane) => lane,
+            None => self.shared.lane.enter(self.slot),
+        };
+        // It may have waited for that. What the worker before made is made again, to be undone.
+        if !self.again && !self.once {
+            self.still_waits()?;
+        }
+        if !self.once {
+            self.make_once(Some(&lane))?;
+        }
+        Ok(lane)
+    }
+
+    /// From here on the call is made, unless it was already.
+    fn make_once(&mut self, lane: Option<&OnLane<'_>>) -> Result<(), Over> {
         self.once = true;
+        let target = self.target()?;
+        let thread = target.thread;
         // The one before may have answered after this one was read.
-        self.may_differ = self.target()?.was_late.swap(false, Ordering::AcqRel);
+        self.may_differ = target.was_late.swap(false, Ordering::AcqRel);
         self.desk.remember();
-        self.come_back(thread)
+        self.come_back(lane, thread)
     }
 
     /// A caller that was interrupted comes back for what was done.
-    fn come_back(&mut self, thread: ProcessId) -> Result<(), Over> {
+    fn come_back(&mut self, lane: Option<&OnLane<'_>>, thread: ProcessId) -> Result<(), Over> {
         let shared = self.shared;
         if !shared.settings.interruptible && shared.stash.is_empty() {
             return Ok(());
@@ -56,7 +92,10 @@ impl Case<'_> {
         self.repeats = self.takes_answer().is_some_and(same);
         match shared.stash.take(thread, asked, read) {
             Found::Nothing => {}
-            Found::Other(kept) => shared.undo(&kept),
+            Found::Other(kept) => match lane {
+                Some(lane) => shared.undo(lane, &kept),
+                None => shared.undo(&shared.lane.enter(self.slot), &kept),
+            },
             Found::Same(kept) => {
                 // What the next worker is to know of it, it finds here from now on.
                 self.slot.executing(kept.trace.object);
@@ -110,7 +149,7 @@ impl Case<'_> {
     /// The answer waits for the thread to make the call again.
     pub(super) fn keep(&self, trace: Trace, outcome: Outcome) {
         if let Some(oldest) = self.shared.stash.keep(trace, Some(outcome)) {
-            self.shared.undo(&oldest);
+            self.shared.undo(&self.shared.lane.enter(self.slot), &oldest);
         }
         self.shared.auditor.wake();
     }

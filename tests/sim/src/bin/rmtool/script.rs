@@ -302,18 +302,10 @@ impl Actor<'_> {
             }
             // A thread calls, and ends.
             ["end-a-thread"] => self.ended = Some(threads::ended(self.rm()?)),
-            // A thread asks for memory and is interrupted, which ends it; then we ask for the same.
-            ["interrupt-a-thread", size, "as", name] => {
+            // A thread asks for memory and is interrupted, which ends it.
+            ["interrupt-a-thread", size] => {
                 let (rm, size) = (self.rm()?, size_bytes(size)?);
-                let handle = rm.handle();
-                let ended = threads::interrupted(rm, handle, size)?;
-                let done = rm.alloc_as(rm.ctl(), handle, NV01_MEMORY_LOCAL_USER, size);
-                self.ended = Some(ended);
-                let done = done.map(|memory| {
-                    self.memory.insert(name.to_owned(), memory);
-                    format!("bytes={}", memory.1)
-                });
-                self.say(&format!("interrupt-a-thread {name}"), done);
+                self.ended = Some(threads::interrupted(rm, rm.handle(), size)?);
             }
             ["free", name] => {
                 let (handle, _) = self.memory.remove(name).context("no such memory")?;
