@@ -12,9 +12,9 @@ pub(super) struct Account {
     pending: u64,
     /// What the driver had and no charge, when it was asked last.
     missed: u64,
-    /// What charges had and the driver not, when it was asked last: frees that nobody told
-    /// us of. Which charges they are isn't known; so the next ones that end are taken for
-    /// these, and what is counted doesn't fall below what is used.
+    /// Bytes that charges counted and the driver did not have when it was asked last: frees that nobody
+    /// told us of. Which charges they are isn't known. So the next charges that end use up this number
+    /// first, and what counts doesn't fall below what is used.
     gone: u64,
     /// What charges have that the driver shows in no process's figure: nothing but
     /// mappings and exports keeps it.
@@ -84,13 +84,13 @@ impl Account {
         self.rise();
     }
 
-    /// The driver shows it again, or it ends.
+    /// The driver shows so many hidden bytes again, or their charge ends.
     pub(super) fn show(&mut self, bytes: u64) {
         self.hidden = self.hidden.saturating_sub(bytes);
         self.rise();
     }
 
-    /// The driver shows it no more.
+    /// The driver shows so many bytes of a charge no more.
     pub(super) fn hide(&mut self, bytes: u64) {
         self.hidden = self.hidden.saturating_add(bytes);
     }

@@ -201,8 +201,9 @@ impl Shared {
 
     /// Audits on the lane, or beside a call that hangs there.
     fn audit(&self, occasion: Occasion) {
-        let lane = self.lane.enter_soon();
+        // Before the lane: who has it may take a while beside that.
         let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let lane = self.lane.enter_soon();
         let began = Instant::now();
         let seen = self.look(lane.as_ref());
         drop(lane);
@@ -405,7 +406,7 @@ impl Shared {
         let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
         // By their own figures alone it's not to be seen.
         let by_names = is_more && audit::judge(&figures, 0, &expected, None, underway) != finding;
-        if !by_names {
+        if !by_names && named.is_some() {
             self.auditor.names.dispel(gpu);
         }
         if lane.is_some() || !is_more {

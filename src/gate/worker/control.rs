@@ -66,7 +66,11 @@ impl Case<'_> {
             Known::Opaque if points_into(&self.desk.params, &self.shared.ranges) => {
                 Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
             }
-            _ => {
+            // Those are dealt with by now.
+            Known::Memory | Known::Pretended(_) | Known::Refused(_) => {
+                Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
+            }
+            Known::Flat | Known::Opaque => {
                 self.settle()?;
                 let done = self.make_control(command, layout, params)?;
                 self.give_back(params, done);

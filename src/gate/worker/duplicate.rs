@@ -23,7 +23,7 @@ impl Case<'_> {
         let group = self.room_for_name(source, layout)?;
         let made = self.name(&lane, command, making, source)?;
         if let (Some(gpu), Some(made)) = (group, made) {
-            self.enter_group(gpu, object, made.handle, true);
+            self.enter_group(gpu, object, made.handle);
         }
         drop(lane);
         Ok(self.executed(made))
@@ -47,13 +47,13 @@ impl Case<'_> {
         let memory = books.ledger.memory_of(named.0, named.1);
         let gpu = memory.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu);
         let is_known = books.ledger.contains(named.0, named.1);
-        let has_room = books.ledger.size().objects < BOUNDS.objects;
         drop(books);
-        if !has_room {
+        // That may have an object remembered, too.
+        let shown = self.shown_below(lane, object.client, object.parent, gpu);
+        if self.books().ledger.size().objects >= BOUNDS.objects {
             self.log("more objects or mappings than can be kept account of");
             return Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(head)));
         }
-        let shown = self.shown_below(lane, object.client, object.parent, gpu);
         let made = self.make(command, making).map_err(|errno| Reply::Errno(errno as i32))?;
         let Some(made) = made else { return Ok(None) };
         let (client, parent, handle) = (Client(object.client), Handle(object.parent), Handle(made));

@@ -1,9 +1,11 @@
 //! Calls to `nvidiactl` and `nvidiaN` that the monitor makes itself.
 //!
 //! Memory is reserved before the driver is asked, and what it gave is entered after; what
-//! is freed is taken out after the driver did it. So at no time has the driver more than
-//! the books. Pointers in our copies are ours while the driver has them, and the caller's
+//! is freed is taken out after the driver did it. So the driver never has more than the books, but for
+//! what it rounds up: that is looked at once it's entered. Pointers in our copies are ours while the driver has them, and the caller's
 //! again when they go back.
+
+use std::time::Instant;
 
 use nix::errno::Errno;
 
@@ -16,18 +18,13 @@ use super::listener::Reply;
 use super::memory::SetAside;
 use super::own::Presence;
 use super::serve::{Case, Made, Over};
-use super::trace;
+use super::trace::{self, nth_handle};
 use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Usage};
 use crate::rm::call::{Alloc, Object};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 use crate::rm::{Answer, Call, Command, Decoded, Key, Layout, Meaning, refuse};
-
-/// Handles that we choose where the caller leaves it to the driver: so what a call made is
-/// known, though we may not live to see its answer. The driver's own begin with 0xcaf.
-const HANDLES: u32 = 0xcb90_0000;
-const HANDLES_MASK: u32 = 0xf_ffff;
 
 /// How often a handle that is free is looked for, before that is left to the driver after all.
 const TRIES: u32 = 4;
@@ -46,11 +43,6 @@ pub(super) struct Making {
     pub(super) handle: &'static Layout,
     /// Layout of the status.
     pub(super) head: &'static Layout,
-}
-
-/// The handle so many after the first of those that were chosen at once.
-pub(super) fn nth_handle(first: u32, number: u32) -> u32 {
-    HANDLES | first.wrapping_add(number) & HANDLES_MASK
 }
 
 impl Case<'_> {
@@ -109,7 +101,8 @@ impl Case<'_> {
         let mut asked = false;
         loop {
             let mut books = self.shared.books();
-            // Of what the worker before had set aside for this call nothing was given, or it's freed.
+            // What the worker before set aside for this call is void: the driver gave nothing, or that is
+            // freed.
             books.disinherit();
             match books.ledger.reserve(gpu, bytes) {
                 Ok(reservation) => {
@@ -185,12 +178,12 @@ impl Case<'_> {
     }
 
     fn next_handle(&self) -> u32 {
-        HANDLES | self.shared.memory.next_handle() & HANDLES_MASK
+        self.next_handles(1)
     }
 
     /// The first of so many handles; [`nth_handle`] tells the others.
     pub(super) fn next_handles(&self, count: u32) -> u32 {
-        HANDLES | self.shared.memory.next_handles(count) & HANDLES_MASK
+        nth_handle(self.shared.memory.next_handles(count), 0)
     }
 
     /// Frees what a call made that isn't given to the caller.
@@ -250,14 +243,18 @@ impl Case<'_> {
             books.ledger.usage(gpu).is_none_or(|usage| usage.used_bytes > usage.limit_bytes)
         };
         let mut over = is_over(&books);
+        let made = books.ledger.serial_of(client, Handle(handle));
         drop(books);
         if over {
             // Or what the driver showed before counts twice.
-            self.shared.reconcile(lane, self.came);
+            self.shared.reconcile(lane, Instant::now());
             over = is_over(&self.books());
         }
         if over {
-            self.unmake(lane, object.client, object.parent, handle);
+            // Others may have been on the lane meanwhile, and have freed it.
+            if self.books().ledger.serial_of(client, Handle(handle)) == made {
+                self.unmake(lane, object.client, object.parent, handle);
+            }
             let usage = self.books().ledger.usage(gpu);
             let usage = usage.unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
             return Err(self.over_quota(Some(head), (gpu, given_bytes), usage));
@@ -343,7 +340,7 @@ impl Case<'_> {
             self.write_back(1, alloc.params, Copy::Params);
         }
         if let (Some(gpu), Some(made)) = (group, made) {
-            self.enter_group(gpu, object, made.handle, true);
+            self.enter_group(gpu, object, made.handle);
         }
         if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
             self.subdevice_made(&lane, made);

@@ -14,12 +14,11 @@ use std::sync::Arc;
 
 use super::books::{BOUNDS, Books};
 use super::device::{Device, Failure};
-use super::execute::nth_handle;
 use super::exported::{Denied, Exported};
 use super::lane::OnLane;
 use super::listener::Reply;
 use super::serve::{Case, Made, Over};
-use super::trace::Object;
+use super::trace::{Object, nth_handle};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
@@ -63,16 +62,19 @@ impl Case<'_> {
         let (Some(descriptor), Some(file)) = (descriptor, file) else {
             return Err(self.status_over(head, NV_ERR_INVALID_PARAMETER));
         };
-        let lane = self.only_once_on_lane()?;
+        let lane = match does {
+            Does::Tell => self.settle().map(|()| None),
+            _ => self.only_once_on_lane().map(Some),
+        }?;
         export::set_descriptor(layout, &mut self.desk.params, file.descriptor());
         let control = Control { command, head, layout, does, client, params };
-        let done = match (does, export::places(layout, &self.desk.params)) {
-            (Does::Tell, _) => self.make_control(command, head, params).map(|done| (done, vec![])),
+        let done = match (&lane, export::places(layout, &self.desk.params)) {
+            (None, _) => self.make_control(command, head, params).map(|done| (done, vec![])),
             (_, None) => Err(self.status_over(head, NV_ERR_INVALID_PARAMETER)),
-            (Does::Export | Does::ExportList, Some(places)) => {
-                self.export(&lane, control, &places, &Arc::new(file)).map(|done| (done, vec![]))
+            (Some(lane), Some(places)) if matches!(does, Does::Export | Does::ExportList) => {
+                self.export(lane, control, &places, &Arc::new(file)).map(|done| (done, vec![]))
             }
-            (_, Some(places)) => self.import(&lane, control, &places, &Arc::new(file)),
+            (Some(lane), Some(places)) => self.import(lane, control, &places, &Arc::new(file)),
         };
         drop(lane);
         export::set_descriptor(layout, &mut self.desk.params, descriptor);

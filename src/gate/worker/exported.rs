@@ -233,7 +233,7 @@ impl Shared {
                 continue;
             }
             drop(files);
-            let Some(lane) = self.lane.enter_soon() else { continue };
+            let Some(lane) = self.lane.enter_soon() else { break };
             self.take_back(&lane, &Exported { number, file });
         }
         missed

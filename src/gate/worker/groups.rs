@@ -107,7 +107,7 @@ impl Case<'_> {
             _ => self.gpu_on(lane, alloc.object.client, alloc.object.parent),
         };
         match gpu {
-            Some(gpu) => self.room_on(gpu, layout).map(Some),
+            Some(gpu) => self.room_on(gpu, layout, None).map(Some),
             None => Err(self.on_no_gpu(alloc.object, layout)),
         }
     }
@@ -119,7 +119,7 @@ impl Case<'_> {
         layout: &'static Layout,
     ) -> Result<Option<usize>, Over> {
         let gpu = self.books().groups.gpu(client, handle);
-        gpu.map(|gpu| self.room_on(gpu, layout)).transpose()
+        gpu.map(|gpu| self.room_on(gpu, layout, None)).transpose()
     }
 
     /// A channel that is let go on outside a group is entered as one, made or not. Whose handle the
@@ -141,41 +141,55 @@ impl Case<'_> {
             _ => self.gpu(object.client, object.parent),
         };
         let Some(gpu) = gpu else { return Ok(()) };
-        let gpu = self.room_on(gpu, layout)?;
         let handle = match object.handle {
             0 => self.next_handles(1),
             handle => handle,
         };
-        self.enter_group(gpu, object, handle, false);
-        Ok(())
+        self.room_on(gpu, layout, Some((object, handle))).map(drop)
     }
 
-    /// There is a group, or one that was let go on.
-    pub(super) fn enter_group(&self, gpu: usize, object: Object, handle: u32, certain: bool) {
+    /// A group was made.
+    pub(super) fn enter_group(&self, gpu: usize, object: Object, handle: u32) {
         let Object { client, parent, .. } = object;
-        self.books().write(Record::Group { gpu, client, parent, handle, certain });
+        self.books().write(Record::Group { gpu, client, parent, handle, certain: true });
     }
 
-    fn room_on(&mut self, gpu: usize, layout: &'static Layout) -> Result<usize, Over> {
+    /// The GPU, where it has room for one more group, which is entered at once if it's let go on.
+    fn room_on(
+        &mut self,
+        gpu: usize,
+        layout: &'static Layout,
+        passes: Option<(Object, u32)>,
+    ) -> Result<usize, Over> {
         let shared = self.shared;
-        if !shared.has_room_for_group(gpu) {
+        if !shared.enters_group(gpu, passes) {
             shared.forget_gone_groups(gpu);
+            if !shared.enters_group(gpu, passes) {
+                return Err(self.no_room_on_gpu(layout));
+            }
         }
-        if shared.has_room_for_group(gpu) {
-            return Ok(gpu);
-        }
-        let most = shared.settings.channel_groups;
+        Ok(gpu)
+    }
+
+    fn no_room_on_gpu(&mut self, layout: &'static Layout) -> Over {
+        let most = self.shared.settings.channel_groups;
         self.log(&format!(
             "a channel group more than {most} on a GPU: [isolation] channel_groups is their bound"
         ));
-        Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
+        self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout))
     }
 }
 
 impl Shared {
-    fn has_room_for_group(&self, gpu: usize) -> bool {
+    /// Whether a GPU has room for one more group; one that is let go on is entered, then.
+    fn enters_group(&self, gpu: usize, passes: Option<(Object, u32)>) -> bool {
         let most = usize::try_from(self.settings.channel_groups).unwrap_or(usize::MAX);
-        self.books().groups.count(gpu) < most
+        let mut books = self.books();
+        let has_room = books.groups.count(gpu) < most;
+        if let (true, Some((Object { client, parent, .. }, handle))) = (has_room, passes) {
+            books.write(Record::Group { gpu, client, parent, handle, certain: false });
+        }
+        has_room
     }
 
     /// An object was freed.

@@ -28,7 +28,8 @@ impl Case<'_> {
         self.still_waits()?;
         self.call(command)?;
         let part = if let VidHeap::Info { layout } = function { Some(layout) } else { None };
-        self.show_usage(layout, part, self.gpu(client, parent));
+        let gpu = self.gpu(client, parent);
+        self.show_usage(layout, part, gpu);
         Ok(self.executed(None))
     }
 

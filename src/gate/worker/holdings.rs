@@ -1,8 +1,9 @@
 //! What the container's processes hold on a GPU, as the driver says.
 //!
 //! Asked on the [lane](super::lane), so that figures and books are of one moment: the driver rounds up what
-//! it gives a call, and shows that before the call is back. Where a call hangs there, that is all which is
-//! missing in the books, and no shield for long: see [`Doubts`]. Knows no verdicts.
+//! it gives a call, and shows that before the call is back. Where a call doesn't leave the lane in time,
+//! the driver is asked all the same: what that call gets may be missing in the books, and is no shield for
+//! long: see [`Doubts`]. Knows no verdicts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};

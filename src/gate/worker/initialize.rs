@@ -236,9 +236,9 @@ impl Shared {
         for file in self.mapped.all() {
             let is_bound = self.books().makers.is_bound(file.number);
             if is_bound && self.is_orphaned(&file) {
-                // It stays so: no call of others' keeps its turn any longer.
+                // It stays so, and gets no GPU any more.
                 file.condemn();
-                self.unregister_all(&file);
+                let _ = self.unregister_all(&file);
             }
         }
     }

@@ -2,11 +2,12 @@
 //! another; controls go beside them.
 //!
 //! So a handle names the same object for the driver and in the books as long as its call is on the lane,
-//! and an audit that is on it finds figures and books of one moment. It costs no program anything: the
-//! driver does the same for the whole host. It takes its API lock for writing whenever it allocates,
+//! and an audit that is on it finds figures and books of one moment. It costs programs little: the resource
+//! manager does the same for the whole host. It takes its API lock for writing whenever it allocates,
 //! duplicates, shares or frees an object, and only controls take it together
 //! (`_sysRegistryOverrideResourceServer`, system.c, which sets `RS_API_CTRL` alone, and
-//! `serverAllocResourceLookupLockFlags`, rs_server.c, the same from 515.43.04 to 595.45.04).
+//! `serverAllocResourceLookupLockFlags`, rs_server.c, the same from 515.43.04 to 595.45.04). Only what UVM
+//! maps for several processes of a container at once would be mapped side by side without the lane.
 //!
 //! A call that hangs in the driver keeps its container's lane, and no other container's. The next worker
 //! finds who was on it ([`Memory::lane`](super::memory::Memory::lane)), and lets nobody on before that call
@@ -19,8 +20,11 @@ use std::time::{Duration, Instant};
 
 use super::memory::{Memory, Slot};
 
-/// How long an audit waits for the lane.
+/// How long who is no call waits for the one call that is before it.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often a call that waits looks whether its caller does.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The number of the call that the worker before had on it.
 const FORMER: u64 = 0;
@@ -41,8 +45,17 @@ struct State {
     /// In the order in which they came.
     waiting: VecDeque<Waiting>,
     next: u64,
-    /// The last one for whom an audit waited in vain.
+    /// Who was on it when somebody waited in vain last.
     hangs: Option<u64>,
+}
+
+/// Where somebody waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Before all others.
+    Next,
+    /// Behind them.
+    Last,
 }
 
 #[derive(Debug)]
@@ -98,14 +111,29 @@ impl Lane {
         OnLane { lane: self, number: self.wait(slot), slot }
     }
 
-    /// The same for who is no call. `None` where a call hangs on it.
+    /// The same, as long as it's worth waiting.
+    pub(super) fn enter_while(
+        &self,
+        slot: Slot<'_>,
+        waits: impl Fn() -> bool,
+    ) -> Option<OnLane<'_>> {
+        let slot = Some(slot.number());
+        let number = self.wait_for(slot, Place::Last, LOOK, waits)?;
+        Some(OnLane { lane: self, number, slot })
+    }
+
+    /// The same for who is no call: before all calls that wait. `None` where a call hangs on it.
     pub(super) fn enter_soon(&self) -> Option<OnLane<'_>> {
-        let patience = {
+        let still_hangs = {
             let state = self.state();
-            let still_hangs = state.on_it.is_some() && state.on_it == state.hangs;
-            if still_hangs { Duration::ZERO } else { PATIENCE }
+            state.on_it.is_some() && state.on_it == state.hangs
         };
-        let number = self.wait_for(None, Some(patience))?;
+        let patience = if still_hangs { Duration::ZERO } else { PATIENCE };
+        let Some(number) = self.wait_for(None, Place::Next, patience, || false) else {
+            let mut state = self.state();
+            state.hangs = state.on_it;
+            return None;
+        };
         Some(OnLane { lane: self, number, slot: None })
     }
 
@@ -121,14 +149,20 @@ impl Lane {
 
     fn wait(&self, slot: Option<usize>) -> u64 {
         loop {
-            if let Some(number) = self.wait_for(slot, None) {
+            if let Some(number) = self.wait_for(slot, Place::Last, LOOK, || true) {
                 return number;
             }
         }
     }
 
-    /// The number of who came onto the lane, if that was in time.
-    fn wait_for(&self, slot: Option<usize>, patience: Option<Duration>) -> Option<u64> {
+    /// The number of who came onto the lane before it was worth waiting no more, which is looked at so often.
+    fn wait_for(
+        &self,
+        slot: Option<usize>,
+        place: Place,
+        look: Duration,
+        waits: impl Fn() -> bool,
+    ) -> Option<u64> {
         let mut state = self.state();
         let number = state.next;
         state.next += 1;
@@ -137,25 +171,31 @@ impl Lane {
             self.memory.set_lane(slot);
             return Some(number);
         }
-        state.waiting.push_back(Waiting { number, slot, thread: std::thread::current() });
+        let waiting = Waiting { number, slot, thread: std::thread::current() };
+        match place {
+            Place::Next => state.waiting.push_front(waiting),
+            Place::Last => state.waiting.push_back(waiting),
+        }
         drop(state);
-        let since = Instant::now();
+        let mut since = Instant::now();
         loop {
-            match patience {
-                None => std::thread::park(),
-                Some(patience) => {
-                    std::thread::park_timeout(patience.saturating_sub(since.elapsed()));
-                }
+            std::thread::park_timeout(look.saturating_sub(since.elapsed()));
+            if self.state().on_it == Some(number) {
+                return Some(number);
+            }
+            if since.elapsed() < look {
+                continue;
+            }
+            since = Instant::now();
+            if waits() {
+                continue;
             }
             let mut state = self.state();
             if state.on_it == Some(number) {
                 return Some(number);
             }
-            if patience.is_some_and(|patience| since.elapsed() >= patience) {
-                state.waiting.retain(|waiting| waiting.number != number);
-                state.hangs = state.on_it;
-                return None;
-            }
+            state.waiting.retain(|waiting| waiting.number != number);
+            return None;
         }
     }
 
@@ -228,6 +268,34 @@ mod tests {
         first.step_aside(|| receiver.recv().unwrap());
         assert_eq!(memory.lane(), Some(0));
         other.join().unwrap();
+    }
+
+    #[test]
+    fn who_is_no_call_comes_before_all_calls_that_wait_and_whose_caller_is_gone_waits_no_more() {
+        let memory = memory();
+        let lane: &'static Lane = Box::leak(Box::new(Lane::open(memory, |_| true)));
+        let first = lane.enter(memory.slot(0));
+        assert!(lane.enter_while(memory.slot(1), || false).is_none());
+        let (sender, receiver) = channel();
+        let waiting = |count| {
+            while lane.state().waiting.len() < count {
+                std::thread::yield_now();
+            }
+        };
+        let call = sender.clone();
+        std::thread::spawn(move || {
+            let on_it = lane.enter_while(memory.slot(2), || true);
+            call.send((memory.lane(), on_it.is_some())).unwrap();
+        });
+        waiting(1);
+        std::thread::spawn(move || {
+            let on_it = lane.enter_soon();
+            sender.send((memory.lane(), on_it.is_some())).unwrap();
+        });
+        waiting(2);
+        drop(first);
+        let came: Vec<_> = receiver.iter().take(2).collect();
+        assert_eq!(came, [(None, true), (Some(2), true)]);
     }
 
     #[test]

@@ -264,9 +264,7 @@ impl Shared {
         let (now, rest) = (Instant::now(), begun.elapsed() * REST);
         (looks.soonest, looks.next) = (Some(now + rest), Some(now + SWEEP.max(rest)));
         // Others' refusals are made of what these keep.
-        for file in missed {
-            self.unregister_all(&file);
-        }
+        self.unregister_each(&missed);
         drop(looks);
     }
 
@@ -283,21 +281,22 @@ impl Shared {
         let _ = self.keeper.tell(Notice::TakenBack { number: KIND | u64::from(file.number) });
     }
 
-    /// Has UVM end all that is mapped by a file, whoever has it open.
-    pub(super) fn unregister_all(&self, file: &Mapping) {
-        let Some(_lane) = self.lane.enter_soon() else { return };
+    /// Has UVM end all that is mapped by a file, whoever has it open. `None` where a call hangs on the lane.
+    pub(super) fn unregister_all(&self, file: &Mapping) -> Option<()> {
+        let _lane = self.lane.enter_soon()?;
         if file.is_let_go() {
-            return;
+            return Some(());
         }
         let ended = self.unregister_gpus(&file.device);
         if !ended {
             if self.calm.allows() {
                 tracing::warn!("a file of nvidia-uvm can't be ended: its memory stays charged");
             }
-            return;
+            return Some(());
         }
         self.books().close_file(file.number);
         self.forget(file);
+        Some(())
     }
 
     /// Unregisters each GPU, whether it was registered or not. `false` where that can't be done.
@@ -321,6 +320,6 @@ impl Shared {
 
     /// Ends what is mapped by files of those who are gone.
     pub(super) fn unregister_each(&self, files: &[Arc<Mapping>]) {
-        files.iter().for_each(|file| self.unregister_all(file));
+        let _ = files.iter().try_for_each(|file| self.unregister_all(file));
     }
 }

@@ -216,11 +216,10 @@ impl Shared {
     /// address mapped, is ended.
     fn condemn(&self, file: &Mapping, at: u64) {
         file.condemn();
+        if let Some(_lane) = self.lane.enter_soon()
+            && self.unregister_gpus(&file.device)
         {
-            let Some(_lane) = self.lane.enter_soon() else { return };
-            if self.unregister_gpus(&file.device) {
-                file.has_ended();
-            }
+            file.has_ended();
         }
         if self.calm.allows() {
             let container = self.settings.short_id.as_str();

@@ -39,7 +39,8 @@ const _: () = assert!(SUM_OF_DURATIONS + 8 <= SHELF_OFFSET);
 
 const NOTICE_BYTES: usize = size_of::<seccomp_notif>();
 const STAGE: usize = 128;
-const FLAGS: usize = 132;
+/// Whether what is made was there before: not zero.
+const WAS_THERE: usize = 132;
 const LISTENER: usize = 136;
 const HANDLE: usize = 144;
 const ERROR: usize = 148;
@@ -58,8 +59,10 @@ const OCCUPANT: usize = 192;
 const OCCUPIED: usize = 200;
 /// A print of what was read: zero where nobody knows.
 const READ: usize = 208;
+/// Of the reply.
+const REPLY_FLAGS: usize = 216;
 
-const _: () = assert!(NOTICE_BYTES <= STAGE && READ + 8 <= SLOT_BYTES);
+const _: () = assert!(NOTICE_BYTES <= STAGE && REPLY_FLAGS + 4 <= SLOT_BYTES);
 
 const _: () = assert!(std::mem::offset_of!(seccomp_notif, id) == 0);
 
@@ -159,11 +162,6 @@ impl Memory {
         self.long(HOLDS).fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A number for a handle that the caller leaves to the driver.
-    pub(super) fn next_handle(&self) -> u32 {
-        self.next_handles(1)
-    }
-
     /// The first of so many numbers for handles, one after the other.
     pub(super) fn next_handles(&self, count: u32) -> u32 {
         self.word(HANDLES).fetch_add(count, Ordering::Relaxed)
@@ -254,7 +252,7 @@ impl<'a> Slot<'a> {
         for long in [STARTED, READ] {
             self.memory.long(self.offset + long).store(0, Ordering::Relaxed);
         }
-        for word in [OF, HANDLE, MORE, FLAGS] {
+        for word in [OF, HANDLE, MORE, WAS_THERE] {
             self.memory.word(self.offset + word).store(0, Ordering::Relaxed);
         }
         self.set_aside(None);
@@ -354,7 +352,8 @@ impl<'a> Slot<'a> {
 
     /// The driver is about to be asked.
     pub(super) fn executing(self, Object { client, handle, more, was_there }: Object) {
-        let words = [(OF, client), (HANDLE, handle), (MORE, more), (FLAGS, u32::from(was_there))];
+        let was_there = u32::from(was_there);
+        let words = [(OF, client), (HANDLE, handle), (MORE, more), (WAS_THERE, was_there)];
         for (field, value) in words {
             self.memory.word(self.offset + field).store(value, Ordering::Relaxed);
         }
@@ -363,23 +362,23 @@ impl<'a> Slot<'a> {
 
     /// What it was asked for.
     pub(super) fn executed(self) -> Object {
-        let [client, handle, more, flags] = [OF, HANDLE, MORE, FLAGS]
+        let [client, handle, more, was_there] = [OF, HANDLE, MORE, WAS_THERE]
             .map(|field| self.memory.word(self.offset + field).load(Ordering::Relaxed));
-        Object { client, handle, more, was_there: flags != 0 }
+        Object { client, handle, more, was_there: was_there != 0 }
     }
 
     /// All is done but to reply so.
     pub(super) fn decided(self, value: i64, error: i32, flags: u32) {
         self.signed(VALUE).store(value, Ordering::Relaxed);
         self.memory.word(self.offset + ERROR).store(error.cast_unsigned(), Ordering::Relaxed);
-        self.memory.word(self.offset + FLAGS).store(flags, Ordering::Relaxed);
+        self.memory.word(self.offset + REPLY_FLAGS).store(flags, Ordering::Relaxed);
         self.memory.word(self.offset + STAGE).store(Stage::Decided as u32, Ordering::Release);
     }
 
     /// Value, error and flags of the reply.
     pub(super) fn decision(self) -> (i64, i32, u32) {
         let error = self.memory.word(self.offset + ERROR).load(Ordering::Relaxed);
-        let flags = self.memory.word(self.offset + FLAGS).load(Ordering::Relaxed);
+        let flags = self.memory.word(self.offset + REPLY_FLAGS).load(Ordering::Relaxed);
         (self.signed(VALUE).load(Ordering::Relaxed), error.cast_signed(), flags)
     }
 

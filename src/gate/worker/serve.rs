@@ -74,8 +74,8 @@ pub(super) struct Case<'a> {
     queued: bool,
     /// Whether the caller may have other than what was read, by an earlier call's answer.
     may_differ: bool,
-    /// Whether the thread's last call was the same, and what was read has its answer, which may not
-    /// have come.
+    /// Whether the thread makes its last call once more, and the struct that we read has the answer to
+    /// that: the thread may not have received the reply.
     pub(super) repeats: bool,
     /// A print of what was read, where it was needed.
     read: Option<Print>,
@@ -236,12 +236,12 @@ impl<'a> Case<'a> {
                 None => None,
             };
             if let (Some(mut trace), Some(outcome)) = (trace, outcome) {
-                // What failed made nothing, though the next worker doesn't know that it failed.
+                // The call failed and made no object: the next worker is to free nothing.
                 trace.object.was_there |= trace.object.handle != 0 && outcome.made.is_empty();
                 self.keep(trace, outcome);
             }
-            // Nothing is to be undone any more, whatever the slot says; and what it didn't come to
-            // say, another may have said since.
+            // The stash has from now on what is to be undone. Another thread may have cleared the slot
+            // already, which may have another call by now.
             self.slot.forget(self.notice.id);
             if was_told.is_some() {
                 self.takes_answer();

@@ -3,9 +3,18 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
-use super::execute::nth_handle;
 use crate::ledger::Process;
 use crate::process::ProcessId;
+
+/// Handles that we choose where the caller leaves it to the driver: so what a call made is
+/// known, though we may not live to see its answer. The driver's own begin with 0xcaf.
+const HANDLES: u32 = 0xcb90_0000;
+const HANDLES_MASK: u32 = 0xf_ffff;
+
+/// The handle so many after the first of those that were chosen at once.
+pub(super) fn nth_handle(first: u32, number: u32) -> u32 {
+    HANDLES | first.wrapping_add(number) & HANDLES_MASK
+}
 
 /// A print of what a caller has in its memory: as good as the bytes, as it's the caller itself
 /// that is deceived by two that have the same.

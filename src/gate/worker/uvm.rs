@@ -80,24 +80,31 @@ impl Case<'_> {
             }
             (_, Some(pass)) => Ok(self.continued(pass)),
             // Before anything can be on a GPU by it, its file is kept.
-            (Call::RegisterGpu { partition, .. }, _) => self
-                .on_lane_with_file(layout, |case, _, file| {
-                    case.register(number, layout, file, partition.descriptor)
-                }),
+            (Call::RegisterGpu { partition, .. }, _) => {
+                let control = match partition.descriptor {
+                    0.. => self.control_file(partition.descriptor).ok().flatten(),
+                    _ => None,
+                };
+                self.on_lane_with_file(layout, |case, _, file| {
+                    case.register(number, layout, file, (partition.descriptor, control.as_ref()))
+                })
+            }
             (Call::MapExternal { range, memory, .. }, _) => {
                 let gpus = self.mapping_gpus(layout)?;
                 let span = self.span(layout, range)?;
+                let control = self.control_file(memory.descriptor)?;
                 self.on_lane_with_file(layout, |case, lane, Mapping { number: file, .. }| {
                     let tree = |gpu: &u16| Tree { file: *file, gpu: *gpu };
                     let trees = gpus.iter().map(tree).collect();
-                    case.map_in(lane, number, layout, &trees, span, memory)
+                    case.map_in(lane, (number, layout), &trees, span, (memory, control.as_ref()))
                 })
             }
             (Call::AllocDeviceP2p { range, memory, .. }, _) => {
                 let span = self.span(layout, range)?;
+                let control = self.control_file(memory.descriptor)?;
                 self.make_range(layout, range, |case, lane, file| {
-                    let tree = Tree { file, gpu: NO_GPU };
-                    case.map_in(lane, number, layout, &BTreeSet::from([tree]), span, memory)
+                    let trees = BTreeSet::from([Tree { file, gpu: NO_GPU }]);
+                    case.map_in(lane, (number, layout), &trees, span, (memory, control.as_ref()))
                 })
             }
             (Call::AllocSemaphorePool(range), _) => self.make_range(layout, range, |case, _, _| {
@@ -111,6 +118,16 @@ impl Case<'_> {
             (Call::Free { base, length }, _) => self.free_range(number, layout, base, length),
             _ => Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout))),
         }
+    }
+
+    /// The driver's file that a descriptor of the caller's is, if it's one of `nvidiactl`: as it was before
+    /// the call came onto the lane, since what else it is may take its time to be closed.
+    fn control_file(&self, descriptor: i32) -> Result<Option<Device>, Over> {
+        let file = self.target()?.duplicate(descriptor);
+        let file = file.map_err(|errno| Reply::Errno(errno as i32))?;
+        let device = Device::of(&self.shared.settings.nodes, file).ok();
+        self.still_waits()?;
+        Ok(device.filter(|device| device.kind == NodeKind::Control))
     }
 
     pub(super) fn ask(&mut self, number: u32) -> Result<(), Over> {
@@ -137,7 +154,7 @@ impl Case<'_> {
         number: u32,
         layout: &'static Layout,
         file: &Mapping,
-        descriptor: i32,
+        (descriptor, control): (i32, Option<&Device>),
     ) -> Result<Reply, Over> {
         if !self.is_initialized(layout)? {
             return Err(self.answer(Answer::Status(NV_ERR_ILLEGAL_ACTION), Some(layout)));
@@ -148,11 +165,7 @@ impl Case<'_> {
         } else if !self.shared.may_have_gpu(file) {
             return Err(self.orphaned(layout));
         }
-        let target = self.target()?;
-        let control = if descriptor < 0 { None } else { target.duplicate(descriptor).ok() };
-        let ours = control.map(|file| Device::of(&self.shared.settings.nodes, file));
-        let ours = ours.and_then(Result::ok).filter(|device| device.kind == NodeKind::Control);
-        let number_of = ours.as_ref().map_or(-1, Device::descriptor);
+        let number_of = control.map_or(-1, Device::descriptor);
         self.patch(layout, Meaning::Descriptor, u64::from(number_of.cast_unsigned()));
         // The GPU's node must be open in the process that asks (`osIsGpuAccessible`, nv_gpu_ops.c).
         let own = self.shared.auditor.own(self.shared);
@@ -295,11 +308,10 @@ impl Case<'_> {
     fn map_in(
         &mut self,
         lane: &OnLane<'_>,
-        number: u32,
-        layout: &'static Layout,
+        (number, layout): (u32, &'static Layout),
         trees: &BTreeSet<Tree>,
         span: Span,
-        memory: Source,
+        (memory, control): (Source, Option<&Device>),
     ) -> Result<Reply, Over> {
         let object = (Client(memory.client), Handle(memory.handle));
         let process = self.target()?.process;
@@ -320,7 +332,10 @@ impl Case<'_> {
             books.enter(Entry::Map { tree, span, charge });
         }
         drop(books);
-        let status = self.map_from_own(lane, number, layout, memory, charge);
+        let status = match control {
+            Some(control) => self.map_from_own(lane, (number, layout), (memory, control), charge),
+            None => Ok(NV_ERR_INVALID_ARGUMENT),
+        };
         let mut books = self.books();
         if status == Ok(NV_OK) {
             for tree in trees.iter().copied() {
@@ -345,20 +360,14 @@ impl Case<'_> {
     fn map_from_own(
         &mut self,
         _: &OnLane<'_>,
-        number: u32,
-        layout: &'static Layout,
-        memory: Source,
+        (number, layout): (u32, &'static Layout),
+        (memory, control): (Source, &Device),
         charge: Option<u64>,
     ) -> Result<u32, Over> {
-        let file = self.target()?.duplicate(memory.descriptor);
-        let file = file.map_err(|errno| Reply::Errno(errno as i32))?;
-        let control = Device::of(&self.shared.settings.nodes, file).ok();
-        let control = control.filter(|device| device.kind == NodeKind::Control);
-        let (Some(control), Some(own)) = (control, self.shared.auditor.own(self.shared)) else {
+        let Some(own) = self.shared.auditor.own(self.shared) else {
             return Ok(NV_ERR_INVALID_ARGUMENT);
         };
-        self.still_waits()?;
-        let theirs = Rm { release: &self.shared.release, device: &control };
+        let theirs = Rm { release: &self.shared.release, device: control };
         let object = (Client(memory.client), Handle(memory.handle));
         let gpu = self.books().ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
         let duplicate = match own.borrow(&theirs, (memory.client, memory.handle), gpu) {

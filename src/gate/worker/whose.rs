@@ -16,10 +16,16 @@ struct Asked {
 
 impl Case<'_> {
     /// The container's GPU that a device or subdevice is of, by its UUID; for a call that isn't on the
-    /// lane.
-    pub(super) fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
-        self.known_gpu(client, handle)
-            .or_else(|| self.ask_for_gpu_of(&self.shared.lane.enter(self.slot), client, handle))
+    /// lane, where nothing is remembered: what has that handle may be another object soon.
+    pub(super) fn gpu(&mut self, client: u32, handle: u32) -> Option<usize> {
+        if let Some(gpu) = self.known_gpu(client, handle) {
+            return Some(gpu);
+        }
+        if let Some(asked) = self.ask_what_is_there(client, handle) {
+            return self.shared.uuids.iter().position(|of| *of == asked.uuid);
+        }
+        let lane = self.enter_lane();
+        self.ask_for_gpu_of(&lane, client, handle)
     }
 
     /// The same, for one that is.
@@ -69,19 +75,25 @@ impl Case<'_> {
         }
     }
 
-    /// Asks the subdevice for its UUID that a device has, or that it is, or that is made for that.
-    fn ask_for_gpu(&self, _: &OnLane<'_>, client: u32, handle: u32) -> Option<Asked> {
+    /// Asks the subdevice for its UUID that a device has, or that it is.
+    fn ask_what_is_there(&self, client: u32, handle: u32) -> Option<Asked> {
         let rm = self.rm().ok()?;
-        let asked = |uuid, is_device| Asked { uuid, is_device };
         if let Ok(subdevice) = rm.find_subdevice(client, handle) {
-            return rm.uuid(client, subdevice).ok().map(|uuid| asked(uuid, true));
+            let uuid = rm.uuid(client, subdevice).ok()?;
+            return Some(Asked { uuid, is_device: true });
         }
-        if let Ok(uuid) = rm.uuid(client, handle) {
-            return Some(asked(uuid, false));
+        rm.uuid(client, handle).ok().map(|uuid| Asked { uuid, is_device: false })
+    }
+
+    /// The same, or one that is made for that.
+    fn ask_for_gpu(&self, _: &OnLane<'_>, client: u32, handle: u32) -> Option<Asked> {
+        if let Some(asked) = self.ask_what_is_there(client, handle) {
+            return Some(asked);
         }
+        let rm = self.rm().ok()?;
         let subdevice = rm.subdevice(client, handle).ok()?;
         let uuid = rm.uuid(client, subdevice);
         let _ = rm.free(client, handle, subdevice);
-        uuid.ok().map(|uuid| asked(uuid, true))
+        uuid.ok().map(|uuid| Asked { uuid, is_device: true })
     }
 }

@@ -36,8 +36,8 @@ impl<'a> Case<'a> {
 
     /// Waits for what the same thread called before.
     ///
-    /// Who asks whether it still waits does so behind all calls that came before. So of two of
-    /// one thread, the later waits for the earlier, or this finds its caller gone.
+    /// A call joins its thread's queue before it asks whether its caller still waits. So a later call waits
+    /// for an earlier one, or the earlier one finds its caller gone.
     pub(in crate::gate::worker) fn in_turn(&mut self) -> Result<(), Over> {
         let thread = self.target()?.thread;
         self.slot.is_of(thread);
@@ -55,16 +55,25 @@ impl<'a> Case<'a> {
     pub(in crate::gate::worker) fn on_lane(&mut self) -> Result<OnLane<'a>, Over> {
         let lane = match self.lane.take() {
             Some(lane) => lane,
-            None => self.shared.lane.enter(self.slot),
+            // What the worker before made is made again, to be undone.
+            None if self.again || self.once => self.shared.lane.enter(self.slot),
+            None => {
+                let lane = self.shared.lane.enter_while(self.slot, || self.is_valid());
+                let lane = lane.ok_or(INTERRUPTED)?;
+                // It may have waited for that.
+                self.still_waits()?;
+                lane
+            }
         };
-        // It may have waited for that. What the worker before made is made again, to be undone.
-        if !self.again && !self.once {
-            self.still_waits()?;
-        }
         if !self.once {
             self.make_once(Some(&lane))?;
         }
         Ok(lane)
+    }
+
+    /// The same for a call that isn't made on the lane, but does something that has to be.
+    pub(in crate::gate::worker) fn enter_lane(&mut self) -> OnLane<'a> {
+        self.lane.take().unwrap_or_else(|| self.shared.lane.enter(self.slot))
     }
 
     /// From here on the call is made, unless it was already.
@@ -94,7 +103,7 @@ impl<'a> Case<'a> {
             Found::Nothing => {}
             Found::Other(kept) => match lane {
                 Some(lane) => shared.undo(lane, &kept),
-                None => shared.undo(&shared.lane.enter(self.slot), &kept),
+                None => shared.undo(&self.enter_lane(), &kept),
             },
             Found::Same(kept) => {
                 // What the next worker is to know of it, it finds here from now on.
