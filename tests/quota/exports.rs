@@ -212,8 +212,15 @@ fn what_a_worker_says_last_is_heard() {
 /// A socket of the host's with the file in its queue that `exporter` opened last: nobody's
 /// table has it.
 fn hidden(exporter: u32) -> [UnixStream; 2] {
-    let numbers = names(Path::new(&format!("/proc/{exporter}/fd")));
-    let last = numbers.iter().filter_map(|name| name.parse().ok()).max().expect("it has files");
+    let open = format!("/proc/{exporter}/fd");
+    // It may still close the file that it told us by.
+    let is_drivers = |name: &&String| {
+        let file = std::fs::read_link(Path::new(&open).join(name));
+        file.is_ok_and(|file| file.ends_with("nvidiactl"))
+    };
+    let numbers = names(Path::new(&open));
+    let last = numbers.iter().filter(is_drivers).filter_map(|name| name.parse().ok()).max();
+    let last = last.expect("it has files");
     let pid = rustix::process::Pid::from_raw(exporter.cast_signed()).expect("it has a pid");
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("it lives");
     let file = pidfd_getfd(&pidfd, last, PidfdGetfdFlags::empty()).expect("it is there");
