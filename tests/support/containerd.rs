@@ -23,6 +23,9 @@ use super::{
 /// How long containerd may take to answer.
 const STARTING: Duration = Duration::from_secs(30);
 
+/// How often an exec that prints nothing is made once more.
+const EXECS: u32 = 20;
+
 /// Where `ctr` works unless told, and where Kubernetes does.
 const NAMESPACES: [&str; 2] = ["default", "k8s.io"];
 
@@ -151,15 +154,26 @@ impl Containerd {
         run_with_timeout(command.args(options).arg(image).arg(id).args(args), PATIENCE)
     }
 
-    /// `ctr task exec` in a running container.
+    /// `ctr task exec` in a running container, of what prints something: on a busy machine ctr 1.6 may end
+    /// before it has copied that, and is asked again.
     #[must_use]
     #[track_caller]
     pub fn exec(&self, id: &str, args: &[&str]) -> Outcome {
-        let mut command = self.command();
-        command
-            .args(["task", "exec", "--exec-id", "exec", "--fifo-dir"])
-            .arg(self.scratch.path().join("fifo"));
-        run_with_timeout(command.arg(id).args(args), PATIENCE)
+        let once = || {
+            let mut command = self.command();
+            command
+                .args(["task", "exec", "--exec-id", "exec", "--fifo-dir"])
+                .arg(self.scratch.path().join("fifo"));
+            run_with_timeout(command.arg(id).args(args), PATIENCE)
+        };
+        let mut outcome = once();
+        for _ in 0..EXECS {
+            if !outcome.status.success() || !outcome.stdout.is_empty() {
+                break;
+            }
+            outcome = once();
+        }
+        outcome
     }
 
     /// Kills and deletes a container made by [`run`](Self::run) with `-d`.
