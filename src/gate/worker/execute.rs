@@ -2,8 +2,8 @@
 //!
 //! Memory is reserved before the driver is asked, and what it gave is entered after; what
 //! is freed is taken out after the driver did it. So the driver never has more than the books, but for
-//! what it rounds up: that is looked at once it's entered. Pointers in our copies are ours while the driver has them, and the caller's
-//! again when they go back.
+//! what it rounds up: that is looked at once it's entered. Pointers in our copies are ours while the
+//! driver has them, and the caller's again when they go back.
 
 use std::time::Instant;
 
@@ -164,7 +164,7 @@ impl Case<'_> {
     }
 
     /// The handle of what a worker before may have made for this call, where that is made again.
-    pub(super) fn made_before(&self, object: Object) -> Option<u32> {
+    fn made_before(&self, object: Object) -> Option<u32> {
         let before = self.slot.executed();
         let handle = if object.handle == 0 { before.handle } else { object.handle };
         (self.again && !before.was_there && handle != 0).then_some(handle)
@@ -174,6 +174,7 @@ impl Case<'_> {
     pub(super) fn start_over(&self, lane: &OnLane<'_>, object: Object) {
         if let Some(handle) = self.made_before(object) {
             self.unmake(lane, object.client, object.parent, handle);
+            self.shared.freed_groups(object.client, handle);
         }
     }
 

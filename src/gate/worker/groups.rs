@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::Shared;
+use super::books::Books;
 use super::lane::OnLane;
 use super::own::Presence;
 use super::serve::{Case, Over};
@@ -98,16 +99,11 @@ impl Case<'_> {
         if alloc.class != KEPLER_CHANNEL_GROUP_A {
             return Ok(None);
         }
-        // One that the worker before had made for this call is made anew.
-        if let Some(handle) = self.made_before(alloc.object) {
-            self.books().write(Record::Ungroup { client: alloc.object.client, handle });
-        }
-        let gpu = match self.shared.uuids.len() {
-            1 => Some(0),
-            _ => self.gpu_on(lane, alloc.object.client, alloc.object.parent),
-        };
-        match gpu {
-            Some(gpu) => self.room_on(gpu, layout, None).map(Some),
+        // One that the worker before had made for this call doesn't count.
+        self.start_over(lane, alloc.object);
+        let Object { client, parent, .. } = alloc.object;
+        match self.only_gpu().or_else(|| self.gpu_on(lane, client, parent)) {
+            Some(gpu) => self.room_on(gpu, layout).map(Some),
             None => Err(self.on_no_gpu(alloc.object, layout)),
         }
     }
@@ -119,7 +115,7 @@ impl Case<'_> {
         layout: &'static Layout,
     ) -> Result<Option<usize>, Over> {
         let gpu = self.books().groups.gpu(client, handle);
-        gpu.map(|gpu| self.room_on(gpu, layout, None)).transpose()
+        gpu.map(|gpu| self.room_on(gpu, layout)).transpose()
     }
 
     /// A channel that is let go on outside a group is entered as one, made or not. Whose handle the
@@ -136,62 +132,62 @@ impl Case<'_> {
             return Ok(());
         }
         // One below a group that a worker before knew nothing of isn't on its own.
-        let gpu = match self.shared.uuids.len() {
-            1 => Some(0),
-            _ => self.gpu(object.client, object.parent),
-        };
+        let gpu = self.only_gpu().or_else(|| self.gpu(object.client, object.parent));
         let Some(gpu) = gpu else { return Ok(()) };
         let handle = match object.handle {
             0 => self.next_handles(1),
             handle => handle,
         };
-        self.room_on(gpu, layout, Some((object, handle))).map(drop)
+        let group = group(gpu, object, handle, false);
+        self.with_room_on(gpu, layout, |books| books.write(group))
+    }
+
+    fn only_gpu(&self) -> Option<usize> {
+        (self.shared.uuids.len() == 1).then_some(0)
     }
 
     /// A group was made.
     pub(super) fn enter_group(&self, gpu: usize, object: Object, handle: u32) {
-        let Object { client, parent, .. } = object;
-        self.books().write(Record::Group { gpu, client, parent, handle, certain: true });
+        self.books().write(group(gpu, object, handle, true));
     }
 
-    /// The GPU, where it has room for one more group, which is entered at once if it's let go on.
-    fn room_on(
+    /// The GPU, where it has room for one more group.
+    fn room_on(&mut self, gpu: usize, layout: &'static Layout) -> Result<usize, Over> {
+        self.with_room_on(gpu, layout, |_| ()).map(|()| gpu)
+    }
+
+    /// Enters what takes room for one more group on a GPU, where there is some.
+    fn with_room_on(
         &mut self,
         gpu: usize,
         layout: &'static Layout,
-        passes: Option<(Object, u32)>,
-    ) -> Result<usize, Over> {
+        enter: impl Fn(&mut Books),
+    ) -> Result<(), Over> {
         let shared = self.shared;
-        if !shared.enters_group(gpu, passes) {
-            shared.forget_gone_groups(gpu);
-            if !shared.enters_group(gpu, passes) {
-                return Err(self.no_room_on_gpu(layout));
+        let most = shared.settings.channel_groups;
+        for attempt in 0..2 {
+            if attempt > 0 {
+                shared.forget_gone_groups(gpu);
+            }
+            let mut books = shared.books();
+            if books.groups.count(gpu) < usize::try_from(most).unwrap_or(usize::MAX) {
+                enter(&mut books);
+                return Ok(());
             }
         }
-        Ok(gpu)
-    }
-
-    fn no_room_on_gpu(&mut self, layout: &'static Layout) -> Over {
-        let most = self.shared.settings.channel_groups;
         self.log(&format!(
             "a channel group more than {most} on a GPU: [isolation] channel_groups is their bound"
         ));
-        self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout))
+        Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
     }
 }
 
-impl Shared {
-    /// Whether a GPU has room for one more group; one that is let go on is entered, then.
-    fn enters_group(&self, gpu: usize, passes: Option<(Object, u32)>) -> bool {
-        let most = usize::try_from(self.settings.channel_groups).unwrap_or(usize::MAX);
-        let mut books = self.books();
-        let has_room = books.groups.count(gpu) < most;
-        if let (true, Some((Object { client, parent, .. }, handle))) = (has_room, passes) {
-            books.write(Record::Group { gpu, client, parent, handle, certain: false });
-        }
-        has_room
-    }
+fn group(gpu: usize, object: Object, handle: u32, certain: bool) -> Record {
+    let Object { client, parent, .. } = object;
+    Record::Group { gpu, client, parent, handle, certain }
+}
 
+impl Shared {
     /// An object was freed.
     pub(super) fn freed_groups(&self, client: u32, handle: u32) {
         let mut books = self.books();

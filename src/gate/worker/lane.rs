@@ -111,6 +111,13 @@ impl Lane {
         OnLane { lane: self, number: self.wait(slot), slot }
     }
 
+    /// The same, where nobody is on it.
+    pub(super) fn enter_at_once(&self, slot: Slot<'_>) -> Option<OnLane<'_>> {
+        let slot = Some(slot.number());
+        let number = self.wait_for(slot, Place::Last, Duration::ZERO, || false)?;
+        Some(OnLane { lane: self, number, slot })
+    }
+
     /// The same, as long as it's worth waiting.
     pub(super) fn enter_while(
         &self,
@@ -274,7 +281,8 @@ mod tests {
     fn who_is_no_call_comes_before_all_calls_that_wait_and_whose_caller_is_gone_waits_no_more() {
         let memory = memory();
         let lane: &'static Lane = Box::leak(Box::new(Lane::open(memory, |_| true)));
-        let first = lane.enter(memory.slot(0));
+        let first = lane.enter_at_once(memory.slot(0)).unwrap();
+        assert!(lane.enter_at_once(memory.slot(1)).is_none());
         assert!(lane.enter_while(memory.slot(1), || false).is_none());
         let (sender, receiver) = channel();
         let waiting = |count| {

@@ -49,7 +49,7 @@ const SHARED: u64 = ALONE | UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE as u64;
 /// The place of what is kept by a file alone, among its GPUs.
 const NO_GPU: u16 = u16::MAX;
 
-impl Case<'_> {
+impl<'a> Case<'a> {
     pub(super) fn uvm(&mut self, request: u64, argument: u64) -> Result<Reply, Over> {
         let release = &self.shared.release;
         let number = uvm::number(request);
@@ -268,6 +268,13 @@ impl Case<'_> {
         span.ok_or_else(|| self.answer(Answer::Status(NV_ERR_INVALID_ADDRESS), Some(layout)))
     }
 
+    /// The driver is asked from here on, for nothing that has a handle.
+    fn on_lane_for_uvm(&mut self) -> Result<OnLane<'a>, Over> {
+        let lane = self.on_lane()?;
+        self.slot.executing(Object::one(0, 0, true));
+        Ok(lane)
+    }
+
     /// Does what changes the call's file, which is kept from now on.
     fn on_lane_with_file<T>(
         &mut self,
@@ -276,8 +283,7 @@ impl Case<'_> {
     ) -> Result<T, Over> {
         loop {
             let file = self.kept(layout)?;
-            let lane = self.on_lane()?;
-            self.slot.executing(Object::one(0, 0, true));
+            let lane = self.on_lane_for_uvm()?;
             if !file.is_let_go() {
                 self.not_condemned(&file, layout)?;
                 return change(self, &lane, &file);
@@ -418,8 +424,7 @@ impl Case<'_> {
         was_done: impl FnOnce(&Self, Option<u32>) -> bool,
         enter: impl FnOnce(&Self, u32),
     ) -> Result<Reply, Over> {
-        let lane = self.on_lane()?;
-        self.slot.executing(Object::one(0, 0, true));
+        let lane = self.on_lane_for_uvm()?;
         let file = self.shared.mapped.find(self.device()?);
         file.iter().try_for_each(|file| self.not_condemned(file, layout))?;
         let known = file.map(|file| file.number);

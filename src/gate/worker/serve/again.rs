@@ -57,13 +57,15 @@ impl<'a> Case<'a> {
             Some(lane) => lane,
             // What the worker before made is made again, to be undone.
             None if self.again || self.once => self.shared.lane.enter(self.slot),
-            None => {
-                let lane = self.shared.lane.enter_while(self.slot, || self.is_valid());
-                let lane = lane.ok_or(INTERRUPTED)?;
-                // It may have waited for that.
-                self.still_waits()?;
-                lane
-            }
+            None => match self.shared.lane.enter_at_once(self.slot) {
+                Some(lane) => lane,
+                None => {
+                    let lane = self.shared.lane.enter_while(self.slot, || self.is_valid());
+                    let lane = lane.ok_or(INTERRUPTED)?;
+                    self.still_waits()?;
+                    lane
+                }
+            },
         };
         if !self.once {
             self.make_once(Some(&lane))?;
