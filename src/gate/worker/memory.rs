@@ -389,3 +389,25 @@ impl<'a> Slot<'a> {
         unsafe { AtomicI64::from_ptr(address) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::worker::books::tests::journal;
+
+    /// The next worker reads both, where this one is killed before the stage says that it is decided.
+    #[test]
+    fn what_is_decided_leaves_what_the_driver_was_asked_for_as_it_was() {
+        let memory = Memory::map(&journal()).unwrap();
+        let slot = memory.slot(3);
+        let asked = Object { client: 5, handle: 6, more: 2, was_there: true };
+        slot.executing(asked);
+        slot.decided(7, -4, 0);
+        assert_eq!(
+            (slot.executed(), slot.decision(), slot.stage()),
+            (asked, (7, -4, 0), Stage::Decided)
+        );
+        slot.clear(1);
+        assert_eq!((slot.executed(), slot.stage()), (Object::default(), Stage::Received));
+    }
+}
