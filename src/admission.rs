@@ -400,6 +400,7 @@ impl Host {
             key,
         };
         locked.put(&record)?;
+        self.share_out(&locked, &registry, &record.plan.gpus);
         failpoint("reserved");
         for gpu in plan::unheld(&record.plan, locked.holdings_but(&record.key)) {
             let id = &record.key.id;
@@ -433,7 +434,7 @@ impl Host {
             chosen: chosen.map(str::to_owned),
             driver_files: files.map(|files| files.name().to_owned()),
             short_id: is_others.then(|| short_id.clone()),
-            not_held: plan.shares_not_held(),
+            not_held: self.shares_not_held(plan),
             ..Event::new(EventKind::Created).of(id, name, root).having(plan)
         });
     }
@@ -548,6 +549,7 @@ impl Host {
             locked.remove(from)?;
             let record = Record { key: to.clone(), ..record };
             locked.put(&record)?;
+            self.share_out(&locked, &registry, &record.plan.gpus);
             let name = names::of(&Record { bundle: bundle.to_owned(), ..record });
             let event = Event::new(EventKind::Named).of(&to.id, name.as_deref(), &to.root);
             self.teller().tell(Event { former_id: Some(from.id.clone()), ..event });
@@ -633,6 +635,7 @@ impl Host {
             return Err(error.into());
         }
         locked.put(&after)?;
+        self.share_out(&locked, &registry, &after.plan.gpus);
         self.tell_of_change(&before, &after, change);
         Ok(after.plan)
     }
@@ -755,6 +758,7 @@ impl Host {
         self.isolation(record.plan.backend).deactivate(&record.short_id)?;
         failpoint("hook-deactivated");
         locked.remove(&record.key)?;
+        self.share_out(locked, locked.registry(), &record.plan.gpus);
         let Key { id, root } = &record.key;
         let event = Event::new(EventKind::Removed).of(id, names::of(record).as_deref(), root);
         self.teller().tell(match why {

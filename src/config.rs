@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use crate::gate::settings::MOST_CHANNEL_GROUPS;
 use crate::log::Sink;
+use crate::plan::POLICY_NATIVE;
 use crate::request::{Rules, Trust};
 
 /// Where the configuration is when nobody says otherwise.
@@ -42,6 +43,8 @@ pub struct Config {
     pub admission: Admission,
     /// The driver's files.
     pub driver: Driver,
+    /// How computing time is shared.
+    pub compute: Compute,
     /// Who may look.
     pub view: View,
 }
@@ -151,6 +154,16 @@ pub struct Admission {
     pub accept_nvidia_visible_devices_envvar_when_unprivileged: bool,
 }
 
+/// `[compute]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Compute {
+    /// How computing time of a GPU is shared of which nothing else is set: 0 to 5.
+    pub policy: u32,
+    /// Per cent that containers of high priority may take; 20 ..= 99.
+    pub prio_ratio: u32,
+}
+
 /// `[view]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -239,6 +252,7 @@ impl Default for Config {
             admission: Admission::default(),
             driver: Driver::default(),
             view: View::default(),
+            compute: Compute::default(),
         }
     }
 }
@@ -279,6 +293,12 @@ impl Default for Admission {
             trust_annotations: true,
             accept_nvidia_visible_devices_envvar_when_unprivileged: true,
         }
+    }
+}
+
+impl Default for Compute {
+    fn default() -> Self {
+        Compute { policy: POLICY_NATIVE, prio_ratio: 80 }
     }
 }
 
@@ -518,6 +538,14 @@ impl Config {
             let value = admission.max_inst.to_string();
             return bad("admission.max_inst", value, "must be 1 to 25");
         }
+        if ![1, 2, 4, POLICY_NATIVE].contains(&self.compute.policy) {
+            let value = self.compute.policy.to_string();
+            return bad("compute.policy", value, "must be 1, 2, 4 or 5");
+        }
+        if !(20..=99).contains(&self.compute.prio_ratio) {
+            let value = self.compute.prio_ratio.to_string();
+            return bad("compute.prio_ratio", value, "must be 20 to 99");
+        }
         if !(admission.overcommit > 0.0 && admission.overcommit <= 100.0) {
             let value = admission.overcommit.to_string();
             return bad("admission.overcommit", value, "must be above 0 and at most 100");
@@ -610,6 +638,8 @@ mod tests {
         for (text, error) in [
             ("[admission]\nmax_inst = 0", "admission.max_inst = 0: must be 1 to 25"),
             ("[admission]\nmax_inst = 26", "admission.max_inst = 26: must be 1 to 25"),
+            ("[compute]\npolicy = 3", "compute.policy = 3: must be 1, 2, 4 or 5"),
+            ("[compute]\nprio_ratio = 19", "compute.prio_ratio = 19: must be 20 to 99"),
             (
                 "[admission]\novercommit = 0.0",
                 "admission.overcommit = 0: must be above 0 and at most 100",

@@ -13,6 +13,8 @@ pub mod inventory;
 
 pub mod plan;
 
+pub mod sched;
+
 pub mod rm;
 
 pub mod ledger;

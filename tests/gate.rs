@@ -28,6 +28,10 @@ mod grown;
 #[path = "gate/groups.rs"]
 mod groups;
 
+/// Shares of computing time: slices of channel groups.
+#[path = "gate/shares.rs"]
+mod shares;
+
 /// Memory that shows in another GPU's figures.
 #[path = "gate/across.rs"]
 mod across;

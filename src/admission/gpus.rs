@@ -4,11 +4,9 @@ use super::{AdmissionError, Host};
 use crate::backend;
 use crate::events::{Event, Kind as EventKind};
 use crate::inventory::{self, Gpu};
-use crate::plan::{GpuChange, GpuRules, Limits, Occupancy, POLICY_NATIVE};
-use crate::registry::{Look, Registry, RegistryError};
-
-/// What high-priority containers may take where nobody says otherwise, in per cent.
-const PRIO_RATIO: u32 = 80;
+use crate::plan::{GpuChange, GpuRules, Kind, Limits, Occupancy, Plan, PlannedGpu, policy_of};
+use crate::registry::{GpuSettings, Locked, Look, Registry, RegistryError, share};
+use crate::sched::Tenant;
 
 impl Host {
     /// How much may be promised on each GPU.
@@ -42,11 +40,60 @@ impl Host {
     ) -> Result<GpuRules, RegistryError> {
         let set = registry.gpu_settings()?.remove(uuid).unwrap_or_default();
         let (kind, _) = backend::choose(&self.config.isolation);
-        Ok(self.isolation(kind).gpu_rules(index).unwrap_or(GpuRules {
-            policy: set.policy.unwrap_or(POLICY_NATIVE),
-            max_inst: set.max_inst.unwrap_or(self.config.admission.max_inst),
-            prio_ratio: set.prio_ratio.unwrap_or(PRIO_RATIO),
+        Ok(self.isolation(kind).gpu_rules(index).unwrap_or_else(|| {
+            let rules = self.rules_of(set, &[]);
+            // Who has a weight may have selected another policy.
+            let held = share::read(&self.config.state_dir, uuid).ok().flatten();
+            GpuRules { policy: held.map_or(rules.policy, |held| held.policy), ..rules }
         }))
+    }
+
+    /// What goes for a GPU of which `set` was set, while these containers are on it.
+    fn rules_of(&self, set: GpuSettings, tenants: &[Tenant]) -> GpuRules {
+        let compute = &self.config.compute;
+        let has_weight = tenants.iter().any(|tenant| tenant.weight > 1);
+        let has_priority = tenants.iter().any(|tenant| tenant.high_priority);
+        GpuRules {
+            policy: policy_of(set.policy, compute.policy, has_weight, has_priority),
+            max_inst: set.max_inst.unwrap_or(self.config.admission.max_inst),
+            prio_ratio: set.prio_ratio.unwrap_or(compute.prio_ratio),
+        }
+    }
+
+    /// Tells monitors what containers have of the computing time of these GPUs, on which one came,
+    /// changed or went. What can't be told they learn of at the next change.
+    pub(super) fn share_out(&self, locked: &Locked<'_>, registry: &Registry, gpus: &[PlannedGpu]) {
+        if backend::choose(&self.config.isolation).0 != Kind::Gate {
+            return;
+        }
+        let told = gpus.iter().filter(|gpu| gpu.memory_limit_bytes.is_some()).try_for_each(|gpu| {
+            let set = registry.gpu_settings()?.remove(&gpu.uuid).unwrap_or_default();
+            locked.share_out(&gpu.uuid, |tenants| self.rules_of(set, tenants))
+        });
+        if let Err(error) = told {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "computing time is shared as before: monitors can't be told");
+        }
+    }
+
+    /// The weight and the priority of `plan` that nothing holds on one of its GPUs, in words.
+    #[must_use]
+    pub fn shares_not_held(&self, plan: &Plan) -> Option<String> {
+        let registry = self.look_at_registry().ok();
+        let settings = registry.and_then(|registry| registry.gpu_settings().ok());
+        let policy = |gpu: &PlannedGpu| {
+            let held = share::read(&self.config.state_dir, &gpu.uuid).ok().flatten();
+            held.map_or_else(
+                || {
+                    let set =
+                        settings.as_ref().and_then(|settings| settings.get(&gpu.uuid)?.policy);
+                    let usual = self.config.compute.policy;
+                    policy_of(set, usual, plan.weight > 1, plan.high_priority)
+                },
+                |held| held.policy,
+            )
+        };
+        plan.gpus.iter().find_map(|gpu| plan.shares_not_held(policy(gpu)))
     }
 
     /// Changes the GPU that `word` names: an index, a UUID or a PCI address. In force when it returns,
@@ -67,6 +114,8 @@ impl Host {
         change.check(gpu.index, rules, there, kind)?;
         self.isolation(kind).set_gpu(gpu.index, change)?;
         locked.put_gpu(&gpu.uuid, change)?;
+        let set = registry.gpu_settings()?.remove(&gpu.uuid).unwrap_or_default();
+        locked.share_out(&gpu.uuid, |tenants| self.rules_of(set, tenants))?;
         self.teller().tell(Event {
             gpu: Some(gpu.index),
             gpu_uuid: Some(gpu.uuid),

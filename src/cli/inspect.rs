@@ -59,7 +59,8 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
         }
         (Format::Text, Some((plan, injection)), _) => {
             let isolation = host.isolation(plan.backend);
-            out.write_all(text(plan, isolation.capabilities()).as_bytes())?;
+            let held = host.shares_not_held(plan).is_none();
+            out.write_all(text(plan, isolation.capabilities(), held).as_bytes())?;
             let why = printable(&injection.why);
             writeln!(out, "driver files: {} ({why})", injection.mode.name())?;
         }
@@ -70,7 +71,7 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
     Ok(out.flush()?)
 }
 
-fn text(plan: &Plan, enforced: Capabilities) -> String {
+fn text(plan: &Plan, enforced: Capabilities, held: bool) -> String {
     let mut rows = vec![["GPU", "UUID", "LIMIT (MiB)", "TOTAL (MiB)"].map(str::to_owned)];
     for gpu in &plan.gpus {
         let limit = gpu.memory_limit_bytes.map(|bytes| bytes_to_mib(bytes).to_string());
@@ -82,7 +83,7 @@ fn text(plan: &Plan, enforced: Capabilities) -> String {
         ]);
     }
     let priority = if plan.high_priority { "high" } else { "normal" };
-    let held = if plan.shares_not_held().is_some() { " (nothing holds them yet)" } else { "" };
+    let held = if held { "" } else { " (not held on these GPUs)" };
     format!(
         "backend {} (enforces {enforced}), weight {}, priority {priority}{held}\n{}",
         plan.backend,

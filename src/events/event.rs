@@ -382,7 +382,7 @@ impl Event {
         let reason = || self.reason.clone().unwrap_or_default();
         match self.kind {
             Kind::Created => match &self.not_held {
-                Some(asked) => format!("registered; nothing holds its {asked} yet"),
+                Some(asked) => format!("registered; nothing holds its {asked}"),
                 None => "registered".to_owned(),
             },
             Kind::Removed => self.reason.clone().unwrap_or_else(|| "released".to_owned()),
@@ -451,8 +451,8 @@ impl Event {
             Kind::Created => {
                 let backend = self.backend.as_deref().unwrap_or("unknown");
                 let not_held = self.not_held.as_ref();
-                let more = not_held
-                    .map_or(String::new(), |asked| format!("; nothing holds its {asked} yet"));
+                let more =
+                    not_held.map_or(String::new(), |asked| format!("; nothing holds its {asked}"));
                 format!("created: {}, backend {backend}{more}", self.shares())
             }
             Kind::Removed => match &self.reason {

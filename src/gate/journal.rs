@@ -109,6 +109,8 @@ pub enum Record {
         handle: u32,
         /// Whether it was made, and not only let go on.
         certain: bool,
+        /// How it is reached; `None` of another name of one, and of a channel.
+        reach: Option<Reach>,
     },
     /// It is no more.
     Ungroup {
@@ -117,6 +119,17 @@ pub enum Record {
         /// Its handle.
         handle: u32,
     },
+}
+
+/// Whose a channel group is, and how it is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reach {
+    /// The process that made it.
+    pub process: Process,
+    /// The descriptor of that process's that it was made by.
+    pub descriptor: i32,
+    /// The engine that it asked for, `NV2080_ENGINE_TYPE_*`; 0 lets the driver choose.
+    pub engine: u32,
 }
 
 /// Who initializes a file.
@@ -290,6 +303,11 @@ impl Raw {
     }
 }
 
+/// The lower half of a long one.
+fn low(long: u64) -> u32 {
+    u32::try_from(long & u64::from(u32::MAX)).unwrap_or(0)
+}
+
 /// Where memory shows, in a GPU's place.
 fn place(shown: Shown) -> usize {
     match shown {
@@ -321,9 +339,13 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
             return Raw::new(44).words([u32::from(done), 0, 0]).bytes();
         }
         Record::Bound { file } => return Raw::new(45).words([file, 0, 0]).bytes(),
-        Record::Group { gpu, client, parent, handle, certain } => {
+        Record::Group { gpu, client, parent, handle, certain, reach } => {
             let raw = Raw::new(46).gpu(gpu).words([client, parent, handle]);
-            return Raw { hold: u8::from(certain), ..raw }.bytes();
+            let longs = reach.map_or([0; 2], |Reach { process, descriptor, engine }| {
+                [process.0, u64::from(descriptor.cast_unsigned()) | u64::from(engine) << 32]
+            });
+            let hold = u8::from(certain) | u8::from(reach.is_some()) << 1;
+            return Raw { hold, ..raw.longs(longs) }.bytes();
         }
         Record::Ungroup { client, handle } => {
             return Raw::new(47).words([client, 0, handle]).bytes();
@@ -448,8 +470,13 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         45 => return Some(Record::Bound { file: raw.words[0] }),
         46 => {
             let [client, parent, handle] = raw.words;
-            let certain = raw.hold != 0;
-            return Some(Record::Group { gpu, client, parent, handle, certain });
+            let certain = raw.hold & 1 != 0;
+            let reach = (raw.hold & 2 != 0).then(|| Reach {
+                process: Process(first),
+                descriptor: low(second).cast_signed(),
+                engine: low(second >> 32),
+            });
+            return Some(Record::Group { gpu, client, parent, handle, certain, reach });
         }
         47 => {
             let [client, _, handle] = raw.words;
@@ -530,7 +557,12 @@ mod tests {
                 32 => Record::Ledger(Entry::LoosenStakes { first: x, last: y }),
                 33 => {
                     let certain = x % 2 == 1;
-                    Record::Group { gpu, client: a, parent: b, handle: c, certain }
+                    let reach = (y % 2 == 1).then(|| Reach {
+                        process,
+                        descriptor: a.cast_signed(),
+                        engine: b,
+                    });
+                    Record::Group { gpu, client: a, parent: b, handle: c, certain, reach }
                 }
                 34 => Record::Ungroup { client: a, handle: c },
                 kind => Record::Ledger(match kind {

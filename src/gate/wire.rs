@@ -8,6 +8,8 @@ use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sched::Round;
+
 /// The keeper to its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -139,6 +141,12 @@ pub struct GpuStatus {
     pub limit_bytes: u64,
     /// What counts against it, in bytes.
     pub used_bytes: u64,
+    /// What it has of the GPU in one turn of all; `None` where nobody sets slices.
+    #[serde(default)]
+    pub round: Option<Round>,
+    /// Why the last slice could not be set, where that is so.
+    #[serde(default)]
+    pub share_refused: Option<String>,
 }
 
 /// Calls since the monitor began.

@@ -7,6 +7,28 @@ use super::{Holding, Kind};
 /// The policy that leaves computing time to the driver.
 pub const POLICY_NATIVE: u32 = 5;
 
+/// The policies under which weights count: weighted, and fixed.
+pub const WEIGHTED: [u32; 2] = [2, 3];
+
+/// The policy under which containers share by time, whatever their weight.
+const POLICY_PREEMPTIVE: u32 = 1;
+
+/// The policy under which they share by weight.
+const POLICY_WEIGHTED: u32 = 2;
+
+/// The policy of a GPU of which `set` was set, if any, where `usual` goes for others: without a setting,
+/// a container with a weight selects 2, as the vendor's module has it, and one with high priority 1
+/// where nothing would hold that.
+#[must_use]
+pub fn policy_of(set: Option<u32>, usual: u32, has_weight: bool, has_priority: bool) -> u32 {
+    match set {
+        Some(policy) => policy,
+        None if has_weight && !WEIGHTED.contains(&usual) => POLICY_WEIGHTED,
+        None if has_priority && usual == POLICY_NATIVE => POLICY_PREEMPTIVE,
+        None => usual,
+    }
+}
+
 /// What is set of a GPU where nobody has set anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuRules {
@@ -152,7 +174,7 @@ impl GpuChange {
         let not_held =
             |why| Err(GpuChangeError::NotHeld { setting: self.written(), index, backend, why });
         let why = match backend {
-            Kind::Gate => "shares memory only, and leaves computing time to the driver (policy 5)",
+            Kind::Gate => "takes no container off a GPU yet, as 0 and 3 do; it holds 1, 2, 4 and 5",
             Kind::None | Kind::Km => "enforces nothing",
         };
         match self {
@@ -161,6 +183,7 @@ impl GpuChange {
             GpuChange::Policy(_) | GpuChange::PrioRatio(_) if !backend.holds_shares() => {
                 not_held(why)
             }
+            GpuChange::Policy(0 | 3) if backend == Kind::Gate => not_held(why),
             GpuChange::MaxInst(max_inst) if there.containers.max(there.weight) > max_inst => {
                 let Occupancy { containers, weight } = there;
                 Err(GpuChangeError::Occupied { index, containers, weight, max_inst })
@@ -218,17 +241,33 @@ mod tests {
     #[test]
     fn what_the_backend_can_not_hold_is_refused_with_the_reason() {
         let check = |change: GpuChange, backend| change.check(0, RULES, EMPTY, backend);
-        let refused = check(GpuChange::Policy(2), Kind::Gate).unwrap_err().to_string();
+        let refused = check(GpuChange::Policy(3), Kind::Gate).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "policy=2 can't be held on GPU 0: the backend gate shares memory only, and leaves \
-             computing time to the driver (policy 5); leave it as it is"
+            "policy=3 can't be held on GPU 0: the backend gate takes no container off a GPU yet, as 0 \
+             and 3 do; it holds 1, 2, 4 and 5; leave it as it is"
         );
+        assert!(check(GpuChange::Policy(0), Kind::Gate).is_err());
+        for policy in [1, 2, 4, 5] {
+            assert_eq!(check(GpuChange::Policy(policy), Kind::Gate), Ok(()), "{policy}");
+        }
         assert!(check(GpuChange::PrioRatio(30), Kind::None).is_err());
         assert_eq!(check(GpuChange::Policy(5), Kind::Gate), Ok(()), "it has that");
         assert_eq!(check(GpuChange::PrioRatio(80), Kind::Gate), Ok(()));
         assert_eq!(check(GpuChange::Policy(2), Kind::Km), Ok(()));
         assert_eq!(check(GpuChange::MaxInst(3), Kind::Gate), Ok(()));
+    }
+
+    #[test]
+    fn a_weight_selects_weights_where_nothing_is_set() {
+        assert_eq!(policy_of(None, 5, false, false), 5);
+        assert_eq!(policy_of(None, 5, true, false), 2);
+        assert_eq!(policy_of(None, 1, true, true), 2);
+        assert_eq!(policy_of(None, 5, false, true), 1);
+        assert_eq!(policy_of(None, 4, false, true), 4);
+        for policy in 0..=5 {
+            assert_eq!(policy_of(Some(policy), 1, true, true), policy);
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::units::bytes_to_mib;
 
 pub use admit::{Holders, Holding, Limits, Refusal, admit, unheld};
 pub use change::{Change, ChangeError};
-pub use gpu::{GpuChange, GpuChangeError, GpuRules, Occupancy, POLICY_NATIVE};
+pub use gpu::{GpuChange, GpuChangeError, GpuRules, Occupancy, POLICY_NATIVE, WEIGHTED, policy_of};
 pub use resolve::{ResolveError, resolve};
 
 /// What a create gives to a container: the `plan` of `cgpu inspect`.
@@ -99,19 +99,23 @@ impl Kind {
     /// and keep nobody out.
     #[must_use]
     pub fn holds_shares(self) -> bool {
-        self == Kind::Km
+        self != Kind::None
     }
 }
 
 impl Plan {
-    /// The weight and the priority that were asked for and that nothing holds, as a sentence has
-    /// them: `weight 15, high priority`.
+    /// The weight and the priority that were asked for and that nothing holds under that policy, as a
+    /// sentence has them: `weight 15, high priority`.
     #[must_use]
-    pub fn shares_not_held(&self) -> Option<String> {
-        let weight = (self.weight > 1).then(|| format!("weight {}", self.weight));
-        let priority = self.high_priority.then(|| "high priority".to_owned());
+    pub fn shares_not_held(&self, policy: u32) -> Option<String> {
+        let holds = self.backend.holds_shares();
+        let is_left = |held: bool| !(holds && held);
+        let weight = self.weight > 1 && is_left(WEIGHTED.contains(&policy));
+        let weight = weight.then(|| format!("weight {}", self.weight));
+        let priority = self.high_priority && is_left(policy != POLICY_NATIVE);
+        let priority = priority.then(|| "high priority".to_owned());
         let asked: Vec<_> = weight.into_iter().chain(priority).collect();
-        (!self.backend.holds_shares() && !asked.is_empty()).then(|| asked.join(", "))
+        (!asked.is_empty()).then(|| asked.join(", "))
     }
 
     /// Whether nothing of it is under a quota.

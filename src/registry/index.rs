@@ -6,8 +6,8 @@
 //! directory it fits; an index that doesn't fit, or that doesn't parse, is no index.
 //!
 //! ```text
-//! cgpu-index 1 BOOT_ID MTIME_NS COUNT
-//! FILE \t ID \t SHORT_ID \t PID:START | launched:PID:START:STATE_FILE | until:S | bundle | over \t WEIGHT \t UUID=BYTES,UUID=whole
+//! cgpu-index 2 BOOT_ID MTIME_NS COUNT
+//! FILE \t ID \t SHORT_ID \t PID:START | launched:PID:START:STATE_FILE | until:S | bundle | over \t WEIGHT, with ! of high priority \t UUID=BYTES,UUID=whole
 //! ```
 
 use std::fmt::Write;
@@ -94,7 +94,7 @@ pub(super) fn write(stamp: &Stamp, entries: &[Entry]) -> String {
     let mut text =
         String::with_capacity(128 + entries.iter().map(|e| e.line.len() + 1).sum::<usize>());
     // Writing to a String never fails.
-    let _ = writeln!(text, "cgpu-index 1 {boot_id} {changed_ns} {}", entries.len());
+    let _ = writeln!(text, "cgpu-index 2 {boot_id} {changed_ns} {}", entries.len());
     for entry in entries {
         text.push_str(&entry.line);
         text.push('\n');
@@ -114,7 +114,8 @@ fn line(file: &str, short_id: &str, life: &Life, holding: &Holding) -> String {
         Life::Bundle => write!(line, "bundle"),
         Life::Over => write!(line, "over"),
     };
-    let _ = write!(line, "\t{}\t", holding.weight);
+    let priority = if holding.high_priority { "!" } else { "" };
+    let _ = write!(line, "\t{}{priority}\t", holding.weight);
     for (at, (uuid, limit)) in holding.gpus.iter().enumerate() {
         let comma = if at > 0 { "," } else { "" };
         let _ = match limit {
@@ -130,7 +131,7 @@ pub(super) fn read(text: &str, stamp: &Stamp) -> Option<Vec<Entry>> {
     let mut lines = text.strip_suffix('\n')?.split('\n');
     let header = lines.next()?;
     let count = header.rsplit(' ').next()?;
-    if header != format!("cgpu-index 1 {} {} {count}", stamp.boot_id, stamp.changed_ns) {
+    if header != format!("cgpu-index 2 {} {} {count}", stamp.boot_id, stamp.changed_ns) {
         return None;
     }
     let entries: Vec<Entry> = lines.map(entry).collect::<Option<_>>()?;
@@ -159,6 +160,10 @@ fn entry(text: &str) -> Option<Entry> {
         let limit = if limit == "whole" { None } else { Some(limit.parse().ok()?) };
         Some((decoded(uuid)?, limit))
     });
+    let (weight, high_priority) = match weight.strip_suffix('!') {
+        Some(weight) => (weight, true),
+        None => (weight, false),
+    };
     Some(Entry {
         file: file.to_owned(),
         short_id: short_id.to_owned(),
@@ -167,6 +172,7 @@ fn entry(text: &str) -> Option<Entry> {
             id: decoded(id)?,
             gpus: gpus.collect::<Option<_>>()?,
             weight: weight.parse().ok()?,
+            high_priority,
         },
         line: text.to_owned(),
     })
@@ -202,12 +208,13 @@ mod tests {
         let entry = (
             ".{0,8}",
             life,
-            any::<u32>(),
+            any::<(u32, bool)>(),
             proptest::collection::vec((".{0,6}", any::<Option<u64>>()), 0..3),
         );
         proptest::collection::vec(
-            entry.prop_map(|(id, life, weight, gpus)| {
-                Entry::new(encoded(&id), "x".repeat(12), life, Holding { id, gpus, weight })
+            entry.prop_map(|(id, life, (weight, high_priority), gpus)| {
+                let holding = Holding { id, gpus, weight, high_priority };
+                Entry::new(encoded(&holding.id), "x".repeat(12), life, holding)
             }),
             0..6,
         )
@@ -228,7 +235,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_breaks_the_reader(text in "(cgpu-index 1 b-1 5 [0-3]\n)?([a\t:=,\n]|until|bundle|1){0,40}") {
+        fn no_text_breaks_the_reader(text in "(cgpu-index 2 b-1 5 [0-3]\n)?([a\t:=,\n]|until|bundle|1){0,40}") {
             let _ = read(&text, &stamp());
         }
     }

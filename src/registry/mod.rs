@@ -6,6 +6,7 @@
 //! lock               held (flock) by whoever changes anything
 //! containers/NAME    a record a container, as JSON; the truth
 //! index              what admission needs of all records; derived, see `index`
+//! shares/UUID        what containers have of a GPU's computing time; derived, see `share`
 //! ```
 //!
 //! Crash-safe at any instruction: a record appears and disappears in one step, and the
@@ -19,6 +20,7 @@ mod index;
 mod life;
 mod look;
 mod record;
+pub mod share;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
@@ -62,6 +64,7 @@ const OWN_NAMES: &[&str] = &[
     "km",
     "lock",
     "next",
+    "shares",
 ];
 
 /// The registry's directory.
@@ -98,6 +101,7 @@ impl Registry {
         secure_dir(dir)?;
         let registry = Registry { dir: dir.to_owned(), boot_id };
         secure_dir(&registry.containers())?;
+        secure_dir(&share::dir(dir))?;
         Ok(registry)
     }
 
@@ -289,6 +293,12 @@ impl Registry {
 }
 
 impl Locked<'_> {
+    /// The registry.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        self.registry
+    }
+
     /// What every registered container holds.
     pub fn holdings(&self) -> impl Iterator<Item = &Holding> + Clone {
         self.entries.iter().map(|entry| &entry.holding)

@@ -103,6 +103,7 @@ impl Record {
             id: self.key.id.clone(),
             gpus: gpus.map(|gpu| (gpu.given_uuid().to_owned(), gpu.memory_limit_bytes)).collect(),
             weight: if self.plan.backend.holds_shares() { self.plan.weight } else { 0 },
+            high_priority: self.plan.backend.holds_shares() && self.plan.high_priority,
         }
     }
 }

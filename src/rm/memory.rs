@@ -230,6 +230,15 @@ pub fn decode(release: &Release, class: u32, bytes: &[u8]) -> Result<Memory, Ref
     })
 }
 
+/// The engine that a channel group asks for (`NV2080_ENGINE_TYPE_*`), by its parameters; 0 where they
+/// say none, and the driver chooses.
+#[must_use]
+pub fn group_engine(release: &Release, bytes: &[u8]) -> u32 {
+    let layout = release.layout(Key::Class(KEPLER_CHANNEL_GROUP_A), bytes.len());
+    let view = layout.and_then(|layout| layout.view(bytes));
+    view.and_then(|view| view.u32(Meaning::Kind)).unwrap_or(0)
+}
+
 /// The number of the device or subdevice that an allocation of `NV01_DEVICE_0` or
 /// `NV20_SUBDEVICE_0` opens.
 ///

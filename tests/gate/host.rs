@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use cgpu::gate::journal::JOURNAL_BYTES;
 use cgpu::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use cgpu::gate::wire::{Answer, Notice, Order, Question, Status};
+use cgpu::registry::share::{self, Share};
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
@@ -123,6 +124,8 @@ struct Kind<'a> {
     spares_host: bool,
     thread_pidfds: bool,
     gpus: usize,
+    /// Whether it follows what is said of its share.
+    shares: bool,
 }
 
 impl Default for Kind<'_> {
@@ -134,6 +137,7 @@ impl Default for Kind<'_> {
             spares_host: false,
             thread_pidfds: true,
             gpus: 1,
+            shares: false,
         }
     }
 }
@@ -161,7 +165,7 @@ pub(crate) struct Monitor {
     thread_pidfds: bool,
     log: tempfile::NamedTempFile,
     /// What its workers leave of themselves.
-    _place: tempfile::TempDir,
+    place: tempfile::TempDir,
 }
 
 fn node(kind: NodeKind, path: PathBuf) -> Node {
@@ -213,18 +217,32 @@ impl Monitor {
         Self::made(&Kind { managed, wait_killable, ..Kind::default() })
     }
 
+    /// One that follows its share.
+    pub(crate) fn sharing() -> Self {
+        Self::made(&Kind { shares: true, ..Kind::default() })
+    }
+
+    /// Says what the container has of its first GPU's computing time, and others beside it; nothing
+    /// where nobody sets slices.
+    pub(crate) fn share(&self, share: Option<&Share>) {
+        let uuid = self.sim.uuid(0);
+        share::write(self.place.path(), &uuid, share).expect("it can be written");
+    }
+
     fn made(kind: &Kind<'_>) -> Self {
-        let Kind { driver, managed, wait_killable, spares_host, thread_pidfds, gpus } = *kind;
+        let Kind { driver, managed, wait_killable, spares_host, thread_pidfds, gpus, shares } =
+            *kind;
         let sim = Sim::new(driver);
         let dev = sim.dev();
         let log = tempfile::NamedTempFile::new().expect("a log can be made");
         let place = tempfile::tempdir().expect("a directory can be made");
+        fs::create_dir(share::dir(place.path())).expect("a directory can be made");
         let settings = Settings {
             id: "test".into(),
             short_id: "test00000000".into(),
             name: None,
             root: String::new(),
-            state_dir: "".into(),
+            state_dir: if shares { place.path().into() } else { "".into() },
             bundle: "/nowhere".into(),
             place: place.path().into(),
             driver: driver.into(),
@@ -268,7 +286,7 @@ impl Monitor {
             wait_killable,
             thread_pidfds,
             log,
-            _place: place,
+            place,
         };
         monitor.start();
         monitor

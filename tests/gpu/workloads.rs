@@ -17,6 +17,9 @@ const FABRIC: &str = "memory would outlive its charge in the fabric";
 const PEERS: &str = "answered as made: no other driver (GPUDirect RDMA) may take memory";
 const COLOURS: &str = "the GPU's table of clear colours is everybody's and never freed";
 
+const TURNS: &str =
+    "takes turns on the GPU that are others', or its own back; no recorded program asks";
+
 /// Calls that are not served, and why.
 const NOT_SERVED: &[(&str, u32, &str)] = &[
     ("class", 0xf8, FABRIC),
@@ -26,9 +29,11 @@ const NOT_SERVED: &[(&str, u32, &str)] = &[
     ("control", 0x00f8_0103, FABRIC),
     ("control", 0x00fd_0102, MULTICAST),
     ("control", 0x00fd_0104, MULTICAST),
+    ("control", 0x2080_110b, TURNS),
     ("control", 0x503c_0104, PEERS),
     ("control", 0x503c_0105, PEERS),
     ("control", 0x9096_0101, COLOURS),
+    ("control", 0xa06c_0105, TURNS),
 ];
 
 /// Whether it's made, by us or by the caller.

@@ -45,6 +45,7 @@ const STATE_NAMES: &[&str] = &[
     "inventory.json",
     "lock",
     "next",
+    "shares",
     "runtime.json",
 ];
 

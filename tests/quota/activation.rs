@@ -308,68 +308,6 @@ fn a_gpu_whose_memory_is_the_kernel_s_too_has_no_gate() {
     nothing_is_left(&gated);
 }
 
-#[test]
-fn what_the_gate_does_not_hold_can_not_be_set() {
-    let gated = Gated::new();
-    let bundle = gated.sleeping("app", 1000);
-    let plan = || {
-        let [name] = Vec::from_iter(gated.host.records()).try_into().unwrap();
-        let name: String = name;
-        let record = fs::read(gated.host.state_dir().join("containers").join(name)).unwrap();
-        serde_json::from_slice::<serde_json::Value>(&record).unwrap()["plan"].clone()
-    };
-    let before = plan();
-    assert_eq!((&before["weight"], &before["high_priority"]), (&json!(1), &json!(false)));
-    for (flag, value, what) in
-        [("--weight", "3", "the weight"), ("--high-priority", "true", "the priority")]
-    {
-        let refused = gated.host.cgpu(&["set", "app", flag, value]).exits(1);
-        let sentence = format!("the gate holds memory, so {what} of app can't be changed");
-        assert!(refused.stderr.contains(&sentence), "{refused}");
-        assert_eq!(plan(), before, "{flag}");
-    }
-    gated.fills(&bundle, 1000);
-    gated.host.runtime().delete(&bundle).ok();
-    nothing_is_left(&gated);
-}
-
-/// Until the gate holds shares, a weight keeps nobody out; who starts them is told.
-#[test]
-fn weights_that_the_gate_does_not_hold_refuse_nobody_and_are_said_once_each() {
-    let gated = Gated::new();
-    let runtime = gated.host.runtime();
-    let heavy = |id: &str| {
-        gated.bundle_with(id, |config| {
-            ask(config, 1000);
-            let env = config["process"]["env"].as_array_mut().unwrap();
-            env.push(json!("ALIYUN_COM_GPU_SCHD_WEIGHT=15"));
-            env.push(json!("ALIYUN_COM_GPU_HIGH_PRIO=1"));
-            config["process"]["args"] = json!(["sleep", "1000"]);
-        })
-    };
-    let both = ["one", "two"].map(heavy);
-    for bundle in &both {
-        runtime.create(bundle).ok();
-        runtime.start(bundle).ok();
-        gated.fills(bundle, 1000);
-    }
-    let log = gated.host.log();
-    for id in ["one", "two"] {
-        let told = |line: &&str| {
-            line.contains(&format!("id=\"{id}\""))
-                && line.contains(" INFO registered; nothing holds its weight 15, high priority yet")
-        };
-        assert_eq!(log.lines().filter(told).count(), 1, "{log}");
-    }
-    let shown = gated.host.cgpu(&["inspect", "-b", both[0].directory.to_str().unwrap()]).ok();
-    let line = "weight 15, priority high (nothing holds them yet)";
-    assert!(shown.stdout.contains(line), "{shown}");
-    for bundle in &both {
-        runtime.delete(bundle).ok();
-    }
-    nothing_is_left(&gated);
-}
-
 /// A health check a second must not fill the disk.
 #[test]
 fn a_container_s_life_is_two_lines_of_the_log_however_many_execs_it_has() {

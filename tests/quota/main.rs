@@ -34,6 +34,7 @@ mod privilege;
 mod quotas;
 mod rest;
 mod settings;
+mod shares;
 mod sockets;
 mod tree;
 mod unknown;

@@ -480,6 +480,7 @@ impl Shared {
                 books.withdraw(space, base);
             }
             books.enter(Entry::Left { process: *process });
+            self.shares.wake();
             self.memories.look_at_all();
             self.auditor.abroad.buried(*process);
             has_buried = true;

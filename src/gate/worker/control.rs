@@ -72,6 +72,9 @@ impl Case<'_> {
             }
             Known::Flat | Known::Opaque => {
                 self.settle()?;
+                if self.steers((client, object), control, layout)? {
+                    return Err(self.pretended(layout));
+                }
                 let done = self.make_control(command, layout, params)?;
                 self.give_back(params, done);
                 Ok(self.executed(None))

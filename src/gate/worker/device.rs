@@ -166,6 +166,16 @@ pub(super) enum Failure {
     Status(u32),
 }
 
+/// As a message has it.
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Errno(errno) => f.write_str(errno.desc()),
+            Failure::Status(status) => write!(f, "the driver's status {status:#x}"),
+        }
+    }
+}
+
 /// The resource manager, through a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rm<'a> {

@@ -341,7 +341,8 @@ impl Case<'_> {
             self.write_back(1, alloc.params, Copy::Params);
         }
         if let (Some(gpu), Some(made)) = (group, made) {
-            self.enter_group(gpu, object, made.handle);
+            let engine = memory::group_engine(&self.shared.release, &self.desk.params);
+            self.enter_group(gpu, object, made.handle, engine);
         }
         if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
             self.subdevice_made(&lane, made);

@@ -6,22 +6,36 @@
 //! number has a bound. One is entered before the driver makes it, or when it has, and forgotten when it's
 //! freed; what went without a call that says so is looked for when the bound is met.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Shared;
 use super::books::Books;
 use super::lane::OnLane;
 use super::own::Presence;
 use super::serve::{Case, Over};
-use crate::gate::journal::Record;
+use crate::gate::journal::{Reach, Record};
+use crate::ledger::Process;
 use crate::rm::call::{Alloc, Object};
 use crate::rm::number::{KEPLER_CHANNEL_GROUP_A, NV_ERR_INSUFFICIENT_RESOURCES};
 use crate::rm::{Answer, Layout};
+use crate::sched::{Round, slice_us};
 
 /// What the classes of all channels end in, and no other class above these: `GF100_CHANNEL_GPFIFO`
 /// 0x906f, and so on.
 const ANY_CHANNEL: u32 = 0x6f;
 const HIGHEST_OBJECT: u32 = 0xff;
+
+/// `NV2080_ENGINE_TYPE_GRAPHICS` (cl2080_notification.h), which also computes.
+pub(super) const ENGINE_GRAPHICS: u32 = 1;
+
+/// What a new group has, in microseconds: `kfifoChannelGroupGetDefaultTimeslice_GV100`
+/// (kernel_fifo_gv100.c).
+const DEFAULT_SLICE_US: u64 = 1024;
+
+/// Whether a group for that engine is one whose kernels wait for the others'.
+fn computes(engine: u32) -> bool {
+    engine <= ENGINE_GRAPHICS
+}
 
 /// A group, or a channel that is outside one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +44,20 @@ struct Group {
     parent: u32,
     /// It was made, and not only let go on.
     certain: bool,
+    reach: Option<Reach>,
+    /// The slice that we have set, in microseconds; `None` where we have set none, or don't know.
+    slice_us: Option<u64>,
+    /// The slice that its program asked for, and was told that it has.
+    asked_us: Option<u64>,
+}
+
+/// A slice that is to be set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DueSlice {
+    pub(super) client: u32,
+    pub(super) handle: u32,
+    pub(super) reach: Reach,
+    pub(super) us: u64,
 }
 
 /// Those that are known.
@@ -45,7 +73,7 @@ impl Groups {
     }
 
     /// The GPU of a group.
-    fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
+    pub(super) fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
         self.all.get(&(client, handle)).map(|group| group.gpu)
     }
 
@@ -65,8 +93,10 @@ impl Groups {
 
     pub(super) fn replay(&mut self, record: Record) {
         match record {
-            Record::Group { gpu, client, parent, handle, certain } => {
-                self.all.insert((client, handle), Group { gpu, parent, certain });
+            Record::Group { gpu, client, parent, handle, certain, reach } => {
+                let (slice_us, asked_us) = (None, None);
+                let group = Group { gpu, parent, certain, reach, slice_us, asked_us };
+                self.all.insert((client, handle), group);
             }
             Record::Ungroup { client, handle } => {
                 self.all.remove(&(client, handle));
@@ -78,13 +108,67 @@ impl Groups {
     /// What makes them from nothing.
     pub(super) fn records(&self) -> impl Iterator<Item = Record> {
         let all = self.all.iter();
-        all.map(|((client, handle), Group { gpu, parent, certain })| Record::Group {
-            gpu: *gpu,
+        all.map(|((client, handle), group)| Record::Group {
+            gpu: group.gpu,
             client: *client,
-            parent: *parent,
+            parent: group.parent,
             handle: *handle,
-            certain: *certain,
+            certain: group.certain,
+            reach: group.reach,
         })
+    }
+
+    /// How many groups of a GPU compute, of processes that live.
+    fn computing(&self, gpu: usize, living: &BTreeSet<Process>) -> usize {
+        let computes = |group: &&Group| {
+            let reach = group.reach.filter(|reach| living.contains(&reach.process));
+            group.gpu == gpu && reach.is_some_and(|reach| computes(reach.engine))
+        };
+        self.all.values().filter(computes).count()
+    }
+
+    /// The slice that each group of a GPU is to have where the container has that round, or where
+    /// nobody sets slices: what its program asked for, or what it had at first.
+    fn slice_us(group: &Group, reach: Reach, round: Option<Round>, computing: usize) -> u64 {
+        match round {
+            Some(round) if computes(reach.engine) => slice_us(round, computing),
+            Some(round) => slice_us(round, 1),
+            None => group.asked_us.unwrap_or(DEFAULT_SLICE_US),
+        }
+    }
+
+    /// The slices of a GPU's groups that are other than they are to be.
+    pub(super) fn due_slices(
+        &self,
+        gpu: usize,
+        round: Option<Round>,
+        living: &BTreeSet<Process>,
+    ) -> Vec<DueSlice> {
+        let computing = self.computing(gpu, living);
+        let on_gpu = self.all.iter().filter(|(_, group)| group.gpu == gpu);
+        let due = on_gpu.filter_map(|((client, handle), group)| {
+            let reach = group.reach.filter(|reach| living.contains(&reach.process))?;
+            // What nobody has set is as its program has it.
+            let is_ours = round.is_some() || group.slice_us.is_some();
+            let us = Self::slice_us(group, reach, round, computing);
+            let is_due = is_ours && group.slice_us != Some(us);
+            is_due.then_some(DueSlice { client: *client, handle: *handle, reach, us })
+        });
+        due.collect()
+    }
+
+    /// A slice was set, or can't be.
+    pub(super) fn has_slice(&mut self, due: &DueSlice) {
+        if let Some(group) = self.all.get_mut(&(due.client, due.handle)) {
+            group.slice_us = Some(due.us);
+        }
+    }
+
+    /// The program asked for a slice.
+    pub(super) fn asked_slice(&mut self, client: u32, handle: u32, us: u64) {
+        if let Some(group) = self.all.get_mut(&(client, handle)) {
+            group.asked_us = Some(us);
+        }
     }
 }
 
@@ -138,17 +222,41 @@ impl Case<'_> {
             0 => self.next_handles(1),
             handle => handle,
         };
-        let group = group(gpu, object, handle, false);
+        let group = group(gpu, object, handle, false, None);
         self.with_room_on(gpu, layout, |books| books.write(group))
     }
 
-    fn only_gpu(&self) -> Option<usize> {
+    pub(super) fn only_gpu(&self) -> Option<usize> {
         (self.shared.uuids.len() == 1).then_some(0)
     }
 
     /// A group was made.
-    pub(super) fn enter_group(&self, gpu: usize, object: Object, handle: u32) {
-        self.books().write(group(gpu, object, handle, true));
+    pub(super) fn enter_group(&self, gpu: usize, object: Object, handle: u32, engine: u32) {
+        let reach = self.reach(engine);
+        self.books().write(group(gpu, object, handle, true, reach));
+    }
+
+    /// Another name of a group was made.
+    pub(super) fn enter_name_of_group(&self, gpu: usize, object: Object, handle: u32) {
+        self.books().write(group(gpu, object, handle, true, None));
+    }
+
+    /// A group that nobody was seen to make is about to run: it counts from now on as one that
+    /// computes.
+    pub(super) fn enter_unseen_group(
+        &mut self,
+        gpu: usize,
+        object: Object,
+        layout: &'static Layout,
+    ) -> Result<(), Over> {
+        let record = group(gpu, object, object.handle, true, self.reach(ENGINE_GRAPHICS));
+        self.with_room_on(gpu, layout, |books| books.write(record))
+    }
+
+    /// How an object that this call makes is reached.
+    fn reach(&self, engine: u32) -> Option<Reach> {
+        let process = self.target().ok()?.process;
+        Some(Reach { process, descriptor: self.descriptor(), engine })
     }
 
     /// The GPU, where it has room for one more group.
@@ -182,9 +290,9 @@ impl Case<'_> {
     }
 }
 
-fn group(gpu: usize, object: Object, handle: u32, certain: bool) -> Record {
+fn group(gpu: usize, object: Object, handle: u32, certain: bool, reach: Option<Reach>) -> Record {
     let Object { client, parent, .. } = object;
-    Record::Group { gpu, client, parent, handle, certain }
+    Record::Group { gpu, client, parent, handle, certain, reach }
 }
 
 impl Shared {
@@ -193,6 +301,7 @@ impl Shared {
         let mut books = self.books();
         for (client, handle) in books.groups.freed(client, handle) {
             books.write(Record::Ungroup { client, handle });
+            self.shares.wake();
         }
     }
 
@@ -226,7 +335,9 @@ mod tests {
     use super::*;
 
     fn group(gpu: usize, client: u32, parent: u32, handle: u32) -> Record {
-        Record::Group { gpu, client, parent, handle, certain: handle != 12 }
+        let reach = Reach { process: Process(client.into()), descriptor: 3, engine: 1 };
+        let certain = handle != 12;
+        Record::Group { gpu, client, parent, handle, certain, reach: Some(reach) }
     }
 
     #[test]

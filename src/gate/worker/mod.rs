@@ -48,6 +48,7 @@ mod questions;
 mod ranges;
 mod recover;
 mod serve;
+mod shares;
 mod show;
 mod stakes;
 mod stash;
@@ -94,6 +95,7 @@ use self::mapped::Mapped;
 use self::memories::Memories;
 use self::memory::{Count, Memory, Slot};
 use self::serve::Case;
+use self::shares::Shares;
 use self::stash::Stash;
 use self::target::Targets;
 use self::turns::Turns;
@@ -149,6 +151,7 @@ pub(in crate::gate) struct Shared {
     calm: Calm,
     facts: Facts,
     auditor: Auditor,
+    shares: Shares,
     lead: Lead,
     keeper: Keeper,
     listeners: Mutex<Vec<Arc<Listener>>>,
@@ -222,6 +225,9 @@ pub fn main() -> io::Result<()> {
         }
     })?;
     shared.spawn("mappings", || shared.audit_mappings_forever())?;
+    // Before the first call: a group gets its slice in the call that schedules it.
+    shared.read_shares();
+    shared.spawn("shares", || shared.share_forever())?;
     shared.memory.count_worker();
     questions::note_status(shared);
     shared.keeper.tell(Notice::Ready)?;
@@ -238,6 +244,7 @@ impl Shared {
             // `cgpu doctor` says so, once for the host.
             tracing::debug!(driver = %version, "the driver's structs: {}", release.standing());
         }
+        let gpu_count = settings.gpus.len();
         let uuids = settings.gpus.iter().map(|gpu| {
             about::uuid(&gpu.uuid).ok_or_else(|| io::Error::other("a GPU's UUID is none"))
         });
@@ -271,6 +278,7 @@ impl Shared {
             numbers: numbers::Asked::default(),
             calm: Calm::new(),
             auditor: Auditor::new()?,
+            shares: Shares::new(gpu_count)?,
             lead: Lead::default(),
             keeper,
             listeners: Mutex::new(Vec::new()),

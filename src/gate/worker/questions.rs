@@ -84,6 +84,8 @@ impl Shared {
                 uuid: settings.uuid.clone(),
                 limit_bytes: usage.map_or(0, |usage| usage.limit_bytes),
                 used_bytes: usage.map_or(0, |usage| usage.used_bytes),
+                round: self.shares.round(gpu),
+                share_refused: self.shares.failure(gpu),
             }
         });
         let gpus = gpus.collect();

@@ -45,10 +45,6 @@ const fn listed(of: Named, count: &'static str, offset: usize, most: usize) -> N
 #[rustfmt::skip]
 pub static NAMED: &[Named] = &[
     named(0x0000_0d03, "NV0000_CTRL_CLIENT_GET_ACCESS_RIGHTS_PARAMS", "hClient", 4),
-    listed(
-        named(0x2080_110b, "NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS", "hClientList", 24),
-        "numChannels", 4, 64,
-    ),
     named(0x2080_1123, "NV2080_CTRL_FIFO_GET_CHANNEL_GROUP_UNIQUE_ID_INFO_PARAMS", "hClient", 0),
     listed(
         named(0x2080_1124, "NV2080_CTRL_FIFO_QUERY_CHANNEL_UNIQUE_ID_PARAMS", "hClients", 0),

@@ -106,7 +106,6 @@ pub(super) static WORKLOADS: &[u32] = &[
     0x2080_0407, // TIMER_SET_GR_TICK_FREQ
     0x2080_0513, // THERMAL_SYSTEM_EXECUTE_V2
     0x2080_0802, // BIOS_GET_INFO
-    0x2080_110b, // FIFO_DISABLE_CHANNELS
     0x2080_1201, // GR_GET_INFO
     0x2080_1206, // GR_GET_ZCULL_INFO
     0x2080_1208, // GR_CTXSW_ZCULL_BIND
@@ -179,7 +178,6 @@ pub(super) static WORKLOADS: &[u32] = &[
     // Of class 0xa06c.
     0xa06c_0101, // GPFIFO_SCHEDULE
     0xa06c_0103, // SET_TIMESLICE
-    0xa06c_0105, // PREEMPT
     // Of class 0xa06f.
     0xa06f_0103, // GPFIFO_SCHEDULE
     0xa06f_0104, // BIND

@@ -48,10 +48,11 @@ class NoWay(Exception):
 class Place:
     """Makes containers; `way` says how."""
 
-    def __init__(self, work, programs, driver):
+    def __init__(self, work, programs, driver, policy):
         self.work = work
         self.programs = programs
         self.driver = driver
+        self.policy = policy
         self.share = os.path.join(work, "share")
         self.tried = []
         self.count = 0
@@ -147,6 +148,7 @@ class Place:
                 f'[runtime]\ncandidates = ["{self.runtime}"]\n'
                 f'[inventory]\nsource = "file"\npath = "{inventory}"\n'
                 f'[isolation]\nbackend = "{backend}"\nmanaged_memory = "{managed}"\n'
+                f"[compute]\npolicy = {self.policy}\n"
                 f'[driver]\nroot = "{settings["root"]}"\nproc_root = "{settings["proc_root"]}"\n'
                 f'inject = "{self.inject}"\n'
             )
@@ -206,10 +208,10 @@ class Place:
     def standin_env(self, inside=False):
         """Variables by which a program finds the stand-in for libcuda, and that the simulated driver."""
         place, dev = (SHARE, "/dev") if inside else (self.share, os.path.join(self.driver.settings()["root"], "dev"))
-        return {"LD_LIBRARY_PATH": os.path.join(place, "standin"), "STANDIN_DEV": dev}
+        return {"LD_LIBRARY_PATH": os.path.join(place, "standin"), "STANDIN_DEV": dev, "ALLOC_PATIENCE_S": "25"}
 
-    def start(self, argv, mib, door=GATE):
-        """Starts a container with so many MiB of the first GPU."""
+    def start(self, argv, mib, door=GATE, more=None):
+        """Starts a container with so many MiB of the first GPU, and more variables."""
         self.count += 1
         # Runtimes name cgroups by ids, which other runs' containers must not share.
         name = f"{os.path.basename(self.work)}-{self.count}"
@@ -218,6 +220,7 @@ class Place:
         variables["ALIYUN_COM_GPU_MEM_CONTAINER"] = str(mib)
         variables["ALIYUN_COM_GPU_MEM_UNIT"] = "MiB"
         variables["NVIDIA_VISIBLE_DEVICES"] = "0"
+        variables.update(more or {})
         if self.driver.simulated:
             variables.update(self.standin_env(inside=self.rootfs is not None))
         env = [f"{key}={text}" for key, text in variables.items()]

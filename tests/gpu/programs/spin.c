@@ -1,7 +1,7 @@
 /*
  * Keeps the first GPU busy with short kernels and tells how many it did, each tenth of a second.
  *
- *   spin [--seconds S] [--tick-ms N] [--ahead N]
+ *   spin [--seconds S] [--tick-ms N] [--ahead N] [--rounds N] [--batch N] [--rest-us N]
  *
  * A JSON line when it begins to compute, and one at the end, which SIGTERM brings sooner: "ticks" are
  * pairs of CLOCK_MONOTONIC nanoseconds and kernels since the beginning, so that who reads them can
@@ -11,11 +11,13 @@
  *
  * It waits for each batch of eight kernels before it begins another, so the GPU rests in between. With
  * --ahead there are always so many kernels in its queue, and it's never the one that lets another in.
+ * With --batch and --rest-us (and --ahead 0) it computes so many kernels, then rests so long. --rounds
+ * makes kernels longer: 50000 unless said otherwise.
  */
 #include "cu.h"
 #include <signal.h>
 
-enum { TICKS = 1 << 15, BATCH = 8, MOST_AHEAD = 64 };
+enum { TICKS = 1 << 16, BATCH = 8, MOST_AHEAD = 64 };
 enum { BLOCKS_PER_PROCESSOR = 8, THREADS = 256, PROCESSORS = 16 };
 
 /* Multiplies and adds for as long as it's told, and writes what came of it. */
@@ -87,17 +89,19 @@ static CUresult launch(void)
 }
 
 /* Kernels that ended since the last time: a batch, or with some ahead the oldest. */
-static CUresult compute(int ahead, uint64_t *ended)
+static CUresult compute(int ahead, int batch, int rest_us, uint64_t *ended)
 {
     static uint64_t launched, waited;
     CUresult result = 0;
     *ended = 0;
     if (!ahead) {
-        for (int i = 0; i < BATCH && !result; i++)
+        for (int i = 0; i < batch && !result; i++)
             result = launch();
         if (!result)
             result = cuStreamSynchronize(gpu.stream);
-        *ended = BATCH;
+        *ended = (uint64_t)batch;
+        if (rest_us)
+            usleep((useconds_t)rest_us);
         return result;
     }
     while (!result && launched < waited + (uint64_t)ahead) {
@@ -124,7 +128,7 @@ int main(int argc, char **argv)
     CUmodule module;
     CUdeviceptr out;
     CUresult result;
-    int processors = 0, ahead = 0;
+    int processors = 0, ahead = 0, batch = BATCH, rest_us = 0;
     uint64_t tick_ns = 100000000;
     /* Some 200 µs a kernel on a GPU of 2023; how long doesn't matter, only that it stays so. */
     unsigned rounds = 50000;
@@ -135,10 +139,16 @@ int main(int argc, char **argv)
             tick_ns = (uint64_t)atoi(argv[i + 1]) * 1000000;
         else if (!strcmp(argv[i], "--ahead"))
             ahead = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--rounds"))
+            rounds = (unsigned)atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--batch"))
+            batch = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--rest-us"))
+            rest_us = atoi(argv[i + 1]);
         else
             return 2;
     }
-    if (ahead < 0 || ahead > MOST_AHEAD)
+    if (ahead < 0 || ahead > MOST_AHEAD || batch < 1 || rest_us < 0)
         return 2;
     struct sigaction action = {.sa_handler = end_soon};
     sigaction(SIGTERM, &action, NULL);
@@ -160,7 +170,7 @@ int main(int argc, char **argv)
     gpu.blocks = (unsigned)(processors > 0 ? processors : 100) * BLOCKS_PER_PROCESSOR;
     uint64_t begun = 0, kernels = 0, ended, last = 0;
     while (!over) {
-        if ((result = compute(ahead, &ended)) || !ended)
+        if ((result = compute(ahead, batch, rest_us, &ended)) || !ended)
             break;
         uint64_t now = now_ns();
         /* The first pays for loading the kernel. */

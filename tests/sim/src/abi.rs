@@ -154,6 +154,7 @@ pub const NV2080_CTRL_CMD_GR_GET_INFO: u32 = 0x2080_1201;
 pub const NV0080_CTRL_CMD_GPU_GET_CLASSLIST: u32 = 0x80_0201;
 /// One of those that are handed to the firmware; no header names any.
 pub const FIRMWARE_CTRL_CMD: u32 = 0x2080_a001;
+pub const NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xa06c_0101;
 pub const NVA06C_CTRL_CMD_SET_TIMESLICE: u32 = 0xa06c_0103;
 pub const NVA06C_CTRL_CMD_GET_TIMESLICE: u32 = 0xa06c_0104;
 pub const NVA06F_CTRL_CMD_RESTART_RUNLIST: u32 = 0xa06f_0111;

@@ -22,6 +22,20 @@ const NVOS54_BYTES: usize = 32;
 /// (`NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES`, ctrl2080fifo.h).
 pub(crate) const MOST_CHANNELS: usize = 64;
 
+/// Where samples begin in `NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS`.
+pub(crate) const SAMPLES_AT: usize = 16;
+
+/// `NV2080_CTRL_SET_CTXSW_PREEMPTION_MODE_COMPUTE_*` (ctrl2080gr.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// A kernel is waited for.
+    Wfi = 0,
+    /// A block of a kernel's threads is.
+    Cta = 1,
+    /// Nothing is.
+    Cilp = 2,
+}
+
 /// How long an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -114,6 +128,29 @@ impl Control {
     pub(crate) fn restart() -> Self {
         let asked = "force, and wait".to_owned();
         Self::new("RESTART_RUNLIST", NVA06F_CTRL_CMD_RESTART_RUNLIST, vec![1, 0], asked)
+    }
+
+    /// `NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS` (ctrl2080gr.h): flags (1: the compute mode is
+    /// set), hChannel (a group does), gfxpPreemptMode, cilpPreemptMode, a route of 16 bytes.
+    pub(crate) fn set_mode(group: u32, mode: Mode) -> Self {
+        let mut params = vec![0; 32];
+        let words = [(0, 1), (4, group), (12, mode as u32)];
+        for (at, word) in words {
+            params[at..at + 4].copy_from_slice(&u32::to_le_bytes(word));
+        }
+        let number = NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE;
+        Self::new("SET_CTXSW_PREEMPTION_MODE", number, params, format!("{mode:?}"))
+    }
+
+    /// `NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS` of this size: type 1 is the
+    /// utilization of engines, bufSize at 4.
+    pub(crate) fn samples(size: usize) -> Self {
+        let mut params = vec![0; size];
+        params[0] = 1;
+        let buffer = u32::try_from(size - SAMPLES_AT).unwrap_or(0);
+        params[4..8].copy_from_slice(&buffer.to_le_bytes());
+        let number = NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2;
+        Self::new("PERFMON_UTIL_SAMPLES_V2", number, params, format!("{size} bytes"))
     }
 
     /// `NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS`: bDisable, numChannels at 4, bOnlyDisableScheduling

@@ -13,8 +13,14 @@ use cgpu_record::objects::{Group, Origin, computing};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde::Serialize;
 
-use crate::control::{Answer, Control, MOST_CHANNELS, Outcome, Who, ask};
+use crate::control::{Answer, Control, MOST_CHANNELS, Mode, Outcome, Who, ask};
 use crate::learn::Learnt;
+use crate::samples::ToldSamples;
+use crate::turns::ToldTurns;
+
+/// What the programs are called: one, and one or several.
+pub(crate) const A: char = 'a';
+pub(crate) const B: char = 'b';
 
 /// A control that was tried.
 #[derive(Debug, Serialize)]
@@ -56,13 +62,15 @@ pub(crate) struct ToldTenant {
 pub(crate) struct Told {
     pub(crate) tenants: Vec<ToldTenant>,
     pub(crate) tried: Vec<Tried>,
+    pub(crate) turns: Vec<ToldTurns>,
+    pub(crate) samples: Vec<ToldSamples>,
 }
 
 /// A group that can be reached.
 #[derive(Debug, Clone)]
-struct Held {
-    group: Group,
-    file: Arc<OwnedFd>,
+pub(crate) struct Held {
+    pub(crate) group: Group,
+    pub(crate) file: Arc<OwnedFd>,
     /// Its slice as it was found.
     slice_us: Option<u64>,
 }
@@ -80,10 +88,12 @@ struct Tenant {
 pub(crate) struct Desk {
     tenants: Vec<Tenant>,
     tried: Vec<Tried>,
-    phase: &'static str,
-    patient: bool,
+    pub(crate) turns: Vec<ToldTurns>,
+    pub(crate) samples: Vec<ToldSamples>,
+    pub(crate) phase: &'static str,
+    pub(crate) patient: bool,
     sliced: bool,
-    disabled: BTreeSet<usize>,
+    pub(crate) disabled: BTreeSet<usize>,
 }
 
 impl Desk {
@@ -92,7 +102,7 @@ impl Desk {
     /// # Errors
     ///
     /// Where a program has nothing that could be scheduled, or its file can't be had.
-    pub(crate) fn of(learnt: [Learnt; 2]) -> anyhow::Result<Self> {
+    pub(crate) fn of(learnt: Vec<Learnt>) -> anyhow::Result<Self> {
         let mut tenants = Vec::new();
         for Learnt { name, program, objects, .. } in learnt {
             let mut files: BTreeMap<u32, Arc<OwnedFd>> = BTreeMap::new();
@@ -116,6 +126,8 @@ impl Desk {
         let mut desk = Desk {
             tenants,
             tried: Vec::new(),
+            turns: Vec::new(),
+            samples: Vec::new(),
             phase: "found",
             patient: true,
             sliced: false,
@@ -137,13 +149,73 @@ impl Desk {
         self.phase = phase;
     }
 
+    /// The programs of a name.
+    pub(crate) fn named(&self, name: char) -> Vec<usize> {
+        let all = self.tenants.iter().enumerate();
+        all.filter(|(_, tenant)| tenant.name == name).map(|(at, _)| at).collect()
+    }
+
     /// Sets the slices of all groups of both; as with all that follows, whether that went well.
     pub(crate) fn set_slices(&mut self, slices_us: [u64; 2]) -> bool {
         self.sliced = true;
-        let each = slices_us.into_iter().enumerate();
-        let done: Vec<bool> =
-            each.map(|(tenant, slice_us)| self.set_slice(tenant, Some(slice_us))).collect();
-        !done.contains(&false)
+        let mut well = true;
+        for (name, slice_us) in [A, B].into_iter().zip(slices_us) {
+            for tenant in self.named(name) {
+                well &= self.set_slice(tenant, Some(slice_us));
+            }
+        }
+        well
+    }
+
+    /// Asks what slice the first group that computes has, of each program.
+    pub(crate) fn get_slices(&mut self) -> bool {
+        let mut well = true;
+        for tenant in 0..self.tenants.len() {
+            for held in self.computing(tenant).into_iter().take(1) {
+                let control = Control::get_slice();
+                let answer = self.ask(tenant, &held, held.group.handle, &control, Who::Root);
+                let stored = answer.number().map_or("?".to_owned(), |us| format!("has {us} us"));
+                if let Some(tried) = self.tried.last_mut() {
+                    tried.asked = stored;
+                }
+                well &= answer.is_ok();
+            }
+        }
+        well
+    }
+
+    /// Sets how the groups of `b` that compute are preempted.
+    pub(crate) fn set_mode(&mut self, mode: Mode) -> bool {
+        let mut well = true;
+        for tenant in self.named(B) {
+            for held in self.computing(tenant) {
+                let control = Control::set_mode(held.group.handle, mode);
+                well &= held.group.subdevice.is_some_and(|subdevice| {
+                    self.ask(tenant, &held, subdevice, &control, Who::Root).is_ok()
+                });
+            }
+        }
+        well
+    }
+
+    /// Disables or enables what computes of `b`, asked without any capability, by the client of `a`.
+    pub(crate) fn disable_by_another(&mut self, disable: bool) -> bool {
+        let Some(asker) = self.computing(0).into_iter().next() else { return false };
+        let Some(subdevice) = asker.group.subdevice else { return false };
+        let mut well = true;
+        for tenant in self.named(B) {
+            if disable {
+                self.disabled.insert(tenant);
+            }
+            for held in self.computing(tenant) {
+                let control = Control::disable(disable, held.group.client, &held.group.channels);
+                well &= self.ask(0, &asker, subdevice, &control, Who::Nobody).is_ok();
+            }
+            if !disable && well {
+                self.disabled.remove(&tenant);
+            }
+        }
+        well
     }
 
     /// Sets the slices as they were found.
@@ -177,9 +249,11 @@ impl Desk {
     }
 
     /// Restarts the runlists that the kernels of one wait in, or of both.
-    pub(crate) fn restart(&mut self, only: Option<usize>) -> bool {
+    pub(crate) fn restart(&mut self, only: Option<char>) -> bool {
         let mut well = true;
-        for tenant in (0..self.tenants.len()).filter(|at| only.is_none_or(|only| only == *at)) {
+        let names = self.tenants.iter().map(|tenant| tenant.name).collect::<Vec<_>>();
+        let all = names.into_iter().enumerate();
+        for (tenant, _) in all.filter(|(_, name)| only.is_none_or(|only| only == *name)) {
             for held in self.computing(tenant) {
                 if let Some(channel) = held.group.channels.first() {
                     let control = Control::restart();
@@ -202,8 +276,14 @@ impl Desk {
         well
     }
 
-    /// Disables or enables all channels of one.
-    pub(crate) fn disable(&mut self, tenant: usize, disable: bool) -> bool {
+    /// Disables or enables all channels of all programs of a name.
+    pub(crate) fn disable(&mut self, name: char, disable: bool) -> bool {
+        let done: Vec<bool> =
+            self.named(name).into_iter().map(|tenant| self.disable_one(tenant, disable)).collect();
+        !done.contains(&false)
+    }
+
+    fn disable_one(&mut self, tenant: usize, disable: bool) -> bool {
         if disable {
             self.disabled.insert(tenant);
         }
@@ -264,8 +344,8 @@ impl Desk {
         self.phase = "put back";
         let mut well = true;
         for tenant in self.disabled.clone() {
-            well &= self.disable(tenant, false);
-            well &= self.restart(Some(tenant));
+            well &= self.disable_one(tenant, false);
+            well &= self.restart(Some(self.tenants[tenant].name));
         }
         if self.sliced {
             well &= self.restore_slices();
@@ -292,17 +372,18 @@ impl Desk {
                 })
                 .collect(),
         });
-        Told { tenants: tenants.collect(), tried: self.tried }
+        let tenants = tenants.collect();
+        Told { tenants, tried: self.tried, turns: self.turns, samples: self.samples }
     }
 
-    fn computing(&self, tenant: usize) -> Vec<Held> {
+    pub(crate) fn computing(&self, tenant: usize) -> Vec<Held> {
         let held = &self.tenants[tenant].groups;
         let groups: Vec<Group> = held.iter().map(|held| held.group.clone()).collect();
         let chosen = computing(&groups);
         held.iter().filter(|held| chosen.contains(&&held.group)).cloned().collect()
     }
 
-    fn ask(
+    pub(crate) fn ask(
         &mut self,
         tenant: usize,
         held: &Held,
@@ -316,7 +397,14 @@ impl Desk {
         answer
     }
 
-    fn note(&mut self, tenant: usize, object: u32, control: &Control, who: Who, answer: &Answer) {
+    pub(crate) fn note(
+        &mut self,
+        tenant: usize,
+        object: u32,
+        control: &Control,
+        who: Who,
+        answer: &Answer,
+    ) {
         self.tried.push(Tried {
             phase: self.phase,
             name: control.name,
@@ -332,7 +420,7 @@ impl Desk {
 }
 
 /// A duplicate of a program's descriptor, which must be of `nvidiactl` still.
-fn duplicate(origin: Origin) -> anyhow::Result<OwnedFd> {
+pub(crate) fn duplicate(origin: Origin) -> anyhow::Result<OwnedFd> {
     let process = Pid::from_raw(origin.process).context("no process")?;
     let pidfd = pidfd_open(process, PidfdFlags::empty()).context("pidfd_open")?;
     let copy = pidfd_getfd(pidfd, origin.descriptor, PidfdGetfdFlags::empty());

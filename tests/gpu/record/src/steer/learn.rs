@@ -1,6 +1,7 @@
-//! What the two programs make in the driver, until they compute.
+//! What the programs make in the driver, until they compute.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context;
 use cgpu::rm::{self, Call, Command, Release};
@@ -8,6 +9,10 @@ use cgpu_record::follow::{Task, Then, Watch, node, read};
 use cgpu_record::objects::{Did, GROUP_PARAMS_BYTES, Objects, Origin, did, engine_of};
 use nix::libc;
 use nix::unistd::Pid;
+use serde::Serialize;
+
+use crate::control::{Control, Who, ask};
+use crate::desk::duplicate;
 
 /// What a program says, within quotation marks, when it computes.
 const COMPUTING: &[u8] = b"\"computing\"";
@@ -23,6 +28,15 @@ pub(crate) enum Begun {
     Said { address: u64 },
 }
 
+/// What was answered to a slice before a group was scheduled.
+#[derive(Debug, Serialize)]
+pub(crate) struct BeforeSchedule {
+    /// Whose group.
+    name: char,
+    what: String,
+    outcome: String,
+}
+
 /// A program and what it made.
 #[derive(Debug)]
 pub(crate) struct Learnt {
@@ -32,42 +46,71 @@ pub(crate) struct Learnt {
     computes: bool,
 }
 
-/// Watches both.
+/// Watches all.
 #[derive(Debug)]
 pub(crate) struct Learner {
     release: Release,
     dev: PathBuf,
-    tenants: [Learnt; 2],
+    tenants: Vec<Learnt>,
+    before_schedule_us: Option<u64>,
+    before_schedule: Vec<BeforeSchedule>,
 }
 
 impl Learner {
-    pub(crate) fn new(release: Release, dev: PathBuf, programs: [Pid; 2]) -> Self {
-        let [a, b] = programs;
-        let tenant = |name, program| {
+    pub(crate) fn new(release: Release, dev: PathBuf, programs: &[(char, Pid)]) -> Self {
+        let tenant = |&(name, program)| {
             let objects = Objects::default();
             Learnt { name, program, objects, computes: false }
         };
-        Learner { release, dev, tenants: [tenant('a', a), tenant('b', b)] }
+        let tenants = programs.iter().map(tenant).collect();
+        Learner { release, dev, tenants, before_schedule_us: None, before_schedule: Vec::new() }
     }
 
-    /// Both, where both compute.
+    /// Sets a slice on each group that a program is about to schedule.
+    pub(crate) fn before_schedule(&mut self, slice_us: Option<u64>) {
+        self.before_schedule_us = slice_us;
+    }
+
+    /// All, where all compute, and what was answered to slices before.
     ///
     /// # Errors
     ///
     /// Where one ended before.
-    pub(crate) fn learnt(self) -> anyhow::Result<[Learnt; 2]> {
+    pub(crate) fn learnt(self) -> anyhow::Result<(Vec<Learnt>, Vec<BeforeSchedule>)> {
         for tenant in &self.tenants {
             anyhow::ensure!(tenant.computes, "{} ended before it computed", tenant.name);
         }
-        Ok(self.tenants)
+        Ok((self.tenants, self.before_schedule))
     }
 
-    fn ioctl(&self, task: Task, arguments: &[u64; 6]) -> Option<Begun> {
+    /// A program is about to schedule a group.
+    fn schedules(&mut self, task: Task, client: u32, handle: u32) {
+        let Some(slice_us) = self.before_schedule_us else { return };
+        let Some(tenant) = self.tenants.iter().find(|tenant| tenant.program == task.program) else {
+            return;
+        };
+        let Some(origin) = tenant.objects.origin(client) else { return };
+        let name = tenant.name;
+        let Ok(file) = duplicate(origin).map(Arc::new) else { return };
+        for control in [Control::get_slice(), Control::set_slice(slice_us), Control::get_slice()] {
+            let answer = ask(&file, client, handle, &control, Who::Nobody, true);
+            let us = answer.number().filter(|_| control.asked.is_empty());
+            let outcome =
+                format!("{:?} {}", answer.outcome, us.map_or(String::new(), |us| us.to_string()));
+            let what = format!("{} {} on {handle:#x}", control.name, control.asked);
+            self.before_schedule.push(BeforeSchedule { name, what, outcome });
+        }
+    }
+
+    fn ioctl(&mut self, task: Task, arguments: &[u64; 6]) -> Option<Begun> {
         let [descriptor, request, address, ..] = *arguments;
         let descriptor = i32::try_from(descriptor & 0xffff_ffff).ok()?;
         let mut command = Command::of_ioctl(request);
         let mut address = address;
-        let of_interest = [rm::number::NV_ESC_RM_ALLOC, rm::number::NV_ESC_RM_FREE];
+        let mut of_interest = vec![rm::number::NV_ESC_RM_ALLOC, rm::number::NV_ESC_RM_FREE];
+        if self.before_schedule_us.is_some() {
+            of_interest.push(rm::number::NV_ESC_RM_CONTROL);
+        }
         let wrapper = rm::number::NV_ESC_IOCTL_XFER_CMD;
         if !of_interest.contains(&command.number()) && command.number() != wrapper {
             return None;
@@ -82,6 +125,16 @@ impl Learner {
                 return None;
             };
             (command, address) = (inner, inside);
+        }
+        if command.number() == rm::number::NV_ESC_RM_CONTROL {
+            let bytes = read(task.id, address, command.size())?;
+            if let Call::Control { client, object, command, .. } =
+                rm::decode(&self.release, command, &bytes).ok()?.call
+                && command == rm::number::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE
+            {
+                self.schedules(task, client, object);
+            }
+            return None;
         }
         Some(Begun::Ioctl { command, address, descriptor })
     }

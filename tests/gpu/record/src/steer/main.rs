@@ -8,7 +8,9 @@
 mod control;
 mod desk;
 mod learn;
+mod samples;
 mod schedule;
+mod turns;
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -26,8 +28,9 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use desk::Desk;
+use desk::{A, B, Desk};
 use learn::Learner;
+use schedule::Plan;
 
 /// How long a program may take to end when it's asked to.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -46,9 +49,18 @@ struct Arguments {
     /// Where the first writes what it says.
     #[arg(long)]
     a: PathBuf,
-    /// Where the second does.
+    /// Where the second does; given several times, so many programs are the second together.
+    #[arg(long, required = true)]
+    b: Vec<PathBuf>,
+    /// Words that the second gets beside the first's, with spaces between.
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    b_words: String,
+    /// What is to be learnt.
+    #[arg(long, value_enum, default_value_t = Plan::Divide)]
+    plan: Plan,
+    /// Sets this slice, in microseconds, on each group just before its program schedules it.
     #[arg(long)]
-    b: PathBuf,
+    before_schedule_us: Option<u64>,
     /// How long a phase takes.
     #[arg(long, default_value_t = 2000)]
     phase_ms: u64,
@@ -125,14 +137,21 @@ fn steer(arguments: &Arguments) -> anyhow::Result<serde_json::Value> {
     let dev = arguments.dev.canonicalize().context("--dev")?;
     let following = Arc::new(Following::default());
     let over = Over::watch(Duration::from_secs(arguments.limit_s), &following)?;
-    let programs = [start(arguments, &arguments.a)?, start(arguments, &arguments.b)?];
-    following.set(programs.to_vec());
-    let mut learner = Learner::new(release, dev, programs);
+    let mut named = vec![(A, start(arguments, &arguments.a, "")?)];
+    for output in &arguments.b {
+        named.push((B, start(arguments, output, &arguments.b_words)?));
+    }
+    let programs: Vec<Pid> = named.iter().map(|(_, program)| *program).collect();
+    following.set(programs.clone());
+    let mut learner = Learner::new(release, dev, &named);
+    learner.before_schedule(arguments.before_schedule_us);
     follow::follow(&programs, &mut learner)?;
     following.set(Vec::new());
-    anyhow::ensure!(!over.is(), "the time was over before both computed");
-    let mut desk = Desk::of(learner.learnt()?)?;
-    let phases = schedule::run(&mut desk, Duration::from_millis(arguments.phase_ms), &over);
+    anyhow::ensure!(!over.is(), "the time was over before all computed");
+    let (learnt, before_schedule) = learner.learnt()?;
+    let mut desk = Desk::of(learnt)?;
+    let phases =
+        schedule::run(arguments.plan, &mut desk, Duration::from_millis(arguments.phase_ms), &over);
     let put_back = desk.put_back();
     let ended_early = over.is();
     let told = desk.close();
@@ -147,17 +166,20 @@ fn steer(arguments: &Arguments) -> anyhow::Result<serde_json::Value> {
         "root_has": rights,
         "phases": phases,
         "controls": told.tried,
+        "before_schedule": before_schedule,
+        "turns": told.turns,
+        "samples": told.samples,
         "put_back": put_back,
         "ended_early": ended_early,
         "exits": exits,
     }))
 }
 
-fn start(arguments: &Arguments, output: &PathBuf) -> anyhow::Result<Pid> {
+fn start(arguments: &Arguments, output: &PathBuf, more: &str) -> anyhow::Result<Pid> {
     let (name, words) = arguments.program.split_first().context("no program")?;
     let file = File::create(output).with_context(|| format!("can't write {}", output.display()))?;
     let mut program = Command::new(name);
-    program.args(words).stdin(Stdio::null()).stdout(file);
+    program.args(words).args(more.split_whitespace()).stdin(Stdio::null()).stdout(file);
     follow::start(program)
 }
 

@@ -6,15 +6,31 @@ use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::Over;
-use crate::desk::Desk;
+use crate::control::{Mode, Who};
+use crate::desk::{B, Desk};
 
-/// The program that is taken off.
-const B: usize = 1;
+/// What is to be learnt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Plan {
+    /// Whether slices divide the GPU, and channels can be taken off it.
+    Divide,
+    /// Which slices the driver takes, and what comes of them.
+    Bounds,
+    /// What it costs to put two on the GPU in turn.
+    Turns,
+    /// Whether a kernel of `b` that lasts outlasts its slice, by how it is preempted.
+    Modes,
+    /// What `a` has beside several programs of `b`.
+    Forks,
+    /// What `b` has, which rests.
+    Rests,
+}
 
 /// What is done at the beginning of a phase.
 #[derive(Debug, Clone, Copy)]
 enum Act {
     Slices([u64; 2]),
+    GetSlices,
     Found,
     Restart,
     Preempt,
@@ -22,24 +38,120 @@ enum Act {
     Enable,
     RestartB,
     TryAll,
+    DisableByAnother,
+    EnableByAnother,
+    Mode(Mode),
+    /// For so many milliseconds each, for so many phases' time.
+    Turns([u64; 2], u32),
+    Samples(Who),
 }
+
+use Act::{
+    Disable, DisableByAnother, Enable, EnableByAnother, Found, GetSlices, Preempt, Restart,
+    RestartB, Samples, Slices, TryAll, Turns,
+};
+
+type Phases = &'static [(&'static str, &'static [Act])];
 
 /// All phases. Slices are as long as those that others measured with, so that switching costs little;
 /// they are as they were found again before anything is disabled.
-const PHASES: &[(&str, &[Act])] = &[
+const DIVIDE: Phases = &[
     ("base", &[]),
-    ("2:1 not committed", &[Act::Slices([4000, 2000])]),
-    ("2:1", &[Act::Slices([4000, 2000]), Act::Restart]),
-    ("3:1 preempted", &[Act::Slices([6000, 2000]), Act::Preempt]),
-    ("3:1", &[Act::Slices([6000, 2000]), Act::Restart]),
-    ("1:3", &[Act::Slices([2000, 6000]), Act::Restart]),
-    ("as found", &[Act::Found, Act::Restart]),
-    ("off", &[Act::Disable, Act::RestartB]),
-    ("on", &[Act::Enable, Act::RestartB]),
-    ("off without restart", &[Act::Disable]),
-    ("on without restart", &[Act::Enable]),
-    ("tried", &[Act::TryAll]),
+    ("2:1 not committed", &[Slices([4000, 2000])]),
+    ("2:1", &[Slices([4000, 2000]), Restart]),
+    ("3:1 preempted", &[Slices([6000, 2000]), Preempt]),
+    ("3:1", &[Slices([6000, 2000]), Restart]),
+    ("1:3", &[Slices([2000, 6000]), Restart]),
+    ("as found", &[Found, Restart]),
+    ("off", &[Disable, RestartB]),
+    ("on", &[Enable, RestartB]),
+    ("off without restart", &[Disable]),
+    ("on without restart", &[Enable]),
+    ("tried", &[TryAll]),
 ];
+
+const BOUNDS: Phases = &[
+    ("base", &[GetSlices]),
+    ("256/4096", &[Slices([256, 4096]), GetSlices]),
+    ("512/4096", &[Slices([512, 4096]), GetSlices]),
+    ("836/4096", &[Slices([836, 4096]), GetSlices]),
+    ("1024/4096", &[Slices([1024, 4096]), GetSlices]),
+    ("4096/4096", &[Slices([4096, 4096]), GetSlices, Samples(Who::Nobody)]),
+    ("8192/4096", &[Slices([8192, 4096]), GetSlices]),
+    ("12288/4096", &[Slices([12288, 4096]), GetSlices]),
+    ("24576/4096", &[Slices([24576, 4096]), GetSlices, Samples(Who::Nobody)]),
+    ("65536/16384", &[Slices([65536, 16384]), GetSlices]),
+    ("102400/25600", &[Slices([102_400, 25_600]), GetSlices]),
+    ("16384/16384", &[Slices([16384, 16384]), GetSlices, Samples(Who::Root)]),
+    ("as found", &[Found, GetSlices]),
+    ("a alone", &[Disable]),
+    ("both again", &[Enable]),
+];
+
+const TURNS: Phases = &[
+    ("base", &[]),
+    ("off by another's client", &[DisableByAnother]),
+    ("on by another's client", &[EnableByAnother]),
+    ("turns of 16 and 32 ms", &[Turns([16, 32], 4)]),
+    ("turns of 10 and 10 ms", &[Turns([10, 10], 4)]),
+    ("turns of 5 and 5 ms", &[Turns([5, 5], 2)]),
+    ("turns of 250 and 250 ms", &[Turns([250, 250], 4)]),
+    ("turns of 25 and 25 ms", &[Turns([25, 25], 30)]),
+    ("afterwards", &[]),
+];
+
+const MODES: Phases = &[
+    ("base", &[]),
+    ("slices", &[Slices([4096, 4096])]),
+    ("waits for kernels", &[Act::Mode(Mode::Wfi)]),
+    ("waits for blocks", &[Act::Mode(Mode::Cta)]),
+    ("waits for nothing", &[Act::Mode(Mode::Cilp)]),
+    ("off", &[Disable]),
+    ("on", &[Enable]),
+    ("as found", &[Found]),
+];
+
+const FORKS: Phases = &[
+    ("base", &[]),
+    ("4096/4096", &[Slices([4096, 4096])]),
+    ("4096/1923", &[Slices([4096, 1923])]),
+    ("4096/1024", &[Slices([4096, 1024])]),
+    ("4096/836", &[Slices([4096, 836])]),
+    ("4096/512", &[Slices([4096, 512])]),
+    ("4096/293", &[Slices([4096, 293])]),
+    ("16384/3908", &[Slices([16384, 3908]), Samples(Who::Nobody)]),
+    ("as found", &[Found]),
+    ("a alone", &[Disable]),
+    ("both again", &[Enable]),
+];
+
+const RESTS: Phases = &[
+    ("base", &[]),
+    ("2048/2048", &[Slices([2048, 2048])]),
+    ("4096/4096", &[Slices([4096, 4096])]),
+    ("4096/8192", &[Slices([4096, 8192])]),
+    ("8192/4096", &[Slices([8192, 4096])]),
+    ("8192/8192", &[Slices([8192, 8192])]),
+    ("16384/16384", &[Slices([16384, 16384])]),
+    ("turns of 20 and 20 ms", &[Turns([20, 20], 1)]),
+    ("turns of 16 and 32 ms", &[Turns([16, 32], 1)]),
+    ("as found", &[Found]),
+    ("a alone", &[Disable]),
+    ("both again", &[Enable]),
+];
+
+impl Plan {
+    fn phases(self) -> Phases {
+        match self {
+            Plan::Divide => DIVIDE,
+            Plan::Bounds => BOUNDS,
+            Plan::Turns => TURNS,
+            Plan::Modes => MODES,
+            Plan::Forks => FORKS,
+            Plan::Rests => RESTS,
+        }
+    }
+}
 
 /// A phase; nanoseconds of CLOCK_MONOTONIC.
 #[derive(Debug, Serialize)]
@@ -55,18 +167,20 @@ pub(crate) struct Phase {
 }
 
 /// Goes through all phases, unless it is over before.
-pub(crate) fn run(desk: &mut Desk, length: Duration, over: &Over) -> Vec<Phase> {
+pub(crate) fn run(plan: Plan, desk: &mut Desk, length: Duration, over: &Over) -> Vec<Phase> {
     let mut phases = Vec::new();
-    for (name, acts) in PHASES {
+    for (name, acts) in plan.phases() {
         if over.is() {
             break;
         }
         desk.begin(name);
         let asked_ns = now_ns();
+        let mut begin_ns = None;
         let mut well = true;
         for act in *acts {
             well &= match *act {
                 Act::Slices(slices_us) => desk.set_slices(slices_us),
+                Act::GetSlices => desk.get_slices(),
                 Act::Found => desk.restore_slices(),
                 Act::Restart => desk.restart(None),
                 Act::Preempt => desk.preempt(),
@@ -74,21 +188,37 @@ pub(crate) fn run(desk: &mut Desk, length: Duration, over: &Over) -> Vec<Phase> 
                 Act::Enable => desk.disable(B, false),
                 Act::RestartB => desk.restart(Some(B)),
                 Act::TryAll => desk.try_all(),
+                Act::DisableByAnother => desk.disable_by_another(true),
+                Act::EnableByAnother => desk.disable_by_another(false),
+                Act::Mode(mode) => desk.set_mode(mode),
+                Act::Turns(on_ms, times) => {
+                    begin_ns = Some(now_ns());
+                    let length = length * times;
+                    desk.turns(on_ms.map(Duration::from_millis), length, &|| over.is())
+                }
+                // They are of the time before, so they come when the phase is over.
+                Act::Samples(_) => true,
             };
         }
-        let begin_ns = now_ns();
-        // The last is for what it tried, not for what came of it.
-        let tries = acts.iter().any(|act| matches!(act, Act::TryAll));
-        let end = Instant::now() + if tries { Duration::ZERO } else { length };
+        // The last is for what it tried, and turns have taken their time.
+        let took = begin_ns.is_some() || acts.iter().any(|act| matches!(act, Act::TryAll));
+        let begin_ns = begin_ns.unwrap_or_else(now_ns);
+        let end = Instant::now() + if took { Duration::ZERO } else { length };
         while Instant::now() < end && !over.is() {
             std::thread::sleep(Duration::from_millis(10).min(end - Instant::now()));
         }
-        phases.push(Phase { name, well, asked_ns, begin_ns, end_ns: now_ns() });
+        let end_ns = now_ns();
+        for act in *acts {
+            if let Act::Samples(who) = *act {
+                well &= desk.take_samples(who);
+            }
+        }
+        phases.push(Phase { name, well, asked_ns, begin_ns, end_ns });
     }
     phases
 }
 
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -482,6 +482,33 @@ impl Actor<'_> {
                 let done = self.rm()?.control(object, command, &mut params);
                 self.say(&format!("control {command:#x}"), nothing(done));
             }
+            // With these bytes, as hexadecimal digits.
+            ["control", name, command, "with", digits] => {
+                let command = u32::try_from(size_bytes(command)?)?;
+                let mut params = bytes_of_digits(digits)?;
+                let object = self.objects(&[name])?[0];
+                let done = self.rm()?.control(object, command, &mut params);
+                self.say(&format!("control {command:#x}"), nothing(done));
+            }
+            // A group of an engine, with a channel that is scheduled.
+            ["compute", engine, "as", name] => {
+                let rm = self.rm()?;
+                let mut params = [0; 20];
+                params.set_u32(12, u32::try_from(size_bytes(engine)?)?);
+                let (ctl, device) = (rm.ctl(), rm.device);
+                let class = KEPLER_CHANNEL_GROUP_A;
+                let group = rm.alloc_object(ctl, device, rm.handle(), class, &mut params);
+                let done = group.and_then(|group| {
+                    let class = AMPERE_CHANNEL_GPFIFO_A;
+                    rm.alloc_object(ctl, group, rm.handle(), class, &mut [])?;
+                    rm.control(group, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, &mut [1, 0, 0])?;
+                    Ok(group)
+                });
+                if let Ok(group) = done {
+                    self.memory.insert((*name).to_owned(), (group, 0));
+                }
+                self.say(&format!("compute {name}"), done.map(|_| String::new()));
+            }
             // Written from an offset on, and read, by a debugger's calls of so many bytes.
             ["debug", name, offset, bytes] => {
                 let memory = self.objects(&[name])?[0];
@@ -948,4 +975,11 @@ impl Actor<'_> {
         self.mapped.insert(name.to_owned(), (base, bytes));
         Ok(())
     }
+}
+
+/// The bytes that hexadecimal digits say, two each.
+fn bytes_of_digits(digits: &str) -> anyhow::Result<Vec<u8>> {
+    let pairs = digits.as_bytes().chunks(2);
+    let byte = |pair: &[u8]| Ok(u8::from_str_radix(std::str::from_utf8(pair)?, 16)?);
+    pairs.map(byte).collect()
 }

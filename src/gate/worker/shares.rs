@@ -1,0 +1,319 @@
+//! The container's shares of its GPUs' computing time: slices of its channel groups.
+//!
+//! What it has of a GPU is in a file ([`share`](crate::registry::share)), which whoever makes, changes or
+//! removes containers writes, and a thread of ours follows. A group gets its slice in the call that
+//! schedules it; when the share changes later, or the number of groups, through a descriptor of its
+//! program's. Slices outlast this worker: the driver has them. A program is told that it has the slice
+//! that it asked for.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use rustix::fs::inotify;
+
+use super::Shared;
+use super::device::{Device, Failure, Rm, kind_at};
+use super::groups::DueSlice;
+use super::serve::{Case, Over};
+use super::target::{process_id, with_files};
+use crate::gate::settings::{Node, NodeKind};
+use crate::registry::share;
+use crate::rm::Layout;
+use crate::rm::call::Object;
+use crate::rm::number::{
+    NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,
+    NVA06C_CTRL_CMD_SET_TIMESLICE,
+};
+use crate::sched::Round;
+
+/// How often the file is looked at where the kernel doesn't tell of changes, in milliseconds.
+const LOOK_MS: u16 = 1000;
+
+/// `NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS` (ctrl2080gr.h): flags, of which the lowest sets the
+/// compute mode; that mode, and the one that lets no kernel outlast a slice.
+const MODE_FLAGS: usize = 0;
+const MODE_COMPUTE: usize = 12;
+const SETS_COMPUTE: u32 = 1;
+const CILP: u32 = 2;
+
+/// What the container has of its GPUs.
+#[derive(Debug)]
+pub(super) struct Shares {
+    state: Mutex<State>,
+    /// Something has changed that slices depend on.
+    changed: EventFd,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By GPU; `None` where nobody sets slices.
+    rounds: Vec<Option<Round>>,
+    /// By GPU: why the last slice could not be set.
+    failures: Vec<Option<Failure>>,
+}
+
+impl Shares {
+    pub(super) fn new(gpus: usize) -> std::io::Result<Self> {
+        let state = State { rounds: vec![None; gpus], failures: vec![None; gpus] };
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        Ok(Shares { state: Mutex::new(state), changed: EventFd::from_flags(flags)? })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its round on a GPU, where somebody sets slices.
+    pub(super) fn round(&self, gpu: usize) -> Option<Round> {
+        self.state().rounds.get(gpu).copied().flatten()
+    }
+
+    /// What the driver said to the last slice of a GPU that could not be set, in words.
+    pub(super) fn failure(&self, gpu: usize) -> Option<String> {
+        self.state().failures.get(gpu).copied().flatten().map(|failure| failure.to_string())
+    }
+
+    /// Whether a program's preemption mode on any of the GPUs is ours to set.
+    fn hold_modes(&self) -> bool {
+        self.state().rounds.iter().flatten().any(|round| !round.each)
+    }
+
+    /// Groups, or processes, have come or gone.
+    pub(super) fn wake(&self) {
+        // At its largest number it is awake anyway.
+        let _ = self.changed.write(1);
+    }
+
+    fn tried(&self, gpu: usize, done: Result<(), Failure>) {
+        let mut state = self.state();
+        let Some(failure) = state.failures.get_mut(gpu) else { return };
+        let before = std::mem::replace(failure, done.err());
+        if let Err(error) = done
+            && before != Some(error)
+        {
+            tracing::warn!(gpu, "a share of computing time can't be held: SET_TIMESLICE: {error}");
+        }
+    }
+}
+
+impl Case<'_> {
+    /// A control that has to do with shares, before it is made. `true` where its program is told that it
+    /// was, and it isn't made.
+    pub(super) fn steers(
+        &mut self,
+        (client, object): (u32, u32),
+        control: u32,
+        layout: &'static Layout,
+    ) -> Result<bool, Over> {
+        match control {
+            NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => {
+                self.slice_first(client, object, layout)?;
+                Ok(false)
+            }
+            NVA06C_CTRL_CMD_SET_TIMESLICE => {
+                let us = self.desk.params.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+                let Some(gpu) = self.gpu_of_group(client, object) else { return Ok(false) };
+                if let Some(us) = us {
+                    self.books().groups.asked_slice(client, object, us);
+                }
+                Ok(self.shared.shares.round(gpu).is_some())
+            }
+            NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE if self.shared.shares.hold_modes() => {
+                compute_mode_to_cilp(&mut self.desk.params);
+                Ok(false)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// The GPU of a group: where it isn't known, the only one, or one where slices are set.
+    fn gpu_of_group(&self, client: u32, handle: u32) -> Option<usize> {
+        let known = self.books().groups.gpu(client, handle);
+        let shares = &self.shared.shares;
+        let held = || (0..self.shared.uuids.len()).find(|gpu| shares.round(*gpu).is_some());
+        known.or_else(|| self.only_gpu()).or_else(held)
+    }
+
+    /// Sets the slice of a group before it is scheduled.
+    fn slice_first(
+        &mut self,
+        client: u32,
+        handle: u32,
+        layout: &'static Layout,
+    ) -> Result<(), Over> {
+        let Some(gpu) = self.gpu_of_group(client, handle) else { return Ok(()) };
+        let Some(round) = self.shared.shares.round(gpu) else { return Ok(()) };
+        if !self.books().groups.contains(client, handle) {
+            self.enter_unseen_group(gpu, Object { client, parent: 0, handle }, layout)?;
+        }
+        let due = {
+            let books = self.books();
+            let due = books.groups.due_slices(gpu, Some(round), &books.processes);
+            due.into_iter().find(|due| (due.client, due.handle) == (client, handle))
+        };
+        if let Some(due) = due {
+            let done = set_slice(self.rm()?, &due);
+            if done.is_ok() {
+                self.books().groups.has_slice(&due);
+            }
+            self.shared.shares.tried(gpu, done);
+        }
+        // Others of the container may have to make room for it.
+        self.shared.shares.wake();
+        Ok(())
+    }
+}
+
+/// Has the parameters ask for the mode in which a kernel is interrupted at any instruction, if they ask
+/// for any: else a program's slice would last as long as its kernels.
+fn compute_mode_to_cilp(params: &mut [u8]) {
+    let flags = params.get(MODE_FLAGS..).and_then(|rest| rest.first_chunk());
+    let sets = flags.is_some_and(|bytes| u32::from_le_bytes(*bytes) & SETS_COMPUTE != 0);
+    if let Some(mode) = params.get_mut(MODE_COMPUTE..MODE_COMPUTE + 4).filter(|_| sets) {
+        mode.copy_from_slice(&CILP.to_le_bytes());
+    }
+}
+
+/// Sets a slice: `NVA06C_CTRL_TIMESLICE_PARAMS.timesliceUs`.
+fn set_slice(rm: Rm<'_>, due: &DueSlice) -> Result<(), Failure> {
+    let command = NVA06C_CTRL_CMD_SET_TIMESLICE;
+    rm.control(due.client, due.handle, command, &mut due.us.to_le_bytes())
+}
+
+impl Shared {
+    /// Follows the files of shares, and sets slices when these, groups or processes change.
+    pub(super) fn share_forever(&self) {
+        let dir = share::dir(&self.settings.state_dir);
+        let watch = watch(&dir);
+        loop {
+            self.read_shares();
+            let is_whole = self.set_slices();
+            let mut files = vec![PollFd::new(self.shares.changed.as_fd(), PollFlags::POLLIN)];
+            if let Some(watch) = &watch {
+                files.push(PollFd::new(watch.as_fd(), PollFlags::POLLIN));
+            }
+            let patience = if watch.is_some() && is_whole {
+                PollTimeout::NONE
+            } else {
+                PollTimeout::from(LOOK_MS)
+            };
+            if poll(&mut files, patience).is_err() {
+                continue;
+            }
+            let _ = self.shares.changed.read();
+            if let Some(watch) = &watch {
+                let mut bytes = [0; 4096];
+                while matches!(rustix::io::read(watch, &mut bytes), Ok(read) if read > 0) {}
+            }
+        }
+    }
+
+    /// Takes note of what the files say. One that can't be read changes nothing.
+    pub(super) fn read_shares(&self) {
+        for (gpu, settings) in self.settings.gpus.iter().enumerate() {
+            match share::read(&self.settings.state_dir, &settings.uuid) {
+                Ok(said) => {
+                    let round = said.and_then(|said| said.round(&self.settings.short_id));
+                    if let Some(known) = self.shares.state().rounds.get_mut(gpu)
+                        && *known != round
+                    {
+                        *known = round;
+                        self.figures.change();
+                    }
+                }
+                Err(error) => tracing::debug!(%error, "shares stay as they are"),
+            }
+        }
+    }
+
+    /// Sets the slices that are other than they are to be; whether all were set.
+    fn set_slices(&self) -> bool {
+        let mut is_whole = true;
+        for gpu in 0..self.uuids.len() {
+            let round = self.shares.round(gpu);
+            let due = {
+                let books = self.books();
+                books.groups.due_slices(gpu, round, &books.processes)
+            };
+            for due in due {
+                let done = self.reach_and_set(&due);
+                match done {
+                    Some(done) => {
+                        // What the driver refuses it refuses each time.
+                        self.books().groups.has_slice(&due);
+                        self.shares.tried(gpu, done);
+                    }
+                    None => is_whole = false,
+                }
+            }
+        }
+        is_whole
+    }
+
+    /// Sets a slice through the descriptor that its group was made by, or another of the same process;
+    /// `None` where none leads to its client.
+    fn reach_and_set(&self, due: &DueSlice) -> Option<Result<(), Failure>> {
+        let pid = process_id(due.reach.process).pid;
+        let through = |tid: i32, descriptor: i32| {
+            let (_, file) = self.targets.duplicate(tid, descriptor).ok()?;
+            let device = Device::of(&self.settings.nodes, file).ok()?;
+            let is_control = device.kind == NodeKind::Control;
+            let rm = Rm { release: &self.release, device: &device };
+            is_control.then(|| set_slice(rm, due))
+        };
+        // Otherwise another file may have the number by now.
+        if let Some(Ok(())) = through(pid, due.reach.descriptor) {
+            return Some(Ok(()));
+        }
+        let mut last = None;
+        for tid in with_files(pid.cast_unsigned()).into_iter().map(u32::cast_signed) {
+            for descriptor in control_files(&self.settings.nodes, tid) {
+                match through(tid, descriptor) {
+                    Some(Ok(())) => return Some(Ok(())),
+                    other => last = other.or(last),
+                }
+            }
+        }
+        last
+    }
+}
+
+/// The descriptors of `nvidiactl` that a thread has.
+fn control_files(nodes: &[Node], tid: i32) -> Vec<i32> {
+    let listed = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
+    let is_control = |path: &PathBuf| kind_at(nodes, path) == Some(NodeKind::Control);
+    let paths = listed.map(|entry| entry.path()).filter(is_control);
+    paths.filter_map(|path| path.file_name()?.to_str()?.parse().ok()).collect()
+}
+
+/// Tells of files that are put into a directory.
+fn watch(dir: &Path) -> Option<std::os::fd::OwnedFd> {
+    let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+    let watch = inotify::init(flags).ok()?;
+    let events = inotify::WatchFlags::MOVED_TO | inotify::WatchFlags::DELETE;
+    inotify::add_watch(&watch, dir, events).ok()?;
+    Some(watch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_compute_mode_that_is_asked_for_is_cilp() {
+        let params = |flags: u32, mode: u32| {
+            let mut params = [0; 32];
+            params[..4].copy_from_slice(&flags.to_le_bytes());
+            params[12..16].copy_from_slice(&mode.to_le_bytes());
+            compute_mode_to_cilp(&mut params);
+            u32::from_le_bytes([params[12], params[13], params[14], params[15]])
+        };
+        assert_eq!([params(1, 0), params(3, 1), params(1, 2)], [CILP; 3]);
+        assert_eq!(params(2, 0), 0, "it sets the mode of graphics alone");
+        compute_mode_to_cilp(&mut [1, 0, 0]);
+    }
+}

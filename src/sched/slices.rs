@@ -1,0 +1,186 @@
+//! Rounds of containers, and slices of their groups.
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::GpuRules;
+
+/// What a weight of one is worth while all weights together are at most [`MANY`], in microseconds;
+/// half as much where they are more, so that nobody waits longer.
+const UNIT_US: u64 = 4096;
+
+/// See [`UNIT_US`].
+const MANY: u64 = 16;
+
+/// What it costs to go to a group and to leave it, in microseconds: 180 before its slice and 50 within it on
+/// an H100 (`tests/gpu/results`), rounded up. A container with several groups pays it for each.
+const VISIT_US: u64 = 250;
+
+/// The shortest slice that is set, in microseconds. The driver takes it, and it is what it says.
+const LEAST_US: u64 = 256;
+
+/// The longest slice that is set, in microseconds: seen on an H100, and within what the register holds.
+pub const MOST_US: u64 = 65_536;
+
+/// The least that a container without high priority keeps where others have it, in microseconds.
+const LEAST_ROUND_US: u64 = 512;
+
+/// A container on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tenant {
+    /// Its compute weight: 1 or more.
+    pub weight: u32,
+    /// Whether it has high priority.
+    pub high_priority: bool,
+}
+
+/// What a container has of a GPU while all that are on it have had their turn once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Round {
+    /// Microseconds.
+    pub us: u64,
+    /// Whether each of its groups has so much, and not all of them together.
+    pub each: bool,
+}
+
+/// What each of the containers on a GPU has, in their order; `None` where the policy leaves computing time
+/// to the driver, or holds it otherwise.
+#[must_use]
+pub fn rounds(rules: GpuRules, tenants: &[Tenant]) -> Option<Vec<Round>> {
+    let is_weighted = match rules.policy {
+        1 | 4 => false,
+        2 => true,
+        _ => return None,
+    };
+    let weight = |tenant: &Tenant| if is_weighted { u64::from(tenant.weight.max(1)) } else { 1 };
+    let unit_us =
+        if tenants.iter().map(weight).sum::<u64>() > MANY { UNIT_US / 2 } else { UNIT_US };
+    let sum = |high: bool| -> u64 {
+        tenants.iter().filter(|tenant| tenant.high_priority == high).map(weight).sum()
+    };
+    let (high, low) = (sum(true), sum(false));
+    let (mut high_us, mut low_us) = (unit_us, unit_us);
+    if high > 0 && low > 0 {
+        // All of high priority together have `prio_ratio` per cent of what all have.
+        let ratio = u64::from(rules.prio_ratio.clamp(1, 99));
+        high_us = unit_us * low * ratio / ((100 - ratio) * high);
+        if high_us > MOST_US {
+            low_us = (unit_us * MOST_US / high_us).max(LEAST_ROUND_US);
+            high_us = MOST_US;
+        }
+    }
+    let round = |tenant: &Tenant| {
+        let unit_us = if tenant.high_priority { high_us } else { low_us };
+        let us = (unit_us * weight(tenant)).clamp(LEAST_ROUND_US, MOST_US);
+        Round { us, each: rules.policy == 4 }
+    };
+    Some(tenants.iter().map(round).collect())
+}
+
+/// The slice of each of a container's groups, of which so many have work on one engine. All of them
+/// together take as long as one would, with what it costs to go from one to the next, as long as
+/// slices aren't shorter than the least.
+#[must_use]
+pub fn slice_us(round: Round, groups: usize) -> u64 {
+    let groups = if round.each { 1 } else { u64::try_from(groups).unwrap_or(u64::MAX).max(1) };
+    let share_us = (round.us + VISIT_US) / groups;
+    share_us.saturating_sub(VISIT_US).clamp(LEAST_US, MOST_US)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rules(policy: u32, prio_ratio: u32) -> GpuRules {
+        GpuRules { policy, max_inst: 20, prio_ratio }
+    }
+
+    fn tenant(weight: u32, high_priority: bool) -> Tenant {
+        Tenant { weight, high_priority }
+    }
+
+    fn us(rules: GpuRules, tenants: &[Tenant]) -> Vec<u64> {
+        rounds(rules, tenants).unwrap().iter().map(|round| round.us).collect()
+    }
+
+    #[test]
+    fn weights_count_under_policy_2_alone() {
+        let tenants = [tenant(1, false), tenant(2, false), tenant(6, false)];
+        assert_eq!(us(rules(2, 80), &tenants), [4096, 8192, 24576]);
+        assert_eq!(us(rules(1, 80), &tenants), [4096, 4096, 4096]);
+        let each: Vec<_> = rounds(rules(4, 80), &tenants).unwrap();
+        assert!(each.iter().all(|round| *round == Round { us: 4096, each: true }));
+        for policy in [0, 3, 5, 9] {
+            assert_eq!(rounds(rules(policy, 80), &tenants), None, "{policy}");
+        }
+    }
+
+    #[test]
+    fn a_round_of_many_is_no_longer_than_one_of_some() {
+        let tenants = vec![tenant(1, false); 25];
+        assert_eq!(us(rules(1, 80), &tenants), vec![2048; 25]);
+        assert_eq!(us(rules(1, 80), &tenants[..16]), vec![4096; 16]);
+    }
+
+    #[test]
+    fn high_priority_has_its_ratio_of_all() {
+        let tenants = [tenant(1, true), tenant(1, false), tenant(1, false)];
+        let all = us(rules(1, 80), &tenants);
+        assert_eq!(all, [32768, 4096, 4096]);
+        // More than a register holds: the others have less.
+        let tenants = [vec![tenant(1, true)], vec![tenant(1, false); 4]].concat();
+        assert_eq!(us(rules(1, 99), &tenants)[..2], [65536, 512]);
+        // Alone among its like it is as any other.
+        assert_eq!(us(rules(1, 80), &[tenant(1, true), tenant(1, true)]), [4096, 4096]);
+    }
+
+    /// `make gpu` has seen the slices of two and of four processes divide an H100 so
+    /// (`tests/gpu/results/2026-11-26…/compute.md`).
+    #[test]
+    fn several_groups_have_one_round_together() {
+        let round = Round { us: 4096, each: false };
+        assert_eq!([0, 1, 2, 4].map(|groups| slice_us(round, groups)), [4096, 4096, 1923, 836]);
+        assert_eq!(slice_us(round, 64), LEAST_US);
+        assert_eq!(slice_us(Round { us: 4096, each: true }, 4), 4096);
+        assert_eq!(slice_us(Round { us: u64::MAX / 2, each: false }, 1), MOST_US);
+    }
+
+    fn any_tenants() -> impl Strategy<Value = Vec<Tenant>> {
+        let any = (1_u32..=25, any::<bool>());
+        proptest::collection::vec(any.prop_map(|(weight, high)| tenant(weight, high)), 1..25)
+    }
+
+    proptest! {
+        #[test]
+        fn rounds_are_within_their_bounds_and_monotone(
+            tenants in any_tenants(),
+            policy in prop_oneof![Just(1_u32), Just(2), Just(4)],
+            prio_ratio in 20_u32..=99,
+        ) {
+            let all = rounds(rules(policy, prio_ratio), &tenants).unwrap();
+            prop_assert_eq!(all.len(), tenants.len());
+            for (one, has) in tenants.iter().zip(&all) {
+                prop_assert!((LEAST_ROUND_US..=MOST_US).contains(&has.us));
+                for (other, theirs) in tenants.iter().zip(&all) {
+                    let alike = one.high_priority == other.high_priority;
+                    if alike && one.weight <= other.weight {
+                        prop_assert!(has.us <= theirs.us);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn whoever_forks_has_no_more(us in LEAST_ROUND_US..=MOST_US, groups in 1_usize..64) {
+            let round = Round { us, each: false };
+            let slice = slice_us(round, groups);
+            prop_assert!(slice >= LEAST_US && slice <= slice_us(round, 1));
+            // As long as the least slice leaves it.
+            if slice > LEAST_US {
+                let all = (slice + VISIT_US) * u64::try_from(groups).unwrap();
+                prop_assert!(all <= us + VISIT_US);
+            }
+        }
+    }
+}

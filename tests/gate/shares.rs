@@ -1,0 +1,136 @@
+//! Shares of computing time: slices of channel groups, by a file that the monitor follows.
+
+use cgpu::registry::share::Share;
+use cgpu::sched::Round;
+
+use crate::host::{Monitor, script, until};
+
+/// What the container has that the monitor of these tests is of, and one beside it.
+fn share(us: u64, each: bool) -> Share {
+    let other = ("another00000".to_owned(), Round { us: 4096, each });
+    let own = ("test00000000".to_owned(), Round { us, each });
+    Share { policy: 2, rounds: [own, other].into() }
+}
+
+/// The slices of all channel groups that there are, in order.
+fn slices(monitor: &Monitor) -> Vec<u64> {
+    const GROUP: u64 = 0xa06c;
+    let state = monitor.sim.state();
+    let clients = state["clients"].as_array().expect("a list");
+    let objects = clients.iter().flat_map(|client| client["objects"].as_array().expect("a list"));
+    let groups = objects.filter(|object| object["class"] == GROUP);
+    let mut slices: Vec<u64> =
+        groups.map(|group| group["timeslice_us"].as_u64().expect("a number")).collect();
+    slices.sort_unstable();
+    slices
+}
+
+#[track_caller]
+fn until_slices(monitor: &Monitor, expected: &[u64]) {
+    until(&format!("slices are {expected:?}"), || slices(monitor) == expected);
+}
+
+/// 2048 µs, as CUDA asks for.
+const ASKS: &str = "control g 0xa06c0103 with 0008000000000000";
+
+#[test]
+fn a_group_has_its_slice_before_it_runs_and_whenever_the_share_changes() {
+    let monitor = Monitor::sharing();
+    monitor.share(Some(&share(8192, false)));
+    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let lines = format!("start\ncompute 1 as g\n{ASKS}");
+    let holder = monitor.halfway(&lines, "sleep 1000");
+    // At once: the call that schedules it sets it, and what the program asks for isn't made.
+    assert_eq!(slices(&monitor), [8192]);
+    monitor.share(Some(&share(24576, false)));
+    until_slices(&monitor, &[24576]);
+    // The next worker goes on, though nothing tells it of a change.
+    monitor.replace();
+    monitor.share(Some(&share(4096, false)));
+    until_slices(&monitor, &[4096]);
+    monitor.share(None);
+    // The worker before knew what its program had asked for; this one gives it the driver's own.
+    until_slices(&monitor, &[1024]);
+    holder.kill();
+}
+
+#[test]
+fn what_a_program_asked_for_it_has_when_nobody_sets_slices_any_more() {
+    let monitor = Monitor::sharing();
+    monitor.share(Some(&share(8192, false)));
+    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let holder = monitor.halfway(&format!("start\ncompute 1 as g\n{ASKS}"), "sleep 1000");
+    assert_eq!(slices(&monitor), [8192]);
+    monitor.share(None);
+    until_slices(&monitor, &[2048]);
+    holder.kill();
+}
+
+/// Groups for other engines (2: a copy engine) wait for nobody's kernels.
+#[test]
+fn groups_that_compute_have_one_round_together_and_others_each_their_own() {
+    let monitor = Monitor::sharing();
+    monitor.share(Some(&share(4096, false)));
+    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let one = monitor.halfway("start\ncompute 1 as g\ncompute 9 as c", "sleep 1000");
+    until_slices(&monitor, &[4096, 4096]);
+    let other = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
+    until_slices(&monitor, &[1923, 1923, 4096]);
+    // A process that ends makes room, and so does a group that is freed.
+    other.kill();
+    until_slices(&monitor, &[4096, 4096]);
+    let freed = monitor.halfway("start\ncompute 1 as g", "free g\nsleep 1000");
+    until_slices(&monitor, &[1923, 1923, 4096]);
+    freed.go();
+    until_slices(&monitor, &[4096, 4096]);
+    // Under policy 4 groups aren't added up.
+    let more = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
+    monitor.share(Some(&share(8192, true)));
+    until_slices(&monitor, &[8192, 8192, 8192]);
+    for process in [one, freed, more] {
+        process.kill();
+    }
+}
+
+#[test]
+fn without_a_share_slices_are_the_programs_own() {
+    let monitor = Monitor::sharing();
+    let holder = monitor.halfway(&format!("start\ncompute 1 as g\n{ASKS}"), "sleep 1000");
+    assert_eq!(slices(&monitor), [2048]);
+    assert_eq!(monitor.status().gpus[0].round, None);
+    holder.kill();
+}
+
+/// DISABLE_CHANNELS, which the driver makes for anybody and which enables, too; PREEMPT,
+/// SET_INTERLEAVE_LEVEL, MAKE_REALTIME, which this one has not.
+#[test]
+fn nobody_takes_turns_that_are_others() {
+    let monitor = Monitor::sharing();
+    let refused =
+        ["subdevice 0x2080110b 536", "g 0xa06c0105 8", "g 0xa06c0107 4", "g 0xa06c0110 4"];
+    let lines: Vec<String> = refused.iter().map(|of| format!("control {of}")).collect();
+    let lines = format!("start\ncompute 1 as g\n{}", lines.join("\n"));
+    let said = monitor.run(&script(&lines));
+    for of in refused {
+        let command = of.split(' ').nth(1).unwrap_or_default();
+        said.must(&format!("control {command} status=0x56"));
+        let logged = monitor
+            .log()
+            .lines()
+            .any(|line| line.contains(command) && line.contains("takes others' turns on the GPU"));
+        assert!(logged, "{command}: {}", monitor.log());
+    }
+}
+
+/// A driver that refuses slices: the program goes on, and the status says why.
+#[test]
+fn a_slice_that_the_driver_refuses_is_told_and_nothing_else_fails() {
+    let monitor = Monitor::sharing();
+    monitor.share(Some(&share(0, false)));
+    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    monitor.sim.fault("control:0xa06c0103 status 0x56");
+    let holder = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
+    let told = || monitor.status().gpus[0].share_refused.clone();
+    until("the refusal is told", || told().is_some_and(|why| why.contains("0x56")));
+    holder.kill();
+}

@@ -1,0 +1,148 @@
+"""Questions 7: what two containers have of a GPU's computing time, by policy, weight and priority.
+
+Real containers behind the gate, whose programs keep the GPU busy. What goes for GPU and containers is
+changed with `cgpu set` while they compute.
+"""
+
+import os
+import time
+
+from .command import Outcome
+from .command import run as command
+from .neighbours import rate
+
+# How long each setting is measured, and how much of its beginning isn't counted.
+PHASE_S, SETTLE_S = 3.0, 0.5
+
+# A process with a context takes some 520.
+QUOTA_MIB = 1024
+AHEAD = 16
+START_S = 30
+
+
+def cgpu(run, *words):
+    """Runs the command of that name on the gate's registry; why it failed, or None."""
+    argv = [os.path.join(run.programs, "cgpu"), "--config", run.place.doors["gate"], *words]
+    done = command(argv, 20)
+    with open(os.path.join(run.out, "shares-commands.txt"), "a", encoding="utf-8") as file:
+        file.write(done.text() + "\n")
+    return None if done.status == 0 else done.why()
+
+
+def start(run, name, seconds, weight=None, processes=1):
+    """Starts a container that computes with so many processes."""
+    spin = f"{run.program('spin')} --seconds {seconds} --tick-ms 5 --ahead {AHEAD}"
+    # What a program says is longer than a pipe takes at once.
+    each = [f"{spin} > {run.program(f'{name}-{number}')}" for number in range(processes)]
+    words = ["sh", "-c", f"{' & '.join(each)} & wait"]
+    extra = {"ALIYUN_COM_GPU_SCHD_WEIGHT": str(weight)} if weight else {}
+    return run.start(name, words, QUOTA_MIB * processes, extra)
+
+
+def said(run, name, number):
+    """What a process of a container said so far."""
+    try:
+        with open(os.path.join(run.place.share, f"{name}-{number}"), encoding="utf-8") as file:
+            return Outcome([], 0, file.read(), "", 0.0, False).answers()
+    except OSError:
+        return []
+
+
+def computing(run, name, processes=1):
+    """Waits until all its processes compute."""
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if all(said(run, name, number) for number in range(processes)):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def ticks_of(run, name, processes=1):
+    """When kernels of each process ended, of those that told it."""
+    told = [answer for number in range(processes) for answer in said(run, name, number)]
+    return [answer["ticks"] for answer in told if "ticks" in answer]
+
+
+def measured(run, number, question, wanted, tolerance, seen, expected=None):
+    """A row: two parts of the GPU, and whether their ratio is as wanted, so many per cent more or less."""
+    one, other = seen
+    text = f"{one:.0f} and {other:.0f} kernels/s"
+    ratio = other / one if one else 0.0
+    holds = wanted is None or abs(ratio / wanted - 1) * 100 <= tolerance
+    text = f"{ratio:.2f} ({text})"
+    if wanted is None:
+        return run.table.told(number, question, text, run.evidence)
+    run.table.answer(number, question, expected or f"{wanted}, within {tolerance} %", text, holds, run.evidence)
+
+
+def two(run):
+    """One container of weight 1, one of weight 2: settings are changed while both compute."""
+    phases = [
+        ("7.9.1", "weights 1 and 2, nothing set of the GPU", [], 2.0, 3),
+        ("7.9.2", "policy 1: alike", [("gpu", "0", "policy=1")], 1.0, 3),
+        ("7.9.3", "policy 2, the second's weight 6", [("gpu", "0", "policy=2"), ("b", "weight=6")], 6.0, 3),
+        ("7.9.4", "policy 1, the second has high priority of 80 %",
+         [("gpu", "0", "policy=1"), ("gpu", "0", "prio_ratio=80"), ("b", "high-priority=1")], 4.0, 3),
+        ("7.9.5", "policy 5: the driver's own", [("b", "high-priority=0"), ("gpu", "0", "policy=5")], None, 0),
+        ("7.9.6", "policy 2 again, weights 1 and 2", [("b", "weight=2"), ("gpu", "0", "policy=2")], 2.0, 3),
+    ]  # fmt: skip
+    seconds = 12 + len(phases) * (PHASE_S + SETTLE_S + 1)
+    one = start(run, "shares-one", seconds)
+    other = start(run, "shares-other", seconds, weight=2)
+    ready = computing(run, "shares-one") and computing(run, "shares-other")
+    failed = [] if ready else ["a container doesn't compute"]
+    windows = []
+    for _, _, changes, _, _ in phases:
+        for change in changes if not failed else []:
+            words = ("gpu", *change[1:]) if change[0] == "gpu" else ("container", other.name, *change[1:])
+            why = cgpu(run, "set", *words)
+            failed += [f"cgpu set {' '.join(words)}: {why}"] if why else []
+        time.sleep(SETTLE_S)
+        begin = time.monotonic_ns()
+        time.sleep(PHASE_S if not failed else 0)
+        windows.append((begin, time.monotonic_ns()))
+    one, other = run.finish(one, START_S), run.finish(other, START_S)
+    ticks = ticks_of(run, "shares-one") + ticks_of(run, "shares-other")
+    if len(ticks) < 2:
+        failed.append(f"{one.why()} and {other.why()}")
+    for (number, question, _, wanted, tolerance), window in zip(phases, windows):
+        rates = [rate(t, *window) for t in ticks] if not failed else [None]
+        if not all(rates):
+            why = "; ".join(failed) or "too few kernels to tell"
+            run.table.answer(number, question, "a ratio", why, False, run.evidence)
+            continue
+        measured(run, number, question, wanted, tolerance, rates)
+
+
+def forks(run):
+    """One container computes with one process, the other with four: under policy 1 both have as much."""
+    number, question = "7.10", "policy 1: one process in a container, four in another"
+    why = cgpu(run, "set", "gpu", "0", "policy=1")
+    seconds = 8
+    one = start(run, "forks-one", seconds)
+    four = start(run, "forks-four", seconds, processes=4)
+    ready = computing(run, "forks-one") and computing(run, "forks-four", 4)
+    begin = time.monotonic_ns() + int(SETTLE_S * 1e9)
+    one, four = run.finish(one, START_S), run.finish(four, START_S)
+    alone, others = ticks_of(run, "forks-one"), ticks_of(run, "forks-four", 4)
+    end = min([ticks[-1][0] for ticks in alone + others if ticks] or [0])
+    rates = [rate(ticks, begin, end) for ticks in alone + others]
+    if why or not ready or len(rates) != 5 or not all(rates):
+        reason = why or f"{one.why()} and {four.why()}; {len(rates)} of 5 told"
+        return run.table.answer(number, question, "a ratio", reason, False, run.evidence)
+    ratio = rates[0] / sum(rates[1:])
+    seen = f"{rates[0]:.0f} kernels/s to {sum(rates[1:]):.0f} of the four: {ratio:.2f}"
+    run.table.answer(number, question, "the one has 0.95 of the other's at least", seen, ratio >= 0.95, run.evidence)
+
+
+def shares(run):
+    if not os.access(os.path.join(run.programs, "cgpu"), os.X_OK):
+        return run.table.not_asked("7", "shares of computing time", "cgpu is missing: make gpu-programs")
+    if run.skips_kernels("7", "shares of computing time"):
+        return
+    two(run)
+    forks(run)
+
+
+ALL = [shares]

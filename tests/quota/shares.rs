@@ -1,0 +1,134 @@
+//! Shares of computing time, in real containers: what `cgpu set` says, the driver has.
+//!
+//! What a slice comes to on a GPU, `make gpu` asks a real one (`tests/gpu`).
+
+use cgpu_sim::ObjectState;
+use cgpu_sim::abi::KEPLER_CHANNEL_GROUP_A;
+use serde_json::json;
+
+use crate::gated::{Gated, RMTOOL};
+use crate::host::ask;
+use crate::support::{Bundle, eventually};
+
+/// A container that sleeps, with these variables beside its quota.
+fn container(gated: &Gated, id: &str, variables: &[&str]) -> Bundle {
+    let bundle = gated.bundle_with(id, |config| {
+        ask(config, 1000);
+        let env = config["process"]["env"].as_array_mut().expect("variables are a list");
+        env.extend(variables.iter().map(|variable| json!(variable)));
+        config["process"]["args"] = json!(["sleep", "1000"]);
+    });
+    let runtime = gated.host.runtime();
+    runtime.create(&bundle).ok();
+    runtime.start(&bundle).ok();
+    bundle
+}
+
+/// Runs a program in a container that has a channel group of the graphics engine and asks for a slice of
+/// 2048 µs, as CUDA does.
+fn compute(gated: &Gated, bundle: &Bundle) {
+    let before = slices(gated).len();
+    let script =
+        ["start", "compute 1 as g", "control g 0xa06c0103 with 0008000000000000", "sleep 1000"];
+    let words = [&["exec", "--detach", &bundle.id, RMTOOL, "run"], &script[..]].concat();
+    let mut command = gated.host.runtime().command();
+    command.args(words).stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+    assert!(command.status().expect("the runtime can be started").success());
+    assert!(eventually(|| slices(gated).len() > before), "{}", gated.host.log());
+}
+
+/// The slices of all channel groups on the first GPU, in order.
+fn slices(gated: &Gated) -> Vec<u64> {
+    let clients = gated.sim.state().clients;
+    let objects = clients.into_iter().flat_map(|client| client.objects);
+    let is_group = |object: &ObjectState| object.class == KEPLER_CHANNEL_GROUP_A;
+    let mut slices: Vec<u64> = objects.filter(is_group).map(|object| object.timeslice_us).collect();
+    slices.sort_unstable();
+    slices
+}
+
+#[track_caller]
+fn soon(gated: &Gated, expected: &[u64], after: &str) {
+    let are = eventually(|| slices(gated) == expected);
+    assert!(are, "{after}: {:?}, not {expected:?}: {}", slices(gated), gated.host.log());
+}
+
+#[track_caller]
+fn set(gated: &Gated, words: &[&str]) {
+    gated.host.cgpu(&[&["set"], words].concat()).ok();
+}
+
+fn policy(gated: &Gated) -> String {
+    gated.host.cgpu(&["get", "gpu", "0", "policy"]).ok().text().to_owned()
+}
+
+#[test]
+fn what_is_set_of_gpus_and_containers_is_in_force_while_they_compute() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let one = container(&gated, "one", &[]);
+    compute(&gated, &one);
+    soon(&gated, &[2048], "the driver's own: the program has what it asked for");
+    assert_eq!(policy(&gated), "5");
+    // A weight selects weights, where nobody has set anything.
+    let two = container(&gated, "two", &["ALIYUN_COM_GPU_SCHD_WEIGHT=2"]);
+    compute(&gated, &two);
+    soon(&gated, &[4096, 8192], "a container of weight 2 came");
+    assert_eq!(policy(&gated), "2");
+    set(&gated, &["container", "two", "weight=6"]);
+    soon(&gated, &[4096, 24576], "weight=6");
+    set(&gated, &["gpu", "0", "policy=1"]);
+    soon(&gated, &[4096, 4096], "policy=1");
+    set(&gated, &["container", "one", "high-priority=1"]);
+    soon(&gated, &[4096, 16384], "high priority of 80 %");
+    set(&gated, &["gpu", "0", "prio_ratio=60"]);
+    soon(&gated, &[4096, 6144], "high priority of 60 %");
+    set(&gated, &["container", "one", "high-priority=0"]);
+    soon(&gated, &[4096, 4096], "no priority");
+    // Two programs of a container share what one had.
+    compute(&gated, &one);
+    soon(&gated, &[1923, 1923, 4096], "another program of the same container");
+    set(&gated, &["gpu", "0", "policy=4"]);
+    soon(&gated, &[4096, 4096, 4096], "policy=4");
+    set(&gated, &["gpu", "0", "policy=5"]);
+    soon(&gated, &[2048, 2048, 2048], "policy=5");
+    set(&gated, &["gpu", "0", "policy=2"]);
+    soon(&gated, &[1923, 1923, 24576], "policy=2");
+    // A monitor that is replaced, and one whose worker is killed, go on.
+    gated.host.cgpu(&["upgrade-monitors"]).ok();
+    soon(&gated, &[1923, 1923, 24576], "monitors were replaced");
+    set(&gated, &["container", "two", "weight=3"]);
+    soon(&gated, &[1923, 1923, 12288], "weight=3");
+    runtime.delete(&two).ok();
+    soon(&gated, &[1923, 1923], "the other is gone");
+    runtime.delete(&one).ok();
+    gated.soon_is_empty();
+}
+
+/// Weights count against `max_inst`, as documented, and who asks for what its GPU's policy doesn't hold
+/// is told once.
+#[test]
+fn weights_beyond_max_inst_are_refused_and_what_a_policy_does_not_hold_is_told() {
+    let gated = Gated::new();
+    let heavy = ["ALIYUN_COM_GPU_SCHD_WEIGHT=15", "ALIYUN_COM_GPU_HIGH_PRIO=1"];
+    let one = container(&gated, "one", &heavy);
+    assert!(!gated.host.log().contains("nothing holds"), "{}", gated.host.log());
+    let more = gated.bundle_with("more", |config| {
+        ask(config, 1000);
+        config["process"]["env"].as_array_mut().expect("a list").push(json!(heavy[0]));
+    });
+    let refused = gated.host.runtime().create(&more).exits(1);
+    assert!(refused.stderr.contains("has weight 5 of 20 left"), "{refused}");
+    set(&gated, &["gpu", "0", "policy=5"]);
+    let two = container(&gated, "two", &["ALIYUN_COM_GPU_SCHD_WEIGHT=4"]);
+    let log = gated.host.log();
+    let told =
+        |line: &&str| line.contains("id=\"two\"") && line.contains("nothing holds its weight 4");
+    assert_eq!(log.lines().filter(told).count(), 1, "{log}");
+    let shown = gated.host.cgpu(&["inspect", "-b", two.directory.to_str().expect("UTF-8")]).ok();
+    assert!(shown.stdout.contains("weight 4, priority normal (not held on these GPUs)"), "{shown}");
+    for bundle in [&one, &two] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+}
