@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::gate::settings::MOST_CHANNEL_GROUPS;
 use crate::log::Sink;
-use crate::plan::POLICY_NATIVE;
+use crate::plan::{POLICY_NATIVE, POLICY_PREEMPTIVE};
 use crate::request::{Rules, Trust};
 
 /// Where the configuration is when nobody says otherwise.
@@ -298,7 +298,7 @@ impl Default for Admission {
 
 impl Default for Compute {
     fn default() -> Self {
-        Compute { policy: POLICY_NATIVE, prio_ratio: 80 }
+        Compute { policy: POLICY_PREEMPTIVE, prio_ratio: 80 }
     }
 }
 

@@ -4,7 +4,9 @@ use super::{AdmissionError, Host};
 use crate::backend;
 use crate::events::{Event, Kind as EventKind};
 use crate::inventory::{self, Gpu};
-use crate::plan::{GpuChange, GpuRules, Kind, Limits, Occupancy, Plan, PlannedGpu, policy_of};
+use crate::plan::{
+    GpuChange, GpuRules, Kind, Limits, Occupancy, POLICY_NATIVE, Plan, PlannedGpu, policy_of,
+};
 use crate::registry::{GpuSettings, Locked, Look, Registry, RegistryError, share};
 use crate::sched::Tenant;
 
@@ -48,13 +50,22 @@ impl Host {
         }))
     }
 
+    /// The policy of GPUs of which none is set: the driver's own, where nothing here holds another.
+    fn usual_policy(&self) -> u32 {
+        match backend::choose(&self.config.isolation).0 {
+            Kind::Gate => self.config.compute.policy,
+            Kind::Km | Kind::None => POLICY_NATIVE,
+        }
+    }
+
     /// What goes for a GPU of which `set` was set, while these containers are on it.
     fn rules_of(&self, set: GpuSettings, tenants: &[Tenant]) -> GpuRules {
         let compute = &self.config.compute;
+        let usual = self.usual_policy();
         let has_weight = tenants.iter().any(|tenant| tenant.weight > 1);
         let has_priority = tenants.iter().any(|tenant| tenant.high_priority);
         GpuRules {
-            policy: policy_of(set.policy, compute.policy, has_weight, has_priority),
+            policy: policy_of(set.policy, usual, has_weight, has_priority),
             max_inst: set.max_inst.unwrap_or(self.config.admission.max_inst),
             prio_ratio: set.prio_ratio.unwrap_or(compute.prio_ratio),
         }
@@ -87,7 +98,7 @@ impl Host {
                 || {
                     let set =
                         settings.as_ref().and_then(|settings| settings.get(&gpu.uuid)?.policy);
-                    let usual = self.config.compute.policy;
+                    let usual = self.usual_policy();
                     policy_of(set, usual, plan.weight > 1, plan.high_priority)
                 },
                 |held| held.policy,

@@ -32,6 +32,7 @@ struct UsedGpu<'a> {
     #[serde(flatten)]
     gpu: &'a PlannedGpu,
     memory_used_bytes: Option<u64>,
+    compute_share: Option<f64>,
 }
 
 /// Prints the containers that are registered and not gone; the one that `word` means, if given.
@@ -89,7 +90,11 @@ fn note(container: &ContainerFigures) -> Option<String> {
 
 fn container(figures: &ContainerFigures) -> Container<'_> {
     fn used(share: &ShareFigures) -> UsedGpu<'_> {
-        UsedGpu { gpu: &share.gpu, memory_used_bytes: share.memory_used_bytes }
+        UsedGpu {
+            gpu: &share.gpu,
+            memory_used_bytes: share.memory_used_bytes,
+            compute_share: share.compute_share,
+        }
     }
     Container {
         id: &figures.id,

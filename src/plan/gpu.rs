@@ -11,7 +11,7 @@ pub const POLICY_NATIVE: u32 = 5;
 pub const WEIGHTED: [u32; 2] = [2, 3];
 
 /// The policy under which containers share by time, whatever their weight.
-const POLICY_PREEMPTIVE: u32 = 1;
+pub const POLICY_PREEMPTIVE: u32 = 1;
 
 /// The policy under which they share by weight.
 const POLICY_WEIGHTED: u32 = 2;

@@ -16,7 +16,10 @@ use crate::units::bytes_to_mib;
 
 pub use admit::{Holders, Holding, Limits, Refusal, admit, unheld};
 pub use change::{Change, ChangeError};
-pub use gpu::{GpuChange, GpuChangeError, GpuRules, Occupancy, POLICY_NATIVE, WEIGHTED, policy_of};
+pub use gpu::{
+    GpuChange, GpuChangeError, GpuRules, Occupancy, POLICY_NATIVE, POLICY_PREEMPTIVE, WEIGHTED,
+    policy_of,
+};
 pub use resolve::{ResolveError, resolve};
 
 /// What a create gives to a container: the `plan` of `cgpu inspect`.

@@ -45,6 +45,8 @@ pub mod uvm;
 
 pub mod about;
 
+pub mod usage;
+
 #[cfg(test)]
 mod tests;
 

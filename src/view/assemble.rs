@@ -11,6 +11,7 @@ use crate::backend::Observed;
 use crate::inventory::{Gpu, GpuState};
 use crate::plan::{GpuRules, Kind, Plan, PlannedGpu};
 use crate::registry::Record;
+use crate::registry::share::Share;
 
 /// What was found on a host.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(super) struct Found {
     pub(super) process_names: HashMap<i32, String>,
     /// What goes for the GPUs, by UUID.
     pub(super) rules: HashMap<String, GpuRules>,
+    /// How their computing time is shared, by UUID.
+    pub(super) shares: HashMap<String, Share>,
     pub(super) gaps: Vec<String>,
 }
 
@@ -185,6 +188,10 @@ impl Found {
                 None => by_driver(),
             },
             utilization_percent: is_told.then(|| utilization.sum::<u32>().min(100)),
+            compute_share: self
+                .shares
+                .get(&gpu.uuid)
+                .and_then(|share| share.part(&found.record.short_id)),
         }
     }
 
@@ -305,6 +312,7 @@ mod tests {
             owners: HashMap::new(),
             process_names: [(11, "python".to_owned())].into(),
             rules: [("GPU-0".to_owned(), rules)].into(),
+            shares: HashMap::new(),
             gaps: Vec::new(),
         }
     }

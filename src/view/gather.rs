@@ -17,6 +17,7 @@ use crate::inventory::{self, Gpu};
 use crate::names;
 use crate::plan::{GpuRules, Kind};
 use crate::process::age_s;
+use crate::registry::share::{self, Share};
 use crate::registry::{Record, RegistryError};
 
 /// How long NVIDIA's driver may take. It opens each GPU when it is asked first, which takes a second
@@ -90,6 +91,7 @@ impl Host {
         gaps.extend(driver.gap.clone());
         let gpus = self.known_gpus(&mut gaps);
         let rules = self.rules(&gpus, &containers, &mut gaps);
+        let shares = self.compute_shares(&rules);
         let owners = owners(&containers, &driver);
         let process_names = match processes {
             Processes::Named => process_names(&containers, &owners),
@@ -100,6 +102,7 @@ impl Host {
             driver_version: self.driver_version(),
             gpus,
             rules,
+            shares,
             containers,
             driver,
             owners,
@@ -107,6 +110,13 @@ impl Host {
             gaps,
         };
         Ok(found.assemble())
+    }
+
+    /// How computing time is shared, by GPU, where somebody shares it.
+    fn compute_shares(&self, rules: &HashMap<String, GpuRules>) -> HashMap<String, Share> {
+        let state_dir = &self.config.state_dir;
+        let share = |uuid: &String| Some((uuid.clone(), share::read(state_dir, uuid).ok()??));
+        rules.keys().filter_map(share).collect()
     }
 
     /// What its backend sees of the container of `record`, and nothing else: `None` where nobody holds

@@ -130,6 +130,10 @@ pub struct ShareFigures {
     pub memory_used_bytes: Option<u64>,
     /// Per cent of the last second in which something of the container ran on it.
     pub utilization_percent: Option<u32>,
+    /// The part of its computing time that the container has while all on it have work, from 0 to 1;
+    /// `None` where it is the driver's to divide.
+    #[serde(default)]
+    pub compute_share: Option<f64>,
 }
 
 /// A process of a container.

@@ -626,6 +626,11 @@ pub(crate) struct Halfway {
 }
 
 impl Halfway {
+    /// Its number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Lets it go on.
     pub(crate) fn go(&self) {
         std::fs::write(&self.go, "").expect("its directory is there");

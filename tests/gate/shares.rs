@@ -92,6 +92,27 @@ fn groups_that_compute_have_one_round_together_and_others_each_their_own() {
     }
 }
 
+/// Who was in no sample of 14 seconds doesn't count; who wakes has what each has while all work.
+#[test]
+fn a_process_that_rests_takes_nothing_of_the_others_slices() {
+    let monitor = Monitor::sharing();
+    monitor.share(Some(&share(4096, false)));
+    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let busy = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
+    let rests = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
+    until_slices(&monitor, &[1923, 1923]);
+    monitor.sim.fault(&format!("busy {}", busy.pid()));
+    until_slices(&monitor, &[1923, 4096]);
+    monitor.sim.fault(&format!("busy {} {}", busy.pid(), rests.pid()));
+    until_slices(&monitor, &[1923, 1923]);
+    // Another's process is none of the container's; then all may be busy.
+    monitor.sim.fault("busy 1");
+    until_slices(&monitor, &[1923, 1923]);
+    for process in [busy, rests] {
+        process.kill();
+    }
+}
+
 #[test]
 fn without_a_share_slices_are_the_programs_own() {
     let monitor = Monitor::sharing();

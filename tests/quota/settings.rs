@@ -22,7 +22,7 @@ fn a_gpus_settings_hold_from_the_next_create_on_and_are_kept() {
     let gated = Gated::new();
     let first = gated.sleeping("first", 1000);
     let said = set(&gated, &["gpu", "0", "max_inst=1"]).ok();
-    assert_eq!(said.text(), "GPU 0: policy=5 max_inst=1 prio_ratio=80");
+    assert_eq!(said.text(), "GPU 0: policy=1 max_inst=1 prio_ratio=80");
     let refused = gated.host.runtime().create(&gated.bundle("second", 1000, &["true"])).exits(1);
     assert!(refused.stderr.contains("as many as max_inst = 1 allows"), "{refused}");
     assert!(refused.stderr.contains("`cgpu set gpu 0 max_inst=N`"), "{refused}");

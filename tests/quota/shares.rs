@@ -68,8 +68,8 @@ fn what_is_set_of_gpus_and_containers_is_in_force_while_they_compute() {
     let runtime = gated.host.runtime();
     let one = container(&gated, "one", &[]);
     compute(&gated, &one);
-    soon(&gated, &[2048], "the driver's own: the program has what it asked for");
-    assert_eq!(policy(&gated), "5");
+    soon(&gated, &[4096], "alike, where nobody has set anything");
+    assert_eq!(policy(&gated), "1");
     // A weight selects weights, where nobody has set anything.
     let two = container(&gated, "two", &["ALIYUN_COM_GPU_SCHD_WEIGHT=2"]);
     compute(&gated, &two);

@@ -258,9 +258,10 @@ fn what_runtimes_say_is_bounded_for_all_of_them_together() {
         let _ = stream.write_all(&half);
         held.push(stream);
     }
-    // As much as one runtime with long annotations may say.
+    // They want to say 160 MiB; the keeper takes as much as one runtime with long annotations may say,
+    // 4 MiB, and what its allocator has around that.
     let resident = resident_bytes(keeper);
-    assert!(resident <= before + GROWTH_BYTES + (4 << 20), "{before} before, now {resident}");
+    assert!(resident <= before + (16 << 20), "{before} before, now {resident}");
     drop(held);
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();

@@ -431,6 +431,8 @@ fn part_metrics() -> Vec<Metric<ShareFigures>> {
             Some(Unit::Bytes), |share| number(share.memory_used_bytes?);
         "cgpu_container_utilization" "Time in which something of the container ran on the GPU",
             GAUGE, Some(Unit::Other("ratio".to_owned())), |share| Some(ratio(share.utilization_percent?));
+        "cgpu_container_compute_share" "Part of the GPU's computing time that is the container's while all have work",
+            GAUGE, Some(Unit::Other("ratio".to_owned())), |share| share.compute_share;
     }
 }
 
@@ -478,6 +480,7 @@ mod tests {
             },
             memory_used_bytes: Some(300 * MIB),
             utilization_percent: None,
+            compute_share: Some(0.25),
         };
         let container = ContainerFigures {
             id: "3f2a".into(),
@@ -532,6 +535,7 @@ mod tests {
             format!("cgpu_gpu_power_watts{{{gpu}}} 211.5"),
             format!("cgpu_container_memory_used_bytes{{{gpu},{CONTAINER}}} 314572800.0"),
             format!("cgpu_container_memory_quota_bytes{{{gpu},{CONTAINER}}} 2097152000.0"),
+            format!("cgpu_container_compute_share_ratio{{{gpu},{CONTAINER}}} 0.25"),
             format!("cgpu_container_age_seconds{{{CONTAINER},Hostname=\"node\"}} 65.0"),
             format!(
                 "cgpu_container_allocations_refused_total{{{CONTAINER},Hostname=\"node\"}} 3.0"

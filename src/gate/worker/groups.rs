@@ -118,13 +118,25 @@ impl Groups {
         })
     }
 
-    /// How many groups of a GPU compute, of processes that live.
-    fn computing(&self, gpu: usize, living: &BTreeSet<Process>) -> usize {
+    /// How many groups of a GPU compute, of processes that are counted.
+    fn computing(&self, gpu: usize, counts: impl Fn(Process) -> bool) -> usize {
         let computes = |group: &&Group| {
-            let reach = group.reach.filter(|reach| living.contains(&reach.process));
+            let reach = group.reach.filter(|reach| counts(reach.process));
             group.gpu == gpu && reach.is_some_and(|reach| computes(reach.engine))
         };
         self.all.values().filter(computes).count()
+    }
+
+    /// The processes that have groups of a GPU that compute.
+    pub(super) fn computing_processes(
+        &self,
+        gpu: usize,
+        living: &BTreeSet<Process>,
+    ) -> BTreeSet<Process> {
+        let on_gpu = self.all.values().filter(|group| group.gpu == gpu);
+        let reaches = on_gpu.filter_map(|group| group.reach);
+        let computing = reaches.filter(|reach| computes(reach.engine));
+        computing.map(|reach| reach.process).filter(|process| living.contains(process)).collect()
     }
 
     /// The slice that each group of a GPU is to have where the container has that round, or where
@@ -137,19 +149,24 @@ impl Groups {
         }
     }
 
-    /// The slices of a GPU's groups that are other than they are to be.
+    /// The slices of a GPU's groups that are other than they are to be. Those of processes that rest count
+    /// for their own alone: whoever of them wakes has what each has while all work.
     pub(super) fn due_slices(
         &self,
         gpu: usize,
         round: Option<Round>,
         living: &BTreeSet<Process>,
+        resting: &BTreeSet<Process>,
     ) -> Vec<DueSlice> {
-        let computing = self.computing(gpu, living);
+        let all = self.computing(gpu, |process| living.contains(&process));
+        let busy =
+            self.computing(gpu, |process| living.contains(&process) && !resting.contains(&process));
         let on_gpu = self.all.iter().filter(|(_, group)| group.gpu == gpu);
         let due = on_gpu.filter_map(|((client, handle), group)| {
             let reach = group.reach.filter(|reach| living.contains(&reach.process))?;
             // What nobody has set is as its program has it.
             let is_ours = round.is_some() || group.slice_us.is_some();
+            let computing = if resting.contains(&reach.process) { all } else { busy };
             let us = Self::slice_us(group, reach, round, computing);
             let is_due = is_ours && group.slice_us != Some(us);
             is_due.then_some(DueSlice { client: *client, handle: *handle, reach, us })

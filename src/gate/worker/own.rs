@@ -15,8 +15,9 @@ use crate::rm::about::{self, Held};
 use crate::rm::number::{
     NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE,
     NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
-    NV2080_CTRL_CMD_GPU_GET_PID_INFO,
+    NV2080_CTRL_CMD_GPU_GET_PID_INFO, NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2,
 };
+use crate::rm::usage::{self, Sample};
 use crate::rm::{Meaning, Release, fbinfo};
 
 /// Devices that a driver can have: `NV_MAX_DEVICES`.
@@ -60,6 +61,8 @@ pub(super) struct Own {
     gpus: Vec<Option<(u32, u32)>>,
     /// Which of [`fbinfo::sizes`] is the driver's, once that is known.
     list_size: OnceLock<usize>,
+    /// Which of [`usage::questions`] the driver answers, once that is known.
+    samples: OnceLock<usize>,
     /// They let the devices be opened.
     gpu_files: Vec<OwnedFd>,
 }
@@ -109,7 +112,8 @@ impl Own {
                 None => drop(rm.free(client, client, device)),
             }
         }
-        Ok(Own { control, client, gpus, list_size: OnceLock::new(), gpu_files: files })
+        let (list_size, samples) = (OnceLock::new(), OnceLock::new());
+        Ok(Own { control, client, gpus, list_size, samples, gpu_files: files })
     }
 
     /// GPUs of the container that it has no subdevice of: nothing can be asked of them.
@@ -119,7 +123,8 @@ impl Own {
 
     /// That of a worker before, to be ended.
     pub(super) fn former(control: Device, client: u32) -> Self {
-        Own { control, client, gpus: Vec::new(), list_size: OnceLock::new(), gpu_files: Vec::new() }
+        let (list_size, samples) = (OnceLock::new(), OnceLock::new());
+        Own { control, client, gpus: Vec::new(), list_size, samples, gpu_files: Vec::new() }
     }
 
     /// Its files, that of the client first.
@@ -195,6 +200,24 @@ impl Own {
             }
         }
         answer
+    }
+
+    /// Who was on a GPU lately; nothing where the driver doesn't tell.
+    pub(super) fn samples(&self, release: &Release, gpu: usize) -> Vec<Sample> {
+        let rm = Rm { release, device: &self.control };
+        let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Vec::new() };
+        let known = self.samples.get();
+        for (at, mut params) in usage::questions().enumerate() {
+            if known.is_some_and(|known| *known != at) {
+                continue;
+            }
+            let command = NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2;
+            if rm.control(self.client, *subdevice, command, &mut params).is_ok() {
+                let _ = self.samples.set(at);
+                return usage::answered(&params);
+            }
+        }
+        Vec::new()
     }
 
     /// Duplicates an object of another client into ours, and tells its handle. Below the device of

@@ -6,10 +6,12 @@
 //! program's. Slices outlast this worker: the driver has them. A program is told that it has the slice
 //! that it asked for.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -21,6 +23,7 @@ use super::groups::DueSlice;
 use super::serve::{Case, Over};
 use super::target::{process_id, with_files};
 use crate::gate::settings::{Node, NodeKind};
+use crate::ledger::Process;
 use crate::registry::share;
 use crate::rm::Layout;
 use crate::rm::call::Object;
@@ -28,7 +31,16 @@ use crate::rm::number::{
     NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,
     NVA06C_CTRL_CMD_SET_TIMESLICE,
 };
+use crate::rm::usage::Sample;
 use crate::sched::Round;
+
+/// How long samples reach back: who is new isn't in them yet.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// How often it is looked who of several processes rests, in milliseconds: while one of them was seen to
+/// compute, and while none was.
+const BUSY_LOOK_MS: u16 = 1000;
+const IDLE_LOOK_MS: u16 = 5000;
 
 /// How often the file is looked at where the kernel doesn't tell of changes, in milliseconds.
 const LOOK_MS: u16 = 1000;
@@ -54,11 +66,20 @@ struct State {
     rounds: Vec<Option<Round>>,
     /// By GPU: why the last slice could not be set.
     failures: Vec<Option<Failure>>,
+    /// By GPU: processes of the container's that were not on it lately.
+    resting: Vec<BTreeSet<Process>>,
+    /// Since when a process is known to compute.
+    since: BTreeMap<Process, Instant>,
 }
 
 impl Shares {
     pub(super) fn new(gpus: usize) -> std::io::Result<Self> {
-        let state = State { rounds: vec![None; gpus], failures: vec![None; gpus] };
+        let state = State {
+            rounds: vec![None; gpus],
+            failures: vec![None; gpus],
+            resting: vec![BTreeSet::new(); gpus],
+            since: BTreeMap::new(),
+        };
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         Ok(Shares { state: Mutex::new(state), changed: EventFd::from_flags(flags)? })
     }
@@ -77,6 +98,11 @@ impl Shares {
         self.state().failures.get(gpu).copied().flatten().map(|failure| failure.to_string())
     }
 
+    /// The processes of the container's that were not on a GPU lately.
+    fn resting(&self, gpu: usize) -> BTreeSet<Process> {
+        self.state().resting.get(gpu).cloned().unwrap_or_default()
+    }
+
     /// Whether a program's preemption mode on any of the GPUs is ours to set.
     fn hold_modes(&self) -> bool {
         self.state().rounds.iter().flatten().any(|round| !round.each)
@@ -86,6 +112,28 @@ impl Shares {
     pub(super) fn wake(&self) {
         // At its largest number it is awake anyway.
         let _ = self.changed.write(1);
+    }
+
+    /// Those of `computing` that no sample has. One that is new may come yet; and where nobody of them
+    /// was seen, the samples tell nothing.
+    fn who_rests(
+        &self,
+        computing: &BTreeSet<Process>,
+        samples: &[Sample],
+        now: Instant,
+    ) -> BTreeSet<Process> {
+        let mut state = self.state();
+        state.since.retain(|process, _| computing.contains(process));
+        for process in computing {
+            state.since.entry(*process).or_insert(now);
+        }
+        let is_seen = |process: &Process| was_seen(samples, *process);
+        if !computing.iter().any(is_seen) {
+            return BTreeSet::new();
+        }
+        let is_old =
+            |process: &Process| state.since.get(process).is_some_and(|since| now - *since >= GRACE);
+        computing.iter().filter(|process| is_old(process) && !is_seen(process)).copied().collect()
     }
 
     fn tried(&self, gpu: usize, done: Result<(), Failure>) {
@@ -152,7 +200,8 @@ impl Case<'_> {
         }
         let due = {
             let books = self.books();
-            let due = books.groups.due_slices(gpu, Some(round), &books.processes);
+            let resting = self.shared.shares.resting(gpu);
+            let due = books.groups.due_slices(gpu, Some(round), &books.processes, &resting);
             due.into_iter().find(|due| (due.client, due.handle) == (client, handle))
         };
         if let Some(due) = due {
@@ -166,6 +215,12 @@ impl Case<'_> {
         self.shared.shares.wake();
         Ok(())
     }
+}
+
+/// Whether a process was on the GPU.
+fn was_seen(samples: &[Sample], process: Process) -> bool {
+    let pid = process_id(process).pid.cast_unsigned();
+    samples.iter().any(|sample| sample.pid == Some(pid))
 }
 
 /// Has the parameters ask for the mode in which a kernel is interrupted at any instruction, if they ask
@@ -191,16 +246,15 @@ impl Shared {
         let watch = watch(&dir);
         loop {
             self.read_shares();
+            let look_ms = self.look_who_rests();
             let is_whole = self.set_slices();
             let mut files = vec![PollFd::new(self.shares.changed.as_fd(), PollFlags::POLLIN)];
             if let Some(watch) = &watch {
                 files.push(PollFd::new(watch.as_fd(), PollFlags::POLLIN));
             }
-            let patience = if watch.is_some() && is_whole {
-                PollTimeout::NONE
-            } else {
-                PollTimeout::from(LOOK_MS)
-            };
+            let retry_ms = (watch.is_none() || !is_whole).then_some(LOOK_MS);
+            let patience = look_ms.into_iter().chain(retry_ms).min();
+            let patience = patience.map_or(PollTimeout::NONE, PollTimeout::from);
             if poll(&mut files, patience).is_err() {
                 continue;
             }
@@ -230,6 +284,32 @@ impl Shared {
         }
     }
 
+    /// Finds out who of several processes that compute was not on the GPU lately; in how many milliseconds
+    /// that is to be looked at again, where it is.
+    fn look_who_rests(&self) -> Option<u16> {
+        let mut again_ms = None;
+        for gpu in 0..self.uuids.len() {
+            let adds_up = self.shares.round(gpu).is_some_and(|round| !round.each);
+            let computing = {
+                let books = self.books();
+                books.groups.computing_processes(gpu, &books.processes)
+            };
+            let mut resting = BTreeSet::new();
+            if adds_up && computing.len() > 1 {
+                let own = self.auditor.own(self);
+                let samples = own.map(|own| own.samples(&self.release, gpu)).unwrap_or_default();
+                let is_busy = computing.iter().any(|process| was_seen(&samples, *process));
+                let look_ms = if is_busy { BUSY_LOOK_MS } else { IDLE_LOOK_MS };
+                again_ms = again_ms.into_iter().chain([look_ms]).min();
+                resting = self.shares.who_rests(&computing, &samples, Instant::now());
+            }
+            if let Some(known) = self.shares.state().resting.get_mut(gpu) {
+                *known = resting;
+            }
+        }
+        again_ms
+    }
+
     /// Sets the slices that are other than they are to be; whether all were set.
     fn set_slices(&self) -> bool {
         let mut is_whole = true;
@@ -237,7 +317,7 @@ impl Shared {
             let round = self.shares.round(gpu);
             let due = {
                 let books = self.books();
-                books.groups.due_slices(gpu, round, &books.processes)
+                books.groups.due_slices(gpu, round, &books.processes, &self.shares.resting(gpu))
             };
             for due in due {
                 let done = self.reach_and_set(&due);
@@ -301,7 +381,28 @@ fn watch(dir: &Path) -> Option<std::os::fd::OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::target::number;
     use super::*;
+    use crate::process::ProcessId;
+
+    #[test]
+    fn who_was_not_seen_for_long_rests_as_long_as_another_was() {
+        let shares = Shares::new(1).unwrap();
+        let process = |pid: i32| number(ProcessId { pid, start_ticks: 7 });
+        let computing: BTreeSet<Process> = [10, 11, 12].map(process).into();
+        let samples = |pids: &[u32]| -> Vec<Sample> {
+            pids.iter().map(|pid| Sample { time_us: 1, pid: Some(*pid) }).collect()
+        };
+        let now = Instant::now();
+        let rests = |pids: &[u32], after: Duration| {
+            shares.who_rests(&computing, &samples(pids), now + after)
+        };
+        assert_eq!(rests(&[10], Duration::ZERO), [].into(), "all are new");
+        assert_eq!(rests(&[10, 99], GRACE), [11, 12].map(process).into());
+        assert_eq!(rests(&[10, 12], GRACE), [process(11)].into());
+        assert_eq!(rests(&[99], GRACE), [].into(), "their numbers are others in the samples");
+        assert_eq!(rests(&[], GRACE), [].into());
+    }
 
     #[test]
     fn a_compute_mode_that_is_asked_for_is_cilp() {

@@ -22,7 +22,7 @@ const INFO: (usize, usize, usize) = (0, 8, 72);
 
 /// `NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS`, by its size: bytes of a
 /// sample, and of what it says of an engine, from 8 on. Samples begin at 16.
-const SAMPLES: &[(usize, usize, usize)] = &[
+pub(in crate::rm) const SAMPLES: &[(usize, usize, usize)] = &[
     // 515: 100 samples of 4 engines.
     (47216, 472, 116),
     // 525: 72.
@@ -35,7 +35,7 @@ const SAMPLES: &[(usize, usize, usize)] = &[
 
 /// Where an engine's part of a sample has pid, pid within that and name, and its kernel's
 /// address, in those that have one.
-const SAMPLE_PID: usize = 8;
+pub(in crate::rm) const SAMPLE_PID: usize = 8;
 const SAMPLE_SUB: usize = 12;
 const SAMPLE_NAME: std::ops::Range<usize> = 16..116;
 const SAMPLE_KERNEL: std::ops::Range<usize> = 120..128;

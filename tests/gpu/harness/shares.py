@@ -29,14 +29,15 @@ def cgpu(run, *words):
     return None if done.status == 0 else done.why()
 
 
-def start(run, name, seconds, weight=None, processes=1):
-    """Starts a container that computes with so many processes."""
-    spin = f"{run.program('spin')} --seconds {seconds} --tick-ms 5 --ahead {AHEAD}"
+def start(run, name, seconds, weight=None, processes=1, resting=0):
+    """Starts a container that computes with so many processes, beside so many that rest."""
+    spin = f"{run.program('spin')} --seconds {seconds} --tick-ms 5"
+    each = [f"{spin} --ahead {AHEAD}"] * processes + [f"{spin} --batch 1 --rest-us 3000000"] * resting
     # What a program says is longer than a pipe takes at once.
-    each = [f"{spin} > {run.program(f'{name}-{number}')}" for number in range(processes)]
+    each = [f"{words} > {run.program(f'{name}-{number}')}" for number, words in enumerate(each)]
     words = ["sh", "-c", f"{' & '.join(each)} & wait"]
     extra = {"ALIYUN_COM_GPU_SCHD_WEIGHT": str(weight)} if weight else {}
-    return run.start(name, words, QUOTA_MIB * processes, extra)
+    return run.start(name, words, QUOTA_MIB * (processes + resting), extra)
 
 
 def said(run, name, number):
@@ -136,6 +137,28 @@ def forks(run):
     run.table.answer(number, question, "the one has 0.95 of the other's at least", seen, ratio >= 0.95, run.evidence)
 
 
+def resting(run):
+    """Of four processes in a container one computes: it has as much as the only one of another."""
+    number, question = "7.10.2", "policy 1: one busy process in a container, one and three that rest in another"
+    why = cgpu(run, "set", "gpu", "0", "policy=1")
+    seconds = 28
+    one = start(run, "resting-one", seconds)
+    other = start(run, "resting-other", seconds, resting=3)
+    ready = computing(run, "resting-one") and computing(run, "resting-other", 4)
+    one, other = run.finish(one, seconds + START_S), run.finish(other, seconds + START_S)
+    ticks = ticks_of(run, "resting-one") + ticks_of(run, "resting-other")
+    if why or not ready or len(ticks) != 2 or not all(ticks):
+        reason = why or f"{one.why()} and {other.why()}; {len(ticks)} of 2 told"
+        return run.table.answer(number, question, "a ratio", reason, False, run.evidence)
+    end = min(told[-1][0] for told in ticks)
+    early = [rate(told, end - 24_000_000_000, end - 18_000_000_000) for told in ticks]
+    late = [rate(told, end - 6_000_000_000, end) for told in ticks]
+    if not all(early + late):
+        return run.table.answer(number, question, "a ratio", "too few kernels to tell", False, run.evidence)
+    seen = f"{late[1] / late[0]:.2f} at last, {early[1] / early[0]:.2f} in the first seconds"
+    run.table.answer(number, question, "1.0, within 5 %", seen, abs(late[1] / late[0] - 1) <= 0.05, run.evidence)
+
+
 def shares(run):
     if not os.access(os.path.join(run.programs, "cgpu"), os.X_OK):
         return run.table.not_asked("7", "shares of computing time", "cgpu is missing: make gpu-programs")
@@ -143,6 +166,7 @@ def shares(run):
         return
     two(run)
     forks(run)
+    resting(run)
 
 
 ALL = [shares]

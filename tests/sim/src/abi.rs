@@ -158,6 +158,7 @@ pub const NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: u32 = 0xa06c_0101;
 pub const NVA06C_CTRL_CMD_SET_TIMESLICE: u32 = 0xa06c_0103;
 pub const NVA06C_CTRL_CMD_GET_TIMESLICE: u32 = 0xa06c_0104;
 pub const NVA06F_CTRL_CMD_RESTART_RUNLIST: u32 = 0xa06f_0111;
+pub const NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2: u32 = 0x2080_2096;
 pub const NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS: u32 = 0x2080_110b;
 pub const NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES: u32 = 64;
 pub const NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT: usize = 950;
@@ -278,6 +279,9 @@ pub struct Abi {
     pub fb_info_max_list: usize,
     /// `NV0000_CTRL_GPU_GET_PROBED_IDS_PARAMS`.
     pub probed_ids_bytes: usize,
+    /// Of `NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS`: bytes, those of a sample, and of
+    /// an engine in one.
+    pub samples: (usize, usize, usize),
     /// `NV_VASPACE_ALLOCATION_PARAMETERS`.
     pub vaspace_params_bytes: usize,
     /// `NV00F8_ALLOCATION_PARAMETERS` and its `map.hVidMem`.
@@ -322,6 +326,12 @@ impl Abi {
                 () => 0x36,
             },
             probed_ids_bytes: if since(580, 0, 0) { 384 } else { 256 },
+            samples: match () {
+                () if since(570, 0, 0) => (55888, 776, 128),
+                () if since(550, 0, 0) => (50704, 704, 116),
+                () if since(525, 0, 0) => (34000, 472, 116),
+                () => (47216, 472, 116),
+            },
             vaspace_params_bytes: if since(580, 0, 0) { 56 } else { 48 },
             fabric_params: pick(since(535, 43, 2), (48, 40), (40, 32)),
             export_dmabuf: pick(since(570, 0, 0), (2608, 2600), (2600, 2592)),

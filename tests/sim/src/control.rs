@@ -44,6 +44,7 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
             8 + 72 * NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT as usize
         }
         NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS => 536,
+        NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2 => abi.samples.0,
         NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID => 20,
         NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2 | NV2080_CTRL_CMD_GR_CTXSW_ZCULL_BIND => 24,
         NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE
@@ -223,6 +224,9 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
             }
         }
         (NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, _) => disable_channels(call, &params)?,
+        (NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2, Some(_)) => {
+            samples(call, &mut params);
+        }
         (NV83DE_CTRL_CMD_DEBUG_READ_MEMORY | NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY, _) => {
             debug::access(call, client, command, &params)?;
         }
@@ -249,6 +253,19 @@ fn disable_channels(call: &Call<'_>, params: &[u8]) -> Result<(), Status> {
         .collect();
     let disabled = params.first().is_some_and(|byte| *byte != 0);
     call.sim.driver().set_disabled(&listed, disabled)
+}
+
+/// Samples of who was on the GPU: five a second, each of one process, here in turn.
+fn samples(call: &Call<'_>, params: &mut [u8]) {
+    let (_, sample, engine) = call.sim.abi.samples;
+    let driver = call.sim.driver();
+    let busy = driver.lies.busy.iter().copied().cycle();
+    let starts = (16..params.len()).step_by(sample);
+    for (number, (at, pid)) in starts.zip(busy).enumerate() {
+        params.set_u64(at, 1 + 200_000 * number as u64);
+        params.set_u32(at + 8 + engine, 10_000);
+        params.set_u32(at + 8 + engine + 8, pid);
+    }
 }
 
 /// What identifies GPUs.

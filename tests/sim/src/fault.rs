@@ -82,6 +82,11 @@ pub enum Fault {
         /// How much; 0 is none.
         bytes: u64,
     },
+    /// Has these processes in samples of utilisation, in turn.
+    Busy {
+        /// As the host numbers them; none is an idle GPU.
+        pids: Vec<u32>,
+    },
     /// Answers an index of `FB_GET_INFO` with this, whatever is true.
     FbInfo {
         /// `NV2080_CTRL_FB_INFO_INDEX_*`.
@@ -136,6 +141,8 @@ pub struct Lies {
     pub grown_bytes: usize,
     /// Memory of a channel group's own.
     pub group_bytes: u64,
+    /// Processes that samples of utilisation have, in turn.
+    pub busy: Vec<u32>,
     /// Answers of `FB_GET_INFO` by index.
     pub fb_info: Vec<(u32, u32)>,
 }
@@ -171,6 +178,10 @@ fn parse(line: &str) -> Option<Fault> {
         ["clear"] => return Some(Fault::Clear),
         ["round", size] => return Some(Fault::Round { bytes: size_bytes(size).ok()? }),
         ["grown", size] => return Some(Fault::Grown { bytes: size_bytes(size).ok()? }),
+        ["busy", pids @ ..] => {
+            let pids: Option<Vec<u32>> = pids.iter().map(|pid| number(pid)).collect();
+            return Some(Fault::Busy { pids: pids? });
+        }
         ["group", size] => return Some(Fault::Group { bytes: size_bytes(size).ok()? }),
         ["fb-info", index, value] => {
             return Some(Fault::FbInfo { index: number(index)?, value: number(value)? });
@@ -209,6 +220,10 @@ impl fmt::Display for Fault {
             Fault::Round { bytes } => return write!(formatter, "round {bytes}"),
             Fault::Grown { bytes } => return write!(formatter, "grown {bytes}"),
             Fault::Group { bytes } => return write!(formatter, "group {bytes}"),
+            Fault::Busy { pids } => {
+                write!(formatter, "busy")?;
+                return pids.iter().try_for_each(|pid| write!(formatter, " {pid}"));
+            }
             Fault::FbInfo { index, value } => {
                 return write!(formatter, "fb-info {index:#x} {value}");
             }
@@ -241,6 +256,7 @@ mod tests {
             "round 2097152",
             "grown 200",
             "group 8388608",
+            "busy 7 8",
             "fb-info 0x55 7",
             "alloc:0x40 hang",
             "any delay 5",

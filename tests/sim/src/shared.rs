@@ -148,6 +148,7 @@ impl Shared {
                 self.driver().lies.grown_bytes = usize::try_from(bytes).unwrap_or(0);
             }
             Fault::Group { bytes } => self.driver().lies.group_bytes = bytes,
+            Fault::Busy { pids } => self.driver().lies.busy = pids,
             Fault::FbInfo { index, value } => self.driver().lies.fb_info.push((index, value)),
         }
     }

@@ -54,6 +54,7 @@ fn container(gpu: u32, number: u32) -> ContainerFigures {
         },
         memory_used_bytes: Some(1024 * MIB),
         utilization_percent: Some(37),
+        compute_share: None,
     };
     let pid = i32::try_from(4000 + 100 * gpu + number).expect("it is small");
     ContainerFigures {
