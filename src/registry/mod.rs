@@ -19,6 +19,7 @@ mod gpu;
 mod index;
 mod life;
 mod look;
+pub mod notice;
 mod record;
 pub mod share;
 

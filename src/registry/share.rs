@@ -10,6 +10,7 @@ use std::{fs, io};
 use serde::{Deserialize, Serialize};
 
 use super::error::failed;
+use super::notice::Notice;
 use super::{Locked, RegistryError};
 use crate::plan::GpuRules;
 use crate::replace::replace;
@@ -63,24 +64,30 @@ pub fn read(state_dir: &Path, uuid: &str) -> io::Result<Option<Share>> {
     }
 }
 
-/// Writes it, where it says something else by now; `None` removes it. The directory is there.
+/// Writes it, where it says something else by now, and tells monitors; `None` removes it. The directory
+/// is there.
 ///
 /// # Errors
 ///
 /// Where it can't be written.
 pub fn write(state_dir: &Path, uuid: &str, share: Option<&Share>) -> io::Result<()> {
-    let path = dir(state_dir).join(uuid);
-    let Some(share) = share else {
-        return match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        };
-    };
-    let bytes = serde_json::to_vec(share)?;
-    if fs::read(&path).is_ok_and(|there| there == bytes) {
-        return Ok(());
+    let dir = dir(state_dir);
+    let path = dir.join(uuid);
+    match share {
+        None => match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            done => done?,
+        },
+        Some(share) => {
+            let bytes = serde_json::to_vec(share)?;
+            if fs::read(&path).is_ok_and(|there| there == bytes) {
+                return Ok(());
+            }
+            replace(&path, &bytes, 0o600)?;
+        }
     }
-    replace(&path, &bytes, 0o600)
+    Notice::open(&dir)?.tell();
+    Ok(())
 }
 
 impl Locked<'_> {

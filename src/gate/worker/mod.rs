@@ -228,6 +228,7 @@ pub fn main() -> io::Result<()> {
     // Before the first call: a group gets its slice in the call that schedules it.
     shared.read_shares();
     shared.spawn("shares", || shared.share_forever())?;
+    shared.spawn("shares heard", || shared.hear_of_shares_forever())?;
     shared.memory.count_worker();
     questions::note_status(shared);
     shared.keeper.tell(Notice::Ready)?;

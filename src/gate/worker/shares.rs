@@ -9,21 +9,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use rustix::fs::inotify;
 
 use super::Shared;
 use super::device::{Device, Failure, Rm, kind_at};
 use super::groups::DueSlice;
 use super::serve::{Case, Over};
 use super::target::{process_id, with_files};
+use crate::gate::journal::Reach;
 use crate::gate::settings::{Node, NodeKind};
 use crate::ledger::Process;
+use crate::registry::notice::Notice;
 use crate::registry::share;
 use crate::rm::Layout;
 use crate::rm::call::Object;
@@ -32,7 +33,7 @@ use crate::rm::number::{
     NVA06C_CTRL_CMD_SET_TIMESLICE,
 };
 use crate::rm::usage::Sample;
-use crate::sched::Round;
+use crate::sched::{Round, slice_us};
 
 /// How long samples reach back: who is new isn't in them yet.
 const GRACE: Duration = Duration::from_secs(15);
@@ -42,8 +43,11 @@ const GRACE: Duration = Duration::from_secs(15);
 const BUSY_LOOK_MS: u16 = 1000;
 const IDLE_LOOK_MS: u16 = 5000;
 
-/// How often the file is looked at where the kernel doesn't tell of changes, in milliseconds.
-const LOOK_MS: u16 = 1000;
+/// How soon a slice is tried again that could not be set for want of a file, in milliseconds.
+const RETRY_MS: u16 = 1000;
+
+/// The longest that nobody tells of changes, for whatever reason.
+const UNHEARD: Duration = Duration::from_secs(60);
 
 /// `NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS` (ctrl2080gr.h): flags, of which the lowest sets the
 /// compute mode; that mode, and the one that lets no kernel outlast a slice.
@@ -68,8 +72,8 @@ struct State {
     failures: Vec<Option<Failure>>,
     /// By GPU: processes of the container's that were not on it lately.
     resting: Vec<BTreeSet<Process>>,
-    /// Since when a process is known to compute.
-    since: BTreeMap<Process, Instant>,
+    /// By GPU: since when a process is known to compute.
+    since: Vec<BTreeMap<Process, Instant>>,
 }
 
 impl Shares {
@@ -78,7 +82,7 @@ impl Shares {
             rounds: vec![None; gpus],
             failures: vec![None; gpus],
             resting: vec![BTreeSet::new(); gpus],
-            since: BTreeMap::new(),
+            since: vec![BTreeMap::new(); gpus],
         };
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         Ok(Shares { state: Mutex::new(state), changed: EventFd::from_flags(flags)? })
@@ -118,21 +122,23 @@ impl Shares {
     /// was seen, the samples tell nothing.
     fn who_rests(
         &self,
+        gpu: usize,
         computing: &BTreeSet<Process>,
         samples: &[Sample],
         now: Instant,
     ) -> BTreeSet<Process> {
         let mut state = self.state();
-        state.since.retain(|process, _| computing.contains(process));
+        let Some(since) = state.since.get_mut(gpu) else { return BTreeSet::new() };
+        since.retain(|process, _| computing.contains(process));
         for process in computing {
-            state.since.entry(*process).or_insert(now);
+            since.entry(*process).or_insert(now);
         }
         let is_seen = |process: &Process| was_seen(samples, *process);
         if !computing.iter().any(is_seen) {
             return BTreeSet::new();
         }
         let is_old =
-            |process: &Process| state.since.get(process).is_some_and(|since| now - *since >= GRACE);
+            |process: &Process| since.get(process).is_some_and(|since| now - *since >= GRACE);
         computing.iter().filter(|process| is_old(process) && !is_seen(process)).copied().collect()
     }
 
@@ -196,6 +202,12 @@ impl Case<'_> {
         let Some(gpu) = self.gpu_of_group(client, handle) else { return Ok(()) };
         let Some(round) = self.shared.shares.round(gpu) else { return Ok(()) };
         if !self.books().groups.contains(client, handle) {
+            let reach = Reach { process: self.target()?.process, descriptor: 0, engine: 0 };
+            let due = DueSlice { client, handle, reach, us: slice_us(round, 1) };
+            // What has no slice is no group, and the driver schedules none.
+            if set_slice(self.rm()?, &due).is_err() {
+                return Ok(());
+            }
             self.enter_unseen_group(gpu, Object { client, parent: 0, handle }, layout)?;
         }
         let due = {
@@ -240,28 +252,33 @@ fn set_slice(rm: Rm<'_>, due: &DueSlice) -> Result<(), Failure> {
 }
 
 impl Shared {
-    /// Follows the files of shares, and sets slices when these, groups or processes change.
-    pub(super) fn share_forever(&self) {
+    /// Wakes the thread that sets slices when a file of shares has changed.
+    pub(super) fn hear_of_shares_forever(&self) {
         let dir = share::dir(&self.settings.state_dir);
-        let watch = watch(&dir);
+        loop {
+            // Opened anew each time: somebody may have removed it.
+            let Ok(notice) = Notice::open(&dir) else {
+                std::thread::sleep(UNHEARD);
+                continue;
+            };
+            let known = notice.changes();
+            self.shares.wake();
+            notice.wait(known, UNHEARD);
+        }
+    }
+
+    /// Sets slices when shares, groups or processes change.
+    pub(super) fn share_forever(&self) {
         loop {
             self.read_shares();
             let look_ms = self.look_who_rests();
             let is_whole = self.set_slices();
-            let mut files = vec![PollFd::new(self.shares.changed.as_fd(), PollFlags::POLLIN)];
-            if let Some(watch) = &watch {
-                files.push(PollFd::new(watch.as_fd(), PollFlags::POLLIN));
-            }
-            let retry_ms = (watch.is_none() || !is_whole).then_some(LOOK_MS);
+            let mut changed = [PollFd::new(self.shares.changed.as_fd(), PollFlags::POLLIN)];
+            let retry_ms = (!is_whole).then_some(RETRY_MS);
             let patience = look_ms.into_iter().chain(retry_ms).min();
             let patience = patience.map_or(PollTimeout::NONE, PollTimeout::from);
-            if poll(&mut files, patience).is_err() {
-                continue;
-            }
-            let _ = self.shares.changed.read();
-            if let Some(watch) = &watch {
-                let mut bytes = [0; 4096];
-                while matches!(rustix::io::read(watch, &mut bytes), Ok(read) if read > 0) {}
+            if poll(&mut changed, patience).is_ok() {
+                let _ = self.shares.changed.read();
             }
         }
     }
@@ -301,7 +318,7 @@ impl Shared {
                 let is_busy = computing.iter().any(|process| was_seen(&samples, *process));
                 let look_ms = if is_busy { BUSY_LOOK_MS } else { IDLE_LOOK_MS };
                 again_ms = again_ms.into_iter().chain([look_ms]).min();
-                resting = self.shares.who_rests(&computing, &samples, Instant::now());
+                resting = self.shares.who_rests(gpu, &computing, &samples, Instant::now());
             }
             if let Some(known) = self.shares.state().resting.get_mut(gpu) {
                 *known = resting;
@@ -370,15 +387,6 @@ fn control_files(nodes: &[Node], tid: i32) -> Vec<i32> {
     paths.filter_map(|path| path.file_name()?.to_str()?.parse().ok()).collect()
 }
 
-/// Tells of files that are put into a directory.
-fn watch(dir: &Path) -> Option<std::os::fd::OwnedFd> {
-    let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
-    let watch = inotify::init(flags).ok()?;
-    let events = inotify::WatchFlags::MOVED_TO | inotify::WatchFlags::DELETE;
-    inotify::add_watch(&watch, dir, events).ok()?;
-    Some(watch)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::target::number;
@@ -395,7 +403,7 @@ mod tests {
         };
         let now = Instant::now();
         let rests = |pids: &[u32], after: Duration| {
-            shares.who_rests(&computing, &samples(pids), now + after)
+            shares.who_rests(0, &computing, &samples(pids), now + after)
         };
         assert_eq!(rests(&[10], Duration::ZERO), [].into(), "all are new");
         assert_eq!(rests(&[10, 99], GRACE), [11, 12].map(process).into());
