@@ -305,7 +305,7 @@ fn admit_gpu<'a>(
         return Err(Refusal::Containers { index, uuid, count, max_inst, holders: holders() });
     }
     let left = max_inst.saturating_sub(weight);
-    if plan.backend.holds_shares() && plan.weight > left {
+    if plan.backend.bounds_weights() && plan.weight > left {
         return Err(Refusal::Weight {
             index,
             uuid,
@@ -431,14 +431,13 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_that_nothing_holds_keeps_nobody_out() {
+    fn a_weight_keeps_nobody_out_but_under_the_module() {
         let held = [holding("a", 0, Some(1), 15)];
         let asks = |backend| Plan { backend, ..plan(&[(0, Some(1))], 15) };
-        assert_eq!(admit(&asks(Kind::None), &held, &LIMITS), Ok(()));
-        for backend in [Kind::Gate, Kind::Km] {
-            let refused = refused(&asks(backend), &held, &LIMITS);
-            assert!(refused.contains("has weight 5 of 20 left"), "{backend}: {refused}");
+        for backend in [Kind::Gate, Kind::None] {
+            assert_eq!(admit(&asks(backend), &held, &LIMITS), Ok(()), "{backend}");
         }
+        assert!(refused(&asks(Kind::Km), &held, &LIMITS).contains("has weight 5 of 20 left"));
     }
 
     #[test]

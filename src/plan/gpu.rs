@@ -177,6 +177,7 @@ impl GpuChange {
             Kind::Gate => "takes no container off a GPU yet, as 0 and 3 do; it holds 1, 2, 4 and 5",
             Kind::None | Kind::Km => "enforces nothing",
         };
+        let bound_weight = if backend.bounds_weights() { there.weight } else { 0 };
         match self {
             GpuChange::Policy(policy) if policy == rules.policy => Ok(()),
             GpuChange::PrioRatio(prio_ratio) if prio_ratio == rules.prio_ratio => Ok(()),
@@ -184,7 +185,7 @@ impl GpuChange {
                 not_held(why)
             }
             GpuChange::Policy(0 | 3) if backend == Kind::Gate => not_held(why),
-            GpuChange::MaxInst(max_inst) if there.containers.max(there.weight) > max_inst => {
+            GpuChange::MaxInst(max_inst) if there.containers.max(bound_weight) > max_inst => {
                 let Occupancy { containers, weight } = there;
                 Err(GpuChangeError::Occupied { index, containers, weight, max_inst })
             }
@@ -276,7 +277,8 @@ mod tests {
         let check = |max_inst| GpuChange::MaxInst(max_inst).check(1, RULES, there, Kind::Km);
         assert_eq!(check(5), Ok(()));
         assert!(check(4).unwrap_err().to_string().starts_with("GPU 1 has 3 containers"));
-        let there = Occupancy { containers: 3, weight: 0 };
-        assert!(GpuChange::MaxInst(2).check(1, RULES, there, Kind::Gate).is_err());
+        let gate = |max_inst| GpuChange::MaxInst(max_inst).check(1, RULES, there, Kind::Gate);
+        assert_eq!(gate(3), Ok(()), "weights under the gate are relative");
+        assert!(gate(2).is_err());
     }
 }

@@ -106,6 +106,15 @@ impl Kind {
     }
 }
 
+impl Kind {
+    /// Whether weights on a GPU add up to `max_inst` at most, as slots of the vendor's module do. The
+    /// gate's are relative: one more makes all others smaller.
+    #[must_use]
+    pub fn bounds_weights(self) -> bool {
+        self == Kind::Km
+    }
+}
+
 impl Plan {
     /// The weight and the priority that were asked for and that nothing holds under that policy, as a
     /// sentence has them: `weight 15, high priority`.

@@ -171,12 +171,14 @@ const MOST_MEASURED: usize = 6;
 
 impl Seen {
     /// Whether the simulated GPU, which is threads of this machine, had no processor for all of its
-    /// work: then its shares say nothing.
+    /// work, now or while it was measured what it is usually: both programs together then have more or
+    /// less than usually, and their shares say nothing.
     fn was_starved(&self) -> bool {
-        ["5.2", "5.3"].iter().any(|number| {
-            let together = self.seen(number).split("together ").skip(1);
-            let percent = together.map(|rest| figure_before(rest, " %"));
-            percent.into_iter().any(|percent| percent < 90.0)
+        ["5.1", "5.2", "5.3"].iter().any(|number| {
+            let seen = self.seen(number);
+            let together = seen.split("together ").skip(1);
+            let mut percent = together.map(|rest| figure_before(rest, " %"));
+            seen.contains("too few kernels") || percent.any(|percent| (percent - 100.0).abs() > 5.0)
         })
     }
 }
