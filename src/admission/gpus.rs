@@ -87,6 +87,20 @@ impl Host {
         }
     }
 
+    /// The same of all GPUs that containers have: for monitors that know of no shares yet.
+    ///
+    /// # Errors
+    ///
+    /// Where the registry can't be used.
+    pub fn share_out_all(&self) -> Result<(), AdmissionError> {
+        let registry = self.registry()?;
+        let locked = registry.lock()?;
+        for record in registry.living()? {
+            self.share_out(&locked, &registry, &record.plan.gpus);
+        }
+        Ok(())
+    }
+
     /// The weight and the priority of `plan` that nothing holds on one of its GPUs, in words.
     #[must_use]
     pub fn shares_not_held(&self, plan: &Plan) -> Option<String> {

@@ -14,6 +14,7 @@ use crate::gate::upgrade::upgrade;
 ///
 /// Where one of them was not replaced; the others are.
 pub fn run(host: &Host, out: &mut dyn Write) -> Result<()> {
+    host.share_out_all()?;
     let mut failed = Vec::new();
     for upgraded in upgrade(&host.config.state_dir)? {
         let id = printable(&upgraded.short_id);

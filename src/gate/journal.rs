@@ -109,7 +109,7 @@ pub enum Record {
         handle: u32,
         /// Whether it was made, and not only let go on.
         certain: bool,
-        /// How it is reached; `None` of another name of one, and of a channel.
+        /// How it is reached; `None` of a channel.
         reach: Option<Reach>,
     },
     /// It is no more.

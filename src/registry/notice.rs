@@ -40,7 +40,8 @@ impl Notice {
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.open(dir.join(FILE))?;
         if file.metadata()?.len() < BYTES as u64 {
-            file.set_len(BYTES as u64)?;
+            // With room for it: a page that can't be had later would end whoever touches it.
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BYTES as u64)?;
         }
         Ok(Notice { map: MmapRaw::map_raw(&file)? })
     }

@@ -63,9 +63,12 @@ pub fn rounds(rules: GpuRules, tenants: &[Tenant]) -> Option<Vec<Round>> {
         // All of high priority together have `prio_ratio` per cent of what all have.
         let ratio = u64::from(rules.prio_ratio.clamp(1, 99));
         high_us = unit_us * low * ratio / ((100 - ratio) * high);
-        if high_us > MOST_US {
-            low_us = (unit_us * MOST_US / high_us).max(LEAST_ROUND_US);
-            high_us = MOST_US;
+        // The heaviest has no more than a register holds; then the others have less.
+        let heaviest = tenants.iter().filter(|tenant| tenant.high_priority).map(weight).max();
+        let most_us = MOST_US / heaviest.unwrap_or(1);
+        if high_us > most_us {
+            low_us = unit_us * most_us / high_us;
+            high_us = most_us;
         }
     }
     let round = |tenant: &Tenant| {
@@ -131,6 +134,11 @@ mod tests {
         // More than a register holds: the others have less.
         let tenants = [vec![tenant(1, true)], vec![tenant(1, false); 4]].concat();
         assert_eq!(us(rules(1, 99), &tenants)[..2], [65536, 512]);
+        // So it is where they have weights.
+        let heavy = |high: bool| tenant(10, high);
+        let all = us(rules(2, 80), &[heavy(true), heavy(false), heavy(false)]);
+        let part = all[0] as f64 / all.iter().sum::<u64>() as f64;
+        assert!((part - 0.8).abs() < 0.01, "{all:?}");
         // Alone among its like it is as any other.
         assert_eq!(us(rules(1, 80), &[tenant(1, true), tenant(1, true)]), [4096, 4096]);
     }

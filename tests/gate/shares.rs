@@ -49,8 +49,8 @@ fn a_group_has_its_slice_before_it_runs_and_whenever_the_share_changes() {
     monitor.share(Some(&share(4096, false)));
     until_slices(&monitor, &[4096]);
     monitor.share(None);
-    // The worker before knew what its program had asked for; this one gives it the driver's own.
-    until_slices(&monitor, &[1024]);
+    // The worker before knew what its program had asked for; this one gives it what CUDA asks for.
+    until_slices(&monitor, &[2048]);
     holder.kill();
 }
 
@@ -82,6 +82,11 @@ fn groups_that_compute_have_one_round_together_and_others_each_their_own() {
     let freed = monitor.halfway("start\ncompute 1 as g", "free g\nsleep 1000");
     until_slices(&monitor, &[1923, 1923, 4096]);
     freed.go();
+    until_slices(&monitor, &[4096, 4096]);
+    // Another name keeps a group whose first name is freed: it counts, and follows.
+    let renamed = monitor.halfway("start\ncompute 1 as g\ndup g as h\nfree g", "sleep 1000");
+    until_slices(&monitor, &[1923, 1923, 4096]);
+    renamed.kill();
     until_slices(&monitor, &[4096, 4096]);
     // Under policy 4 groups aren't added up.
     let more = monitor.halfway("start\ncompute 1 as g", "sleep 1000");

@@ -23,7 +23,7 @@ impl Case<'_> {
         let group = self.room_for_name(source, layout)?;
         let made = self.name(&lane, command, making, source)?;
         if let (Some(gpu), Some(made)) = (group, made) {
-            self.enter_name_of_group(gpu, object, made.handle);
+            self.enter_name_of_group(gpu, object, made.handle, source);
         }
         drop(lane);
         Ok(self.executed(made))

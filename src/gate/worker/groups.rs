@@ -32,6 +32,9 @@ pub(super) const ENGINE_GRAPHICS: u32 = 1;
 /// (kernel_fifo_gv100.c).
 const DEFAULT_SLICE_US: u64 = 1024;
 
+/// What CUDA asks for, for each group that computes, in microseconds.
+const COMPUTE_SLICE_US: u64 = 2048;
+
 /// Whether a group for that engine is one whose kernels wait for the others'.
 fn computes(engine: u32) -> bool {
     engine <= ENGINE_GRAPHICS
@@ -145,6 +148,7 @@ impl Groups {
         match round {
             Some(round) if computes(reach.engine) => slice_us(round, computing),
             Some(round) => slice_us(round, 1),
+            None if computes(reach.engine) => group.asked_us.unwrap_or(COMPUTE_SLICE_US),
             None => group.asked_us.unwrap_or(DEFAULT_SLICE_US),
         }
     }
@@ -251,11 +255,21 @@ impl Case<'_> {
     pub(super) fn enter_group(&self, gpu: usize, object: Object, handle: u32, engine: u32) {
         let reach = self.reach(engine);
         self.books().write(group(gpu, object, handle, true, reach));
+        self.shared.shares.wake();
     }
 
-    /// Another name of a group was made.
-    pub(super) fn enter_name_of_group(&self, gpu: usize, object: Object, handle: u32) {
-        self.books().write(group(gpu, object, handle, true, None));
+    /// Another name of a group was made: it outlives the first, and counts as one more.
+    pub(super) fn enter_name_of_group(
+        &self,
+        gpu: usize,
+        object: Object,
+        handle: u32,
+        source: (u32, u32),
+    ) {
+        let of = self.books().groups.all.get(&source).and_then(|group| group.reach);
+        let reach = of.and_then(|of| self.reach(of.engine));
+        self.books().write(group(gpu, object, handle, true, reach));
+        self.shared.shares.wake();
     }
 
     /// A group that nobody was seen to make is about to run: it counts from now on as one that

@@ -19,9 +19,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::Shared;
 use super::device::{Device, Failure, Rm, kind_at};
 use super::groups::DueSlice;
+use super::own::Presence;
 use super::serve::{Case, Over};
 use super::target::{process_id, with_files};
-use crate::gate::journal::Reach;
+use crate::gate::journal::{Reach, Record};
 use crate::gate::settings::{Node, NodeKind};
 use crate::ledger::Process;
 use crate::registry::notice::Notice;
@@ -29,6 +30,7 @@ use crate::registry::share;
 use crate::rm::Layout;
 use crate::rm::call::Object;
 use crate::rm::number::{
+    NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND,
     NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,
     NVA06C_CTRL_CMD_SET_TIMESLICE,
 };
@@ -43,8 +45,16 @@ const GRACE: Duration = Duration::from_secs(15);
 const BUSY_LOOK_MS: u16 = 1000;
 const IDLE_LOOK_MS: u16 = 5000;
 
-/// How soon a slice is tried again that could not be set for want of a file, in milliseconds.
+/// How soon a slice is tried again that could not be set for want of a file, in milliseconds; twice as
+/// long each time, up to the longest.
 const RETRY_MS: u16 = 1000;
+const LONGEST_RETRY_MS: u16 = 32_000;
+
+/// What is looked through of a process whose descriptor has become another: a program has one or two
+/// files of `nvidiactl`, and all its threads the same.
+const MOST_THREADS: usize = 4;
+const MOST_DESCRIPTORS: usize = 4096;
+const MOST_FILES: usize = 16;
 
 /// The longest that nobody tells of changes, for whatever reason.
 const UNHEARD: Duration = Duration::from_secs(60);
@@ -149,6 +159,7 @@ impl Shares {
         if let Err(error) = done
             && before != Some(error)
         {
+            drop(state);
             tracing::warn!(gpu, "a share of computing time can't be held: SET_TIMESLICE: {error}");
         }
     }
@@ -269,13 +280,15 @@ impl Shared {
 
     /// Sets slices when shares, groups or processes change.
     pub(super) fn share_forever(&self) {
+        let mut retry_ms = RETRY_MS;
         loop {
             self.read_shares();
             let look_ms = self.look_who_rests();
             let is_whole = self.set_slices();
             let mut changed = [PollFd::new(self.shares.changed.as_fd(), PollFlags::POLLIN)];
-            let retry_ms = (!is_whole).then_some(RETRY_MS);
-            let patience = look_ms.into_iter().chain(retry_ms).min();
+            let again_ms = (!is_whole).then_some(retry_ms);
+            retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
+            let patience = look_ms.into_iter().chain(again_ms).min();
             let patience = patience.map_or(PollTimeout::NONE, PollTimeout::from);
             if poll(&mut changed, patience).is_ok() {
                 let _ = self.shares.changed.read();
@@ -327,9 +340,11 @@ impl Shared {
         again_ms
     }
 
-    /// Sets the slices that are other than they are to be; whether all were set.
+    /// Sets the slices that are other than they are to be; whether each is set, or never will be.
     fn set_slices(&self) -> bool {
         let mut is_whole = true;
+        // Who can't be reached for one group isn't looked through for the next.
+        let mut out_of_reach = BTreeSet::new();
         for gpu in 0..self.uuids.len() {
             let round = self.shares.round(gpu);
             let due = {
@@ -337,26 +352,50 @@ impl Shared {
                 books.groups.due_slices(gpu, round, &books.processes, &self.shares.resting(gpu))
             };
             for due in due {
-                let done = self.reach_and_set(&due);
+                let process = due.reach.process;
+                let done = self.reach_and_set(&due, !out_of_reach.contains(&process));
                 match done {
-                    Some(done) => {
-                        // What the driver refuses it refuses each time.
+                    Some(Ok(())) => {
                         self.books().groups.has_slice(&due);
-                        self.shares.tried(gpu, done);
+                        self.shares.tried(gpu, Ok(()));
                     }
-                    None => is_whole = false,
+                    // What the driver refuses of a group that there is it refuses each time.
+                    Some(Err(failure)) if !is_of_nothing(failure) => {
+                        self.books().groups.has_slice(&due);
+                        self.shares.tried(gpu, Err(failure));
+                    }
+                    _ => {
+                        out_of_reach.insert(process);
+                        is_whole &= self.is_gone(&due);
+                    }
                 }
             }
         }
         is_whole
     }
 
-    /// Sets a slice through the descriptor that its group was made by, or another of the same process;
-    /// `None` where none leads to its client.
-    fn reach_and_set(&self, due: &DueSlice) -> Option<Result<(), Failure>> {
+    /// Whether the driver has no such group any more, which is forgotten then.
+    fn is_gone(&self, due: &DueSlice) -> bool {
+        let Some(own) = self.auditor.own(self) else { return false };
+        let presence = own.presence(&self.release, due.client, due.handle);
+        let is_gone = presence != Presence::There && own.can_tell(&self.release);
+        if is_gone {
+            self.books().write(Record::Ungroup { client: due.client, handle: due.handle });
+            self.shares.wake();
+        }
+        is_gone
+    }
+
+    /// Sets a slice through the descriptor that its group was made by or, where all are to be tried, another
+    /// of the same process; `None` where none leads to its client.
+    fn reach_and_set(&self, due: &DueSlice, all: bool) -> Option<Result<(), Failure>> {
         let pid = process_id(due.reach.process).pid;
         let through = |tid: i32, descriptor: i32| {
-            let (_, file) = self.targets.duplicate(tid, descriptor).ok()?;
+            let (target, file) = self.targets.duplicate(tid, descriptor).ok()?;
+            // Another process may have the number by now.
+            if target.process != due.reach.process {
+                return None;
+            }
             let device = Device::of(&self.settings.nodes, file).ok()?;
             let is_control = device.kind == NodeKind::Control;
             let rm = Rm { release: &self.release, device: &device };
@@ -367,7 +406,8 @@ impl Shared {
             return Some(Ok(()));
         }
         let mut last = None;
-        for tid in with_files(pid.cast_unsigned()).into_iter().map(u32::cast_signed) {
+        let threads = if all { with_files(pid.cast_unsigned()) } else { Vec::new() };
+        for tid in threads.into_iter().map(u32::cast_signed).take(MOST_THREADS) {
             for descriptor in control_files(&self.settings.nodes, tid) {
                 match through(tid, descriptor) {
                     Some(Ok(())) => return Some(Ok(())),
@@ -379,12 +419,20 @@ impl Shared {
     }
 }
 
-/// The descriptors of `nvidiactl` that a thread has.
+/// Whether the driver says that there is no such client, or no such object.
+fn is_of_nothing(failure: Failure) -> bool {
+    let nothing = [NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND];
+    matches!(failure, Failure::Status(status) if nothing.contains(&status))
+}
+
+/// The first descriptors of `nvidiactl` that a thread has.
 fn control_files(nodes: &[Node], tid: i32) -> Vec<i32> {
     let listed = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
+    let listed = listed.take(MOST_DESCRIPTORS);
     let is_control = |path: &PathBuf| kind_at(nodes, path) == Some(NodeKind::Control);
     let paths = listed.map(|entry| entry.path()).filter(is_control);
-    paths.filter_map(|path| path.file_name()?.to_str()?.parse().ok()).collect()
+    let numbers = paths.filter_map(|path| path.file_name()?.to_str()?.parse().ok());
+    numbers.take(MOST_FILES).collect()
 }
 
 #[cfg(test)]
