@@ -2,6 +2,9 @@
 //!
 //! What a slice comes to on a GPU, `make gpu` asks a real one (`tests/gpu`).
 
+use std::fs;
+
+use cgpu::registry::share;
 use cgpu_sim::ObjectState;
 use cgpu_sim::abi::KEPLER_CHANNEL_GROUP_A;
 use serde_json::json;
@@ -94,8 +97,12 @@ fn what_is_set_of_gpus_and_containers_is_in_force_while_they_compute() {
     soon(&gated, &[2048, 2048, 2048], "policy=5");
     set(&gated, &["gpu", "0", "policy=2"]);
     soon(&gated, &[1923, 1923, 24576], "policy=2");
-    // A monitor that is replaced, and one whose worker is killed, go on.
+    // Monitors that are replaced go on, also where nobody has told of shares yet, as before an upgrade.
+    let file = share::dir(&gated.host.state_dir()).join(&gated.sim.state().gpus[0].uuid);
+    let said = fs::read(&file).expect("it is there");
+    fs::remove_file(&file).expect("it is ours");
     gated.host.cgpu(&["upgrade-monitors"]).ok();
+    assert_eq!(fs::read(&file).expect("it is there again"), said);
     soon(&gated, &[1923, 1923, 24576], "monitors were replaced");
     set(&gated, &["container", "two", "weight=3"]);
     soon(&gated, &[1923, 1923, 12288], "weight=3");
