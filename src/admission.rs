@@ -400,7 +400,7 @@ impl Host {
             key,
         };
         locked.put(&record)?;
-        self.share_out(&locked, &registry, &record.plan.gpus);
+        self.share_out(&locked, &record.plan.gpus);
         failpoint("reserved");
         for gpu in plan::unheld(&record.plan, locked.holdings_but(&record.key)) {
             let id = &record.key.id;
@@ -549,7 +549,6 @@ impl Host {
             locked.remove(from)?;
             let record = Record { key: to.clone(), ..record };
             locked.put(&record)?;
-            self.share_out(&locked, &registry, &record.plan.gpus);
             let name = names::of(&Record { bundle: bundle.to_owned(), ..record });
             let event = Event::new(EventKind::Named).of(&to.id, name.as_deref(), &to.root);
             self.teller().tell(Event { former_id: Some(from.id.clone()), ..event });
@@ -635,7 +634,7 @@ impl Host {
             return Err(error.into());
         }
         locked.put(&after)?;
-        self.share_out(&locked, &registry, &after.plan.gpus);
+        self.share_out(&locked, &after.plan.gpus);
         self.tell_of_change(&before, &after, change);
         Ok(after.plan)
     }
@@ -758,7 +757,7 @@ impl Host {
         self.isolation(record.plan.backend).deactivate(&record.short_id)?;
         failpoint("hook-deactivated");
         locked.remove(&record.key)?;
-        self.share_out(locked, locked.registry(), &record.plan.gpus);
+        self.share_out(locked, &record.plan.gpus);
         let Key { id, root } = &record.key;
         let event = Event::new(EventKind::Removed).of(id, names::of(record).as_deref(), root);
         self.teller().tell(match why {

@@ -158,7 +158,7 @@ pub struct Admission {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Compute {
-    /// How computing time of a GPU is shared of which nothing else is set: 0 to 5.
+    /// How computing time of a GPU is shared of which nothing else is set: 1, 2, 4 or 5.
     pub policy: u32,
     /// Per cent that containers of high priority may take; 20 ..= 99.
     pub prio_ratio: u32,

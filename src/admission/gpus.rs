@@ -73,13 +73,16 @@ impl Host {
 
     /// Tells monitors what containers have of the computing time of these GPUs, on which one came,
     /// changed or went. What can't be told they learn of at the next change.
-    pub(super) fn share_out(&self, locked: &Locked<'_>, registry: &Registry, gpus: &[PlannedGpu]) {
+    pub(super) fn share_out(&self, locked: &Locked<'_>, gpus: &[PlannedGpu]) {
         if backend::choose(&self.config.isolation).0 != Kind::Gate {
             return;
         }
-        let told = gpus.iter().filter(|gpu| gpu.memory_limit_bytes.is_some()).try_for_each(|gpu| {
-            let set = registry.gpu_settings()?.remove(&gpu.uuid).unwrap_or_default();
-            locked.share_out(&gpu.uuid, |tenants| self.rules_of(set, tenants))
+        let told = locked.registry().gpu_settings().and_then(|settings| {
+            let shared = gpus.iter().filter(|gpu| gpu.memory_limit_bytes.is_some());
+            shared.map(|gpu| &gpu.uuid).try_for_each(|uuid| {
+                let set = settings.get(uuid).copied().unwrap_or_default();
+                locked.share_out(uuid, |tenants| self.rules_of(set, tenants))
+            })
         });
         if let Err(error) = told {
             let error: &dyn std::error::Error = &error;
@@ -96,7 +99,7 @@ impl Host {
         let registry = self.registry()?;
         let locked = registry.lock()?;
         for record in registry.living()? {
-            self.share_out(&locked, &registry, &record.plan.gpus);
+            self.share_out(&locked, &record.plan.gpus);
         }
         Ok(())
     }
@@ -104,6 +107,9 @@ impl Host {
     /// The weight and the priority of `plan` that nothing holds on one of its GPUs, in words.
     #[must_use]
     pub fn shares_not_held(&self, plan: &Plan) -> Option<String> {
+        if !plan.asks_for_shares() {
+            return None;
+        }
         let registry = self.look_at_registry().ok();
         let settings = registry.and_then(|registry| registry.gpu_settings().ok());
         let policy = |gpu: &PlannedGpu| {

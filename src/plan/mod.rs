@@ -98,15 +98,12 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it holds compute weights and priorities. Where nothing does, they are written down
-    /// and keep nobody out.
+    /// Whether it holds compute weights and priorities. Where nothing does, they are written down.
     #[must_use]
     pub fn holds_shares(self) -> bool {
         self != Kind::None
     }
-}
 
-impl Kind {
     /// Whether weights on a GPU add up to `max_inst` at most, as slots of the vendor's module do. The
     /// gate's are relative: one more makes all others smaller.
     #[must_use]
@@ -116,6 +113,12 @@ impl Kind {
 }
 
 impl Plan {
+    /// Whether it has a weight or a priority that others need not have.
+    #[must_use]
+    pub fn asks_for_shares(&self) -> bool {
+        self.weight > 1 || self.high_priority
+    }
+
     /// The weight and the priority that were asked for and that nothing holds under that policy, as a
     /// sentence has them: `weight 15, high priority`.
     #[must_use]

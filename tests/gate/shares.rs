@@ -12,6 +12,14 @@ fn share(us: u64, each: bool) -> Share {
     Share { policy: 2, rounds: [own, other].into() }
 }
 
+/// A monitor that has heard of its share.
+fn sharing(us: u64) -> Monitor {
+    let monitor = Monitor::sharing();
+    monitor.share(Some(&share(us, false)));
+    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    monitor
+}
+
 /// The slices of all channel groups that there are, in order.
 fn slices(monitor: &Monitor) -> Vec<u64> {
     const GROUP: u64 = 0xa06c;
@@ -25,6 +33,14 @@ fn slices(monitor: &Monitor) -> Vec<u64> {
     slices
 }
 
+/// The compute preemption mode of the only channel group.
+fn mode(monitor: &Monitor) -> Option<u64> {
+    let state = monitor.sim.state();
+    let clients = state["clients"].as_array().expect("a list").iter();
+    let mut objects = clients.flat_map(|client| client["objects"].as_array().expect("a list"));
+    objects.find_map(|object| object["compute_mode"].as_u64())
+}
+
 #[track_caller]
 fn until_slices(monitor: &Monitor, expected: &[u64]) {
     until(&format!("slices are {expected:?}"), || slices(monitor) == expected);
@@ -35,9 +51,7 @@ const ASKS: &str = "control g 0xa06c0103 with 0008000000000000";
 
 #[test]
 fn a_group_has_its_slice_before_it_runs_and_whenever_the_share_changes() {
-    let monitor = Monitor::sharing();
-    monitor.share(Some(&share(8192, false)));
-    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let monitor = sharing(8192);
     let lines = format!("start\ncompute 1 as g\n{ASKS}");
     let holder = monitor.halfway(&lines, "sleep 1000");
     // At once: the call that schedules it sets it, and what the program asks for isn't made.
@@ -56,9 +70,7 @@ fn a_group_has_its_slice_before_it_runs_and_whenever_the_share_changes() {
 
 #[test]
 fn what_a_program_asked_for_it_has_when_nobody_sets_slices_any_more() {
-    let monitor = Monitor::sharing();
-    monitor.share(Some(&share(8192, false)));
-    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let monitor = sharing(8192);
     let holder = monitor.halfway(&format!("start\ncompute 1 as g\n{ASKS}"), "sleep 1000");
     assert_eq!(slices(&monitor), [8192]);
     monitor.share(None);
@@ -69,9 +81,7 @@ fn what_a_program_asked_for_it_has_when_nobody_sets_slices_any_more() {
 /// Groups for other engines (2: a copy engine) wait for nobody's kernels.
 #[test]
 fn groups_that_compute_have_one_round_together_and_others_each_their_own() {
-    let monitor = Monitor::sharing();
-    monitor.share(Some(&share(4096, false)));
-    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let monitor = sharing(4096);
     let one = monitor.halfway("start\ncompute 1 as g\ncompute 9 as c", "sleep 1000");
     until_slices(&monitor, &[4096, 4096]);
     let other = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
@@ -97,12 +107,31 @@ fn groups_that_compute_have_one_round_together_and_others_each_their_own() {
     }
 }
 
+/// Wait-for-idle, by which a kernel outlasts its slice, becomes CILP where slices are a container's.
+#[test]
+fn no_kernel_outlasts_a_slice_where_containers_share() {
+    let monitor = sharing(4096);
+    let lines = "start\ncompute 1 as g\ncompute-mode g 0";
+    let of_mode = |expected: u64| {
+        let holder = monitor.halfway(lines, "sleep 1000");
+        assert_eq!(mode(&monitor), Some(expected));
+        holder.kill();
+        until("its group is gone", || mode(&monitor).is_none());
+    };
+    of_mode(2);
+    // Under policy 4 programs share among themselves, each as it likes.
+    monitor.share(Some(&share(4096, true)));
+    until("it has heard", || monitor.status().gpus[0].round.is_some_and(|round| round.each));
+    of_mode(0);
+    monitor.share(None);
+    until("it has heard", || monitor.status().gpus[0].round.is_none());
+    of_mode(0);
+}
+
 /// Who was in no sample of 14 seconds doesn't count; who wakes has what each has while all work.
 #[test]
 fn a_process_that_rests_takes_nothing_of_the_others_slices() {
-    let monitor = Monitor::sharing();
-    monitor.share(Some(&share(4096, false)));
-    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let monitor = sharing(4096);
     let busy = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
     let rests = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
     until_slices(&monitor, &[1923, 1923]);
@@ -151,9 +180,7 @@ fn nobody_takes_turns_that_are_others() {
 /// A driver that refuses slices: the program goes on, and the status says why.
 #[test]
 fn a_slice_that_the_driver_refuses_is_told_and_nothing_else_fails() {
-    let monitor = Monitor::sharing();
-    monitor.share(Some(&share(0, false)));
-    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let monitor = sharing(0);
     monitor.sim.fault("control:0xa06c0103 status 0x56");
     let holder = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
     let told = || monitor.status().gpus[0].share_refused.clone();

@@ -144,7 +144,7 @@ impl Groups {
 
     /// The slice that each group of a GPU is to have where the container has that round, or where
     /// nobody sets slices: what its program asked for, or what it had at first.
-    fn slice_us(group: &Group, reach: Reach, round: Option<Round>, computing: usize) -> u64 {
+    fn wanted_us(group: &Group, reach: Reach, round: Option<Round>, computing: usize) -> u64 {
         match round {
             Some(round) if computes(reach.engine) => slice_us(round, computing),
             Some(round) => slice_us(round, 1),
@@ -171,7 +171,7 @@ impl Groups {
             // What nobody has set is as its program has it.
             let is_ours = round.is_some() || group.slice_us.is_some();
             let computing = if resting.contains(&reach.process) { all } else { busy };
-            let us = Self::slice_us(group, reach, round, computing);
+            let us = Self::wanted_us(group, reach, round, computing);
             let is_due = is_ours && group.slice_us != Some(us);
             is_due.then_some(DueSlice { client: *client, handle: *handle, reach, us })
         });
@@ -281,7 +281,9 @@ impl Case<'_> {
         layout: &'static Layout,
     ) -> Result<(), Over> {
         let record = group(gpu, object, object.handle, true, self.reach(ENGINE_GRAPHICS));
-        self.with_room_on(gpu, layout, |books| books.write(record))
+        self.with_room_on(gpu, layout, |books| books.write(record))?;
+        self.shared.shares.wake();
+        Ok(())
     }
 
     /// How an object that this call makes is reached.

@@ -152,16 +152,11 @@ impl Shares {
         computing.iter().filter(|process| is_old(process) && !is_seen(process)).copied().collect()
     }
 
-    fn tried(&self, gpu: usize, done: Result<(), Failure>) {
+    /// A slice was tried to be set: whether that is other than the last one of the GPU.
+    fn is_news(&self, gpu: usize, failure: Option<Failure>) -> bool {
         let mut state = self.state();
-        let Some(failure) = state.failures.get_mut(gpu) else { return };
-        let before = std::mem::replace(failure, done.err());
-        if let Err(error) = done
-            && before != Some(error)
-        {
-            drop(state);
-            tracing::warn!(gpu, "a share of computing time can't be held: SET_TIMESLICE: {error}");
-        }
+        let known = state.failures.get_mut(gpu);
+        known.is_some_and(|known| std::mem::replace(known, failure) != failure)
     }
 }
 
@@ -232,10 +227,8 @@ impl Case<'_> {
             if done.is_ok() {
                 self.books().groups.has_slice(&due);
             }
-            self.shared.shares.tried(gpu, done);
+            self.shared.tried_slice(gpu, done);
         }
-        // Others of the container may have to make room for it.
-        self.shared.shares.wake();
         Ok(())
     }
 }
@@ -340,6 +333,17 @@ impl Shared {
         again_ms
     }
 
+    /// A slice was tried to be set.
+    fn tried_slice(&self, gpu: usize, done: Result<(), Failure>) {
+        if !self.shares.is_news(gpu, done.err()) {
+            return;
+        }
+        self.figures.change();
+        if let Err(error) = done {
+            tracing::warn!(gpu, "a share of computing time can't be held: SET_TIMESLICE: {error}");
+        }
+    }
+
     /// Sets the slices that are other than they are to be; whether each is set, or never will be.
     fn set_slices(&self) -> bool {
         let mut is_whole = true;
@@ -357,12 +361,12 @@ impl Shared {
                 match done {
                     Some(Ok(())) => {
                         self.books().groups.has_slice(&due);
-                        self.shares.tried(gpu, Ok(()));
+                        self.tried_slice(gpu, Ok(()));
                     }
                     // What the driver refuses of a group that there is it refuses each time.
                     Some(Err(failure)) if !is_of_nothing(failure) => {
                         self.books().groups.has_slice(&due);
-                        self.shares.tried(gpu, Err(failure));
+                        self.tried_slice(gpu, Err(failure));
                     }
                     _ => {
                         out_of_reach.insert(process);

@@ -19,6 +19,8 @@ QUOTA_MIB = 1024
 AHEAD = 16
 START_S = 30
 
+TOO_FEW = "too few kernels to tell"
+
 
 def cgpu(run, *words):
     """Runs the command of that name on the gate's registry; why it failed, or None."""
@@ -110,28 +112,44 @@ def two(run):
     for (number, question, _, wanted, tolerance), window in zip(phases, windows):
         rates = [rate(t, *window) for t in ticks] if not failed else [None]
         if not all(rates):
-            why = "; ".join(failed) or "too few kernels to tell"
+            why = "; ".join(failed) or TOO_FEW
             run.table.answer(number, question, "a ratio", why, False, run.evidence)
             continue
         measured(run, number, question, wanted, tolerance, rates)
 
 
+def beside(run, label, seconds, processes=1, resting=0):
+    """Under policy 1: a container of one busy process beside one of several, and of some that rest.
+
+    When all computed, and when kernels of each ended, the one's first; or None, and why.
+    """
+    why = cgpu(run, "set", "gpu", "0", "policy=1")
+    one, other = f"{label}-one", f"{label}-other"
+    running = [start(run, one, seconds), start(run, other, seconds, processes=processes, resting=resting)]
+    ready = computing(run, one) and computing(run, other, processes + resting)
+    begin = time.monotonic_ns()
+    outcomes = [run.finish(container, seconds + START_S) for container in running]
+    ticks = ticks_of(run, one) + ticks_of(run, other, processes)
+    if why or not ready or len(ticks) != 1 + processes or not all(ticks):
+        told = f"{len(ticks)} of {1 + processes} told"
+        return None, None, why or "; ".join([*(outcome.why() for outcome in outcomes), told])
+    return begin, ticks, None
+
+
+def rates_of(ticks, begin, end):
+    """Kernels a second of each; None where one ended too few."""
+    found = [rate(told, begin, end) for told in ticks]
+    return found if all(found) else None
+
+
 def forks(run):
     """One container computes with one process, the other with four: under policy 1 both have as much."""
     number, question = "7.10", "policy 1: one process in a container, four in another"
-    why = cgpu(run, "set", "gpu", "0", "policy=1")
-    seconds = 8
-    one = start(run, "forks-one", seconds)
-    four = start(run, "forks-four", seconds, processes=4)
-    ready = computing(run, "forks-one") and computing(run, "forks-four", 4)
-    begin = time.monotonic_ns() + int(SETTLE_S * 1e9)
-    one, four = run.finish(one, START_S), run.finish(four, START_S)
-    alone, others = ticks_of(run, "forks-one"), ticks_of(run, "forks-four", 4)
-    end = min([ticks[-1][0] for ticks in alone + others if ticks] or [0])
-    rates = [rate(ticks, begin, end) for ticks in alone + others]
-    if why or not ready or len(rates) != 5 or not all(rates):
-        reason = why or f"{one.why()} and {four.why()}; {len(rates)} of 5 told"
-        return run.table.answer(number, question, "a ratio", reason, False, run.evidence)
+    begin, ticks, why = beside(run, "forks", 8, processes=4)
+    end = min(told[-1][0] for told in ticks) if ticks else 0
+    rates = rates_of(ticks, begin + int(SETTLE_S * 1e9), end) if ticks else None
+    if not rates:
+        return run.table.answer(number, question, "a ratio", why or TOO_FEW, False, run.evidence)
     ratio = rates[0] / sum(rates[1:])
     seen = f"{rates[0]:.0f} kernels/s to {sum(rates[1:]):.0f} of the four: {ratio:.2f}"
     run.table.answer(number, question, "the one has 0.95 of the other's at least", seen, ratio >= 0.95, run.evidence)
@@ -140,21 +158,12 @@ def forks(run):
 def resting(run):
     """Of four processes in a container one computes: it has as much as the only one of another."""
     number, question = "7.10.2", "policy 1: one busy process in a container, one and three that rest in another"
-    why = cgpu(run, "set", "gpu", "0", "policy=1")
-    seconds = 28
-    one = start(run, "resting-one", seconds)
-    other = start(run, "resting-other", seconds, resting=3)
-    ready = computing(run, "resting-one") and computing(run, "resting-other", 4)
-    one, other = run.finish(one, seconds + START_S), run.finish(other, seconds + START_S)
-    ticks = ticks_of(run, "resting-one") + ticks_of(run, "resting-other")
-    if why or not ready or len(ticks) != 2 or not all(ticks):
-        reason = why or f"{one.why()} and {other.why()}; {len(ticks)} of 2 told"
-        return run.table.answer(number, question, "a ratio", reason, False, run.evidence)
-    end = min(told[-1][0] for told in ticks)
-    early = [rate(told, end - 24_000_000_000, end - 18_000_000_000) for told in ticks]
-    late = [rate(told, end - 6_000_000_000, end) for told in ticks]
-    if not all(early + late):
-        return run.table.answer(number, question, "a ratio", "too few kernels to tell", False, run.evidence)
+    _, ticks, why = beside(run, "resting", 28, resting=3)
+    end = min(told[-1][0] for told in ticks) if ticks else 0
+    early = rates_of(ticks, end - 24_000_000_000, end - 18_000_000_000) if ticks else None
+    late = rates_of(ticks, end - 6_000_000_000, end) if ticks else None
+    if not early or not late:
+        return run.table.answer(number, question, "a ratio", why or TOO_FEW, False, run.evidence)
     seen = f"{late[1] / late[0]:.2f} at last, {early[1] / early[0]:.2f} in the first seconds"
     run.table.answer(number, question, "1.0, within 5 %", seen, abs(late[1] / late[0] - 1) <= 0.05, run.evidence)
 

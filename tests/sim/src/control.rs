@@ -37,7 +37,7 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         | NV2080_CTRL_CMD_BUS_GET_INFO
         | NV0080_CTRL_CMD_GPU_GET_CLASSLIST
         | FIRMWARE_CTRL_CMD => 16,
-        NV2080_CTRL_CMD_GR_GET_INFO => 32,
+        NV2080_CTRL_CMD_GR_GET_INFO | NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE => 32,
         NV2080_CTRL_CMD_FB_GET_INFO_V2 => 4 + 8 * abi.fb_info_max_list,
         NV2080_CTRL_CMD_GPU_GET_PIDS => 12 + 4 * NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT,
         NV2080_CTRL_CMD_GPU_GET_PID_INFO => {
@@ -222,6 +222,11 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
             if !CHANNEL_CLASSES.contains(&channel.class) {
                 return Err(NV_ERR_INVALID_CHANNEL);
             }
+        }
+        // flags, of which the lowest sets the compute mode; hChannel, gfxpPreemptMode, cilpPreemptMode.
+        (NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, _) if params.u32_at(0) & 1 != 0 => {
+            let mode = params.u32_at(12);
+            call.sim.driver().turn(client, params.u32_at(4))?.compute_mode = Some(mode);
         }
         (NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, _) => disable_channels(call, &params)?,
         (NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2, Some(_)) => {

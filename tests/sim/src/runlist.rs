@@ -28,13 +28,15 @@ pub(crate) struct Turn {
     committed_us: u64,
     /// Whether a channel isn't to run.
     pub(crate) disabled: bool,
+    /// How a group's kernels are preempted, where its program chose.
+    pub(crate) compute_mode: Option<u32>,
 }
 
 impl Turn {
     /// That of a new object.
     pub(crate) fn of(class: u32) -> Self {
         let slice = if class == KEPLER_CHANNEL_GROUP_A { DEFAULT_TIMESLICE_US } else { 0 };
-        Turn { timeslice_us: slice, committed_us: slice, disabled: false }
+        Turn { timeslice_us: slice, committed_us: slice, disabled: false, compute_mode: None }
     }
 
     /// `NVA06C_CTRL_CMD_SET_TIMESLICE`.

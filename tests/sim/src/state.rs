@@ -85,6 +85,8 @@ pub struct ObjectState {
     pub bytes: u64,
     /// A channel group's time slice, as it was asked for last.
     pub timeslice_us: u64,
+    /// The compute preemption mode that a channel group's program has set.
+    pub compute_mode: Option<u32>,
     /// Whether it's a channel that is taken off the GPU.
     pub disabled: bool,
     /// Processes whose context switches an event buffer shows.
@@ -174,6 +176,7 @@ impl State {
                     gpu: object.memory.as_ref().and_then(gpu_of),
                     bytes: object.memory.as_ref().map_or(0, bytes_of),
                     timeslice_us: object.turn.timeslice_us,
+                    compute_mode: object.turn.compute_mode,
                     disabled: object.turn.disabled,
                     switches: driver.switches(*handle, *object_handle),
                 })

@@ -490,6 +490,17 @@ impl Actor<'_> {
                 let done = self.rm()?.control(object, command, &mut params);
                 self.say(&format!("control {command:#x}"), nothing(done));
             }
+            // How a group's kernels are preempted: 0 WFI, 1 CTA, 2 CILP.
+            ["compute-mode", name, mode] => {
+                let mut params = [0; 32];
+                params.set_u32(0, 1);
+                params.set_u32(4, self.objects(&[name])?[0]);
+                params.set_u32(12, u32::try_from(size_bytes(mode)?)?);
+                let rm = self.rm()?;
+                let command = NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE;
+                let done = rm.control(rm.subdevice, command, &mut params);
+                self.say("compute-mode", nothing(done));
+            }
             // A group of an engine, with a channel that is scheduled.
             ["compute", engine, "as", name] => {
                 let rm = self.rm()?;
