@@ -76,7 +76,8 @@ demo: deps core sim ## two containers share a simulated GPU, within their quotas
 pictures: deps build sim ## make the pictures of the documents anew, the session by real commands (root)
 	@touch target/smi.txt
 	docs/pictures/session $(RELEASE) target/smi.txt > target/session.txt
-	docs/pictures/draw target/session.txt target/smi.txt
+	$(CARGO) bench --locked --bench compute -- --plots $(CURDIR)/target/policies.json
+	docs/pictures/draw target/session.txt target/smi.txt --policies target/policies.json
 
 # Cargo links the programs anew for the bench, and not statically. The second has its figures
 # from rmtool, and need not be fast itself.
@@ -86,6 +87,7 @@ bench: deps build sim ## measure what we cost beside bare runc (root)
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench driver
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench look
 	CGPU_BIN_DIR=$(CURDIR)/target/bench $(CARGO) bench --locked --profile dev --bench neighbour
+	$(CARGO) bench --locked --bench compute
 	$(CARGO) bench --locked -p cgpu-k8s --bench extender
 
 fmt: ## format the code

@@ -18,6 +18,7 @@ use crate::gate::settings::MOST_CHANNEL_GROUPS;
 use crate::log::Sink;
 use crate::plan::{POLICY_NATIVE, POLICY_PREEMPTIVE};
 use crate::request::{Rules, Trust};
+use crate::sched::Idle;
 
 /// Where the configuration is when nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/cgpu/config.toml";
@@ -158,8 +159,10 @@ pub struct Admission {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Compute {
-    /// How computing time of a GPU is shared of which nothing else is set: 1, 2, 4 or 5.
+    /// How computing time of a GPU is shared of which nothing else is set; 0 ..= 5.
     pub policy: u32,
+    /// What becomes of the time of a container that rests, under policies 1 and 2.
+    pub idle: Idle,
     /// Per cent that containers of high priority may take; 20 ..= 99.
     pub prio_ratio: u32,
 }
@@ -298,7 +301,7 @@ impl Default for Admission {
 
 impl Default for Compute {
     fn default() -> Self {
-        Compute { policy: POLICY_PREEMPTIVE, prio_ratio: 80 }
+        Compute { policy: POLICY_PREEMPTIVE, idle: Idle::Yield, prio_ratio: 80 }
     }
 }
 
@@ -538,9 +541,9 @@ impl Config {
             let value = admission.max_inst.to_string();
             return bad("admission.max_inst", value, "must be 1 to 25");
         }
-        if ![1, 2, 4, POLICY_NATIVE].contains(&self.compute.policy) {
+        if self.compute.policy > POLICY_NATIVE {
             let value = self.compute.policy.to_string();
-            return bad("compute.policy", value, "must be 1, 2, 4 or 5");
+            return bad("compute.policy", value, "must be 0 to 5");
         }
         if !(20..=99).contains(&self.compute.prio_ratio) {
             let value = self.compute.prio_ratio.to_string();
@@ -638,7 +641,7 @@ mod tests {
         for (text, error) in [
             ("[admission]\nmax_inst = 0", "admission.max_inst = 0: must be 1 to 25"),
             ("[admission]\nmax_inst = 26", "admission.max_inst = 26: must be 1 to 25"),
-            ("[compute]\npolicy = 3", "compute.policy = 3: must be 1, 2, 4 or 5"),
+            ("[compute]\npolicy = 6", "compute.policy = 6: must be 0 to 5"),
             ("[compute]\nprio_ratio = 19", "compute.prio_ratio = 19: must be 20 to 99"),
             (
                 "[admission]\novercommit = 0.0",

@@ -29,6 +29,8 @@ mod grown;
 mod groups;
 
 /// Shares of computing time: slices of channel groups.
+#[path = "gate/neighbours.rs"]
+mod neighbours;
 #[path = "gate/shares.rs"]
 mod shares;
 

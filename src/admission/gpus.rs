@@ -18,12 +18,16 @@ impl Host {
     /// Where it can't be read what was set of the GPUs.
     pub(super) fn limits(&self, registry: &Registry) -> Result<Limits, RegistryError> {
         let admission = &self.config.admission;
-        let settings = registry.gpu_settings()?.into_iter();
-        let max_inst_of = settings.filter_map(|(uuid, set)| Some((uuid, set.max_inst?)));
+        let settings = registry.gpu_settings()?;
+        let max_inst_of =
+            settings.iter().filter_map(|(uuid, set)| Some((uuid.clone(), set.max_inst?)));
+        let policy_of = settings.iter().filter_map(|(uuid, set)| Some((uuid.clone(), set.policy?)));
         Ok(Limits {
             overcommit: admission.overcommit,
             max_inst: admission.max_inst,
             max_inst_of: max_inst_of.collect(),
+            policy: self.usual_policy(),
+            policy_of: policy_of.collect(),
             exclusive: admission.exclusive,
         })
     }
@@ -81,7 +85,9 @@ impl Host {
             let shared = gpus.iter().filter(|gpu| gpu.memory_limit_bytes.is_some());
             shared.map(|gpu| &gpu.uuid).try_for_each(|uuid| {
                 let set = settings.get(uuid).copied().unwrap_or_default();
-                locked.share_out(uuid, |tenants| self.rules_of(set, tenants))
+                locked.share_out(uuid, self.config.compute.idle, |tenants| {
+                    self.rules_of(set, tenants)
+                })
             })
         });
         if let Err(error) = told {
@@ -146,7 +152,9 @@ impl Host {
         self.isolation(kind).set_gpu(gpu.index, change)?;
         locked.put_gpu(&gpu.uuid, change)?;
         let set = registry.gpu_settings()?.remove(&gpu.uuid).unwrap_or_default();
-        locked.share_out(&gpu.uuid, |tenants| self.rules_of(set, tenants))?;
+        locked.share_out(&gpu.uuid, self.config.compute.idle, |tenants| {
+            self.rules_of(set, tenants)
+        })?;
         self.teller().tell(Event {
             gpu: Some(gpu.index),
             gpu_uuid: Some(gpu.uuid),

@@ -108,12 +108,13 @@ fn container(figures: &ContainerFigures) -> Container<'_> {
     }
 }
 
-const HEADER: [&str; 10] = [
+const HEADER: [&str; 11] = [
     "CONTAINER",
     "NAME",
     "GPU",
     "USED (MiB)",
     "LIMIT (MiB)",
+    "SHARE",
     "MODE",
     "STATE",
     "PID",
@@ -150,6 +151,7 @@ fn table(containers: &[ContainerFigures]) -> String {
                 or_dash(share.map(|share| share.gpu.given_index()).unwrap_or_default()),
                 mib(share.and_then(|share| share.memory_used_bytes), "-"),
                 or_dash(limit.unwrap_or_default()),
+                or_dash(share.and_then(ShareFigures::compute_per_cent).unwrap_or_default()),
                 container.mode.name().to_owned(),
                 container.state.name().to_owned(),
                 or_dash(container.pid.map(|pid| pid.to_string()).unwrap_or_default()),
@@ -158,7 +160,7 @@ fn table(containers: &[ContainerFigures]) -> String {
             ]);
         }
     }
-    aligned(&rows, &[3, 4, 7])
+    aligned(&rows, &[3, 4, 5, 8])
 }
 
 #[cfg(test)]

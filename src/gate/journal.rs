@@ -112,7 +112,20 @@ pub enum Record {
         /// How it is reached; `None` of a channel.
         reach: Option<Reach>,
     },
-    /// It is no more.
+    /// There is a channel that computes, or is about to be.
+    Channel {
+        /// On which GPU.
+        gpu: usize,
+        /// Whose.
+        client: u32,
+        /// Below which object.
+        parent: u32,
+        /// Its handle.
+        handle: u32,
+        /// The process that made it.
+        process: Process,
+    },
+    /// A channel group or a channel is no more.
     Ungroup {
         /// Whose it was.
         client: u32,
@@ -347,6 +360,10 @@ pub fn encode(record: Record) -> [u8; RECORD_BYTES] {
             let hold = u8::from(certain) | u8::from(reach.is_some()) << 1;
             return Raw { hold, ..raw.longs(longs) }.bytes();
         }
+        Record::Channel { gpu, client, parent, handle, process } => {
+            let raw = Raw::new(48).gpu(gpu).words([client, parent, handle]);
+            return raw.longs([process.0, 0]).bytes();
+        }
         Record::Ungroup { client, handle } => {
             return Raw::new(47).words([client, 0, handle]).bytes();
         }
@@ -482,6 +499,10 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
             let [client, _, handle] = raw.words;
             return Some(Record::Ungroup { client, handle });
         }
+        48 => {
+            let [client, parent, handle] = raw.words;
+            return Some(Record::Channel { gpu, client, parent, handle, process: Process(first) });
+        }
         _ => return None,
     };
     Some(Record::Ledger(entry))
@@ -505,7 +526,7 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_none() {
-        for kind in [0, 28, 39, 48, 255] {
+        for kind in [0, 28, 39, 49, 255] {
             let mut bytes = [0; RECORD_BYTES];
             bytes[0] = kind;
             assert_eq!(decode(&bytes), None);
@@ -522,7 +543,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_is_read_as_it_was_written(
-            kind in 0..35_u8,
+            kind in 0..36_u8,
             gpu in 0..64_usize,
             (a, b, c) in any::<(u32, u32, u32)>(),
             (x, y, z) in any::<(u64, u64, u64)>(),
@@ -565,6 +586,7 @@ mod tests {
                     Record::Group { gpu, client: a, parent: b, handle: c, certain, reach }
                 }
                 34 => Record::Ungroup { client: a, handle: c },
+                35 => Record::Channel { gpu, client: a, parent: b, handle: c, process },
                 kind => Record::Ledger(match kind {
                     2 => Entry::Commit { gpu, bytes: x, client, parent, handle },
                     3 => Entry::Note { client, parent, handle },

@@ -30,11 +30,20 @@ pub struct Limits {
     pub max_inst: u32,
     /// The same of GPUs of which it is set, by UUID.
     pub max_inst_of: BTreeMap<String, u32>,
+    /// How computing time is shared of a GPU of which no policy is set.
+    pub policy: u32,
+    /// The policies of GPUs of which one is set, by UUID.
+    pub policy_of: BTreeMap<String, u32>,
     /// A GPU held as a whole and a shared one exclude each other.
     pub exclusive: bool,
 }
 
 impl Limits {
+    /// The policy of the GPU with that UUID.
+    fn policy(&self, uuid: &str) -> u32 {
+        self.policy_of.get(uuid).copied().unwrap_or(self.policy)
+    }
+
     /// The most containers on the GPU with that UUID, and the sum of their weights.
     fn max_inst(&self, uuid: &str) -> u32 {
         self.max_inst_of.get(uuid).copied().unwrap_or(self.max_inst)
@@ -305,7 +314,7 @@ fn admit_gpu<'a>(
         return Err(Refusal::Containers { index, uuid, count, max_inst, holders: holders() });
     }
     let left = max_inst.saturating_sub(weight);
-    if plan.backend.bounds_weights() && plan.weight > left {
+    if plan.backend.bounds_weights(limits.policy(&gpu.uuid)) && plan.weight > left {
         return Err(Refusal::Weight {
             index,
             uuid,
@@ -334,8 +343,14 @@ mod tests {
     use crate::units::MIB;
     use proptest::prelude::*;
 
-    const LIMITS: Limits =
-        Limits { overcommit: 1.0, max_inst: 20, max_inst_of: BTreeMap::new(), exclusive: false };
+    const LIMITS: Limits = Limits {
+        overcommit: 1.0,
+        max_inst: 20,
+        max_inst_of: BTreeMap::new(),
+        policy: 1,
+        policy_of: BTreeMap::new(),
+        exclusive: false,
+    };
 
     fn plan(gpus: &[(u32, Option<u64>)], weight: u32) -> Plan {
         let gpus = gpus

@@ -7,8 +7,11 @@ use super::{Holding, Kind};
 /// The policy that leaves computing time to the driver.
 pub const POLICY_NATIVE: u32 = 5;
 
+/// The policy under which a container has its weight's part of `max_inst`, no more and no less.
+pub const POLICY_FIXED: u32 = 3;
+
 /// The policies under which weights count: weighted, and fixed.
-pub const WEIGHTED: [u32; 2] = [2, 3];
+pub const WEIGHTED: [u32; 2] = [2, POLICY_FIXED];
 
 /// The policy under which containers share by time, whatever their weight.
 pub const POLICY_PREEMPTIVE: u32 = 1;
@@ -114,7 +117,7 @@ pub enum GpuChangeError {
     },
     /// Nothing would hold it.
     #[error(
-        "{setting} can't be held on GPU {index}: the backend {backend} {why}; leave it as it is"
+        "{setting} can't be held on GPU {index}: the backend {backend} enforces nothing; leave it as it is"
     )]
     NotHeld {
         /// What was to be set, with its value.
@@ -123,8 +126,6 @@ pub enum GpuChangeError {
         index: u32,
         /// Whose.
         backend: Kind,
-        /// Why not.
-        why: &'static str,
     },
 }
 
@@ -171,26 +172,24 @@ impl GpuChange {
         there: Occupancy,
         backend: Kind,
     ) -> Result<(), GpuChangeError> {
-        let not_held =
-            |why| Err(GpuChangeError::NotHeld { setting: self.written(), index, backend, why });
-        let why = match backend {
-            Kind::Gate => "takes no container off a GPU yet, as 0 and 3 do; it holds 1, 2, 4 and 5",
-            Kind::None | Kind::Km => "enforces nothing",
-        };
-        let bound_weight = if backend.bounds_weights() { there.weight } else { 0 };
+        let after = rules.after(self);
         match self {
-            GpuChange::Policy(policy) if policy == rules.policy => Ok(()),
-            GpuChange::PrioRatio(prio_ratio) if prio_ratio == rules.prio_ratio => Ok(()),
+            GpuChange::Policy(policy) if policy == rules.policy => return Ok(()),
+            GpuChange::PrioRatio(prio_ratio) if prio_ratio == rules.prio_ratio => return Ok(()),
             GpuChange::Policy(_) | GpuChange::PrioRatio(_) if !backend.holds_shares() => {
-                not_held(why)
+                return Err(GpuChangeError::NotHeld { setting: self.written(), index, backend });
             }
-            GpuChange::Policy(0 | 3) if backend == Kind::Gate => not_held(why),
-            GpuChange::MaxInst(max_inst) if there.containers.max(bound_weight) > max_inst => {
-                let Occupancy { containers, weight } = there;
-                Err(GpuChangeError::Occupied { index, containers, weight, max_inst })
-            }
-            _ => Ok(()),
+            _ => {}
         }
+        let bound_weight =
+            if backend.bounds_weights(after.policy) { there.weight } else { there.containers };
+        let is_bound = !matches!(self, GpuChange::PrioRatio(_));
+        if is_bound && there.containers.max(bound_weight) > after.max_inst {
+            let Occupancy { containers, weight } = there;
+            let max_inst = after.max_inst;
+            return Err(GpuChangeError::Occupied { index, containers, weight, max_inst });
+        }
+        Ok(())
     }
 }
 
@@ -242,14 +241,12 @@ mod tests {
     #[test]
     fn what_the_backend_can_not_hold_is_refused_with_the_reason() {
         let check = |change: GpuChange, backend| change.check(0, RULES, EMPTY, backend);
-        let refused = check(GpuChange::Policy(3), Kind::Gate).unwrap_err().to_string();
+        let refused = check(GpuChange::Policy(3), Kind::None).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "policy=3 can't be held on GPU 0: the backend gate takes no container off a GPU yet, as 0 \
-             and 3 do; it holds 1, 2, 4 and 5; leave it as it is"
+            "policy=3 can't be held on GPU 0: the backend none enforces nothing; leave it as it is"
         );
-        assert!(check(GpuChange::Policy(0), Kind::Gate).is_err());
-        for policy in [1, 2, 4, 5] {
+        for policy in 0..=5 {
             assert_eq!(check(GpuChange::Policy(policy), Kind::Gate), Ok(()), "{policy}");
         }
         assert!(check(GpuChange::PrioRatio(30), Kind::None).is_err());
@@ -280,5 +277,12 @@ mod tests {
         let gate = |max_inst| GpuChange::MaxInst(max_inst).check(1, RULES, there, Kind::Gate);
         assert_eq!(gate(3), Ok(()), "weights under the gate are relative");
         assert!(gate(2).is_err());
+        // But for fixed parts, which are no more than there are.
+        let fixed = |there| GpuChange::Policy(3).check(1, RULES, there, Kind::Gate);
+        assert_eq!(fixed(Occupancy { containers: 2, weight: 20 }), Ok(()));
+        assert!(fixed(Occupancy { containers: 2, weight: 21 }).is_err());
+        let rules = GpuRules { policy: 3, ..RULES };
+        assert!(GpuChange::MaxInst(4).check(1, rules, there, Kind::Gate).is_err());
+        assert_eq!(GpuChange::PrioRatio(30).check(1, rules, there, Kind::Gate), Ok(()));
     }
 }

@@ -17,8 +17,8 @@ use crate::units::bytes_to_mib;
 pub use admit::{Holders, Holding, Limits, Refusal, admit, unheld};
 pub use change::{Change, ChangeError};
 pub use gpu::{
-    GpuChange, GpuChangeError, GpuRules, Occupancy, POLICY_NATIVE, POLICY_PREEMPTIVE, WEIGHTED,
-    policy_of,
+    GpuChange, GpuChangeError, GpuRules, Occupancy, POLICY_FIXED, POLICY_NATIVE, POLICY_PREEMPTIVE,
+    WEIGHTED, policy_of,
 };
 pub use resolve::{ResolveError, resolve};
 
@@ -104,11 +104,16 @@ impl Kind {
         self != Kind::None
     }
 
-    /// Whether weights on a GPU add up to `max_inst` at most, as slots of the vendor's module do. The
-    /// gate's are relative: one more makes all others smaller.
+    /// Whether weights on a GPU with that policy add up to `max_inst` at most: as slots of the vendor's
+    /// module do, and of the gate under policy 3. Its other weights are relative: one more makes all
+    /// others smaller.
     #[must_use]
-    pub fn bounds_weights(self) -> bool {
-        self == Kind::Km
+    pub fn bounds_weights(self, policy: u32) -> bool {
+        match self {
+            Kind::Km => true,
+            Kind::Gate => policy == POLICY_FIXED,
+            Kind::None => false,
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::notice::Notice;
 use super::{Locked, RegistryError};
 use crate::plan::GpuRules;
 use crate::replace::replace;
-use crate::sched::{Round, Tenant, rounds};
+use crate::sched::{Frame, Idle, Round, Span, Tenant, frame, part, rounds};
 
 /// The directory's name in the state directory.
 pub const DIR: &str = "shares";
@@ -26,6 +26,18 @@ pub struct Share {
     pub policy: u32,
     /// By short id.
     pub rounds: BTreeMap<String, Round>,
+    /// When each may run, where not all may always.
+    #[serde(default)]
+    pub turns: Option<Turns>,
+}
+
+/// When containers may run on a GPU: spans of a frame that comes again and again, on the host's clock.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turns {
+    /// The frame's length, in microseconds.
+    pub frame_us: u64,
+    /// By short id.
+    pub spans: BTreeMap<String, Vec<Span>>,
 }
 
 impl Share {
@@ -35,13 +47,36 @@ impl Share {
         self.rounds.get(short_id).copied()
     }
 
+    /// When the container with that short id may run: the frame's length in microseconds, and its spans;
+    /// `None` where it may always.
+    #[must_use]
+    pub fn turns(&self, short_id: &str) -> Option<(u64, &[Span])> {
+        let turns = self.turns.as_ref()?;
+        let spans = turns.spans.get(short_id)?;
+        let is_always = part(turns.frame_us, spans) >= 1.0;
+        (!is_always).then_some((turns.frame_us, spans.as_slice()))
+    }
+
     /// The part of the GPU that the container with that short id has while all have work, from 0 to 1.
     #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "microseconds of a fraction of a second")]
     pub fn part(&self, short_id: &str) -> Option<f64> {
-        let all: u64 = self.rounds.values().map(|round| round.us).sum();
-        let own = self.round(short_id)?.us;
-        #[allow(clippy::cast_precision_loss, reason = "microseconds of a fraction of a second")]
-        Some(own as f64 / all.max(1) as f64)
+        let own = self.round(short_id)?.us as f64;
+        let Some(turns) = &self.turns else {
+            let all: u64 = self.rounds.values().map(|round| round.us).sum();
+            return Some(own / all.max(1) as f64);
+        };
+        // Who is never off shares with whoever's turn it is.
+        let is_always = |short_id: &str| self.turns(short_id).is_none();
+        let of = |(short_id, round): (&String, &Round)| is_always(short_id).then_some(round.us);
+        let always: u64 = self.rounds.iter().filter_map(of).sum();
+        if is_always(short_id) {
+            let others = self.rounds.keys().find(|short_id| !is_always(short_id));
+            let low = others.and_then(|short_id| self.round(short_id)).map_or(0, |round| round.us);
+            return Some(own / (always + low).max(1) as f64);
+        }
+        let spans = turns.spans.get(short_id)?;
+        Some(part(turns.frame_us, spans) * own / (own + always as f64).max(1.0))
     }
 }
 
@@ -100,6 +135,7 @@ impl Locked<'_> {
     pub fn share_out(
         &self,
         uuid: &str,
+        idle: Idle,
         rules_of: impl FnOnce(&[Tenant]) -> GpuRules,
     ) -> Result<(), RegistryError> {
         let is_on = |entry: &&super::index::Entry| {
@@ -116,12 +152,38 @@ impl Locked<'_> {
                 (entry.short_id.as_str(), Tenant { weight, high_priority })
             })
             .unzip();
-        let rules = rules_of(&tenants);
-        let share = rounds(rules, &tenants).unwrap_or_default();
-        let rounds = names.into_iter().map(str::to_owned).zip(share).collect();
-        let share = (!tenants.is_empty()).then_some(Share { policy: rules.policy, rounds });
         let dir = &self.registry.dir;
+        let share = (!tenants.is_empty()).then(|| {
+            // What can't be read kept nothing for anybody.
+            let before = read(dir, uuid).ok().flatten();
+            share_of(rules_of(&tenants), idle, &names, &tenants, before.as_ref())
+        });
         write(dir, uuid, share.as_ref()).map_err(failed("cannot write", &dir.join(DIR).join(uuid)))
+    }
+}
+
+/// What these containers have, of which some had their turns before.
+fn share_of(
+    rules: GpuRules,
+    idle: Idle,
+    names: &[&str],
+    tenants: &[Tenant],
+    before: Option<&Share>,
+) -> Share {
+    let had = before.and_then(|before| before.turns.as_ref());
+    let spans_of = |name: &&str| had.and_then(|had| had.spans.get(*name)).cloned();
+    let before = Frame {
+        us: had.map_or(0, |had| had.frame_us),
+        spans: names.iter().map(|name| spans_of(name).unwrap_or_default()).collect(),
+    };
+    let frame = frame(rules, idle, tenants, &before);
+    let named = || names.iter().map(|name| (*name).to_owned());
+    let rounds = rounds(rules, frame.is_some(), tenants).unwrap_or_default();
+    Share {
+        policy: rules.policy,
+        rounds: named().zip(rounds).collect(),
+        turns: frame
+            .map(|frame| Turns { frame_us: frame.us, spans: named().zip(frame.spans).collect() }),
     }
 }
 
@@ -136,7 +198,7 @@ mod tests {
         assert_eq!(read(state.path(), "GPU-a").unwrap(), None);
         let round = |us| Round { us, each: false };
         let rounds = [("a".to_owned(), round(4096)), ("b".to_owned(), round(12288))];
-        let share = Share { policy: 2, rounds: rounds.into() };
+        let share = Share { policy: 2, rounds: rounds.into(), turns: None };
         write(state.path(), "GPU-a", Some(&share)).unwrap();
         assert_eq!(read(state.path(), "GPU-a").unwrap().as_ref(), Some(&share));
         assert_eq!((share.part("b"), share.round("c")), (Some(0.75), None));
@@ -145,5 +207,27 @@ mod tests {
         write(state.path(), "GPU-a", None).unwrap();
         write(state.path(), "GPU-a", None).unwrap();
         assert_eq!(read(state.path(), "GPU-a").unwrap(), None);
+    }
+
+    #[test]
+    fn parts_of_turns_are_those_of_the_frame_less_what_high_priority_has() {
+        let rules = GpuRules { policy: 3, max_inst: 4, prio_ratio: 80 };
+        let tenant = |weight, high_priority| Tenant { weight, high_priority };
+        let tenants = [tenant(1, false), tenant(2, false)];
+        let share = share_of(rules, Idle::Yield, &["a", "b"], &tenants, None);
+        assert_eq!(
+            (share.part("a"), share.part("b"), share.part("c")),
+            (Some(0.25), Some(0.5), None)
+        );
+        let (frame_us, of_b) = share.turns("b").unwrap();
+        assert_eq!((frame_us, of_b.len()), (192_000, 1));
+        // Another order, and one that came: each keeps its time.
+        let tenants = [tenant(1, true), tenant(2, false), tenant(1, false)];
+        let later = share_of(rules, Idle::Yield, &["high", "b", "a"], &tenants, Some(&share));
+        assert_eq!(later.turns("b"), share.turns("b"));
+        assert_eq!(later.turns("a"), share.turns("a"));
+        assert_eq!(later.turns("high"), None);
+        let part = |name| (later.part(name).unwrap() * 1000.0).round();
+        assert_eq!([part("a"), part("b"), part("high")], [50.0, 100.0, 800.0]);
     }
 }

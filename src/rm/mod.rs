@@ -47,6 +47,8 @@ pub mod about;
 
 pub mod usage;
 
+pub mod channel;
+
 #[cfg(test)]
 mod tests;
 

@@ -43,21 +43,28 @@ pub struct Round {
 }
 
 /// What each of the containers on a GPU has, in their order; `None` where the policy leaves computing time
-/// to the driver, or holds it otherwise.
+/// to the driver. `framed` where all but those of high priority run one after another, in a
+/// [`Frame`](super::Frame): then a round is against whoever's turn it is.
 #[must_use]
-pub fn rounds(rules: GpuRules, tenants: &[Tenant]) -> Option<Vec<Round>> {
+pub fn rounds(rules: GpuRules, framed: bool, tenants: &[Tenant]) -> Option<Vec<Round>> {
     let is_weighted = match rules.policy {
-        1 | 4 => false,
-        2 => true,
+        0 | 1 | 3 | 4 => false,
+        2 => !framed,
         _ => return None,
     };
     let weight = |tenant: &Tenant| if is_weighted { u64::from(tenant.weight.max(1)) } else { 1 };
-    let unit_us =
-        if tenants.iter().map(weight).sum::<u64>() > MANY { UNIT_US / 2 } else { UNIT_US };
+    let unit_us = if !framed && tenants.iter().map(weight).sum::<u64>() > MANY {
+        UNIT_US / 2
+    } else {
+        UNIT_US
+    };
     let sum = |high: bool| -> u64 {
         tenants.iter().filter(|tenant| tenant.high_priority == high).map(weight).sum()
     };
-    let (high, low) = (sum(true), sum(false));
+    let (high, mut low) = (sum(true), sum(false));
+    if framed {
+        low = low.min(1);
+    }
     let (mut high_us, mut low_us) = (unit_us, unit_us);
     if high > 0 && low > 0 {
         // All of high priority together have `prio_ratio` per cent of what all have.
@@ -79,13 +86,24 @@ pub fn rounds(rules: GpuRules, tenants: &[Tenant]) -> Option<Vec<Round>> {
     Some(tenants.iter().map(round).collect())
 }
 
-/// The slice of each of a container's groups, of which so many have work on one engine. All of them
-/// together take as long as one would, with what it costs to go from one to the next, as long as
-/// slices aren't shorter than the least.
+/// Into how many cohorts a container's groups are divided, of which so many have work on one engine. The
+/// groups of one cohort alone run at a time: with more at once, slices would be shorter than the least, and
+/// together they would take longer than one group would.
+#[must_use]
+pub fn cohorts(round: Round, groups: usize) -> usize {
+    if round.each {
+        return 1;
+    }
+    let most = (round.us + VISIT_US) / (LEAST_US + VISIT_US);
+    groups.div_ceil(usize::try_from(most).unwrap_or(usize::MAX).max(1)).max(1)
+}
+
+/// The slice of each of a container's groups, of which so many have work on one engine. All of a
+/// [cohort](cohorts) together take as long as one would, with what it costs to go from one to the next.
 #[must_use]
 pub fn slice_us(round: Round, groups: usize) -> u64 {
-    let groups = if round.each { 1 } else { u64::try_from(groups).unwrap_or(u64::MAX).max(1) };
-    let share_us = (round.us + VISIT_US) / groups;
+    let groups = if round.each { 1 } else { groups.div_ceil(cohorts(round, groups)).max(1) };
+    let share_us = (round.us + VISIT_US) / u64::try_from(groups).unwrap_or(u64::MAX);
     share_us.saturating_sub(VISIT_US).clamp(LEAST_US, MOST_US)
 }
 
@@ -104,7 +122,7 @@ mod tests {
     }
 
     fn us(rules: GpuRules, tenants: &[Tenant]) -> Vec<u64> {
-        rounds(rules, tenants).unwrap().iter().map(|round| round.us).collect()
+        rounds(rules, false, tenants).unwrap().iter().map(|round| round.us).collect()
     }
 
     #[test]
@@ -112,10 +130,10 @@ mod tests {
         let tenants = [tenant(1, false), tenant(2, false), tenant(6, false)];
         assert_eq!(us(rules(2, 80), &tenants), [4096, 8192, 24576]);
         assert_eq!(us(rules(1, 80), &tenants), [4096, 4096, 4096]);
-        let each: Vec<_> = rounds(rules(4, 80), &tenants).unwrap();
+        let each: Vec<_> = rounds(rules(4, 80), false, &tenants).unwrap();
         assert!(each.iter().all(|round| *round == Round { us: 4096, each: true }));
-        for policy in [0, 3, 5, 9] {
-            assert_eq!(rounds(rules(policy, 80), &tenants), None, "{policy}");
+        for policy in [5, 9] {
+            assert_eq!(rounds(rules(policy, 80), false, &tenants), None, "{policy}");
         }
     }
 
@@ -143,13 +161,30 @@ mod tests {
         assert_eq!(us(rules(1, 80), &[tenant(1, true), tenant(1, true)]), [4096, 4096]);
     }
 
+    #[test]
+    fn where_one_runs_at_a_time_high_priority_has_its_ratio_against_that_one() {
+        let tenants = [tenant(1, true), tenant(9, false), tenant(3, false), tenant(1, false)];
+        for policy in [0, 3, 1, 2] {
+            let all = rounds(rules(policy, 80), true, &tenants).unwrap();
+            assert_eq!(
+                all.iter().map(|round| round.us).collect::<Vec<_>>(),
+                [16384, 4096, 4096, 4096]
+            );
+        }
+        let low = rounds(rules(3, 80), true, &[tenant(1, false); 25]).unwrap();
+        assert!(low.iter().all(|round| round.us == 4096));
+    }
+
     /// `make gpu` has seen the slices of two and of four processes divide an H100 so
     /// (`tests/gpu/results/2026-11-26…/compute.md`).
     #[test]
     fn several_groups_have_one_round_together() {
         let round = Round { us: 4096, each: false };
         assert_eq!([0, 1, 2, 4].map(|groups| slice_us(round, groups)), [4096, 4096, 1923, 836]);
-        assert_eq!(slice_us(round, 64), LEAST_US);
+        assert_eq!([1, 8, 9, 16, 17, 64].map(|groups| cohorts(round, groups)), [1, 1, 2, 2, 3, 8]);
+        assert_eq!([8, 16, 64].map(|groups| slice_us(round, groups)), [293; 3]);
+        assert_eq!(cohorts(Round { us: 4096, each: true }, 64), 1);
+        assert_eq!(cohorts(Round { us: 512, each: false }, 3), 3);
         assert_eq!(slice_us(Round { us: 4096, each: true }, 4), 4096);
         assert_eq!(slice_us(Round { us: u64::MAX / 2, each: false }, 1), MOST_US);
     }
@@ -166,7 +201,7 @@ mod tests {
             policy in prop_oneof![Just(1_u32), Just(2), Just(4)],
             prio_ratio in 20_u32..=99,
         ) {
-            let all = rounds(rules(policy, prio_ratio), &tenants).unwrap();
+            let all = rounds(rules(policy, prio_ratio), false, &tenants).unwrap();
             prop_assert_eq!(all.len(), tenants.len());
             for (one, has) in tenants.iter().zip(&all) {
                 prop_assert!((LEAST_ROUND_US..=MOST_US).contains(&has.us));
@@ -184,11 +219,9 @@ mod tests {
             let round = Round { us, each: false };
             let slice = slice_us(round, groups);
             prop_assert!(slice >= LEAST_US && slice <= slice_us(round, 1));
-            // As long as the least slice leaves it.
-            if slice > LEAST_US {
-                let all = (slice + VISIT_US) * u64::try_from(groups).unwrap();
-                prop_assert!(all <= us + VISIT_US);
-            }
+            let cohort = groups.div_ceil(cohorts(round, groups));
+            let all = (slice + VISIT_US) * u64::try_from(cohort).unwrap();
+            prop_assert!(all <= us + VISIT_US);
         }
     }
 }

@@ -136,6 +136,17 @@ pub struct ShareFigures {
     pub compute_share: Option<f64>,
 }
 
+impl ShareFigures {
+    /// The part of the computing time, as people read it: `33%`.
+    #[must_use]
+    pub fn compute_per_cent(&self) -> Option<String> {
+        self.compute_share.map(|share| match share * 100.0 {
+            part if part < 1.0 => "<1%".to_owned(),
+            part => format!("{part:.0}%"),
+        })
+    }
+}
+
 /// A process of a container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessFigures {

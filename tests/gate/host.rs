@@ -64,15 +64,8 @@ impl Sim {
         let dir = tempfile::tempdir().expect("a directory can be made");
         let mut command = Command::new(program("cgpu-sim"));
         command.arg("--dir").arg(dir.path()).args(["--gpu", "4096MiB", "--gpu", "4096MiB"]);
-        command.args(["--driver", driver]);
-        // SAFETY: takes numbers only, and is async-signal-safe.
-        unsafe {
-            command.pre_exec(|| {
-                die_with_parent();
-                Ok(())
-            });
-        }
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("the simulation starts");
+        command.args(["--driver", driver]).stdout(Stdio::piped());
+        let mut child = spawn_with_us(&mut command);
         let mut line = String::new();
         let said = child.stdout.take().expect("it's a pipe");
         BufReader::new(said).read_line(&mut line).expect("it says something");
@@ -414,6 +407,16 @@ impl Monitor {
         }
     }
 
+    /// Of all channels that there are: whether each is off the GPU.
+    pub(crate) fn channels_off(&self) -> Vec<bool> {
+        const CHANNEL: u64 = 0xc56f;
+        let state = self.sim.state();
+        let clients = state["clients"].as_array().expect("a list").iter();
+        let objects = clients.flat_map(|client| client["objects"].as_array().expect("a list"));
+        let channels = objects.filter(|object| object["class"] == CHANNEL);
+        channels.map(|channel| channel["disabled"].as_bool().expect("a flag")).collect()
+    }
+
     /// What the worker has logged.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log.path()).expect("the log is a text")
@@ -528,6 +531,18 @@ fn hear(socket: &OwnedFd, kept: &Mutex<Kept>, ready: &std::sync::mpsc::Sender<()
             Err(_) => return,
         }
     }
+}
+
+/// Starts a program that ends with us.
+pub(crate) fn spawn_with_us(command: &mut Command) -> Child {
+    // SAFETY: takes numbers only, and is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            die_with_parent();
+            Ok(())
+        });
+    }
+    command.spawn().expect("the program starts")
 }
 
 /// A test that fails leaves nobody behind.

@@ -1,7 +1,9 @@
 //! Shares of computing time: slices of channel groups, by a file that the monitor follows.
 
-use cgpu::registry::share::Share;
-use cgpu::sched::Round;
+use std::time::{Duration, Instant};
+
+use cgpu::registry::share::{Share, Turns};
+use cgpu::sched::{Round, Span};
 
 use crate::host::{Monitor, script, until};
 
@@ -9,7 +11,7 @@ use crate::host::{Monitor, script, until};
 fn share(us: u64, each: bool) -> Share {
     let other = ("another00000".to_owned(), Round { us: 4096, each });
     let own = ("test00000000".to_owned(), Round { us, each });
-    Share { policy: 2, rounds: [own, other].into() }
+    Share { policy: 2, rounds: [own, other].into(), turns: None }
 }
 
 /// A monitor that has heard of its share.
@@ -185,5 +187,108 @@ fn a_slice_that_the_driver_refuses_is_told_and_nothing_else_fails() {
     let holder = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
     let told = || monitor.status().gpus[0].share_refused.clone();
     until("the refusal is told", || told().is_some_and(|why| why.contains("0x56")));
+    holder.kill();
+}
+
+/// A frame of 100 ms, of which the container has what is said.
+fn turns(spans: &[(u64, u64)]) -> Share {
+    let own = spans.iter().map(|(from_us, to_us)| Span { from_us: *from_us, to_us: *to_us });
+    let spans = [("test00000000".to_owned(), own.collect())].into();
+    let turns = Some(Turns { frame_us: 100_000, spans });
+    Share { policy: 0, turns, ..share(4096, false) }
+}
+
+/// A program that would compute for ever.
+const BUSY: &str = "start\ncompute 1 as g\nkernels g 100000000 of 500";
+
+/// For how many microseconds kernels have run.
+fn busy_us(monitor: &Monitor) -> u64 {
+    let state = monitor.sim.state();
+    let clients = state["clients"].as_array().expect("a list").iter();
+    let objects = clients.flat_map(|client| client["objects"].as_array().expect("a list"));
+    objects.map(|object| object["busy_us"].as_u64().expect("a number")).sum()
+}
+
+/// Waits for half a second in which kernels run for so many per cent of it: in any other, monitor or
+/// test may have come late.
+#[track_caller]
+fn until_busy(monitor: &Monitor, per_cent: std::ops::Range<u128>) {
+    until(&format!("kernels run for {per_cent:?} per cent of the time"), || {
+        let (begun, before) = (Instant::now(), busy_us(monitor));
+        std::thread::sleep(Duration::from_millis(500));
+        let busy_us = u128::from(busy_us(monitor) - before);
+        per_cent.contains(&(100 * busy_us / begun.elapsed().as_micros()))
+    });
+}
+
+#[test]
+fn a_container_runs_in_its_own_time_alone_and_always_where_it_may() {
+    let monitor = sharing(4096);
+    let holder = monitor.halfway(BUSY, "sleep 1000");
+    until_busy(&monitor, 99..101);
+    monitor.share(Some(&turns(&[(20_000, 45_000)])));
+    until_busy(&monitor, 24..27);
+    // The next worker goes on with the channels that it finds in the journal.
+    monitor.replace();
+    monitor.share(Some(&turns(&[(0, 30_000), (70_000, 100_000)])));
+    until_busy(&monitor, 58..63);
+    // Nor does one whose share has no turns leave off what the one before has taken off.
+    monitor.share(Some(&turns(&[])));
+    until("it is off", || monitor.channels_off() == [true]);
+    monitor.kill();
+    monitor.share(Some(&share(4096, false)));
+    monitor.start();
+    until_busy(&monitor, 99..101);
+    monitor.share(Some(&turns(&[(20_000, 45_000)])));
+    until_busy(&monitor, 24..27);
+    // A share without turns, and no share at all, bring everybody back.
+    monitor.share(Some(&share(4096, false)));
+    until_busy(&monitor, 99..101);
+    monitor.share(Some(&turns(&[])));
+    until_busy(&monitor, 0..1);
+    assert_eq!(monitor.channels_off(), [true]);
+    monitor.share(None);
+    until_busy(&monitor, 99..101);
+    assert_eq!(monitor.channels_off(), [false]);
+    holder.kill();
+}
+
+/// Who makes a channel, or schedules a group, while its container is off the GPU doesn't run.
+#[test]
+fn who_comes_while_the_container_is_off_comes_off() {
+    let monitor = sharing(4096);
+    monitor.share(Some(&turns(&[])));
+    let first = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
+    until("it is off", || monitor.channels_off() == [true]);
+    // Without the flag that leaves its channels as they are.
+    let again = monitor.halfway(
+        &format!("{BUSY}\ncontrol g 0xa06c0101 with 010000\ncontrol g 0xa06c0101 with 010100"),
+        "sleep 1000",
+    );
+    until("both are off", || monitor.channels_off() == [true, true]);
+    until_busy(&monitor, 0..1);
+    // A channel that is freed keeps nobody from going on.
+    first.kill();
+    monitor.share(Some(&turns(&[(0, 50_000)])));
+    until_busy(&monitor, 49..53);
+    again.kill();
+}
+
+/// More groups than have slices of the least length run a part at a time: a neighbour has its share.
+#[test]
+fn of_many_programs_some_run_at_a_time() {
+    let monitor = sharing(4096);
+    let many = 18;
+    let lines = format!("start\n{}", "compute 1 as g\nkernels g 100000000 of 500\n".repeat(many));
+    let holder = monitor.halfway(&lines, "sleep 1000");
+    until("each is off at some time, and none always", || {
+        let off = monitor.channels_off();
+        off.len() == many && off.iter().filter(|off| **off).count() == 12
+    });
+    until_slices(&monitor, &vec![474; many]);
+    until_busy(&monitor, 50..75);
+    // Where groups don't add up, all run.
+    monitor.share(Some(&share(4096, true)));
+    until("all are on", || monitor.channels_off().iter().all(|off| !off));
     holder.kill();
 }

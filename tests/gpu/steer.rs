@@ -102,7 +102,7 @@ fn who_is_stopped_in_the_middle_puts_slices_back_first() {
     assert_eq!((&said["put_back"], &said["ended_early"]), (&true.into(), &true.into()), "{said}");
     let back = asked(&said, "put back", "SET_TIMESLICE");
     assert_eq!(back.len(), 2, "{said}");
-    assert!(back.iter().all(|set| set["asked"] == "1024 us" && set["status"] == "0x0"), "{said}");
+    assert!(back.iter().all(|set| set["asked"] == "2048 us" && set["status"] == "0x0"), "{said}");
     assert!(said["exits"].as_array().expect("a list").iter().all(|exit| exit == "exit status 0"));
     steered.ends();
 }

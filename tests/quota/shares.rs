@@ -3,6 +3,7 @@
 //! What a slice comes to on a GPU, `make gpu` asks a real one (`tests/gpu`).
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use cgpu::registry::share;
 use cgpu_sim::ObjectState;
@@ -30,9 +31,17 @@ fn container(gated: &Gated, id: &str, variables: &[&str]) -> Bundle {
 /// Runs a program in a container that has a channel group of the graphics engine and asks for a slice of
 /// 2048 µs, as CUDA does.
 fn compute(gated: &Gated, bundle: &Bundle) {
+    run(gated, bundle, &["compute 1 as g", "control g 0xa06c0103 with 0008000000000000"]);
+}
+
+/// The same with kernels of 0.5 ms, for ever.
+fn compute_for_ever(gated: &Gated, bundle: &Bundle) {
+    run(gated, bundle, &["compute 1 as g", "compute-mode g 2", "kernels g 100000000 of 500"]);
+}
+
+fn run(gated: &Gated, bundle: &Bundle, lines: &[&str]) {
     let before = slices(gated).len();
-    let script =
-        ["start", "compute 1 as g", "control g 0xa06c0103 with 0008000000000000", "sleep 1000"];
+    let script = [&["start"], lines, &["sleep 1000"]].concat();
     let words = [&["exec", "--detach", &bundle.id, RMTOOL, "run"], &script[..]].concat();
     let mut command = gated.host.runtime().command();
     command.args(words).stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
@@ -129,6 +138,105 @@ fn what_a_policy_does_not_hold_is_told_and_weights_keep_nobody_out() {
     let shown = gated.host.cgpu(&["inspect", "-b", two.directory.to_str().expect("UTF-8")]).ok();
     assert!(shown.stdout.contains("weight 4, priority normal (not held on these GPUs)"), "{shown}");
     for bundle in [&one, &more, &two] {
+        gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+}
+
+/// For how many microseconds the kernels of each program have run, in the order in which they came.
+fn busy_us(gated: &Gated) -> Vec<u64> {
+    let clients = gated.sim.state().clients;
+    let objects = clients.into_iter().flat_map(|client| client.objects);
+    let is_group = |object: &ObjectState| object.class == KEPLER_CHANNEL_GROUP_A;
+    objects.filter(is_group).map(|object| object.busy_us).collect()
+}
+
+/// Waits for a second in which each program has so many per cent of the GPU, give or take two: in any
+/// other, monitors or this test may have come late.
+#[track_caller]
+fn soon_share(gated: &Gated, expected: &[u128], after: &str) {
+    let mut last = Vec::new();
+    let have = eventually(|| {
+        let (begun, before) = (Instant::now(), busy_us(gated));
+        std::thread::sleep(Duration::from_secs(1));
+        let now = busy_us(gated);
+        let elapsed_us = begun.elapsed().as_micros();
+        let ran = now.iter().zip(&before).map(|(now, before)| u128::from(now - before));
+        last = ran.map(|busy_us| (100 * busy_us + elapsed_us / 2) / elapsed_us).collect();
+        last.len() == expected.len()
+            && last.iter().zip(expected).all(|(has, expected)| has.abs_diff(*expected) <= 2)
+    });
+    assert!(have, "{after}: {last:?} per cent, not {expected:?}: {}", gated.host.log());
+}
+
+/// Each policy as the simulated GPU, which divides as an H100 was seen to, divides between two containers
+/// that always have work.
+#[test]
+fn each_policy_gives_containers_what_it_promises() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let (one, two) = (container(&gated, "one", &[]), container(&gated, "two", &[]));
+    compute_for_ever(&gated, &one);
+    soon_share(&gated, &[100], "alone");
+    compute_for_ever(&gated, &two);
+    soon_share(&gated, &[47, 47], "alike");
+    set(&gated, &["container", "two", "weight=3"]);
+    soon_share(&gated, &[24, 73], "a weight selects policy 2");
+    set(&gated, &["gpu", "0", "max_inst=4"]);
+    set(&gated, &["gpu", "0", "policy=3"]);
+    soon_share(&gated, &[25, 75], "policy=3");
+    set(&gated, &["container", "two", "weight=2"]);
+    soon_share(&gated, &[25, 50], "a part that nobody has stays empty");
+    // No more than there is, for containers, weights and settings.
+    let refused = |words: &[&str], why: &str| {
+        let refused = gated.host.cgpu(&[&["set"], words].concat()).fails();
+        assert!(refused.stderr.contains(why), "{refused}");
+    };
+    refused(&["container", "two", "weight=4"], "weight");
+    refused(&["gpu", "0", "max_inst=2"], "max_inst=2");
+    let third = gated.bundle_with("third", |config| {
+        ask(config, 1000);
+        let env = config["process"]["env"].as_array_mut().expect("variables are a list");
+        env.push(json!("ALIYUN_COM_GPU_SCHD_WEIGHT=2"));
+    });
+    let create = runtime.create(&third).fails();
+    assert!(create.stderr.contains("weight"), "{create}");
+    set(&gated, &["gpu", "0", "policy=0"]);
+    soon_share(&gated, &[25, 25], "policy=0");
+    set(&gated, &["container", "two", "high-priority=1"]);
+    soon_share(&gated, &[5, 94], "80 % against whoever's turn it is, and all of the rest");
+    set(&gated, &["container", "two", "high-priority=0"]);
+    // Monitors that are replaced go on.
+    gated.host.cgpu(&["upgrade-monitors"]).ok();
+    set(&gated, &["gpu", "0", "max_inst=2"]);
+    soon_share(&gated, &[50, 50], "max_inst=2");
+    for (policy, shares) in [("policy=4", [47, 47]), ("policy=5", [45, 45])] {
+        set(&gated, &["gpu", "0", policy]);
+        soon_share(&gated, &shares, policy);
+    }
+    set(&gated, &["gpu", "0", "policy=0"]);
+    runtime.delete(&two).ok();
+    soon_share(&gated, &[50], "what was another's stays empty");
+    set(&gated, &["gpu", "0", "policy=1"]);
+    soon_share(&gated, &[100], "policy=1");
+    runtime.delete(&one).ok();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn who_rests_keeps_its_time_where_that_is_set() {
+    let mut gated = Gated::new();
+    gated.host.set("compute.idle", "keep");
+    let (one, two) = (container(&gated, "one", &[]), container(&gated, "two", &[]));
+    compute_for_ever(&gated, &one);
+    soon_share(&gated, &[50], "policy 1: up to half, though the other rests");
+    set(&gated, &["container", "two", "weight=3"]);
+    soon_share(&gated, &[25], "policy 2: a fourth");
+    compute_for_ever(&gated, &two);
+    soon_share(&gated, &[25, 75], "policy 2, both");
+    set(&gated, &["gpu", "0", "policy=4"]);
+    soon_share(&gated, &[47, 47], "policy=4");
+    for bundle in [&one, &two] {
         gated.host.runtime().delete(bundle).ok();
     }
     gated.soon_is_empty();

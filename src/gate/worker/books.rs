@@ -11,6 +11,7 @@ pub(super) use self::ranges::Space;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use super::channels::Channels;
 use super::groups::Groups;
 use super::makers::Makers;
 use super::mapped;
@@ -62,6 +63,7 @@ pub(super) struct Books {
     pub(super) makers: Makers,
     /// Channel groups.
     pub(super) groups: Groups,
+    pub(super) channels: Channels,
     /// By client and handle: the container's GPU.
     devices: HashMap<(u32, u32), usize>,
     /// What the call has set aside that the worker before had on the lane: until it is made again, or
@@ -86,6 +88,7 @@ impl Books {
             nodes: BTreeSet::new(),
             makers: Makers::default(),
             groups: Groups::default(),
+            channels: Channels::default(),
             devices: HashMap::new(),
             inherited: None,
             due: [None; 2],
@@ -147,7 +150,12 @@ impl Books {
             Record::Initialize { .. } | Record::Initialized { .. } | Record::Bound { .. } => {
                 self.makers.replay(record);
             }
-            Record::Group { .. } | Record::Ungroup { .. } => self.groups.replay(record),
+            Record::Group { .. } => self.groups.replay(record),
+            Record::Channel { .. } => self.channels.replay(record),
+            Record::Ungroup { .. } => {
+                self.groups.replay(record);
+                self.channels.replay(record);
+            }
         }
     }
 
@@ -167,6 +175,7 @@ impl Books {
         let ledger = self.ledger.entries().map(Record::Ledger);
         let ranges = ranges::records(&self.ranges);
         let others = self.makers.records().chain(self.groups.records());
+        let others = others.chain(self.channels.records());
         self.log.rewrite(ledger.chain(ranges).chain(nodes).chain(others));
     }
 

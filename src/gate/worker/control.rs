@@ -76,6 +76,7 @@ impl Case<'_> {
                     return Err(self.pretended(layout));
                 }
                 let done = self.make_control(command, layout, params)?;
+                self.steered(control);
                 self.give_back(params, done);
                 Ok(self.executed(None))
             }

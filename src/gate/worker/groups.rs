@@ -80,6 +80,12 @@ impl Groups {
         self.all.get(&(client, handle)).map(|group| group.gpu)
     }
 
+    /// The GPU of a group, and the engine that it is for; 0 where that isn't known.
+    fn engine(&self, client: u32, handle: u32) -> Option<(usize, u32)> {
+        let group = self.all.get(&(client, handle))?;
+        Some((group.gpu, group.reach.map_or(0, |reach| reach.engine)))
+    }
+
     /// How many a GPU has.
     fn count(&self, gpu: usize) -> usize {
         self.all.values().filter(|group| group.gpu == gpu).count()
@@ -128,6 +134,24 @@ impl Groups {
             group.gpu == gpu && reach.is_some_and(|reach| computes(reach.engine))
         };
         self.all.values().filter(computes).count()
+    }
+
+    /// The groups of a GPU that compute, of processes that live and don't rest, in order.
+    pub(super) fn busy(
+        &self,
+        gpu: usize,
+        living: &BTreeSet<Process>,
+        resting: &BTreeSet<Process>,
+    ) -> Vec<(u32, u32)> {
+        let is_busy = |(_, group): &(&(u32, u32), &Group)| {
+            let is_busy = |reach: Reach| {
+                computes(reach.engine)
+                    && living.contains(&reach.process)
+                    && !resting.contains(&reach.process)
+            };
+            group.gpu == gpu && group.reach.is_some_and(is_busy)
+        };
+        self.all.iter().filter(is_busy).map(|(name, _)| *name).collect()
     }
 
     /// The processes that have groups of a GPU that compute.
@@ -233,7 +257,11 @@ impl Case<'_> {
         let Alloc { object, class, .. } = *alloc;
         let is_channel = class > HIGHEST_OBJECT && class & 0xff == ANY_CHANNEL;
         let Some(layout) = layout.filter(|_| is_channel) else { return Ok(()) };
-        if self.books().groups.gpu(object.client, object.parent).is_some() {
+        let of = self.books().groups.engine(object.client, object.parent);
+        if let Some((gpu, engine)) = of {
+            if computes(engine) {
+                self.passes_computing_channel(gpu, object);
+            }
             return Ok(());
         }
         // One below a group that a worker before knew nothing of isn't on its own.
@@ -244,7 +272,20 @@ impl Case<'_> {
             handle => handle,
         };
         let group = group(gpu, object, handle, false, None);
-        self.with_room_on(gpu, layout, |books| books.write(group))
+        self.with_room_on(gpu, layout, |books| books.write(group))?;
+        self.passes_computing_channel(gpu, object);
+        Ok(())
+    }
+
+    /// A channel that computes is let go on.
+    fn passes_computing_channel(&self, gpu: usize, object: Object) {
+        let Object { client, parent, handle } = object;
+        let Some(process) = self.target().ok().map(|target| target.process) else { return };
+        let mut books = self.books();
+        let Books { channels, processes, .. } = &mut *books;
+        if handle != 0 && channels.has_room(processes) {
+            books.write(Record::Channel { gpu, client, parent, handle, process });
+        }
     }
 
     pub(super) fn only_gpu(&self) -> Option<usize> {
@@ -332,7 +373,12 @@ impl Shared {
     /// An object was freed.
     pub(super) fn freed_groups(&self, client: u32, handle: u32) {
         let mut books = self.books();
-        for (client, handle) in books.groups.freed(client, handle) {
+        let groups = books.groups.freed(client, handle);
+        let channels = books.channels.freed(client, handle, &groups);
+        for (client, handle) in channels {
+            books.write(Record::Ungroup { client, handle });
+        }
+        for (client, handle) in groups {
             books.write(Record::Ungroup { client, handle });
             self.shares.wake();
         }

@@ -12,6 +12,7 @@ mod auditor;
 mod books;
 mod buffer;
 mod calm;
+mod channels;
 mod control;
 mod debug;
 mod desk;
@@ -50,6 +51,7 @@ mod recover;
 mod serve;
 mod shares;
 mod show;
+mod slots;
 mod stakes;
 mod stash;
 mod stock;
@@ -96,6 +98,7 @@ use self::memories::Memories;
 use self::memory::{Count, Memory, Slot};
 use self::serve::Case;
 use self::shares::Shares;
+use self::slots::Slots;
 use self::stash::Stash;
 use self::target::Targets;
 use self::turns::Turns;
@@ -152,6 +155,7 @@ pub(in crate::gate) struct Shared {
     facts: Facts,
     auditor: Auditor,
     shares: Shares,
+    slots: Slots,
     lead: Lead,
     keeper: Keeper,
     listeners: Mutex<Vec<Arc<Listener>>>,
@@ -280,6 +284,7 @@ impl Shared {
             calm: Calm::new(),
             auditor: Auditor::new()?,
             shares: Shares::new(gpu_count)?,
+            slots: Slots::new(gpu_count)?,
             lead: Lead::default(),
             keeper,
             listeners: Mutex::new(Vec::new()),

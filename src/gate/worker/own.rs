@@ -12,10 +12,12 @@ use super::device::{Device, Failure, Rm};
 use super::unanswered::{Amount, Reason, Unanswered};
 use crate::gate::settings::{Gpu, Node, NodeKind};
 use crate::rm::about::{self, Held};
+use crate::rm::channel::ask_disable;
 use crate::rm::number::{
     NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE,
     NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
-    NV2080_CTRL_CMD_GPU_GET_PID_INFO, NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2,
+    NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, NV2080_CTRL_CMD_GPU_GET_PID_INFO,
+    NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2,
 };
 use crate::rm::usage::{self, Sample};
 use crate::rm::{Meaning, Release, fbinfo};
@@ -218,6 +220,22 @@ impl Own {
             }
         }
         Vec::new()
+    }
+
+    /// Takes channels of whichever clients, no more than
+    /// [`MOST_CHANNELS`](crate::rm::channel::MOST_CHANNELS), off a GPU, or back onto it: all or none.
+    pub(super) fn set_channels(
+        &self,
+        release: &Release,
+        gpu: usize,
+        disable: bool,
+        channels: &[(u32, u32)],
+    ) -> Result<(), Failure> {
+        let rm = Rm { release, device: &self.control };
+        let subdevice = self.gpus.get(gpu).copied().flatten().map(|(_, subdevice)| subdevice);
+        let subdevice = subdevice.ok_or(Failure::Errno(nix::errno::Errno::ENODEV))?;
+        let command = NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS;
+        rm.control(self.client, subdevice, command, &mut ask_disable(disable, channels))
     }
 
     /// Duplicates an object of another client into ours, and tells its handle. Below the device of

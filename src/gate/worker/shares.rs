@@ -35,7 +35,7 @@ use crate::rm::number::{
     NVA06C_CTRL_CMD_SET_TIMESLICE,
 };
 use crate::rm::usage::Sample;
-use crate::sched::{Round, slice_us};
+use crate::sched::{Round, Span, slice_us};
 
 /// How long samples reach back: who is new isn't in them yet.
 const GRACE: Duration = Duration::from_secs(15);
@@ -49,6 +49,9 @@ const IDLE_LOOK_MS: u16 = 5000;
 /// long each time, up to the longest.
 const RETRY_MS: u16 = 1000;
 const LONGEST_RETRY_MS: u16 = 32_000;
+
+/// For how long a program may be out of reach before it's taken off the GPU.
+const OUT_OF_REACH: Duration = Duration::from_secs(1);
 
 /// What is looked through of a process whose descriptor has become another: a program has one or two
 /// files of `nvidiactl`, and all its threads the same.
@@ -78,8 +81,13 @@ pub(super) struct Shares {
 struct State {
     /// By GPU; `None` where nobody sets slices.
     rounds: Vec<Option<Round>>,
-    /// By GPU: why the last slice could not be set.
+    /// By GPU: when it may run, as spans of a frame of so many microseconds; `None` where it may always.
+    turns: Vec<Option<(u64, Vec<Span>)>>,
+    /// By GPU: why what was asked for last could not be had.
     failures: Vec<Option<Failure>>,
+    /// By GPU: groups whose slices can't be set, for no descriptor of their program's leads to them: since
+    /// when, and whether that is told.
+    out_of_reach: Vec<BTreeMap<(u32, u32), (Instant, bool)>>,
     /// By GPU: processes of the container's that were not on it lately.
     resting: Vec<BTreeSet<Process>>,
     /// By GPU: since when a process is known to compute.
@@ -90,7 +98,9 @@ impl Shares {
     pub(super) fn new(gpus: usize) -> std::io::Result<Self> {
         let state = State {
             rounds: vec![None; gpus],
+            turns: vec![None; gpus],
             failures: vec![None; gpus],
+            out_of_reach: vec![BTreeMap::new(); gpus],
             resting: vec![BTreeSet::new(); gpus],
             since: vec![BTreeMap::new(); gpus],
         };
@@ -107,14 +117,50 @@ impl Shares {
         self.state().rounds.get(gpu).copied().flatten()
     }
 
-    /// What the driver said to the last slice of a GPU that could not be set, in words.
+    /// When it may run on a GPU: the frame's length in microseconds, and its spans; `None` where it may
+    /// always.
+    pub(super) fn turns(&self, gpu: usize) -> Option<(u64, Vec<Span>)> {
+        self.state().turns.get(gpu).cloned().flatten()
+    }
+
+    /// What the driver said to what could not be had of a GPU, in words.
     pub(super) fn failure(&self, gpu: usize) -> Option<String> {
         self.state().failures.get(gpu).copied().flatten().map(|failure| failure.to_string())
     }
 
     /// The processes of the container's that were not on a GPU lately.
-    fn resting(&self, gpu: usize) -> BTreeSet<Process> {
+    pub(super) fn resting(&self, gpu: usize) -> BTreeSet<Process> {
         self.state().resting.get(gpu).cloned().unwrap_or_default()
+    }
+
+    /// The slice of a group that there is can't be set: whether that is so for long, and is to be told.
+    fn lose(&self, gpu: usize, group: (u32, u32)) -> bool {
+        let mut state = self.state();
+        let Some(known) = state.out_of_reach.get_mut(gpu) else { return false };
+        let (since, is_told) = known.entry(group).or_insert((Instant::now(), false));
+        since.elapsed() >= OUT_OF_REACH && !std::mem::replace(is_told, true)
+    }
+
+    /// It can, or it's gone.
+    fn found_again(&self, gpu: usize, group: (u32, u32)) {
+        if let Some(known) = self.state().out_of_reach.get_mut(gpu) {
+            known.remove(&group);
+        }
+    }
+
+    /// These slices are to be set; whoever else was out of reach has the one that it is to have.
+    fn are_due(&self, gpu: usize, due: &[DueSlice]) {
+        if let Some(known) = self.state().out_of_reach.get_mut(gpu) {
+            known.retain(|group, _| due.iter().any(|due| (due.client, due.handle) == *group));
+        }
+    }
+
+    /// The groups of a GPU that have been out of reach for long: they don't have the share that they are to
+    /// have.
+    pub(super) fn out_of_reach(&self, gpu: usize) -> BTreeSet<(u32, u32)> {
+        let state = self.state();
+        let known = state.out_of_reach.get(gpu).into_iter().flatten();
+        known.filter(|(_, (_, is_told))| *is_told).map(|(group, _)| *group).collect()
     }
 
     /// Whether a program's preemption mode on any of the GPUs is ours to set.
@@ -172,6 +218,9 @@ impl Case<'_> {
         match control {
             NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => {
                 self.slice_first(client, object, layout)?;
+                if let Some(gpu) = self.gpu_of_group(client, object) {
+                    self.schedules(gpu, (client, object));
+                }
                 Ok(false)
             }
             NVA06C_CTRL_CMD_SET_TIMESLICE => {
@@ -272,12 +321,16 @@ impl Shared {
     }
 
     /// Sets slices when shares, groups or processes change.
-    pub(super) fn share_forever(&self) {
+    pub(super) fn share_forever(&'static self) {
         let mut retry_ms = RETRY_MS;
+        let mut is_resumed = false;
         loop {
             self.read_shares();
+            is_resumed = is_resumed || self.end_turns_of_before();
             let look_ms = self.look_who_rests();
-            let is_whole = self.set_slices();
+            let is_whole = self.set_slices() && is_resumed;
+            // How many groups there are may divide them into cohorts.
+            self.begin_turns();
             let mut changed = [PollFd::new(self.shares.changed.as_fd(), PollFlags::POLLIN)];
             let again_ms = (!is_whole).then_some(retry_ms);
             retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
@@ -294,8 +347,15 @@ impl Shared {
         for (gpu, settings) in self.settings.gpus.iter().enumerate() {
             match share::read(&self.settings.state_dir, &settings.uuid) {
                 Ok(said) => {
-                    let round = said.and_then(|said| said.round(&self.settings.short_id));
-                    if let Some(known) = self.shares.state().rounds.get_mut(gpu)
+                    let said = said.unwrap_or_default();
+                    let round = said.round(&self.settings.short_id);
+                    let turns = said.turns(&self.settings.short_id);
+                    let turns = turns.map(|(frame_us, spans)| (frame_us, spans.to_vec()));
+                    let mut state = self.shares.state();
+                    if let Some(known) = state.turns.get_mut(gpu) {
+                        *known = turns;
+                    }
+                    if let Some(known) = state.rounds.get_mut(gpu)
                         && *known != round
                     {
                         *known = round;
@@ -335,12 +395,17 @@ impl Shared {
 
     /// A slice was tried to be set.
     fn tried_slice(&self, gpu: usize, done: Result<(), Failure>) {
+        self.tried_share(gpu, "SET_TIMESLICE", done);
+    }
+
+    /// The driver was asked for what holds a share.
+    pub(super) fn tried_share(&self, gpu: usize, what: &'static str, done: Result<(), Failure>) {
         if !self.shares.is_news(gpu, done.err()) {
             return;
         }
         self.figures.change();
         if let Err(error) = done {
-            tracing::warn!(gpu, "a share of computing time can't be held: SET_TIMESLICE: {error}");
+            tracing::warn!(gpu, "a share of computing time can't be held: {what}: {error}");
         }
     }
 
@@ -355,22 +420,36 @@ impl Shared {
                 let books = self.books();
                 books.groups.due_slices(gpu, round, &books.processes, &self.shares.resting(gpu))
             };
+            self.shares.are_due(gpu, &due);
             for due in due {
                 let process = due.reach.process;
                 let done = self.reach_and_set(&due, !out_of_reach.contains(&process));
+                let group = (due.client, due.handle);
                 match done {
                     Some(Ok(())) => {
                         self.books().groups.has_slice(&due);
+                        self.shares.found_again(gpu, group);
                         self.tried_slice(gpu, Ok(()));
                     }
                     // What the driver refuses of a group that there is it refuses each time.
                     Some(Err(failure)) if !is_of_nothing(failure) => {
                         self.books().groups.has_slice(&due);
+                        self.shares.found_again(gpu, group);
                         self.tried_slice(gpu, Err(failure));
                     }
+                    _ if self.is_gone(&due) => self.shares.found_again(gpu, group),
                     _ => {
                         out_of_reach.insert(process);
-                        is_whole &= self.is_gone(&due);
+                        is_whole = false;
+                        if round.is_some() && self.shares.lose(gpu, group) {
+                            let pid = process_id(process).pid;
+                            tracing::warn!(
+                                gpu,
+                                pid,
+                                "a program is taken off the GPU: its share has changed, and it has closed \
+                                 the file of the driver's by which that is set"
+                            );
+                        }
                     }
                 }
             }

@@ -4,8 +4,8 @@
  * is no GPU. It shows that they ask and judge rightly; how NVIDIA's own library behaves it can't.
  *
  * Every path of CUDA's ends in one kind of allocation here. What differs is what keeps memory alive:
- * a handle, a duplicate in the place of a mapping, or an exported file. A kernel is a sleep, the longer
- * the smaller the part of the GPU's time is that the simulation gives to its channel group.
+ * a handle, a duplicate in the place of a mapping, or an exported file. Kernels go to the simulation's
+ * runlist, which says when they end: a write to the GPU's node is the doorbell, and a read of it tells.
  *
  * Layouts are those of driver 535, which the simulation has unless told otherwise.
  */
@@ -23,11 +23,11 @@
 
 enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, NOT_PERMITTED = 800, UNKNOWN = 999 };
 enum { FB_INFO_ENTRIES = 0x36, ENGINE_GRAPHICS = 1 };
-enum { KERNEL_US = 500, WHOLE_PPM = 1000000 };
+enum { KERNEL_NS = 500000, SLICE_US = 2048, CILP = 2 };
 
-static int control_file = -1, gpu_file = -1, uvm_file = -1;
+static int control_file = -1, gpu_file = -1, uvm_file = -1, bell_file = -1;
 static uint32_t client, device, subdevice, next_handle = 0xc0000001;
-static uint64_t kernels_launched, kernels_ended, free_ns;
+static uint64_t kernels_launched, kernels_ended;
 static uint32_t group;
 
 /* A piece of memory, which is its own address for whoever calls us. */
@@ -66,12 +66,12 @@ static void free_object(uint32_t handle)
 }
 
 /* A node of the driver, below the directory that a variable names where there is no container. */
-static int node(const char *name)
+static int node(const char *name, int flags)
 {
     char path[4096];
     const char *dev = getenv("STANDIN_DEV");
     snprintf(path, sizeof path, "%s/%s", dev ? dev : "/dev", name);
-    return open(path, O_RDWR | O_CLOEXEC);
+    return open(path, O_RDWR | O_CLOEXEC | flags);
 }
 
 int cuInit(unsigned flags)
@@ -80,8 +80,8 @@ int cuInit(unsigned flags)
     (void)flags;
     if (control_file >= 0)
         return OK;
-    control_file = node("nvidiactl");
-    gpu_file = node("nvidia0");
+    control_file = node("nvidiactl", 0);
+    gpu_file = node("nvidia0", 0);
     if (control_file < 0 || gpu_file < 0)
         return NO_DEVICE;
     device = next_handle++;
@@ -153,63 +153,37 @@ int cuCtxSetCurrent(void *context)
     return OK;
 }
 
-static uint64_t now_ns(void)
+/* Rings the doorbell: so many kernels more, and the one that is asked about next. */
+static int ring(uint64_t count, uint64_t until)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* Millionths of the GPU's time that are ours; all of it where nobody says, as in a container. */
-static uint64_t share_ppm(void)
-{
-    static int known = 1;
-    const char *dev = getenv("STANDIN_DEV");
-    char path[4096];
-    unsigned its_client, its_group;
-    unsigned long long ppm, ours = WHOLE_PPM;
-    if (!known || !dev)
-        return ours;
-    snprintf(path, sizeof path, "%s/../sim/shares", dev);
-    FILE *file = fopen(path, "re");
-    if (!file) {
-        known = 0;
-        return ours;
-    }
-    while (fscanf(file, "%x %x %llu", &its_client, &its_group, &ppm) == 3)
-        if (its_client == client && its_group == group)
-            ours = ppm;
-    fclose(file);
-    return ours;
+    struct { uint32_t client, group; uint64_t kernel_ns, count, until; } bell = {
+        client, group, KERNEL_NS, count, until};
+    return pwrite(bell_file, &bell, sizeof bell, 0) == sizeof bell ? OK : UNKNOWN;
 }
 
 /*
- * Waits for the next kernel of those that were launched: whether one ended. A kernel ends so long after
- * the one before it as it takes, however late we are told: a sleep that is too long makes no kernel
- * slower. But time in which nothing was launched, or in which we were off the GPU, is lost.
+ * Waits for a kernel, but no longer than the simulation knows ahead. A sleep that is too long makes no
+ * kernel slower, as long as there are others in the queue.
  */
-static int run_kernel(void)
+static int await_kernel(uint64_t kernel)
 {
-    uint64_t ppm = share_ppm();
-    struct timespec rest = {0, 1000000};
-    if (!ppm) {
+    uint64_t told[2];
+    if (ring(0, kernel) || pread(bell_file, told, sizeof told, 0) != sizeof told)
+        return UNKNOWN;
+    kernels_ended = told[0];
+    if (kernels_ended < kernel) {
+        struct timespec rest = {(time_t)(told[1] / 1000000000), (long)(told[1] % 1000000000)};
         nanosleep(&rest, NULL);
-        free_ns = now_ns();
-        return 0;
     }
-    free_ns += KERNEL_US * 1000ull * WHOLE_PPM / ppm;
-    rest.tv_sec = (time_t)(free_ns / 1000000000);
-    rest.tv_nsec = (long)(free_ns % 1000000000);
-    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &rest, NULL);
-    kernels_ended++;
-    return 1;
+    return OK;
 }
 
 int cuCtxSynchronize(void)
 {
-    while (kernels_ended < kernels_launched)
-        run_kernel();
-    return OK;
+    int result = OK;
+    while (!result && kernels_ended < kernels_launched)
+        result = await_kernel(kernels_launched);
+    return result;
 }
 
 /* An event is the number of the kernel that it comes after. */
@@ -229,8 +203,8 @@ int cuEventRecord(uint64_t *event, void *stream)
 
 int cuEventQuery(const uint64_t *event)
 {
-    if (kernels_ended < *event)
-        run_kernel();
+    if (kernels_ended < *event && await_kernel(*event))
+        return UNKNOWN;
     return kernels_ended < *event ? NOT_READY : OK;
 }
 
@@ -318,7 +292,7 @@ int cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned flags)
     if (managed_count == sizeof managed / sizeof *managed)
         return UNKNOWN;
     if (uvm_file < 0)
-        uvm_file = node("nvidia-uvm");
+        uvm_file = node("nvidia-uvm", 0);
     if (uvm_file < 0 || ioctl(uvm_file, 0x30000001, initialize))
         return UNKNOWN;
     void *place = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -454,7 +428,7 @@ int cuMemExportToShareableHandle(int *descriptor, unsigned long long handle, int
 {
     uint32_t params[6] = {1, device, device, at(handle)->handle};
     (void)type, (void)flags;
-    int file = node("nvidiactl");
+    int file = node("nvidiactl", 0);
     params[4] = (uint32_t)file;
     if (file < 0 || control(client, 0x3d05, params, sizeof params)) {
         close(file);
@@ -571,7 +545,10 @@ int cuDeviceGraphMemTrim(int gpu)
     return OK;
 }
 
-/* Who loads a module computes, and has a channel group with a channel for it. */
+/*
+ * Who loads a module computes, and has a channel group with a channel for it. In CUDA's order: the group is
+ * scheduled, then has its preemption mode and its slice.
+ */
 int cuModuleLoadData(void **module, const void *image)
 {
     uint32_t group_params[5] = {0, 0, 0, ENGINE_GRAPHICS};
@@ -580,7 +557,17 @@ int cuModuleLoadData(void **module, const void *image)
         uint32_t channel = next_handle + 1;
         group = next_handle;
         next_handle += 2;
-        if (make(device, group, 0xa06c, group_params) || make(group, channel, 0xc56f, NULL))
+        uint8_t schedule[3] = {1};
+        uint32_t mode[8] = {1, group, 0, CILP};
+        uint64_t slice_us = SLICE_US;
+        if (make(device, group, 0xa06c, group_params) || make(group, channel, 0xc56f, NULL) ||
+            control(group, 0xa06c0101, schedule, sizeof schedule) ||
+            control(subdevice, 0x20801210, mode, sizeof mode) ||
+            control(group, 0xa06c0103, &slice_us, sizeof slice_us))
+            return UNKNOWN;
+        /* Read anew each time: the kernel would keep what it was told. */
+        bell_file = node("nvidia0", O_DIRECT);
+        if (bell_file < 0)
             return UNKNOWN;
     }
     *module = &client;
@@ -599,8 +586,6 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
 {
     (void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz;
     (void)shared, (void)stream, (void)params, (void)extra;
-    uint64_t now = now_ns();
-    if (kernels_launched++ == kernels_ended && free_ns < now)
-        free_ns = now;
-    return OK;
+    kernels_launched++;
+    return ring(1, 0);
 }

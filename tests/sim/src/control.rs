@@ -4,6 +4,8 @@
 //! the object's class doesn't have is NV_ERR_NOT_SUPPORTED. Known are those that tell of
 //! GPUs, memory and processes, that export memory (`export.rs`), and that schedule channels.
 
+use std::time::Duration;
+
 use crate::abi::*;
 use crate::bytes::Fields;
 use crate::debug;
@@ -11,6 +13,7 @@ use crate::escape::Call;
 use crate::export;
 use crate::fault::Lies;
 use crate::object::{Object, Status};
+use crate::runlist::SAMPLES;
 use crate::spec::Gpu;
 
 /// What fills an unused place of a list of GPUs: `NV0000_CTRL_GPU_INVALID_ID`.
@@ -191,20 +194,19 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
         (NV2080_CTRL_CMD_GPU_GET_PID_INFO, Some(gpu)) => process_info(call, gpu, &mut params)?,
         // kchangrpapiCtrlCmdGpFifoSchedule_IMPL: of an object that there is.
         (NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, _) => {
-            call.sim.driver().turn(client, object)?;
+            call.sim.driver().schedule(client, object, &params)?;
         }
         (NVA06C_CTRL_CMD_SET_TIMESLICE, _) => {
-            call.sim.driver().turn(client, object)?.ask(params.u64_at(0))?;
+            call.sim.driver().set_timeslice(client, object, params.u64_at(0))?;
         }
         (NVA06C_CTRL_CMD_GET_TIMESLICE, _) => {
             let timeslice_us = call.sim.driver().turn(client, object)?.timeslice_us;
             params.set_u64(0, timeslice_us);
         }
-        (NVA06F_CTRL_CMD_RESTART_RUNLIST, Some(gpu)) => {
+        (NVA06F_CTRL_CMD_RESTART_RUNLIST, Some(_)) => {
             if !call.caller.is_nice() {
                 return Err(NV_ERR_INSUFFICIENT_PERMISSIONS);
             }
-            call.sim.driver().restart_runlist(gpu);
         }
         (
             NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID
@@ -226,11 +228,12 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
         // flags, of which the lowest sets the compute mode; hChannel, gfxpPreemptMode, cilpPreemptMode.
         (NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, _) if params.u32_at(0) & 1 != 0 => {
             let mode = params.u32_at(12);
-            call.sim.driver().turn(client, params.u32_at(4))?.compute_mode = Some(mode);
+            let of = params.u32_at(4);
+            call.sim.driver().tell(client, of, |turn| turn.compute_mode = Some(mode))?;
         }
         (NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, _) => disable_channels(call, &params)?,
-        (NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2, Some(_)) => {
-            samples(call, &mut params);
+        (NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2, Some(gpu)) => {
+            samples(call, gpu, &mut params);
         }
         (NV83DE_CTRL_CMD_DEBUG_READ_MEMORY | NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY, _) => {
             debug::access(call, client, command, &params)?;
@@ -239,6 +242,10 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
     }
     call.caller.write(address, &params).ok_or(NV_ERR_INVALID_ADDRESS)
 }
+
+/// How long an H100 was seen to take for it.
+const TAKES_OFF: Duration = Duration::from_micros(670);
+const TAKES_ON: Duration = Duration::from_micros(360);
 
 /// `subdeviceCtrlCmdFifoDisableChannels_IMPL` (kernel_fifo_ctrl.c) and what its header says: all
 /// or none of the listed channels, and none keeps running.
@@ -257,17 +264,24 @@ fn disable_channels(call: &Call<'_>, params: &[u8]) -> Result<(), Status> {
         .map(|at| (params.u32_at(CLIENTS + 4 * at), params.u32_at(CHANNELS + 4 * at)))
         .collect();
     let disabled = params.first().is_some_and(|byte| *byte != 0);
+    call.late.set(if disabled { TAKES_OFF } else { TAKES_ON });
     call.sim.driver().set_disabled(&listed, disabled)
 }
 
-/// Samples of who was on the GPU: five a second, each of one process, here in turn.
-fn samples(call: &Call<'_>, params: &mut [u8]) {
+/// Samples of who was on the GPU: five a second, each of one process. Where a fault says who is busy, these
+/// in turn.
+fn samples(call: &Call<'_>, gpu: usize, params: &mut [u8]) {
     let (_, sample, engine) = call.sim.abi.samples;
-    let driver = call.sim.driver();
+    let mut driver = call.sim.driver();
     let busy = driver.lies.busy.iter().copied().cycle();
+    let mut looks: Vec<(u64, u32)> =
+        (0..).zip(busy).map(|(number, pid)| (1 + 200_000 * number, pid)).take(SAMPLES).collect();
+    if looks.is_empty() {
+        looks = driver.looks(gpu);
+    }
     let starts = (16..params.len()).step_by(sample);
-    for (number, (at, pid)) in starts.zip(busy).enumerate() {
-        params.set_u64(at, 1 + 200_000 * number as u64);
+    for (at, (when_us, pid)) in starts.zip(looks) {
+        params.set_u64(at, when_us);
         params.set_u32(at + 8 + engine, 10_000);
         params.set_u32(at + 8 + engine + 8, pid);
     }

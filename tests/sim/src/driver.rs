@@ -6,6 +6,7 @@
 //! memories and managed pages, and a memory lives as long as it is referred to.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Instant;
 
 use crate::abi::*;
 use crate::export::Exported;
@@ -15,7 +16,8 @@ use crate::object::{
     is_known_low, is_memory, may_hang_below, number_in,
 };
 use crate::peak::{CgroupPeaks, Named};
-use crate::runlist::Turn;
+use crate::runlist::Runlist;
+use crate::schedule::{Doorbell, Turn};
 use crate::spec::Gpu;
 
 /// Bytes of the page that a managed range is committed by.
@@ -42,6 +44,11 @@ pub(crate) struct Driver {
     /// `NV_ESC_ALLOC_OS_EVENT`: client, descriptor, file.
     pub(crate) events: Vec<(u32, u32, File)>,
     pub(crate) lies: Lies,
+    pub(crate) started: Instant,
+    /// Of GPUs that have had work.
+    pub(crate) runlists: BTreeMap<usize, Runlist>,
+    /// The last doorbell that was rung through a file, and of which GPU.
+    pub(crate) doorbells: HashMap<File, (usize, Doorbell)>,
     used: Vec<u64>,
     /// The most that was in use of each GPU.
     peaks: Vec<u64>,
@@ -65,6 +72,9 @@ impl Driver {
             exports: HashMap::new(),
             events: Vec::new(),
             lies: Lies::default(),
+            started: Instant::now(),
+            runlists: BTreeMap::new(),
+            doorbells: HashMap::new(),
             made_clients: 0,
             made_memories: 0,
         }
@@ -267,7 +277,7 @@ impl Driver {
             switches_of: None,
         };
         let bytes = memory.and_then(|id| self.memories.get(&id)).map_or(0, |memory| memory.bytes);
-        self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
+        self.insert(asked.client, handle, object);
         Ok(Made { handle, bytes, offset: memory.unwrap_or(0) << 21 })
     }
 
@@ -391,10 +401,16 @@ impl Driver {
             doomed.extend(children.map(|(handle, _)| *handle));
             at += 1;
         }
-        let gone =
-            doomed.iter().filter_map(|handle| Some((*handle, entry.objects.remove(handle)?)));
+        let gone = self.reschedule(|driver| {
+            let objects = driver.clients.get_mut(&client).map(|entry| &mut entry.objects);
+            let gone = objects.into_iter().flat_map(|objects| {
+                doomed.iter().filter_map(|handle| Some((*handle, objects.remove(handle)?)))
+            });
+            gone.collect::<Vec<_>>()
+        });
         let memories: Vec<(u32, u64)> =
-            gone.filter_map(|(handle, object)| Some((handle, object.memory?))).collect();
+            gone.into_iter().filter_map(|(of, object)| Some((of, object.memory?))).collect();
+        let entry = self.client_mut(client, file)?;
         if lose {
             entry.lost.extend(memories.iter().map(|(_, memory)| *memory));
         }
@@ -408,7 +424,8 @@ impl Driver {
     }
 
     fn drop_client(&mut self, handle: u32) {
-        let Some(client) = self.clients.remove(&handle) else { return };
+        let removed = self.reschedule(|driver| driver.clients.remove(&handle));
+        let Some(client) = removed else { return };
         self.events.retain(|(client, ..)| *client != handle);
         for (object, of) in &client.objects {
             if let Some(memory) = of.memory {
@@ -493,8 +510,16 @@ impl Driver {
             turn: Turn::of(asked.class),
             switches_of: None,
         };
-        self.client_mut(asked.client, asker.file)?.objects.insert(handle, object);
+        self.insert(asked.client, handle, object);
         Ok(handle)
+    }
+
+    fn insert(&mut self, client: u32, handle: u32, object: Object) {
+        self.reschedule(|driver| {
+            if let Some(entry) = driver.clients.get_mut(&client) {
+                entry.objects.insert(handle, object);
+            }
+        });
     }
 
     /// Memory that another part of the kernel duplicates for the calling process
@@ -541,6 +566,7 @@ impl Driver {
             self.drop_client(client);
         }
         self.registered.remove(&file);
+        self.doorbells.remove(&file);
         self.events.retain(|(_, _, owner)| *owner != file);
         self.forget_exports(file);
         let Some(uvm) = self.uvm.remove(&file) else { return };

@@ -7,8 +7,7 @@
 //! it checks. Must run as root. What it simplifies is said where it does.
 //!
 //! Under the directory: `dev/` and `proc/driver/nvidia/` as the driver's, `inventory.json`
-//! for cgpu, `sim/state` to look, `sim/faults` to disturb, and `sim/shares` for programs that
-//! stand in for ones that compute.
+//! for cgpu, `sim/state` to look, and `sim/faults` to disturb.
 
 pub mod abi;
 pub mod bytes;
@@ -23,7 +22,8 @@ mod heap;
 mod object;
 mod peak;
 mod program;
-mod runlist;
+pub mod runlist;
+mod schedule;
 mod shared;
 mod spec;
 mod state;
@@ -42,6 +42,7 @@ use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 
 pub use fault::{Action, CallFault, Fault, FaultError, Kind, Lies};
 pub use program::Program;
+pub use schedule::Doorbell;
 pub use spec::{GpuSpec, SimOptions, SizeError, size_bytes};
 pub use state::{ClientState, FileState, GpuState, ObjectState, State, UvmState};
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::abi::*;
 use crate::caller::{Caller, Numbers};
-use crate::runlist::Turn;
+use crate::schedule::Turn;
 
 /// `NV_ERR_*`.
 pub(crate) type Status = u32;

@@ -89,6 +89,10 @@ pub struct ObjectState {
     pub compute_mode: Option<u32>,
     /// Whether it's a channel that is taken off the GPU.
     pub disabled: bool,
+    /// How many kernels of a channel group have ended.
+    pub kernels: u64,
+    /// For how many microseconds a channel group's kernels have run.
+    pub busy_us: u64,
     /// Processes whose context switches an event buffer shows.
     pub switches: Vec<u32>,
 }
@@ -128,7 +132,8 @@ pub struct UvmState {
 impl State {
     pub(crate) fn of(sim: &Shared) -> Self {
         let (files, calls) = (sim.files(), sim.counts());
-        let driver = sim.driver();
+        let mut driver = sim.driver();
+        let works = driver.works();
         let bytes_of = |id: &u64| driver.memories.get(id).map_or(0, |memory| memory.bytes);
         let gpu_of = |id: &u64| driver.memories.get(id).map(|memory| memory.gpu);
         let managed = driver.managed_bytes();
@@ -178,6 +183,8 @@ impl State {
                     timeslice_us: object.turn.timeslice_us,
                     compute_mode: object.turn.compute_mode,
                     disabled: object.turn.disabled,
+                    kernels: works.get(&(*handle, *object_handle)).map_or(0, |work| work.0),
+                    busy_us: works.get(&(*handle, *object_handle)).map_or(0, |work| work.1),
                     switches: driver.switches(*handle, *object_handle),
                 })
                 .collect(),

@@ -27,6 +27,7 @@ use fuser::{
 use crate::caller::{Caller, WHO_IS, is_ours};
 use crate::escape::{self, Call};
 use crate::fault::Fault;
+use crate::schedule::Doorbell;
 use crate::shared::Shared;
 use crate::spec::{Gpu, MODEL};
 use crate::state::State;
@@ -59,7 +60,6 @@ enum Content {
     Device(Device),
     Text(String),
     State,
-    Shares,
     Faults,
 }
 
@@ -149,7 +149,6 @@ impl Tree {
         tree.add(1, "inventory.json", text(inventory_text(&gpus)));
         let control = tree.add(1, "sim", directory());
         tree.add(control, "state", Content::State);
-        tree.add(control, "shares", Content::Shares);
         tree.add(control, "faults", Content::Faults);
         tree
     }
@@ -189,7 +188,7 @@ impl Tree {
             perm: match content {
                 Content::Directory => 0o755,
                 Content::Device(_) => 0o666,
-                Content::Text(_) | Content::State | Content::Shares => 0o444,
+                Content::Text(_) | Content::State => 0o444,
                 Content::Faults => 0o644,
             },
             nlink: if matches!(content, Content::Directory) { 2 } else { 1 },
@@ -363,14 +362,17 @@ impl Filesystem for Tree {
                     let process = Caller::new(request.pid()).process();
                     self.sim.driver().touch(fh.0, process, offset, u64::from(size));
                 }
-                return reply.data(&vec![0; size as usize]);
+                let told = self.sim.driver().answer_doorbell(fh.0).filter(|_| offset == 0);
+                return match told {
+                    Some(told) => reply.data(told.get(..size as usize).unwrap_or(&told)),
+                    None => reply.data(&vec![0; size as usize]),
+                };
             }
             Ok(Content::Text(text)) => text.clone(),
             Ok(Content::State) => {
                 let state = State::of(&self.sim);
                 serde_json::to_string_pretty(&state).unwrap_or_default() + "\n"
             }
-            Ok(Content::Shares) => self.sim.driver().shares_text(),
             Ok(Content::Faults) => {
                 self.sim.faults().into_iter().map(|fault| fault + "\n").collect::<String>()
             }
@@ -386,7 +388,7 @@ impl Filesystem for Tree {
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        fh: FileHandle,
         _offset: u64,
         data: &[u8],
         _: WriteFlags,
@@ -395,8 +397,14 @@ impl Filesystem for Tree {
         reply: ReplyWrite,
     ) {
         match self.node(ino).map(|node| &node.content) {
-            // A mapping's page that is written back.
-            Ok(Content::Device(_)) => {}
+            // A doorbell, or a mapping's page that is written back.
+            Ok(Content::Device(device)) => {
+                if let (Device::Gpu(gpu), Some(doorbell)) = (device, Doorbell::of(data))
+                    && self.sim.driver().ring(fh.0, *gpu as usize, doorbell).is_err()
+                {
+                    return reply.error(Errno::EINVAL);
+                }
+            }
             Ok(Content::Faults) => {
                 let lines = std::str::from_utf8(data).unwrap_or("?").lines().map(str::trim);
                 let faults: Result<Vec<Fault>, _> =

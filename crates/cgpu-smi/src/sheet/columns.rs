@@ -5,7 +5,7 @@ use ratatui::text::Span;
 
 use super::{Row, fill, percent, quota};
 use crate::cells::{self, Keep, Signs, cut, known, mib, padded};
-use cgpu::view::{Mode, State};
+use cgpu::view::{Mode, ShareFigures, State};
 
 /// Blanks between columns.
 const BETWEEN: usize = 2;
@@ -22,6 +22,7 @@ enum Column {
     Bar,
     Used,
     Quota,
+    Share,
     Utilization,
     Weight,
     Priority,
@@ -33,12 +34,13 @@ enum Column {
 }
 
 /// All of them, from left to right.
-const ALL: [Column; 13] = [
+const ALL: [Column; 14] = [
     Column::Container,
     Column::Name,
     Column::Bar,
     Column::Used,
     Column::Quota,
+    Column::Share,
     Column::Utilization,
     Column::Weight,
     Column::Priority,
@@ -50,7 +52,7 @@ const ALL: [Column; 13] = [
 ];
 
 /// Those that go where there is no room, the first one first. Who uses how much stays.
-const DISPENSABLE: [Column; 11] = [
+const DISPENSABLE: [Column; 12] = [
     Column::Backend,
     Column::Priority,
     Column::Weight,
@@ -58,6 +60,7 @@ const DISPENSABLE: [Column; 11] = [
     Column::Mode,
     Column::Bar,
     Column::Processes,
+    Column::Share,
     Column::Utilization,
     Column::State,
     Column::Name,
@@ -72,6 +75,7 @@ impl Column {
             Column::Bar => "MEMORY",
             Column::Used => "USED",
             Column::Quota => "QUOTA MiB",
+            Column::Share => "SHARE",
             Column::Utilization => "UTIL",
             Column::Weight => "WEIGHT",
             Column::Priority => "PRIO",
@@ -84,8 +88,8 @@ impl Column {
     }
 
     fn is_number(self) -> bool {
-        use Column::{Age, Processes, Quota, Used, Utilization, Weight};
-        matches!(self, Used | Quota | Utilization | Weight | Processes | Age)
+        use Column::{Age, Processes, Quota, Share, Used, Utilization, Weight};
+        matches!(self, Used | Quota | Share | Utilization | Weight | Processes | Age)
     }
 
     /// The columns without which it says nothing, where its texts are so wide.
@@ -113,6 +117,10 @@ impl Column {
             Column::Bar => String::new(),
             Column::Used => mib(row.share.and_then(|share| share.memory_used_bytes)).into_owned(),
             Column::Quota => quota(row),
+            Column::Share => {
+                let share = row.share.and_then(ShareFigures::compute_per_cent);
+                share.unwrap_or_else(|| cells::UNKNOWN.to_owned())
+            }
             Column::Utilization => percent(row.share.and_then(|share| share.utilization_percent)),
             Column::Weight => container.weight.to_string(),
             Column::Priority => {

@@ -9,6 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use caps::{CapSet, Capability, CapsHashSet};
+use cgpu::rm::channel::{MOST_CHANNELS, ask_disable};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use cgpu::rm::number::*;
 use nix::libc;
@@ -17,10 +18,6 @@ use serde::Serialize;
 /// `NV_ESC_RM_CONTROL` with its `NVOS54_PARAMETERS`.
 const REQUEST: u64 = 0xc020_462a;
 const NVOS54_BYTES: usize = 32;
-
-/// Channels that `NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS` has room for
-/// (`NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES`, ctrl2080fifo.h).
-pub(crate) const MOST_CHANNELS: usize = 64;
 
 /// Where samples begin in `NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS`.
 pub(crate) const SAMPLES_AT: usize = 16;
@@ -153,23 +150,13 @@ impl Control {
         Self::new("PERFMON_UTIL_SAMPLES_V2", number, params, format!("{size} bytes"))
     }
 
-    /// `NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS`: bDisable, numChannels at 4, bOnlyDisableScheduling
-    /// at 8, pRunlistPreemptEvent at 16, hClientList at 24, hChannelList at 280. No more than
-    /// [`MOST_CHANNELS`].
+    /// No more than [`MOST_CHANNELS`].
     pub(crate) fn disable(disable: bool, client: u32, channels: &[u32]) -> Self {
-        let mut params = vec![0; 24 + 2 * 4 * MOST_CHANNELS];
-        let mut put = |at: usize, value: u32| {
-            params[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        };
-        let channels = &channels[..channels.len().min(MOST_CHANNELS)];
-        put(0, u32::from(disable));
-        put(4, u32::try_from(channels.len()).unwrap_or(0));
-        for (at, channel) in channels.iter().enumerate() {
-            put(24 + 4 * at, client);
-            put(24 + 4 * MOST_CHANNELS + 4 * at, *channel);
-        }
+        let channels: Vec<(u32, u32)> =
+            channels.iter().take(MOST_CHANNELS).map(|channel| (client, *channel)).collect();
         let verb = if disable { "disable" } else { "enable" };
         let asked = format!("{verb} {} channels", channels.len());
+        let params = ask_disable(disable, &channels);
         Self::new("FIFO_DISABLE_CHANNELS", NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, params, asked)
     }
 }

@@ -9,11 +9,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::Context;
+use cgpu::rm::channel::MOST_CHANNELS;
 use cgpu_record::objects::{Group, Origin, computing};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde::Serialize;
 
-use crate::control::{Answer, Control, MOST_CHANNELS, Mode, Outcome, Who, ask};
+use crate::control::{Answer, Control, Mode, Outcome, Who, ask};
 use crate::learn::Learnt;
 use crate::samples::ToldSamples;
 use crate::turns::ToldTurns;

@@ -76,6 +76,11 @@ enum Task {
     },
     /// Allocate until refused.
     Fill,
+    /// Keep the GPU busy for so many seconds, and tell how many kernels it did.
+    Spin {
+        /// How long.
+        seconds: f64,
+    },
     /// Allocate so much and hold it until SIGTERM.
     Hold {
         /// How much.
@@ -118,6 +123,7 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
         }
         Task::Run { lines } => script::run(&place, &lines),
         Task::Demo { size, hold } => work::demo(&place, size, hold),
+        Task::Spin { seconds } => work::spin(&place, seconds),
         Task::Fill => work::fill_and_print(&place),
         Task::Hold { size } => work::hold(&place, size),
         Task::Storm { processes } => work::storm(&place, processes),

@@ -7,11 +7,14 @@ use std::fmt;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use cgpu_sim::Doorbell;
 use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
+use nix::sys::uio::{pread, pwrite};
 
 /// Why a call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +105,15 @@ pub(crate) fn open(dev: &Path, name: &str) -> Result<OwnedFd, Fail> {
     file.map(OwnedFd::from).map_err(errno)
 }
 
+/// A file whose pages the kernel doesn't keep: it's read anew each time.
+pub(crate) fn open_unread(place: &Place) -> Result<OwnedFd, Fail> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_DIRECT);
+    let file = options.open(place.dev.join(format!("nvidia{}", place.gpu)));
+    let errno = |error: io::Error| Fail::Errno(error.raw_os_error().unwrap_or(0));
+    file.map(OwnedFd::from).map_err(errno)
+}
+
 /// The version that the driver says it has: NV_RM_API_VERSION_CMD_QUERY.
 pub(crate) fn version(ctl: RawFd) -> Option<Version> {
     let mut bytes = [0; 72];
@@ -159,6 +171,46 @@ impl Rm {
         self.gpu = open(&place.dev, &format!("nvidia{gpu}"))?;
         self.make_device(gpu)?;
         self.make_subdevice()
+    }
+
+    /// A group of an engine, with a channel, that is scheduled.
+    pub(crate) fn compute(&self, engine: u32) -> Result<u32, Fail> {
+        let mut params = [0; 20];
+        params.set_u32(12, engine);
+        let (ctl, class) = (self.ctl(), KEPLER_CHANNEL_GROUP_A);
+        let group = self.alloc_object(ctl, self.device, self.handle(), class, &mut params)?;
+        self.alloc_object(ctl, group, self.handle(), AMPERE_CHANNEL_GPFIFO_A, &mut [])?;
+        self.control(group, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, &mut [1, 0, 0])?;
+        Ok(group)
+    }
+
+    /// How a group's kernels are preempted: 0 WFI, 1 CTA, 2 CILP.
+    pub(crate) fn set_compute_mode(&self, group: u32, mode: u32) -> Result<(), Fail> {
+        let mut params = [0; 32];
+        params.set_u32(0, 1);
+        params.set_u32(4, group);
+        params.set_u32(12, mode);
+        self.control(self.subdevice, NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, &mut params)
+    }
+
+    /// Rings the doorbell for a group: so many kernels of that length.
+    pub(crate) fn ring(&self, group: u32, count: u64, kernel_ns: u64) -> Result<(), Fail> {
+        self.ring_by(&self.gpu, group, count, kernel_ns)
+    }
+
+    fn ring_by(&self, file: &OwnedFd, group: u32, count: u64, kernel_ns: u64) -> Result<(), Fail> {
+        let doorbell = Doorbell { client: self.client, group, kernel_ns, count, until: 0 };
+        let written = pwrite(file, &doorbell.bytes(), 0);
+        written.map(|_| ()).map_err(|errno| Fail::Errno(errno as i32))
+    }
+
+    /// How many of a group's kernels have ended, asked by a file of the GPU's that was
+    /// [opened](open_unread) for it.
+    pub(crate) fn kernels_ended(&self, file: &OwnedFd, group: u32) -> Result<u64, Fail> {
+        self.ring_by(file, group, 0, 0)?;
+        let mut told = [0; 16];
+        pread(file, &mut told, 0).map_err(|errno| Fail::Errno(errno as i32))?;
+        Ok(told.u64_at(0))
     }
 
     pub(crate) fn ctl(&self) -> RawFd {

@@ -492,33 +492,24 @@ impl Actor<'_> {
             }
             // How a group's kernels are preempted: 0 WFI, 1 CTA, 2 CILP.
             ["compute-mode", name, mode] => {
-                let mut params = [0; 32];
-                params.set_u32(0, 1);
-                params.set_u32(4, self.objects(&[name])?[0]);
-                params.set_u32(12, u32::try_from(size_bytes(mode)?)?);
-                let rm = self.rm()?;
-                let command = NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE;
-                let done = rm.control(rm.subdevice, command, &mut params);
+                let (group, mode) = (self.objects(&[name])?[0], u32::try_from(size_bytes(mode)?)?);
+                let done = self.rm()?.set_compute_mode(group, mode);
                 self.say("compute-mode", nothing(done));
             }
             // A group of an engine, with a channel that is scheduled.
             ["compute", engine, "as", name] => {
-                let rm = self.rm()?;
-                let mut params = [0; 20];
-                params.set_u32(12, u32::try_from(size_bytes(engine)?)?);
-                let (ctl, device) = (rm.ctl(), rm.device);
-                let class = KEPLER_CHANNEL_GROUP_A;
-                let group = rm.alloc_object(ctl, device, rm.handle(), class, &mut params);
-                let done = group.and_then(|group| {
-                    let class = AMPERE_CHANNEL_GPFIFO_A;
-                    rm.alloc_object(ctl, group, rm.handle(), class, &mut [])?;
-                    rm.control(group, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, &mut [1, 0, 0])?;
-                    Ok(group)
-                });
+                let done = self.rm()?.compute(u32::try_from(size_bytes(engine)?)?);
                 if let Ok(group) = done {
                     self.memory.insert((*name).to_owned(), (group, 0));
                 }
                 self.say(&format!("compute {name}"), done.map(|_| String::new()));
+            }
+            // Work for a group: so many kernels, each of so many microseconds.
+            ["kernels", name, count, "of", us] => {
+                let group = self.objects(&[name])?[0];
+                let (count, kernel_ns) = (size_bytes(count)?, size_bytes(us)? * 1000);
+                let done = self.rm()?.ring(group, count, kernel_ns);
+                self.say(&format!("kernels {name}"), nothing(done));
             }
             // Written from an offset on, and read, by a debugger's calls of so many bytes.
             ["debug", name, offset, bytes] => {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cgpu_sim::abi::*;
 use nix::sys::signal::{SigSet, Signal};
 
-use crate::rm::{Fail, Place, Rm, command, raw_ioctl};
+use crate::rm::{Fail, Place, Rm, command, open_unread, raw_ioctl};
 
 /// What CUDA calls when it starts, in number.
 const STARTUP_CALLS: u32 = 2000;
@@ -68,6 +68,29 @@ pub(crate) fn hold(place: &Place, bytes: u64) -> anyhow::Result<bool> {
     let (_, got) = rm.alloc(bytes)?;
     println!("holding got_bytes={got}");
     wait_for_end();
+    Ok(true)
+}
+
+/// A kernel of those that [`spin`] has the GPU compute.
+const KERNEL: Duration = Duration::from_micros(500);
+
+/// Keeps the GPU busy for so long, and tells how many kernels it did.
+pub(crate) fn spin(place: &Place, seconds: f64) -> anyhow::Result<bool> {
+    const GRAPHICS: u32 = 1;
+    const CILP: u32 = 2;
+    let rm = Rm::start(place)?;
+    let group = rm.compute(GRAPHICS)?;
+    // In CUDA's order: once it is scheduled.
+    rm.set_compute_mode(group, CILP)?;
+    let mut slice_us = 2048_u64.to_le_bytes();
+    rm.control(group, NVA06C_CTRL_CMD_SET_TIMESLICE, &mut slice_us)?;
+    let file = open_unread(place)?;
+    rm.ring(group, 1 << 40, u64::try_from(KERNEL.as_nanos())?)?;
+    let begun = Instant::now();
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+    let ended = rm.kernels_ended(&file, group)?;
+    let per_s = ended as f64 / begun.elapsed().as_secs_f64();
+    println!("{per_s:.0} kernels a second");
     Ok(true)
 }
 

@@ -1,0 +1,415 @@
+//! The container's turns on its GPUs, where each has its time: its channels off and on.
+//!
+//! When it may run is in the file of shares, as spans of a frame on the host's clock: monitors need not
+//! speak to each other. Each call is asked for as much early as it takes. Whose turn begins comes on while
+//! the one before it goes off, so that the GPU isn't idle between; not sooner, for its time is longer
+//! where nobody was before it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_gettime};
+
+use super::Shared;
+use super::device::Failure;
+use super::own::{Own, Presence};
+use super::serve::Case;
+use crate::gate::journal::Record;
+use crate::rm::channel::MOST_CHANNELS;
+use crate::rm::number::{NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, NVA06F_CTRL_CMD_GPFIFO_SCHEDULE};
+use crate::sched::{Span, cohort_turns, cohorts, turn_at};
+
+/// What a call takes until it was measured, in microseconds: off and on (H100).
+const OFF_US: u64 = 670;
+const ON_US: u64 = 360;
+
+/// No call is asked for earlier than this.
+const MOST_EARLY_US: u64 = 3000;
+
+/// How soon what the driver refused is tried again.
+const RETRY_US: u64 = 1_000_000;
+
+/// What wakes the thread that takes turns, which there is once there are turns.
+#[derive(Debug)]
+pub(super) struct Slots {
+    is_started: AtomicBool,
+    changed: EventFd,
+    /// How often groups were scheduled, which enables their channels.
+    scheduled: AtomicU64,
+    /// By GPU.
+    off: Mutex<Vec<Off>>,
+}
+
+/// Who is off a GPU now.
+#[derive(Debug, Default)]
+struct Off {
+    /// Whether all are, and who comes.
+    all: bool,
+    channels: BTreeSet<Name>,
+}
+
+impl Slots {
+    pub(super) fn new(gpus: usize) -> std::io::Result<Self> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        Ok(Slots {
+            is_started: AtomicBool::new(false),
+            changed: EventFd::from_flags(flags)?,
+            scheduled: AtomicU64::new(0),
+            off: Mutex::new((0..gpus).map(|_| Off::default()).collect()),
+        })
+    }
+
+    /// Turns, channels or processes have come or gone.
+    pub(super) fn wake(&self) {
+        if self.is_started.load(Ordering::Acquire) {
+            // At its largest number it is awake anyway.
+            let _ = self.changed.write(1);
+        }
+    }
+
+    /// A group was scheduled.
+    pub(super) fn was_scheduled(&self) {
+        self.scheduled.fetch_add(1, Ordering::AcqRel);
+        self.wake();
+    }
+
+    /// Whether one of these channels is off a GPU, or all are.
+    fn is_off(&self, gpu: usize, channels: &[Name]) -> bool {
+        let off = self.off.lock().unwrap_or_else(PoisonError::into_inner);
+        let off = off.get(gpu);
+        off.is_some_and(|off| off.all || channels.iter().any(|name| off.channels.contains(name)))
+    }
+
+    fn set_off(&self, gpu: usize, off: Off) {
+        let mut all = self.off.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get_mut(gpu) {
+            *known = off;
+        }
+    }
+}
+
+/// How long calls take, in microseconds, as those before took.
+#[derive(Debug, Clone, Copy)]
+struct Means {
+    off_us: u64,
+    on_us: u64,
+}
+
+impl Means {
+    fn took(&mut self, disable: bool, took: Duration) {
+        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).min(MOST_EARLY_US);
+        let mean = if disable { &mut self.off_us } else { &mut self.on_us };
+        *mean = (7 * *mean + took_us) / 8;
+    }
+
+    /// Whether who has these spans is to be on at a time, as calls that are asked for then will have it; and
+    /// when to look again.
+    fn turn(self, frame_us: u64, spans: &[Span], now_us: u64) -> (bool, Option<u64>) {
+        let looks = [self.off_us, self.on_us + self.off_us / 2].map(|early_us| {
+            let (on, next) = turn_at(frame_us, spans, now_us + early_us);
+            (on, next.map(|next| next - early_us))
+        });
+        let next = looks.iter().filter_map(|(_, next)| *next).min();
+        (looks.iter().any(|(on, _)| *on), next)
+    }
+}
+
+/// A channel: its client, and its handle there.
+type Name = (u32, u32);
+
+/// What was done last on a GPU.
+#[derive(Debug, Default)]
+struct Done {
+    /// Channels that are off.
+    off: BTreeSet<Name>,
+    /// How often groups had been scheduled then; `None` where nothing is known, as of a worker before.
+    scheduled: Option<u64>,
+    retry_us: Option<u64>,
+}
+
+/// Which channels of a GPU run at times, and when.
+#[derive(Debug, Default)]
+struct Parts {
+    /// Each with a frame's length in microseconds, and its spans of that.
+    parts: Vec<(u64, Vec<Span>, Vec<Name>)>,
+}
+
+impl Parts {
+    /// Those that are to be off at a time, as calls that are asked for then will have it; and when to look
+    /// again.
+    fn off(&self, means: Means, now_us: u64) -> (BTreeSet<Name>, Option<u64>) {
+        let (mut off, mut looks) = (BTreeSet::new(), None);
+        for (frame_us, spans, channels) in &self.parts {
+            let (on, next) = means.turn(*frame_us, spans, now_us);
+            if !on {
+                off.extend(channels);
+            }
+            looks = looks.into_iter().chain(next).min();
+        }
+        (off, looks)
+    }
+}
+
+/// Microseconds of the host's clock.
+fn now_us() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or_else(|_| TimeSpec::new(0, 0));
+    u64::try_from(Duration::from(now).as_micros()).unwrap_or(0)
+}
+
+/// Each cohort of busy groups: its turns, and its channels.
+fn in_cohorts(
+    channels: &BTreeMap<Name, Name>,
+    busy: &[Name],
+    cohorts: usize,
+) -> Vec<(u64, Vec<Span>, Vec<Name>)> {
+    if cohorts < 2 {
+        return Vec::new();
+    }
+    let cohort = |(number, groups): (usize, &[Name])| {
+        let (frame_us, span) = cohort_turns(number, cohorts);
+        let is_in = |(_, group): &(&Name, &Name)| groups.contains(group);
+        let channels = channels.iter().filter(is_in).map(|(channel, _)| *channel);
+        (frame_us, vec![span], channels.collect())
+    };
+    busy.chunks(busy.len().div_ceil(cohorts).max(1)).enumerate().map(cohort).collect()
+}
+
+impl Case<'_> {
+    /// A control was made: who is off the GPU may have been enabled by it.
+    pub(super) fn steered(&self, control: u32) {
+        if [NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, NVA06F_CTRL_CMD_GPFIFO_SCHEDULE].contains(&control) {
+            self.shared.slots.was_scheduled();
+        }
+    }
+
+    /// A group that is to be scheduled while it's off the GPU isn't enabled with it.
+    pub(super) fn schedules(&mut self, gpu: usize, (client, group): Name) {
+        // `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS` (ctrla06fgpfifo.h): bEnable, bSkipSubmit, bSkipEnable, of which
+        // the last two aren't taken together.
+        let [enable, skip_submit, skip_enable, ..] = &mut self.desk.params[..] else { return };
+        if *enable == 0 {
+            return;
+        }
+        let channels = self.shared.books().channels.of_group(client, group);
+        if self.shared.slots.is_off(gpu, &channels) {
+            (*skip_submit, *skip_enable) = (0, 1);
+        }
+    }
+}
+
+impl Shared {
+    /// Has somebody take turns, if there are any.
+    pub(super) fn begin_turns(&'static self) {
+        let has_turns = || (0..self.uuids.len()).any(|gpu| !self.parts(gpu).0.parts.is_empty());
+        if self.slots.is_started.load(Ordering::Acquire) {
+            return self.slots.wake();
+        }
+        if !has_turns() || self.slots.is_started.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Err(error) = self.spawn("turns", || self.take_turns_forever()) {
+            self.slots.is_started.store(false, Ordering::Release);
+            tracing::warn!(%error, "turns on GPUs can't be taken: no thread");
+        }
+    }
+
+    /// Brings back what a worker before took off GPUs, and nobody is to take off now; whether that is done.
+    pub(super) fn end_turns_of_before(&self) -> bool {
+        let mut means = Means { off_us: OFF_US, on_us: ON_US };
+        let mut is_whole = true;
+        for gpu in 0..self.uuids.len() {
+            let (parts, all) = self.parts(gpu);
+            if parts.parts.is_empty() {
+                is_whole &= self.set_channels(gpu, false, &all, &mut means);
+            }
+        }
+        is_whole
+    }
+
+    fn take_turns_forever(&self) {
+        let mut means = Means { off_us: OFF_US, on_us: ON_US };
+        let mut done: Vec<Done> = self.uuids.iter().map(|_| Done::default()).collect();
+        loop {
+            let wakes = done.iter_mut().enumerate();
+            let wakes = wakes.filter_map(|(gpu, done)| self.take_turn(gpu, done, &mut means));
+            let wait = wakes.min().map(|wake_us| {
+                TimeSpec::from(Duration::from_micros(wake_us.saturating_sub(now_us())))
+            });
+            let mut changed = [PollFd::new(self.slots.changed.as_fd(), PollFlags::POLLIN)];
+            if ppoll(&mut changed, wait, None).is_ok_and(|ready| ready > 0) {
+                let _ = self.slots.changed.read();
+            }
+        }
+    }
+
+    /// The channels of a GPU that run at times, and all that there are: in the container's turns, or, where
+    /// it may run always and has more groups than can run at once, each cohort of these in its own.
+    fn parts(&self, gpu: usize) -> (Parts, Vec<Name>) {
+        let (turns, round) = (self.shares.turns(gpu), self.shares.round(gpu));
+        let resting = self.shares.resting(gpu);
+        let (channels, busy) = {
+            let books = self.books();
+            let living = &books.processes;
+            (books.channels.on(gpu, living), books.groups.busy(gpu, living, &resting))
+        };
+        let all: Vec<Name> = channels.keys().copied().collect();
+        let mut parts = match (turns, round) {
+            _ if all.is_empty() => Vec::new(),
+            (Some((frame_us, spans)), _) => vec![(frame_us, spans, all.clone())],
+            (None, Some(round)) => in_cohorts(&channels, &busy, cohorts(round, busy.len())),
+            (None, None) => Vec::new(),
+        };
+        // Who can't be given its share has none.
+        let out_of_reach = self.shares.out_of_reach(gpu);
+        let lost = channels.iter().filter(|(_, group)| out_of_reach.contains(group));
+        let lost: Vec<Name> = lost.map(|(channel, _)| *channel).collect();
+        if !lost.is_empty() {
+            parts.push((1, Vec::new(), lost));
+        }
+        (Parts { parts }, all)
+    }
+
+    /// Has the container on a GPU or off it, as its turn is; when to look again.
+    fn take_turn(&self, gpu: usize, done: &mut Done, means: &mut Means) -> Option<u64> {
+        let (parts, all) = self.parts(gpu);
+        let now = now_us();
+        let (off, next) = parts.off(*means, now);
+        // Before it is looked at: who is scheduled from now on is heard of.
+        let is_all_off = !all.is_empty() && off.len() == all.len();
+        self.slots.set_off(gpu, Off { all: is_all_off, channels: off.clone() });
+        let scheduled = self.slots.scheduled.load(Ordering::Acquire);
+        let is_all = done.scheduled != Some(scheduled) && !parts.parts.is_empty()
+            || done.retry_us.is_some_and(|retry_us| retry_us <= now);
+        let (on, goes): (Vec<Name>, Vec<Name>) = if is_all {
+            all.into_iter().partition(|name| !off.contains(name))
+        } else {
+            let back =
+                all.into_iter().filter(|name| done.off.contains(name) && !off.contains(name));
+            (back.collect(), off.difference(&done.off).copied().collect())
+        };
+        let mut is_whole = true;
+        for (disable, channels) in [(false, on), (true, goes)] {
+            is_whole &= self.set_channels(gpu, disable, &channels, means);
+        }
+        if !is_whole {
+            done.retry_us = Some(now + RETRY_US);
+        } else if is_all {
+            done.retry_us = None;
+        }
+        (done.off, done.scheduled) = (off, Some(scheduled));
+        next.into_iter().chain(done.retry_us).min()
+    }
+
+    /// Takes channels off a GPU, or back onto it; whether that is done for all that there are.
+    fn set_channels(
+        &self,
+        gpu: usize,
+        disable: bool,
+        channels: &[Name],
+        means: &mut Means,
+    ) -> bool {
+        if channels.is_empty() {
+            return true;
+        }
+        let Some(own) = self.auditor.own(self) else { return false };
+        let mut is_whole = true;
+        for some in channels.chunks(MOST_CHANNELS) {
+            let asked = Instant::now();
+            match own.set_channels(&self.release, gpu, disable, some) {
+                Ok(()) => {
+                    means.took(disable, asked.elapsed());
+                    self.tried_turn(gpu, Ok(()));
+                }
+                // All or none: one of them isn't there, or not yet.
+                Err(_) => {
+                    for channel in some {
+                        is_whole &= self.set_channel(&own, gpu, disable, *channel);
+                    }
+                }
+            }
+        }
+        is_whole
+    }
+
+    fn set_channel(&self, own: &Own, gpu: usize, disable: bool, channel: Name) -> bool {
+        let Err(failure) = own.set_channels(&self.release, gpu, disable, &[channel]) else {
+            self.tried_turn(gpu, Ok(()));
+            return true;
+        };
+        let (client, handle) = channel;
+        match own.presence(&self.release, client, handle) {
+            Presence::NoClient if own.can_tell(&self.release) => {
+                self.books().write(Record::Ungroup { client, handle });
+                true
+            }
+            // It may be on its way: whoever schedules it is heard of.
+            Presence::NoObject | Presence::NoClient => true,
+            Presence::There => {
+                self.tried_turn(gpu, Err(failure));
+                false
+            }
+        }
+    }
+
+    fn tried_turn(&self, gpu: usize, done: Result<(), Failure>) {
+        self.tried_share(gpu, "FIFO_DISABLE_CHANNELS", done);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_on_does_so_while_the_other_goes_off() {
+        let means = Means { off_us: 600, on_us: 400 };
+        let (one, other) =
+            ([Span { from_us: 0, to_us: 20_000 }], [Span { from_us: 20_000, to_us: 40_000 }]);
+        let turn = |spans: &[Span], now_us| means.turn(40_000, spans, now_us).0;
+        // The one goes off from 19,400 on, and is off at 20,000; the other is on at 19,700.
+        for (now_us, expected) in [
+            (19_299, (true, false)),
+            (19_300, (true, true)),
+            (19_399, (true, true)),
+            (19_400, (false, true)),
+        ] {
+            let now_us = now_us + 400_000;
+            assert_eq!((turn(&one, now_us), turn(&other, now_us)), expected, "{now_us}");
+        }
+        // It looks again when something changes, and not in between.
+        assert_eq!(means.turn(40_000, &one, 402_000).1, Some(419_300));
+        assert_eq!(means.turn(40_000, &one, 419_300).1, Some(419_400));
+        assert_eq!(means.turn(40_000, &[Span { from_us: 0, to_us: 40_000 }], 5), (true, None));
+    }
+
+    #[test]
+    fn of_many_groups_a_cohort_at_a_time_is_on() {
+        let channels: BTreeMap<Name, Name> =
+            (0..20).map(|number| ((1, 100 + number), (1, number / 2))).collect();
+        let busy: Vec<Name> = (0..9).map(|group| (1, group)).collect();
+        assert!(in_cohorts(&channels, &busy, 1).is_empty());
+        let parts = Parts { parts: in_cohorts(&channels, &busy, 3) };
+        let means = Means { off_us: 0, on_us: 0 };
+        for (now_us, on) in [(50_000, 0..3), (150_000, 3..6), (250_000, 6..9), (350_000, 0..3)] {
+            let (off, next) = parts.off(means, now_us);
+            let expected = (0..9).filter(|group| !on.contains(group));
+            let expected = expected.flat_map(|group| [2 * group, 2 * group + 1]);
+            assert_eq!(off, expected.map(|number| (1, 100 + number)).collect(), "{now_us}");
+            assert_eq!(next, Some(now_us + 50_000));
+        }
+    }
+
+    #[test]
+    fn means_follow_what_calls_take_within_bounds() {
+        let mut means = Means { off_us: 800, on_us: 400 };
+        means.took(true, Duration::from_micros(1600));
+        means.took(false, Duration::from_secs(10));
+        assert_eq!((means.off_us, means.on_us), (900, 725));
+    }
+}

@@ -1,0 +1,175 @@
+//! Programs that want more of a GPU than their container's share, judged by what a neighbour gets.
+//!
+//! The neighbour is past the monitor, with the slice that the share gives it, and always has work.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cgpu::registry::share::{Share, Turns};
+use cgpu::sched::{Round, Span};
+
+use crate::host::{Monitor, end, program, script, spawn_with_us, until};
+
+/// Alike, and each has so many per cent of the GPU: the rest goes by switching.
+const FAIR_PER_CENT: u128 = 47;
+
+/// Work for ever, in kernels of 0.5 ms.
+const WORK: &str = "kernels g 100000000 of 500";
+
+/// A monitor of a container that is to have as much as its neighbour.
+fn alike() -> Monitor {
+    let monitor = Monitor::sharing();
+    monitor.share(Some(&share(4096)));
+    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    monitor
+}
+
+fn share(own_us: u64) -> Share {
+    let own = ("test00000000".to_owned(), Round { us: own_us, each: false });
+    let other = ("another00000".to_owned(), Round { us: 4096, each: false });
+    Share { policy: 1, rounds: [own, other].into(), turns: None }
+}
+
+/// A program beside the container.
+struct Neighbour {
+    child: Child,
+    client: u64,
+}
+
+impl Neighbour {
+    fn beside(monitor: &Monitor) -> Self {
+        let lines = ["start", "compute 1 as g", "compute-mode g 2", SLICE, WORK, "sleep 1000"];
+        let mut command = Command::new(program("rmtool"));
+        command.arg("--dev").arg(monitor.sim.dev()).args(script(&lines.join("\n")));
+        command.stdout(Stdio::null());
+        let child = spawn_with_us(&mut command);
+        let pid = u64::from(child.id());
+        let found = || {
+            let state = monitor.sim.state();
+            let clients = state["clients"].as_array().expect("a list").clone();
+            let own = clients.into_iter().find(|client| client["process"] == pid)?;
+            let computes =
+                |client: &serde_json::Value| busy_us_of(client).is_some_and(|busy_us| busy_us > 0);
+            Some(own).filter(computes)?["handle"].as_u64()
+        };
+        until("the neighbour computes", || found().is_some());
+        Neighbour { client: found().expect("it does"), child }
+    }
+
+    fn busy_us(&self, monitor: &Monitor) -> u64 {
+        let state = monitor.sim.state();
+        let mut clients = state["clients"].as_array().expect("a list").iter();
+        let own = clients.find(|client| client["handle"] == self.client);
+        own.and_then(busy_us_of).expect("it is there")
+    }
+
+    /// Waits for half a second in which the neighbour has so many per cent of the GPU, for as long as an attack
+    /// goes on: in any other, the monitor may have come late.
+    #[track_caller]
+    fn soon_has(&self, monitor: &Monitor, per_cent: u128, beside: &str) {
+        until(&format!("the neighbour has {per_cent} per cent beside {beside}"), || {
+            let (begun, before) = (Instant::now(), self.busy_us(monitor));
+            std::thread::sleep(Duration::from_millis(500));
+            let busy_us = u128::from(self.busy_us(monitor) - before);
+            100 * busy_us / begun.elapsed().as_micros() >= per_cent
+        });
+    }
+
+    fn ends(self) {
+        end(self.child);
+    }
+}
+
+/// 4096 µs.
+const SLICE: &str = "control g 0xa06c0103 with 0010000000000000";
+
+fn busy_us_of(client: &serde_json::Value) -> Option<u64> {
+    let objects = client["objects"].as_array()?.iter();
+    Some(objects.filter_map(|object| object["busy_us"].as_u64()).sum())
+}
+
+#[test]
+fn who_sets_its_own_slice_and_mode_has_no_more() {
+    let monitor = alike();
+    let neighbour = Neighbour::beside(&monitor);
+    // 65,536 µs; WFI, and kernels of 50 ms, which then would outlast all slices.
+    let greedy = "start\ncompute 1 as g\ncontrol g 0xa06c0103 with 0000010000000000\ncompute-mode g 0\n\
+                  kernels g 1000000 of 50000";
+    let greedy = monitor.halfway(greedy, "sleep 1000");
+    neighbour.soon_has(
+        &monitor,
+        FAIR_PER_CENT * 95 / 100,
+        "one with a slice and a mode of its own",
+    );
+    greedy.kill();
+    neighbour.soon_has(&monitor, 99, "nobody");
+    neighbour.ends();
+}
+
+#[test]
+fn who_forks_has_no_more() {
+    let monitor = alike();
+    let neighbour = Neighbour::beside(&monitor);
+    let mut forks = Vec::new();
+    for (count, per_cent) in [(4, 95), (16, 90)] {
+        while forks.len() < count {
+            let lines = format!("start\ncompute 1 as g\ncompute-mode g 2\n{WORK}");
+            forks.push(monitor.halfway(&lines, "sleep 1000"));
+        }
+        neighbour.soon_has(&monitor, FAIR_PER_CENT * per_cent / 100, &format!("{count} processes"));
+    }
+    forks.into_iter().for_each(crate::host::Halfway::kill);
+    // As many groups in one process.
+    let groups = "compute 1 as g\ncompute-mode g 2\nkernels g 100000000 of 500\n".repeat(64);
+    let many = monitor.halfway(&format!("start\n{groups}"), "sleep 1000");
+    neighbour.soon_has(&monitor, FAIR_PER_CENT * 90 / 100, "64 groups of one process");
+    many.kill();
+    neighbour.ends();
+}
+
+/// A program that can't be reached any more when its share becomes smaller is taken off the GPU, and
+/// comes back with its share.
+#[test]
+fn who_hides_its_descriptor_keeps_no_larger_share() {
+    let monitor = alike();
+    let neighbour = Neighbour::beside(&monitor);
+    let lines = format!("start\ncompute 1 as g\ncompute-mode g 2\n{WORK}\nclose-into-a-socket");
+    let hides = monitor.halfway(&lines, "sleep 1000");
+    neighbour.soon_has(&monitor, FAIR_PER_CENT * 95 / 100, "one that has hidden its descriptor");
+    monitor.share(Some(&share(1024)));
+    neighbour.soon_has(&monitor, 75, "one whose share became a fifth");
+    assert!(monitor.log().contains("a program is taken off the GPU"), "{}", monitor.log());
+    monitor.share(Some(&share(4096)));
+    until("it is back", || monitor.channels_off().iter().all(|off| !off));
+    hides.kill();
+    neighbour.ends();
+}
+
+/// Under turns: scheduling again and again, with all flags, enables nobody who is off; and a worker that is
+/// killed in the middle of a turn is followed by one that goes on.
+#[test]
+fn who_schedules_itself_again_and_again_stays_off() {
+    let monitor = Monitor::sharing();
+    let spans = |spans: &[(u64, u64)]| {
+        let spans = spans.iter().map(|(from_us, to_us)| Span { from_us: *from_us, to_us: *to_us });
+        let spans = [("test00000000".to_owned(), spans.collect())].into();
+        Share { policy: 0, turns: Some(Turns { frame_us: 100_000, spans }), ..share(4096) }
+    };
+    monitor.share(Some(&spans(&[(0, 50_000)])));
+    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let neighbour = Neighbour::beside(&monitor);
+    let again = "control g 0xa06c0101 with 010000\ncontrol g 0xa06c0101 with 010100\n".repeat(400);
+    let lines = format!("start\ncompute 1 as g\ncompute-mode g 2\n{WORK}");
+    let storm = monitor.halfway(&lines, &format!("{again}sleep 1000"));
+    // Half of the time alone, half of it alike.
+    let half_per_cent = 50 + FAIR_PER_CENT / 2;
+    storm.go();
+    neighbour.soon_has(&monitor, half_per_cent * 97 / 100, "one that schedules itself");
+    monitor.share(Some(&spans(&[])));
+    for _ in 0..5 {
+        monitor.replace();
+    }
+    neighbour.soon_has(&monitor, 99, "one that is off");
+    storm.kill();
+    neighbour.ends();
+}
