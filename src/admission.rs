@@ -621,6 +621,9 @@ impl Host {
         let change = change(&before.plan)?;
         let limits = self.limits(&registry)?;
         let plan = before.plan.after(change, limits.max_weight(&before.plan))?;
+        // Who asks for no more weight than it has is kept from nothing by the weights of others.
+        let limits =
+            if plan.weight <= before.plan.weight { limits.with_any_weight() } else { limits };
         plan::admit(&plan, locked.holdings_but(&before.key), &limits)
             .map_err(|refusal| named(refusal, &registry))?;
         // While it changes it holds the larger of both: whatever happens in between, no

@@ -28,6 +28,7 @@ impl Host {
             max_inst_of: max_inst_of.collect(),
             policy: self.usual_policy(),
             policy_of: policy_of.collect(),
+            bounds_weights: true,
             exclusive: admission.exclusive,
         })
     }

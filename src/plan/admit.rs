@@ -34,6 +34,8 @@ pub struct Limits {
     pub policy: u32,
     /// The policies of GPUs of which one is set, by UUID.
     pub policy_of: BTreeMap<String, u32>,
+    /// Whether weights on a GPU have a bound, where its backend and its policy say so.
+    pub bounds_weights: bool,
     /// A GPU held as a whole and a shared one exclude each other.
     pub exclusive: bool,
 }
@@ -47,6 +49,12 @@ impl Limits {
     /// The most containers on the GPU with that UUID, and the sum of their weights.
     fn max_inst(&self, uuid: &str) -> u32 {
         self.max_inst_of.get(uuid).copied().unwrap_or(self.max_inst)
+    }
+
+    /// The same without a bound of the weights on a GPU.
+    #[must_use]
+    pub fn with_any_weight(self) -> Self {
+        Limits { bounds_weights: false, ..self }
     }
 
     /// The largest weight that a container with `plan` can have on all its GPUs.
@@ -314,7 +322,8 @@ fn admit_gpu<'a>(
         return Err(Refusal::Containers { index, uuid, count, max_inst, holders: holders() });
     }
     let left = max_inst.saturating_sub(weight);
-    if plan.backend.bounds_weights(limits.policy(&gpu.uuid)) && plan.weight > left {
+    let is_bound = limits.bounds_weights && plan.backend.bounds_weights(limits.policy(&gpu.uuid));
+    if is_bound && plan.weight > left {
         return Err(Refusal::Weight {
             index,
             uuid,
@@ -349,6 +358,7 @@ mod tests {
         max_inst_of: BTreeMap::new(),
         policy: 1,
         policy_of: BTreeMap::new(),
+        bounds_weights: true,
         exclusive: false,
     };
 
@@ -374,6 +384,29 @@ mod tests {
 
     fn refused(plan: &Plan, holdings: &[Holding], limits: &Limits) -> String {
         admit(plan, holdings, limits).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn weights_have_a_bound_under_policy_3_of_the_gate_and_always_of_the_module() {
+        let held = Holding {
+            id: "held".to_owned(),
+            gpus: vec![("GPU-0".to_owned(), Some(MIB))],
+            weight: 15,
+            high_priority: false,
+        };
+        let plan = |backend| Plan { backend, ..plan(&[(0, Some(1))], 6) };
+        let admits =
+            |backend, limits: &Limits| admit(&plan(backend), std::iter::once(&held), limits);
+        let fixed = Limits { policy_of: [("GPU-0".to_owned(), 3)].into(), ..LIMITS };
+        let refused = admits(Kind::Gate, &fixed).unwrap_err();
+        assert!(
+            matches!(refused, Refusal::Weight { left: 5, max_inst: 20, asked: 6, .. }),
+            "{refused}"
+        );
+        assert_eq!(admits(Kind::Gate, &LIMITS), Ok(()));
+        assert!(admits(Kind::Km, &LIMITS).is_err());
+        assert_eq!(admits(Kind::Gate, &fixed.clone().with_any_weight()), Ok(()));
+        assert!(admits(Kind::Gate, &Limits { policy: 3, ..LIMITS }).is_err());
     }
 
     #[test]

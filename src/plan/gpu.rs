@@ -7,6 +7,9 @@ use super::{Holding, Kind};
 /// The policy that leaves computing time to the driver.
 pub const POLICY_NATIVE: u32 = 5;
 
+/// The policy under which each container has one of `max_inst` parts.
+const POLICY_FAIR: u32 = 0;
+
 /// The policy under which a container has its weight's part of `max_inst`, no more and no less.
 pub const POLICY_FIXED: u32 = 3;
 
@@ -183,7 +186,11 @@ impl GpuChange {
         }
         let bound_weight =
             if backend.bounds_weights(after.policy) { there.weight } else { there.containers };
-        let is_bound = !matches!(self, GpuChange::PrioRatio(_));
+        let is_bound = match self {
+            GpuChange::MaxInst(_) => true,
+            GpuChange::Policy(policy) => [POLICY_FAIR, POLICY_FIXED].contains(&policy),
+            GpuChange::PrioRatio(_) => false,
+        };
         if is_bound && there.containers.max(bound_weight) > after.max_inst {
             let Occupancy { containers, weight } = there;
             let max_inst = after.max_inst;
@@ -284,5 +291,10 @@ mod tests {
         let rules = GpuRules { policy: 3, ..RULES };
         assert!(GpuChange::MaxInst(4).check(1, rules, there, Kind::Gate).is_err());
         assert_eq!(GpuChange::PrioRatio(30).check(1, rules, there, Kind::Gate), Ok(()));
+        // More is there than the bound, since that was lowered: what promises no part stays possible.
+        let rules = GpuRules { max_inst: 2, ..RULES };
+        let policy = |policy| GpuChange::Policy(policy).check(1, rules, there, Kind::Gate);
+        assert_eq!([1, 2, 4].map(policy), [Ok(()), Ok(()), Ok(())]);
+        assert!(policy(0).is_err() && policy(3).is_err());
     }
 }

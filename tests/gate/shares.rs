@@ -190,11 +190,11 @@ fn a_slice_that_the_driver_refuses_is_told_and_nothing_else_fails() {
     holder.kill();
 }
 
-/// A frame of 100 ms, of which the container has what is said.
+/// A frame of 400 ms, of which the container has what is said, in milliseconds.
 fn turns(spans: &[(u64, u64)]) -> Share {
-    let own = spans.iter().map(|(from_us, to_us)| Span { from_us: *from_us, to_us: *to_us });
-    let spans = [("test00000000".to_owned(), own.collect())].into();
-    let turns = Some(Turns { frame_us: 100_000, spans });
+    let span = |(from, to): &(u64, u64)| Span { from_us: from * 1000, to_us: to * 1000 };
+    let spans = [("test00000000".to_owned(), spans.iter().map(span).collect())].into();
+    let turns = Some(Turns { frame_us: 400_000, spans });
     Share { policy: 0, turns, ..share(4096, false) }
 }
 
@@ -209,13 +209,13 @@ fn busy_us(monitor: &Monitor) -> u64 {
     objects.map(|object| object["busy_us"].as_u64().expect("a number")).sum()
 }
 
-/// Waits for half a second in which kernels run for so many per cent of it: in any other, monitor or
+/// Waits for two frames in which kernels run for so many per cent of it: in any other, monitor or
 /// test may have come late.
 #[track_caller]
 fn until_busy(monitor: &Monitor, per_cent: std::ops::Range<u128>) {
     until(&format!("kernels run for {per_cent:?} per cent of the time"), || {
         let (begun, before) = (Instant::now(), busy_us(monitor));
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(Duration::from_millis(800));
         let busy_us = u128::from(busy_us(monitor) - before);
         per_cent.contains(&(100 * busy_us / begun.elapsed().as_micros()))
     });
@@ -225,30 +225,30 @@ fn until_busy(monitor: &Monitor, per_cent: std::ops::Range<u128>) {
 fn a_container_runs_in_its_own_time_alone_and_always_where_it_may() {
     let monitor = sharing(4096);
     let holder = monitor.halfway(BUSY, "sleep 1000");
-    until_busy(&monitor, 99..101);
-    monitor.share(Some(&turns(&[(20_000, 45_000)])));
-    until_busy(&monitor, 24..27);
+    until_busy(&monitor, 97..101);
+    monitor.share(Some(&turns(&[(80, 180)])));
+    until_busy(&monitor, 23..28);
     // The next worker goes on with the channels that it finds in the journal.
     monitor.replace();
-    monitor.share(Some(&turns(&[(0, 30_000), (70_000, 100_000)])));
-    until_busy(&monitor, 58..63);
+    monitor.share(Some(&turns(&[(0, 120), (280, 400)])));
+    until_busy(&monitor, 56..65);
     // Nor does one whose share has no turns leave off what the one before has taken off.
     monitor.share(Some(&turns(&[])));
     until("it is off", || monitor.channels_off() == [true]);
     monitor.kill();
     monitor.share(Some(&share(4096, false)));
     monitor.start();
-    until_busy(&monitor, 99..101);
-    monitor.share(Some(&turns(&[(20_000, 45_000)])));
-    until_busy(&monitor, 24..27);
+    until_busy(&monitor, 97..101);
+    monitor.share(Some(&turns(&[(80, 180)])));
+    until_busy(&monitor, 23..28);
     // A share without turns, and no share at all, bring everybody back.
     monitor.share(Some(&share(4096, false)));
-    until_busy(&monitor, 99..101);
+    until_busy(&monitor, 97..101);
     monitor.share(Some(&turns(&[])));
     until_busy(&monitor, 0..1);
     assert_eq!(monitor.channels_off(), [true]);
     monitor.share(None);
-    until_busy(&monitor, 99..101);
+    until_busy(&monitor, 97..101);
     assert_eq!(monitor.channels_off(), [false]);
     holder.kill();
 }
@@ -256,7 +256,7 @@ fn a_container_runs_in_its_own_time_alone_and_always_where_it_may() {
 /// Who makes a channel, or schedules a group, while its container is off the GPU doesn't run.
 #[test]
 fn who_comes_while_the_container_is_off_comes_off() {
-    let monitor = sharing(4096);
+    let monitor = Monitor::sharing_on_a_newer_driver();
     monitor.share(Some(&turns(&[])));
     let first = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
     until("it is off", || monitor.channels_off() == [true]);
@@ -266,11 +266,16 @@ fn who_comes_while_the_container_is_off_comes_off() {
         "sleep 1000",
     );
     until("both are off", || monitor.channels_off() == [true, true]);
+    // Copies take no turns: who schedules a group for them is enabled at once.
+    let copies = monitor.halfway("start\ncompute 9 as c", "sleep 1000");
+    assert_eq!(monitor.channels_off(), [true, true, false]);
+    copies.kill();
+    until("its channel is gone", || monitor.channels_off().len() == 2);
     until_busy(&monitor, 0..1);
     // A channel that is freed keeps nobody from going on.
     first.kill();
-    monitor.share(Some(&turns(&[(0, 50_000)])));
-    until_busy(&monitor, 49..53);
+    monitor.share(Some(&turns(&[(0, 200)])));
+    until_busy(&monitor, 47..55);
     again.kill();
 }
 

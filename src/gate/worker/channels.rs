@@ -66,11 +66,16 @@ impl Channels {
         on_gpu.map(|(name, channel)| (*name, (name.0, channel.parent))).collect()
     }
 
-    /// Those of a group.
-    pub(super) fn of_group(&self, client: u32, group: u32) -> Vec<(u32, u32)> {
+    /// Those of a group, each with its GPU.
+    pub(super) fn of_group(&self, client: u32, group: u32) -> Vec<((u32, u32), usize)> {
         let of_client = self.all.range((client, 0)..=(client, u32::MAX));
         let of_group = of_client.filter(|(_, channel)| channel.parent == group);
-        of_group.map(|(name, _)| *name).collect()
+        of_group.map(|(name, channel)| (*name, channel.gpu)).collect()
+    }
+
+    /// The one with that name, if it's known, with its GPU.
+    pub(super) fn named(&self, name: (u32, u32)) -> Vec<((u32, u32), usize)> {
+        self.all.get(&name).map(|channel| (name, channel.gpu)).into_iter().collect()
     }
 
     /// Whether another is to be known; those of processes that are gone make room.
@@ -119,7 +124,11 @@ mod tests {
         let [one, other, third] = [((1, 11), (1, 10)), ((1, 12), (1, 10)), ((2, 11), (2, 10))];
         assert_eq!(on(&channels, 0, &[1, 2]), [one, other, third]);
         assert_eq!(on(&channels, 0, &[2]), [third]);
-        assert_eq!(channels.of_group(1, 10), [(1, 11), (1, 12)]);
+        assert_eq!(channels.of_group(1, 10), [((1, 11), 0), ((1, 12), 0)]);
+        assert_eq!(
+            (channels.named((1, 21)), channels.named((1, 22))),
+            (vec![((1, 21), 1)], vec![])
+        );
         assert_eq!(channels.freed(1, 12, &[]), [(1, 12)]);
         assert_eq!(channels.freed(1, 10, &[]), [(1, 11), (1, 12)]);
         assert_eq!(channels.freed(1, 5, &[(1, 20)]), [(1, 21)], "below a device that is freed");

@@ -20,6 +20,9 @@ use crate::rm::{Answer, Call, Command, Layout, Meaning};
 /// is larger tells something, and can be asked again.
 const ONCE_BYTES: usize = 4096;
 
+/// The most bytes of parameters that are changed for shares of computing time: those that schedule.
+const MOST_STEERED: usize = 3;
+
 impl Case<'_> {
     pub(super) fn control(
         &mut self,
@@ -72,11 +75,12 @@ impl Case<'_> {
             }
             Known::Flat | Known::Opaque => {
                 self.settle()?;
+                let asked: Vec<u8> = self.desk.params.iter().copied().take(MOST_STEERED).collect();
                 if self.steers((client, object), control, layout)? {
                     return Err(self.pretended(layout));
                 }
                 let done = self.make_control(command, layout, params)?;
-                self.steered(control);
+                self.steered(control, &asked);
                 self.give_back(params, done);
                 Ok(self.executed(None))
             }

@@ -259,10 +259,10 @@ impl Case<'_> {
         let Some(layout) = layout.filter(|_| is_channel) else { return Ok(()) };
         let of = self.books().groups.engine(object.client, object.parent);
         if let Some((gpu, engine)) = of {
-            if computes(engine) {
-                self.passes_computing_channel(gpu, object);
-            }
-            return Ok(());
+            return match computes(engine) {
+                true => self.passes_computing_channel(gpu, object, layout),
+                false => Ok(()),
+            };
         }
         // One below a group that a worker before knew nothing of isn't on its own.
         let gpu = self.only_gpu().or_else(|| self.gpu(object.client, object.parent));
@@ -273,19 +273,32 @@ impl Case<'_> {
         };
         let group = group(gpu, object, handle, false, None);
         self.with_room_on(gpu, layout, |books| books.write(group))?;
-        self.passes_computing_channel(gpu, object);
-        Ok(())
+        self.passes_computing_channel(gpu, object, layout)
     }
 
     /// A channel that computes is let go on.
-    fn passes_computing_channel(&self, gpu: usize, object: Object) {
+    fn passes_computing_channel(
+        &mut self,
+        gpu: usize,
+        object: Object,
+        layout: &'static Layout,
+    ) -> Result<(), Over> {
         let Object { client, parent, handle } = object;
-        let Some(process) = self.target().ok().map(|target| target.process) else { return };
-        let mut books = self.books();
-        let Books { channels, processes, .. } = &mut *books;
-        if handle != 0 && channels.has_room(processes) {
-            books.write(Record::Channel { gpu, client, parent, handle, process });
+        let process = self.target()?.process;
+        let has_room = {
+            let mut books = self.books();
+            let Books { channels, processes, .. } = &mut *books;
+            let has_room = channels.has_room(processes);
+            if handle != 0 && has_room {
+                books.write(Record::Channel { gpu, client, parent, handle, process });
+            }
+            has_room
+        };
+        if has_room {
+            return Ok(());
         }
+        self.log("a channel more than can be known is refused");
+        Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
     }
 
     pub(super) fn only_gpu(&self) -> Option<usize> {

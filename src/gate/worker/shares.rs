@@ -21,8 +21,9 @@ use super::device::{Device, Failure, Rm, kind_at};
 use super::groups::DueSlice;
 use super::own::Presence;
 use super::serve::{Case, Over};
+use super::slots::schedules_a_channel;
 use super::target::{process_id, with_files};
-use crate::gate::journal::{Reach, Record};
+use crate::gate::journal::Reach;
 use crate::gate::settings::{Node, NodeKind};
 use crate::ledger::Process;
 use crate::registry::notice::Notice;
@@ -39,6 +40,10 @@ use crate::sched::{Round, Span, slice_us};
 
 /// How long samples reach back: who is new isn't in them yet.
 const GRACE: Duration = Duration::from_secs(15);
+
+/// How many processes are told apart by the samples, of which there are some seventy: of more, one that computes
+/// could be in none of them.
+const MOST_TOLD_APART: usize = 8;
 
 /// How often it is looked who of several processes rests, in milliseconds: while one of them was seen to
 /// compute, and while none was.
@@ -84,7 +89,7 @@ struct State {
     /// By GPU: when it may run, as spans of a frame of so many microseconds; `None` where it may always.
     turns: Vec<Option<(u64, Vec<Span>)>>,
     /// By GPU: why what was asked for last could not be had.
-    failures: Vec<Option<Failure>>,
+    failures: Vec<BTreeMap<&'static str, Failure>>,
     /// By GPU: groups whose slices can't be set, for no descriptor of their program's leads to them: since
     /// when, and whether that is told.
     out_of_reach: Vec<BTreeMap<(u32, u32), (Instant, bool)>>,
@@ -99,7 +104,7 @@ impl Shares {
         let state = State {
             rounds: vec![None; gpus],
             turns: vec![None; gpus],
-            failures: vec![None; gpus],
+            failures: vec![BTreeMap::new(); gpus],
             out_of_reach: vec![BTreeMap::new(); gpus],
             resting: vec![BTreeSet::new(); gpus],
             since: vec![BTreeMap::new(); gpus],
@@ -125,7 +130,9 @@ impl Shares {
 
     /// What the driver said to what could not be had of a GPU, in words.
     pub(super) fn failure(&self, gpu: usize) -> Option<String> {
-        self.state().failures.get(gpu).copied().flatten().map(|failure| failure.to_string())
+        let state = self.state();
+        let (what, failure) = state.failures.get(gpu)?.first_key_value()?;
+        Some(format!("{what}: {failure}"))
     }
 
     /// The processes of the container's that were not on a GPU lately.
@@ -198,11 +205,15 @@ impl Shares {
         computing.iter().filter(|process| is_old(process) && !is_seen(process)).copied().collect()
     }
 
-    /// A slice was tried to be set: whether that is other than the last one of the GPU.
-    fn is_news(&self, gpu: usize, failure: Option<Failure>) -> bool {
+    /// The driver was asked for what holds a share: whether it has said something else than last.
+    fn is_news(&self, gpu: usize, what: &'static str, failure: Option<Failure>) -> bool {
         let mut state = self.state();
-        let known = state.failures.get_mut(gpu);
-        known.is_some_and(|known| std::mem::replace(known, failure) != failure)
+        let Some(known) = state.failures.get_mut(gpu) else { return false };
+        let before = match failure {
+            Some(failure) => known.insert(what, failure),
+            None => known.remove(what),
+        };
+        before != failure
     }
 }
 
@@ -218,9 +229,11 @@ impl Case<'_> {
         match control {
             NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => {
                 self.slice_first(client, object, layout)?;
-                if let Some(gpu) = self.gpu_of_group(client, object) {
-                    self.schedules(gpu, (client, object));
-                }
+                self.schedules_group((client, object));
+                Ok(false)
+            }
+            control if schedules_a_channel(control) => {
+                self.schedules_channel((client, object));
                 Ok(false)
             }
             NVA06C_CTRL_CMD_SET_TIMESLICE => {
@@ -326,6 +339,7 @@ impl Shared {
         let mut is_resumed = false;
         loop {
             self.read_shares();
+            self.slots.wake();
             is_resumed = is_resumed || self.end_turns_of_before();
             let look_ms = self.look_who_rests();
             let is_whole = self.set_slices() && is_resumed;
@@ -378,7 +392,7 @@ impl Shared {
                 books.groups.computing_processes(gpu, &books.processes)
             };
             let mut resting = BTreeSet::new();
-            if adds_up && computing.len() > 1 {
+            if adds_up && (2..=MOST_TOLD_APART).contains(&computing.len()) {
                 let own = self.auditor.own(self);
                 let samples = own.map(|own| own.samples(&self.release, gpu)).unwrap_or_default();
                 let is_busy = computing.iter().any(|process| was_seen(&samples, *process));
@@ -400,7 +414,7 @@ impl Shared {
 
     /// The driver was asked for what holds a share.
     pub(super) fn tried_share(&self, gpu: usize, what: &'static str, done: Result<(), Failure>) {
-        if !self.shares.is_news(gpu, done.err()) {
+        if !self.shares.is_news(gpu, what, done.err()) {
             return;
         }
         self.figures.change();
@@ -463,8 +477,7 @@ impl Shared {
         let presence = own.presence(&self.release, due.client, due.handle);
         let is_gone = presence != Presence::There && own.can_tell(&self.release);
         if is_gone {
-            self.books().write(Record::Ungroup { client: due.client, handle: due.handle });
-            self.shares.wake();
+            self.freed_groups(due.client, due.handle);
         }
         is_gone
     }

@@ -29,8 +29,11 @@ use crate::sched::{Span, cohort_turns, cohorts, turn_at};
 const OFF_US: u64 = 670;
 const ON_US: u64 = 360;
 
-/// No call is asked for earlier than this.
-const MOST_EARLY_US: u64 = 3000;
+/// No call is asked for earlier than this: half of the shortest slot.
+const MOST_EARLY_US: u64 = 8000;
+
+/// For how long a channel that isn't there may be on its way.
+const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
 /// How soon what the driver refused is tried again.
 const RETRY_US: u64 = 1_000_000;
@@ -79,11 +82,10 @@ impl Slots {
         self.wake();
     }
 
-    /// Whether one of these channels is off a GPU, or all are.
-    fn is_off(&self, gpu: usize, channels: &[Name]) -> bool {
+    /// Whether a channel is off a GPU, or all are.
+    fn is_off(&self, gpu: usize, channel: Name) -> bool {
         let off = self.off.lock().unwrap_or_else(PoisonError::into_inner);
-        let off = off.get(gpu);
-        off.is_some_and(|off| off.all || channels.iter().any(|name| off.channels.contains(name)))
+        off.get(gpu).is_some_and(|off| off.all || off.channels.contains(&channel))
     }
 
     fn set_off(&self, gpu: usize, off: Off) {
@@ -94,29 +96,37 @@ impl Slots {
     }
 }
 
-/// How long calls take, in microseconds, as those before took.
+/// How long it takes to have all channels of a GPU off and on, in microseconds, as it took before.
 #[derive(Debug, Clone, Copy)]
 struct Means {
     off_us: u64,
     on_us: u64,
 }
 
+impl Default for Means {
+    fn default() -> Self {
+        Means { off_us: OFF_US, on_us: ON_US }
+    }
+}
+
 impl Means {
     fn took(&mut self, disable: bool, took: Duration) {
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).min(MOST_EARLY_US);
         let mean = if disable { &mut self.off_us } else { &mut self.on_us };
-        *mean = (7 * *mean + took_us) / 8;
+        *mean = (3 * *mean + took_us) / 4;
     }
 
     /// Whether who has these spans is to be on at a time, as calls that are asked for then will have it; and
     /// when to look again.
     fn turn(self, frame_us: u64, spans: &[Span], now_us: u64) -> (bool, Option<u64>) {
-        let looks = [self.off_us, self.on_us + self.off_us / 2].map(|early_us| {
+        let (off_early_us, on_early_us) = (self.off_us, self.on_us + self.off_us / 2);
+        let look = |early_us| {
             let (on, next) = turn_at(frame_us, spans, now_us + early_us);
             (on, next.map(|next| next - early_us))
-        });
-        let next = looks.iter().filter_map(|(_, next)| *next).min();
-        (looks.iter().any(|(on, _)| *on), next)
+        };
+        let ((begins, one), (ends_not, other)) = (look(on_early_us), look(off_early_us));
+        let on = if on_early_us < off_early_us { begins && ends_not } else { begins || ends_not };
+        (on, one.into_iter().chain(other).min())
     }
 }
 
@@ -131,6 +141,9 @@ struct Done {
     /// How often groups had been scheduled then; `None` where nothing is known, as of a worker before.
     scheduled: Option<u64>,
     retry_us: Option<u64>,
+    means: Means,
+    /// Channels that were not there, since when.
+    missing: BTreeMap<Name, Instant>,
 }
 
 /// Which channels of a GPU run at times, and when.
@@ -180,24 +193,50 @@ fn in_cohorts(
     busy.chunks(busy.len().div_ceil(cohorts).max(1)).enumerate().map(cohort).collect()
 }
 
+/// Whether a control schedules a channel: `NVA06F_CTRL_CMD_GPFIFO_SCHEDULE`, and that of each later
+/// generation's class.
+pub(super) fn schedules_a_channel(control: u32) -> bool {
+    const ANY_GENERATION: u32 = 0xff << 24;
+    control | ANY_GENERATION == NVA06F_CTRL_CMD_GPFIFO_SCHEDULE | ANY_GENERATION
+}
+
 impl Case<'_> {
-    /// A control was made: who is off the GPU may have been enabled by it.
-    pub(super) fn steered(&self, control: u32) {
-        if [NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, NVA06F_CTRL_CMD_GPFIFO_SCHEDULE].contains(&control) {
+    /// A control was made: who is off the GPU may have been enabled by it. Its program finds in its
+    /// parameters what it has asked.
+    pub(super) fn steered(&mut self, control: u32, asked: &[u8]) {
+        if control == NVA06C_CTRL_CMD_GPFIFO_SCHEDULE || schedules_a_channel(control) {
+            if let Some(params) = self.desk.params.get_mut(..asked.len()) {
+                params.copy_from_slice(asked);
+            }
             self.shared.slots.was_scheduled();
+            // Its channels may be the first that take turns.
+            self.shared.shares.wake();
         }
     }
 
-    /// A group that is to be scheduled while it's off the GPU isn't enabled with it.
-    pub(super) fn schedules(&mut self, gpu: usize, (client, group): Name) {
-        // `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS` (ctrla06fgpfifo.h): bEnable, bSkipSubmit, bSkipEnable, of which
-        // the last two aren't taken together.
-        let [enable, skip_submit, skip_enable, ..] = &mut self.desk.params[..] else { return };
-        if *enable == 0 {
-            return;
-        }
+    /// A group that is to be scheduled while it's off the GPU isn't enabled with it: it will be when its turn
+    /// comes. Who isn't known to take turns is enabled by nobody else.
+    pub(super) fn schedules_group(&mut self, (client, group): Name) {
         let channels = self.shared.books().channels.of_group(client, group);
-        if self.shared.slots.is_off(gpu, &channels) {
+        self.schedules(&channels);
+    }
+
+    /// The same of a channel.
+    pub(super) fn schedules_channel(&mut self, channel: Name) {
+        let channels = self.shared.books().channels.named(channel);
+        self.schedules(&channels);
+    }
+
+    fn schedules(&mut self, channels: &[(Name, usize)]) {
+        let is_off = |(name, gpu): &(Name, usize)| self.shared.slots.is_off(*gpu, *name);
+        // `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS` (ctrla06fgpfifo.h): bEnable, bSkipSubmit, bSkipEnable, of which
+        // the last two aren't taken together. Drivers before 575 don't have the third: there whoever is enabled
+        // goes off again.
+        let is_off = channels.iter().any(is_off);
+        if let [enable, skip_submit, skip_enable, ..] = &mut self.desk.params[..]
+            && *enable != 0
+            && is_off
+        {
             (*skip_submit, *skip_enable) = (0, 1);
         }
     }
@@ -221,23 +260,21 @@ impl Shared {
 
     /// Brings back what a worker before took off GPUs, and nobody is to take off now; whether that is done.
     pub(super) fn end_turns_of_before(&self) -> bool {
-        let mut means = Means { off_us: OFF_US, on_us: ON_US };
         let mut is_whole = true;
         for gpu in 0..self.uuids.len() {
             let (parts, all) = self.parts(gpu);
             if parts.parts.is_empty() {
-                is_whole &= self.set_channels(gpu, false, &all, &mut means);
+                is_whole &= self.set_channels(gpu, false, &all, &mut Done::default());
             }
         }
         is_whole
     }
 
     fn take_turns_forever(&self) {
-        let mut means = Means { off_us: OFF_US, on_us: ON_US };
         let mut done: Vec<Done> = self.uuids.iter().map(|_| Done::default()).collect();
         loop {
             let wakes = done.iter_mut().enumerate();
-            let wakes = wakes.filter_map(|(gpu, done)| self.take_turn(gpu, done, &mut means));
+            let wakes = wakes.filter_map(|(gpu, done)| self.take_turn(gpu, done));
             let wait = wakes.min().map(|wake_us| {
                 TimeSpec::from(Duration::from_micros(wake_us.saturating_sub(now_us())))
             });
@@ -266,7 +303,7 @@ impl Shared {
             (None, None) => Vec::new(),
         };
         // Who can't be given its share has none.
-        let out_of_reach = self.shares.out_of_reach(gpu);
+        let out_of_reach = round.map(|_| self.shares.out_of_reach(gpu)).unwrap_or_default();
         let lost = channels.iter().filter(|(_, group)| out_of_reach.contains(group));
         let lost: Vec<Name> = lost.map(|(channel, _)| *channel).collect();
         if !lost.is_empty() {
@@ -276,15 +313,15 @@ impl Shared {
     }
 
     /// Has the container on a GPU or off it, as its turn is; when to look again.
-    fn take_turn(&self, gpu: usize, done: &mut Done, means: &mut Means) -> Option<u64> {
+    fn take_turn(&self, gpu: usize, done: &mut Done) -> Option<u64> {
         let (parts, all) = self.parts(gpu);
         let now = now_us();
-        let (off, next) = parts.off(*means, now);
+        let (off, next) = parts.off(done.means, now);
         // Before it is looked at: who is scheduled from now on is heard of.
         let is_all_off = !all.is_empty() && off.len() == all.len();
         self.slots.set_off(gpu, Off { all: is_all_off, channels: off.clone() });
         let scheduled = self.slots.scheduled.load(Ordering::Acquire);
-        let is_all = done.scheduled != Some(scheduled) && !parts.parts.is_empty()
+        let is_all = done.scheduled != Some(scheduled)
             || done.retry_us.is_some_and(|retry_us| retry_us <= now);
         let (on, goes): (Vec<Name>, Vec<Name>) = if is_all {
             all.into_iter().partition(|name| !off.contains(name))
@@ -295,7 +332,7 @@ impl Shared {
         };
         let mut is_whole = true;
         for (disable, channels) in [(false, on), (true, goes)] {
-            is_whole &= self.set_channels(gpu, disable, &channels, means);
+            is_whole &= self.set_channels(gpu, disable, &channels, done);
         }
         if !is_whole {
             done.retry_us = Some(now + RETRY_US);
@@ -307,54 +344,51 @@ impl Shared {
     }
 
     /// Takes channels off a GPU, or back onto it; whether that is done for all that there are.
-    fn set_channels(
-        &self,
-        gpu: usize,
-        disable: bool,
-        channels: &[Name],
-        means: &mut Means,
-    ) -> bool {
+    fn set_channels(&self, gpu: usize, disable: bool, channels: &[Name], done: &mut Done) -> bool {
         if channels.is_empty() {
             return true;
         }
         let Some(own) = self.auditor.own(self) else { return false };
-        let mut is_whole = true;
+        let set = |channels: &[Name]| own.set_channels(&self.release, gpu, disable, channels);
+        let asked = Instant::now();
+        let mut refused = None;
         for some in channels.chunks(MOST_CHANNELS) {
-            let asked = Instant::now();
-            match own.set_channels(&self.release, gpu, disable, some) {
-                Ok(()) => {
-                    means.took(disable, asked.elapsed());
-                    self.tried_turn(gpu, Ok(()));
-                }
-                // All or none: one of them isn't there, or not yet.
-                Err(_) => {
-                    for channel in some {
-                        is_whole &= self.set_channel(&own, gpu, disable, *channel);
-                    }
+            // All or none: one of them isn't there, or not yet.
+            if set(some).is_err() {
+                let there = self.those_there(&own, some, done);
+                if !there.is_empty() && set(&there).is_err() {
+                    refused = there.iter().find_map(|channel| set(&[*channel]).err()).or(refused);
                 }
             }
         }
-        is_whole
+        done.means.took(disable, asked.elapsed());
+        self.tried_turn(gpu, refused.map_or(Ok(()), Err));
+        refused.is_none()
     }
 
-    fn set_channel(&self, own: &Own, gpu: usize, disable: bool, channel: Name) -> bool {
-        let Err(failure) = own.set_channels(&self.release, gpu, disable, &[channel]) else {
-            self.tried_turn(gpu, Ok(()));
-            return true;
-        };
-        let (client, handle) = channel;
-        match own.presence(&self.release, client, handle) {
-            Presence::NoClient if own.can_tell(&self.release) => {
-                self.books().write(Record::Ungroup { client, handle });
-                true
+    /// Those of these channels that there are. One whose client is gone is forgotten; one that is missing for
+    /// longer than it can be on its way, too.
+    fn those_there(&self, own: &Own, channels: &[Name], done: &mut Done) -> Vec<Name> {
+        let forget =
+            |(client, handle): Name| self.books().write(Record::Ungroup { client, handle });
+        let mut there = Vec::new();
+        for channel in channels {
+            let presence = own.presence(&self.release, channel.0, channel.1);
+            if presence == Presence::There {
+                done.missing.remove(channel);
+                there.push(*channel);
+                continue;
             }
-            // It may be on its way: whoever schedules it is heard of.
-            Presence::NoObject | Presence::NoClient => true,
-            Presence::There => {
-                self.tried_turn(gpu, Err(failure));
-                false
+            if !own.can_tell(&self.release) {
+                continue;
+            }
+            let since = done.missing.entry(*channel).or_insert_with(Instant::now);
+            if presence == Presence::NoClient || since.elapsed() >= ON_ITS_WAY {
+                done.missing.remove(channel);
+                forget(*channel);
             }
         }
+        there
     }
 
     fn tried_turn(&self, gpu: usize, done: Result<(), Failure>) {
@@ -389,6 +423,12 @@ mod tests {
     }
 
     #[test]
+    fn a_channel_of_each_generation_is_scheduled_by_the_same_control() {
+        assert!([0xa06f_0103, 0xa16f_0103, 0xc36f_0103].into_iter().all(schedules_a_channel));
+        assert!(![0xa06c_0101, 0xc36f_0104, 0xa06f_0111].into_iter().any(schedules_a_channel));
+    }
+
+    #[test]
     fn of_many_groups_a_cohort_at_a_time_is_on() {
         let channels: BTreeMap<Name, Name> =
             (0..20).map(|number| ((1, 100 + number), (1, number / 2))).collect();
@@ -410,6 +450,12 @@ mod tests {
         let mut means = Means { off_us: 800, on_us: 400 };
         means.took(true, Duration::from_micros(1600));
         means.took(false, Duration::from_secs(10));
-        assert_eq!((means.off_us, means.on_us), (900, 725));
+        assert_eq!((means.off_us, means.on_us), (1000, 2300));
+        // Where it takes far longer to go off, nobody comes earlier than it goes, nor stays for longer.
+        let means = Means { off_us: 2000, on_us: 400 };
+        let spans = [Span { from_us: 20_000, to_us: 40_000 }];
+        for (now_us, on) in [(18_599, false), (18_600, true), (37_999, true), (38_000, false)] {
+            assert_eq!(means.turn(80_000, &spans, now_us).0, on, "{now_us}");
+        }
     }
 }

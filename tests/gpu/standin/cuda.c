@@ -557,7 +557,7 @@ int cuModuleLoadData(void **module, const void *image)
         uint32_t channel = next_handle + 1;
         group = next_handle;
         next_handle += 2;
-        uint8_t schedule[3] = {1};
+        uint8_t schedule[2] = {1};
         uint32_t mode[8] = {1, group, 0, CILP};
         uint64_t slice_us = SLICE_US;
         if (make(device, group, 0xa06c, group_params) || make(group, channel, 0xc56f, NULL) ||

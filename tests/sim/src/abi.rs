@@ -283,6 +283,8 @@ pub struct Abi {
     /// Of `NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS`: bytes, those of a sample, and of
     /// an engine in one.
     pub samples: (usize, usize, usize),
+    /// `NVA06C_CTRL_GPFIFO_SCHEDULE_PARAMS`: bSkipEnable came with 575 (ctrla06fgpfifo.h).
+    pub schedule_bytes: usize,
     /// `NV_VASPACE_ALLOCATION_PARAMETERS`.
     pub vaspace_params_bytes: usize,
     /// `NV00F8_ALLOCATION_PARAMETERS` and its `map.hVidMem`.
@@ -333,6 +335,7 @@ impl Abi {
                 () if since(525, 0, 0) => (34000, 472, 116),
                 () => (47216, 472, 116),
             },
+            schedule_bytes: if since(575, 0, 0) { 3 } else { 2 },
             vaspace_params_bytes: if since(580, 0, 0) { 56 } else { 48 },
             fabric_params: pick(since(535, 43, 2), (48, 40), (40, 32)),
             export_dmabuf: pick(since(570, 0, 0), (2608, 2600), (2600, 2592)),

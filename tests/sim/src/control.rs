@@ -54,7 +54,7 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         | NV2080_CTRL_CMD_NVLINK_IS_GPU_DEGRADED
         | NVA06C_CTRL_CMD_SET_TIMESLICE
         | NVA06C_CTRL_CMD_GET_TIMESLICE => 8,
-        NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => 3,
+        NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => abi.schedule_bytes,
         NVA06F_CTRL_CMD_RESTART_RUNLIST => 2,
         NV83DE_CTRL_CMD_DEBUG_READ_MEMORY | NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY => 24,
         _ => return None,

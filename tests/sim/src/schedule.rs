@@ -35,7 +35,7 @@ pub(crate) struct Turn {
     pub(crate) timeslice_us: u64,
     /// Whether a group was scheduled.
     pub(crate) scheduled: bool,
-    /// Whether a channel isn't to run.
+    /// Whether a channel isn't to run: none does before it is scheduled with its group, or enabled.
     pub(crate) disabled: bool,
     /// How a group's kernels are preempted, where its program chose.
     pub(crate) compute_mode: Option<u32>,
@@ -45,7 +45,7 @@ impl Turn {
     /// That of a new object.
     pub(crate) fn of(class: u32) -> Self {
         let slice = if class == KEPLER_CHANNEL_GROUP_A { DEFAULT_TIMESLICE_US } else { 0 };
-        Turn { timeslice_us: slice, ..Turn::default() }
+        Turn { timeslice_us: slice, disabled: CHANNEL_CLASSES.contains(&class), ..Turn::default() }
     }
 }
 

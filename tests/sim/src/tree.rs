@@ -12,9 +12,11 @@
 //! so of a page that two processes touch at one address only the first touch is seen.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -28,7 +30,7 @@ use crate::caller::{Caller, WHO_IS, is_ours};
 use crate::escape::{self, Call};
 use crate::fault::Fault;
 use crate::schedule::Doorbell;
-use crate::shared::Shared;
+use crate::shared::{Shared, lock};
 use crate::spec::{Gpu, MODEL};
 use crate::state::State;
 use crate::uvm;
@@ -78,7 +80,7 @@ const TTL: Duration = Duration::from_secs(3600);
 /// equal their addresses, and a page past the end can't be touched.
 const DEVICE_BYTES: u64 = 1 << 47;
 
-/// Least file handle of a text, which it is the inode of.
+/// Least file handle of a text.
 const TEXT_HANDLES: u64 = 1 << 62;
 
 /// The files.
@@ -86,6 +88,9 @@ const TEXT_HANDLES: u64 = 1 << 62;
 pub(crate) struct Tree {
     sim: Arc<Shared>,
     nodes: Vec<Node>,
+    /// The state as each open file of it was read from its beginning: it changes between two reads.
+    states: Mutex<HashMap<u64, String>>,
+    opened: AtomicU64,
     pub(crate) notifier: Arc<OnceLock<Notifier>>,
 }
 
@@ -127,7 +132,13 @@ fn inventory_text(gpus: &[Gpu]) -> String {
 
 impl Tree {
     pub(crate) fn new(sim: Arc<Shared>) -> Self {
-        let mut tree = Tree { sim: Arc::clone(&sim), nodes: Vec::new(), notifier: Arc::default() };
+        let mut tree = Tree {
+            sim: Arc::clone(&sim),
+            nodes: Vec::new(),
+            states: Mutex::default(),
+            opened: AtomicU64::new(0),
+            notifier: Arc::default(),
+        };
         let gpus = sim.driver().gpus.clone();
         let directory = || Content::Directory;
         let text = Content::Text;
@@ -310,7 +321,10 @@ impl Filesystem for Tree {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH;
                 reply.opened(FileHandle(file), flags);
             }
-            Ok(_) => reply.opened(FileHandle(TEXT_HANDLES | ino.0), FopenFlags::FOPEN_DIRECT_IO),
+            Ok(_) => {
+                let opened = self.opened.fetch_add(1, Ordering::Relaxed);
+                reply.opened(FileHandle(TEXT_HANDLES | opened), FopenFlags::FOPEN_DIRECT_IO);
+            }
             Err(errno) => reply.error(errno),
         }
     }
@@ -327,6 +341,7 @@ impl Filesystem for Tree {
     ) {
         reply.ok();
         if fh.0 & TEXT_HANDLES != 0 {
+            lock(&self.states).remove(&fh.0);
             return;
         }
         // Pages that stay cached would be touched unseen the next time. The kernel may have
@@ -370,8 +385,15 @@ impl Filesystem for Tree {
             }
             Ok(Content::Text(text)) => text.clone(),
             Ok(Content::State) => {
-                let state = State::of(&self.sim);
-                serde_json::to_string_pretty(&state).unwrap_or_default() + "\n"
+                let now = || {
+                    let state = State::of(&self.sim);
+                    serde_json::to_string_pretty(&state).unwrap_or_default() + "\n"
+                };
+                let mut states = lock(&self.states);
+                if offset == 0 {
+                    states.insert(fh.0, now());
+                }
+                states.get(&fh.0).cloned().unwrap_or_default()
             }
             Ok(Content::Faults) => {
                 self.sim.faults().into_iter().map(|fault| fault + "\n").collect::<String>()

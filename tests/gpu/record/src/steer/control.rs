@@ -115,7 +115,7 @@ impl Control {
         Self::new("PREEMPT", NVA06C_CTRL_CMD_PREEMPT, params, "and wait".to_owned())
     }
 
-    /// `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS`: bEnable, bSkipSubmit, bSkipEnable (the latter since 515).
+    /// `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS`: bEnable, bSkipSubmit, bSkipEnable (the latter since 575).
     pub(crate) fn schedule() -> Self {
         let number = NVA06C_CTRL_CMD_GPFIFO_SCHEDULE;
         Self::new("GPFIFO_SCHEDULE", number, vec![1, 0, 0], "enable".to_owned())

@@ -180,7 +180,9 @@ impl Rm {
         let (ctl, class) = (self.ctl(), KEPLER_CHANNEL_GROUP_A);
         let group = self.alloc_object(ctl, self.device, self.handle(), class, &mut params)?;
         self.alloc_object(ctl, group, self.handle(), AMPERE_CHANNEL_GPFIFO_A, &mut [])?;
-        self.control(group, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, &mut [1, 0, 0])?;
+        let mut schedule = [1, 0, 0];
+        let schedule = &mut schedule[..self.abi.schedule_bytes];
+        self.control(group, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, schedule)?;
         Ok(group)
     }
 
