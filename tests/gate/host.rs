@@ -406,6 +406,19 @@ impl Monitor {
         }
     }
 
+    /// The slices of all channel groups that there are, in order.
+    pub(crate) fn slices(&self) -> Vec<u64> {
+        const GROUP: u64 = 0xa06c;
+        let state = self.sim.state();
+        let clients = state["clients"].as_array().expect("a list").iter();
+        let objects = clients.flat_map(|client| client["objects"].as_array().expect("a list"));
+        let groups = objects.filter(|object| object["class"] == GROUP);
+        let mut slices: Vec<u64> =
+            groups.map(|group| group["timeslice_us"].as_u64().expect("a number")).collect();
+        slices.sort_unstable();
+        slices
+    }
+
     /// Of all channels that there are: whether each is off the GPU.
     pub(crate) fn channels_off(&self) -> Vec<bool> {
         const CHANNEL: u64 = 0xc56f;

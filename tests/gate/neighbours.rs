@@ -127,6 +127,27 @@ fn who_forks_has_no_more() {
     neighbour.ends();
 }
 
+/// Who rests doesn't count, as the driver's own samples tell; who wakes three at once has no more than its
+/// share soon after.
+#[test]
+fn who_wakes_three_has_no_more() {
+    let monitor = alike();
+    let neighbour = Neighbour::beside(&monitor);
+    let group = "start\ncompute 1 as g\ncompute-mode g 2";
+    let busy = monitor.halfway(&format!("{group}\n{WORK}"), "sleep 1000");
+    let rests = [(); 3].map(|()| monitor.halfway(group, &format!("{WORK}\nsleep 1000")));
+    // The neighbour's is one of the longest.
+    until("the one that works has all of the slice", || {
+        monitor.slices() == [836, 836, 836, 4096, 4096]
+    });
+    neighbour.soon_has(&monitor, FAIR_PER_CENT * 95 / 100, "one that works and three that rest");
+    rests.iter().for_each(crate::host::Halfway::go);
+    until("all four share it", || monitor.slices() == [836, 836, 836, 836, 4096]);
+    neighbour.soon_has(&monitor, FAIR_PER_CENT * 95 / 100, "three that woke");
+    rests.into_iter().chain([busy]).for_each(crate::host::Halfway::kill);
+    neighbour.ends();
+}
+
 /// A program that can't be reached any more when its share becomes smaller is taken off the GPU, and
 /// comes back with its share.
 #[test]

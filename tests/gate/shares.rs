@@ -22,19 +22,6 @@ fn sharing(us: u64) -> Monitor {
     monitor
 }
 
-/// The slices of all channel groups that there are, in order.
-fn slices(monitor: &Monitor) -> Vec<u64> {
-    const GROUP: u64 = 0xa06c;
-    let state = monitor.sim.state();
-    let clients = state["clients"].as_array().expect("a list");
-    let objects = clients.iter().flat_map(|client| client["objects"].as_array().expect("a list"));
-    let groups = objects.filter(|object| object["class"] == GROUP);
-    let mut slices: Vec<u64> =
-        groups.map(|group| group["timeslice_us"].as_u64().expect("a number")).collect();
-    slices.sort_unstable();
-    slices
-}
-
 /// The compute preemption mode of the only channel group.
 fn mode(monitor: &Monitor) -> Option<u64> {
     let state = monitor.sim.state();
@@ -45,7 +32,7 @@ fn mode(monitor: &Monitor) -> Option<u64> {
 
 #[track_caller]
 fn until_slices(monitor: &Monitor, expected: &[u64]) {
-    until(&format!("slices are {expected:?}"), || slices(monitor) == expected);
+    until(&format!("slices are {expected:?}"), || monitor.slices() == expected);
 }
 
 /// 2048 µs, as CUDA asks for.
@@ -57,7 +44,7 @@ fn a_group_has_its_slice_before_it_runs_and_whenever_the_share_changes() {
     let lines = format!("start\ncompute 1 as g\n{ASKS}");
     let holder = monitor.halfway(&lines, "sleep 1000");
     // At once: the call that schedules it sets it, and what the program asks for isn't made.
-    assert_eq!(slices(&monitor), [8192]);
+    assert_eq!(monitor.slices(), [8192]);
     monitor.share(Some(&share(24576, false)));
     until_slices(&monitor, &[24576]);
     // The next worker goes on, though nothing tells it of a change.
@@ -74,7 +61,7 @@ fn a_group_has_its_slice_before_it_runs_and_whenever_the_share_changes() {
 fn what_a_program_asked_for_it_has_when_nobody_sets_slices_any_more() {
     let monitor = sharing(8192);
     let holder = monitor.halfway(&format!("start\ncompute 1 as g\n{ASKS}"), "sleep 1000");
-    assert_eq!(slices(&monitor), [8192]);
+    assert_eq!(monitor.slices(), [8192]);
     monitor.share(None);
     until_slices(&monitor, &[2048]);
     holder.kill();
@@ -153,7 +140,7 @@ fn a_process_that_rests_takes_nothing_of_the_others_slices() {
 fn without_a_share_slices_are_the_programs_own() {
     let monitor = Monitor::sharing();
     let holder = monitor.halfway(&format!("start\ncompute 1 as g\n{ASKS}"), "sleep 1000");
-    assert_eq!(slices(&monitor), [2048]);
+    assert_eq!(monitor.slices(), [2048]);
     assert_eq!(monitor.status().gpus[0].round, None);
     holder.kill();
 }
@@ -241,6 +228,13 @@ fn a_container_runs_in_its_own_time_alone_and_always_where_it_may() {
     until_busy(&monitor, 97..101);
     monitor.share(Some(&turns(&[(80, 180)])));
     until_busy(&monitor, 23..28);
+    // A worker that ends brings its container back: there may be none after it.
+    monitor.share(Some(&turns(&[])));
+    until("it is off", || monitor.channels_off() == [true]);
+    assert!(monitor.drain());
+    assert_eq!(monitor.channels_off(), [false]);
+    monitor.start();
+    until("it is off again", || monitor.channels_off() == [true]);
     // A share without turns, and no share at all, bring everybody back.
     monitor.share(Some(&share(4096, false)));
     until_busy(&monitor, 97..101);

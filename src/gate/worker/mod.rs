@@ -238,7 +238,9 @@ pub fn main() -> io::Result<()> {
     shared.keeper.tell(Notice::Ready)?;
     shared.start_threads()?;
     super::resident::give_back_the_start();
-    shared.listen_until_the_end()
+    let ended = shared.listen_until_the_end();
+    shared.end_turns();
+    ended
 }
 
 impl Shared {

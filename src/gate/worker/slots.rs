@@ -32,6 +32,10 @@ const ON_US: u64 = 360;
 /// No call is asked for earlier than this: half of the shortest slot.
 const MOST_EARLY_US: u64 = 8000;
 
+/// How often a worker that ends tries to end turns, and how long it waits in between.
+const ENDING_TRIES: u32 = 20;
+const ENDING_WAIT: Duration = Duration::from_millis(5);
+
 /// For how long a channel that isn't there may be on its way.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
@@ -43,6 +47,8 @@ const RETRY_US: u64 = 1_000_000;
 pub(super) struct Slots {
     is_started: AtomicBool,
     changed: EventFd,
+    /// Held while turns are taken; whether they are over, since the worker ends.
+    over: Mutex<bool>,
     /// How often groups were scheduled, which enables their channels.
     scheduled: AtomicU64,
     /// By GPU.
@@ -63,6 +69,7 @@ impl Slots {
         Ok(Slots {
             is_started: AtomicBool::new(false),
             changed: EventFd::from_flags(flags)?,
+            over: Mutex::new(false),
             scheduled: AtomicU64::new(0),
             off: Mutex::new((0..gpus).map(|_| Off::default()).collect()),
         })
@@ -270,12 +277,34 @@ impl Shared {
         is_whole
     }
 
+    /// Brings everybody back before this worker ends: there may be none after it. The next one, if there is,
+    /// goes on. Where the driver has hung up who takes turns, nothing is done.
+    pub(super) fn end_turns(&self) {
+        if !self.slots.is_started.load(Ordering::Acquire) {
+            return;
+        }
+        let mut tries = (0..ENDING_TRIES).map(|_| self.slots.over.try_lock());
+        let over =
+            tries.find_map(|tried| tried.inspect_err(|_| std::thread::sleep(ENDING_WAIT)).ok());
+        let Some(mut over) = over else { return };
+        *over = true;
+        for gpu in 0..self.uuids.len() {
+            let (_, all) = self.parts(gpu);
+            self.set_channels(gpu, false, &all, &mut Done::default());
+        }
+    }
+
     fn take_turns_forever(&self) {
         let mut done: Vec<Done> = self.uuids.iter().map(|_| Done::default()).collect();
         loop {
+            let over = self.slots.over.lock().unwrap_or_else(PoisonError::into_inner);
+            if *over {
+                return;
+            }
             let wakes = done.iter_mut().enumerate();
-            let wakes = wakes.filter_map(|(gpu, done)| self.take_turn(gpu, done));
-            let wait = wakes.min().map(|wake_us| {
+            let wakes = wakes.filter_map(|(gpu, done)| self.take_turn(gpu, done)).min();
+            drop(over);
+            let wait = wakes.map(|wake_us| {
                 TimeSpec::from(Duration::from_micros(wake_us.saturating_sub(now_us())))
             });
             let mut changed = [PollFd::new(self.slots.changed.as_fd(), PollFlags::POLLIN)];

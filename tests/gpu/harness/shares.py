@@ -89,6 +89,9 @@ def two(run):
          [("gpu", "0", "policy=1"), ("gpu", "0", "prio_ratio=80"), ("b", "high-priority=1")], 4.0, 3),
         ("7.9.5", "policy 5: the driver's own", [("b", "high-priority=0"), ("gpu", "0", "policy=5")], None, 0),
         ("7.9.6", "policy 2 again, weights 1 and 2", [("b", "weight=2"), ("gpu", "0", "policy=2")], 2.0, 3),
+        ("7.9.7", "policy 3, weights 1 and 2 of 3: in turns",
+         [("gpu", "0", "max_inst=3"), ("gpu", "0", "policy=3")], 2.0, 5),
+        ("7.9.8", "policy 0, two of 2: in turns", [("gpu", "0", "policy=0"), ("gpu", "0", "max_inst=2")], 1.0, 5),
     ]  # fmt: skip
     seconds = 12 + len(phases) * (PHASE_S + SETTLE_S + 1)
     one = start(run, "shares-one", seconds)
