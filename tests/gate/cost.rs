@@ -5,6 +5,9 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use cgpu::registry::share::Share;
+use cgpu::sched::Round;
+
 use crate::host::{Monitor, Said, program, wait};
 
 /// Resident memory of a process in KiB: all of it, and what isn't its program's file, which
@@ -173,4 +176,30 @@ fn what_continuing_and_refusing_costs() {
             );
         }
     }
+}
+
+/// How soon a share that has changed is in force, for a container of eight programs; turns, at their next
+/// edge.
+#[test]
+#[ignore = "prints how long it takes; asserts nothing"]
+fn how_soon_a_share_is_in_force() {
+    let monitor = Monitor::sharing();
+    let share = |us| {
+        let own = ("test00000000".to_owned(), Round { us, each: true });
+        Share { policy: 4, rounds: [own].into(), turns: None }
+    };
+    monitor.share(Some(&share(4096)));
+    let programs: Vec<_> =
+        (0..8).map(|_| monitor.halfway("start\ncompute 1 as g", "sleep 1000")).collect();
+    let mut took_us = Vec::new();
+    for round in 0..100 {
+        let us = if round % 2 == 0 { 8192 } else { 4096 };
+        let begun = Instant::now();
+        monitor.share(Some(&share(us)));
+        while monitor.slices() != [us; 8] {}
+        took_us.push(begun.elapsed().as_micros());
+    }
+    took_us.sort_unstable();
+    println!("in force after {} us, {} at most", took_us[50], took_us[99]);
+    programs.into_iter().for_each(crate::host::Halfway::kill);
 }

@@ -20,9 +20,6 @@ use crate::rm::{Answer, Call, Command, Layout, Meaning};
 /// is larger tells something, and can be asked again.
 const ONCE_BYTES: usize = 4096;
 
-/// The most bytes of parameters that are changed for shares of computing time: those that schedule.
-const MOST_STEERED: usize = 3;
-
 impl Case<'_> {
     pub(super) fn control(
         &mut self,
@@ -75,12 +72,12 @@ impl Case<'_> {
             }
             Known::Flat | Known::Opaque => {
                 self.settle()?;
-                let asked: Vec<u8> = self.desk.params.iter().copied().take(MOST_STEERED).collect();
+                let asked = self.desk.params.first_chunk().copied();
                 if self.steers((client, object), control, layout)? {
                     return Err(self.pretended(layout));
                 }
                 let done = self.make_control(command, layout, params)?;
-                self.steered(control, &asked);
+                self.steered(control, asked);
                 self.give_back(params, done);
                 Ok(self.executed(None))
             }

@@ -210,10 +210,10 @@ pub(super) fn schedules_a_channel(control: u32) -> bool {
 impl Case<'_> {
     /// A control was made: who is off the GPU may have been enabled by it. Its program finds in its
     /// parameters what it has asked.
-    pub(super) fn steered(&mut self, control: u32, asked: &[u8]) {
+    pub(super) fn steered(&mut self, control: u32, asked: Option<[u8; 3]>) {
         if control == NVA06C_CTRL_CMD_GPFIFO_SCHEDULE || schedules_a_channel(control) {
-            if let Some(params) = self.desk.params.get_mut(..asked.len()) {
-                params.copy_from_slice(asked);
+            if let (Some(params), Some(asked)) = (self.desk.params.first_chunk_mut(), asked) {
+                *params = asked;
             }
             self.shared.slots.was_scheduled();
             // Its channels may be the first that take turns.
