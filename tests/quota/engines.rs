@@ -374,12 +374,25 @@ fn the_demo_shows_what_it_tells_on_one_screen() {
         "GPU 0: 8000 MiB total, 3904 MiB free",
         "GPU 0: 1075 MiB total, 1075 MiB free",
         "refused: status=0x51",
-        "two: GPU 0 8000 MiB, weight 1, priority normal",
         "   one: 6144 of 6452 MiB   two: 4096 of 5376 MiB   nobody: 4302 MiB",
         "   three: 0 of 6452 MiB   two: 4096 of 8000 MiB   nobody: 1678 MiB",
     ] {
         assert!(told.has_line(line), "no {line:?} in {told}");
     }
+    // Computing time at 1:2, and what it comes to: kernels of half a millisecond.
+    let share = |name: &str, share: &str| {
+        let mut rows =
+            told.stdout.lines().filter(|line| line.contains(&format!(" {share}  shared ")));
+        rows.any(|row| row.split_whitespace().nth(1) == Some(name))
+    };
+    assert!(share("one", "33%") && share("two", "67%"), "{told}");
+    let kernels = told.stdout.lines().find(|line| line.contains("kernels a second"));
+    let kernels: Vec<f64> = kernels
+        .into_iter()
+        .flat_map(str::split_whitespace)
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    assert!(matches!(kernels[..], [one, two] if one > 0.0 && two > 1.3 * one), "{told}");
     let bars = told.stdout.lines().filter(|line| line.starts_with("  │") && line.contains('░'));
     assert_eq!(bars.filter(|bar| bar.contains("█") && bar.ends_with("│")).count(), 2, "{told}");
     let (rows, last) = (rows(&told.stdout), told.stdout.lines().rev().nth(2));

@@ -39,9 +39,11 @@ fn a_gpus_settings_hold_from_the_next_create_on_and_are_kept() {
     assert_eq!(get(&gated, &["gpu", "0", "max_inst"]), "2\n");
     let events = gated.host.cgpu(&["events"]).ok().stdout;
     assert!(events.lines().any(|line| line.ends_with(" -: GPU 0: max_inst=2")), "{events}");
-    // Whatever nothing would hold is refused, and what is there can be said again.
-    let refused = set(&gated, &["gpu", "0", "policy=3"]).exits(1);
-    assert!(refused.stderr.contains("policy=3 can't be held on GPU 0: the backend gate"));
+    // Fixed parts are no more than there are, and what is there can be said again.
+    set(&gated, &["gpu", "0", "policy=3"]).ok();
+    let refused = set(&gated, &["container", "first", "weight=2"]).exits(1);
+    assert!(refused.stderr.contains("has weight 1 of 2 left"), "{refused}");
+    set(&gated, &["container", "first", "weight=1", "memory=900MiB"]).ok();
     set(&gated, &["gpu", "0", "policy=5", "prio_ratio=80"]).ok();
     for (words, part) in [
         (&["gpu", "7", "policy=5"][..], "this host has no GPU 7"),
