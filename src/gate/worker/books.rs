@@ -130,6 +130,7 @@ impl Books {
                     }
                     Entry::Left { process } => {
                         self.processes.remove(&process);
+                        self.channels.forget(process);
                     }
                     Entry::CloseFile { file } => self.makers.close(file),
                     _ => {}

@@ -78,11 +78,13 @@ impl Channels {
         self.all.get(&name).map(|channel| (name, channel.gpu)).into_iter().collect()
     }
 
-    /// Whether another is to be known; those of processes that are gone make room.
-    pub(super) fn has_room(&mut self, living: &BTreeSet<Process>) -> bool {
-        if self.all.len() >= MOST as usize {
-            self.all.retain(|_, channel| living.contains(&channel.process));
-        }
+    /// A process is gone: nothing of it computes.
+    pub(super) fn forget(&mut self, process: Process) {
+        self.all.retain(|_, channel| channel.process != process);
+    }
+
+    /// Whether another is to be known.
+    pub(super) fn has_room(&self) -> bool {
         self.all.len() < MOST as usize
     }
 
@@ -140,7 +142,9 @@ mod tests {
         for handle in 0..MOST {
             again.replay(channel(0, 3, 1, handle));
         }
-        assert!(!again.has_room(&living(&[1, 2, 3])));
-        assert!(again.has_room(&living(&[1, 2])));
+        assert!(!again.has_room());
+        again.forget(Process(3));
+        assert!(again.has_room());
+        assert_eq!(on(&again, 0, &[1, 2, 3]).len(), 3);
     }
 }

@@ -287,8 +287,7 @@ impl Case<'_> {
         let process = self.target()?.process;
         let has_room = {
             let mut books = self.books();
-            let Books { channels, processes, .. } = &mut *books;
-            let has_room = channels.has_room(processes);
+            let has_room = books.channels.has_room();
             if handle != 0 && has_room {
                 books.write(Record::Channel { gpu, client, parent, handle, process });
             }
