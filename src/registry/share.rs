@@ -99,8 +99,7 @@ pub fn read(state_dir: &Path, uuid: &str) -> io::Result<Option<Share>> {
     }
 }
 
-/// Writes it, where it says something else by now, and tells monitors; `None` removes it. The directory
-/// is there.
+/// Writes it, and tells monitors; `None` removes it. The directory is there.
 ///
 /// # Errors
 ///
@@ -114,11 +113,7 @@ pub fn write(state_dir: &Path, uuid: &str, share: Option<&Share>) -> io::Result<
             done => done?,
         },
         Some(share) => {
-            let bytes = serde_json::to_vec(share)?;
-            if fs::read(&path).is_ok_and(|there| there == bytes) {
-                return Ok(());
-            }
-            replace(&path, &bytes, 0o600)?;
+            replace(&path, &serde_json::to_vec(share)?, 0o600)?;
         }
     }
     Notice::open(&dir)?.tell();
@@ -127,7 +122,7 @@ pub fn write(state_dir: &Path, uuid: &str, share: Option<&Share>) -> io::Result<
 
 impl Locked<'_> {
     /// Tells the monitors of the containers on the GPU with that UUID what each has of its computing
-    /// time; `rules_of` these containers says what goes for it.
+    /// time, where that is another than before; `rules_of` these containers says what goes for it.
     ///
     /// # Errors
     ///
@@ -153,11 +148,13 @@ impl Locked<'_> {
             })
             .unzip();
         let dir = &self.registry.dir;
-        let share = (!tenants.is_empty()).then(|| {
-            // What can't be read kept nothing for anybody.
-            let before = read(dir, uuid).ok().flatten();
-            share_of(rules_of(&tenants), idle, &names, &tenants, before.as_ref())
-        });
+        // What can't be read kept nothing for anybody.
+        let before = read(dir, uuid).ok().flatten();
+        let share = (!tenants.is_empty())
+            .then(|| share_of(rules_of(&tenants), idle, &names, &tenants, before.as_ref()));
+        if share.is_some() && share == before {
+            return Ok(());
+        }
         write(dir, uuid, share.as_ref()).map_err(failed("cannot write", &dir.join(DIR).join(uuid)))
     }
 }

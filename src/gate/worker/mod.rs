@@ -47,6 +47,7 @@ mod place;
 mod privilege;
 mod questions;
 mod ranges;
+mod reach;
 mod recover;
 mod serve;
 mod shares;

@@ -7,9 +7,7 @@
 //! that it asked for.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,14 +15,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Shared;
-use super::device::{Device, Failure, Rm, kind_at};
+use super::device::{Failure, Rm};
 use super::groups::DueSlice;
 use super::own::Presence;
 use super::serve::{Case, Over};
 use super::slots::schedules_a_channel;
-use super::target::{process_id, with_files};
+use super::target::process_id;
 use crate::gate::journal::Reach;
-use crate::gate::settings::{Node, NodeKind};
 use crate::ledger::Process;
 use crate::registry::notice::Notice;
 use crate::registry::share;
@@ -58,12 +55,6 @@ const LONGEST_RETRY_MS: u16 = 32_000;
 /// For how long a program may be out of reach before it's taken off the GPU.
 const OUT_OF_REACH: Duration = Duration::from_secs(1);
 
-/// What is looked through of a process whose descriptor has become another: a program has one or two
-/// files of `nvidiactl`, and all its threads the same.
-const MOST_THREADS: usize = 4;
-const MOST_DESCRIPTORS: usize = 4096;
-const MOST_FILES: usize = 16;
-
 /// The longest that nobody tells of changes, for whatever reason.
 const UNHEARD: Duration = Duration::from_secs(60);
 
@@ -77,102 +68,98 @@ const CILP: u32 = 2;
 /// What the container has of its GPUs.
 #[derive(Debug)]
 pub(super) struct Shares {
-    state: Mutex<State>,
+    gpus: Mutex<Vec<OnGpu>>,
     /// Something has changed that slices depend on.
     changed: EventFd,
 }
 
+/// What is known of a GPU.
 #[derive(Debug, Default)]
-struct State {
-    /// By GPU; `None` where nobody sets slices.
-    rounds: Vec<Option<Round>>,
-    /// By GPU: when it may run, as spans of a frame of so many microseconds; `None` where it may always.
-    turns: Vec<Option<(u64, Vec<Span>)>>,
-    /// By GPU: why what was asked for last could not be had.
-    failures: Vec<BTreeMap<&'static str, Failure>>,
-    /// By GPU: groups whose slices can't be set, for no descriptor of their program's leads to them: since
-    /// when, and whether that is told.
-    out_of_reach: Vec<BTreeMap<(u32, u32), (Instant, bool)>>,
-    /// By GPU: processes of the container's that were not on it lately.
-    resting: Vec<BTreeSet<Process>>,
-    /// By GPU: since when a process is known to compute.
-    since: Vec<BTreeMap<Process, Instant>>,
+struct OnGpu {
+    /// `None` where nobody sets slices.
+    round: Option<Round>,
+    /// When it may run, as spans of a frame of so many microseconds; `None` where it may always.
+    turns: Option<(u64, Vec<Span>)>,
+    /// Why what was asked for last could not be had, by the control's name.
+    failures: BTreeMap<&'static str, Failure>,
+    /// Groups whose slices can't be set, for no descriptor of their program's leads to them: since when, and
+    /// whether that is told.
+    out_of_reach: BTreeMap<(u32, u32), (Instant, bool)>,
+    /// Processes of the container's that were not on it lately.
+    resting: BTreeSet<Process>,
+    /// Since when a process is known to compute.
+    since: BTreeMap<Process, Instant>,
 }
 
 impl Shares {
     pub(super) fn new(gpus: usize) -> std::io::Result<Self> {
-        let state = State {
-            rounds: vec![None; gpus],
-            turns: vec![None; gpus],
-            failures: vec![BTreeMap::new(); gpus],
-            out_of_reach: vec![BTreeMap::new(); gpus],
-            resting: vec![BTreeSet::new(); gpus],
-            since: vec![BTreeMap::new(); gpus],
-        };
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        Ok(Shares { state: Mutex::new(state), changed: EventFd::from_flags(flags)? })
+        let gpus = (0..gpus).map(|_| OnGpu::default()).collect();
+        Ok(Shares { gpus: Mutex::new(gpus), changed: EventFd::from_flags(flags)? })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn gpus(&self) -> MutexGuard<'_, Vec<OnGpu>> {
+        self.gpus.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of a GPU of the container's; of none there is nothing, and nothing is kept.
+    fn on<T: Default>(&self, gpu: usize, ask: impl FnOnce(&mut OnGpu) -> T) -> T {
+        self.gpus().get_mut(gpu).map(ask).unwrap_or_default()
     }
 
     /// Its round on a GPU, where somebody sets slices.
     pub(super) fn round(&self, gpu: usize) -> Option<Round> {
-        self.state().rounds.get(gpu).copied().flatten()
+        self.on(gpu, |on| on.round)
     }
 
     /// When it may run on a GPU: the frame's length in microseconds, and its spans; `None` where it may
     /// always.
     pub(super) fn turns(&self, gpu: usize) -> Option<(u64, Vec<Span>)> {
-        self.state().turns.get(gpu).cloned().flatten()
+        self.on(gpu, |on| on.turns.clone())
     }
 
     /// What the driver said to what could not be had of a GPU, in words.
     pub(super) fn failure(&self, gpu: usize) -> Option<String> {
-        let state = self.state();
-        let (what, failure) = state.failures.get(gpu)?.first_key_value()?;
-        Some(format!("{what}: {failure}"))
+        let text = |(what, failure): (&&str, &Failure)| format!("{what}: {failure}");
+        self.on(gpu, |on| on.failures.first_key_value().map(text))
     }
 
     /// The processes of the container's that were not on a GPU lately.
     pub(super) fn resting(&self, gpu: usize) -> BTreeSet<Process> {
-        self.state().resting.get(gpu).cloned().unwrap_or_default()
+        self.on(gpu, |on| on.resting.clone())
     }
 
     /// The slice of a group that there is can't be set: whether that is so for long, and is to be told.
     fn lose(&self, gpu: usize, group: (u32, u32)) -> bool {
-        let mut state = self.state();
-        let Some(known) = state.out_of_reach.get_mut(gpu) else { return false };
-        let (since, is_told) = known.entry(group).or_insert((Instant::now(), false));
-        since.elapsed() >= OUT_OF_REACH && !std::mem::replace(is_told, true)
+        self.on(gpu, |on| {
+            let (since, is_told) = on.out_of_reach.entry(group).or_insert((Instant::now(), false));
+            since.elapsed() >= OUT_OF_REACH && !std::mem::replace(is_told, true)
+        })
     }
 
     /// It can, or it's gone.
     fn found_again(&self, gpu: usize, group: (u32, u32)) {
-        if let Some(known) = self.state().out_of_reach.get_mut(gpu) {
-            known.remove(&group);
-        }
+        self.on(gpu, |on| on.out_of_reach.remove(&group));
     }
 
     /// These slices are to be set; whoever else was out of reach has the one that it is to have.
     fn are_due(&self, gpu: usize, due: &[DueSlice]) {
-        if let Some(known) = self.state().out_of_reach.get_mut(gpu) {
-            known.retain(|group, _| due.iter().any(|due| (due.client, due.handle) == *group));
-        }
+        let is_due = |group: &(u32, u32)| due.iter().any(|due| (due.client, due.handle) == *group);
+        self.on(gpu, |on| on.out_of_reach.retain(|group, _| is_due(group)));
     }
 
     /// The groups of a GPU that have been out of reach for long: they don't have the share that they are to
     /// have.
     pub(super) fn out_of_reach(&self, gpu: usize) -> BTreeSet<(u32, u32)> {
-        let state = self.state();
-        let known = state.out_of_reach.get(gpu).into_iter().flatten();
-        known.filter(|(_, (_, is_told))| *is_told).map(|(group, _)| *group).collect()
+        self.on(gpu, |on| {
+            let told = on.out_of_reach.iter().filter(|(_, (_, is_told))| *is_told);
+            told.map(|(group, _)| *group).collect()
+        })
     }
 
     /// Whether a program's preemption mode on any of the GPUs is ours to set.
     fn hold_modes(&self) -> bool {
-        self.state().rounds.iter().flatten().any(|round| !round.each)
+        self.gpus().iter().filter_map(|on| on.round).any(|round| !round.each)
     }
 
     /// Groups, or processes, have come or gone.
@@ -190,8 +177,8 @@ impl Shares {
         samples: &[Sample],
         now: Instant,
     ) -> BTreeSet<Process> {
-        let mut state = self.state();
-        let Some(since) = state.since.get_mut(gpu) else { return BTreeSet::new() };
+        let mut gpus = self.gpus();
+        let Some(OnGpu { since, .. }) = gpus.get_mut(gpu) else { return BTreeSet::new() };
         since.retain(|process, _| computing.contains(process));
         for process in computing {
             since.entry(*process).or_insert(now);
@@ -207,12 +194,10 @@ impl Shares {
 
     /// The driver was asked for what holds a share: whether it has said something else than last.
     fn is_news(&self, gpu: usize, what: &'static str, failure: Option<Failure>) -> bool {
-        let mut state = self.state();
-        let Some(known) = state.failures.get_mut(gpu) else { return false };
-        let before = match failure {
-            Some(failure) => known.insert(what, failure),
-            None => known.remove(what),
-        };
+        let before = self.on(gpu, |on| match failure {
+            Some(failure) => on.failures.insert(what, failure),
+            None => on.failures.remove(what),
+        });
         before != failure
     }
 }
@@ -312,7 +297,7 @@ fn compute_mode_to_cilp(params: &mut [u8]) {
 }
 
 /// Sets a slice: `NVA06C_CTRL_TIMESLICE_PARAMS.timesliceUs`.
-fn set_slice(rm: Rm<'_>, due: &DueSlice) -> Result<(), Failure> {
+pub(super) fn set_slice(rm: Rm<'_>, due: &DueSlice) -> Result<(), Failure> {
     let command = NVA06C_CTRL_CMD_SET_TIMESLICE;
     rm.control(due.client, due.handle, command, &mut due.us.to_le_bytes())
 }
@@ -365,14 +350,11 @@ impl Shared {
                     let round = said.round(&self.settings.short_id);
                     let turns = said.turns(&self.settings.short_id);
                     let turns = turns.map(|(frame_us, spans)| (frame_us, spans.to_vec()));
-                    let mut state = self.shares.state();
-                    if let Some(known) = state.turns.get_mut(gpu) {
-                        *known = turns;
-                    }
-                    if let Some(known) = state.rounds.get_mut(gpu)
-                        && *known != round
-                    {
-                        *known = round;
+                    let before = self.shares.on(gpu, |on| {
+                        on.turns = turns;
+                        std::mem::replace(&mut on.round, round)
+                    });
+                    if before != round {
                         self.figures.change();
                     }
                 }
@@ -400,9 +382,7 @@ impl Shared {
                 again_ms = again_ms.into_iter().chain([look_ms]).min();
                 resting = self.shares.who_rests(gpu, &computing, &samples, Instant::now());
             }
-            if let Some(known) = self.shares.state().resting.get_mut(gpu) {
-                *known = resting;
-            }
+            self.shares.on(gpu, |on| on.resting = resting);
         }
         again_ms
     }
@@ -481,54 +461,12 @@ impl Shared {
         }
         is_gone
     }
-
-    /// Sets a slice through the descriptor that its group was made by or, where all are to be tried, another
-    /// of the same process; `None` where none leads to its client.
-    fn reach_and_set(&self, due: &DueSlice, all: bool) -> Option<Result<(), Failure>> {
-        let pid = process_id(due.reach.process).pid;
-        let through = |tid: i32, descriptor: i32| {
-            let (target, file) = self.targets.duplicate(tid, descriptor).ok()?;
-            // Another process may have the number by now.
-            if target.process != due.reach.process {
-                return None;
-            }
-            let device = Device::of(&self.settings.nodes, file).ok()?;
-            let is_control = device.kind == NodeKind::Control;
-            let rm = Rm { release: &self.release, device: &device };
-            is_control.then(|| set_slice(rm, due))
-        };
-        // Otherwise another file may have the number by now.
-        if let Some(Ok(())) = through(pid, due.reach.descriptor) {
-            return Some(Ok(()));
-        }
-        let mut last = None;
-        let threads = if all { with_files(pid.cast_unsigned()) } else { Vec::new() };
-        for tid in threads.into_iter().map(u32::cast_signed).take(MOST_THREADS) {
-            for descriptor in control_files(&self.settings.nodes, tid) {
-                match through(tid, descriptor) {
-                    Some(Ok(())) => return Some(Ok(())),
-                    other => last = other.or(last),
-                }
-            }
-        }
-        last
-    }
 }
 
 /// Whether the driver says that there is no such client, or no such object.
 fn is_of_nothing(failure: Failure) -> bool {
     let nothing = [NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND];
     matches!(failure, Failure::Status(status) if nothing.contains(&status))
-}
-
-/// The first descriptors of `nvidiactl` that a thread has.
-fn control_files(nodes: &[Node], tid: i32) -> Vec<i32> {
-    let listed = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
-    let listed = listed.take(MOST_DESCRIPTORS);
-    let is_control = |path: &PathBuf| kind_at(nodes, path) == Some(NodeKind::Control);
-    let paths = listed.map(|entry| entry.path()).filter(is_control);
-    let numbers = paths.filter_map(|path| path.file_name()?.to_str()?.parse().ok());
-    numbers.take(MOST_FILES).collect()
 }
 
 #[cfg(test)]
