@@ -68,7 +68,8 @@ pub fn turn_at(frame_us: u64, spans: &[Span], now_us: u64) -> (bool, Option<u64>
     let begin_us = now_us - now_us % frame_us;
     let edges = |frame: u64| {
         let all = spans.iter().flat_map(|span| [span.from_us, span.to_us]);
-        all.map(move |edge_us| begin_us + frame * frame_us + edge_us)
+        let begin_us = begin_us.saturating_add(frame.saturating_mul(frame_us));
+        all.map(move |edge_us| begin_us.saturating_add(edge_us))
     };
     let mut later: Vec<u64> = (0..2).flat_map(edges).filter(|edge_us| *edge_us > now_us).collect();
     later.sort_unstable();
@@ -119,7 +120,8 @@ pub fn frame(rules: GpuRules, idle: Idle, tenants: &[Tenant], before: &Frame) ->
     let mut free: Vec<bool> = (0..slots).map(|_| true).collect();
     let mut have: Vec<Option<Vec<usize>>> = Vec::with_capacity(tenants.len());
     for (at, tenant) in tenants.iter().enumerate() {
-        let had = before.spans.get(at).filter(|_| before.us == us);
+        let is_within = |spans: &&Vec<Span>| spans.iter().all(|span| span.to_us <= us);
+        let had = before.spans.get(at).filter(|_| before.us == us).filter(is_within);
         let had = had.map(|spans| slots_of(spans, slot_us)).filter(|had| {
             had.len() as u64 == wants(tenant)
                 && had.iter().all(|slot| free.get(*slot).is_some_and(|free| *free))
@@ -250,6 +252,16 @@ mod tests {
         let now = frame(rules(3, 4), Idle::Yield, &tenants, &known).unwrap();
         assert_eq!(parts(&now), [0.25, 0.25, 0.5]);
         assert_eq!(now.spans[2].len(), 2);
+    }
+
+    /// The file of before may have been written by anybody who is root.
+    #[test]
+    fn spans_beyond_a_frame_are_nobodys() {
+        let beyond = vec![Span { from_us: 0, to_us: u64::MAX }];
+        let known = Frame { us: 96_000, spans: vec![beyond.clone(), beyond.clone()] };
+        let now = frame(rules(0, 2), Idle::Yield, &[tenant(1); 2], &known).unwrap();
+        assert_eq!(parts(&now), [0.5, 0.5]);
+        assert_eq!(turn_at(u64::MAX, &beyond, 5), (true, None));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cgpu_sim::{Sim, SimOptions, State};
+use cgpu_sim::{ClientState, Sim, SimOptions, State};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -110,9 +110,15 @@ fn who_is_stopped_in_the_middle_puts_slices_back_first() {
 #[test]
 fn who_is_stopped_while_one_is_off_the_gpu_brings_it_back() {
     let mut steered = Steered::start(1000, None);
-    steered.until("one is off the GPU", |state| {
-        let mut objects = state.clients.iter().flat_map(|client| &client.objects);
-        objects.any(|object| object.disabled)
+    // A channel is born off the GPU: that kernels of its group have ended tells that it was on.
+    steered.until("one that has run is off the GPU", |state| {
+        let has_run = |client: &ClientState, group: u32| {
+            client.objects.iter().any(|object| object.handle == group && object.kernels > 0)
+        };
+        state.clients.iter().any(|client| {
+            let mut objects = client.objects.iter();
+            objects.any(|object| object.disabled && has_run(client, object.parent))
+        })
     });
     let pid = Pid::from_raw(i32::try_from(steered.child.id()).expect("a pid"));
     kill(pid, Signal::SIGTERM).expect("it runs");
