@@ -214,7 +214,13 @@ fn activates_by_one_control_word_and_the_quota() {
 
 /// A container's part of a GPU of which it uses nothing.
 fn unused(gpu_index: u32, memory_limit_bytes: u64) -> Instance {
-    Instance { gpu_index, memory_limit_bytes, memory_used_bytes: Some(0), processes: Vec::new() }
+    Instance {
+        gpu_index,
+        memory_limit_bytes,
+        memory_used_bytes: Some(0),
+        processes: Vec::new(),
+        compute_held: None,
+    }
 }
 
 /// A container with these parts and no process.

@@ -4,9 +4,11 @@
 //! bundle that makes calls come to it. What becomes of the calls is not known here.
 
 mod ability;
+mod held;
 mod unknown;
 
 pub use ability::{AbilityError, check_kernel};
+pub use held::note_held;
 
 use std::fs;
 use std::io;
@@ -310,6 +312,7 @@ fn observed(short_id: String, status: &Status) -> Observed {
             memory_limit_bytes: gpu.limit_bytes,
             memory_used_bytes: Some(gpu.used_bytes),
             processes: status.processes.iter().filter_map(process).collect(),
+            compute_held: None,
         }
     });
     Observed {

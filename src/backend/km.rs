@@ -256,6 +256,7 @@ impl Km {
             memory_limit_bytes,
             memory_used_bytes: found.as_ref().map(|found| found.bytes),
             processes: found.map(|found| found.processes).unwrap_or_default(),
+            compute_held: None,
         })
     }
 }

@@ -90,7 +90,7 @@ impl fmt::Display for Capabilities {
 }
 
 /// What a backend sees of one container.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Observed {
     /// The 12-character id.
     pub short_id: String,
@@ -107,7 +107,7 @@ pub struct Observed {
 }
 
 /// What a backend knows of one container on one GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Instance {
     /// Index of the GPU.
     pub gpu_index: u32,
@@ -118,6 +118,9 @@ pub struct Instance {
     /// Each process and its memory there in bytes, as far as the backend tells. Their sum can be
     /// less than what is in use.
     pub processes: Vec<(i32, u64)>,
+    /// The part of the GPU's computing time that it had lately, from 0 to 1; `None` where that isn't known,
+    /// or wasn't asked for.
+    pub compute_held: Option<f64>,
 }
 
 /// One way of isolating containers on a GPU.

@@ -33,6 +33,7 @@ struct UsedGpu<'a> {
     gpu: &'a PlannedGpu,
     memory_used_bytes: Option<u64>,
     compute_share: Option<f64>,
+    compute_held: Option<f64>,
 }
 
 /// Prints the containers that are registered and not gone; the one that `word` means, if given.
@@ -94,6 +95,7 @@ fn container(figures: &ContainerFigures) -> Container<'_> {
             gpu: &share.gpu,
             memory_used_bytes: share.memory_used_bytes,
             compute_share: share.compute_share,
+            compute_held: share.compute_held,
         }
     }
     Container {
@@ -108,13 +110,14 @@ fn container(figures: &ContainerFigures) -> Container<'_> {
     }
 }
 
-const HEADER: [&str; 11] = [
+const HEADER: [&str; 12] = [
     "CONTAINER",
     "NAME",
     "GPU",
     "USED (MiB)",
     "LIMIT (MiB)",
     "SHARE",
+    "HELD",
     "MODE",
     "STATE",
     "PID",
@@ -152,6 +155,7 @@ fn table(containers: &[ContainerFigures]) -> String {
                 mib(share.and_then(|share| share.memory_used_bytes), "-"),
                 or_dash(limit.unwrap_or_default()),
                 or_dash(share.and_then(ShareFigures::compute_per_cent).unwrap_or_default()),
+                or_dash(share.and_then(ShareFigures::held_per_cent).unwrap_or_default()),
                 container.mode.name().to_owned(),
                 container.state.name().to_owned(),
                 or_dash(container.pid.map(|pid| pid.to_string()).unwrap_or_default()),
@@ -160,7 +164,7 @@ fn table(containers: &[ContainerFigures]) -> String {
             ]);
         }
     }
-    aligned(&rows, &[3, 4, 5, 8])
+    aligned(&rows, &[3, 4, 5, 6, 9])
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! newline each way over the control socket, a stream. Pure: the words alone.
 
 use core::time::Duration;
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +63,11 @@ pub enum Notice {
 pub enum Question {
     /// How things stand.
     Status,
+    /// Who had the GPU with that UUID lately, of whichever container.
+    Occupancy {
+        /// `GPU-` and a UUID.
+        uuid: String,
+    },
     /// Change the quota of the GPU with that UUID.
     Limit {
         /// `GPU-` and a UUID.
@@ -77,6 +83,8 @@ pub enum Question {
 pub enum Answer {
     /// How things stand.
     Status(Box<Status>),
+    /// Who had the GPU lately.
+    Occupancy(Occupancy),
     /// It was done.
     Done,
     /// It was not: more is in use than the quota would be.
@@ -115,6 +123,25 @@ pub struct Status {
     /// How many processes hold a client of the driver.
     #[serde(default)]
     pub process_count: usize,
+}
+
+/// Who had a GPU lately, by the driver's samples: five a second, as far back as the driver goes (14 seconds
+/// on an H100).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Occupancy {
+    /// How often the driver looked, whether it saw somebody or nobody.
+    pub looks: u32,
+    /// How often it saw a process, by its number, as the host has it.
+    pub of_processes: BTreeMap<u32, u32>,
+}
+
+impl Occupancy {
+    /// The part of the looks that saw one of these processes, from 0 to 1; `None` where there were none.
+    #[must_use]
+    pub fn part_of(&self, pids: impl Iterator<Item = u32>) -> Option<f64> {
+        let theirs: u32 = pids.filter_map(|pid| self.of_processes.get(&pid)).sum();
+        (self.looks > 0).then(|| f64::from(theirs.min(self.looks)) / f64::from(self.looks))
+    }
 }
 
 /// The most processes that a [`Status`] tells of.
@@ -207,6 +234,14 @@ mod tests {
             assert_eq!(Durations::place(Duration::from_nanos(ns)), place, "{ns} ns");
         }
         assert!(DURATIONS_US.is_sorted());
+    }
+
+    #[test]
+    fn an_occupancy_tells_the_part_that_processes_had() {
+        let occupancy = Occupancy { looks: 8, of_processes: [(10, 2), (11, 1), (99, 4)].into() };
+        assert_eq!(occupancy.part_of([10, 11].into_iter()), Some(0.375));
+        assert_eq!(occupancy.part_of([12].into_iter()), Some(0.0));
+        assert_eq!(Occupancy::default().part_of([10].into_iter()), None);
     }
 
     #[test]

@@ -17,6 +17,12 @@ const TIME_BYTES: usize = 8;
 /// `NV2080_GPUMON_PID_INVALID`.
 const NO_PROCESS: u32 = u32::MAX;
 
+/// How often the driver looks who is on a GPU, in microseconds: an H100's 72 samples are of 14.2 seconds.
+const PERIOD_US: u64 = 200_000;
+
+/// The furthest that a sample's clock is from this host's where they are the same, in microseconds.
+const DAY_US: u64 = 86_400_000_000;
+
 /// Who was on the graphics engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
@@ -37,6 +43,20 @@ pub fn questions() -> impl Iterator<Item = Vec<u8>> {
         }
         params
     })
+}
+
+/// How often the driver has looked since the oldest of these samples, `now_us` microseconds after 1970. It may
+/// leave out what it saw of a GPU that nobody was on.
+///
+/// NVML says of its samples that their time is the processor's, which is taken for 1970's where it is
+/// of about now; of any other clock nothing is known but what lies between samples.
+#[must_use]
+pub fn looks(samples: &[Sample], now_us: u64) -> usize {
+    let times = || samples.iter().map(|sample| sample.time_us);
+    let (Some(first), Some(last)) = (times().min(), times().max()) else { return 0 };
+    let until = if now_us.abs_diff(last) < DAY_US { now_us.max(last) } else { last };
+    let looks = usize::try_from((until - first) / PERIOD_US + 1).unwrap_or(usize::MAX);
+    looks.max(samples.len())
 }
 
 /// The samples of an answer, in no order; those that never were are left out.
@@ -60,6 +80,23 @@ pub fn answered(params: &[u8]) -> Vec<Sample> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn looks_at_a_gpu_that_nobody_was_on_count_too() {
+        let sample = |time_us| Sample { time_us, pid: Some(1) };
+        let second = 1_000_000;
+        let now = 1_800_000_000 * second;
+        let dense: Vec<Sample> = (0..72).map(|n| sample(now - n * 197_000)).collect();
+        assert_eq!(looks(&dense, now), 72);
+        assert_eq!(looks(&dense, now + 100_000), 72);
+        // Nobody was on it since, or in between.
+        assert_eq!(looks(&dense, now + 10 * second), 120);
+        assert_eq!(looks(&[sample(now), sample(now - 2 * second)], now), 11);
+        // A clock of its own, that began with the machine.
+        assert_eq!(looks(&[sample(9 * second), sample(8 * second)], now), 6);
+        assert_eq!(looks(&[sample(now + second)], now), 1, "a clock that runs ahead");
+        assert_eq!(looks(&[], now), 0);
+    }
 
     /// As an H100's driver, 580.159.04, was seen to answer: six engines of 128 bytes.
     #[test]

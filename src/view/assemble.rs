@@ -192,6 +192,7 @@ impl Found {
                 .shares
                 .get(&gpu.uuid)
                 .and_then(|share| share.part(&found.record.short_id)),
+            compute_held: instance.and_then(|instance| instance.compute_held),
         }
     }
 
@@ -293,6 +294,7 @@ mod tests {
                 memory_limit_bytes: 1000 * MIB,
                 memory_used_bytes: Some(used_mib * MIB),
                 processes: processes.iter().map(|(pid, mib)| (*pid, mib * MIB)).collect(),
+                compute_held: Some(0.25),
             }]),
             calls: Some(Calls { over_quota: 3, ..Calls::default() }),
             durations: None,
@@ -392,6 +394,7 @@ mod tests {
         assert_eq!((whole.mode, whole.state, whole.enforced), (Mode::Whole, State::Active, false));
         assert_eq!(whole.shares[0].memory_used_bytes, Some(600 * MIB));
         assert_eq!(whole.shares[0].utilization_percent, Some(40));
+        assert_eq!(whole.shares[0].compute_held, None, "no monitor tells of it");
         assert_eq!(whole.process_count, Some(2));
         // Its monitor counts what the driver does not, and the other way round.
         assert_eq!(shared.shares[0].memory_used_bytes, Some(300 * MIB));

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::assemble::{Found, FoundContainer};
 use super::{Driver, DriverFigures, Snapshot};
 use crate::admission::Host;
+use crate::backend::gate::note_held;
 use crate::backend::{BackendError, Observed};
 use crate::inventory::{self, Gpu};
 use crate::names;
@@ -146,6 +147,9 @@ impl Host {
                 Err(error) => gaps.push(error.to_string()),
             }
         }
+        let gpus = records.iter().flat_map(|record| &record.plan.gpus);
+        let gpus = gpus.map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+        note_held(&self.config.state_dir, &gpus, &mut observed);
         (observed, gaps)
     }
 

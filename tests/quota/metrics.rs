@@ -100,8 +100,10 @@ fn root() -> PathBuf {
 fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answers() {
     let gated = Gated::new();
     let bundle = gated.sleeping("scraped", 1000);
-    let mut holding = gated.start(&bundle, &["hold", "300MiB"]);
+    let holding = gated.start(&bundle, &["hold", "300MiB"]);
     gated.soon_accounts("scraped", 300);
+    let computes = ["run", "start", "compute 1 as g", "kernels g 100000000 of 500", "sleep 1000"];
+    let computing = gated.start(&bundle, &computes);
     let refused = gated.exec(&bundle, &["run", "start", "alloc 900MiB as a"]).fails();
     assert!(refused.stdout.contains("status=0x51"), "{refused}");
     let (_server, address) = served(&gated);
@@ -117,6 +119,9 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
     is(&format!("cgpu_container_memory_quota_bytes{container}"), mib(1000));
     is("cgpu_gpu_memory_promised_bytes{gpu=\"0\"}", mib(1000));
     is("cgpu_container_enforced{backend=\"gate\"}", 1.0);
+    is("cgpu_container_compute_share_ratio", 1.0);
+    let held = "cgpu_container_compute_held_ratio > bool 0.5";
+    is(held, 1.0);
     is("cgpu_container_allocations_refused_total", 1.0);
     is("cgpu_unseen", 0.0);
     is("cgpu_creates_admitted_total", 1.0);
@@ -170,8 +175,10 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
     }
     is("cgpu_container_enforced{backend=\"gate\"}", 1.0);
     // Series end with their container.
-    holding.kill().unwrap();
-    holding.wait().unwrap();
+    for mut program in [holding, computing] {
+        program.kill().unwrap();
+        program.wait().unwrap();
+    }
     gated.host.runtime().delete(&bundle).ok();
     assert!(eventually(|| prometheus.values("cgpu_container_enforced").is_empty()));
     gated.soon_is_empty();

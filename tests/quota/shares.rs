@@ -3,6 +3,7 @@
 //! What a slice comes to on a GPU, `make gpu` asks a real one (`tests/gpu`).
 
 use std::fs;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use cgpu::registry::share;
@@ -169,6 +170,23 @@ fn soon_share(gated: &Gated, expected: &[u128], after: &str) {
     assert!(have, "{after}: {last:?} per cent, not {expected:?}: {}", gated.host.log());
 }
 
+/// Waits until `cgpu ps` shows for each container, by its name in the table, the share that is its own, and that
+/// it had one of so many per cent lately: the driver's samples reach back 14 seconds.
+#[track_caller]
+fn soon_shown(gated: &Gated, expected: &[(&str, &str, Range<u32>)]) {
+    let mut last = String::new();
+    let shows = eventually(|| {
+        last = gated.host.cgpu(&["ps"]).ok().stdout;
+        expected.iter().all(|(id, share, held)| {
+            let mut rows = last.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
+            let row = rows.find(|row| row.first() == Some(id)).unwrap_or_default();
+            let shown = row.get(6).and_then(|held| held.strip_suffix('%')?.parse().ok());
+            row.get(5) == Some(share) && shown.is_some_and(|shown| held.contains(&shown))
+        })
+    });
+    assert!(shows, "{last}");
+}
+
 /// Each policy as the simulated GPU, which divides as an H100 was seen to, divides between two containers
 /// that always have work.
 #[test]
@@ -182,6 +200,7 @@ fn each_policy_gives_containers_what_it_promises() {
     soon_share(&gated, &[47, 47], "alike");
     set(&gated, &["container", "two", "weight=3"]);
     soon_share(&gated, &[24, 73], "a weight selects policy 2");
+    soon_shown(&gated, &[("one", "25%", 20..31), ("two", "75%", 65..80)]);
     set(&gated, &["gpu", "0", "max_inst=4"]);
     set(&gated, &["gpu", "0", "policy=3"]);
     soon_share(&gated, &[25, 75], "policy=3");
@@ -219,6 +238,10 @@ fn each_policy_gives_containers_what_it_promises() {
     soon_share(&gated, &[50], "what was another's stays empty");
     set(&gated, &["gpu", "0", "policy=1"]);
     soon_share(&gated, &[100], "policy=1");
+    // Whoever the driver has seen nothing of for long has had nothing.
+    let resting = container(&gated, "resting", &[]);
+    soon_shown(&gated, &[("one", "50%", 90..101), ("resting", "50%", 0..1)]);
+    runtime.delete(&resting).ok();
     runtime.delete(&one).ok();
     gated.soon_is_empty();
 }

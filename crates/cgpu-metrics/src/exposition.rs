@@ -433,6 +433,8 @@ fn part_metrics() -> Vec<Metric<ShareFigures>> {
             GAUGE, Some(Unit::Other("ratio".to_owned())), |share| Some(ratio(share.utilization_percent?));
         "cgpu_container_compute_share" "Part of the GPU's computing time that is the container's while all have work",
             GAUGE, Some(Unit::Other("ratio".to_owned())), |share| share.compute_share;
+        "cgpu_container_compute_held" "Part of the GPU's computing time that the container had lately",
+            GAUGE, Some(Unit::Other("ratio".to_owned())), |share| share.compute_held;
     }
 }
 
@@ -481,6 +483,7 @@ mod tests {
             memory_used_bytes: Some(300 * MIB),
             utilization_percent: None,
             compute_share: Some(0.25),
+            compute_held: Some(0.5),
         };
         let container = ContainerFigures {
             id: "3f2a".into(),
@@ -536,6 +539,7 @@ mod tests {
             format!("cgpu_container_memory_used_bytes{{{gpu},{CONTAINER}}} 314572800.0"),
             format!("cgpu_container_memory_quota_bytes{{{gpu},{CONTAINER}}} 2097152000.0"),
             format!("cgpu_container_compute_share_ratio{{{gpu},{CONTAINER}}} 0.25"),
+            format!("cgpu_container_compute_held_ratio{{{gpu},{CONTAINER}}} 0.5"),
             format!("cgpu_container_age_seconds{{{CONTAINER},Hostname=\"node\"}} 65.0"),
             format!(
                 "cgpu_container_allocations_refused_total{{{CONTAINER},Hostname=\"node\"}} 3.0"

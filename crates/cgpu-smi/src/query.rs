@@ -124,6 +124,8 @@ pub(crate) fn container_fields<'a>() -> Vec<Field<PartOf<'a>>> {
         |of| number(of.1?.utilization_percent);
     "share.gpu" ["%"] "the part of the GPU's time that is its own while all have work" =
         |of| of.1?.compute_per_cent().map(|share| share.trim_end_matches('%').to_owned());
+    "share.held" ["%"] "the part of the GPU's time that it had lately" =
+        |of| of.1?.held_per_cent().map(|held| held.trim_end_matches('%').to_owned());
     "weight" [""] "compute weight" = |of| number(Some(of.0.weight));
     "high_priority" [""] "whether it has high priority" = |of| number(Some(of.0.high_priority));
     "processes" [""] "processes that use the driver" = |of| number(of.0.process_count);

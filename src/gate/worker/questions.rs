@@ -1,15 +1,19 @@
 //! Answers those who ask how things stand, or change a quota: one line each way.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::Shared;
 use super::target::process_id;
-use crate::gate::wire::{Answer, GpuStatus, MOST_PROCESSES_TOLD, ProcessStatus, Question, Status};
+use crate::gate::wire::{
+    Answer, GpuStatus, MOST_PROCESSES_TOLD, Occupancy, ProcessStatus, Question, Status,
+};
 use crate::ledger::{Entry, Ledger, LedgerError};
+use crate::rm::usage;
 
 /// The longest question, in bytes.
 const MOST_BYTES: u64 = 4096;
@@ -71,7 +75,30 @@ impl Shared {
     fn answer(&self, question: &Question) -> Answer {
         match question {
             Question::Status => Answer::Status(Box::new(self.status())),
+            Question::Occupancy { uuid } => self.occupancy(uuid),
             Question::Limit { uuid, limit_bytes } => self.limit(uuid, *limit_bytes),
+        }
+    }
+
+    /// Who had a GPU lately, where the driver is open here: nobody's look opens it.
+    fn occupancy(&self, uuid: &str) -> Answer {
+        let gpu = self.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
+        let samples = gpu.zip(self.auditor.own_at_hand());
+        let samples = samples.map(|(gpu, own)| own.samples(&self.release, gpu));
+        match samples.filter(|samples| !samples.is_empty()) {
+            Some(samples) => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+                let looks = u32::try_from(usage::looks(&samples, now_us)).unwrap_or(u32::MAX);
+                let mut of_processes = BTreeMap::new();
+                for pid in samples.iter().filter_map(|sample| sample.pid) {
+                    *of_processes.entry(pid).or_default() += 1;
+                }
+                Answer::Occupancy(Occupancy { looks, of_processes })
+            }
+            None => {
+                Answer::Refused { reason: format!("who uses the GPU {uuid} is not known here") }
+            }
         }
     }
 

@@ -8,6 +8,7 @@
 //! Only the graphics engine has a runlist.
 
 use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::abi::{
     CHANNEL_CLASSES, KEPLER_CHANNEL_GROUP_A, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CHANNEL,
@@ -261,11 +262,14 @@ impl Driver {
         works.collect()
     }
 
-    /// Who was on a GPU when the driver looked: when, in microseconds, and the process.
+    /// Who was on a GPU when the driver looked: when, in microseconds since 1970, and the process.
     pub(crate) fn looks(&mut self, gpu: usize) -> Vec<(u64, u32)> {
         let looks: Vec<_> = self.runlist(gpu).samples().collect();
+        let born = SystemTime::now().checked_sub(self.started.elapsed());
+        let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        let born_us = u64::try_from(born.as_micros()).unwrap_or(u64::MAX);
         let of = |(when_ns, (client, _)): (u64, Name)| {
-            self.clients.get(&client).map(|client| (when_ns / 1000, client.process))
+            self.clients.get(&client).map(|client| (born_us + when_ns / 1000, client.process))
         };
         looks.into_iter().filter_map(of).collect()
     }

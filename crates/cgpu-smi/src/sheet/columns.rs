@@ -23,6 +23,7 @@ enum Column {
     Used,
     Quota,
     Share,
+    Held,
     Utilization,
     Weight,
     Priority,
@@ -34,13 +35,14 @@ enum Column {
 }
 
 /// All of them, from left to right.
-const ALL: [Column; 14] = [
+const ALL: [Column; 15] = [
     Column::Container,
     Column::Name,
     Column::Bar,
     Column::Used,
     Column::Quota,
     Column::Share,
+    Column::Held,
     Column::Utilization,
     Column::Weight,
     Column::Priority,
@@ -52,7 +54,7 @@ const ALL: [Column; 14] = [
 ];
 
 /// Those that go where there is no room, the first one first. Who uses how much stays.
-const DISPENSABLE: [Column; 12] = [
+const DISPENSABLE: [Column; 13] = [
     Column::Backend,
     Column::Priority,
     Column::Weight,
@@ -62,6 +64,7 @@ const DISPENSABLE: [Column; 12] = [
     Column::Processes,
     Column::Share,
     Column::Utilization,
+    Column::Held,
     Column::State,
     Column::Name,
     Column::Quota,
@@ -76,6 +79,7 @@ impl Column {
             Column::Used => "USED",
             Column::Quota => "QUOTA MiB",
             Column::Share => "SHARE",
+            Column::Held => "HELD",
             Column::Utilization => "UTIL",
             Column::Weight => "WEIGHT",
             Column::Priority => "PRIO",
@@ -88,8 +92,8 @@ impl Column {
     }
 
     fn is_number(self) -> bool {
-        use Column::{Age, Processes, Quota, Share, Used, Utilization, Weight};
-        matches!(self, Used | Quota | Share | Utilization | Weight | Processes | Age)
+        use Column::{Age, Held, Processes, Quota, Share, Used, Utilization, Weight};
+        matches!(self, Used | Quota | Share | Held | Utilization | Weight | Processes | Age)
     }
 
     /// The columns without which it says nothing, where its texts are so wide.
@@ -120,6 +124,10 @@ impl Column {
             Column::Share => {
                 let share = row.share.and_then(ShareFigures::compute_per_cent);
                 share.unwrap_or_else(|| cells::UNKNOWN.to_owned())
+            }
+            Column::Held => {
+                let held = row.share.and_then(ShareFigures::held_per_cent);
+                held.unwrap_or_else(|| cells::UNKNOWN.to_owned())
             }
             Column::Utilization => percent(row.share.and_then(|share| share.utilization_percent)),
             Column::Weight => container.weight.to_string(),

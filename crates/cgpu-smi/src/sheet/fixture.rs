@@ -54,7 +54,8 @@ fn container(gpu: u32, number: u32) -> ContainerFigures {
         },
         memory_used_bytes: Some(1024 * MIB),
         utilization_percent: Some(37),
-        compute_share: None,
+        compute_share: Some(0.25),
+        compute_held: Some(0.31),
     };
     let pid = i32::try_from(4000 + 100 * gpu + number).expect("it is small");
     ContainerFigures {

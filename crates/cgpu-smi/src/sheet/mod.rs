@@ -431,14 +431,15 @@ mod tests {
 
     #[test]
     fn a_page_has_each_gpu_and_below_it_its_containers() {
-        let lines = text(&fixture::host(2, 1), 132, Signs::Ascii);
+        let lines = text(&fixture::host(2, 1), 140, Signs::Ascii);
         insist(&lines, "cgpu-smi");
         let first = lines.iter().position(|line| line.contains("GPU 0, Tesla V100, 0000:07:00.0"));
         let second = lines.iter().position(|line| line.contains("GPU 1")).unwrap();
         let (first, own) = (first.unwrap(), position(&lines, "pod-0-0"));
         assert!(first < own && own < second && second < position(&lines, "pod-1-0"), "{lines:#?}");
         let row = &lines[own];
-        for part in ["c00000000000", "1024", "2048", "gate", "1h01m", "37%", "active"] {
+        for part in ["c00000000000", "1024", "2048", "gate", "1h01m", "25%", "31%", "37%", "active"]
+        {
             assert!(row.contains(part), "{part}: {row}");
         }
         insist(&lines, "8192 of 16384 MiB in use");

@@ -1,0 +1,55 @@
+//! What part of each GPU's computing time containers had lately: one monitor a GPU is asked who had it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use super::LOOK_PATIENCE;
+use crate::backend::Observed;
+use crate::gate::client::ask_all;
+use crate::gate::launch::Place;
+use crate::gate::wire::{Answer, Occupancy, Question};
+
+/// How many monitors are asked about a GPU, where the one before doesn't answer.
+const TRIES: usize = 2;
+
+/// Takes note of what each of these containers, by short id, had lately of the GPUs, given by index and UUID.
+/// A GPU that none of them uses is left out, and so is one that nobody answers for.
+pub fn note_held(
+    state_dir: &Path,
+    gpus: &BTreeMap<u32, String>,
+    observed: &mut HashMap<String, Observed>,
+) {
+    let mut known: HashMap<u32, Occupancy> = HashMap::new();
+    for attempt in 0..TRIES {
+        let unknown = gpus.iter().filter(|(index, _)| !known.contains_key(index));
+        let asked: Vec<_> = unknown
+            .filter_map(|(index, uuid)| {
+                let short_id = users(*index, observed).nth(attempt)?;
+                let socket = Place::of(state_dir, short_id).control();
+                Some((*index, socket, Question::Occupancy { uuid: uuid.clone() }))
+            })
+            .collect();
+        let questions: Vec<_> =
+            asked.iter().map(|(_, socket, question)| (&**socket, question)).collect();
+        let answers = ask_all(&questions, LOOK_PATIENCE);
+        for ((index, ..), answer) in asked.iter().zip(answers) {
+            if let Some(Answer::Occupancy(occupancy)) = answer {
+                known.insert(*index, occupancy);
+            }
+        }
+    }
+    for instance in observed.values_mut().filter_map(|one| one.instances.as_mut()).flatten() {
+        let occupancy = known.get(&instance.gpu_index);
+        let pids = instance.processes.iter().map(|(pid, _)| pid.cast_unsigned());
+        instance.compute_held = occupancy.and_then(|occupancy| occupancy.part_of(pids));
+    }
+}
+
+/// The containers that have processes on a GPU, by short id: their monitors have the driver open.
+fn users(gpu_index: u32, observed: &HashMap<String, Observed>) -> impl Iterator<Item = &str> {
+    observed.iter().filter_map(move |(short_id, one)| {
+        let mut instances = one.instances.iter().flatten();
+        let uses = instances.any(|of| of.gpu_index == gpu_index && !of.processes.is_empty());
+        uses.then_some(&**short_id)
+    })
+}
