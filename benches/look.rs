@@ -1,9 +1,10 @@
 //! What looking costs on a crowded host: 8 GPUs, 200 running containers under the gate.
 //!
-//! Figures are medians of runs in turn with their peer's, as in `cost`. Root, runc and
-//! busybox-static.
+//! Figures are medians of runs in turn with their peer's, as in `cost`. Root, runc,
+//! busybox-static and procps.
 
 mod measure;
+mod pinned;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,9 @@ use std::time::{Duration, Instant};
 
 use cgpu_sim::{Program, SimOptions};
 use measure::{header, in_turn, median, row, timed};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use pinned::pin;
 
 /// How long a monitor looks often at where a container that has just begun lives, and how long all are left alone.
 const MOVED_IN: Duration = Duration::from_secs(10);
@@ -25,8 +29,11 @@ const EACH: usize = 25;
 const LOOKS: usize = 40;
 /// Pairs of runs of an application, and its calls in each.
 const CALL_RUNS: usize = 9;
-const CALLS: &str = "3000";
-/// How often somebody looks meanwhile.
+const CALLS: &str = "20000";
+/// The processors of who calls, and of who looks meanwhile.
+const CALLER: usize = 0;
+const LOOKER: usize = 1;
+/// How often that is.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 struct Crowd {
@@ -41,7 +48,7 @@ fn main() {
     };
     let work = tempfile::tempdir_in("/dev/shm").expect("a directory can be made");
     let crowd = Crowd { programs, work: work.path().to_owned() };
-    let _driver = crowd.prepare();
+    let driver = crowd.prepare();
     crowd.create(&["run", "sleep 100000"]);
     at_rest("never called the driver", "1 %");
     crowd.delete();
@@ -49,7 +56,7 @@ fn main() {
     at_rest("hold memory", "none yet");
     header("peer", "measured");
     crowd.looks();
-    crowd.calls();
+    crowd.calls(driver.pid());
     crowd.delete();
 }
 
@@ -68,16 +75,57 @@ fn at_rest(who: &str, budget: &str) {
     println!(
         "{all} containers at rest that {who}: {percent:.1} % of a processor (budget {budget})"
     );
+    let Held { threads, descriptors, memory_kib } = held();
+    println!(
+        "their monitors have {threads} threads (budget 600), {descriptors} descriptors (3,000), {} MiB of memory, \
+         a part of what they share (80)",
+        memory_kib / 1024
+    );
+}
+
+/// The number of a process, by its directory.
+fn number(process: &Path) -> u32 {
+    let name = process.file_name().and_then(|name| name.to_str());
+    name.and_then(|name| name.parse().ok()).expect("a process is a number")
+}
+
+/// The monitors' processes.
+fn monitors() -> impl Iterator<Item = PathBuf> {
+    let processes = entries("/proc".into()).map(|entry| entry.path());
+    processes.filter(|process| {
+        fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "cgpu-monitor")
+    })
+}
+
+fn entries(dir: PathBuf) -> impl Iterator<Item = fs::DirEntry> {
+    fs::read_dir(dir).into_iter().flatten().flatten()
+}
+
+/// What all monitors have.
+#[derive(Default)]
+struct Held {
+    threads: usize,
+    descriptors: usize,
+    /// Memory, shared pages by how many share them (`Pss` of `/proc/PID/smaps_rollup`).
+    memory_kib: u64,
+}
+
+fn held() -> Held {
+    monitors().fold(Held::default(), |held, process| {
+        let memory = fs::read_to_string(process.join("smaps_rollup")).unwrap_or_default();
+        let pss = memory.lines().find_map(|line| line.strip_prefix("Pss:"));
+        let pss = pss.and_then(|pss| pss.split_whitespace().next()?.parse::<u64>().ok());
+        Held {
+            threads: held.threads + entries(process.join("task")).count(),
+            descriptors: held.descriptors + entries(process.join("fd")).count(),
+            memory_kib: held.memory_kib + pss.unwrap_or(0),
+        }
+    })
 }
 
 /// Time on a processor that all threads of all monitors had (`/proc/PID/task/TID/schedstat`, in nanoseconds).
 fn monitors_time() -> Duration {
-    let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
-    let is_monitor = |process: &PathBuf| {
-        fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "cgpu-monitor")
-    };
-    let processes = entries("/proc".into()).map(|entry| entry.path()).filter(is_monitor);
-    let threads = processes.flat_map(|process| entries(process.join("task")));
+    let threads = monitors().flat_map(|process| entries(process.join("task")));
     let time = threads.filter_map(|thread| {
         let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
         text.split(' ').next()?.parse::<u64>().ok()
@@ -204,8 +252,19 @@ impl Crowd {
         timed(&mut self.look("cgpu-tree", &["--unmount", dir]));
     }
 
-    /// Calls of one container, in turn while nobody looks and while somebody does all the time.
-    fn calls(&self) {
+    /// Calls of one container, in turn while somebody looks ten times a second and while somebody runs ps as
+    /// long, who has a processor for that: else calls would wait for it, as for any program.
+    fn calls(&self, driver: u32) {
+        let ours = std::process::id();
+        if thread::available_parallelism().map_or(1, usize::from) < 2 {
+            println!("skipped: who looks needs a processor beside that of who calls");
+            return;
+        }
+        pin(driver, &[CALLER]);
+        monitors().for_each(|monitor| pin(number(&monitor), &[CALLER]));
+        pin(ours, &[CALLER]);
+        let mut looker = CpuSet::new();
+        looker.set(LOOKER).expect("it is a processor's number");
         let run = |key: &str| {
             let mut command = self.runtime();
             command.args(["exec", &id(0), "/rmtool", "bench", CALLS, "executed"]);
@@ -214,15 +273,25 @@ impl Crowd {
                 serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
             Duration::from_nanos(said[key].as_u64().expect("a time"))
         };
+        let look = || timed(&mut self.look("cgpu-smi", &["--no-nvml"]));
+        // Any program that asks the kernel as much costs who calls something, also on another processor:
+        // both may be halves of one.
+        let takes = median((0..LOOKS).map(|_| look()).collect());
+        let list_processes = || {
+            let start = Instant::now();
+            while start.elapsed() < takes {
+                timed(Command::new("ps").arg("-ef"));
+            }
+            start.elapsed()
+        };
         for (key, what) in [("p99_ns", "99th percentile"), ("p50_ns", "median")] {
-            let looked_at = || {
+            let beside = |somebody: &(dyn Fn() -> Duration + Sync)| {
                 let done = AtomicBool::new(false);
                 thread::scope(|scope| {
                     scope.spawn(|| {
+                        sched_setaffinity(Pid::from_raw(0), &looker).expect("there is one");
                         while !done.load(Ordering::Relaxed) {
-                            let start = Instant::now();
-                            timed(&mut self.look("cgpu-smi", &["--no-nvml"]));
-                            thread::sleep(LOOK_PAUSE.saturating_sub(start.elapsed()));
+                            thread::sleep(LOOK_PAUSE.saturating_sub(somebody()));
                         }
                     });
                     let time = run(key);
@@ -230,15 +299,15 @@ impl Crowd {
                     time
                 })
             };
-            let (alone, looked) = in_turn(CALL_RUNS, |_| run(key), |_| looked_at());
-            let (alone, looked) = (median(alone), median(looked));
+            let (peer, looked) = in_turn(CALL_RUNS, |_| beside(&list_processes), |_| beside(&look));
+            let (peer, looked) = (median(peer), median(looked));
             let us = |time: Duration| format!("{:.2} µs", time.as_secs_f64() * 1e6);
-            let ratio = looked.as_secs_f64() / alone.as_secs_f64();
-            let what = format!("a call's {what} while one looks (nobody)");
-            let more = us(looked.saturating_sub(alone));
+            let ratio = looked.as_secs_f64() / peer.as_secs_f64();
+            let what = format!("a call's {what} beside who looks (runs ps)");
+            let more = us(looked.saturating_sub(peer));
             println!(
                 "{what:<44} {:>9} {:>9} {more:>9} {ratio:>6.2}×  ≤ 1.05×",
-                us(alone),
+                us(peer),
                 us(looked)
             );
         }

@@ -20,6 +20,7 @@
 //! are attacks to play alone, as they stand in the rows, or command lines in their place
 //! (`/rmtool fill`). Root, runc, busybox-static and two processors.
 
+mod pinned;
 #[path = "../tests/quota/table.rs"]
 #[allow(dead_code, reason = "what else is promised of each is the tests'")]
 mod table;
@@ -30,8 +31,7 @@ use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use cgpu_sim::{Program, SimOptions};
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
+use pinned::pin;
 use serde_json::{Value, json};
 
 /// At the 99th percentile.
@@ -200,18 +200,6 @@ fn main() -> ExitCode {
 fn median(mut of: Vec<f64>) -> f64 {
     of.sort_by(f64::total_cmp);
     of[of.len() / 2]
-}
-
-/// Puts all threads of a process, and what they start, on these processors.
-fn pin(pid: u32, cpus: &[usize]) {
-    let mut set = CpuSet::new();
-    cpus.iter().for_each(|cpu| set.set(*cpu).expect("it is a processor's number"));
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
-    for thread in threads.flatten() {
-        let number = thread.file_name().to_str().and_then(|name| name.parse().ok());
-        let thread = Pid::from_raw(number.expect("a thread is a number"));
-        sched_setaffinity(thread, &set).expect("the machine has these processors");
-    }
 }
 
 /// Does something whose children stay on that processor.

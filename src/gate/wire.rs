@@ -191,6 +191,14 @@ pub struct Calls {
     pub killed: u64,
 }
 
+impl Calls {
+    /// How many were received.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.continued + self.executed + self.over_quota + self.refused
+    }
+}
+
 /// The longest that a call of each count of [`Durations`] but the last took, in microseconds.
 pub const DURATIONS_US: [u64; 12] =
     [5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000, 1_000_000];

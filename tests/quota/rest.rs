@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use nix::unistd::Pid;
 
@@ -29,10 +30,14 @@ fn done(worker: Pid) -> (u64, u64) {
     (wakes, number(&fs::read_to_string(format!("/proc/{worker}/io")).unwrap(), "rchar:"))
 }
 
-/// Whether the process reads less than a look in `wakes` wakes.
-fn rests(worker: Pid, wakes: u64) -> bool {
-    let before = done(worker);
-    assert!(eventually(|| done(worker).0 >= before.0 + wakes), "{worker} does not wake");
+/// Longer than between two looks at the figures of a GPU.
+const TWO_LOOKS: Duration = Duration::from_secs(5);
+
+/// Whether the process wakes, and reads less than a look at mounts does, in a while that it looks in.
+fn rests(worker: Pid) -> bool {
+    let (begun, before) = (Instant::now(), done(worker));
+    assert!(eventually(|| done(worker).0 >= before.0 + 2), "{worker} does not wake");
+    std::thread::sleep(TWO_LOOKS.saturating_sub(begun.elapsed()));
     done(worker).1 < before.1 + LOOK_BYTES
 }
 
@@ -42,15 +47,15 @@ fn a_monitor_of_a_container_that_rests_looks_at_its_mounts_again_when_they_chang
     let bundle = gated.sleeping("rests", 1000);
     let (_, worker) = gated.monitor("rests_______");
     // The mounts of a container that has just begun may still be being made.
-    assert!(eventually(|| rests(worker, 10)), "it reads the same again and again");
+    assert!(eventually(|| rests(worker)), "it reads the same again and again");
     let (wakes, read) = done(worker);
     let pid = gated.host.container("rests")["pid"].as_i64().unwrap();
     let mut mount = Command::new("nsenter");
     mount.args(["--target", &pid.to_string(), "--mount", "mount", "-t", "tmpfs", "none", "/tmp"]);
-    run_with_timeout(&mut mount, std::time::Duration::from_secs(60)).ok();
+    run_with_timeout(&mut mount, Duration::from_secs(60)).ok();
     let has_looked = || done(worker).1 >= read + LOOK_BYTES;
-    // Without the change it would look after thirty wakes, a minute.
-    assert!(eventually(|| has_looked() || done(worker).0 > wakes + 10));
+    // Without the change it would look after fifteen looks, a minute.
+    assert!(eventually(|| has_looked() || done(worker).0 > wakes + 8));
     assert!(has_looked(), "it did not see that a mount came");
     // What it calls the driver for is counted as ever.
     gated.exec(&bundle, &["run", "start", "alloc 100MiB as a"]).ok();

@@ -34,8 +34,10 @@ use crate::process::{ProcessId, first_of, told};
 const LOOK: Duration = Duration::from_millis(200);
 const FULL_LOOK: Duration = Duration::from_millis(600);
 
-/// The same while no process of the container's uses the driver and nobody's use has changed.
-const FULL_LOOK_AT_REST: Duration = Duration::from_secs(60);
+/// The same while the container rests and nobody's use has changed, and while none of its processes uses the
+/// driver.
+const FULL_LOOK_AT_REST: Duration = Duration::from_secs(5);
+const FULL_LOOK_WITHOUT_USE: Duration = Duration::from_secs(60);
 
 /// How long the mounts of a container's first process may still be being made, and how often they are looked at
 /// where the kernel tells of no change: the process can have moved into other ones.
@@ -315,7 +317,11 @@ impl Shared {
         };
         let now = Instant::now();
         // Many monitors ask, for many processes: not without a reason.
-        let often = if ours.is_empty() { FULL_LOOK_AT_REST } else { FULL_LOOK };
+        let often = match (ours.is_empty(), self.is_at_rest(now)) {
+            (true, _) => FULL_LOOK_WITHOUT_USE,
+            (false, true) => FULL_LOOK_AT_REST,
+            (false, false) => FULL_LOOK,
+        };
         if last.is_some_and(|(bytes, at)| bytes == of_others && now - at < often)
             && suspicion.is_none_or(|until| until <= now)
         {

@@ -24,6 +24,7 @@ use super::lane::OnLane;
 use super::mapped::{Mapping, Occasion};
 use super::names::{NAMES_DOUBT, Names};
 use super::own::Own;
+use super::rest::Rest;
 use super::stock::Depth;
 use super::target::{pidfd_open, process_id};
 use super::unanswered::{Told, Unanswered};
@@ -37,8 +38,12 @@ use crate::rm::about::Held;
 /// How often the driver is asked while the container has processes that use it.
 const TICK: Duration = Duration::from_millis(250);
 
+/// How often while the container rests: what it does is heard of, and only strangers could have taken
+/// anything.
+const REST_TICK: Duration = Duration::from_secs(1);
+
 /// How often while none of its processes has called.
-const IDLE_TICK: Duration = Duration::from_secs(2);
+const IDLE_TICK: Duration = Duration::from_secs(4);
 
 /// How often mappings are looked at.
 const MAPPINGS: Duration = Duration::from_millis(500);
@@ -105,6 +110,7 @@ pub(super) struct Auditor {
     /// When clients were asked for.
     stock: Mutex<Option<Instant>>,
     pub(super) abroad: Abroad,
+    rest: Mutex<Rest>,
     pub(super) lingering: Lingering,
     pub(super) ending: Ending,
     /// What the log was told of lately that audits can't see.
@@ -122,6 +128,7 @@ impl Auditor {
             names: Names::default(),
             stock: Mutex::new(None),
             abroad: Abroad::default(),
+            rest: Mutex::new(Rest::new(0, Instant::now())),
             lingering: Lingering::default(),
             ending: Ending::default(),
             told: Told::default(),
@@ -249,7 +256,8 @@ impl Shared {
                 give_back_the_start();
                 tidied = Instant::now();
             }
-            if mapped.elapsed() > MAPPINGS || woken == 0 || self.memories.has_new() {
+            let are_due = mapped.elapsed() > MAPPINGS || woken == 0 || self.memories.has_new();
+            if are_due && (self.memories.has_any() || !self.mapped.all().is_empty()) {
                 self.memories.ring();
                 mapped = Instant::now();
             }
@@ -282,10 +290,18 @@ impl Shared {
             && self.books().processes.is_empty()
     }
 
+    /// Whether the container has called nothing for a while.
+    pub(super) fn is_at_rest(&self, now: Instant) -> bool {
+        let mut rest = self.auditor.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        rest.note(self.memory.calls().received(), now);
+        rest.is_long(now)
+    }
+
     /// How long nothing is due.
     fn next(&self, now: Instant) -> EpollTimeout {
         let idle = self.is_idle();
         let has_files = !self.mapped.all().is_empty();
+        let rests = self.is_at_rest(now) && !self.exports.has_any();
         let mut books = self.books();
         let watched = idle
             || !books.processes.is_empty()
@@ -294,9 +310,10 @@ impl Shared {
             || self.has_left_out()
             || has_files;
         let ending = self.auditor.ending.is_under_way();
-        let tick = match idle && self.auditor.abroad.is_watched() {
-            true => IDLE_TICK,
-            false => TICK,
+        let tick = match (idle && self.auditor.abroad.is_watched(), rests) {
+            (true, _) => IDLE_TICK,
+            (false, true) => REST_TICK,
+            (false, false) => TICK,
         };
         if !watched && !ending && self.stash.is_empty() {
             // Or whoever comes next would find something due already, and wake nobody.

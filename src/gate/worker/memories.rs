@@ -210,6 +210,11 @@ impl Memories {
         self.list().clone()
     }
 
+    /// Whether there is anything to look at.
+    pub(super) fn has_any(&self) -> bool {
+        !self.list().is_empty()
+    }
+
     /// Those to be looked at soon.
     pub(super) fn fresh(&self) -> Vec<Arc<Memory>> {
         let mut all = self.all();

@@ -49,6 +49,7 @@ mod questions;
 mod ranges;
 mod reach;
 mod recover;
+mod rest;
 mod serve;
 mod shares;
 mod show;
