@@ -220,6 +220,7 @@ fn unused(gpu_index: u32, memory_limit_bytes: u64) -> Instance {
         memory_used_bytes: Some(0),
         processes: Vec::new(),
         compute_held: None,
+        share_refused: None,
     }
 }
 

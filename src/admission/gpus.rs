@@ -150,7 +150,7 @@ impl Host {
         let rules = self.gpu_rules(&registry, gpu.index, &gpu.uuid)?;
         let (kind, _) = backend::choose(&self.config.isolation);
         change.check(gpu.index, rules, there, kind)?;
-        self.isolation(kind).set_gpu(gpu.index, change)?;
+        self.isolation(kind).set_gpu(&gpu, change)?;
         locked.put_gpu(&gpu.uuid, change)?;
         let set = registry.gpu_settings()?.remove(&gpu.uuid).unwrap_or_default();
         locked.share_out(&gpu.uuid, self.config.compute.idle, |tenants| {

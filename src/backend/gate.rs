@@ -5,6 +5,7 @@
 
 mod ability;
 mod held;
+mod slices;
 mod unknown;
 
 pub use ability::{AbilityError, check_kernel};
@@ -34,7 +35,8 @@ use crate::gate::seccomp::{self, Listener, SectionError, Traps};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, ProcessStatus, Question, Status};
 use crate::gate::worker::Unanswered;
-use crate::plan::{Change, Plan};
+use crate::inventory;
+use crate::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use crate::process::ProcessId;
 use crate::rm::{Release, ReleaseError, Version, about};
 
@@ -103,6 +105,19 @@ pub enum GateError {
         /// What it doesn't answer.
         #[source]
         unanswered: Unanswered,
+    },
+    /// The driver sets no slices.
+    #[error(
+        "driver {version} can't share the computing time of GPU {index} ({why}); memory is held all the \
+         same: ask for no weight and no priority, and leave the GPU at policy=5"
+    )]
+    Slices {
+        /// The GPU.
+        index: u32,
+        /// The call and its status.
+        why: String,
+        /// The driver's version.
+        version: Version,
     },
     /// This host can't.
     #[error(transparent)]
@@ -238,25 +253,12 @@ impl Gate {
         how: &Launch<'_>,
         release: &Release,
     ) -> Result<Settings, GateError> {
-        let planned = &tenant.plan.gpus;
-        if let Some(gpu) = planned.iter().find(|gpu| about::uuid(&gpu.uuid).is_none()) {
+        let mut all = tenant.plan.gpus.iter();
+        if let Some(gpu) = all.find(|gpu| about::uuid(&gpu.uuid).is_none()) {
             return Err(GateError::Uuid { index: gpu.index, uuid: gpu.uuid.clone() });
         }
-        let gpus = planned.iter().map(|gpu| Gpu {
-            index: gpu.index,
-            uuid: gpu.uuid.clone(),
-            minor: gpu.minor,
-            total_bytes: gpu.memory_total_bytes,
-            limit_bytes: gpu.memory_limit_bytes.unwrap_or(gpu.memory_total_bytes),
-        });
-        let dev = self.driver_root.join("dev");
-        let mut nodes = vec![
-            node(NodeKind::Control, dev.join("nvidiactl"))?,
-            node(NodeKind::Uvm, dev.join("nvidia-uvm"))?,
-        ];
-        for (at, gpu) in planned.iter().enumerate() {
-            nodes.push(node(NodeKind::Gpu(at), dev.join(format!("nvidia{}", gpu.minor)))?);
-        }
+        let gpus = planned(tenant.plan);
+        let nodes = self.nodes(&gpus)?;
         let farewell = how.farewell;
         let program = farewell.path.to_string_lossy().into_owned();
         let words = farewell.args.iter().skip(1).cloned();
@@ -271,7 +273,7 @@ impl Gate {
             driver: release.version().to_string(),
             managed: self.managed,
             channel_groups: self.channel_groups,
-            gpus: gpus.collect(),
+            gpus,
             nodes,
             monitor: self.monitor.clone(),
             farewell: std::iter::once(program).chain(words).collect(),
@@ -313,6 +315,7 @@ fn observed(short_id: String, status: &Status) -> Observed {
             memory_used_bytes: Some(gpu.used_bytes),
             processes: status.processes.iter().filter_map(process).collect(),
             compute_held: None,
+            share_refused: gpu.share_refused.clone(),
         }
     });
     Observed {
@@ -323,6 +326,18 @@ fn observed(short_id: String, status: &Status) -> Observed {
         workers: Some(status.workers),
         process_count: Some(status.process_count),
     }
+}
+
+/// The GPUs of a plan, as monitors know them.
+fn planned(plan: &Plan) -> Vec<Gpu> {
+    let gpus = plan.gpus.iter().map(|gpu| Gpu {
+        index: gpu.index,
+        uuid: gpu.uuid.clone(),
+        minor: gpu.minor,
+        total_bytes: gpu.memory_total_bytes,
+        limit_bytes: gpu.memory_limit_bytes.unwrap_or(gpu.memory_total_bytes),
+    });
+    gpus.collect()
 }
 
 /// What the monitor at that place noted, where that is so now.
@@ -416,6 +431,9 @@ impl Isolation for Gate {
         let release = self.release()?;
         let settings = self.settings(tenant, &how, &release)?;
         self.see_that_it_answers(&release, &settings)?;
+        if tenant.plan.asks_for_shares() {
+            self.see_that_slices_are_set(&settings.nodes, &settings.gpus)?;
+        }
         let place = self.place(tenant.short_id);
         let socket = match how.way {
             Way::Ahead => place.entry(),
@@ -480,13 +498,31 @@ impl Isolation for Gate {
         Ok(observed.collect())
     }
 
+    fn set_gpu(&self, gpu: &inventory::Gpu, change: GpuChange) -> Result<(), BackendError> {
+        if matches!(change, GpuChange::Policy(policy) if policy != POLICY_NATIVE) {
+            let gpus = [Gpu {
+                index: gpu.index,
+                uuid: gpu.uuid.clone(),
+                minor: gpu.minor,
+                total_bytes: gpu.memory_bytes,
+                limit_bytes: gpu.memory_bytes,
+            }];
+            self.see_that_slices_are_set(&self.nodes(&gpus)?, &gpus)?;
+        }
+        Ok(())
+    }
+
     fn set(&self, tenant: Tenant<'_>, change: Change) -> Result<(), BackendError> {
         let unenforced =
             |what| Err(GateError::Unenforced { id: tenant.id.to_owned(), what }.into());
         let (gpu_index, limit_bytes) = match change {
             Change::MemoryLimit { gpu_index, bytes } => (gpu_index, bytes),
             // Monitors follow what the registry tells of shares.
-            Change::Weight(_) | Change::HighPriority(_) => return Ok(()),
+            Change::Weight(1) | Change::HighPriority(false) => return Ok(()),
+            Change::Weight(_) | Change::HighPriority(_) => {
+                let gpus = planned(tenant.plan);
+                return Ok(self.see_that_slices_are_set(&self.nodes(&gpus)?, &gpus)?);
+            }
         };
         let gpus = &tenant.plan.gpus;
         let Some(gpu) = gpus.iter().find(|gpu| gpu.index == gpu_index) else {

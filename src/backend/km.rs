@@ -23,6 +23,7 @@ pub use error::{KmError, NotUndone};
 
 use super::{BackendError, Capabilities, Instance, Isolation, Launch, Observed, Tenant};
 use crate::bundle::Edits;
+use crate::inventory::Gpu;
 use crate::plan::{Change, GpuChange, GpuRules};
 use tree::{Cell, Tree, check_short_id, control_digit};
 
@@ -257,6 +258,7 @@ impl Km {
             memory_used_bytes: found.as_ref().map(|found| found.bytes),
             processes: found.map(|found| found.processes).unwrap_or_default(),
             compute_held: None,
+            share_refused: None,
         })
     }
 }
@@ -355,14 +357,14 @@ impl Isolation for Km {
         Some(GpuRules { policy, max_inst, prio_ratio: read("prio_ratio")? })
     }
 
-    fn set_gpu(&self, index: u32, change: GpuChange) -> Result<(), BackendError> {
+    fn set_gpu(&self, gpu: &Gpu, change: GpuChange) -> Result<(), BackendError> {
         self.tree.loaded()?;
         let (name, value) = match change {
             GpuChange::Policy(policy) => ("policy", policy),
             GpuChange::MaxInst(max_inst) => ("max_inst", max_inst),
             GpuChange::PrioRatio(prio_ratio) => ("prio_ratio", prio_ratio),
         };
-        let cell = Cell { gpu: index, short_id: None, name };
+        let cell = Cell { gpu: gpu.index, short_id: None, name };
         Ok(self.tree.put(cell, u64::from(value))?)
     }
 

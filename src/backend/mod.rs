@@ -19,6 +19,7 @@ use crate::bundle::{Edits, HookCall};
 use crate::config;
 pub use crate::gate::launch::Recruit;
 pub use crate::gate::wire::{Calls, DURATIONS_US, Durations};
+use crate::inventory::Gpu;
 use crate::plan::{Change, GpuChange, GpuRules, Kind, Plan};
 use crate::process::ProcessId;
 
@@ -121,6 +122,8 @@ pub struct Instance {
     /// The part of the GPU's computing time that it had lately, from 0 to 1; `None` where that isn't known,
     /// or wasn't asked for.
     pub compute_held: Option<f64>,
+    /// Why the driver doesn't hold its share of the GPU's computing time, where that is known.
+    pub share_refused: Option<String>,
 }
 
 /// One way of isolating containers on a GPU.
@@ -209,13 +212,13 @@ pub trait Isolation: std::fmt::Debug {
         None
     }
 
-    /// Changes what goes for the GPU `index`, which was found possible; nothing is to be done where
-    /// this backend doesn't keep it itself.
+    /// Changes what goes for a GPU, which was found possible. A backend that doesn't keep it itself sees
+    /// only that the driver can hold it.
     ///
     /// # Errors
     ///
-    /// Where the change did not take.
-    fn set_gpu(&self, _index: u32, _change: GpuChange) -> Result<(), BackendError> {
+    /// Where the change did not take, or the driver can't hold it.
+    fn set_gpu(&self, _gpu: &Gpu, _change: GpuChange) -> Result<(), BackendError> {
         Ok(())
     }
 

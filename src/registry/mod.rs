@@ -56,6 +56,7 @@ const OWN_NAMES: &[&str] = &[
     "containers",
     "driver",
     "driver-answered",
+    "slices-tried",
     "driver.lock",
     "events",
     "events.1",

@@ -191,6 +191,7 @@ impl Found {
             compute_share: self
                 .shares
                 .get(&gpu.uuid)
+                .filter(|_| instance.is_none_or(|instance| instance.share_refused.is_none()))
                 .and_then(|share| share.part(&found.record.short_id)),
             compute_held: instance.and_then(|instance| instance.compute_held),
         }
@@ -295,6 +296,7 @@ mod tests {
                 memory_used_bytes: Some(used_mib * MIB),
                 processes: processes.iter().map(|(pid, mib)| (*pid, mib * MIB)).collect(),
                 compute_held: Some(0.25),
+                share_refused: None,
             }]),
             calls: Some(Calls { over_quota: 3, ..Calls::default() }),
             durations: None,

@@ -36,6 +36,7 @@ const STATE_NAMES: &[&str] = &[
     "containers",
     "driver",
     "driver-answered",
+    "slices-tried",
     "driver.cache",
     "driver.lock",
     "events",

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::gated::{Gated, RMTOOL};
 use crate::host::ask;
-use crate::support::{Bundle, eventually};
+use crate::support::{Bundle, Outcome, eventually};
 
 /// A container that sleeps, with these variables beside its quota.
 fn container(gated: &Gated, id: &str, variables: &[&str]) -> Bundle {
@@ -141,6 +141,66 @@ fn what_a_policy_does_not_hold_is_told_and_weights_keep_nobody_out() {
     for bundle in [&one, &more, &two] {
         gated.host.runtime().delete(bundle).ok();
     }
+    gated.soon_is_empty();
+}
+
+/// A driver that sets no slices, as those of virtual GPUs: who asks for a share is told with its status, and
+/// the rest goes on as under policy 5.
+#[test]
+fn a_driver_that_sets_no_slices_is_told_to_who_asks_for_a_share() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    gated.sim.fault("control:0xa06c0103 status 0x56".parse().expect("a fault"));
+    let says = |refused: &Outcome, of: &str| {
+        let parts =
+            ["can't share the computing time of GPU 0", "SET_TIMESLICE", "0x56", "policy=5"];
+        for part in parts {
+            assert!(refused.stderr.contains(part), "{of}: {part}: {refused}");
+        }
+    };
+    says(&gated.host.cgpu(&["set", "gpu", "0", "policy=2"]).fails(), "policy=2");
+    assert_eq!(policy(&gated), "1", "it is what it was");
+    let heavy = gated.bundle_with("heavy", |config| {
+        ask(config, 1000);
+        let env = config["process"]["env"].as_array_mut().expect("variables are a list");
+        env.push(json!("ALIYUN_COM_GPU_SCHD_WEIGHT=2"));
+    });
+    says(&runtime.create(&heavy).fails(), "a create");
+    let plain = container(&gated, "plain", &[]);
+    for words in ["weight=2", "high-priority=1"] {
+        says(&gated.host.cgpu(&["set", "container", "plain", words]).fails(), words);
+    }
+    set(&gated, &["container", "plain", "weight=1"]);
+    set(&gated, &["gpu", "0", "policy=5"]);
+    set(&gated, &["gpu", "0", "max_inst=10"]);
+    run(&gated, &plain, &["compute 1 as g"]);
+    soon(&gated, &[1024], "the driver's own slice");
+    // It is asked once a boot: what it answers later is not heard.
+    gated.sim.fault("clear".parse().expect("a fault"));
+    says(&gated.host.cgpu(&["set", "gpu", "0", "policy=2"]).fails(), "asked again");
+    fs::remove_file(gated.host.state_dir().join("slices-tried")).expect("it is there");
+    set(&gated, &["gpu", "0", "policy=2"]);
+    soon(&gated, &[4096], "another boot");
+    runtime.delete(&plain).ok();
+    gated.soon_is_empty();
+}
+
+/// Under the default policy nobody asked for a share: the container goes on without one, and none is shown.
+#[test]
+fn a_share_that_the_driver_does_not_hold_is_not_shown() {
+    let gated = Gated::new();
+    gated.sim.fault("control:0xa06c0103 status 0x56".parse().expect("a fault"));
+    let plain = container(&gated, "plain", &[]);
+    let share = || {
+        let shown = gated.host.cgpu(&["ps"]).ok().stdout;
+        let row = shown.lines().find(|row| row.starts_with("plain ")).map(str::to_owned);
+        row.and_then(|row| row.split_whitespace().nth(5).map(str::to_owned))
+    };
+    assert_eq!(share().as_deref(), Some("100%"), "nothing is known of the driver yet");
+    compute(&gated, &plain);
+    assert!(eventually(|| share().as_deref() == Some("-")), "{:?}", share());
+    assert!(gated.host.log().contains("a share of computing time can't be held"));
+    gated.host.runtime().delete(&plain).ok();
     gated.soon_is_empty();
 }
 

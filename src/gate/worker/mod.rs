@@ -66,7 +66,7 @@ mod waiting;
 mod whose;
 
 pub use self::listener::check_sizes;
-pub use self::own::examine;
+pub use self::own::{examine, slice_refused};
 pub use self::unanswered::{Amount, Reason, Unanswered};
 
 use std::fs::File;

@@ -14,16 +14,24 @@ use crate::gate::settings::{Gpu, Node, NodeKind};
 use crate::rm::about::{self, Held};
 use crate::rm::channel::ask_disable;
 use crate::rm::number::{
-    NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE,
-    NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
-    NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, NV2080_CTRL_CMD_GPU_GET_PID_INFO,
-    NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2,
+    KEPLER_CHANNEL_GROUP_A, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT,
+    NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE,
+    NV2080_CTRL_CMD_FB_GET_INFO_V2, NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS,
+    NV2080_CTRL_CMD_GPU_GET_PID_INFO, NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2,
+    NVA06C_CTRL_CMD_SET_TIMESLICE,
 };
 use crate::rm::usage::{self, Sample};
-use crate::rm::{Meaning, Release, fbinfo};
+use crate::rm::{Key, Meaning, Release, fbinfo};
 
 /// Devices that a driver can have: `NV_MAX_DEVICES`.
 const MOST_DEVICES: u32 = 32;
+
+/// `NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS` (`nvos.h`): where its engine is, and `NV2080_ENGINE_TYPE_GRAPHICS`.
+const GROUP_ENGINE: usize = 12;
+const GRAPHICS: u32 = 1;
+
+/// A slice that is tried, in microseconds: one that programs ask for themselves.
+const TRIED_SLICE_US: u64 = 2048;
 
 /// Whether something of another client's is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +60,15 @@ pub fn examine(nodes: &[Node], release: &Release, gpus: &[Gpu]) -> Result<(), Un
     };
     own.end(release);
     answered
+}
+
+/// Has the driver set a slice on a channel group that has no channels, of a client that goes with it: why it
+/// refuses, in words, or `None` where it does not. Nothing where it makes us no such group.
+pub fn slice_refused(nodes: &[Node], release: &Release, gpu: &Gpu) -> Option<Option<String>> {
+    let own = Own::open(nodes, release, &[about::uuid(&gpu.uuid)?]).ok()?;
+    let tried = own.try_slice(release);
+    own.end(release);
+    tried.map(|tried| tried.err().map(|failure| format!("SET_TIMESLICE: {failure}")))
 }
 
 /// Our client.
@@ -139,6 +156,21 @@ impl Own {
         let rm = Rm { release, device: &self.control };
         // Or it ends when its file is closed.
         let _ = rm.free(self.client, self.client, self.client);
+    }
+
+    /// Sets a slice on a group of its own on its first GPU. `None` where the driver makes none.
+    fn try_slice(&self, release: &Release) -> Option<Result<(), Failure>> {
+        let rm = Rm { release, device: &self.control };
+        let (device, _) = (*self.gpus.first()?)?;
+        let layout = release.layouts(Key::Class(KEPLER_CHANNEL_GROUP_A)).first()?;
+        let mut params = vec![0; layout.size()];
+        params.get_mut(GROUP_ENGINE..GROUP_ENGINE + 4)?.copy_from_slice(&GRAPHICS.to_le_bytes());
+        let group =
+            rm.allocate(self.client, device, 0, KEPLER_CHANNEL_GROUP_A, &mut params).ok()?;
+        let slice = &mut TRIED_SLICE_US.to_le_bytes();
+        let tried = rm.control(self.client, group, NVA06C_CTRL_CMD_SET_TIMESLICE, slice);
+        let _ = rm.free(self.client, device, group);
+        Some(tried)
     }
 
     /// Whether it's told of a GPU what this process holds, which is known to have a client, and
