@@ -5,9 +5,9 @@
 //! container has one line when it is made and one when it is gone; a warning is for what somebody has
 //! to do. Lines about events are made of [`crate::events`]' values.
 
+mod fields;
 mod journald;
 
-use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -18,13 +18,12 @@ use std::sync::Mutex;
 use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access};
 use tracing::subscriber::set_global_default;
-use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::fmt::format::{DefaultFields, Writer};
+use tracing_subscriber::fmt::SubscriberBuilder;
 use tracing_subscriber::fmt::time::SystemTime;
-use tracing_subscriber::fmt::{FormatFields, SubscriberBuilder};
 use tracing_subscriber::prelude::*;
 
+use self::fields::Fields;
 use self::journald::Journald;
 
 /// Where the log goes.
@@ -90,41 +89,6 @@ fn lines(fields: Fields) -> SubscriberBuilder<Fields> {
 pub fn escaped(text: &str) -> String {
     let quoted = format!("{text:?}");
     quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned()
-}
-
-/// How fields are written: as usual, and behind them the id of the container that this process is
-/// for, where no other is among them.
-#[derive(Debug)]
-struct Fields {
-    usual: DefaultFields,
-    id: Option<String>,
-}
-
-impl Fields {
-    fn of(id: Option<&str>) -> Self {
-        Fields { usual: DefaultFields::new(), id: id.map(str::to_owned) }
-    }
-
-    fn id(&self) -> Option<&str> {
-        self.id.as_deref()
-    }
-}
-
-impl<'writer> FormatFields<'writer> for Fields {
-    fn format_fields<R: RecordFields>(
-        &self,
-        mut writer: Writer<'writer>,
-        fields: R,
-    ) -> fmt::Result {
-        let Some(id) = &self.id else { return self.usual.format_fields(writer, fields) };
-        let mut text = String::new();
-        self.usual.format_fields(Writer::new(&mut text), fields)?;
-        writer.write_str(&text)?;
-        match text.contains(" id=\"") {
-            true => Ok(()),
-            false => write!(writer, " id={id:?}"),
-        }
-    }
 }
 
 /// Opens the log at its end, and waits for nobody: a named pipe may have no reader.

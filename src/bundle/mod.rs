@@ -7,6 +7,7 @@
 
 mod devices;
 mod edit;
+mod edits;
 mod process;
 mod shape;
 mod splice;
@@ -22,7 +23,8 @@ use nix::fcntl::OFlag;
 use serde_json::Value;
 use thiserror::Error;
 
-pub use edit::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld, leads_to_mps};
+pub use edit::leads_to_mps;
+pub use edits::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld};
 pub use process::ProcessFile;
 pub use shape::plain;
 

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::edit::{self, EditError, Format, HEADER, Said, Wish};
 use super::files::Tree;
-use super::write::{self, Original, ReadError, backup_of};
+use super::original::{self, Original, ReadError, backup_of};
 use super::{Kind, Seen, dialect, places};
 
 /// What is asked for.
@@ -201,7 +201,7 @@ fn known(tree: &Tree, request: &Request) -> Result<Vec<Known>, PlanError> {
     let mut inherited = 1;
     let mut known: Vec<Known> = Vec::new();
     for (position, path) in paths(tree, request).into_iter().enumerate() {
-        let Some(original) = write::read(&tree.at(&path), &path)? else { continue };
+        let Some(original) = original::read(&tree.at(&path), &path)? else { continue };
         if request.kind == Kind::Containerd {
             refuse_generated(&path, &original.text)?;
         }
@@ -299,7 +299,7 @@ fn add(
 
 /// Whether the backup beside a file is its text before setup first edited it.
 fn is_backed_up(file: &Known, at: &Path) -> bool {
-    let Some(former) = write::read_backup(at) else { return false };
+    let Some(former) = original::read_backup(at) else { return false };
     let Ok(former) = edit::read(file.format, &former) else { return false };
     // One beside a file without our runtime is older than that. Where another default runtime was
     // named since, that is what --remove has to restore.
@@ -367,7 +367,7 @@ fn remove(tree: &Tree, known: Vec<Known>) -> Result<Vec<Change>, PlanError> {
     for file in known {
         let at = tree.at(&file.path);
         let edit_error = |source| PlanError::Edit { path: file.path.clone(), source };
-        let former = write::read_backup(&at);
+        let former = original::read_backup(&at);
         let wish = Wish::Remove { former: former.as_deref() };
         let text = &file.original.text;
         let after = edit::edit(file.format, text, wish).map_err(edit_error)?;
@@ -400,7 +400,7 @@ fn remove(tree: &Tree, known: Vec<Known>) -> Result<Vec<Change>, PlanError> {
 }
 
 fn writable(at: &Path, path: &Path, before: Option<&Original>) -> Result<(), PlanError> {
-    Ok(write::check(at, path, before)?)
+    Ok(original::check(at, path, before)?)
 }
 
 #[cfg(test)]

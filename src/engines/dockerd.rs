@@ -23,8 +23,9 @@ use thiserror::Error;
 
 use super::change::{Backup, Change};
 use super::edit::{self, EditError, InForce};
+use super::original::{self, ReadError};
 use super::restart::{self, Init, RestartError};
-use super::write::{self, ReadError, WriteError};
+use super::write::{self, WriteError};
 
 /// Where dockerd listens unless it is told.
 const SOCKET: &str = "/var/run/docker.sock";
@@ -137,7 +138,7 @@ pub enum Outcome {
 /// dockerd forget a runtime is then as it was.
 pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdError> {
     let edit_error = |source| DockerdError::Edit { path: file.to_owned(), source };
-    let before = write::read(file, file)?;
+    let before = original::read(file, file)?;
     let text = before.as_ref().map(|before| before.text.clone());
     let after = change.map_or(text.clone(), |change| change.after.clone());
     let after = after.unwrap_or_default();
@@ -169,10 +170,10 @@ pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdErr
                 after,
                 backup: Backup::Keep,
             };
-            write::check(file, file, before.as_ref())?;
+            original::check(file, file, before.as_ref())?;
             write::write(&step(before, Some(spelled)))?;
             let reloaded = dockerd.reload(file, "it is as it was");
-            let now = write::read(file, file)?;
+            let now = original::read(file, file)?;
             // The text that dockerd was told is nobody's: what was there comes back first, so
             // that the change is made as it was planned.
             write::write(&step(now, text))?;

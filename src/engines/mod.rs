@@ -17,6 +17,8 @@ pub(crate) mod places;
 
 pub mod change;
 
+pub mod original;
+
 pub mod write;
 
 pub mod restart;

@@ -7,7 +7,7 @@
 
 use std::sync::LazyLock;
 
-use super::seccomp::Request;
+use super::seccomp::trap::Request;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 use crate::rm::release::{Change, RELEASES};

@@ -15,7 +15,7 @@ use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::layer::Context;
 
-use super::Fields;
+use super::fields::Fields;
 
 /// Where journald listens.
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";

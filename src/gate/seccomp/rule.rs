@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::SectionError;
 use super::cube::{self, Cube};
+use super::error::SectionError;
 use super::region::{ARGUMENTS, Operator, Piece, Region, Test};
 
 /// What happens to a call.
