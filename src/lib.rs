@@ -39,6 +39,8 @@ pub mod events;
 
 pub mod gate;
 
+pub mod monitor;
+
 pub mod backend;
 
 pub mod admission;

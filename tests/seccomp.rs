@@ -24,7 +24,7 @@ use std::sync::OnceLock;
 
 use cgpu::gate::enter::enter;
 use cgpu::gate::filter::{Machine, program};
-use cgpu::gate::seccomp::{Listener as Told, Request, Traps, merge};
+use cgpu::gate::seccomp::{ListenerPath as Told, Request, Traps, merge};
 use cgpu::gate::{is_driver_call, may_have_grown};
 use filter::{Call, Filter, Verdict};
 use listener::{Listener, MARK};

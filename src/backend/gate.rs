@@ -31,11 +31,11 @@ use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::figures;
 use crate::gate::filter::Machine;
 use crate::gate::launch::{LaunchError, Place, Recruit, recruit};
-use crate::gate::seccomp::{self, Listener, SectionError, Traps};
+use crate::gate::seccomp::{self, ListenerPath, SectionError, Traps};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, ProcessStatus, Question, Status};
-use crate::gate::worker::Unanswered;
 use crate::inventory;
+use crate::monitor::worker::Unanswered;
 use crate::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use crate::process::ProcessId;
 use crate::rm::{Release, ReleaseError, Version, about};
@@ -405,7 +405,7 @@ impl Isolation for Gate {
         if self.way == Way::Ahead && former.is_none() {
             return Ok(seccomp::check_alone(section).map_err(GateError::from)?);
         }
-        let listener = Listener { path: &path.to_string_lossy(), metadata: tenant.short_id };
+        let listener = ListenerPath { path: &path.to_string_lossy(), metadata: tenant.short_id };
         let traps = Traps { requests: &TRAPS, mappings: true, programs: true };
         let section = former.as_ref().or(section);
         let merged =

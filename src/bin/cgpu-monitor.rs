@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use cgpu::gate::{keeper, worker};
+use cgpu::monitor::{keeper, worker};
 
 fn main() -> ExitCode {
     let done = match std::env::args().nth(1).as_deref() {

@@ -10,7 +10,7 @@ use crate::admission::Host;
 use crate::backend::{self, gate::check_kernel};
 use crate::engines::files::Tree;
 use crate::gate::enter;
-use crate::gate::worker::check_sizes;
+use crate::monitor::worker::check_sizes;
 
 /// Runtimes that are known to work, whether configured or not.
 const KNOWN: [&str; 2] = ["runc", "crun"];

@@ -12,7 +12,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 /// # Errors
 ///
 /// Where one of them isn't open.
-pub(super) fn three() -> Result<[OwnedFd; 3], nix::errno::Errno> {
+pub(crate) fn three() -> Result<[OwnedFd; 3], nix::errno::Errno> {
     for number in 3..6 {
         close_at_exec(number)?;
     }
@@ -30,7 +30,7 @@ fn close_at_exec(number: RawFd) -> Result<(), nix::errno::Errno> {
 }
 
 /// Closes all above 5.
-pub(super) fn close_the_rest() {
+pub(crate) fn close_the_rest() {
     // SAFETY: called first of all, as above: nothing in this process owns one of them.
     unsafe { nix::libc::close_range(6, nix::libc::c_uint::MAX, 0) };
 }

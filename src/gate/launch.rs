@@ -320,7 +320,7 @@ impl Recruit {
 /// # Errors
 ///
 /// Where it can't be told.
-pub(super) fn told(orders: &OwnedFd) -> io::Result<Option<File>> {
+pub(crate) fn told(orders: &OwnedFd) -> io::Result<Option<File>> {
     let mut buffer = [0; TOLD.len()];
     match passing::receive(orders, &mut buffer, Wait::Always)? {
         (0, None) => Ok(None),
@@ -376,7 +376,7 @@ fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
 /// # Errors
 ///
 /// Where there can't be another process.
-pub(super) fn detach() -> io::Result<()> {
+pub(crate) fn detach() -> io::Result<()> {
     // SAFETY: there is one thread, so that nothing is locked for ever in the child.
     match unsafe { fork() }? {
         // Nothing is to be written or removed: what there is is the child's, too.

@@ -15,11 +15,9 @@ pub mod settings;
 
 pub mod wire;
 
-mod passing;
+pub(crate) mod passing;
 
-mod inherited;
-
-mod resident;
+pub(crate) mod inherited;
 
 pub mod launch;
 
@@ -27,22 +25,10 @@ pub mod client;
 
 pub mod upgrade;
 
-mod traps;
+pub(crate) mod traps;
 
 pub mod syscall;
 
-pub mod policy;
-
-pub mod journal;
-
-pub mod audit;
-
-pub mod origin;
-
 pub mod figures;
-
-pub mod keeper;
-
-pub mod worker;
 
 pub use traps::{TRAPS, is_one as is_driver_call, may_have_grown};

@@ -14,7 +14,7 @@ use rustix::net::{
 
 /// Whether to wait for room, or for something to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(crate) enum Wait {
     /// Not at all.
     Never,
     /// As long as it takes.
@@ -26,7 +26,7 @@ pub(super) enum Wait {
 /// # Errors
 ///
 /// Where nothing was sent.
-pub(super) fn send(
+pub(crate) fn send(
     socket: impl AsFd,
     bytes: &[u8],
     descriptor: Option<BorrowedFd<'_>>,
@@ -51,7 +51,7 @@ pub(super) fn send(
 /// # Errors
 ///
 /// Where nothing was received.
-pub(super) fn receive(
+pub(crate) fn receive(
     socket: impl AsFd,
     buffer: &mut [u8],
     wait: Wait,

@@ -53,7 +53,7 @@ use super::filter::Machine;
 
 /// Who is told of trapped calls.
 #[derive(Debug, Clone, Copy)]
-pub struct Listener<'a> {
+pub struct ListenerPath<'a> {
     /// The Unix socket that the runtime connects to.
     pub path: &'a str,
     /// What the runtime says there besides the container's state.
@@ -76,7 +76,7 @@ const ENOSYS: u64 = 38;
 pub fn merge(
     section: Option<&Value>,
     machine: Machine,
-    listener: &Listener<'_>,
+    listener: &ListenerPath<'_>,
     traps: &Traps<'_>,
 ) -> Result<Value, SectionError> {
     let mut section = match section {
@@ -146,7 +146,10 @@ fn text<'a>(section: &'a Map<String, Value>, name: &str) -> &'a str {
 }
 
 /// Whether the listener is ours already.
-fn is_ours(section: &Map<String, Value>, listener: &Listener<'_>) -> Result<bool, SectionError> {
+fn is_ours(
+    section: &Map<String, Value>,
+    listener: &ListenerPath<'_>,
+) -> Result<bool, SectionError> {
     match text(section, "listenerPath") {
         "" => Ok(false),
         path if path == listener.path => Ok(true),

@@ -83,7 +83,7 @@ const fn masked(mask: u32, value: u32) -> Request {
 }
 
 /// Number and size of each escape that is trapped, as they lie in a request, in order.
-pub(super) fn escapes() -> Vec<u32> {
+pub(crate) fn escapes() -> Vec<u32> {
     let sized = ESCAPES.iter().flat_map(|(number, _)| {
         let sizes = sizes(Key::Escape(*number)).into_iter().filter_map(|size| size.try_into().ok());
         sizes.map(|size: u32| size << 16 | *number)
@@ -92,7 +92,7 @@ pub(super) fn escapes() -> Vec<u32> {
 }
 
 /// UVM's requests that are trapped.
-pub(super) fn uvm() -> impl Iterator<Item = u32> {
+pub(crate) fn uvm() -> impl Iterator<Item = u32> {
     UVM.iter().map(|(number, _)| *number)
 }
 
@@ -104,7 +104,7 @@ pub fn is_one(request: u32) -> bool {
 
 /// Whether it can only be one of `nvidiactl`'s and `nvidiaN`'s.
 #[must_use]
-pub(super) fn is_escape(request: u32) -> bool {
+pub(crate) fn is_escape(request: u32) -> bool {
     static SIZES: LazyLock<Vec<(u32, Vec<usize>)>> = LazyLock::new(|| {
         ESCAPES.iter().map(|(number, _)| (*number, sizes(Key::Escape(*number)))).collect()
     });
@@ -118,7 +118,7 @@ pub(super) fn is_escape(request: u32) -> bool {
 const MAGIC: u32 = (b'F' as u32) << 8;
 
 /// Type and number of each escape that is trapped, whatever its size.
-pub(super) fn of_any_size() -> impl Iterator<Item = u32> {
+pub(crate) fn of_any_size() -> impl Iterator<Item = u32> {
     ESCAPES.iter().map(|(number, _)| MAGIC | number)
 }
 

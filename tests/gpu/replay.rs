@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use cgpu::gate::is_driver_call;
-use cgpu::gate::policy::{Verdict, judge, judge_uvm};
 use cgpu::ledger::{Bounds, Client, Handle, Ledger, LedgerError, Shown, Span, Tree};
+use cgpu::monitor::calls::policy::{Verdict, judge, judge_uvm};
 use cgpu::rm::control::{Known, Pieces, check, known, processes};
 use cgpu::rm::memory::{self, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use crate::gated::{Gated, MIB, got_bytes};
 use crate::support::{Bundle, eventually};
 
-/// Calls that a monitor can have in the driver at once (`gate::journal::SLOTS`).
+/// Calls that a monitor can have in the driver at once (`monitor::state::journal::SLOTS`).
 const MOST: u32 = 32;
 
 /// Has so many processes of the container ask for a MiB each, of whom the driver keeps one: the others wait
@@ -199,7 +199,7 @@ fn whatever_call_hangs_while_its_worker_is_replaced_is_made_once() {
     gated.soon_is_empty();
 }
 
-/// The driver may keep so many workers of one container (`gate::keeper`), this one among them.
+/// The driver may keep so many workers of one container (`monitor::keeper`), this one among them.
 const MOST_LEAVING: usize = 8;
 
 #[test]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Gate, GateError};
 use crate::gate::settings::{self, Node, NodeKind};
-use crate::gate::worker::slice_refused;
+use crate::monitor::worker::slice_refused;
 use crate::process::boot_id;
 use crate::replace::replace;
 

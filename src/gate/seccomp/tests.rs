@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
-const LISTENER: Listener<'_> = Listener { path: "/run/cgpu/gate.sock", metadata: "abc" };
+const LISTENER: ListenerPath<'_> = ListenerPath { path: "/run/cgpu/gate.sock", metadata: "abc" };
 
 /// What the resource manager's calls that matter look like, and two of UVM's.
 const REQUESTS: &[Request] = &[

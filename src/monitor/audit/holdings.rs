@@ -1,0 +1,101 @@
+//! What the container's processes hold on a GPU, as the driver says.
+//!
+//! Asked on the [lane](crate::monitor::calls::lane), so that figures and books are of one moment: the driver rounds up what
+//! it gives a call, and shows that before the call is back. Where a call doesn't leave the lane in time,
+//! the driver is asked all the same: what that call gets may be missing in the books, and is no shield for
+//! long: see [`Doubts`]. Knows no verdicts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::ledger::Process;
+use crate::monitor::audit::judge::KnownNames;
+use crate::monitor::audit::unanswered::Amount;
+use crate::monitor::caller::target::process_id;
+use crate::monitor::calls::lane::OnLane;
+use crate::monitor::driver::monitor_client::MonitorClient;
+use crate::monitor::state::books::Books;
+use crate::monitor::worker::Shared;
+use crate::rm::about::Held;
+
+/// How long it may look as if there were more than was asked for, while a call hangs.
+pub(crate) const DOUBT: Duration = Duration::from_millis(400);
+
+/// Numbers of processes that are dead.
+#[derive(Debug, Default)]
+pub(crate) struct DeadPids {
+    /// Of processes that are forgotten: nobody has them.
+    pub(crate) former: BTreeSet<u32>,
+    /// Processes that are known, and whose numbers others have by now: what the driver shows there is
+    /// those'.
+    pub(crate) lost: BTreeSet<Process>,
+}
+
+impl DeadPids {
+    /// Those under which the driver shows what is the container's.
+    fn asked_for(&self, books: &Books) -> BTreeSet<u32> {
+        let processes = books.processes.difference(&self.lost);
+        let pids = processes.map(|process| process_id(*process).pid.cast_unsigned());
+        // Somebody may have a client of those who are dead.
+        pids.chain(self.former.iter().copied()).collect()
+    }
+}
+
+/// What the driver said of a GPU.
+#[derive(Debug)]
+pub(crate) struct Holdings {
+    pub(crate) held: Vec<Held>,
+    /// What of the container's is ours by its stakes, in bytes.
+    pub(crate) own_bytes: u64,
+    /// The names that there were, where any show that aren't their makers', and nobody else was on the lane.
+    pub(crate) named: Option<KnownNames>,
+}
+
+/// GPUs that seem to have more than was asked for while a call hangs, and since when.
+#[derive(Debug, Default)]
+pub(crate) struct Doubts(Mutex<BTreeMap<usize, Instant>>);
+
+impl Doubts {
+    /// Whether it has seemed so for too long.
+    pub(crate) fn last(&self, gpu: usize) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(gpu).or_insert_with(Instant::now).elapsed() > DOUBT
+    }
+
+    /// It doesn't any more.
+    pub(crate) fn dispel(&self, gpu: usize) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&gpu);
+    }
+}
+
+impl Shared {
+    /// What the driver says of the container's processes, and those before them. `None` of the lane is
+    /// that a call hangs on it.
+    pub(crate) fn ask(
+        &self,
+        lane: Option<&OnLane<'_>>,
+        own: &MonitorClient,
+        gpu: usize,
+        numbers: &DeadPids,
+    ) -> Option<Holdings> {
+        // All of one moment: a process that came and took memory after the list was made would be missing
+        // in the driver's figure, and what it holds be taken for given back.
+        let (pids, named) = {
+            let mut books = self.books();
+            books.ledger.watch();
+            let shows_names = self.auditor.names.show() && lane.is_some();
+            let named = shows_names.then(|| books.named(gpu));
+            // Ours first: memory becomes ours, and never somebody else's again.
+            let ours = books.ledger.has_stakes().then(std::process::id);
+            let pids: Vec<u32> = ours.into_iter().chain(numbers.asked_for(&books)).collect();
+            (pids, named)
+        };
+        let held = own.held(&self.release, gpu, &pids);
+        let held = self.answered(gpu, Amount::Held, held)?;
+        let (ours, held): (Vec<Held>, Vec<Held>) =
+            held.into_iter().partition(|held| held.pid == std::process::id());
+        let own_bytes = ours.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
+        Some(Holdings { held, own_bytes, named })
+    }
+}

@@ -1,0 +1,159 @@
+//! Stakes, as the driver has them: [`crate::ledger::Before`] tells what they are for.
+
+use crate::ledger::{Before, Client, Entry, Handle, Hold, Shown};
+use crate::monitor::calls::lane::OnLane;
+use crate::monitor::driver::device::{Device, Rm};
+use crate::monitor::driver::monitor_client::MonitorClient;
+use crate::monitor::state::books::Books;
+use crate::monitor::worker::Shared;
+
+/// What a mapping is made from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source {
+    /// An object of ours.
+    pub(crate) handle: u32,
+    /// It's a stake, and stays.
+    pub(crate) stays: bool,
+}
+
+/// An object of ours as the ledger knows it.
+pub(crate) fn known(own: &MonitorClient, handle: u32) -> u64 {
+    u64::from(own.client) << 32 | u64::from(handle)
+}
+
+/// Its handle, if it's of this client of ours.
+pub(crate) fn handle_of(own: &MonitorClient, stake: u64) -> Option<u32> {
+    let handle = u32::try_from(stake & u64::from(u32::MAX)).ok()?;
+    (known(own, handle) == stake).then_some(handle)
+}
+
+/// All that are of a client of ours, first and last.
+pub(crate) fn of_client(client: u32) -> (u64, u64) {
+    let first = u64::from(client) << 32;
+    (first, first | u64::from(u32::MAX))
+}
+
+impl Books {
+    /// Puts a stake there: whether it's needed. Else it's to be given back.
+    fn stake(&mut self, before: Before, own: u64) -> bool {
+        let is_needed = self.ledger.may_stake(before);
+        if is_needed {
+            self.enter(Entry::Stake { before, own });
+        }
+        is_needed
+    }
+}
+
+impl Shared {
+    /// What memory is to be mapped from: a duplicate of ours that stands before all of its mappings,
+    /// or for want of one, as the memory is gone, `fresh`, which was just made. That is given back
+    /// where it isn't needed.
+    pub(crate) fn stake_mappings(&self, own: &MonitorClient, charge: u64, fresh: u32) -> Source {
+        let before = Before::Mappings { charge };
+        let mut books = self.books();
+        if books.stake(before, known(own, fresh)) {
+            return Source { handle: fresh, stays: true };
+        }
+        let stake = books.ledger.stake_at(before).and_then(|stake| handle_of(own, stake));
+        let Some(handle) = stake else {
+            books.enter(Entry::Bare { charge });
+            return Source { handle: fresh, stays: false };
+        };
+        drop(books);
+        own.give_back(&self.release, fresh);
+        Source { handle, stays: true }
+    }
+
+    /// Puts a stake before an export, right behind what was exported: whether there is one.
+    pub(crate) fn stake_export(
+        &self,
+        device: &Device,
+        hold: Hold,
+        object: (u32, u32),
+        gpu: usize,
+    ) -> bool {
+        let Some(own) = self.auditor.own(self) else { return false };
+        let theirs = Rm { release: &self.release, device };
+        let Ok(fresh) = own.borrow(&theirs, object, Some(gpu)) else { return false };
+        let before = Before::Export { hold };
+        let mut books = self.books();
+        let staked = books.stake(before, known(&own, fresh));
+        drop(books);
+        if !staked {
+            own.give_back(&self.release, fresh);
+        }
+        staked
+    }
+
+    /// Makes a stake for a name that shows elsewhere than its memory, which was made of `source`, and
+    /// isn't entered yet. `None` where it needs none, or can't have it: as the source is another
+    /// file's, say.
+    pub(crate) fn stake_behind(
+        &self,
+        device: &Device,
+        source: (u32, u32),
+        (shown, gpu): (Shown, Option<usize>),
+    ) -> Option<u32> {
+        let gpu = gpu.filter(|_| shown != Shown::Here)?;
+        let theirs = Rm { release: &self.release, device };
+        self.auditor.own(self)?.borrow(&theirs, source, Some(gpu)).ok()
+    }
+
+    /// The same for one that was imported: behind the stake of the export.
+    pub(crate) fn stake_behind_export(
+        &self,
+        hold: Hold,
+        (shown, gpu): (Shown, Option<usize>),
+    ) -> Option<u32> {
+        let gpu = gpu.filter(|_| shown != Shown::Here)?;
+        let own = self.auditor.own(self)?;
+        let stake = self.books().ledger.stake_at(Before::Export { hold })?;
+        own.again(&self.release, gpu, handle_of(&own, stake)?)
+    }
+
+    /// It's entered now, if it was made.
+    pub(crate) fn stake_name(&self, (client, handle): (u32, u32), fresh: Option<u32>) {
+        let (Some(fresh), Some(own)) = (fresh, self.auditor.own_at_hand()) else { return };
+        let (client, handle) = (Client(client), Handle(handle));
+        let staked = self.books().stake(Before::Name { client, handle }, known(&own, fresh));
+        if !staked {
+            own.give_back(&self.release, fresh);
+        }
+    }
+
+    /// Frees those that stand before nothing any more: what nothing else keeps is gone then.
+    pub(crate) fn free_stakes(&self, _: &OnLane<'_>) {
+        let loose = self.books().ledger.loose_stakes();
+        if loose.is_empty() {
+            return;
+        }
+        let own = self.auditor.own_at_hand();
+        let mut has_freed = false;
+        for stake in loose {
+            let ours = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
+            let is_gone = match ours {
+                Some((own, handle)) => own.give_back(&self.release, handle),
+                // Those of a client that we had before go with that.
+                None => !self.heritage.has(stake),
+            };
+            // Else it keeps what it kept, and counts. The next one who looks tries again.
+            if is_gone {
+                has_freed = true;
+                self.books().enter(Entry::Unstake { own: stake });
+            }
+        }
+        if has_freed {
+            // It may have been the last thing that our client was kept for.
+            self.auditor.wake();
+        }
+    }
+
+    /// The same, for who isn't on the lane, where it's free.
+    pub(crate) fn free_stakes_soon(&self) {
+        if !self.books().ledger.loose_stakes().is_empty()
+            && let Some(lane) = self.lane.enter_soon()
+        {
+            self.free_stakes(&lane);
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! What the container's processes have mapped of `nvidia-uvm`, and whether it may be.
+//!
+//! A descriptor can be replaced when a mapping was let continue, so that it is of another file than
+//! was looked at. So what is mapped is read from the kernel ([`crate::monitor::uvm::address_spaces`]). Where it lists a
+//! memory no more, all processes are looked through for who has mapped anything.
+//!
+//! The kernel doesn't say which file a mapping is of. But memory is on a GPU only by files that have
+//! GPUs, which are kept: each is asked whether it has managed memory at the addresses that are mapped
+//! and not charged. One that has loses its GPUs, and with them that memory, whoever has it mapped.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::events::Event;
+use crate::gate::settings::{Managed, NodeKind};
+use crate::ledger::Process;
+use crate::monitor::caller::target::{self, has_file, process_id};
+use crate::monitor::driver::device;
+use crate::monitor::state::space::Space;
+use crate::monitor::uvm::address_spaces::{AddressSpace, Mapped, current};
+use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile};
+use crate::monitor::uvm::ranges::Ranges;
+use crate::monitor::worker::Shared;
+use crate::process::{ProcessId, told};
+use crate::rm::uvm::Range;
+
+/// How often memories are looked at whose processes asked for nothing since: a thread that was kept
+/// from running maps late what it asked for, and what is charged changes.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Mappings of one memory at most that could be UVM's. No program has as many.
+const MOST: usize = 4096;
+
+impl Shared {
+    /// Looks at mappings whenever it's told to. The driver, and the container, may keep it waiting:
+    /// nobody else does.
+    pub(crate) fn audit_mappings_forever(&self) {
+        // Those that the worker before watched.
+        let processes: Vec<Process> = self.books().processes.iter().copied().collect();
+        for process in processes {
+            let watch = |tid| self.memories.watch(process, tid).ok();
+            let _ = told(process_id(process).pid, watch);
+        }
+        loop {
+            self.memories.wait();
+            self.audit_mappings();
+        }
+    }
+
+    fn audit_mappings(&self) {
+        let is_due = self.memories.is_due(PAUSE);
+        if is_due {
+            self.end_orphaned_files();
+        }
+        let files = self.mapped.all();
+        self.look_at_fresh(&files);
+        if !is_due {
+            return;
+        }
+        let begun = Instant::now();
+        if self.settings.managed == Managed::Refuse {
+            // Managed memory of processes that are gone, which none may have had.
+            files.iter().for_each(|file| Ranges::of(self, &file.device).end_zombies());
+        }
+        for memory in self.memories.all() {
+            self.look_at(&memory, &files);
+            self.look_at_fresh(&files);
+        }
+        self.release_unmapped();
+        self.books().forget_withdrawn(begun);
+    }
+
+    fn look_at_fresh(&self, files: &[Arc<UvmFile>]) {
+        self.memories.fresh().iter().for_each(|memory| self.look_at(memory, files));
+    }
+
+    /// Looks at a memory, and forgets one that nobody has any more.
+    fn look_at(&self, memory: &Arc<AddressSpace>, files: &[Arc<UvmFile>]) {
+        memory.is_looked_at();
+        let since = Instant::now();
+        let (text, now) = (memory.text(), current(memory.process));
+        let is_gone = match &text {
+            Ok(text) => text.is_empty(),
+            // Others may have it, and the process by another thread.
+            Err(_) => true,
+        };
+        // Of one that is over the kernel may list one memory still, and others have another of its.
+        if text.is_err() || memory.is_orphaned() {
+            self.look_for_heirs();
+        }
+        if is_gone {
+            self.memories.forget(memory);
+        }
+        let text = text.unwrap_or_default();
+        let now = now.filter(|now| *now != text).unwrap_or_default();
+        if is_gone && !now.is_empty() {
+            self.memories.reopen(memory.process);
+        }
+        // It may have another since it asked, and left the one to others.
+        let mut mappings = self.mappings(memory.process, &text);
+        mappings.extend(self.mappings(memory.process, &now));
+        let uncharged = self.uncharged(memory.process, &mappings, since);
+        memory.has(mappings);
+        if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
+            self.end_unless_gone(memory);
+        }
+        let addresses: BTreeSet<u64> = uncharged.iter().map(|(from, _)| *from).collect();
+        if addresses.len() * files.len() > MOST_QUESTIONS {
+            tracing::debug!("more mappings of nvidia-uvm than can be asked about");
+            return self.kill(memory.process, Event::killed_past_the_monitor());
+        }
+        addresses.into_iter().for_each(|at| self.judge_address(at, files));
+    }
+
+    /// Whoever has something mapped that he isn't charged for is watched.
+    pub(crate) fn look_for_heirs(&self) {
+        for pid in self.inhabitants().into_iter().map(u32::cast_signed) {
+            let Some(process) = ProcessId::of(pid).map(target::number) else { continue };
+            let since = Instant::now();
+            let mappings = self.mappings(process, &current(process).unwrap_or_default());
+            let is_known = !self.memories.of(process).is_empty();
+            if !is_known && !self.uncharged(process, &mappings, since).is_empty() {
+                let _ = self.memories.watch(process, pid);
+            }
+        }
+    }
+
+    /// The mappings of those that aren't managed memory which is charged, and wasn't since then, when
+    /// their list began to be read.
+    pub(crate) fn uncharged(
+        &self,
+        process: Process,
+        mappings: &[Mapped],
+        since: Instant,
+    ) -> Vec<Mapped> {
+        let books = self.books();
+        let is_charged = |mapped: &Mapped| books.covered(Space::Managed(process), *mapped, since);
+        mappings.iter().copied().filter(|mapped| !is_charged(mapped)).collect()
+    }
+
+    /// Of uncharged mappings those of no file's range, and that nobody else is charged for, who may
+    /// share the memory.
+    fn strangers(&self, uncharged: &[Mapped], since: Instant) -> Vec<Mapped> {
+        let files = self.mapped.all();
+        let books = self.books();
+        let is_explained = |mapped: &Mapped| {
+            let mut of_files = files.iter().map(|file| Space::File(file.number));
+            let mut of_others = books.processes.iter().map(|process| Space::Managed(*process));
+            of_files.any(|space| books.covers(space, *mapped))
+                || of_others.any(|space| books.covers(space, *mapped))
+                || books.was_covered(*mapped, since)
+        };
+        uncharged.iter().copied().filter(|mapped| !is_explained(mapped)).collect()
+    }
+
+    /// Ends who has mapped what it may not, unless that is gone by now: it may have been unmapped
+    /// while we looked, and its range freed.
+    fn end_unless_gone(&self, memory: &AddressSpace) {
+        let since = Instant::now();
+        let texts = [memory.text().ok(), current(memory.process)];
+        let now: Vec<Mapped> =
+            texts.iter().flatten().flat_map(|text| self.mappings(memory.process, text)).collect();
+        let uncharged = self.uncharged(memory.process, &now, since);
+        if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
+            tracing::debug!(mappings = now.len(), "managed memory past the monitor");
+            self.kill(memory.process, Event::killed_past_the_monitor());
+        }
+    }
+
+    /// Asks each file for managed memory at an address that is mapped and not charged. There may be
+    /// as much as others are charged for, who have their own at the same address.
+    fn judge_address(&self, at: u64, files: &[Arc<UvmFile>]) {
+        let has = |file: &&Arc<UvmFile>| Ranges::of(self, &file.device).is_managed(at);
+        let found: Vec<&Arc<UvmFile>> =
+            files.iter().filter(|file| !file.is_ended()).filter(has).collect();
+        if found.is_empty() {
+            return;
+        }
+        let charged: Vec<Process> = {
+            let books = self.books();
+            let is_charged = |of: &Process| books.covers(Space::Managed(*of), (at, at + 1));
+            books.processes.iter().copied().filter(is_charged).collect()
+        };
+        // To ask for it is not to have it.
+        let has_it = |of: &Process| self.has_mapped(*of, (at, at + 1));
+        let charged: Vec<Process> = charged.into_iter().filter(has_it).collect();
+        if found.len() <= charged.len() {
+            return;
+        }
+        let paid: Vec<(u64, u64)> = {
+            let books = self.books();
+            charged.iter().filter_map(|of| books.range(Space::Managed(*of), at)).collect()
+        };
+        for file in found {
+            let ranges = Ranges::of(self, &file.device);
+            let is_paid = paid.iter().any(|(base, length)| {
+                ranges.is_whole(Range { base: *base, length: *length }) == Some(true)
+            });
+            if !is_paid {
+                self.condemn(file, at);
+            }
+        }
+    }
+
+    /// Whether something is mapped there in the memory that a process has, or had when it asked for
+    /// mappings.
+    pub(crate) fn has_mapped(&self, process: Process, wanted: Mapped) -> bool {
+        let then = self.memories.of(process).into_iter().filter_map(|memory| memory.text().ok());
+        then.chain(current(process))
+            .any(|text| self.mappings(process, &text).iter().any(|mapped| overlap(*mapped, wanted)))
+    }
+
+    /// A file that has managed memory it may not have gets no GPU any more. Who has it, and that
+    /// address mapped, is ended.
+    fn condemn(&self, file: &UvmFile, at: u64) {
+        file.condemn();
+        if let Some(_lane) = self.lane.enter_soon()
+            && self.unregister_gpus(&file.device)
+        {
+            file.has_ended();
+        }
+        if self.calm.allows() {
+            let container = self.settings.short_id.as_str();
+            tracing::warn!(
+                container,
+                "a file of nvidia-uvm has managed memory past the monitor: it loses its GPUs"
+            );
+        }
+        for memory in self.memories.all() {
+            let last = memory.last().unwrap_or_default();
+            let there: Vec<Mapped> =
+                last.into_iter().filter(|mapped| overlap(*mapped, (at, at + 1))).collect();
+            let open = self.open_in(process_id(memory.process).pid.cast_unsigned(), NodeKind::Uvm);
+            let mut open = open.into_iter().flatten();
+            if !self.uncharged(memory.process, &there, Instant::now()).is_empty()
+                && open.any(|place| has_file(place, &file.device) == Some(true))
+            {
+                self.kill(memory.process, Event::killed_past_the_monitor());
+            }
+        }
+    }
+
+    /// The ranges in a list of mappings that could be managed memory: shared, of a node of UVM's, at
+    /// the address that is their offset, which the driver insists on.
+    pub(crate) fn mappings(&self, process: Process, text: &str) -> Vec<Mapped> {
+        let mut found = Vec::new();
+        let mut asked = 0;
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            let (Some(range), Some(access), Some(offset), Some(device), Some(inode)) =
+                (words.next(), words.next(), words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+            let Some((from, to)) = range.split_once('-') else { continue };
+            let (Some(from), Some(to), Some(offset)) = (hex(from), hex(to), hex(offset)) else {
+                continue;
+            };
+            if !access.ends_with('s') || offset != from {
+                continue;
+            }
+            asked += 1;
+            // Of who has so many nobody asks what they are.
+            if asked > MOST || self.is_uvm(process, (device, inode), range) {
+                found.push((from, to));
+            }
+        }
+        found
+    }
+
+    /// Whether a mapping's file is a node of UVM's: by the numbers in the list, or by the file itself,
+    /// whose file system may show others.
+    fn is_uvm(&self, process: Process, (device, inode): (&str, &str), range: &str) -> bool {
+        let number = |text: &str| u32::from_str_radix(text, 16).ok();
+        let device = device
+            .split_once(':')
+            .and_then(|(major, minor)| Some(nix::libc::makedev(number(major)?, number(minor)?)));
+        let shown = device.zip(inode.parse().ok());
+        if shown.is_some_and(|place| self.books().is_node(place)) {
+            return true;
+        }
+        let of_file = |tid| {
+            let path = PathBuf::from(format!("/proc/{tid}/map_files/{range}"));
+            match device::kind_at(&self.settings.nodes, &path) {
+                Some(kind) => Some(kind == NodeKind::Uvm),
+                None => device::place_at(&path).map(|place| self.books().is_node(place)),
+            }
+        };
+        told(process_id(process).pid, of_file).unwrap_or(false)
+    }
+}
+
+/// Whether two have an address in common.
+pub(crate) fn overlap((from, to): Mapped, (first, end): Mapped) -> bool {
+    from < end && to > first
+}

@@ -1,0 +1,139 @@
+//! How a call is known again, by its own thread's next one and by the next worker. Knows no
+//! files and no callers.
+
+use std::hash::{DefaultHasher, Hasher};
+
+use crate::ledger::Process;
+use crate::process::ProcessId;
+
+/// Handles that we choose where the caller leaves it to the driver: so what a call made is
+/// known, though we may not live to see its answer. The driver's own begin with 0xcaf.
+const HANDLES: u32 = 0xcb90_0000;
+const HANDLES_MASK: u32 = 0xf_ffff;
+
+/// The handle so many after the first of those that were chosen at once.
+pub(crate) fn nth_handle(first: u32, number: u32) -> u32 {
+    HANDLES | first.wrapping_add(number) & HANDLES_MASK
+}
+
+/// A print of what a caller has in its memory: as good as the bytes, as it's the caller itself
+/// that is deceived by two that have the same.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Print(pub(crate) u64);
+
+impl Print {
+    /// Nobody knows.
+    pub(crate) const UNKNOWN: Self = Print(0);
+
+    /// Of a struct, and what it points at.
+    pub(crate) fn of(bytes: &[u8], params: &[u8]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(bytes);
+        hasher.write(params);
+        Print(hasher.finish().max(1))
+    }
+}
+
+/// What a call is to make, or to free.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Making {
+    pub(crate) client: u32,
+    /// 0 where that is nothing.
+    pub(crate) handle: u32,
+    /// How many more are made, whose handles follow that one.
+    pub(crate) more: u32,
+    /// Whether it was there before, and so isn't to be undone.
+    pub(crate) was_there: bool,
+}
+
+impl Making {
+    /// That alone.
+    pub(crate) fn one(client: u32, handle: u32, was_there: bool) -> Self {
+        Making { client, handle, more: 0, was_there }
+    }
+
+    /// All their handles.
+    pub(crate) fn handles(self) -> impl Iterator<Item = u32> {
+        std::iter::once(self.handle)
+            .chain((1..=self.more).map(move |at| nth_handle(self.handle, at)))
+    }
+}
+
+/// A call that the driver was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Trace {
+    pub(crate) thread: ProcessId,
+    pub(crate) process: Process,
+    /// Descriptor and request, and argument.
+    pub(crate) asked: (u64, u64),
+    /// What was read.
+    pub(crate) before: Print,
+    /// The same with what was done: that may have been written already, and be asked again.
+    pub(crate) after: Print,
+    pub(crate) object: Making,
+}
+
+impl Trace {
+    /// The descriptor that it was made by.
+    pub(crate) fn descriptor(&self) -> i32 {
+        let [_, _, _, _, a, b, c, d] = self.asked.0.to_le_bytes();
+        i32::from_le_bytes([a, b, c, d])
+    }
+
+    /// Whether something may have been made that nobody is to have.
+    pub(crate) fn may_have_made(&self) -> bool {
+        self.object.handle != 0 && !self.object.was_there
+    }
+
+    /// Whether a call of the same thread is the same again.
+    pub(crate) fn is_again(&self, asked: (u64, u64), read: Print) -> bool {
+        let known = self.before != Print::UNKNOWN;
+        self.asked == asked && (!known || [self.before, self.after].contains(&read))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn trace(tid: i32) -> Trace {
+        Trace {
+            thread: ProcessId { pid: tid, start_ticks: 5 },
+            process: Process(77),
+            asked: (0x0000_0007_c020_462b, 2),
+            before: Print(3),
+            after: Print(9),
+            object: Making::one(5, 6, false),
+        }
+    }
+
+    #[test]
+    fn a_call_is_known_by_what_was_read_or_written() {
+        let one = trace(1);
+        assert!(one.is_again(one.asked, Print(3)) && one.is_again(one.asked, Print(9)));
+        assert!(!one.is_again(one.asked, Print(4)) && !one.is_again((1, 2), Print(3)));
+        let unknown = Trace { before: Print::UNKNOWN, ..one };
+        assert!(unknown.is_again(one.asked, Print(4)) && !unknown.is_again((1, 2), Print(4)));
+        assert_eq!(one.descriptor(), 7);
+        assert_ne!(Print::of(&[1], &[2]), Print::of(&[1], &[3]));
+        assert_ne!(Print::of(&[], &[]), Print::UNKNOWN);
+    }
+
+    #[test]
+    fn what_was_there_is_not_undone() {
+        assert!(trace(1).may_have_made());
+        for object in [Making::one(5, 6, true), Making::one(5, 0, false)] {
+            assert!(!Trace { object, ..trace(1) }.may_have_made());
+        }
+    }
+
+    #[test]
+    fn handles_follow_the_first() {
+        assert_eq!(Making::one(1, 77, false).handles().collect::<Vec<_>>(), [77]);
+        let first = nth_handle(u32::MAX, 0);
+        let several = Making { more: 2, ..Making::one(1, first, false) };
+        let wanted = [first, nth_handle(first, 1), nth_handle(first, 2)];
+        assert_eq!(several.handles().collect::<Vec<_>>(), wanted);
+        assert_eq!(wanted[1], nth_handle(0, 0), "they begin anew");
+    }
+}

@@ -1,0 +1,135 @@
+//! A seccomp listener: receives notifications and replies to them.
+#![allow(unsafe_code, reason = "seccomp's ioctls have no safe interface in our crates")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::libc::{
+    self, SECCOMP_IOCTL_NOTIF_ID_VALID, SECCOMP_IOCTL_NOTIF_RECV, SECCOMP_IOCTL_NOTIF_SEND,
+    seccomp_notif, seccomp_notif_resp, seccomp_notif_sizes,
+};
+
+use crate::monitor::state::journal_map::Slot;
+
+/// `SECCOMP_IOCTL_NOTIF_SET_FLAGS`, `_IOW('!', 4, __u64)`.
+const SET_FLAGS: libc::Ioctl = 0x4008_2104;
+
+/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`: caller and listener take turns on one processor.
+const SYNC_WAKE_UP: u64 = 1;
+
+/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`.
+const CONTINUE: u32 = 1;
+
+/// A listener.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    number: u64,
+    descriptor: OwnedFd,
+}
+
+/// What a call is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// The caller makes it itself.
+    Continue,
+    /// It fails so.
+    Errno(i32),
+    /// It was done.
+    Done,
+}
+
+impl Reply {
+    /// Value, error and flags, as the kernel takes them.
+    pub(crate) fn parts(self) -> (i64, i32, u32) {
+        match self {
+            Self::Continue => (0, 0, CONTINUE),
+            Self::Errno(errno) => (0, -errno, 0),
+            Self::Done => (0, 0, 0),
+        }
+    }
+}
+
+/// Nobody waits for the answer: the caller died or was interrupted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CallerGone;
+
+impl Listener {
+    pub(crate) fn new(number: u64, descriptor: OwnedFd) -> Self {
+        // SAFETY: takes numbers only. Kernels before 6.6 refuse it, and are slower.
+        unsafe { libc::ioctl(descriptor.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
+        Listener { number, descriptor }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// Receives a notification into the slot; `None` where it was gone before.
+    pub(crate) fn receive(&self, slot: Slot<'_>) -> Option<seccomp_notif> {
+        slot.clear(self.number);
+        // SAFETY: the slot has room for a notification, which [`check_sizes`] found to be
+        // as large as the kernel's, zeroed as it demands.
+        let received = unsafe {
+            libc::ioctl(
+                self.descriptor.as_raw_fd(),
+                SECCOMP_IOCTL_NOTIF_RECV,
+                slot.notice_address(),
+            )
+        };
+        (received == 0).then(|| slot.notice())
+    }
+
+    /// Whether the caller still waits.
+    pub(crate) fn is_valid(&self, id: u64) -> bool {
+        // SAFETY: reads the eight bytes of `id`.
+        let valid = unsafe {
+            libc::ioctl(self.descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id)
+        };
+        valid == 0
+    }
+
+    /// Replies.
+    ///
+    /// # Errors
+    ///
+    /// Where the caller doesn't wait any more.
+    pub(crate) fn send(
+        &self,
+        id: u64,
+        (val, error, flags): (i64, i32, u32),
+    ) -> Result<(), CallerGone> {
+        let mut response = seccomp_notif_resp { id, val, error, flags };
+        // SAFETY: reads a `seccomp_notif_resp`, whose size [`check_sizes`] compared.
+        let sent = unsafe {
+            libc::ioctl(self.descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_SEND, &raw mut response)
+        };
+        if sent == 0 { Ok(()) } else { Err(CallerGone) }
+    }
+}
+
+/// Compares the kernel's structs with ours.
+///
+/// # Errors
+///
+/// Where they differ, or the kernel has none.
+pub fn check_sizes() -> io::Result<()> {
+    let mut sizes =
+        seccomp_notif_sizes { seccomp_notif: 0, seccomp_notif_resp: 0, seccomp_data: 0 };
+    // SAFETY: writes a `seccomp_notif_sizes`.
+    let asked = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_NOTIF_SIZES, 0, &raw mut sizes)
+    };
+    if asked != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let ours = (size_of::<seccomp_notif>(), size_of::<seccomp_notif_resp>());
+    if (usize::from(sizes.seccomp_notif), usize::from(sizes.seccomp_notif_resp)) != ours {
+        return Err(io::Error::from(Errno::EOVERFLOW));
+    }
+    Ok(())
+}

@@ -1,0 +1,10 @@
+//! Who calls: listeners, processes, what is read of a call, and calls whose caller comes back.
+
+pub(crate) mod call_id;
+pub(crate) mod leader;
+pub(crate) mod listener;
+pub(crate) mod recv_wait;
+pub(crate) mod scratch;
+pub(crate) mod target;
+pub(crate) mod thread_order;
+pub(crate) mod unclaimed;

@@ -1,0 +1,215 @@
+//! Copies of what a call is made of, kept by each thread for the next one.
+//!
+//! What lies in one page with the call's struct is copied with it: programs mostly have both the
+//! struct and its parameters on their stack, and a second copy from another process costs a
+//! microsecond. Knows no calls.
+
+use nix::errno::Errno;
+
+use crate::monitor::caller::target::Target;
+use crate::monitor::driver::buffer::Buffer;
+
+/// What is copied at once: no page of any machine is smaller.
+const PAGE_BYTES: usize = 4096;
+
+/// Bytes of a copy that a thread keeps room for.
+const KEPT_BYTES: usize = 16 << 10;
+
+/// Which copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Copy {
+    Struct,
+    Params,
+    /// Of what those point at: where it begins, and its bytes.
+    Piece(usize, usize),
+}
+
+/// Copies that a thread keeps for the next call.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// The call's struct.
+    pub(crate) bytes: Buffer,
+    /// What it points at.
+    pub(crate) params: Buffer,
+    /// What that points at, one after the other.
+    pub(crate) list: Buffer,
+    /// The struct and its parameters, as they were read; empty where that isn't known.
+    pub(crate) input: Vec<u8>,
+    page: Page,
+}
+
+/// A page of the caller's, as it was when the struct was read.
+#[derive(Debug)]
+struct Page {
+    /// Its address, where it was copied.
+    begin: Option<u64>,
+    bytes: Box<[u8; PAGE_BYTES]>,
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Page { begin: None, bytes: Box::new([0; PAGE_BYTES]) }
+    }
+}
+
+impl Page {
+    /// Copies the page of `address`, if so many bytes are in it.
+    fn load(&mut self, target: &Target, address: u64, size: usize) {
+        let begin = address & !(PAGE_BYTES as u64 - 1);
+        let fits = size != 0 && size as u64 <= PAGE_BYTES as u64 - (address - begin);
+        let loaded = fits && target.read(begin, &mut self.bytes[..]).is_ok();
+        self.begin = loaded.then_some(begin);
+    }
+
+    fn get(&self, address: u64, size: usize) -> Option<&[u8]> {
+        let from = usize::try_from(address.checked_sub(self.begin?)?).ok()?;
+        self.bytes.get(from..from.checked_add(size)?)
+    }
+
+    /// Fills `bytes` from `address`: all or nothing.
+    fn read(&self, target: &Target, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+        match self.get(address, bytes.len()) {
+            Some(copy) => bytes.copy_from_slice(copy),
+            None => target.read(address, bytes)?,
+        }
+        Ok(())
+    }
+}
+
+impl Scratch {
+    /// Nothing is known of the next call.
+    pub(crate) fn begin(&mut self) {
+        self.input.clear();
+        self.page.begin = None;
+    }
+
+    /// Gives back what a large call took.
+    pub(crate) fn tidy(&mut self) {
+        for copy in [&mut self.bytes, &mut self.params, &mut self.list] {
+            if copy.capacity() > KEPT_BYTES {
+                *copy = Buffer::default();
+            }
+        }
+        if self.input.capacity() > KEPT_BYTES {
+            self.input = Vec::new();
+        }
+    }
+
+    /// Copies the call's struct.
+    pub(crate) fn read_struct(
+        &mut self,
+        target: &Target,
+        address: u64,
+        size: usize,
+    ) -> Result<(), Errno> {
+        self.params.clear();
+        self.bytes.reset(size);
+        if self.page.get(address, size).is_none() {
+            self.page.load(target, address, size);
+        }
+        self.page.read(target, address, &mut self.bytes)
+    }
+
+    /// Copies what it points at.
+    pub(crate) fn read_params(
+        &mut self,
+        target: &Target,
+        address: u64,
+        size: usize,
+    ) -> Result<(), Errno> {
+        self.params.reset(size);
+        self.page.read(target, address, &mut self.params)
+    }
+
+    /// Copies what that points at to a place in the list, which has room for it.
+    pub(crate) fn read_piece(
+        &mut self,
+        target: &Target,
+        address: u64,
+        (at, bytes): (usize, usize),
+    ) -> Result<(), Errno> {
+        let copy = self.list.get_mut(at..at + bytes).unwrap_or_default();
+        self.page.read(target, address, copy)
+    }
+
+    /// Remembers struct and parameters as they are, which is as they were read.
+    pub(crate) fn remember(&mut self) {
+        self.input.clear();
+        self.input.extend_from_slice(&self.bytes);
+        self.input.extend_from_slice(&self.params);
+    }
+
+    /// The struct as it was read, where that is known.
+    pub(crate) fn bytes_read(&self) -> &[u8] {
+        self.input.get(..self.bytes.len()).unwrap_or_default()
+    }
+
+    /// The parameters as they were read, where that is known.
+    pub(crate) fn params_read(&self) -> &[u8] {
+        self.input.get(self.bytes.len()..).unwrap_or_default()
+    }
+
+    pub(crate) fn copy(&self, copy: Copy) -> &[u8] {
+        match copy {
+            Copy::Struct => &self.bytes,
+            Copy::Params => &self.params,
+            Copy::Piece(at, bytes) => self.list.get(at..at + bytes).unwrap_or_default(),
+        }
+    }
+
+    /// Whether the caller has the same, and nothing needs to be written.
+    pub(crate) fn is_as_read(&self, copy: Copy) -> bool {
+        let read = match copy {
+            Copy::Struct => self.input.get(..self.bytes.len()),
+            Copy::Params => self.input.get(self.bytes.len()..),
+            Copy::Piece(..) => None,
+        };
+        read == Some(self.copy(copy))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::monitor::caller::target::Targets;
+
+    #[test]
+    fn what_lies_in_one_page_is_copied_at_once() {
+        let memory = vec![7_u8; 3 * PAGE_BYTES];
+        let first = memory.as_ptr().addr().next_multiple_of(PAGE_BYTES) as u64;
+        let target = Targets::new(false).unwrap().get(std::process::id().cast_signed()).unwrap();
+        let mut scratch = Scratch::default();
+        scratch.begin();
+        scratch.read_struct(&target, first + 64, 32).unwrap();
+        assert_eq!(scratch.bytes[..], [7; 32]);
+        assert!(scratch.page.get(first, PAGE_BYTES).is_some());
+        assert!(scratch.page.get(first, PAGE_BYTES + 1).is_none());
+        assert!(scratch.page.get(first - 1, 1).is_none());
+        assert!(scratch.page.get(u64::MAX, 1).is_none());
+        for (address, size) in [(first, 100), (first + 4000, 200), (first + 4096, 8)] {
+            scratch.read_params(&target, address, size).unwrap();
+            assert_eq!(scratch.params[..], vec![7; size]);
+        }
+        // A struct across two pages, and none at all.
+        scratch.begin();
+        scratch.read_struct(&target, first + 4090, 16).unwrap();
+        assert_eq!(scratch.bytes[..], [7; 16]);
+        assert_eq!(scratch.page.begin, None);
+        scratch.read_struct(&target, 0, 0).unwrap();
+        scratch.read_struct(&target, 8, 8).unwrap_err();
+        scratch.read_struct(&target, u64::MAX, 8).unwrap_err();
+    }
+
+    #[test]
+    fn only_what_changed_is_different_from_what_was_read() {
+        let (bytes, params) = (Buffer::of(&[1; 4]), Buffer::of(&[2; 4]));
+        let mut scratch = Scratch { bytes, params, ..Scratch::default() };
+        scratch.begin();
+        assert!(!scratch.is_as_read(Copy::Struct) && !scratch.is_as_read(Copy::Params));
+        scratch.remember();
+        assert!(scratch.is_as_read(Copy::Struct) && scratch.is_as_read(Copy::Params));
+        scratch.bytes = Buffer::of(&[1, 1, 1, 0]);
+        assert!(!scratch.is_as_read(Copy::Struct) && scratch.is_as_read(Copy::Params));
+        assert!(!scratch.is_as_read(Copy::Piece(0, 0)));
+    }
+}

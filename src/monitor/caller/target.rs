@@ -1,0 +1,357 @@
+//! The processes that call: their memory and their descriptors.
+//!
+//! Everything here is named by the tid of a notification, and proves something only while
+//! that notification is valid: whoever reads asks afterwards. What is kept of a thread has a
+//! descriptor that names this very one and tells when it is gone, so a tid that is used
+//! again is never taken for it: a pidfd of the thread, or before Linux 6.9, which has them of
+//! processes only, the thread's directory in `/proc`.
+#![allow(unsafe_code, reason = "calls on pidfds have no safe interface in our crates")]
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::unistd::Pid;
+
+use crate::ledger::Process;
+use crate::monitor::caller::call_id::Trace;
+use crate::monitor::driver::device::Device;
+use crate::monitor::state::journal_map::JournalMap;
+use crate::process::{ProcessId, threads};
+
+/// `PIDFD_THREAD`, since 6.9.
+const PIDFD_THREAD: u32 = libc::O_EXCL.cast_unsigned();
+
+/// Threads that are remembered.
+const MOST: usize = 256;
+
+/// Bits of a pid; `PID_MAX_LIMIT` is 2²².
+const PID_BITS: u32 = 22;
+
+/// What a thread was answered last.
+#[derive(Debug)]
+enum Answered {
+    /// By the worker before, or by this one before it forgot who the thread is.
+    Before,
+    Now(Trace),
+    Nothing,
+}
+
+/// A thread that called.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) tid: i32,
+    /// Its tid, and when it started.
+    pub(crate) thread: ProcessId,
+    /// Its process's pid.
+    pub(crate) pid: i32,
+    /// Its process, by a number that isn't used again.
+    pub(crate) process: Process,
+    /// A call of its was over after it had stopped waiting, and may have been answered late.
+    pub(crate) was_late: AtomicBool,
+    answered: Mutex<Answered>,
+    /// Whether it is the runtime, or one of its hooks: by its mounts, which are the host's.
+    pub(crate) is_runtimes: bool,
+    /// Its pidfd or its directory: see [`is_there`].
+    itself: OwnedFd,
+    /// The pidfd of its process, by whose first thread descriptors are duplicated where it has
+    /// none of its own.
+    whole: Option<OwnedFd>,
+}
+
+/// The threads that called lately.
+#[derive(Debug)]
+pub(crate) struct Targets {
+    known: Mutex<HashMap<i32, Arc<Target>>>,
+    /// The host's mount namespace, where calls from there are none of the container's.
+    spared: Option<MountNamespace>,
+}
+
+/// A mount namespace, by its file's device and inode.
+type MountNamespace = (u64, u64);
+
+fn mount_namespace(process: &str) -> io::Result<MountNamespace> {
+    let meta = fs::metadata(format!("/proc/{process}/ns/mnt"))?;
+    Ok((meta.dev(), meta.ino()))
+}
+
+/// The number of a process: when it started, and its pid.
+pub(crate) fn number(process: ProcessId) -> Process {
+    let pid = u64::from(process.pid.cast_unsigned()) & ((1 << PID_BITS) - 1);
+    Process(process.start_ticks << PID_BITS | pid)
+}
+
+/// The process of a number.
+pub(crate) fn process_id(process: Process) -> ProcessId {
+    let pid = i32::try_from(process.0 & ((1 << PID_BITS) - 1)).unwrap_or(0);
+    ProcessId { pid, start_ticks: process.0 >> PID_BITS }
+}
+
+/// A descriptor for a thread or, where `flags` are 0, a process.
+pub(crate) fn pidfd_open(pid: i32, flags: u32) -> Result<OwnedFd, Errno> {
+    // SAFETY: takes numbers only.
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
+    let descriptor = i32::try_from(Errno::result(opened)?).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Whether two threads are known to have their descriptors in common.
+pub(crate) fn share_files(one: u32, other: u32) -> bool {
+    /// `KCMP_FILES` of `linux/kcmp.h`.
+    const FILES: u32 = 2;
+    // SAFETY: takes numbers only.
+    let compared = unsafe { libc::syscall(libc::SYS_kcmp, one, other, FILES, 0, 0) };
+    compared == 0
+}
+
+/// Threads of a process that between them have all its descriptors: mostly one.
+pub(crate) fn with_files(pid: u32) -> Vec<u32> {
+    let mut found: Vec<u32> = Vec::new();
+    for tid in threads(pid.cast_signed()).map(i32::cast_unsigned) {
+        if !found.iter().any(|other| share_files(*other, tid)) {
+            found.push(tid);
+        }
+    }
+    found
+}
+
+/// The number behind `name` in `/proc/PID/status`.
+fn status(tid: i32, name: &str) -> io::Result<Option<i32>> {
+    let text = fs::read_to_string(format!("/proc/{tid}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    Ok(line.and_then(|line| line.trim_start_matches(':').trim().parse().ok()))
+}
+
+impl Targets {
+    /// None yet; `spares_host` is of the settings.
+    pub(crate) fn new(spares_host: bool) -> io::Result<Self> {
+        let spared = spares_host.then(|| mount_namespace("self")).transpose()?;
+        Ok(Targets { known: Mutex::default(), spared })
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<i32, Arc<Target>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread that has that tid now.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH` where there is none, or why it can't be known.
+    pub(crate) fn get(&self, tid: i32) -> Result<Arc<Target>, Errno> {
+        let known = self.known().get(&tid).cloned();
+        match known.filter(|target| is_there(target.itself.as_fd())) {
+            Some(target) => Ok(target),
+            None => self.meet(tid),
+        }
+    }
+
+    /// The thread that has that tid, or had it a moment ago. Whose memory is read by it is the
+    /// one who has it now; [`Targets::duplicate`] and [`Targets::get`] say who that is.
+    pub(crate) fn probable(&self, tid: i32) -> Result<Arc<Target>, Errno> {
+        let known = self.known().get(&tid).cloned();
+        known.map_or_else(|| self.meet(tid), Ok)
+    }
+
+    fn meet(&self, tid: i32) -> Result<Arc<Target>, Errno> {
+        let opened = match Target::open(tid, self.spared) {
+            Err(Errno::EMFILE | Errno::ENFILE) => {
+                // To know them is only quicker.
+                self.known().clear();
+                Target::open(tid, self.spared)
+            }
+            opened => opened,
+        };
+        let target = Arc::new(opened?);
+        // What is the runtime's may become the container's in a moment.
+        if !target.is_runtimes {
+            let mut known = self.known();
+            if known.len() >= MOST {
+                known.clear();
+            }
+            known.insert(tid, Arc::clone(&target));
+        }
+        Ok(target)
+    }
+
+    /// A duplicate of a descriptor of the thread, and who it is.
+    pub(crate) fn duplicate(
+        &self,
+        tid: i32,
+        descriptor: i32,
+    ) -> Result<(Arc<Target>, OwnedFd), Errno> {
+        let known = self.known().get(&tid).cloned();
+        if let Some(target) = known {
+            match target.duplicate(descriptor) {
+                Err(Errno::ESRCH) => {}
+                Err(Errno::EMFILE | Errno::ENFILE) => self.known().clear(),
+                duplicate => return Ok((target, duplicate?)),
+            }
+        }
+        let target = self.meet(tid)?;
+        let duplicate = target.duplicate(descriptor)?;
+        Ok((target, duplicate))
+    }
+}
+
+/// Whether the thread is still there of which this is the pidfd or the directory.
+///
+/// The first pidfds were directories of `/proc`, and [`pidfd_send_signal(2)`] takes them still
+/// (`kernel/signal.c`, `tgid_pidfd_to_pid`): of any thread, as all have one that isn't listed.
+/// A thread that can't be told a signal is there, too.
+///
+/// [`pidfd_send_signal(2)`]: https://man7.org/linux/man-pages/man2/pidfd_send_signal.2.html
+fn is_there(itself: BorrowedFd<'_>) -> bool {
+    let nothing = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: takes numbers only; signal 0 is sent to nobody.
+    let asked =
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, itself.as_raw_fd(), 0, nothing, 0) };
+    matches!(Errno::result(asked), Ok(_) | Err(Errno::EPERM))
+}
+
+impl Target {
+    fn open(tid: i32, spared: Option<MountNamespace>) -> Result<Self, Errno> {
+        let errno = |error: io::Error| match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
+            Errno::ENOENT | Errno::UnknownErrno => Errno::ESRCH,
+            errno => errno,
+        };
+        let find = |pid| ProcessId::find(pid).map_err(errno)?.ok_or(Errno::ESRCH);
+        let directory = OwnedFd::from(File::open(format!("/proc/{tid}")).map_err(errno)?);
+        let pid = status(tid, "Tgid").map_err(errno)?.ok_or(Errno::ESRCH)?;
+        let thread = find(tid)?;
+        let process = number(if tid == pid { thread } else { find(pid)? });
+        let is_runtimes = spared.is_some() && spared == mount_namespace(&tid.to_string()).ok();
+        let pidfd = pidfd_open(tid, PIDFD_THREAD);
+        // All that was found by its number was found of one thread, which has it still.
+        if !is_there(directory.as_fd()) {
+            return Err(Errno::ESRCH);
+        }
+        let (itself, whole) = match pidfd {
+            Err(Errno::EINVAL) => (directory, Some(pidfd_open(pid, 0)?)),
+            pidfd => (pidfd?, None),
+        };
+        let was_late = AtomicBool::new(false);
+        let answered = Mutex::new(Answered::Before);
+        Ok(Target { tid, thread, pid, process, was_late, answered, is_runtimes, itself, whole })
+    }
+
+    /// It is answered, and may not come to take it.
+    pub(crate) fn has_answered(&self, answered: Trace) {
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Answered::Now(answered);
+    }
+
+    /// What it was answered last, by this worker or the one before, if it may not have taken that.
+    pub(crate) fn takes_answer(&self, memory: &JournalMap) -> Option<Trace> {
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *answered, Answered::Nothing) {
+            Answered::Before => memory.answer_of(self.thread),
+            Answered::Now(trace) => Some(trace),
+            Answered::Nothing => None,
+        }
+    }
+
+    /// A duplicate of one of its descriptors; `ESRCH` where it is gone.
+    pub(crate) fn duplicate(&self, descriptor: i32) -> Result<OwnedFd, Errno> {
+        if self.whole.is_some() && !is_there(self.itself.as_fd()) {
+            return Err(Errno::ESRCH);
+        }
+        let pidfd = self.whole.as_ref().unwrap_or(&self.itself).as_raw_fd();
+        // SAFETY: takes numbers only.
+        let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, descriptor, 0) };
+        let got = i32::try_from(Errno::result(got)?).map_err(|_| Errno::EBADF)?;
+        // SAFETY: the kernel has just made it for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(got) })
+    }
+
+    /// Fills `bytes` from `address` of its memory: all or nothing.
+    pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let len = bytes.len();
+        let remote = [RemoteIoVec { base: at(address)?, len }];
+        let pid = Pid::from_raw(self.tid);
+        match process_vm_readv(pid, &mut [IoSliceMut::new(bytes)], &remote) {
+            Ok(read) if read == len => Ok(()),
+            Err(Errno::EPERM | Errno::ENOSYS) => {
+                let memory = File::open(format!("/proc/{}/mem", self.tid));
+                let read = memory.and_then(|memory| memory.read_exact_at(bytes, address));
+                read.map_err(|_| Errno::EFAULT)
+            }
+            Ok(_) | Err(_) => Err(Errno::EFAULT),
+        }
+    }
+
+    /// Copies bytes to addresses of its memory, in order.
+    pub(crate) fn write<const N: usize>(
+        &self,
+        writes: &[Option<(u64, &[u8])>; N],
+    ) -> Result<(), Errno> {
+        let mut local = [IoSlice::new(&[]); N];
+        let mut remote = [RemoteIoVec { base: 0, len: 0 }; N];
+        let mut wanted = 0;
+        let mut count = 0;
+        let places = local.iter_mut().zip(&mut remote);
+        for ((local, remote), (address, bytes)) in places.zip(writes.iter().flatten()) {
+            *local = IoSlice::new(bytes);
+            *remote = RemoteIoVec { base: at(*address)?, len: bytes.len() };
+            wanted += bytes.len();
+            count += 1;
+        }
+        if wanted == 0 {
+            return Ok(());
+        }
+        let pid = Pid::from_raw(self.tid);
+        let (local, remote) = (local.get(..count), remote.get(..count));
+        match process_vm_writev(pid, local.unwrap_or_default(), remote.unwrap_or_default()) {
+            Ok(written) if written == wanted => Ok(()),
+            Err(Errno::EPERM | Errno::ENOSYS) => {
+                let path = format!("/proc/{}/mem", self.tid);
+                let memory = fs::OpenOptions::new().write(true).open(path);
+                let memory = memory.map_err(|_| Errno::EFAULT)?;
+                let mut writes = writes.iter().flatten();
+                let written =
+                    writes.try_for_each(|(address, bytes)| memory.write_all_at(bytes, *address));
+                written.map_err(|_| Errno::EFAULT)
+            }
+            Ok(_) | Err(_) => Err(Errno::EFAULT),
+        }
+    }
+}
+
+fn at(address: u64) -> Result<usize, Errno> {
+    usize::try_from(address).map_err(|_| Errno::EFAULT)
+}
+
+/// How the files of two processes compare in the kernel's order.
+pub(crate) fn compared(one: (u32, i32), other: (u32, i32)) -> Result<Ordering, Errno> {
+    /// `KCMP_FILE` of `linux/kcmp.h`.
+    const FILE: u32 = 0;
+    // SAFETY: takes numbers only.
+    let compared = unsafe { libc::syscall(libc::SYS_kcmp, one.0, other.0, FILE, one.1, other.1) };
+    match Errno::result(compared)? {
+        0 => Ok(Ordering::Equal),
+        1 => Ok(Ordering::Less),
+        2 => Ok(Ordering::Greater),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Whether a process has the file by that descriptor; `None` where that can't be told.
+pub(crate) fn has_file(place: (u32, i32), file: &Device) -> Option<bool> {
+    match compared((std::process::id(), file.descriptor()), place) {
+        Ok(order) => Some(order.is_eq()),
+        // Process or descriptor are gone.
+        Err(Errno::ESRCH | Errno::EBADF) => Some(false),
+        Err(_) => None,
+    }
+}

@@ -1,0 +1,396 @@
+//! Memory in files: what a program exports to a descriptor, and another imports.
+//!
+//! What each place of a file keeps is entered before the driver puts it there, and taken out
+//! after it was cleared: a worker that is killed in between leaves the next one too much in
+//! the books, never too little. So what an export is to replace is cleared first; should the
+//! driver then refuse the new, the place stays empty, where the driver alone would leave what
+//! was there.
+//!
+//! Memory of the host is entered when it's exported, as memory of 0 bytes: nothing else tells
+//! who names it. That it's the host's, the driver is asked each time.
+
+use crate::rm::call::Object;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::gate::settings::NodeKind;
+use crate::gate::wire::Notice;
+use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
+use crate::monitor::caller::call_id::{Making, nth_handle};
+use crate::monitor::caller::listener::Reply;
+use crate::monitor::calls::lane::OnLane;
+use crate::monitor::calls::serve::{Case, Over};
+use crate::monitor::driver::device::{Device, Failure};
+use crate::monitor::state::books::{BOUNDS, Books};
+use crate::monitor::state::export_files::{Denied, Exported};
+use crate::rm::export::{self, Does, Places};
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use crate::rm::number::*;
+use crate::rm::{Answer, Command, Layout, Meaning};
+
+/// An export or an import that is to be made.
+#[derive(Debug, Clone, Copy)]
+struct Control<'a> {
+    command: &'a Command,
+    head: &'static Layout,
+    /// Of its parameters.
+    layout: &'static Layout,
+    does: Does,
+    client: u32,
+    /// Where the caller has the parameters.
+    params: u64,
+}
+
+impl Case<'_> {
+    /// A control of a caller's descriptor, made on ours of the same file.
+    pub(crate) fn export_or_import(
+        &mut self,
+        (command, head): (&Command, &'static Layout),
+        does: Does,
+        client: u32,
+        params: u64,
+    ) -> Result<Reply, Over> {
+        let Some(layout) = export::layout(&self.shared.release, does, self.scratch.params.len())
+        else {
+            return Err(self.status_over(head, NV_ERR_INVALID_PARAM_STRUCT));
+        };
+        let descriptor = export::descriptor(layout, &self.scratch.params);
+        let file = descriptor.and_then(|descriptor| {
+            let file = self.target.as_ref()?.duplicate(descriptor).ok()?;
+            let file = Device::of(&self.shared.settings.nodes, file).ok()?;
+            (file.kind == NodeKind::Control).then_some(file)
+        });
+        let (Some(descriptor), Some(file)) = (descriptor, file) else {
+            return Err(self.status_over(head, NV_ERR_INVALID_PARAMETER));
+        };
+        let lane = match does {
+            Does::Tell => self.settle().map(|()| None),
+            _ => self.only_once_on_lane().map(Some),
+        }?;
+        export::set_descriptor(layout, &mut self.scratch.params, file.descriptor());
+        let control = Control { command, head, layout, does, client, params };
+        let done = match (&lane, export::places(layout, &self.scratch.params)) {
+            (None, _) => self.make_control(command, head, params).map(|done| (done, vec![])),
+            (_, None) => Err(self.status_over(head, NV_ERR_INVALID_PARAMETER)),
+            (Some(lane), Some(places)) if matches!(does, Does::Export | Does::ExportList) => {
+                self.export(lane, control, &places, &Arc::new(file)).map(|done| (done, vec![]))
+            }
+            (Some(lane), Some(places)) => self.import(lane, control, &places, &Arc::new(file)),
+        };
+        drop(lane);
+        export::set_descriptor(layout, &mut self.scratch.params, descriptor);
+        let (done, made) = done?;
+        self.give_back(params, done);
+        Ok(self.executed(made))
+    }
+
+    fn status_over(&mut self, head: &'static Layout, status: u32) -> Over {
+        self.answer(Answer::Status(status), Some(head))
+    }
+
+    fn denied(&mut self, head: &'static Layout, denied: Denied) -> Over {
+        let (what, status) = match denied {
+            Denied::Unknown => {
+                ("an import of what this container didn't export", NV_ERR_INVALID_PARAMETER)
+            }
+            Denied::Full => {
+                ("more exports than can be kept account of", NV_ERR_INSUFFICIENT_RESOURCES)
+            }
+        };
+        self.log(what);
+        self.status_over(head, status)
+    }
+
+    fn export(
+        &mut self,
+        lane: &OnLane<'_>,
+        control: Control<'_>,
+        places: &Places,
+        file: &Arc<Device>,
+    ) -> Result<bool, Over> {
+        let (shared, head) = (self.shared, control.head);
+        let found = shared.exports.find(file, Some(shared.memory.next_hold()));
+        let (exported, is_new) = found.map_err(|denied| self.denied(head, denied))?;
+        // The worker before had come to tell of it.
+        let mine = self.again && !self.slot.executed().was_there;
+        // One object is put into a file once; a list goes into what others of ours began.
+        let begun = match control.does {
+            Does::Export => !is_new && !mine,
+            _ => is_new && self.is_in_use(control.client, file),
+        };
+        let done = match begun {
+            true => Err(self.status_over(head, NV_ERR_STATE_IN_USE)),
+            false => {
+                if !self.again {
+                    self.slot.executing(Making::one(control.client, 0, !is_new));
+                }
+                self.export_to(control, places, &exported, is_new)
+            }
+        };
+        if is_new && !matches!(done, Ok(true)) && shared.clear(&exported, |_| true) {
+            shared.forget_export(exported.number);
+        }
+        shared.free_stakes(lane);
+        done
+    }
+
+    /// Whether anybody has exported to that file.
+    fn is_in_use(&self, client: u32, file: &Device) -> bool {
+        let params = export::ask(&self.shared.release, file.descriptor());
+        let Some(mut params) = params else { return false };
+        let command = NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO;
+        self.rm().is_ok_and(|rm| rm.control(client, client, command, &mut params).is_ok())
+    }
+
+    fn export_to(
+        &mut self,
+        control: Control<'_>,
+        places: &Places,
+        exported: &Exported,
+        is_new: bool,
+    ) -> Result<bool, Over> {
+        let (shared, head, of) = (self.shared, control.head, Client(control.client));
+        let process = self.target()?.process;
+        self.books().shares(control.client, process);
+        if is_new {
+            // Before there is anything in it, so that no worker to come misses one.
+            let notice = Notice::Exported { number: exported.number };
+            if shared.keeper.tell_with(notice, Some(exported.file.as_fd())).is_err() {
+                return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
+            }
+        }
+        let of_the_host = self.of_the_host(control, places)?;
+        if !shared.clear(exported, |place| places.has(place)) {
+            return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
+        }
+        let held = hold_all(&mut self.books(), (of, places), exported.number, &of_the_host);
+        if let Err(error) = held {
+            self.log(&format!("an export: {error}"));
+            let status = match error {
+                LedgerError::Full => NV_ERR_INSUFFICIENT_RESOURCES,
+                _ => NV_ERR_NOT_SUPPORTED,
+            };
+            return Err(self.status_over(head, status));
+        }
+        let done = self.put_in(control, places, exported);
+        if !matches!(done, Ok(true)) {
+            shared.release(exported.number, |place| places.has(place));
+            return done;
+        }
+        if self.are_as_charged(of, places) && self.stake(of, places, exported) {
+            return done;
+        }
+        shared.clear(exported, |place| places.has(place));
+        self.log("memory to be exported that was taken past the monitor");
+        Err(self.status_over(head, NV_ERR_NOT_SUPPORTED))
+    }
+
+    /// Has the driver put objects into a file, where the worker before may have had it put some.
+    fn put_in(
+        &mut self,
+        control: Control<'_>,
+        places: &Places,
+        exported: &Exported,
+    ) -> Result<bool, Over> {
+        let Control { command, head, does, client, params, .. } = control;
+        let done = self.make_control(command, head, params)?;
+        let status = self.status(head);
+        if does != Does::Export || status != NV_ERR_STATE_IN_USE || !self.again {
+            return Ok(done);
+        }
+        // Its one place was cleared, which a list alone fills again.
+        let object = places.objects.first().copied().unwrap_or_default();
+        let mut list = export::one(exported.file.descriptor(), object);
+        let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
+        let status = match self.rm()?.control(client, client, command, &mut list) {
+            Ok(()) => NV_OK,
+            Err(Failure::Status(status)) => status,
+            Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
+        };
+        self.patch(head, Meaning::Status, status.into());
+        Ok(status == NV_OK)
+    }
+
+    /// The objects that aren't known to be memory of a GPU: all are the host's.
+    ///
+    /// # Errors
+    ///
+    /// Where one isn't, and so may be memory that nobody has counted.
+    fn of_the_host(&mut self, control: Control<'_>, places: &Places) -> Result<Vec<Handle>, Over> {
+        let of = Client(control.client);
+        let mut unknown: Vec<Handle> = Vec::new();
+        let books = self.books();
+        for object in places.named().map(|(_, object)| Handle(object)) {
+            if books.ledger.bytes_of(of, object).is_none_or(|bytes| bytes == 0) {
+                unknown.push(object);
+            }
+        }
+        drop(books);
+        unknown.sort_unstable();
+        unknown.dedup();
+        let release = &self.shared.release;
+        let rm = self.rm()?;
+        let is_not = |object: &&Handle| {
+            let Some(mut params) = export::ask_where(release, object.0) else { return true };
+            let command = NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE;
+            let asked = rm.control(of.0, of.0, command, &mut params);
+            asked.is_err() || !export::is_of_the_host(release, &params)
+        };
+        let Some(stranger) = unknown.iter().find(is_not) else { return Ok(unknown) };
+        self.log(&format!("an export of {:#x}, which is in no books", stranger.0));
+        Err(self.status_over(control.head, NV_ERR_NOT_SUPPORTED))
+    }
+
+    /// Whether what was exported is no more than is charged.
+    fn are_as_charged(&self, of: Client, places: &Places) -> bool {
+        let Ok(rm) = self.rm() else { return false };
+        let objects = places.named().map(|(_, object)| object).collect::<BTreeSet<u32>>();
+        objects.into_iter().all(|object| {
+            let memory = self.books().ledger.memory_of(of, Handle(object));
+            memory.is_none_or(|(_, bytes)| bytes == 0 || !rm.is_more_than(of.0, object, bytes))
+        })
+    }
+
+    /// Puts a stake before each of what was exported, behind what it was exported from: whether all
+    /// have one.
+    fn stake(&self, of: Client, places: &Places, exported: &Exported) -> bool {
+        let Ok(device) = self.device() else { return false };
+        places.named().all(|(index, object)| {
+            let memory = self.books().ledger.memory_of(of, Handle(object));
+            let Some((gpu, _)) = memory.filter(|(_, bytes)| *bytes > 0) else { return true };
+            let hold = Hold::Export { file: exported.number, index };
+            self.shared.stake_export(device, hold, (of.0, object), gpu)
+        })
+    }
+
+    fn import(
+        &mut self,
+        lane: &OnLane<'_>,
+        control: Control<'_>,
+        places: &Places,
+        file: &Arc<Device>,
+    ) -> Result<(bool, Vec<Object>), Over> {
+        let Control { command, head, layout, client, params, .. } = control;
+        let found = self.shared.exports.find(file, None);
+        let (exported, _) = found.map_err(|denied| self.denied(head, denied))?;
+        let parent = places.parent;
+        let hold = |place: u32| Hold::Export { file: exported.number, index: place };
+        let process = self.target()?.process;
+        let mut books = self.books();
+        books.shares(client, process);
+        let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
+        // Where nothing is, nothing is made.
+        let wanted: Vec<(usize, u32)> = (places.objects.iter().copied().enumerate())
+            .zip(places.first..)
+            .filter(|(_, place)| books.ledger.held_by(hold(*place)).is_some())
+            .map(|(wanted, _)| wanted)
+            .collect();
+        let memories = (places.first..).take(places.objects.len());
+        let memories = memories.filter_map(|place| books.ledger.memory_held_by(hold(place)));
+        // All of a file are one GPU's.
+        let gpu = memories.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu).last();
+        drop(books);
+        if wanted.len() > room {
+            self.log("more objects than can be kept account of");
+            return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
+        }
+        let unchosen = wanted.iter().filter(|(_, object)| *object == 0).count();
+        let before = self.slot.executed();
+        let first = match self.again && before.handle != 0 {
+            true => before.handle,
+            false => self.next_handles(u32::try_from(unchosen).unwrap_or(u32::MAX)),
+        };
+        let mut chosen = (0..).map(|number| nth_handle(first, number));
+        let mut objects = vec![0; places.objects.len()];
+        for (at, object) in wanted {
+            if let Some(place) = objects.get_mut(at) {
+                *place = if object == 0 { chosen.next().unwrap_or_default() } else { object };
+            }
+        }
+        let asked = objects.iter().copied().filter(|object| *object != 0);
+        let known = {
+            let books = self.books();
+            asked.clone().any(|object| books.ledger.contains(Client(client), Handle(object)))
+        };
+        // The worker before may have made them, and even entered some.
+        if self.again && !before.was_there {
+            asked.for_each(|object| self.unmake(lane, client, parent, object));
+        }
+        export::set_objects(layout, &mut self.scratch.params, &objects);
+        // Of a list whose handles the caller chose, what can be undone is the first.
+        let theirs = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
+        let was_there = if self.again { before.was_there } else { known };
+        let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
+        self.slot.executing(Making { client, handle: theirs.unwrap_or(first), more, was_there });
+        let shown = self.shown_below(lane, client, parent, gpu);
+        let done = self.make_control(command, head, params);
+        let done_well = matches!(done, Ok(true));
+        let stakes: Vec<(u32, Option<u32>)> = (places.first..)
+            .take(if done_well { places.objects.len() } else { 0 })
+            .map(|place| (place, self.shared.stake_behind_export(hold(place), (shown, gpu))))
+            .collect();
+        let mut made = Vec::new();
+        let mut books = self.books();
+        if matches!(done, Ok(true)) {
+            let after = export::places(layout, &self.scratch.params);
+            objects = after.map(|after| after.objects).unwrap_or_default();
+            for (at, (object, place)) in objects.iter_mut().zip(places.first..).enumerate() {
+                if !export::is_imported(layout, &self.scratch.params, at) {
+                    *object = places.objects.get(at).copied().unwrap_or_default();
+                    continue;
+                }
+                let (client, parent) = (Client(client), Handle(parent));
+                let handle = Handle(*object);
+                let hold = hold(place);
+                books.enter(Entry::Adopt { hold, client, parent, handle, shown });
+                made.push(Object { client: client.0, parent: parent.0, handle: handle.0 });
+            }
+        } else {
+            objects.clone_from(&places.objects);
+        }
+        drop(books);
+        for (place, stake) in stakes {
+            let at = (place - places.first) as usize;
+            let object = objects.get(at).copied().unwrap_or_default();
+            self.shared.stake_name((client, object), stake);
+        }
+        export::set_objects(layout, &mut self.scratch.params, &objects);
+        done.map(|done| (done, made))
+    }
+}
+
+/// Enters what is exported, and before that the memory of the host among it.
+///
+/// # Errors
+///
+/// Where that isn't there any more, or can't be remembered: then nothing is entered.
+fn hold_all(
+    books: &mut Books,
+    (of, places): (Client, &Places),
+    file: u64,
+    of_the_host: &[Handle],
+) -> Result<(), LedgerError> {
+    let size = books.ledger.size();
+    let new = |handle: &&Handle| books.ledger.bytes_of(of, **handle).is_none();
+    let new: Vec<Handle> = of_the_host.iter().filter(new).copied().collect();
+    let holds = places.named().count();
+    if size.objects + new.len() > BOUNDS.objects || size.holds + holds > BOUNDS.holds {
+        return Err(LedgerError::Full);
+    }
+    let parent = Handle(places.parent);
+    let parent = if books.ledger.contains(of, parent) { parent } else { Handle(of.0) };
+    let unknown = places.named().map(|(_, object)| Handle(object)).find(|handle| {
+        books.ledger.bytes_of(of, *handle).is_none() && !of_the_host.contains(handle)
+    });
+    if let Some(handle) = unknown {
+        return Err(LedgerError::NoSuchObject { client: of, handle });
+    }
+    for handle in new {
+        books.enter(Entry::Commit { gpu: 0, bytes: 0, client: of, parent, handle });
+    }
+    for (index, object) in places.named() {
+        let hold = Hold::Export { file, index };
+        books.enter(Entry::Hold { hold, client: of, handle: Handle(object) });
+    }
+    Ok(())
+}

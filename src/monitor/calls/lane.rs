@@ -1,0 +1,337 @@
+//! The lane: calls of the container that make, name or free objects go through the driver one after
+//! another; controls go beside them.
+//!
+//! So a handle names the same object for the driver and in the books as long as its call is on the lane,
+//! and an audit that is on it finds figures and books of one moment. It costs programs little: the resource
+//! manager does the same for the whole host. It takes its API lock for writing whenever it allocates,
+//! duplicates, shares or frees an object, and only controls take it together
+//! (`_sysRegistryOverrideResourceServer`, system.c, which sets `RS_API_CTRL` alone, and
+//! `serverAllocResourceLookupLockFlags`, rs_server.c, the same from 515.43.04 to 595.45.04). Only what UVM
+//! maps for several processes of a container at once would be mapped side by side without the lane.
+//!
+//! A call that hangs in the driver keeps its container's lane, and no other container's. The next worker
+//! finds who was on it ([`JournalMap::lane`](crate::monitor::state::journal_map::JournalMap::lane)), and lets nobody on before that call
+//! is over. Knows no calls and no books.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use crate::monitor::state::journal_map::{JournalMap, Slot};
+
+/// How long who is no call waits for the one call that is before it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often a call that waits looks whether its caller does.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The number of the call that the worker before had on it.
+const FORMER: u64 = 0;
+
+/// One after the other.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    memory: &'static JournalMap,
+    state: Mutex<LaneState>,
+}
+
+#[derive(Debug, Default)]
+struct LaneState {
+    /// The number of who is on it.
+    on_it: Option<u64>,
+    /// The slot whose call the worker before had on it, until that slot's thread takes it over.
+    former: Option<usize>,
+    /// In the order in which they came.
+    waiting: VecDeque<Waiting>,
+    next: u64,
+    /// Who was on it when somebody waited in vain last.
+    hangs: Option<u64>,
+}
+
+/// Where somebody waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rank {
+    /// Before all others.
+    Next,
+    /// Behind them.
+    Last,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    slot: Option<usize>,
+    thread: Thread,
+}
+
+/// Nobody else is on the lane while it's there.
+#[derive(Debug)]
+#[must_use = "the lane is left when it is dropped"]
+pub(crate) struct OnLane<'a> {
+    lane: &'a Lane,
+    number: u64,
+    slot: Option<usize>,
+}
+
+impl Drop for OnLane<'_> {
+    fn drop(&mut self) {
+        self.lane.leave(self.number);
+    }
+}
+
+impl OnLane<'_> {
+    /// Does what takes its time while others may be on the lane: nothing is the same after it.
+    pub(crate) fn step_aside<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        self.lane.leave(self.number);
+        let done = work();
+        self.number = self.lane.wait(self.slot);
+        done
+    }
+}
+
+impl Lane {
+    /// With the call on it that the worker before had there; `is_left` tells whether anything of a slot's
+    /// call is.
+    pub(crate) fn open(memory: &'static JournalMap, is_left: impl Fn(Slot<'_>) -> bool) -> Self {
+        let former = memory.lane().filter(|slot| is_left(memory.slot(*slot)));
+        memory.set_lane(former);
+        let on_it = former.map(|_| FORMER);
+        let state = LaneState { on_it, former, next: FORMER + 1, ..LaneState::default() };
+        Lane { memory, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, LaneState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the slot's call is alone on the lane.
+    pub(crate) fn enter(&self, slot: Slot<'_>) -> OnLane<'_> {
+        let slot = Some(slot.number());
+        OnLane { lane: self, number: self.wait(slot), slot }
+    }
+
+    /// The same, where nobody is on it.
+    pub(crate) fn enter_at_once(&self, slot: Slot<'_>) -> Option<OnLane<'_>> {
+        let slot = Some(slot.number());
+        let number = self.wait_for(slot, Rank::Last, Duration::ZERO, || false)?;
+        Some(OnLane { lane: self, number, slot })
+    }
+
+    /// The same, as long as it's worth waiting.
+    pub(crate) fn enter_while(
+        &self,
+        slot: Slot<'_>,
+        waits: impl Fn() -> bool,
+    ) -> Option<OnLane<'_>> {
+        let slot = Some(slot.number());
+        let number = self.wait_for(slot, Rank::Last, LOOK, waits)?;
+        Some(OnLane { lane: self, number, slot })
+    }
+
+    /// The same for who is no call: before all calls that wait. `None` where a call hangs on it.
+    pub(crate) fn enter_soon(&self) -> Option<OnLane<'_>> {
+        let still_hangs = {
+            let state = self.state();
+            state.on_it.is_some() && state.on_it == state.hangs
+        };
+        let patience = if still_hangs { Duration::ZERO } else { PATIENCE };
+        let Some(number) = self.wait_for(None, Rank::Next, patience, || false) else {
+            let mut state = self.state();
+            state.hangs = state.on_it;
+            return None;
+        };
+        Some(OnLane { lane: self, number, slot: None })
+    }
+
+    /// The slot's call was on it when the worker before ended, and is now.
+    pub(crate) fn take_over(&self, slot: Slot<'_>) -> Option<OnLane<'_>> {
+        let slot = Some(slot.number());
+        let mut state = self.state();
+        (state.former.is_some() && state.former == slot).then(|| {
+            state.former = None;
+            OnLane { lane: self, number: FORMER, slot }
+        })
+    }
+
+    fn wait(&self, slot: Option<usize>) -> u64 {
+        loop {
+            if let Some(number) = self.wait_for(slot, Rank::Last, LOOK, || true) {
+                return number;
+            }
+        }
+    }
+
+    /// The number of who came onto the lane before it was worth waiting no more, which is looked at so often.
+    fn wait_for(
+        &self,
+        slot: Option<usize>,
+        place: Rank,
+        look: Duration,
+        waits: impl Fn() -> bool,
+    ) -> Option<u64> {
+        let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
+        if state.on_it.is_none() {
+            state.on_it = Some(number);
+            self.memory.set_lane(slot);
+            return Some(number);
+        }
+        let waiting = Waiting { number, slot, thread: std::thread::current() };
+        match place {
+            Rank::Next => state.waiting.push_front(waiting),
+            Rank::Last => state.waiting.push_back(waiting),
+        }
+        drop(state);
+        let mut since = Instant::now();
+        loop {
+            std::thread::park_timeout(look.saturating_sub(since.elapsed()));
+            if self.state().on_it == Some(number) {
+                return Some(number);
+            }
+            if since.elapsed() < look {
+                continue;
+            }
+            since = Instant::now();
+            if waits() {
+                continue;
+            }
+            let mut state = self.state();
+            if state.on_it == Some(number) {
+                return Some(number);
+            }
+            state.waiting.retain(|waiting| waiting.number != number);
+            return None;
+        }
+    }
+
+    /// The next one is on it, if anybody waits.
+    fn leave(&self, number: u64) {
+        let mut state = self.state();
+        if state.on_it != Some(number) {
+            return;
+        }
+        let next = state.waiting.pop_front();
+        state.on_it = next.as_ref().map(|next| next.number);
+        self.memory.set_lane(next.as_ref().and_then(|next| next.slot));
+        drop(state);
+        if let Some(next) = next {
+            next.thread.unpark();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::monitor::state::books::tests::journal;
+    use crate::monitor::state::journal::SLOTS;
+
+    fn memory() -> &'static JournalMap {
+        Box::leak(Box::new(JournalMap::map(&journal()).unwrap()))
+    }
+
+    #[test]
+    fn they_come_on_one_after_the_other_in_their_order() {
+        let memory = memory();
+        let lane: &'static Lane = Box::leak(Box::new(Lane::open(memory, |_| true)));
+        let first = lane.enter(memory.slot(0));
+        assert_eq!(memory.lane(), Some(0));
+        let (sender, receiver) = channel();
+        for slot in 1..4 {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                let on_it = lane.enter(memory.slot(slot));
+                sender.send((slot, memory.lane())).unwrap();
+                drop(on_it);
+            });
+            while lane.state().waiting.len() < slot {
+                std::thread::yield_now();
+            }
+        }
+        assert!(receiver.try_recv().is_err());
+        drop(first);
+        let came: Vec<_> = receiver.iter().take(3).collect();
+        assert_eq!(came, [(1, Some(1)), (2, Some(2)), (3, Some(3))]);
+        while memory.lane().is_some() {
+            std::thread::yield_now();
+        }
+        assert!(lane.enter_soon().is_some());
+    }
+
+    #[test]
+    fn who_steps_aside_lets_those_on_who_wait() {
+        let memory = memory();
+        let lane: &'static Lane = Box::leak(Box::new(Lane::open(memory, |_| true)));
+        let mut first = lane.enter(memory.slot(0));
+        let (sender, receiver) = channel();
+        let other = std::thread::spawn(move || {
+            drop(lane.enter(memory.slot(1)));
+            sender.send(()).unwrap();
+        });
+        first.step_aside(|| receiver.recv().unwrap());
+        assert_eq!(memory.lane(), Some(0));
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn who_is_no_call_comes_before_all_calls_that_wait_and_whose_caller_is_gone_waits_no_more() {
+        let memory = memory();
+        let lane: &'static Lane = Box::leak(Box::new(Lane::open(memory, |_| true)));
+        let first = lane.enter_at_once(memory.slot(0)).unwrap();
+        assert!(lane.enter_at_once(memory.slot(1)).is_none());
+        assert!(lane.enter_while(memory.slot(1), || false).is_none());
+        let (sender, receiver) = channel();
+        let waiting = |count| {
+            while lane.state().waiting.len() < count {
+                std::thread::yield_now();
+            }
+        };
+        let call = sender.clone();
+        std::thread::spawn(move || {
+            let on_it = lane.enter_while(memory.slot(2), || true);
+            call.send((memory.lane(), on_it.is_some())).unwrap();
+        });
+        waiting(1);
+        std::thread::spawn(move || {
+            let on_it = lane.enter_soon();
+            sender.send((memory.lane(), on_it.is_some())).unwrap();
+        });
+        waiting(2);
+        drop(first);
+        let came: Vec<_> = receiver.iter().take(2).collect();
+        assert_eq!(came, [(None, true), (Some(2), true)]);
+    }
+
+    #[test]
+    fn an_audit_waits_in_vain_once_for_the_same_call() {
+        let memory = memory();
+        let lane = Lane::open(memory, |_| true);
+        let hanging = lane.enter(memory.slot(0));
+        let looked = |begun: Instant| (lane.enter_soon().is_none(), begun.elapsed() >= PATIENCE);
+        assert_eq!(looked(Instant::now()), (true, true));
+        assert_eq!(looked(Instant::now()), (true, false));
+        drop(hanging);
+        let other = lane.enter(memory.slot(1));
+        assert_eq!(looked(Instant::now()), (true, true));
+        drop(other);
+        assert!(lane.enter_soon().is_some() && lane.state().waiting.is_empty());
+    }
+
+    #[test]
+    fn the_next_worker_lets_nobody_on_before_the_call_that_was() {
+        let memory = memory();
+        std::mem::forget(Lane::open(memory, |_| true).enter(memory.slot(SLOTS - 1)));
+        let next = Lane::open(memory, |_| true);
+        assert!(next.enter_soon().is_none() && next.take_over(memory.slot(0)).is_none());
+        let former = next.take_over(memory.slot(SLOTS - 1)).unwrap();
+        assert!(next.take_over(memory.slot(SLOTS - 1)).is_none());
+        drop(former);
+        assert!(next.enter_soon().is_some() && memory.lane().is_none());
+        std::mem::forget(next.enter(memory.slot(3)));
+        assert!(Lane::open(memory, |_| false).enter_soon().is_some(), "nothing is left of it");
+    }
+}

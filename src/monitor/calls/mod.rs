@@ -1,0 +1,17 @@
+//! The kinds of calls: what each is, what it is charged, and how it is made.
+
+pub(crate) mod alloc;
+pub(crate) mod control;
+pub(crate) mod debug;
+pub(crate) mod duplicate;
+pub(crate) mod export;
+pub(crate) mod fb_info;
+pub(crate) mod frontend;
+pub(crate) mod gpu_lookup;
+pub(crate) mod lane;
+pub(crate) mod mmap;
+pub mod policy;
+pub(crate) mod recover;
+pub(crate) mod serve;
+pub(crate) mod uvm;
+pub(crate) mod vid_heap;

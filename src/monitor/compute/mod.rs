@@ -1,0 +1,6 @@
+//! The container's shares of its GPUs' computing time: slices and turns.
+
+pub(crate) mod groups;
+pub(crate) mod reach;
+pub(crate) mod shares;
+pub(crate) mod slots;

@@ -1,0 +1,62 @@
+//! A control on an object of a program's, by a descriptor that the program has: the driver takes it through
+//! the client's own file alone, and one that we kept open would keep the client's memory.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::gate::settings::{Node, NodeKind};
+use crate::monitor::caller::target::{process_id, with_files};
+use crate::monitor::compute::shares::set_slice;
+use crate::monitor::driver::device::{Device, Failure, Rm, kind_at};
+use crate::monitor::state::groups::DueSlice;
+use crate::monitor::worker::Shared;
+
+/// What is looked through of a process whose descriptor has become another: a program has one or two
+/// files of `nvidiactl`, and all its threads the same.
+const MOST_THREADS: usize = 4;
+const MOST_DESCRIPTORS: usize = 4096;
+const MOST_FILES: usize = 16;
+
+impl Shared {
+    /// Sets a slice through the descriptor that its group was made by or, where all are to be tried, another
+    /// of the same process; `None` where none leads to its client.
+    pub(crate) fn reach_and_set(&self, due: &DueSlice, all: bool) -> Option<Result<(), Failure>> {
+        let pid = process_id(due.reach.process).pid;
+        let through = |tid: i32, descriptor: i32| {
+            let (target, file) = self.targets.duplicate(tid, descriptor).ok()?;
+            // Another process may have the number by now.
+            if target.process != due.reach.process {
+                return None;
+            }
+            let device = Device::of(&self.settings.nodes, file).ok()?;
+            let is_control = device.kind == NodeKind::Control;
+            let rm = Rm { release: &self.release, device: &device };
+            is_control.then(|| set_slice(rm, due))
+        };
+        // Otherwise another file may have the number by now.
+        if let Some(Ok(())) = through(pid, due.reach.descriptor) {
+            return Some(Ok(()));
+        }
+        let mut last = None;
+        let threads = if all { with_files(pid.cast_unsigned()) } else { Vec::new() };
+        for tid in threads.into_iter().map(u32::cast_signed).take(MOST_THREADS) {
+            for descriptor in control_files(&self.settings.nodes, tid) {
+                match through(tid, descriptor) {
+                    Some(Ok(())) => return Some(Ok(())),
+                    other => last = other.or(last),
+                }
+            }
+        }
+        last
+    }
+}
+
+/// The first descriptors of `nvidiactl` that a thread has.
+fn control_files(nodes: &[Node], tid: i32) -> Vec<i32> {
+    let listed = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
+    let listed = listed.take(MOST_DESCRIPTORS);
+    let is_control = |path: &PathBuf| kind_at(nodes, path) == Some(NodeKind::Control);
+    let paths = listed.map(|entry| entry.path()).filter(is_control);
+    let numbers = paths.filter_map(|path| path.file_name()?.to_str()?.parse().ok());
+    numbers.take(MOST_FILES).collect()
+}

@@ -1,0 +1,377 @@
+//! The driver, asked by us: calls on an open file, with our own copies.
+//!
+//! [`Device`] is a file that is known to be a node; [`Rm`] makes the resource manager's
+//! calls on one. What is asked for, and for whom, is not known here.
+#![allow(unsafe_code, reason = "an ioctl is a raw call, and nodes are known by statx")]
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::libc;
+
+use crate::gate::settings::{Identity, Node, NodeKind};
+use crate::gate::syscall;
+use crate::monitor::driver::buffer::Buffer;
+use crate::rm::number::{
+    NV_ERR_OBJECT_NOT_FOUND, NV_ERR_OUT_OF_RANGE, NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL,
+    NV_ESC_RM_FREE, NV_OK, NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE,
+    NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO, NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
+    NV0041_CTRL_CMD_GET_SURFACE_INFO, NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE,
+    NV2080_CTRL_CMD_GPU_GET_GID_INFO,
+};
+use crate::rm::{Command, Key, Layout, Meaning, Release, about, export};
+
+/// What the classes of all channels end in: `GF100_CHANNEL_GPFIFO` 0x906f, and so on.
+const ANY_CHANNEL: u32 = 0x6f;
+
+/// An open file of the driver's.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) kind: NodeKind,
+    file: OwnedFd,
+    /// `st_dev` and `st_ino` of the node it was opened by.
+    pub(crate) place: (u64, u64),
+    /// The mount it was opened on, where the kernel tells.
+    pub(crate) mount: Option<u64>,
+}
+
+/// What is known of a file.
+struct Known {
+    identity: Identity,
+    /// `st_dev` and `st_ino`.
+    place: (u64, u64),
+    /// The number of its mount, where the kernel tells.
+    mount: Option<u64>,
+}
+
+/// What `statx` says of a file, without asking a file system that may be slow.
+fn identity(directory: i32, path: &std::ffi::CStr, flags: i32) -> Option<Known> {
+    let mut answer = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: `path` ends in a zero, and `answer` has room for the struct.
+    let asked = unsafe {
+        libc::statx(
+            directory,
+            path.as_ptr(),
+            flags | libc::AT_STATX_DONT_SYNC,
+            libc::STATX_TYPE | libc::STATX_INO | libc::STATX_MNT_ID,
+            answer.as_mut_ptr(),
+        )
+    };
+    if asked != 0 {
+        return None;
+    }
+    // SAFETY: zeroed before and filled by the kernel; a struct of numbers.
+    let answer = unsafe { answer.assume_init() };
+    let device = libc::makedev(answer.stx_dev_major, answer.stx_dev_minor);
+    let number = libc::makedev(answer.stx_rdev_major, answer.stx_rdev_minor);
+    let file = Identity::File { device, inode: answer.stx_ino };
+    let is_device = u32::from(answer.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
+    let identity = if is_device { Identity::Device(number) } else { file };
+    let mount = (answer.stx_mask & libc::STATX_MNT_ID != 0).then_some(answer.stx_mnt_id);
+    Some(Known { identity, place: (device, answer.stx_ino), mount })
+}
+
+/// The kind of node that the file at `path` is.
+pub(crate) fn kind_at(nodes: &[Node], path: &Path) -> Option<NodeKind> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
+    let known = identity(libc::AT_FDCWD, &path, 0)?;
+    nodes.iter().find(|node| node.identity == known.identity).map(|node| node.kind)
+}
+
+/// The mount and the file system of the node that is open at `path`, in `/proc/PID/fd`.
+pub(crate) fn opened_at(nodes: &[Node], path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
+    let known = identity(libc::AT_FDCWD, &path, 0)?;
+    let is_node = nodes.iter().any(|node| node.identity == known.identity);
+    Some((known.mount.filter(|_| is_node)?, known.place.0))
+}
+
+/// `st_dev` and `st_ino` of the file at `path`.
+pub(crate) fn place_at(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
+    identity(libc::AT_FDCWD, &path, 0).map(|known| known.place)
+}
+
+impl Device {
+    /// The node that `file` is, or the file back where it's none.
+    pub(crate) fn of(nodes: &[Node], file: OwnedFd) -> Result<Self, OwnedFd> {
+        let Some(known) = identity(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH) else {
+            return Err(file);
+        };
+        let Known { identity, place, mount } = known;
+        match nodes.iter().find(|node| node.identity == identity) {
+            Some(node) => Ok(Device { kind: node.kind, file, place, mount }),
+            None => Err(file),
+        }
+    }
+
+    /// Its descriptor, to be handed on.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Its descriptor, for a struct that names one.
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    /// Makes the call of `command` with `bytes`, which are its struct.
+    ///
+    /// # Errors
+    ///
+    /// The error number of the system call.
+    pub(crate) fn call(&self, command: &Command, bytes: &mut [u8]) -> Result<(), Errno> {
+        let request = syscall::request(command).ok_or(Errno::EINVAL)?;
+        if bytes.len() != command.size() {
+            return Err(Errno::EINVAL);
+        }
+        self.ioctl(request, bytes.as_mut_ptr())
+    }
+
+    /// Makes a call of UVM's with its struct, of a size that the release has.
+    ///
+    /// # Errors
+    ///
+    /// The error number of the system call, or `EINVAL` where that isn't such a struct.
+    pub(crate) fn call_uvm(
+        &self,
+        release: &Release,
+        number: u32,
+        bytes: &mut Buffer,
+    ) -> Result<(), Errno> {
+        release.layout(Key::Uvm(number), bytes.len()).ok_or(Errno::EINVAL)?;
+        self.ioctl(number, bytes.pointer())
+    }
+
+    fn ioctl(&self, request: u32, bytes: *mut u8) -> Result<(), Errno> {
+        // SAFETY: the driver copies the struct of that request in and out, and behind `bytes` are as
+        // many: the request states it (`call`), or the release's layout, with room for one that has
+        // grown (`call_uvm`). Addresses within are ours, or the decoder knows that none are followed.
+        let done = unsafe { libc::ioctl(self.file.as_raw_fd(), libc::Ioctl::from(request), bytes) };
+        Errno::result(done).map(drop)
+    }
+}
+
+/// Why the resource manager didn't do what it was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The system call failed.
+    Errno(Errno),
+    /// The struct says this status.
+    Status(u32),
+}
+
+/// As a message has it.
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Errno(errno) => f.write_str(errno.desc()),
+            Failure::Status(status) => write!(f, "the driver's status {status:#x}"),
+        }
+    }
+}
+
+/// The resource manager, through a file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rm<'a> {
+    pub(crate) release: &'a Release,
+    pub(crate) device: &'a Device,
+}
+
+impl Rm<'_> {
+    /// The smallest struct of a call: that of `NVOS21` for allocations.
+    fn layout(&self, number: u32) -> Result<&'static Layout, Failure> {
+        let layouts = self.release.layouts(Key::Escape(number));
+        layouts.first().ok_or(Failure::Errno(Errno::EINVAL))
+    }
+
+    fn call(
+        &self,
+        number: u32,
+        fields: &[(Meaning, u64)],
+    ) -> Result<([u8; 64], &'static Layout), Failure> {
+        self.call_with([0; 64], number, fields)
+    }
+
+    /// Makes a call whose fields are these, and tells one of those that come back.
+    pub(crate) fn raw(
+        &self,
+        number: u32,
+        fields: &[(Meaning, u64)],
+        answer: Meaning,
+    ) -> Result<u32, Failure> {
+        let (bytes, layout) = self.call(number, fields)?;
+        let view = bytes.get(..layout.size()).and_then(|bytes| layout.view(bytes));
+        let answer = view.and_then(|view| view.u32(answer));
+        answer.ok_or(Failure::Errno(Errno::EINVAL))
+    }
+
+    /// `NV_ESC_RM_SHARE`, whose policy is no number: `NVOS57_PARAMETERS.sharePolicy` at 8.
+    pub(crate) fn with_policy(
+        &self,
+        number: u32,
+        client: u32,
+        handle: u32,
+        policy: u64,
+        kind: u32,
+    ) -> Result<(), Failure> {
+        let mut bytes = [0; 64];
+        bytes[8..16].copy_from_slice(&policy.to_le_bytes());
+        bytes[16..20].copy_from_slice(&kind.to_le_bytes());
+        let fields = [(Meaning::Client, client.into()), (Meaning::Handle, handle.into())];
+        self.call_with(bytes, number, &fields).map(drop)
+    }
+
+    fn call_with(
+        &self,
+        mut bytes: [u8; 64],
+        number: u32,
+        fields: &[(Meaning, u64)],
+    ) -> Result<([u8; 64], &'static Layout), Failure> {
+        let layout = self.layout(number)?;
+        for (meaning, value) in fields {
+            if let Some(patch) = layout.patch(*meaning, *value) {
+                let _ = patch.apply(&mut bytes);
+            }
+        }
+        let size = layout.size();
+        let command = Command::of_ioctl(u64::try_from(size).unwrap_or(0) << 16 | u64::from(number));
+        let own = bytes.get_mut(..size).ok_or(Failure::Errno(Errno::EINVAL))?;
+        self.device.call(&command, own).map_err(Failure::Errno)?;
+        let status = layout.view(own).and_then(|view| view.u32(Meaning::Status));
+        match status.unwrap_or(NV_OK) {
+            NV_OK => Ok((bytes, layout)),
+            status => Err(Failure::Status(status)),
+        }
+    }
+
+    /// Makes an object, and tells its handle.
+    pub(crate) fn allocate(
+        &self,
+        client: u32,
+        parent: u32,
+        handle: u32,
+        class: u32,
+        params: &mut [u8],
+    ) -> Result<u32, Failure> {
+        let mut room = Buffer::of(params);
+        let address = if params.is_empty() { 0 } else { room.address() };
+        let made = self.raw(
+            NV_ESC_RM_ALLOC,
+            &[
+                (Meaning::Client, client.into()),
+                (Meaning::Parent, parent.into()),
+                (Meaning::Handle, handle.into()),
+                (Meaning::Class, class.into()),
+                (Meaning::Params, address),
+                (Meaning::ParamsSize, params.len() as u64),
+            ],
+            Meaning::Handle,
+        );
+        params.copy_from_slice(&room);
+        made
+    }
+
+    /// Makes a client of our own.
+    pub(crate) fn client(&self) -> Result<u32, Failure> {
+        self.allocate(0, 0, 0, NV01_ROOT_CLIENT, &mut [])
+    }
+
+    /// Opens the GPU with that number of the driver's.
+    pub(crate) fn open(&self, client: u32, number: u32) -> Result<u32, Failure> {
+        let size = self.release.layouts(Key::Class(NV01_DEVICE_0)).first().map_or(56, Layout::size);
+        let mut params = vec![0; size];
+        if let Some(field) = params.get_mut(..4) {
+            field.copy_from_slice(&number.to_le_bytes());
+        }
+        self.allocate(client, client, 0, NV01_DEVICE_0, &mut params)
+    }
+
+    /// The subdevice that a device has. Of each GPU it has one at most: `subdeviceConstruct_IMPL`
+    /// refuses another.
+    pub(crate) fn find_subdevice(&self, client: u32, device: u32) -> Result<u32, Failure> {
+        let mut params = [0; about::FIND_SUBDEVICE_BYTES];
+        let command = NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE;
+        self.control(client, device, command, &mut params)?;
+        Ok(about::answered_subdevice(&params))
+    }
+
+    /// Makes a subdevice of a device, which has none.
+    pub(crate) fn subdevice(&self, client: u32, device: u32) -> Result<u32, Failure> {
+        self.allocate(client, device, 0, NV20_SUBDEVICE_0, &mut [0; 4])
+    }
+
+    /// Frees an object with all below it.
+    pub(crate) fn free(&self, client: u32, parent: u32, handle: u32) -> Result<(), Failure> {
+        let fields = [
+            (Meaning::Client, client.into()),
+            (Meaning::Parent, parent.into()),
+            (Meaning::Handle, handle.into()),
+        ];
+        self.call(NV_ESC_RM_FREE, &fields).map(drop)
+    }
+
+    /// Gives a command to an object.
+    pub(crate) fn control(
+        &self,
+        client: u32,
+        object: u32,
+        command: u32,
+        params: &mut [u8],
+    ) -> Result<(), Failure> {
+        let mut room = Buffer::of(params);
+        let fields = [
+            (Meaning::Client, client.into()),
+            (Meaning::Handle, object.into()),
+            (Meaning::Command, command.into()),
+            (Meaning::Params, room.address()),
+            (Meaning::ParamsSize, params.len() as u64),
+        ];
+        let done = self.call(NV_ESC_RM_CONTROL, &fields).map(drop);
+        params.copy_from_slice(&room);
+        done
+    }
+
+    /// Whether an object of a client is memory of a GPU. A channel isn't, whose control page may lie
+    /// there.
+    pub(crate) fn is_gpu_memory(&self, client: u32, handle: u32) -> bool {
+        let Some(mut place) = export::ask_where(self.release, handle) else { return false };
+        let command = NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE;
+        let asked = self.control(client, client, command, &mut place);
+        if asked.is_err() || !export::is_of_a_gpu(self.release, &place) {
+            return false;
+        }
+        let mut class = about::ask_class(handle);
+        let command = NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO;
+        let known = self.control(client, client, command, &mut class).is_ok();
+        !(known && about::answered_class(&class) & 0xff == ANY_CHANNEL)
+    }
+
+    /// Whether a memory object is larger than that, or isn't there any more: then it's other memory
+    /// than was charged under its name. What can't be told, as on a driver that doesn't know the
+    /// question, is no larger.
+    pub(crate) fn is_more_than(&self, client: u32, handle: u32, bytes: u64) -> bool {
+        let mut entry = Buffer::of(&about::ask_size());
+        let mut params = about::ask_surface(entry.address());
+        match self.control(client, handle, NV0041_CTRL_CMD_GET_SURFACE_INFO, &mut params) {
+            Ok(()) => about::answered_size(&entry) > bytes,
+            // Of 16 TiB and more the size isn't told.
+            Err(Failure::Status(status)) => {
+                matches!(status, NV_ERR_OBJECT_NOT_FOUND | NV_ERR_OUT_OF_RANGE)
+            }
+            Err(Failure::Errno(_)) => false,
+        }
+    }
+
+    /// The UUID of a subdevice's GPU.
+    pub(crate) fn uuid(&self, client: u32, subdevice: u32) -> Result<about::Uuid, Failure> {
+        let mut params = about::ask_uuid();
+        self.control(client, subdevice, NV2080_CTRL_CMD_GPU_GET_GID_INFO, &mut params)?;
+        about::answered_uuid(&params).ok_or(Failure::Errno(Errno::EINVAL))
+    }
+}

@@ -1,0 +1,7 @@
+//! The driver, asked by the monitor: calls on duplicates, and by a client of its own.
+
+pub(crate) mod buffer;
+pub(crate) mod client_handover;
+pub(crate) mod device;
+pub(crate) mod monitor_client;
+pub(crate) mod self_ranges;

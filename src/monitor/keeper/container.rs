@@ -1,0 +1,201 @@
+//! What the keeper knows of the container: who makes it, who is connected, whether it is gone.
+//!
+//! A runtime connects once for the container and once for each `exec`, and sends the
+//! listener then or later: crun connects while it creates. A container is gone when nobody
+//! is left behind any listener, nobody is connected, and who would have made it has ended.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::Deserialize;
+use tracing::{debug, warn};
+
+use crate::gate::enter::{NOTHING, TAKEN};
+use crate::gate::passing::{self, Wait};
+use crate::process::ProcessId;
+
+/// Connections that wait for their listener at once.
+const MOST_CONNECTIONS: usize = 256;
+
+/// How much of what runtimes say is kept, of all together, in bytes; annotations may be long.
+const MOST_TEXT: usize = 4 << 20;
+
+/// How long a container may be announced before its runtime comes.
+const ANNOUNCED: Duration = Duration::from_secs(120);
+
+/// How long after its launcher's end a container may still connect: what was sent before
+/// lies in the socket's queue.
+const LATE: Duration = Duration::from_millis(300);
+
+#[derive(Debug)]
+pub(crate) struct Container {
+    launcher: Launcher,
+    connections: Vec<Connection>,
+    /// Whether a listener has ever come.
+    begun: bool,
+    /// What a runtime called it.
+    named: Option<ContainerNames>,
+    /// Since when nobody is there.
+    deserted: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum Launcher {
+    Waited(OwnedFd),
+    /// Can't be waited for, but looked at.
+    Watched(ProcessId),
+    /// Isn't known; until then.
+    Awaited(Instant),
+    Ended,
+}
+
+#[derive(Debug)]
+struct Connection {
+    socket: Option<OwnedFd>,
+    /// What it has sent.
+    text: Vec<u8>,
+}
+
+/// What a runtime says with a listener (`ContainerProcessState` of the OCI runtime
+/// specification), as far as it is needed.
+#[derive(Debug, Deserialize)]
+struct Said {
+    state: ContainerNames,
+}
+
+/// A container by its names.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct ContainerNames {
+    /// Its id.
+    pub(crate) id: String,
+    /// Its bundle.
+    pub(crate) bundle: PathBuf,
+}
+
+/// Whether it is a seccomp listener: of all else nobody would ever be told that it is over.
+fn is_listener(descriptor: &OwnedFd) -> bool {
+    let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+    std::fs::read_link(link).is_ok_and(|name| name == Path::new("anon_inode:seccomp notify"))
+}
+
+impl Container {
+    pub(crate) fn new(launcher: Option<ProcessId>, announced: bool) -> Self {
+        let launcher = match launcher {
+            Some(launcher) => {
+                let pidfd = Pid::from_raw(launcher.pid)
+                    .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+                match pidfd {
+                    Some(pidfd) if launcher.alive() => Launcher::Waited(pidfd),
+                    _ => Launcher::Watched(launcher),
+                }
+            }
+            None if announced => Launcher::Awaited(Instant::now() + ANNOUNCED),
+            None => Launcher::Ended,
+        };
+        Container { launcher, connections: Vec::new(), begun: false, named: None, deserted: None }
+    }
+
+    /// The one who makes it, to be waited for.
+    pub(crate) fn launcher(&self) -> Option<BorrowedFd<'_>> {
+        match &self.launcher {
+            Launcher::Waited(pidfd) => Some(pidfd.as_fd()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn launcher_ended(&mut self) {
+        self.launcher = Launcher::Ended;
+    }
+
+    pub(crate) fn connections(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
+        let sockets = self.connections.iter().enumerate();
+        sockets.filter_map(|(at, one)| Some((at, one.socket.as_ref()?.as_fd())))
+    }
+
+    /// Somebody has connected.
+    pub(crate) fn connected(&mut self, socket: OwnedFd) {
+        if self.connections.len() >= MOST_CONNECTIONS {
+            warn!("an exec is refused: too many wait for the monitor already; start fewer at once");
+            return;
+        }
+        self.connections.push(Connection { socket: Some(socket), text: Vec::new() });
+    }
+
+    /// What the connection of that place has to say: a listener, once.
+    pub(crate) fn hear(&mut self, at: usize) -> Option<OwnedFd> {
+        let kept: usize = self.connections.iter().map(|connection| connection.text.len()).sum();
+        let mut room = MOST_TEXT.saturating_sub(kept);
+        let connection = self.connections.get_mut(at)?;
+        let mut buffer = [0; 8 << 10];
+        loop {
+            let received = passing::receive(connection.socket.as_ref()?, &mut buffer, Wait::Never);
+            if let Ok((length, _)) = &received
+                && *length <= room
+            {
+                room -= length;
+                connection.text.extend_from_slice(buffer.get(..*length).unwrap_or_default());
+            }
+            match received {
+                Ok((_, Some(listener))) if is_listener(&listener) => {
+                    self.begun = true;
+                    return Some(listener);
+                }
+                Ok((_, Some(_))) => warn!("a descriptor is refused: it is no listener"),
+                Ok((1.., None)) => {}
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return None,
+                Ok((0, None)) | Err(_) => {
+                    connection.socket = None;
+                    let said = serde_json::from_slice(&connection.text).ok();
+                    self.named = self.named.take().or(said.map(|said: Said| said.state));
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Tells who waits for it that the listener of that place is held now.
+    pub(crate) fn thank(&self, at: usize) {
+        if let Some(Connection { socket: Some(socket), text }) = self.connections.get(at)
+            && text == NOTHING
+            && let Err(error) = passing::send(socket, TAKEN, None, Wait::Never)
+        {
+            debug!(%error, "who brought a listener doesn't wait until it's held");
+        }
+    }
+
+    /// What a runtime called it, if one did.
+    pub(crate) fn named(&self) -> Option<&ContainerNames> {
+        self.named.as_ref()
+    }
+
+    /// Forgets connections that have ended.
+    pub(crate) fn tidy(&mut self) {
+        self.connections.retain(|connection| connection.socket.is_some());
+        match &self.launcher {
+            Launcher::Watched(launcher) if !launcher.alive() => self.launcher = Launcher::Ended,
+            Launcher::Awaited(until) if self.begun || Instant::now() >= *until => {
+                self.launcher = Launcher::Ended;
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether something is to be looked at that wakes nobody.
+    pub(crate) fn needs_ticks(&self) -> bool {
+        matches!(self.launcher, Launcher::Watched(_) | Launcher::Awaited(_))
+            || self.deserted.is_some()
+    }
+
+    /// Whether the container is gone, of which `listeners` are left.
+    pub(crate) fn is_gone(&mut self, listeners: usize) -> bool {
+        let ended = matches!(self.launcher, Launcher::Ended);
+        if listeners > 0 || !self.connections.is_empty() || !(ended || self.begun) {
+            self.deserted = None;
+            return false;
+        }
+        let since = *self.deserted.get_or_insert_with(Instant::now);
+        since.elapsed() >= LATE
+    }
+}

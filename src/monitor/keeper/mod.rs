@@ -1,0 +1,316 @@
+//! The keeper: holds what must not be lost, and sees that a worker is there.
+//!
+//! A listener that is closed can't be had again, and the calls behind it fail from then
+//! on; so it is the keeper, which reads nothing of the container's, that takes the
+//! listeners from the runtime, keeps them with the journal, and gives them to each worker.
+//! It ends when the container is gone, and then becomes the hook that deregisters it.
+//! Must not know what a call or the journal means.
+
+mod container;
+mod staff;
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing::warn;
+
+use self::container::Container;
+use self::staff::Staff;
+use crate::gate::inherited;
+use crate::gate::launch::{self, Place};
+use crate::gate::settings::Settings;
+use crate::process::ProcessId;
+
+/// How often to look without being woken: a launcher that can't be waited for, a worker
+/// that has to be started again later.
+const TICK_MS: i64 = 100;
+
+/// How often to look whether a worker is over whose end nobody is told of, because a call of it
+/// hangs in the driver.
+const LOOK_MS: i64 = 4000;
+
+/// How long the worker may look for what is left of a container after we were told to end:
+/// more than it takes by itself.
+const LAST_LOOK: Duration = Duration::from_secs(12);
+
+/// How long after that we may still deregister: later, who told us has, and the name may be
+/// another container's.
+const PROMPT: Duration = Duration::from_millis(100);
+
+/// Keeps a container's monitor until the container is gone.
+///
+/// # Errors
+///
+/// Where it can't begin, or what it becomes in the end can't be executed.
+pub fn main() -> io::Result<()> {
+    launch::detach()?;
+    let places = inherited::three()?;
+    inherited::close_the_rest();
+    // The three numbers become a worker's; what lies there now is ours.
+    let [listener, control, orders] = &places;
+    let listener = UnixListener::from(moved_up(listener)?);
+    let control = UnixListener::from(moved_up(control)?);
+    let orders = moved_up(orders)?;
+    // While who started us finds out the rest.
+    let stays_in = leave_the_container();
+    let few = raise_the_limit();
+    let own = ProcessId::own();
+    let Some(settings_file) = launch::told(&orders)? else { return Ok(()) };
+    drop(orders);
+    let settings = Settings::read(&settings_file).map_err(io::Error::other)?;
+    crate::log::init_of(&settings.log, &settings.id);
+    if let Some(own) = own {
+        let file = Place::at(&settings.place).keeper_file();
+        let _ = fs::write(file, format!("{} {}\n", own.pid, own.start_ticks));
+    }
+    for controllers in stays_in {
+        warn!(
+            controllers,
+            "the monitor stays in the container's cgroups, and is paid for there; let root write \
+             /sys/fs/cgroup"
+        );
+    }
+    if let Err((error, most)) = few {
+        warn!(
+            %error,
+            most,
+            "few descriptors: few processes and exports can be kept account of; raise the engine's \
+             limit of open files (LimitNOFILE)"
+        );
+    }
+    let farewell = settings.farewell.clone();
+    let mut keeper = Keeper {
+        staff: Staff::new(&settings, &settings_file, places)?,
+        container: Container::new(settings.launcher, settings.bundle.as_os_str().is_empty()),
+        signals: signals()?,
+        listener,
+        control,
+        settings,
+        told_to_end: None,
+    };
+    keeper.serve()?;
+    let Keeper { staff, container, mut settings, told_to_end, .. } = keeper;
+    drop(staff);
+    if told_to_end.is_some_and(|told| told.elapsed() >= PROMPT) {
+        return Ok(());
+    }
+    if let Some(named) = container.named().filter(|_| settings.id.is_empty()) {
+        settings.id.clone_from(&named.id);
+        settings.bundle.clone_from(&named.bundle);
+    }
+    say_farewell(&farewell, &settings)
+}
+
+/// A descriptor of the same file above those that a worker gets, closed at its exec.
+fn moved_up(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(descriptor, 10)?)
+}
+
+/// Signals that come as events.
+fn signals() -> io::Result<SignalFd> {
+    let mut mask = SigSet::empty();
+    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
+        mask.add(signal);
+    }
+    mask.thread_block()?;
+    Ok(SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+/// Out of the cgroups that the engine has put its helpers into, where they may be the pod's: its
+/// end, its limit or its freezer would be ours. Where a host doesn't let us, we stay: in those of
+/// the controllers that are returned.
+fn leave_the_container() -> Vec<String> {
+    let _ = fs::write("/proc/self/oom_score_adj", "-999");
+    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let pod_s = text.lines().filter(|line| line.contains("kubepods") || line.contains("libpod"));
+    // cgroups(7): HIERARCHY:CONTROLLERS:PATH, of version 2 with nothing in the middle.
+    let controllers = pod_s.map(|line| line.split(':').nth(1).unwrap_or_default());
+    let stays = |controllers: &&str| match controllers.strip_prefix("name=").unwrap_or(controllers)
+    {
+        "" => !["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].iter().any(|root| {
+            let own = Path::new(root).join("cgpu");
+            Path::new(root).join("cgroup.procs").exists()
+                && (own.is_dir() || fs::create_dir(&own).is_ok())
+                && fs::write(own.join("cgroup.procs"), "0").is_ok()
+        }),
+        name => {
+            let root = Path::new("/sys/fs/cgroup").join(name);
+            fs::write(root.join("cgroup.procs"), "0").is_err()
+        }
+    };
+    controllers.filter(stays).map(str::to_owned).collect()
+}
+
+/// Descriptors that a monitor may need: three for each of the 4096 processes that it knows at
+/// most, a few hundred for the threads that called lately, 4096 exports, and 1024 files of UVM's.
+const DESCRIPTORS: u64 = 18 << 10;
+
+/// As many descriptors as are needed, for us and our workers, or as the host lets us: engines
+/// leave us the few that a program gets which doesn't ask, or fewer.
+///
+/// # Errors
+///
+/// Where there are fewer than that: why, and how many.
+fn raise_the_limit() -> Result<(), (rustix::io::Errno, u64)> {
+    let limit = getrlimit(Resource::Nofile);
+    // None is no limit.
+    let all = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let enough = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
+    let wanted = if limit.maximum.is_some_and(|most| most < DESCRIPTORS) { enough } else { all };
+    setrlimit(Resource::Nofile, wanted)
+        .or_else(|error| setrlimit(Resource::Nofile, all).and(Err(error)))
+        .map_err(|error| (error, limit.maximum.unwrap_or(u64::MAX)))
+}
+
+#[derive(Debug)]
+struct Keeper {
+    staff: Staff,
+    container: Container,
+    signals: SignalFd,
+    listener: UnixListener,
+    control: UnixListener,
+    settings: Settings,
+    /// Since when nobody needs us but the worker, which looks for what is left.
+    told_to_end: Option<Instant>,
+}
+
+/// What one round is about.
+enum Woken {
+    Signals,
+    Runtime,
+    Question,
+    Worker,
+    Connection(usize),
+    Launcher,
+    /// A call waits, and there has been no worker yet.
+    Call,
+}
+
+impl Keeper {
+    /// Serves until the container is gone.
+    fn serve(&mut self) -> io::Result<()> {
+        self.listener.set_nonblocking(true)?;
+        self.control.set_nonblocking(true)?;
+        loop {
+            self.staff.see_to_it();
+            for woken in self.wait()? {
+                match woken {
+                    Woken::Signals => self.signalled()?,
+                    Woken::Runtime => self.accept(),
+                    Woken::Question => self.question(),
+                    Woken::Worker => self.staff.hear(),
+                    Woken::Connection(at) => {
+                        if let Some(listener) = self.container.hear(at) {
+                            self.staff.serve(listener);
+                            self.container.thank(at);
+                        }
+                    }
+                    Woken::Launcher => {
+                        self.container.launcher_ended();
+                        self.staff.hurry();
+                    }
+                    Woken::Call => self.staff.hurry(),
+                }
+            }
+            self.container.tidy();
+            if let Some(told) = self.told_to_end {
+                if self.staff.listeners() == 0 || told.elapsed() >= LAST_LOOK {
+                    return Ok(());
+                }
+                continue;
+            }
+            if self.container.is_gone(self.staff.listeners()) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn wait(&self) -> io::Result<Vec<Woken>> {
+        let mut events = vec![(Woken::Signals, self.signals.as_fd())];
+        if self.told_to_end.is_none() {
+            events.push((Woken::Runtime, self.listener.as_fd()));
+            events.push((Woken::Question, self.control.as_fd()));
+        }
+        if let Some(socket) = self.staff.socket() {
+            events.push((Woken::Worker, socket));
+        }
+        events.extend(self.staff.unserved().map(|listener| (Woken::Call, listener)));
+        let connections = self.container.connections();
+        events.extend(connections.map(|(at, socket)| (Woken::Connection(at), socket)));
+        events.extend(self.container.launcher().map(|launcher| (Woken::Launcher, launcher)));
+        // A worker gets its orders as soon as it has room for more.
+        let told = if self.staff.waits_for_room() { PollFlags::OUT } else { PollFlags::empty() };
+        let asked = |woken: &Woken| match woken {
+            Woken::Worker => PollFlags::IN | told,
+            _ => PollFlags::IN,
+        };
+        let polled = events.iter().map(|(woken, fd)| PollFd::from_borrowed_fd(*fd, asked(woken)));
+        let mut polled: Vec<PollFd<'_>> = polled.collect();
+        let patience_ms = if self.needs_ticks() { TICK_MS } else { LOOK_MS };
+        let patience =
+            Timespec { tv_sec: patience_ms / 1000, tv_nsec: patience_ms % 1000 * 1_000_000 };
+        match poll(&mut polled, Some(&patience)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
+        let events = events.into_iter().zip(ready);
+        Ok(events.filter(|(_, ready)| *ready).map(|((woken, _), _)| woken).collect())
+    }
+
+    fn needs_ticks(&self) -> bool {
+        self.staff.needs_ticks() || self.container.needs_ticks() || self.told_to_end.is_some()
+    }
+
+    fn signalled(&mut self) -> io::Result<()> {
+        while let Some(signal) = self.signals.read_signal()? {
+            match i32::try_from(signal.ssi_signo).ok().and_then(|s| Signal::try_from(s).ok()) {
+                Some(Signal::SIGCHLD) => self.staff.reap(),
+                Some(Signal::SIGHUP) => self.staff.renew(),
+                _ => drop(self.told_to_end.get_or_insert_with(Instant::now)),
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            self.container.connected(stream.into());
+        }
+    }
+
+    fn question(&mut self) {
+        while let Ok((stream, _)) = self.control.accept() {
+            self.staff.hurry();
+            self.staff.connect(stream.into());
+        }
+    }
+}
+
+/// Becomes the program that deregisters the container.
+fn say_farewell(words: &[String], settings: &Settings) -> io::Result<()> {
+    let [program, arguments @ ..] = words else { return Ok(()) };
+    let state = serde_json::json!({
+        "ociVersion": "1.0.2", "id": settings.id, "status": "stopped", "pid": 0,
+        "bundle": settings.bundle,
+    });
+    // A pipe holds more than that.
+    let (read, write) = io::pipe()?;
+    let text = state.to_string();
+    io::Write::write_all(&mut &write, text.as_bytes())?;
+    drop(write);
+    SigSet::all().thread_unblock()?;
+    let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    let mut command = Command::new(program);
+    Err(command.args(arguments).env_clear().env("PATH", path).stdin(read).exec())
+}

@@ -1,0 +1,443 @@
+//! The keeper's workers: one at a time, another when it dies, a newer one on demand.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use tracing::{error, info, warn};
+
+use crate::events::{Bucket, Event, Kind, Teller};
+use crate::gate::passing::{self, Wait};
+use crate::gate::settings::Settings;
+use crate::gate::wire::{Notice, Order};
+use crate::monitor::resident;
+use crate::monitor::state::journal::JOURNAL_BYTES;
+
+/// The longest packet of a worker.
+const PACKET_BYTES: usize = 4096;
+
+/// Connections that wait for a worker at once; more are closed.
+const MOST_CONNECTIONS: usize = 4096;
+
+/// How long the next start waits after one that failed, doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long a worker may take to finish what it has begun before another takes over: what
+/// is in the driver's hands then is the journal's business.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long one that was killed may take to be gone: where it takes longer, the driver has a
+/// thread of it. None of them runs a program's code any more.
+const MOMENT: Duration = Duration::from_millis(100);
+
+/// Workers at once that the driver has a thread of. Each came of a call that hangs and of a
+/// worker that was replaced or died meanwhile.
+const MOST_LEAVING: usize = 8;
+
+/// After so many starts that came to nothing the program that the keeper itself was started
+/// from is tried: an upgrade may have left something that can't run.
+const FAITH: u32 = 3;
+
+/// Workers that ended of which is told at once, and how long it takes until one more is, in
+/// microseconds.
+const LOSSES: (u32, u64) = (20, 10_000_000);
+
+/// How long the first worker is waited with while nobody needs it: a container is being made,
+/// and there may be few processors to do both.
+const GRACE: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+pub(crate) struct Staff {
+    program: PathBuf,
+    teller: Teller,
+    began: Instant,
+    /// How many workers that ended are told of, and how many were not.
+    losses: Bucket,
+    losses_left_out: u64,
+    /// Numbers 3, 4 and 5 of every worker.
+    socket_place: OwnedFd,
+    _settings_place: OwnedFd,
+    _journal_place: OwnedFd,
+    listeners: BTreeMap<u64, OwnedFd>,
+    /// Files that memory was exported to, by the worker's numbers.
+    exports: BTreeMap<u64, OwnedFd>,
+    next_number: u64,
+    worker: Option<Worker>,
+    /// Those before it that are not gone yet: a thread in the driver's hands can't be hurried.
+    /// What it asked for is the next one's to see to.
+    leaving: Vec<Child>,
+    /// Starts in a row that came to nothing.
+    failures: u32,
+    not_before: Option<Instant>,
+    orders: VecDeque<Waiting>,
+    /// The worker's socket has no room for the next of them.
+    is_stuffed: bool,
+}
+
+/// An order that the worker hasn't got yet, and a connection that comes along. Other files are
+/// looked up when it's sent: they are many, and each would be open twice until then.
+type Waiting = (Order, Option<OwnedFd>);
+
+#[derive(Debug)]
+struct Worker {
+    child: Child,
+    socket: OwnedFd,
+    ready: bool,
+    /// Until when it may finish.
+    draining: Option<Instant>,
+    /// Until when it may be gone.
+    killed: Option<Instant>,
+}
+
+impl Staff {
+    /// Nobody yet; `places` are the descriptors that a worker finds as 3, 4 and 5.
+    pub(crate) fn new(
+        settings: &Settings,
+        settings_file: &File,
+        places: [OwnedFd; 3],
+    ) -> io::Result<Self> {
+        let journal = memfd_create("cgpu-journal", MemfdFlags::CLOEXEC)?;
+        ftruncate(&journal, JOURNAL_BYTES as u64)?;
+        let [mut socket_place, mut settings_place, mut journal_place] = places;
+        rustix::io::dup2(File::open("/dev/null")?, &mut socket_place)?;
+        rustix::io::dup2(settings_file, &mut settings_place)?;
+        rustix::io::dup2(&journal, &mut journal_place)?;
+        Ok(Staff {
+            program: settings.monitor.clone(),
+            teller: settings.teller(),
+            began: Instant::now(),
+            losses: Bucket::new(LOSSES.0, LOSSES.1),
+            losses_left_out: 0,
+            socket_place,
+            _settings_place: settings_place,
+            _journal_place: journal_place,
+            listeners: BTreeMap::new(),
+            exports: BTreeMap::new(),
+            next_number: 0,
+            worker: None,
+            leaving: Vec::new(),
+            failures: 0,
+            not_before: Some(Instant::now() + GRACE),
+            orders: VecDeque::new(),
+            is_stuffed: false,
+        })
+    }
+
+    /// Listeners to be looked at while there has been no worker yet: a call may wait.
+    pub(crate) fn unserved(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let none_yet = self.worker.is_none() && self.failures == 0 && self.not_before.is_some();
+        self.listeners.values().filter(move |_| none_yet).map(AsFd::as_fd)
+    }
+
+    /// Somebody needs the first worker.
+    pub(crate) fn hurry(&mut self) {
+        if self.failures == 0 {
+            self.not_before = None;
+        }
+    }
+
+    /// How many listeners are served.
+    pub(crate) fn listeners(&self) -> usize {
+        self.listeners.len()
+    }
+
+    /// The worker's socket.
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.worker.as_ref().map(|worker| worker.socket.as_fd())
+    }
+
+    /// Whether the worker is to be told more as soon as there is room.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.is_stuffed && self.has_a_say()
+    }
+
+    /// Whether the worker is told what waits: of one that is to finish, what it's to do first, and
+    /// that it is.
+    fn has_a_say(&self) -> bool {
+        let Some(worker) = &self.worker else { return false };
+        let is_drain = |(order, _): &Waiting| matches!(order, Order::Drain);
+        worker.draining.is_none() || self.orders.iter().any(is_drain)
+    }
+
+    /// Whether something is to be done that wakes nobody.
+    pub(crate) fn needs_ticks(&self) -> bool {
+        let draining = self.worker.as_ref().is_some_and(|worker| worker.draining.is_some());
+        self.worker.is_none() || draining || !self.orders.is_empty()
+    }
+
+    /// How many there are that the driver keeps from ending.
+    fn is_full(&self) -> bool {
+        self.leaving.len() >= MOST_LEAVING
+    }
+
+    /// Serves a listener from now on.
+    pub(crate) fn serve(&mut self, listener: OwnedFd) {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.listeners.insert(number, listener);
+        self.order(Order::Listener { number });
+    }
+
+    /// Has the worker answer somebody, when there is one that isn't about to leave.
+    pub(crate) fn connect(&mut self, connection: OwnedFd) {
+        let is_connection = |(order, _): &&Waiting| matches!(order, Order::Control);
+        if self.orders.iter().filter(is_connection).count() < MOST_CONNECTIONS {
+            self.orders.push_back((Order::Control, Some(connection)));
+        }
+        self.send();
+    }
+
+    fn order(&mut self, order: Order) {
+        self.orders.push_back((order, None));
+        self.send();
+    }
+
+    /// Tells the worker what waits, as far as there is room.
+    fn send(&mut self) {
+        self.is_stuffed = false;
+        while let Some(worker) = self.worker.as_ref().filter(|_| self.has_a_say())
+            && let Some((order, connection)) = self.orders.front()
+        {
+            let file = match order {
+                Order::Listener { number } => self.listeners.get(number),
+                Order::Export { number } => self.exports.get(number),
+                Order::Control => connection.as_ref(),
+                Order::Begin | Order::Drain => None,
+            };
+            let is_gone = file.is_none() && !matches!(order, Order::Begin | Order::Drain);
+            let text = serde_json::to_vec(order).expect("an order is plain data");
+            let file = file.map(AsFd::as_fd);
+            if !is_gone && let Err(errno) = passing::send(&worker.socket, &text, file, Wait::Never)
+            {
+                // No room, or nobody there: the next round, or the next worker.
+                self.is_stuffed = errno == rustix::io::Errno::AGAIN;
+                return;
+            }
+            self.orders.pop_front();
+        }
+    }
+
+    /// Starts a worker where there is none, ends one that takes too long to finish.
+    pub(crate) fn see_to_it(&mut self) {
+        let now = Instant::now();
+        self.see_off(now);
+        if self.worker.is_some() {
+            return self.send();
+        }
+        if self.not_before.is_some_and(|then| now < then) || self.is_full() {
+            return;
+        }
+        match self.start() {
+            Ok(worker) => {
+                self.worker = Some(worker);
+                self.greet();
+            }
+            Err(error) => {
+                error!(%error, "cannot start a worker: the container's driver calls wait");
+                self.failed();
+            }
+        }
+    }
+
+    /// Ends a worker that takes too long to finish, and notices one that is over.
+    ///
+    /// Its socket and the kernel tell the end of its last thread alone. One that a driver call
+    /// keeps can't be killed, and has the descriptors of all; so the first one is looked at.
+    fn see_off(&mut self, now: Instant) {
+        let Some(worker) = &mut self.worker else { return };
+        let late = worker.draining.is_some_and(|until| now >= until);
+        if late && worker.killed.is_none() {
+            info!("the worker has not finished in time, and is replaced");
+            let _ = worker.child.kill(); // gone already, then
+            worker.killed = Some(now + MOMENT);
+        }
+        let keeps = worker.killed.is_none_or(|until| now < until);
+        if keeps && !is_over(&worker.child) {
+            return;
+        }
+        let _ = worker.child.kill(); // gone already, then
+        // What it said before.
+        self.hear();
+        self.lost();
+    }
+
+    fn failed(&mut self) {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LONGEST_PAUSE);
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = Some(Instant::now() + pause);
+    }
+
+    fn start(&mut self) -> io::Result<Worker> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        rustix::io::dup2(&theirs, &mut self.socket_place)?;
+        let faithful = self.failures < FAITH;
+        let program: &Path = if faithful { &self.program } else { Path::new("/proc/self/exe") };
+        let child = Command::new(program)
+            .arg("work")
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        // Else its end would keep a socket open that nobody reads.
+        rustix::io::dup2(File::open("/dev/null")?, &mut self.socket_place)?;
+        Ok(Worker { child: child?, socket: ours, ready: false, draining: None, killed: None })
+    }
+
+    /// Gives a new worker all there is.
+    fn greet(&mut self) {
+        let listeners = self.listeners.keys().map(|number| Order::Listener { number: *number });
+        let exports = self.exports.keys().map(|number| Order::Export { number: *number });
+        let orders = listeners.chain(exports).chain([Order::Begin]).map(|order| (order, None));
+        let waiting = std::mem::take(&mut self.orders);
+        // Listeners are among those above, and the rest was meant for the one before.
+        let fresh = waiting.into_iter().filter(|(order, _)| matches!(order, Order::Control));
+        self.orders = orders.chain(fresh).collect();
+        self.send();
+    }
+
+    /// What the worker has to say.
+    pub(crate) fn hear(&mut self) {
+        let mut buffer = [0; PACKET_BYTES];
+        while let Some(worker) = &mut self.worker {
+            let received = passing::receive(&worker.socket, &mut buffer, Wait::Never);
+            let (length, descriptor) = match received {
+                Ok((length @ 1.., descriptor)) => (length, descriptor),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                // It ended without having read all: what it said before comes next.
+                Err(rustix::io::Errno::CONNRESET) => continue,
+                // Its end; the signal may be a moment late, and the socket would wake us
+                // until then.
+                Ok(_) | Err(_) => {
+                    let _ = worker.child.kill(); // gone already, then
+                    return self.lost();
+                }
+            };
+            match serde_json::from_slice(buffer.get(..length).unwrap_or_default()) {
+                Ok(Notice::Ready) => {
+                    worker.ready = true;
+                    resident::give_back_the_start();
+                    self.failures = 0;
+                    self.not_before = None;
+                }
+                Ok(Notice::Gone { number }) => {
+                    self.listeners.remove(&number);
+                }
+                Ok(Notice::Exported { number }) => {
+                    self.exports.extend(descriptor.map(|file| (number, file)));
+                }
+                Ok(Notice::TakenBack { number }) => {
+                    self.exports.remove(&number);
+                }
+                Err(error) => warn!(%error, "a worker's notice is not understood"),
+            }
+        }
+    }
+
+    /// A child has ended.
+    pub(crate) fn reap(&mut self) {
+        self.leaving.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        if let Some(worker) = &mut self.worker
+            && !matches!(worker.child.try_wait(), Ok(None))
+        {
+            // What it said before: a file that only we have is memory that only we know of.
+            self.hear();
+            self.lost();
+        }
+    }
+
+    fn lost(&mut self) {
+        let Some(mut worker) = self.worker.take() else { return };
+        let status = worker.child.try_wait();
+        let worker_pid = worker.child.id();
+        if matches!(status, Ok(None)) {
+            let pid = worker_pid;
+            self.leaving.push(worker.child);
+            if self.is_full() {
+                error!(
+                    pid,
+                    "driver calls of many workers hang: the container's wait for one of them"
+                );
+            }
+        }
+        match (worker.ready, worker.draining) {
+            (true, Some(_)) => {
+                let why = "the worker has finished; another takes its place";
+                self.replaced(Event::new(Kind::MonitorReplaced).because(why));
+            }
+            (true, None) => {
+                let pid = worker_pid.cast_signed();
+                let status = status.ok().flatten().map(|status| status.to_string());
+                self.replaced(Event { pid: Some(pid), status, ..Event::worker_gone() });
+            }
+            (false, _) => {
+                error!(?status, "a worker could not begin");
+                self.failed();
+            }
+        }
+    }
+
+    /// A worker is no more: a container that can end it could do so for ever.
+    fn replaced(&mut self, event: Event) {
+        let now_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        match self.losses.take(now_us) {
+            true => {
+                let left_out = std::mem::take(&mut self.losses_left_out);
+                self.teller.tell(Event { left_out, ..event });
+            }
+            false => self.losses_left_out += 1,
+        }
+    }
+
+    /// Puts a new worker, of the program as it is now, in the place of this one.
+    pub(crate) fn renew(&mut self) {
+        // The driver may keep this one, too; and it has still room for calls that hang.
+        if self.leaving.len() + 1 >= MOST_LEAVING {
+            return error!(
+                "driver calls of many workers hang: this one stays until one of them ends"
+            );
+        }
+        self.failures = 0;
+        if let Some(worker) = self.worker.as_mut().filter(|worker| worker.draining.is_none()) {
+            worker.draining = Some(Instant::now() + DRAIN_PATIENCE);
+            self.order(Order::Drain);
+        }
+    }
+}
+
+impl Drop for Staff {
+    fn drop(&mut self) {
+        let Some(worker) = &mut self.worker else { return };
+        let _ = worker.child.kill(); // gone already, then
+        // Where the driver has a thread of it, whoever inherits our children sees its end.
+        let until = Instant::now() + MOMENT;
+        while matches!(worker.child.try_wait(), Ok(None))
+            && !is_over(&worker.child)
+            && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Whether the first thread of a child that isn't waited for has ended: all are ending then, for
+/// a worker's returns from its `main`, or is killed with the others. By the state in its
+/// `/proc/PID/stat`, behind the name in parentheses (proc_pid_stat(5)).
+fn is_over(child: &Child) -> bool {
+    // One read: it is shorter than that, but for the last of its numbers.
+    let mut stat = [0; 512];
+    let file = File::open(format!("/proc/{}/stat", child.id()));
+    let length = file.and_then(|mut file| file.read(&mut stat)).unwrap_or_default();
+    let stat = &stat[..length];
+    let name_end = stat.iter().rposition(|byte| *byte == b')');
+    let state = name_end.and_then(|end| stat.get(end + 2));
+    matches!(state, Some(b'Z' | b'X'))
+}

@@ -1,0 +1,16 @@
+//! The monitor: answers the driver calls of one container.
+//!
+//! It is two processes of `cgpu-monitor`. The *keeper* holds what must not be lost: the sockets, the listeners,
+//! the ledger's [`journal`](state::journal). The *worker* answers calls, and can be replaced at any moment.
+//! How calls come here is the [`gate`](crate::gate)'s.
+
+mod audit;
+mod caller;
+pub mod calls;
+mod compute;
+mod driver;
+pub mod keeper;
+mod resident;
+pub mod state;
+mod uvm;
+pub mod worker;

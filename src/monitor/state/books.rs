@@ -1,0 +1,406 @@
+//! What is known of the container: its ledger, processes, ranges and devices.
+//!
+//! One at a time has them, and never while a call is in the driver or in the caller's
+//! memory. What must outlive this worker is changed by [`Books::write`] alone, which
+//! puts it into the journal too.
+
+mod ranges;
+
+use crate::monitor::state::space;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
+use crate::ledger::{
+    Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
+};
+use crate::monitor::audit::judge::KnownNames;
+use crate::monitor::caller::call_id::Making;
+use crate::monitor::state::channels::Channels;
+use crate::monitor::state::groups::Groups;
+use crate::monitor::state::journal::{HALF_BYTES, RECORD_BYTES, Record, Stage};
+use crate::monitor::state::journal_map::{JournalMap, Log, SetAside, Slot};
+use crate::monitor::uvm::address_spaces::Mapped;
+use crate::monitor::uvm::files;
+use crate::monitor::uvm::owners::Makers;
+
+/// How much the container may make us remember.
+pub(crate) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, stakes: 16384 };
+
+/// Clients that are known by their users, and users of clients; of more, all is known but who uses
+/// them.
+const MOST_CLIENTS: usize = 16384;
+const MOST_SHARES: usize = 32768;
+
+/// Processes.
+const MOST_PROCESSES: usize = 4096;
+
+/// Ranges that are no managed memory, and nodes of UVM's.
+const MOST_RANGES: usize = 16384;
+const MOST_NODES: usize = 64;
+
+/// Devices and subdevices whose GPU is known; of more, it's asked for again.
+const MOST_DEVICES: usize = 4096;
+
+/// No client has this handle; who is seen with it was seen at all.
+pub(crate) const ANYBODY: Client = Client(0);
+
+/// The books.
+#[derive(Debug)]
+pub(crate) struct Books {
+    pub(crate) ledger: Ledger,
+    log: Log,
+    /// Seen, and not known to be gone.
+    pub(crate) processes: BTreeSet<Process>,
+    /// By [`Space`](crate::monitor::state::space::Space) and first address: bytes.
+    ranges: BTreeMap<(u64, u64), u64>,
+    /// Ranges that were withdrawn lately, or announced anew: when, space, first address and bytes.
+    withdrawn: VecDeque<(Instant, u64, Mapped)>,
+    /// Nodes of UVM's, by `st_dev` and `st_ino`.
+    nodes: BTreeSet<(u64, u64)>,
+    /// Who initialized which file of UVM's.
+    pub(crate) makers: Makers,
+    /// Channel groups.
+    pub(crate) groups: Groups,
+    pub(crate) channels: Channels,
+    /// By client and handle: the container's GPU.
+    devices: HashMap<(u32, u32), usize>,
+    /// What the call has set aside that the worker before had on the lane: until it is made again, or
+    /// undone, the driver may have given it, and no charge tells so.
+    inherited: Option<Reservation>,
+    /// When the driver is to be asked, though nobody waits for it.
+    pub(crate) due: [Option<Instant>; 2],
+}
+
+impl Books {
+    /// The books as the journal has them.
+    pub(crate) fn open(memory: &'static JournalMap, gpus: &[Gpu], nodes: &[Node]) -> Self {
+        let limits: Vec<u64> = gpus.iter().map(|gpu| gpu.limit_bytes).collect();
+        let log = Log::open(memory);
+        let records: Vec<Record> = log.records().collect();
+        let mut books = Books {
+            ledger: Ledger::new(&limits, BOUNDS),
+            log,
+            processes: BTreeSet::new(),
+            ranges: BTreeMap::new(),
+            withdrawn: VecDeque::new(),
+            nodes: BTreeSet::new(),
+            makers: Makers::default(),
+            groups: Groups::default(),
+            channels: Channels::default(),
+            devices: HashMap::new(),
+            inherited: None,
+            due: [None; 2],
+        };
+        for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
+            if let Identity::File { device, inode } = node.identity {
+                books.nodes.insert((device, inode));
+            }
+        }
+        records.into_iter().for_each(|record| books.replay(record));
+        books.rewrite();
+        books.inherited = memory.lane().and_then(|slot| books.reserve_again(memory.slot(slot)));
+        books
+    }
+
+    /// Sets aside what the call in a slot had, where it isn't entered already.
+    fn reserve_again(&mut self, slot: Slot<'_>) -> Option<Reservation> {
+        let SetAside { gpu, bytes, client } = slot.was_set_aside()?;
+        let Making { handle, was_there, .. } = slot.executed();
+        let is_known = self.ledger.contains(Client(client), Handle(handle));
+        let is_charged = slot.stage() == Stage::Executing && !was_there && is_known;
+        let is_left = slot.notice().id != 0 && !is_charged;
+        if is_left { self.ledger.reserve_again(gpu, bytes).ok() } else { None }
+    }
+
+    /// The call of the worker before that was on the lane is made again, or is over.
+    pub(crate) fn disinherit(&mut self) {
+        if let Some(reservation) = self.inherited.take() {
+            self.ledger.cancel(reservation);
+        }
+    }
+
+    fn replay(&mut self, record: Record) {
+        match record {
+            Record::Ledger(entry) => {
+                match entry {
+                    Entry::Share { client: ANYBODY, process } => {
+                        self.processes.insert(process);
+                    }
+                    Entry::Left { process } => {
+                        self.processes.remove(&process);
+                        self.channels.forget(process);
+                    }
+                    Entry::CloseFile { file } => self.makers.close(file),
+                    _ => {}
+                }
+                self.ledger.replay(entry);
+            }
+            Record::Announce { space, base, length } => {
+                let before = self.ranges.insert((space, base), length);
+                self.withdrew(space, base, before);
+            }
+            Record::Withdraw { space, base } => {
+                let before = self.ranges.remove(&(space, base));
+                self.withdrew(space, base, before);
+            }
+            Record::Node { device, inode } => {
+                self.nodes.insert((device, inode));
+            }
+            Record::Initialize { .. } | Record::Initialized { .. } | Record::Bound { .. } => {
+                self.makers.replay(record);
+            }
+            Record::Group { .. } => self.groups.replay(record),
+            Record::Channel { .. } => self.channels.replay(record),
+            Record::Ungroup { .. } => {
+                self.groups.replay(record);
+                self.channels.replay(record);
+            }
+        }
+    }
+
+    /// Changes what must outlive this worker.
+    pub(crate) fn write(&mut self, record: Record) {
+        self.log.append(record);
+        self.replay(record);
+        if self.log.is_due() {
+            self.rewrite();
+        }
+    }
+
+    /// Puts what is known now in the place of how it came about.
+    fn rewrite(&mut self) {
+        let nodes = self.nodes.iter();
+        let nodes = nodes.map(|(device, inode)| Record::Node { device: *device, inode: *inode });
+        let ledger = self.ledger.entries().map(Record::Ledger);
+        let ranges = space::records(&self.ranges);
+        let others = self.makers.records().chain(self.groups.records());
+        let others = others.chain(self.channels.records());
+        self.log.rewrite(ledger.chain(ranges).chain(nodes).chain(others));
+    }
+
+    pub(crate) fn enter(&mut self, entry: Entry) {
+        self.write(Record::Ledger(entry));
+    }
+
+    /// Nothing is mapped there any more.
+    pub(crate) fn unmapped(&mut self, tree: Tree, span: Span) {
+        if self.ledger.is_touched(tree, span) {
+            self.enter(Entry::Unmap { tree, span });
+        }
+    }
+
+    /// A process called. `false` where there are more than can be known.
+    pub(crate) fn saw(&mut self, process: Process) -> bool {
+        if self.processes.contains(&process) {
+            return true;
+        }
+        if self.processes.len() >= MOST_PROCESSES {
+            return false;
+        }
+        self.enter(Entry::Share { client: ANYBODY, process });
+        true
+    }
+
+    /// A process used a client.
+    pub(crate) fn shares(&mut self, client: u32, process: Process) {
+        let client = Client(client);
+        if client == ANYBODY || self.ledger.holds_client(client, process) {
+            return;
+        }
+        if self.ledger.clients() < MOST_CLIENTS && self.ledger.shares() < MOST_SHARES {
+            self.enter(Entry::Share { client, process });
+        }
+    }
+
+    /// An object without memory is there, below what is known to be.
+    pub(crate) fn note(&mut self, client: u32, parent: u32, handle: u32) {
+        let (client, parent, handle) = (Client(client), Handle(parent), Handle(handle));
+        if self.ledger.size().objects < BOUNDS.objects {
+            self.enter(Entry::Note { client, parent, handle });
+        }
+    }
+
+    /// The GPU of a device or subdevice, where it is known.
+    pub(crate) fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
+        self.devices.get(&(client, handle)).copied()
+    }
+
+    /// A device or subdevice is of that GPU.
+    pub(crate) fn learn(&mut self, client: u32, handle: u32, gpu: usize) {
+        if self.devices.len() >= MOST_DEVICES {
+            self.devices.clear();
+        }
+        self.devices.insert((client, handle), gpu);
+    }
+
+    /// Nothing is known of what has that handle.
+    pub(crate) fn unlearn(&mut self, client: u32, handle: u32) {
+        self.devices.remove(&(client, handle));
+    }
+
+    /// A client begins or is over: none of its devices is known.
+    pub(crate) fn unlearn_all(&mut self, client: u32) {
+        self.devices.retain(|(of, _), _| *of != client);
+    }
+
+    /// Something of a client was freed, and the ledger knows it: devices that it doesn't have any
+    /// more are to be asked for again.
+    pub(crate) fn unlearn_freed(&mut self, client: u32) {
+        let ledger = &self.ledger;
+        let stays = |handle| ledger.contains(Client(client), Handle(handle));
+        self.devices.retain(|(of, handle), _| *of != client || stays(*handle));
+    }
+
+    /// A node of UVM's was seen. `false` where there are more than can be known.
+    pub(crate) fn saw_node(&mut self, (device, inode): (u64, u64)) -> bool {
+        if self.nodes.contains(&(device, inode)) {
+            return true;
+        }
+        if self.nodes.len() >= MOST_NODES {
+            return false;
+        }
+        self.write(Record::Node { device, inode });
+        true
+    }
+
+    /// Whether that is a node of UVM's.
+    pub(crate) fn is_node(&self, place: (u64, u64)) -> bool {
+        self.nodes.contains(&place)
+    }
+
+    /// The driver is to be asked soon, and once more later.
+    pub(crate) fn schedule(&mut self, now: Instant) -> bool {
+        let [soon, later] = self.due;
+        let first = soon.is_none();
+        self.due = [
+            soon.or(Some(now + Duration::from_millis(5))),
+            later.max(Some(now + Duration::from_millis(200))),
+        ];
+        first
+    }
+
+    /// The names that a GPU's figures show while nobody else is on the lane.
+    pub(crate) fn named(&self, gpu: usize) -> KnownNames {
+        let (known_bytes, are_needed) = (self.ledger.named_bytes(gpu), self.ledger.lacks_stakes());
+        KnownNames { known_bytes, are_needed }
+    }
+
+    /// The driver is to be asked by then.
+    pub(crate) fn schedule_by(&mut self, at: Instant) {
+        let [soon, _] = &mut self.due;
+        *soon = Some(soon.map_or(at, |soon| soon.min(at)));
+    }
+
+    /// Whether nothing is charged, and nothing known that could be.
+    pub(crate) fn has_nothing(&self) -> bool {
+        let usages = (0..).map_while(|gpu| self.ledger.usage(gpu));
+        let size = self.ledger.size();
+        size.objects + size.holds == 0 && usages.into_iter().all(|usage| usage.used_bytes == 0)
+    }
+
+    /// Processes that live on in no process's list are gone, and nobody is left: nothing is but
+    /// what files keep that it was exported to, and those that can't be ended.
+    pub(crate) fn close_all(&mut self, kept: &BTreeSet<u32>) {
+        let clients: BTreeSet<Client> = self
+            .ledger
+            .entries()
+            .filter_map(|entry| match entry {
+                Entry::Object { client, .. } | Entry::Share { client, .. } => Some(client),
+                _ => None,
+            })
+            .collect();
+        for client in clients {
+            self.enter(Entry::Free { client, handle: Handle(client.0) });
+        }
+        let holds: Vec<Hold> = self
+            .ledger
+            .entries()
+            .filter_map(|entry| match entry {
+                Entry::Held { hold: Hold::Export { .. }, .. } => None,
+                Entry::Held { hold, .. } => Some(hold),
+                _ => None,
+            })
+            .collect();
+        for hold in holds {
+            self.enter(Entry::Release { hold });
+        }
+        for file in self.ledger.files() {
+            if !kept.contains(&file) {
+                self.close_file(file);
+            }
+        }
+        // What the driver had showed of theirs, and nobody is asked for again.
+        let gpus = (0..).map_while(|gpu| Some((gpu, self.ledger.expected(gpu)?.hidden_bytes)));
+        for (gpu, driver_bytes) in gpus.collect::<Vec<_>>() {
+            self.enter(Entry::Reconcile { gpu, driver_bytes });
+        }
+        self.devices.clear();
+    }
+}
+
+/// The most records that make what is kept from nothing leave an eighth of a half for what changes until
+/// it's written anew: objects and holds with their charges, stakes, what is mapped bare, users, ranges,
+/// nodes, and makers of files.
+const _: () = {
+    let ledger = 2 * BOUNDS.objects + 3 * BOUNDS.holds + BOUNDS.stakes;
+    let users = MOST_SHARES + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * files::MOST;
+    assert!((ledger + users) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
+};
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+    use crate::monitor::state::journal::{HEAD_BYTES, JOURNAL_BYTES};
+
+    pub(crate) fn journal() -> File {
+        let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&journal, JOURNAL_BYTES as u64).unwrap();
+        journal
+    }
+
+    pub(crate) fn open(journal: &File) -> (Books, &'static JournalMap) {
+        let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, total_bytes: 9, limit_bytes: 9 };
+        let memory: &'static JournalMap = Box::leak(Box::new(JournalMap::map(journal).unwrap()));
+        (Books::open(memory, std::slice::from_ref(&gpu), &[]), memory)
+    }
+
+    #[test]
+    fn who_uses_what_is_known_of_so_many_and_of_the_next_worker_too() {
+        let journal = journal();
+        let (mut books, _) = open(&journal);
+        for client in 1..=20 {
+            (0..2000).for_each(|process| books.shares(client, Process(process)));
+        }
+        assert_eq!(books.ledger.shares(), MOST_SHARES);
+        books.enter(Entry::Limit { gpu: 0, limit_bytes: 7 });
+        let (books, _) = open(&journal);
+        assert_eq!(books.ledger.shares(), MOST_SHARES);
+        assert_eq!(books.ledger.usage(0).unwrap().limit_bytes, 7);
+    }
+
+    #[test]
+    fn what_the_call_on_the_lane_had_set_aside_counts_until_it_is_made_again() {
+        let journal = journal();
+        let used = |books: &Books| books.ledger.usage(0).unwrap().used_bytes;
+        let (mut books, memory) = open(&journal);
+        memory.set_lane(Some(0));
+        // A notification begins with its id.
+        journal.write_all_at(&1_u64.to_ne_bytes(), HEAD_BYTES as u64).unwrap();
+        memory.slot(0).set_aside(Some(SetAside { gpu: 0, bytes: 5, client: 1 }));
+        memory.slot(0).executing(Making::one(1, 3, false));
+
+        let (mut next, _) = open(&journal);
+        assert_eq!(used(&next), 5);
+        next.disinherit();
+        assert_eq!(used(&next), 0);
+        let (client, handle) = (Client(1), Handle(3));
+        books.enter(Entry::Commit { gpu: 0, bytes: 6, client, parent: Handle(1), handle });
+        assert_eq!(used(&open(&journal).0), 6, "it was entered, and the slot doesn't say so yet");
+    }
+}

@@ -1,0 +1,151 @@
+//! Ranges of addresses that a file of nvidia-uvm had the driver make, or that are managed memory of a
+//! process: what is mapped there is known for what it is.
+
+use std::time::Instant;
+
+use super::{Books, MOST_RANGES};
+use crate::ledger::Entry;
+use crate::monitor::state::journal::Record;
+use crate::monitor::state::space::{MANAGED, OF_FILE, Space};
+use crate::monitor::uvm::address_spaces::Mapped;
+
+/// Ranges that were withdrawn while mappings are looked at; of more, the oldest are forgotten.
+const MOST_WITHDRAWN: usize = 4096;
+
+impl Books {
+    /// Remembers a range. `false` where it can't be.
+    pub(crate) fn announce(&mut self, space: Space, base: u64, length: u64) -> bool {
+        let room = self.has_room_for(space, base, length);
+        if room {
+            self.write(Record::Announce { space: space.number(), base, length });
+        }
+        room
+    }
+
+    /// Whether a range can be remembered.
+    pub(crate) fn has_room_for(&self, space: Space, base: u64, length: u64) -> bool {
+        let room = self.ranges.len() < MOST_RANGES;
+        let fits = base & MANAGED == 0 && length > 0;
+        fits && (room || self.ranges.contains_key(&(space.number(), base)))
+    }
+
+    /// Forgets a range.
+    pub(crate) fn withdraw(&mut self, space: Space, base: u64) {
+        if self.ranges.contains_key(&(space.number(), base)) {
+            self.write(Record::Withdraw { space: space.number(), base });
+        }
+    }
+
+    /// The range that `base` lies in: its first address and bytes.
+    pub(crate) fn range(&self, space: Space, base: u64) -> Option<(u64, u64)> {
+        let space = space.number();
+        let (key, length) = self.ranges.range((space, 0)..=(space, base)).next_back()?;
+        (base - key.1 < *length).then_some((key.1, *length))
+    }
+
+    pub(crate) fn withdrew(&mut self, space: u64, base: u64, length: Option<u64>) {
+        let Some(length) = length else { return };
+        while self.withdrawn.len() >= MOST_WITHDRAWN {
+            self.withdrawn.pop_front();
+        }
+        self.withdrawn.push_back((Instant::now(), space, (base, base.saturating_add(length))));
+    }
+
+    /// Nobody asks any more for what was withdrawn before.
+    pub(crate) fn forget_withdrawn(&mut self, before: Instant) {
+        let first = self.withdrawn.partition_point(|(at, ..)| *at < before);
+        self.withdrawn.drain(..first);
+    }
+
+    /// Whether a mapping lies in a range, or in several that lie one after the other: the kernel lists
+    /// neighbours as one, of files that don't mind.
+    pub(crate) fn covers(&self, space: Space, mapped: Mapped) -> bool {
+        reaches(mapped, |at| self.end_at(space, at))
+    }
+
+    /// Where a range ends that has an address.
+    fn end_at(&self, space: Space, at: u64) -> Option<u64> {
+        self.range(space, at).map(|(base, length)| base.saturating_add(length))
+    }
+
+    /// Whether it does, or did at some time since then: a list of mappings is older than the books.
+    pub(crate) fn covered(&self, space: Space, mapped: Mapped, since: Instant) -> bool {
+        reaches(mapped, |at| {
+            let now = self.end_at(space, at);
+            now.or_else(|| self.withdrawn_end(at, since, |of| of == space.number()))
+        })
+    }
+
+    /// Whether it lay in one of whatever space, which was withdrawn since.
+    pub(crate) fn was_covered(&self, mapped: Mapped, since: Instant) -> bool {
+        reaches(mapped, |at| self.withdrawn_end(at, since, |_| true))
+    }
+
+    /// Where a range of such a space ended that had an address, and was withdrawn since then.
+    fn withdrawn_end(&self, at: u64, since: Instant, of: impl Fn(u64) -> bool) -> Option<u64> {
+        let late = self.withdrawn.iter().rev().take_while(|(when, ..)| *when >= since);
+        let had = late.filter(|(_, space, (from, to))| of(*space) && (*from..*to).contains(&at));
+        had.map(|(.., (_, to))| *to).max()
+    }
+
+    /// The ranges of a space: first addresses and bytes.
+    pub(crate) fn ranges_of(&self, space: Space) -> Vec<(u64, u64)> {
+        let space = space.number();
+        let all = self.ranges.range((space, 0)..=(space, u64::MAX));
+        all.map(|((_, base), length)| (*base, *length)).collect()
+    }
+
+    /// How many ranges files have.
+    pub(crate) fn ranges_of_files(&self) -> usize {
+        self.ranges.range((OF_FILE, 0)..(MANAGED, 0)).count()
+    }
+
+    /// A file of UVM's is closed, or is as good as closed: it maps nothing, and has no ranges.
+    pub(crate) fn close_file(&mut self, file: u32) {
+        self.enter(Entry::CloseFile { file });
+        for (base, _) in self.ranges_of(Space::File(file)) {
+            self.withdraw(Space::File(file), base);
+        }
+    }
+}
+
+/// Whether one gets from a mapping's beginning to its end by steps of `end_at`.
+fn reaches((from, to): Mapped, end_at: impl Fn(u64) -> Option<u64>) -> bool {
+    let mut at = from;
+    while at < to {
+        match end_at(at).filter(|end| *end > at) {
+            Some(end) => at = end,
+            None => return false,
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{journal, open};
+    use super::*;
+    use crate::ledger::Process;
+
+    #[test]
+    fn neighbours_that_are_listed_as_one_are_covered() {
+        let (mut books, _) = open(&journal());
+        let space = Space::Managed(Process(1));
+        for base in [0x1000, 0x2000, 0x5000] {
+            assert!(books.announce(space, base, 0x1000));
+        }
+        assert!(books.covers(space, (0x1000, 0x3000)) && books.covers(space, (0x1800, 0x2800)));
+        for no in [(0x1000, 0x3001), (0x800, 0x2000), (0x1000, 0x6000)] {
+            assert!(!books.covers(space, no));
+        }
+        let since = Instant::now();
+        books.withdraw(space, 0x2000);
+        assert!(!books.covers(space, (0x1000, 0x3000)));
+        // One was there still when the list began to be read.
+        assert!(books.covered(space, (0x1000, 0x3000), since));
+        assert!(!books.covered(space, (0x1000, 0x3000), Instant::now()));
+        assert!(!books.covered(Space::Managed(Process(2)), (0x2000, 0x3000), since));
+        assert!(books.was_covered((0x2000, 0x3000), since));
+        assert!(!books.was_covered((0x1000, 0x3000), since));
+    }
+}

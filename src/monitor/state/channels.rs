@@ -1,0 +1,150 @@
+//! Channels that compute: what is taken off the GPU where the container isn't to run.
+//!
+//! One is entered before the driver makes it, as its call is let go on, and forgotten when it's freed, or
+//! when its client is found to be gone. Which handle the driver chooses for one that asks for none
+//! isn't known; CUDA names all of its own.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ledger::Process;
+use crate::monitor::state::journal::Record;
+
+/// How many are known; CUDA makes eight of a kind for a program.
+const MOST: u32 = 4096;
+
+/// A channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Channel {
+    gpu: usize,
+    /// The group that it is in, or what else it is below.
+    parent: u32,
+    process: Process,
+}
+
+/// Those that are known.
+#[derive(Debug, Default)]
+pub(crate) struct Channels {
+    /// By client and handle.
+    all: BTreeMap<(u32, u32), Channel>,
+}
+
+impl Channels {
+    pub(crate) fn replay(&mut self, record: Record) {
+        match record {
+            Record::Channel { gpu, client, parent, handle, process } => {
+                self.all.insert((client, handle), Channel { gpu, parent, process });
+            }
+            Record::Ungroup { client, handle } => {
+                self.all.remove(&(client, handle));
+            }
+            _ => {}
+        }
+    }
+
+    /// What makes them from nothing.
+    pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
+        let all = self.all.iter();
+        all.map(|((client, handle), channel)| Record::Channel {
+            gpu: channel.gpu,
+            client: *client,
+            parent: channel.parent,
+            handle: *handle,
+            process: channel.process,
+        })
+    }
+
+    /// Those of a GPU, of processes that live: each with the group that it's in, if it is in one.
+    pub(crate) fn on(
+        &self,
+        gpu: usize,
+        living: &BTreeSet<Process>,
+    ) -> BTreeMap<(u32, u32), (u32, u32)> {
+        let on_gpu = self
+            .all
+            .iter()
+            .filter(|(_, channel)| channel.gpu == gpu && living.contains(&channel.process));
+        on_gpu.map(|(name, channel)| (*name, (name.0, channel.parent))).collect()
+    }
+
+    /// Those of a group, each with its GPU.
+    pub(crate) fn of_group(&self, client: u32, group: u32) -> Vec<((u32, u32), usize)> {
+        let of_client = self.all.range((client, 0)..=(client, u32::MAX));
+        let of_group = of_client.filter(|(_, channel)| channel.parent == group);
+        of_group.map(|(name, channel)| (*name, channel.gpu)).collect()
+    }
+
+    /// The one with that name, if it's known, with its GPU.
+    pub(crate) fn named(&self, name: (u32, u32)) -> Vec<((u32, u32), usize)> {
+        self.all.get(&name).map(|channel| (name, channel.gpu)).into_iter().collect()
+    }
+
+    /// A process is gone: nothing of it computes.
+    pub(crate) fn forget(&mut self, process: Process) {
+        self.all.retain(|_, channel| channel.process != process);
+    }
+
+    /// Whether another is to be known.
+    pub(crate) fn has_room(&self) -> bool {
+        self.all.len() < MOST as usize
+    }
+
+    /// What freeing an object frees: with a client all that it has, with a group those in it. `groups` are
+    /// those that it frees.
+    pub(crate) fn freed(&self, client: u32, handle: u32, groups: &[(u32, u32)]) -> Vec<(u32, u32)> {
+        let of_client = self.all.range((client, 0)..=(client, u32::MAX));
+        let is_freed = |(own, channel): &(&(u32, u32), &Channel)| {
+            let above = channel.parent;
+            handle == client
+                || own.1 == handle
+                || above == handle
+                || groups.contains(&(client, above))
+        };
+        of_client.filter(is_freed).map(|(own, _)| *own).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_those_of_a_gpu_and_freed_with_what_is_above() {
+        let mut channels = Channels::default();
+        let channel = |gpu, client, parent, handle| Record::Channel {
+            gpu,
+            client,
+            parent,
+            handle,
+            process: Process(client.into()),
+        };
+        let all = [channel(0, 1, 10, 11), channel(0, 1, 10, 12), channel(1, 1, 20, 21)];
+        all.into_iter().chain([channel(0, 2, 10, 11)]).for_each(|one| channels.replay(one));
+        let living = |all: &[u64]| all.iter().map(|process| Process(*process)).collect();
+        let on = |channels: &Channels, gpu, all: &[u64]| -> Vec<_> {
+            channels.on(gpu, &living(all)).into_iter().collect()
+        };
+        let [one, other, third] = [((1, 11), (1, 10)), ((1, 12), (1, 10)), ((2, 11), (2, 10))];
+        assert_eq!(on(&channels, 0, &[1, 2]), [one, other, third]);
+        assert_eq!(on(&channels, 0, &[2]), [third]);
+        assert_eq!(channels.of_group(1, 10), [((1, 11), 0), ((1, 12), 0)]);
+        assert_eq!(
+            (channels.named((1, 21)), channels.named((1, 22))),
+            (vec![((1, 21), 1)], vec![])
+        );
+        assert_eq!(channels.freed(1, 12, &[]), [(1, 12)]);
+        assert_eq!(channels.freed(1, 10, &[]), [(1, 11), (1, 12)]);
+        assert_eq!(channels.freed(1, 5, &[(1, 20)]), [(1, 21)], "below a device that is freed");
+        assert_eq!(channels.freed(1, 1, &[]).len(), 3);
+        let mut again = Channels::default();
+        channels.records().for_each(|record| again.replay(record));
+        again.replay(Record::Ungroup { client: 1, handle: 21 });
+        assert_eq!(on(&again, 1, &[1]), []);
+        for handle in 0..MOST {
+            again.replay(channel(0, 3, 1, handle));
+        }
+        assert!(!again.has_room());
+        again.forget(Process(3));
+        assert!(again.has_room());
+        assert_eq!(on(&again, 0, &[1, 2, 3]).len(), 3);
+    }
+}

@@ -1,0 +1,415 @@
+//! The memory that outlives a worker, mapped: slots, log and counters.
+//!
+//! Its layout is [`crate::monitor::state::journal`]'s. Nobody else writes to it while this
+//! worker lives: the keeper only keeps it, and a thread of a worker before that the driver has
+//! never comes back to write. Its slot is left alone until it's gone.
+#![allow(unsafe_code, reason = "memory shared with workers before and after is raw memory")]
+
+mod log;
+mod traces;
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use memmap2::MmapRaw;
+use nix::libc::seccomp_notif;
+
+pub(crate) use log::Log;
+
+use crate::gate::wire::{Calls, DURATIONS_US, Durations};
+use crate::monitor::caller::call_id::{Making, Print};
+use crate::monitor::state::journal::{
+    HEAD_BYTES, JOURNAL_BYTES, SHELF_OFFSET, SLOT_BYTES, SLOTS, Stage,
+};
+use crate::process::ProcessId;
+
+const ACTIVE: usize = 0;
+const HANDLES: usize = 8;
+const HOLDS: usize = 16;
+const FILES: usize = 24;
+const LEFT_OUT: usize = 32;
+const WORKERS: usize = 48;
+/// The slot whose call is on the lane, from 1 on.
+const LANE: usize = 56;
+const COUNTERS: usize = 64;
+const DURATIONS: usize = 256;
+const SUM_OF_DURATIONS: usize = DURATIONS + 8 * (DURATIONS_US.len() + 1);
+
+const _: () = assert!(SUM_OF_DURATIONS + 8 <= SHELF_OFFSET);
+
+const NOTICE_BYTES: usize = size_of::<seccomp_notif>();
+const STAGE: usize = 128;
+/// Whether what is made was there before: not zero.
+const WAS_THERE: usize = 132;
+const LISTENER: usize = 136;
+const HANDLE: usize = 144;
+const ERROR: usize = 148;
+const VALUE: usize = 152;
+/// Bytes that are set aside: zero where none are.
+const RESERVED: usize = 160;
+const GPU: usize = 168;
+const CLIENT: usize = 172;
+/// When the caller's thread began: zero where nobody knows whose call it is.
+const STARTED: usize = 176;
+/// Of the handle.
+const OF: usize = 184;
+/// How many handles follow that one.
+const MORE: usize = 188;
+const OCCUPANT: usize = 192;
+const OCCUPIED: usize = 200;
+/// A print of what was read: zero where nobody knows.
+const READ: usize = 208;
+/// Of the reply.
+const REPLY_FLAGS: usize = 216;
+
+const _: () = assert!(NOTICE_BYTES <= STAGE && REPLY_FLAGS + 4 <= SLOT_BYTES);
+
+const _: () = assert!(std::mem::offset_of!(seccomp_notif, id) == 0);
+
+/// Makes all threads allocate from one heap. They take turns with calls, so one of its own
+/// for each would be as large, and hold what it once needed.
+pub(crate) fn share_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes numbers only, before there is a second thread.
+    unsafe {
+        nix::libc::mallopt(nix::libc::M_ARENA_MAX, 1)
+    };
+}
+
+/// What became of a call, to be counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Count {
+    Continued = 0,
+    Executed = 1,
+    OverQuota = 2,
+    Refused = 3,
+    Killed = 4,
+}
+
+/// What was left out of the events, to be told with the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LeftOut {
+    /// Allocations over the quota.
+    Refusals = 0,
+    /// Processes that were ended.
+    Kills = 1,
+}
+
+/// The mapped memory.
+#[derive(Debug)]
+pub(crate) struct JournalMap {
+    map: MmapRaw,
+}
+
+/// Memory that a call has set aside while it is in the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SetAside {
+    pub(crate) gpu: usize,
+    pub(crate) bytes: u64,
+    pub(crate) client: u32,
+}
+
+/// The place of one thread's call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot<'a> {
+    memory: &'a JournalMap,
+    offset: usize,
+}
+
+impl JournalMap {
+    /// Maps the journal.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be mapped, or is shorter than [`JOURNAL_BYTES`].
+    pub(crate) fn map(file: &File) -> io::Result<Self> {
+        let map = MmapRaw::map_raw(file)?;
+        if map.len() < JOURNAL_BYTES {
+            return Err(io::Error::other("the journal is shorter than this version's"));
+        }
+        Ok(Self { map })
+    }
+
+    fn address(&self, offset: usize, bytes: usize) -> *mut u8 {
+        assert!(offset + bytes <= JOURNAL_BYTES, "a place in the journal");
+        // SAFETY: the place lies in the mapping, whose length was checked when it was made.
+        unsafe { self.map.as_mut_ptr().add(offset) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4), "aligned");
+        let address = self.address(offset, 4).cast::<u32>();
+        // SAFETY: aligned (checked; the mapping begins at a page), in the mapping, which
+        // lives as long as `self`; all of it is accessed as atomics only.
+        unsafe { AtomicU32::from_ptr(address) }
+    }
+
+    fn long(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8), "aligned");
+        let address = self.address(offset, 8).cast::<u64>();
+        // SAFETY: as in `word`.
+        unsafe { AtomicU64::from_ptr(address) }
+    }
+
+    /// The slot of that number.
+    pub(crate) fn slot(&self, number: usize) -> Slot<'_> {
+        assert!(number < SLOTS, "a slot's number");
+        Slot { memory: self, offset: HEAD_BYTES + number * SLOT_BYTES }
+    }
+
+    /// A number never given before by this or an earlier worker.
+    pub(crate) fn next_hold(&self) -> u64 {
+        self.long(HOLDS).fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The first of so many numbers for handles, one after the other.
+    pub(crate) fn next_handles(&self, count: u32) -> u32 {
+        self.word(HANDLES).fetch_add(count, Ordering::Relaxed)
+    }
+
+    /// A number for a file of UVM's; after very many they begin anew.
+    pub(crate) fn next_file(&self) -> u32 {
+        self.word(FILES).fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn count(&self, count: Count) {
+        self.long(COUNTERS + 8 * count as usize).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A call took so long.
+    pub(crate) fn took(&self, time: Duration) {
+        let place = DURATIONS + 8 * Durations::place(time);
+        self.long(place).fetch_add(1, Ordering::Relaxed);
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.long(SUM_OF_DURATIONS).fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// How long calls took.
+    pub(crate) fn durations(&self) -> Durations {
+        let count = |at| self.long(DURATIONS + 8 * at).load(Ordering::Relaxed);
+        Durations {
+            counts: std::array::from_fn(count),
+            sum_ns: self.long(SUM_OF_DURATIONS).load(Ordering::Relaxed),
+        }
+    }
+
+    /// The slot whose call is on the lane, or was when a worker ended.
+    pub(crate) fn lane(&self) -> Option<usize> {
+        let number = usize::try_from(self.word(LANE).load(Ordering::Acquire)).ok()?;
+        number.checked_sub(1).filter(|slot| *slot < SLOTS)
+    }
+
+    /// That slot's call is on it from now on, or no call.
+    pub(crate) fn set_lane(&self, slot: Option<usize>) {
+        let number = slot.and_then(|slot| u32::try_from(slot + 1).ok()).unwrap_or(0);
+        self.word(LANE).store(number, Ordering::Release);
+    }
+
+    /// One more worker begins.
+    pub(crate) fn count_worker(&self) {
+        self.long(WORKERS).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many workers have begun.
+    pub(crate) fn workers(&self) -> u64 {
+        self.long(WORKERS).load(Ordering::Relaxed)
+    }
+
+    /// One more was left out.
+    pub(crate) fn leave_out(&self, what: LeftOut) {
+        self.left_out(what).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether any was.
+    pub(crate) fn has_left_out(&self, what: LeftOut) -> bool {
+        self.left_out(what).load(Ordering::Relaxed) > 0
+    }
+
+    /// How many were left out; they are about to be told.
+    pub(crate) fn take_left_out(&self, what: LeftOut) -> u64 {
+        self.left_out(what).swap(0, Ordering::Relaxed)
+    }
+
+    fn left_out(&self, what: LeftOut) -> &AtomicU64 {
+        self.long(LEFT_OUT + 8 * what as usize)
+    }
+
+    pub(crate) fn calls(&self) -> Calls {
+        let [continued, executed, over_quota, refused, killed] =
+            [0, 1, 2, 3, 4].map(|at| self.long(COUNTERS + 8 * at).load(Ordering::Relaxed));
+        Calls { continued, executed, over_quota, refused, killed }
+    }
+}
+
+impl<'a> Slot<'a> {
+    /// Makes room for a notification of the listener of that number.
+    pub(crate) fn clear(self, listener: u64) {
+        self.memory.long(self.offset).store(0, Ordering::Relaxed);
+        let address = self.memory.address(self.offset, NOTICE_BYTES);
+        // SAFETY: the place lies in the mapping, and this thread alone uses its slot.
+        unsafe { address.write_bytes(0, NOTICE_BYTES) };
+        self.memory.long(self.offset + LISTENER).store(listener, Ordering::Relaxed);
+        for long in [STARTED, READ] {
+            self.memory.long(self.offset + long).store(0, Ordering::Relaxed);
+        }
+        for word in [OF, HANDLE, MORE, WAS_THERE] {
+            self.memory.word(self.offset + word).store(0, Ordering::Relaxed);
+        }
+        self.set_aside(None);
+        self.memory.word(self.offset + STAGE).store(Stage::Received as u32, Ordering::Release);
+    }
+
+    /// The notification of that id is over, with all that was to be known of it. Others than the
+    /// slot's own thread may say so, to which it may have another one by then.
+    pub(crate) fn forget(self, id: u64) {
+        let place = self.memory.long(self.offset);
+        let _ = place.compare_exchange(id, 0, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Whose call it is.
+    pub(crate) fn is_of(self, thread: ProcessId) {
+        self.memory.long(self.offset + STARTED).store(thread.start_ticks, Ordering::Relaxed);
+    }
+
+    /// What was read.
+    pub(crate) fn has_read(self, read: Print) {
+        self.memory.long(self.offset + READ).store(read.0, Ordering::Relaxed);
+    }
+
+    /// What was read, where that is known.
+    pub(crate) fn read(self) -> Print {
+        Print(self.memory.long(self.offset + READ).load(Ordering::Relaxed))
+    }
+
+    /// Whose call it is, where that is known.
+    pub(crate) fn thread(self) -> Option<ProcessId> {
+        let start_ticks = self.memory.long(self.offset + STARTED).load(Ordering::Relaxed);
+        let pid = self.notice().pid.cast_signed();
+        (start_ticks != 0).then_some(ProcessId { pid, start_ticks })
+    }
+
+    /// Where the kernel writes a notification; never lost, once it did.
+    pub(crate) fn notice_address(self) -> *mut seccomp_notif {
+        self.memory.address(self.offset, NOTICE_BYTES).cast()
+    }
+
+    /// The notification; its id is 0 where there is none.
+    pub(crate) fn notice(self) -> seccomp_notif {
+        // SAFETY: the place lies in the mapping, aligned to a page or 256 bytes; any bytes
+        // are a notification, and this thread alone uses its slot.
+        unsafe { self.notice_address().read() }
+    }
+
+    pub(crate) fn listener(self) -> u64 {
+        self.memory.long(self.offset + LISTENER).load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn stage(self) -> Stage {
+        Stage::of(self.memory.word(self.offset + STAGE).load(Ordering::Acquire))
+    }
+
+    /// What the call has set aside, for the worker after this one.
+    pub(crate) fn set_aside(self, memory: Option<SetAside>) {
+        // The bytes say whether the rest counts: they come last, and go alone.
+        if let Some(SetAside { gpu, client, .. }) = memory {
+            let gpu = u32::try_from(gpu).unwrap_or(u32::MAX);
+            self.memory.word(self.offset + GPU).store(gpu, Ordering::Relaxed);
+            self.memory.word(self.offset + CLIENT).store(client, Ordering::Relaxed);
+        }
+        let bytes = memory.map_or(0, |memory| memory.bytes);
+        self.memory.long(self.offset + RESERVED).store(bytes, Ordering::Release);
+    }
+
+    /// What a call of the worker before had set aside.
+    pub(crate) fn was_set_aside(self) -> Option<SetAside> {
+        let bytes = self.memory.long(self.offset + RESERVED).load(Ordering::Acquire);
+        let gpu = self.memory.word(self.offset + GPU).load(Ordering::Relaxed);
+        let client = self.memory.word(self.offset + CLIENT).load(Ordering::Relaxed);
+        let gpu = usize::try_from(gpu).ok()?;
+        (bytes != 0).then_some(SetAside { gpu, bytes, client })
+    }
+
+    /// A thread has it from now on.
+    pub(crate) fn occupy(self, thread: ProcessId) {
+        // The number says whether the rest counts: it goes first and comes last.
+        let tid = thread.pid.cast_unsigned();
+        self.memory.word(self.offset + OCCUPANT).store(0, Ordering::Release);
+        self.memory.long(self.offset + OCCUPIED).store(thread.start_ticks, Ordering::Release);
+        self.memory.word(self.offset + OCCUPANT).store(tid, Ordering::Release);
+    }
+
+    /// The thread that had it last, of this worker or one before.
+    pub(crate) fn occupant(self) -> Option<ProcessId> {
+        let tid = self.memory.word(self.offset + OCCUPANT).load(Ordering::Acquire).cast_signed();
+        let start_ticks = self.memory.long(self.offset + OCCUPIED).load(Ordering::Acquire);
+        (tid != 0).then_some(ProcessId { pid: tid, start_ticks })
+    }
+
+    /// Its number.
+    pub(crate) fn number(self) -> usize {
+        (self.offset - HEAD_BYTES) / SLOT_BYTES
+    }
+
+    /// The driver is about to be asked.
+    pub(crate) fn executing(self, Making { client, handle, more, was_there }: Making) {
+        let was_there = u32::from(was_there);
+        let words = [(OF, client), (HANDLE, handle), (MORE, more), (WAS_THERE, was_there)];
+        for (field, value) in words {
+            self.memory.word(self.offset + field).store(value, Ordering::Relaxed);
+        }
+        self.memory.word(self.offset + STAGE).store(Stage::Executing as u32, Ordering::Release);
+    }
+
+    /// What it was asked for.
+    pub(crate) fn executed(self) -> Making {
+        let [client, handle, more, was_there] = [OF, HANDLE, MORE, WAS_THERE]
+            .map(|field| self.memory.word(self.offset + field).load(Ordering::Relaxed));
+        Making { client, handle, more, was_there: was_there != 0 }
+    }
+
+    /// All is done but to reply so.
+    pub(crate) fn decided(self, value: i64, error: i32, flags: u32) {
+        self.signed(VALUE).store(value, Ordering::Relaxed);
+        self.memory.word(self.offset + ERROR).store(error.cast_unsigned(), Ordering::Relaxed);
+        self.memory.word(self.offset + REPLY_FLAGS).store(flags, Ordering::Relaxed);
+        self.memory.word(self.offset + STAGE).store(Stage::Decided as u32, Ordering::Release);
+    }
+
+    /// Value, error and flags of the reply.
+    pub(crate) fn decision(self) -> (i64, i32, u32) {
+        let error = self.memory.word(self.offset + ERROR).load(Ordering::Relaxed);
+        let flags = self.memory.word(self.offset + REPLY_FLAGS).load(Ordering::Relaxed);
+        (self.signed(VALUE).load(Ordering::Relaxed), error.cast_signed(), flags)
+    }
+
+    fn signed(self, offset: usize) -> &'a AtomicI64 {
+        let address = self.memory.address(self.offset + offset, 8).cast::<i64>();
+        // SAFETY: in the mapping (checked by `address`), aligned as all fields of a slot are,
+        // and accessed as an atomic only.
+        unsafe { AtomicI64::from_ptr(address) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::monitor::state::books::tests::journal;
+
+    /// The next worker reads both, where this one is killed before the stage says that it is decided.
+    #[test]
+    fn what_is_decided_leaves_what_the_driver_was_asked_for_as_it_was() {
+        let memory = JournalMap::map(&journal()).unwrap();
+        let slot = memory.slot(3);
+        let asked = Making { client: 5, handle: 6, more: 2, was_there: true };
+        slot.executing(asked);
+        slot.decided(7, -4, 0);
+        assert_eq!(
+            (slot.executed(), slot.decision(), slot.stage()),
+            (asked, (7, -4, 0), Stage::Decided)
+        );
+        slot.clear(1);
+        assert_eq!((slot.executed(), slot.stage()), (Making::default(), Stage::Received));
+    }
+}

@@ -1,0 +1,115 @@
+//! The log in the journal: what the books were told, from which the next worker has them.
+#![allow(unsafe_code, reason = "memory shared with workers before and after is raw memory")]
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use nix::libc;
+
+use super::{ACTIVE, JournalMap};
+use crate::monitor::state::journal::{
+    COUNT_BYTES, HALF_BYTES, LOG_OFFSET, RECORD_BYTES, Record, decode, encode, is_due,
+};
+
+/// Bytes of the log that are left to the file at once.
+const BLOCK_BYTES: usize = 64 << 10;
+
+impl JournalMap {
+    /// A block of the log was written, and isn't read before the next worker begins: it needs
+    /// to be in nobody's memory but the keeper's.
+    fn leave(&self, offset: usize) {
+        let address = self.address(offset, BLOCK_BYTES);
+        // SAFETY: the block lies in the mapping (checked by `address`) and begins and ends at
+        // pages. The mapping is shared with a file, which keeps what was written.
+        unsafe { libc::madvise(address.cast(), BLOCK_BYTES, libc::MADV_DONTNEED) };
+    }
+
+    fn half(&self, number: u32) -> usize {
+        LOG_OFFSET + if number & 1 == 0 { 0 } else { HALF_BYTES }
+    }
+}
+
+/// The log, to be written by one at a time.
+#[derive(Debug)]
+pub(crate) struct Log {
+    memory: &'static JournalMap,
+    used: usize,
+    kept: usize,
+    was_full: bool,
+}
+
+impl Log {
+    /// The log as it is.
+    pub(crate) fn open(memory: &'static JournalMap) -> Self {
+        let half = memory.half(memory.word(ACTIVE).load(Ordering::Acquire));
+        let used = usize::try_from(memory.long(half).load(Ordering::Acquire)).unwrap_or(0);
+        let used = used.min(HALF_BYTES - COUNT_BYTES) / RECORD_BYTES * RECORD_BYTES;
+        Log { memory, used, kept: used, was_full: false }
+    }
+
+    /// All its records, in order.
+    pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
+        let half = self.memory.half(self.memory.word(ACTIVE).load(Ordering::Acquire));
+        let memory = self.memory;
+        (0..self.used / RECORD_BYTES).filter_map(move |at| {
+            let address = memory.address(half + COUNT_BYTES + at * RECORD_BYTES, RECORD_BYTES);
+            // SAFETY: the place lies in the mapping (checked by `address`), and any bytes
+            // are an array of bytes; nobody writes below the count.
+            let bytes = unsafe { address.cast::<[u8; RECORD_BYTES]>().read() };
+            decode(&bytes)
+        })
+    }
+
+    /// Writes a record behind the others; it is there, or it isn't, whenever we end.
+    pub(crate) fn append(&mut self, record: Record) {
+        let active = self.memory.word(ACTIVE).load(Ordering::Relaxed);
+        self.put(active, record);
+    }
+
+    fn put(&mut self, half: u32, record: Record) {
+        let half = self.memory.half(half);
+        if self.used + RECORD_BYTES > HALF_BYTES - COUNT_BYTES {
+            // Bounds of what is kept are far below, as the books see to.
+            if !std::mem::replace(&mut self.was_full, true) {
+                tracing::error!("the journal is full; what happens now is lost with this worker");
+            }
+            return;
+        }
+        let address = self.memory.address(half + COUNT_BYTES + self.used, RECORD_BYTES);
+        // SAFETY: the place lies in the mapping (checked by `address`), beyond the count,
+        // where only the one who has the log writes.
+        unsafe { address.cast::<[u8; RECORD_BYTES]>().write(encode(record)) };
+        let before = self.used / BLOCK_BYTES;
+        self.used += RECORD_BYTES;
+        self.memory.long(half).store(self.used as u64, Ordering::Release);
+        if self.used / BLOCK_BYTES > before {
+            self.memory.leave(half + before * BLOCK_BYTES);
+        }
+    }
+
+    /// Whether [`Log::rewrite`] is due.
+    pub(crate) fn is_due(&self) -> bool {
+        is_due(self.used, self.kept)
+    }
+
+    /// Puts `records`, which say the same as the log, in its place.
+    pub(crate) fn rewrite(&mut self, records: impl Iterator<Item = Record>) {
+        let active = self.memory.word(ACTIVE).load(Ordering::Relaxed);
+        let next = (active & 1) ^ 1;
+        self.used = 0;
+        self.memory.long(self.memory.half(next)).store(0, Ordering::Release);
+        records.for_each(|record| self.put(next, record));
+        self.memory.word(ACTIVE).store(next, Ordering::Release);
+        self.kept = self.used;
+        let _ = remove(self.memory, self.memory.half(active));
+    }
+}
+
+/// Gives the pages of a half back.
+fn remove(memory: &JournalMap, half: usize) -> io::Result<()> {
+    let address = memory.address(half, HALF_BYTES);
+    // SAFETY: the half lies in the mapping, begins and ends at pages, and is not in use:
+    // the head names the other one.
+    let done = unsafe { libc::madvise(address.cast(), HALF_BYTES, libc::MADV_REMOVE) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

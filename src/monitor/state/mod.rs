@@ -1,0 +1,9 @@
+//! What is known of the container, and outlives a worker.
+
+pub(crate) mod books;
+pub(crate) mod channels;
+pub(crate) mod export_files;
+pub(crate) mod groups;
+pub mod journal;
+pub(crate) mod journal_map;
+pub(crate) mod space;

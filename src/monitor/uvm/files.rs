@@ -1,0 +1,140 @@
+//! Files of UVM's that have GPUs, ranges, or memory mapped by them.
+//!
+//! UVM keeps what it maps until it's unmapped or its file is closed, whoever has that by then:
+//! it may have been inherited, sent, or hidden in a socket's queue. Nothing tells when a file
+//! is closed, and nothing but a file in hand tells it from others. So, as with exports, we keep
+//! each open from its initialization on, or the first call that gives it any of these. When nobody
+//! of the container is found with one, its GPUs are unregistered, which ends what it maps also where
+//! a descriptor is hidden, and it is let go; so they are when its maker is over. What is mapped where is the ledger's business, and which ranges it has the
+//! books'.
+
+use std::cmp::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::monitor::caller::target::{compared, has_file};
+use crate::monitor::driver::device::Device;
+
+/// Files at most: each is a descriptor of ours and one of the keeper's.
+pub(crate) const MOST: usize = 1024;
+
+/// How many ranges of files times files there may be: for each range that is mapped, all other
+/// files are asked whether it's theirs.
+pub(crate) const MOST_QUESTIONS: usize = 1 << 19;
+
+/// The bit that tells their numbers from those of exports, among the files that are kept.
+pub(crate) const KIND: u64 = 1 << 63;
+
+/// Whether a file that the keeper has is one of these.
+pub(crate) fn is_number(number: u64) -> bool {
+    number & KIND != 0
+}
+
+/// Why files are looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    /// It's time to.
+    Tick,
+    /// A process died.
+    Death,
+    /// What is gone would make room.
+    Refusal,
+}
+
+/// The files.
+#[derive(Debug, Default)]
+pub(crate) struct UvmFiles {
+    /// In the kernel's order of files.
+    files: Mutex<Vec<Arc<UvmFile>>>,
+    pub(crate) looks: Mutex<Looks>,
+}
+
+/// When files are looked for.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    /// Not sooner, whatever happens.
+    pub(crate) soonest: Option<Instant>,
+    /// At a tick.
+    pub(crate) next: Option<Instant>,
+    /// Whether a process died since.
+    pub(crate) died: bool,
+}
+
+/// A file of UVM's that is kept.
+#[derive(Debug)]
+pub(crate) struct UvmFile {
+    pub(crate) number: u32,
+    pub(crate) device: Device,
+    /// Who was last seen to have it: process and descriptor.
+    pub(crate) seen: Mutex<(u32, i32)>,
+    /// It was let go: who finds it has to have it kept again.
+    pub(crate) let_go: AtomicBool,
+    /// It had managed memory past the monitor, or its maker is over, and gets no GPU.
+    condemned: AtomicBool,
+    /// And has none any more.
+    ended: AtomicBool,
+}
+
+impl UvmFile {
+    pub(crate) fn new(number: u32, device: Device, seen: (u32, i32)) -> Self {
+        let [let_go, condemned, ended] = [false; 3].map(AtomicBool::new);
+        UvmFile { number, device, seen: Mutex::new(seen), let_go, condemned, ended }
+    }
+
+    pub(crate) fn has_ended(&self) {
+        self.ended.store(true, AtomicOrdering::Relaxed);
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended.load(AtomicOrdering::Relaxed)
+    }
+
+    pub(crate) fn condemn(&self) {
+        self.condemned.store(true, AtomicOrdering::Relaxed);
+    }
+
+    pub(crate) fn is_condemned(&self) -> bool {
+        self.condemned.load(AtomicOrdering::Relaxed)
+    }
+
+    pub(crate) fn is_let_go(&self) -> bool {
+        self.let_go.load(AtomicOrdering::Relaxed)
+    }
+
+    /// Whether a process has it by that descriptor; `None` where that can't be told.
+    pub(crate) fn is_at(&self, place: (u32, i32)) -> Option<bool> {
+        has_file(place, &self.device)
+    }
+}
+
+impl UvmFiles {
+    pub(crate) fn files(&self) -> MutexGuard<'_, Vec<Arc<UvmFile>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file that `device` is, where it is kept.
+    pub(crate) fn find(&self, device: &Device) -> Option<Arc<UvmFile>> {
+        let files = self.files();
+        let at = place(&files, device)?.ok()?;
+        files.get(at).cloned()
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<UvmFile>> {
+        self.files().clone()
+    }
+}
+
+/// Where among the files it is, or would be; `None` where that can't be told.
+pub(crate) fn place(files: &[Arc<UvmFile>], device: &Device) -> Option<Result<usize, usize>> {
+    let own = std::process::id();
+    let mut known = true;
+    let found = files.binary_search_by(|file| {
+        let order = compared((own, file.device.descriptor()), (own, device.descriptor()));
+        order.unwrap_or_else(|_| {
+            known = false;
+            Ordering::Equal
+        })
+    });
+    known.then_some(found)
+}

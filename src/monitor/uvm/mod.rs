@@ -1,0 +1,8 @@
+//! Files of `nvidia-uvm`: who made them, what is mapped by them, and in whose memory.
+
+pub(crate) mod address_spaces;
+pub(crate) mod files;
+pub(crate) mod init;
+pub(crate) mod owners;
+pub(crate) mod ranges;
+pub(crate) mod sweep;

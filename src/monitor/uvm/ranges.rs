@@ -1,0 +1,91 @@
+//! What `nvidia-uvm` says of a file's ranges.
+
+use crate::monitor::driver::buffer::Buffer;
+use crate::monitor::driver::device::Device;
+use crate::monitor::worker::Shared;
+use crate::rm::number::{
+    NV_ERR_INVALID_ADDRESS, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_CLEAN_UP_ZOMBIE_RESOURCES,
+    UVM_CREATE_EXTERNAL_RANGE, UVM_DISABLE_READ_DUPLICATION, UVM_FREE, UVM_UNMAP_EXTERNAL,
+    UVM_VALIDATE_VA_RANGE,
+};
+use crate::rm::uvm::{self, Range};
+use crate::rm::{Key, Layout, Meaning, Release};
+
+/// UVM's smallest pages.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// A file's ranges. What can't be asked is `None`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ranges<'a> {
+    release: &'a Release,
+    device: &'a Device,
+}
+
+impl<'a> Ranges<'a> {
+    pub(crate) fn of(shared: &'a Shared, device: &'a Device) -> Self {
+        Ranges { release: &shared.release, device }
+    }
+
+    /// Whether that is a whole range, of whatever kind: managed memory, too
+    /// (`uvm_api_validate_va_range`, `uvm_va_range.c`).
+    pub(crate) fn is_whole(self, range: Range) -> Option<bool> {
+        Some(self.call(UVM_VALIDATE_VA_RANGE, range)? == NV_OK)
+    }
+
+    /// Whether there is a range at an address, for memory to be mapped in.
+    ///
+    /// To unmap from a GPU that there is none of is refused for the address where there is no
+    /// such range, and otherwise for the GPU (`uvm_map_external.c`, `uvm_unmap_external`).
+    pub(crate) fn is_external(self, address: u64) -> Option<bool> {
+        let page = Range { base: address, length: PAGE_BYTES };
+        Some(self.call(UVM_UNMAP_EXTERNAL, page)? != NV_ERR_INVALID_ADDRESS)
+    }
+
+    /// Whether there is managed memory at an address.
+    ///
+    /// What is advised of managed memory alone is refused for the address where there is none
+    /// (`uvm_policy.c`, `uvm_api_range_type_check`): here that a page isn't to be in two places at
+    /// once. On machines where the GPU reads all of a process's memory (ATS), it's done there, too;
+    /// then a range can be made at the address, which only its own file's keep others from.
+    pub(crate) fn is_managed(self, address: u64) -> bool {
+        let page = Range { base: address, length: procfs::page_size() };
+        if self.call(UVM_DISABLE_READ_DUPLICATION, page) != Some(NV_OK) {
+            return false;
+        }
+        match self.call(UVM_CREATE_EXTERNAL_RANGE, page) {
+            Some(NV_OK) => {
+                self.free(page);
+                false
+            }
+            // Or its owner has made one there since.
+            Some(NV_ERR_UVM_ADDRESS_IN_USE) => {
+                self.call(UVM_DISABLE_READ_DUPLICATION, page) == Some(NV_OK)
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends managed memory whose process is gone, which a file that processes share keeps
+    /// (`uvm_api_clean_up_zombie_resources`).
+    pub(crate) fn end_zombies(self) {
+        let _ = self.call(UVM_CLEAN_UP_ZOMBIE_RESOURCES, Range { base: 0, length: 0 });
+    }
+
+    /// Ends a range, if there is one.
+    pub(crate) fn free(self, range: Range) {
+        let _ = self.call(UVM_FREE, range);
+    }
+
+    /// The status of a call for a range, and for no GPU.
+    fn call(self, number: u32, Range { base, length }: Range) -> Option<u32> {
+        let layout: &Layout = self.release.layouts(Key::Uvm(number)).first()?;
+        let mut bytes = Buffer::zeroed(layout.size());
+        // Later drivers free without a length, and only some calls are for a range or a GPU.
+        for (meaning, value) in [(Meaning::Base, base), (Meaning::Length, length)] {
+            let _ = layout.patch(meaning, value).is_some_and(|patch| patch.apply(&mut bytes));
+        }
+        let _ = uvm::set_uuid(layout, &mut bytes, [0xff; 16]);
+        self.device.call_uvm(self.release, number, &mut bytes).ok()?;
+        layout.view(&bytes)?.u32(Meaning::Status)
+    }
+}

@@ -1,0 +1,193 @@
+//! Keeps files of UVM's, and looks for those that nobody has any more.
+
+use crate::gate::settings::NodeKind;
+use crate::gate::wire::Notice;
+use crate::monitor::driver::buffer::Buffer;
+use crate::monitor::driver::device::Device;
+use crate::monitor::uvm::files::MOST_QUESTIONS;
+use crate::monitor::uvm::files::{KIND, MOST, Occasion, UvmFile, place};
+use crate::monitor::worker::Shared;
+use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
+use crate::rm::{Key, Layout, Meaning, uvm};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering as AtomicOrdering;
+use std::sync::{Arc, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+/// How often files are looked for that are no more where they were.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// What looking may cost: so many times as long as it took it isn't done again.
+const REST: u32 = 4;
+
+/// How long a call that would be refused waits for that at most.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// How often a file must not have been found: who had it may have forked, and ended, while
+/// processes were looked at.
+const LOOKS: usize = 2;
+
+impl Shared {
+    /// The file that `device` is, kept from now on; `seen` has it. `None` where there are too
+    /// many, or none can be told from another.
+    pub(crate) fn keep_mapped(&self, device: &Device, seen: (u32, i32)) -> Option<Arc<UvmFile>> {
+        if self.mapped.files().len() >= MOST {
+            self.sweep_mapped(Occasion::Refusal);
+        }
+        if let Some(file) = self.mapped.find(device) {
+            return Some(file);
+        }
+        let copy = device.as_fd().try_clone_to_owned().ok()?;
+        let copy = Device::of(&self.settings.nodes, copy).ok()?;
+        let (known, ranges) = {
+            let books = self.books();
+            (books.ledger.files(), books.ranges_of_files())
+        };
+        let mut files = self.mapped.files();
+        let at = match place(&files, device)? {
+            Ok(at) => return files.get(at).cloned(),
+            Err(_) if files.len() >= MOST => return None,
+            Err(at) => at,
+        };
+        if (files.len() + 1) * ranges > MOST_QUESTIONS {
+            return None;
+        }
+        let is_free = |number: &u32| {
+            !known.contains(number) && files.iter().all(|file| file.number != *number)
+        };
+        let number = std::iter::repeat_with(|| self.memory.next_file()).find(is_free)?;
+        // Before anything is mapped by it, so that no worker to come misses one.
+        let notice = Notice::Exported { number: KIND | u64::from(number) };
+        self.keeper.tell_with(notice, Some(copy.as_fd())).ok()?;
+        let file = Arc::new(UvmFile::new(number, copy, seen));
+        files.insert(at, Arc::clone(&file));
+        Some(file)
+    }
+
+    /// Whether the files may have one more range.
+    pub(crate) fn has_room_for_range(&self) -> bool {
+        let files = self.mapped.files().len();
+        files * (self.books().ranges_of_files() + 1) <= MOST_QUESTIONS
+    }
+
+    /// A worker before had it.
+    pub(crate) fn was_mapped(&self, number: u64, file: OwnedFd) {
+        let Ok(device) = Device::of(&self.settings.nodes, file) else { return };
+        let Ok(number) = u32::try_from(number & !KIND) else { return };
+        let mut files = self.mapped.files();
+        if let Some(Err(at)) = place(&files, &device) {
+            files.insert(at, Arc::new(UvmFile::new(number, device, (0, 0))));
+        }
+    }
+
+    /// Ends what is mapped by files that nobody of the container has open any more, and lets go
+    /// of them.
+    pub(crate) fn sweep_mapped(&self, occasion: Occasion) {
+        let files = self.mapped.all();
+        if files.is_empty() {
+            return;
+        }
+        // One looks at a time, and what it finds is known to who waited.
+        let looks = match occasion {
+            Occasion::Refusal => self.mapped.looks.lock().map_err(PoisonError::into_inner),
+            Occasion::Tick | Occasion::Death => match self.mapped.looks.try_lock() {
+                Ok(looks) => Ok(looks),
+                Err(TryLockError::Poisoned(poisoned)) => Err(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => return,
+            },
+        };
+        let mut looks = looks.unwrap_or_else(|looks| looks);
+        looks.died |= occasion == Occasion::Death;
+        let due = match occasion {
+            Occasion::Refusal => None,
+            Occasion::Tick | Occasion::Death if looks.died => looks.soonest,
+            Occasion::Tick | Occasion::Death => looks.next,
+        };
+        if due.is_some_and(|due| Instant::now() < due) {
+            return;
+        }
+        looks.died = false;
+        let mut missed: Vec<_> = files.into_iter().filter(|file| self.is_doubtful(file)).collect();
+        if !missed.is_empty() {
+            let wait = looks.soonest.map(|at| at.saturating_duration_since(Instant::now()));
+            std::thread::sleep(wait.unwrap_or_default().min(PATIENCE));
+        }
+        let begun = Instant::now();
+        for _ in 0..LOOKS {
+            if missed.is_empty() {
+                break;
+            }
+            let Some(open) = self.open_files(NodeKind::Uvm) else {
+                missed.clear();
+                break;
+            };
+            missed.retain(|file| {
+                let found = open.iter().find(|place| file.is_at(**place) != Some(false));
+                if let Some(found) = found {
+                    *file.seen.lock().unwrap_or_else(PoisonError::into_inner) = *found;
+                }
+                found.is_none()
+            });
+        }
+        let (now, rest) = (Instant::now(), begun.elapsed() * REST);
+        (looks.soonest, looks.next) = (Some(now + rest), Some(now + SWEEP.max(rest)));
+        // Others' refusals are made of what these keep.
+        self.unregister_each(&missed);
+        drop(looks);
+    }
+
+    /// Whether somebody has to be looked for who has it.
+    fn is_doubtful(&self, file: &UvmFile) -> bool {
+        let seen = *file.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        file.is_at(seen) != Some(true)
+    }
+
+    fn forget(&self, file: &UvmFile) {
+        file.let_go.store(true, AtomicOrdering::Relaxed);
+        self.mapped.files().retain(|kept| kept.number != file.number);
+        // Else it is told that the worker is gone in a moment.
+        let _ = self.keeper.tell(Notice::TakenBack { number: KIND | u64::from(file.number) });
+    }
+
+    /// Has UVM end all that is mapped by a file, whoever has it open. `None` where a call hangs on the lane.
+    pub(crate) fn unregister_all(&self, file: &UvmFile) -> Option<()> {
+        let _lane = self.lane.enter_soon()?;
+        if file.is_let_go() {
+            return Some(());
+        }
+        let ended = self.unregister_gpus(&file.device);
+        if !ended {
+            if self.calm.allows() {
+                tracing::warn!("a file of nvidia-uvm can't be ended: its memory stays charged");
+            }
+            return Some(());
+        }
+        self.books().close_file(file.number);
+        self.forget(file);
+        Some(())
+    }
+
+    /// Unregisters each GPU, whether it was registered or not. `false` where that can't be done.
+    pub(crate) fn unregister_gpus(&self, device: &Device) -> bool {
+        // It maps nothing by a GPU that isn't registered, and nothing where it wasn't initialized.
+        let is_ended =
+            |status| matches!(status, Some(NV_OK | NV_ERR_INVALID_DEVICE | NV_ERR_ILLEGAL_ACTION));
+        // Of each, whatever becomes of another.
+        self.uuids.iter().filter(|uuid| !is_ended(self.unregister(device, uuid))).count() == 0
+    }
+
+    pub(crate) fn unregister(&self, device: &Device, uuid: &[u8; 16]) -> Option<u32> {
+        let layout: &Layout = self.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first()?;
+        let mut bytes = Buffer::zeroed(layout.size());
+        if !uvm::set_uuid(layout, &mut bytes, *uuid) {
+            return None;
+        }
+        device.call_uvm(&self.release, UVM_UNREGISTER_GPU, &mut bytes).ok()?;
+        layout.view(&bytes)?.u32(Meaning::Status)
+    }
+
+    /// Ends what is mapped by files of those who are gone.
+    pub(crate) fn unregister_each(&self, files: &[Arc<UvmFile>]) {
+        let _ = files.iter().try_for_each(|file| self.unregister_all(file));
+    }
+}

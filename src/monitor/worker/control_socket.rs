@@ -1,0 +1,152 @@
+//! Answers those who ask how things stand, or change a quota: one line each way.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::gate::wire::{
+    Answer, GpuStatus, MOST_PROCESSES_TOLD, Occupancy, ProcessStatus, Question, Status,
+};
+use crate::ledger::{Entry, Ledger, LedgerError};
+use crate::monitor::caller::target::process_id;
+use crate::monitor::worker::Shared;
+use crate::rm::usage;
+
+/// The longest question, in bytes.
+const MOST_BYTES: u64 = 4096;
+
+/// How long a silent connection is kept.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Answers the questions of a connection until it ends.
+pub(crate) fn converse(shared: &Shared, connection: OwnedFd) {
+    let mut stream = UnixStream::from(connection);
+    let timeouts = stream.set_read_timeout(Some(PATIENCE));
+    if timeouts.and(stream.set_write_timeout(Some(PATIENCE))).is_err() {
+        return;
+    }
+    let Ok(reader) = stream.try_clone() else { return };
+    let mut reader = BufReader::with_capacity(512, reader);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match reader.by_ref().take(MOST_BYTES).read_until(b'\n', &mut line) {
+            Ok(read) if read > 0 => {}
+            Ok(_) | Err(_) => return,
+        }
+        let text = match serde_json::from_slice(&line) {
+            Ok(Question::Status) => note_status(shared),
+            Ok(question) => serde_json::to_vec(&shared.answer(&question)).ok(),
+            Err(error) => {
+                let reason = format!("not a question: {error}");
+                serde_json::to_vec(&Answer::Refused { reason }).ok()
+            }
+        };
+        let Some(mut text) = text else { return };
+        text.push(b'\n');
+        if stream.write_all(&text).is_err() {
+            return;
+        }
+    }
+}
+
+/// How things stand, as an answer; it's noted for those who look next.
+pub(crate) fn note_status(shared: &Shared) -> Option<Vec<u8>> {
+    let changes = shared.figures.changes();
+    let text = serde_json::to_vec(&Answer::Status(Box::new(shared.status()))).ok()?;
+    shared.figures.note(changes, &text);
+    Some(text)
+}
+
+/// The processes that hold a client, those with most memory first.
+fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
+    let status = |(process, used_bytes)| ProcessStatus { pid: process_id(process).pid, used_bytes };
+    let mut processes: Vec<ProcessStatus> =
+        ledger.used_by_process().into_iter().map(status).collect();
+    // The sort is stable: of those with as much, the one that came first.
+    processes.sort_by_key(|process| Reverse(process.used_bytes.iter().sum::<u64>()));
+    processes
+}
+
+impl Shared {
+    fn answer(&self, question: &Question) -> Answer {
+        match question {
+            Question::Status => Answer::Status(Box::new(self.status())),
+            Question::Occupancy { uuid } => self.occupancy(uuid),
+            Question::Limit { uuid, limit_bytes } => self.limit(uuid, *limit_bytes),
+        }
+    }
+
+    /// Who had a GPU lately, where the driver is open here: nobody's look opens it.
+    fn occupancy(&self, uuid: &str) -> Answer {
+        let gpu = self.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
+        let samples = gpu.zip(self.auditor.own_at_hand());
+        let samples = samples.map(|(gpu, own)| own.samples(&self.release, gpu));
+        match samples.filter(|samples| !samples.is_empty()) {
+            Some(samples) => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+                let looks = u32::try_from(usage::looks(&samples, now_us)).unwrap_or(u32::MAX);
+                let mut of_processes = BTreeMap::new();
+                for pid in samples.iter().filter_map(|sample| sample.pid) {
+                    *of_processes.entry(pid).or_default() += 1;
+                }
+                Answer::Occupancy(Occupancy { looks, of_processes })
+            }
+            None => {
+                Answer::Refused { reason: format!("who uses the GPU {uuid} is not known here") }
+            }
+        }
+    }
+
+    fn status(&self) -> Status {
+        let books = self.books();
+        let gpus = self.settings.gpus.iter().enumerate().map(|(gpu, settings)| {
+            let usage = books.ledger.usage(gpu);
+            GpuStatus {
+                index: settings.index,
+                uuid: settings.uuid.clone(),
+                limit_bytes: usage.map_or(0, |usage| usage.limit_bytes),
+                used_bytes: usage.map_or(0, |usage| usage.used_bytes),
+                round: self.shares.round(gpu),
+                share_refused: self.shares.failure(gpu),
+            }
+        });
+        let gpus = gpus.collect();
+        let mut processes = processes(&books.ledger);
+        drop(books);
+        let process_count = processes.len();
+        processes.truncate(MOST_PROCESSES_TOLD);
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            worker_pid: std::process::id(),
+            gpus,
+            calls: self.memory.calls(),
+            durations: self.memory.durations(),
+            workers: self.memory.workers(),
+            processes,
+            process_count,
+        }
+    }
+
+    /// Changes a quota; never below what is in use.
+    fn limit(&self, uuid: &str, limit_bytes: u64) -> Answer {
+        let gpu = self.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
+        let Some(gpu) = gpu else {
+            return Answer::Refused { reason: format!("the container has no GPU {uuid}") };
+        };
+        let mut books = self.books();
+        let Some(usage) = books.ledger.usage(gpu) else {
+            return Answer::Refused { reason: LedgerError::NoSuchGpu { gpu }.to_string() };
+        };
+        if limit_bytes < usage.used_bytes {
+            let reason = LedgerError::InUse { limit_bytes, usage }.to_string();
+            return Answer::InUse { reason };
+        }
+        books.enter(Entry::Limit { gpu, limit_bytes });
+        Answer::Done
+    }
+}

@@ -1,0 +1,91 @@
+//! How many lines of the log a container may cause: a bucket of tokens.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// Lines at once.
+const BURST: f64 = 20.0;
+
+/// Lines a second after that.
+const RATE: f64 = 1.0;
+
+/// Calls that are remembered as told of.
+const MOST_TOLD: usize = 256;
+
+/// What is told of once, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum News {
+    Control(u32),
+    Class(u32),
+    Uvm(u32),
+}
+
+/// The bucket.
+#[derive(Debug)]
+pub(crate) struct Calm {
+    tokens: Mutex<(f64, Instant)>,
+    told: Mutex<BTreeSet<News>>,
+}
+
+impl Calm {
+    pub(crate) fn new() -> Self {
+        let told = Mutex::new(BTreeSet::new());
+        Calm { tokens: Mutex::new((BURST, Instant::now())), told }
+    }
+
+    /// Whether a line may be written of what nothing was told of yet. It's remembered if so; of more
+    /// than are remembered, nothing is told.
+    pub(crate) fn allows_news(&self, news: News) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = told.len() < MOST_TOLD && !told.contains(&news);
+        is_new && self.allows() && told.insert(news)
+    }
+
+    /// Whether one more line may be written.
+    pub(crate) fn allows(&self) -> bool {
+        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let elapsed_s = now.saturating_duration_since(tokens.1).as_secs_f64();
+        *tokens = ((tokens.0 + elapsed_s * RATE).min(BURST), now);
+        if tokens.0 < 1.0 {
+            return false;
+        }
+        tokens.0 -= 1.0;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_cut_off() {
+        let calm = Calm::new();
+        let lines = (0..1000).filter(|_| calm.allows()).count();
+        assert!((20..=21).contains(&lines), "{lines}");
+    }
+
+    #[test]
+    fn what_is_new_is_told_once_and_a_flood_of_it_is_cut_off() {
+        let calm = Calm::new();
+        assert!(calm.allows_news(News::Control(7)) && !calm.allows_news(News::Control(7)));
+        assert!(calm.allows_news(News::Class(7)));
+        let told = (8..1000).filter(|number| calm.allows_news(News::Control(*number))).count();
+        assert!((18..=19).contains(&told), "{told}");
+        // What wasn't told for the flood's sake is told later.
+        *calm.tokens.lock().unwrap() = (BURST, Instant::now());
+        assert!(calm.allows_news(News::Control(999)));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let calm = Calm::new();
+        for number in 0..1000 {
+            *calm.tokens.lock().unwrap() = (BURST, Instant::now());
+            let told = calm.allows_news(News::Class(number));
+            assert_eq!(told, usize::try_from(number).unwrap() < MOST_TOLD, "{number}");
+        }
+    }
+}

@@ -1,0 +1,513 @@
+//! The worker: answers the driver calls of one container.
+//!
+//! Started by the keeper, which holds what must outlive it: the listeners, and the
+//! [`journal`](crate::monitor::state::journal). It can be killed at any instruction: the next worker
+//! reads the journal, finishes the calls that this one had received, and goes on.
+//!
+//! One thread leads and deals with calls ([`leader`](crate::monitor::caller::leader)), one audits ([`auditor`](crate::monitor::audit::auditor)), the first
+//! listens to the keeper until the end. What a call means is decided in [`policy`](crate::monitor::calls::policy).
+
+pub(crate) mod control_socket;
+pub(crate) mod facts;
+pub(crate) mod keeper_socket;
+pub(crate) mod log_limit;
+pub(crate) mod privilege;
+pub(crate) mod shutdown;
+
+pub use crate::monitor::audit::unanswered::{Amount, Reason, Unanswered};
+pub use crate::monitor::caller::listener::check_sizes;
+pub use crate::monitor::driver::monitor_client::{examine, slice_refused};
+
+use crate::monitor::caller::recv_wait;
+use crate::monitor::driver::client_handover;
+use crate::monitor::driver::self_ranges;
+use crate::monitor::state::journal_map;
+use crate::monitor::uvm::files;
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::libc::seccomp_notif;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::unistd::Pid;
+
+use crate::gate::figures::Figures;
+use crate::gate::inherited;
+use crate::gate::launch::Place;
+use crate::gate::settings::Settings;
+use crate::gate::wire::Notice;
+use crate::monitor::audit::auditor::Auditor;
+use crate::monitor::caller::leader::{Leader, Turn};
+use crate::monitor::caller::listener::Listener;
+use crate::monitor::caller::recv_wait::RecvWait;
+use crate::monitor::caller::scratch::Scratch;
+use crate::monitor::caller::target::Targets;
+use crate::monitor::caller::thread_order::ThreadOrder;
+use crate::monitor::caller::unclaimed::Unclaimed;
+use crate::monitor::calls::lane::Lane;
+use crate::monitor::calls::serve::Case;
+use crate::monitor::compute::shares::Shares;
+use crate::monitor::compute::slots::Slots;
+use crate::monitor::driver::client_handover::Heritage;
+use crate::monitor::state::books::Books;
+use crate::monitor::state::export_files::Exports;
+use crate::monitor::state::journal::{SLOTS, Stage};
+use crate::monitor::state::journal_map::{Count, JournalMap, Slot};
+use crate::monitor::uvm::address_spaces::AddressSpaces;
+use crate::monitor::uvm::files::UvmFiles;
+use crate::monitor::uvm::init::Initializing;
+use crate::monitor::worker::facts::Facts;
+use crate::monitor::worker::keeper_socket::{Heard, KeeperSocket};
+use crate::monitor::worker::log_limit::Calm;
+use crate::rm::release::Standing;
+use crate::rm::{Release, about};
+
+/// Bytes of a thread's stack.
+const STACK_BYTES: usize = 128 << 10;
+
+/// How long calls may take to finish once it's over.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// How long the driver may be at one of the former worker's stakes, while calls and audits wait for ours
+/// in their places.
+const HERITAGE: Duration = Duration::from_secs(1);
+
+/// Connections that are answered at once.
+const CONNECTIONS: usize = 8;
+
+/// How long a listener that has nothing, or nobody, is left alone.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// What all threads have in common.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) release: Release,
+    /// UUIDs of the container's GPUs, in its order.
+    pub(crate) uuids: Vec<about::Uuid>,
+    /// Where our own memory is.
+    pub(crate) ranges: Vec<(u64, u64)>,
+    pub(crate) memory: &'static JournalMap,
+    books: Mutex<Books>,
+    pub(crate) lane: Lane,
+    /// What others read of the books, and of the calls that were counted.
+    pub(crate) figures: Figures,
+    pub(crate) targets: Targets,
+    pub(crate) exports: Exports,
+    pub(crate) heritage: Heritage,
+    pub(crate) mapped: UvmFiles,
+    pub(crate) initializing: Initializing,
+    pub(crate) memories: AddressSpaces,
+    pub(crate) unclaimed: Unclaimed,
+    pub(crate) turns: ThreadOrder,
+    pub(crate) numbers: crate::monitor::audit::pid_ns::PidMaps,
+    pub(crate) calm: Calm,
+    facts: Facts,
+    pub(crate) auditor: Auditor,
+    pub(crate) shares: Shares,
+    pub(crate) slots: Slots,
+    lead: Leader,
+    pub(crate) keeper: KeeperSocket,
+    listeners: Mutex<Vec<Arc<Listener>>>,
+    /// The listener that is looked at first, but for how many there are.
+    first: AtomicUsize,
+    /// For calls; a change is one of the listeners, or of `draining`.
+    waiting: RecvWait,
+    connections: Arc<()>,
+    draining: AtomicBool,
+    end: Mutex<Option<io::Result<()>>>,
+    ended: EventFd,
+}
+
+/// The [`Books`], open. Who has changed what others see of them tells so, before somebody else has
+/// them.
+#[derive(Debug)]
+pub(crate) struct OpenBooks<'a> {
+    books: MutexGuard<'a, Books>,
+    figures: &'a Figures,
+    changed: bool,
+}
+
+impl Deref for OpenBooks<'_> {
+    type Target = Books;
+
+    fn deref(&self) -> &Books {
+        &self.books
+    }
+}
+
+impl DerefMut for OpenBooks<'_> {
+    fn deref_mut(&mut self) -> &mut Books {
+        self.changed = true;
+        &mut self.books
+    }
+}
+
+impl Drop for OpenBooks<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            self.figures.seen(self.books.ledger.mark());
+        }
+    }
+}
+
+/// Answers calls until the keeper says that it is enough.
+///
+/// # Errors
+///
+/// Where it can't begin, or can't go on.
+pub fn main() -> io::Result<()> {
+    journal_map::share_heap();
+    let [keeper, settings, journal] = inherited::three()?;
+    inherited::close_the_rest();
+    let settings = Settings::read(&File::from(settings)).map_err(io::Error::other)?;
+    let (keeper, journal) = (KeeperSocket::new(keeper), File::from(journal));
+    crate::log::init_of(&settings.log, &settings.id);
+    crate::monitor::caller::listener::check_sizes()?;
+    privilege::drop_all()?;
+    // For the process's life: threads that hang in the driver outlive any scope.
+    let shared: &'static Shared = Box::leak(Box::new(Shared::new(settings, keeper, &journal)?));
+    if shared.take_over()? {
+        return Ok(());
+    }
+    shared.forget_what_was_never_exported();
+    shared.was_initializing();
+    shared.take_over_stakes()?;
+    shared.spawn("audit", || {
+        if let Err(error) = shared.audit_forever() {
+            shared.finish(Err(error.into()));
+        }
+    })?;
+    shared.spawn("mappings", || shared.audit_mappings_forever())?;
+    // Before the first call: a group gets its slice in the call that schedules it.
+    shared.read_shares();
+    shared.spawn("shares", || shared.share_forever())?;
+    shared.spawn("shares heard", || shared.hear_of_shares_forever())?;
+    shared.memory.count_worker();
+    control_socket::note_status(shared);
+    shared.keeper.tell(Notice::Ready)?;
+    shared.start_threads()?;
+    crate::monitor::resident::give_back_the_start();
+    let ended = shared.listen_until_the_end();
+    shared.end_turns();
+    ended
+}
+
+impl Shared {
+    pub(crate) fn new(
+        settings: Settings,
+        keeper: KeeperSocket,
+        journal: &File,
+    ) -> io::Result<Self> {
+        let version = settings.driver.parse().map_err(io::Error::other)?;
+        let release = Release::of(version).map_err(io::Error::other)?;
+        if release.standing() != Standing::Checked {
+            // `cgpu doctor` says so, once for the host.
+            tracing::debug!(driver = %version, "the driver's structs: {}", release.standing());
+        }
+        let gpu_count = settings.gpus.len();
+        let uuids = settings.gpus.iter().map(|gpu| {
+            about::uuid(&gpu.uuid).ok_or_else(|| io::Error::other("a GPU's UUID is none"))
+        });
+        let uuids = uuids.collect::<io::Result<_>>()?;
+        let memory: &'static JournalMap = Box::leak(Box::new(JournalMap::map(journal)?));
+        let books = Books::open(memory, &settings.gpus, &settings.nodes);
+        let targets = Targets::new(settings.spares_host)?;
+        let figures = Figures::create(&Place::at(&settings.place).figures());
+        let figures = figures.or_else(|error| {
+            tracing::warn!(%error, "those who look at this container have to wake its monitor");
+            Figures::unread()
+        })?;
+        Ok(Shared {
+            books: Mutex::new(books),
+            lane: Lane::open(memory, Self::is_left),
+            figures,
+            facts: Facts::new(&settings),
+            settings,
+            release,
+            uuids,
+            ranges: self_ranges::ranges(&std::fs::read_to_string("/proc/self/maps")?),
+            memory,
+            targets,
+            exports: Exports::default(),
+            heritage: Heritage::default(),
+            mapped: UvmFiles::default(),
+            initializing: Initializing::default(),
+            memories: AddressSpaces::default(),
+            unclaimed: Unclaimed::open(memory),
+            turns: ThreadOrder::default(),
+            numbers: crate::monitor::audit::pid_ns::PidMaps::default(),
+            calm: Calm::new(),
+            auditor: Auditor::new()?,
+            shares: Shares::new(gpu_count)?,
+            slots: Slots::new(gpu_count)?,
+            lead: Leader::default(),
+            keeper,
+            listeners: Mutex::new(Vec::new()),
+            first: AtomicUsize::new(0),
+            waiting: RecvWait::new()?,
+            connections: Arc::new(()),
+            draining: AtomicBool::new(false),
+            end: Mutex::new(None),
+            ended: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
+        })
+    }
+
+    /// What is known of the container, while nobody else changes it.
+    pub(crate) fn books(&self) -> OpenBooks<'_> {
+        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        OpenBooks { books, figures: &self.figures, changed: false }
+    }
+
+    /// One more call, of which that became, and which took so long.
+    pub(crate) fn count(&self, became: Count, took: Duration) {
+        self.memory.took(took);
+        self.memory.count(became);
+        self.figures.change();
+    }
+
+    /// One more process was ended.
+    pub(crate) fn count_killed(&self) {
+        self.memory.count(Count::Killed);
+        self.figures.change();
+    }
+
+    pub(crate) fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
+        thread.spawn(work).map(drop)
+    }
+
+    /// Sees to the stakes of workers before, while nobody calls and nobody is audited: they are in the
+    /// figures of nobody who is asked for. By a thread that the driver may keep.
+    fn take_over_stakes(&'static self) -> io::Result<()> {
+        let stakes = Arc::new(self.stakes_of_old());
+        if stakes.is_empty() && self.heritage.is_empty() {
+            return Ok(());
+        }
+        let (heir, inherits) = std::sync::mpsc::channel::<()>();
+        let all = Arc::clone(&stakes);
+        self.spawn("heritage", move || self.inherit(&all, || _ = heir.send(())))?;
+        loop {
+            match inherits.recv_timeout(HERITAGE) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!("the driver hangs over what a worker before had");
+                    self.give_up_heritage(&stakes);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Takes what the keeper hands over, until it says begin. Whether it said to end.
+    fn take_over(&'static self) -> io::Result<bool> {
+        loop {
+            match self.keeper.hear()? {
+                Heard::Begin => return Ok(false),
+                Heard::Drain | Heard::Gone => return Ok(true),
+                heard => self.take(heard),
+            }
+        }
+    }
+
+    fn take(&'static self, heard: Heard) {
+        match heard {
+            Heard::Listener(listener) => {
+                let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+                listeners.push(Arc::new(listener));
+                drop(listeners);
+                self.waiting.change();
+            }
+            Heard::Connection(connection) => {
+                let open = Arc::clone(&self.connections);
+                if Arc::strong_count(&open) > CONNECTIONS {
+                    return;
+                }
+                let _ = self.spawn("control", move || {
+                    control_socket::converse(self, connection);
+                    drop(open);
+                });
+            }
+            Heard::Export(number, file) if files::is_number(number) => {
+                self.was_mapped(number, file);
+            }
+            Heard::Export(number, file) if client_handover::is_number(number) => {
+                self.was_own(number, file);
+            }
+            Heard::Export(number, file) => self.was_exported(number, file),
+            Heard::Begin | Heard::Nothing => {}
+            Heard::Drain => self.drain(),
+            Heard::Gone => self.finish(Ok(())),
+        }
+    }
+
+    /// A thread for each call that a worker before had received, and some more: one at least
+    /// that the driver can't keep from leading.
+    fn start_threads(&'static self) -> io::Result<()> {
+        self.queue_what_is_left();
+        let slot = |number| self.memory.slot(number);
+        let has_anything =
+            |number: &usize| slot(*number).notice().id != 0 || Self::is_haunted(slot(*number));
+        // Slots are numbered as threads are.
+        let last = (0..SLOTS).rev().find(has_anything);
+        let free = (0..SLOTS).find(|number| !Self::is_left(slot(*number)));
+        let count = last.max(free).map_or(0, |number| number + 1);
+        for _ in 0..count.max(3) {
+            self.start_thread()?;
+        }
+        Ok(())
+    }
+
+    fn start_thread(&'static self) -> io::Result<()> {
+        let Some(number) = self.lead.enlist(SLOTS) else { return Ok(()) };
+        self.spawn("calls", move || self.work(number))
+    }
+
+    fn work(&'static self, number: usize) {
+        let slot = self.memory.slot(number);
+        Self::move_in(slot);
+        let mut scratch = Scratch::default();
+        self.recover(slot, &mut scratch);
+        loop {
+            if self.lead.follow() == Turn::Alone {
+                // At the bound there is nobody to watch until a call ends.
+                let _ = self.start_thread();
+            }
+            self.lead(slot, &mut scratch);
+        }
+    }
+
+    /// Waits for calls and answers them, as long as this thread leads.
+    fn lead(&'static self, slot: Slot<'_>, scratch: &mut Scratch) {
+        let thread = recv_wait::this_thread();
+        let mut known = self.waiting.changes();
+        let mut listeners = self.listeners();
+        loop {
+            if self.draining.load(Ordering::Acquire) {
+                // Others may still be busy; nothing is received any more.
+                std::thread::park();
+                continue;
+            }
+            let Some((listener, notice)) = self.receive(slot, (thread, known), &listeners) else {
+                if known == self.waiting.changes() {
+                    // The caller is gone, or all are, which the first thread sees too.
+                    std::thread::sleep(PAUSE);
+                }
+                known = self.waiting.changes();
+                listeners = self.listeners();
+                continue;
+            };
+            let call = self.lead.begin();
+            Case::new(self, scratch, slot, listener, notice, false).serve();
+            if !self.lead.end(call) {
+                return;
+            }
+        }
+    }
+
+    fn listeners(&self) -> Vec<Arc<Listener>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for a call, or for a change after those that are known.
+    fn receive<'a>(
+        &self,
+        slot: Slot<'_>,
+        (thread, known): (Pid, u64),
+        listeners: &'a [Arc<Listener>],
+    ) -> Option<(&'a Listener, seccomp_notif)> {
+        self.waiting.wait(thread, known, || {
+            if let [one] = listeners {
+                return one.receive(slot).map(|notice| (&**one, notice));
+            }
+            let asked = listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::POLLIN));
+            let mut asked: Vec<PollFd<'_>> = asked.collect();
+            poll(&mut asked, PollTimeout::NONE).ok()?;
+            let has = |of: &PollFd<'_>| of.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
+            // From one on that is the next each time: those before could have calls for ever.
+            let first = self.first.fetch_add(1, Ordering::Relaxed) % listeners.len().max(1);
+            let all = listeners.iter().zip(&asked);
+            let all = all.clone().skip(first).chain(all.take(first));
+            let ready = all.filter(|(_, asked)| has(asked));
+            ready.into_iter().find_map(|(of, _)| of.receive(slot).map(|notice| (&**of, notice)))
+        })
+    }
+
+    /// Nothing more is received; ends when all calls are answered.
+    fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.waiting.change();
+        self.finish(Ok(()));
+    }
+
+    fn finish(&self, result: io::Result<()>) {
+        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        end.get_or_insert(result);
+        let _ = self.ended.write(1);
+    }
+
+    fn listen_until_the_end(&'static self) -> io::Result<()> {
+        let result = loop {
+            let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(result) = end {
+                break result;
+            }
+            self.listen();
+        };
+        // Calls that hang are the next worker's.
+        let patience = Instant::now() + DRAIN;
+        while self.draining.load(Ordering::Acquire) && Instant::now() < patience && self.has_calls()
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        result
+    }
+
+    /// Hears what the keeper says, or that all who had a listener are gone.
+    fn listen(&'static self) {
+        let listeners = self.listeners();
+        let mut asked = vec![PollFd::new(self.keeper.as_fd(), PollFlags::POLLIN)];
+        asked.push(PollFd::new(self.ended.as_fd(), PollFlags::POLLIN));
+        // A hang-up is always told, and calls are others' business.
+        asked.extend(listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::empty())));
+        if poll(&mut asked, PollTimeout::NONE).is_err() {
+            return;
+        }
+        let said = |of: &PollFd<'_>| of.revents().is_some_and(|revents| !revents.is_empty());
+        if asked.first().is_some_and(said) {
+            match self.keeper.hear() {
+                Ok(heard) => self.take(heard),
+                Err(error) => self.finish(Err(error)),
+            }
+        }
+        for (listener, _) in listeners.iter().zip(asked.iter().skip(2)).filter(|(_, of)| said(of)) {
+            let number = listener.number();
+            let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+            listeners.retain(|listener| listener.number() != number);
+            drop(listeners);
+            self.waiting.change();
+            if let Err(error) = self.deserted(number) {
+                self.finish(Err(error));
+            }
+        }
+    }
+
+    fn has_calls(&self) -> bool {
+        (0..SLOTS).map(|slot| self.memory.slot(slot)).any(|slot| {
+            let open = slot.notice().id != 0 && slot.stage() != Stage::Decided;
+            open && self.listener(slot.listener()).is_some_and(|of| of.is_valid(slot.notice().id))
+        })
+    }
+
+    pub(crate) fn listener(&self, number: u64) -> Option<Arc<Listener>> {
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.iter().find(|listener| listener.number() == number).cloned()
+    }
+}

@@ -1,0 +1,178 @@
+//! Which file of the library uses which: circles among them, and types that share a name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use petgraph::algo::tarjan_scc;
+use petgraph::graphmap::DiGraphMap;
+use syn::visit::{self, Visit};
+
+use super::{is_tests, root, sources};
+
+/// Files of the monitor that are in one circle, by [`Shared`](cgpu::monitor), the type that has all of its state.
+/// The number may fall, and not rise.
+const MONITORS_CIRCLE: usize = 16;
+
+/// Rooms in which no two types share a name: who reads a call's way meets them all.
+const ONE_NAME_EACH: [&str; 2] = ["monitor", "gate"];
+
+/// A module, by its path below the crate: `["gate", "wire"]`.
+type Module = Vec<String>;
+
+/// All files by their modules.
+fn modules() -> BTreeMap<Module, PathBuf> {
+    let src = root().join("src");
+    let files = sources(&src).into_iter().filter(|file| !is_tests(file));
+    let module = |file: &Path| {
+        let below = file.strip_prefix(&src).expect("it is below").with_extension("");
+        let mut names: Module =
+            below.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+        if names.last().is_some_and(|name| ["mod", "lib"].contains(&name.as_str())) {
+            names.pop();
+        }
+        names
+    };
+    files
+        .filter(|file| !file.starts_with(src.join("bin")))
+        .map(|file| (module(&file), file))
+        .collect()
+}
+
+/// What a file names, its tests left out.
+#[derive(Default)]
+struct Named {
+    /// Paths as they are written, those of `use` without their braces.
+    paths: Vec<Vec<String>>,
+    types: Vec<String>,
+}
+
+impl Named {
+    fn tree(&mut self, tree: &syn::UseTree, mut before: Vec<String>) {
+        match tree {
+            syn::UseTree::Path(path) => {
+                before.push(path.ident.to_string());
+                self.tree(&path.tree, before);
+            }
+            syn::UseTree::Group(group) => {
+                group.items.iter().for_each(|tree| self.tree(tree, before.clone()));
+            }
+            syn::UseTree::Name(name) => {
+                before.push(name.ident.to_string());
+                self.paths.push(before);
+            }
+            syn::UseTree::Rename(name) => {
+                before.push(name.ident.to_string());
+                self.paths.push(before);
+            }
+            syn::UseTree::Glob(_) => self.paths.push(before),
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Named {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        // The only modules within files are tests.
+        if item.content.is_none() {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        self.tree(&item.tree, Vec::new());
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        self.paths.push(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        visit::visit_path(self, path);
+    }
+
+    // `pub(super)` uses nothing.
+    fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
+
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        self.types.push(item.ident.to_string());
+        visit::visit_item_struct(self, item);
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
+        self.types.push(item.ident.to_string());
+        visit::visit_item_enum(self, item);
+    }
+}
+
+fn named(file: &Path) -> Named {
+    let text = std::fs::read_to_string(file).expect("sources are text");
+    let parsed =
+        syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let mut named = Named::default();
+    named.visit_file(&parsed);
+    named
+}
+
+/// The file that a path which is written in `module` leads to, if it is another one of ours. What a module has below
+/// it are its parts, and no others.
+fn target(all: &BTreeMap<Module, PathBuf>, module: &Module, path: &[String]) -> Option<Module> {
+    let mut rest = path;
+    let mut at = match rest.first().map(String::as_str) {
+        Some("crate") => Module::new(),
+        Some("self" | "super") => module.clone(),
+        _ => return None,
+    };
+    if ["crate", "self"].contains(&rest[0].as_str()) {
+        rest = &rest[1..];
+    }
+    while rest.first().is_some_and(|name| name == "super") {
+        at.pop();
+        rest = &rest[1..];
+    }
+    for name in rest {
+        let below = [&at[..], std::slice::from_ref(name)].concat();
+        if !all.contains_key(&below) {
+            break;
+        }
+        at = below;
+    }
+    (!at.starts_with(module) && all.contains_key(&at)).then_some(at)
+}
+
+#[test]
+fn files_import_each_other_in_no_circle_but_the_monitors_which_does_not_grow() {
+    let all = modules();
+    let names: Vec<&Module> = all.keys().collect();
+    let number = |module: &Module| names.binary_search(&module).expect("it is one of them");
+    let mut uses = DiGraphMap::<usize, ()>::new();
+    for (module, file) in &all {
+        for path in named(file).paths {
+            if let Some(target) = target(&all, module, &path) {
+                uses.add_edge(number(module), number(&target), ());
+            }
+        }
+    }
+    assert!(uses.edge_count() > all.len(), "nothing was found: {}", uses.edge_count());
+    let circles = tarjan_scc(&uses).into_iter().filter(|circle| circle.len() > 1);
+    let told = |circle: &[usize]| -> Vec<String> {
+        circle.iter().map(|number| names[*number].join("/")).collect()
+    };
+    let (monitors, others): (Vec<Vec<usize>>, Vec<Vec<usize>>) =
+        circles.partition(|circle| circle.iter().all(|number| names[*number][0] == "monitor"));
+    let others: Vec<_> = others.iter().map(|circle| told(circle)).collect();
+    assert!(others.is_empty(), "{others:#?}");
+    assert!(monitors.len() <= 1, "another circle: {monitors:#?}");
+    let size = monitors.first().map_or(0, Vec::len);
+    let list = monitors.iter().map(|circle| told(circle)).collect::<Vec<_>>();
+    assert_eq!(size, MONITORS_CIRCLE, "less: say so here; more: cut it: {list:#?}");
+}
+
+#[test]
+fn no_two_types_of_the_monitor_share_a_name() {
+    let mut by_name: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
+    for (module, file) in modules() {
+        if module.first().is_some_and(|room| ONE_NAME_EACH.contains(&room.as_str())) {
+            for name in named(&file).types {
+                by_name.entry(name).or_default().insert(file.clone());
+            }
+        }
+    }
+    by_name.retain(|_, files| files.len() > 1);
+    assert!(by_name.is_empty(), "{by_name:#?}");
+}
