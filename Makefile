@@ -150,7 +150,7 @@ manifests:
 packages: build pages ## make a .deb, an .rpm and a tarball, in target/packages
 	packaging/build $(RELEASE) $(PAGES)
 
-test-packages: packages ## install, upgrade, remove and purge them in fresh Debian userlands (root)
+test-packages: packages ## install, upgrade, remove and purge them in fresh userlands of Debian and Ubuntu (root)
 	$(CARGO) build --locked -p cgpu-sim --bin cgpu-sim
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	tests/packages target/packages target/debug
