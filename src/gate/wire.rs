@@ -64,7 +64,7 @@ pub enum Question {
     /// How things stand.
     Status,
     /// Who had the GPU with that UUID lately, of whichever container.
-    Occupancy {
+    LastSeen {
         /// `GPU-` and a UUID.
         uuid: String,
     },
@@ -84,7 +84,7 @@ pub enum Answer {
     /// How things stand.
     Status(Box<Status>),
     /// Who had the GPU lately.
-    Occupancy(Occupancy),
+    LastSeen(LastSeen),
     /// It was done.
     Done,
     /// It was not: more is in use than the quota would be.
@@ -128,14 +128,14 @@ pub struct Status {
 /// Who had a GPU lately, by the driver's samples: five a second, as far back as the driver goes (14 seconds
 /// on an H100).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Occupancy {
+pub struct LastSeen {
     /// How often the driver looked, whether it saw somebody or nobody.
     pub looks: u32,
     /// How often it saw a process, by its number, as the host has it.
     pub of_processes: BTreeMap<u32, u32>,
 }
 
-impl Occupancy {
+impl LastSeen {
     /// The part of the looks that saw one of these processes, from 0 to 1; `None` where there were none.
     #[must_use]
     pub fn part_of(&self, pids: impl Iterator<Item = u32>) -> Option<f64> {
@@ -245,11 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn an_occupancy_tells_the_part_that_processes_had() {
-        let occupancy = Occupancy { looks: 8, of_processes: [(10, 2), (11, 1), (99, 4)].into() };
-        assert_eq!(occupancy.part_of([10, 11].into_iter()), Some(0.375));
-        assert_eq!(occupancy.part_of([12].into_iter()), Some(0.0));
-        assert_eq!(Occupancy::default().part_of([10].into_iter()), None);
+    fn who_was_seen_last_tells_the_part_that_processes_had() {
+        let last_seen = LastSeen { looks: 8, of_processes: [(10, 2), (11, 1), (99, 4)].into() };
+        assert_eq!(last_seen.part_of([10, 11].into_iter()), Some(0.375));
+        assert_eq!(last_seen.part_of([12].into_iter()), Some(0.0));
+        assert_eq!(LastSeen::default().part_of([10].into_iter()), None);
     }
 
     #[test]

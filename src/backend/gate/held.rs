@@ -7,7 +7,7 @@ use super::LOOK_PATIENCE;
 use crate::backend::Observed;
 use crate::gate::client::ask_all;
 use crate::gate::launch::Place;
-use crate::gate::wire::{Answer, Occupancy, Question};
+use crate::gate::wire::{Answer, LastSeen, Question};
 
 /// How many monitors are asked about a GPU, where the one before doesn't answer.
 const TRIES: usize = 2;
@@ -19,29 +19,29 @@ pub fn note_held(
     gpus: &BTreeMap<u32, String>,
     observed: &mut HashMap<String, Observed>,
 ) {
-    let mut known: HashMap<u32, Occupancy> = HashMap::new();
+    let mut known: HashMap<u32, LastSeen> = HashMap::new();
     for attempt in 0..TRIES {
         let unknown = gpus.iter().filter(|(index, _)| !known.contains_key(index));
         let asked: Vec<_> = unknown
             .filter_map(|(index, uuid)| {
                 let short_id = users(*index, observed).nth(attempt)?;
                 let socket = Place::of(state_dir, short_id).control();
-                Some((*index, socket, Question::Occupancy { uuid: uuid.clone() }))
+                Some((*index, socket, Question::LastSeen { uuid: uuid.clone() }))
             })
             .collect();
         let questions: Vec<_> =
             asked.iter().map(|(_, socket, question)| (&**socket, question)).collect();
         let answers = ask_all(&questions, LOOK_PATIENCE);
         for ((index, ..), answer) in asked.iter().zip(answers) {
-            if let Some(Answer::Occupancy(occupancy)) = answer {
-                known.insert(*index, occupancy);
+            if let Some(Answer::LastSeen(last_seen)) = answer {
+                known.insert(*index, last_seen);
             }
         }
     }
     for instance in observed.values_mut().filter_map(|one| one.instances.as_mut()).flatten() {
-        let occupancy = known.get(&instance.gpu_index);
+        let last_seen = known.get(&instance.gpu_index);
         let pids = instance.processes.iter().map(|(pid, _)| pid.cast_unsigned());
-        instance.compute_held = occupancy.and_then(|occupancy| occupancy.part_of(pids));
+        instance.compute_held = last_seen.and_then(|last_seen| last_seen.part_of(pids));
     }
 }
 

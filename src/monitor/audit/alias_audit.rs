@@ -3,15 +3,14 @@
 //!
 //! Knows no verdicts: what the numbers mean is judged in [`crate::monitor::audit::judge`].
 
+use crate::monitor::audit::holdings::DOUBT;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::monitor::audit::holdings::DOUBT;
-use crate::monitor::audit::prune::{Depth, MOST_ASKED};
-use crate::monitor::driver::monitor_client::MonitorClient;
-use crate::monitor::worker::Shared;
+/// Objects that are asked for one by one.
+pub(crate) const MOST_ASKED: usize = 2048;
 
 /// How often they are asked for.
 const OFTEN: Duration = Duration::from_millis(400);
@@ -78,7 +77,7 @@ impl Names {
 
     /// Whether they are to be asked for now: also where as many show as are known, of which some may
     /// have gone just when others came.
-    fn are_due(&self) -> bool {
+    pub(crate) fn are_due(&self) -> bool {
         if !self.are_needed.load(Ordering::Relaxed) {
             return false;
         }
@@ -101,27 +100,6 @@ impl Names {
             *asked = first + MOST_ASKED;
         }
         all
-    }
-}
-
-impl Shared {
-    /// Asks for names: one that is gone makes room for one that nobody asked for.
-    pub(crate) fn ask_for_names(&self, own: &MonitorClient) {
-        let names = &self.auditor.names;
-        if !names.are_due() {
-            return;
-        }
-        let (several, before) = {
-            let books = self.books();
-            (books.ledger.names_of_several(), books.ledger.size().objects)
-        };
-        self.strike_out(own, &names.in_turn(None, several), Depth::Objects);
-        let mut books = self.books();
-        if books.ledger.size().objects < before {
-            books.schedule(Instant::now());
-            drop(books);
-            self.auditor.wake();
-        }
     }
 }
 

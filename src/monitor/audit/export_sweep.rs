@@ -1,4 +1,11 @@
-//! Files that memory was exported to: looked for, and taken back when nobody has them any more.
+//! Files that memory was exported to, kept and taken back.
+//!
+//! The driver keeps the memory while the file is open, wherever its descriptor went, and
+//! nothing tells when it's closed. So we keep it open, too: by that an import is known for
+//! what it is. When no object names the memory any more, and nobody of the container is
+//! found with the file, it is taken back: the driver frees what the file has, also where a
+//! descriptor of it is hidden. So it is when the container is gone. What is put into a file, and taken
+//! out of it, is so on the [lane](crate::monitor::calls::lane).
 
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
@@ -76,7 +83,7 @@ impl Shared {
         if places.is_empty() {
             return true;
         }
-        let Some(own) = self.auditor.own(self) else { return false };
+        let Some(own) = self.own_client() else { return false };
         let rm = Rm { release: &self.release, device: &own.control };
         for (first, count) in export::clearings(&places) {
             let mut params = export::clear(exported.file.descriptor(), first, count);

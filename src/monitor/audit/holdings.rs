@@ -5,19 +5,14 @@
 //! the driver is asked all the same: what that call gets may be missing in the books, and is no shield for
 //! long: see [`Doubts`]. Knows no verdicts.
 
+use crate::ledger::Process;
+use crate::monitor::audit::judge::KnownNames;
+use crate::monitor::caller::target::process_id;
+use crate::monitor::state::books::Books;
+use crate::rm::about::Held;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-use crate::ledger::Process;
-use crate::monitor::audit::judge::KnownNames;
-use crate::monitor::audit::unanswered::Amount;
-use crate::monitor::caller::target::process_id;
-use crate::monitor::calls::lane::OnLane;
-use crate::monitor::driver::monitor_client::MonitorClient;
-use crate::monitor::state::books::Books;
-use crate::monitor::worker::Shared;
-use crate::rm::about::Held;
 
 /// How long it may look as if there were more than was asked for, while a call hangs.
 pub(crate) const DOUBT: Duration = Duration::from_millis(400);
@@ -34,7 +29,7 @@ pub(crate) struct DeadPids {
 
 impl DeadPids {
     /// Those under which the driver shows what is the container's.
-    fn asked_for(&self, books: &Books) -> BTreeSet<u32> {
+    pub(crate) fn asked_for(&self, books: &Books) -> BTreeSet<u32> {
         let processes = books.processes.difference(&self.lost);
         let pids = processes.map(|process| process_id(*process).pid.cast_unsigned());
         // Somebody may have a client of those who are dead.
@@ -66,36 +61,5 @@ impl Doubts {
     /// It doesn't any more.
     pub(crate) fn dispel(&self, gpu: usize) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&gpu);
-    }
-}
-
-impl Shared {
-    /// What the driver says of the container's processes, and those before them. `None` of the lane is
-    /// that a call hangs on it.
-    pub(crate) fn ask(
-        &self,
-        lane: Option<&OnLane<'_>>,
-        own: &MonitorClient,
-        gpu: usize,
-        numbers: &DeadPids,
-    ) -> Option<Holdings> {
-        // All of one moment: a process that came and took memory after the list was made would be missing
-        // in the driver's figure, and what it holds be taken for given back.
-        let (pids, named) = {
-            let mut books = self.books();
-            books.ledger.watch();
-            let shows_names = self.auditor.names.show() && lane.is_some();
-            let named = shows_names.then(|| books.named(gpu));
-            // Ours first: memory becomes ours, and never somebody else's again.
-            let ours = books.ledger.has_stakes().then(std::process::id);
-            let pids: Vec<u32> = ours.into_iter().chain(numbers.asked_for(&books)).collect();
-            (pids, named)
-        };
-        let held = own.held(&self.release, gpu, &pids);
-        let held = self.answered(gpu, Amount::Held, held)?;
-        let (ours, held): (Vec<Held>, Vec<Held>) =
-            held.into_iter().partition(|held| held.pid == std::process::id());
-        let own_bytes = ours.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
-        Some(Holdings { held, own_bytes, named })
     }
 }

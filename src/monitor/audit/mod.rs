@@ -1,9 +1,13 @@
 //! What the driver and the kernel have of the container: asked for, judged, acted on.
 
 pub(crate) mod alias_audit;
+pub(crate) mod alias_check;
 pub(crate) mod auditor;
+pub(crate) mod escape_search;
 pub(crate) mod escaped_fds;
 pub(crate) mod export_sweep;
+pub(crate) mod figures;
+pub(crate) mod heir_check;
 pub(crate) mod heirs;
 pub(crate) mod holdings;
 pub(crate) mod judge;
@@ -11,6 +15,7 @@ pub(crate) mod origin;
 pub(crate) mod pid_ns;
 pub(crate) mod prune;
 pub(crate) mod rest;
+pub(crate) mod rounds;
 pub(crate) mod shadow_dups;
 pub(crate) mod unanswered;
 pub(crate) mod vma_audit;

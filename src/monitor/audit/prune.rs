@@ -6,12 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::{Client, Entry, Handle};
+use crate::monitor::audit::alias_audit::MOST_ASKED;
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::worker::Shared;
-
-/// Objects that are asked for one by one.
-pub(crate) const MOST_ASKED: usize = 2048;
 
 /// What is asked for one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

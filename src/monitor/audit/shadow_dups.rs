@@ -3,7 +3,7 @@
 use crate::ledger::{Before, Client, Entry, Handle, Hold, Shown};
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::driver::device::{Device, Rm};
-use crate::monitor::driver::monitor_client::MonitorClient;
+use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known};
 use crate::monitor::state::books::Books;
 use crate::monitor::worker::Shared;
 
@@ -14,23 +14,6 @@ pub(crate) struct Source {
     pub(crate) handle: u32,
     /// It's a stake, and stays.
     pub(crate) stays: bool,
-}
-
-/// An object of ours as the ledger knows it.
-pub(crate) fn known(own: &MonitorClient, handle: u32) -> u64 {
-    u64::from(own.client) << 32 | u64::from(handle)
-}
-
-/// Its handle, if it's of this client of ours.
-pub(crate) fn handle_of(own: &MonitorClient, stake: u64) -> Option<u32> {
-    let handle = u32::try_from(stake & u64::from(u32::MAX)).ok()?;
-    (known(own, handle) == stake).then_some(handle)
-}
-
-/// All that are of a client of ours, first and last.
-pub(crate) fn of_client(client: u32) -> (u64, u64) {
-    let first = u64::from(client) << 32;
-    (first, first | u64::from(u32::MAX))
 }
 
 impl Books {
@@ -72,7 +55,7 @@ impl Shared {
         object: (u32, u32),
         gpu: usize,
     ) -> bool {
-        let Some(own) = self.auditor.own(self) else { return false };
+        let Some(own) = self.own_client() else { return false };
         let theirs = Rm { release: &self.release, device };
         let Ok(fresh) = own.borrow(&theirs, object, Some(gpu)) else { return false };
         let before = Before::Export { hold };
@@ -96,7 +79,7 @@ impl Shared {
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
         let theirs = Rm { release: &self.release, device };
-        self.auditor.own(self)?.borrow(&theirs, source, Some(gpu)).ok()
+        self.own_client()?.borrow(&theirs, source, Some(gpu)).ok()
     }
 
     /// The same for one that was imported: behind the stake of the export.
@@ -106,7 +89,7 @@ impl Shared {
         (shown, gpu): (Shown, Option<usize>),
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
-        let own = self.auditor.own(self)?;
+        let own = self.own_client()?;
         let stake = self.books().ledger.stake_at(Before::Export { hold })?;
         own.again(&self.release, gpu, handle_of(&own, stake)?)
     }

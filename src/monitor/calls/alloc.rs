@@ -267,7 +267,7 @@ impl Case<'_> {
     fn is_there(&self, Object { client, handle, .. }: Object) -> bool {
         let release = &self.shared.release;
         let known = self.books().ledger.contains(Client(client), Handle(handle));
-        let own = self.shared.auditor.own(self.shared).filter(|_| known);
+        let own = self.shared.own_client().filter(|_| known);
         own.is_some_and(|own| own.presence(release, client, handle) == Presence::There)
     }
 
@@ -444,7 +444,7 @@ impl Case<'_> {
     /// Whether the driver has no such client: by another's file it's told so of any.
     fn is_no_client(&self, client: u32) -> bool {
         let release = &self.shared.release;
-        let own = self.shared.auditor.own(self.shared);
+        let own = self.shared.own_client();
         own.filter(|own| own.can_tell(release))
             .is_some_and(|own| own.presence(release, client, client) == Presence::NoClient)
     }

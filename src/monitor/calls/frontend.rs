@@ -1,47 +1,20 @@
 //! Calls to `nvidiactl` and `nvidiaN`: read, unwrapped, and judged by their bytes.
 //!
 //! That is done before anybody looks whose descriptor it is, which some calls don't need:
-//! see [`Pass::asks_no_descriptor`]. What is read is the caller's if it still waits.
+//! see [`Pass::asks_no_descriptor`](crate::monitor::calls::policy::Pass::asks_no_descriptor). What is read is the caller's if it still waits.
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
-use crate::monitor::calls::policy::{self, Pass, Passed, Verdict};
+use crate::monitor::calls::asked::{Asked, Unread};
+use crate::monitor::calls::policy::{self, Passed, Verdict};
 use crate::monitor::calls::serve::{Case, Over};
 use crate::monitor::worker::log_limit::News;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
-use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
+use crate::rm::{self, Answer, Call, Command, refuse};
 
 /// What the driver says of an object that is made already, and of one that is exported. What it says
 /// of a free, many calls are told.
 const DONE_ALREADY: [u32; 2] = [NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE];
-
-/// An escape as it was read, whoever it is meant for.
-#[derive(Debug)]
-pub(crate) struct Asked {
-    command: Command,
-    address: u64,
-    decoded: Decoded,
-    verdict: Verdict,
-    /// Whether another call wrapped it.
-    wrapped: bool,
-}
-
-/// Why an escape isn't known.
-#[derive(Debug)]
-pub(crate) enum Unread {
-    Memory(Over),
-    Refused(Refusal),
-}
-
-impl Asked {
-    /// Why it continues, where this is so whatever its descriptor is.
-    pub(crate) fn passes(&self) -> Option<&'static Pass> {
-        match self.verdict {
-            Verdict::Continue(pass) if !self.wrapped && pass.asks_no_descriptor() => Some(pass),
-            _ => None,
-        }
-    }
-}
 
 impl Case<'_> {
     /// Reads an escape and what it wraps, and judges it by that alone.

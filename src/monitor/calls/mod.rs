@@ -1,6 +1,7 @@
 //! The kinds of calls: what each is, what it is charged, and how it is made.
 
 pub(crate) mod alloc;
+pub(crate) mod asked;
 pub(crate) mod control;
 pub(crate) mod debug;
 pub(crate) mod duplicate;
@@ -13,5 +14,6 @@ pub(crate) mod mmap;
 pub mod policy;
 pub(crate) mod recover;
 pub(crate) mod serve;
+pub(crate) mod threads;
 pub(crate) mod uvm;
 pub(crate) mod vid_heap;

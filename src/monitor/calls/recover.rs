@@ -127,7 +127,7 @@ impl Shared {
     fn forget_if_gone(&self, of: u32, object: u32) {
         if object != 0
             && object != of
-            && let Some(own) = self.auditor.own(self)
+            && let Some(own) = self.own_client()
             && own.can_tell(&self.release)
             && own.presence(&self.release, of, object) != Presence::There
         {

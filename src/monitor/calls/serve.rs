@@ -23,7 +23,7 @@ use crate::monitor::caller::listener::{CallerGone, Listener, Reply};
 use crate::monitor::caller::scratch::{Copy, Scratch};
 use crate::monitor::caller::target::Target;
 use crate::monitor::caller::unclaimed::Kept;
-use crate::monitor::calls::frontend::Asked;
+use crate::monitor::calls::asked::Asked;
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::policy::Pass;
 use crate::monitor::driver::device::Device;

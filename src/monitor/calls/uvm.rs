@@ -169,7 +169,7 @@ impl<'a> Case<'a> {
         let number_of = control.map_or(-1, Device::descriptor);
         self.patch(layout, Meaning::Descriptor, u64::from(number_of.cast_unsigned()));
         // The GPU's node must be open in the process that asks (`osIsGpuAccessible`, nv_gpu_ops.c).
-        let own = self.shared.auditor.own(self.shared);
+        let own = self.shared.own_client();
         let asked = self.ask(number);
         drop(own);
         self.patch(layout, Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
@@ -371,7 +371,7 @@ impl<'a> Case<'a> {
         (memory, control): (Source, &Device),
         charge: Option<u64>,
     ) -> Result<u32, Over> {
-        let Some(own) = self.shared.auditor.own(self.shared) else {
+        let Some(own) = self.shared.own_client() else {
             return Ok(NV_ERR_INVALID_ARGUMENT);
         };
         let theirs = Rm { release: &self.shared.release, device: control };

@@ -197,7 +197,7 @@ impl Shared {
 
     /// Forgets those that the driver doesn't have any more.
     fn forget_gone_groups(&self, gpu: usize) {
-        let own = self.auditor.own(self);
+        let own = self.own_client();
         let Some(own) = own.filter(|own| own.can_tell(&self.release)) else { return };
         let known = self.books().groups.on(gpu);
         for ((client, handle), group) in known {

@@ -3,4 +3,6 @@
 pub(crate) mod groups;
 pub(crate) mod reach;
 pub(crate) mod shares;
+pub(crate) mod slices;
 pub(crate) mod slots;
+pub(crate) mod turns;

@@ -3,5 +3,6 @@
 pub(crate) mod buffer;
 pub(crate) mod client_handover;
 pub(crate) mod device;
+pub(crate) mod inherit;
 pub(crate) mod monitor_client;
 pub(crate) mod self_ranges;

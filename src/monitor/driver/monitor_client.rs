@@ -386,3 +386,20 @@ fn share(rm: &Rm<'_>, client: u32, handle: u32, target: u32, action: u8) -> Resu
     let kind = u32::from(TO_CLIENT) | u32::from(action) << 16;
     rm.with_policy(NV_ESC_RM_SHARE, client, handle, policy, kind)
 }
+
+/// An object of ours as the ledger knows it.
+pub(crate) fn known(own: &MonitorClient, handle: u32) -> u64 {
+    u64::from(own.client) << 32 | u64::from(handle)
+}
+
+/// Its handle, if it's of this client of ours.
+pub(crate) fn handle_of(own: &MonitorClient, stake: u64) -> Option<u32> {
+    let handle = u32::try_from(stake & u64::from(u32::MAX)).ok()?;
+    (known(own, handle) == stake).then_some(handle)
+}
+
+/// All that are of a client of ours, first and last.
+pub(crate) fn of_client(client: u32) -> (u64, u64) {
+    let first = u64::from(client) << 32;
+    (first, first | u64::from(u32::MAX))
+}

@@ -1,11 +1,5 @@
-//! Files that memory was exported to, kept and taken back.
-//!
-//! The driver keeps the memory while the file is open, wherever its descriptor went, and
-//! nothing tells when it's closed. So we keep it open, too: by that an import is known for
-//! what it is. When no object names the memory any more, and nobody of the container is
-//! found with the file, it is taken back: the driver frees what the file has, also where a
-//! descriptor of it is hidden. So it is when the container is gone. What is put into a file, and taken
-//! out of it, is so on the [lane](crate::monitor::calls::lane).
+//! Files that memory was exported to, as they are kept. How they are taken back says
+//! [`export_sweep`](crate::monitor::audit::export_sweep).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,12 +1,5 @@
-//! Files of UVM's that have GPUs, ranges, or memory mapped by them.
-//!
-//! UVM keeps what it maps until it's unmapped or its file is closed, whoever has that by then:
-//! it may have been inherited, sent, or hidden in a socket's queue. Nothing tells when a file
-//! is closed, and nothing but a file in hand tells it from others. So, as with exports, we keep
-//! each open from its initialization on, or the first call that gives it any of these. When nobody
-//! of the container is found with one, its GPUs are unregistered, which ends what it maps also where
-//! a descriptor is hidden, and it is let go; so they are when its maker is over. What is mapped where is the ledger's business, and which ranges it has the
-//! books'.
+//! Files of UVM's that are kept: told apart, found and counted. Why they are kept, and how long, says
+//! [`sweep`](crate::monitor::uvm::sweep).
 
 use std::cmp::Ordering;
 use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};

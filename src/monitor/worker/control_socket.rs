@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::gate::wire::{
-    Answer, GpuStatus, MOST_PROCESSES_TOLD, Occupancy, ProcessStatus, Question, Status,
+    Answer, GpuStatus, LastSeen, MOST_PROCESSES_TOLD, ProcessStatus, Question, Status,
 };
 use crate::ledger::{Entry, Ledger, LedgerError};
 use crate::monitor::caller::target::process_id;
@@ -75,13 +75,13 @@ impl Shared {
     fn answer(&self, question: &Question) -> Answer {
         match question {
             Question::Status => Answer::Status(Box::new(self.status())),
-            Question::Occupancy { uuid } => self.occupancy(uuid),
+            Question::LastSeen { uuid } => self.last_seen(uuid),
             Question::Limit { uuid, limit_bytes } => self.limit(uuid, *limit_bytes),
         }
     }
 
     /// Who had a GPU lately, where the driver is open here: nobody's look opens it.
-    fn occupancy(&self, uuid: &str) -> Answer {
+    fn last_seen(&self, uuid: &str) -> Answer {
         let gpu = self.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
         let samples = gpu.zip(self.auditor.own_at_hand());
         let samples = samples.map(|(gpu, own)| own.samples(&self.release, gpu));
@@ -94,7 +94,7 @@ impl Shared {
                 for pid in samples.iter().filter_map(|sample| sample.pid) {
                     *of_processes.entry(pid).or_default() += 1;
                 }
-                Answer::Occupancy(Occupancy { looks, of_processes })
+                Answer::LastSeen(LastSeen { looks, of_processes })
             }
             None => {
                 Answer::Refused { reason: format!("who uses the GPU {uuid} is not known here") }

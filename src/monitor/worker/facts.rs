@@ -1,20 +1,11 @@
-//! What the worker tells of its container: allocations over the quota, and processes that it ended.
-//!
-//! A program may ask for too much a million times a second. So each kind has a bucket, a refusal
-//! beyond it costs a count, and the next event that is written says how many were left out. The
-//! counts lie in the journal, so that they outlive the worker. Where a bucket has a token again, or
-//! the container ends, and something was left out, the last refusal is told after all.
+//! How many events of each kind a container may cause, and what was left out.
 
-use std::fs;
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
-
-use crate::events::{Bucket, Event, Kind, Teller};
+use crate::events::{Bucket, Event, Teller};
 use crate::gate::settings::Settings;
 use crate::ledger::{Process, Usage};
-use crate::monitor::caller::target::process_id;
-use crate::monitor::state::journal_map::LeftOut;
-use crate::monitor::worker::Shared;
+use std::fs;
+use std::sync::Mutex;
+use std::time::Instant;
 
 /// Refused allocations that are told at once, and how long it takes until one more is.
 const REFUSALS: (u32, u64) = (10, 10_000_000);
@@ -35,17 +26,17 @@ pub(crate) struct Refused {
 /// Who tells, and how much was told.
 #[derive(Debug)]
 pub(crate) struct Facts {
-    teller: Teller,
+    pub(crate) teller: Teller,
     began: Instant,
-    refusals: Mutex<Refusals>,
-    kills: Mutex<Bucket>,
+    pub(crate) refusals: Mutex<Refusals>,
+    pub(crate) kills: Mutex<Bucket>,
 }
 
 #[derive(Debug)]
-struct Refusals {
-    bucket: Bucket,
+pub(crate) struct Refusals {
+    pub(crate) bucket: Bucket,
     /// The last one, where it was left out.
-    last: Option<Refused>,
+    pub(crate) last: Option<Refused>,
 }
 
 /// When it's looked whether something was left out.
@@ -70,81 +61,8 @@ impl Facts {
         }
     }
 
-    fn now_us(&self) -> u64 {
+    pub(crate) fn now_us(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
-    }
-}
-
-impl Shared {
-    /// An allocation was refused for the quota.
-    pub(crate) fn refused_allocation(&self, refused: Refused) {
-        let now_us = self.facts.now_us();
-        let mut refusals = self.facts.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        if !refusals.bucket.take(now_us) {
-            refusals.last = Some(refused);
-            self.memory.leave_out(LeftOut::Refusals);
-            return;
-        }
-        refusals.last = None;
-        drop(refusals);
-        let left_out = self.memory.take_left_out(LeftOut::Refusals);
-        self.facts.teller.tell(Event { left_out, ..self.refusal(refused) });
-    }
-
-    /// Whether refusals were left out that nobody was told of.
-    pub(crate) fn has_left_out(&self) -> bool {
-        self.memory.has_left_out(LeftOut::Refusals)
-    }
-
-    /// Tells how many refusals were left out, where it's time for that.
-    pub(crate) fn tell_left_out(&self, when: When) {
-        if !self.has_left_out() {
-            return;
-        }
-        let now_us = self.facts.now_us();
-        let mut refusals = self.facts.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        if when == When::Due && !refusals.bucket.take(now_us) {
-            return;
-        }
-        let last = refusals.last.take();
-        drop(refusals);
-        let left_out = self.memory.take_left_out(LeftOut::Refusals);
-        let event = match last {
-            // It was counted among them.
-            Some(last) => Event { left_out: left_out.saturating_sub(1), ..self.refusal(last) },
-            // A worker before knew more.
-            None => Event { left_out, ..Event::new(Kind::AllocationRefused) },
-        };
-        self.facts.teller.tell(event);
-    }
-
-    fn refusal(&self, refused: Refused) -> Event {
-        let gpu = self.settings.gpus.get(refused.gpu);
-        let event = Event {
-            gpu: gpu.map(|gpu| gpu.index),
-            gpu_uuid: gpu.map(|gpu| gpu.uuid.clone()),
-            asked_bytes: Some(refused.asked_bytes),
-            used_bytes: Some(refused.usage.used_bytes),
-            quota_bytes: Some(refused.usage.limit_bytes),
-            ..Event::new(Kind::AllocationRefused)
-        };
-        match refused.process.map(process_id) {
-            Some(process) if process.alive() => described(event, process.pid),
-            Some(process) => event.by(process.pid, None, None),
-            None => event,
-        }
-    }
-
-    /// A process was ended: which, and for what reason, is in `event`.
-    pub(crate) fn killed(&self, event: Event) {
-        let now_us = self.facts.now_us();
-        let mut bucket = self.facts.kills.lock().unwrap_or_else(PoisonError::into_inner);
-        if !bucket.take(now_us) {
-            return self.memory.leave_out(LeftOut::Kills);
-        }
-        drop(bucket);
-        let left_out = self.memory.take_left_out(LeftOut::Kills);
-        self.facts.teller.tell(Event { left_out, ..event });
     }
 }
 
@@ -160,6 +78,7 @@ pub(crate) fn described(event: Event, pid: i32) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::Kind;
 
     #[test]
     fn a_process_is_told_by_its_name_and_its_numbers() {

@@ -1,0 +1,27 @@
+//! Compares the names of memory that the driver shows with those that are known.
+
+use crate::monitor::audit::prune::Depth;
+use crate::monitor::driver::monitor_client::MonitorClient;
+use crate::monitor::worker::Shared;
+use std::time::Instant;
+
+impl Shared {
+    /// Asks for names: one that is gone makes room for one that nobody asked for.
+    pub(crate) fn ask_for_names(&self, own: &MonitorClient) {
+        let names = &self.auditor.names;
+        if !names.are_due() {
+            return;
+        }
+        let (several, before) = {
+            let books = self.books();
+            (books.ledger.names_of_several(), books.ledger.size().objects)
+        };
+        self.strike_out(own, &names.in_turn(None, several), Depth::Objects);
+        let mut books = self.books();
+        if books.ledger.size().objects < before {
+            books.schedule(Instant::now());
+            drop(books);
+            self.auditor.wake();
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Descriptors of the container's that others have, and what they take through them.
+//!
+//! A descriptor can be sent to a process that no filter watches. What is taken through it
+//! shows in the driver's figures alone: of the process that made the client, which may be
+//! dead by then, or of a stranger that made one of its own. So those are asked for, too;
+//! whoever then is found with a file that was opened in the container ([`Origin`](crate::monitor::audit::origin::Origin)), and
+//! isn't at home there, is ended.
+
+use crate::events::Event;
+use crate::monitor::audit::escaped_fds::{Charge, Home};
+use crate::monitor::audit::origin::mounts;
+use crate::monitor::audit::unanswered::Amount;
+use crate::monitor::caller::target::{process_id, with_files};
+use crate::monitor::driver::device::{self, Device};
+use crate::monitor::worker::Shared;
+use crate::monitor::worker::facts::described;
+use crate::process::{first_of, told};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often is looked whether strangers could have taken anything, and how often they are
+/// asked for all the same.
+const LOOK: Duration = Duration::from_millis(200);
+
+const FULL_LOOK: Duration = Duration::from_millis(600);
+
+/// The same while the container rests and nobody's use has changed, and while none of its processes uses the
+/// driver.
+const FULL_LOOK_AT_REST: Duration = Duration::from_secs(5);
+
+const FULL_LOOK_WITHOUT_USE: Duration = Duration::from_secs(60);
+
+/// How often descriptors are looked through while there is something to explain, and how
+/// long after it came up.
+const SEARCH: Duration = Duration::from_millis(200);
+
+/// How often while use by the dead stays the same.
+const SLOW_SEARCH: Duration = Duration::from_secs(2);
+
+/// So much more that the driver has for nobody who can be asked about is looked into: for a
+/// dead stranger's client, say. Its own needs, contexts for one, are less or looked into in
+/// vain.
+const UNEXPLAINED_BYTES: i128 = 16 << 20;
+
+/// Looks in a row that may tell nothing of that.
+const MOST_UNSTEADY: u32 = 1;
+
+const MOST_MOUNTS: usize = 1024;
+
+/// A stranger's descriptors.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Descriptors {
+    /// One of the container's.
+    of_container: bool,
+    /// One of the driver's that it opened where it is at home.
+    of_own: bool,
+}
+
+impl Shared {
+    /// A process of the container has that file open.
+    pub(crate) fn opened(&self, device: &Device) {
+        let Some(mount) = device.mount else { return };
+        if self.auditor.abroad.last.swap(mount, Ordering::Relaxed) != mount {
+            self.learn(mount, device.place.0);
+        }
+    }
+
+    fn learn(&self, mount: u64, filesystem: u64) {
+        let mut origins = self.auditor.abroad.origins();
+        if origins.judged.len() >= MOST_MOUNTS || !origins.judged.insert(mount) {
+            return;
+        }
+        // The host's own tell nothing.
+        let Ok(ours) = fs::read_to_string("/proc/self/mountinfo") else { return };
+        if mounts(&ours).contains(&mount) {
+            return;
+        }
+        let nodes = &self.settings.nodes;
+        let mut of_host = nodes.iter().filter_map(|node| device::place_at(&node.path));
+        let private = !of_host.any(|place| place.0 == filesystem);
+        origins.origin.learn(mount, private.then_some(filesystem));
+    }
+
+    /// Looks for the container's first process, before any has called: a descriptor can be sent
+    /// away unused. Its mounts may still be being made, so they are looked at again.
+    pub(crate) fn meet(&self) {
+        let now = Instant::now();
+        let abroad = &self.auditor.abroad;
+        let mut since = now;
+        if let Some(home) = &mut abroad.state().home {
+            if home.is_settled(now) {
+                return;
+            }
+            since = home.since;
+        }
+        let Some(state_file) = &self.settings.state_file else { return };
+        let Ok(Some(first)) = first_of(state_file) else { return };
+        let Ok(ours) = fs::read_to_string("/proc/self/mountinfo") else { return };
+        let Ok((file, theirs)) = opened(&format!("/proc/{}/mountinfo", first.pid)) else { return };
+        let (ours, mut theirs) = (mounts(&ours), mounts(&theirs));
+        theirs.retain(|mount| !ours.contains(mount));
+        if !first.alive() || theirs.is_empty() || theirs.len() > MOST_MOUNTS {
+            return;
+        }
+        abroad.origins().origin.inhabit(theirs);
+        self.settle(first.pid);
+        abroad.state().home = Some(Home { mounts: file, since, met: now });
+    }
+
+    /// A process of the container's was seen: where it lives, and what it has open.
+    pub(crate) fn settle(&self, pid: i32) {
+        let cgroup = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
+        let ours = mount_namespace(std::process::id().cast_signed());
+        let settled = mount_namespace(pid).filter(|of| Some(*of) != ours);
+        let home = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
+        let home = home.filter(|of| !of.trim_end().ends_with(":/"));
+        let settled = settled.map(|(_, inode)| inode);
+        self.auditor.abroad.origins().origin.settle(settled, home.as_deref());
+        for tid in with_files(pid.cast_unsigned()) {
+            for (mount, filesystem) in self.open_nodes(tid) {
+                self.learn(mount, filesystem);
+            }
+        }
+    }
+
+    /// The driver's files among a thread's descriptors: their mounts and file systems.
+    fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
+        let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
+        let nodes = &self.settings.nodes;
+        entries.filter_map(|entry| device::opened_at(nodes, &entry.path())).collect()
+    }
+
+    /// Looks at the figures of those who aren't the container's, and for whoever has a
+    /// descriptor of its where they, or the container's own, ask for it.
+    pub(crate) fn look_abroad(&self) {
+        let abroad = &self.auditor.abroad;
+        let now = Instant::now();
+        if abroad.origins().origin.is_unknown() {
+            return;
+        }
+        let ours = self.our_pids();
+        if ours.is_empty() && !abroad.is_watched() {
+            return;
+        }
+        if abroad.state().looked.is_none_or(|looked| now - looked >= LOOK) {
+            abroad.state().looked = Some(now);
+            self.look_at_figures(&ours);
+        }
+        let (suspicious, lingering, searched) = {
+            let state = abroad.state();
+            let lingering = state.former.iter().any(|pid| state.figures.contains_key(pid));
+            (state.suspicion.is_some_and(|until| now < until), lingering, state.searched)
+        };
+        let since = searched.map_or(Duration::MAX, |searched| now - searched);
+        if (suspicious && since >= SEARCH) || (lingering && since >= SLOW_SEARCH) {
+            self.search(&ours, Charge::Theirs);
+        }
+    }
+
+    pub(crate) fn our_pids(&self) -> BTreeSet<u32> {
+        let books = self.books();
+        books.processes.iter().map(|process| process_id(*process).pid.cast_unsigned()).collect()
+    }
+
+    fn look_at_figures(&self, ours: &BTreeSet<u32>) {
+        let abroad = &self.auditor.abroad;
+        let own: Vec<u32> = ours.iter().copied().collect();
+        let Some((_, of_others)) = self.figures(&own) else { return };
+        let (last, suspicion) = {
+            let state = abroad.state();
+            (state.of_others, state.suspicion)
+        };
+        let now = Instant::now();
+        // Many monitors ask, for many processes: not without a reason.
+        let often = match (ours.is_empty(), self.is_at_rest(now)) {
+            (true, _) => FULL_LOOK_WITHOUT_USE,
+            (false, true) => FULL_LOOK_AT_REST,
+            (false, false) => FULL_LOOK,
+        };
+        if last.is_some_and(|(bytes, at)| bytes == of_others && now - at < often)
+            && suspicion.is_none_or(|until| until <= now)
+        {
+            return;
+        }
+        abroad.state().of_others = Some((of_others, now));
+        let former: BTreeSet<u32> = abroad.state().former.iter().copied().collect();
+        let all = processes().chain(former.iter().copied()).chain(ours.iter().copied());
+        let all: Vec<u32> = all.collect::<BTreeSet<u32>>().into_iter().collect();
+        let Some((_, before)) = self.figures(&[]) else { return };
+        let Some((mut figures, unexplained)) = self.figures(&all) else { return };
+        let Some((_, after)) = self.figures(&[]) else { return };
+        figures.retain(|pid, _| !ours.contains(pid));
+        let known = std::mem::replace(&mut abroad.state().figures, figures.clone());
+        let grown =
+            figures.iter().filter(|(pid, bytes)| known.get(pid).is_none_or(|known| known < bytes));
+        for (pid, _) in grown {
+            if former.contains(pid) {
+                abroad.suspect();
+            }
+            self.end_holder(*pid, ours, Charge::Own);
+        }
+        // What is taken meanwhile is in one figure and not in the other.
+        let mut state = abroad.state();
+        if before != after && state.unsteady < MOST_UNSTEADY {
+            state.unsteady += 1;
+            return;
+        }
+        state.unsteady = 0;
+        let known = state.unexplained;
+        drop(state);
+        if known.is_some_and(|known| unexplained - known >= UNEXPLAINED_BYTES) {
+            self.search(ours, Charge::Own);
+        } else if known.is_some_and(|known| known <= unexplained) {
+            return;
+        }
+        abroad.state().unexplained = Some(unexplained);
+    }
+
+    /// Bytes that processes have of the container's GPUs, where any, and what is in use beyond
+    /// that, but for a constant.
+    pub(crate) fn figures(&self, pids: &[u32]) -> Option<(BTreeMap<u32, u64>, i128)> {
+        let own = self.own_client()?;
+        let mut figures = BTreeMap::new();
+        let mut unexplained = 0;
+        for gpu in 0..self.uuids.len() {
+            let free = own.free_bytes(&self.release, gpu);
+            unexplained -= i128::from(self.answered(gpu, Amount::Free, free)?);
+            let held = own.held(&self.release, gpu, pids);
+            for held in self.answered(gpu, Amount::Held, held)? {
+                let bytes = held.bytes();
+                unexplained -= i128::from(held.made_bytes);
+                if bytes > 0 {
+                    *figures.entry(held.pid).or_insert(0) += bytes;
+                }
+            }
+        }
+        Some((figures, unexplained))
+    }
+
+    /// Ends all strangers that have a descriptor of the container's. Whether there was one.
+    pub(crate) fn search(&self, ours: &BTreeSet<u32>, charge: Charge) -> bool {
+        let all: Vec<u32> = processes().collect();
+        let found = all.iter().filter(|pid| self.end_holder(**pid, ours, charge)).count() > 0;
+        self.auditor.abroad.state().searched = Some(Instant::now());
+        found
+    }
+
+    /// Ends a process if it isn't the container's and has a descriptor that is. Whether it
+    /// was to be ended.
+    fn end_holder(&self, pid: u32, ours: &BTreeSet<u32>, charge: Charge) -> bool {
+        let own = std::process::id();
+        let kept = [1, own, std::os::unix::process::parent_id()];
+        if kept.contains(&pid) || ours.contains(&pid) {
+            return false;
+        }
+        // Before anything is asked: whoever had the pid by then is who gets the signal.
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pidfd = number.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let Some(pidfd) = pidfd else { return false };
+        let found = self.found(pid);
+        if !found.of_container || (charge == Charge::Own && found.of_own) || self.is_home(pid) {
+            return false;
+        }
+        let event = described(Event::killed_outside(), pid.cast_signed());
+        if pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
+            return false;
+        }
+        self.count_killed();
+        self.killed(event);
+        true
+    }
+
+    /// What a process has open. Threads may have descriptors of their own.
+    fn found(&self, pid: u32) -> Descriptors {
+        let mut found = Descriptors::default();
+        let mut at_home = None;
+        for tid in with_files(pid) {
+            for (mount, filesystem) in self.open_nodes(tid) {
+                let at_home = at_home.get_or_insert_with(|| {
+                    let of = |tid| fs::read_to_string(format!("/proc/{tid}/mountinfo")).ok();
+                    told(pid.cast_signed(), of).map(|text| mounts(&text))
+                });
+                let Some(at_home) = at_home else { return Descriptors::default() };
+                if at_home.contains(&mount) {
+                    found.of_own = true;
+                } else if self.auditor.abroad.origins().origin.has(mount, filesystem) {
+                    found.of_container = true;
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether a process is the container's, or a monitor.
+    pub(crate) fn is_home(&self, pid: u32) -> bool {
+        // A namespace that can't be told is nobody's; then what is known is too little.
+        let Some(namespace) = mount_namespace(pid.cast_signed()) else { return true };
+        let in_ours = Some(namespace) == mount_namespace(std::process::id().cast_signed());
+        let program = |tid| fs::read_link(format!("/proc/{tid}/exe")).ok();
+        let name = told(pid.cast_signed(), program).unwrap_or_default();
+        let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // An upgrade has replaced the file.
+        if in_ours && name.trim_end_matches(" (deleted)") == "cgpu-monitor" {
+            return true;
+        }
+        self.houses(pid, namespace.1)
+    }
+
+    fn houses(&self, pid: u32, namespace: u64) -> bool {
+        let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        self.auditor.abroad.origins().origin.houses(namespace, &cgroup)
+    }
+
+    /// All processes of the container, also those that never called.
+    pub(crate) fn inhabitants(&self) -> BTreeSet<u32> {
+        let at_home = |pid: &u32| {
+            let namespace = mount_namespace(pid.cast_signed());
+            namespace.is_some_and(|(_, inode)| self.houses(*pid, inode))
+        };
+        let mut pids = self.our_pids();
+        pids.extend(processes().filter(at_home));
+        pids
+    }
+}
+
+/// A file below /proc, and what it said when it was opened.
+fn opened(path: &str) -> io::Result<(File, String)> {
+    let mut file = File::open(path)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok((file, text))
+}
+
+/// The mount namespace of a process: device and inode.
+fn mount_namespace(pid: i32) -> Option<(u64, u64)> {
+    let namespace = told(pid, |tid| fs::metadata(format!("/proc/{tid}/ns/mnt")).ok())?;
+    Some((namespace.dev(), namespace.ino()))
+}
+
+/// The pids there are.
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
