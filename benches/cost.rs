@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cgpu::admission::Host;
 use cgpu::backend::Way;
 use cgpu::config::{Backend, Config};
+use cgpu::host::Host;
 use cgpu::plan::{Kind, Plan, PlannedGpu};
 use cgpu::process::ProcessId;
 use cgpu::registry::{Holder, Key};

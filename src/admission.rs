@@ -6,35 +6,31 @@
 //! plan admitted, the record written; isolation goes on while there is a record, and
 //! off before it goes. Must not know command lines or how errors are shown.
 
-mod error;
+pub mod error;
 mod gpus;
 mod lost;
 pub mod marks;
 
 use std::error::Error;
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::unistd::geteuid;
 use tracing::{info, warn};
 
 pub use error::AdmissionError;
 pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
-use crate::backend::{self, Isolation, Launch, Recruit, Tenant, Way};
-use crate::bundle::{self, Bundle, Edits, HookCall};
-use crate::config::{self, Config, ConfigError, Inject, InventorySource};
+use crate::backend::{self, Launch, Recruit};
 use crate::events::{Cause, Event, Kind as EventKind, Teller, plain};
 use crate::failpoint::failpoint;
-use crate::inject::{self, Injection, Missing, Mode, Nodes, Purpose};
-use crate::inventory::{self, Inventory};
+use crate::host::{Host, require_root, tenant};
+use crate::inject::Mode;
 use crate::names;
-use crate::plan::{self, Change, ChangeError, Kind, Plan, PlannedGpu, Refusal};
-use crate::process::{self, ProcessId};
+use crate::plan::{self, Change, ChangeError, Kind, Plan, Refusal};
+use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::report;
-use crate::request::{self, Request, Rules};
+use crate::request::Request;
 
 /// The most characters of a name in a message.
 const LONGEST_NAME: usize = 60;
@@ -50,268 +46,7 @@ pub const PRIVILEGED: &str = "this container is privileged: it can reach past an
 /// How long a container that was killed takes to be gone.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// This host's configuration and what belongs to it.
-#[derive(Debug, Clone)]
-pub struct Host {
-    /// The configuration.
-    pub config: Config,
-    /// The file it came from, by absolute path.
-    pub config_path: Option<PathBuf>,
-    /// How containers come behind their isolation.
-    pub way: Way,
-}
-
 impl Host {
-    /// The host as the configuration that `flag` or `CGPU_CONFIG` names has it.
-    ///
-    /// # Errors
-    ///
-    /// Where that can't be used.
-    pub fn load(flag: Option<&OsStr>) -> Result<Self, ConfigError> {
-        let variable = std::env::var_os(config::PATH_VARIABLE);
-        let loaded = config::load(flag, variable.as_deref())?;
-        Ok(Host { config: loaded.config, config_path: loaded.path, way: Way::Bundle })
-    }
-
-    /// Where its GPUs are learnt of.
-    #[must_use]
-    pub fn inventory_settings(&self) -> inventory::Settings {
-        inventory::Settings {
-            source: match self.config.inventory.source {
-                InventorySource::Auto => inventory::Source::Auto,
-                InventorySource::File => {
-                    inventory::Source::File(self.config.inventory.path.clone())
-                }
-            },
-            driver_root: self.config.driver.root.clone(),
-            state_dir: self.config.state_dir.clone(),
-            proc_root: self.config.driver.proc_root.clone(),
-        }
-    }
-
-    /// Its GPUs for a container of `request`, by the cache; where that is outgrown, `cgpu gpus
-    /// --refresh` is run.
-    ///
-    /// # Errors
-    ///
-    /// Where there is no driver, or the child does not do it in time.
-    pub fn inventory(&self, request: &Request) -> Result<Inventory, AdmissionError> {
-        let config_args = match &self.config_path {
-            Some(path) => vec!["--config".into(), path.clone().into_os_string()],
-            None => Vec::new(),
-        };
-        let limit = Duration::from_secs(self.config.inventory.refresh_timeout_s);
-        // Looked for only where it is needed: the cache may do.
-        let cgpu = own_program("cgpu").unwrap_or_else(|_| "cgpu".into());
-        let found = inventory::refreshed(&self.inventory_settings(), &cgpu, &config_args, limit);
-        found.map_err(|source| match request.wants_driver_by() {
-            Some(setting) => AdmissionError::NoGpus { setting: setting.clone(), source },
-            None => source.into(),
-        })
-    }
-
-    /// Its registry.
-    ///
-    /// # Errors
-    ///
-    /// Where the state directory can't be used.
-    pub fn registry(&self) -> Result<Registry, RegistryError> {
-        let boot_id = process::boot_id(Path::new("/proc"));
-        Registry::open(&self.config.state_dir, boot_id)
-    }
-
-    /// Its registry for those who only look: nothing is made or changed.
-    ///
-    /// # Errors
-    ///
-    /// Where the state directory can't be read or trusted.
-    pub fn look_at_registry(&self) -> Result<Registry, RegistryError> {
-        let boot_id = process::boot_id(Path::new("/proc"));
-        Registry::look(&self.config.state_dir, boot_id)
-    }
-
-    /// What `bundle` asks for.
-    ///
-    /// # Errors
-    ///
-    /// Where that can't be meant.
-    pub fn request(&self, bundle: &Bundle) -> Result<Request, AdmissionError> {
-        let annotations = bundle.annotations()?;
-        let mut request = request::read(&bundle.env()?, annotations, self.config.trust())?;
-        let accepts = self.config.admission.accept_nvidia_visible_devices_envvar_when_unprivileged;
-        // GPUs that somebody else has brought are there whatever we accept.
-        if !accepts && !bundle.is_privileged() && !inject::is_brought(bundle) {
-            request.forget_named_by_variables();
-        }
-        Ok(request)
-    }
-
-    /// What `request` comes to on `inventory`, and with which backend.
-    ///
-    /// # Errors
-    ///
-    /// Where it can't be met whatever the others hold, or nothing here can enforce it.
-    pub fn plan(&self, request: &Request, inventory: &Inventory) -> Result<Plan, AdmissionError> {
-        let mut plan = plan::resolve(request, inventory, Kind::None, &self.config.rules())?;
-        if plan.gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_some()) {
-            let (kind, _) = backend::choose(&self.config.isolation);
-            self.isolation(kind).usable()?;
-            plan.backend = kind;
-        }
-        Ok(plan)
-    }
-
-    /// The device nodes of `plan`, and those of MIG that it or `bundle` takes: where NVIDIA's runtime
-    /// makes the container, these are its matter.
-    ///
-    /// # Errors
-    ///
-    /// Where one of them isn't there.
-    pub fn nodes(
-        &self,
-        plan: &Plan,
-        inventory: &Inventory,
-        bundle: &Bundle,
-    ) -> Result<Nodes, AdmissionError> {
-        let from_file = self.config.inventory.source == InventorySource::File;
-        let missing = match plan.backend {
-            Kind::None if from_file => Missing::Presume,
-            _ => Missing::Refuse,
-        };
-        let driver = &self.config.driver;
-        let mut nodes = inject::nodes(plan, inventory, &driver.root, missing)?;
-        if driver.inject != Inject::NvidiaRuntime {
-            let trusts_env = self.config.admission.trust_env;
-            let roots = (driver.root.as_path(), driver.proc_root.as_path());
-            let of_mig = inject::capabilities::nodes(plan, bundle, trusts_env, roots)?;
-            nodes.devices.extend(of_mig.devices);
-            nodes.binds.extend(of_mig.binds);
-        }
-        Ok(nodes)
-    }
-
-    /// How the driver's files come into the container of `bundle`.
-    ///
-    /// # Errors
-    ///
-    /// Where they can't, and the configuration says how they must.
-    pub fn injection(
-        &self,
-        plan: &Plan,
-        inventory: &Inventory,
-        bundle: &Bundle,
-        purpose: Purpose,
-    ) -> Result<Injection, AdmissionError> {
-        if purpose == Purpose::Create {
-            // The driver's files are mounted in the state directory: it must be ours.
-            self.registry()?;
-        }
-        Ok(inject::injection(&self.config, plan, inventory, bundle, purpose)?)
-    }
-
-    /// Whether a container of `request`, which names GPUs, may be started as if it named none: who
-    /// isn't root can give out nothing, and no rule says that it must be held.
-    #[must_use]
-    pub fn may_leave_alone(&self, request: &Request) -> bool {
-        let Rules { exclusive, require_quota, .. } = self.config.rules();
-        !request.has_quota() && !exclusive && !require_quota && require_root().is_err()
-    }
-
-    /// Decides by which means the driver's files come into the container of `plan`: one with a quota
-    /// gets them as `[driver] inject` says, one without as `whole` does. `has_nvidia` says whether
-    /// NVIDIA's runtime can make it.
-    pub fn decide_injection(&mut self, plan: &Plan, has_nvidia: impl FnOnce(&Config) -> bool) {
-        if plan.is_whole() {
-            let driver = &self.config.driver;
-            let inject = driver.whole.inject(driver.inject, || has_nvidia(&self.config));
-            self.config.driver.inject = inject;
-        }
-    }
-
-    /// What the plan of `record` changes in `bundle`.
-    ///
-    /// # Errors
-    ///
-    /// Where the bundle can't have what isolation needs there.
-    pub fn edits(
-        &self,
-        record: &Record,
-        bundle: &Bundle,
-        nodes: Nodes,
-        driver: Edits,
-        hooks: Vec<HookCall>,
-    ) -> Result<Edits, AdmissionError> {
-        let plan = &record.plan;
-        let uuids: Vec<&str> = plan.gpus.iter().map(PlannedGpu::given_uuid).collect();
-        // Who switched a quota off, or wants no GPU, keeps the word that was given, where that alone
-        // says which GPUs.
-        let keeps =
-            uuids.is_empty() || (plan.unenforced && self.request(bundle)?.is_nvidias_alone());
-        let told = !keeps;
-        let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
-        let visible = told.then_some(visible);
-        // Nodes of GPUs are ours to give: what isolation knows of the container are these.
-        let more = driver.devices.into_iter().filter(|more| {
-            nodes.devices.iter().all(|node| node.path != more.path)
-                && nodes.binds.iter().all(|bind| bind.destination != more.path)
-        });
-        let mut devices: Vec<_> = nodes.devices.iter().cloned().chain(more).collect();
-        let (mut binds, mut withheld) = (nodes.binds, nodes.withheld);
-        if plan.backend != Kind::None {
-            let modeset = inject::modeset(&self.config.driver.root);
-            let number = (modeset.major, modeset.minor);
-            devices.retain(|node| node.path != modeset.path && (node.major, node.minor) != number);
-            binds.retain(|bind| bind.destination != modeset.path);
-            withheld.push(modeset);
-            withheld.extend(inject::graphics(Path::new("/sys")));
-        }
-        let env = driver.env.into_iter().chain(visible);
-        let mut edits = Edits {
-            env: env.chain(self.variables(plan, &bundle.env()?)).collect(),
-            devices,
-            binds,
-            withheld,
-            // What else the engine or its user gives it is theirs to give, and not what an earlier
-            // create of ours gave.
-            keeps_other_gpus: plan.is_whole()
-                && !self.config.admission.exclusive
-                && !bundle.hooks().is_some_and(marks::are_ours),
-            hooks,
-            // However the driver comes now, what an earlier create of this bundle mounted of it
-            // may be no longer there.
-            mounts_from: Some(inject::tree::home(&self.config.state_dir).display().to_string()),
-            ..driver
-        };
-        self.isolation(plan.backend).edit(tenant(record), bundle.seccomp(), &mut edits)?;
-        let leads = |path: &str| bundle::leads_to_mps(Path::new(path));
-        let mps = bundle.mounted().find(|(to, from)| leads(to) || leads(from));
-        if let Some((path, _)) = mps.filter(|_| edits.without_mps) {
-            let id = &record.key.id;
-            warn!(
-                id,
-                path,
-                "not mounted: the MPS server allocates for its clients, past quotas; run its \
-                 clients in a container without a quota"
-            );
-        }
-        Ok(edits)
-    }
-
-    /// Variables that isolation gives a process that has `env`.
-    #[must_use]
-    pub fn variables(&self, plan: &Plan, env: &[&str]) -> Vec<(String, String)> {
-        let is_set = |name: &str| env.iter().any(|item| item.split('=').next() == Some(name));
-        let given = self.isolation(plan.backend).variables(plan).into_iter();
-        let given = given.filter(|(name, _)| !is_set(name));
-        given.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-    }
-
-    /// The backend of that kind on this host.
-    #[must_use]
-    pub fn isolation(&self, kind: Kind) -> Box<dyn Isolation> {
-        backend::isolation(kind, &self.config, self.way)
-    }
-
     /// Starts whom a [`launch`](Self::launch) for `request` will need, if all goes well until then:
     /// what's to be done before is done meanwhile. Where nobody can be started, a launch says so.
     #[must_use]
@@ -781,34 +516,4 @@ fn named(refusal: Refusal, registry: &Registry) -> AdmissionError {
         Some(plain(&files.name(record)?, LONGEST_NAME))
     };
     refusal.with_names(&mut name_of).into()
-}
-
-fn tenant(record: &Record) -> Tenant<'_> {
-    Tenant { id: &record.key.id, short_id: &record.short_id, plan: &record.plan }
-}
-
-/// Sees that we are the host's root: neither another user, nor root of a user namespace
-/// that an engine without privileges made.
-///
-/// # Errors
-///
-/// Where we are not.
-pub fn require_root() -> Result<(), AdmissionError> {
-    let whole = std::fs::read_to_string("/proc/self/uid_map")
-        .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
-    if geteuid().is_root() && whole { Ok(()) } else { Err(AdmissionError::Rootless) }
-}
-
-/// The absolute path of one of our programs: they are installed beside each other.
-///
-/// # Errors
-///
-/// Where it isn't there.
-pub fn own_program(program: &'static str) -> Result<PathBuf, AdmissionError> {
-    let own = std::env::current_exe().unwrap_or_default();
-    let path = own.with_file_name(program);
-    match path.is_absolute() && path.is_file() {
-        true => Ok(path),
-        false => Err(AdmissionError::Incomplete { program, own }),
-    }
 }

@@ -17,11 +17,13 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::admission::marks::{PROGRAM, WHOLE};
-use crate::admission::{self, AdmissionError, Host};
+use crate::admission::{self, AdmissionError};
 use crate::backend::{self, Launch, Way};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::{ConfigError, Whole};
 use crate::events::Cause;
+use crate::host;
+use crate::host::Host;
 use crate::inject::{self, Purpose};
 use crate::names;
 use crate::plan::Plan;
@@ -169,7 +171,7 @@ pub fn calls(
     plan: &Plan,
     stages: &[HookStage],
 ) -> Result<Vec<HookCall>, AdmissionError> {
-    let path = admission::own_program(PROGRAM)?;
+    let path = host::own_program(PROGRAM)?;
     let call = |stage: &HookStage| {
         let mut args = vec![PROGRAM.to_owned(), stage.name().to_owned()];
         let mut flag = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
@@ -328,7 +330,7 @@ fn register(
     request: &Request,
     init: Option<ProcessId>,
 ) -> Result<(), HookError> {
-    admission::require_root()?;
+    host::require_root()?;
     if *caller == Caller::Alone
         && request.has_quota()
         && backend::needs_bundle(backend::choose(&host.config.isolation).0)
@@ -393,7 +395,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     if request.not_in_effect(&host.config.rules()).is_some() || host.may_leave_alone(&request) {
         return write(bytes);
     }
-    admission::require_root()?;
+    host::require_root()?;
     let inventory = host.inventory(&request)?;
     let plan = host.plan(&request, &inventory)?;
     let mut host = host.clone();
@@ -406,7 +408,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let nodes = host.nodes(&plan, &inventory, &bundle)?;
     inject::link_by_number(&nodes, Path::new("/dev"));
     let driver = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
-    let hook = admission::own_program(PROGRAM)?;
+    let hook = host::own_program(PROGRAM)?;
     let token = match bundle.hook_argument(&hook, "--reservation") {
         Some(token) => token.to_owned(),
         None => token(),

@@ -43,6 +43,8 @@ pub mod monitor;
 
 pub mod backend;
 
+pub mod host;
+
 pub mod admission;
 
 pub mod view;

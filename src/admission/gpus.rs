@@ -1,8 +1,9 @@
 //! Settings of GPUs: what goes for each now, and how that is changed.
 
-use super::{AdmissionError, Host};
+use super::AdmissionError;
 use crate::backend;
 use crate::events::{Event, Kind as EventKind};
+use crate::host::Host;
 use crate::inventory::{self, Gpu};
 use crate::plan::{
     GpuChange, GpuRules, Kind, Limits, Occupancy, POLICY_NATIVE, Plan, PlannedGpu, policy_of,

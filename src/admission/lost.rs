@@ -4,8 +4,9 @@
 use std::fs;
 use std::path::Path;
 
-use super::{AdmissionError, Host};
+use super::AdmissionError;
 use crate::gate::launch::Place;
+use crate::host::Host;
 use crate::plan::Kind;
 use crate::process::{ProcessId, age_s};
 use crate::registry::{Holder, Key, Record};

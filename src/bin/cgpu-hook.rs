@@ -4,7 +4,7 @@ use std::{io, process::ExitCode};
 
 use cgpu::cli::hook::Hook;
 use cgpu::hook::{self, HookError, Stage};
-use cgpu::{admission::Host, report::ErrorLog, report::report};
+use cgpu::{host::Host, report::ErrorLog, report::report};
 use clap::Parser;
 
 fn run(args: Hook) -> Result<(), HookError> {

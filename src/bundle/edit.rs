@@ -1,8 +1,9 @@
 //! Edits to the value of a `config.json`. Pure; applied twice they change nothing more.
 
+use std::path::Path;
+
 use oci_spec::runtime::{Hook, HookBuilder, MountBuilder};
 use serde_json::Value;
-use std::path::Path;
 
 use super::devices::{allow, declare, withhold};
 use super::edits::{Bind, Edits, HookCall, HookStage, Mount};

@@ -1,9 +1,10 @@
 //! Parts of a `config.json`'s value: looked up, made where they are missing, or told to be of
 //! another shape than the OCI runtime specification says. Pure.
 
-use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::path::{Component, Path, PathBuf};
+
+use serde_json::{Map, Value, json};
 
 /// A field that is not what the specification says, and what it should be.
 pub(super) type Misshapen = (&'static str, &'static str);

@@ -4,10 +4,11 @@
 //! (Go writes `<` as `\u003c`) and the spelling of some numbers (`1e3`). Here every
 //! member and element that stayed the same keeps its text to the byte.
 
+use std::fmt;
+
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use std::fmt;
 
 /// The text of `after`, made from `text`, which is the text of `before`.
 pub(super) fn splice(text: &str, before: &Value, after: &Value) -> String {

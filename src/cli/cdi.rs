@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::table::{aligned, printable};
 use super::{Format, Output};
-use crate::admission::Host;
+use crate::host::Host;
 use crate::inject::cdi::generate::{Generated, generate, usable};
 use crate::inject::cdi::{DeviceState, HostFacts, Specifications, State, yaml};
 use crate::inject::driver::{Capability, Driver};

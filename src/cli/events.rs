@@ -9,8 +9,8 @@ use clap::Args;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::table::printable;
-use crate::admission::Host;
 use crate::events::{Event, Filter, Follower, Names, Store};
+use crate::host::Host;
 use crate::names;
 
 /// How often it looks for events that came, in milliseconds.

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 
 use super::table::printable;
-use crate::admission::Host;
+use crate::host::Host;
 
 /// Collects stale records, and says which.
 ///

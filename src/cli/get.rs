@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::admission::Host;
+use crate::host::Host;
 use crate::names;
 use crate::units::bytes_to_mib;
 use crate::view::{ContainerFigures, GpuFigures, Processes};

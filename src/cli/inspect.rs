@@ -8,9 +8,10 @@ use serde_json::json;
 
 use super::Format;
 use super::table::{aligned, printable};
-use crate::admission::{self, Host};
 use crate::backend::Capabilities;
 use crate::bundle::Bundle;
+use crate::host;
+use crate::host::Host;
 use crate::inject::{Mode, Purpose};
 use crate::inventory;
 use crate::plan::Plan;
@@ -29,7 +30,7 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
     let plan = match reason {
         Some(_) => None,
         None => {
-            admission::require_root()?;
+            host::require_root()?;
             // Unlike a create it leaves no cache behind.
             let settings = host.inventory_settings();
             let inventory = match inventory::cached(&settings)? {

@@ -12,8 +12,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::events::{self, until_nobody_reads};
-use crate::admission::Host;
 use crate::events::{Event, Filter, Kind, Names, plain};
+use crate::host::Host;
 use crate::log::{self, Sink};
 
 /// Most bytes of a line that are looked at.

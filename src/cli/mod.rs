@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::admission::Host;
+use crate::host::Host;
 use crate::report::{ErrorLog, report};
 
 /// Set up, inspect and steer containers that share GPUs.

@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::Format;
 use super::table::{aligned, or_dash, printable};
-use crate::admission::{Host, UNSTARTED_S, deletion};
+use crate::admission::{UNSTARTED_S, deletion};
+use crate::host::Host;
 use crate::names;
 use crate::plan::{Kind, PlannedGpu};
 use crate::registry::Key;

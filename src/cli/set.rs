@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::table::printable;
-use crate::admission::Host;
+use crate::host::Host;
 use crate::plan::{Change, GpuChange, Plan};
 use crate::units::mib_said;
 

@@ -5,8 +5,8 @@ use std::io::Write;
 use anyhow::{Result, bail};
 
 use super::table::printable;
-use crate::admission::Host;
 use crate::gate::upgrade::upgrade;
+use crate::host::Host;
 
 /// Puts a new worker in the place of each running one, and says so.
 ///

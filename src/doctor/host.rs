@@ -6,10 +6,10 @@ use std::path::Path;
 
 use super::facts::{Cgroups, Isolation, Runtime, Seen};
 use super::program;
-use crate::admission::Host;
 use crate::backend::{self, gate::check_kernel};
 use crate::engines::files::Tree;
 use crate::gate::enter;
+use crate::host::Host;
 use crate::monitor::worker::check_sizes;
 
 /// Runtimes that are known to work, whether configured or not.

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use super::facts::Facts;
 use super::{driver, engines, host, own};
-use crate::admission::Host;
 use crate::backend::Way;
 use crate::config::{self, Config};
 use crate::engines::files::Tree;
+use crate::host::Host;
 
 /// Where a host is.
 #[derive(Debug, Clone)]

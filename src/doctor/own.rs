@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use super::facts::{Own, Records, Seen, Unstarted};
 use super::sentence;
-use crate::admission::{Condition, Host, UNSTARTED_S, deletion, require_root};
+use crate::admission::{Condition, UNSTARTED_S, deletion};
+use crate::host::{Host, require_root};
 use crate::log::Sink;
 
 /// Our programs.

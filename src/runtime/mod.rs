@@ -15,25 +15,27 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use argv::{Command, Create, Dialect};
+use kept::{Joins, KeptError};
+use real::{Real, RealRuntimeError};
 use thiserror::Error;
 use tracing::warn;
 
-use crate::admission::{self, AdmissionError, Host, marks};
+use crate::admission::{self, AdmissionError, marks};
 use crate::backend::{self, Launch, Recruit, Way};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile};
 use crate::config::{self, ConfigError};
 use crate::events::Cause;
 use crate::failpoint::failpoint;
 use crate::hook;
+use crate::host;
+use crate::host::Host;
 use crate::inject::{self, Mode, Nodes, Purpose};
 use crate::names;
 use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::report::{ErrorLog, report};
-use argv::{Command, Create, Dialect};
-use kept::{Joins, KeptError};
-use real::{Real, RealRuntimeError};
 
 /// Why a call ended here.
 #[derive(Debug, Error)]
@@ -204,7 +206,7 @@ fn bundle_file(create: &Create) -> PathBuf {
 /// Goes where the container is in which an `exec` starts a process.
 fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), RuntimeError> {
     // Nobody else's containers are registered.
-    if admission::require_root().is_err() {
+    if host::require_root().is_err() {
         return Ok(());
     }
     let variable = std::env::var_os(config::PATH_VARIABLE);
@@ -359,7 +361,7 @@ fn prepare(
     if gated && create.verb == argv::Verb::Restore {
         return Err(RuntimeError::Restore);
     }
-    admission::require_root()?;
+    host::require_root()?;
     // It starts while the rest is found out.
     let mut recruit = host.recruit(&request);
     failpoint("recruited");
@@ -394,7 +396,7 @@ fn prepare(
         warn!(id, "{}", admission::PRIVILEGED);
     }
     // What a precreate hook has reserved for this bundle is ours to give.
-    let program = admission::own_program(marks::PROGRAM)?;
+    let program = host::own_program(marks::PROGRAM)?;
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
         host.release(&hook::announced(token))?;
     }

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use super::assemble::{Found, FoundContainer};
 use super::{Driver, DriverFigures, Snapshot};
-use crate::admission::Host;
 use crate::backend::gate::note_held;
 use crate::backend::{BackendError, Observed};
+use crate::host::Host;
 use crate::inventory::{self, Gpu};
 use crate::names;
 use crate::plan::{GpuRules, Kind};

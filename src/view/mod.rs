@@ -17,7 +17,7 @@ use crate::backend::{Calls, Durations};
 use crate::plan::{Kind, PlannedGpu};
 
 #[cfg(doc)]
-use crate::admission::Host;
+use crate::host::Host;
 
 /// A host, as it was in one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

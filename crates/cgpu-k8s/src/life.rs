@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use cgpu::admission::{Host, require_root};
+use cgpu::host::{Host, require_root};
 use cgpu::inventory::{Settings, cached, refresh};
 use cgpu_kubelet::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION};
 use cgpu_kubelet::device_plugin_server::{DevicePlugin, DevicePluginServer};

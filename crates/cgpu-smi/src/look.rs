@@ -6,7 +6,7 @@ use std::thread;
 use std::time::SystemTime;
 
 use anyhow::{Result, bail};
-use cgpu::admission::Host;
+use cgpu::host::Host;
 use cgpu::registry::RegistryError;
 use cgpu::view::{Driver, Processes, Snapshot};
 use ratatui::crossterm::terminal;

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cgpu::admission::require_root;
 use cgpu::config::View;
+use cgpu::host::require_root;
 use cgpu::view::Snapshot;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::Group;

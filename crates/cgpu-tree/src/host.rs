@@ -4,8 +4,10 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use cgpu::admission::{AdmissionError, Host};
+use cgpu::admission::AdmissionError;
+
 use cgpu::backend::Obstacle;
+use cgpu::host::Host;
 use cgpu::inventory::{self, Gpu};
 use cgpu::plan::{Change, ChangeError, GpuChangeError, GpuRules};
 use cgpu::registry::{Record, RegistryError};

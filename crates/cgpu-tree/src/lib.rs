@@ -2,7 +2,7 @@
 //! Alibaba's kernel module is, for the scripts that know that.
 //!
 //! Owns the layout, what each file says, and what a write to it does. Must not know how a change is
-//! made: see [`cgpu::admission::Host`]. A crate of its own, so that no runtime links FUSE.
+//! made: see [`cgpu::host::Host`]. A crate of its own, so that no runtime links FUSE.
 
 mod files;
 mod host;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use cgpu::admission::{Host, require_root};
+use cgpu::host::{Host, require_root};
 use clap::Parser;
 use fuser::{Config, MountOption, SessionACL};
 use nix::errno::Errno;

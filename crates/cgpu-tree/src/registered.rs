@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cgpu::admission::Host;
+use cgpu::host::Host;
 use cgpu::registry::{Record, Registry, RegistryError, Stamp};
 
 /// Records, in the order of their files' names.

@@ -3,11 +3,12 @@
 //!
 //! Knows no verdicts: what the numbers mean is judged in [`crate::monitor::audit::judge`].
 
-use crate::monitor::audit::holdings::DOUBT;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::monitor::audit::holdings::DOUBT;
 
 /// Objects that are asked for one by one.
 pub(crate) const MOST_ASKED: usize = 2048;

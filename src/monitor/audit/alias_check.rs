@@ -1,9 +1,10 @@
 //! Compares the names of memory that the driver shows with those that are known.
 
+use std::time::Instant;
+
 use crate::monitor::audit::prune::Depth;
 use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::worker::Shared;
-use std::time::Instant;
 
 impl Shared {
     /// Asks for names: one that is gone makes room for one that nobody asked for.

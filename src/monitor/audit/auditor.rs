@@ -1,6 +1,12 @@
 //! What the auditor knows: its client of the driver, when it looked, and what it doubts. The looking is in
 //! [`rounds`](crate::monitor::audit::rounds).
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
 use crate::ledger::Process;
 use crate::monitor::audit::alias_audit::Names;
 use crate::monitor::audit::escaped_fds::Abroad;
@@ -11,10 +17,6 @@ use crate::monitor::audit::unanswered::Told;
 use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::uvm::files::Occasion;
 use crate::monitor::worker::shutdown::Ending;
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
 
 /// How soon it's asked again for calls that would be refused.
 const PATIENCE: Duration = Duration::from_millis(4);

@@ -6,6 +6,15 @@
 //! whoever then is found with a file that was opened in the container ([`Origin`](crate::monitor::audit::origin::Origin)), and
 //! isn't at home there, is ended.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
 use crate::events::Event;
 use crate::monitor::audit::escaped_fds::{Charge, Home};
 use crate::monitor::audit::origin::mounts;
@@ -15,13 +24,6 @@ use crate::monitor::driver::device::{self, Device};
 use crate::monitor::worker::Shared;
 use crate::monitor::worker::facts::described;
 use crate::process::{first_of, told};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 /// How often is looked whether strangers could have taken anything, and how often they are
 /// asked for all the same.

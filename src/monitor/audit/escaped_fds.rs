@@ -1,19 +1,21 @@
 //! What is known of descriptors of the container's that others have. Who has them is looked for in
 //! [`escape_search`](crate::monitor::audit::escape_search).
 
-use crate::ledger::Process;
-use crate::monitor::audit::origin::Origin;
-use crate::monitor::caller::target::process_id;
-use crate::process::ProcessId;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+use crate::ledger::Process;
+use crate::monitor::audit::origin::Origin;
+use crate::monitor::caller::target::process_id;
+use crate::process::ProcessId;
 
 /// How long the mounts of a container's first process may still be being made, and how often they are looked at
 /// where the kernel tells of no change: the process can have moved into other ones.

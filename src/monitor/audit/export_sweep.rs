@@ -7,6 +7,14 @@
 //! descriptor of it is hidden. So it is when the container is gone. What is put into a file, and taken
 //! out of it, is so on the [lane](crate::monitor::calls::lane).
 
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::libc;
+
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::ledger::{Entry, Hold};
@@ -18,12 +26,6 @@ use crate::monitor::state::export_files::Exported;
 use crate::monitor::worker::Shared;
 use crate::rm::export;
 use crate::rm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
-use nix::libc;
-use std::fs;
-use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
 
 /// How often files are looked for that nobody has any more, and how often one must not have
 /// been found: a descriptor may be on its way from one process to another.

@@ -7,6 +7,9 @@
 //! memory past the monitor; CUDA serves no process that was forked after it began, so none loses what it
 //! could use.
 
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
 use crate::events::Event;
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Process};
@@ -17,8 +20,6 @@ use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::worker::Shared;
 use crate::process::ProcessId;
 use crate::rm::about::Held;
-use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
 
 /// How long memory may show under a dead process's number: the driver can close files later than the
 /// kernel says that the process is gone.

@@ -1,11 +1,12 @@
 //! Who was seen with a client whose maker is dead, and since when.
 
-use crate::ledger::{Client, Process};
-use crate::monitor::caller::target::process_id;
-use crate::monitor::state::books::{ANYBODY, Books};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::ledger::{Client, Process};
+use crate::monitor::caller::target::process_id;
+use crate::monitor::state::books::{ANYBODY, Books};
 
 /// Dead processes under whose numbers the driver shows memory, and since when.
 #[derive(Debug, Default)]

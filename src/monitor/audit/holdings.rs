@@ -5,14 +5,15 @@
 //! the driver is asked all the same: what that call gets may be missing in the books, and is no shield for
 //! long: see [`Doubts`]. Knows no verdicts.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
 use crate::ledger::Process;
 use crate::monitor::audit::judge::KnownNames;
 use crate::monitor::caller::target::process_id;
 use crate::monitor::state::books::Books;
 use crate::rm::about::Held;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 /// How long it may look as if there were more than was asked for, while a call hangs.
 pub(crate) const DOUBT: Duration = Duration::from_millis(400);

@@ -5,6 +5,13 @@
 //! [`crate::monitor::audit::judge`]; here they are got, and acted on. It never reads a process's
 //! memory, which could make it wait.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use rustix::process::{Signal, pidfd_send_signal};
+
 use crate::events::Event;
 use crate::ledger::{Client, Entry, Handle, Process};
 use crate::monitor::audit::alias_audit::NAMES_DOUBT;
@@ -27,11 +34,6 @@ use crate::monitor::worker::facts::{When, described};
 use crate::monitor::worker::shutdown::LAST_LOOK;
 use crate::process::ProcessId;
 use crate::rm::about::Held;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use rustix::process::{Signal, pidfd_send_signal};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 /// How often the driver is asked while the container has processes that use it.
 const TICK: Duration = Duration::from_millis(250);

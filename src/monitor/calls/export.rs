@@ -9,7 +9,6 @@
 //! Memory of the host is entered when it's exported, as memory of 0 bytes: nothing else tells
 //! who names it. That it's the host's, the driver is asked each time.
 
-use crate::rm::call::Object;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -23,7 +22,9 @@ use crate::monitor::calls::serve::{Case, Over};
 use crate::monitor::driver::device::{Device, Failure};
 use crate::monitor::state::books::{BOUNDS, Books};
 use crate::monitor::state::export_files::{Denied, Exported};
+use crate::rm::call::Object;
 use crate::rm::export::{self, Does, Places};
+
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 use crate::rm::{Answer, Command, Layout, Meaning};

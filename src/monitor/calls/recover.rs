@@ -4,11 +4,11 @@
 //! Such a call may still be in the driver, which no signal ends. It's neither made again nor
 //! undone before that is over: what comes of it is known only then.
 
-use crate::monitor::caller::recv_wait;
-use crate::rm::call::Object;
 use std::time::Duration;
 
+use crate::ledger::{Client, Entry, Handle, Process};
 use crate::monitor::caller::call_id::{Print, Trace};
+use crate::monitor::caller::recv_wait;
 use crate::monitor::caller::scratch::Scratch;
 use crate::monitor::caller::target::process_id;
 use crate::monitor::caller::unclaimed::Kept;
@@ -17,12 +17,11 @@ use crate::monitor::calls::serve;
 use crate::monitor::calls::serve::Case;
 use crate::monitor::driver::device::{Device, Failure, Rm};
 use crate::monitor::driver::monitor_client::Presence;
+use crate::monitor::state::journal::{SLOTS, Stage};
 use crate::monitor::state::journal_map::Slot;
 use crate::monitor::worker::Shared;
-
-use crate::ledger::{Client, Entry, Handle, Process};
-use crate::monitor::state::journal::{SLOTS, Stage};
 use crate::process::ProcessId;
+use crate::rm::call::Object;
 use crate::rm::number::NV_ERR_OBJECT_NOT_FOUND;
 
 /// How often is looked whether a thread of a worker before is gone: soon, then less often.

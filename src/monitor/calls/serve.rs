@@ -6,7 +6,6 @@
 
 mod again;
 
-use crate::rm::call::Object;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -31,6 +30,7 @@ use crate::monitor::state::journal_map::{Count, Slot};
 use crate::monitor::worker::OpenBooks;
 use crate::monitor::worker::Shared;
 use crate::monitor::worker::facts::Refused;
+use crate::rm::call::Object;
 use crate::rm::{self, Answer, Command, Layout, Refusal, control, refuse};
 
 /// Copies that go back at most: the struct, its parameters, and what those point at.

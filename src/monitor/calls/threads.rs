@@ -1,5 +1,14 @@
 //! Threads that answer calls: one leads and deals with a call, the others follow.
 
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nix::libc::seccomp_notif;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::Pid;
+
 use crate::monitor::caller::leader::Turn;
 use crate::monitor::caller::listener::Listener;
 use crate::monitor::caller::recv_wait;
@@ -8,13 +17,6 @@ use crate::monitor::calls::serve::Case;
 use crate::monitor::state::journal::SLOTS;
 use crate::monitor::state::journal_map::Slot;
 use crate::monitor::worker::Shared;
-use nix::libc::seccomp_notif;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::Pid;
-use std::io;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// How long a listener that has nothing, or nobody, is left alone.
 const PAUSE: Duration = Duration::from_micros(50);

@@ -1,6 +1,12 @@
 //! What the container has of its GPUs' computing time, as far as it is known. It is set in
 //! [`slices`](crate::monitor::compute::slices) and [`turns`](crate::monitor::compute::turns).
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
 use crate::ledger::Process;
 use crate::monitor::caller::target::process_id;
 use crate::monitor::driver::device::{Failure, Rm};
@@ -8,10 +14,6 @@ use crate::monitor::state::groups::DueSlice;
 use crate::rm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
 use crate::rm::usage::Sample;
 use crate::sched::{Round, Span};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 /// How long samples reach back: who is new isn't in them yet.
 const GRACE: Duration = Duration::from_secs(15);

@@ -6,6 +6,12 @@
 //! program's. Slices outlast this worker: the driver has them. A program is told that it has the slice
 //! that it asked for.
 
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
 use crate::monitor::caller::target::process_id;
 use crate::monitor::calls::serve::{Case, Over};
 use crate::monitor::compute::shares::{set_slice, was_seen};
@@ -25,10 +31,6 @@ use crate::rm::number::{
     NVA06C_CTRL_CMD_SET_TIMESLICE,
 };
 use crate::sched::slice_us;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::collections::BTreeSet;
-use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 
 /// How many processes are told apart by the samples, of which there are some seventy: of more, one that computes
 /// could be in none of them.

@@ -1,10 +1,12 @@
 //! Who is off which GPU now, and what wakes the thread that takes [`turns`](crate::monitor::compute::turns).
 
-use crate::rm::number::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE;
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::rm::number::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE;
 
 /// What wakes the thread that takes turns, which there is once there are turns.
 #[derive(Debug)]

@@ -5,6 +5,16 @@
 //! the one before it goes off, so that the GPU isn't idle between; not sooner, for its time is longer
 //! where nobody was before it.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_gettime};
+
 use crate::monitor::calls::serve::Case;
 use crate::monitor::compute::slots::{Name, Off, schedules_a_channel};
 use crate::monitor::driver::device::Failure;
@@ -14,14 +24,6 @@ use crate::monitor::worker::Shared;
 use crate::rm::channel::MOST_CHANNELS;
 use crate::rm::number::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE;
 use crate::sched::{Span, cohort_turns, cohorts, turn_at};
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::TimeSpec;
-use nix::time::{ClockId, clock_gettime};
-use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsFd;
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 /// What a call takes until it was measured, in microseconds: off and on (H100).
 const OFF_US: u64 = 670;

@@ -7,13 +7,14 @@
 //! answered. Where the driver hangs, the rest is given up: what those stakes stood before is bare, so
 //! names are compared, and they count until their client is gone.
 
-use crate::ledger::{Before, Entry};
-use crate::monitor::driver::monitor_client::of_client;
-use crate::monitor::state::books::Books;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::ledger::{Before, Entry};
+use crate::monitor::driver::monitor_client::of_client;
+use crate::monitor::state::books::Books;
 
 /// The bit that tells their numbers from those of other files that the keeper has.
 const KIND: u64 = 1 << 62;

@@ -1,6 +1,11 @@
 //! Takes over what the worker before had of the driver's, see
 //! [`client_handover`](crate::monitor::driver::client_handover).
 
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use crate::gate::wire::Notice;
 use crate::ledger::{Before, Entry};
 use crate::monitor::driver::client_handover::{Stake, client_of, number};
@@ -8,10 +13,6 @@ use crate::monitor::driver::device::{Device, Rm};
 use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::driver::monitor_client::{handle_of, known, of_client};
 use crate::monitor::worker::Shared;
-use std::collections::BTreeSet;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Stakes whose heirs are entered at once: who gives the rest up loses no more than are on their way.
 const AT_ONCE: usize = 64;

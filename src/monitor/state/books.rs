@@ -6,7 +6,6 @@
 
 mod ranges;
 
-use crate::monitor::state::space;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -20,6 +19,7 @@ use crate::monitor::state::channels::Channels;
 use crate::monitor::state::groups::Groups;
 use crate::monitor::state::journal::{HALF_BYTES, RECORD_BYTES, Record, Stage};
 use crate::monitor::state::journal_map::{JournalMap, Log, SetAside, Slot};
+use crate::monitor::state::space;
 use crate::monitor::uvm::address_spaces::Mapped;
 use crate::monitor::uvm::files;
 use crate::monitor::uvm::owners::Makers;

@@ -4,6 +4,12 @@
 //! `UVM_MM_INITIALIZE` made, which may have been given to others. Then no process shows what is mapped
 //! there. So a file is ended with its maker, whoever has it open.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
 use crate::ledger::Process;
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::target::process_id;
@@ -21,10 +27,6 @@ use crate::rm::number::{
     UVM_INITIALIZE,
 };
 use crate::rm::{Answer, Key, Layout, Meaning, uvm};
-use nix::errno::Errno;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 /// How long a call waits for another one that isn't over.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -8,6 +8,11 @@
 //! a descriptor is hidden, and it is let go; so they are when its maker is over. What is mapped where is the ledger's business, and which ranges it has the
 //! books'.
 
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering as AtomicOrdering;
+use std::sync::{Arc, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::monitor::driver::buffer::Buffer;
@@ -17,10 +22,6 @@ use crate::monitor::uvm::files::{KIND, MOST, Occasion, UvmFile, place};
 use crate::monitor::worker::Shared;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
 use crate::rm::{Key, Layout, Meaning, uvm};
-use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering as AtomicOrdering;
-use std::sync::{Arc, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
 
 /// How often files are looked for that are no more where they were.
 const SWEEP: Duration = Duration::from_secs(1);

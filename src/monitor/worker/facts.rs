@@ -1,11 +1,12 @@
 //! How many events of each kind a container may cause, and what was left out.
 
-use crate::events::{Bucket, Event, Teller};
-use crate::gate::settings::Settings;
-use crate::ledger::{Process, Usage};
 use std::fs;
 use std::sync::Mutex;
 use std::time::Instant;
+
+use crate::events::{Bucket, Event, Teller};
+use crate::gate::settings::Settings;
+use crate::ledger::{Process, Usage};
 
 /// Refused allocations that are told at once, and how long it takes until one more is.
 const REFUSALS: (u32, u64) = (10, 10_000_000);

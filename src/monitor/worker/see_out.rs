@@ -3,14 +3,15 @@
 //! What it has in the driver may be in others' hands, so they are looked for once more, and
 //! only then the keeper is told.
 
-use crate::gate::wire::Notice;
-use crate::monitor::audit::escaped_fds::Charge;
-use crate::monitor::worker::Shared;
-use crate::monitor::worker::facts::When;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
+
+use crate::gate::wire::Notice;
+use crate::monitor::audit::escaped_fds::Charge;
+use crate::monitor::worker::Shared;
+use crate::monitor::worker::facts::When;
 
 const LAST_SEARCH: Duration = Duration::from_millis(100);
 

@@ -5,12 +5,13 @@
 //! counts lie in the journal, so that they outlive the worker. Where a bucket has a token again, or
 //! the container ends, and something was left out, the last refusal is told after all.
 
+use std::sync::PoisonError;
+
 use crate::events::{Event, Kind};
 use crate::monitor::caller::target::process_id;
 use crate::monitor::state::journal_map::LeftOut;
 use crate::monitor::worker::Shared;
 use crate::monitor::worker::facts::{Refused, When, described};
-use std::sync::PoisonError;
 
 impl Shared {
     /// An allocation was refused for the quota.
