@@ -9,6 +9,8 @@ pub mod units;
 
 pub mod request;
 
+pub mod gpu;
+
 pub mod inventory;
 
 pub mod plan;

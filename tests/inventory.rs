@@ -13,9 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cgpu::inventory::{
-    ChildError, GpuState, Inventory, MigDevice, Settings, Source, cached, probe, refresh, refreshed,
-};
+use cgpu::gpu::{GpuState, Inventory, MigDevice};
+use cgpu::inventory::{ChildError, Settings, Source, cached, probe, refresh, refreshed};
 use nvml_standin::LIBRARY;
 use tempfile::TempDir;
 

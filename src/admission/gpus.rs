@@ -3,8 +3,9 @@
 use super::AdmissionError;
 use crate::backend;
 use crate::events::{Event, Kind as EventKind};
+use crate::gpu::Gpu;
 use crate::host::Host;
-use crate::inventory::{self, Gpu};
+use crate::inventory;
 use crate::plan::{
     GpuChange, GpuRules, Kind, Limits, Occupancy, POLICY_NATIVE, Plan, PlannedGpu, policy_of,
 };

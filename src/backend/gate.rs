@@ -34,7 +34,6 @@ use crate::gate::launch::{LaunchError, Place, Recruit, recruit};
 use crate::gate::seccomp::{self, ListenerPath, SectionError, Traps};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, ProcessStatus, Question, Status};
-use crate::inventory;
 use crate::monitor::worker::Unanswered;
 use crate::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use crate::process::ProcessId;
@@ -498,7 +497,7 @@ impl Isolation for Gate {
         Ok(observed.collect())
     }
 
-    fn set_gpu(&self, gpu: &inventory::Gpu, change: GpuChange) -> Result<(), BackendError> {
+    fn set_gpu(&self, gpu: &crate::gpu::Gpu, change: GpuChange) -> Result<(), BackendError> {
         if matches!(change, GpuChange::Policy(policy) if policy != POLICY_NATIVE) {
             let gpus = [Gpu {
                 index: gpu.index,

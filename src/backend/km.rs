@@ -23,7 +23,7 @@ pub use error::{KmError, NotUndone};
 
 use super::{BackendError, Capabilities, Instance, Isolation, Launch, Observed, Tenant};
 use crate::bundle::Edits;
-use crate::inventory::Gpu;
+use crate::gpu::Gpu;
 use crate::plan::{Change, GpuChange, GpuRules};
 use tree::{Cell, Tree, check_short_id, control_digit};
 

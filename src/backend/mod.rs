@@ -19,7 +19,7 @@ use crate::bundle::{Edits, HookCall};
 use crate::config;
 pub use crate::gate::launch::Recruit;
 pub use crate::gate::wire::{Calls, DURATIONS_US, Durations};
-use crate::inventory::Gpu;
+use crate::gpu::Gpu;
 use crate::plan::{Change, GpuChange, GpuRules, Kind, Plan};
 use crate::process::ProcessId;
 

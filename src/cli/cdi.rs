@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::table::{aligned, printable};
 use super::{Format, Output};
+use crate::gpu::Inventory;
 use crate::host::Host;
 use crate::inject::cdi::generate::{Generated, generate, usable};
 use crate::inject::cdi::{DeviceState, HostFacts, Specifications, State, yaml};
@@ -18,7 +19,7 @@ use crate::inject::driver::{Capability, Driver};
 use crate::inject::find::{self, FindError};
 use crate::inject::root::Root;
 use crate::inject::{Missing, native, nodes};
-use crate::inventory::{Inventory, cached, probe};
+use crate::inventory::{cached, probe};
 use crate::plan::{Kind, Plan, PlannedGpu};
 use crate::replace::replace;
 

@@ -4,7 +4,8 @@ use std::io::Write;
 
 use anyhow::Result;
 
-use crate::inventory::{Gpu, GpuState, Inventory, Settings, cached, probe, refresh};
+use crate::gpu::{Gpu, GpuState, Inventory};
+use crate::inventory::{Settings, cached, probe, refresh};
 use crate::units::bytes_to_mib;
 
 use super::Format;

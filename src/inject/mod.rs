@@ -27,7 +27,7 @@ pub use nodes::{Missing, NodeError, Nodes, graphics, link_by_number, modeset, no
 
 use crate::bundle::{Bundle, BundleError, Edits};
 use crate::config::{Config, Inject};
-use crate::inventory::Inventory;
+use crate::gpu::Inventory;
 use crate::plan::Plan;
 use crate::rm::Version;
 use cdi::{CdiError, HostFacts, Specifications, Wanted};

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::bundle::{Bundle, Edits};
 use crate::config::Config;
-use crate::inventory::Inventory;
+use crate::gpu::Inventory;
 use crate::plan::Plan;
 use crate::rm::Version;
 

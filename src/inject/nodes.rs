@@ -15,7 +15,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::bundle::{Bind, DeviceNode, Withheld};
-use crate::inventory::Inventory;
+use crate::gpu::Inventory;
 use crate::plan::Plan;
 use crate::rm::NVIDIA_MAJOR;
 
@@ -249,7 +249,7 @@ impl Nodes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{Gpu, GpuState};
+    use crate::gpu::{Gpu, GpuState};
     use crate::plan::{Kind, PlannedGpu};
     use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 

@@ -16,8 +16,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::Fingerprint;
 use super::file::FILE_BYTES_MAX;
-use super::{Fingerprint, Gpu, Inventory};
+use crate::gpu::{Gpu, Inventory};
 use crate::replace::replace;
 
 const FILE_NAME: &str = "inventory.json";

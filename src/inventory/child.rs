@@ -19,7 +19,8 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use thiserror::Error;
 
-use super::{Inventory, LoadError, Settings, cached};
+use super::{LoadError, Settings, cached};
+use crate::gpu::Inventory;
 
 /// Most bytes kept of what the child prints on standard error: the last ones.
 const SAID_BYTES_MAX: usize = 4 << 10;

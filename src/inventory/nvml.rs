@@ -20,7 +20,8 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use thiserror::Error;
 
-use super::{Gpu, GpuEntry, GpuState, Inventory, InventoryError, KernelGpu, MigDevice, bus_id};
+use super::{KernelGpu, bus_id};
+use crate::gpu::{Gpu, GpuEntry, GpuState, Inventory, InventoryError, MigDevice};
 use crate::units::bytes_to_mib;
 
 /// The name that drivers install for programs; the one without a number is for compilers.

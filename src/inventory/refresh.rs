@@ -5,8 +5,9 @@
 use thiserror::Error;
 
 use super::nvml::{ProbeError, Session};
-use super::{CacheError, Fingerprint, FingerprintError, Inventory, LoadError, Settings};
+use super::{CacheError, Fingerprint, FingerprintError, LoadError, Settings};
 use super::{cache, file};
+use crate::gpu::Inventory;
 
 /// How often the GPUs may change while they are listed.
 const TRIES: u32 = 3;

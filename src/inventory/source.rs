@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::{FileError, Fingerprint, FingerprintError, Inventory, cache, file};
+use super::{FileError, Fingerprint, FingerprintError, cache, file};
+use crate::gpu::Inventory;
 
 /// Where to learn of the GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]

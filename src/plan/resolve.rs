@@ -12,7 +12,7 @@ mod limit;
 pub use error::ResolveError;
 
 use super::{Kind, Plan, PlannedGpu, PlannedMig};
-use crate::inventory::Inventory;
+use crate::gpu::Inventory;
 use crate::request::{Quota, Request, Rules};
 use crate::units::mib_to_bytes;
 use choice::{Choice, Chosen, Purpose};
@@ -123,7 +123,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::inventory::{Gpu, GpuState, MigDevice};
+    use crate::gpu::{Gpu, GpuState, MigDevice};
     use crate::request::{self, Trust};
     use crate::units::{MIB, bytes_to_mib};
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::admission::Condition;
 use crate::backend::Observed;
-use crate::inventory::{Gpu, GpuState};
+use crate::gpu::{Gpu, GpuState};
 use crate::plan::{GpuRules, Kind, Plan, PlannedGpu};
 use crate::registry::Record;
 use crate::registry::share::Share;

@@ -7,8 +7,9 @@ use std::os::unix::fs::MetadataExt;
 use cgpu::admission::AdmissionError;
 
 use cgpu::backend::Obstacle;
+use cgpu::gpu::Gpu;
 use cgpu::host::Host;
-use cgpu::inventory::{self, Gpu};
+use cgpu::inventory;
 use cgpu::plan::{Change, ChangeError, GpuChangeError, GpuRules};
 use cgpu::registry::{Record, RegistryError};
 use cgpu::view::Processes;

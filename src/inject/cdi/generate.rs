@@ -15,9 +15,9 @@ use super::dirs::KIND;
 use super::merge::MOUNT_OPTIONS;
 use super::spec::{Device, Edits, Mount, Node, Specification};
 use super::validate::{self, Invalid};
+use crate::gpu::{Gpu, GpuState, Inventory};
 use crate::inject::Nodes;
 use crate::inject::driver::{Capability, Driver, DriverFile, Use, Width};
-use crate::inventory::{Gpu, GpuState, Inventory};
 use crate::request::name::NVIDIA_VISIBLE_DEVICES;
 
 /// What a socket of a daemon is mounted with; one that is read-only can be connected to.

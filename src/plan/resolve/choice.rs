@@ -7,7 +7,7 @@
 
 use super::ResolveError;
 use super::error::{label, mig_label};
-use crate::inventory::{Gpu, GpuState, Inventory, MigDevice};
+use crate::gpu::{Gpu, GpuState, Inventory, MigDevice};
 use crate::request::{Extent, GpuName, Selection, Selections, Setting, Source};
 
 /// What GPUs are chosen for.

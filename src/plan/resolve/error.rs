@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::inventory::{Gpu, MigDevice};
+use crate::gpu::{Gpu, MigDevice};
 use crate::request::{Quoted, RequestError, Setting};
 
 /// Why a request can't be met by any state of this host.

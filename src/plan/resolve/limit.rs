@@ -3,7 +3,7 @@
 use super::ResolveError;
 use super::choice::Chosen;
 use super::error::label;
-use crate::inventory::Gpu;
+use crate::gpu::Gpu;
 use crate::request::{Measure, Quota};
 use crate::units::MIB;
 
