@@ -148,7 +148,7 @@ class Place:
                 f'[runtime]\ncandidates = ["{self.runtime}"]\n'
                 f'[inventory]\nsource = "file"\npath = "{inventory}"\n'
                 f'[isolation]\nbackend = "{backend}"\nmanaged_memory = "{managed}"\n'
-                f"[compute]\npolicy = {self.policy}\n"
+                f'[compute]\npolicy = {self.policy}\nidle = "yield"\n'
                 f'[driver]\nroot = "{settings["root"]}"\nproc_root = "{settings["proc_root"]}"\n'
                 f'inject = "{self.inject}"\n'
             )

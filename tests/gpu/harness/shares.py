@@ -4,7 +4,9 @@ Real containers behind the gate, whose programs keep the GPU busy. What goes for
 changed with `cgpu set` while they compute.
 """
 
+import contextlib
 import os
+import re
 import time
 
 from .command import Outcome
@@ -18,6 +20,9 @@ PHASE_S, SETTLE_S = 3.0, 0.5
 QUOTA_MIB = 1024
 AHEAD = 16
 START_S = 30
+
+# A ResNet50 in half precision, with batches as in the documents' table, and how long each setting is measured.
+TRAINING_MIB, BATCHES, TRAINING_S = 16384, (16, 32, 64, 128), 6.0
 
 TOO_FEW = "too few kernels to tell"
 
@@ -67,10 +72,10 @@ def ticks_of(run, name, processes=1):
     return [answer["ticks"] for answer in told if "ticks" in answer]
 
 
-def measured(run, number, question, wanted, tolerance, seen, expected=None):
+def measured(run, number, question, wanted, tolerance, seen, expected=None, of="kernels/s"):
     """A row: two parts of the GPU, and whether their ratio is as wanted, so many per cent more or less."""
     one, other = seen
-    text = f"{one:.0f} and {other:.0f} kernels/s"
+    text = f"{one:.0f} and {other:.0f} {of}"
     ratio = other / one if one else 0.0
     holds = wanted is None or abs(ratio / wanted - 1) * 100 <= tolerance
     text = f"{ratio:.2f} ({text})"
@@ -171,6 +176,63 @@ def resting(run):
     run.table.answer(number, question, "1.0, within 5 %", seen, abs(late[1] / late[0] - 1) <= 0.05, run.evidence)
 
 
+def idle(run, how):
+    """What becomes of the time of who rests: as the configuration has it from the next change on."""
+    path = run.place.doors["gate"]
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(re.sub(r'(?m)^idle = ".*"$', f'idle = "{how}"', text))
+
+
+def trains(run, batch, seconds):
+    """Two containers that train a ResNet50 with so large batches, weights 1 and 2."""
+    running = []
+    for name, weight in (("one", 1), ("other", 2)):
+        words = f"python3 {run.program('torch_resnet.py')} {seconds} {batch} > {run.program(f'resnet-{name}-0')}"
+        extra = {"ALIYUN_COM_GPU_SCHD_WEIGHT": str(weight)}
+        running.append(run.start(f"resnet-{name}", ["sh", "-c", words], TRAINING_MIB, extra))
+    return running
+
+
+def resnet(run):
+    """The table of Alibaba's documents: ResNet50 at 1:2, for each batch, and for each use of who rests."""
+    for row, batch in enumerate(BATCHES, 1):
+        numbers = [(f"7.11.{row}.{way}", how) for way, how in enumerate(("yield", "keep"), 1)]
+        question = f"ResNet50 in batches of {batch}, weights 1 and 2, idle = "
+        if run.torch:
+            for number, how in numbers:
+                run.table.not_asked(number, question + how, run.torch)
+            continue
+        for name in ("one", "other"):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(run.place.share, f"resnet-{name}-0"))
+        failed, windows = None, []
+        running = trains(run, batch, START_S + 2 * (TRAINING_S + SETTLE_S + 1))
+        ready = computing(run, "resnet-one") and computing(run, "resnet-other")
+        for _, how in numbers if ready else []:
+            idle(run, how)
+            # A change has all shares told anew.
+            failed = failed or cgpu(run, "set", "gpu", "0", "policy=1") or cgpu(run, "set", "gpu", "0", "policy=2")
+            time.sleep(SETTLE_S)
+            begin = time.monotonic_ns()
+            time.sleep(TRAINING_S)
+            windows.append((begin, time.monotonic_ns()))
+        idle(run, "yield")
+        outcomes = [run.finish(container, 3 * START_S) for container in running]
+        ticks = ticks_of(run, "resnet-one") + ticks_of(run, "resnet-other")
+        if not failed and (not ready or len(ticks) < 2):
+            failed = "; ".join(outcome.why() for outcome in outcomes)
+        for (number, how), window in zip(numbers, windows or [(0, 0)] * len(numbers)):
+            rates = [rate(told, *window) for told in ticks] if not failed else [None]
+            if not all(rates):
+                run.table.answer(number, question + how, "a ratio", failed or TOO_FEW, False, run.evidence)
+                continue
+            # Work that leaves the GPU idle between kernels gives time away where others may have it.
+            wanted = 2.0 if how == "keep" else None
+            measured(run, number, question + how, wanted, 5, rates, of="images/s")
+
+
 def shares(run):
     if not os.access(os.path.join(run.programs, "cgpu"), os.X_OK):
         return run.table.not_asked("7", "shares of computing time", "cgpu is missing: make gpu-programs")
@@ -179,6 +241,7 @@ def shares(run):
     two(run)
     forks(run)
     resting(run)
+    resnet(run)
 
 
 ALL = [shares]
