@@ -1,9 +1,7 @@
 //! The gate: the driver's ioctl boundary, held by seccomp user notification.
 //!
-//! Owns how calls come to a monitor and what becomes of them. A container's monitor is two
-//! processes of `cgpu-monitor`: the *keeper* holds what must not be lost (the sockets, the
-//! listeners, the ledger's journal), the *worker* answers calls and can be replaced at any
-//! moment. Must not know OCI beyond the section that is merged into a bundle.
+//! Owns how calls come to a monitor, and how others speak with it. What becomes of a call is the
+//! [`monitor`](crate::monitor)'s. Must not know OCI beyond the section that is merged into a bundle.
 
 pub mod enter;
 

@@ -21,7 +21,8 @@ pub enum Order {
         /// Its number, never used again.
         number: u64,
     },
-    /// Memory was exported to this file, which comes along; before all else, as listeners.
+    /// A file that a worker before gave to be kept ([`Notice::Exported`]), which comes along; before all else, as
+    /// listeners.
     Export {
         /// Its number, by which the ledger holds the memory.
         number: u64,
@@ -45,7 +46,8 @@ pub enum Notice {
         /// Its number.
         number: u64,
     },
-    /// Memory is exported to this file, which comes along: to be kept for the next worker.
+    /// This file comes along, to be kept for the next worker: memory was exported to it, or it is one of UVM's, or of
+    /// the monitor's own client.
     Exported {
         /// Its number.
         number: u64,

@@ -7,7 +7,8 @@
 //!
 //! The life of an allocation: [`Ledger::reserve`] before the driver is asked (so that
 //! two that race never both get the last byte), then [`Ledger::commit`] under the handle
-//! the driver gave, or [`Ledger::cancel`]. A charge ends when the last thing that keeps
+//! the driver gave, or [`Ledger::cancel`]. (The monitor cancels and replays [`Entry::Commit`] in one hold of
+//! its books, since that goes through its journal.) A charge ends when the last thing that keeps
 //! it alive does. What the ledger missed, [`Ledger::reconcile`] learns from the driver's
 //! own figure.
 //!

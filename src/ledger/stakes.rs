@@ -1,12 +1,12 @@
 //! Stakes: duplicates of the monitor's own, in front of what no figure shows.
 //!
-//! Memory has one owner among the objects that name it, in whose process's figure it counts as
-//! made. When that is freed, the next one has it: a duplicate is put right behind what it's of
-//! (`dupListItem`, `mem.c` of 515.43.04 and 595.45.04). That of an export or of a mapping is the
-//! kernel's, and in no figure: memory that it owns would leave room, in all sums of what was made,
-//! for as much that nobody asked for. And one that hangs below another GPU's device is in that one's
-//! figures. So before each of them stands one of the monitor's, in whose figure the memory is from
-//! then on. It goes when they have, and counts until then.
+//! The driver counts memory once: in the figure of the process that owns the oldest object which names it. When
+//! that object is freed, the next one owns the memory: a duplicate is put right behind what it is of
+//! (`dupListItem`, `mem.c` of 515.43.04 and 595.45.04). The object of an export or of a mapping is the
+//! kernel's. Where that is the oldest, no process's figure has the memory, and the container could take as much
+//! again that nobody sees. (An object below another GPU's device is in that GPU's figures.) So the
+//! monitor first makes a duplicate of its own, the *stake*: from then on the memory is in the monitor's figure. A
+//! stake is freed when the exports and mappings behind it are gone, and counts against the quota until then.
 //!
 //! Our client of the driver outlives its worker, in the keeper's hands; the next one has the stakes from
 //! the journal, and puts its own in their places.

@@ -12,10 +12,10 @@ use crate::monitor::audit::alias_audit::Names;
 use crate::monitor::audit::escaped_fds::Abroad;
 use crate::monitor::audit::heirs::Lingering;
 use crate::monitor::audit::holdings::Doubts;
+use crate::monitor::audit::occasion::Occasion;
 use crate::monitor::audit::rest::Rest;
 use crate::monitor::audit::unanswered::Told;
 use crate::monitor::driver::monitor_client::MonitorClient;
-use crate::monitor::uvm::files::Occasion;
 use crate::monitor::worker::shutdown::Ending;
 
 /// How soon it's asked again for calls that would be refused.

@@ -94,7 +94,7 @@ impl Shared {
                 // That is: nobody ever exported to it.
                 Ok(()) | Err(Failure::Status(NV_ERR_INVALID_PARAMETER)) => {}
                 Err(error) => {
-                    if self.calm.allows() {
+                    if self.log_limit.allows() {
                         tracing::warn!(?error, "an export can't be taken back: it stays charged");
                     }
                     return false;

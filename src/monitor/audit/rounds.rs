@@ -19,6 +19,7 @@ use crate::monitor::audit::auditor::Audited;
 use crate::monitor::audit::heirs::{callers, seen_with};
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
 use crate::monitor::audit::judge::{self, Figure, Finding, Underway};
+use crate::monitor::audit::occasion::Occasion;
 use crate::monitor::audit::prune::Depth;
 use crate::monitor::audit::unanswered::{Amount, Unanswered};
 use crate::monitor::caller::target::{pidfd_open, process_id};
@@ -28,7 +29,7 @@ use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::resident::give_back_the_start;
 use crate::monitor::state::books::Books;
 use crate::monitor::state::space::Space;
-use crate::monitor::uvm::files::{Occasion, UvmFile};
+use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::worker::Shared;
 use crate::monitor::worker::facts::{When, described};
 use crate::monitor::worker::shutdown::LAST_LOOK;
@@ -163,9 +164,10 @@ impl Shared {
                 give_back_the_start();
                 tidied = Instant::now();
             }
-            let are_due = mapped.elapsed() > MAPPINGS || woken == 0 || self.memories.has_new();
-            if are_due && (self.memories.has_any() || !self.mapped.all().is_empty()) {
-                self.memories.ring();
+            let are_due =
+                mapped.elapsed() > MAPPINGS || woken == 0 || self.address_spaces.has_new();
+            if are_due && (self.address_spaces.has_any() || !self.uvm_files.all().is_empty()) {
+                self.address_spaces.ring();
                 mapped = Instant::now();
             }
         }
@@ -200,14 +202,14 @@ impl Shared {
     /// Whether the container has called nothing for a while.
     pub(crate) fn is_at_rest(&self, now: Instant) -> bool {
         let mut rest = self.auditor.rest.lock().unwrap_or_else(PoisonError::into_inner);
-        rest.note(self.memory.calls().received(), now);
+        rest.note(self.journal.calls().received(), now);
         rest.is_long(now)
     }
 
     /// How long nothing is due.
     fn next(&self, now: Instant) -> EpollTimeout {
         let idle = self.is_idle();
-        let has_files = !self.mapped.all().is_empty();
+        let has_files = !self.uvm_files.all().is_empty();
         let rests = self.is_at_rest(now) && !self.exports.has_any();
         let mut books = self.books();
         let watched = idle
@@ -380,7 +382,7 @@ impl Shared {
         (lost, with_clients): (&BTreeSet<Process>, &BTreeSet<Process>),
     ) {
         // Those of who comes while this goes on are not among them.
-        let files = self.mapped.all();
+        let files = self.uvm_files.all();
         let outlived = self.outlived(dead);
         let mut books = self.books();
         let mut has_buried = false;
@@ -393,7 +395,7 @@ impl Shared {
             let is_kept = |number| files.iter().any(|file| file.number == number);
             let has_files = books.makers.bound_to(*process).any(is_kept);
             if has_files {
-                self.memories.look_at_all();
+                self.address_spaces.look_at_all();
             }
             if holds || has_files || outlived.contains(process) {
                 continue;
@@ -405,7 +407,7 @@ impl Shared {
             }
             books.enter(Entry::Left { process: *process });
             self.shares.wake();
-            self.memories.look_at_all();
+            self.address_spaces.look_at_all();
             self.auditor.abroad.buried(*process);
             has_buried = true;
         }
@@ -431,7 +433,7 @@ impl Shared {
     /// exported, somebody may have who never called, and passes it on.
     fn clear_up(&self, files: &[Arc<UvmFile>]) {
         self.unregister_each(files);
-        let kept = self.mapped.all().iter().map(|file| file.number).collect();
+        let kept = self.uvm_files.all().iter().map(|file| file.number).collect();
         let mut books = self.books();
         if books.processes.is_empty() {
             books.close_all(&kept);
@@ -443,7 +445,7 @@ impl Shared {
 
     /// The worker before may have buried the last one, and not have come to clear up.
     fn clear_up_what_is_left(&self) {
-        let files = self.mapped.all();
+        let files = self.uvm_files.all();
         let is_deserted = {
             let books = self.books();
             let is_left = !books.has_nothing() || self.exports.has_any() || !files.is_empty();

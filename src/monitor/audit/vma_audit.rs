@@ -40,21 +40,21 @@ impl Shared {
         // Those that the worker before watched.
         let processes: Vec<Process> = self.books().processes.iter().copied().collect();
         for process in processes {
-            let watch = |tid| self.memories.watch(process, tid).ok();
+            let watch = |tid| self.address_spaces.watch(process, tid).ok();
             let _ = told(process_id(process).pid, watch);
         }
         loop {
-            self.memories.wait();
+            self.address_spaces.wait();
             self.audit_mappings();
         }
     }
 
     fn audit_mappings(&self) {
-        let is_due = self.memories.is_due(PAUSE);
+        let is_due = self.address_spaces.is_due(PAUSE);
         if is_due {
             self.end_orphaned_files();
         }
-        let files = self.mapped.all();
+        let files = self.uvm_files.all();
         self.look_at_fresh(&files);
         if !is_due {
             return;
@@ -64,7 +64,7 @@ impl Shared {
             // Managed memory of processes that are gone, which none may have had.
             files.iter().for_each(|file| Ranges::of(self, &file.device).end_zombies());
         }
-        for memory in self.memories.all() {
+        for memory in self.address_spaces.all() {
             self.look_at(&memory, &files);
             self.look_at_fresh(&files);
         }
@@ -73,7 +73,7 @@ impl Shared {
     }
 
     fn look_at_fresh(&self, files: &[Arc<UvmFile>]) {
-        self.memories.fresh().iter().for_each(|memory| self.look_at(memory, files));
+        self.address_spaces.fresh().iter().for_each(|memory| self.look_at(memory, files));
     }
 
     /// Looks at a memory, and forgets one that nobody has any more.
@@ -91,12 +91,12 @@ impl Shared {
             self.look_for_heirs();
         }
         if is_gone {
-            self.memories.forget(memory);
+            self.address_spaces.forget(memory);
         }
         let text = text.unwrap_or_default();
         let now = now.filter(|now| *now != text).unwrap_or_default();
         if is_gone && !now.is_empty() {
-            self.memories.reopen(memory.process);
+            self.address_spaces.reopen(memory.process);
         }
         // It may have another since it asked, and left the one to others.
         let mut mappings = self.mappings(memory.process, &text);
@@ -120,9 +120,9 @@ impl Shared {
             let Some(process) = ProcessId::of(pid).map(target::number) else { continue };
             let since = Instant::now();
             let mappings = self.mappings(process, &current(process).unwrap_or_default());
-            let is_known = !self.memories.of(process).is_empty();
+            let is_known = !self.address_spaces.of(process).is_empty();
             if !is_known && !self.uncharged(process, &mappings, since).is_empty() {
-                let _ = self.memories.watch(process, pid);
+                let _ = self.address_spaces.watch(process, pid);
             }
         }
     }
@@ -143,7 +143,7 @@ impl Shared {
     /// Of uncharged mappings those of no file's range, and that nobody else is charged for, who may
     /// share the memory.
     fn strangers(&self, uncharged: &[Mapped], since: Instant) -> Vec<Mapped> {
-        let files = self.mapped.all();
+        let files = self.uvm_files.all();
         let books = self.books();
         let is_explained = |mapped: &Mapped| {
             let mut of_files = files.iter().map(|file| Space::File(file.number));
@@ -207,7 +207,8 @@ impl Shared {
     /// Whether something is mapped there in the memory that a process has, or had when it asked for
     /// mappings.
     pub(crate) fn has_mapped(&self, process: Process, wanted: Mapped) -> bool {
-        let then = self.memories.of(process).into_iter().filter_map(|memory| memory.text().ok());
+        let then =
+            self.address_spaces.of(process).into_iter().filter_map(|memory| memory.text().ok());
         then.chain(current(process))
             .any(|text| self.mappings(process, &text).iter().any(|mapped| overlap(*mapped, wanted)))
     }
@@ -221,14 +222,14 @@ impl Shared {
         {
             file.has_ended();
         }
-        if self.calm.allows() {
+        if self.log_limit.allows() {
             let container = self.settings.short_id.as_str();
             tracing::warn!(
                 container,
                 "a file of nvidia-uvm has managed memory past the monitor: it loses its GPUs"
             );
         }
-        for memory in self.memories.all() {
+        for memory in self.address_spaces.all() {
             let last = memory.last().unwrap_or_default();
             let there: Vec<Mapped> =
                 last.into_iter().filter(|mapped| overlap(*mapped, (at, at + 1))).collect();

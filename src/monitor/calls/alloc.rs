@@ -1,4 +1,4 @@
-//! Calls to `nvidiactl` and `nvidiaN` that the monitor makes itself.
+//! Objects that the monitor makes and frees for programs, and the calls that it makes itself.
 //!
 //! Memory is reserved before the driver is asked, and what it gave is entered after; what
 //! is freed is taken out after the driver did it. So the driver never has more than the books, but for
@@ -184,7 +184,7 @@ impl Case<'_> {
 
     /// The first of so many handles; [`nth_handle`] tells the others.
     pub(crate) fn next_handles(&self, count: u32) -> u32 {
-        nth_handle(self.shared.memory.next_handles(count), 0)
+        nth_handle(self.shared.journal.next_handles(count), 0)
     }
 
     /// Frees what a call made that isn't given to the caller.
@@ -194,9 +194,11 @@ impl Case<'_> {
         }
     }
 
-    /// Makes an object that takes memory, or doesn't.
+    /// Makes an object, and charges its memory where it takes some: sees that it fits the quota, asks the driver,
+    /// and enters what that gave. No other function grants an allocation of the resource manager's.
     ///
-    /// `given` reads from our copies how much the driver gave.
+    /// `memory` is the GPU and the bytes that are asked for. `given` reads from our copies how much the driver
+    /// gave.
     pub(crate) fn charged(
         &mut self,
         lane: &mut OnLane<'_>,

@@ -63,7 +63,7 @@ impl Case<'_> {
                 let place = (command, layout);
                 self.export_or_import(place, does, client, params)
             }
-            Known::Opaque if points_into(&self.scratch.params, &self.shared.ranges) => {
+            Known::Opaque if points_into(&self.scratch.params, &self.shared.own_ranges) => {
                 Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
             }
             // Those are dealt with by now.
@@ -165,7 +165,7 @@ impl Case<'_> {
         }
         let ours = self.books().processes.clone();
         let target = self.target()?;
-        let numbers = self.shared.numbers.of(target.tid, target.process, &ours);
+        let numbers = self.shared.pid_maps.of(target.tid, target.process, &ours);
         self.still_waits()?;
         let scratch = &mut *self.scratch;
         scratch.list.reset(scratch.params.len());

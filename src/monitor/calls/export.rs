@@ -110,7 +110,7 @@ impl Case<'_> {
         file: &Arc<Device>,
     ) -> Result<bool, Over> {
         let (shared, head) = (self.shared, control.head);
-        let found = shared.exports.find(file, Some(shared.memory.next_hold()));
+        let found = shared.exports.find(file, Some(shared.journal.next_hold()));
         let (exported, is_new) = found.map_err(|denied| self.denied(head, denied))?;
         // The worker before had come to tell of it.
         let mine = self.again && !self.slot.executed().was_there;

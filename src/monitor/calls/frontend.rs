@@ -1,4 +1,4 @@
-//! Calls to `nvidiactl` and `nvidiaN`: read, unwrapped, and judged by their bytes.
+//! Reads a call to `nvidiactl` or `nvidiaN`, unwraps it, and has it judged by its bytes.
 //!
 //! That is done before anybody looks whose descriptor it is, which some calls don't need:
 //! see [`Pass::asks_no_descriptor`](crate::monitor::calls::policy::Pass::asks_no_descriptor). What is read is the caller's if it still waits.
@@ -84,7 +84,7 @@ impl Case<'_> {
             }
             _ => return,
         };
-        if !self.shared.calm.allows_news(news) {
+        if !self.shared.log_limit.allows_news(news) {
             return;
         }
         let size = size.map_or_else(|| "no size".to_owned(), |size| format!("{size} bytes"));

@@ -1,5 +1,5 @@
 //! The lane: calls of the container that make, name or free objects go through the driver one after
-//! another; controls go beside them.
+//! another; controls go beside them, but for those that export or import memory.
 //!
 //! So a handle names the same object for the driver and in the books as long as its call is on the lane,
 //! and an audit that is on it finds figures and books of one moment. It costs programs little: the resource

@@ -47,7 +47,7 @@ impl Case<'_> {
         let target = self.target()?;
         let (process, tid) = (target.process, target.tid);
         // Before anything is charged, so that nothing is released since.
-        let watched = self.shared.memories.watch(process, tid);
+        let watched = self.shared.address_spaces.watch(process, tid);
         // Or it was a stranger's.
         self.still_waits()?;
         if watched.is_err() {
@@ -119,7 +119,7 @@ impl Case<'_> {
             self.counted = Count::OverQuota;
             return refused;
         }
-        self.shared.memories.charges(process, base);
+        self.shared.address_spaces.charges(process, base);
         for gpu in 0..gpus {
             let (client, parent, handle) = (Client(u32::MAX), Handle(u32::MAX), Handle(0));
             let hold = Hold::Mapping { space: space.number(), base: base | gpu as u64 };
@@ -133,7 +133,7 @@ impl Case<'_> {
     /// Whether the call's file has that range, and has it still. The driver maps no part of one.
     fn is_of_file(&self, range: Range) -> Result<bool, Over> {
         let device = self.device()?;
-        let Some(file) = self.shared.mapped.find(device) else { return Ok(false) };
+        let Some(file) = self.shared.uvm_files.find(device) else { return Ok(false) };
         let known = self.books().range(Space::File(file.number), range.base);
         Ok(known == Some((range.base, range.length))
             && Ranges::of(self.shared, device).is_whole(range) == Some(true))
@@ -148,14 +148,14 @@ impl Shared {
             let ranges = self.books().ranges_of(Space::Managed(process));
             self.release_if_unmapped(process, &ranges);
         }
-        self.memories.charged().retain(|_, at| at.elapsed() < 2 * ON_ITS_WAY);
+        self.address_spaces.charged().retain(|_, at| at.elapsed() < 2 * ON_ITS_WAY);
     }
 
     /// Releases managed ranges of a process that nobody has mapped, some time after they were asked
     /// for.
     fn release_if_unmapped(&self, process: Process, of: &[(u64, u64)]) {
         for (base, length) in of.iter().copied() {
-            let at = self.memories.charged_at(process, base);
+            let at = self.address_spaces.charged_at(process, base);
             let is_on_its_way = at.is_some_and(|at| at.elapsed() < ON_ITS_WAY);
             if is_on_its_way || self.is_somewhere(process, (base, length)) {
                 continue;
@@ -166,7 +166,7 @@ impl Shared {
             }
             let mut books = self.books();
             // It may have been asked for again meanwhile.
-            if self.memories.charged_at(process, base) != at {
+            if self.address_spaces.charged_at(process, base) != at {
                 continue;
             }
             let space = Space::Managed(process);
@@ -191,7 +191,7 @@ impl Shared {
         let others = overlapping();
         // What it had there it maps no more, or it wouldn't be asked for again.
         for (at, _) in &others {
-            self.memories.charged().remove(&(process, *at));
+            self.address_spaces.charged().remove(&(process, *at));
         }
         self.release_if_unmapped(process, &others);
         others.is_empty() || overlapping().is_empty()
@@ -201,7 +201,7 @@ impl Shared {
     /// from it; as far as their last look tells where they aren't its own.
     fn is_somewhere(&self, process: Process, (base, length): (u64, u64)) -> bool {
         let range = (base, base.saturating_add(length));
-        let others = self.memories.all().into_iter().filter(|of| of.process != process);
+        let others = self.address_spaces.all().into_iter().filter(|of| of.process != process);
         self.has_mapped(process, range)
             || others.into_iter().any(|memory| {
                 let now = || self.mappings(memory.process, &memory.text().unwrap_or_default());
@@ -214,7 +214,7 @@ impl Shared {
 
     /// Whether a mapping is of no file's range, or a file has managed memory there all the same.
     fn may_be_managed(&self, mapped: Mapped) -> bool {
-        let files = self.mapped.all();
+        let files = self.uvm_files.all();
         let is_of_file = {
             let books = self.books();
             files.iter().any(|file| books.covers(Space::File(file.number), mapped))

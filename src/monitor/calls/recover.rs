@@ -55,10 +55,10 @@ impl Shared {
 
     /// What is left to be undone comes before all that its threads ask for by now.
     pub(crate) fn queue_what_is_left(&self) {
-        for slot in (0..SLOTS).map(|slot| self.memory.slot(slot)) {
+        for slot in (0..SLOTS).map(|slot| self.journal.slot(slot)) {
             let executing = slot.notice().id != 0 && slot.stage() == Stage::Executing;
             if let Some(thread) = slot.thread().filter(|_| executing) {
-                self.turns.queue(slot.number(), thread);
+                self.thread_order.queue(slot.number(), thread);
             }
         }
     }
@@ -68,7 +68,7 @@ impl Shared {
         let lane = self.lane.take_over(slot);
         let was_on_lane = lane.is_some();
         self.finish_call(slot, lane, scratch);
-        self.turns.leave(slot.number());
+        self.thread_order.leave(slot.number());
         if was_on_lane {
             self.books().disinherit();
         }

@@ -168,7 +168,7 @@ impl<'a> Case<'a> {
                 Ok(call.refusal().map_or_else(|| self.passed(), Reply::Errno))
             }
             None => {
-                if self.shared.calm.allows() {
+                if self.shared.log_limit.allows() {
                     tracing::warn!(number = data.nr, "a system call that nobody asked for");
                 }
                 Err(Reply::Errno(Errno::ENOSYS as i32))
@@ -242,7 +242,7 @@ impl<'a> Case<'a> {
             }
         }
         if self.queued {
-            self.shared.turns.leave(self.slot.number());
+            self.shared.thread_order.leave(self.slot.number());
         }
         self.scratch.tidy();
     }
@@ -483,7 +483,7 @@ impl<'a> Case<'a> {
     }
 
     pub(crate) fn log(&self, what: &str) {
-        if self.shared.calm.allows() {
+        if self.shared.log_limit.allows() {
             self.write_log(what);
         }
     }

@@ -26,10 +26,10 @@ impl Shared {
     /// that the driver can't keep from leading.
     pub(crate) fn start_threads(&'static self) -> io::Result<()> {
         self.queue_what_is_left();
-        let slot = |number| self.memory.slot(number);
+        let slot = |number| self.journal.slot(number);
         let has_anything =
             |number: &usize| slot(*number).notice().id != 0 || Self::is_haunted(slot(*number));
-        // Slots are numbered as threads are.
+        // OffChannels are numbered as threads are.
         let last = (0..SLOTS).rev().find(has_anything);
         let free = (0..SLOTS).find(|number| !Self::is_left(slot(*number)));
         let count = last.max(free).map_or(0, |number| number + 1);
@@ -40,26 +40,26 @@ impl Shared {
     }
 
     fn start_thread(&'static self) -> io::Result<()> {
-        let Some(number) = self.lead.enlist(SLOTS) else { return Ok(()) };
+        let Some(number) = self.leader.enlist(SLOTS) else { return Ok(()) };
         self.spawn("calls", move || self.work(number))
     }
 
     fn work(&'static self, number: usize) {
-        let slot = self.memory.slot(number);
+        let slot = self.journal.slot(number);
         Self::move_in(slot);
         let mut scratch = Scratch::default();
         self.recover(slot, &mut scratch);
         loop {
-            if self.lead.follow() == Turn::Alone {
+            if self.leader.follow() == Turn::Alone {
                 // At the bound there is nobody to watch until a call ends.
                 let _ = self.start_thread();
             }
-            self.lead(slot, &mut scratch);
+            self.answer_calls(slot, &mut scratch);
         }
     }
 
     /// Waits for calls and answers them, as long as this thread leads.
-    fn lead(&'static self, slot: Slot<'_>, scratch: &mut Scratch) {
+    fn answer_calls(&'static self, slot: Slot<'_>, scratch: &mut Scratch) {
         let thread = recv_wait::this_thread();
         let mut known = self.waiting.changes();
         let mut listeners = self.listeners();
@@ -78,9 +78,9 @@ impl Shared {
                 listeners = self.listeners();
                 continue;
             };
-            let call = self.lead.begin();
+            let call = self.leader.begin();
             Case::new(self, scratch, slot, listener, notice, false).serve();
-            if !self.lead.end(call) {
+            if !self.leader.end(call) {
                 return;
             }
         }

@@ -17,7 +17,6 @@ use nix::errno::Errno;
 use crate::events::Event;
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Span, Tree};
-use crate::monitor::audit::shadow_dups::Source as Staked;
 use crate::monitor::caller::call_id::Making;
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
@@ -25,6 +24,7 @@ use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::policy::{self, Verdict};
 use crate::monitor::calls::serve::{Case, Over};
 use crate::monitor::driver::device::{Device, Failure, Rm};
+use crate::monitor::driver::stakes::Source as Staked;
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::space::Space;
 use crate::monitor::uvm::files::UvmFile;
@@ -135,7 +135,8 @@ impl<'a> Case<'a> {
         let Some(device) = &self.device else { return Err(Reply::Errno(Errno::EBADF as i32)) };
         let asked = device.call_uvm(&self.shared.release, number, &mut self.scratch.bytes);
         asked.map_err(|errno| Reply::Errno(errno as i32))?;
-        if self.scratch.bytes.was_exceeded() && self.shared.calm.allows_news(News::Uvm(number)) {
+        if self.scratch.bytes.was_exceeded() && self.shared.log_limit.allows_news(News::Uvm(number))
+        {
             let driver = self.shared.release.version();
             let container = self.shared.settings.short_id.as_str();
             tracing::warn!(container, number, %driver, "UVM's struct is larger than the one known");
@@ -179,7 +180,7 @@ impl<'a> Case<'a> {
             self.patch(layout, Meaning::Status, NV_OK.into());
         }
         // What was no memory of a GPU's may become such.
-        self.shared.memories.look_at_all();
+        self.shared.address_spaces.look_at_all();
         if is_alone && self.uvm_status(layout) == NV_OK && self.shared.is_orphaned(file) {
             self.shared.unregister_gpus(self.device()?);
             return Err(self.orphaned(layout));
@@ -426,7 +427,7 @@ impl<'a> Case<'a> {
         enter: impl FnOnce(&Self, u32),
     ) -> Result<Reply, Over> {
         let lane = self.on_lane_for_uvm()?;
-        let file = self.shared.mapped.find(self.device()?);
+        let file = self.shared.uvm_files.find(self.device()?);
         file.iter().try_for_each(|file| self.not_condemned(file, layout))?;
         let known = file.map(|file| file.number);
         self.ask(number)?;

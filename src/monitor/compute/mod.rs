@@ -1,8 +1,8 @@
 //! The container's shares of its GPUs' computing time: slices and turns.
 
 pub(crate) mod groups;
+pub(crate) mod off_channels;
 pub(crate) mod reach;
 pub(crate) mod shares;
 pub(crate) mod slices;
-pub(crate) mod slots;
 pub(crate) mod turns;

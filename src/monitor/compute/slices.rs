@@ -14,8 +14,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::monitor::caller::target::process_id;
 use crate::monitor::calls::serve::{Case, Over};
+use crate::monitor::compute::off_channels::schedules_a_channel;
 use crate::monitor::compute::shares::{set_slice, was_seen};
-use crate::monitor::compute::slots::schedules_a_channel;
 use crate::monitor::driver::device::Failure;
 use crate::monitor::driver::monitor_client::Presence;
 use crate::monitor::state::groups::DueSlice;
@@ -171,7 +171,7 @@ impl Shared {
         let mut is_resumed = false;
         loop {
             self.read_shares();
-            self.slots.wake();
+            self.off_channels.wake();
             is_resumed = is_resumed || self.end_turns_of_before();
             let look_ms = self.look_who_rests();
             let is_whole = self.set_slices() && is_resumed;

@@ -16,7 +16,7 @@ use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::monitor::calls::serve::Case;
-use crate::monitor::compute::slots::{Name, Off, schedules_a_channel};
+use crate::monitor::compute::off_channels::{Name, Off, schedules_a_channel};
 use crate::monitor::driver::device::Failure;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::state::journal::Record;
@@ -146,7 +146,7 @@ impl Case<'_> {
             if let (Some(params), Some(asked)) = (self.scratch.params.first_chunk_mut(), asked) {
                 *params = asked;
             }
-            self.shared.slots.was_scheduled();
+            self.shared.off_channels.was_scheduled();
             // Its channels may be the first that take turns.
             self.shared.shares.wake();
         }
@@ -166,7 +166,7 @@ impl Case<'_> {
     }
 
     fn schedules(&mut self, channels: &[(Name, usize)]) {
-        let is_off = |(name, gpu): &(Name, usize)| self.shared.slots.is_off(*gpu, *name);
+        let is_off = |(name, gpu): &(Name, usize)| self.shared.off_channels.is_off(*gpu, *name);
         // `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS` (ctrla06fgpfifo.h): bEnable, bSkipSubmit, bSkipEnable, of which
         // the last two aren't taken together. Drivers before 575 don't have the third: there whoever is enabled
         // goes off again.
@@ -184,14 +184,14 @@ impl Shared {
     /// Has somebody take turns, if there are any.
     pub(crate) fn begin_turns(&'static self) {
         let has_turns = || (0..self.uuids.len()).any(|gpu| !self.parts(gpu).0.parts.is_empty());
-        if self.slots.is_started.load(Ordering::Acquire) {
-            return self.slots.wake();
+        if self.off_channels.is_started.load(Ordering::Acquire) {
+            return self.off_channels.wake();
         }
-        if !has_turns() || self.slots.is_started.swap(true, Ordering::AcqRel) {
+        if !has_turns() || self.off_channels.is_started.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Err(error) = self.spawn("turns", || self.take_turns_forever()) {
-            self.slots.is_started.store(false, Ordering::Release);
+            self.off_channels.is_started.store(false, Ordering::Release);
             tracing::warn!(%error, "turns on GPUs can't be taken: no thread");
         }
     }
@@ -211,10 +211,10 @@ impl Shared {
     /// Brings everybody back before this worker ends: there may be none after it. The next one, if there is,
     /// goes on. Where the driver has hung up who takes turns, nothing is done.
     pub(crate) fn end_turns(&self) {
-        if !self.slots.is_started.load(Ordering::Acquire) {
+        if !self.off_channels.is_started.load(Ordering::Acquire) {
             return;
         }
-        let mut tries = (0..ENDING_TRIES).map(|_| self.slots.over.try_lock());
+        let mut tries = (0..ENDING_TRIES).map(|_| self.off_channels.over.try_lock());
         let over =
             tries.find_map(|tried| tried.inspect_err(|_| std::thread::sleep(ENDING_WAIT)).ok());
         let Some(mut over) = over else { return };
@@ -228,7 +228,7 @@ impl Shared {
     fn take_turns_forever(&self) {
         let mut done: Vec<Done> = self.uuids.iter().map(|_| Done::default()).collect();
         loop {
-            let over = self.slots.over.lock().unwrap_or_else(PoisonError::into_inner);
+            let over = self.off_channels.over.lock().unwrap_or_else(PoisonError::into_inner);
             if *over {
                 return;
             }
@@ -238,9 +238,9 @@ impl Shared {
             let wait = wakes.map(|wake_us| {
                 TimeSpec::from(Duration::from_micros(wake_us.saturating_sub(now_us())))
             });
-            let mut changed = [PollFd::new(self.slots.changed.as_fd(), PollFlags::POLLIN)];
+            let mut changed = [PollFd::new(self.off_channels.changed.as_fd(), PollFlags::POLLIN)];
             if ppoll(&mut changed, wait, None).is_ok_and(|ready| ready > 0) {
-                let _ = self.slots.changed.read();
+                let _ = self.off_channels.changed.read();
             }
         }
     }
@@ -279,8 +279,8 @@ impl Shared {
         let (off, next) = parts.off(done.means, now);
         // Before it is looked at: who is scheduled from now on is heard of.
         let is_all_off = !all.is_empty() && off.len() == all.len();
-        self.slots.set_off(gpu, Off { all: is_all_off, channels: off.clone() });
-        let scheduled = self.slots.scheduled.load(Ordering::Acquire);
+        self.off_channels.set_off(gpu, Off { all: is_all_off, channels: off.clone() });
+        let scheduled = self.off_channels.scheduled.load(Ordering::Acquire);
         let is_all = done.scheduled != Some(scheduled)
             || done.retry_us.is_some_and(|retry_us| retry_us <= now);
         let (on, goes): (Vec<Name>, Vec<Name>) = if is_all {

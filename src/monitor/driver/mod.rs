@@ -6,3 +6,4 @@ pub(crate) mod device;
 pub(crate) mod inherit;
 pub(crate) mod monitor_client;
 pub(crate) mod self_ranges;
+pub(crate) mod stakes;

@@ -55,9 +55,9 @@ const LEAST_BYTES: usize = 64 << 10;
 pub enum Record {
     /// A change of the ledger.
     Ledger(Entry),
-    /// A range of a process that is no managed memory.
+    /// A range of addresses in a space.
     Announce {
-        /// The process.
+        /// The space, by [`Space::number`](crate::monitor::state::space::Space).
         space: u64,
         /// The first address.
         base: u64,
@@ -71,9 +71,9 @@ pub enum Record {
         /// `st_ino`.
         inode: u64,
     },
-    /// It is so no more.
+    /// A range that [`Announce`](Self::Announce) told of is gone.
     Withdraw {
-        /// The process.
+        /// The space.
         space: u64,
         /// The first address.
         base: u64,

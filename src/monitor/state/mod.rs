@@ -1,4 +1,4 @@
-//! What is known of the container, and outlives a worker.
+//! What is known of the container, most of which outlives a worker.
 
 pub(crate) mod books;
 pub(crate) mod channels;

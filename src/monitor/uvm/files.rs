@@ -24,17 +24,6 @@ pub(crate) fn is_number(number: u64) -> bool {
     number & KIND != 0
 }
 
-/// Why files are looked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Occasion {
-    /// It's time to.
-    Tick,
-    /// A process died.
-    Death,
-    /// What is gone would make room.
-    Refusal,
-}
-
 /// The files.
 #[derive(Debug, Default)]
 pub(crate) struct UvmFiles {

@@ -173,7 +173,7 @@ impl Shared {
     fn settle_initialization(&self, underway: Initialization, is_over: bool) -> bool {
         // First: what is over then has been done, or never will be.
         let is_over = is_over || self::is_over(&underway);
-        let files = self.mapped.all();
+        let files = self.uvm_files.all();
         let file = files.iter().find(|file| file.number == underway.file);
         let is_done = match file.map(|file| self.is_initialized(&file.device)) {
             Some(Some(done)) => done,
@@ -223,7 +223,7 @@ impl Shared {
     /// Who has the file itself can bring managed memory to a GPU still, and has no use for it otherwise:
     /// it's bound to one memory. Files that processes share are bound to none, and keep none.
     pub(crate) fn end_orphaned_files(&self) {
-        for file in self.mapped.all() {
+        for file in self.uvm_files.all() {
             let is_bound = self.books().makers.is_bound(file.number);
             if is_bound && self.is_orphaned(&file) {
                 // It stays so, and gets no GPU any more.
@@ -235,7 +235,7 @@ impl Shared {
 
     /// Whether a process that was the maker of files is over, or another program, and they aren't ended.
     pub(crate) fn has_orphans(&self, process: Process) -> bool {
-        let files = self.mapped.all();
+        let files = self.uvm_files.all();
         let is_theirs = |file: &&Arc<UvmFile>| {
             let bound = self.books().makers.bound_to(process).any(|number| number == file.number);
             bound && !file.is_ended()

@@ -2,7 +2,7 @@
 
 pub(crate) mod address_spaces;
 pub(crate) mod files;
-pub(crate) mod init;
+pub(crate) mod init_turn;
 pub(crate) mod initialize;
 pub(crate) mod owners;
 pub(crate) mod ranges;

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
+use crate::monitor::audit::occasion::Occasion;
 use crate::monitor::driver::buffer::Buffer;
 use crate::monitor::driver::device::Device;
 use crate::monitor::uvm::files::MOST_QUESTIONS;
-use crate::monitor::uvm::files::{KIND, MOST, Occasion, UvmFile, place};
+use crate::monitor::uvm::files::{KIND, MOST, UvmFile, place};
 use crate::monitor::worker::Shared;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
 use crate::rm::{Key, Layout, Meaning, uvm};
@@ -40,10 +41,10 @@ impl Shared {
     /// The file that `device` is, kept from now on; `seen` has it. `None` where there are too
     /// many, or none can be told from another.
     pub(crate) fn keep_mapped(&self, device: &Device, seen: (u32, i32)) -> Option<Arc<UvmFile>> {
-        if self.mapped.files().len() >= MOST {
+        if self.uvm_files.files().len() >= MOST {
             self.sweep_mapped(Occasion::Refusal);
         }
-        if let Some(file) = self.mapped.find(device) {
+        if let Some(file) = self.uvm_files.find(device) {
             return Some(file);
         }
         let copy = device.as_fd().try_clone_to_owned().ok()?;
@@ -52,7 +53,7 @@ impl Shared {
             let books = self.books();
             (books.ledger.files(), books.ranges_of_files())
         };
-        let mut files = self.mapped.files();
+        let mut files = self.uvm_files.files();
         let at = match place(&files, device)? {
             Ok(at) => return files.get(at).cloned(),
             Err(_) if files.len() >= MOST => return None,
@@ -64,7 +65,7 @@ impl Shared {
         let is_free = |number: &u32| {
             !known.contains(number) && files.iter().all(|file| file.number != *number)
         };
-        let number = std::iter::repeat_with(|| self.memory.next_file()).find(is_free)?;
+        let number = std::iter::repeat_with(|| self.journal.next_file()).find(is_free)?;
         // Before anything is mapped by it, so that no worker to come misses one.
         let notice = Notice::Exported { number: KIND | u64::from(number) };
         self.keeper.tell_with(notice, Some(copy.as_fd())).ok()?;
@@ -75,7 +76,7 @@ impl Shared {
 
     /// Whether the files may have one more range.
     pub(crate) fn has_room_for_range(&self) -> bool {
-        let files = self.mapped.files().len();
+        let files = self.uvm_files.files().len();
         files * (self.books().ranges_of_files() + 1) <= MOST_QUESTIONS
     }
 
@@ -83,7 +84,7 @@ impl Shared {
     pub(crate) fn was_mapped(&self, number: u64, file: OwnedFd) {
         let Ok(device) = Device::of(&self.settings.nodes, file) else { return };
         let Ok(number) = u32::try_from(number & !KIND) else { return };
-        let mut files = self.mapped.files();
+        let mut files = self.uvm_files.files();
         if let Some(Err(at)) = place(&files, &device) {
             files.insert(at, Arc::new(UvmFile::new(number, device, (0, 0))));
         }
@@ -92,14 +93,14 @@ impl Shared {
     /// Ends what is mapped by files that nobody of the container has open any more, and lets go
     /// of them.
     pub(crate) fn sweep_mapped(&self, occasion: Occasion) {
-        let files = self.mapped.all();
+        let files = self.uvm_files.all();
         if files.is_empty() {
             return;
         }
         // One looks at a time, and what it finds is known to who waited.
         let looks = match occasion {
-            Occasion::Refusal => self.mapped.looks.lock().map_err(PoisonError::into_inner),
-            Occasion::Tick | Occasion::Death => match self.mapped.looks.try_lock() {
+            Occasion::Refusal => self.uvm_files.looks.lock().map_err(PoisonError::into_inner),
+            Occasion::Tick | Occasion::Death => match self.uvm_files.looks.try_lock() {
                 Ok(looks) => Ok(looks),
                 Err(TryLockError::Poisoned(poisoned)) => Err(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) => return,
@@ -153,7 +154,7 @@ impl Shared {
 
     fn forget(&self, file: &UvmFile) {
         file.let_go.store(true, AtomicOrdering::Relaxed);
-        self.mapped.files().retain(|kept| kept.number != file.number);
+        self.uvm_files.files().retain(|kept| kept.number != file.number);
         // Else it is told that the worker is gone in a moment.
         let _ = self.keeper.tell(Notice::TakenBack { number: KIND | u64::from(file.number) });
     }
@@ -166,7 +167,7 @@ impl Shared {
         }
         let ended = self.unregister_gpus(&file.device);
         if !ended {
-            if self.calm.allows() {
+            if self.log_limit.allows() {
                 tracing::warn!("a file of nvidia-uvm can't be ended: its memory stays charged");
             }
             return Some(());

@@ -124,9 +124,9 @@ impl Shared {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             worker_pid: std::process::id(),
             gpus,
-            calls: self.memory.calls(),
-            durations: self.memory.durations(),
-            workers: self.memory.workers(),
+            calls: self.journal.calls(),
+            durations: self.journal.durations(),
+            workers: self.journal.workers(),
             processes,
             process_count,
         }

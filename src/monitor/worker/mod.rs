@@ -4,8 +4,17 @@
 //! [`journal`](crate::monitor::state::journal). It can be killed at any instruction: the next worker
 //! reads the journal, finishes the calls that this one had received, and goes on.
 //!
-//! One thread leads and deals with calls ([`leader`](crate::monitor::caller::leader)), one audits ([`auditor`](crate::monitor::audit::auditor)), the first
-//! listens to the keeper until the end. What a call means is decided in [`policy`](crate::monitor::calls::policy).
+//! What a call means is decided in [`policy`](crate::monitor::calls::policy). The threads:
+//!
+//! | name | does |
+//! |---|---|
+//! | (the first) | listens to the keeper until the end |
+//! | `calls`, several | one leads and deals with a call, the others follow ([`leader`](crate::monitor::caller::leader)) |
+//! | `audit` | asks driver and kernel ([`rounds`](crate::monitor::audit::rounds)) |
+//! | `mappings` | looks at what is mapped of UVM's ([`vma_audit`](crate::monitor::audit::vma_audit)) |
+//! | `shares`, `shares heard` | set slices, and hear of changes ([`slices`](crate::monitor::compute::slices)) |
+//! | `turns` | takes the container off its GPUs and back, where it has turns |
+//! | `heritage`, `end`, `control` | for a while: the client of a worker before, the container's end, a question |
 
 pub(crate) mod control_socket;
 pub(crate) mod facts;
@@ -40,13 +49,14 @@ use crate::gate::wire::Notice;
 use crate::monitor::audit::auditor::Auditor;
 use crate::monitor::caller::leader::Leader;
 use crate::monitor::caller::listener::Listener;
+use crate::monitor::caller::pid_ns::PidMaps;
 use crate::monitor::caller::recv_wait::RecvWait;
 use crate::monitor::caller::target::Targets;
 use crate::monitor::caller::thread_order::ThreadOrder;
 use crate::monitor::caller::unclaimed::Unclaimed;
 use crate::monitor::calls::lane::Lane;
+use crate::monitor::compute::off_channels::OffChannels;
 use crate::monitor::compute::shares::Shares;
-use crate::monitor::compute::slots::Slots;
 use crate::monitor::driver::client_handover;
 use crate::monitor::driver::client_handover::Heritage;
 use crate::monitor::driver::self_ranges;
@@ -58,7 +68,7 @@ use crate::monitor::state::journal_map::{Count, JournalMap};
 use crate::monitor::uvm::address_spaces::AddressSpaces;
 use crate::monitor::uvm::files;
 use crate::monitor::uvm::files::UvmFiles;
-use crate::monitor::uvm::init::Initializing;
+use crate::monitor::uvm::init_turn::Initializing;
 use crate::monitor::worker::facts::Facts;
 use crate::monitor::worker::keeper_socket::{Heard, KeeperSocket};
 use crate::monitor::worker::log_limit::Calm;
@@ -86,8 +96,8 @@ pub(crate) struct Shared {
     /// UUIDs of the container's GPUs, in its order.
     pub(crate) uuids: Vec<about::Uuid>,
     /// Where our own memory is.
-    pub(crate) ranges: Vec<(u64, u64)>,
-    pub(crate) memory: &'static JournalMap,
+    pub(crate) own_ranges: Vec<(u64, u64)>,
+    pub(crate) journal: &'static JournalMap,
     books: Mutex<Books>,
     pub(crate) lane: Lane,
     /// What others read of the books, and of the calls that were counted.
@@ -95,18 +105,18 @@ pub(crate) struct Shared {
     pub(crate) targets: Targets,
     pub(crate) exports: Exports,
     pub(crate) heritage: Heritage,
-    pub(crate) mapped: UvmFiles,
+    pub(crate) uvm_files: UvmFiles,
     pub(crate) initializing: Initializing,
-    pub(crate) memories: AddressSpaces,
+    pub(crate) address_spaces: AddressSpaces,
     pub(crate) unclaimed: Unclaimed,
-    pub(crate) turns: ThreadOrder,
-    pub(crate) numbers: crate::monitor::audit::pid_ns::PidMaps,
-    pub(crate) calm: Calm,
+    pub(crate) thread_order: ThreadOrder,
+    pub(crate) pid_maps: crate::monitor::caller::pid_ns::PidMaps,
+    pub(crate) log_limit: Calm,
     facts: Facts,
     pub(crate) auditor: Auditor,
     pub(crate) shares: Shares,
-    pub(crate) slots: Slots,
-    pub(crate) lead: Leader,
+    pub(crate) off_channels: OffChannels,
+    pub(crate) leader: Leader,
     pub(crate) keeper: KeeperSocket,
     listeners: Mutex<Vec<Arc<Listener>>>,
     /// The listener that is looked at first, but for how many there are.
@@ -183,7 +193,7 @@ pub fn main() -> io::Result<()> {
     shared.read_shares();
     shared.spawn("shares", || shared.share_forever())?;
     shared.spawn("shares heard", || shared.hear_of_shares_forever())?;
-    shared.memory.count_worker();
+    shared.journal.count_worker();
     control_socket::note_status(shared);
     shared.keeper.tell(Notice::Ready)?;
     shared.start_threads()?;
@@ -226,22 +236,22 @@ impl Shared {
             settings,
             release,
             uuids,
-            ranges: self_ranges::ranges(&std::fs::read_to_string("/proc/self/maps")?),
-            memory,
+            own_ranges: self_ranges::ranges(&std::fs::read_to_string("/proc/self/maps")?),
+            journal: memory,
             targets,
             exports: Exports::default(),
             heritage: Heritage::default(),
-            mapped: UvmFiles::default(),
+            uvm_files: UvmFiles::default(),
             initializing: Initializing::default(),
-            memories: AddressSpaces::default(),
+            address_spaces: AddressSpaces::default(),
             unclaimed: Unclaimed::open(memory),
-            turns: ThreadOrder::default(),
-            numbers: crate::monitor::audit::pid_ns::PidMaps::default(),
-            calm: Calm::new(),
+            thread_order: ThreadOrder::default(),
+            pid_maps: PidMaps::default(),
+            log_limit: Calm::new(),
             auditor: Auditor::new()?,
             shares: Shares::new(gpu_count)?,
-            slots: Slots::new(gpu_count)?,
-            lead: Leader::default(),
+            off_channels: OffChannels::new(gpu_count)?,
+            leader: Leader::default(),
             keeper,
             listeners: Mutex::new(Vec::new()),
             first: AtomicUsize::new(0),
@@ -261,14 +271,14 @@ impl Shared {
 
     /// One more call, of which that became, and which took so long.
     pub(crate) fn count(&self, became: Count, took: Duration) {
-        self.memory.took(took);
-        self.memory.count(became);
+        self.journal.took(took);
+        self.journal.count(became);
         self.figures.change();
     }
 
     /// One more process was ended.
     pub(crate) fn count_killed(&self) {
-        self.memory.count(Count::Killed);
+        self.journal.count(Count::Killed);
         self.figures.change();
     }
 
@@ -406,7 +416,7 @@ impl Shared {
     }
 
     fn has_calls(&self) -> bool {
-        (0..SLOTS).map(|slot| self.memory.slot(slot)).any(|slot| {
+        (0..SLOTS).map(|slot| self.journal.slot(slot)).any(|slot| {
             let open = slot.notice().id != 0 && slot.stage() != Stage::Decided;
             open && self.listener(slot.listener()).is_some_and(|of| of.is_valid(slot.notice().id))
         })

@@ -20,18 +20,18 @@ impl Shared {
         let mut refusals = self.facts.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         if !refusals.bucket.take(now_us) {
             refusals.last = Some(refused);
-            self.memory.leave_out(LeftOut::Refusals);
+            self.journal.leave_out(LeftOut::Refusals);
             return;
         }
         refusals.last = None;
         drop(refusals);
-        let left_out = self.memory.take_left_out(LeftOut::Refusals);
+        let left_out = self.journal.take_left_out(LeftOut::Refusals);
         self.facts.teller.tell(Event { left_out, ..self.refusal(refused) });
     }
 
     /// Whether refusals were left out that nobody was told of.
     pub(crate) fn has_left_out(&self) -> bool {
-        self.memory.has_left_out(LeftOut::Refusals)
+        self.journal.has_left_out(LeftOut::Refusals)
     }
 
     /// Tells how many refusals were left out, where it's time for that.
@@ -46,7 +46,7 @@ impl Shared {
         }
         let last = refusals.last.take();
         drop(refusals);
-        let left_out = self.memory.take_left_out(LeftOut::Refusals);
+        let left_out = self.journal.take_left_out(LeftOut::Refusals);
         let event = match last {
             // It was counted among them.
             Some(last) => Event { left_out: left_out.saturating_sub(1), ..self.refusal(last) },
@@ -78,10 +78,10 @@ impl Shared {
         let now_us = self.facts.now_us();
         let mut bucket = self.facts.kills.lock().unwrap_or_else(PoisonError::into_inner);
         if !bucket.take(now_us) {
-            return self.memory.leave_out(LeftOut::Kills);
+            return self.journal.leave_out(LeftOut::Kills);
         }
         drop(bucket);
-        let left_out = self.memory.take_left_out(LeftOut::Kills);
+        let left_out = self.journal.take_left_out(LeftOut::Kills);
         self.facts.teller.tell(Event { left_out, ..event });
     }
 }

@@ -41,7 +41,7 @@ impl<'a> Case<'a> {
     pub(crate) fn in_turn(&mut self) -> Result<(), Over> {
         let thread = self.target()?.thread;
         self.slot.is_of(thread);
-        let (turns, slot) = (&self.shared.turns, self.slot.number());
+        let (turns, slot) = (&self.shared.thread_order, self.slot.number());
         turns.queue(slot, thread);
         self.queued = true;
         self.still_waits()?;
@@ -167,7 +167,7 @@ impl<'a> Case<'a> {
 
     /// The caller is answered, and may not come to take it.
     pub(crate) fn has_answered(&self, trace: &Trace) {
-        self.shared.memory.keep_answer(trace);
+        self.shared.journal.keep_answer(trace);
         if let Some(target) = &self.target {
             target.has_answered(*trace);
         }
@@ -176,7 +176,7 @@ impl<'a> Case<'a> {
     /// What the thread was answered last, if it may not have come to take it. The next worker
     /// finds it until there is another answer.
     pub(crate) fn takes_answer(&self) -> Option<Trace> {
-        self.target.as_ref()?.takes_answer(self.shared.memory)
+        self.target.as_ref()?.takes_answer(self.shared.journal)
     }
 
     /// Whether the driver has done it, as far as it says.

@@ -10,7 +10,7 @@ use crate::rm::number::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE;
 
 /// What wakes the thread that takes turns, which there is once there are turns.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub(crate) struct OffChannels {
     pub(crate) is_started: AtomicBool,
     pub(crate) changed: EventFd,
     /// Held while turns are taken; whether they are over, since the worker ends.
@@ -29,10 +29,10 @@ pub(crate) struct Off {
     pub(crate) channels: BTreeSet<Name>,
 }
 
-impl Slots {
+impl OffChannels {
     pub(crate) fn new(gpus: usize) -> std::io::Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        Ok(Slots {
+        Ok(OffChannels {
             is_started: AtomicBool::new(false),
             changed: EventFd::from_flags(flags)?,
             over: Mutex::new(false),
