@@ -89,6 +89,21 @@ fn number(process: &Path) -> u32 {
     name.and_then(|name| name.parse().ok()).expect("a process is a number")
 }
 
+/// Fields of a process's `stat` behind its name, by proc(5)'s numbers.
+fn stat(process: &Path, field: usize) -> u64 {
+    let text = fs::read_to_string(process.join("stat")).unwrap_or_default();
+    let behind = text.rsplit(')').next().unwrap_or_default();
+    behind.split_whitespace().nth(field - 3).and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
+}
+
+fn started(process: &Path) -> u64 {
+    stat(process, 22)
+}
+
+fn parent(process: &Path) -> u32 {
+    u32::try_from(stat(process, 4)).unwrap_or(u32::MAX)
+}
+
 /// The monitors' processes.
 fn monitors() -> impl Iterator<Item = PathBuf> {
     let processes = entries("/proc".into()).map(|entry| entry.path());
@@ -261,7 +276,12 @@ impl Crowd {
             return;
         }
         pin(driver, &[CALLER]);
-        monitors().for_each(|monitor| pin(number(&monitor), &[CALLER]));
+        // That of the first container serves who calls; the others are on the other processor.
+        let first = monitors().min_by_key(|monitor| started(monitor)).map(|keeper| number(&keeper));
+        for monitor in monitors() {
+            let is_firsts = Some(number(&monitor)) == first || Some(parent(&monitor)) == first;
+            pin(number(&monitor), &[if is_firsts { CALLER } else { LOOKER }]);
+        }
         pin(ours, &[CALLER]);
         let mut looker = CpuSet::new();
         looker.set(LOOKER).expect("it is a processor's number");
