@@ -20,6 +20,23 @@
 //! 5. Read the diff of `resource_list.h` for new classes that are memory (`memory.rs`),
 //!    of `escape.c`, `nv.c` and `uvm.c` for new calls, and of the constructors that
 //!    `memory.rs` names.
+//!
+//! # To add a control
+//!
+//! Of a container's programs (one that the monitor's own client asks is in `structs.rs`, with a row in `RELEASES`
+//! and a method of the monitor's client):
+//!
+//! 1. Read in the driver's source whom it reaches, and what its parameters point at.
+//! 2. `number.rs`: its number, where code names it.
+//! 3. `control.rs`: where its parameters have pointers, a row in `NESTED` for each size that releases have. One without
+//!    pointers is in `control/flat.rs`, which is made from the headers.
+//! 4. `control/served.rs`: the list that says why it is made. Take it out of `control/withheld.rs`. One that names
+//!    a client goes into `control/clients.rs`, one that tells of processes into `control/processes.rs`.
+//! 5. Tests: those of the tables run by themselves. The simulated driver answers it (`tests/sim/src/{abi,control}.rs`),
+//!    a program asks it (`rmtool`'s script), and `tests/gate/controls.rs` compares the answer with a bare program's.
+//!
+//! The monitor's code (`monitor/calls/control.rs`) knows none of them by name, but for those that it answers
+//! otherwise.
 
 mod layout;
 

@@ -44,12 +44,12 @@ impl Case<'_> {
         let Asked { command, address, decoded, verdict, wrapped } = asked;
         self.write_back(0, address, Copy::Struct);
         self.said = decoded.layout.map(|head| (head, &DONE_ALREADY[..]));
-        if let Verdict::Refuse(answer) = verdict {
-            // Nothing is done, and whether it still waits is asked before it's told.
-            self.log_once(&decoded.call);
-            return Err(self.answer(answer, decoded.layout));
-        }
         match verdict {
+            // Nothing is done, and whether it still waits is asked before it's told.
+            Verdict::Refuse(answer) => {
+                self.log_once(&decoded.call);
+                Err(self.answer(answer, decoded.layout))
+            }
             // What continues is unwrapped anew by the driver, and could be any call by then, also
             // a control. Nobody wraps what fits a request.
             Verdict::Continue(_) if wrapped => {
@@ -65,7 +65,6 @@ impl Case<'_> {
                 }
                 Ok(self.continued(pass))
             }
-            Verdict::Refuse(answer) => Err(self.answer(answer, decoded.layout)),
             Verdict::Execute => self.execute(&command, &decoded),
         }
     }
