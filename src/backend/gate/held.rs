@@ -2,42 +2,40 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::time::Duration;
 
-use super::LOOK_PATIENCE;
 use crate::backend::Observed;
 use crate::gate::client::ask_all;
 use crate::gate::launch::Place;
 use crate::gate::wire::{Answer, LastSeen, Question};
 
-/// How many monitors are asked about a GPU, where the one before doesn't answer.
-const TRIES: usize = 2;
+/// How long all of them may take. One that hangs holds a look up no longer; the next look asks another.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Takes note of what each of these containers, by short id, had lately of the GPUs, given by index and UUID.
-/// A GPU that none of them uses is left out, and so is one that nobody answers for.
+/// A GPU that none of them uses is left out, and so is one that the monitor doesn't answer for.
 pub fn note_held(
     state_dir: &Path,
     gpus: &BTreeMap<u32, String>,
     observed: &mut HashMap<String, Observed>,
 ) {
-    let mut known: HashMap<u32, LastSeen> = HashMap::new();
-    for attempt in 0..TRIES {
-        let unknown = gpus.iter().filter(|(index, _)| !known.contains_key(index));
-        let asked: Vec<_> = unknown
-            .filter_map(|(index, uuid)| {
-                let short_id = users(*index, observed).nth(attempt)?;
-                let socket = Place::of(state_dir, short_id).control();
-                Some((*index, socket, Question::LastSeen { uuid: uuid.clone() }))
-            })
-            .collect();
-        let questions: Vec<_> =
-            asked.iter().map(|(_, socket, question)| (&**socket, question)).collect();
-        let answers = ask_all(&questions, LOOK_PATIENCE);
-        for ((index, ..), answer) in asked.iter().zip(answers) {
-            if let Some(Answer::LastSeen(last_seen)) = answer {
-                known.insert(*index, last_seen);
-            }
-        }
-    }
+    let asked: Vec<_> = gpus
+        .iter()
+        .filter_map(|(index, uuid)| {
+            // In a map's order, which is another each time.
+            let short_id = users(*index, observed).next()?;
+            let socket = Place::of(state_dir, short_id).control();
+            Some((*index, socket, Question::LastSeen { uuid: uuid.clone() }))
+        })
+        .collect();
+    let questions: Vec<_> =
+        asked.iter().map(|(_, socket, question)| (&**socket, question)).collect();
+    let answers = ask_all(&questions, PATIENCE);
+    let known = asked.iter().zip(answers).filter_map(|((index, ..), answer)| match answer? {
+        Answer::LastSeen(last_seen) => Some((*index, last_seen)),
+        _ => None,
+    });
+    let known: HashMap<u32, LastSeen> = known.collect();
     for instance in observed.values_mut().filter_map(|one| one.instances.as_mut()).flatten() {
         let last_seen = known.get(&instance.gpu_index);
         let pids = instance.processes.iter().map(|(pid, _)| pid.cast_unsigned());
