@@ -246,6 +246,19 @@ impl Gate {
         told.into_iter().find(|path| path.exists())
     }
 
+    /// The nodes of the driver, of these GPUs.
+    fn nodes(&self, gpus: &[Gpu]) -> Result<Vec<Node>, GateError> {
+        let dev = self.driver_root.join("dev");
+        let mut nodes = vec![
+            node(NodeKind::Control, dev.join("nvidiactl"))?,
+            node(NodeKind::Uvm, dev.join("nvidia-uvm"))?,
+        ];
+        for (at, gpu) in gpus.iter().enumerate() {
+            nodes.push(node(NodeKind::Gpu(at), dev.join(format!("nvidia{}", gpu.minor)))?);
+        }
+        Ok(nodes)
+    }
+
     fn settings(
         &self,
         tenant: Tenant<'_>,
@@ -431,7 +444,7 @@ impl Isolation for Gate {
         let settings = self.settings(tenant, &how, &release)?;
         self.see_that_it_answers(&release, &settings)?;
         if tenant.plan.asks_for_shares() {
-            self.see_that_slices_are_set(&settings.nodes, &settings.gpus)?;
+            self.see_that_slices_are_set(&release, &settings.nodes, &settings.gpus)?;
         }
         let place = self.place(tenant.short_id);
         let socket = match how.way {
@@ -506,7 +519,7 @@ impl Isolation for Gate {
                 total_bytes: gpu.memory_bytes,
                 limit_bytes: gpu.memory_bytes,
             }];
-            self.see_that_slices_are_set(&self.nodes(&gpus)?, &gpus)?;
+            self.see_that_slices_are_set(&self.release()?, &self.nodes(&gpus)?, &gpus)?;
         }
         Ok(())
     }
@@ -520,7 +533,11 @@ impl Isolation for Gate {
             Change::Weight(1) | Change::HighPriority(false) => return Ok(()),
             Change::Weight(_) | Change::HighPriority(_) => {
                 let gpus = planned(tenant.plan);
-                return Ok(self.see_that_slices_are_set(&self.nodes(&gpus)?, &gpus)?);
+                return Ok(self.see_that_slices_are_set(
+                    &self.release()?,
+                    &self.nodes(&gpus)?,
+                    &gpus,
+                )?);
             }
         };
         let gpus = &tenant.plan.gpus;

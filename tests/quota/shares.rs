@@ -151,13 +151,14 @@ fn a_driver_that_sets_no_slices_is_told_to_who_asks_for_a_share() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     gated.sim.fault("control:0xa06c0103 status 0x56".parse().expect("a fault"));
-    let says = |refused: &Outcome, of: &str| {
+    let says_status = |refused: &Outcome, status: &str, of: &str| {
         let parts =
-            ["can't share the computing time of GPU 0", "SET_TIMESLICE", "0x56", "policy=5"];
+            ["can't share the computing time of GPU 0", "SET_TIMESLICE", status, "policy=5"];
         for part in parts {
             assert!(refused.stderr.contains(part), "{of}: {part}: {refused}");
         }
     };
+    let says = |refused: &Outcome, of: &str| says_status(refused, "0x56", of);
     says(&gated.host.cgpu(&["set", "gpu", "0", "policy=2"]).fails(), "policy=2");
     assert_eq!(policy(&gated), "1", "it is what it was");
     let heavy = gated.bundle_with("heavy", |config| {
@@ -179,6 +180,11 @@ fn a_driver_that_sets_no_slices_is_told_to_who_asks_for_a_share() {
     gated.sim.fault("clear".parse().expect("a fault"));
     says(&gated.host.cgpu(&["set", "gpu", "0", "policy=2"]).fails(), "asked again");
     fs::remove_file(gated.host.state_dir().join("slices-tried")).expect("it is there");
+    // What may pass is told, and not remembered.
+    gated.sim.fault("control:0xa06c0103 status 0x65".parse().expect("a fault"));
+    let busy = gated.host.cgpu(&["set", "gpu", "0", "policy=2"]).fails();
+    says_status(&busy, "0x65", "a timeout");
+    gated.sim.fault("clear".parse().expect("a fault"));
     set(&gated, &["gpu", "0", "policy=2"]);
     soon(&gated, &[4096], "another boot");
     runtime.delete(&plain).ok();

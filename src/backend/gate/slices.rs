@@ -1,18 +1,21 @@
 //! Whether the driver sets time slices, by which computing time is shared: drivers of virtual GPUs refuse.
 //!
-//! It's asked once for each GPU, version and boot, when somebody asks for a share that needs slices.
-//! What it said is remembered in a file. Nobody who asks for no share waits for that.
+//! It's asked when somebody asks for a share that needs slices, once for each GPU, version and boot: that it sets
+//! them, or has no such thing, is remembered in a file. What it refuses for another reason it may do later. Nobody
+//! who asks for no share waits for that.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Gate, GateError};
-use crate::gate::settings::{self, Node, NodeKind};
-use crate::monitor::worker::slice_refused;
+use crate::gate::settings::{self, Node};
+use crate::monitor::worker::{SliceTried, try_slice};
 use crate::process::boot_id;
 use crate::replace::replace;
+use crate::rm::Release;
 
 /// The file in the state's directory.
 const TRIED: &str = "slices-tried";
@@ -31,14 +34,13 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// Where it doesn't: what it said. Where it makes no channel group for us, nothing is known, and
-    /// monitors tell what becomes of it.
+    /// Where it doesn't: what it said. Where nothing is known, monitors tell what becomes of it.
     pub(super) fn see_that_slices_are_set(
         &self,
+        release: &Release,
         nodes: &[Node],
         gpus: &[settings::Gpu],
     ) -> Result<(), GateError> {
-        let release = self.release()?;
         let path = self.state_dir.join(TRIED);
         let (driver, boot) = (release.version().to_string(), boot_id(&self.proc_root));
         let known = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
@@ -46,31 +48,34 @@ impl Gate {
             .filter(|known: &Tried| known.driver == driver && known.boot == boot)
             .unwrap_or(Tried { driver, boot, gpus: BTreeMap::new() });
         for gpu in gpus {
-            if !known.gpus.contains_key(&gpu.uuid) {
-                let Some(refused) = slice_refused(nodes, &release, gpu) else { continue };
-                known.gpus.insert(gpu.uuid.clone(), refused);
-                // Where it can't be remembered the next one asks again.
-                let text = serde_json::to_vec(&known).unwrap_or_default();
-                let _ = replace(&path, &text, 0o600);
-            }
-            if let Some(Some(why)) = known.gpus.get(&gpu.uuid) {
-                let (index, why) = (gpu.index, why.clone());
-                return Err(GateError::Slices { index, why, version: release.version() });
+            let refused = match known.gpus.get(&gpu.uuid) {
+                Some(refused) => refused.clone(),
+                None => match try_slice(nodes, release, gpu) {
+                    SliceTried::Unknown => continue,
+                    SliceTried::Refused { why, is_unsupported: false } => Some(why),
+                    SliceTried::Set => known.remember(&path, gpu, None),
+                    SliceTried::Refused { why, .. } => known.remember(&path, gpu, Some(why)),
+                },
+            };
+            if let Some(why) = refused {
+                let (index, version) = (gpu.index, release.version());
+                return Err(GateError::Slices { index, why, version });
             }
         }
         Ok(())
     }
+}
 
-    /// The nodes of the driver, of these GPUs.
-    pub(super) fn nodes(&self, gpus: &[settings::Gpu]) -> Result<Vec<Node>, GateError> {
-        let dev = self.driver_root.join("dev");
-        let mut nodes = vec![
-            super::node(NodeKind::Control, dev.join("nvidiactl"))?,
-            super::node(NodeKind::Uvm, dev.join("nvidia-uvm"))?,
-        ];
-        for (at, gpu) in gpus.iter().enumerate() {
-            nodes.push(super::node(NodeKind::Gpu(at), dev.join(format!("nvidia{}", gpu.minor)))?);
-        }
-        Ok(nodes)
+impl Tried {
+    /// Where it can't be remembered the next one asks again.
+    fn remember(
+        &mut self,
+        path: &Path,
+        gpu: &settings::Gpu,
+        refused: Option<String>,
+    ) -> Option<String> {
+        self.gpus.insert(gpu.uuid.clone(), refused.clone());
+        let _ = replace(path, &serde_json::to_vec(self).unwrap_or_default(), 0o600);
+        refused
     }
 }

@@ -299,7 +299,7 @@ impl Shared {
     }
 
     /// Whether a process is the container's, or a monitor.
-    pub(crate) fn is_home(&self, pid: u32) -> bool {
+    fn is_home(&self, pid: u32) -> bool {
         // A namespace that can't be told is nobody's; then what is known is too little.
         let Some(namespace) = mount_namespace(pid.cast_signed()) else { return true };
         let in_ours = Some(namespace) == mount_namespace(std::process::id().cast_signed());

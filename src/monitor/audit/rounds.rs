@@ -41,7 +41,7 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// How often while the container rests: what it does is heard of, and only strangers could have taken
 /// anything.
-const REST_TICK: Duration = Duration::from_secs(1);
+const REST_TICK: Duration = Duration::from_millis(500);
 
 /// How often while none of its processes has called.
 const IDLE_TICK: Duration = Duration::from_secs(4);
@@ -532,7 +532,7 @@ fn culprits(books: &Books, pid: u32) -> BTreeSet<Process> {
 
 impl Shared {
     /// The log says that an audit can't look.
-    pub(crate) fn is_blind(&self, why: &Unanswered) {
+    fn is_blind(&self, why: &Unanswered) {
         if self.auditor.told.is_due(why, Instant::now()) {
             let container = self.settings.short_id.as_str();
             let driver = self.settings.driver.as_str();

@@ -105,7 +105,7 @@ pub(crate) fn pidfd_open(pid: i32, flags: u32) -> Result<OwnedFd, Errno> {
 }
 
 /// Whether two threads are known to have their descriptors in common.
-pub(crate) fn share_files(one: u32, other: u32) -> bool {
+fn share_files(one: u32, other: u32) -> bool {
     /// `KCMP_FILES` of `linux/kcmp.h`.
     const FILES: u32 = 2;
     // SAFETY: takes numbers only.

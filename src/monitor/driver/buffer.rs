@@ -8,7 +8,7 @@
 use std::ops::{Deref, DerefMut};
 
 /// Room behind a struct.
-pub(crate) const SPARE_BYTES: usize = 256;
+const SPARE_BYTES: usize = 256;
 
 /// Bytes of a struct, and the room behind them.
 #[derive(Debug, Default)]

@@ -20,7 +20,7 @@ use crate::monitor::state::books::Books;
 const KIND: u64 = 1 << 62;
 
 /// Bits of a number that say which of a client's files it is.
-pub(crate) const PLACE_BITS: u32 = 8;
+const PLACE_BITS: u32 = 8;
 
 /// Whether a file that the keeper has is one of these.
 pub(crate) fn is_number(number: u64) -> bool {

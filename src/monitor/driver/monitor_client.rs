@@ -15,10 +15,10 @@ use crate::rm::about::{self, Held};
 use crate::rm::channel::ask_disable;
 use crate::rm::number::{
     KEPLER_CHANNEL_GROUP_A, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT,
-    NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE,
-    NV2080_CTRL_CMD_FB_GET_INFO_V2, NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS,
-    NV2080_CTRL_CMD_GPU_GET_PID_INFO, NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2,
-    NVA06C_CTRL_CMD_SET_TIMESLICE,
+    NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_NOT_SUPPORTED, NV_ERR_OBJECT_NOT_FOUND,
+    NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
+    NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, NV2080_CTRL_CMD_GPU_GET_PID_INFO,
+    NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2, NVA06C_CTRL_CMD_SET_TIMESLICE,
 };
 use crate::rm::usage::{self, Sample};
 use crate::rm::{Key, Meaning, Release, fbinfo};
@@ -62,13 +62,36 @@ pub fn examine(nodes: &[Node], release: &Release, gpus: &[Gpu]) -> Result<(), Un
     answered
 }
 
-/// Has the driver set a slice on a channel group that has no channels, of a client that goes with it: why it
-/// refuses, in words, or `None` where it does not. Nothing where it makes us no such group.
-pub fn slice_refused(nodes: &[Node], release: &Release, gpu: &Gpu) -> Option<Option<String>> {
-    let own = MonitorClient::open(nodes, release, &[about::uuid(&gpu.uuid)?]).ok()?;
+/// A slice that the driver was asked to set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SliceTried {
+    /// It was set.
+    Set,
+    /// It wasn't.
+    Refused {
+        /// The call and its status.
+        why: String,
+        /// The driver has no such thing, and won't until there is another driver.
+        is_unsupported: bool,
+    },
+    /// The driver made no channel group for us, or didn't take the call: nothing is known.
+    Unknown,
+}
+
+/// Has the driver set a slice on a channel group without channels, of a client that goes with it.
+pub fn try_slice(nodes: &[Node], release: &Release, gpu: &Gpu) -> SliceTried {
+    let uuid = about::uuid(&gpu.uuid).unwrap_or_default();
+    let Ok(own) = MonitorClient::open(nodes, release, &[uuid]) else { return SliceTried::Unknown };
     let tried = own.try_slice(release);
     own.end(release);
-    tried.map(|tried| tried.err().map(|failure| format!("SET_TIMESLICE: {failure}")))
+    match tried {
+        Some(Ok(())) => SliceTried::Set,
+        Some(Err(failure @ Failure::Status(status))) => SliceTried::Refused {
+            why: format!("SET_TIMESLICE: {failure}"),
+            is_unsupported: status == NV_ERR_NOT_SUPPORTED,
+        },
+        Some(Err(Failure::Errno(_))) | None => SliceTried::Unknown,
+    }
 }
 
 /// Our client.

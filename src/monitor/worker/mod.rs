@@ -27,7 +27,7 @@ pub(crate) mod tell;
 
 pub use crate::monitor::audit::unanswered::{Amount, Reason, Unanswered};
 pub use crate::monitor::caller::listener::check_sizes;
-pub use crate::monitor::driver::monitor_client::{examine, slice_refused};
+pub use crate::monitor::driver::monitor_client::{SliceTried, examine, try_slice};
 
 use std::fs::File;
 use std::io;
