@@ -103,7 +103,7 @@ fn main() {
         line(&format!("1: {what}"), Gpu::of(1), &two);
         line(&format!("0, max_inst 2: {what}"), Gpu { max_inst: 2, ..Gpu::of(0) }, &two);
     }
-    for (work_us, rest_us) in [(20_000, 1000), (5000, 1000), (1000, 300)] {
+    for (work_us, rest_us) in [(51_000, 1000), (21_000, 1000), (5600, 290), (1700, 1000)] {
         let work = Work::Bursts(work_us, rest_us);
         let two = [Container::does(1, work), Container::does(2, work)];
         let what =

@@ -9,4 +9,4 @@ mod frame;
 mod slices;
 
 pub use frame::{Frame, Idle, Span, cohort_turns, frame, part, turn_at};
-pub use slices::{MOST_US, Round, Tenant, cohorts, rounds, slice_us};
+pub use slices::{DEFAULT_SLICE_US, MOST_US, Round, Tenant, cohorts, rounds, slice_us};

@@ -103,26 +103,42 @@ fn a_small_demand_is_met_beside_one_that_never_rests() {
     }
 }
 
-/// A table of Alibaba's: ResNet50 in two containers at 1:2, at several batch sizes, of which the smaller rest
-/// more. Where rests are given away, a ratio holds for those that hardly rest.
+/// A table of Alibaba's: ResNet50 in two containers at 1:2. By its images a second, a batch takes so many
+/// microseconds of a T4 that it has alone: 16 to 128 images by TensorFlow, and 1 to 128 by TensorRT.
+const BATCHES_US: [u64; 12] =
+    [166_000, 85_000, 51_000, 35_000, 21_000, 10_700, 5600, 3100, 1700, 1000, 700, 600];
+
 #[test]
 fn one_to_two_is_held_at_every_batch_where_rests_are_kept() {
-    let ratio = |idle, (work_us, rest_us)| {
-        let work = Work::Bursts(work_us, rest_us);
-        let two = [Container::does(1, work), Container::does(2, work)];
-        let had = had(Gpu { idle, ..Gpu::of(2) }, &two);
-        had.parts[1] / had.parts[0]
-    };
-    for batch in [(20_000, 1000), (5000, 1000), (3000, 1000), (1000, 300), (500, 100)] {
-        within(&format!("{batch:?}"), ratio(Idle::Keep, batch), 1.9, 2.1);
+    for work_us in BATCHES_US {
+        for rest_us in [100, 1000] {
+            let ratio = one_to_two(Idle::Keep, (work_us, rest_us));
+            within(&format!("{work_us}, {rest_us}"), ratio, 1.9, 2.1);
+        }
     }
-    for batch in [(60_000, 500), (5000, 50)] {
-        within(&format!("{batch:?}, given away"), ratio(Idle::Yield, batch), 1.9, 2.1);
+}
+
+/// Where rests are given away, a ratio holds for those that hardly rest: so that a program has 0.95 of a GPU
+/// where it is alone.
+#[test]
+fn one_to_two_is_held_at_large_batches_where_rests_are_given_away() {
+    for work_us in BATCHES_US.into_iter().filter(|work_us| *work_us >= 20_000) {
+        for rest_us in [200, 1000] {
+            let ratio = one_to_two(Idle::Yield, (work_us, rest_us));
+            within(&format!("{work_us}, {rest_us}"), ratio, 1.9, 2.1);
+        }
     }
-    // The end of a burst that outlasts two slices and not three gives the rest of the third away.
-    within("20 ms in 20.2", ratio(Idle::Yield, (20_000, 200)), 1.8, 1.9);
-    within("20 ms in 21", ratio(Idle::Yield, (20_000, 1000)), 1.8, 1.9);
-    within("3 ms in 4", ratio(Idle::Yield, (3000, 1000)), 0.95, 1.05);
+    // The last slice of a burst is used in part: of few slices that is much.
+    within("10 ms in 11", one_to_two(Idle::Yield, (10_700, 300)), 1.8, 1.9);
+    within("5 ms in 6", one_to_two(Idle::Yield, (5600, 290)), 1.8, 1.9);
+    within("2 ms in 3", one_to_two(Idle::Yield, (1700, 1000)), 0.95, 1.05);
+}
+
+fn one_to_two(idle: Idle, (work_us, rest_us): (u64, u64)) -> f64 {
+    let work = Work::Bursts(work_us, rest_us);
+    let two = [Container::does(1, work), Container::does(2, work)];
+    let had = had(Gpu { idle, ..Gpu::of(2) }, &two);
+    had.parts[1] / had.parts[0]
 }
 
 /// What is told apart by pieces adds up to the whole.

@@ -16,6 +16,8 @@ const FAIR_PER_CENT: u128 = 47;
 /// Work for ever, in kernels of 0.5 ms.
 const WORK: &str = "kernels g 100000000 of 500";
 
+const WORK_OUTSIDE: &str = "kernels c 100000000 of 500";
+
 /// A monitor of a container that is to have as much as its neighbour.
 fn alike() -> Monitor {
     let monitor = Monitor::sharing();
@@ -163,6 +165,45 @@ fn who_hides_its_descriptor_keeps_no_larger_share() {
     monitor.share(Some(&share(4096)));
     until("it is back", || monitor.channels_off().iter().all(|off| !off));
     hides.kill();
+    neighbour.ends();
+}
+
+/// No slice can be set of a channel outside a group: a container has few of these, and its groups have the less.
+#[test]
+fn who_computes_outside_groups_has_little_more() {
+    let monitor = alike();
+    let neighbour = Neighbour::beside(&monitor);
+    let channel = format!("channel 1 by 0xc56f as c\ncompute-mode c 2\n{WORK_OUTSIDE}\n").repeat(4);
+    let lines = format!("start\ncompute 1 as g\ncompute-mode g 2\n{WORK}\n{channel}");
+    // Video isn't shared: engine 0x13 decodes.
+    let more = "channel 1 by 0xc56f as more\nchannel 0x13 by 0xc56f as video";
+    let outside = monitor.halfway(&lines, more);
+    until("its group has what is left", || monitor.slices() == [256, 4096]);
+    neighbour.soon_has(&monitor, FAIR_PER_CENT * 85 / 100, "one with four channels outside groups");
+    outside.go_on().must("channel more status=0x1a").must("channel video ok");
+    assert!(monitor.log().contains("compute outside groups is refused"), "{}", monitor.log());
+    neighbour.ends();
+}
+
+/// What the monitor looked at is another thing by the time that the driver reads it. Whoever is to run has to
+/// be scheduled, and the monitor makes that call.
+#[test]
+fn who_is_made_under_another_name_has_no_more() {
+    let monitor = alike();
+    let neighbour = Neighbour::beside(&monitor);
+    monitor.sim.fault("alloc:0x9067 swap 0xa06c");
+    let lines = format!("start\ncompute 1 by 0x9067 as g\ncompute-mode g 2\n{WORK}");
+    let group = monitor.halfway(&lines, "sleep 1000");
+    assert_eq!(monitor.slices(), [4096, 4096]);
+    neighbour.soon_has(&monitor, FAIR_PER_CENT * 95 / 100, "a group that nobody saw made");
+    group.kill();
+    monitor.sim.fault("clear");
+    monitor.sim.fault("alloc:0x9067 swap 0xc56f");
+    let channel = format!("channel 1 by 0x9067 as c\ncompute-mode c 2\n{WORK_OUTSIDE}\n").repeat(4);
+    let more = "channel 1 by 0x9067 as more";
+    let channels = monitor.halfway(&format!("start\n{channel}"), more);
+    neighbour.soon_has(&monitor, FAIR_PER_CENT * 85 / 100, "four channels that nobody saw made");
+    channels.go_on().must("channel more status=0x1a");
     neighbour.ends();
 }
 

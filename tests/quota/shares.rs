@@ -86,10 +86,10 @@ fn what_is_set_of_gpus_and_containers_is_in_force_while_they_compute() {
     // A weight selects weights, where nobody has set anything.
     let two = container(&gated, "two", &["ALIYUN_COM_GPU_SCHD_WEIGHT=2"]);
     compute(&gated, &two);
-    soon(&gated, &[4096, 8192], "a container of weight 2 came");
+    soon(&gated, &[3200, 6400], "a container of weight 2 came");
     assert_eq!(policy(&gated), "2");
     set(&gated, &["container", "two", "weight=6"]);
-    soon(&gated, &[4096, 24576], "weight=6");
+    soon(&gated, &[3200, 19200], "weight=6");
     set(&gated, &["gpu", "0", "policy=1"]);
     soon(&gated, &[4096, 4096], "policy=1");
     set(&gated, &["container", "one", "high-priority=1"]);
@@ -106,16 +106,16 @@ fn what_is_set_of_gpus_and_containers_is_in_force_while_they_compute() {
     set(&gated, &["gpu", "0", "policy=5"]);
     soon(&gated, &[2048, 2048, 2048], "policy=5");
     set(&gated, &["gpu", "0", "policy=2"]);
-    soon(&gated, &[1923, 1923, 24576], "policy=2");
+    soon(&gated, &[1475, 1475, 19200], "policy=2");
     // Monitors that are replaced go on, also where nobody has told of shares yet, as before an upgrade.
     let file = share::dir(&gated.host.state_dir()).join(&gated.sim.state().gpus[0].uuid);
     let said = fs::read(&file).expect("it is there");
     fs::remove_file(&file).expect("it is ours");
     gated.host.cgpu(&["upgrade-monitors"]).ok();
     assert_eq!(fs::read(&file).expect("it is there again"), said);
-    soon(&gated, &[1923, 1923, 24576], "monitors were replaced");
+    soon(&gated, &[1475, 1475, 19200], "monitors were replaced");
     set(&gated, &["container", "two", "weight=3"]);
-    soon(&gated, &[1923, 1923, 12288], "weight=3");
+    soon(&gated, &[1475, 1475, 9600], "weight=3");
     runtime.delete(&two).ok();
     soon(&gated, &[1923, 1923], "the other is gone");
     runtime.delete(&one).ok();

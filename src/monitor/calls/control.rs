@@ -77,7 +77,7 @@ impl Case<'_> {
                     return Err(self.pretended(layout));
                 }
                 let done = self.make_control(command, layout, params)?;
-                self.steered(control, asked);
+                self.steered((client, object), control, asked, done);
                 self.give_back(params, done);
                 Ok(self.executed(None))
             }

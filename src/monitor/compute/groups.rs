@@ -16,6 +16,21 @@ use crate::rm::{Answer, Layout};
 const ANY_CHANNEL: u32 = 0x6f;
 const HIGHEST_OBJECT: u32 = 0xff;
 
+/// Channels that compute outside groups, of a container on a GPU: each has the driver's slice.
+const MOST_OUTSIDE_GROUPS: usize = 4;
+
+impl Books {
+    /// The container's channels that compute outside the groups that are known.
+    pub(crate) fn outside_groups(&self, gpu: usize) -> Vec<(u32, u32)> {
+        self.channels.outside_groups(gpu, &self.processes, &self.groups)
+    }
+
+    /// Whether a channel was seen to be made; of those that don't compute, one outside a group.
+    pub(crate) fn knows_channel(&self, name: (u32, u32)) -> bool {
+        self.channels.contains(name) || self.groups.contains(name.0, name.1)
+    }
+}
+
 impl Case<'_> {
     /// The GPU of a group that is to be made, where one is: it has room for that.
     pub(crate) fn room_for_group(
@@ -72,7 +87,57 @@ impl Case<'_> {
         };
         let group = group(gpu, object, handle, false, None);
         self.with_room_on(gpu, layout, |books| books.write(group))?;
+        if !computes(self.engine_of_channel(alloc)) {
+            return Ok(());
+        }
+        self.room_outside_groups(gpu, layout)?;
         self.passes_computing_channel(gpu, object, layout)
+    }
+
+    /// The engine of a channel that is to be made outside a group: `NV_CHANNEL_ALLOC_PARAMS.engineType`
+    /// (alloc_channel.h, alike in nvos.h before). Its program can change it until the driver reads it.
+    fn engine_of_channel(&self, alloc: &Alloc) -> u32 {
+        const ENGINE_TYPE: u64 = 128;
+        let mut engine = [0; 4];
+        let address = alloc.params.checked_add(ENGINE_TYPE).filter(|_| alloc.params != 0);
+        let target = self.target().ok();
+        let read = address.zip(target).map(|(address, target)| target.read(address, &mut engine));
+        read.and_then(Result::ok).map_or(0, |()| u32::from_le_bytes(engine))
+    }
+
+    /// Whether the container may have one more channel that computes outside a group: where its slices
+    /// are set it has few, for none can be set of these.
+    pub(crate) fn room_outside_groups(
+        &mut self,
+        gpu: usize,
+        layout: &'static Layout,
+    ) -> Result<(), Over> {
+        let shared = self.shared;
+        let is_bounded = shared.shares.round(gpu).is_some_and(|round| !round.each);
+        for attempt in 0..2 {
+            if attempt > 0 {
+                shared.forget_gone_groups(gpu);
+            }
+            if !is_bounded || shared.books().outside_groups(gpu).len() < MOST_OUTSIDE_GROUPS {
+                return Ok(());
+            }
+        }
+        self.log(&format!(
+            "a channel more than {MOST_OUTSIDE_GROUPS} that compute outside groups is refused: \
+             its time can't be divided"
+        ));
+        Err(self.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
+    }
+
+    /// A channel that nobody was seen to make is scheduled by itself: it counts as one outside a group.
+    pub(crate) fn enter_unseen_channel(&mut self, (client, handle): (u32, u32)) {
+        let Some(gpu) = self.gpu_of_unseen(client, handle) else { return };
+        let Ok(process) = self.target().map(|target| target.process) else { return };
+        let channel = Record::Channel { gpu, client, parent: 0, handle, process };
+        let mut books = self.books();
+        if books.channels.has_room() {
+            books.write(channel);
+        }
     }
 
     /// A channel that computes is let go on.
@@ -186,10 +251,7 @@ impl Shared {
         let mut books = self.books();
         let groups = books.groups.freed(client, handle);
         let channels = books.channels.freed(client, handle, &groups);
-        for (client, handle) in channels {
-            books.write(Record::Ungroup { client, handle });
-        }
-        for (client, handle) in groups {
+        for (client, handle) in channels.into_iter().chain(groups) {
             books.write(Record::Ungroup { client, handle });
             self.shares.wake();
         }
@@ -199,7 +261,16 @@ impl Shared {
     fn forget_gone_groups(&self, gpu: usize) {
         let own = self.own_client();
         let Some(own) = own.filter(|own| own.can_tell(&self.release)) else { return };
-        let known = self.books().groups.on(gpu);
+        let (known, channels) = {
+            let books = self.books();
+            (books.groups.on(gpu), books.outside_groups(gpu))
+        };
+        // A channel may be on its way, as long as its client is there.
+        for (client, handle) in channels {
+            if own.presence(&self.release, client, handle) == Presence::NoClient {
+                self.books().write(Record::Ungroup { client, handle });
+            }
+        }
         for ((client, handle), group) in known {
             let is_gone = match own.presence(&self.release, client, handle) {
                 Presence::There => false,

@@ -30,7 +30,7 @@ use crate::rm::number::{
     NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,
     NVA06C_CTRL_CMD_SET_TIMESLICE,
 };
-use crate::sched::slice_us;
+use crate::sched::{Round, slice_us};
 
 /// How many processes are told apart by the samples, of which there are some seventy: of more, one that computes
 /// could be in none of them.
@@ -77,12 +77,12 @@ impl Case<'_> {
                 Ok(false)
             }
             control if schedules_a_channel(control) => {
-                self.schedules_channel((client, object));
+                self.schedules_channel((client, object), layout)?;
                 Ok(false)
             }
             NVA06C_CTRL_CMD_SET_TIMESLICE => {
                 let us = self.scratch.params.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-                let Some(gpu) = self.gpu_of_group(client, object) else { return Ok(false) };
+                let Some(gpu) = self.gpu_of_unseen(client, object) else { return Ok(false) };
                 if let Some(us) = us {
                     self.books().groups.asked_slice(client, object, us);
                 }
@@ -97,7 +97,7 @@ impl Case<'_> {
     }
 
     /// The GPU of a group: where it isn't known, the only one, or one where slices are set.
-    fn gpu_of_group(&self, client: u32, handle: u32) -> Option<usize> {
+    pub(crate) fn gpu_of_unseen(&self, client: u32, handle: u32) -> Option<usize> {
         let known = self.books().groups.gpu(client, handle);
         let shares = &self.shared.shares;
         let held = || (0..self.shared.uuids.len()).find(|gpu| shares.round(*gpu).is_some());
@@ -111,8 +111,8 @@ impl Case<'_> {
         handle: u32,
         layout: &'static Layout,
     ) -> Result<(), Over> {
-        let Some(gpu) = self.gpu_of_group(client, handle) else { return Ok(()) };
-        let Some(round) = self.shared.shares.round(gpu) else { return Ok(()) };
+        let Some(gpu) = self.gpu_of_unseen(client, handle) else { return Ok(()) };
+        let Some(round) = self.shared.round_of_groups(gpu) else { return Ok(()) };
         if !self.books().groups.contains(client, handle) {
             let reach = Reach { process: self.target()?.process, descriptor: 0, engine: 0 };
             let due = DueSlice { client, handle, reach, us: slice_us(round, 1) };
@@ -234,6 +234,12 @@ impl Shared {
         again_ms
     }
 
+    /// What the container's groups have of its round on a GPU, where somebody sets slices.
+    pub(crate) fn round_of_groups(&self, gpu: usize) -> Option<Round> {
+        let round = self.shares.round(gpu)?;
+        Some(round.beside_channels(self.books().outside_groups(gpu).len()))
+    }
+
     /// A slice was tried to be set.
     fn tried_slice(&self, gpu: usize, done: Result<(), Failure>) {
         self.tried_share(gpu, "SET_TIMESLICE", done);
@@ -256,7 +262,7 @@ impl Shared {
         // Who can't be reached for one group isn't looked through for the next.
         let mut out_of_reach = BTreeSet::new();
         for gpu in 0..self.uuids.len() {
-            let round = self.shares.round(gpu);
+            let round = self.round_of_groups(gpu);
             let due = {
                 let books = self.books();
                 books.groups.due_slices(gpu, round, &books.processes, &self.shares.resting(gpu))

@@ -15,12 +15,13 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 
-use crate::monitor::calls::serve::Case;
+use crate::monitor::calls::serve::{Case, Over};
 use crate::monitor::compute::off_channels::{Name, Off, schedules_a_channel};
 use crate::monitor::driver::device::Failure;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::state::journal::Record;
 use crate::monitor::worker::Shared;
+use crate::rm::Layout;
 use crate::rm::channel::MOST_CHANNELS;
 use crate::rm::number::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE;
 use crate::sched::{Span, cohort_turns, cohorts, turn_at};
@@ -139,10 +140,19 @@ fn in_cohorts(
 }
 
 impl Case<'_> {
-    /// A control was made: who is off the GPU may have been enabled by it. Its program finds in its
-    /// parameters what it has asked.
-    pub(crate) fn steered(&mut self, control: u32, asked: Option<[u8; 3]>) {
+    /// A control was made of an object, and done or refused: who is off the GPU may have been enabled by it.
+    /// Its program finds in its parameters what it has asked.
+    pub(crate) fn steered(
+        &mut self,
+        of: Name,
+        control: u32,
+        asked: Option<[u8; 3]>,
+        is_done: bool,
+    ) {
         if control == NVA06C_CTRL_CMD_GPFIFO_SCHEDULE || schedules_a_channel(control) {
+            if is_done && schedules_a_channel(control) && !self.shared.books().knows_channel(of) {
+                self.enter_unseen_channel(of);
+            }
             if let (Some(params), Some(asked)) = (self.scratch.params.first_chunk_mut(), asked) {
                 *params = asked;
             }
@@ -159,10 +169,21 @@ impl Case<'_> {
         self.schedules(&channels);
     }
 
-    /// The same of a channel.
-    pub(crate) fn schedules_channel(&mut self, channel: Name) {
-        let channels = self.shared.books().channels.named(channel);
+    /// The same of a channel. One that nobody was seen to make is one outside a group.
+    pub(crate) fn schedules_channel(
+        &mut self,
+        channel: Name,
+        layout: &'static Layout,
+    ) -> Result<(), Over> {
+        let (is_seen, channels) = {
+            let books = self.shared.books();
+            (books.knows_channel(channel), books.channels.named(channel))
+        };
+        if !is_seen && let Some(gpu) = self.gpu_of_unseen(channel.0, channel.1) {
+            self.room_outside_groups(gpu, layout)?;
+        }
         self.schedules(&channels);
+        Ok(())
     }
 
     fn schedules(&mut self, channels: &[(Name, usize)]) {
@@ -248,7 +269,7 @@ impl Shared {
     /// The channels of a GPU that run at times, and all that there are: in the container's turns, or, where
     /// it may run always and has more groups than can run at once, each cohort of these in its own.
     fn parts(&self, gpu: usize) -> (Parts, Vec<Name>) {
-        let (turns, round) = (self.shares.turns(gpu), self.shares.round(gpu));
+        let (turns, round) = (self.shares.turns(gpu), self.round_of_groups(gpu));
         let resting = self.shares.resting(gpu);
         let (channels, busy) = {
             let books = self.books();

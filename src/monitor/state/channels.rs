@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::Process;
+use crate::monitor::state::groups::Groups;
 use crate::monitor::state::journal::Record;
 
 /// How many are known; CUDA makes eight of a kind for a program.
@@ -64,6 +65,23 @@ impl Channels {
             .iter()
             .filter(|(_, channel)| channel.gpu == gpu && living.contains(&channel.process));
         on_gpu.map(|(name, channel)| (*name, (name.0, channel.parent))).collect()
+    }
+
+    /// Those of a GPU that are in no group that is known, of processes that live.
+    pub(crate) fn outside_groups(
+        &self,
+        gpu: usize,
+        living: &BTreeSet<Process>,
+        groups: &Groups,
+    ) -> Vec<(u32, u32)> {
+        let all = self.on(gpu, living).into_iter();
+        let outside = all.filter(|(_, (client, group))| !groups.contains(*client, *group));
+        outside.map(|(name, _)| name).collect()
+    }
+
+    /// Whether the one with that name is known.
+    pub(crate) fn contains(&self, name: (u32, u32)) -> bool {
+        self.all.contains_key(&name)
     }
 
     /// Those of a group, each with its GPU.
@@ -131,6 +149,14 @@ mod tests {
             (channels.named((1, 21)), channels.named((1, 22))),
             (vec![((1, 21), 1)], vec![])
         );
+        let mut groups = Groups::default();
+        let outside = |groups: &Groups| channels.outside_groups(0, &living(&[1]), groups);
+        assert_eq!(outside(&groups), [(1, 11), (1, 12)]);
+        let (client, parent, handle) = (1, 1, 10);
+        let group = Record::Group { gpu: 0, client, parent, handle, certain: true, reach: None };
+        groups.replay(group);
+        assert_eq!(outside(&groups), []);
+        assert!(channels.contains((1, 12)) && !channels.contains((1, 10)));
         assert_eq!(channels.freed(1, 12, &[]), [(1, 12)]);
         assert_eq!(channels.freed(1, 10, &[]), [(1, 11), (1, 12)]);
         assert_eq!(channels.freed(1, 5, &[(1, 20)]), [(1, 21)], "below a device that is freed");

@@ -10,14 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::Process;
 use crate::monitor::state::journal::{Reach, Record};
-use crate::sched::{Round, slice_us};
+use crate::sched::{DEFAULT_SLICE_US, Round, slice_us};
 
 /// `NV2080_ENGINE_TYPE_GRAPHICS` (cl2080_notification.h), which also computes.
 pub(crate) const ENGINE_GRAPHICS: u32 = 1;
-
-/// What a new group has, in microseconds: `kfifoChannelGroupGetDefaultTimeslice_GV100`
-/// (kernel_fifo_gv100.c).
-const DEFAULT_SLICE_US: u64 = 1024;
 
 /// What CUDA asks for, for each group that computes, in microseconds.
 const COMPUTE_SLICE_US: u64 = 2048;

@@ -54,7 +54,7 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
         | NV2080_CTRL_CMD_NVLINK_IS_GPU_DEGRADED
         | NVA06C_CTRL_CMD_SET_TIMESLICE
         | NVA06C_CTRL_CMD_GET_TIMESLICE => 8,
-        NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => abi.schedule_bytes,
+        NVA06C_CTRL_CMD_GPFIFO_SCHEDULE | NVA06F_CTRL_CMD_GPFIFO_SCHEDULE => abi.schedule_bytes,
         NVA06F_CTRL_CMD_RESTART_RUNLIST => 2,
         NV83DE_CTRL_CMD_DEBUG_READ_MEMORY | NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY => 24,
         _ => return None,
@@ -192,8 +192,9 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
         }
         (NV2080_CTRL_CMD_GPU_GET_PIDS, Some(gpu)) => processes(call, gpu, &mut params)?,
         (NV2080_CTRL_CMD_GPU_GET_PID_INFO, Some(gpu)) => process_info(call, gpu, &mut params)?,
-        // kchangrpapiCtrlCmdGpFifoSchedule_IMPL: of an object that there is.
-        (NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, _) => {
+        // kchangrpapiCtrlCmdGpFifoSchedule_IMPL, kchannelCtrlCmdGpFifoSchedule_IMPL: of an object that
+        // there is.
+        (NVA06C_CTRL_CMD_GPFIFO_SCHEDULE | NVA06F_CTRL_CMD_GPFIFO_SCHEDULE, _) => {
             call.sim.driver().schedule(client, object, &params)?;
         }
         (NVA06C_CTRL_CMD_SET_TIMESLICE, _) => {

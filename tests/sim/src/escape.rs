@@ -42,6 +42,8 @@ pub(crate) enum Met {
     Status(Status),
     /// Report success without freeing.
     Lose,
+    /// Take it for one of another class.
+    Swap(u32),
 }
 
 impl Call<'_> {
@@ -57,6 +59,7 @@ impl Call<'_> {
             Some(Action::Status(status)) => Ok(Met::Status(status)),
             Some(Action::Errno(errno)) => Err(errno),
             Some(Action::Lose) => Ok(Met::Lose),
+            Some(Action::Swap { class }) => Ok(Met::Swap(class)),
         }
     }
 
@@ -365,6 +368,10 @@ fn allocate(call: &Call<'_>, bytes: &mut [u8], status_at: usize) -> Result<(), E
     }
     let status = match call.meet(Kind::Alloc, class)? {
         Met::Status(status) => status,
+        Met::Swap(class) => {
+            bytes.set_u32(12, class);
+            status_of(with_params(call, bytes, class, address))
+        }
         _ if is_client => {
             // User space always gets the _CLIENT class (escape.c).
             bytes.set_u32(12, NV01_ROOT_CLIENT);

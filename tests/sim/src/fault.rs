@@ -130,6 +130,12 @@ pub enum Action {
     Errno(i32),
     /// A free reports success, and the memory stays in use until its client goes.
     Lose,
+    /// The driver reads another class than its caller's struct had before: as where another thread has changed
+    /// that since somebody looked.
+    Swap {
+        /// The class that it reads.
+        class: u32,
+    },
 }
 
 /// What the driver tells that isn't so.
@@ -192,6 +198,7 @@ fn parse(line: &str) -> Option<Fault> {
         [on, "status", status] => (on, Action::Status(number(status)?)),
         [on, "errno", errno] => (on, Action::Errno(errno.parse().ok()?)),
         [on, "lose"] => (on, Action::Lose),
+        [on, "swap", class] => (on, Action::Swap { class: number(class)? }),
         _ => return None,
     };
     let (kind, what) = match on.split_once(':') {
@@ -240,6 +247,7 @@ impl fmt::Display for Fault {
             Action::Status(status) => write!(formatter, " status {status:#x}"),
             Action::Errno(errno) => write!(formatter, " errno {errno}"),
             Action::Lose => formatter.write_str(" lose"),
+            Action::Swap { class } => write!(formatter, " swap {class:#x}"),
         }?;
         fault.times.map_or(Ok(()), |times| write!(formatter, " times {times}"))
     }
@@ -264,6 +272,7 @@ mod tests {
             "control:0x20801303 status 0x56 times 2",
             "uvm:0x21 errno 12",
             "free lose",
+            "alloc:0x9067 swap 0xa06c times 1",
         ];
         for line in lines {
             assert_eq!(line.parse::<Fault>().unwrap().to_string(), line);

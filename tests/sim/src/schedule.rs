@@ -50,7 +50,7 @@ impl Turn {
     }
 }
 
-/// Work for a group: what is written to `nvidiaN`.
+/// Work for a group, or for a channel outside one: what is written to `nvidiaN`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Doorbell {
     /// The group's client, and its handle.
@@ -125,13 +125,13 @@ impl Driver {
         Ok(())
     }
 
-    /// `NVA06C_CTRL_CMD_GPFIFO_SCHEDULE`: bEnable, bSkipSubmit, bSkipEnable (ctrla06fgpfifo.h). What is scheduled
-    /// is enabled with it unless that is skipped; whether an H100 enables what was disabled by a list,
-    /// nobody has tried.
+    /// `GPFIFO_SCHEDULE` of a group with its channels, or of a channel: bEnable, bSkipSubmit, bSkipEnable
+    /// (ctrla06fgpfifo.h). What is scheduled is enabled with it unless that is skipped; whether an H100 enables
+    /// what was disabled by a list, nobody has tried.
     pub(crate) fn schedule(
         &mut self,
         client: u32,
-        group: u32,
+        handle: u32,
         params: &[u8],
     ) -> Result<(), Status> {
         let flag = |at: usize| params.get(at).is_some_and(|flag| *flag != 0);
@@ -139,14 +139,14 @@ impl Driver {
         if enable && skip_submit && skip_enable {
             return Err(NV_ERR_INVALID_ARGUMENT);
         }
-        self.tell(client, group, |turn| turn.scheduled |= enable && !skip_submit)?;
+        self.tell(client, handle, |turn| turn.scheduled |= enable && !skip_submit)?;
         if enable && !skip_enable {
             self.reschedule(|driver| {
                 let objects = driver.clients.get_mut(&client).map(|client| &mut client.objects);
-                let objects = objects.into_iter().flat_map(|objects| objects.values_mut());
+                let objects = objects.into_iter().flat_map(|objects| objects.iter_mut());
                 objects
-                    .filter(|object| object.parent == group)
-                    .for_each(|object| object.turn.disabled = false);
+                    .filter(|(own, object)| **own == handle || object.parent == handle)
+                    .for_each(|(_, object)| object.turn.disabled = false);
             });
         }
         Ok(())
@@ -189,15 +189,23 @@ impl Driver {
         Ok(())
     }
 
-    /// What goes for a group now; `None` where there is none.
-    fn rules(&self, (client, group): Name) -> Option<Rules> {
+    /// What goes for a group now, or for a channel that has one of its own, whose slice nobody sets
+    /// (`kchannelConstruct_IMPL`); `None` where there is none.
+    fn rules(&self, (client, handle): Name) -> Option<Rules> {
         let client = self.clients.get(&client)?;
-        let object = client.objects.get(&group)?;
+        let object = client.objects.get(&handle)?;
         let turn = object.turn;
-        (object.class == KEPLER_CHANNEL_GROUP_A).then(|| Rules {
-            slice_us: turn.timeslice_us,
-            runs: turn.scheduled && channels(client, group).any(|channel| !channel.disabled),
-            interrupts: turn.compute_mode == Some(CILP),
+        let interrupts = turn.compute_mode == Some(CILP);
+        if object.class == KEPLER_CHANNEL_GROUP_A {
+            let runs = turn.scheduled && channels(client, handle).any(|channel| !channel.disabled);
+            return Some(Rules { slice_us: turn.timeslice_us, runs, interrupts });
+        }
+        let above = client.objects.get(&object.parent).map(|above| above.class);
+        let is_alone = above != Some(KEPLER_CHANNEL_GROUP_A);
+        (CHANNEL_CLASSES.contains(&object.class) && is_alone).then(|| Rules {
+            slice_us: DEFAULT_TIMESLICE_US,
+            runs: turn.scheduled && !turn.disabled,
+            interrupts,
         })
     }
 

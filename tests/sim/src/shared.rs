@@ -181,7 +181,11 @@ impl Shared {
                 }
                 self.hanging.fetch_sub(1, Ordering::AcqRel);
             }
-            Action::Late { .. } | Action::Status(_) | Action::Errno(_) | Action::Lose => {}
+            Action::Late { .. }
+            | Action::Status(_)
+            | Action::Errno(_)
+            | Action::Lose
+            | Action::Swap { .. } => {}
         }
         Some(action)
     }

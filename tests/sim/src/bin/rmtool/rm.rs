@@ -175,15 +175,34 @@ impl Rm {
 
     /// A group of an engine, with a channel, that is scheduled.
     pub(crate) fn compute(&self, engine: u32) -> Result<u32, Fail> {
+        self.compute_by(KEPLER_CHANNEL_GROUP_A, engine)
+    }
+
+    /// The same; the group's class is called so in the call.
+    pub(crate) fn compute_by(&self, class: u32, engine: u32) -> Result<u32, Fail> {
         let mut params = [0; 20];
         params.set_u32(12, engine);
-        let (ctl, class) = (self.ctl(), KEPLER_CHANNEL_GROUP_A);
+        let ctl = self.ctl();
         let group = self.alloc_object(ctl, self.device, self.handle(), class, &mut params)?;
         self.alloc_object(ctl, group, self.handle(), AMPERE_CHANNEL_GPFIFO_A, &mut [])?;
-        let mut schedule = [1, 0, 0];
-        let schedule = &mut schedule[..self.abi.schedule_bytes];
-        self.control(group, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, schedule)?;
+        self.schedule(group, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE)?;
         Ok(group)
+    }
+
+    /// A channel of an engine outside a group, that is scheduled; its class is called so in the call.
+    pub(crate) fn channel_by(&self, class: u32, engine: u32) -> Result<u32, Fail> {
+        let mut params = [0; 368];
+        // NV_CHANNEL_ALLOC_PARAMS.engineType
+        params.set_u32(128, engine);
+        let channel =
+            self.alloc_object(self.ctl(), self.device, self.handle(), class, &mut params)?;
+        self.schedule(channel, NVA06F_CTRL_CMD_GPFIFO_SCHEDULE)?;
+        Ok(channel)
+    }
+
+    fn schedule(&self, object: u32, control: u32) -> Result<(), Fail> {
+        let mut schedule = [1, 0, 0];
+        self.control(object, control, &mut schedule[..self.abi.schedule_bytes])
     }
 
     /// How a group's kernels are preempted: 0 WFI, 1 CTA, 2 CILP.

@@ -504,6 +504,24 @@ impl Actor<'_> {
                 }
                 self.say(&format!("compute {name}"), done.map(|_| String::new()));
             }
+            // The same, called another class in the call.
+            ["compute", engine, "by", class, "as", name] => {
+                let (engine, class) = (size_bytes(engine)?, size_bytes(class)?);
+                let done = self.rm()?.compute_by(u32::try_from(class)?, u32::try_from(engine)?);
+                if let Ok(group) = done {
+                    self.memory.insert((*name).to_owned(), (group, 0));
+                }
+                self.say(&format!("compute {name}"), done.map(|_| String::new()));
+            }
+            // A channel outside a group.
+            ["channel", engine, "by", class, "as", name] => {
+                let (engine, class) = (size_bytes(engine)?, size_bytes(class)?);
+                let done = self.rm()?.channel_by(u32::try_from(class)?, u32::try_from(engine)?);
+                if let Ok(channel) = done {
+                    self.memory.insert((*name).to_owned(), (channel, 0));
+                }
+                self.say(&format!("channel {name}"), done.map(|_| String::new()));
+            }
             // Work for a group: so many kernels, each of so many microseconds.
             ["kernels", name, count, "of", us] => {
                 let group = self.objects(&[name])?[0];
