@@ -204,6 +204,13 @@ impl Place {
         self.dir.join("figures")
     }
 
+    /// The file that says which channels its container has on the GPU with that UUID, while its monitor takes
+    /// turns there.
+    #[must_use]
+    pub fn channels(&self, uuid: &str) -> PathBuf {
+        self.dir.join(format!("channels.{uuid}"))
+    }
+
     /// The keeper, if it lives.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use super::notice::Notice;
 use super::{Locked, RegistryError};
 use crate::plan::GpuRules;
 use crate::replace::replace;
-use crate::sched::{Frame, Idle, Round, Span, Tenant, frame, part, rounds};
+use crate::sched::{Frame, Idle, Round, Span, Tenant, Turn, frame, part, rounds};
 
 /// The directory's name in the state directory.
 pub const DIR: &str = "shares";
@@ -150,8 +150,18 @@ impl Locked<'_> {
         let dir = &self.registry.dir;
         // What can't be read kept nothing for anybody.
         let before = read(dir, uuid).ok().flatten();
-        let share = (!tenants.is_empty())
-            .then(|| share_of(rules_of(&tenants), idle, &names, &tenants, before.as_ref()));
+        let elsewhere = |name: &str| {
+            let entry = self.entries.iter().find(|entry| entry.short_id == name)?;
+            let others =
+                entry.holding.gpus.iter().filter(|(gpu, limit)| gpu != uuid && limit.is_some());
+            others.map(|(gpu, _)| gpu).find_map(|gpu| {
+                let share = read(dir, gpu).ok().flatten()?;
+                share.turns(name).map(|(frame_us, spans)| Turn { frame_us, spans: spans.to_vec() })
+            })
+        };
+        let share = (!tenants.is_empty()).then(|| {
+            share_of(rules_of(&tenants), idle, &names, &tenants, before.as_ref(), elsewhere)
+        });
         if share.is_some() && share == before {
             return Ok(());
         }
@@ -159,13 +169,14 @@ impl Locked<'_> {
     }
 }
 
-/// What these containers have, of which some had their turns before.
+/// What these containers have, of which some had their turns before, and some have turns `elsewhere`.
 fn share_of(
     rules: GpuRules,
     idle: Idle,
     names: &[&str],
     tenants: &[Tenant],
     before: Option<&Share>,
+    elsewhere: impl Fn(&str) -> Option<Turn>,
 ) -> Share {
     let had = before.and_then(|before| before.turns.as_ref());
     let spans_of = |name: &&str| had.and_then(|had| had.spans.get(*name)).cloned();
@@ -173,7 +184,14 @@ fn share_of(
         us: had.map_or(0, |had| had.frame_us),
         spans: names.iter().map(|name| spans_of(name).unwrap_or_default()).collect(),
     };
-    let frame = frame(rules, idle, tenants, &before);
+    // Files of other GPUs are looked at for those alone who come here, where there are turns.
+    let has_turns = frame(rules, idle, tenants, &before, &[]).is_some();
+    let comes = |name: &&&str| has_turns && spans_of(name).is_none();
+    let elsewhere: Vec<Option<Turn>> = names
+        .iter()
+        .map(|name| Some(name).filter(comes).and_then(|name| elsewhere(name)))
+        .collect();
+    let frame = frame(rules, idle, tenants, &before, &elsewhere);
     let named = || names.iter().map(|name| (*name).to_owned());
     let rounds = rounds(rules, frame.is_some(), tenants).unwrap_or_default();
     Share {
@@ -211,7 +229,7 @@ mod tests {
         let rules = GpuRules { policy: 3, max_inst: 4, prio_ratio: 80 };
         let tenant = |weight, high_priority| Tenant { weight, high_priority };
         let tenants = [tenant(1, false), tenant(2, false)];
-        let share = share_of(rules, Idle::Yield, &["a", "b"], &tenants, None);
+        let share = share_of(rules, Idle::Yield, &["a", "b"], &tenants, None, |_| None);
         assert_eq!(
             (share.part("a"), share.part("b"), share.part("c")),
             (Some(0.25), Some(0.5), None)
@@ -220,7 +238,8 @@ mod tests {
         assert_eq!((frame_us, of_b.len()), (192_000, 1));
         // Another order, and one that came: each keeps its time.
         let tenants = [tenant(1, true), tenant(2, false), tenant(1, false)];
-        let later = share_of(rules, Idle::Yield, &["high", "b", "a"], &tenants, Some(&share));
+        let later =
+            share_of(rules, Idle::Yield, &["high", "b", "a"], &tenants, Some(&share), |_| None);
         assert_eq!(later.turns("b"), share.turns("b"));
         assert_eq!(later.turns("a"), share.turns("a"));
         assert_eq!(later.turns("high"), None);

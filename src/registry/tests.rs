@@ -284,3 +284,47 @@ fn a_container_that_its_runtime_is_making_is_kept_and_not_active() {
     // By the index, too.
     assert_eq!(registry.lock().unwrap().stale(Look::Close).unwrap(), []);
 }
+
+#[test]
+fn a_container_has_the_same_turns_on_all_its_gpus_where_they_are_free() {
+    use crate::plan::GpuRules;
+    use crate::sched::Idle;
+
+    let (_dir, registry) = registry();
+    let on = |id: &str, uuids: &[&str]| {
+        let mut record = record(id, alive());
+        record.plan.backend = Kind::Gate;
+        let gpu = record.plan.gpus.remove(0);
+        record.plan.gpus =
+            uuids.iter().map(|uuid| PlannedGpu { uuid: (*uuid).into(), ..gpu.clone() }).collect();
+        record
+    };
+    let share_out = |uuids: &[&str]| {
+        let locked = registry.lock().unwrap();
+        for uuid in uuids {
+            let rules = GpuRules { policy: 3, max_inst: 4, prio_ratio: 80 };
+            locked.share_out(uuid, Idle::Yield, |_| rules).unwrap();
+        }
+    };
+    let turns = |uuid: &str, short_id: &str| {
+        let share = share::read(&registry.dir, uuid).unwrap().unwrap();
+        share.turns(short_id).map(|(_, spans)| spans.to_vec()).unwrap()
+    };
+    fs::create_dir_all(share::dir(&registry.dir)).unwrap();
+    registry.lock().unwrap().put(&on("first", &["GPU-a"])).unwrap();
+    registry.lock().unwrap().put(&on("both", &["GPU-a", "GPU-b"])).unwrap();
+    share_out(&["GPU-a", "GPU-b"]);
+    let both = turns("GPU-a", "both________");
+    assert_ne!(turns("GPU-a", "first_______"), both);
+    assert_eq!(turns("GPU-b", "both________"), both);
+    // Who is there keeps what it has.
+    registry.lock().unwrap().put(&on("alone", &["GPU-b"])).unwrap();
+    registry.lock().unwrap().put(&on("comes", &["GPU-b", "GPU-a"])).unwrap();
+    share_out(&["GPU-b", "GPU-a"]);
+    assert_eq!(
+        [turns("GPU-a", "both________"), turns("GPU-b", "both________")],
+        [(); 2].map(|()| both.clone())
+    );
+    let comes = turns("GPU-b", "comes_______");
+    assert_eq!(turns("GPU-a", "comes_______"), comes);
+}

@@ -55,6 +55,15 @@ pub struct Frame {
     pub spans: Vec<Vec<Span>>,
 }
 
+/// When a container may run on one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    /// The frame's length, in microseconds.
+    pub frame_us: u64,
+    /// Its spans of that.
+    pub spans: Vec<Span>,
+}
+
 /// Whether somebody with these spans of a frame may run at a time, and when that changes next; both times
 /// in microseconds of the host's clock. `None` where it never does.
 #[must_use]
@@ -93,9 +102,16 @@ pub fn cohort_turns(cohort: usize, cohorts: usize) -> (u64, Span) {
 }
 
 /// The frame of a GPU with these containers, where its policy divides time so; `None` where all may
-/// run always. Who had spans of a `before` of the same length keeps them.
+/// run always. Who had spans of a `before` of the same length keeps them; who comes gets those that it has on
+/// another GPU, where these are free: a program that waits for several GPUs has all of them at a time.
 #[must_use]
-pub fn frame(rules: GpuRules, idle: Idle, tenants: &[Tenant], before: &Frame) -> Option<Frame> {
+pub fn frame(
+    rules: GpuRules,
+    idle: Idle,
+    tenants: &[Tenant],
+    before: &Frame,
+    elsewhere: &[Option<Turn>],
+) -> Option<Frame> {
     let (is_weighted, is_fixed) = match (rules.policy, idle) {
         (0, _) => (false, true),
         (3, _) => (true, true),
@@ -118,18 +134,23 @@ pub fn frame(rules: GpuRules, idle: Idle, tenants: &[Tenant], before: &Frame) ->
     let slot_us = (FRAME_US / slots).clamp(least_us, MOST_SLOT_US);
     let us = slot_us * slots;
     let mut free: Vec<bool> = (0..slots).map(|_| true).collect();
-    let mut have: Vec<Option<Vec<usize>>> = Vec::with_capacity(tenants.len());
-    for (at, tenant) in tenants.iter().enumerate() {
+    let mut have: Vec<Option<Vec<usize>>> = vec![None; tenants.len()];
+    let here = |at: usize| before.spans.get(at).map(|spans| (before.us, spans));
+    let there = |at: usize| elsewhere.get(at)?.as_ref().map(|turn| (turn.frame_us, &turn.spans));
+    // First all who were here.
+    let first = (0..tenants.len()).map(|at| (at, here(at)));
+    let then = (0..tenants.len()).map(|at| (at, there(at)));
+    for (at, wish) in first.chain(then) {
         let is_within = |spans: &&Vec<Span>| spans.iter().all(|span| span.to_us <= us);
-        let had = before.spans.get(at).filter(|_| before.us == us).filter(is_within);
-        let had = had.map(|spans| slots_of(spans, slot_us)).filter(|had| {
-            had.len() as u64 == wants(tenant)
-                && had.iter().all(|slot| free.get(*slot).is_some_and(|free| *free))
-        });
-        for slot in had.iter().flatten() {
-            free[*slot] = false;
+        let wish = wish.filter(|(of_us, _)| *of_us == us && have[at].is_none());
+        let Some(spans) = wish.map(|(_, spans)| spans).filter(is_within) else { continue };
+        let slots = slots_of(spans, slot_us);
+        let fits = slots.len() as u64 == wants(&tenants[at])
+            && slots.iter().all(|slot| free.get(*slot).is_some_and(|free| *free));
+        if fits {
+            slots.iter().for_each(|slot| free[*slot] = false);
+            have[at] = Some(slots);
         }
-        have.push(had);
     }
     let spans = tenants.iter().zip(have).map(|(tenant, had)| {
         if tenant.high_priority {
@@ -194,7 +215,7 @@ mod tests {
 
     fn framed(policy: u32, max_inst: u32, idle: Idle, weights: &[u32]) -> Option<Frame> {
         let tenants: Vec<Tenant> = weights.iter().map(|weight| tenant(*weight)).collect();
-        frame(rules(policy, max_inst), idle, &tenants, &Frame::default())
+        frame(rules(policy, max_inst), idle, &tenants, &Frame::default(), &[])
     }
 
     #[test]
@@ -236,7 +257,7 @@ mod tests {
             spans: vec![before.spans[0].clone(), before.spans[2].clone(), vec![], vec![]],
         };
         let tenants = [tenant(2), tenant(1), tenant(4), tenant(2)];
-        let now = frame(rules(3, 20), Idle::Yield, &tenants, &known).unwrap();
+        let now = frame(rules(3, 20), Idle::Yield, &tenants, &known, &[]).unwrap();
         assert_eq!(now.spans[..2], known.spans[..2]);
         assert_eq!(now.spans[2], [Span { from_us: 120_000, to_us: 200_000 }]);
         assert_eq!(now.spans[3], [Span { from_us: 40_000, to_us: 80_000 }]);
@@ -249,9 +270,24 @@ mod tests {
                 vec![Span { from_us: 96_000, to_us: 144_000 }],
             ],
         };
-        let now = frame(rules(3, 4), Idle::Yield, &tenants, &known).unwrap();
+        let now = frame(rules(3, 4), Idle::Yield, &tenants, &known, &[]).unwrap();
         assert_eq!(parts(&now), [0.25, 0.25, 0.5]);
         assert_eq!(now.spans[2].len(), 2);
+    }
+
+    #[test]
+    fn who_comes_has_the_spans_that_it_has_on_another_gpu_where_they_are_free() {
+        let slot = |at: u64| vec![Span { from_us: at * 20_000, to_us: (at + 1) * 20_000 }];
+        let turn = |frame_us, at| Some(Turn { frame_us, spans: slot(at) });
+        let known = Frame { us: 400_000, spans: vec![vec![], slot(3), vec![]] };
+        let of = |elsewhere: &[Option<Turn>]| {
+            let tenants = [tenant(1); 3];
+            frame(rules(3, 20), Idle::Yield, &tenants, &known, elsewhere).unwrap().spans
+        };
+        assert_eq!(of(&[turn(400_000, 7), None, None]), [slot(7), slot(3), slot(0)]);
+        assert_eq!(of(&[turn(400_000, 3), None, None]), [slot(0), slot(3), slot(1)], "not free");
+        assert_eq!(of(&[turn(200_000, 7), turn(400_000, 9), None]), [slot(0), slot(3), slot(1)]);
+        assert_eq!(of(&[None, None, turn(400_000, 40)]), [slot(0), slot(3), slot(1)], "beyond");
     }
 
     /// The file of before may have been written by anybody who is root.
@@ -259,7 +295,7 @@ mod tests {
     fn spans_beyond_a_frame_are_nobodys() {
         let beyond = vec![Span { from_us: 0, to_us: u64::MAX }];
         let known = Frame { us: 96_000, spans: vec![beyond.clone(), beyond.clone()] };
-        let now = frame(rules(0, 2), Idle::Yield, &[tenant(1); 2], &known).unwrap();
+        let now = frame(rules(0, 2), Idle::Yield, &[tenant(1); 2], &known, &[]).unwrap();
         assert_eq!(parts(&now), [0.5, 0.5]);
         assert_eq!(turn_at(u64::MAX, &beyond, 5), (true, None));
     }
@@ -267,7 +303,7 @@ mod tests {
     #[test]
     fn high_priority_is_never_off() {
         let tenants = [tenant(1), Tenant { weight: 1, high_priority: true }];
-        let frame = frame(rules(0, 4), Idle::Yield, &tenants, &Frame::default()).unwrap();
+        let frame = frame(rules(0, 4), Idle::Yield, &tenants, &Frame::default(), &[]).unwrap();
         assert_eq!(parts(&frame), [0.25, 1.0]);
         assert_eq!(turn_at(frame.us, &frame.spans[1], 7), (true, None));
     }
@@ -311,12 +347,12 @@ mod tests {
             max_inst in 1_u32..=25,
             later in any_tenants(),
         ) {
-            let first = frame(rules(policy, max_inst), idle, &tenants, &Frame::default());
+            let first = frame(rules(policy, max_inst), idle, &tenants, &Frame::default(), &[]);
             let mut all = vec![(tenants.clone(), first.clone())];
             // Some stay, some come.
             if let Some(first) = first {
                 let next = [&tenants[..tenants.len() / 2], &later[..]].concat();
-                let second = frame(rules(policy, max_inst), idle, &next, &first);
+                let second = frame(rules(policy, max_inst), idle, &next, &first, &[]);
                 all.push((next, second));
             }
             for (tenants, frame) in all {

@@ -8,5 +8,5 @@
 mod frame;
 mod slices;
 
-pub use frame::{Frame, Idle, Span, cohort_turns, frame, part, turn_at};
+pub use frame::{Frame, Idle, Span, Turn, cohort_turns, frame, part, turn_at};
 pub use slices::{DEFAULT_SLICE_US, MOST_US, Round, Tenant, cohorts, rounds, slice_us};

@@ -157,7 +157,7 @@ pub(crate) fn share(gpu: Gpu, containers: &[Container], all_ms: u64, piece_ms: u
     };
     let tenants: Vec<Tenant> = containers.iter().map(tenant).collect();
     let rules = GpuRules { policy: gpu.policy, max_inst: gpu.max_inst, prio_ratio: gpu.prio_ratio };
-    let frame = frame(rules, gpu.idle, &tenants, &Frame::default());
+    let frame = frame(rules, gpu.idle, &tenants, &Frame::default(), &[]);
     let rounds = rounds(rules, frame.is_some(), &tenants);
     let slices_us = containers.iter().enumerate().map(|(at, container)| {
         rounds.as_ref().map_or(CUDA_US, |rounds| slice_us(rounds[at], busy(container)))

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use cgpu::registry::share;
 use cgpu_sim::ObjectState;
 use cgpu_sim::abi::KEPLER_CHANNEL_GROUP_A;
+use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 
 use crate::gated::{Gated, RMTOOL};
@@ -327,6 +328,45 @@ fn who_rests_keeps_its_time_where_that_is_set() {
     soon_share(&gated, &[47, 47], "policy=4");
     for bundle in [&one, &two] {
         gated.host.runtime().delete(bundle).ok();
+    }
+    gated.soon_is_empty();
+}
+
+/// Where keeper and worker of a container are killed at once, the monitor of another on the same GPU takes its
+/// turns, and where that is killed, too, the next.
+#[test]
+fn turns_go_on_where_a_container_has_no_monitor_any_more() {
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    set(&gated, &["gpu", "0", "max_inst=4"]);
+    set(&gated, &["gpu", "0", "policy=3"]);
+    // The last one never calls the driver.
+    let weights = [("one", 1), ("two", 1), ("three", 2)];
+    let bundles = weights.map(|(id, weight)| {
+        container(&gated, id, &[&format!("ALIYUN_COM_GPU_SCHD_WEIGHT={weight}")])
+    });
+    let [one, two, three] = &bundles;
+    compute_for_ever(&gated, one);
+    compute_for_ever(&gated, two);
+    soon_share(&gated, &[25, 25], "all have their monitors");
+    for (short_id, after) in [
+        ("one_________", "one has none"),
+        ("two_________", "one and two have none, and the third has no context"),
+    ] {
+        let (keeper, worker) = gated.monitor(short_id);
+        kill(keeper, Signal::SIGSTOP).expect("it is there");
+        for process in [worker, keeper] {
+            kill(process, Signal::SIGKILL).expect("it is there");
+        }
+        soon_share(&gated, &[25, 25], after);
+    }
+    // Where there are no turns any more they are on the GPU.
+    set(&gated, &["gpu", "0", "policy=5"]);
+    soon_share(&gated, &[45, 45], "policy=5");
+    set(&gated, &["gpu", "0", "policy=3"]);
+    soon_share(&gated, &[25, 25], "policy=3 again");
+    for bundle in [one, two, three] {
+        runtime.delete(bundle).ok();
     }
     gated.soon_is_empty();
 }

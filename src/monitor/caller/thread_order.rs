@@ -13,7 +13,7 @@ use crate::process::ProcessId;
 /// How often who waits looks whether its caller does.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// OffChannels with a call, in the order in which they came.
+/// Slots with a call and its thread, in the order in which they came.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadOrder {
     all: Mutex<Vec<(usize, ProcessId)>>,

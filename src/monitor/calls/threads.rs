@@ -29,7 +29,7 @@ impl Shared {
         let slot = |number| self.journal.slot(number);
         let has_anything =
             |number: &usize| slot(*number).notice().id != 0 || Self::is_haunted(slot(*number));
-        // OffChannels are numbered as threads are.
+        // Slots are numbered as threads are.
         let last = (0..SLOTS).rev().find(has_anything);
         let free = (0..SLOTS).find(|number| !Self::is_left(slot(*number)));
         let count = last.max(free).map_or(0, |number| number + 1);

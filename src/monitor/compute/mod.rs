@@ -1,7 +1,10 @@
 //! The container's shares of its GPUs' computing time: slices and turns.
 
 pub(crate) mod groups;
+pub(crate) mod last_turn;
 pub(crate) mod off_channels;
+pub(crate) mod orphan_turns;
+pub(crate) mod orphans;
 pub(crate) mod reach;
 pub(crate) mod shares;
 pub(crate) mod slices;

@@ -11,6 +11,7 @@ use crate::ledger::Process;
 use crate::monitor::caller::target::process_id;
 use crate::monitor::driver::device::{Failure, Rm};
 use crate::monitor::state::groups::DueSlice;
+use crate::registry::share::Turns;
 use crate::rm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
 use crate::rm::usage::Sample;
 use crate::sched::{Round, Span};
@@ -36,6 +37,8 @@ pub(crate) struct OnGpu {
     pub(crate) round: Option<Round>,
     /// When it may run, as spans of a frame of so many microseconds; `None` where it may always.
     pub(crate) turns: Option<(u64, Vec<Span>)>,
+    /// When each container on the GPU may run, where not all may always.
+    pub(crate) frame: Option<Turns>,
     /// Why what was asked for last could not be had, by the control's name.
     failures: BTreeMap<&'static str, Failure>,
     /// Groups whose slices can't be set, for no descriptor of their program's leads to them: since when, and
@@ -72,6 +75,11 @@ impl Shares {
     /// always.
     pub(crate) fn turns(&self, gpu: usize) -> Option<(u64, Vec<Span>)> {
         self.on(gpu, |on| on.turns.clone())
+    }
+
+    /// When each container on a GPU may run, where that is another than `known`.
+    pub(crate) fn frame_if_not(&self, gpu: usize, known: Option<&Turns>) -> Option<Option<Turns>> {
+        self.on(gpu, |on| (on.frame.as_ref() != known).then(|| on.frame.clone()))
     }
 
     /// What the driver said to what could not be had of a GPU, in words.

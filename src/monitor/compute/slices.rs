@@ -199,6 +199,7 @@ impl Shared {
                     let turns = turns.map(|(frame_us, spans)| (frame_us, spans.to_vec()));
                     let before = self.shares.on(gpu, |on| {
                         on.turns = turns;
+                        on.frame = said.turns;
                         std::mem::replace(&mut on.round, round)
                     });
                     if before != round {

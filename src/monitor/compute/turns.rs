@@ -6,16 +6,16 @@
 //! where nobody was before it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsFd;
-use std::sync::PoisonError;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
-use nix::time::{ClockId, clock_gettime};
 
 use crate::monitor::calls::serve::{Case, Over};
+use crate::monitor::compute::last_turn::{LastTurn, Means, now_us};
 use crate::monitor::compute::off_channels::{Name, Off, schedules_a_channel};
 use crate::monitor::driver::device::Failure;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
@@ -24,15 +24,7 @@ use crate::monitor::worker::Shared;
 use crate::rm::Layout;
 use crate::rm::channel::MOST_CHANNELS;
 use crate::rm::number::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE;
-use crate::sched::{Span, cohort_turns, cohorts, turn_at};
-
-/// What a call takes until it was measured, in microseconds: off and on (H100).
-const OFF_US: u64 = 670;
-
-const ON_US: u64 = 360;
-
-/// No call is asked for earlier than this: half of the shortest slot.
-const MOST_EARLY_US: u64 = 8000;
+use crate::sched::{Span, cohort_turns, cohorts};
 
 /// How often a worker that ends tries to end turns, and how long it waits in between.
 const ENDING_TRIES: u32 = 20;
@@ -44,53 +36,6 @@ const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
 /// How soon what the driver refused is tried again.
 const RETRY_US: u64 = 1_000_000;
-
-/// How long it takes to have all channels of a GPU off and on, in microseconds, as it took before.
-#[derive(Debug, Clone, Copy)]
-struct Means {
-    off_us: u64,
-    on_us: u64,
-}
-
-impl Default for Means {
-    fn default() -> Self {
-        Means { off_us: OFF_US, on_us: ON_US }
-    }
-}
-
-impl Means {
-    fn took(&mut self, disable: bool, took: Duration) {
-        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).min(MOST_EARLY_US);
-        let mean = if disable { &mut self.off_us } else { &mut self.on_us };
-        *mean = (3 * *mean + took_us) / 4;
-    }
-
-    /// Whether who has these spans is to be on at a time, as calls that are asked for then will have it; and
-    /// when to look again.
-    fn turn(self, frame_us: u64, spans: &[Span], now_us: u64) -> (bool, Option<u64>) {
-        let (off_early_us, on_early_us) = (self.off_us, self.on_us + self.off_us / 2);
-        let look = |early_us| {
-            let (on, next) = turn_at(frame_us, spans, now_us + early_us);
-            (on, next.map(|next| next - early_us))
-        };
-        let ((begins, one), (ends_not, other)) = (look(on_early_us), look(off_early_us));
-        let on = if on_early_us < off_early_us { begins && ends_not } else { begins || ends_not };
-        (on, one.into_iter().chain(other).min())
-    }
-}
-
-/// What was done last on a GPU.
-#[derive(Debug, Default)]
-struct Done {
-    /// Channels that are off.
-    off: BTreeSet<Name>,
-    /// How often groups had been scheduled then; `None` where nothing is known, as of a worker before.
-    scheduled: Option<u64>,
-    retry_us: Option<u64>,
-    means: Means,
-    /// Channels that were not there, since when.
-    missing: BTreeMap<Name, Instant>,
-}
 
 /// Which channels of a GPU run at times, and when.
 #[derive(Debug, Default)]
@@ -113,12 +58,6 @@ impl Parts {
         }
         (off, looks)
     }
-}
-
-/// Microseconds of the host's clock.
-fn now_us() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or_else(|_| TimeSpec::new(0, 0));
-    u64::try_from(Duration::from(now).as_micros()).unwrap_or(0)
 }
 
 /// Each cohort of busy groups: its turns, and its channels.
@@ -204,11 +143,15 @@ impl Case<'_> {
 impl Shared {
     /// Has somebody take turns, if there are any.
     pub(crate) fn begin_turns(&'static self) {
-        let has_turns = || (0..self.uuids.len()).any(|gpu| !self.parts(gpu).0.parts.is_empty());
+        let has_turns = |gpu| {
+            self.shares.frame_if_not(gpu, None).is_some() || !self.parts(gpu).0.parts.is_empty()
+        };
         if self.off_channels.is_started.load(Ordering::Acquire) {
             return self.off_channels.wake();
         }
-        if !has_turns() || self.off_channels.is_started.swap(true, Ordering::AcqRel) {
+        if !(0..self.uuids.len()).any(has_turns)
+            || self.off_channels.is_started.swap(true, Ordering::AcqRel)
+        {
             return;
         }
         if let Err(error) = self.spawn("turns", || self.take_turns_forever()) {
@@ -223,7 +166,7 @@ impl Shared {
         for gpu in 0..self.uuids.len() {
             let (parts, all) = self.parts(gpu);
             if parts.parts.is_empty() {
-                is_whole &= self.set_channels(gpu, false, &all, &mut Done::default());
+                is_whole &= self.set_own_channels(gpu, false, &all, &mut LastTurn::default());
             }
         }
         is_whole
@@ -242,26 +185,52 @@ impl Shared {
         *over = true;
         for gpu in 0..self.uuids.len() {
             let (_, all) = self.parts(gpu);
-            self.set_channels(gpu, false, &all, &mut Done::default());
+            self.set_own_channels(gpu, false, &all, &mut LastTurn::default());
+        }
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        for (gpu, orphans) in orphans.iter_mut().enumerate() {
+            self.leave_orphans(gpu, orphans);
         }
     }
 
     fn take_turns_forever(&self) {
-        let mut done: Vec<Done> = self.uuids.iter().map(|_| Done::default()).collect();
+        let mut all: Vec<LastTurn> = self.uuids.iter().map(|_| LastTurn::default()).collect();
         loop {
             let over = self.off_channels.over.lock().unwrap_or_else(PoisonError::into_inner);
             if *over {
                 return;
             }
-            let wakes = done.iter_mut().enumerate();
-            let wakes = wakes.filter_map(|(gpu, done)| self.take_turn(gpu, done)).min();
-            drop(over);
-            let wait = wakes.map(|wake_us| {
-                TimeSpec::from(Duration::from_micros(wake_us.saturating_sub(now_us())))
+            let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+            let each = all.iter_mut().zip(orphans.iter_mut()).enumerate();
+            let wakes = each.flat_map(|(gpu, (last, orphans))| {
+                [self.take_turn(gpu, last), self.take_turns_of_orphans(gpu, orphans)]
             });
-            let mut changed = [PollFd::new(self.off_channels.changed.as_fd(), PollFlags::POLLIN)];
-            if ppoll(&mut changed, wait, None).is_ok_and(|ready| ready > 0) {
-                let _ = self.off_channels.changed.read();
+            let wake_us = wakes.flatten().min();
+            let watched: Vec<_> = orphans.iter().map(|of| of.watched.clone()).collect();
+            drop((orphans, over));
+            self.wait_for_turn(wake_us, &watched);
+        }
+    }
+
+    /// Waits until something changes, the monitor that is watched on a GPU ends, or that time comes.
+    fn wait_for_turn(&self, wake_us: Option<u64>, watched: &[Option<Arc<OwnedFd>>]) {
+        let wait = wake_us
+            .map(|wake_us| TimeSpec::from(Duration::from_micros(wake_us.saturating_sub(now_us()))));
+        let watched = || (0..).zip(watched).filter_map(|(gpu, pidfd)| Some((gpu, pidfd.as_ref()?)));
+        let mut asked = vec![PollFd::new(self.off_channels.changed.as_fd(), PollFlags::POLLIN)];
+        asked.extend(watched().map(|(_, pidfd)| PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)));
+        if !ppoll(&mut asked, wait, None).is_ok_and(|ready| ready > 0) {
+            return;
+        }
+        let is_ready = |of: &PollFd<'_>| of.revents().is_some_and(|revents| !revents.is_empty());
+        let mut ready = asked.iter().map(is_ready);
+        if ready.next() == Some(true) {
+            let _ = self.off_channels.changed.read();
+        }
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        for ((gpu, _), _) in watched().zip(ready).filter(|(_, ready)| *ready) {
+            if let Some(of) = orphans.get_mut::<usize>(gpu) {
+                of.look_now();
             }
         }
     }
@@ -294,114 +263,118 @@ impl Shared {
     }
 
     /// Has the container on a GPU or off it, as its turn is; when to look again.
-    fn take_turn(&self, gpu: usize, done: &mut Done) -> Option<u64> {
+    fn take_turn(&self, gpu: usize, last: &mut LastTurn) -> Option<u64> {
         let (parts, all) = self.parts(gpu);
+        if self.shares.turns(gpu).is_some() {
+            self.tell_channels(gpu, &all, last);
+        }
         let now = now_us();
-        let (off, next) = parts.off(done.means, now);
+        let (off, next) = parts.off(last.means, now);
         // Before it is looked at: who is scheduled from now on is heard of.
         let is_all_off = !all.is_empty() && off.len() == all.len();
         self.off_channels.set_off(gpu, Off { all: is_all_off, channels: off.clone() });
         let scheduled = self.off_channels.scheduled.load(Ordering::Acquire);
-        let is_all = done.scheduled != Some(scheduled)
-            || done.retry_us.is_some_and(|retry_us| retry_us <= now);
+        let is_all = last.scheduled != Some(scheduled)
+            || last.retry_us.is_some_and(|retry_us| retry_us <= now);
         let (on, goes): (Vec<Name>, Vec<Name>) = if is_all {
             all.into_iter().partition(|name| !off.contains(name))
         } else {
             let back =
-                all.into_iter().filter(|name| done.off.contains(name) && !off.contains(name));
-            (back.collect(), off.difference(&done.off).copied().collect())
+                all.into_iter().filter(|name| last.off.contains(name) && !off.contains(name));
+            (back.collect(), off.difference(&last.off).copied().collect())
         };
         let mut is_whole = true;
         for (disable, channels) in [(false, on), (true, goes)] {
-            is_whole &= self.set_channels(gpu, disable, &channels, done);
+            is_whole &= self.set_own_channels(gpu, disable, &channels, last);
         }
         if !is_whole {
-            done.retry_us = Some(now + RETRY_US);
+            last.retry_us = Some(now + RETRY_US);
         } else if is_all {
-            done.retry_us = None;
+            last.retry_us = None;
         }
-        (done.off, done.scheduled) = (off, Some(scheduled));
-        next.into_iter().chain(done.retry_us).min()
+        (last.off, last.scheduled) = (off, Some(scheduled));
+        next.into_iter().chain(last.retry_us).min()
     }
 
-    /// Takes channels off a GPU, or back onto it; whether that is done for all that there are.
-    fn set_channels(&self, gpu: usize, disable: bool, channels: &[Name], done: &mut Done) -> bool {
-        if channels.is_empty() {
-            return true;
+    /// Takes channels of the container's off a GPU, or back onto it; whether that is done for all that there
+    /// are.
+    fn set_own_channels(
+        &self,
+        gpu: usize,
+        disable: bool,
+        channels: &[Name],
+        last: &mut LastTurn,
+    ) -> bool {
+        let done = self.set_channels(gpu, disable, channels, last);
+        for (client, handle) in std::mem::take(&mut last.gone) {
+            self.books().write(Record::Ungroup { client, handle });
         }
-        let Some(own) = self.own_client() else { return false };
+        if let Some(done) = done.filter(|_| !channels.is_empty()) {
+            self.tried_share(gpu, "FIFO_DISABLE_CHANNELS", done);
+        }
+        done.is_some_and(|done| done.is_ok())
+    }
+
+    /// Takes channels off a GPU, or back onto it, all that there are: `None` where the driver can't be asked.
+    pub(crate) fn set_channels(
+        &self,
+        gpu: usize,
+        disable: bool,
+        channels: &[Name],
+        last: &mut LastTurn,
+    ) -> Option<Result<(), Failure>> {
+        if channels.is_empty() {
+            return Some(Ok(()));
+        }
+        let own = self.own_client()?;
         let set = |channels: &[Name]| own.set_channels(&self.release, gpu, disable, channels);
         let asked = Instant::now();
         let mut refused = None;
         for some in channels.chunks(MOST_CHANNELS) {
             // All or none: one of them isn't there, or not yet.
             if set(some).is_err() {
-                let there = self.those_there(&own, some, done);
+                let there = self.those_there(&own, some, last);
                 if !there.is_empty() && set(&there).is_err() {
                     refused = there.iter().find_map(|channel| set(&[*channel]).err()).or(refused);
                 }
             }
         }
-        done.means.took(disable, asked.elapsed());
-        self.tried_turn(gpu, refused.map_or(Ok(()), Err));
-        refused.is_none()
+        last.means.took(disable, asked.elapsed());
+        Some(refused.map_or(Ok(()), Err))
     }
 
-    /// Those of these channels that there are. One whose client is gone is forgotten; one that is missing for
+    /// Those of these channels that there are. One whose client is gone is gone; one that is missing for
     /// longer than it can be on its way, too.
-    fn those_there(&self, own: &MonitorClient, channels: &[Name], done: &mut Done) -> Vec<Name> {
-        let forget =
-            |(client, handle): Name| self.books().write(Record::Ungroup { client, handle });
+    fn those_there(
+        &self,
+        own: &MonitorClient,
+        channels: &[Name],
+        last: &mut LastTurn,
+    ) -> Vec<Name> {
         let mut there = Vec::new();
         for channel in channels {
             let presence = own.presence(&self.release, channel.0, channel.1);
             if presence == Presence::There {
-                done.missing.remove(channel);
+                last.missing.remove(channel);
                 there.push(*channel);
                 continue;
             }
             if !own.can_tell(&self.release) {
                 continue;
             }
-            let since = done.missing.entry(*channel).or_insert_with(Instant::now);
+            let since = last.missing.entry(*channel).or_insert_with(Instant::now);
             if presence == Presence::NoClient || since.elapsed() >= ON_ITS_WAY {
-                done.missing.remove(channel);
-                forget(*channel);
+                last.missing.remove(channel);
+                last.gone.push(*channel);
             }
         }
         there
-    }
-
-    fn tried_turn(&self, gpu: usize, done: Result<(), Failure>) {
-        self.tried_share(gpu, "FIFO_DISABLE_CHANNELS", done);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn who_comes_on_does_so_while_the_other_goes_off() {
-        let means = Means { off_us: 600, on_us: 400 };
-        let (one, other) =
-            ([Span { from_us: 0, to_us: 20_000 }], [Span { from_us: 20_000, to_us: 40_000 }]);
-        let turn = |spans: &[Span], now_us| means.turn(40_000, spans, now_us).0;
-        // The one goes off from 19,400 on, and is off at 20,000; the other is on at 19,700.
-        for (now_us, expected) in [
-            (19_299, (true, false)),
-            (19_300, (true, true)),
-            (19_399, (true, true)),
-            (19_400, (false, true)),
-        ] {
-            let now_us = now_us + 400_000;
-            assert_eq!((turn(&one, now_us), turn(&other, now_us)), expected, "{now_us}");
-        }
-        // It looks again when something changes, and not in between.
-        assert_eq!(means.turn(40_000, &one, 402_000).1, Some(419_300));
-        assert_eq!(means.turn(40_000, &one, 419_300).1, Some(419_400));
-        assert_eq!(means.turn(40_000, &[Span { from_us: 0, to_us: 40_000 }], 5), (true, None));
-    }
 
     #[test]
     fn a_channel_of_each_generation_is_scheduled_by_the_same_control() {
@@ -423,20 +396,6 @@ mod tests {
             let expected = expected.flat_map(|group| [2 * group, 2 * group + 1]);
             assert_eq!(off, expected.map(|number| (1, 100 + number)).collect(), "{now_us}");
             assert_eq!(next, Some(now_us + 50_000));
-        }
-    }
-
-    #[test]
-    fn means_follow_what_calls_take_within_bounds() {
-        let mut means = Means { off_us: 800, on_us: 400 };
-        means.took(true, Duration::from_micros(1600));
-        means.took(false, Duration::from_secs(10));
-        assert_eq!((means.off_us, means.on_us), (1000, 2300));
-        // Where it takes far longer to go off, nobody comes earlier than it goes, nor stays for longer.
-        let means = Means { off_us: 2000, on_us: 400 };
-        let spans = [Span { from_us: 20_000, to_us: 40_000 }];
-        for (now_us, on) in [(18_599, false), (18_600, true), (37_999, true), (38_000, false)] {
-            assert_eq!(means.turn(80_000, &spans, now_us).0, on, "{now_us}");
         }
     }
 }

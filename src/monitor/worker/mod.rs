@@ -56,6 +56,7 @@ use crate::monitor::caller::thread_order::ThreadOrder;
 use crate::monitor::caller::unclaimed::Unclaimed;
 use crate::monitor::calls::lane::Lane;
 use crate::monitor::compute::off_channels::OffChannels;
+use crate::monitor::compute::orphans::Orphans;
 use crate::monitor::compute::shares::Shares;
 use crate::monitor::driver::client_handover;
 use crate::monitor::driver::client_handover::Heritage;
@@ -116,6 +117,8 @@ pub(crate) struct Shared {
     pub(crate) auditor: Auditor,
     pub(crate) shares: Shares,
     pub(crate) off_channels: OffChannels,
+    /// By GPU: other containers, whose turns this monitor takes. Held while it does.
+    pub(crate) orphans: Mutex<Vec<Orphans>>,
     pub(crate) leader: Leader,
     pub(crate) keeper: KeeperSocket,
     listeners: Mutex<Vec<Arc<Listener>>>,
@@ -251,6 +254,7 @@ impl Shared {
             auditor: Auditor::new()?,
             shares: Shares::new(gpu_count)?,
             off_channels: OffChannels::new(gpu_count)?,
+            orphans: Mutex::new((0..gpu_count).map(|_| Orphans::default()).collect()),
             leader: Leader::default(),
             keeper,
             listeners: Mutex::new(Vec::new()),
