@@ -58,10 +58,12 @@ fn main() {
     bench.create("create with the gate", "bare", "gate", "gate", "≤ 3 ms more");
     let (bare, gate) = ("bare-docker", "gate-docker");
     bench.create("the same with docker's profile", bare, gate, "gate", "≤ 3 ms more");
+    bench.create_with_shares();
     bench.admission();
     bench.prepare_calls(&programs);
     bench.untrapped(&programs);
     bench.calls(&programs, "calls");
+    bench.calls_with_shares(&programs);
     // As if the driver were no process of its own: nobody waits for another processor to wake up.
     let all = sched_getaffinity(Pid::this()).expect("it can be asked");
     let mut one = CpuSet::new();
@@ -94,23 +96,31 @@ fn call_row(what: &str, bare: Duration, gate: Duration, budget: &str) {
     println!("{what:<44} {:>9} {:>9} {:>9} {ratio:>6.2}×  {budget}", us(bare), us(gate), us(more));
 }
 
+/// What runs say by that name, in nanoseconds.
+fn times(runs: &[Said], name: &str) -> Vec<Duration> {
+    runs.iter().map(|run| Duration::from_nanos(run[name].as_u64().unwrap_or(0))).collect()
+}
+
 impl Bench {
     /// Writes the configuration and the bundles.
     fn prepare(&self) {
         let path = |name: &str| self.work.join(name);
         let gpus = r#"[{"index": 0, "uuid": "GPU-c09d11f5-a565-1f83-903c-a65a7ba138af", "minor": 0, "memory_mib": 16130}]"#;
         fs::write(path("gpus.json"), gpus).expect("a file can be written");
-        for backend in ["none", "gate"] {
+        for (name, backend, policy) in
+            [("none", "none", 1), ("gate", "gate", 1), ("gate-5", "gate", 5)]
+        {
             let config = format!(
                 "state_dir = {:?}\nlog = {:?}\n[inventory]\nsource = \"file\"\npath = {:?}\n\
-                 [isolation]\nbackend = \"{backend}\"\n[driver]\nroot = {:?}\nproc_root = {:?}\n",
+                 [isolation]\nbackend = \"{backend}\"\n[compute]\npolicy = {policy}\n\
+                 [driver]\nroot = {:?}\nproc_root = {:?}\n",
                 path("state"),
                 path("cgpu.log"),
                 path("gpus.json"),
                 path("driver"),
                 path("driver/proc"),
             );
-            fs::write(path(&format!("{backend}.toml")), config).expect("a file can be written");
+            fs::write(path(&format!("{name}.toml")), config).expect("a file can be written");
         }
         // A driver that nobody calls: files are as good as devices.
         for dir in ["driver/dev", "driver/proc/driver/nvidia"] {
@@ -164,32 +174,47 @@ impl Bench {
 
     /// Creates from `bundle` with `backend`, in turn with bare creates of `peer`.
     fn create(&self, what: &str, peer: &str, bundle: &str, backend: &str, budget: &str) {
-        let root = self.work.join("runc");
-        let create = |mut command: Command, bundle: &str, turn: usize| {
-            let id = format!("{bundle}-{turn}");
-            let bundle = self.work.join(bundle);
-            let root: [&std::ffi::OsStr; 2] = ["--root".as_ref(), root.as_ref()];
-            let time = timed(
-                command
-                    .args(root)
-                    .args(["create".as_ref(), "--bundle".as_ref(), bundle.as_os_str()])
-                    .arg(&id),
-            );
-            timed(Command::new("runc").args(root).args(["delete", "--force", &id]));
-            time
-        };
         // The engine writes a new config.json for each container.
         let config = self.work.join(bundle).join("config.json");
         let text = fs::read(&config).expect("it was prepared");
         let (bare, with) = in_turn(
             CREATE_RUNS,
-            |turn| create(Command::new("runc"), peer, turn),
+            |turn| self.create_one(Command::new("runc"), peer, turn),
             |turn| {
                 fs::write(&config, &text).expect("a file can be written");
-                create(self.ours(backend), bundle, turn)
+                self.create_one(self.ours(backend), bundle, turn)
             },
         );
         row(what, bare, with, budget);
+    }
+
+    fn create_one(&self, mut command: Command, bundle: &str, turn: usize) -> Duration {
+        let root = self.work.join("runc");
+        let id = format!("{bundle}-{turn}");
+        let bundle = self.work.join(bundle);
+        let root: [&std::ffi::OsStr; 2] = ["--root".as_ref(), root.as_ref()];
+        let time = timed(
+            command
+                .args(root)
+                .args(["create".as_ref(), "--bundle".as_ref(), bundle.as_os_str()])
+                .arg(&id),
+        );
+        timed(Command::new("runc").args(root).args(["delete", "--force", &id]));
+        time
+    }
+
+    /// Creates where computing time is shared, in turn with creates where it isn't, both with the gate.
+    fn create_with_shares(&self) {
+        let config = self.work.join("gate/config.json");
+        let text = fs::read(&config).expect("it was prepared");
+        let create = |config_name: &str, turn| {
+            fs::write(&config, &text).expect("a file can be written");
+            self.create_one(self.ours(config_name), "gate", turn)
+        };
+        header("policy 5", "policy 1");
+        let (without, with) =
+            in_turn(CREATE_RUNS, |turn| create("gate-5", turn), |turn| create("gate", turn));
+        row("create with the gate", without, with, "≤ 0.2 ms more");
     }
 
     /// Starts a simulated driver.
@@ -206,14 +231,18 @@ impl Bench {
     fn prepare_calls(&self, programs: &Path) {
         let dir = self.work.join("sim");
         fs::create_dir(&dir).expect("a directory can be made");
-        let config = format!(
-            "state_dir = {:?}\nlog = \"\"\n[inventory]\nsource = \"file\"\npath = {:?}\n\
-             [isolation]\nbackend = \"gate\"\n[driver]\nroot = {dir:?}\nproc_root = {:?}\n",
-            self.work.join("state"),
-            dir.join("inventory.json"),
-            dir.join("proc"),
-        );
-        fs::write(self.work.join("sim.toml"), config).expect("a file can be written");
+        for (name, policy) in [("sim", 1), ("sim-5", 5)] {
+            let config = format!(
+                "state_dir = {:?}\nlog = \"\"\n[inventory]\nsource = \"file\"\npath = {:?}\n\
+                 [isolation]\nbackend = \"gate\"\n[compute]\npolicy = {policy}\n\
+                 [driver]\nroot = {dir:?}\nproc_root = {:?}\n",
+                self.work.join("state"),
+                dir.join("inventory.json"),
+                dir.join("proc"),
+            );
+            let file = self.work.join(format!("{name}.toml"));
+            fs::write(file, config).expect("a file can be written");
+        }
         let bundles = ["calls-bare", "calls-gate", "pass-bare", "pass-gate", "pass-bare-docker"];
         for bundle in bundles.into_iter().chain(["pass-gate-docker"]) {
             let plain = if bundle.ends_with("-docker") { "bare-docker" } else { "bare" };
@@ -246,18 +275,47 @@ impl Bench {
 
     /// What the application says that runs so often, in turn without the gate and with it.
     fn in_containers(&self, bare: &str, gate: &str) -> (Vec<Said>, Vec<Said>) {
-        let run = |mut command: Command, bundle: &str| -> Said {
-            let root = self.work.join("runc");
-            let output = command
-                .args(["--root".as_ref(), root.as_os_str(), "run".as_ref(), "--bundle".as_ref()])
-                .args([self.work.join(bundle).as_os_str(), bundle.as_ref()])
-                .stdin(Stdio::null())
-                .output()
-                .expect("the runtime can be started");
-            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
-        };
-        let turn = |_| (run(Command::new("runc"), bare), run(self.ours("sim"), gate));
+        let turn = |_| (self.said(Command::new("runc"), bare), self.said(self.ours("sim"), gate));
         (0..CALL_RUNS).map(turn).unzip()
+    }
+
+    /// What the application of a bundle says, in a container by that runtime.
+    fn said(&self, mut runtime: Command, bundle: &str) -> Said {
+        let root = self.work.join("runc");
+        // The engine writes a new config.json for each container.
+        let config = self.work.join(bundle).join("config.json");
+        let text = fs::read(&config).expect("it was prepared");
+        let output = runtime
+            .args(["--root".as_ref(), root.as_os_str(), "run".as_ref(), "--bundle".as_ref()])
+            .args([self.work.join(bundle).as_os_str(), bundle.as_ref()])
+            .stdin(Stdio::null())
+            .output()
+            .expect("the runtime can be started");
+        fs::write(config, text).expect("a file can be written");
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+    }
+
+    /// Calls of a program where computing time is shared, in turn with where it isn't, both with the gate.
+    fn calls_with_shares(&self, programs: &Path) {
+        let _driver = self.driver(programs);
+        let turn = |_| {
+            let said = |config| self.said(self.ours(config), "calls-gate");
+            (said("sim-5"), said("sim"))
+        };
+        let (without, with): (Vec<_>, Vec<_>) = (0..CALL_RUNS).map(turn).unzip();
+        println!();
+        println!(
+            "{:<44} {:>9} {:>9} {:>9} {:>7}  budget",
+            "calls, with the gate", "policy 5", "policy 1", "more", "ratio"
+        );
+        for (what, name, budget) in [
+            ("2,000 calls of a start-up", "startup_ns", ""),
+            ("a CUDA context's groups and channels", "context_ns", "≤ 3 ms more"),
+            ("a launch", "launch_ns", "no more"),
+        ] {
+            let [without, with] = [&without, &with].map(|runs| median(times(runs, name)));
+            call_row(what, without, with, budget);
+        }
     }
 
     /// System calls that are none of the driver's.
@@ -302,14 +360,11 @@ impl Bench {
             ("executed (FB_GET_INFO_V2)", "control_ns", "≤ 15 µs more"),
             ("two executed (allocate and free)", "alloc_free_ns", "≤ 30 µs more"),
             ("2,000 calls of a start-up", "startup_ns", "≤ 15 ms more"),
+            ("a CUDA context's groups and channels", "context_ns", ""),
+            ("a launch", "launch_ns", "no more"),
         ];
         for (what, name, budget) in rows {
-            let times = |runs: &[Said]| {
-                runs.iter()
-                    .map(|run| Duration::from_nanos(run[name].as_u64().unwrap_or(0)))
-                    .collect()
-            };
-            call_row(what, median(times(&bare)), median(times(&gate)), budget);
+            call_row(what, median(times(&bare, name)), median(times(&gate, name)), budget);
         }
     }
 

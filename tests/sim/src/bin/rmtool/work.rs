@@ -71,19 +71,42 @@ pub(crate) fn hold(place: &Place, bytes: u64) -> anyhow::Result<bool> {
     Ok(true)
 }
 
+/// `NV2080_ENGINE_TYPE_GRAPHICS`, and the first that copies.
+const GRAPHICS: u32 = 1;
+const COPY: u32 = 9;
+
+/// What CUDA asks for, in its order: once the group is scheduled.
+fn set_mode_and_slice(rm: &Rm, group: u32) -> Result<(), Fail> {
+    const CILP: u32 = 2;
+    rm.set_compute_mode(group, CILP)?;
+    let mut slice_us = 2048_u64.to_le_bytes();
+    rm.control(group, NVA06C_CTRL_CMD_SET_TIMESLICE, &mut slice_us)
+}
+
+/// Makes the groups of a CUDA context, as it was recorded on an H100, and frees them: four with 20 channels, of
+/// which one computes.
+fn make_context(rm: &Rm) -> Result<(), Fail> {
+    let mut groups = Vec::new();
+    for (engine, channels) in [(GRAPHICS, 8), (COPY, 4), (COPY + 1, 4), (COPY + 2, 4)] {
+        let group = rm.compute(engine)?;
+        for _ in 1..channels {
+            let (ctl, class) = (rm.ctl(), AMPERE_CHANNEL_GPFIFO_A);
+            rm.alloc_object(ctl, group, rm.handle(), class, &mut [])?;
+        }
+        groups.push(group);
+    }
+    set_mode_and_slice(rm, groups[0])?;
+    groups.into_iter().try_for_each(|group| rm.free(rm.device, group))
+}
+
 /// A kernel of those that [`spin`] has the GPU compute.
 const KERNEL: Duration = Duration::from_micros(500);
 
 /// Keeps the GPU busy for so long, and tells how many kernels it did.
 pub(crate) fn spin(place: &Place, seconds: f64) -> anyhow::Result<bool> {
-    const GRAPHICS: u32 = 1;
-    const CILP: u32 = 2;
     let rm = Rm::start(place)?;
     let group = rm.compute(GRAPHICS)?;
-    // In CUDA's order: once it is scheduled.
-    rm.set_compute_mode(group, CILP)?;
-    let mut slice_us = 2048_u64.to_le_bytes();
-    rm.control(group, NVA06C_CTRL_CMD_SET_TIMESLICE, &mut slice_us)?;
+    set_mode_and_slice(&rm, group)?;
     let file = open_unread(place)?;
     rm.ring(group, 1 << 40, u64::try_from(KERNEL.as_nanos())?)?;
     let begun = Instant::now();
@@ -187,6 +210,9 @@ pub(crate) fn bench(place: &Place, rounds: u32) -> anyhow::Result<bool> {
         }
     }
     let startup = start.elapsed();
+    let contexts = median_ns(rounds.div_ceil(20), || make_context(&rm))?;
+    let group = rm.compute(GRAPHICS)?;
+    let launch = median_ns(rounds, || rm.ring(group, 0, 0))?;
     let result = serde_json::json!({
         "rounds": rounds,
         "fionread_ns": u64::try_from(untrapped)?,
@@ -196,6 +222,8 @@ pub(crate) fn bench(place: &Place, rounds: u32) -> anyhow::Result<bool> {
         "foreign_ns": u64::try_from(foreign)?,
         "told_ns": u64::try_from(told)?,
         "startup_ns": u64::try_from(startup.as_nanos())?,
+        "context_ns": u64::try_from(contexts)?,
+        "launch_ns": u64::try_from(launch)?,
     });
     println!("{result}");
     Ok(true)
