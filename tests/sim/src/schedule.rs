@@ -202,7 +202,7 @@ impl Driver {
         }
         let above = client.objects.get(&object.parent).map(|above| above.class);
         let is_alone = above != Some(KEPLER_CHANNEL_GROUP_A);
-        (CHANNEL_CLASSES.contains(&object.class) && is_alone).then(|| Rules {
+        (CHANNEL_CLASSES.contains(&object.class) && is_alone).then_some(Rules {
             slice_us: DEFAULT_TIMESLICE_US,
             runs: turn.scheduled && !turn.disabled,
             interrupts,
