@@ -10,6 +10,8 @@ pub mod calls;
 mod compute;
 mod driver;
 pub mod keeper;
+#[cfg(test)]
+mod model;
 mod resident;
 pub mod state;
 mod uvm;

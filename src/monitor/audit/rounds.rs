@@ -115,7 +115,7 @@ impl Shared {
     }
 
     /// Audits on the lane, or beside a call that hangs there.
-    fn audit(&self, occasion: Occasion) {
+    pub(crate) fn audit(&self, occasion: Occasion) {
         // Before the lane: who has it may take a while beside that.
         let mut last = self.auditor.last.lock().unwrap_or_else(PoisonError::into_inner);
         let lane = self.lane.enter_soon();

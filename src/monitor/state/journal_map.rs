@@ -295,6 +295,14 @@ impl<'a> Slot<'a> {
         self.memory.address(self.offset, NOTICE_BYTES).cast()
     }
 
+    /// A test's notification, in the place of one that the kernel would write.
+    #[cfg(test)]
+    pub(crate) fn receive_of_model(self, listener: u64, notice: seccomp_notif) {
+        self.clear(listener);
+        // SAFETY: as in `notice`.
+        unsafe { self.notice_address().write(notice) };
+    }
+
     /// The notification; its id is 0 where there is none.
     pub(crate) fn notice(self) -> seccomp_notif {
         // SAFETY: the place lies in the mapping, aligned to a page or 256 bytes; any bytes

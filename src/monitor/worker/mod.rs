@@ -325,7 +325,7 @@ impl Shared {
         }
     }
 
-    fn take(&'static self, heard: Heard) {
+    pub(crate) fn take(&'static self, heard: Heard) {
         match heard {
             Heard::Listener(listener) => {
                 let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);

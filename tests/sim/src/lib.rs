@@ -19,6 +19,7 @@ mod escape;
 mod export;
 mod fault;
 mod heap;
+mod in_memory;
 mod object;
 mod peak;
 mod program;
@@ -41,6 +42,7 @@ use std::sync::Arc;
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 
 pub use fault::{Action, CallFault, Fault, FaultError, Kind, Lies};
+pub use in_memory::{InMemory, Node};
 pub use program::Program;
 pub use schedule::Doorbell;
 pub use spec::{GpuSpec, SimOptions, SizeError, size_bytes};
