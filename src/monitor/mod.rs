@@ -5,6 +5,7 @@
 //! How calls come here is the [`gate`](crate::gate)'s.
 
 mod audit;
+mod bell;
 mod caller;
 pub mod calls;
 mod compute;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -12,7 +12,8 @@ use crate::rm::number::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE;
 #[derive(Debug)]
 pub(crate) struct OffChannels {
     pub(crate) is_started: AtomicBool,
-    pub(crate) changed: EventFd,
+    /// There is one once somebody takes turns.
+    changed: OnceLock<EventFd>,
     /// Held while turns are taken; whether they are over, since the worker ends.
     pub(crate) over: Mutex<bool>,
     /// How often groups were scheduled, which enables their channels.
@@ -30,22 +31,31 @@ pub(crate) struct Off {
 }
 
 impl OffChannels {
-    pub(crate) fn new(gpus: usize) -> std::io::Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        Ok(OffChannels {
+    pub(crate) fn new(gpus: usize) -> Self {
+        OffChannels {
             is_started: AtomicBool::new(false),
-            changed: EventFd::from_flags(flags)?,
+            changed: OnceLock::new(),
             over: Mutex::new(false),
             scheduled: AtomicU64::new(0),
             off: Mutex::new((0..gpus).map(|_| Off::default()).collect()),
-        })
+        }
+    }
+
+    /// What is readable when something has changed, from now on.
+    pub(crate) fn hear_of_changes(&self) -> std::io::Result<&EventFd> {
+        if let Some(changed) = self.changed.get() {
+            return Ok(changed);
+        }
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let changed = EventFd::from_flags(flags)?;
+        Ok(self.changed.get_or_init(|| changed))
     }
 
     /// Turns, channels or processes have come or gone.
     pub(crate) fn wake(&self) {
-        if self.is_started.load(Ordering::Acquire) {
+        if let Some(changed) = self.changed.get() {
             // At its largest number it is awake anyway.
-            let _ = self.changed.write(1);
+            let _ = changed.write(1);
         }
     }
 

@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
-
 use crate::ledger::Process;
+use crate::monitor::bell::Bell;
 use crate::monitor::caller::target::process_id;
 use crate::monitor::driver::device::{Failure, Rm};
 use crate::monitor::state::groups::DueSlice;
@@ -26,8 +25,8 @@ const OUT_OF_REACH: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Shares {
     gpus: Mutex<Vec<OnGpu>>,
-    /// Something has changed that slices depend on.
-    pub(crate) changed: EventFd,
+    /// Rings when something has changed that slices depend on.
+    pub(crate) changed: Bell,
 }
 
 /// What is known of a GPU.
@@ -51,10 +50,9 @@ pub(crate) struct OnGpu {
 }
 
 impl Shares {
-    pub(crate) fn new(gpus: usize) -> std::io::Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+    pub(crate) fn new(gpus: usize) -> Self {
         let gpus = (0..gpus).map(|_| OnGpu::default()).collect();
-        Ok(Shares { gpus: Mutex::new(gpus), changed: EventFd::from_flags(flags)? })
+        Shares { gpus: Mutex::new(gpus), changed: Bell::default() }
     }
 
     fn gpus(&self) -> MutexGuard<'_, Vec<OnGpu>> {
@@ -128,8 +126,7 @@ impl Shares {
 
     /// Groups, or processes, have come or gone.
     pub(crate) fn wake(&self) {
-        // At its largest number it is awake anyway.
-        let _ = self.changed.write(1);
+        self.changed.ring();
     }
 
     /// Those of `computing` that no sample has. One that is new may come yet; and where nobody of them
@@ -186,7 +183,7 @@ mod tests {
 
     #[test]
     fn who_was_not_seen_for_long_rests_as_long_as_another_was() {
-        let shares = Shares::new(1).unwrap();
+        let shares = Shares::new(1);
         let process = |pid: i32| number(ProcessId { pid, start_ticks: 7 });
         let computing: BTreeSet<Process> = [10, 11, 12].map(process).into();
         let samples = |pids: &[u32]| -> Vec<Sample> {

@@ -7,10 +7,7 @@
 //! that it asked for.
 
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
-
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::monitor::caller::target::process_id;
 use crate::monitor::calls::serve::{Case, Over};
@@ -177,14 +174,10 @@ impl Shared {
             let is_whole = self.set_slices() && is_resumed;
             // How many groups there are may divide them into cohorts.
             self.begin_turns();
-            let mut changed = [PollFd::new(self.shares.changed.as_fd(), PollFlags::POLLIN)];
             let again_ms = (!is_whole).then_some(retry_ms);
             retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
             let patience = look_ms.into_iter().chain(again_ms).min();
-            let patience = patience.map_or(PollTimeout::NONE, PollTimeout::from);
-            if poll(&mut changed, patience).is_ok() {
-                let _ = self.shares.changed.read();
-            }
+            self.shares.changed.wait(patience.map(|ms| Duration::from_millis(ms.into())));
         }
     }
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::EventFd;
 use nix::sys::time::TimeSpec;
 
 use crate::monitor::calls::serve::{Case, Over};
@@ -154,7 +155,11 @@ impl Shared {
         {
             return;
         }
-        if let Err(error) = self.spawn("turns", || self.take_turns_forever()) {
+        let started = self.off_channels.hear_of_changes();
+        let started = started.and_then(|changed| {
+            self.spawn("turns", move || self.take_turns_forever(changed))
+        });
+        if let Err(error) = started {
             self.off_channels.is_started.store(false, Ordering::Release);
             tracing::warn!(%error, "turns on GPUs can't be taken: no thread");
         }
@@ -193,7 +198,7 @@ impl Shared {
         }
     }
 
-    fn take_turns_forever(&self) {
+    fn take_turns_forever(&self, changed: &EventFd) {
         let mut all: Vec<LastTurn> = self.uuids.iter().map(|_| LastTurn::default()).collect();
         loop {
             let over = self.off_channels.over.lock().unwrap_or_else(PoisonError::into_inner);
@@ -208,16 +213,21 @@ impl Shared {
             let wake_us = wakes.flatten().min();
             let watched: Vec<_> = orphans.iter().map(|of| of.watched.clone()).collect();
             drop((orphans, over));
-            self.wait_for_turn(wake_us, &watched);
+            self.wait_for_turn(wake_us, changed, &watched);
         }
     }
 
     /// Waits until something changes, the monitor that is watched on a GPU ends, or that time comes.
-    fn wait_for_turn(&self, wake_us: Option<u64>, watched: &[Option<Arc<OwnedFd>>]) {
+    fn wait_for_turn(
+        &self,
+        wake_us: Option<u64>,
+        changed: &EventFd,
+        watched: &[Option<Arc<OwnedFd>>],
+    ) {
         let wait = wake_us
             .map(|wake_us| TimeSpec::from(Duration::from_micros(wake_us.saturating_sub(now_us()))));
         let watched = || (0..).zip(watched).filter_map(|(gpu, pidfd)| Some((gpu, pidfd.as_ref()?)));
-        let mut asked = vec![PollFd::new(self.off_channels.changed.as_fd(), PollFlags::POLLIN)];
+        let mut asked = vec![PollFd::new(changed.as_fd(), PollFlags::POLLIN)];
         asked.extend(watched().map(|(_, pidfd)| PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)));
         if !ppoll(&mut asked, wait, None).is_ok_and(|ready| ready > 0) {
             return;
@@ -225,7 +235,7 @@ impl Shared {
         let is_ready = |of: &PollFd<'_>| of.revents().is_some_and(|revents| !revents.is_empty());
         let mut ready = asked.iter().map(is_ready);
         if ready.next() == Some(true) {
-            let _ = self.off_channels.changed.read();
+            let _ = changed.read();
         }
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         for ((gpu, _), _) in watched().zip(ready).filter(|(_, ready)| *ready) {

@@ -9,12 +9,13 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::libc;
 
 use crate::ledger::Process;
+use crate::monitor::bell::Bell;
 use crate::monitor::caller::target::process_id;
 use crate::process::told;
 
@@ -34,26 +35,6 @@ const MOST_MEMORIES: usize = 4096;
 
 /// A mapping: its first address, and the first behind it.
 pub(crate) type Mapped = (u64, u64);
-
-/// Tells the thread that looks at mappings that it's time to.
-#[derive(Debug, Default)]
-struct Bell {
-    rung: Mutex<bool>,
-    rings: Condvar,
-}
-
-impl Bell {
-    fn ring(&self) {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.rings.notify_one();
-    }
-
-    fn wait(&self) {
-        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let rung = self.rings.wait_while(rung, |rung| !*rung);
-        *rung.unwrap_or_else(PoisonError::into_inner) = false;
-    }
-}
 
 /// A memory that a process had when it asked for a mapping.
 #[derive(Debug)]
@@ -192,6 +173,7 @@ pub(crate) fn is_randomized(process: Process) -> bool {
 /// The memories that mappings were asked for in.
 #[derive(Debug, Default)]
 pub(crate) struct AddressSpaces {
+    /// Of the thread that looks at mappings.
     bell: Bell,
     all: Mutex<Vec<Arc<AddressSpace>>>,
     /// Whether all are to be looked at, and when they were.
@@ -224,7 +206,7 @@ impl AddressSpaces {
 
     /// Waits until it's time to look whether it's time to look.
     pub(crate) fn wait(&self) {
-        self.bell.wait();
+        self.bell.wait(None);
     }
 
     /// Whether all are to be looked at: they were asked for, or `pause` is over. They are, then.
