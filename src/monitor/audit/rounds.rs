@@ -566,7 +566,7 @@ fn opened(
                 for gpu in opened.missing().filter_map(|gpu| shared.settings.gpus.get(gpu)) {
                     shared.is_blind(&Unanswered::NoGpu { index: gpu.index });
                 }
-                shared.bequeath(own.insert(Arc::new(opened)));
+                *own = Some(Arc::new(opened));
             }
             Err(unanswered) => shared.is_blind(&unanswered),
         }

@@ -372,7 +372,7 @@ impl<'a> Case<'a> {
         (memory, control): (Source, &Device),
         charge: Option<u64>,
     ) -> Result<u32, Over> {
-        let Some(own) = self.shared.own_client() else {
+        let Some(own) = self.shared.kept_client() else {
             return Ok(NV_ERR_INVALID_ARGUMENT);
         };
         let theirs = Rm { release: &self.shared.release, device: control };

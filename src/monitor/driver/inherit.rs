@@ -28,8 +28,15 @@ impl Shared {
         self.heritage.all().entry(client_of(number)).or_default().insert(number, file);
     }
 
-    /// The keeper gets the files of our client, before anything is made by it.
-    pub(crate) fn bequeath(&self, own: &MonitorClient) {
+    /// Our client of the driver, to make by it what outlives this worker: the keeper has its files from
+    /// then on.
+    pub(crate) fn kept_client(&self) -> Option<Arc<MonitorClient>> {
+        let own = self.own_client()?;
+        own.is_kept.call_once(|| self.bequeath(&own));
+        Some(own)
+    }
+
+    fn bequeath(&self, own: &MonitorClient) {
         for (place, file) in own.files().enumerate() {
             let notice = Notice::Exported { number: number(own.client, place) };
             // Else it is told that the worker is gone in a moment.
@@ -37,8 +44,11 @@ impl Shared {
         }
     }
 
-    /// We close it, and the keeper shall.
+    /// We close it, and the keeper shall, where it has it.
     pub(crate) fn disown(&self, own: &MonitorClient) {
+        if !own.is_kept.is_completed() {
+            return;
+        }
         (0..own.files().count()).for_each(|place| {
             let _ = self.keeper.tell(Notice::TakenBack { number: number(own.client, place) });
         });
@@ -120,7 +130,7 @@ impl Shared {
             return None;
         }
         let rm = Rm { release: &self.release, device: &former.control };
-        let own = self.own_client()?;
+        let own = self.kept_client()?;
         let heir = own.borrow(&rm, (former.client, handle), Some(stake.gpu)).ok()?;
         Some((own, heir))
     }

@@ -6,7 +6,7 @@
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use crate::gate::settings::{Gpu, Node, NodeKind};
 use crate::monitor::audit::unanswered::{Amount, Reason, Unanswered};
@@ -107,6 +107,8 @@ pub(crate) struct MonitorClient {
     samples: OnceLock<usize>,
     /// They let the devices be opened.
     gpu_files: Vec<OwnedFd>,
+    /// Done once the keeper has its files.
+    pub(crate) is_kept: Once,
 }
 
 impl MonitorClient {
@@ -155,7 +157,8 @@ impl MonitorClient {
             }
         }
         let (list_size, samples) = (OnceLock::new(), OnceLock::new());
-        Ok(MonitorClient { control, client, gpus, list_size, samples, gpu_files: files })
+        let is_kept = Once::new();
+        Ok(MonitorClient { control, client, gpus, list_size, samples, gpu_files: files, is_kept })
     }
 
     /// GPUs of the container that it has no subdevice of: nothing can be asked of them.
@@ -173,6 +176,7 @@ impl MonitorClient {
             list_size,
             samples,
             gpu_files: Vec::new(),
+            is_kept: Once::new(),
         }
     }
 

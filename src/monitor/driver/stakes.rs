@@ -55,7 +55,7 @@ impl Shared {
         object: (u32, u32),
         gpu: usize,
     ) -> bool {
-        let Some(own) = self.own_client() else { return false };
+        let Some(own) = self.kept_client() else { return false };
         let theirs = Rm { release: &self.release, device };
         let Ok(fresh) = own.borrow(&theirs, object, Some(gpu)) else { return false };
         let before = Before::Export { hold };
@@ -79,7 +79,7 @@ impl Shared {
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
         let theirs = Rm { release: &self.release, device };
-        self.own_client()?.borrow(&theirs, source, Some(gpu)).ok()
+        self.kept_client()?.borrow(&theirs, source, Some(gpu)).ok()
     }
 
     /// The same for one that was imported: behind the stake of the export.
@@ -89,7 +89,7 @@ impl Shared {
         (shown, gpu): (Shown, Option<usize>),
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
-        let own = self.own_client()?;
+        let own = self.kept_client()?;
         let stake = self.books().ledger.stake_at(Before::Export { hold })?;
         own.again(&self.release, gpu, handle_of(&own, stake)?)
     }
