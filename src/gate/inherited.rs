@@ -29,8 +29,11 @@ fn close_at_exec(number: RawFd) -> Result<(), nix::errno::Errno> {
     }
 }
 
-/// Closes all above 5.
+/// Closes all but those and standard error. No monitor reads its standard input or writes to its standard
+/// output: other descriptors take their numbers, and there is one monitor for each container.
 pub(crate) fn close_the_rest() {
-    // SAFETY: called first of all, as above: nothing in this process owns one of them.
-    unsafe { nix::libc::close_range(6, nix::libc::c_uint::MAX, 0) };
+    for (first, last) in [(0, 1), (6, nix::libc::c_uint::MAX)] {
+        // SAFETY: called first of all, as above: nothing in this process owns one of them.
+        unsafe { nix::libc::close_range(first, last, 0) };
+    }
 }

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
@@ -58,9 +58,9 @@ pub fn main() -> io::Result<()> {
     inherited::close_the_rest();
     // The three numbers become a worker's; what lies there now is ours.
     let [listener, control, orders] = &places;
-    let listener = UnixListener::from(moved_up(listener)?);
-    let control = UnixListener::from(moved_up(control)?);
-    let orders = moved_up(orders)?;
+    let listener = UnixListener::from(another(listener)?);
+    let control = UnixListener::from(another(control)?);
+    let orders = another(orders)?;
     // While who started us finds out the rest.
     let stays_in = leave_the_container();
     let few = raise_the_limit();
@@ -89,8 +89,10 @@ pub fn main() -> io::Result<()> {
         );
     }
     let farewell = settings.farewell.clone();
+    let staff = Staff::new(&settings, &settings_file, places)?;
+    drop(settings_file);
     let mut keeper = Keeper {
-        staff: Staff::new(&settings, &settings_file, places)?,
+        staff,
         container: Container::new(settings.launcher, settings.bundle.as_os_str().is_empty()),
         signals: signals()?,
         listener,
@@ -111,9 +113,10 @@ pub fn main() -> io::Result<()> {
     say_farewell(&farewell, &settings)
 }
 
-/// A descriptor of the same file above those that a worker gets, closed at its exec.
-fn moved_up(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(descriptor, 10)?)
+/// Another descriptor of the same file, closed at a worker's exec. It has the lowest number that is free: the
+/// first two those of standard input and output, so that no worker's are opened there.
+fn another(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(descriptor, 0)?)
 }
 
 /// Signals that come as events.
@@ -312,5 +315,6 @@ fn say_farewell(words: &[String], settings: &Settings) -> io::Result<()> {
     SigSet::all().thread_unblock()?;
     let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     let mut command = Command::new(program);
-    Err(command.args(arguments).env_clear().env("PATH", path).stdin(read).exec())
+    command.args(arguments).env_clear().env("PATH", path);
+    Err(command.stdin(read).stdout(Stdio::null()).exec())
 }

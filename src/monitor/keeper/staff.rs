@@ -9,8 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::DupFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::events::{Bucket, Event, Kind, Teller};
 use crate::gate::passing::{self, Wait};
@@ -61,8 +62,9 @@ pub(crate) struct Staff {
     /// How many workers that ended are told of, and how many were not.
     losses: Bucket,
     losses_left_out: u64,
-    /// Numbers 3, 4 and 5 of every worker.
-    socket_place: OwnedFd,
+    /// Numbers 3, 4 and 5 of every worker. The first one's is our end of its socket, while there is a worker
+    /// that isn't just being started.
+    socket: OwnedFd,
     _settings_place: OwnedFd,
     _journal_place: OwnedFd,
     listeners: BTreeMap<u64, OwnedFd>,
@@ -88,7 +90,6 @@ type Waiting = (Order, Option<OwnedFd>);
 #[derive(Debug)]
 struct Worker {
     child: Child,
-    socket: OwnedFd,
     ready: bool,
     /// Until when it may finish.
     draining: Option<Instant>,
@@ -105,8 +106,8 @@ impl Staff {
     ) -> io::Result<Self> {
         let journal = memfd_create("cgpu-journal", MemfdFlags::CLOEXEC)?;
         ftruncate(&journal, JOURNAL_BYTES as u64)?;
-        let [mut socket_place, mut settings_place, mut journal_place] = places;
-        rustix::io::dup2(File::open("/dev/null")?, &mut socket_place)?;
+        let [mut socket, mut settings_place, mut journal_place] = places;
+        rustix::io::dup2(File::open("/dev/null")?, &mut socket)?;
         rustix::io::dup2(settings_file, &mut settings_place)?;
         rustix::io::dup2(&journal, &mut journal_place)?;
         Ok(Staff {
@@ -115,7 +116,7 @@ impl Staff {
             began: Instant::now(),
             losses: Bucket::new(LOSSES.0, LOSSES.1),
             losses_left_out: 0,
-            socket_place,
+            socket,
             _settings_place: settings_place,
             _journal_place: journal_place,
             listeners: BTreeMap::new(),
@@ -150,7 +151,7 @@ impl Staff {
 
     /// The worker's socket.
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.worker.as_ref().map(|worker| worker.socket.as_fd())
+        self.worker.as_ref().map(|_| self.socket.as_fd())
     }
 
     /// Whether the worker is to be told more as soon as there is room.
@@ -202,7 +203,7 @@ impl Staff {
     /// Tells the worker what waits, as far as there is room.
     fn send(&mut self) {
         self.is_stuffed = false;
-        while let Some(worker) = self.worker.as_ref().filter(|_| self.has_a_say())
+        while self.has_a_say()
             && let Some((order, connection)) = self.orders.front()
         {
             let file = match order {
@@ -214,8 +215,7 @@ impl Staff {
             let is_gone = file.is_none() && !matches!(order, Order::Begin | Order::Drain);
             let text = serde_json::to_vec(order).expect("an order is plain data");
             let file = file.map(AsFd::as_fd);
-            if !is_gone && let Err(errno) = passing::send(&worker.socket, &text, file, Wait::Never)
-            {
+            if !is_gone && let Err(errno) = passing::send(&self.socket, &text, file, Wait::Never) {
                 // No room, or nobody there: the next round, or the next worker.
                 self.is_stuffed = errno == rustix::io::Errno::AGAIN;
                 return;
@@ -277,7 +277,7 @@ impl Staff {
     fn start(&mut self) -> io::Result<Worker> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        rustix::io::dup2(&theirs, &mut self.socket_place)?;
+        rustix::io::dup2(theirs, &mut self.socket)?;
         let faithful = self.failures < FAITH;
         let program: &Path = if faithful { &self.program } else { Path::new("/proc/self/exe") };
         let child = Command::new(program)
@@ -287,9 +287,9 @@ impl Staff {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        // Else its end would keep a socket open that nobody reads.
-        rustix::io::dup2(File::open("/dev/null")?, &mut self.socket_place)?;
-        Ok(Worker { child: child?, socket: ours, ready: false, draining: None, killed: None })
+        // Its end closes here, and with it the socket where no worker has it.
+        rustix::io::dup3(ours, &mut self.socket, DupFlags::CLOEXEC)?;
+        Ok(Worker { child: child?, ready: false, draining: None, killed: None })
     }
 
     /// Gives a new worker all there is.
@@ -308,7 +308,7 @@ impl Staff {
     pub(crate) fn hear(&mut self) {
         let mut buffer = [0; PACKET_BYTES];
         while let Some(worker) = &mut self.worker {
-            let received = passing::receive(&worker.socket, &mut buffer, Wait::Never);
+            let received = passing::receive(&self.socket, &mut buffer, Wait::Never);
             let (length, descriptor) = match received {
                 Ok((length @ 1.., descriptor)) => (length, descriptor),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
@@ -356,6 +356,7 @@ impl Staff {
 
     fn lost(&mut self) {
         let Some(mut worker) = self.worker.take() else { return };
+        self.hang_up();
         let status = worker.child.try_wait();
         let worker_pid = worker.child.id();
         if matches!(status, Ok(None)) {
@@ -382,6 +383,16 @@ impl Staff {
                 error!(?status, "a worker could not begin");
                 self.failed();
             }
+        }
+    }
+
+    /// Closes our end of a worker's socket; its number stays taken.
+    fn hang_up(&mut self) {
+        let closed =
+            File::open("/dev/null").and_then(|null| Ok(rustix::io::dup2(null, &mut self.socket)?));
+        if let Err(error) = closed {
+            // The next worker's takes its place.
+            debug!(%error, "a worker's socket stays open");
         }
     }
 
