@@ -5,10 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
-
 use crate::ledger::Process;
 use crate::monitor::audit::alias_audit::Names;
+use crate::monitor::audit::deaths::Deaths;
 use crate::monitor::audit::escaped_fds::Abroad;
 use crate::monitor::audit::heirs::Lingering;
 use crate::monitor::audit::holdings::Doubts;
@@ -46,7 +45,7 @@ impl Audited {
 /// The auditor's own.
 #[derive(Debug)]
 pub(crate) struct Auditor {
-    pub(crate) wake: EventFd,
+    pub(crate) deaths: Deaths,
     pub(crate) own: Mutex<Option<Arc<MonitorClient>>>,
     /// One audit at a time, and when the last one was.
     pub(crate) last: Mutex<Option<Audited>>,
@@ -64,9 +63,9 @@ pub(crate) struct Auditor {
 }
 
 impl Auditor {
-    pub(crate) fn new() -> nix::Result<Self> {
-        Ok(Auditor {
-            wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+    pub(crate) fn new() -> Self {
+        Auditor {
+            deaths: Deaths::default(),
             own: Mutex::new(None),
             last: Mutex::new(None),
             killed: Mutex::new(BTreeSet::new()),
@@ -78,12 +77,12 @@ impl Auditor {
             lingering: Lingering::default(),
             ending: Ending::default(),
             told: Told::default(),
-        })
+        }
     }
 
     /// Something is due sooner than it thought.
     pub(crate) fn wake(&self) {
-        let _ = self.wake.write(1);
+        self.deaths.ring();
     }
 
     /// When the last audit was, where none is underway.

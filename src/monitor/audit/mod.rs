@@ -3,6 +3,7 @@
 pub(crate) mod alias_audit;
 pub(crate) mod alias_check;
 pub(crate) mod auditor;
+pub(crate) mod deaths;
 pub(crate) mod escape_search;
 pub(crate) mod escaped_fds;
 pub(crate) mod export_sweep;

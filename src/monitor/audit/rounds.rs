@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::events::Event;
 use crate::ledger::{Client, Entry, Handle, Process};
 use crate::monitor::audit::alias_audit::NAMES_DOUBT;
 use crate::monitor::audit::auditor::Audited;
+use crate::monitor::audit::deaths::{WaitEnd, Watched};
 use crate::monitor::audit::heirs::{callers, seen_with};
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
 use crate::monitor::audit::judge::{self, Figure, Finding, Underway};
@@ -59,9 +59,6 @@ const LOOK: Duration = Duration::from_micros(200);
 /// How often pages are given back that calls took which are over: a program calls most when it
 /// starts.
 const TIDY: Duration = Duration::from_secs(10);
-
-/// The wake-up's place among what is waited for; no process has it.
-const WAKE: u64 = u64::MAX;
 
 /// What an audit saw.
 #[derive(Debug)]
@@ -128,26 +125,19 @@ impl Shared {
 
     /// Audits, forever.
     pub(crate) fn audit_forever(&self) -> nix::Result<()> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        epoll.add(&self.auditor.wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
-        let mut watched = BTreeMap::new();
+        let mut watched = Watched::new();
         let mut mapped = Instant::now();
         let mut tidied = Instant::now();
         self.clear_up_what_is_left();
         // Nobody looked since the worker before did.
         self.books().schedule(Instant::now());
         loop {
-            self.watch(&epoll, &mut watched);
-            let wait = self.next(Instant::now());
-            let mut events = [EpollEvent::empty(); 16];
-            let woken = epoll.wait(&mut events, wait).unwrap_or(0);
-            let _ = self.auditor.wake.read();
-            let events = events.iter().take(woken);
-            let died = events.filter(|event| event.data() != WAKE).count() > 0;
+            self.watch(&mut watched)?;
+            let woken = self.auditor.deaths.wait(self.next(Instant::now()));
             let now = Instant::now();
             self.undo_expired(now);
-            let occasion = if died { Occasion::Death } else { Occasion::Tick };
-            if self.is_due(now) || died || woken == 0 {
+            let occasion = if woken == WaitEnd::Death { Occasion::Death } else { Occasion::Tick };
+            if self.is_due(now) || woken != WaitEnd::Rung {
                 self.audit(occasion);
                 self.look_abroad();
             }
@@ -164,8 +154,9 @@ impl Shared {
                 give_back_the_start();
                 tidied = Instant::now();
             }
-            let are_due =
-                mapped.elapsed() > MAPPINGS || woken == 0 || self.address_spaces.has_new();
+            let are_due = mapped.elapsed() > MAPPINGS
+                || woken == WaitEnd::Late
+                || self.address_spaces.has_new();
             if are_due && (self.address_spaces.has_any() || !self.uvm_files.all().is_empty()) {
                 self.address_spaces.ring();
                 mapped = Instant::now();
@@ -174,9 +165,8 @@ impl Shared {
     }
 
     /// Waits for the deaths of processes that were seen.
-    fn watch(&self, epoll: &Epoll, watched: &mut BTreeMap<Process, std::os::fd::OwnedFd>) {
+    fn watch(&self, watched: &mut Watched) -> nix::Result<()> {
         let processes = self.books().processes.clone();
-        // Closing takes it out of the epoll.
         watched.retain(|process, _| processes.contains(process));
         for process in processes {
             let pid = process_id(process);
@@ -185,11 +175,9 @@ impl Shared {
             }
             let Ok(pidfd) = pidfd_open(pid.pid, 0) else { continue };
             self.settle(pid.pid);
-            let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, process.0);
-            if epoll.add(&pidfd, event).is_ok() {
-                watched.insert(process, pidfd);
-            }
+            self.auditor.deaths.watch(watched, process, pidfd)?;
         }
+        Ok(())
     }
 
     /// Whether none of the container's processes has called yet, and somebody is to be met.
@@ -206,8 +194,8 @@ impl Shared {
         rest.is_long(now)
     }
 
-    /// How long nothing is due.
-    fn next(&self, now: Instant) -> EpollTimeout {
+    /// How long nothing is due; `None` where nothing will be by itself.
+    fn next(&self, now: Instant) -> Option<Duration> {
         let idle = self.is_idle();
         let has_files = !self.uvm_files.all().is_empty();
         let rests = self.is_at_rest(now) && !self.exports.has_any();
@@ -227,13 +215,12 @@ impl Shared {
         if !watched && !ending && self.unclaimed.is_empty() {
             // Or whoever comes next would find something due already, and wake nobody.
             books.due = [None; 2];
-            return EpollTimeout::NONE;
+            return None;
         }
         let due = books.due.iter().flatten().min();
         let wait = due.map_or(tick, |due| due.saturating_duration_since(now).min(tick));
         let wait = if self.unclaimed.is_pending() { wait.min(TICK / 10) } else { wait };
-        let wait = if ending { wait.min(LAST_LOOK) } else { wait };
-        EpollTimeout::try_from(wait + Duration::from_millis(1)).unwrap_or(EpollTimeout::ZERO)
+        Some(if ending { wait.min(LAST_LOOK) } else { wait })
     }
 
     /// Whether the driver is to be asked now.

@@ -251,7 +251,7 @@ impl Shared {
             thread_order: ThreadOrder::default(),
             pid_maps: PidMaps::default(),
             log_limit: Calm::new(),
-            auditor: Auditor::new()?,
+            auditor: Auditor::new(),
             shares: Shares::new(gpu_count),
             off_channels: OffChannels::new(gpu_count),
             orphans: Mutex::new((0..gpu_count).map(|_| Orphans::default()).collect()),
