@@ -58,6 +58,10 @@ mod pageable;
 #[path = "gate/reused.rs"]
 mod reused;
 
+/// Which threads a worker has, and a host that has none left.
+#[path = "gate/threads.rs"]
+mod threads;
+
 /// What a call costs, and how large a worker is.
 #[path = "gate/cost.rs"]
 mod cost;

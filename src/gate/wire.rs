@@ -170,7 +170,8 @@ pub struct GpuStatus {
     pub limit_bytes: u64,
     /// What counts against it, in bytes.
     pub used_bytes: u64,
-    /// What it has of the GPU in one turn of all; `None` where nobody sets slices.
+    /// What it has of the GPU in one turn of all; `None` where nobody sets slices. Of a container that has
+    /// called nothing, as it was when somebody asked.
     #[serde(default)]
     pub round: Option<Round>,
     /// Why the last slice could not be set, where that is so.

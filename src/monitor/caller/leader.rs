@@ -7,6 +7,7 @@
 //! holds up its caller, and the others for two looks. The watcher sleeps while nothing
 //! happens. Knows no calls.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -53,14 +54,27 @@ impl Leader {
         self.roles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread was made. `None` where there are `most` already.
-    pub(crate) fn enlist(&self, most: usize) -> Option<usize> {
+    /// How many threads there are.
+    pub(crate) fn threads(&self) -> usize {
+        self.roles().spawned
+    }
+
+    /// Has `start` start one more thread, by its number, where there are fewer than `most`.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be started: the number is the next one's, then.
+    pub(crate) fn enlist(
+        &self,
+        most: usize,
+        start: impl FnOnce(usize) -> io::Result<()>,
+    ) -> io::Result<()> {
         let mut roles = self.roles();
-        let number = roles.spawned;
-        (number < most).then(|| {
+        if roles.spawned < most {
+            start(roles.spawned)?;
             roles.spawned += 1;
-            number
-        })
+        }
+        Ok(())
     }
 
     /// Waits until it's this thread's turn to lead.
@@ -148,6 +162,19 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn a_thread_that_could_not_be_started_takes_no_number() {
+        let lead = Leader::default();
+        let mut numbers = Vec::new();
+        for is_started in [true, false, false, true, true] {
+            let _ = lead.enlist(2, |number| {
+                numbers.push(number);
+                is_started.then_some(()).ok_or_else(|| io::ErrorKind::WouldBlock.into())
+            });
+        }
+        assert_eq!((numbers, lead.threads()), (vec![0, 1, 1, 1], 2));
+    }
 
     #[test]
     fn a_leader_that_hangs_is_replaced_and_follows_when_it_is_done() {

@@ -1,4 +1,5 @@
-//! Our client of the driver outlives its worker: the keeper has its files, too.
+//! Our client of the driver outlives its worker, once it has made something that shall: the keeper has its files,
+//! too.
 //!
 //! Else its objects would go at the worker's end, and with them the stakes, before whose memory
 //! nothing would stand any more. The driver has a client in the figures of the process that made it,

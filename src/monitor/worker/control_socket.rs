@@ -55,6 +55,10 @@ pub(crate) fn converse(shared: &Shared, connection: OwnedFd) {
 
 /// How things stand, as an answer; it's noted for those who look next.
 pub(crate) fn note_status(shared: &Shared) -> Option<Vec<u8>> {
+    if shared.leader.threads() == 0 {
+        // Nobody follows shares until there is a call.
+        shared.read_shares();
+    }
     let changes = shared.figures.changes();
     let text = serde_json::to_vec(&Answer::Status(Box::new(shared.status()))).ok()?;
     shared.figures.note(changes, &text);

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
+use rustix::net::Shutdown;
 
 use crate::gate::passing::{self, Wait};
 use crate::gate::wire::{Notice, Order};
@@ -67,6 +68,12 @@ impl KeeperSocket {
             (Ok(Order::Drain), _) => Heard::Drain,
             _ => Heard::Nothing,
         })
+    }
+
+    /// Whoever waits for an order hears that the keeper is gone, after what it has said until now.
+    pub(crate) fn hear_no_more(&self) {
+        // Where that fails it is gone.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
     }
 
     /// Tells it something.

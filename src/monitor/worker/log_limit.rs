@@ -19,6 +19,8 @@ pub(crate) enum News {
     Control(u32),
     Class(u32),
     Uvm(u32),
+    /// No thread can be started.
+    NoThread,
 }
 
 /// The bucket.

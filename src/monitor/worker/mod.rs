@@ -8,14 +8,20 @@
 //!
 //! | name | does |
 //! |---|---|
-//! | (the first) | listens to the keeper until the end |
-//! | `calls`, several | one leads and deals with a call, the others follow ([`leader`](crate::monitor::caller::leader)) |
+//! | (the first) | listens to the keeper until the end, and for the container's first call |
 //! | `audit` | asks driver and kernel ([`rounds`](crate::monitor::audit::rounds)) |
+//! | `heritage`, `end`, `control` | for a while: the client of a worker before, the container's end, a question |
+//!
+//! From the container's first call on ([`threads`](crate::monitor::calls::threads)):
+//!
+//! | name | does |
+//! |---|---|
+//! | `calls`, several | one leads and deals with a call, the others follow ([`leader`](crate::monitor::caller::leader)) |
 //! | `mappings` | looks at what is mapped of UVM's ([`vma_audit`](crate::monitor::audit::vma_audit)) |
 //! | `shares`, `shares heard` | set slices, and hear of changes ([`slices`](crate::monitor::compute::slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
-//! | `heritage`, `end`, `control` | for a while: the client of a worker before, the container's end, a question |
 
+pub(crate) mod call_threads;
 pub(crate) mod control_socket;
 pub(crate) mod facts;
 pub(crate) mod keeper_socket;
@@ -32,14 +38,12 @@ pub use crate::monitor::driver::monitor_client::{SliceTried, examine, try_slice}
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::gate::figures::Figures;
 use crate::gate::inherited;
@@ -61,6 +65,7 @@ use crate::monitor::compute::shares::Shares;
 use crate::monitor::driver::client_handover;
 use crate::monitor::driver::client_handover::Heritage;
 use crate::monitor::driver::self_ranges;
+use crate::monitor::resident;
 use crate::monitor::state::books::Books;
 use crate::monitor::state::export_files::Exports;
 use crate::monitor::state::journal::{SLOTS, Stage};
@@ -70,6 +75,7 @@ use crate::monitor::uvm::address_spaces::AddressSpaces;
 use crate::monitor::uvm::files;
 use crate::monitor::uvm::files::UvmFiles;
 use crate::monitor::uvm::init_turn::Initializing;
+use crate::monitor::worker::call_threads::CallThreads;
 use crate::monitor::worker::facts::Facts;
 use crate::monitor::worker::keeper_socket::{Heard, KeeperSocket};
 use crate::monitor::worker::log_limit::Calm;
@@ -85,6 +91,10 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// How long the driver may be at one of the former worker's stakes, while calls and audits wait for ours
 /// in their places.
 const HERITAGE: Duration = Duration::from_secs(1);
+
+/// How soon it is looked whether calls have their threads, where the first call hangs or one can't be
+/// started, in milliseconds.
+const THREADS_MS: u16 = 20;
 
 /// Connections that are answered at once.
 const CONNECTIONS: usize = 8;
@@ -120,6 +130,9 @@ pub(crate) struct Shared {
     /// By GPU: other containers, whose turns this monitor takes. Held while it does.
     pub(crate) orphans: Mutex<Vec<Orphans>>,
     pub(crate) leader: Leader,
+    pub(crate) call_threads: Mutex<CallThreads>,
+    /// Done once those of them are there that look after what calls make.
+    pub(crate) are_looked_after: Once,
     pub(crate) keeper: KeeperSocket,
     listeners: Mutex<Vec<Arc<Listener>>>,
     /// The listener that is looked at first, but for how many there are.
@@ -129,7 +142,6 @@ pub(crate) struct Shared {
     connections: Arc<()>,
     pub(crate) draining: AtomicBool,
     end: Mutex<Option<io::Result<()>>>,
-    ended: EventFd,
 }
 
 /// The [`Books`], open. Who has changed what others see of them tells so, before somebody else has
@@ -180,6 +192,7 @@ pub fn main() -> io::Result<()> {
     privilege::drop_all()?;
     // For the process's life: threads that hang in the driver outlive any scope.
     let shared: &'static Shared = Box::leak(Box::new(Shared::new(settings, keeper, &journal)?));
+    drop(journal);
     if shared.take_over()? {
         return Ok(());
     }
@@ -191,16 +204,11 @@ pub fn main() -> io::Result<()> {
             shared.finish(Err(error.into()));
         }
     })?;
-    shared.spawn("mappings", || shared.audit_mappings_forever())?;
-    // Before the first call: a group gets its slice in the call that schedules it.
-    shared.read_shares();
-    shared.spawn("shares", || shared.share_forever())?;
-    shared.spawn("shares heard", || shared.hear_of_shares_forever())?;
+    shared.queue_what_is_left();
     shared.journal.count_worker();
     control_socket::note_status(shared);
     shared.keeper.tell(Notice::Ready)?;
-    shared.start_threads()?;
-    crate::monitor::resident::give_back_the_start();
+    resident::give_back_the_start();
     let ended = shared.listen_until_the_end();
     shared.end_turns();
     ended
@@ -256,6 +264,8 @@ impl Shared {
             off_channels: OffChannels::new(gpu_count),
             orphans: Mutex::new((0..gpu_count).map(|_| Orphans::default()).collect()),
             leader: Leader::default(),
+            call_threads: Mutex::default(),
+            are_looked_after: Once::new(),
             keeper,
             listeners: Mutex::new(Vec::new()),
             first: AtomicUsize::new(0),
@@ -263,7 +273,6 @@ impl Shared {
             connections: Arc::new(()),
             draining: AtomicBool::new(false),
             end: Mutex::new(None),
-            ended: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
         })
     }
 
@@ -370,10 +379,13 @@ impl Shared {
     fn finish(&self, result: io::Result<()>) {
         let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
         end.get_or_insert(result);
-        let _ = self.ended.write(1);
+        self.keeper.hear_no_more();
     }
 
     fn listen_until_the_end(&'static self) -> io::Result<()> {
+        if self.was_called() {
+            self.start_lacking();
+        }
         let result = loop {
             let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(result) = end {
@@ -390,32 +402,49 @@ impl Shared {
         result
     }
 
-    /// Hears what the keeper says, or that all who had a listener are gone.
+    /// Hears what the keeper says, or that all who had a listener are gone; or that the container calls for
+    /// the first time.
     fn listen(&'static self) {
         let listeners = self.listeners();
+        // A hang-up is always told, and calls are others' business once there are these.
+        let (calls, patience) = match self.call_threads() {
+            CallThreads::Unneeded => (PollFlags::POLLIN, PollTimeout::NONE),
+            CallThreads::Lacking(_) => (PollFlags::empty(), THREADS_MS.into()),
+            CallThreads::Started => (PollFlags::empty(), PollTimeout::NONE),
+        };
         let mut asked = vec![PollFd::new(self.keeper.as_fd(), PollFlags::POLLIN)];
-        asked.push(PollFd::new(self.ended.as_fd(), PollFlags::POLLIN));
-        // A hang-up is always told, and calls are others' business.
-        asked.extend(listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::empty())));
-        if poll(&mut asked, PollTimeout::NONE).is_err() {
-            return;
+        asked.extend(listeners.iter().map(|of| PollFd::new(of.descriptor(), calls)));
+        match poll(&mut asked, patience) {
+            Ok(0) => return self.start_lacking(),
+            Ok(_) => {}
+            Err(_) => return,
         }
-        let said = |of: &PollFd<'_>| of.revents().is_some_and(|revents| !revents.is_empty());
-        if asked.first().is_some_and(said) {
+        let said = |of: &PollFd<'_>| of.revents().unwrap_or(PollFlags::empty());
+        if asked.first().is_some_and(|keeper| !said(keeper).is_empty()) {
             match self.keeper.hear() {
                 Ok(heard) => self.take(heard),
                 Err(error) => self.finish(Err(error)),
             }
         }
-        for (listener, _) in listeners.iter().zip(asked.iter().skip(2)).filter(|(_, of)| said(of)) {
-            let number = listener.number();
-            let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
-            listeners.retain(|listener| listener.number() != number);
-            drop(listeners);
-            self.waiting.change();
-            if let Err(error) = self.deserted(number) {
-                self.finish(Err(error));
+        let said: Vec<PollFlags> = asked.iter().skip(1).map(said).collect();
+        for (listener, said) in listeners.iter().zip(&said) {
+            if !said.difference(PollFlags::POLLIN).is_empty() {
+                self.has_nobody(listener.number());
             }
+        }
+        if said.contains(&PollFlags::POLLIN) {
+            self.start_the_first();
+        }
+    }
+
+    /// All who had a listener are gone.
+    fn has_nobody(&'static self, number: u64) {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.retain(|listener| listener.number() != number);
+        drop(listeners);
+        self.waiting.change();
+        if let Err(error) = self.deserted(number) {
+            self.finish(Err(error));
         }
     }
 
