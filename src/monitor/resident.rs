@@ -1,5 +1,5 @@
-//! What a monitor keeps resident of its own program.
-#![allow(unsafe_code, reason = "madvise has no safe interface in our crates")]
+//! What a monitor keeps resident of its own program, and of its heap.
+#![allow(unsafe_code, reason = "madvise and malloc_trim have no safe interface in our crates")]
 
 use std::fs;
 
@@ -18,6 +18,16 @@ pub(crate) fn give_back_the_start() {
         // unmapped: what is run is read from the file again.
         unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) };
     }
+}
+
+/// Gives back the heap's pages that were used and freed. Whoever allocates meanwhile waits, and where there
+/// are many pieces that takes a while: for who has nothing to do.
+pub(crate) fn give_back_the_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes a number only, and gives back what nobody has allocated.
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }
 
 /// The ranges of `/proc/self/maps` that are a file's, run and never written.
@@ -52,6 +62,7 @@ c000-d000 r-xp 00000000 00:00 0 [vdso]
     #[test]
     fn a_program_goes_on_without() {
         give_back_the_start();
+        give_back_the_heap();
         assert!(code(&fs::read_to_string("/proc/self/maps").unwrap()).count() > 0);
     }
 }

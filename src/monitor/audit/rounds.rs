@@ -26,7 +26,7 @@ use crate::monitor::caller::target::{pidfd_open, process_id};
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::driver::device::Failure;
 use crate::monitor::driver::monitor_client::MonitorClient;
-use crate::monitor::resident::give_back_the_start;
+use crate::monitor::resident::{give_back_the_heap, give_back_the_start};
 use crate::monitor::state::books::Books;
 use crate::monitor::state::space::Space;
 use crate::monitor::uvm::files::UvmFile;
@@ -152,6 +152,9 @@ impl Shared {
             }
             if tidied.elapsed() > TIDY {
                 give_back_the_start();
+                if self.is_at_rest(now) {
+                    give_back_the_heap();
+                }
                 tidied = Instant::now();
             }
             let are_due = mapped.elapsed() > MAPPINGS

@@ -325,6 +325,7 @@ impl Staff {
                 Ok(Notice::Ready) => {
                     worker.ready = true;
                     resident::give_back_the_start();
+                    resident::give_back_the_heap();
                     self.failures = 0;
                     self.not_before = None;
                 }

@@ -209,6 +209,7 @@ pub fn main() -> io::Result<()> {
     control_socket::note_status(shared);
     shared.keeper.tell(Notice::Ready)?;
     resident::give_back_the_start();
+    resident::give_back_the_heap();
     let ended = shared.listen_until_the_end();
     shared.end_turns();
     ended
