@@ -79,9 +79,10 @@ impl Shared {
         let mut before = std::mem::take(&mut orphans.all);
         let no_spans = BTreeMap::new();
         let spans = orphans.turns.as_ref().map_or(&no_spans, |turns| &turns.spans);
+        let Some(of) = self.settings.gpus.get(gpu) else { return };
         for (name, spans) in ring(&self.settings.short_id, spans) {
             let place = Place::of(&self.settings.state_dir, name);
-            match KeeperIs::of(&place) {
+            match KeeperIs::of(&place, &of.uuid) {
                 KeeperIs::Alive(keeper) => {
                     let pid = Pid::from_raw(keeper.pid);
                     let watched = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());

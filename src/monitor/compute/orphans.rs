@@ -1,9 +1,9 @@
 //! Containers whose monitors are gone, keeper and worker: nobody brings them onto their GPUs or off them any
 //! more. Another monitor takes their turns.
 //!
-//! The monitors of a GPU whose time is divided by turns stand in a ring, by short id. Each watches the next
-//! that lives, and takes the turns of those in between. What channels these have is in a file that each
-//! monitor writes.
+//! The monitors of a GPU whose time is divided by turns stand in a ring, by short id, once their containers
+//! have called the driver. Each writes a file with the channels of its container, and watches the next one
+//! that has such a file and lives: it takes the turns of those in between that don't.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,14 +48,15 @@ pub(crate) struct Orphans {
 pub(crate) enum KeeperIs {
     Alive(ProcessId),
     Gone,
-    /// It may be about to start, or its container about to go.
+    /// It takes no turns yet, or its container is about to go.
     Unknown,
 }
 
 impl KeeperIs {
-    pub(crate) fn of(place: &Place) -> Self {
+    /// That of the container whose monitor has that place, on the GPU with that UUID.
+    pub(crate) fn of(place: &Place, uuid: &str) -> Self {
         match place.keeper() {
-            Ok(Some(keeper)) => KeeperIs::Alive(keeper),
+            Ok(Some(keeper)) if place.channels(uuid).exists() => KeeperIs::Alive(keeper),
             Ok(None) if place.keeper_file().exists() => KeeperIs::Gone,
             _ => KeeperIs::Unknown,
         }

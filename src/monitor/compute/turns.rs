@@ -275,7 +275,7 @@ impl Shared {
     /// Has the container on a GPU or off it, as its turn is; when to look again.
     fn take_turn(&self, gpu: usize, last: &mut LastTurn) -> Option<u64> {
         let (parts, all) = self.parts(gpu);
-        if self.shares.turns(gpu).is_some() {
+        if self.shares.frame_if_not(gpu, None).is_some() {
             self.tell_channels(gpu, &all, last);
         }
         let now = now_us();
