@@ -350,10 +350,9 @@ fn turns_go_on_where_a_container_has_no_monitor_any_more() {
     compute_for_ever(&gated, two);
     compute(&gated, three);
     soon_share(&gated, &[25, 25], "all have their monitors");
-    for (short_id, after) in [
-        ("one_________", "one has none"),
-        ("two_________", "one and two have none"),
-    ] {
+    for (short_id, after) in
+        [("one_________", "one has none"), ("two_________", "one and two have none")]
+    {
         let (keeper, worker) = gated.monitor(short_id);
         kill(keeper, Signal::SIGSTOP).expect("it is there");
         for process in [worker, keeper] {

@@ -156,9 +156,8 @@ impl Shared {
             return;
         }
         let started = self.off_channels.hear_of_changes();
-        let started = started.and_then(|changed| {
-            self.spawn("turns", move || self.take_turns_forever(changed))
-        });
+        let started = started
+            .and_then(|changed| self.spawn("turns", move || self.take_turns_forever(changed)));
         if let Err(error) = started {
             self.off_channels.is_started.store(false, Ordering::Release);
             tracing::warn!(%error, "turns on GPUs can't be taken: no thread");
