@@ -164,7 +164,13 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
                 std::thread::sleep(Duration::from_millis(20));
                 let (client, device) = (other.client, other.device);
                 drop(other);
-                let other = Rm::anew(place, client, device)?;
+                // A file is closed a moment after its descriptor.
+                let made = || match Rm::anew(place, client, device) {
+                    Err(Fail::Status(NV_ERR_INSERT_DUPLICATE_NAME)) => None,
+                    made => Some(made),
+                };
+                let other = std::iter::repeat_with(made).flatten().next();
+                let other = other.expect("the one before goes")?;
                 let taken = [handle, second].map(|name| take_as(&other, name, half));
                 std::mem::forget(other);
                 taken.iter().flatten().count() as u64 * half
