@@ -349,7 +349,7 @@ fn turns_go_on_where_a_container_has_no_monitor_any_more() {
     compute_for_ever(&gated, one);
     compute_for_ever(&gated, two);
     compute(&gated, three);
-    soon_share(&gated, &[25, 25], "all have their monitors");
+    soon_share(&gated, &[25, 25, 0], "all have their monitors");
     for (short_id, after) in
         [("one_________", "one has none"), ("two_________", "one and two have none")]
     {
@@ -358,13 +358,13 @@ fn turns_go_on_where_a_container_has_no_monitor_any_more() {
         for process in [worker, keeper] {
             kill(process, Signal::SIGKILL).expect("it is there");
         }
-        soon_share(&gated, &[25, 25], after);
+        soon_share(&gated, &[25, 25, 0], after);
     }
     // Where there are no turns any more they are on the GPU.
     set(&gated, &["gpu", "0", "policy=5"]);
-    soon_share(&gated, &[45, 45], "policy=5");
+    soon_share(&gated, &[45, 45, 0], "policy=5");
     set(&gated, &["gpu", "0", "policy=3"]);
-    soon_share(&gated, &[25, 25], "policy=3 again");
+    soon_share(&gated, &[25, 25, 0], "policy=3 again");
     for bundle in [one, two, three] {
         runtime.delete(bundle).ok();
     }
