@@ -234,3 +234,35 @@ fn who_schedules_itself_again_and_again_stays_off() {
     storm.kill();
     neighbour.ends();
 }
+
+/// Under turns: a container that is off names a neighbour's channel as its own, which the driver refuses it.
+#[test]
+fn who_names_anothers_channel_takes_nobody_off() {
+    let monitor = Monitor::sharing();
+    let spans = [("test00000000".to_owned(), Vec::new())].into();
+    let turns = Some(Turns { frame_us: 400_000, spans });
+    monitor.share(Some(&Share { policy: 0, turns, ..share(4096) }));
+    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let neighbour = Neighbour::beside(&monitor);
+    let state = monitor.sim.state();
+    let mut clients = state["clients"].as_array().expect("a list").iter();
+    let theirs = clients.find(|client| client["handle"] == neighbour.client).expect("it is there");
+    let objects = theirs["objects"].as_array().expect("a list");
+    let of_class = |class: u64| {
+        let of = objects.iter().find(|object| object["class"] == class).expect("there is one");
+        of["handle"].as_u64().expect("a number")
+    };
+    let (device, channel) = (of_class(0x80), of_class(0xc56f));
+    let lines = format!(
+        "start\ncompute 1 as g\nchannel-named {} {device} {channel}\nchannel-named {} {device} {channel}",
+        neighbour.client, neighbour.client,
+    );
+    let names = monitor.halfway(&lines, "sleep 1000");
+    until("its own is off", || monitor.channels_off().iter().any(|off| *off));
+    for _ in 0..3 {
+        neighbour.soon_has(&monitor, 95, "one that has named its channel");
+        assert_eq!(monitor.channels_off().iter().filter(|off| **off).count(), 1);
+    }
+    names.kill();
+    neighbour.ends();
+}

@@ -18,8 +18,14 @@ impl Case<'_> {
     /// The container's GPU that a device or subdevice is of, by its UUID; for a call that isn't on the
     /// lane, where nothing is remembered: what has that handle may be another object soon.
     pub(crate) fn gpu(&mut self, client: u32, handle: u32) -> Option<usize> {
-        if let Some(gpu) = self.known_gpu(client, handle) {
-            return Some(gpu);
+        self.known_gpu(client, handle).or_else(|| self.gpu_of_own(client, handle))
+    }
+
+    /// The same, and proof that the client is the caller's: the driver answers through its file alone.
+    pub(crate) fn gpu_of_own(&mut self, client: u32, handle: u32) -> Option<usize> {
+        let known = self.books().gpu(client, handle);
+        if known.is_some() {
+            return known;
         }
         if let Some(asked) = self.ask_what_is_there(client, handle) {
             return self.shared.uuids.iter().position(|of| *of == asked.uuid);
@@ -28,7 +34,7 @@ impl Case<'_> {
         self.ask_for_gpu_of(&lane, client, handle)
     }
 
-    /// The same, for one that is.
+    /// The same as [`gpu`](Self::gpu), for one that is.
     pub(crate) fn gpu_on(&self, lane: &OnLane<'_>, client: u32, handle: u32) -> Option<usize> {
         self.known_gpu(client, handle).or_else(|| self.ask_for_gpu_of(lane, client, handle))
     }

@@ -78,9 +78,9 @@ impl Case<'_> {
                 false => Ok(()),
             };
         }
-        // One below a group that a worker before knew nothing of isn't on its own.
-        let gpu = self.only_gpu().or_else(|| self.gpu(object.client, object.parent));
-        let Some(gpu) = gpu else { return Ok(()) };
+        // One below a group that a worker before knew nothing of isn't on its own. What has another's name would
+        // take that other off the GPU; the driver refuses it.
+        let Some(gpu) = self.gpu_of_own(object.client, object.parent) else { return Ok(()) };
         let handle = match object.handle {
             0 => self.next_handles(1),
             handle => handle,

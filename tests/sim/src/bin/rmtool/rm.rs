@@ -200,6 +200,13 @@ impl Rm {
         Ok(channel)
     }
 
+    /// A channel of that client's, under that name.
+    pub(crate) fn channel_named(&self, client: u32, device: u32, handle: u32) -> Result<(), Fail> {
+        let mut bytes = self.nvos64(device, handle, AMPERE_CHANNEL_GPFIFO_A, 0, 0);
+        bytes.set_u32(0, client);
+        call(self.ctl(), NV_ESC_RM_ALLOC, &mut bytes, self.abi.nvos64_status)
+    }
+
     fn schedule(&self, object: u32, control: u32) -> Result<(), Fail> {
         let mut schedule = [1, 0, 0];
         self.control(object, control, &mut schedule[..self.abi.schedule_bytes])

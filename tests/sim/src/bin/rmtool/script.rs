@@ -513,6 +513,13 @@ impl Actor<'_> {
                 }
                 self.say(&format!("compute {name}"), done.map(|_| String::new()));
             }
+            // A channel of any client's, under any name.
+            ["channel-named", client, device, handle] => {
+                let [client, device, handle] =
+                    [client, device, handle].map(|word| size_bytes(word).map(u32::try_from));
+                let done = self.rm()?.channel_named(client??, device??, handle??);
+                self.say("channel-named", done.map(|_| String::new()));
+            }
             // A channel outside a group.
             ["channel", engine, "by", class, "as", name] => {
                 let (engine, class) = (size_bytes(engine)?, size_bytes(class)?);
