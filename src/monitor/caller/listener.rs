@@ -10,6 +10,9 @@ use nix::libc::{
     seccomp_notif, seccomp_notif_resp, seccomp_notif_sizes,
 };
 
+#[cfg(test)]
+use {crate::monitor::caller::test_callers::Callers, std::sync::Arc};
+
 use crate::monitor::state::journal_map::Slot;
 
 /// `SECCOMP_IOCTL_NOTIF_SET_FLAGS`, `_IOW('!', 4, __u64)`.
@@ -28,7 +31,7 @@ pub(crate) struct Listener {
     descriptor: OwnedFd,
     /// Who waits in a test without a kernel that would know.
     #[cfg(test)]
-    callers: Option<std::sync::Arc<Callers>>,
+    callers: Option<Arc<Callers>>,
 }
 
 /// What a call is answered.
@@ -71,11 +74,7 @@ impl Listener {
 
     /// One of a test, whose callers are known there.
     #[cfg(test)]
-    pub(crate) fn of_model(
-        number: u64,
-        descriptor: OwnedFd,
-        callers: std::sync::Arc<Callers>,
-    ) -> Self {
+    pub(crate) fn of_model(number: u64, descriptor: OwnedFd, callers: Arc<Callers>) -> Self {
         Listener { number, descriptor, callers: Some(callers) }
     }
 
@@ -127,7 +126,8 @@ impl Listener {
     ) -> Result<(), CallerGone> {
         #[cfg(test)]
         if let Some(callers) = &self.callers {
-            return callers.reply(id, (val, error, flags));
+            let waits = callers.reply(id, (val, error, flags));
+            return if waits { Ok(()) } else { Err(CallerGone) };
         }
         let mut response = seccomp_notif_resp { id, val, error, flags };
         // SAFETY: reads a `seccomp_notif_resp`, whose size [`check_sizes`] compared.
@@ -135,57 +135,6 @@ impl Listener {
             libc::ioctl(self.descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_SEND, &raw mut response)
         };
         if sent == 0 { Ok(()) } else { Err(CallerGone) }
-    }
-}
-
-/// A caller of a test.
-#[cfg(test)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Caller {
-    Waits,
-    /// It waits until the reply comes, and is gone then.
-    GoesThen,
-    /// It was answered so: value, error and flags.
-    Answered(i64, i32, u32),
-}
-
-/// The callers of a test, by their calls' ids.
-#[cfg(test)]
-#[derive(Debug, Default)]
-pub(crate) struct Callers(std::sync::Mutex<std::collections::BTreeMap<u64, Caller>>);
-
-#[cfg(test)]
-impl Callers {
-    fn all(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<u64, Caller>> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// One more.
-    pub(crate) fn add(&self, id: u64, caller: Caller) {
-        self.all().insert(id, caller);
-    }
-
-    fn is_waiting(&self, id: u64) -> bool {
-        matches!(self.all().get(&id), Some(Caller::Waits | Caller::GoesThen))
-    }
-
-    fn reply(&self, id: u64, (val, error, flags): (i64, i32, u32)) -> Result<(), CallerGone> {
-        let mut all = self.all();
-        match all.get_mut(&id) {
-            Some(caller @ Caller::Waits) => {
-                *caller = Caller::Answered(val, error, flags);
-                Ok(())
-            }
-            _ => {
-                all.remove(&id);
-                Err(CallerGone)
-            }
-        }
-    }
-
-    /// What became of it; it doesn't wait any more.
-    pub(crate) fn remove(&self, id: u64) -> Option<Caller> {
-        self.all().remove(&id)
     }
 }
 

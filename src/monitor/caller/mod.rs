@@ -7,5 +7,7 @@ pub(crate) mod pid_ns;
 pub(crate) mod recv_wait;
 pub(crate) mod scratch;
 pub(crate) mod target;
+#[cfg(test)]
+pub(crate) mod test_callers;
 pub(crate) mod thread_order;
 pub(crate) mod unclaimed;

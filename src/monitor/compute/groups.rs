@@ -78,16 +78,17 @@ impl Case<'_> {
                 false => Ok(()),
             };
         }
-        // One below a group that a worker before knew nothing of isn't on its own. What has another's name would
-        // take that other off the GPU; the driver refuses it.
-        let Some(gpu) = self.gpu_of_own(object.client, object.parent) else { return Ok(()) };
+        // One below a group that a worker before knew nothing of isn't on its own.
+        let own = self.gpu_of_own(object.client, object.parent);
+        let Some(gpu) = own.or_else(|| self.only_gpu()) else { return Ok(()) };
         let handle = match object.handle {
             0 => self.next_handles(1),
             handle => handle,
         };
         let group = group(gpu, object, handle, false, None);
         self.with_room_on(gpu, layout, |books| books.write(group))?;
-        if !computes(self.engine_of_channel(alloc)) {
+        // One that may have another's name would take that other off the GPU.
+        if own.is_none() || !computes(self.engine_of_channel(alloc)) {
             return Ok(());
         }
         self.room_outside_groups(gpu, layout)?;

@@ -75,6 +75,11 @@ impl Shares {
         self.on(gpu, |on| on.turns.clone())
     }
 
+    /// Whether not all containers on a GPU may always run.
+    pub(crate) fn has_frame(&self, gpu: usize) -> bool {
+        self.on(gpu, |on| on.frame.is_some())
+    }
+
     /// When each container on a GPU may run, where that is another than `known`.
     pub(crate) fn frame_if_not(&self, gpu: usize, known: Option<&Turns>) -> Option<Option<Turns>> {
         self.on(gpu, |on| (on.frame.as_ref() != known).then(|| on.frame.clone()))

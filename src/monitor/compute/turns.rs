@@ -144,9 +144,7 @@ impl Case<'_> {
 impl Shared {
     /// Has somebody take turns, if there are any.
     pub(crate) fn begin_turns(&'static self) {
-        let has_turns = |gpu| {
-            self.shares.frame_if_not(gpu, None).is_some() || !self.parts(gpu).0.parts.is_empty()
-        };
+        let has_turns = |gpu| self.shares.has_frame(gpu) || !self.parts(gpu).0.parts.is_empty();
         if self.off_channels.is_started.load(Ordering::Acquire) {
             return self.off_channels.wake();
         }
@@ -274,7 +272,7 @@ impl Shared {
     /// Has the container on a GPU or off it, as its turn is; when to look again.
     fn take_turn(&self, gpu: usize, last: &mut LastTurn) -> Option<u64> {
         let (parts, all) = self.parts(gpu);
-        if self.shares.frame_if_not(gpu, None).is_some() {
+        if self.shares.has_frame(gpu) {
             self.tell_channels(gpu, &all, last);
         }
         let now = now_us();

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use cgpu_sim::Node;
 use cgpu_sim::abi::{
-    NV_ESC_RM_ALLOC, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_FREE, NV01_DEVICE_0, NV01_MEMORY_LOCAL_USER,
-    NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
+    AMPERE_CHANNEL_GPFIFO_A, NV_ESC_RM_ALLOC, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_FREE, NV01_DEVICE_0,
+    NV01_MEMORY_LOCAL_USER, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
 };
 use cgpu_sim::bytes::Fields;
 use memmap2::MmapRaw;
@@ -187,6 +187,19 @@ impl Program {
         params.set_u64(64, size);
         let call = self.alloc(self.device, handle, NV01_MEMORY_LOCAL_USER, &params);
         self.outcome(world, &call, (fate, ALLOC_STATUS), 8)
+    }
+
+    /// Asks for a channel of a client, below a handle; what the driver says to it.
+    pub(crate) fn channel(
+        &self,
+        world: &mut World,
+        client: u32,
+        parent: u32,
+        handle: u32,
+    ) -> Outcome {
+        let mut call = self.alloc(parent, handle, AMPERE_CHANNEL_GPFIFO_A, &[]);
+        call.bytes.set_u32(0, client);
+        self.outcome(world, &call, (Fate::Answered, ALLOC_STATUS), 8)
     }
 
     /// Frees an object.

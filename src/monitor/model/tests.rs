@@ -145,6 +145,28 @@ fn another_programs_memory_has_no_name_here() {
     world.ends(&[one, two]);
 }
 
+/// A channel outside a group takes memory that no figure shows, so one is counted before the driver is asked. It is
+/// taken off the GPU in turns: so it is entered where the driver says that its client is the caller's, and not
+/// where it has a name of somebody else's, nor below such a name.
+#[test]
+fn a_channel_is_counted_whatever_its_name_and_entered_where_it_is_the_callers() {
+    const ANOTHERS: u32 = 0xc1d0_ffff;
+    let mut world = World::new();
+    let program = Program::start(&mut world);
+    let [own, below_nothing] = [program.handle(), program.handle()];
+    let counts = |world: &World| {
+        let books = world.shared.books();
+        (books.groups.count(0), books.outside_groups(0))
+    };
+    assert!(program.channel(&mut world, program.client, 0x77, below_nothing).is_err());
+    assert!(program.channel(&mut world, ANOTHERS, 0x5c00_0001, 0x5c00_0002).is_err());
+    assert!(program.channel(&mut world, ANOTHERS, 0x5c00_0002, 0x5c00_0003).is_err());
+    assert_eq!(counts(&world), (3, vec![]));
+    assert_eq!(program.channel(&mut world, program.client, program.device, own), Ok(own));
+    assert_eq!(counts(&world), (4, vec![(program.client, own)]));
+    world.ends(&[program]);
+}
+
 /// The reply of an allocation is lost: whoever makes the call again has the memory, once; and whoever goes
 /// on without it has none.
 #[test]

@@ -70,9 +70,9 @@ impl Groups {
         self.all.get(&(client, handle)).map(|group| group.gpu)
     }
 
-    /// The GPU of a group, and the engine that it is for; 0 where that isn't known.
+    /// The GPU of a group that was made, and the engine that it is for; 0 where that isn't known.
     pub(crate) fn engine(&self, client: u32, handle: u32) -> Option<(usize, u32)> {
-        let group = self.all.get(&(client, handle))?;
+        let group = self.all.get(&(client, handle)).filter(|group| group.certain)?;
         Some((group.gpu, group.reach.map_or(0, |reach| reach.engine)))
     }
 

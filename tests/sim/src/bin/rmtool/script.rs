@@ -149,6 +149,14 @@ impl Actor<'_> {
         self.rm.as_ref().context("not open")
     }
 
+    /// An object was made, and has that name from now on; or it wasn't.
+    fn made(&mut self, what: &str, name: &str, done: Result<u32, Fail>) {
+        if let Ok(object) = done {
+            self.memory.insert(name.to_owned(), (object, 0));
+        }
+        self.say(&format!("{what} {name}"), done.map(|_| String::new()));
+    }
+
     /// Prints what came of a command.
     fn say(&mut self, what: &str, done: Result<String, Fail>) {
         match done {
@@ -499,19 +507,13 @@ impl Actor<'_> {
             // A group of an engine, with a channel that is scheduled.
             ["compute", engine, "as", name] => {
                 let done = self.rm()?.compute(u32::try_from(size_bytes(engine)?)?);
-                if let Ok(group) = done {
-                    self.memory.insert((*name).to_owned(), (group, 0));
-                }
-                self.say(&format!("compute {name}"), done.map(|_| String::new()));
+                self.made("compute", name, done);
             }
             // The same, called another class in the call.
             ["compute", engine, "by", class, "as", name] => {
                 let (engine, class) = (size_bytes(engine)?, size_bytes(class)?);
                 let done = self.rm()?.compute_by(u32::try_from(class)?, u32::try_from(engine)?);
-                if let Ok(group) = done {
-                    self.memory.insert((*name).to_owned(), (group, 0));
-                }
-                self.say(&format!("compute {name}"), done.map(|_| String::new()));
+                self.made("compute", name, done);
             }
             // A channel of any client's, under any name.
             ["channel-named", client, device, handle] => {
@@ -524,10 +526,7 @@ impl Actor<'_> {
             ["channel", engine, "by", class, "as", name] => {
                 let (engine, class) = (size_bytes(engine)?, size_bytes(class)?);
                 let done = self.rm()?.channel_by(u32::try_from(class)?, u32::try_from(engine)?);
-                if let Ok(channel) = done {
-                    self.memory.insert((*name).to_owned(), (channel, 0));
-                }
-                self.say(&format!("channel {name}"), done.map(|_| String::new()));
+                self.made("channel", name, done);
             }
             // Work for a group: so many kernels, each of so many microseconds.
             ["kernels", name, count, "of", us] => {
