@@ -21,6 +21,8 @@ pub mod rm;
 
 pub mod ledger;
 
+pub mod calls;
+
 pub mod config;
 
 pub mod process;

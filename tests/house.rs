@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 const PURE: &[&str] = &[
     "src/units.rs",
     "src/gpu.rs",
+    "src/calls.rs",
     "src/rm",
     "src/ledger",
     "src/gate/seccomp.rs",

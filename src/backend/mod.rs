@@ -16,9 +16,9 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::bundle::{Edits, HookCall};
+use crate::calls::{Calls, Durations};
 use crate::config;
 pub use crate::gate::launch::Recruit;
-pub use crate::gate::wire::{Calls, DURATIONS_US, Durations};
 use crate::gpu::Gpu;
 use crate::plan::{Change, GpuChange, GpuRules, Kind, Plan};
 use crate::process::ProcessId;

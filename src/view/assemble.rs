@@ -251,7 +251,8 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::backend::{Calls, Instance};
+    use crate::backend::Instance;
+    use crate::calls::Calls;
     use crate::process::ProcessId;
     use crate::registry::{Holder, Key};
     use crate::units::MIB;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use driver::{Driver, DriverFigures, DriverGpu, DriverProcess};
 pub use gather::Processes;
 
-use crate::backend::{Calls, Durations};
+use crate::calls::{Calls, Durations};
 use crate::plan::{Kind, PlannedGpu};
 
 #[cfg(doc)]

@@ -7,7 +7,7 @@
 use core::time::Duration;
 use std::fmt;
 
-use cgpu::backend::{Calls, DURATIONS_US};
+use cgpu::calls::{Calls, DURATIONS_US};
 use cgpu::plan::PlannedMig;
 use cgpu::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
 use prometheus_client::collector::Collector;
@@ -442,7 +442,7 @@ fn part_metrics() -> Vec<Metric<ShareFigures>> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use cgpu::backend::Durations;
+    use cgpu::calls::Durations;
     use cgpu::events::Cause;
     use cgpu::plan::{Kind, PlannedGpu};
     use cgpu::units::MIB;

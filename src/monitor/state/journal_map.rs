@@ -18,7 +18,7 @@ use nix::libc::seccomp_notif;
 
 pub(crate) use log::Log;
 
-use crate::gate::wire::{Calls, DURATIONS_US, Durations};
+use crate::calls::{Calls, DURATIONS_US, Durations};
 use crate::monitor::caller::call_id::{Making, Print};
 use crate::monitor::state::journal::{
     HEAD_BYTES, JOURNAL_BYTES, SHELF_OFFSET, SLOT_BYTES, SLOTS, Stage,
