@@ -370,10 +370,10 @@ impl Bench {
 
     /// The lock, the look for what is stale, the decision and the record.
     fn admission(&self) {
-        let config =
+        let mut config =
             Config { state_dir: self.work.join("crowd"), log: String::new(), ..Config::default() };
-        let mut host = Host { config, config_path: None, way: Way::Bundle };
-        host.config.isolation.backend = Backend::None;
+        config.isolation.backend = Backend::None;
+        let host = Host::new(config, None, Way::Bundle);
         let own = ProcessId::own().expect("/proc is mounted");
         let reserve = |n: usize| {
             let gpu = PlannedGpu {

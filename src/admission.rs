@@ -20,7 +20,7 @@ use tracing::{info, warn};
 pub use error::AdmissionError;
 pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
-use crate::backend::{self, Launch, Recruit};
+use crate::backend::{Launch, Launcher};
 use crate::events::{Cause, Event, Kind as EventKind, Teller, plain};
 use crate::failpoint::failpoint;
 use crate::host::{Host, require_root, tenant};
@@ -30,7 +30,6 @@ use crate::plan::{self, Change, ChangeError, Kind, Plan, Refusal};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::report;
-use crate::request::Request;
 
 /// The most characters of a name in a message.
 const LONGEST_NAME: usize = 60;
@@ -47,22 +46,22 @@ pub const PRIVILEGED: &str = "this container is privileged: it can reach past an
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Host {
-    /// Starts whom a [`launch`](Self::launch) for `request` will need, if all goes well until then:
-    /// what's to be done before is done meanwhile. Where nobody can be started, a launch says so.
-    #[must_use]
-    pub fn recruit(&self, request: &Request) -> Option<Recruit> {
-        let (kind, _) = backend::choose(&self.config.isolation);
-        let isolation = request.has_quota().then(|| self.isolation(kind))?;
-        isolation.recruit().ok().flatten()
-    }
-
-    /// Starts what has to be there before the runtime makes the container of `record`.
+    /// Starts what has to be there before the runtime makes the container of `record`; `begun` is what
+    /// the host's backend has begun of that.
     ///
     /// # Errors
     ///
     /// Where it can't be started; the record is still to be released.
-    pub fn launch(&self, record: &Record, how: Launch<'_>) -> Result<(), AdmissionError> {
-        Ok(self.isolation(record.plan.backend).launch(tenant(record), how)?)
+    pub fn launch(
+        &self,
+        record: &Record,
+        how: Launch<'_>,
+        begun: Option<Launcher>,
+    ) -> Result<(), AdmissionError> {
+        let kind = record.plan.backend;
+        let begun = begun.filter(|_| kind == self.backend);
+        let launch = begun.unwrap_or_else(|| self.isolation(kind).begin_launch());
+        Ok(launch(tenant(record), how)?)
     }
 
     /// Brings this process behind the isolation of the container of `record`.
@@ -161,12 +160,11 @@ impl Host {
     fn tell_of(&self, record: &Record, name: Option<&str>, files: Option<Mode>) {
         let Record { key: Key { id, root }, short_id, plan, .. } = record;
         // Why a whole container has no backend needs no word.
-        let (kind, why) = backend::choose(&self.config.isolation);
-        let chosen = (kind == plan.backend && !plan.is_whole()).then_some(why);
+        let is_chosen = plan.backend == self.backend && !plan.is_whole();
         // Another container's has the id's first characters.
         let is_others = !id.starts_with(short_id.trim_end_matches('_'));
         self.teller().tell(Event {
-            chosen: chosen.map(str::to_owned),
+            chosen: is_chosen.then(|| self.why_backend.to_owned()),
             driver_files: files.map(|files| files.name().to_owned()),
             short_id: is_others.then(|| short_id.clone()),
             not_held: self.shares_not_held(plan),

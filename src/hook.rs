@@ -18,7 +18,7 @@ use tracing::warn;
 
 use crate::admission::marks::{PROGRAM, WHOLE};
 use crate::admission::{self, AdmissionError};
-use crate::backend::{self, Launch, Way};
+use crate::backend::{Launch, Way};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::{ConfigError, Whole};
 use crate::events::Cause;
@@ -331,10 +331,7 @@ fn register(
     init: Option<ProcessId>,
 ) -> Result<(), HookError> {
     host::require_root()?;
-    if *caller == Caller::Alone
-        && request.has_quota()
-        && backend::needs_bundle(backend::choose(&host.config.isolation).0)
-    {
+    if *caller == Caller::Alone && request.has_quota() && host.backend.needs_bundle() {
         return Err(HookError::BundleNeeded);
     }
     let inventory = host.inventory(request)?;
@@ -436,9 +433,8 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
                 launcher: None,
                 state_file: None,
                 farewell,
-                recruit: None,
             };
-            host.launch(&record, how)?;
+            host.launch(&record, how, None)?;
         }
         write(bundle.to_text().as_bytes())
     };

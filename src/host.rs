@@ -30,9 +30,27 @@ pub struct Host {
     pub config_path: Option<PathBuf>,
     /// How containers come behind their isolation.
     pub way: Way,
+    /// The backend of containers that are made from now on.
+    pub backend: Kind,
+    /// Why that one, in a sentence for the log.
+    pub why_backend: &'static str,
 }
 
 impl Host {
+    /// The host with that configuration, from that file; its backend is chosen here.
+    #[must_use]
+    pub fn new(config: Config, config_path: Option<PathBuf>, way: Way) -> Self {
+        let (backend, why_backend) = backend::choose(&config.isolation);
+        Host { config, config_path, way, backend, why_backend }
+    }
+
+    /// The same host with its backend chosen anew, for a program that runs on: the vendor's module may
+    /// have been loaded meanwhile.
+    #[must_use]
+    pub fn chosen_anew(&self) -> Self {
+        Host::new(self.config.clone(), self.config_path.clone(), self.way)
+    }
+
     /// The host as the configuration that `flag` or `CGPU_CONFIG` names has it.
     ///
     /// # Errors
@@ -41,7 +59,7 @@ impl Host {
     pub fn load(flag: Option<&OsStr>) -> Result<Self, ConfigError> {
         let variable = std::env::var_os(config::PATH_VARIABLE);
         let loaded = config::load(flag, variable.as_deref())?;
-        Ok(Host { config: loaded.config, config_path: loaded.path, way: Way::Bundle })
+        Ok(Host::new(loaded.config, loaded.path, Way::Bundle))
     }
 
     /// Where its GPUs are learnt of.
@@ -125,9 +143,8 @@ impl Host {
     pub fn plan(&self, request: &Request, inventory: &Inventory) -> Result<Plan, AdmissionError> {
         let mut plan = plan::resolve(request, inventory, Kind::None, &self.config.rules())?;
         if plan.gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_some()) {
-            let (kind, _) = backend::choose(&self.config.isolation);
-            self.isolation(kind).usable()?;
-            plan.backend = kind;
+            self.isolation(self.backend).usable()?;
+            plan.backend = self.backend;
         }
         Ok(plan)
     }
@@ -272,9 +289,8 @@ impl Host {
     #[must_use]
     pub fn variables(&self, plan: &Plan, env: &[&str]) -> Vec<(String, String)> {
         let is_set = |name: &str| env.iter().any(|item| item.split('=').next() == Some(name));
-        let given = self.isolation(plan.backend).variables(plan).into_iter();
-        let given = given.filter(|(name, _)| !is_set(name));
-        given.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+        let given = backend::variables(plan).iter().filter(|(name, _)| !is_set(name));
+        given.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
     /// The backend of that kind on this host.

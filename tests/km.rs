@@ -195,13 +195,6 @@ fn says_what_to_load_where_the_module_is_not_there() {
     km.usable().unwrap();
 }
 
-#[test]
-fn promises_memory_and_compute() {
-    let km = Km::new("/proc/cgpu_km".into());
-    let capabilities = km.capabilities();
-    assert!(capabilities.memory && capabilities.compute && capabilities.live_resize);
-}
-
 // Activation.
 
 #[test]

@@ -48,8 +48,7 @@ impl Host {
         uuid: &str,
     ) -> Result<GpuRules, RegistryError> {
         let set = registry.gpu_settings()?.remove(uuid).unwrap_or_default();
-        let (kind, _) = backend::choose(&self.config.isolation);
-        Ok(self.isolation(kind).gpu_rules(index).unwrap_or_else(|| {
+        Ok(backend::gpu_rules(self.backend, &self.config, index).unwrap_or_else(|| {
             let rules = self.rules_of(set, &[]);
             // Who has a weight may have selected another policy.
             let held = share::read(&self.config.state_dir, uuid).ok().flatten();
@@ -59,7 +58,7 @@ impl Host {
 
     /// The policy of GPUs of which none is set: the driver's own, where nothing here holds another.
     fn usual_policy(&self) -> u32 {
-        match backend::choose(&self.config.isolation).0 {
+        match self.backend {
             Kind::Gate => self.config.compute.policy,
             Kind::Km | Kind::None => POLICY_NATIVE,
         }
@@ -81,7 +80,7 @@ impl Host {
     /// Tells monitors what containers have of the computing time of these GPUs, on which one came,
     /// changed or went. What can't be told they learn of at the next change.
     pub(super) fn share_out(&self, locked: &Locked<'_>, gpus: &[PlannedGpu]) {
-        if backend::choose(&self.config.isolation).0 != Kind::Gate {
+        if self.backend != Kind::Gate {
             return;
         }
         let told = locked.registry().gpu_settings().and_then(|settings| {
@@ -150,9 +149,8 @@ impl Host {
         self.collect_locked(&mut locked, Look::Close)?;
         let there = Occupancy::of(&gpu.uuid, locked.holdings());
         let rules = self.gpu_rules(&registry, gpu.index, &gpu.uuid)?;
-        let (kind, _) = backend::choose(&self.config.isolation);
-        change.check(gpu.index, rules, there, kind)?;
-        self.isolation(kind).set_gpu(&gpu, change)?;
+        change.check(gpu.index, rules, there, self.backend)?;
+        backend::set_gpu(self.backend, &self.config, &gpu, change)?;
         locked.put_gpu(&gpu.uuid, change)?;
         let set = registry.gpu_settings()?.remove(&gpu.uuid).unwrap_or_default();
         locked.share_out(&gpu.uuid, self.config.compute.idle, |tenants| {

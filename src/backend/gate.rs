@@ -22,7 +22,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{BackendError, Capabilities, Instance, Isolation, Launch, Observed, Tenant, Way};
+use super::{BackendError, Instance, Isolation, Launch, Launcher, Observed, Tenant, Way};
 use crate::bundle::Edits;
 use crate::config;
 use crate::gate::TRAPS;
@@ -309,12 +309,63 @@ impl Gate {
         Some(section.into())
     }
 
+    /// Starts the monitor of a container: the one that was recruited, or a new one.
+    fn launch(
+        &self,
+        recruited: Option<Recruit>,
+        tenant: Tenant<'_>,
+        how: &Launch<'_>,
+    ) -> Result<(), GateError> {
+        let release = self.release()?;
+        let settings = self.settings(tenant, how, &release)?;
+        self.see_that_it_answers(&release, &settings)?;
+        if tenant.plan.asks_for_shares() {
+            self.see_that_slices_are_set(&release, &settings.nodes, &settings.gpus)?;
+        }
+        let place = self.place(tenant.short_id);
+        let socket = match how.way {
+            Way::Ahead => place.entry(),
+            Way::Bundle => place.listener(),
+        };
+        let mut keeper = recruited.map_or_else(|| recruit(&self.monitor), Ok)?;
+        Ok(keeper.serve(&place, &socket, &settings)?)
+    }
+
+    /// Sees that the driver holds what a GPU is to be changed to.
+    ///
+    /// # Errors
+    ///
+    /// Where it doesn't: what it said.
+    pub(super) fn see_that_it_holds(
+        &self,
+        gpu: &crate::gpu::Gpu,
+        change: GpuChange,
+    ) -> Result<(), GateError> {
+        if matches!(change, GpuChange::Policy(policy) if policy != POLICY_NATIVE) {
+            let gpus = [Gpu {
+                index: gpu.index,
+                uuid: gpu.uuid.clone(),
+                minor: gpu.minor,
+                total_bytes: gpu.memory_bytes,
+                limit_bytes: gpu.memory_bytes,
+            }];
+            self.see_that_slices_are_set(&self.release()?, &self.nodes(&gpus)?, &gpus)?;
+        }
+        Ok(())
+    }
+
     fn status(&self, short_id: &str) -> Result<Status, GateError> {
         match ask(&self.place(short_id).control(), &Question::Status)? {
             Answer::Status(status) => Ok(*status),
             other => Err(refused(short_id, &other)),
         }
     }
+}
+
+/// NCCL asks for a multicast object between GPUs of an NVSwitch, and where CUDA refuses that
+/// its communicators aren't made at all.
+pub(super) fn variables(plan: &Plan) -> &'static [(&'static str, &'static str)] {
+    if plan.gpus.len() > 1 { &[("NCCL_NVLS_ENABLE", "0")] } else { &[] }
 }
 
 /// What the monitor of a container says, as every backend has it.
@@ -382,10 +433,6 @@ fn node(kind: NodeKind, path: PathBuf) -> Result<Node, GateError> {
 }
 
 impl Isolation for Gate {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { memory: true, compute: true, live_resize: true }
-    }
-
     fn usable(&self) -> Result<(), BackendError> {
         ability::of_host().map_err(GateError::from)?;
         if !self.monitor.is_file() {
@@ -396,12 +443,6 @@ impl Isolation for Gate {
             Some(path) => Err(GateError::Coherent { path }.into()),
             None => Ok(()),
         }
-    }
-
-    /// NCCL asks for a multicast object between GPUs of an NVSwitch, and where CUDA refuses that
-    /// its communicators aren't made at all.
-    fn variables(&self, plan: &Plan) -> Vec<(&'static str, &'static str)> {
-        if plan.gpus.len() > 1 { vec![("NCCL_NVLS_ENABLE", "0")] } else { Vec::new() }
     }
 
     fn edit(
@@ -435,29 +476,9 @@ impl Isolation for Gate {
         }
     }
 
-    fn recruit(&self) -> Result<Option<Recruit>, BackendError> {
-        Ok(Some(recruit(&self.monitor).map_err(GateError::from)?))
-    }
-
-    fn launch(&self, tenant: Tenant<'_>, how: Launch<'_>) -> Result<(), BackendError> {
-        let release = self.release()?;
-        let settings = self.settings(tenant, &how, &release)?;
-        self.see_that_it_answers(&release, &settings)?;
-        if tenant.plan.asks_for_shares() {
-            self.see_that_slices_are_set(&release, &settings.nodes, &settings.gpus)?;
-        }
-        let place = self.place(tenant.short_id);
-        let socket = match how.way {
-            Way::Ahead => place.entry(),
-            Way::Bundle => place.listener(),
-        };
-        let made = match how.recruit {
-            Some(recruit) => recruit.serve(&place, &socket, &settings),
-            None => {
-                recruit(&self.monitor).and_then(|mut new| new.serve(&place, &socket, &settings))
-            }
-        };
-        Ok(made.map_err(GateError::from)?)
+    fn begin_launch(&self) -> Launcher {
+        let (gate, recruit) = (self.clone(), recruit(&self.monitor).ok());
+        Box::new(move |tenant, how| Ok(gate.launch(recruit, tenant, &how)?))
     }
 
     /// The monitor is there since before the container was made; what is left is to see
@@ -508,20 +529,6 @@ impl Isolation for Gate {
                 },
             });
         Ok(observed.collect())
-    }
-
-    fn set_gpu(&self, gpu: &crate::gpu::Gpu, change: GpuChange) -> Result<(), BackendError> {
-        if matches!(change, GpuChange::Policy(policy) if policy != POLICY_NATIVE) {
-            let gpus = [Gpu {
-                index: gpu.index,
-                uuid: gpu.uuid.clone(),
-                minor: gpu.minor,
-                total_bytes: gpu.memory_bytes,
-                limit_bytes: gpu.memory_bytes,
-            }];
-            self.see_that_slices_are_set(&self.release()?, &self.nodes(&gpus)?, &gpus)?;
-        }
-        Ok(())
     }
 
     fn set(&self, tenant: Tenant<'_>, change: Change) -> Result<(), BackendError> {

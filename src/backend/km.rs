@@ -21,9 +21,8 @@ use serde_json::Value;
 
 pub use error::{KmError, NotUndone};
 
-use super::{BackendError, Capabilities, Instance, Isolation, Launch, Observed, Tenant};
+use super::{BackendError, Instance, Isolation, Observed, Tenant};
 use crate::bundle::Edits;
-use crate::gpu::Gpu;
 use crate::plan::{Change, GpuChange, GpuRules};
 use tree::{Cell, Tree, check_short_id, control_digit};
 
@@ -51,6 +50,31 @@ impl Km {
     #[must_use]
     pub fn new(tree: PathBuf) -> Self {
         Km { tree: Tree::new(tree) }
+    }
+
+    /// What goes for the GPU `index`; `None` where the module doesn't tell.
+    pub(super) fn gpu_rules(&self, index: u32) -> Option<GpuRules> {
+        let read = |name| {
+            let number = self.tree.number(Cell { gpu: index, short_id: None, name }).ok()?;
+            u32::try_from(number).ok()
+        };
+        let (policy, max_inst) = (read("policy")?, read("max_inst")?);
+        Some(GpuRules { policy, max_inst, prio_ratio: read("prio_ratio")? })
+    }
+
+    /// Changes what goes for the GPU `index`.
+    ///
+    /// # Errors
+    ///
+    /// Where the change did not take.
+    pub(super) fn set_gpu(&self, index: u32, change: GpuChange) -> Result<(), KmError> {
+        self.tree.loaded()?;
+        let (name, value) = match change {
+            GpuChange::Policy(policy) => ("policy", policy),
+            GpuChange::MaxInst(max_inst) => ("max_inst", max_inst),
+            GpuChange::PrioRatio(prio_ratio) => ("prio_ratio", prio_ratio),
+        };
+        self.tree.put(Cell { gpu: index, short_id: None, name }, u64::from(value))
     }
 
     /// Makes what was validated, GPU by GPU in the container's order; policies come
@@ -264,10 +288,6 @@ impl Km {
 }
 
 impl Isolation for Km {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { memory: true, compute: true, live_resize: true }
-    }
-
     fn usable(&self) -> Result<(), BackendError> {
         Ok(self.tree.loaded()?)
     }
@@ -281,10 +301,6 @@ impl Isolation for Km {
         edits: &mut Edits,
     ) -> Result<(), BackendError> {
         edits.masked.push(self.tree.root().to_string_lossy().into_owned());
-        Ok(())
-    }
-
-    fn launch(&self, _tenant: Tenant<'_>, _how: Launch<'_>) -> Result<(), BackendError> {
         Ok(())
     }
 
@@ -346,26 +362,6 @@ impl Isolation for Km {
             }
         });
         Ok(observed.collect())
-    }
-
-    fn gpu_rules(&self, index: u32) -> Option<GpuRules> {
-        let read = |name| {
-            let number = self.tree.number(Cell { gpu: index, short_id: None, name }).ok()?;
-            u32::try_from(number).ok()
-        };
-        let (policy, max_inst) = (read("policy")?, read("max_inst")?);
-        Some(GpuRules { policy, max_inst, prio_ratio: read("prio_ratio")? })
-    }
-
-    fn set_gpu(&self, gpu: &Gpu, change: GpuChange) -> Result<(), BackendError> {
-        self.tree.loaded()?;
-        let (name, value) = match change {
-            GpuChange::Policy(policy) => ("policy", policy),
-            GpuChange::MaxInst(max_inst) => ("max_inst", max_inst),
-            GpuChange::PrioRatio(prio_ratio) => ("prio_ratio", prio_ratio),
-        };
-        let cell = Cell { gpu: gpu.index, short_id: None, name };
-        Ok(self.tree.put(cell, u64::from(value))?)
     }
 
     fn set(&self, tenant: Tenant<'_>, change: Change) -> Result<(), BackendError> {

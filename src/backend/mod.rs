@@ -1,7 +1,7 @@
-//! One way of isolating each, behind one trait: [`Isolation`].
+//! The ways to isolate a container, each behind the trait [`Isolation`].
 //!
-//! Knows how a plan becomes isolation. Backends must not know each other, and nothing
-//! above them asks which one it has.
+//! Knows how a plan becomes isolation. Backends must not know each other. [`choose`] says which one
+//! new containers get: a host asks once, and carries the answer.
 
 pub mod gate;
 
@@ -9,7 +9,6 @@ pub mod km;
 
 pub mod none;
 
-use std::fmt;
 use std::path::Path;
 
 use serde_json::Value;
@@ -18,7 +17,6 @@ use thiserror::Error;
 use crate::bundle::{Edits, HookCall};
 use crate::calls::{Calls, Durations};
 use crate::config;
-pub use crate::gate::launch::Recruit;
 use crate::gpu::Gpu;
 use crate::plan::{Change, GpuChange, GpuRules, Kind, Plan};
 use crate::process::ProcessId;
@@ -62,33 +60,14 @@ pub struct Launch<'a> {
     pub state_file: Option<&'a Path>,
     /// What deregisters it, for a backend that sees its end by itself.
     pub farewell: &'a HookCall,
-    /// Whom [`Isolation::recruit`] has started for it.
-    pub recruit: Option<&'a mut Recruit>,
 }
 
-/// What a backend can hold a container to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Memory quotas hold.
-    pub memory: bool,
-    /// Compute weights and priorities hold.
-    pub compute: bool,
-    /// Quotas of a running container can be changed.
-    pub live_resize: bool,
-}
-
-/// As a sentence has it: `memory and compute, changeable while it runs`, or `nothing`.
-impl fmt::Display for Capabilities {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (self.memory, self.compute) {
-            (true, true) => "memory and compute",
-            (true, false) => "memory",
-            (false, true) => "compute",
-            (false, false) => "nothing",
-        })?;
-        f.write_str(if self.live_resize { ", changeable while it runs" } else { "" })
-    }
-}
+/// Starts what has to be there before the runtime makes a container, as its [`Launch`] says.
+///
+/// # Errors
+///
+/// Where it can't be started. What was is ended by [`deactivate`](Isolation::deactivate).
+pub type Launcher = Box<dyn FnOnce(Tenant<'_>, Launch<'_>) -> Result<(), BackendError>>;
 
 /// What a backend sees of one container.
 #[derive(Debug, Clone, PartialEq)]
@@ -128,21 +107,12 @@ pub struct Instance {
 
 /// One way of isolating containers on a GPU.
 pub trait Isolation: std::fmt::Debug {
-    /// What it holds a container to.
-    fn capabilities(&self) -> Capabilities;
-
     /// Whether it works on this host.
     ///
     /// # Errors
     ///
     /// Why not, and what to do.
     fn usable(&self) -> Result<(), BackendError>;
-
-    /// Variables, and their values, by which programs do without what isolation doesn't serve; for
-    /// processes that have none of the name.
-    fn variables(&self, _plan: &Plan) -> Vec<(&'static str, &'static str)> {
-        Vec::new()
-    }
 
     /// Adds to the edits of a bundle, whose seccomp section is `section`, what isolation
     /// needs there.
@@ -157,22 +127,12 @@ pub trait Isolation: std::fmt::Debug {
         edits: &mut Edits,
     ) -> Result<(), BackendError>;
 
-    /// Starts whom [`launch`](Self::launch) needs, before all is known about the container: it
-    /// takes its time to start. Where there is no launch, it ends with what is returned here.
-    ///
-    /// # Errors
-    ///
-    /// Where it can't be started.
-    fn recruit(&self) -> Result<Option<Recruit>, BackendError> {
-        Ok(None)
+    /// Begins to start what has to be there before the runtime makes a container: it takes its time, and
+    /// the container need not be known yet. The [`Launcher`] does the rest. Where it is dropped, what
+    /// was begun ends. What can't be begun now the launcher tries again, and fails where that fails.
+    fn begin_launch(&self) -> Launcher {
+        Box::new(|_, _| Ok(()))
     }
-
-    /// Starts what has to be there before the runtime makes the container.
-    ///
-    /// # Errors
-    ///
-    /// Where it can't be started. What was is ended by [`deactivate`](Self::deactivate).
-    fn launch(&self, tenant: Tenant<'_>, how: Launch<'_>) -> Result<(), BackendError>;
 
     /// Brings this process, and all that comes of it, behind the isolation of a container
     /// that it is about to make, or to start another process in. Whose bundle says it all
@@ -207,21 +167,6 @@ pub trait Isolation: std::fmt::Debug {
     /// Where it can't be seen which there are.
     fn list(&self, short_ids: Option<&[&str]>) -> Result<Vec<Observed>, BackendError>;
 
-    /// What goes for the GPU `index`, where this backend keeps that itself.
-    fn gpu_rules(&self, _index: u32) -> Option<GpuRules> {
-        None
-    }
-
-    /// Changes what goes for a GPU, which was found possible. A backend that doesn't keep it itself sees
-    /// only that the driver can hold it.
-    ///
-    /// # Errors
-    ///
-    /// Where the change did not take, or the driver can't hold it.
-    fn set_gpu(&self, _gpu: &Gpu, _change: GpuChange) -> Result<(), BackendError> {
-        Ok(())
-    }
-
     /// Changes a running container.
     ///
     /// # Errors
@@ -249,20 +194,6 @@ fn chosen(configured: config::Backend, km_loaded: bool) -> (Kind, &'static str) 
     }
 }
 
-/// Whether isolation of that kind comes with the bundle alone: a hook can't add it to a
-/// container whose bundle was written without us.
-#[must_use]
-pub fn needs_bundle(kind: Kind) -> bool {
-    kind == Kind::Gate
-}
-
-/// Whether isolation of that kind is turned on for a container that exists already, and
-/// so needs a hook; otherwise it is on with the bundle, or there is none.
-#[must_use]
-pub fn needs_hook(kind: Kind) -> bool {
-    kind == Kind::Km
-}
-
 /// The backend of that kind, for containers that are made so.
 #[must_use]
 pub fn isolation(kind: Kind, config: &config::Config, way: Way) -> Box<dyn Isolation> {
@@ -270,6 +201,44 @@ pub fn isolation(kind: Kind, config: &config::Config, way: Way) -> Box<dyn Isola
         Kind::Km => Box::new(km::Km::new(config.isolation.km_root.clone())),
         Kind::None => Box::new(none::Unisolated),
         Kind::Gate => Box::new(gate::Gate::new(config, way)),
+    }
+}
+
+/// Variables, and their values, by which programs do without what the isolation of `plan` doesn't
+/// serve; for processes that have none of the name.
+#[must_use]
+pub fn variables(plan: &Plan) -> &'static [(&'static str, &'static str)] {
+    match plan.backend {
+        Kind::Gate => gate::variables(plan),
+        Kind::Km | Kind::None => &[],
+    }
+}
+
+/// What goes for the GPU `index`, where the backend of that kind keeps that itself.
+#[must_use]
+pub fn gpu_rules(kind: Kind, config: &config::Config, index: u32) -> Option<GpuRules> {
+    match kind {
+        Kind::Km => km::Km::new(config.isolation.km_root.clone()).gpu_rules(index),
+        Kind::Gate | Kind::None => None,
+    }
+}
+
+/// Changes what goes for a GPU, which was found possible. Where the backend of that kind doesn't keep it
+/// itself, sees only that the driver can hold it.
+///
+/// # Errors
+///
+/// Where the change did not take, or the driver can't hold it.
+pub fn set_gpu(
+    kind: Kind,
+    config: &config::Config,
+    gpu: &Gpu,
+    change: GpuChange,
+) -> Result<(), BackendError> {
+    match kind {
+        Kind::Km => Ok(km::Km::new(config.isolation.km_root.clone()).set_gpu(gpu.index, change)?),
+        Kind::Gate => Ok(gate::Gate::new(config, Way::Ahead).see_that_it_holds(gpu, change)?),
+        Kind::None => Ok(()),
     }
 }
 

@@ -7,7 +7,7 @@
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{BackendError, Capabilities, Isolation, Launch, Observed, Tenant};
+use super::{BackendError, Isolation, Observed, Tenant};
 use crate::bundle::Edits;
 use crate::plan::Change;
 
@@ -32,10 +32,6 @@ pub enum NoneError {
 }
 
 impl Isolation for Unisolated {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { memory: false, compute: false, live_resize: false }
-    }
-
     fn usable(&self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -46,10 +42,6 @@ impl Isolation for Unisolated {
         _section: Option<&Value>,
         _edits: &mut Edits,
     ) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn launch(&self, _tenant: Tenant<'_>, _how: Launch<'_>) -> Result<(), BackendError> {
         Ok(())
     }
 
@@ -94,8 +86,7 @@ mod tests {
     fn promises_nothing_and_is_usable_everywhere() {
         let plan = plan();
         let tenant = Tenant { id: "demo", short_id: "demo00000000", plan: &plan };
-        let Capabilities { memory, compute, live_resize } = Unisolated.capabilities();
-        assert!(!memory && !compute && !live_resize);
+        assert_eq!(Kind::None.holds(), "nothing");
         Unisolated.usable().unwrap();
         Unisolated.activate(tenant).unwrap();
         assert_eq!(Unisolated.list(None).unwrap(), []);

@@ -155,7 +155,7 @@ mod tests {
 
     fn host(dir: &std::path::Path) -> Host {
         let config = Config { state_dir: dir.to_owned(), ..Config::default() };
-        Host { config, config_path: None, way: Way::Bundle }
+        Host::new(config, None, Way::Bundle)
     }
 
     fn asked(container: Option<&str>, json: bool) -> Events {

@@ -8,7 +8,6 @@ use serde_json::json;
 
 use super::Format;
 use super::table::{aligned, printable};
-use crate::backend::Capabilities;
 use crate::bundle::Bundle;
 use crate::host;
 use crate::host::Host;
@@ -59,9 +58,8 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
             writeln!(out)?;
         }
         (Format::Text, Some((plan, injection)), _) => {
-            let isolation = host.isolation(plan.backend);
             let held = host.shares_not_held(plan).is_none();
-            out.write_all(text(plan, isolation.capabilities(), held).as_bytes())?;
+            out.write_all(text(plan, held).as_bytes())?;
             let why = printable(&injection.why);
             writeln!(out, "driver files: {} ({why})", injection.mode.name())?;
         }
@@ -72,7 +70,7 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
     Ok(out.flush()?)
 }
 
-fn text(plan: &Plan, enforced: Capabilities, held: bool) -> String {
+fn text(plan: &Plan, held: bool) -> String {
     let mut rows = vec![["GPU", "UUID", "LIMIT (MiB)", "TOTAL (MiB)"].map(str::to_owned)];
     for gpu in &plan.gpus {
         let limit = gpu.memory_limit_bytes.map(|bytes| bytes_to_mib(bytes).to_string());
@@ -86,8 +84,9 @@ fn text(plan: &Plan, enforced: Capabilities, held: bool) -> String {
     let priority = if plan.high_priority { "high" } else { "normal" };
     let held = if held { "" } else { " (not held on these GPUs)" };
     format!(
-        "backend {} (enforces {enforced}), weight {}, priority {priority}{held}\n{}",
+        "backend {} (enforces {}), weight {}, priority {priority}{held}\n{}",
         plan.backend,
+        plan.backend.holds(),
         plan.weight,
         aligned(&rows, &[2, 3])
     )

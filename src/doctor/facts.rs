@@ -140,8 +140,6 @@ pub struct Isolation {
     pub backend: Kind,
     /// Why that one.
     pub why: &'static str,
-    /// What it holds a container to.
-    pub holds: String,
     /// Whether it works here.
     pub usable: Result<(), String>,
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::facts::{Cgroups, Isolation, Runtime, Seen};
 use super::program;
-use crate::backend::{self, gate::check_kernel};
+use crate::backend::gate::check_kernel;
 use crate::engines::files::Tree;
 use crate::gate::enter;
 use crate::host::Host;
@@ -27,8 +27,6 @@ pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
     let ability =
         check_kernel(&release, &text("seccomp/actions_avail"), &text("randomize_va_space"));
     let abilities = enter::abilities();
-    let (kind, why) = backend::choose(&host.config.isolation);
-    let isolation = host.isolation(kind);
     Isolation {
         kernel: release,
         ability: ability.map_err(|error| error.to_string()),
@@ -36,10 +34,9 @@ pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
         layout: check_sizes().map_err(|error| error.to_string()),
         killable_wait: abilities.killable_wait,
         cgroups: cgroups(&tree.at("/sys/fs/cgroup")),
-        backend: kind,
-        why,
-        holds: isolation.capabilities().to_string(),
-        usable: isolation.usable().map_err(|error| error.to_string()),
+        backend: host.backend,
+        why: host.why_backend,
+        usable: host.isolation(host.backend).usable().map_err(|error| error.to_string()),
     }
 }
 

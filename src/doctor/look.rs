@@ -32,7 +32,7 @@ pub struct Roots {
 pub fn look(roots: &Roots) -> Facts {
     let tree = Tree::new(&roots.root, roots.search.as_deref());
     let (config, told) = configuration(roots, &tree);
-    let reached = Host { config: reached(&tree, &config), config_path: None, way: Way::Ahead };
+    let reached = Host::new(reached(&tree, &config), None, Way::Ahead);
     Facts {
         driver: driver::look(&tree, &config),
         isolation: host::look(&tree, &reached),

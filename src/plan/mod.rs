@@ -98,6 +98,29 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// What it holds a container to, as a sentence has it.
+    #[must_use]
+    pub fn holds(self) -> &'static str {
+        match self {
+            Kind::Gate | Kind::Km => "memory and compute, changeable while it runs",
+            Kind::None => "nothing",
+        }
+    }
+
+    /// Whether isolation comes with the bundle alone: a hook can't add it to a container whose bundle
+    /// was written without us.
+    #[must_use]
+    pub fn needs_bundle(self) -> bool {
+        self == Kind::Gate
+    }
+
+    /// Whether isolation is turned on for a container that exists already, and so needs a hook;
+    /// otherwise it is on with the bundle, or there is none.
+    #[must_use]
+    pub fn needs_hook(self) -> bool {
+        self == Kind::Km
+    }
+
     /// Whether it holds compute weights and priorities. Where nothing does, they are written down.
     #[must_use]
     pub fn holds_shares(self) -> bool {

@@ -22,7 +22,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::admission::{self, AdmissionError, marks};
-use crate::backend::{self, Launch, Recruit, Way};
+use crate::backend::{Launch, Launcher, Way};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile};
 use crate::config::{self, ConfigError};
 use crate::events::Cause;
@@ -225,7 +225,7 @@ fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), 
         Ok(state_dir) => state_dir,
     };
     let config = config::Config { state_dir, ..config::Config::default() };
-    let host = Host { config, config_path: None, way: Way::Ahead };
+    let host = Host::new(config, None, Way::Ahead);
     for id in ids() {
         let key = Key { root: root.clone(), id: id.to_owned() };
         // In this order: a record that is made later is of a container that is.
@@ -286,7 +286,7 @@ impl Reserved {
         bundle: &mut Bundle,
         (nodes, driver): (Nodes, Edits),
         calls: Vec<HookCall>,
-        (by, recruit): (ProcessId, Option<&mut Recruit>),
+        (by, begun): (ProcessId, Option<Launcher>),
     ) -> Result<(), AdmissionError> {
         let farewell = calls.last().cloned();
         let edits = self.host.edits(record, bundle, nodes, driver, calls)?;
@@ -310,9 +310,8 @@ impl Reserved {
                     }
                 },
                 farewell,
-                recruit,
             };
-            self.host.launch(record, how)?;
+            self.host.launch(record, how, begun)?;
         }
         failpoint("launched");
         if changed {
@@ -357,13 +356,13 @@ fn prepare(
     if host.may_leave_alone(&request) {
         return Ok(None);
     }
-    let gated = request.has_quota() && backend::choose(&host.config.isolation).0 == Kind::Gate;
+    let gated = request.has_quota() && host.backend == Kind::Gate;
     if gated && create.verb == argv::Verb::Restore {
         return Err(RuntimeError::Restore);
     }
     host::require_root()?;
     // It starts while the rest is found out.
-    let mut recruit = host.recruit(&request);
+    let begun = request.has_quota().then(|| host.isolation(host.backend).begin_launch());
     failpoint("recruited");
     crate::log::init(&host.config.log);
     let id = create.id.as_ref().and_then(|id| id.to_str()).ok_or(RuntimeError::NoId)?;
@@ -383,7 +382,7 @@ fn prepare(
         Mode::Cdi | Mode::Native | Mode::Off => None,
     };
     let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
-    let holder = match backend::needs_hook(plan.backend) {
+    let holder = match plan.backend.needs_hook() {
         true => Holder::Reserved { by },
         false => launched(by, real, create, &key),
     };
@@ -404,13 +403,7 @@ fn prepare(
     let told = (name.as_deref(), Some(injection.mode));
     let record = host.reserve(key.clone(), bundle.dir(), plan, holder, told)?;
     let reserved = Reserved { host, key, name, nvidia };
-    match reserved.equip(
-        &record,
-        &mut bundle,
-        (nodes, injection.edits),
-        calls,
-        (by, recruit.as_mut()),
-    ) {
+    match reserved.equip(&record, &mut bundle, (nodes, injection.edits), calls, (by, begun)) {
         Ok(()) => Ok(Some(reserved)),
         Err(error) => {
             reserved.undo();

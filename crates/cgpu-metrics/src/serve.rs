@@ -66,7 +66,8 @@ impl Eyes {
         {
             return Ok(Arc::clone(text));
         }
-        let mut snapshot = self.host.look(Processes::Numbered, self.driver.as_mut())?;
+        let mut snapshot =
+            self.host.chosen_anew().look(Processes::Numbered, self.driver.as_mut())?;
         match self.events.read() {
             Ok(events) => self.creates.count(&events),
             Err(error) => snapshot.gaps.push(format!("cannot read the events: {error}")),

@@ -79,7 +79,7 @@ impl Eyes {
     ///
     /// Where the host can't be looked at, or has no such GPU.
     pub(crate) fn look(&mut self) -> Result<Snapshot> {
-        let found = match self.host.look(self.processes, self.driver.as_mut()) {
+        let found = match self.host.chosen_anew().look(self.processes, self.driver.as_mut()) {
             Err(RegistryError::NotRoot { .. }) => socket::ask(&self.host.config.view.socket)?,
             found => found?,
         };

@@ -114,14 +114,14 @@ impl Shown {
         let gpus = self.known_gpus();
         let gpu = gpus.iter().find(|gpu| gpu.index == index).ok_or(Errno::ENOENT)?;
         let registry = self.host.look_at_registry().map_err(|_| Errno::EIO)?;
-        self.host.gpu_rules(&registry, index, &gpu.uuid).map_err(|_| Errno::EIO)
+        self.host.chosen_anew().gpu_rules(&registry, index, &gpu.uuid).map_err(|_| Errno::EIO)
     }
 
     /// The weight that no container has: as `cgpu ps` shows it.
     fn free_weight(&self, index: u32) -> Result<u32, Errno> {
         let on_it: Vec<Record> = self.records().map_err(|_| Errno::EIO)?.to_vec();
         let on_it = on_it.into_iter().filter(|record| has_quota(record, index)).collect();
-        let seen = self.host.look_at(on_it, &[], Processes::Numbered, None);
+        let seen = self.host.chosen_anew().look_at(on_it, &[], Processes::Numbered, None);
         let seen = seen.map_err(|_| Errno::EIO)?;
         let gpu = seen.gpus.iter().find(|gpu| gpu.index == index).ok_or(Errno::ENOENT)?;
         gpu.free_weight.ok_or(Errno::EIO)
@@ -171,7 +171,7 @@ impl Shown {
     fn grant(&self, wish: &Wish) -> Result<(), (Errno, String)> {
         match wish {
             Wish::Gpu(gpu, change) => {
-                let set = self.host.set_gpu(&gpu.to_string(), *change);
+                let set = self.host.chosen_anew().set_gpu(&gpu.to_string(), *change);
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
             Wish::Container(short_id, change) => {
@@ -184,7 +184,7 @@ impl Shown {
                 if is_so {
                     return Ok(());
                 }
-                let set = self.host.set_of(&record.key, *change);
+                let set = self.host.chosen_anew().set_of(&record.key, *change);
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
             // Our instances are made by creates, and end with their containers.
@@ -198,7 +198,8 @@ impl Shown {
                     .to_owned(),
             )),
             Wish::Destroy(short_id) => {
-                self.host.collect().map_err(|error| (Errno::EIO, error.to_string()))?;
+                let collected = self.host.chosen_anew().collect();
+                collected.map_err(|error| (Errno::EIO, error.to_string()))?;
                 match self.record(short_id) {
                     Err(_) => Ok(()),
                     Ok(_) => Err((Errno::EBUSY, "it is there, and keeps its quota".to_owned())),

@@ -74,7 +74,7 @@ fn backend(facts: &Facts, driver: Standing, own: &Own) -> Finding {
     let chosen = format!("{} ({})", facts.backend, facts.why);
     let why = match &facts.usable {
         Ok(()) if facts.backend == Kind::None => return row(Note, chosen),
-        Ok(()) => return row(Fine, format!("{chosen}: holds {}", facts.holds)),
+        Ok(()) => return row(Fine, format!("{chosen}: holds {}", facts.backend.holds())),
         Err(why) => why,
     };
     if facts.backend == Kind::Gate && facts.ability.is_err() {
@@ -83,7 +83,9 @@ fn backend(facts: &Facts, driver: Standing, own: &Own) -> Finding {
     // Nothing but the driver is missing: that is told where it belongs.
     let waits = facts.backend == Kind::Gate && driver != Standing::Loaded && own.missing.is_empty();
     match waits {
-        true => row(Note, format!("{chosen}: holds {}, once there is a driver", facts.holds)),
+        true => {
+            row(Note, format!("{chosen}: holds {}, once there is a driver", facts.backend.holds()))
+        }
         false => row(Error, format!("{chosen} can't be used: {why}")),
     }
 }

@@ -60,7 +60,6 @@ fn well() -> Facts {
             cgroups: Cgroups::V2,
             backend: Kind::Gate,
             why: "auto: the vendor's module isn't loaded",
-            holds: "memory, changeable while it runs".into(),
             usable: Ok(()),
         },
         runtimes: vec![runtime("runc", "runc version 1.1.5+ds1")],
@@ -154,7 +153,8 @@ fn a_host_on_which_nothing_is_wrong_is_told_so() {
     assert_eq!(what("kernel"), "Linux 6.8.0-45-generic: seccomp notifies a listener");
     assert_eq!(
         what("backend"),
-        "gate (auto: the vendor's module isn't loaded): holds memory, changeable while it runs"
+        "gate (auto: the vendor's module isn't loaded): holds memory and compute, changeable while \
+         it runs"
     );
     assert_eq!(what("real"), "runc version 1.1.5+ds1 (/usr/sbin/runc)");
     assert_eq!(what("docker"), "runtime cgpu is /usr/bin/cgpu-runtime (/etc/docker/daemon.json)");
@@ -179,7 +179,7 @@ fn a_host_without_a_gpu_has_nothing_wrong_with_it() {
     let absent = ["gpus", "modules", "libraries", "nodes"];
     assert!(!findings.iter().any(|found| absent.contains(&found.name)));
     finds("version", Note, "no NVIDIA GPU and no driver: nothing to share yet -> to try", none);
-    finds("backend", Note, "holds memory, changeable while it runs, once there is a", none);
+    finds("backend", Note, "holds memory and compute, changeable while it runs, once there", none);
     finds("version", Note, "the GPUs are those of the inventory file", |facts| {
         none(facts);
         facts.driver.gpus_from_file = true;
