@@ -16,7 +16,7 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are named as the arguments of the methods of `Ledger`")]
 pub enum Entry {
-    /// [`Ledger::commit`].
+    /// The driver gave memory, as `handle` below `parent`.
     Commit { gpu: usize, bytes: u64, client: Client, parent: Handle, handle: Handle },
     /// [`Ledger::note`].
     Note { client: Client, parent: Handle, handle: Handle },
@@ -42,7 +42,7 @@ pub enum Entry {
     Share { client: Client, process: Process },
     /// A process is gone; its clients stay.
     Left { process: Process },
-    /// [`Ledger::set_limit`], with [`Lowering::Allow`](super::Lowering::Allow).
+    /// The quota of a GPU is another. Where more is in use, nothing is given until enough was freed.
     Limit { gpu: usize, limit_bytes: u64 },
     /// [`Ledger::reconcile`].
     Reconcile { gpu: usize, driver_bytes: u64 },

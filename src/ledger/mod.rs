@@ -6,10 +6,9 @@
 //! owns it, every call is a decision at once, time does not come into it.
 //!
 //! The life of an allocation: [`Ledger::reserve`] before the driver is asked (so that
-//! two that race never both get the last byte), then [`Ledger::commit`] under the handle
-//! the driver gave, or [`Ledger::cancel`]. (The monitor cancels and replays [`Entry::Commit`] in one hold of
-//! its books, since that goes through its journal.) A charge ends when the last thing that keeps
-//! it alive does. What the ledger missed, [`Ledger::reconcile`] learns from the driver's
+//! two that race never both get the last byte), then [`Ledger::cancel`], and where the driver
+//! gave it [`Entry::Commit`] under its handle, with nothing between the two. A charge ends when the
+//! last thing that keeps it alive does. What the ledger missed, [`Ledger::reconcile`] learns from the driver's
 //! own figure.
 //!
 //! Invariants: `used` of a GPU is never below what is charged and pending on it, less what
@@ -83,8 +82,7 @@ pub struct Bounds {
     pub stakes: usize,
 }
 
-/// Memory asked for and not yet given. Must end in [`Ledger::commit`] or
-/// [`Ledger::cancel`].
+/// Memory asked for and not yet given. Must end in [`Ledger::cancel`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a reservation that is forgotten is never given back"]
 pub struct Reservation {
@@ -146,15 +144,6 @@ pub enum LedgerError {
         /// What there is.
         usage: Usage,
     },
-}
-
-/// Whether a quota may fall below what is in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lowering {
-    /// It is refused.
-    Refuse,
-    /// Nothing is given until enough was freed.
-    Allow,
 }
 
 /// The account of one container.
@@ -264,7 +253,7 @@ impl Ledger {
         Ok(Reservation { gpu, bytes })
     }
 
-    /// The driver did not give it.
+    /// The driver did not give it, or [`Entry::Commit`] comes next.
     pub fn cancel(&mut self, reservation: Reservation) {
         let Reservation { gpu, bytes } = reservation;
         if let Some(account) = self.accounts.get_mut(gpu) {
@@ -272,23 +261,8 @@ impl Ledger {
         }
     }
 
-    /// The driver gave it, as `handle` below `parent`. An object that had the handle before
-    /// is gone: the driver gives none twice.
-    pub fn commit(
-        &mut self,
-        reservation: Reservation,
-        client: Client,
-        parent: Handle,
-        handle: Handle,
-    ) {
-        let Reservation { gpu, bytes } = reservation;
-        if let Some(account) = self.accounts.get_mut(gpu) {
-            account.cancel(bytes);
-        }
-        self.charge(gpu, bytes, client, parent, handle);
-    }
-
-    /// The driver gave so much as `handle`, whatever the quota is.
+    /// The driver gave so much as `handle` below `parent`, whatever the quota is. An object that had the
+    /// handle before is gone: the driver gives none twice.
     fn charge(&mut self, gpu: usize, bytes: u64, client: Client, parent: Handle, handle: Handle) {
         self.replace(client, handle);
         let Some(account) = self.accounts.get_mut(gpu) else { return };
@@ -462,41 +436,6 @@ impl Ledger {
             holders.push(process);
             self.holders_changes += 1;
         }
-    }
-
-    /// A process is gone; clients that nobody else was seen to hold go with it. One that
-    /// was never seen may still hold a client: [`reconcile`](Self::reconcile) after a death.
-    pub fn died(&mut self, process: Process) {
-        let mut closed = Vec::new();
-        for (client, holders) in &mut self.holders {
-            let before = holders.len();
-            holders.retain(|holder| *holder != process);
-            self.holders_changes += u64::from(holders.len() < before);
-            if holders.is_empty() {
-                closed.push(*client);
-            }
-        }
-        closed.into_iter().for_each(|client| self.close(client));
-    }
-
-    /// Changes the quota of a GPU.
-    ///
-    /// # Errors
-    ///
-    /// Where the container has no such GPU, or more is in use and `lowering` refuses that.
-    pub fn set_limit(
-        &mut self,
-        gpu: usize,
-        limit_bytes: u64,
-        lowering: Lowering,
-    ) -> Result<Usage, LedgerError> {
-        let account = self.account(gpu)?;
-        let usage = account.usage();
-        if lowering == Lowering::Refuse && limit_bytes < usage.used_bytes {
-            return Err(LedgerError::InUse { limit_bytes, usage });
-        }
-        account.set_limit(limit_bytes);
-        Ok(account.usage())
     }
 
     /// The driver's own figure: what the container's processes hold on a GPU in all.

@@ -16,9 +16,22 @@ fn root(client: Client) -> Handle {
     Handle(client.0)
 }
 
+/// The driver gave what was reserved.
+fn commit(
+    ledger: &mut Ledger,
+    reservation: Reservation,
+    client: Client,
+    parent: Handle,
+    handle: Handle,
+) {
+    let Reservation { gpu, bytes } = reservation;
+    ledger.cancel(Reservation { gpu, bytes });
+    ledger.replay(Entry::Commit { gpu, bytes, client, parent, handle });
+}
+
 fn allocate(ledger: &mut Ledger, client: Client, handle: u32, bytes: u64) {
     let reservation = ledger.reserve(0, bytes).unwrap();
-    ledger.commit(reservation, client, root(client), Handle(handle));
+    commit(ledger, reservation, client, root(client), Handle(handle));
 }
 
 fn used(ledger: &Ledger) -> u64 {
@@ -45,7 +58,7 @@ fn the_last_byte_is_given_once() {
     let second = ledger.reserve(0, 40).unwrap();
     assert!(ledger.reserve(0, 1).is_err());
     ledger.cancel(first);
-    ledger.commit(second, A, root(A), Handle(1));
+    commit(&mut ledger, second, A, root(A), Handle(1));
     assert_eq!(used(&ledger), 40);
     assert!(ledger.reserve(0, u64::MAX).is_err());
     assert_eq!(ledger.reserve(1, 1), Err(LedgerError::NoSuchGpu { gpu: 1 }));
@@ -86,7 +99,7 @@ fn what_hangs_below_stays_where_that_is_entered_late() {
     let (device, low) = (Handle(9), Handle(3));
     for (handle, bytes) in [(low, 40), (Handle(12), 30)] {
         let reservation = ledger.reserve(0, bytes).unwrap();
-        ledger.commit(reservation, A, device, handle);
+        commit(&mut ledger, reservation, A, device, handle);
     }
     ledger.note(A, root(A), device).unwrap();
     assert_eq!(used(&ledger), 70);
@@ -208,7 +221,7 @@ fn a_parent_takes_all_below_it_along() {
     ledger.note(A, root(A), Handle(1)).unwrap();
     ledger.note(A, Handle(1), Handle(2)).unwrap();
     let reservation = ledger.reserve(0, 10).unwrap();
-    ledger.commit(reservation, A, Handle(2), Handle(3));
+    commit(&mut ledger, reservation, A, Handle(2), Handle(3));
     allocate(&mut ledger, A, 4, 5);
     ledger.free(A, Handle(1));
     assert_eq!((used(&ledger), ledger.size().objects), (5, 1));
@@ -231,20 +244,24 @@ fn a_client_lives_as_long_as_any_process_that_was_seen_with_it() {
     ledger.share(A, Process(2));
     ledger.share(A, Process(2));
     allocate(&mut ledger, A, 1, 40);
-    ledger.died(Process(1));
-    assert_eq!(used(&ledger), 40, "the other got the descriptor by fork or over a socket");
-    ledger.died(Process(2));
+    ledger.left(Process(1));
+    assert_eq!(ledger.orphans(), [], "the other got the descriptor by fork or over a socket");
+    ledger.left(Process(2));
+    assert_eq!(ledger.orphans(), [A]);
+    assert_eq!(used(&ledger), 40, "one that was never seen may have it");
+    ledger.close(A);
     assert_eq!(used(&ledger), 0);
 }
 
 #[test]
-fn a_quota_falls_below_what_is_in_use_only_when_told_to() {
+fn below_what_is_in_use_a_quota_gives_nothing_until_enough_was_freed() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 60);
-    let error = ledger.set_limit(0, 50, Lowering::Refuse).unwrap_err().to_string();
-    assert_eq!(error, "60 bytes are in use, more than the new quota of 50");
-    let usage = ledger.set_limit(0, 50, Lowering::Allow).unwrap();
+    ledger.replay(Entry::Limit { gpu: 0, limit_bytes: 50 });
+    let usage = ledger.usage(0).unwrap();
     assert_eq!((usage.used_bytes, usage.free_bytes()), (60, 0));
+    let error = LedgerError::InUse { limit_bytes: 50, usage }.to_string();
+    assert_eq!(error, "60 bytes are in use, more than the new quota of 50");
     assert!(ledger.reserve(0, 1).is_err());
     ledger.free(A, Handle(1));
     assert!(ledger.reserve(0, 50).is_ok());
@@ -374,7 +391,6 @@ enum Step {
     Limit {
         gpu: usize,
         bytes: u64,
-        lowering: Lowering,
     },
     /// Something that the ledger isn't told of.
     Unseen(Box<Step>),
@@ -401,7 +417,6 @@ const QUOTAS: [u64; 2] = [100, 70];
 fn step() -> impl Strategy<Value = Step> {
     let gpu = || 0..QUOTAS.len();
     let process = || 1u64..5;
-    let lowering = prop_oneof![Just(Lowering::Refuse), Just(Lowering::Allow)];
     let client = || 1u32..4;
     let handle = || 10u32..18;
     let parent = || prop_oneof![Just(0u32), 10u32..18];
@@ -425,7 +440,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (client(), process()).prop_map(|(client, process)| Step::Share { client, process }),
         1 => (process(), process()).prop_map(|(from, to)| Step::Fork { from, to }),
         1 => process().prop_map(|process| Step::Die { process }),
-        1 => (gpu(), 0u64..150, lowering).prop_map(|(gpu, bytes, lowering)| Step::Limit { gpu, bytes, lowering }),
+        1 => (gpu(), 0u64..150).prop_map(|(gpu, bytes)| Step::Limit { gpu, bytes }),
     ];
     prop_oneof![8 => seen, 1 => Just(Step::Reconcile)]
 }
@@ -573,7 +588,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
                 if denied {
                     return ledger.cancel(reservation);
                 }
-                ledger.commit(reservation, Client(client), top(client, parent), Handle(handle));
+                commit(ledger, reservation, Client(client), top(client, parent), Handle(handle));
             }
             model.sizes.push((gpu, bytes));
             model.objects.insert((client, handle), (parent, Some(model.sizes.len() - 1)));
@@ -700,23 +715,9 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
                 }
             }
         }
-        Step::Limit { gpu, bytes, lowering } => {
-            let live_bytes = model.live_bytes()[gpu];
-            let set = ledger.set_limit(gpu, bytes, lowering);
-            match model.misses {
-                Misses::Nothing => {
-                    let may = lowering == Lowering::Allow || bytes >= live_bytes;
-                    assert_eq!(set.is_ok(), may, "{set:?}");
-                }
-                Misses::Ends => {
-                    let less = bytes < live_bytes;
-                    assert!(!less || set.is_err() || lowering == Lowering::Allow, "{set:?}");
-                }
-                Misses::All => {}
-            }
-            if set.is_ok() {
-                model.limits[gpu] = bytes;
-            }
+        Step::Limit { gpu, bytes } => {
+            ledger.replay(Entry::Limit { gpu, limit_bytes: bytes });
+            model.limits[gpu] = bytes;
         }
         Step::Reconcile => {
             for (gpu, live_bytes) in model.live_bytes().into_iter().enumerate() {
@@ -921,7 +922,7 @@ proptest! {
                 0 | 1 => {
                     let gpu = usize::from(kind);
                     if let Ok(reservation) = ledger.reserve(gpu, bytes) {
-                        ledger.commit(reservation, A, root(A), Handle(handle));
+                        commit(&mut ledger, reservation, A, root(A), Handle(handle));
                     }
                 }
                 2 => {

@@ -55,7 +55,7 @@ fn mixed(mark: u64, word: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Bounds, Client, Handle, Shown};
+    use super::super::{Bounds, Client, Entry, Handle, Shown};
     use super::*;
 
     const BOUNDS: Bounds = Bounds { objects: 64, holds: 64, stakes: 64 };
@@ -63,7 +63,9 @@ mod tests {
     fn allocate(ledger: &mut Ledger, gpu: usize, client: u32, handle: u32, bytes: u64) {
         let reservation = ledger.reserve(gpu, bytes).unwrap();
         let parent = Handle(client);
-        ledger.commit(reservation, Client(client), parent, Handle(handle));
+        ledger.cancel(reservation);
+        let (client, handle) = (Client(client), Handle(handle));
+        ledger.replay(Entry::Commit { gpu, bytes, client, parent, handle });
     }
 
     #[test]
@@ -81,9 +83,9 @@ mod tests {
         let both = [(one, vec![300, 0]), (other, vec![40, 5])];
         assert_eq!(ledger.used_by_process(), both.into());
         // What it had is the heir's.
-        ledger.died(one);
+        ledger.left(one);
         assert_eq!(ledger.used_by_process(), [(other, vec![340, 5])].into());
-        ledger.died(other);
+        ledger.left(other);
         assert_eq!(ledger.used_by_process(), BTreeMap::new());
     }
 
@@ -116,7 +118,7 @@ mod tests {
         let source = (Client(1), Handle(101));
         ledger.duplicate(source, Client(2), Handle(2), Handle(104), Shown::Here).unwrap();
         is_new(&ledger, "another name");
-        ledger.set_limit(1, 500, super::super::Lowering::Refuse).unwrap();
+        ledger.replay(Entry::Limit { gpu: 1, limit_bytes: 500 });
         is_new(&ledger, "a quota");
         ledger.reconcile(0, 300).unwrap();
         let asked = ledger.mark();
@@ -126,7 +128,7 @@ mod tests {
         is_new(&ledger, "memory that the driver told of");
         ledger.left(one);
         is_new(&ledger, "one holder less");
-        ledger.died(other);
+        ledger.left(other);
         is_new(&ledger, "nobody left");
     }
 }

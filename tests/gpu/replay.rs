@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use cgpu::gate::is_driver_call;
-use cgpu::ledger::{Bounds, Client, Handle, Ledger, LedgerError, Shown, Span, Tree};
+use cgpu::ledger::{Bounds, Client, Entry, Handle, Ledger, LedgerError, Shown, Span, Tree};
 use cgpu::monitor::calls::policy::{Verdict, judge, judge_uvm};
 use cgpu::rm::control::{Known, Pieces, check, known, processes};
 use cgpu::rm::memory::{self, Use, class_use};
@@ -261,7 +261,10 @@ impl Account {
 
     fn take(&mut self, bytes: u64, client: Client, parent: Handle, handle: Handle) {
         match self.ledger.reserve(0, bytes) {
-            Ok(reservation) => self.ledger.commit(reservation, client, parent, handle),
+            Ok(reservation) => {
+                self.ledger.cancel(reservation);
+                self.ledger.replay(Entry::Commit { gpu: 0, bytes, client, parent, handle });
+            }
             Err(LedgerError::OverQuota { .. }) => self.refused += 1,
             Err(error) => panic!("{error}"),
         }
