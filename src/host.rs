@@ -28,7 +28,7 @@ pub struct Host {
     pub config: Config,
     /// The file it came from, by absolute path.
     pub config_path: Option<PathBuf>,
-    /// How containers come behind their isolation.
+    /// How containers get their isolation.
     pub way: Way,
     /// The backend of containers that are made from now on.
     pub backend: Kind,

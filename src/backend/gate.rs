@@ -519,14 +519,7 @@ impl Isolation for Gate {
         let observed =
             all.iter().zip(noted).map(|(place, noted)| match noted.or_else(|| answers.next()?) {
                 Some(Answer::Status(status)) => observed(place.short_id(), &status),
-                _ => Observed {
-                    short_id: place.short_id(),
-                    instances: None,
-                    calls: None,
-                    durations: None,
-                    workers: None,
-                    process_count: None,
-                },
+                _ => Observed { short_id: place.short_id(), ..Observed::default() },
             });
         Ok(observed.collect())
     }

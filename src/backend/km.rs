@@ -355,10 +355,8 @@ impl Isolation for Km {
             Observed {
                 short_id,
                 instances: Some(instances),
-                calls: None,
-                durations: None,
-                workers: None,
                 process_count: Some(pids.len()),
+                ..Observed::default()
             }
         });
         Ok(observed.collect())

@@ -32,19 +32,19 @@ pub struct Tenant<'a> {
     pub plan: &'a Plan,
 }
 
-/// How isolation is there before the first call of a container's process.
+/// How a container gets its isolation before its first driver call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Whoever becomes its runtime goes ahead: [`Isolation::enter`].
+    /// The process that becomes its runtime takes it on first: [`Isolation::enter`].
     Ahead,
-    /// Its bundle says it to a runtime that somebody else starts.
+    /// Its bundle tells the runtime, which somebody else starts.
     Bundle,
 }
 
 /// How a container is about to be made.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// How it comes behind its isolation.
+    /// How it gets its isolation.
     pub way: Way,
     /// Whether it gets a mount namespace of its own, new with it.
     pub own_mounts: bool,
@@ -54,7 +54,7 @@ pub struct Launch<'a> {
     pub root: &'a str,
     /// What its engine calls it, where that is known.
     pub name: Option<&'a str>,
-    /// Who makes it; `None` where that isn't known.
+    /// The process that makes it; `None` where that isn't known.
     pub launcher: Option<ProcessId>,
     /// The runtime's own state of it, where that is known to come.
     pub state_file: Option<&'a Path>,
@@ -70,15 +70,15 @@ pub struct Launch<'a> {
 pub type Launcher = Box<dyn FnOnce(Tenant<'_>, Launch<'_>) -> Result<(), BackendError>>;
 
 /// What a backend sees of one container.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Observed {
     /// The 12-character id.
     pub short_id: String,
-    /// What it has on each GPU under a quota; `None` where whoever holds it to that doesn't answer.
+    /// What it has on each GPU under a quota; `None` where its monitor doesn't answer.
     pub instances: Option<Vec<Instance>>,
     /// Its calls of the driver, by what became of them; `None` where nobody counts them.
     pub calls: Option<Calls>,
-    /// How long these took; `None` where nobody takes the time.
+    /// How long these took; `None` where nobody measures that.
     pub durations: Option<Durations>,
     /// How many workers its monitor has had; `None` where it has no monitor, or that isn't known.
     pub workers: Option<u64>,
@@ -135,8 +135,8 @@ pub trait Isolation: std::fmt::Debug {
     }
 
     /// Brings this process, and all that comes of it, behind the isolation of a container
-    /// that it is about to make, or to start another process in. Whose bundle says it all
-    /// needs nothing of the kind.
+    /// that it is about to make, or to start another process in. A container of
+    /// [`Way::Bundle`] needs nothing of the kind.
     ///
     /// # Errors
     ///
@@ -159,8 +159,8 @@ pub trait Isolation: std::fmt::Debug {
     /// What could not be removed; the rest is.
     fn deactivate(&self, short_id: &str) -> Result<(), BackendError>;
 
-    /// The containers that it holds now, of those with these short ids, or of all; one whose part
-    /// doesn't answer at once is in it without figures.
+    /// The containers that it holds now, of those with these short ids, or of all; one whose monitor
+    /// doesn't answer at once comes without figures.
     ///
     /// # Errors
     ///
@@ -272,12 +272,11 @@ impl BackendError {
     #[must_use]
     pub fn obstacle(&self) -> Obstacle {
         match self {
-            BackendError::Gate(gate::GateError::InUse { .. }) => Obstacle::InUse,
-            BackendError::Gate(gate::GateError::Unenforced { .. }) | BackendError::None(_) => {
-                Obstacle::NotHeld
-            }
-            BackendError::Km(km::KmError::InUse { .. }) => Obstacle::InUse,
-            BackendError::Km(km::KmError::NoQuota { .. }) => Obstacle::NotHeld,
+            BackendError::Gate(gate::GateError::InUse { .. })
+            | BackendError::Km(km::KmError::InUse { .. }) => Obstacle::InUse,
+            BackendError::Gate(gate::GateError::Unenforced { .. })
+            | BackendError::Km(km::KmError::NoQuota { .. })
+            | BackendError::None(_) => Obstacle::NotHeld,
             BackendError::Gate(_) | BackendError::Km(_) => Obstacle::Failure,
         }
     }

@@ -87,7 +87,7 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     let changes = plan(&request)?;
     if changes.is_empty() {
         let state = if setup.remove { "doesn't know cgpu" } else { "knows cgpu" };
-        writeln!(out, "nothing to do: the configuration of {} {state}", name(setup.engine))?;
+        writeln!(out, "nothing to do: the configuration of {} {state}", kind.name())?;
     }
     for change in &changes {
         for line in change.diff().lines() {
@@ -154,7 +154,7 @@ fn done(change: &Change) -> String {
 fn would(setup: &Setup, kind: Kind, out: &mut dyn Write) -> Result<()> {
     if setup.restart {
         let line = match (kind, Init::here(), unit(kind)) {
-            (_, _, None) => NOTHING.replace("{}", name(setup.engine)),
+            (_, _, None) => NOTHING.replace("{}", kind.name()),
             (Kind::Docker, ..) if setup.remove => {
                 "would have docker forget cgpu while containers run on: for a reload the file \
                  names runc as the default runtime, then it is as shown"
@@ -199,18 +199,9 @@ fn again(setup: &Setup, kind: Kind, changed: bool, out: &mut dyn Write) -> Resul
         // The files may be in force or not: that is the engine's to know.
         (Some(step), _) => writeln!(out, "if that isn't in force yet: {step}")?,
         (None, _) if changed || setup.restart => {
-            writeln!(out, "{}", NOTHING.replace("{}", name(setup.engine)))?;
+            writeln!(out, "{}", NOTHING.replace("{}", kind.name()))?;
         }
         (None, _) => {}
     }
     Ok(out.flush()?)
-}
-
-fn name(engine: Engine) -> &'static str {
-    match engine {
-        Engine::Docker => "docker",
-        Engine::Containerd => "containerd",
-        Engine::Crio => "cri-o",
-        Engine::Podman => "podman",
-    }
 }

@@ -38,6 +38,19 @@ pub enum Kind {
     Podman,
 }
 
+impl Kind {
+    /// What people call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Docker => "docker",
+            Kind::Containerd => "containerd",
+            Kind::Crio => "cri-o",
+            Kind::Podman => "podman",
+        }
+    }
+}
+
 /// Something that may be there or not, or not be readable, as a sentence says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen<T> {

@@ -27,26 +27,17 @@ pub(super) fn judge(engines: &[Engine], hooks: &[HookFile], own: &Own) -> Vec<Fi
     findings
 }
 
-fn name(kind: EngineKind) -> &'static str {
-    match kind {
-        EngineKind::Docker => "docker",
-        EngineKind::Containerd => "containerd",
-        EngineKind::Crio => "cri-o",
-        EngineKind::Podman => "podman",
-    }
-}
-
 /// As `cgpu setup` calls it.
 fn word(kind: EngineKind) -> &'static str {
     match kind {
         EngineKind::Crio => "crio",
-        kind => name(kind),
+        kind => kind.name(),
     }
 }
 
 /// What is to be said of an engine; nothing where it is neither there nor configured.
 fn one(engine: &Engine, runtime: &str) -> Vec<Finding> {
-    let name = name(engine.kind);
+    let name = engine.kind.name();
     let row = |severity, what| Finding::new(Engines, name, severity, what);
     let mut findings = Vec::new();
     for file in &engine.files {
@@ -84,13 +75,13 @@ fn one(engine: &Engine, runtime: &str) -> Vec<Finding> {
     findings
 }
 
-fn short(program: &str) -> String {
-    Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned()
+fn short(program: impl AsRef<Path>) -> String {
+    program.as_ref().file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
     let row =
-        |severity, what| Finding::new(Engines, name(kind), severity, what).of(path.to_owned());
+        |severity, what| Finding::new(Engines, kind.name(), severity, what).of(path.to_owned());
     let (runtime, program) = (&handler.name, handler.program.display());
     if !handler.executable {
         let what = format!("runtime {runtime} of {path} is {program}, which can't be executed");
@@ -200,8 +191,7 @@ fn judge_hooks(files: &[HookFile]) -> Vec<Finding> {
 /// NVIDIA's toolkit: there or not, both are well.
 pub(super) fn toolkit(tools: &Tools) -> Finding {
     let row = |what| Finding::new(Toolkit, "nvidia", Fine, what);
-    let shown = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let programs: Vec<String> = tools.programs.iter().map(|path| shown(path)).collect();
+    let programs: Vec<String> = tools.programs.iter().map(short).collect();
     let cdi: Vec<String> = tools.cdi.iter().map(|path| path.display().to_string()).collect();
     match (programs.is_empty(), cdi.is_empty()) {
         (true, true) => row("not installed, and no CDI specification".to_owned()),
