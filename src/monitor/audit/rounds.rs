@@ -135,7 +135,7 @@ impl Shared {
             self.watch(&mut watched)?;
             let woken = self.auditor.deaths.wait(self.next(Instant::now()));
             let now = Instant::now();
-            self.undo_expired(now);
+            self.undo_unclaimed();
             let occasion = if woken == WaitEnd::Death { Occasion::Death } else { Occasion::Tick };
             if self.is_due(now) || woken != WaitEnd::Rung {
                 self.audit(occasion);
@@ -222,7 +222,6 @@ impl Shared {
         }
         let due = books.due.iter().flatten().min();
         let wait = due.map_or(tick, |due| due.saturating_duration_since(now).min(tick));
-        let wait = if self.unclaimed.is_pending() { wait.min(TICK / 10) } else { wait };
         Some(if ending { wait.min(LAST_LOOK) } else { wait })
     }
 
@@ -239,13 +238,13 @@ impl Shared {
         due
     }
 
-    /// Undoes calls whose callers didn't come back.
-    fn undo_expired(&self, now: Instant) {
+    /// Undoes calls whose threads ended before they took the reply.
+    fn undo_unclaimed(&self) {
         if self.unclaimed.is_empty() {
             return;
         }
         let Some(lane) = self.lane.enter_soon() else { return };
-        while let Some(kept) = self.unclaimed.expired(now, ProcessId::alive) {
+        while let Some(kept) = self.unclaimed.take_left(ProcessId::alive) {
             self.undo(&lane, &kept);
         }
     }

@@ -3,6 +3,8 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
+use nix::libc::seccomp_notif;
+
 use crate::ledger::Process;
 use crate::process::ProcessId;
 
@@ -16,22 +18,30 @@ pub(crate) fn nth_handle(first: u32, number: u32) -> u32 {
     HANDLES | first.wrapping_add(number) & HANDLES_MASK
 }
 
-/// A print of what a caller has in its memory: as good as the bytes, as it's the caller itself
-/// that is deceived by two that have the same.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Print(pub(crate) u64);
+/// A hash of a call as its struct and parameters were at some time. Two calls with the same hash
+/// deceive their own caller alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fingerprint(u64);
 
-impl Print {
-    /// Nobody knows.
-    pub(crate) const UNKNOWN: Self = Print(0);
-
-    /// Of a struct, and what it points at.
-    pub(crate) fn of(bytes: &[u8], params: &[u8]) -> Self {
+impl Fingerprint {
+    /// Of a call's words, its struct, and what the struct points at.
+    pub(crate) fn of(words: Words, bytes: &[u8], params: &[u8]) -> Self {
         let mut hasher = DefaultHasher::new();
+        hasher.write_u64(words.0);
+        hasher.write_u64(words.1);
         hasher.write(bytes);
         hasher.write(params);
-        Print(hasher.finish().max(1))
+        Fingerprint(hasher.finish())
     }
+}
+
+/// The registers of a call: its descriptor and request in one, and its argument.
+pub(crate) type Words = (u64, u64);
+
+/// The words of a notification's call.
+pub(crate) fn words(notice: &seccomp_notif) -> Words {
+    let [descriptor, request, argument, ..] = notice.data.args;
+    (request & 0xffff_ffff | descriptor << 32, argument)
 }
 
 /// What a call is to make, or to free.
@@ -64,31 +74,20 @@ impl Making {
 pub(crate) struct Trace {
     pub(crate) thread: ProcessId,
     pub(crate) process: Process,
-    /// Descriptor and request, and argument.
-    pub(crate) asked: (u64, u64),
-    /// What was read.
-    pub(crate) before: Print,
-    /// The same with what was done: that may have been written already, and be asked again.
-    pub(crate) after: Print,
+    pub(crate) words: Words,
     pub(crate) object: Making,
 }
 
 impl Trace {
     /// The descriptor that it was made by.
     pub(crate) fn descriptor(&self) -> i32 {
-        let [_, _, _, _, a, b, c, d] = self.asked.0.to_le_bytes();
+        let [_, _, _, _, a, b, c, d] = self.words.0.to_le_bytes();
         i32::from_le_bytes([a, b, c, d])
     }
 
     /// Whether something may have been made that nobody is to have.
     pub(crate) fn may_have_made(&self) -> bool {
         self.object.handle != 0 && !self.object.was_there
-    }
-
-    /// Whether a call of the same thread is the same again.
-    pub(crate) fn is_again(&self, asked: (u64, u64), read: Print) -> bool {
-        let known = self.before != Print::UNKNOWN;
-        self.asked == asked && (!known || [self.before, self.after].contains(&read))
     }
 }
 
@@ -100,23 +99,19 @@ pub(crate) mod tests {
         Trace {
             thread: ProcessId { pid: tid, start_ticks: 5 },
             process: Process(77),
-            asked: (0x0000_0007_c020_462b, 2),
-            before: Print(3),
-            after: Print(9),
+            words: (0x0000_0007_c020_462b, 2),
             object: Making::one(5, 6, false),
         }
     }
 
     #[test]
-    fn a_call_is_known_by_what_was_read_or_written() {
+    fn a_call_is_known_by_its_words_and_by_what_was_read() {
         let one = trace(1);
-        assert!(one.is_again(one.asked, Print(3)) && one.is_again(one.asked, Print(9)));
-        assert!(!one.is_again(one.asked, Print(4)) && !one.is_again((1, 2), Print(3)));
-        let unknown = Trace { before: Print::UNKNOWN, ..one };
-        assert!(unknown.is_again(one.asked, Print(4)) && !unknown.is_again((1, 2), Print(4)));
         assert_eq!(one.descriptor(), 7);
-        assert_ne!(Print::of(&[1], &[2]), Print::of(&[1], &[3]));
-        assert_ne!(Print::of(&[], &[]), Print::UNKNOWN);
+        let read = Fingerprint::of(one.words, &[1, 2], &[]);
+        assert_eq!(read, Fingerprint::of(one.words, &[1], &[2]), "read at once, or in two parts");
+        assert_ne!(read, Fingerprint::of(one.words, &[1], &[3]));
+        assert_ne!(read, Fingerprint::of((one.words.0, 3), &[1], &[2]));
     }
 
     #[test]

@@ -13,7 +13,6 @@ use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
@@ -22,9 +21,8 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
 
 use crate::ledger::Process;
-use crate::monitor::caller::call_id::Trace;
+use crate::monitor::caller::call_id::Fingerprint;
 use crate::monitor::driver::device::Device;
-use crate::monitor::state::journal_map::JournalMap;
 use crate::process::{ProcessId, threads};
 
 /// `PIDFD_THREAD`, since 6.9.
@@ -36,15 +34,6 @@ const MOST: usize = 256;
 /// Bits of a pid; `PID_MAX_LIMIT` is 2²².
 const PID_BITS: u32 = 22;
 
-/// What a thread was answered last.
-#[derive(Debug)]
-enum Answered {
-    /// By the worker before, or by this one before it forgot who the thread is.
-    Before,
-    Now(Trace),
-    Nothing,
-}
-
 /// A thread that called.
 #[derive(Debug)]
 pub(crate) struct Target {
@@ -55,9 +44,8 @@ pub(crate) struct Target {
     pub(crate) pid: i32,
     /// Its process, by a number that isn't used again.
     pub(crate) process: Process,
-    /// A call of its was over after it had stopped waiting, and may have been answered late.
-    pub(crate) was_late: AtomicBool,
-    answered: Mutex<Answered>,
+    /// What its memory had of its last call when that was answered, if the driver had done it.
+    answered: Mutex<Option<Fingerprint>>,
     /// Whether it is the runtime, or one of its hooks: by its mounts, which are the host's.
     pub(crate) is_runtimes: bool,
     /// Its pidfd or its directory: see [`is_there`].
@@ -239,24 +227,22 @@ impl Target {
             Err(Errno::EINVAL) => (directory, Some(pidfd_open(pid, 0)?)),
             pidfd => (pidfd?, None),
         };
-        let was_late = AtomicBool::new(false);
-        let answered = Mutex::new(Answered::Before);
-        Ok(Target { tid, thread, pid, process, was_late, answered, is_runtimes, itself, whole })
+        let answered = Mutex::default();
+        Ok(Target { tid, thread, pid, process, answered, is_runtimes, itself, whole })
     }
 
-    /// It is answered, and may not come to take it.
-    pub(crate) fn has_answered(&self, answered: Trace) {
-        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Answered::Now(answered);
+    /// Remembers a call that the driver has done, as it is answered.
+    pub(crate) fn set_answered(&self, answered: Fingerprint) {
+        *self.lock_answered() = Some(answered);
     }
 
-    /// What it was answered last, by this worker or the one before, if it may not have taken that.
-    pub(crate) fn takes_answer(&self, memory: &JournalMap) -> Option<Trace> {
-        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut *answered, Answered::Nothing) {
-            Answered::Before => memory.answer_of(self.thread),
-            Answered::Now(trace) => Some(trace),
-            Answered::Nothing => None,
-        }
+    /// Takes what the thread was answered last: the next call knows nothing of it.
+    pub(crate) fn take_answered(&self) -> Option<Fingerprint> {
+        self.lock_answered().take()
+    }
+
+    fn lock_answered(&self) -> MutexGuard<'_, Option<Fingerprint>> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A duplicate of one of its descriptors; `ESRCH` where it is gone.

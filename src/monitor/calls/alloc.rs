@@ -134,7 +134,7 @@ impl Case<'_> {
     pub(crate) fn make(&mut self, command: &Command, making: ToMake) -> Result<Option<u32>, Errno> {
         let ToMake { object, handle: place, head } = making;
         let chosen = object.handle != 0;
-        let was_there = self.again && self.slot.executed().was_there;
+        let was_there = self.again && self.slot.making().was_there;
         let mut handle = if chosen { object.handle } else { self.next_handle() };
         let known = |case: &Self, handle| {
             let books = case.books();
@@ -145,7 +145,7 @@ impl Case<'_> {
             self.patch(place, Meaning::Handle, handle.into());
             self.patch(head, Meaning::Status, NV_OK.into());
             let there = was_there || known(self, handle);
-            self.slot.executing(call_id::Making::one(object.client, handle, there));
+            self.slot.set_executing(call_id::Making::one(object.client, handle, there));
             let Some(device) = &self.device else { return Err(Errno::EBADF) };
             device.call(command, &mut self.scratch.bytes)?;
             match self.status(head) {
@@ -165,7 +165,7 @@ impl Case<'_> {
 
     /// The handle of what a worker before may have made for this call, where that is made again.
     fn made_before(&self, object: Object) -> Option<u32> {
-        let before = self.slot.executed();
+        let before = self.slot.making();
         let handle = if object.handle == 0 { before.handle } else { object.handle };
         (self.again && !before.was_there && handle != 0).then_some(handle)
     }
@@ -208,7 +208,7 @@ impl Case<'_> {
         given: impl Fn(&Self) -> Option<u64>,
     ) -> Result<Option<Object>, Over> {
         let ToMake { object, head, .. } = making;
-        if self.repeats && self.is_there(object) {
+        if self.retry.repeats && self.is_there(object) {
             let there = Answer::Status(NV_ERR_INSERT_DUPLICATE_NAME);
             return Err(self.answer(there, Some(head)));
         }
@@ -301,7 +301,7 @@ impl Case<'_> {
             let target = self.target()?;
             target.read(alloc.rights, &mut rights).map_err(|errno| Reply::Errno(errno as i32))?;
         }
-        let mut lane = self.only_once_on_lane()?;
+        let mut lane = self.begin_on_lane()?;
         self.books().shares(object.client, self.target()?.process);
 
         let does = class_use(class).does;
@@ -402,14 +402,14 @@ impl Case<'_> {
         client: u32,
         handle: u32,
     ) -> Result<Reply, Over> {
-        let lane = self.only_once_on_lane()?;
+        let lane = self.begin_on_lane()?;
         let (of, object) = (Client(client), Handle(handle));
         let process = self.target()?.process;
         let mut books = self.books();
         books.shares(client, process);
         let is_memory = books.ledger.charge_of(of, object).is_some();
         drop(books);
-        self.slot.executing(call_id::Making::one(client, handle, true));
+        self.slot.set_executing(call_id::Making::one(client, handle, true));
         let called = self.call(command);
         let mut status = self.status(layout);
         // A client that is gone is no client.
@@ -420,7 +420,7 @@ impl Case<'_> {
             _ => false,
         };
         let is_ours = self.again && is_gone && (!is_client || self.is_no_client(client));
-        if is_ours || self.repeats && is_gone {
+        if is_ours || self.retry.repeats && is_gone {
             // It was this call that freed it, when it was made before.
             self.patch(layout, Meaning::Status, NV_OK.into());
         }

@@ -87,7 +87,7 @@ impl Case<'_> {
     /// All is read: whether the caller still waits, and was answered already.
     pub(crate) fn settle(&mut self) -> Result<(), Over> {
         if self.scratch.params.len() <= ONCE_BYTES {
-            return self.only_once();
+            return self.begin();
         }
         self.scratch.input.clear();
         self.still_waits()

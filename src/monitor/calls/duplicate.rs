@@ -18,7 +18,7 @@ impl Case<'_> {
         object: Object,
         source: (u32, u32),
     ) -> Result<Reply, Over> {
-        let lane = self.only_once_on_lane()?;
+        let lane = self.begin_on_lane()?;
         let making = ToMake { object, handle: layout, head: layout };
         let group = self.room_for_name(source, layout)?;
         let made = self.name(&lane, command, making, source)?;

@@ -66,7 +66,7 @@ impl Case<'_> {
         };
         let lane = match does {
             Does::Tell => self.settle().map(|()| None),
-            _ => self.only_once_on_lane().map(Some),
+            _ => self.begin_on_lane().map(Some),
         }?;
         export::set_descriptor(layout, &mut self.scratch.params, file.descriptor());
         let control = Control { command, head, layout, does, client, params };
@@ -113,7 +113,7 @@ impl Case<'_> {
         let found = shared.exports.find(file, Some(shared.journal.next_hold()));
         let (exported, is_new) = found.map_err(|denied| self.denied(head, denied))?;
         // The worker before had come to tell of it.
-        let mine = self.again && !self.slot.executed().was_there;
+        let mine = self.again && !self.slot.making().was_there;
         // One object is put into a file once; a list goes into what others of ours began.
         let begun = match control.does {
             Does::Export => !is_new && !mine,
@@ -123,7 +123,7 @@ impl Case<'_> {
             true => Err(self.status_over(head, NV_ERR_STATE_IN_USE)),
             false => {
                 if !self.again {
-                    self.slot.executing(Making::one(control.client, 0, !is_new));
+                    self.slot.set_executing(Making::one(control.client, 0, !is_new));
                 }
                 self.export_to(control, places, &exported, is_new)
             }
@@ -296,7 +296,7 @@ impl Case<'_> {
             return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
         }
         let unchosen = wanted.iter().filter(|(_, object)| *object == 0).count();
-        let before = self.slot.executed();
+        let before = self.slot.making();
         let first = match self.again && before.handle != 0 {
             true => before.handle,
             false => self.next_handles(u32::try_from(unchosen).unwrap_or(u32::MAX)),
@@ -322,7 +322,7 @@ impl Case<'_> {
         let theirs = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
         let was_there = if self.again { before.was_there } else { known };
         let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
-        self.slot.executing(Making { client, handle: theirs.unwrap_or(first), more, was_there });
+        self.slot.set_executing(Making { client, handle: theirs.unwrap_or(first), more, was_there });
         let shown = self.shown_below(lane, client, parent, gpu);
         let done = self.make_control(command, head, params);
         let done_well = matches!(done, Ok(true));

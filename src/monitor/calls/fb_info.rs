@@ -20,7 +20,7 @@ impl Case<'_> {
         layout: &'static Layout,
         object: Object,
     ) -> Result<Reply, Over> {
-        let mut lane = self.only_once_on_lane()?;
+        let mut lane = self.begin_on_lane()?;
         let gpu = self.gpu_on(&lane, object.client, object.parent);
         let address = self.field(layout, Meaning::Params).unwrap_or(0);
         let descriptor = self.field(layout, Meaning::Descriptor).unwrap_or(0);

@@ -7,13 +7,12 @@
 use std::time::Duration;
 
 use crate::ledger::{Client, Entry, Handle, Process};
-use crate::monitor::caller::call_id::{Print, Trace};
+use crate::monitor::caller::call_id::{self, Trace};
 use crate::monitor::caller::recv_wait;
 use crate::monitor::caller::scratch::Scratch;
 use crate::monitor::caller::target::process_id;
 use crate::monitor::caller::unclaimed::Kept;
 use crate::monitor::calls::lane::OnLane;
-use crate::monitor::calls::serve;
 use crate::monitor::calls::serve::Case;
 use crate::monitor::driver::device::{Device, Failure, Rm};
 use crate::monitor::driver::monitor_client::Presence;
@@ -106,10 +105,8 @@ impl Shared {
     /// it again, it is the same.
     fn undo_unknown(&self, lane: &OnLane<'_>, slot: Slot<'_>) {
         let Some(thread) = slot.thread() else { return };
-        let asked = serve::asked(&slot.notice());
-        let process = Process(0);
-        let (before, after) = (slot.read(), Print::UNKNOWN);
-        let trace = Trace { thread, process, asked, before, after, object: slot.executed() };
+        let words = call_id::words(&slot.notice());
+        let trace = Trace { thread, process: Process(0), words, object: slot.making() };
         if self.unclaimed.has(&trace) {
             // The worker before had come to keep it.
         } else if trace.may_have_made() {

@@ -2,12 +2,12 @@
 //!
 //! A [`Case`] has all that one call needs, and is done when [`Case::serve`] returns.
 //! What the caller gets back is written only while it waits: what was done for one
-//! that doesn't is stashed (`again`). All of it is one call's way from its beginning to its end.
+//! that doesn't is kept ([`retry`]). All of it is one call's way from its beginning to its end.
 
-mod again;
+pub(crate) mod retry;
+pub(crate) mod write_back;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use nix::errno::Errno;
@@ -17,33 +17,25 @@ use crate::gate::settings::NodeKind;
 use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
 use crate::ledger::Usage;
-use crate::monitor::caller::call_id::Print;
 use crate::monitor::caller::listener::{CallerGone, Listener, Reply};
 use crate::monitor::caller::scratch::{Copy, Scratch};
 use crate::monitor::caller::target::Target;
-use crate::monitor::caller::unclaimed::Kept;
 use crate::monitor::calls::asked::Asked;
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::policy::Pass;
+use crate::monitor::calls::serve::retry::Retry;
+use crate::monitor::calls::serve::write_back::WriteBack;
 use crate::monitor::driver::device::Device;
 use crate::monitor::state::journal_map::{Count, Slot};
 use crate::monitor::worker::OpenBooks;
 use crate::monitor::worker::Shared;
 use crate::monitor::worker::facts::Refused;
 use crate::rm::call::Object;
-use crate::rm::{self, Answer, Command, Layout, Refusal, control, refuse};
-
-/// Copies that go back at most: the struct, its parameters, and what those point at.
-const MOST_WRITES: usize = 2 + control::MAX_PIECES;
+use crate::rm::number::NV_OK;
+use crate::rm::{self, Answer, Command, Layout, Refusal, refuse};
 
 /// Nobody waits for the answer, and nothing was done.
 const INTERRUPTED: Over = Reply::Errno(Errno::EINTR as i32);
-
-/// What a call asks for, by its words: descriptor and request, and argument.
-pub(crate) fn asked(notice: &seccomp_notif) -> (u64, u64) {
-    let [descriptor, request, argument, ..] = notice.data.args;
-    (request & 0xffff_ffff | descriptor << 32, argument)
-}
 
 /// A call.
 #[derive(Debug)]
@@ -60,23 +52,11 @@ pub(crate) struct Case<'a> {
     pub(crate) target: Option<Arc<Target>>,
     pub(crate) device: Option<Device>,
     /// Where the copies belong.
-    writes: [Option<(u64, Copy)>; MOST_WRITES],
+    writes: WriteBack,
     made: Vec<Object>,
-    /// Whether it must not be done twice.
-    once: bool,
-    /// Whether later calls of the thread wait for it.
-    queued: bool,
-    /// Whether the caller may have other than what was read, by an earlier call's answer.
-    may_differ: bool,
-    /// Whether the thread makes its last call once more, and the struct that we read has the answer to
-    /// that: the thread may not have received the reply.
-    pub(crate) repeats: bool,
-    /// A print of what was read, where it was needed.
-    read: Option<Print>,
+    pub(crate) retry: Retry,
     /// Where the driver's status is, and what it is of a call that has been done.
     pub(crate) said: Option<(&'static Layout, &'static [u32])>,
-    /// What was done already, of which the caller is told now.
-    done: Option<Kept>,
     pub(crate) counted: Count,
     /// Whether it may initialize a file of UVM's when it goes on.
     pub(crate) initializes: bool,
@@ -107,15 +87,10 @@ impl<'a> Case<'a> {
             again,
             target: None,
             device: None,
-            writes: [None; MOST_WRITES],
+            writes: WriteBack::default(),
             made: Vec::new(),
-            once: false,
-            queued: false,
-            may_differ: false,
-            repeats: false,
-            read: None,
+            retry: Retry::default(),
             said: None,
-            done: None,
             counted: Count::Refused,
             initializes: false,
             lane: None,
@@ -155,7 +130,7 @@ impl<'a> Case<'a> {
 
     /// Deals with it.
     pub(crate) fn serve(mut self) {
-        self.is_over_before();
+        self.settle_earlier_initialization();
         let data = self.notice.data;
         let reply = match syscall::of(data.arch, data.nr, &data.args) {
             Some(Syscall::Ioctl { descriptor, request, argument }) => {
@@ -177,89 +152,73 @@ impl<'a> Case<'a> {
         self.finish(reply.unwrap_or_else(|over| over));
     }
 
-    /// Writes back, and replies; stashes what was done for a caller that doesn't wait.
-    fn finish(mut self, reply: Reply) {
+    /// Writes back, and replies; keeps what was done for a caller that doesn't wait.
+    fn finish(mut self, mut reply: Reply) {
         // Its caller's memory may keep us.
         self.lane = None;
-        let done = self.done.take();
-        let mut taken = false;
-        let mut reply = reply;
-        let was_done = reply == Reply::Done && self.repeats && self.was_done_already();
+        let was_done = reply == Reply::Done && self.retry.repeats && self.was_done_already();
         if was_done {
             self.write_nothing();
-            self.once = true;
+            self.retry.is_begun = true;
             self.counted = Count::Executed;
         }
-        let is_ok = match done.as_ref().and_then(|done| done.outcome.as_ref()) {
-            Some(outcome) => outcome.is_ok,
-            None => was_done || reply == Reply::Done && self.is_ok(),
-        };
-        let object = self.slot.executed();
+        let is_ok = was_done || reply == Reply::Done && self.is_ok();
+        let object = self.slot.making();
         let interruptible = self.shared.settings.interruptible;
-        let mut trace = if interruptible { self.trace(done.as_ref(), object) } else { None };
-        for write in &mut self.writes {
-            write.take_if(|(_, copy)| !self.may_differ && self.scratch.is_as_read(*copy));
+        // An earlier call of the thread may have written there since.
+        if !interruptible {
+            self.writes.drop_unchanged(self.scratch);
         }
         // Before the caller goes on, who may ask for the figure.
         self.shared.count(self.counted, self.came.elapsed());
-        let writes = done.is_some() || !self.writes.iter().all(Option::is_none);
+        let writes = self.retry.kept.is_some() || !self.writes.is_empty();
+        let mut taken = false;
         // What was made is to be found by the next worker if nobody takes it.
         if !writes && self.made.is_empty() || self.is_valid() {
             // As the driver: what was done stays done.
-            if self.write(done.as_ref()).is_err() {
+            if self.write().is_err() {
                 reply = Reply::Errno(Errno::EFAULT as i32);
             }
-            let parts = reply.parts();
-            if let Some(trace) = trace.as_ref().filter(|_| is_ok) {
-                self.has_answered(trace);
+            if interruptible && is_ok && self.retry.kept.is_none() {
+                self.remember_answer();
             }
-            self.slot.decided(parts.0, parts.1, parts.2);
+            let parts = reply.parts();
+            self.slot.set_decided(parts.0, parts.1, parts.2);
             taken = self.listener.send(self.notice.id, parts) != Err(CallerGone);
         }
         if !taken {
-            self.initializes_nothing();
-            if let Some(target) = &self.target {
-                target.was_late.store(true, Ordering::Release);
-            }
-            let was_told = trace;
-            trace = trace.or_else(|| self.trace(done.as_ref(), object));
-            let outcome = match done {
-                Some(done) => done.outcome,
-                // Who stopped waiting before the driver was asked is answered when it asks again.
-                None if self.once && reply != INTERRUPTED => Some(self.outcome(reply, is_ok)),
-                None => None,
-            };
-            if let (Some(mut trace), Some(outcome)) = (trace, outcome) {
-                // The call failed and made no object: the next worker is to free nothing.
-                trace.object.was_there |= trace.object.handle != 0 && outcome.made.is_empty();
-                self.keep(trace, outcome);
-            }
-            // The unclaimed has from now on what is to be undone. Another thread may have cleared the slot
+            self.cancel_initialization();
+            self.keep(reply, object);
+            // What is kept has from now on what is to be undone. Another thread may have cleared the slot
             // already, which may have another call by now.
             self.slot.forget(self.notice.id);
-            if was_told.is_some() {
-                self.takes_answer();
-            }
         }
-        if self.queued {
+        if self.retry.is_queued {
             self.shared.thread_order.leave(self.slot.number());
         }
         self.scratch.tidy();
     }
 
     /// Writes what is to go back, of this call or of the one that was made in its place.
-    fn write(&self, done: Option<&Kept>) -> Result<(), Errno> {
+    fn write(&self) -> Result<(), Errno> {
         let Some(target) = &self.target else { return Ok(()) };
-        let Some(done) = done.and_then(|done| done.outcome.as_ref()) else {
-            let copies = |(address, copy)| (address, self.scratch.copy(copy));
-            return target.write(&self.writes.map(|write| write.map(copies)));
-        };
-        let mut output = done.output.iter();
-        output.try_for_each(|(address, bytes)| target.write(&[Some((*address, bytes))]))
+        match self.retry.kept.as_ref().and_then(|kept| kept.outcome.as_ref()) {
+            Some(outcome) => outcome
+                .output
+                .iter()
+                .try_for_each(|(address, bytes)| target.write(&[Some((*address, bytes))])),
+            None => self.writes.write(target, self.scratch),
+        }
     }
 
-    fn asked(&self) -> (u64, u64) {
-        asked(&self.notice)
+    /// Whether the driver has done it, as far as it says.
+    fn is_ok(&self) -> bool {
+        self.said.is_some_and(|(head, _)| self.status(head) == NV_OK)
+    }
+
+    /// Whether the driver says of the call that it has been done.
+    pub(crate) fn was_done_already(&self) -> bool {
+        self.said.is_some_and(|(head, already)| already.contains(&self.status(head)))
     }
 
     /// What was read is of the caller, if it still waits.
@@ -388,16 +347,14 @@ impl<'a> Case<'a> {
         read.map_err(|errno| Reply::Errno(errno as i32))
     }
 
-    /// Copies go back, in this order.
+    /// A copy goes back, in the order of places.
     pub(crate) fn write_back(&mut self, place: usize, address: u64, copy: Copy) {
-        if let Some(write) = self.writes.get_mut(place) {
-            *write = Some((address, copy));
-        }
+        self.writes.set(place, address, copy);
     }
 
     /// Nothing goes back.
     pub(crate) fn write_nothing(&mut self) {
-        self.writes = [None; MOST_WRITES];
+        self.writes = WriteBack::default();
     }
 
     /// None of the driver's.
@@ -451,14 +408,14 @@ impl<'a> Case<'a> {
     /// Refused, as the driver would.
     pub(crate) fn answer(&mut self, answer: Answer, layout: Option<&Layout>) -> Over {
         self.counted = Count::Refused;
-        self.once = false;
+        self.retry.is_begun = false;
         let errno = match answer {
             Answer::Errno(errno) => errno,
             Answer::Status(status) => {
                 let patch = layout.and_then(|layout| refuse::status(layout, status));
                 match patch.is_some_and(|patch| patch.apply(&mut self.scratch.bytes)) {
                     true => {
-                        self.writes.iter_mut().skip(1).for_each(|write| *write = None);
+                        self.writes.keep_struct_alone();
                         return Reply::Done;
                     }
                     false => Errno::EINVAL as i32,

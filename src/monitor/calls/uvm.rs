@@ -68,7 +68,7 @@ impl<'a> Case<'a> {
             Verdict::Continue(pass) => Some(pass),
             Verdict::Execute => {
                 self.said = decoded.layout.map(|head| (head, done_already(&decoded.call)));
-                self.in_turn()?;
+                self.wait_for_turn()?;
                 None
             }
         };
@@ -272,8 +272,8 @@ impl<'a> Case<'a> {
 
     /// The driver is asked from here on, for nothing that has a handle.
     fn on_lane_for_uvm(&mut self) -> Result<OnLane<'a>, Over> {
-        let lane = self.on_lane()?;
-        self.slot.executing(Making::one(0, 0, true));
+        let lane = self.take_lane()?;
+        self.slot.set_executing(Making::one(0, 0, true));
         Ok(lane)
     }
 

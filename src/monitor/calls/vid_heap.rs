@@ -41,7 +41,7 @@ impl Case<'_> {
         class: u32,
         size_bytes: u64,
     ) -> Result<Reply, Over> {
-        let mut lane = self.only_once_on_lane()?;
+        let mut lane = self.begin_on_lane()?;
         self.books().shares(object.client, self.target()?.process);
         let gpu = self.gpu_on(&lane, object.client, object.parent);
         let takes = class_use(class).does == Use::Takes;

@@ -106,7 +106,7 @@ impl Books {
     /// Sets aside what the call in a slot had, where it isn't entered already.
     fn reserve_again(&mut self, slot: Slot<'_>) -> Option<Reservation> {
         let SetAside { gpu, bytes, client } = slot.was_set_aside()?;
-        let Making { handle, was_there, .. } = slot.executed();
+        let Making { handle, was_there, .. } = slot.making();
         let is_known = self.ledger.contains(Client(client), Handle(handle));
         let is_charged = slot.stage() == Stage::Executing && !was_there && is_known;
         let is_left = slot.notice().id != 0 && !is_charged;
@@ -393,7 +393,7 @@ pub(crate) mod tests {
         // A notification begins with its id.
         journal.write_all_at(&1_u64.to_ne_bytes(), HEAD_BYTES as u64).unwrap();
         memory.slot(0).set_aside(Some(SetAside { gpu: 0, bytes: 5, client: 1 }));
-        memory.slot(0).executing(Making::one(1, 3, false));
+        memory.slot(0).set_executing(Making::one(1, 3, false));
 
         let (mut next, _) = open(&journal);
         assert_eq!(used(&next), 5);

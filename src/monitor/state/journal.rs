@@ -1,8 +1,8 @@
 //! What outlives a worker: how the memory that the keeper holds for it is laid out.
 //!
-//! From its beginning: a head with a shelf, a slot for each thread, two halves of a log, answers. A
-//! half is a count of bytes and so many bytes of records, 32 each; a record counts when the
-//! count covers it. One half is in use; when it's full, everything is written anew into
+//! From its beginning: a head with a shelf, a slot for each thread, two halves of a log. A half
+//! is a count of bytes and so many bytes of records, 32 each; a record counts when the count
+//! covers it. One half is in use; when it's full, everything is written anew into
 //! the other as the records that make it from nothing, and then the head names that
 //! one: at each instant there is one whole log. Pure: records to bytes and back;
 //! who maps the memory is not known here.
@@ -18,7 +18,7 @@ pub const SLOTS: usize = 32;
 /// Bytes for the head.
 pub const HEAD_BYTES: usize = 4096;
 
-/// Where in the head the shelf begins, which has traces of calls whose answer nobody took; how many
+/// Where in the head the shelf begins, which has traces of calls whose reply nobody took; how many
 /// it has room for, and bytes of each.
 pub const SHELF_OFFSET: usize = 1024;
 /// See [`SHELF_OFFSET`].
@@ -40,12 +40,6 @@ pub const COUNT_BYTES: usize = 64;
 
 /// Bytes of a record.
 pub const RECORD_BYTES: usize = 32;
-
-/// Where the answers begin, behind the halves: traces of calls that were answered last, by their
-/// threads' tids; how many there is room for.
-pub const ANSWERS_OFFSET: usize = LOG_OFFSET + 2 * HALF_BYTES;
-/// See [`ANSWERS_OFFSET`].
-pub const ANSWER_PLACES: usize = 64;
 
 /// A log is not written anew before it has so many bytes.
 const LEAST_BYTES: usize = 64 << 10;
@@ -518,7 +512,7 @@ mod tests {
     fn the_parts_lie_one_after_the_other_and_fit() {
         const { assert!(LOG_OFFSET.is_multiple_of(4096)) };
         const { assert!(SHELF_OFFSET + SHELF_PLACES * TRACE_BYTES <= HEAD_BYTES) };
-        const { assert!(ANSWERS_OFFSET + ANSWER_PLACES * TRACE_BYTES <= JOURNAL_BYTES) };
+        const { assert!(LOG_OFFSET + 2 * HALF_BYTES <= JOURNAL_BYTES) };
         assert!(is_due(LEAST_BYTES + 1, 0));
         assert!(!is_due(LEAST_BYTES + 1, LEAST_BYTES));
         assert!(is_due(HALF_BYTES - COUNT_BYTES, HALF_BYTES));

@@ -19,7 +19,7 @@ use nix::libc::seccomp_notif;
 pub(crate) use log::Log;
 
 use crate::calls::{Calls, DURATIONS_US, Durations};
-use crate::monitor::caller::call_id::{Making, Print};
+use crate::monitor::caller::call_id::Making;
 use crate::monitor::state::journal::{
     HEAD_BYTES, JOURNAL_BYTES, SHELF_OFFSET, SLOT_BYTES, SLOTS, Stage,
 };
@@ -59,8 +59,6 @@ const OF: usize = 184;
 const MORE: usize = 188;
 const OCCUPANT: usize = 192;
 const OCCUPIED: usize = 200;
-/// A print of what was read: zero where nobody knows.
-const READ: usize = 208;
 /// Of the reply.
 const REPLY_FLAGS: usize = 216;
 
@@ -251,9 +249,7 @@ impl<'a> Slot<'a> {
         // SAFETY: the place lies in the mapping, and this thread alone uses its slot.
         unsafe { address.write_bytes(0, NOTICE_BYTES) };
         self.memory.long(self.offset + LISTENER).store(listener, Ordering::Relaxed);
-        for long in [STARTED, READ] {
-            self.memory.long(self.offset + long).store(0, Ordering::Relaxed);
-        }
+        self.memory.long(self.offset + STARTED).store(0, Ordering::Relaxed);
         for word in [OF, HANDLE, MORE, WAS_THERE] {
             self.memory.word(self.offset + word).store(0, Ordering::Relaxed);
         }
@@ -268,19 +264,9 @@ impl<'a> Slot<'a> {
         let _ = place.compare_exchange(id, 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Whose call it is.
-    pub(crate) fn is_of(self, thread: ProcessId) {
+    /// Notes whose call it is.
+    pub(crate) fn set_thread(self, thread: ProcessId) {
         self.memory.long(self.offset + STARTED).store(thread.start_ticks, Ordering::Relaxed);
-    }
-
-    /// What was read.
-    pub(crate) fn has_read(self, read: Print) {
-        self.memory.long(self.offset + READ).store(read.0, Ordering::Relaxed);
-    }
-
-    /// What was read, where that is known.
-    pub(crate) fn read(self) -> Print {
-        Print(self.memory.long(self.offset + READ).load(Ordering::Relaxed))
     }
 
     /// Whose call it is, where that is known.
@@ -360,8 +346,8 @@ impl<'a> Slot<'a> {
         (self.offset - HEAD_BYTES) / SLOT_BYTES
     }
 
-    /// The driver is about to be asked.
-    pub(crate) fn executing(self, Making { client, handle, more, was_there }: Making) {
+    /// Notes that the driver is about to be asked, and for what.
+    pub(crate) fn set_executing(self, Making { client, handle, more, was_there }: Making) {
         let was_there = u32::from(was_there);
         let words = [(OF, client), (HANDLE, handle), (MORE, more), (WAS_THERE, was_there)];
         for (field, value) in words {
@@ -370,15 +356,15 @@ impl<'a> Slot<'a> {
         self.memory.word(self.offset + STAGE).store(Stage::Executing as u32, Ordering::Release);
     }
 
-    /// What it was asked for.
-    pub(crate) fn executed(self) -> Making {
+    /// What the driver was asked for.
+    pub(crate) fn making(self) -> Making {
         let [client, handle, more, was_there] = [OF, HANDLE, MORE, WAS_THERE]
             .map(|field| self.memory.word(self.offset + field).load(Ordering::Relaxed));
         Making { client, handle, more, was_there: was_there != 0 }
     }
 
-    /// All is done but to reply so.
-    pub(crate) fn decided(self, value: i64, error: i32, flags: u32) {
+    /// Notes that all is done but to reply so.
+    pub(crate) fn set_decided(self, value: i64, error: i32, flags: u32) {
         self.signed(VALUE).store(value, Ordering::Relaxed);
         self.memory.word(self.offset + ERROR).store(error.cast_unsigned(), Ordering::Relaxed);
         self.memory.word(self.offset + REPLY_FLAGS).store(flags, Ordering::Relaxed);
@@ -411,13 +397,13 @@ mod tests {
         let memory = JournalMap::map(&journal()).unwrap();
         let slot = memory.slot(3);
         let asked = Making { client: 5, handle: 6, more: 2, was_there: true };
-        slot.executing(asked);
-        slot.decided(7, -4, 0);
+        slot.set_executing(asked);
+        slot.set_decided(7, -4, 0);
         assert_eq!(
-            (slot.executed(), slot.decision(), slot.stage()),
+            (slot.making(), slot.decision(), slot.stage()),
             (asked, (7, -4, 0), Stage::Decided)
         );
         slot.clear(1);
-        assert_eq!((slot.executed(), slot.stage()), (Making::default(), Stage::Received));
+        assert_eq!((slot.making(), slot.stage()), (Making::default(), Stage::Received));
     }
 }

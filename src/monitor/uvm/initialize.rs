@@ -129,8 +129,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The thread's call before is over, whatever became of it.
-    pub(crate) fn is_over_before(&self) {
+    /// Settles the initialization that the thread's call before was let go for: that call is over.
+    pub(crate) fn settle_earlier_initialization(&self) {
         if self.shared.initializing.tid.load(Ordering::Acquire) != self.tid() {
             return;
         }
@@ -142,8 +142,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// It didn't go on after all.
-    pub(crate) fn initializes_nothing(&self) {
+    /// Enters that the call didn't go on after all.
+    pub(crate) fn cancel_initialization(&self) {
         let underway = self.books().makers.underway();
         let is_this = |of: &Initialization| of.id == self.id();
         if let Some(underway) = underway.filter(is_this).filter(|_| self.initializes) {
