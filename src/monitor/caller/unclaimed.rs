@@ -30,6 +30,8 @@ pub(crate) struct Outcome {
     /// What is to be written, and where.
     pub(crate) output: Vec<(u64, Vec<u8>)>,
     pub(crate) reply: Reply,
+    /// Whether the driver had done it.
+    pub(crate) is_ok: bool,
     /// The file that it was made through.
     pub(crate) device: Option<Device>,
     /// What was made, to be freed.
@@ -168,7 +170,7 @@ mod tests {
     fn outcome() -> Option<Outcome> {
         let made = vec![Object { client: 5, parent: 5, handle: 6 }];
         let seen = [seen(READ), seen(ANSWERED)];
-        Some(Outcome { seen, output: vec![], reply: Reply::Done, device: None, made })
+        Some(Outcome { seen, output: vec![], reply: Reply::Done, is_ok: true, device: None, made })
     }
 
     #[test]

@@ -162,7 +162,10 @@ impl<'a> Case<'a> {
             self.retry.is_begun = true;
             self.counted = Count::Executed;
         }
-        let is_ok = was_done || reply == Reply::Done && self.is_ok();
+        let is_ok = match self.retry.outcome() {
+            Some(outcome) => outcome.is_ok,
+            None => was_done || reply == Reply::Done && self.is_ok(),
+        };
         let object = self.slot.making();
         let interruptible = self.shared.settings.interruptible;
         // An earlier call of the thread may have written there since.
@@ -179,7 +182,7 @@ impl<'a> Case<'a> {
             if self.write().is_err() {
                 reply = Reply::Errno(Errno::EFAULT as i32);
             }
-            if interruptible && is_ok && self.retry.kept.is_none() {
+            if interruptible && is_ok {
                 self.remember_answer();
             }
             let parts = reply.parts();
@@ -188,7 +191,7 @@ impl<'a> Case<'a> {
         }
         if !taken {
             self.cancel_initialization();
-            self.keep(reply, object);
+            self.keep((reply, is_ok), object);
             // What is kept has from now on what is to be undone. Another thread may have cleared the slot
             // already, which may have another call by now.
             self.slot.forget(self.notice.id);
@@ -202,7 +205,7 @@ impl<'a> Case<'a> {
     /// Writes what is to go back, of this call or of the one that was made in its place.
     fn write(&self) -> Result<(), Errno> {
         let Some(target) = &self.target else { return Ok(()) };
-        match self.retry.kept.as_ref().and_then(|kept| kept.outcome.as_ref()) {
+        match self.retry.outcome() {
             Some(outcome) => outcome
                 .output
                 .iter()

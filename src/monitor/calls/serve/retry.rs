@@ -32,6 +32,13 @@ pub(crate) struct Retry {
     pub(crate) kept: Option<Kept>,
 }
 
+impl Retry {
+    /// The outcome of the call that was made in its place.
+    pub(crate) fn outcome(&self) -> Option<&Outcome> {
+        self.kept.as_ref()?.outcome.as_ref()
+    }
+}
+
 impl<'a> Case<'a> {
     /// Begins a call of which all is read. It is over where the caller doesn't wait, or has a reply
     /// that it didn't take.
@@ -150,12 +157,13 @@ impl<'a> Case<'a> {
     /// The driver has done the call, as its caller is about to be told.
     pub(crate) fn remember_answer(&self) {
         if let Some(target) = self.target.as_ref().filter(|_| self.retry.is_begun) {
-            target.set_answered(self.as_answered());
+            let kept = self.retry.outcome().map(|outcome| outcome.seen[1]);
+            target.set_answered(kept.unwrap_or_else(|| self.as_answered()));
         }
     }
 
     /// Keeps what was done for a caller that didn't take the reply. `object` is what the slot says.
-    pub(crate) fn keep(&mut self, reply: Reply, object: Making) {
+    pub(crate) fn keep(&mut self, (reply, is_ok): (Reply, bool), object: Making) {
         let (trace, outcome) = match self.retry.kept.take() {
             Some(Kept { trace, outcome, .. }) => (trace, outcome),
             // A caller that stopped waiting before the driver was asked is answered when it asks again.
@@ -163,7 +171,7 @@ impl<'a> Case<'a> {
             None => {
                 let Some(target) = &self.target else { return };
                 let (thread, process) = (target.thread, target.process);
-                let outcome = self.outcome(reply);
+                let outcome = self.outcome(reply, is_ok);
                 let mut trace = Trace { thread, process, words: self.words(), object };
                 // The call failed and made no object: the next worker is to free nothing.
                 trace.object.was_there |= object.handle != 0 && outcome.made.is_empty();
@@ -176,12 +184,12 @@ impl<'a> Case<'a> {
         self.shared.auditor.wake();
     }
 
-    fn outcome(&mut self, reply: Reply) -> Outcome {
+    fn outcome(&mut self, reply: Reply, is_ok: bool) -> Outcome {
         let seen = [self.as_read(), self.as_answered()];
         let output = self.writes.output(self.scratch);
         let made = std::mem::take(&mut self.made);
         // What is kept keeps a client alive, so it is only where it's needed.
         let device = self.device.take().filter(|_| !made.is_empty());
-        Outcome { seen, output, reply, device, made }
+        Outcome { seen, output, reply, is_ok, device, made }
     }
 }
