@@ -239,7 +239,7 @@ impl Shared {
     }
 
     /// Undoes calls whose threads ended before they took the reply.
-    fn undo_unclaimed(&self) {
+    pub(crate) fn undo_unclaimed(&self) {
         if self.unclaimed.is_empty() {
             return;
         }

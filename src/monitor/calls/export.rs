@@ -322,7 +322,12 @@ impl Case<'_> {
         let theirs = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
         let was_there = if self.again { before.was_there } else { known };
         let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
-        self.slot.set_executing(Making { client, handle: theirs.unwrap_or(first), more, was_there });
+        self.slot.set_executing(Making {
+            client,
+            handle: theirs.unwrap_or(first),
+            more,
+            was_there,
+        });
         let shown = self.shown_below(lane, client, parent, gpu);
         let done = self.make_control(command, head, params);
         let done_well = matches!(done, Ok(true));

@@ -5,8 +5,8 @@
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
-use crate::monitor::calls::asked::{Asked, Unread};
 use crate::monitor::calls::policy::{self, Passed, Verdict};
+use crate::monitor::calls::read_escape::{ReadEscape, Unread};
 use crate::monitor::calls::serve::{Case, Over};
 use crate::monitor::worker::log_limit::News;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
@@ -18,7 +18,11 @@ const DONE_ALREADY: [u32; 2] = [NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_US
 
 impl Case<'_> {
     /// Reads an escape and what it wraps, and judges it by that alone.
-    pub(crate) fn read_escape(&mut self, request: u64, argument: u64) -> Result<Asked, Unread> {
+    pub(crate) fn read_escape(
+        &mut self,
+        request: u64,
+        argument: u64,
+    ) -> Result<ReadEscape, Unread> {
         let release = &self.shared.release;
         let mut command = Command::of_ioctl(request);
         let mut address = argument;
@@ -32,16 +36,19 @@ impl Case<'_> {
             decoded = rm::decode(release, command, &self.scratch.bytes).map_err(Unread::Refused)?;
         }
         let verdict = policy::judge(release, &decoded.call);
-        Ok(Asked { command, address, decoded, verdict, wrapped })
+        Ok(ReadEscape { command, address, decoded, verdict, wrapped })
     }
 
     /// Deals with one whose descriptor is the driver's.
-    pub(crate) fn resource_manager(&mut self, asked: Result<Asked, Unread>) -> Result<Reply, Over> {
-        let asked = asked.map_err(|unread| match unread {
+    pub(crate) fn resource_manager(
+        &mut self,
+        escape: Result<ReadEscape, Unread>,
+    ) -> Result<Reply, Over> {
+        let escape = escape.map_err(|unread| match unread {
             Unread::Memory(over) => over,
             Unread::Refused(refusal) => self.refused(&refusal, None),
         })?;
-        let Asked { command, address, decoded, verdict, wrapped } = asked;
+        let ReadEscape { command, address, decoded, verdict, wrapped } = escape;
         self.write_back(0, address, Copy::Struct);
         self.said = decoded.layout.map(|head| (head, &DONE_ALREADY[..]));
         match verdict {

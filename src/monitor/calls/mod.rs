@@ -1,7 +1,6 @@
 //! The kinds of calls: what each is, what it is charged, and how it is made.
 
 pub(crate) mod alloc;
-pub(crate) mod asked;
 pub(crate) mod control;
 pub(crate) mod debug;
 pub(crate) mod duplicate;
@@ -12,6 +11,7 @@ pub(crate) mod gpu_lookup;
 pub(crate) mod lane;
 pub(crate) mod mmap;
 pub mod policy;
+pub(crate) mod read_escape;
 pub(crate) mod recover;
 pub(crate) mod serve;
 pub(crate) mod threads;

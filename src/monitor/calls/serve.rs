@@ -20,9 +20,9 @@ use crate::ledger::Usage;
 use crate::monitor::caller::listener::{CallerGone, Listener, Reply};
 use crate::monitor::caller::scratch::{Copy, Scratch};
 use crate::monitor::caller::target::Target;
-use crate::monitor::calls::asked::Asked;
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::policy::Pass;
+use crate::monitor::calls::read_escape::ReadEscape;
 use crate::monitor::calls::serve::retry::Retry;
 use crate::monitor::calls::serve::write_back::WriteBack;
 use crate::monitor::driver::device::Device;
@@ -288,26 +288,26 @@ impl<'a> Case<'a> {
         }
         // Read before it's known whose it is: what continues whatever its descriptor is, is
         // let go without a look at it, which would prove nothing.
-        let mut asked = None;
+        let mut escape = None;
         if traps::is_escape(rm::uvm::number(request)) {
             let target = self.shared.targets.probable(self.tid());
             self.target = Some(target.map_err(|errno| self.out_of_reach(errno))?);
             self.leave_the_runtime_alone()?;
             let read = self.read_escape(request, argument);
-            if let Some(pass) = read.as_ref().ok().and_then(Asked::passes) {
+            if let Some(pass) = read.as_ref().ok().and_then(ReadEscape::passes) {
                 let target = self.shared.targets.get(self.tid());
                 self.target = Some(target.map_err(|errno| self.out_of_reach(errno))?);
                 self.leave_the_runtime_alone()?;
                 self.see()?;
                 return Ok(self.continued(pass));
             }
-            asked = Some(read);
+            escape = Some(read);
         }
         self.open(descriptor)?;
-        match (self.device()?.kind, asked) {
-            (NodeKind::Control | NodeKind::Gpu(_), asked) => {
-                let asked = asked.unwrap_or_else(|| self.read_escape(request, argument));
-                self.resource_manager(asked)
+        match (self.device()?.kind, escape) {
+            (NodeKind::Control | NodeKind::Gpu(_), escape) => {
+                let escape = escape.unwrap_or_else(|| self.read_escape(request, argument));
+                self.resource_manager(escape)
             }
             (NodeKind::Uvm, _) => self.uvm(request, argument),
             (NodeKind::Other, _) => Err(Reply::Errno(Errno::ENOTTY as i32)),

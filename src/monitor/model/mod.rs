@@ -50,6 +50,8 @@ const LISTENER: u64 = 1;
 pub(crate) enum Fate {
     /// It is answered.
     Answered,
+    /// It is answered and a signal takes its caller away before that looks: the kernel makes it again.
+    AnswerIsLost,
     /// Its caller stops waiting before it is looked at.
     Interrupted,
     /// Its caller stops waiting before it gets the reply.
@@ -152,12 +154,14 @@ impl World {
     /// are in its memory. What it is answered; a call that it is to make itself is made.
     pub(crate) fn ioctl(&mut self, program: &Program, call: &Call, fate: Fate) -> CallerGets {
         self.next_id += 1;
-        let id = self.next_id;
+        let mut id = self.next_id;
         let notice = program.notice(id, call);
         match fate {
             Fate::Interrupted => {}
             Fate::ReplyIsLost => self.callers.add(id, Caller::GoesThen),
-            Fate::Answered | Fate::WorkerDies { .. } => self.callers.add(id, Caller::Waits),
+            Fate::Answered | Fate::AnswerIsLost | Fate::WorkerDies { .. } => {
+                self.callers.add(id, Caller::Waits)
+            }
         }
         match fate {
             Fate::WorkerDies { nth, death, waits } => {
@@ -167,6 +171,17 @@ impl World {
                     }
                     self.restart();
                 }
+            }
+            Fate::AnswerIsLost => {
+                self.shared.serve_in(OWN_SLOT, notice);
+                self.next_id += 1;
+                let again = seccomp_notif { id: self.next_id, ..notice };
+                if !matches!(self.callers.remove(id), Some(Caller::Answered(_, 0, 0))) {
+                    return CallerGets::Nothing;
+                }
+                self.callers.add(again.id, Caller::Waits);
+                self.shared.serve_in(OWN_SLOT, again);
+                id = again.id;
             }
             _ => self.shared.serve_in(OWN_SLOT, notice),
         }

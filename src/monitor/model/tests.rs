@@ -190,6 +190,40 @@ fn memory_whose_reply_was_lost_is_its_programs_or_nobodys() {
     }
 }
 
+/// The reply was sent, and is lost: the kernel makes the call again, with the answer in its struct.
+#[test]
+fn a_call_whose_answer_was_lost_is_done_once() {
+    let mut world = World::new();
+    let program = Program::start(&mut world);
+    let [handle, name] = [program.handle(), program.handle()];
+    assert_eq!(program.take(&mut world, handle, 60 * MIB, Fate::AnswerIsLost), Ok(handle));
+    assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
+    let source = (program.client, handle);
+    assert_eq!(program.duplicate(&mut world, name, source, Fate::AnswerIsLost), Ok(name));
+    assert_eq!(program.free(&mut world, handle, Fate::AnswerIsLost), Ok(()));
+    assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
+    assert_eq!(program.free(&mut world, name, Fate::AnswerIsLost), Ok(()));
+    assert_eq!((world.used(), world.charged()), (0, 0));
+    world.ends(&[program]);
+}
+
+/// The signal's handler, or a pause of the container, takes as long as it likes.
+#[test]
+fn a_reply_that_nobody_took_waits_for_its_thread_and_goes_with_it() {
+    let mut world = World::new();
+    let program = Program::start(&mut world);
+    let handle = program.handle();
+    let lost = program.take(&mut world, handle, 60 * MIB, Fate::ReplyIsLost);
+    assert_eq!(lost, Err(Why::NoAnswer));
+    world.shared.undo_unclaimed();
+    assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
+    assert_eq!(program.take(&mut world, handle, 60 * MIB, Fate::ReplyIsLost), Err(Why::NoAnswer));
+    program.die(&world);
+    world.shared.undo_unclaimed();
+    assert!(world.shared.unclaimed.is_empty());
+    world.ends(&[program]);
+}
+
 /// One step of a random container.
 #[derive(Debug, Clone)]
 enum Step {
@@ -222,6 +256,7 @@ fn any_fate() -> impl Strategy<Value = Fate> {
     let dies = dies.prop_map(|(nth, death, waits)| Fate::WorkerDies { nth, death, waits });
     prop_oneof![
         6 => Just(Fate::Answered),
+        1 => Just(Fate::AnswerIsLost),
         1 => Just(Fate::Interrupted),
         1 => Just(Fate::ReplyIsLost),
         1 => dies,

@@ -8,19 +8,8 @@ use crate::monitor::caller::call_id::{Making, Trace};
 use crate::monitor::state::journal::{SHELF_OFFSET, SHELF_PLACES, TRACE_BYTES};
 use crate::process::ProcessId;
 
-/// Of a trace: the thread's tid, which is zero where there is none, and what else is known of it.
-const TID: usize = 0;
-/// Whether it was there, by the lowest bit, and how many more there are.
-const HOW: usize = 4;
-const THREAD_STARTED: usize = 8;
-const PROCESS: usize = 16;
-const REQUEST: usize = 24;
-const ARGUMENT: usize = 32;
-// From 40 on are 16 bytes that workers before this version wrote and nobody reads.
-const TRACE_CLIENT: usize = 56;
-const TRACE_HANDLE: usize = 60;
-
-const _: () = assert!(TRACE_HANDLE + 4 == TRACE_BYTES);
+/// A trace as it lies: eight words of 64 bits. The first is 0 where there is no trace.
+type Longs = [u64; TRACE_BYTES / 8];
 
 impl JournalMap {
     fn shelf(place: usize) -> usize {
@@ -31,58 +20,55 @@ impl JournalMap {
     /// Puts a trace on the shelf: its place, or `None` where the shelf is full. One thread at a time
     /// may do so.
     pub(crate) fn keep_trace(&self, trace: &Trace) -> Option<usize> {
-        let place = (0..SHELF_PLACES).find(|place| self.trace(Self::shelf(*place)).is_none())?;
-        self.put_trace(Self::shelf(place), trace);
+        let place = (0..SHELF_PLACES).find(|place| self.trace(*place).is_none())?;
+        // The first word comes last: there is a whole trace, or none, whenever we end.
+        for (at, long) in longs(trace).into_iter().enumerate().rev() {
+            self.long(Self::shelf(place) + 8 * at).store(long, Ordering::Release);
+        }
         Some(place)
     }
 
     /// Takes a trace off the shelf.
     pub(crate) fn forget_trace(&self, place: usize) {
-        self.word(Self::shelf(place) + TID).store(0, Ordering::Release);
+        self.long(Self::shelf(place)).store(0, Ordering::Release);
     }
 
     /// All traces of the shelf, with their places.
     pub(crate) fn traces(&self) -> impl Iterator<Item = (usize, Trace)> {
-        (0..SHELF_PLACES).filter_map(|place| Some((place, self.trace(Self::shelf(place))?)))
+        (0..SHELF_PLACES).filter_map(|place| Some((place, self.trace(place)?)))
     }
 
-    /// Writes a trace; it is there, or there is none, whenever we end.
-    fn put_trace(&self, at: usize, trace: &Trace) {
-        let Trace { thread, process, words, object } = *trace;
-        let Making { client, handle, more, was_there } = object;
-        self.word(at + TID).store(0, Ordering::Release);
-        let longs = [
-            (THREAD_STARTED, thread.start_ticks),
-            (PROCESS, process.0),
-            (REQUEST, words.0),
-            (ARGUMENT, words.1),
-        ];
-        for (field, value) in longs {
-            self.long(at + field).store(value, Ordering::Release);
-        }
-        let how = u32::from(was_there) | more << 1;
-        let short = [(HOW, how), (TRACE_CLIENT, client), (TRACE_HANDLE, handle)];
-        for (field, value) in short {
-            self.word(at + field).store(value, Ordering::Release);
-        }
-        self.word(at + TID).store(thread.pid.cast_unsigned(), Ordering::Release);
+    fn trace(&self, place: usize) -> Option<Trace> {
+        let long = |at| self.long(Self::shelf(place) + 8 * at).load(Ordering::Acquire);
+        trace(std::array::from_fn(long))
     }
+}
 
-    fn trace(&self, at: usize) -> Option<Trace> {
-        let pid = self.word(at + TID).load(Ordering::Acquire).cast_signed();
-        let word = |field: usize| self.word(at + field).load(Ordering::Acquire);
-        let long = |field: usize| self.long(at + field).load(Ordering::Acquire);
-        let trace = Trace {
-            thread: ProcessId { pid, start_ticks: long(THREAD_STARTED) },
-            process: Process(long(PROCESS)),
-            words: (long(REQUEST), long(ARGUMENT)),
-            object: Making {
-                client: word(TRACE_CLIENT),
-                handle: word(TRACE_HANDLE),
-                more: word(HOW) >> 1,
-                was_there: word(HOW) & 1 != 0,
-            },
-        };
-        (pid != 0).then_some(trace)
-    }
+/// Two words of 32 bits in one.
+fn join(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn split(long: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = long.to_le_bytes();
+    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
+}
+
+fn longs(trace: &Trace) -> Longs {
+    let Trace { thread, process, words, object } = *trace;
+    let Making { client, handle, more, was_there } = object;
+    let first = join(thread.pid.cast_unsigned(), u32::from(was_there) | more << 1);
+    // Workers before this version wrote two words more, and nobody reads those.
+    let last = join(client, handle);
+    [first, thread.start_ticks, process.0, words.0, words.1, 0, 0, last]
+}
+
+fn trace([first, start_ticks, process, request, argument, _, _, last]: Longs) -> Option<Trace> {
+    let ((tid, how), (client, handle)) = (split(first), split(last));
+    (tid != 0).then_some(Trace {
+        thread: ProcessId { pid: tid.cast_signed(), start_ticks },
+        process: Process(process),
+        words: (request, argument),
+        object: Making { client, handle, more: how >> 1, was_there: how & 1 != 0 },
+    })
 }

@@ -6,7 +6,7 @@ use crate::rm::{Command, Decoded, Refusal};
 
 /// An escape as it was read, whoever it is meant for.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ReadEscape {
     pub(crate) command: Command,
     pub(crate) address: u64,
     pub(crate) decoded: Decoded,
@@ -22,7 +22,7 @@ pub(crate) enum Unread {
     Refused(Refusal),
 }
 
-impl Asked {
+impl ReadEscape {
     /// Why it continues, where this is so whatever its descriptor is.
     pub(crate) fn passes(&self) -> Option<&'static Pass> {
         match self.verdict {
