@@ -1,12 +1,16 @@
 //! The simulated driver, whose files are memory files: the inode says which node one is, and the offset, which
 //! all duplicates of a descriptor have in common, which open file of the driver's.
-#![allow(unsafe_code, reason = "an ioctl hands a pointer over, and a thread ends at once")]
+#![allow(
+    unsafe_code,
+    reason = "an ioctl hands a pointer over, descriptors are closed by number, a thread ends at once"
+)]
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cgpu_sim::{GpuSpec, InMemory, Node};
 use nix::errno::Errno;
@@ -30,14 +34,42 @@ pub(crate) enum Death {
     After,
 }
 
-/// A driver with one GPU.
+/// A driver whose nodes are memory files.
 #[derive(Debug)]
 pub(crate) struct ModelDriver {
     pub(crate) sim: InMemory,
-    control: OwnedFd,
-    gpu: OwnedFd,
-    /// Files that processes have open, by number.
-    opened: Mutex<BTreeMap<u32, BTreeSet<u64>>>,
+    nodes: Vec<(Node, OwnedFd)>,
+    /// The driver's numbers of files that were opened and not closed.
+    opened: Mutex<BTreeSet<u64>>,
+    /// Descriptors of files that are not the worker's.
+    kept: Mutex<BTreeSet<RawFd>>,
+}
+
+/// A file of the driver's that a program or the keeper has open.
+#[derive(Debug)]
+pub(crate) struct ModelFile {
+    fd: OwnedFd,
+    driver: Arc<ModelDriver>,
+}
+
+impl ModelFile {
+    pub(crate) fn number(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    pub(crate) fn try_clone(&self) -> OwnedFd {
+        self.fd.try_clone().expect("a descriptor")
+    }
+}
+
+impl Drop for ModelFile {
+    fn drop(&mut self) {
+        lock(&self.driver.kept).remove(&self.fd.as_raw_fd());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A memory file's device and inode.
@@ -89,74 +121,148 @@ fn place(file: BorrowedFd<'_>) -> Option<Inode> {
     Some((stat.st_dev, stat.st_ino))
 }
 
+/// Whose file that is, and which node.
+fn owner(file: Inode) -> Option<(Arc<ModelDriver>, Node)> {
+    let (driver, node) = lock(&DRIVERS).get(&file).cloned()?;
+    Some((driver.upgrade()?, node))
+}
+
 /// An ioctl of the worker's; `None` where the file is no model's.
 fn ioctl(file: BorrowedFd<'_>, request: u32, pointer: *mut u8) -> Option<Result<(), Errno>> {
-    let known = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner).get(&place(file)?).cloned();
-    let (driver, node) = known?;
-    let driver = driver.upgrade()?;
+    let (driver, node) = owner(place(file)?)?;
     let number = driver.number_of(file, node, std::process::id());
-    // SAFETY: the request states how many bytes are behind the pointer, as `Device::call` checks.
-    let bytes =
-        unsafe { std::slice::from_raw_parts_mut(pointer, (request >> 16 & 0x3fff) as usize) };
     maybe_die(Death::Before);
-    let done = driver.sim.ioctl((node, number), gettid().as_raw().cast_unsigned(), request, bytes);
+    let tid = gettid().as_raw().cast_unsigned();
+    let done = if node == Node::Uvm {
+        driver.sim.uvm(number, tid, request, pointer.expose_provenance() as u64)
+    } else {
+        // SAFETY: the request states how many bytes are behind the pointer, as `Device::call` checks.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(pointer, (request >> 16 & 0x3fff) as usize) };
+        driver.sim.ioctl((node, number), tid, request, bytes)
+    };
     maybe_die(Death::After);
     Some(done.map_err(Errno::from_raw))
 }
 
+/// The driver's number of a thread's descriptor, as `/proc` has it.
+fn find_file(tid: u32, descriptor: u32) -> Option<u64> {
+    let stat = std::fs::metadata(format!("/proc/{tid}/fd/{descriptor}")).ok()?;
+    owner((stat.dev(), stat.ino()))?;
+    let info = std::fs::read_to_string(format!("/proc/{tid}/fdinfo/{descriptor}")).ok()?;
+    let offset = info.lines().find_map(|line| line.strip_prefix("pos:"))?;
+    offset.trim().parse().ok().filter(|number| *number > 0)
+}
+
 impl ModelDriver {
-    pub(crate) fn new(total_bytes: u64) -> Arc<Self> {
+    /// One with a GPU for each size.
+    pub(crate) fn new(gpus: &[u64]) -> Arc<Self> {
         IN_MEMORY.get_or_init(|| ioctl);
-        let memory = |name| memfd_create(name, MemfdFlags::CLOEXEC).expect("a memory file");
-        let (control, gpu) = (memory("nvidiactl"), memory("nvidia0"));
-        let [of_control, of_gpu] =
-            [&control, &gpu].map(|file| place(file.as_fd()).expect("a file"));
-        let gpus = vec![GpuSpec { memory_bytes: total_bytes }];
+        let all = (0..).zip(gpus).map(|(minor, _)| Node::Gpu(minor));
+        let all = [Node::Control, Node::Uvm].into_iter().chain(all);
+        let nodes: Vec<(Node, OwnedFd)> = all
+            .map(|node| (node, memfd_create("node", MemfdFlags::CLOEXEC).expect("a file")))
+            .collect();
+        let places: Vec<Inode> =
+            nodes.iter().map(|(_, file)| place(file.as_fd()).expect("a file")).collect();
+        let inodes = places[2..].iter().map(|place| place.1).collect();
+        let specs = gpus.iter().map(|bytes| GpuSpec { memory_bytes: *bytes }).collect();
         let version = DRIVER.parse().expect("a version");
-        let sim = InMemory::new(version, gpus, (of_gpu.0, vec![of_gpu.1]));
-        let driver = Arc::new(ModelDriver { sim, control, gpu, opened: Mutex::default() });
-        let mut all = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let sim = InMemory::new(version, specs, (places[0].0, inodes), find_file);
+        let (opened, kept) = (Mutex::default(), Mutex::default());
+        let driver = Arc::new(ModelDriver { sim, nodes, opened, kept });
+        let mut all = lock(&DRIVERS);
         all.retain(|_, (driver, _)| driver.strong_count() > 0);
-        all.insert(of_control, (Arc::downgrade(&driver), Node::Control));
-        all.insert(of_gpu, (Arc::downgrade(&driver), Node::Gpu(0)));
+        for (place, (node, _)) in places.into_iter().zip(&driver.nodes) {
+            all.insert(place, (Arc::downgrade(&driver), *node));
+        }
+        drop(all);
         driver
     }
 
     /// As a monitor's settings have them.
     pub(crate) fn nodes(&self) -> Vec<settings::Node> {
-        let all = [(NodeKind::Control, &self.control), (NodeKind::Gpu(0), &self.gpu)];
-        let node = |(kind, file): (NodeKind, &OwnedFd)| {
+        let node = |(node, file): &(Node, OwnedFd)| {
             let (device, inode) = place(file.as_fd()).expect("a file");
             let path = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+            let kind = match node {
+                Node::Control => NodeKind::Control,
+                Node::Gpu(minor) => NodeKind::Gpu(*minor as usize),
+                Node::Uvm => NodeKind::Uvm,
+            };
             settings::Node { kind, path, identity: Identity::File { device, inode } }
         };
-        all.map(node).into()
+        self.nodes.iter().map(node).collect()
     }
 
-    /// Opens a node for a process.
-    pub(crate) fn open(&self, node: Node) -> OwnedFd {
-        let of = if node == Node::Control { &self.control } else { &self.gpu };
-        let path = format!("/proc/self/fd/{}", of.as_raw_fd());
+    /// Opens a node for a program.
+    pub(crate) fn open(self: &Arc<Self>, node: Node) -> ModelFile {
+        let of = self.nodes.iter().find(|(known, _)| *known == node).expect("there is one");
+        let path = format!("/proc/self/fd/{}", of.1.as_raw_fd());
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path);
-        file.expect("it can be opened again").into()
+        self.keep(file.expect("it can be opened again").into())
     }
 
-    /// The driver's number of an open file, which a process has opened where it has none yet.
-    pub(crate) fn number_of(&self, file: BorrowedFd<'_>, node: Node, process: u32) -> u64 {
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+    /// A file that stays open when the worker ends.
+    pub(crate) fn keep(self: &Arc<Self>, fd: OwnedFd) -> ModelFile {
+        lock(&self.kept).insert(fd.as_raw_fd());
+        ModelFile { fd, driver: Arc::clone(self) }
+    }
+
+    /// A process calls the driver for the first time by a file, or once more: the file's number.
+    pub(crate) fn number_for(&self, file: &ModelFile, node: Node, process: u32) -> u64 {
+        self.number_of(file.fd.as_fd(), node, process)
+    }
+
+    fn number_of(&self, file: BorrowedFd<'_>, node: Node, process: u32) -> u64 {
         let at = lseek(file, 0, Whence::SeekCur).expect("it has an offset");
         if at > 0 {
             return at.cast_unsigned();
         }
         let number = self.sim.open(node, process);
         lseek(file, number.cast_signed(), Whence::SeekSet).expect("it has an offset");
-        opened.entry(process).or_default().insert(number);
+        lock(&self.opened).insert(number);
         number
     }
 
-    /// A process has ended, or all that it had is closed.
-    pub(crate) fn close_all_of(&self, process: u32) {
-        let files = self.opened.lock().unwrap_or_else(PoisonError::into_inner).remove(&process);
-        files.into_iter().flatten().for_each(|file| self.sim.close(file));
+    /// This process's descriptors of the driver's files. Other processes have some of the same files, and
+    /// no others.
+    fn descriptors(&self) -> Vec<RawFd> {
+        let own: Vec<Inode> =
+            self.nodes.iter().filter_map(|(_, file)| place(file.as_fd())).collect();
+        let all = std::fs::read_dir("/proc/self/fd").expect("procfs is there").flatten();
+        let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
+        all.filter(|fd| {
+            // SAFETY: other threads may close it meanwhile, and `fstat` tells of any number.
+            let file = unsafe { BorrowedFd::borrow_raw(*fd) };
+            place(file).is_some_and(|place| own.contains(&place))
+        })
+        .collect()
+    }
+
+    /// The kernel tells the driver of files that nobody has open any more.
+    pub(crate) fn close_unused(&self) {
+        let number = |fd: &RawFd| {
+            // SAFETY: it's one of ours, which no other thread closes.
+            let file = unsafe { BorrowedFd::borrow_raw(*fd) };
+            lseek(file, 0, Whence::SeekCur).ok().map(i64::cast_unsigned)
+        };
+        let used: BTreeSet<u64> = self.descriptors().iter().filter_map(number).collect();
+        let unused: Vec<u64> = lock(&self.opened).difference(&used).copied().collect();
+        for file in unused {
+            lock(&self.opened).remove(&file);
+            self.sim.close(file);
+        }
+    }
+
+    /// The worker is killed: the kernel closes its descriptors.
+    pub(crate) fn close_the_workers(&self) {
+        let nodes = self.nodes.iter().map(|(_, file)| file.as_raw_fd());
+        let stays: BTreeSet<RawFd> = nodes.chain(lock(&self.kept).iter().copied()).collect();
+        for fd in self.descriptors().into_iter().filter(|fd| !stays.contains(fd)) {
+            // SAFETY: it was the worker's, which is never used or dropped again.
+            unsafe { libc::close(fd) };
+        }
+        self.close_unused();
     }
 }

@@ -1,14 +1,11 @@
 //! A program of the container: a process that does nothing, and memory that it has in common with the test.
 #![allow(unsafe_code, reason = "a process is forked, and memory is shared with it")]
 
-use std::cell::Cell;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::cell::{Cell, RefCell};
+use std::os::fd::RawFd;
 
 use cgpu_sim::Node;
-use cgpu_sim::abi::{
-    AMPERE_CHANNEL_GPFIFO_A, NV_ESC_RM_ALLOC, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_FREE, NV01_DEVICE_0,
-    NV01_MEMORY_LOCAL_USER, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
-};
+use cgpu_sim::abi::{NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0};
 use cgpu_sim::bytes::Fields;
 use memmap2::MmapRaw;
 use nix::libc::{self, seccomp_data, seccomp_notif};
@@ -17,7 +14,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::{Call, CallerGets, Fate, ModelDriver, World};
+use super::{Call, CallerGets, Fate, ModelFile, World};
 
 /// `ioctl` of x86-64, and its architecture (linux/audit.h).
 const IOCTL: i32 = 16;
@@ -27,11 +24,11 @@ const X86_64: u32 = 0xc000_003e;
 const MEMORY_BYTES: usize = 8192;
 const PARAMS: usize = 4096;
 
-/// Where structs of 535.161.08 have their status (`nvos.h`): NVOS64, NVOS00 and NVOS55.
-const ALLOC_BYTES: usize = 48;
-const ALLOC_STATUS: usize = 40;
-const FREE_STATUS: usize = 12;
-const DUP_STATUS: usize = 24;
+/// Where the memory in common says that the program has begun.
+const BEGUN: usize = MEMORY_BYTES - 1;
+
+/// The last number of a descriptor, for `close_range`.
+const LAST: u32 = u32::MAX;
 
 /// What a call came to, for its program.
 pub(crate) type Outcome = Result<u32, Why>;
@@ -48,47 +45,101 @@ pub(crate) enum Why {
 }
 
 /// One of them.
-pub(crate) struct Program {
+pub(crate) struct Program<'w> {
+    pub(crate) world: &'w World,
     pid: Pid,
-    control: OwnedFd,
-    _gpu: OwnedFd,
+    files: RefCell<Vec<(Node, ModelFile)>>,
     memory: MmapRaw,
-    pub(crate) client: u32,
-    pub(crate) device: u32,
+    client: Cell<u32>,
+    /// A device of each GPU.
+    devices: RefCell<Vec<u32>>,
     next: Cell<u32>,
+    /// Of its next call.
+    fate: Cell<Fate>,
     is_alive: Cell<bool>,
 }
 
-impl Program {
-    /// Starts one with a client, and a device and a subdevice of the GPU.
-    pub(crate) fn start(world: &mut World) -> Self {
-        let (control, gpu) = (world.driver.open(Node::Control), world.driver.open(Node::Gpu(0)));
+impl<'w> Program<'w> {
+    /// Starts one with a client, and a device and a subdevice of each GPU.
+    pub(crate) fn start(world: &'w World) -> Self {
+        let gpus = (0..).zip(0..world.gpus()).map(|(minor, _)| Node::Gpu(minor));
+        let nodes: Vec<Node> =
+            [Node::Control, Node::Uvm, Node::Uvm].into_iter().chain(gpus).collect();
+        let files = nodes.iter().map(|node| (*node, world.driver.open(*node)));
+        let files: Vec<(Node, ModelFile)> = files.collect();
         let file = memfd_create("program", MemfdFlags::CLOEXEC).expect("a memory file");
         ftruncate(&file, MEMORY_BYTES as u64).expect("it can be longer");
         let memory = MmapRaw::map_raw(&file).expect("it can be mapped");
+        let own = files.iter().map(|(_, file)| file.number());
+        let mut own: Vec<RawFd> = own.chain(world.boxes.iter().map(ModelFile::number)).collect();
+        own.sort_unstable();
         // SAFETY: the child makes system calls alone, and never returns.
         let pid = match unsafe { fork() }.expect("a process") {
             ForkResult::Parent { child } => child,
-            ForkResult::Child => loop {
-                // SAFETY: take numbers only. Nobody else would end it, were this process killed.
-                unsafe {
-                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                    libc::pause();
-                }
-            },
+            ForkResult::Child => begin(&own, memory.as_mut_ptr()),
         };
-        let (next, is_alive) = (Cell::new(0xcaf0_0000), Cell::new(true));
-        let mut program =
-            Program { pid, control, _gpu: gpu, memory, client: 0, device: 0, next, is_alive };
-        let process = pid.as_raw().cast_unsigned();
-        world.driver.number_of(program.control.as_fd(), Node::Control, process);
-        world.driver.number_of(program._gpu.as_fd(), Node::Gpu(0), process);
-        program.client = program.make(world, 0, 0, NV01_ROOT_CLIENT, &[]).expect("a client");
-        program.device =
-            program.make(world, program.client, 0, NV01_DEVICE_0, &[0; 56]).expect("a device");
-        let subdevice = program.make(world, program.device, 0, NV20_SUBDEVICE_0, &[0; 4]);
-        subdevice.expect("a subdevice");
+        let program = Program {
+            world,
+            pid,
+            files: RefCell::new(files),
+            memory,
+            client: Cell::new(0),
+            devices: RefCell::default(),
+            next: Cell::new(0xa000_0000),
+            fate: Cell::new(Fate::Answered),
+            is_alive: Cell::new(true),
+        };
+        while program.get(BEGUN, 1) == [0] {
+            std::thread::yield_now();
+        }
+        for (node, file) in program.files.borrow().iter() {
+            world.driver.number_for(file, *node, program.process());
+        }
+        program.start_anew();
         program
+    }
+
+    /// Makes another client, with devices, and goes on with that; the one before stays.
+    pub(crate) fn start_anew(&self) {
+        self.client.set(0);
+        self.client.set(self.make(0, 0, NV01_ROOT_CLIENT, &[]).expect("a client"));
+        let devices = (0..).zip(0..self.world.gpus()).map(|(instance, _)| {
+            let mut params = [0; 56];
+            params.set_u32(0, instance);
+            let device = self.make(self.client(), 0, NV01_DEVICE_0, &params).expect("a device");
+            self.make(device, 0, NV20_SUBDEVICE_0, &[0; 4]).expect("a subdevice");
+            device
+        });
+        self.devices.replace(devices.collect());
+    }
+
+    /// That becomes of its next call.
+    pub(crate) fn fated(&self, fate: Fate) -> &Self {
+        self.fate.set(fate);
+        self
+    }
+
+    pub(crate) fn client(&self) -> u32 {
+        self.client.get()
+    }
+
+    pub(crate) fn device_of(&self, gpu: usize) -> u32 {
+        self.devices.borrow()[gpu]
+    }
+
+    pub(crate) fn device(&self) -> u32 {
+        self.device_of(0)
+    }
+
+    fn process(&self) -> u32 {
+        self.pid.as_raw().cast_unsigned()
+    }
+
+    /// Its descriptor of a node: of several, that one.
+    pub(crate) fn descriptor(&self, node: Node, nth: usize) -> RawFd {
+        let files = self.files.borrow();
+        let mut all = files.iter().filter(|(known, _)| *known == node);
+        all.nth(nth).expect("it has one").1.number()
     }
 
     /// Its notification of a call, which is in its memory from now on.
@@ -100,11 +151,31 @@ impl Program {
             self.put(PARAMS, params);
         }
         self.put(0, &bytes);
-        let descriptor = self.control.as_raw_fd().cast_unsigned().into();
-        let args =
-            [descriptor, request(call).into(), self.memory.as_mut_ptr().addr() as u64, 0, 0, 0];
+        let descriptor = call.descriptor.cast_unsigned().into();
+        let args = [
+            descriptor,
+            self.request(call).into(),
+            self.memory.as_mut_ptr().addr() as u64,
+            0,
+            0,
+            0,
+        ];
         let data = seccomp_data { nr: IOCTL, arch: X86_64, instruction_pointer: 0, args };
-        seccomp_notif { id, pid: self.pid.as_raw().cast_unsigned(), flags: 0, data }
+        seccomp_notif { id, pid: self.process(), flags: 0, data }
+    }
+
+    fn is_of_uvm(&self, call: &Call) -> bool {
+        let files = self.files.borrow();
+        files.iter().any(|(node, file)| *node == Node::Uvm && file.number() == call.descriptor)
+    }
+
+    /// UVM's number alone, or `_IOWR('F', number, size)`.
+    fn request(&self, call: &Call) -> u32 {
+        if self.is_of_uvm(call) {
+            return call.number;
+        }
+        let size = u32::try_from(call.bytes.len()).expect("structs are short");
+        0xc000_4600 | call.number | size << 16
     }
 
     fn put(&self, at: usize, bytes: &[u8]) {
@@ -113,7 +184,7 @@ impl Program {
         unsafe { self.memory.as_mut_ptr().add(at).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
-    fn get(&self, at: usize, count: usize) -> Vec<u8> {
+    pub(crate) fn get(&self, at: usize, count: usize) -> Vec<u8> {
         assert!(at + count <= MEMORY_BYTES);
         let mut bytes = vec![0; count];
         // SAFETY: as in `put`.
@@ -121,12 +192,25 @@ impl Program {
         bytes
     }
 
+    /// What the driver wrote into the parameters of its last call.
+    pub(crate) fn answered_params(&self, count: usize) -> Vec<u8> {
+        self.get(PARAMS, count)
+    }
+
     /// It makes the call itself.
-    pub(crate) fn makes(&self, driver: &ModelDriver, call: &Call) {
+    pub(crate) fn makes(&self, call: &Call) {
+        let files = self.files.borrow();
+        let file = files.iter().find(|(_, file)| file.number() == call.descriptor);
+        let (node, file) = file.expect("it is one of its own");
+        let (driver, process) = (&self.world.driver, self.process());
+        let number = driver.number_for(file, *node, process);
+        if *node == Node::Uvm {
+            let address = self.memory.as_mut_ptr().addr() as u64;
+            driver.sim.uvm(number, process, call.number, address).expect("the call is one");
+            return;
+        }
         let mut bytes = self.get(0, call.bytes.len());
-        let tid = self.pid.as_raw().cast_unsigned();
-        let number = driver.number_of(self.control.as_fd(), Node::Control, tid);
-        let done = driver.sim.ioctl((Node::Control, number), tid, request(call), &mut bytes);
+        let done = driver.sim.ioctl((*node, number), process, self.request(call), &mut bytes);
         done.expect("the call is one");
         self.put(0, &bytes);
     }
@@ -137,14 +221,9 @@ impl Program {
         self.next.get()
     }
 
-    fn outcome(
-        &self,
-        world: &mut World,
-        call: &Call,
-        (fate, status): (Fate, usize),
-        made: usize,
-    ) -> Outcome {
-        match world.ioctl(self, call, fate) {
+    /// Makes a call whose struct has its status there; what it has elsewhere then.
+    pub(crate) fn outcome(&self, call: &Call, status: usize, made: usize) -> Outcome {
+        match self.world.ioctl(self, call, self.fate.replace(Fate::Answered)) {
             CallerGets::Errno(errno) => return Err(Why::Errno(errno)),
             CallerGets::Nothing => return Err(Why::NoAnswer),
             CallerGets::Done | CallerGets::Continue => {}
@@ -156,83 +235,10 @@ impl Program {
         }
     }
 
-    /// Makes an object.
-    fn make(
-        &self,
-        world: &mut World,
-        parent: u32,
-        handle: u32,
-        class: u32,
-        params: &[u8],
-    ) -> Outcome {
-        let call = self.alloc(parent, handle, class, params);
-        self.outcome(world, &call, (Fate::Answered, ALLOC_STATUS), 8)
-    }
-
-    fn alloc(&self, parent: u32, handle: u32, class: u32, params: &[u8]) -> Call {
-        let mut bytes = vec![0; ALLOC_BYTES];
-        bytes.set_u32(0, self.client);
-        bytes.set_u32(4, parent);
-        bytes.set_u32(8, handle);
-        bytes.set_u32(12, class);
-        let params = (!params.is_empty()).then(|| (16, params.to_vec()));
-        Call { number: NV_ESC_RM_ALLOC, bytes, params }
-    }
-
-    /// Takes memory under a handle.
-    pub(crate) fn take(&self, world: &mut World, handle: u32, size: u64, fate: Fate) -> Outcome {
-        let mut params = [0; 120];
-        params.set_u32(0, 0x6370_6775);
-        params.set_u32(24, 1 << 23);
-        params.set_u64(64, size);
-        let call = self.alloc(self.device, handle, NV01_MEMORY_LOCAL_USER, &params);
-        self.outcome(world, &call, (fate, ALLOC_STATUS), 8)
-    }
-
-    /// Asks for a channel of a client, below a handle; what the driver says to it.
-    pub(crate) fn channel(
-        &self,
-        world: &mut World,
-        client: u32,
-        parent: u32,
-        handle: u32,
-    ) -> Outcome {
-        let mut call = self.alloc(parent, handle, AMPERE_CHANNEL_GPFIFO_A, &[]);
-        call.bytes.set_u32(0, client);
-        self.outcome(world, &call, (Fate::Answered, ALLOC_STATUS), 8)
-    }
-
-    /// Frees an object.
-    pub(crate) fn free(&self, world: &mut World, handle: u32, fate: Fate) -> Result<(), Why> {
-        let mut bytes = vec![0; 16];
-        bytes.set_u32(0, self.client);
-        bytes.set_u32(4, self.device);
-        bytes.set_u32(8, handle);
-        let call = Call { number: NV_ESC_RM_FREE, bytes, params: None };
-        self.outcome(world, &call, (fate, FREE_STATUS), 8).map(drop)
-    }
-
-    /// Makes another name of an object, which may be another program's.
-    pub(crate) fn duplicate(
-        &self,
-        world: &mut World,
-        handle: u32,
-        (of, object): (u32, u32),
-        fate: Fate,
-    ) -> Outcome {
-        let mut bytes = vec![0; 28];
-        for (at, word) in [(0, self.client), (4, self.device), (8, handle), (12, of), (16, object)]
-        {
-            bytes.set_u32(at, word);
-        }
-        let call = Call { number: NV_ESC_RM_DUP_OBJECT, bytes, params: None };
-        self.outcome(world, &call, (fate, DUP_STATUS), 8)
-    }
-
     /// It is killed: the kernel closes its files.
-    pub(crate) fn die(&self, world: &World) {
+    pub(crate) fn die(&self) {
         self.end();
-        world.driver.close_all_of(self.pid.as_raw().cast_unsigned());
+        self.world.driver.close_unused();
     }
 
     pub(crate) fn is_alive(&self) -> bool {
@@ -243,18 +249,35 @@ impl Program {
         if self.is_alive.replace(false) {
             kill(self.pid, Signal::SIGKILL).expect("it is ours");
             waitpid(self.pid, None).expect("it ends");
+            self.files.take();
         }
     }
 }
 
-impl Drop for Program {
+impl Drop for Program<'_> {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// `_IOWR('F', number, size)`.
-fn request(call: &Call) -> u32 {
-    let size = u32::try_from(call.bytes.len()).expect("structs are short");
-    0xc000_4600 | call.number | size << 16
+/// What a program is after its fork: it has its own descriptors alone, and waits for its end.
+fn begin(own: &[RawFd], memory: *mut u8) -> ! {
+    let mut from = 0;
+    // SAFETY: system calls that take numbers, and a byte of the memory in common. Nobody else would end
+    // the process, were its parent killed.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        for fd in own {
+            let fd = fd.cast_unsigned();
+            if fd > from {
+                libc::syscall(libc::SYS_close_range, from, fd - 1, 0);
+            }
+            from = fd + 1;
+        }
+        libc::syscall(libc::SYS_close_range, from, LAST, 0);
+        memory.add(BEGUN).write_volatile(1);
+        loop {
+            libc::pause();
+        }
+    }
 }

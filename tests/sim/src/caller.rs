@@ -46,6 +46,10 @@ impl Caller {
         Caller { tid }
     }
 
+    pub(crate) fn tid(self) -> u32 {
+        self.tid
+    }
+
     fn proc(self, name: &str) -> String {
         format!("/proc/{}/{name}", self.tid)
     }

@@ -11,6 +11,7 @@ use crate::shared::Shared;
 use crate::spec::{Gpu, GpuSpec};
 use crate::state::State;
 use crate::tree::Device;
+use crate::uvm;
 
 /// A driver whose files somebody else has.
 #[derive(Debug)]
@@ -25,16 +26,27 @@ pub enum Node {
     Control,
     /// `nvidiaN`.
     Gpu(u32),
+    /// `nvidia-uvm`.
+    Uvm,
 }
+
+/// Which of the driver's files a thread's descriptor is: its number, by the thread's and the descriptor's.
+pub type FindFile = fn(u32, u32) -> Option<u64>;
 
 impl InMemory {
     /// One of that version and with these GPUs. `nodes` are the files that stand for `nvidiaN`: their
-    /// `st_dev`, and their inodes by N.
+    /// `st_dev`, and their inodes by N. Descriptors in structs are looked up by `find`.
     #[must_use]
-    pub fn new(driver: Version, gpus: Vec<GpuSpec>, nodes: (u64, Vec<u64>)) -> Self {
+    pub fn new(
+        driver: Version,
+        gpus: Vec<GpuSpec>,
+        nodes: (u64, Vec<u64>),
+        find: FindFile,
+    ) -> Self {
         let gpus = (0_u8..).zip(gpus).map(|(index, spec)| Gpu::new(index, spec)).collect();
         let sim = Shared::new(driver, gpus);
         sim.set_nodes(Nodes { device: nodes.0, gpus: nodes.1 });
+        sim.set_find_file(find);
         InMemory { sim }
     }
 
@@ -61,9 +73,21 @@ impl InMemory {
         request: u32,
         bytes: &mut [u8],
     ) -> Result<(), i32> {
+        escape::ioctl(&self.call((node, file), tid), request & 0xff, bytes)
+    }
+
+    /// A thread's ioctl on a file of `nvidia-uvm`, with the address of the struct in the thread's memory.
+    ///
+    /// # Errors
+    ///
+    /// The error number.
+    pub fn uvm(&self, file: u64, tid: u32, number: u32, address: u64) -> Result<(), i32> {
+        uvm::ioctl(&self.call((Node::Uvm, file), tid), number, address)
+    }
+
+    fn call(&self, (node, file): (Node, u64), tid: u32) -> Call<'_> {
         let (caller, device) = (Caller::new(tid), device(node));
-        let call = Call { sim: &self.sim, caller, device, file, late: Cell::default() };
-        escape::ioctl(&call, request & 0xff, bytes)
+        Call { sim: &self.sim, caller, device, file, late: Cell::default() }
     }
 
     /// What it holds now.
@@ -82,5 +106,6 @@ fn device(node: Node) -> Device {
     match node {
         Node::Control => Device::Control,
         Node::Gpu(minor) => Device::Gpu(minor),
+        Node::Uvm => Device::Uvm,
     }
 }

@@ -42,7 +42,7 @@ use std::sync::Arc;
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 
 pub use fault::{Action, CallFault, Fault, FaultError, Kind, Lies};
-pub use in_memory::{InMemory, Node};
+pub use in_memory::{FindFile, InMemory, Node};
 pub use program::Program;
 pub use schedule::Doorbell;
 pub use spec::{GpuSpec, SimOptions, SizeError, size_bytes};

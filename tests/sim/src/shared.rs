@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::abi::{Abi, Version};
 use crate::driver::Driver;
 use crate::fault::{Action, CallFault, Fault, Kind, Lies};
+use crate::in_memory::FindFile;
 use crate::object::{File, Nodes, Uvm};
 use crate::spec::Gpu;
 use crate::tree::Device;
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     hanging: AtomicU64,
     opened: AtomicU64,
     nodes: OnceLock<Nodes>,
+    /// Who looks up descriptors, where our files are not behind a mount.
+    find_file: OnceLock<FindFile>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -59,6 +62,7 @@ impl Shared {
             hanging: AtomicU64::new(0),
             opened: AtomicU64::new(0),
             nodes: OnceLock::new(),
+            find_file: OnceLock::new(),
         }
     }
 
@@ -74,6 +78,14 @@ impl Shared {
 
     pub(crate) fn set_nodes(&self, nodes: Nodes) {
         self.nodes.get_or_init(|| nodes);
+    }
+
+    pub(crate) fn set_find_file(&self, find: FindFile) {
+        self.find_file.get_or_init(|| find);
+    }
+
+    pub(crate) fn find_file(&self) -> Option<FindFile> {
+        self.find_file.get().copied()
     }
 
     pub(crate) fn open(&self, device: Device, process: u32) -> File {

@@ -1,0 +1,56 @@
+//! How a worker of the model begins.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::{DRIVER, ModelDriver};
+use crate::gate::settings::{Gpu, Managed, Settings};
+use crate::monitor::worker::Shared;
+use crate::monitor::worker::keeper_socket::KeeperSocket;
+
+/// What a container has that is given so many bytes, and quotas, of GPUs.
+pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) -> Settings {
+    let known = driver.sim.state().gpus;
+    let gpu = |(minor, (total_bytes, limit_bytes)): (u32, &(u64, u64))| Gpu {
+        index: minor,
+        uuid: known[minor as usize].uuid.clone(),
+        minor,
+        total_bytes: *total_bytes,
+        limit_bytes: *limit_bytes,
+    };
+    Settings {
+        id: "model".into(),
+        short_id: "model_______".into(),
+        name: None,
+        root: String::new(),
+        state_dir: PathBuf::new(),
+        bundle: "/nowhere".into(),
+        place: place.to_owned(),
+        driver: DRIVER.into(),
+        managed: Managed::Refuse,
+        channel_groups: 256,
+        gpus: (0..).zip(gpus).map(gpu).collect(),
+        nodes: driver.nodes(),
+        monitor: "/nowhere".into(),
+        farewell: Vec::new(),
+        launcher: None,
+        state_file: None,
+        spares_host: false,
+        interruptible: true,
+        log: String::new(),
+    }
+}
+
+/// A worker, and the keeper's end of its socket.
+pub(crate) fn worker(settings: &Settings, journal: &File) -> (&'static Shared, OwnedFd) {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let pair = socketpair(family, kind, SocketFlags::CLOEXEC, None);
+    let (ours, keeper) = pair.expect("a pair of sockets");
+    let socket = KeeperSocket::new(ours);
+    let shared = Shared::new(settings.clone(), socket, journal).expect("it begins");
+    // As in the product: threads of it may outlive any scope.
+    (Box::leak(Box::new(shared)), keeper)
+}

@@ -1,0 +1,110 @@
+//! Handles that a worker was about to make or free when it died, for a program that doesn't wait.
+
+use super::{MIB, QUOTA};
+use crate::monitor::model::program::Why;
+use crate::monitor::model::{Death, Fate, World};
+
+/// More than half of the quota: two of that are too much.
+const MOST: u64 = 60 * MIB;
+
+/// At each call of the driver that a call of a program makes, a worker that dies there.
+fn deaths(waits: bool) -> impl Iterator<Item = Fate> {
+    let both = |nth| [(nth, Death::Before), (nth, Death::After)];
+    (0..5).flat_map(both).map(move |(nth, death)| Fate::WorkerDies { nth, death, waits })
+}
+
+/// The worker dies while it frees a device, below which its memory is.
+#[test]
+fn a_device_that_a_dying_worker_was_freeing_takes_its_memory_along() {
+    for fate in [true, false].into_iter().flat_map(deaths) {
+        let world = World::new();
+        let program = world.program();
+        let handle = program.takes(MOST);
+        program.names(handle);
+        let freed = program.fated(fate).free(program.device());
+        world.holds();
+        if freed.is_err() {
+            assert_eq!(freed, Err(Why::NoAnswer), "{fate:?}");
+            let _ = program.free(program.device());
+        }
+        world.has(0);
+        program.start_anew();
+        program.gets_exactly(QUOTA);
+        world.ends(&[program]);
+    }
+}
+
+/// A handle that a dying worker was about to make memory under is taken with another size.
+#[test]
+fn a_handle_that_a_dying_worker_was_about_to_make_has_one_memory() {
+    for (fate, bytes) in deaths(false).flat_map(|fate| [(fate, MIB), (fate, QUOTA)]) {
+        let world = World::new();
+        let program = world.program();
+        let handle = program.handle();
+        let _ = program.fated(fate).take(handle, MOST);
+        world.holds();
+        let again = program.take(handle, bytes);
+        world.holds();
+        match again {
+            Ok(_) => world.has(bytes),
+            // Its first call was answered, for the worker didn't get to die.
+            Err(_) => world.has(MOST),
+        }
+        program.free(handle).unwrap();
+        program.gets_exactly(QUOTA);
+        world.ends(&[program]);
+    }
+}
+
+/// A handle that a dying worker was freeing is taken anew.
+#[test]
+fn a_handle_that_a_dying_worker_was_freeing_has_one_memory() {
+    for fate in deaths(false) {
+        let world = World::new();
+        let program = world.program();
+        let handle = program.takes(MOST);
+        let _ = program.fated(fate).free(handle);
+        world.holds();
+        let again = program.take(handle, 50 * MIB);
+        world.has(if again.is_ok() { 50 * MIB } else { MOST });
+        program.free(handle).unwrap();
+        program.gets_exactly(QUOTA);
+        world.ends(&[program]);
+    }
+}
+
+/// `kill-during-alloc`: who asked dies with the worker.
+#[test]
+fn memory_of_one_who_died_with_the_worker_is_nobodys() {
+    for fate in deaths(false) {
+        let world = World::new();
+        let (dies, lives) = (world.program(), world.program());
+        let handle = lives.takes(30 * MIB);
+        let _ = dies.fated(fate).take(dies.handle(), MOST);
+        world.holds();
+        dies.die();
+        world.rest();
+        world.has(30 * MIB);
+        lives.free(handle).unwrap();
+        lives.gets_exactly(QUOTA);
+        world.ends(&[dies, lives]);
+    }
+}
+
+/// One worker after another dies over calls that nobody waits for.
+#[test]
+fn a_row_of_dying_workers_charges_nothing_twice() {
+    let world = World::new();
+    let program = world.program();
+    program.takes(30 * MIB);
+    for fate in deaths(false) {
+        let _ = program.fated(fate).take(program.handle(), MOST);
+        world.holds();
+    }
+    program.die();
+    let next = world.program();
+    world.rest();
+    world.has(0);
+    next.gets_exactly(QUOTA);
+    world.ends(&[program, next]);
+}

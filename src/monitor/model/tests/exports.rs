@@ -1,0 +1,177 @@
+//! Memory in files: what is exported counts once, until nobody has it.
+
+use super::{MIB, NO_MEMORY};
+use crate::monitor::model::program::Why;
+use crate::monitor::model::{Death, Fate, QUOTA, World};
+
+const MOST: u64 = 60 * MIB;
+
+#[test]
+fn what_is_in_a_file_counts_once_whoever_imports_it() {
+    let world = World::new();
+    let (one, two) = (world.program(), world.program());
+    let original = one.takes(MOST);
+    assert_eq!(one.export(original, 0), Ok(()));
+    let name = two.import(two.handle(), 0).unwrap();
+    world.has(MOST);
+    one.free(original).unwrap();
+    world.has(MOST);
+    assert_eq!(one.take(one.handle(), MOST), Err(NO_MEMORY));
+    two.free(name).unwrap();
+    // The file keeps it.
+    world.has(MOST);
+    assert!(two.import(two.handle(), 0).is_ok());
+    world.ends(&[one, two]);
+}
+
+/// `export-free`: memory is exported and freed, again and again.
+#[test]
+fn what_was_exported_and_freed_counts_while_somebody_has_the_file() {
+    let world = World::new();
+    let program = world.program();
+    for file in 0..3 {
+        let memory = program.takes(30 * MIB);
+        program.export(memory, file).unwrap();
+        program.free(memory).unwrap();
+        world.has((file as u64 + 1) * 30 * MIB);
+    }
+    assert_eq!(world.kept_files(), 3);
+    assert_eq!(program.take(program.handle(), 30 * MIB), Err(NO_MEMORY));
+    world.ends(&[program]);
+    assert_eq!(world.kept_files(), 0);
+}
+
+/// `export-reuse`, as an order: under the handle of what was exported there is something else then.
+#[test]
+fn a_handle_taken_anew_is_not_what_was_exported_under_it() {
+    let world = World::new();
+    let program = world.program();
+    let handle = program.takes(MIB);
+    program.export(handle, 0).unwrap();
+    program.free(handle).unwrap();
+    assert_eq!(program.take(handle, QUOTA), Err(NO_MEMORY));
+    program.take(handle, QUOTA - MIB).unwrap();
+    assert_eq!(program.export(handle, 0), Err(Why::Status(0x63)), "a file has one export");
+    world.has(QUOTA);
+    let name = program.import(program.handle(), 0).unwrap();
+    program.free(handle).unwrap();
+    program.free(name).unwrap();
+    world.has(MIB);
+    world.ends(&[program]);
+}
+
+#[test]
+fn what_was_freed_is_not_exported_and_an_empty_file_has_nothing() {
+    let world = World::new();
+    let program = world.program();
+    let memory = program.takes(MOST);
+    program.free(memory).unwrap();
+    assert!(program.export(memory, 0).is_err());
+    assert!(program.import(program.handle(), 0).is_err());
+    assert!(program.import(program.handle(), 1).is_err());
+    assert_eq!(world.kept_files(), 0);
+    program.gets_exactly(QUOTA);
+    world.ends(&[program]);
+}
+
+/// In a list each place has memory of its own; what is put in its place frees it.
+#[test]
+fn what_is_replaced_in_a_file_is_freed() {
+    let world = World::new();
+    let program = world.program();
+    let [a, b, c] = [10, 20, 30].map(|mib| program.takes(mib * MIB));
+    program.export_list(0, 0, &[a, b]).unwrap();
+    [a, b].iter().for_each(|memory| program.free(*memory).unwrap());
+    world.has(60 * MIB);
+    program.export_list(0, 1, &[c]).unwrap();
+    world.has(40 * MIB);
+    program.free(c).unwrap();
+    world.has(40 * MIB);
+    program.export_list(0, 0, &[0, 0]).unwrap();
+    world.has(0);
+    program.gets_exactly(QUOTA);
+    world.ends(&[program]);
+}
+
+/// The exporter is killed: who has the file, or a name, has the memory.
+#[test]
+fn memory_stays_with_who_imported_it() {
+    let world = World::new();
+    let (one, two) = (world.program(), world.program());
+    let memory = one.takes(MOST);
+    one.export(memory, 0).unwrap();
+    one.die();
+    world.rest();
+    world.has(MOST);
+    let name = two.import(two.handle(), 0).unwrap();
+    assert_eq!(two.take(two.handle(), MOST), Err(NO_MEMORY));
+    two.free(name).unwrap();
+    world.has(MOST);
+    world.ends(&[one, two]);
+}
+
+/// At each call of the driver that an export or an import makes: made once, and charged once.
+#[test]
+fn exports_and_imports_outlive_their_worker_wherever_that_dies() {
+    let mut deaths = 0;
+    for (nth, death) in (0..8).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
+        let fate = Fate::WorkerDies { nth, death, waits: true };
+        let world = World::new();
+        let (one, two) = (world.program(), world.program());
+        let memory = one.takes(MOST);
+        assert_eq!(one.fated(fate).export(memory, 0), Ok(()), "{fate:?}");
+        world.has(MOST);
+        let name = two.handle();
+        assert_eq!(two.fated(fate).import(name, 0), Ok(name), "{fate:?}");
+        world.has(MOST);
+        one.free(memory).unwrap();
+        two.free(name).unwrap();
+        world.has(MOST);
+        deaths += world.workers() - 1;
+        one.die();
+        two.die();
+        world.ends(&[one, two]);
+    }
+    assert!(deaths > 8, "{deaths} workers died");
+}
+
+/// Nobody waits for the export of a dying worker: the memory is in the file, or it isn't, and it's charged.
+#[test]
+fn an_export_that_nobody_waits_for_keeps_nothing_uncharged() {
+    for (nth, death) in (0..8).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
+        let fate = Fate::WorkerDies { nth, death, waits: false };
+        let world = World::new();
+        let program = world.program();
+        let memory = program.takes(MOST);
+        let _ = program.fated(fate).export(memory, 0);
+        world.holds();
+        program.free(memory).unwrap();
+        world.holds();
+        if let Ok(name) = program.import(program.handle(), 0) {
+            world.has(MOST);
+            program.free(name).unwrap();
+        }
+        world.ends(&[program]);
+    }
+}
+
+/// The next worker, and the one after, know each file.
+#[test]
+fn files_are_handed_from_worker_to_worker() {
+    let world = World::new();
+    let program = world.program();
+    for file in 0..3 {
+        let memory = program.takes(20 * MIB);
+        program.export(memory, file).unwrap();
+        program.free(memory).unwrap();
+    }
+    for _ in 0..3 {
+        world.restart();
+        world.audit();
+        world.has(60 * MIB);
+    }
+    let name = program.import(program.handle(), 2).unwrap();
+    world.has(60 * MIB);
+    program.free(name).unwrap();
+    world.ends(&[program]);
+}

@@ -1,0 +1,256 @@
+//! Orders of calls, deaths and restarts.
+//!
+//! What has to hold after each step: the container has no more of the GPU than its quota, and nothing that it
+//! has is missing from the account. In the end, when all its programs are gone: it has nothing, and nothing
+//! is charged.
+
+mod attacks;
+mod deaths;
+mod devices;
+mod exports;
+mod random;
+mod uvm;
+
+use super::program::Why;
+use super::{Death, Fate, Program, QUOTA, World};
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+
+/// `NV_ERR_NO_MEMORY` (nverror.h): what a program is told that is over its quota.
+const NO_MEMORY: Why = Why::Status(0x51);
+
+impl World {
+    /// What has to hold at any time, of each GPU.
+    #[track_caller]
+    fn holds(&self) {
+        for gpu in 0..self.gpus() {
+            let (used, charged) = (self.used_of(gpu), self.charged_of(gpu));
+            assert!(used <= self.quota_of(gpu), "{used} bytes of GPU {gpu} are in use");
+            assert!(charged >= used, "{charged} bytes of GPU {gpu} are charged of {used}");
+        }
+    }
+
+    /// Bytes of the first GPU that are in use, and that are charged: as many.
+    #[track_caller]
+    fn has(&self, bytes: u64) {
+        assert_eq!((self.used(), self.charged()), (bytes, bytes), "in use, and charged");
+    }
+
+    /// All programs are gone, and what they had.
+    #[track_caller]
+    fn ends(&self, programs: &[Program<'_>]) {
+        programs.iter().filter(|program| program.is_alive()).for_each(Program::die);
+        self.rest();
+        // Files go when it has been looked for them.
+        if self.kept_files() > 0 {
+            self.sweep();
+        }
+        for gpu in 0..self.gpus() {
+            assert_eq!((self.used_of(gpu), self.charged_of(gpu)), (0, 0), "GPU {gpu}");
+        }
+    }
+}
+
+impl Program<'_> {
+    /// It gets so much of the first GPU, and not a page more: what it gets is given back.
+    #[track_caller]
+    fn gets_exactly(&self, bytes: u64) {
+        let handle = self.handle();
+        assert_eq!(self.take(handle, bytes + PAGE), Err(NO_MEMORY));
+        if bytes > 0 {
+            assert_eq!(self.take(handle, bytes), Ok(handle));
+            assert_eq!(self.free(handle), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn a_quota_holds_for_all_programs_together() {
+    let world = World::new();
+    let one = world.program();
+    let two = world.program();
+    let [a, b] = [one.handle(), two.handle()];
+    assert_eq!(one.take(a, 60 * MIB), Ok(a));
+    assert_eq!(two.take(b, 60 * MIB), Err(NO_MEMORY));
+    assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
+    assert_eq!(one.free(a), Ok(()));
+    assert_eq!(two.take(b, QUOTA), Ok(b));
+    world.ends(&[one, two]);
+}
+
+/// Another name keeps memory when the first is freed.
+#[test]
+fn memory_counts_until_its_last_name_is_freed() {
+    let world = World::new();
+    let one = world.program();
+    let two = world.program();
+    let [a, b, c] = [one.handle(), one.handle(), two.handle()];
+    one.take(a, 60 * MIB).unwrap();
+    one.duplicate(b, (one.client(), a)).unwrap();
+    assert_eq!(world.charged(), 60 * MIB);
+    one.free(a).unwrap();
+    assert_eq!(two.take(c, 60 * MIB), Err(NO_MEMORY));
+    one.free(b).unwrap();
+    assert_eq!(world.charged(), 0);
+    two.take(c, 60 * MIB).unwrap();
+    // Two names of one handle: the driver refuses the second.
+    let again = two.take(c, 10 * MIB);
+    assert!(matches!(again, Err(Why::Status(status)) if status != 0x51), "{again:?}");
+    assert_eq!(world.charged(), 60 * MIB);
+    world.ends(&[one, two]);
+}
+
+/// At each call of the driver that an allocation makes, before and after: the next worker makes it, or finds
+/// it made, and its program has it either way.
+#[test]
+fn an_allocation_outlives_its_worker_wherever_that_dies() {
+    for death in [Death::Before, Death::After] {
+        let mut reached = 0;
+        for nth in 0..8 {
+            let world = World::new();
+            let program = world.program();
+            let handle = program.handle();
+            let fate = Fate::WorkerDies { nth, death, waits: true };
+            assert_eq!(program.fated(fate).take(handle, 60 * MIB), Ok(handle), "{fate:?}");
+            reached += world.workers() - 1;
+            assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB), "{fate:?}");
+            program.free(handle).unwrap();
+            assert_eq!((world.used(), world.charged()), (0, 0), "{fate:?}");
+            world.ends(&[program]);
+        }
+        assert!(reached > 0, "no worker died");
+    }
+}
+
+/// The same of a free, and of another name.
+#[test]
+fn a_free_and_a_name_outlive_their_worker_wherever_that_dies() {
+    for (nth, death) in (0..6).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
+        let fate = Fate::WorkerDies { nth, death, waits: true };
+        let world = World::new();
+        let program = world.program();
+        let [handle, name] = [program.handle(), program.handle()];
+        program.take(handle, 60 * MIB).unwrap();
+        let named = program.fated(fate).duplicate(name, (program.client(), handle));
+        assert_eq!(named, Ok(name), "{fate:?}");
+        assert_eq!(world.charged(), 60 * MIB, "{fate:?}");
+        assert_eq!(program.fated(fate).free(handle), Ok(()), "{fate:?}");
+        assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB), "{fate:?}");
+        assert_eq!(program.fated(fate).free(name), Ok(()), "{fate:?}");
+        assert_eq!((world.used(), world.charged()), (0, 0), "{fate:?}");
+        world.ends(&[program]);
+    }
+}
+
+/// What is freed with what is above it is freed, whichever that is.
+#[test]
+fn freeing_a_device_or_a_client_frees_what_is_below() {
+    for frees_client in [false, true] {
+        let world = World::new();
+        let program = world.program();
+        let [a, b] = [program.handle(), program.handle()];
+        program.take(a, 60 * MIB).unwrap();
+        program.duplicate(b, (program.client(), a)).unwrap();
+        let above = if frees_client { program.client() } else { program.device() };
+        program.free(above).unwrap();
+        assert_eq!((world.used(), world.charged()), (0, 0));
+        world.ends(&[program]);
+    }
+}
+
+/// Nobody has a name of another's memory who wasn't allowed to.
+#[test]
+fn another_programs_memory_has_no_name_here() {
+    let world = World::new();
+    let one = world.program();
+    let two = world.program();
+    let [a, b] = [one.handle(), two.handle()];
+    one.take(a, 60 * MIB).unwrap();
+    let named = two.duplicate(b, (one.client(), a));
+    assert!(matches!(named, Err(Why::Status(_))), "{named:?}");
+    one.die();
+    world.audit();
+    assert_eq!((world.used(), world.charged()), (0, 0));
+    assert_eq!(two.take(b, QUOTA), Ok(b));
+    world.ends(&[one, two]);
+}
+
+/// A channel outside a group takes memory that no figure shows, so one is counted before the driver is asked. It is
+/// taken off the GPU in turns: so it is entered where the driver says that its client is the caller's, and not
+/// where it has a name of somebody else's, nor below such a name.
+#[test]
+fn a_channel_is_counted_whatever_its_name_and_entered_where_it_is_the_callers() {
+    const ANOTHERS: u32 = 0xc1d0_ffff;
+    let world = World::new();
+    let program = world.program();
+    let [own, below_nothing] = [program.handle(), program.handle()];
+    let counts = |world: &World| {
+        let books = world.shared().books();
+        (books.groups.count(0), books.outside_groups(0))
+    };
+    assert!(program.channel(program.client(), 0x77, below_nothing).is_err());
+    assert!(program.channel(ANOTHERS, 0x5c00_0001, 0x5c00_0002).is_err());
+    assert!(program.channel(ANOTHERS, 0x5c00_0002, 0x5c00_0003).is_err());
+    assert_eq!(counts(&world), (3, vec![]));
+    assert_eq!(program.channel(program.client(), program.device(), own), Ok(own));
+    assert_eq!(counts(&world), (4, vec![(program.client(), own)]));
+    world.ends(&[program]);
+}
+
+/// The reply of an allocation is lost: whoever makes the call again has the memory, once; and whoever goes
+/// on without it has none.
+#[test]
+fn memory_whose_reply_was_lost_is_its_programs_or_nobodys() {
+    for makes_it_again in [true, false] {
+        let world = World::new();
+        let program = world.program();
+        let [handle, other] = [program.handle(), program.handle()];
+        let lost = program.fated(Fate::ReplyIsLost).take(handle, 60 * MIB);
+        assert_eq!(lost, Err(Why::NoAnswer));
+        world.holds();
+        if makes_it_again {
+            let again = program.take(handle, 60 * MIB);
+            assert_eq!(again, Ok(handle));
+            assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
+        } else {
+            assert_eq!(program.take(other, QUOTA), Ok(other));
+            assert_eq!((world.used(), world.charged()), (QUOTA, QUOTA));
+        }
+        world.ends(&[program]);
+    }
+}
+
+/// The reply was sent, and is lost: the kernel makes the call again, with the answer in its struct.
+#[test]
+fn a_call_whose_answer_was_lost_is_done_once() {
+    let world = World::new();
+    let program = world.program();
+    let [handle, name] = [program.handle(), program.handle()];
+    assert_eq!(program.fated(Fate::AnswerIsLost).take(handle, 60 * MIB), Ok(handle));
+    assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
+    let source = (program.client(), handle);
+    assert_eq!(program.fated(Fate::AnswerIsLost).duplicate(name, source), Ok(name));
+    assert_eq!(program.fated(Fate::AnswerIsLost).free(handle), Ok(()));
+    assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
+    assert_eq!(program.fated(Fate::AnswerIsLost).free(name), Ok(()));
+    assert_eq!((world.used(), world.charged()), (0, 0));
+    world.ends(&[program]);
+}
+
+/// The signal's handler, or a pause of the container, takes as long as it likes.
+#[test]
+fn a_reply_that_nobody_took_waits_for_its_thread_and_goes_with_it() {
+    let world = World::new();
+    let program = world.program();
+    let handle = program.handle();
+    let lose = || program.fated(Fate::ReplyIsLost).take(handle, 60 * MIB);
+    assert_eq!(lose(), Err(Why::NoAnswer));
+    world.shared().undo_unclaimed();
+    assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
+    assert_eq!(lose(), Err(Why::NoAnswer));
+    program.die();
+    world.shared().undo_unclaimed();
+    assert!(world.shared().unclaimed.is_empty());
+    world.ends(&[program]);
+}

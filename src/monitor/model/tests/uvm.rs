@@ -1,0 +1,178 @@
+//! Memory that `nvidia-uvm` maps: it counts until its last mapping ends, whatever name it has.
+
+use super::{MIB, NO_MEMORY, PAGE};
+use crate::monitor::model::{Death, Fate, Program, QUOTA, World};
+
+const BASE: u64 = 0x10_0000_0000;
+const MOST: u64 = 60 * MIB;
+
+/// A program whose file has the first GPU, and a range with room for all of the quota.
+fn mapper(world: &World) -> Program<'_> {
+    let program = world.program();
+    program.start_uvm().expect("it is initialized");
+    program.register(0).expect("the GPU is registered");
+    program.range(BASE, QUOTA).expect("it has a range");
+    program
+}
+
+/// Memory that is mapped at the range's beginning, and freed.
+fn mapped(program: &Program<'_>) {
+    let memory = program.takes(MOST);
+    program.map(&[0], BASE, MOST, memory).expect("it is mapped");
+    program.world.has(MOST);
+    program.free(memory).expect("it is freed");
+    program.world.has(MOST);
+}
+
+/// `map-free`: what was mapped stays charged when its handle is freed, until its mapping ends.
+#[test]
+fn what_is_mapped_counts_until_its_mapping_ends() {
+    type End = fn(&Program<'_>);
+    let ends: [(&str, End); 5] = [
+        ("an unmap", |program| program.unmap(0, BASE, MOST).unwrap()),
+        ("a free of the range", |program| program.free_range(BASE, QUOTA).unwrap()),
+        ("an end of the addresses", |program| program.unregister_space(0).unwrap()),
+        ("an end of the GPU", |program| program.unregister_gpu(0).unwrap()),
+        ("an unmap of each half", |program| {
+            program.unmap(0, BASE, MOST / 2).unwrap();
+            program.world.has(MOST);
+            program.unmap(0, BASE + MOST / 2, MOST / 2).unwrap();
+        }),
+    ];
+    for (name, end) in ends {
+        let world = World::new();
+        let program = mapper(&world);
+        mapped(&program);
+        assert_eq!(program.take(program.handle(), MOST), Err(NO_MEMORY), "{name}");
+        end(&program);
+        assert_eq!((world.used(), world.charged()), (0, 0), "{name}");
+        program.gets_exactly(QUOTA);
+        world.ends(&[program]);
+    }
+}
+
+/// `map-hide over`: a page is mapped over the beginning, and the rest of the old mapping keeps all.
+#[test]
+fn a_mapping_over_anothers_beginning_hides_nothing() {
+    let world = World::new();
+    let program = mapper(&world);
+    mapped(&program);
+    let page = program.takes(PAGE);
+    program.map(&[0], BASE, PAGE, page).unwrap();
+    program.free(page).unwrap();
+    world.has(MOST + PAGE);
+    program.unmap(0, BASE, PAGE).unwrap();
+    world.has(MOST);
+    assert_eq!(program.take(program.handle(), MOST), Err(NO_MEMORY));
+    program.unmap(0, BASE + PAGE, MOST - PAGE).unwrap();
+    world.has(0);
+    world.ends(&[program]);
+}
+
+/// A mapping in the place of the whole of another frees what that had.
+#[test]
+fn a_mapping_in_the_place_of_another_ends_it() {
+    let world = World::new();
+    let program = mapper(&world);
+    mapped(&program);
+    let next = program.takes(40 * MIB);
+    program.map(&[0], BASE, MOST, next).unwrap();
+    program.free(next).unwrap();
+    world.has(40 * MIB);
+    world.ends(&[program]);
+}
+
+/// A mapping of what was freed fails, and so does one where there is no range: neither changes a charge.
+#[test]
+fn a_mapping_that_fails_leaves_what_is_there() {
+    let world = World::new();
+    let program = mapper(&world);
+    mapped(&program);
+    let freed = program.takes(MIB);
+    program.free(freed).unwrap();
+    let outside = program.takes(MIB);
+    assert!(program.map(&[0], BASE + 2 * QUOTA, MIB, outside).is_err());
+    assert!(program.map(&[0], BASE + MOST, MIB, freed).is_err());
+    program.free(outside).unwrap();
+    world.has(MOST);
+    program.unmap(0, BASE, MOST).unwrap();
+    world.has(0);
+    world.ends(&[program]);
+}
+
+/// The mapper is killed: its file is closed, and what that mapped is free, also for the next worker.
+#[test]
+fn what_a_dead_program_had_mapped_is_free() {
+    for restarts in [false, true] {
+        let world = World::new();
+        let program = mapper(&world);
+        mapped(&program);
+        if restarts {
+            world.restart();
+            world.has(MOST);
+        }
+        let next = world.program();
+        program.die();
+        world.sweep();
+        world.has(0);
+        next.gets_exactly(QUOTA);
+        world.ends(&[program, next]);
+    }
+}
+
+/// One memory mapped by two GPUs counts where it is, until both have unmapped it.
+#[test]
+fn memory_mapped_by_two_gpus_counts_until_both_have_ended() {
+    let world = World::with(&[(1 << 30, QUOTA), (1 << 30, QUOTA)]);
+    let program = mapper(&world);
+    program.register(1).unwrap();
+    let memory = program.takes(MOST);
+    program.map(&[0, 1], BASE, MOST, memory).unwrap();
+    program.free(memory).unwrap();
+    world.has(MOST);
+    assert_eq!(world.used_of(1), 0);
+    program.unmap(0, BASE, MOST).unwrap();
+    world.has(MOST);
+    program.unmap(1, BASE, MOST).unwrap();
+    world.has(0);
+    world.ends(&[program]);
+}
+
+/// At each call of the driver that a mapping makes, and an unmap.
+#[test]
+fn mappings_outlive_their_worker_wherever_that_dies() {
+    let mut deaths = 0;
+    for (nth, death) in (0..10).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
+        let fate = Fate::WorkerDies { nth, death, waits: true };
+        let world = World::new();
+        let program = mapper(&world);
+        let memory = program.takes(MOST);
+        assert_eq!(program.fated(fate).map(&[0], BASE, MOST, memory), Ok(()), "{fate:?}");
+        world.has(MOST);
+        program.free(memory).unwrap();
+        world.has(MOST);
+        assert_eq!(program.fated(fate).unmap(0, BASE, MOST), Ok(()), "{fate:?}");
+        world.has(0);
+        deaths += world.workers() - 1;
+        world.ends(&[program]);
+    }
+    assert!(deaths > 8, "{deaths} workers died");
+}
+
+/// Nobody waits for the mapping that a dying worker was making.
+#[test]
+fn a_mapping_that_nobody_waits_for_keeps_nothing_uncharged() {
+    for (nth, death) in (0..10).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
+        let fate = Fate::WorkerDies { nth, death, waits: false };
+        let world = World::new();
+        let program = mapper(&world);
+        let memory = program.takes(MOST);
+        let _ = program.fated(fate).map(&[0], BASE, MOST, memory);
+        world.holds();
+        program.free(memory).unwrap();
+        world.holds();
+        program.unmap(0, BASE, MOST).unwrap();
+        world.has(0);
+        world.ends(&[program]);
+    }
+}

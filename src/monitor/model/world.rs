@@ -1,0 +1,294 @@
+//! A container on GPUs in memory: its worker, what the keeper has, and what the programs ask.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use cgpu_sim::Node;
+use nix::libc::seccomp_notif;
+use tempfile::TempDir;
+
+use super::driver::forget_death;
+use super::start::{settings, worker};
+use super::{
+    Call, CallerGets, DYING_SLOT, Death, Fate, LISTENER, ModelDriver, ModelFile, OWN_SLOT, Program,
+    QUOTA, TOTAL, set_death,
+};
+use crate::gate::passing::{self, Wait};
+use crate::gate::settings::Settings;
+use crate::gate::wire::Notice;
+use crate::monitor::audit::occasion::Occasion;
+use crate::monitor::caller::listener::Listener;
+use crate::monitor::caller::scratch::Scratch;
+use crate::monitor::caller::test_callers::{Caller, Callers};
+use crate::monitor::driver::client_handover;
+use crate::monitor::uvm::files::Looks;
+use crate::monitor::worker::Shared;
+use crate::monitor::worker::keeper_socket::Heard;
+use crate::process::ProcessId;
+
+/// Files to export memory to.
+const BOXES: usize = 3;
+
+/// For so long files are looked for that nobody has any more.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A container with its monitor, on GPUs in memory.
+pub(crate) struct World {
+    pub(crate) driver: Arc<ModelDriver>,
+    shared: Cell<&'static Shared>,
+    settings: Settings,
+    journal: File,
+    callers: Arc<Callers>,
+    listener: Arc<OwnedFd>,
+    /// The other end of the keeper's socket, and the files that the keeper has.
+    keeper: RefCell<OwnedFd>,
+    kept: RefCell<BTreeMap<u64, ModelFile>>,
+    /// Files of `nvidiactl` that all programs have: to export memory to.
+    pub(crate) boxes: Vec<ModelFile>,
+    _place: TempDir,
+    next_id: Cell<u64>,
+    workers: Cell<u32>,
+}
+
+impl World {
+    /// One GPU of [`TOTAL`] bytes, of which the container has [`QUOTA`].
+    pub(crate) fn new() -> Self {
+        Self::with(&[(TOTAL, QUOTA)])
+    }
+
+    /// GPUs of so many bytes, and the container's quota of each.
+    pub(crate) fn with(gpus: &[(u64, u64)]) -> Self {
+        let driver = ModelDriver::new(&gpus.iter().map(|(total, _)| *total).collect::<Vec<_>>());
+        let place = tempfile::tempdir().expect("a directory");
+        let settings = settings(&driver, gpus, place.path());
+        let journal = crate::monitor::state::books::tests::journal();
+        let callers = Arc::new(Callers::default());
+        let listener = Arc::new(OwnedFd::from(File::open("/dev/null").expect("it is there")));
+        let (shared, keeper) = worker(&settings, &journal);
+        let boxes = (0..BOXES).map(|_| driver.open(Node::Control)).collect::<Vec<_>>();
+        let process = std::process::id();
+        boxes.iter().for_each(|file| _ = driver.number_for(file, Node::Control, process));
+        let world = World {
+            driver,
+            shared: Cell::new(shared),
+            settings,
+            journal,
+            callers,
+            listener,
+            keeper: RefCell::new(keeper),
+            kept: RefCell::default(),
+            boxes,
+            _place: place,
+            next_id: Cell::new(0),
+            workers: Cell::new(1),
+        };
+        world.begin();
+        world
+    }
+
+    /// The worker of now.
+    pub(crate) fn shared(&self) -> &'static Shared {
+        self.shared.get()
+    }
+
+    /// How many workers there were.
+    pub(crate) fn workers(&self) -> u32 {
+        self.workers.get()
+    }
+
+    /// A program of the container, with a client and a device of each GPU.
+    pub(crate) fn program(&self) -> Program<'_> {
+        Program::start(self)
+    }
+
+    /// Hands the worker what the keeper has, and lets it finish what the one before has left.
+    fn begin(&self) {
+        let shared = self.shared();
+        let file = self.listener.try_clone().expect("a descriptor");
+        let listener = Listener::of_model(LISTENER, file, Arc::clone(&self.callers));
+        shared.take(Heard::Listener(listener));
+        for (number, file) in self.kept.borrow().iter() {
+            shared.take(Heard::Export(*number, file.try_clone()));
+        }
+        shared.forget_what_was_never_exported();
+        shared.was_initializing();
+        shared.inherit(&shared.stakes_of_old(), || {});
+        shared.queue_what_is_left();
+        // The other one's calls are all over: its thread lives.
+        let slot = shared.journal.slot(DYING_SLOT);
+        Shared::move_in(slot);
+        shared.recover(slot, &mut Scratch::default());
+        // The next thread that dies has it.
+        slot.occupy(ProcessId { pid: 0, start_ticks: 0 });
+        self.hear();
+    }
+
+    /// The keeper hears what the worker says: which files it is to keep.
+    fn hear(&self) {
+        let mut bytes = [0; 4096];
+        let receive =
+            |bytes: &mut [u8]| passing::receive(&*self.keeper.borrow(), bytes, Wait::Never);
+        while let Ok((length @ 1.., file)) = receive(&mut bytes) {
+            match (serde_json::from_slice(&bytes[..length]).expect("it is a notice"), file) {
+                (Notice::Exported { number }, Some(file)) => {
+                    self.kept.borrow_mut().insert(number, self.driver.keep(file));
+                }
+                (Notice::TakenBack { number }, _) => drop(self.kept.borrow_mut().remove(&number)),
+                (notice, _) => panic!("{notice:?}"),
+            }
+        }
+    }
+
+    /// Another worker in the place of this one, of which nothing is left but the journal and what the
+    /// keeper has.
+    pub(crate) fn restart(&self) {
+        self.hear();
+        self.driver.close_the_workers();
+        let (shared, keeper) = worker(&self.settings, &self.journal);
+        self.shared.set(shared);
+        self.keeper.replace(keeper);
+        self.workers.set(self.workers.get() + 1);
+        self.begin();
+    }
+
+    fn new_id(&self) -> u64 {
+        self.next_id.set(self.next_id.get() + 1);
+        self.next_id.get()
+    }
+
+    /// A program calls the driver: an ioctl of that number on one of its files, whose struct and parameters
+    /// are in its memory. What it is answered; a call that it is to make itself is made.
+    pub(crate) fn ioctl(&self, program: &Program<'_>, call: &Call, fate: Fate) -> CallerGets {
+        let mut id = self.new_id();
+        let notice = program.notice(id, call);
+        self.time_passes();
+        match fate {
+            Fate::Interrupted => {}
+            Fate::ReplyIsLost => self.callers.add(id, Caller::GoesThen),
+            Fate::Answered | Fate::AnswerIsLost | Fate::WorkerDies { .. } => {
+                self.callers.add(id, Caller::Waits);
+            }
+        }
+        match fate {
+            Fate::WorkerDies { nth, death, waits } => {
+                if self.serve_and_die(notice, nth, death) {
+                    if !waits {
+                        self.callers.remove(id);
+                    }
+                    self.restart();
+                }
+            }
+            Fate::AnswerIsLost => {
+                self.shared().serve_in(OWN_SLOT, notice);
+                if !matches!(self.callers.remove(id), Some(Caller::Answered(_, 0, 0))) {
+                    return CallerGets::Nothing;
+                }
+                id = self.new_id();
+                self.callers.add(id, Caller::Waits);
+                self.shared().serve_in(OWN_SLOT, seccomp_notif { id, ..notice });
+            }
+            _ => self.shared().serve_in(OWN_SLOT, notice),
+        }
+        self.hear();
+        let answer = match self.callers.remove(id) {
+            Some(Caller::Answered(_, 0, 0)) => CallerGets::Done,
+            Some(Caller::Answered(_, 0, _)) => CallerGets::Continue,
+            Some(Caller::Answered(_, error, _)) => CallerGets::Errno(-error),
+            _ => CallerGets::Nothing,
+        };
+        if answer == CallerGets::Continue {
+            program.makes(call);
+        }
+        answer
+    }
+
+    /// Has the worker deal with a call by a thread that dies of it; whether it came to that.
+    fn serve_and_die(&self, notice: seccomp_notif, nth: u32, death: Death) -> bool {
+        let shared = self.shared();
+        let (says, died) = channel();
+        std::thread::spawn(move || {
+            set_death(nth, death, says);
+            shared.serve_in(DYING_SLOT, notice);
+            forget_death();
+        });
+        // It can't be joined: the kernel ends it, and nobody else is told.
+        died.recv().is_ok()
+    }
+
+    /// The driver and the kernel are asked what there really is.
+    pub(crate) fn audit(&self) {
+        self.driver.close_unused();
+        self.shared().audit(Occasion::Death);
+        self.hear();
+    }
+
+    /// A worker looks after all of it while time goes by: answers that nobody took are undone.
+    pub(crate) fn rest(&self) {
+        self.shared().undo_unclaimed();
+        self.audit();
+        self.driver.close_unused();
+    }
+
+    /// Time goes by, so that whoever looks for files needn't wait until it may do so again.
+    fn time_passes(&self) {
+        let shared = self.shared();
+        *shared.exports.swept.lock().expect("nobody panicked") = None;
+        *shared.uvm_files.looks.lock().expect("nobody panicked") = Looks::default();
+    }
+
+    /// The same where files may be left that nobody has any more: it looks for them until none is.
+    pub(crate) fn sweep(&self) {
+        let begun = Instant::now();
+        while self.kept_files() > 0 && begun.elapsed() < PATIENCE {
+            self.rest();
+            self.time_passes();
+            self.shared().sweep_exports();
+            self.shared().sweep_mapped(Occasion::Refusal);
+            self.shared().free_stakes_soon();
+            self.hear();
+            self.driver.close_unused();
+        }
+    }
+
+    /// Files with memory that the keeper has, but for the worker's own.
+    pub(crate) fn kept_files(&self) -> usize {
+        let kept = self.kept.borrow();
+        kept.keys().filter(|number| !client_handover::is_number(**number)).count()
+    }
+
+    /// Bytes of a GPU that are in use.
+    pub(crate) fn used_of(&self, gpu: usize) -> u64 {
+        self.driver.sim.state().gpus[gpu].used_bytes
+    }
+
+    /// Bytes that count against its quota.
+    pub(crate) fn charged_of(&self, gpu: usize) -> u64 {
+        self.shared().books().ledger.usage(gpu).map_or(0, |usage| usage.used_bytes)
+    }
+
+    /// Of the first GPU.
+    pub(crate) fn used(&self) -> u64 {
+        self.used_of(0)
+    }
+
+    pub(crate) fn charged(&self) -> u64 {
+        self.charged_of(0)
+    }
+
+    pub(crate) fn gpus(&self) -> usize {
+        self.settings.gpus.len()
+    }
+
+    pub(crate) fn quota_of(&self, gpu: usize) -> u64 {
+        self.settings.gpus[gpu].limit_bytes
+    }
+
+    pub(crate) fn uuid_of(&self, gpu: usize) -> [u8; 16] {
+        self.shared().uuids[gpu]
+    }
+}
