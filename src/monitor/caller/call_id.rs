@@ -3,8 +3,6 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
-use nix::libc::seccomp_notif;
-
 use crate::ledger::Process;
 use crate::process::ProcessId;
 
@@ -37,12 +35,6 @@ impl Fingerprint {
 
 /// The registers of a call: its descriptor and request in one, and its argument.
 pub(crate) type Words = (u64, u64);
-
-/// The words of a notification's call.
-pub(crate) fn words(notice: &seccomp_notif) -> Words {
-    let [descriptor, request, argument, ..] = notice.data.args;
-    (request & 0xffff_ffff | descriptor << 32, argument)
-}
 
 /// What a call is to make, or to free.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::ledger::{Client, Entry, Handle, Process};
-use crate::monitor::caller::call_id::{self, Trace};
+use crate::monitor::caller::call_id::Trace;
 use crate::monitor::caller::recv_wait;
 use crate::monitor::caller::scratch::Scratch;
 use crate::monitor::caller::target::process_id;
@@ -105,8 +105,8 @@ impl Shared {
     /// it again, it is the same.
     fn undo_unknown(&self, lane: &OnLane<'_>, slot: Slot<'_>) {
         let Some(thread) = slot.thread() else { return };
-        let words = call_id::words(&slot.notice());
-        let trace = Trace { thread, process: Process(0), words, object: slot.making() };
+        let (words, object) = (slot.words(), slot.making());
+        let trace = Trace { thread, process: Process(0), words, object };
         if self.unclaimed.has(&trace) {
             // The worker before had come to keep it.
         } else if trace.may_have_made() {

@@ -19,7 +19,7 @@ use nix::libc::seccomp_notif;
 pub(crate) use log::Log;
 
 use crate::calls::{Calls, DURATIONS_US, Durations};
-use crate::monitor::caller::call_id::Making;
+use crate::monitor::caller::call_id::{Making, Words};
 use crate::monitor::state::journal::{
     HEAD_BYTES, JOURNAL_BYTES, SHELF_OFFSET, SLOT_BYTES, SLOTS, Stage,
 };
@@ -294,6 +294,12 @@ impl<'a> Slot<'a> {
         // SAFETY: the place lies in the mapping, aligned to a page or 256 bytes; any bytes
         // are a notification, and this thread alone uses its slot.
         unsafe { self.notice_address().read() }
+    }
+
+    /// The words of its call.
+    pub(crate) fn words(self) -> Words {
+        let [descriptor, request, argument, ..] = self.notice().data.args;
+        (request & 0xffff_ffff | descriptor << 32, argument)
     }
 
     pub(crate) fn listener(self) -> u64 {

@@ -11,7 +11,7 @@
 //! what the driver says: any program can make a call twice.
 
 use super::{Case, INTERRUPTED, Over};
-use crate::monitor::caller::call_id::{self, Fingerprint, Making, Trace, Words};
+use crate::monitor::caller::call_id::{Fingerprint, Making, Trace};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::caller::unclaimed::{Kept, Match, Outcome};
@@ -105,7 +105,7 @@ impl<'a> Case<'a> {
         if !shared.settings.interruptible && shared.unclaimed.is_empty() {
             return Ok(());
         }
-        let (words, read) = (self.words(), self.as_read());
+        let (words, read) = (self.slot.words(), self.as_read());
         let target = self.target()?;
         let thread = target.thread;
         self.retry.repeats = target.take_answered() == Some(read);
@@ -136,13 +136,9 @@ impl<'a> Case<'a> {
         }
     }
 
-    fn words(&self) -> Words {
-        call_id::words(&self.notice)
-    }
-
     /// The call as it was read.
     fn as_read(&self) -> Fingerprint {
-        Fingerprint::of(self.words(), &self.scratch.input, &[])
+        Fingerprint::of(self.slot.words(), &self.scratch.input, &[])
     }
 
     /// The call as its caller's memory has it, once it's answered.
@@ -151,7 +147,7 @@ impl<'a> Case<'a> {
         let has = |copy| self.writes.has(copy);
         let bytes = if has(Copy::Struct) { &scratch.bytes[..] } else { scratch.bytes_read() };
         let params = if has(Copy::Params) { &scratch.params[..] } else { scratch.params_read() };
-        Fingerprint::of(self.words(), bytes, params)
+        Fingerprint::of(self.slot.words(), bytes, params)
     }
 
     /// The driver has done the call, as its caller is about to be told.
@@ -172,7 +168,7 @@ impl<'a> Case<'a> {
                 let Some(target) = &self.target else { return };
                 let (thread, process) = (target.thread, target.process);
                 let outcome = self.outcome(reply, is_ok);
-                let mut trace = Trace { thread, process, words: self.words(), object };
+                let mut trace = Trace { thread, process, words: self.slot.words(), object };
                 // The call failed and made no object: the next worker is to free nothing.
                 trace.object.was_there |= object.handle != 0 && outcome.made.is_empty();
                 (trace, Some(outcome))
