@@ -124,14 +124,28 @@ fn containers_are_shown_with_what_each_and_each_of_its_processes_uses() {
     assert!(page.contains("no container uses a GPU by cgpu"), "{page}");
 }
 
+/// The kernel stops threads one by one, after `kill` has returned: until then one may still answer.
+fn wait_until_stopped(pid: nix::unistd::Pid) {
+    let is_stopped = |thread: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    };
+    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    while !threads().all(is_stopped) {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_monitor_that_does_not_answer_leaves_its_row_unknown_and_the_others_as_they_are() {
     let gated = Gated::new();
     let silent = gated.sleeping("silent", 1000);
     let other = gated.sleeping("other", 2000);
     let (keeper, worker) = gated.monitor("silent______");
-    kill(worker, Signal::SIGSTOP).unwrap();
-    kill(keeper, Signal::SIGSTOP).unwrap();
+    for pid in [worker, keeper] {
+        kill(pid, Signal::SIGSTOP).unwrap();
+        wait_until_stopped(pid);
+    }
     let shown = answered(&["silent"], || snapshot(&gated));
     let of = |id: &str| {
         let all = shown["containers"].as_array().unwrap();
