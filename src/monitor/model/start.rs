@@ -1,4 +1,5 @@
-//! How a worker of the model begins.
+//! How a worker of the model begins, and ends.
+#![allow(unsafe_code, reason = "a worker is leaked, and taken back")]
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -51,6 +52,17 @@ pub(crate) fn worker(settings: &Settings, journal: &File) -> (&'static Shared, O
     let (ours, keeper) = pair.expect("a pair of sockets");
     let socket = KeeperSocket::new(ours);
     let shared = Shared::new(settings.clone(), socket, journal).expect("it begins");
-    // As in the product: threads of it may outlive any scope.
+    // As in the product, for threads that die in its middle.
     (Box::leak(Box::new(shared)), keeper)
+}
+
+/// A worker is no more: its descriptors are closed, and its memory is freed.
+///
+/// # Safety
+///
+/// It's one of [`worker`]'s, which nobody uses any more and nobody ends again.
+pub(crate) unsafe fn end(worker: &'static Shared) {
+    let worker = std::ptr::from_ref(worker).cast_mut();
+    // SAFETY: it was leaked from a box, and by the caller nobody else has it.
+    drop(unsafe { Box::from_raw(worker) });
 }

@@ -1,4 +1,5 @@
 //! A container on GPUs in memory: its worker, what the keeper has, and what the programs ask.
+#![allow(unsafe_code, reason = "a worker is ended whatever has been borrowed of it")]
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ use nix::libc::seccomp_notif;
 use tempfile::TempDir;
 
 use super::driver::forget_death;
-use super::start::{settings, worker};
+use super::start::{end, settings, worker};
 use super::{
     Call, CallerGets, DYING_SLOT, Death, Fate, LISTENER, ModelDriver, ModelFile, OWN_SLOT, Program,
     QUOTA, TOTAL, set_death,
@@ -148,9 +149,8 @@ impl World {
     /// keeper has.
     pub(crate) fn restart(&self) {
         self.hear();
-        self.driver.close_the_workers();
         let (shared, keeper) = worker(&self.settings, &self.journal);
-        self.shared.set(shared);
+        self.end_worker(self.shared.replace(shared));
         self.keeper.replace(keeper);
         self.workers.set(self.workers.get() + 1);
         self.begin();
@@ -159,6 +159,13 @@ impl World {
     fn new_id(&self) -> u64 {
         self.next_id.set(self.next_id.get() + 1);
         self.next_id.get()
+    }
+
+    /// Closes what a worker had open, also by threads that died.
+    fn end_worker(&self, shared: &'static Shared) {
+        // SAFETY: it was this world's, whose calls are over; threads that died use nothing any more.
+        unsafe { end(shared) };
+        self.driver.close_the_workers();
     }
 
     /// A program calls the driver: an ioctl of that number on one of its files, whose struct and parameters
@@ -290,5 +297,11 @@ impl World {
 
     pub(crate) fn uuid_of(&self, gpu: usize) -> [u8; 16] {
         self.shared().uuids[gpu]
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.end_worker(self.shared.get());
     }
 }
