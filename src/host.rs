@@ -330,3 +330,20 @@ pub fn own_program(program: &'static str) -> Result<PathBuf, AdmissionError> {
         false => Err(AdmissionError::Incomplete { program, own }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `cgpu-metrics` and others run on for weeks, and somebody may load the vendor's module meanwhile.
+    #[test]
+    fn a_host_that_is_chosen_anew_sees_a_module_that_was_loaded_since() {
+        let root = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.isolation.km_root = root.path().to_owned();
+        let host = Host::new(config, None, Way::Bundle);
+        assert_eq!(host.backend, Kind::Gate);
+        std::fs::write(root.path().join("inst_ctl"), "").unwrap();
+        assert_eq!((host.backend, host.chosen_anew().backend), (Kind::Gate, Kind::Km));
+    }
+}

@@ -24,7 +24,7 @@ pub const SHELF_OFFSET: usize = 1024;
 /// See [`SHELF_OFFSET`].
 pub const SHELF_PLACES: usize = 48;
 /// See [`SHELF_OFFSET`].
-pub const TRACE_BYTES: usize = 64;
+pub const TRACE_BYTES: usize = 48;
 
 /// Bytes for a slot.
 pub const SLOT_BYTES: usize = 256;

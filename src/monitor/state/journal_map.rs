@@ -60,7 +60,7 @@ const MORE: usize = 188;
 const OCCUPANT: usize = 192;
 const OCCUPIED: usize = 200;
 /// Of the reply.
-const REPLY_FLAGS: usize = 216;
+const REPLY_FLAGS: usize = 208;
 
 const _: () = assert!(NOTICE_BYTES <= STAGE && REPLY_FLAGS + 4 <= SLOT_BYTES);
 

@@ -8,7 +8,7 @@ use crate::monitor::caller::call_id::{Making, Trace};
 use crate::monitor::state::journal::{SHELF_OFFSET, SHELF_PLACES, TRACE_BYTES};
 use crate::process::ProcessId;
 
-/// A trace as it lies: eight words of 64 bits. The first is 0 where there is no trace.
+/// A trace as it lies: six words of 64 bits. The first is 0 where there is no trace.
 type Longs = [u64; TRACE_BYTES / 8];
 
 impl JournalMap {
@@ -58,12 +58,10 @@ fn longs(trace: &Trace) -> Longs {
     let Trace { thread, process, words, object } = *trace;
     let Making { client, handle, more, was_there } = object;
     let first = join(thread.pid.cast_unsigned(), u32::from(was_there) | more << 1);
-    // Workers before this version wrote two words more, and nobody reads those.
-    let last = join(client, handle);
-    [first, thread.start_ticks, process.0, words.0, words.1, 0, 0, last]
+    [first, thread.start_ticks, process.0, words.0, words.1, join(client, handle)]
 }
 
-fn trace([first, start_ticks, process, request, argument, _, _, last]: Longs) -> Option<Trace> {
+fn trace([first, start_ticks, process, request, argument, last]: Longs) -> Option<Trace> {
     let ((tid, how), (client, handle)) = (split(first), split(last));
     (tid != 0).then_some(Trace {
         thread: ProcessId { pid: tid.cast_signed(), start_ticks },
