@@ -3,17 +3,21 @@
 //! A ledger that replays all entries of another, in their order, is the same, but for
 //! what was pending: reservations belong to calls, and who replays knows which of those
 //! are left. [`Ledger::entries`] writes a ledger as the entries that make it from
-//! an empty one. How entries are stored is not known here.
+//! an empty one. Where entries are stored is not known here.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use postcard::experimental::max_size::MaxSize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     Before, Charge, ChargeId, Client, Handle, Hold, Ledger, Object, Process, Shown, Span, Tree,
     Usage,
 };
 
-/// A change of a ledger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A change of a ledger. A new kind goes to the end, and no kind's fields change: a journal has them by
+/// their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 #[allow(missing_docs, reason = "fields are named as the arguments of the methods of `Ledger`")]
 pub enum Entry {
     /// The driver gave memory, as `handle` below `parent`.

@@ -26,6 +26,8 @@ mod users;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
+use postcard::experimental::max_size::MaxSize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use account::Account;
@@ -39,20 +41,28 @@ pub use shown::Shown;
 pub use stakes::Before;
 
 /// The driver's name of a client (`hClient`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
+)]
 pub struct Client(pub u32);
 
 /// The name of an object within its client (`hObject`); a client's own handle is its
 /// number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
+)]
 pub struct Handle(pub u32);
 
 /// A process, by a number that is never used again while the ledger lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
+)]
 pub struct Process(pub u64);
 
 /// What keeps a charge alive besides the objects that name it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
+)]
 pub enum Hold {
     /// Managed memory of the address space `space`. What else UVM has mapped is known by its
     /// pieces, [`Ledger::map`].

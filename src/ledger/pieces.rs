@@ -8,11 +8,16 @@
 
 use std::collections::BTreeMap;
 
+use postcard::experimental::max_size::MaxSize;
+use serde::{Deserialize, Serialize};
+
 use super::{ChargeId, Ledger};
 
 /// A tree of mappings: of one file of UVM's, by one GPU. What belongs to the file alone has a
 /// GPU of its own, that there is none of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
+)]
 pub struct Tree {
     /// The file, by a number that no other has while there are pieces of it.
     pub file: u32,
@@ -21,7 +26,7 @@ pub struct Tree {
 }
 
 /// Addresses, both ends included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 pub struct Span {
     /// The first.
     pub first: u64,

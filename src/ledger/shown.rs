@@ -7,11 +7,14 @@
 
 use std::collections::BTreeSet;
 
+use postcard::experimental::max_size::MaxSize;
+use serde::{Deserialize, Serialize};
+
 use super::stakes::Spot;
 use super::{ChargeId, Client, Handle, Hold, Ledger};
 
 /// Which figure has an object in it that names memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 pub enum Shown {
     /// The one of the GPU that has the memory.
     #[default]

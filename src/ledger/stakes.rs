@@ -14,10 +14,13 @@
 use std::collections::btree_map::Entry::Occupied;
 use std::collections::{BTreeMap, BTreeSet};
 
+use postcard::experimental::max_size::MaxSize;
+use serde::{Deserialize, Serialize};
+
 use super::{Charge, ChargeId, Client, Handle, Hold, Ledger, Shown};
 
 /// What a stake stands before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 pub enum Before {
     /// All mappings of that memory.
     Mappings {

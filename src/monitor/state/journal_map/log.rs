@@ -8,7 +8,7 @@ use nix::libc;
 
 use super::{ACTIVE, JournalMap};
 use crate::monitor::state::journal::{
-    COUNT_BYTES, HALF_BYTES, LOG_OFFSET, RECORD_BYTES, Record, decode, encode, is_due,
+    COUNT_BYTES, HALF_BYTES, LOG_OFFSET, Record, is_due, read, write,
 };
 
 /// Bytes of the log that are left to the file at once.
@@ -43,21 +43,17 @@ impl Log {
     pub(crate) fn open(memory: &'static JournalMap) -> Self {
         let half = memory.half(memory.word(ACTIVE).load(Ordering::Acquire));
         let used = usize::try_from(memory.long(half).load(Ordering::Acquire)).unwrap_or(0);
-        let used = used.min(HALF_BYTES - COUNT_BYTES) / RECORD_BYTES * RECORD_BYTES;
+        let used = used.min(HALF_BYTES - COUNT_BYTES);
         Log { memory, used, kept: used, was_full: false }
     }
 
     /// All its records, in order.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
         let half = self.memory.half(self.memory.word(ACTIVE).load(Ordering::Acquire));
-        let memory = self.memory;
-        (0..self.used / RECORD_BYTES).filter_map(move |at| {
-            let address = memory.address(half + COUNT_BYTES + at * RECORD_BYTES, RECORD_BYTES);
-            // SAFETY: the place lies in the mapping (checked by `address`), and any bytes
-            // are an array of bytes; nobody writes below the count.
-            let bytes = unsafe { address.cast::<[u8; RECORD_BYTES]>().read() };
-            decode(&bytes)
-        })
+        let address = self.memory.address(half + COUNT_BYTES, self.used);
+        // SAFETY: the place lies in the mapping (checked by `address`), which is never unmapped: it
+        // is `'static`. Nobody writes below the count while this log is borrowed.
+        read(unsafe { std::slice::from_raw_parts(address, self.used) })
     }
 
     /// Writes a record behind the others; it is there, or it isn't, whenever we end.
@@ -68,19 +64,20 @@ impl Log {
 
     fn put(&mut self, half: u32, record: Record) {
         let half = self.memory.half(half);
-        if self.used + RECORD_BYTES > HALF_BYTES - COUNT_BYTES {
+        let room = HALF_BYTES - COUNT_BYTES - self.used;
+        let address = self.memory.address(half + COUNT_BYTES + self.used, room);
+        // SAFETY: the place lies in the mapping (checked by `address`), beyond the count,
+        // where only the one who has the log reads or writes.
+        let place = unsafe { std::slice::from_raw_parts_mut(address, room) };
+        let Some(bytes) = write(&record, place) else {
             // Bounds of what is kept are far below, as the books see to.
             if !std::mem::replace(&mut self.was_full, true) {
                 tracing::error!("the journal is full; what happens now is lost with this worker");
             }
             return;
-        }
-        let address = self.memory.address(half + COUNT_BYTES + self.used, RECORD_BYTES);
-        // SAFETY: the place lies in the mapping (checked by `address`), beyond the count,
-        // where only the one who has the log writes.
-        unsafe { address.cast::<[u8; RECORD_BYTES]>().write(encode(record)) };
+        };
         let before = self.used / BLOCK_BYTES;
-        self.used += RECORD_BYTES;
+        self.used += bytes;
         self.memory.long(half).store(self.used as u64, Ordering::Release);
         if self.used / BLOCK_BYTES > before {
             self.memory.leave(half + before * BLOCK_BYTES);
