@@ -15,5 +15,6 @@ pub mod keeper;
 mod model;
 mod resident;
 pub mod state;
+mod thread;
 mod uvm;
 pub mod worker;

@@ -6,10 +6,9 @@
 //! whoever then is found with a file that was opened in the container ([`Origin`](crate::monitor::audit::origin::Origin)), and
 //! isn't at home there, is ended.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -18,10 +17,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::events::Event;
 use crate::monitor::audit::escaped_fds::{Charge, Home};
 use crate::monitor::audit::origin::mounts;
-use crate::monitor::audit::unanswered::Amount;
-use crate::monitor::caller::target::{process_id, with_files};
+use crate::monitor::audit::processes::{Processes, mount_namespace, processes};
+use crate::monitor::caller::target::with_files;
 use crate::monitor::driver::device::{self, Device};
-use crate::monitor::worker::Shared;
 use crate::monitor::worker::facts::described;
 use crate::process::{first_of, told};
 
@@ -63,17 +61,17 @@ struct Descriptors {
     of_own: bool,
 }
 
-impl Shared {
+impl Processes {
     /// A process of the container has that file open.
     pub(crate) fn opened(&self, device: &Device) {
         let Some(mount) = device.mount else { return };
-        if self.auditor.abroad.last.swap(mount, Ordering::Relaxed) != mount {
+        if self.abroad.last.swap(mount, Ordering::Relaxed) != mount {
             self.learn(mount, device.place.0);
         }
     }
 
     fn learn(&self, mount: u64, filesystem: u64) {
-        let mut origins = self.auditor.abroad.origins();
+        let mut origins = self.abroad.origins();
         if origins.judged.len() >= MOST_MOUNTS || !origins.judged.insert(mount) {
             return;
         }
@@ -82,7 +80,7 @@ impl Shared {
         if mounts(&ours).contains(&mount) {
             return;
         }
-        let nodes = &self.settings.nodes;
+        let nodes = &self.state.settings.nodes;
         let mut of_host = nodes.iter().filter_map(|node| device::place_at(&node.path));
         let private = !of_host.any(|place| place.0 == filesystem);
         origins.origin.learn(mount, private.then_some(filesystem));
@@ -92,7 +90,7 @@ impl Shared {
     /// away unused. Its mounts may still be being made, so they are looked at again.
     pub(crate) fn meet(&self) {
         let now = Instant::now();
-        let abroad = &self.auditor.abroad;
+        let abroad = &self.abroad;
         let mut since = now;
         if let Some(home) = &mut abroad.state().home {
             if home.is_settled(now) {
@@ -100,7 +98,7 @@ impl Shared {
             }
             since = home.since;
         }
-        let Some(state_file) = &self.settings.state_file else { return };
+        let Some(state_file) = &self.state.settings.state_file else { return };
         let Ok(Some(first)) = first_of(state_file) else { return };
         let Ok(ours) = fs::read_to_string("/proc/self/mountinfo") else { return };
         let Ok((file, theirs)) = opened(&format!("/proc/{}/mountinfo", first.pid)) else { return };
@@ -122,7 +120,7 @@ impl Shared {
         let home = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
         let home = home.filter(|of| !of.trim_end().ends_with(":/"));
         let settled = settled.map(|(_, inode)| inode);
-        self.auditor.abroad.origins().origin.settle(settled, home.as_deref());
+        self.abroad.origins().origin.settle(settled, home.as_deref());
         for tid in with_files(pid.cast_unsigned()) {
             for (mount, filesystem) in self.open_nodes(tid) {
                 self.learn(mount, filesystem);
@@ -133,14 +131,14 @@ impl Shared {
     /// The driver's files among a thread's descriptors: their mounts and file systems.
     fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
         let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
-        let nodes = &self.settings.nodes;
+        let nodes = &self.state.settings.nodes;
         entries.filter_map(|entry| device::opened_at(nodes, &entry.path())).collect()
     }
 
     /// Looks at the figures of those who aren't the container's, and for whoever has a
     /// descriptor of its where they, or the container's own, ask for it.
     pub(crate) fn look_abroad(&self) {
-        let abroad = &self.auditor.abroad;
+        let abroad = &self.abroad;
         let now = Instant::now();
         if abroad.origins().origin.is_unknown() {
             return;
@@ -164,22 +162,17 @@ impl Shared {
         }
     }
 
-    pub(crate) fn our_pids(&self) -> BTreeSet<u32> {
-        let books = self.books();
-        books.processes.iter().map(|process| process_id(*process).pid.cast_unsigned()).collect()
-    }
-
     fn look_at_figures(&self, ours: &BTreeSet<u32>) {
-        let abroad = &self.auditor.abroad;
+        let abroad = &self.abroad;
         let own: Vec<u32> = ours.iter().copied().collect();
-        let Some((_, of_others)) = self.figures(&own) else { return };
+        let Some((_, of_others)) = self.driver.figures(&own) else { return };
         let (last, suspicion) = {
             let state = abroad.state();
             (state.of_others, state.suspicion)
         };
         let now = Instant::now();
         // Many monitors ask, for many processes: not without a reason.
-        let often = match (ours.is_empty(), self.is_at_rest(now)) {
+        let often = match (ours.is_empty(), self.state.is_at_rest(now)) {
             (true, _) => FULL_LOOK_WITHOUT_USE,
             (false, true) => FULL_LOOK_AT_REST,
             (false, false) => FULL_LOOK,
@@ -193,9 +186,9 @@ impl Shared {
         let former: BTreeSet<u32> = abroad.state().former.iter().copied().collect();
         let all = processes().chain(former.iter().copied()).chain(ours.iter().copied());
         let all: Vec<u32> = all.collect::<BTreeSet<u32>>().into_iter().collect();
-        let Some((_, before)) = self.figures(&[]) else { return };
-        let Some((mut figures, unexplained)) = self.figures(&all) else { return };
-        let Some((_, after)) = self.figures(&[]) else { return };
+        let Some((_, before)) = self.driver.figures(&[]) else { return };
+        let Some((mut figures, unexplained)) = self.driver.figures(&all) else { return };
+        let Some((_, after)) = self.driver.figures(&[]) else { return };
         figures.retain(|pid, _| !ours.contains(pid));
         let known = std::mem::replace(&mut abroad.state().figures, figures.clone());
         let grown =
@@ -223,32 +216,11 @@ impl Shared {
         abroad.state().unexplained = Some(unexplained);
     }
 
-    /// Bytes that processes have of the container's GPUs, where any, and what is in use beyond
-    /// that, but for a constant.
-    pub(crate) fn figures(&self, pids: &[u32]) -> Option<(BTreeMap<u32, u64>, i128)> {
-        let own = self.own_client()?;
-        let mut figures = BTreeMap::new();
-        let mut unexplained = 0;
-        for gpu in 0..self.uuids.len() {
-            let free = own.free_bytes(&self.release, gpu);
-            unexplained -= i128::from(self.answered(gpu, Amount::Free, free)?);
-            let held = own.held(&self.release, gpu, pids);
-            for held in self.answered(gpu, Amount::Held, held)? {
-                let bytes = held.bytes();
-                unexplained -= i128::from(held.made_bytes);
-                if bytes > 0 {
-                    *figures.entry(held.pid).or_insert(0) += bytes;
-                }
-            }
-        }
-        Some((figures, unexplained))
-    }
-
     /// Ends all strangers that have a descriptor of the container's. Whether there was one.
     pub(crate) fn search(&self, ours: &BTreeSet<u32>, charge: Charge) -> bool {
         let all: Vec<u32> = processes().collect();
         let found = all.iter().filter(|pid| self.end_holder(**pid, ours, charge)).count() > 0;
-        self.auditor.abroad.state().searched = Some(Instant::now());
+        self.abroad.state().searched = Some(Instant::now());
         found
     }
 
@@ -272,8 +244,8 @@ impl Shared {
         if pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
             return false;
         }
-        self.count_killed();
-        self.killed(event);
+        self.state.count_killed();
+        self.state.log.killed(event);
         true
     }
 
@@ -290,43 +262,12 @@ impl Shared {
                 let Some(at_home) = at_home else { return Descriptors::default() };
                 if at_home.contains(&mount) {
                     found.of_own = true;
-                } else if self.auditor.abroad.origins().origin.has(mount, filesystem) {
+                } else if self.abroad.origins().origin.has(mount, filesystem) {
                     found.of_container = true;
                 }
             }
         }
         found
-    }
-
-    /// Whether a process is the container's, or a monitor.
-    fn is_home(&self, pid: u32) -> bool {
-        // A namespace that can't be told is nobody's; then what is known is too little.
-        let Some(namespace) = mount_namespace(pid.cast_signed()) else { return true };
-        let in_ours = Some(namespace) == mount_namespace(std::process::id().cast_signed());
-        let program = |tid| fs::read_link(format!("/proc/{tid}/exe")).ok();
-        let name = told(pid.cast_signed(), program).unwrap_or_default();
-        let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // An upgrade has replaced the file.
-        if in_ours && name.trim_end_matches(" (deleted)") == "cgpu-monitor" {
-            return true;
-        }
-        self.houses(pid, namespace.1)
-    }
-
-    fn houses(&self, pid: u32, namespace: u64) -> bool {
-        let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        self.auditor.abroad.origins().origin.houses(namespace, &cgroup)
-    }
-
-    /// All processes of the container, also those that never called.
-    pub(crate) fn inhabitants(&self) -> BTreeSet<u32> {
-        let at_home = |pid: &u32| {
-            let namespace = mount_namespace(pid.cast_signed());
-            namespace.is_some_and(|(_, inode)| self.houses(*pid, inode))
-        };
-        let mut pids = self.our_pids();
-        pids.extend(processes().filter(at_home));
-        pids
     }
 }
 
@@ -336,16 +277,4 @@ fn opened(path: &str) -> io::Result<(File, String)> {
     let mut text = String::new();
     file.read_to_string(&mut text)?;
     Ok((file, text))
-}
-
-/// The mount namespace of a process: device and inode.
-fn mount_namespace(pid: i32) -> Option<(u64, u64)> {
-    let namespace = told(pid, |tid| fs::metadata(format!("/proc/{tid}/ns/mnt")).ok())?;
-    Some((namespace.dev(), namespace.ino()))
-}
-
-/// The pids there are.
-fn processes() -> impl Iterator<Item = u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }

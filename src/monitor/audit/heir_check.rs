@@ -15,9 +15,9 @@ use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Process};
 use crate::monitor::audit::heirs::{callers, seen, seen_with};
 use crate::monitor::audit::holdings::DeadPids;
+use crate::monitor::audit::look::Audit;
 use crate::monitor::caller::target::{self, compared, process_id};
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
-use crate::monitor::worker::Shared;
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 
@@ -58,7 +58,7 @@ fn ends(lasted: Duration, were_seen: bool) -> Ends {
     }
 }
 
-impl Shared {
+impl Audit {
     /// Ends who keeps memory of those `dead` whose numbers nobody has, or of processes that are forgotten,
     /// of which the driver shows `all`.
     pub(crate) fn end_heirs(&self, dead: &[Process], all: &[Vec<Held>], numbers: &DeadPids) {
@@ -68,33 +68,34 @@ impl Shared {
         let held = all.iter().flatten().filter(|held| held.bytes() > 0).map(|held| held.pid);
         let lingering: BTreeSet<u32> = held.filter(|pid| numbers.contains(pid)).collect();
         if !lingering.is_empty() {
-            self.books().schedule_by(Instant::now() + GRACE);
+            self.state.books().schedule_by(Instant::now() + GRACE);
         }
-        for (number, lasted) in self.auditor.lingering.saw(&lingering, Instant::now()) {
-            let seen = seen_with(&self.books(), number);
+        for (number, lasted) in self.memory.lingering.saw(&lingering, Instant::now()) {
+            let seen = seen_with(&self.state.books(), number);
             let heirs = match ends(lasted, !seen.is_empty()) {
                 Ends::Nobody => continue,
                 Ends::SeenWithIt => seen,
                 Ends::Inheritors => self.inheritors(),
                 Ends::All => {
-                    let callers = callers(&self.books());
+                    let callers = callers(&self.state.books());
                     callers.into_iter().chain(self.silent_with_files(&[])).collect()
                 }
             };
-            heirs.into_iter().for_each(|heir| self.kill(heir, Event::killed_as_heir()));
+            heirs.into_iter().for_each(|heir| self.processes.kill(heir, Event::killed_as_heir()));
         }
     }
 
     /// Of those `dead`, the ones a client of whose is there: somebody has its file, who may come to have
     /// memory by it.
     pub(crate) fn with_clients(&self, own: &MonitorClient, dead: &[Process]) -> BTreeSet<Process> {
-        if dead.is_empty() || !own.can_tell(&self.release) {
+        if dead.is_empty() || !own.can_tell(&self.state.release) {
             return BTreeSet::new();
         }
         let all: Vec<(Client, Process)> =
-            seen(&self.books()).filter(|(_, process)| dead.contains(process)).collect();
-        let is_there =
-            |client: Client| own.presence(&self.release, client.0, client.0) != Presence::NoClient;
+            seen(&self.state.books()).filter(|(_, process)| dead.contains(process)).collect();
+        let is_there = |client: Client| {
+            own.presence(&self.state.release, client.0, client.0) != Presence::NoClient
+        };
         let there = all.into_iter().filter(|(client, _)| is_there(*client));
         there.map(|(_, process)| process).collect()
     }
@@ -102,8 +103,10 @@ impl Shared {
     /// The container's processes that never called and have a client's file that no living caller has;
     /// none where that can't be told.
     fn inheritors(&self) -> BTreeSet<Process> {
-        let callers = callers(&self.books());
-        let of = |process: Process| self.open_in(process_id(process).pid.cast_unsigned(), CLIENT);
+        let callers = callers(&self.state.books());
+        let of = |process: Process| {
+            self.processes.open_in(process_id(process).pid.cast_unsigned(), CLIENT)
+        };
         let theirs: Option<Vec<_>> = callers.into_iter().map(of).collect();
         theirs.map(|theirs| self.silent_with_files(&theirs.concat())).unwrap_or_default()
     }
@@ -113,10 +116,10 @@ impl Shared {
         let is_theirs = |file: (u32, i32)| {
             theirs.iter().any(|of| compared(file, *of).is_ok_and(|is| is.is_eq()))
         };
-        let called = self.our_pids();
-        let silent = self.inhabitants().into_iter().filter(|pid| !called.contains(pid));
+        let called = self.processes.our_pids();
+        let silent = self.processes.inhabitants().into_iter().filter(|pid| !called.contains(pid));
         let with_files = silent.filter(|pid| {
-            let files = self.open_in(*pid, CLIENT).unwrap_or_default();
+            let files = self.processes.open_in(*pid, CLIENT).unwrap_or_default();
             files.into_iter().any(|file| !is_theirs(file))
         });
         with_files.filter_map(|pid| ProcessId::of(pid.cast_signed())).map(target::number).collect()

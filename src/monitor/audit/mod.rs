@@ -2,7 +2,6 @@
 
 pub(crate) mod alias_audit;
 pub(crate) mod alias_check;
-pub(crate) mod auditor;
 pub(crate) mod deaths;
 pub(crate) mod escape_search;
 pub(crate) mod escaped_fds;
@@ -12,8 +11,12 @@ pub(crate) mod heir_check;
 pub(crate) mod heirs;
 pub(crate) mod holdings;
 pub(crate) mod judge;
+pub(crate) mod look;
+pub(crate) mod managed_ranges;
+pub(crate) mod memory;
 pub(crate) mod occasion;
 pub(crate) mod origin;
+pub(crate) mod processes;
 pub(crate) mod prune;
 pub(crate) mod rest;
 pub(crate) mod rounds;

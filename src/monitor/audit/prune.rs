@@ -7,21 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::audit::alias_audit::MOST_ASKED;
+use crate::monitor::audit::look::Audit;
+use crate::monitor::audit::occasion::Depth;
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
-use crate::monitor::worker::Shared;
 
-/// What is asked for one by one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Depth {
-    /// Clients. The figures can't tell that one is gone: what has two names is shown twice, and so
-    /// is what a call has got that isn't back, which is set aside, too.
-    Clients,
-    /// Each object.
-    Objects,
-}
-
-impl Shared {
+impl Audit {
     /// Looks what of the ledger's is gone, where the driver shows less than that.
     ///
     /// Its figures alone don't tell: what a client holds is shown under the process that made it,
@@ -34,12 +25,12 @@ impl Shared {
         gpu: usize,
         driver_bytes: u64,
     ) {
-        let names = self.books().ledger.names(gpu);
-        let names = self.auditor.names.in_turn(Some(gpu), names);
+        let names = self.state.books().ledger.names(gpu);
+        let names = self.memory.names.in_turn(Some(gpu), names);
         if !self.strike_out(own, &names, Depth::Objects) {
             return;
         }
-        let mut books = self.books();
+        let mut books = self.state.books();
         let Some(expected) = books.ledger.expected(gpu) else { return };
         let driver_bytes = driver_bytes.max(expected.charged_bytes);
         if driver_bytes < expected.usage.used_bytes {
@@ -59,7 +50,7 @@ impl Shared {
         if names.is_empty() {
             return true;
         }
-        if !own.can_tell(&self.release) {
+        if !own.can_tell(&self.state.release) {
             return false;
         }
         let mut clients = BTreeMap::new();
@@ -67,19 +58,19 @@ impl Shared {
         let mut asked = 0;
         for (client, handle, serial) in names.iter().copied() {
             let there = *clients.entry(client).or_insert_with(|| {
-                own.presence(&self.release, client.0, client.0) != Presence::NoClient
+                own.presence(&self.state.release, client.0, client.0) != Presence::NoClient
             });
             // Of a client that is there whatever is freed was seen, but for a call that was killed.
             let mut is_there = || {
                 asked += 1;
                 asked > MOST_ASKED
-                    || own.presence(&self.release, client.0, handle.0) == Presence::There
+                    || own.presence(&self.state.release, client.0, handle.0) == Presence::There
             };
             if !there || depth == Depth::Objects && !is_there() {
                 gone.push((client, handle, serial));
             }
         }
-        let mut books = self.books();
+        let mut books = self.state.books();
         for (client, handle, serial) in gone {
             // What has this handle now may be another, of the same memory even.
             if books.ledger.serial_of(client, handle) == Some(serial) {

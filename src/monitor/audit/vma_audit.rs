@@ -16,13 +16,16 @@ use std::time::{Duration, Instant};
 use crate::events::Event;
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::Process;
+use crate::monitor::audit::processes::Processes;
 use crate::monitor::caller::target::{self, has_file, process_id};
+use crate::monitor::calls::lane::Lane;
 use crate::monitor::driver::device;
+use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::space::Space;
-use crate::monitor::uvm::address_spaces::{AddressSpace, Mapped, current};
+use crate::monitor::uvm::address_spaces::{AddressSpace, AddressSpaces, Mapped, current};
 use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile};
 use crate::monitor::uvm::ranges::Ranges;
-use crate::monitor::worker::Shared;
+use crate::monitor::uvm::sweep::Uvm;
 use crate::process::{ProcessId, told};
 use crate::rm::uvm::Range;
 
@@ -33,47 +36,64 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Mappings of one memory at most that could be UVM's. No program has as many.
 const MOST: usize = 4096;
 
-impl Shared {
+/// What the container's processes have mapped of UVM's.
+#[derive(Debug)]
+pub(crate) struct Mappings {
+    pub(crate) state: Arc<ContainerState>,
+    processes: Arc<Processes>,
+    lane: Arc<Lane>,
+    pub(crate) uvm: Arc<Uvm>,
+    pub(crate) spaces: AddressSpaces,
+}
+
+impl Mappings {
+    pub(crate) fn new(processes: Arc<Processes>, lane: Arc<Lane>, uvm: Arc<Uvm>) -> Self {
+        let state = Arc::clone(&processes.state);
+        Mappings { state, processes, lane, uvm, spaces: AddressSpaces::default() }
+    }
+
     /// Looks at mappings whenever it's told to. The driver, and the container, may keep it waiting:
     /// nobody else does.
     pub(crate) fn audit_mappings_forever(&self) {
         // Those that the worker before watched.
-        let processes: Vec<Process> = self.books().processes.iter().copied().collect();
+        let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
         for process in processes {
-            let watch = |tid| self.address_spaces.watch(process, tid).ok();
+            let watch = |tid| self.spaces.watch(process, tid).ok();
             let _ = told(process_id(process).pid, watch);
         }
         loop {
-            self.address_spaces.wait();
+            self.spaces.wait();
             self.audit_mappings();
         }
     }
 
     fn audit_mappings(&self) {
-        let is_due = self.address_spaces.is_due(PAUSE);
+        let is_due = self.spaces.is_due(PAUSE);
         if is_due {
-            self.end_orphaned_files();
+            self.uvm.end_orphaned_files();
         }
-        let files = self.uvm_files.all();
+        let files = self.uvm.files.all();
         self.look_at_fresh(&files);
         if !is_due {
             return;
         }
         let begun = Instant::now();
-        if self.settings.managed == Managed::Refuse {
+        if self.state.settings.managed == Managed::Refuse {
             // Managed memory of processes that are gone, which none may have had.
-            files.iter().for_each(|file| Ranges::of(self, &file.device).end_zombies());
+            files
+                .iter()
+                .for_each(|file| Ranges::of(&self.state.release, &file.device).end_zombies());
         }
-        for memory in self.address_spaces.all() {
+        for memory in self.spaces.all() {
             self.look_at(&memory, &files);
             self.look_at_fresh(&files);
         }
         self.release_unmapped();
-        self.books().forget_withdrawn(begun);
+        self.state.books().forget_withdrawn(begun);
     }
 
     fn look_at_fresh(&self, files: &[Arc<UvmFile>]) {
-        self.address_spaces.fresh().iter().for_each(|memory| self.look_at(memory, files));
+        self.spaces.fresh().iter().for_each(|memory| self.look_at(memory, files));
     }
 
     /// Looks at a memory, and forgets one that nobody has any more.
@@ -91,16 +111,16 @@ impl Shared {
             self.look_for_heirs();
         }
         if is_gone {
-            self.address_spaces.forget(memory);
+            self.spaces.forget(memory);
         }
         let text = text.unwrap_or_default();
         let now = now.filter(|now| *now != text).unwrap_or_default();
         if is_gone && !now.is_empty() {
-            self.address_spaces.reopen(memory.process);
+            self.spaces.reopen(memory.process);
         }
         // It may have another since it asked, and left the one to others.
-        let mut mappings = self.mappings(memory.process, &text);
-        mappings.extend(self.mappings(memory.process, &now));
+        let mut mappings = self.mapped_in(memory.process, &text);
+        mappings.extend(self.mapped_in(memory.process, &now));
         let uncharged = self.uncharged(memory.process, &mappings, since);
         memory.has(mappings);
         if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
@@ -109,20 +129,20 @@ impl Shared {
         let addresses: BTreeSet<u64> = uncharged.iter().map(|(from, _)| *from).collect();
         if addresses.len() * files.len() > MOST_QUESTIONS {
             tracing::debug!("more mappings of nvidia-uvm than can be asked about");
-            return self.kill(memory.process, Event::killed_past_the_monitor());
+            return self.processes.kill(memory.process, Event::killed_past_the_monitor());
         }
         addresses.into_iter().for_each(|at| self.judge_address(at, files));
     }
 
     /// Whoever has something mapped that he isn't charged for is watched.
     pub(crate) fn look_for_heirs(&self) {
-        for pid in self.inhabitants().into_iter().map(u32::cast_signed) {
+        for pid in self.processes.inhabitants().into_iter().map(u32::cast_signed) {
             let Some(process) = ProcessId::of(pid).map(target::number) else { continue };
             let since = Instant::now();
-            let mappings = self.mappings(process, &current(process).unwrap_or_default());
-            let is_known = !self.address_spaces.of(process).is_empty();
+            let mappings = self.mapped_in(process, &current(process).unwrap_or_default());
+            let is_known = !self.spaces.of(process).is_empty();
             if !is_known && !self.uncharged(process, &mappings, since).is_empty() {
-                let _ = self.address_spaces.watch(process, pid);
+                let _ = self.spaces.watch(process, pid);
             }
         }
     }
@@ -135,7 +155,7 @@ impl Shared {
         mappings: &[Mapped],
         since: Instant,
     ) -> Vec<Mapped> {
-        let books = self.books();
+        let books = self.state.books();
         let is_charged = |mapped: &Mapped| books.covered(Space::Managed(process), *mapped, since);
         mappings.iter().copied().filter(|mapped| !is_charged(mapped)).collect()
     }
@@ -143,8 +163,8 @@ impl Shared {
     /// Of uncharged mappings those of no file's range, and that nobody else is charged for, who may
     /// share the memory.
     fn strangers(&self, uncharged: &[Mapped], since: Instant) -> Vec<Mapped> {
-        let files = self.uvm_files.all();
-        let books = self.books();
+        let files = self.uvm.files.all();
+        let books = self.state.books();
         let is_explained = |mapped: &Mapped| {
             let mut of_files = files.iter().map(|file| Space::File(file.number));
             let mut of_others = books.processes.iter().map(|process| Space::Managed(*process));
@@ -161,25 +181,26 @@ impl Shared {
         let since = Instant::now();
         let texts = [memory.text().ok(), current(memory.process)];
         let now: Vec<Mapped> =
-            texts.iter().flatten().flat_map(|text| self.mappings(memory.process, text)).collect();
+            texts.iter().flatten().flat_map(|text| self.mapped_in(memory.process, text)).collect();
         let uncharged = self.uncharged(memory.process, &now, since);
         if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
             tracing::debug!(mappings = now.len(), "managed memory past the monitor");
-            self.kill(memory.process, Event::killed_past_the_monitor());
+            self.processes.kill(memory.process, Event::killed_past_the_monitor());
         }
     }
 
     /// Asks each file for managed memory at an address that is mapped and not charged. There may be
     /// as much as others are charged for, who have their own at the same address.
     fn judge_address(&self, at: u64, files: &[Arc<UvmFile>]) {
-        let has = |file: &&Arc<UvmFile>| Ranges::of(self, &file.device).is_managed(at);
+        let has =
+            |file: &&Arc<UvmFile>| Ranges::of(&self.state.release, &file.device).is_managed(at);
         let found: Vec<&Arc<UvmFile>> =
             files.iter().filter(|file| !file.is_ended()).filter(has).collect();
         if found.is_empty() {
             return;
         }
         let charged: Vec<Process> = {
-            let books = self.books();
+            let books = self.state.books();
             let is_charged = |of: &Process| books.covers(Space::Managed(*of), (at, at + 1));
             books.processes.iter().copied().filter(is_charged).collect()
         };
@@ -190,11 +211,11 @@ impl Shared {
             return;
         }
         let paid: Vec<(u64, u64)> = {
-            let books = self.books();
+            let books = self.state.books();
             charged.iter().filter_map(|of| books.range(Space::Managed(*of), at)).collect()
         };
         for file in found {
-            let ranges = Ranges::of(self, &file.device);
+            let ranges = Ranges::of(&self.state.release, &file.device);
             let is_paid = paid.iter().any(|(base, length)| {
                 ranges.is_whole(Range { base: *base, length: *length }) == Some(true)
             });
@@ -207,10 +228,10 @@ impl Shared {
     /// Whether something is mapped there in the memory that a process has, or had when it asked for
     /// mappings.
     pub(crate) fn has_mapped(&self, process: Process, wanted: Mapped) -> bool {
-        let then =
-            self.address_spaces.of(process).into_iter().filter_map(|memory| memory.text().ok());
-        then.chain(current(process))
-            .any(|text| self.mappings(process, &text).iter().any(|mapped| overlap(*mapped, wanted)))
+        let then = self.spaces.of(process).into_iter().filter_map(|memory| memory.text().ok());
+        then.chain(current(process)).any(|text| {
+            self.mapped_in(process, &text).iter().any(|mapped| overlap(*mapped, wanted))
+        })
     }
 
     /// A file that has managed memory it may not have gets no GPU any more. Who has it, and that
@@ -218,34 +239,36 @@ impl Shared {
     fn condemn(&self, file: &UvmFile, at: u64) {
         file.condemn();
         if let Some(_lane) = self.lane.enter_soon()
-            && self.unregister_gpus(&file.device)
+            && self.uvm.unregister_gpus(&file.device)
         {
             file.has_ended();
         }
-        if self.log_limit.allows() {
-            let container = self.settings.short_id.as_str();
+        if self.state.log.limit.allows() {
+            let container = self.state.settings.short_id.as_str();
             tracing::warn!(
                 container,
                 "a file of nvidia-uvm has managed memory past the monitor: it loses its GPUs"
             );
         }
-        for memory in self.address_spaces.all() {
+        for memory in self.spaces.all() {
             let last = memory.last().unwrap_or_default();
             let there: Vec<Mapped> =
                 last.into_iter().filter(|mapped| overlap(*mapped, (at, at + 1))).collect();
-            let open = self.open_in(process_id(memory.process).pid.cast_unsigned(), NodeKind::Uvm);
+            let open = self
+                .processes
+                .open_in(process_id(memory.process).pid.cast_unsigned(), NodeKind::Uvm);
             let mut open = open.into_iter().flatten();
             if !self.uncharged(memory.process, &there, Instant::now()).is_empty()
                 && open.any(|place| has_file(place, &file.device) == Some(true))
             {
-                self.kill(memory.process, Event::killed_past_the_monitor());
+                self.processes.kill(memory.process, Event::killed_past_the_monitor());
             }
         }
     }
 
     /// The ranges in a list of mappings that could be managed memory: shared, of a node of UVM's, at
     /// the address that is their offset, which the driver insists on.
-    pub(crate) fn mappings(&self, process: Process, text: &str) -> Vec<Mapped> {
+    pub(crate) fn mapped_in(&self, process: Process, text: &str) -> Vec<Mapped> {
         let mut found = Vec::new();
         let mut asked = 0;
         for line in text.lines() {
@@ -280,14 +303,14 @@ impl Shared {
             .split_once(':')
             .and_then(|(major, minor)| Some(nix::libc::makedev(number(major)?, number(minor)?)));
         let shown = device.zip(inode.parse().ok());
-        if shown.is_some_and(|place| self.books().is_node(place)) {
+        if shown.is_some_and(|place| self.state.books().is_node(place)) {
             return true;
         }
         let of_file = |tid| {
             let path = PathBuf::from(format!("/proc/{tid}/map_files/{range}"));
-            match device::kind_at(&self.settings.nodes, &path) {
+            match device::kind_at(&self.state.settings.nodes, &path) {
                 Some(kind) => Some(kind == NodeKind::Uvm),
-                None => device::place_at(&path).map(|place| self.books().is_node(place)),
+                None => device::place_at(&path).map(|place| self.state.books().is_node(place)),
             }
         };
         told(process_id(process).pid, of_file).unwrap_or(false)

@@ -11,7 +11,7 @@ use nix::libc::{
 };
 
 #[cfg(test)]
-use {crate::monitor::caller::test_callers::Callers, std::sync::Arc};
+use {crate::monitor::caller::test_callers::TestCallers, std::sync::Arc};
 
 use crate::monitor::state::journal_map::Slot;
 
@@ -31,7 +31,7 @@ pub(crate) struct Listener {
     descriptor: OwnedFd,
     /// Who waits in a test without a kernel that would know.
     #[cfg(test)]
-    callers: Option<Arc<Callers>>,
+    callers: Option<Arc<TestCallers>>,
 }
 
 /// What a call is answered.
@@ -74,7 +74,7 @@ impl Listener {
 
     /// One of a test, whose callers are known there.
     #[cfg(test)]
-    pub(crate) fn of_model(number: u64, descriptor: OwnedFd, callers: Arc<Callers>) -> Self {
+    pub(crate) fn of_model(number: u64, descriptor: OwnedFd, callers: Arc<TestCallers>) -> Self {
         Listener { number, descriptor, callers: Some(callers) }
     }
 

@@ -3,6 +3,7 @@
 pub(crate) mod call_id;
 pub(crate) mod leader;
 pub(crate) mod listener;
+pub(crate) mod listeners;
 pub(crate) mod pid_ns;
 pub(crate) mod recv_wait;
 pub(crate) mod scratch;

@@ -15,9 +15,9 @@ pub(crate) enum Caller {
 
 /// The callers of a test, by their calls' ids.
 #[derive(Debug, Default)]
-pub(crate) struct Callers(Mutex<BTreeMap<u64, Caller>>);
+pub(crate) struct TestCallers(Mutex<BTreeMap<u64, Caller>>);
 
-impl Callers {
+impl TestCallers {
     fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Caller>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -65,7 +65,7 @@ impl Case<'_> {
     }
 
     pub(crate) fn rm(&self) -> Result<Rm<'_>, Over> {
-        Ok(Rm { release: &self.shared.release, device: self.device()? })
+        Ok(Rm { release: &self.parts.state.release, device: self.device()? })
     }
 
     pub(crate) fn patch(&mut self, layout: &Layout, meaning: Meaning, value: u64) {
@@ -100,7 +100,7 @@ impl Case<'_> {
         let SetAside { gpu, bytes, .. } = memory;
         let mut asked = false;
         loop {
-            let mut books = self.shared.books();
+            let mut books = self.parts.state.books();
             // What the worker before set aside for this call is void: the driver gave nothing, or that is
             // freed.
             books.disinherit();
@@ -114,7 +114,7 @@ impl Case<'_> {
                 {
                     drop(books);
                     asked = true;
-                    self.shared.reconcile(lane, self.came);
+                    self.parts.audit.reconcile(lane, self.came);
                 }
                 Err(LedgerError::OverQuota { usage, .. }) => {
                     drop(books);
@@ -174,7 +174,7 @@ impl Case<'_> {
     pub(crate) fn start_over(&self, lane: &OnLane<'_>, object: Object) {
         if let Some(handle) = self.made_before(object) {
             self.unmake(lane, object.client, object.parent, handle);
-            self.shared.freed_groups(object.client, handle);
+            self.parts.slices.freed_groups(object.client, handle);
         }
     }
 
@@ -184,13 +184,13 @@ impl Case<'_> {
 
     /// The first of so many handles; [`nth_handle`] tells the others.
     pub(crate) fn next_handles(&self, count: u32) -> u32 {
-        nth_handle(self.shared.journal.next_handles(count), 0)
+        nth_handle(self.parts.state.journal.next_handles(count), 0)
     }
 
     /// Frees what a call made that isn't given to the caller.
     pub(crate) fn unmake(&self, lane: &OnLane<'_>, client: u32, parent: u32, handle: u32) {
         if let Some(device) = &self.device {
-            self.shared.unmake(lane, device, Object { client, parent, handle });
+            self.parts.callers.unmake(lane, device, Object { client, parent, handle });
         }
     }
 
@@ -250,7 +250,7 @@ impl Case<'_> {
         drop(books);
         if over {
             // Or what the driver showed before counts twice.
-            self.shared.reconcile(lane, Instant::now());
+            self.parts.audit.reconcile(lane, Instant::now());
             over = is_over(&self.books());
         }
         if over {
@@ -267,9 +267,9 @@ impl Case<'_> {
 
     /// Whether an object is there, as the books and the driver say.
     fn is_there(&self, Object { client, handle, .. }: Object) -> bool {
-        let release = &self.shared.release;
+        let release = &self.parts.state.release;
         let known = self.books().ledger.contains(Client(client), Handle(handle));
-        let own = self.shared.own_client().filter(|_| known);
+        let own = self.parts.driver.own_client().filter(|_| known);
         own.is_some_and(|own| own.presence(release, client, handle) == Presence::There)
     }
 
@@ -290,7 +290,7 @@ impl Case<'_> {
         alloc: &Alloc,
     ) -> Result<Reply, Over> {
         let Alloc { object, class, .. } = *alloc;
-        let size = memory::params_size(&self.shared.release, class, alloc.params_size);
+        let size = memory::params_size(&self.parts.state.release, class, alloc.params_size);
         let size = size.map_err(|refusal| self.refused(&refusal, Some(layout)))?;
         let size = size.filter(|_| alloc.params != 0);
         if let Some(size) = size {
@@ -311,7 +311,7 @@ impl Case<'_> {
                 return Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
             }
             (Use::Takes, Some(_)) => {
-                let memory = memory::decode(&self.shared.release, class, &self.scratch.params);
+                let memory = memory::decode(&self.parts.state.release, class, &self.scratch.params);
                 asked = Some(memory.map_err(|refusal| self.refused(&refusal, Some(layout)))?);
             }
             _ => {}
@@ -343,7 +343,7 @@ impl Case<'_> {
             self.write_back(1, alloc.params, Copy::Params);
         }
         if let (Some(gpu), Some(made)) = (group, made) {
-            let engine = memory::group_engine(&self.shared.release, &self.scratch.params);
+            let engine = memory::group_engine(&self.parts.state.release, &self.scratch.params);
             self.enter_group(gpu, object, made.handle, engine);
         }
         if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
@@ -356,7 +356,7 @@ impl Case<'_> {
     /// figure. The driver refuses that, too: it has to be the host's (`semsurfConstruct_IMPL`,
     /// sem_surf.c, from 535.43.02 to 595.45.04).
     fn is_over_gpu_memory(&self, client: u32) -> bool {
-        let layout = self.shared.release.layouts(Key::Class(NV_SEMAPHORE_SURFACE)).first();
+        let layout = self.parts.state.release.layouts(Key::Class(NV_SEMAPHORE_SURFACE)).first();
         let view = layout.and_then(|layout| layout.view(&self.scratch.params));
         let named = [Meaning::SourceHandle, Meaning::Handle];
         let mut handles = named.into_iter().filter_map(|of| view.and_then(|view| view.u32(of)));
@@ -436,8 +436,8 @@ impl Case<'_> {
                 books.unlearn_freed(client);
             }
             drop(books);
-            self.shared.freed_groups(client, handle);
-            self.shared.free_stakes(&lane);
+            self.parts.slices.freed_groups(client, handle);
+            self.parts.stakes.free_stakes(&lane);
         }
         drop(lane);
         Ok(self.executed(None))
@@ -445,8 +445,8 @@ impl Case<'_> {
 
     /// Whether the driver has no such client: by another's file it's told so of any.
     fn is_no_client(&self, client: u32) -> bool {
-        let release = &self.shared.release;
-        let own = self.shared.own_client();
+        let release = &self.parts.state.release;
+        let own = self.parts.driver.own_client();
         own.filter(|own| own.can_tell(release))
             .is_some_and(|own| own.presence(release, client, client) == Presence::NoClient)
     }

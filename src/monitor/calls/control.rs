@@ -9,8 +9,9 @@ use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::serve::{Case, Over};
 use crate::rm::control::debug::Access;
-use crate::rm::control::{Direction, Known, MAX_PARAMS_BYTES, Pieces, check, points_into};
-use crate::rm::control::{clients, processes};
+use crate::rm::control::{
+    Direction, Known, MAX_PARAMS_BYTES, Pieces, check, clients, points_into, processes,
+};
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_PERMISSIONS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT, NV_OK,
 };
@@ -31,7 +32,7 @@ impl Case<'_> {
         else {
             return Err(Reply::Errno(Errno::EINVAL as i32));
         };
-        let known = check(&self.shared.release, control, flags);
+        let known = check(&self.parts.state.release, control, flags);
         let known = known.map_err(|refusal| self.refused(&refusal, Some(layout)))?;
         if let Known::Pretended(_) = known {
             return Err(self.pretended(layout));
@@ -63,7 +64,7 @@ impl Case<'_> {
                 let place = (command, layout);
                 self.export_or_import(place, does, client, params)
             }
-            Known::Opaque if points_into(&self.scratch.params, &self.shared.own_ranges) => {
+            Known::Opaque if points_into(&self.scratch.params, &self.parts.state.own_ranges) => {
                 Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
             }
             // Those are dealt with by now.
@@ -165,7 +166,7 @@ impl Case<'_> {
         }
         let ours = self.books().processes.clone();
         let target = self.target()?;
-        let numbers = self.shared.pid_maps.of(target.tid, target.process, &ours);
+        let numbers = self.parts.callers.pid_maps.of(target.tid, target.process, &ours);
         self.still_waits()?;
         let scratch = &mut *self.scratch;
         scratch.list.reset(scratch.params.len());

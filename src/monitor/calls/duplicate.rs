@@ -59,11 +59,11 @@ impl Case<'_> {
         let (client, parent, handle) = (Client(object.client), Handle(object.parent), Handle(made));
         if is_known {
             let device = self.device.as_ref();
-            let stake =
-                device.and_then(|device| self.shared.stake_behind(device, source, (shown, gpu)));
+            let stake = device
+                .and_then(|device| self.parts.stakes.stake_behind(device, source, (shown, gpu)));
             let entry = Entry::Duplicate { source: named, client, parent, handle, shown };
             self.books().enter(entry);
-            self.shared.stake_name((client.0, made), stake);
+            self.parts.stakes.stake_name((client.0, made), stake);
         } else if self.rm()?.is_gpu_memory(object.client, made) {
             self.unmake(lane, object.client, object.parent, made);
             self.log("memory to be duplicated that was taken past the monitor");

@@ -13,7 +13,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::gate::settings::NodeKind;
-use crate::gate::wire::Notice;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
 use crate::monitor::caller::call_id::{Making, nth_handle};
 use crate::monitor::caller::listener::Reply;
@@ -51,14 +50,15 @@ impl Case<'_> {
         client: u32,
         params: u64,
     ) -> Result<Reply, Over> {
-        let Some(layout) = export::layout(&self.shared.release, does, self.scratch.params.len())
+        let Some(layout) =
+            export::layout(&self.parts.state.release, does, self.scratch.params.len())
         else {
             return Err(self.status_over(head, NV_ERR_INVALID_PARAM_STRUCT));
         };
         let descriptor = export::descriptor(layout, &self.scratch.params);
         let file = descriptor.and_then(|descriptor| {
             let file = self.target.as_ref()?.duplicate(descriptor).ok()?;
-            let file = Device::of(&self.shared.settings.nodes, file).ok()?;
+            let file = Device::of(&self.parts.state.settings.nodes, file).ok()?;
             (file.kind == NodeKind::Control).then_some(file)
         });
         let (Some(descriptor), Some(file)) = (descriptor, file) else {
@@ -109,8 +109,8 @@ impl Case<'_> {
         places: &Places,
         file: &Arc<Device>,
     ) -> Result<bool, Over> {
-        let (shared, head) = (self.shared, control.head);
-        let found = shared.exports.find(file, Some(shared.journal.next_hold()));
+        let (parts, head) = (self.parts, control.head);
+        let found = parts.exports.all.find(file, Some(parts.state.journal.next_hold()));
         let (exported, is_new) = found.map_err(|denied| self.denied(head, denied))?;
         // The worker before had come to tell of it.
         let mine = self.again && !self.slot.making().was_there;
@@ -128,16 +128,16 @@ impl Case<'_> {
                 self.export_to(control, places, &exported, is_new)
             }
         };
-        if is_new && !matches!(done, Ok(true)) && shared.clear(&exported, |_| true) {
-            shared.forget_export(exported.number);
+        if is_new && !matches!(done, Ok(true)) && parts.exports.clear(&exported, |_| true) {
+            parts.exports.forget_export(exported.number);
         }
-        shared.free_stakes(lane);
+        parts.stakes.free_stakes(lane);
         done
     }
 
     /// Whether anybody has exported to that file.
     fn is_in_use(&self, client: u32, file: &Device) -> bool {
-        let params = export::ask(&self.shared.release, file.descriptor());
+        let params = export::ask(&self.parts.state.release, file.descriptor());
         let Some(mut params) = params else { return false };
         let command = NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO;
         self.rm().is_ok_and(|rm| rm.control(client, client, command, &mut params).is_ok())
@@ -150,18 +150,17 @@ impl Case<'_> {
         exported: &Exported,
         is_new: bool,
     ) -> Result<bool, Over> {
-        let (shared, head, of) = (self.shared, control.head, Client(control.client));
+        let (parts, head, of) = (self.parts, control.head, Client(control.client));
         let process = self.target()?.process;
         self.books().shares(control.client, process);
         if is_new {
             // Before there is anything in it, so that no worker to come misses one.
-            let notice = Notice::Exported { number: exported.number };
-            if shared.keeper.tell_with(notice, Some(exported.file.as_fd())).is_err() {
+            if parts.exports.hand_to_keeper(exported).is_err() {
                 return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
             }
         }
         let of_the_host = self.of_the_host(control, places)?;
-        if !shared.clear(exported, |place| places.has(place)) {
+        if !parts.exports.clear(exported, |place| places.has(place)) {
             return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
         }
         let held = hold_all(&mut self.books(), (of, places), exported.number, &of_the_host);
@@ -175,13 +174,13 @@ impl Case<'_> {
         }
         let done = self.put_in(control, places, exported);
         if !matches!(done, Ok(true)) {
-            shared.release(exported.number, |place| places.has(place));
+            parts.exports.forget_places(exported.number, |place| places.has(place));
             return done;
         }
         if self.are_as_charged(of, places) && self.stake(of, places, exported) {
             return done;
         }
-        shared.clear(exported, |place| places.has(place));
+        parts.exports.clear(exported, |place| places.has(place));
         self.log("memory to be exported that was taken past the monitor");
         Err(self.status_over(head, NV_ERR_NOT_SUPPORTED))
     }
@@ -229,7 +228,7 @@ impl Case<'_> {
         drop(books);
         unknown.sort_unstable();
         unknown.dedup();
-        let release = &self.shared.release;
+        let release = &self.parts.state.release;
         let rm = self.rm()?;
         let is_not = |object: &&Handle| {
             let Some(mut params) = export::ask_where(release, object.0) else { return true };
@@ -260,7 +259,7 @@ impl Case<'_> {
             let memory = self.books().ledger.memory_of(of, Handle(object));
             let Some((gpu, _)) = memory.filter(|(_, bytes)| *bytes > 0) else { return true };
             let hold = Hold::Export { file: exported.number, index };
-            self.shared.stake_export(device, hold, (of.0, object), gpu)
+            self.parts.stakes.stake_export(device, hold, (of.0, object), gpu)
         })
     }
 
@@ -272,7 +271,7 @@ impl Case<'_> {
         file: &Arc<Device>,
     ) -> Result<(bool, Vec<Object>), Over> {
         let Control { command, head, layout, client, params, .. } = control;
-        let found = self.shared.exports.find(file, None);
+        let found = self.parts.exports.all.find(file, None);
         let (exported, _) = found.map_err(|denied| self.denied(head, denied))?;
         let parent = places.parent;
         let hold = |place: u32| Hold::Export { file: exported.number, index: place };
@@ -333,7 +332,7 @@ impl Case<'_> {
         let done_well = matches!(done, Ok(true));
         let stakes: Vec<(u32, Option<u32>)> = (places.first..)
             .take(if done_well { places.objects.len() } else { 0 })
-            .map(|place| (place, self.shared.stake_behind_export(hold(place), (shown, gpu))))
+            .map(|place| (place, self.parts.stakes.stake_behind_export(hold(place), (shown, gpu))))
             .collect();
         let mut made = Vec::new();
         let mut books = self.books();
@@ -358,7 +357,7 @@ impl Case<'_> {
         for (place, stake) in stakes {
             let at = (place - places.first) as usize;
             let object = objects.get(at).copied().unwrap_or_default();
-            self.shared.stake_name((client, object), stake);
+            self.parts.stakes.stake_name((client, object), stake);
         }
         export::set_objects(layout, &mut self.scratch.params, &objects);
         done.map(|done| (done, made))

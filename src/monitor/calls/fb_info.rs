@@ -67,13 +67,13 @@ impl Case<'_> {
         (address, size): (u64, u32),
     ) -> Result<Reply, Over> {
         let size = usize::try_from(size).unwrap_or(usize::MAX);
-        let params = fbinfo::layout(&self.shared.release, control, size);
+        let params = fbinfo::layout(&self.parts.state.release, control, size);
         let Some(params) = params else {
             let answer = Answer::Status(NV_ERR_INVALID_PARAM_STRUCT);
             return Err(self.answer(answer, Some(layout)));
         };
         self.read_params(address, size)?;
-        let list = fbinfo::list(&self.shared.release, control, &self.scratch.params);
+        let list = fbinfo::list(&self.parts.state.release, control, &self.scratch.params);
         let list = list.map_err(|refusal| self.refused(&refusal, Some(layout)))?;
         if let fbinfo::List::Elsewhere { address, entries } = list {
             self.scratch.list.reset_list(entries * fbinfo::ENTRY_BYTES);

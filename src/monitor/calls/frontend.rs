@@ -23,7 +23,7 @@ impl Case<'_> {
         request: u64,
         argument: u64,
     ) -> Result<ReadEscape, Unread> {
-        let release = &self.shared.release;
+        let release = &self.parts.state.release;
         let mut command = Command::of_ioctl(request);
         let mut address = argument;
         self.read_struct(address, command.size()).map_err(Unread::Memory)?;
@@ -79,7 +79,7 @@ impl Case<'_> {
     /// The log says once of each control and each class that it was refused, and of what isn't known
     /// what a report needs.
     fn log_once(&self, call: &Call) {
-        let Some(refusal) = policy::refusal(&self.shared.release, call) else { return };
+        let Some(refusal) = policy::refusal(&self.parts.state.release, call) else { return };
         let (news, size) = match *call {
             Call::Control { command, params_size, .. } => {
                 (News::Control(command), Some(params_size))
@@ -90,7 +90,7 @@ impl Case<'_> {
             }
             _ => return,
         };
-        if !self.shared.log_limit.allows_news(news) {
+        if !self.parts.state.log.limit.allows_news(news) {
             return;
         }
         let size = size.map_or_else(|| "no size".to_owned(), |size| format!("{size} bytes"));

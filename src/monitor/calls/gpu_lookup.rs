@@ -28,7 +28,7 @@ impl Case<'_> {
             return known;
         }
         if let Some(asked) = self.ask_what_is_there(client, handle) {
-            return self.shared.uuids.iter().position(|of| *of == asked.uuid);
+            return self.parts.state.uuids.iter().position(|of| *of == asked.uuid);
         }
         let lane = self.enter_lane();
         self.ask_for_gpu_of(&lane, client, handle)
@@ -49,13 +49,13 @@ impl Case<'_> {
     /// The GPU of a subdevice that was just made.
     pub(crate) fn made_of_gpu(&self, _: &OnLane<'_>, client: u32, handle: u32) -> Option<usize> {
         let uuid = self.rm().ok()?.uuid(client, handle).ok()?;
-        self.shared.uuids.iter().position(|of| *of == uuid)
+        self.parts.state.uuids.iter().position(|of| *of == uuid)
     }
 
     /// Asks the driver, whichever file that is through, and remembers what it says.
     fn ask_for_gpu_of(&self, lane: &OnLane<'_>, client: u32, handle: u32) -> Option<usize> {
         let asked = self.ask_for_gpu(lane, client, handle)?;
-        let gpu = self.shared.uuids.iter().position(|of| *of == asked.uuid)?;
+        let gpu = self.parts.state.uuids.iter().position(|of| *of == asked.uuid)?;
         let mut books = self.books();
         books.learn(client, handle, gpu);
         if asked.is_device && !books.ledger.contains(Client(client), Handle(handle)) {
@@ -72,7 +72,7 @@ impl Case<'_> {
         parent: u32,
         of: Option<usize>,
     ) -> Shown {
-        let Some(of) = of.filter(|_| self.shared.uuids.len() > 1) else { return Shown::Here };
+        let Some(of) = of.filter(|_| self.parts.state.uuids.len() > 1) else { return Shown::Here };
         let known = self.books().gpu(client, parent);
         let gpu = known.or_else(|| self.ask_for_gpu_of(lane, client, parent));
         match gpu.map(|gpu| (gpu, u16::try_from(gpu))) {

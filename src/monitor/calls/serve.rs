@@ -26,10 +26,10 @@ use crate::monitor::calls::read_escape::ReadEscape;
 use crate::monitor::calls::serve::retry::Retry;
 use crate::monitor::calls::serve::write_back::WriteBack;
 use crate::monitor::driver::device::Device;
+use crate::monitor::state::container_state::OpenBooks;
 use crate::monitor::state::journal_map::{Count, Slot};
-use crate::monitor::worker::OpenBooks;
-use crate::monitor::worker::Shared;
 use crate::monitor::worker::facts::Refused;
+use crate::monitor::worker::parts::Parts;
 use crate::rm::call::Object;
 use crate::rm::number::NV_OK;
 use crate::rm::{self, Answer, Command, Layout, Refusal, refuse};
@@ -40,7 +40,7 @@ const INTERRUPTED: Over = Reply::Errno(Errno::EINTR as i32);
 /// A call.
 #[derive(Debug)]
 pub(crate) struct Case<'a> {
-    pub(crate) shared: &'a Shared,
+    pub(crate) parts: &'a Parts,
     pub(crate) scratch: &'a mut Scratch,
     pub(crate) slot: Slot<'a>,
     pub(crate) listener: &'a Listener,
@@ -69,7 +69,7 @@ pub(crate) type Over = Reply;
 
 impl<'a> Case<'a> {
     pub(crate) fn new(
-        shared: &'a Shared,
+        parts: &'a Parts,
         scratch: &'a mut Scratch,
         slot: Slot<'a>,
         listener: &'a Listener,
@@ -78,7 +78,7 @@ impl<'a> Case<'a> {
     ) -> Self {
         scratch.begin();
         Case {
-            shared,
+            parts,
             scratch,
             slot,
             listener,
@@ -98,7 +98,7 @@ impl<'a> Case<'a> {
     }
 
     pub(crate) fn books(&self) -> OpenBooks<'a> {
-        self.shared.books()
+        self.parts.state.books()
     }
 
     /// The descriptor that it was made by.
@@ -143,7 +143,7 @@ impl<'a> Case<'a> {
                 Ok(call.refusal().map_or_else(|| self.passed(), Reply::Errno))
             }
             None => {
-                if self.shared.log_limit.allows() {
+                if self.parts.state.log.limit.allows() {
                     tracing::warn!(number = data.nr, "a system call that nobody asked for");
                 }
                 Err(Reply::Errno(Errno::ENOSYS as i32))
@@ -167,13 +167,13 @@ impl<'a> Case<'a> {
             None => was_done || reply == Reply::Done && self.is_ok(),
         };
         let object = self.slot.making();
-        let interruptible = self.shared.settings.interruptible;
+        let interruptible = self.parts.state.settings.interruptible;
         // An earlier call of the thread may have written there since.
         if !interruptible {
             self.writes.drop_unchanged(self.scratch);
         }
         // Before the caller goes on, who may ask for the figure.
-        self.shared.count(self.counted, self.came.elapsed());
+        self.parts.state.count(self.counted, self.came.elapsed());
         let writes = self.retry.kept.is_some() || !self.writes.is_empty();
         let mut taken = false;
         // What was made is to be found by the next worker if nobody takes it.
@@ -197,7 +197,7 @@ impl<'a> Case<'a> {
             self.slot.forget(self.notice.id);
         }
         if self.retry.is_queued {
-            self.shared.thread_order.leave(self.slot.number());
+            self.parts.callers.thread_order.leave(self.slot.number());
         }
         self.scratch.tidy();
     }
@@ -231,15 +231,15 @@ impl<'a> Case<'a> {
 
     /// Finds out which of the driver's files a descriptor is.
     pub(crate) fn open(&mut self, descriptor: i32) -> Result<(), Over> {
-        let duplicate = self.shared.targets.duplicate(self.tid(), descriptor);
+        let duplicate = self.parts.callers.targets.duplicate(self.tid(), descriptor);
         let (target, file) = duplicate.map_err(|errno| self.out_of_reach(errno))?;
         self.target = Some(target);
         self.leave_the_runtime_alone()?;
-        let device = Device::of(&self.shared.settings.nodes, file);
+        let device = Device::of(&self.parts.state.settings.nodes, file);
         // A terminal's, a disk's: not ours to make, and could be another by the time it
         // continues.
         let device = device.map_err(|_| Reply::Errno(Errno::ENOTTY as i32))?;
-        self.shared.opened(&device);
+        self.parts.processes.opened(&device);
         self.device = Some(device);
         self.see()
     }
@@ -270,7 +270,7 @@ impl<'a> Case<'a> {
         self.still_waits()?;
         if self.books().saw(process) {
             // Its death is to be waited for, whatever it calls.
-            self.shared.auditor.wake();
+            self.parts.audit.wake();
             return Ok(());
         }
         self.log("more processes than can be kept account of");
@@ -290,12 +290,12 @@ impl<'a> Case<'a> {
         // let go without a look at it, which would prove nothing.
         let mut escape = None;
         if traps::is_escape(rm::uvm::number(request)) {
-            let target = self.shared.targets.probable(self.tid());
+            let target = self.parts.callers.targets.probable(self.tid());
             self.target = Some(target.map_err(|errno| self.out_of_reach(errno))?);
             self.leave_the_runtime_alone()?;
             let read = self.read_escape(request, argument);
             if let Some(pass) = read.as_ref().ok().and_then(ReadEscape::passes) {
-                let target = self.shared.targets.get(self.tid());
+                let target = self.parts.callers.targets.get(self.tid());
                 self.target = Some(target.map_err(|errno| self.out_of_reach(errno))?);
                 self.leave_the_runtime_alone()?;
                 self.see()?;
@@ -323,7 +323,7 @@ impl<'a> Case<'a> {
             return Ok(());
         }
         let command = Command::of_ioctl(request);
-        match rm::decode(&self.shared.release, command, &vec![0; command.size()]) {
+        match rm::decode(&self.parts.state.release, command, &vec![0; command.size()]) {
             Err(refusal) => Err(self.refused(&refusal, None)),
             Ok(_) => Err(self.answer(Answer::Errno(refuse::EINVAL), None)),
         }
@@ -378,7 +378,7 @@ impl<'a> Case<'a> {
     /// The driver is to be asked soon.
     fn schedule(&self) {
         if self.books().schedule(Instant::now()) {
-            self.shared.auditor.wake();
+            self.parts.audit.wake();
         }
     }
 
@@ -405,7 +405,7 @@ impl<'a> Case<'a> {
     /// The event of that.
     pub(crate) fn tell_over_quota(&self, (gpu, asked_bytes): (usize, u64), usage: Usage) {
         let process = self.target.as_ref().map(|target| target.process);
-        self.shared.refused_allocation(Refused { process, gpu, asked_bytes, usage });
+        self.parts.state.log.refused_allocation(Refused { process, gpu, asked_bytes, usage });
     }
 
     /// Refused, as the driver would.
@@ -443,7 +443,7 @@ impl<'a> Case<'a> {
     }
 
     pub(crate) fn log(&self, what: &str) {
-        if self.shared.log_limit.allows() {
+        if self.parts.state.log.limit.allows() {
             self.write_log(what);
         }
     }
@@ -451,6 +451,6 @@ impl<'a> Case<'a> {
     /// To whoever was allowed a line.
     pub(crate) fn write_log(&self, what: &str) {
         let pid = self.target.as_ref().map_or(self.tid(), |target| target.pid);
-        tracing::info!(container = %self.shared.settings.short_id, pid, "refused: {what}");
+        tracing::info!(container = %self.parts.state.settings.short_id, pid, "refused: {what}");
     }
 }

@@ -4,24 +4,23 @@
 //! what calls make: without them no call is answered but the first, which waits for one thread alone.
 
 use std::io;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use nix::libc::seccomp_notif;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::Pid;
-
-use crate::monitor::caller::leader::Turn;
-use crate::monitor::caller::listener::Listener;
+use crate::monitor::caller::leader::{Leader, Turn};
+use crate::monitor::caller::listeners::Listeners;
 use crate::monitor::caller::recv_wait;
 use crate::monitor::caller::scratch::Scratch;
+use crate::monitor::calls::lane::OnLane;
+use crate::monitor::calls::left_calls::{is_haunted, is_left, move_in};
 use crate::monitor::calls::serve::Case;
-use crate::monitor::state::journal::SLOTS;
+use crate::monitor::state::journal::{SLOTS, Stage};
 use crate::monitor::state::journal_map::Slot;
-use crate::monitor::worker::Shared;
+use crate::monitor::thread::spawn;
 use crate::monitor::worker::call_threads::CallThreads;
 use crate::monitor::worker::log_limit::News;
+use crate::monitor::worker::parts::Parts;
 
 /// How long a listener that has nothing, or nobody, is left alone.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -30,24 +29,63 @@ const PAUSE: Duration = Duration::from_micros(50);
 const LEAST: usize = 3;
 
 /// A thread's name, and what it does.
-type Named = (&'static str, fn(&'static Shared));
+type Named = (&'static str, fn(&Parts));
 
 /// The threads that look after what calls make.
 const LOOK_AFTER_CALLS: [Named; 3] = [
-    ("mappings", Shared::audit_mappings_forever),
-    ("shares", Shared::share_forever),
-    ("shares heard", Shared::hear_of_shares_forever),
+    ("mappings", |parts| parts.mappings.audit_mappings_forever()),
+    ("shares", |parts| parts.turns.share_forever()),
+    ("shares heard", |parts| parts.slices.hear_of_shares_forever()),
 ];
 
-impl Shared {
+/// The threads that answer calls, and those that look after what calls make.
+#[derive(Debug)]
+pub(crate) struct CallService {
+    parts: Arc<Parts>,
+    listeners: Arc<Listeners>,
+    leader: Leader,
+    threads: Mutex<CallThreads>,
+    /// Done once those of them are there that look after what calls make.
+    are_looked_after: Once,
+    draining: AtomicBool,
+}
+
+impl CallService {
+    pub(crate) fn new(parts: Arc<Parts>, listeners: Arc<Listeners>) -> Self {
+        CallService {
+            parts,
+            listeners,
+            leader: Leader::default(),
+            threads: Mutex::default(),
+            are_looked_after: Once::new(),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// Nothing more is received.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.listeners.wake();
+    }
+
+    /// Whether it drains, and calls aren't answered yet.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire) && self.has_calls()
+    }
+
     /// Whether the container has called, this worker or one before.
     pub(crate) fn was_called(&self) -> bool {
-        let mut slots = (0..SLOTS).map(|number| self.journal.slot(number));
-        self.journal.calls().received() > 0 || slots.any(Self::has_anything)
+        let mut slots = (0..SLOTS).map(|number| self.parts.state.journal.slot(number));
+        self.parts.state.journal.calls().received() > 0 || slots.any(Self::has_anything)
+    }
+
+    /// Whether any thread answers calls.
+    pub(crate) fn has_threads(&self) -> bool {
+        self.leader.threads() > 0
     }
 
     fn lock_call_threads(&self) -> MutexGuard<'_, CallThreads> {
-        self.call_threads.lock().unwrap_or_else(PoisonError::into_inner)
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the threads are there that calls need.
@@ -57,7 +95,7 @@ impl Shared {
 
     /// The container calls for the first time. The thread that answers that call starts the others when it
     /// has: the call waits for none but that one.
-    pub(crate) fn start_the_first(&'static self) {
+    pub(crate) fn start_the_first(self: &Arc<Self>) {
         let mut threads = self.lock_call_threads();
         *threads = CallThreads::Lacking(0);
         // Where it can't be started, it is with the others.
@@ -66,7 +104,7 @@ impl Shared {
 
     /// Starts the threads that calls need and that aren't there yet. Calls wait for those that can't be
     /// started.
-    pub(crate) fn start_lacking(&'static self) {
+    pub(crate) fn start_lacking(self: &Arc<Self>) {
         let mut threads = self.lock_call_threads();
         let started = match *threads {
             CallThreads::Unneeded => 0,
@@ -75,11 +113,12 @@ impl Shared {
         };
         if started == 0 {
             // A group gets its slice in the call that schedules it, which isn't the first.
-            self.read_shares();
+            self.parts.slices.read_shares();
         }
         for (at, (name, work)) in LOOK_AFTER_CALLS.into_iter().enumerate().skip(started) {
             *threads = CallThreads::Lacking(at);
-            if let Err(error) = self.spawn(name, move || work(self)) {
+            let parts = Arc::clone(&self.parts);
+            if let Err(error) = spawn(name, move || work(&parts)) {
                 return self.tell_of_no_thread(&error);
             }
         }
@@ -92,19 +131,19 @@ impl Shared {
     }
 
     fn tell_of_no_thread(&self, error: &io::Error) {
-        if self.log_limit.allows_news(News::NoThread) {
-            let container = self.settings.short_id.as_str();
+        if self.parts.state.log.limit.allows_news(News::NoThread) {
+            let container = self.parts.state.settings.short_id.as_str();
             tracing::warn!(container, %error, "driver calls wait: a thread for them can't be started");
         }
     }
 
     /// A thread for each call that a worker before had received, and some more: one at least
     /// that the driver can't keep from leading.
-    fn start_threads(&'static self) -> io::Result<()> {
-        let slot = |number| self.journal.slot(number);
+    fn start_threads(self: &Arc<Self>) -> io::Result<()> {
+        let slot = |number| self.parts.state.journal.slot(number);
         // Slots are numbered as threads are.
         let last = (0..SLOTS).rev().find(|number| Self::has_anything(slot(*number)));
-        let free = (0..SLOTS).find(|number| !Self::is_left(slot(*number)));
+        let free = (0..SLOTS).find(|number| !is_left(slot(*number)));
         let count = last.max(free).map_or(0, |number| number + 1);
         while self.leader.threads() < count.max(LEAST) {
             self.start_thread()?;
@@ -112,18 +151,21 @@ impl Shared {
         Ok(())
     }
 
-    fn start_thread(&'static self) -> io::Result<()> {
-        self.leader.enlist(SLOTS, |number| self.spawn("calls", move || self.work(number)))
+    fn start_thread(self: &Arc<Self>) -> io::Result<()> {
+        self.leader.enlist(SLOTS, |number| {
+            let service = Arc::clone(self);
+            spawn("calls", move || service.work(number))
+        })
     }
 
     /// Whether a worker before has left a call in the slot, or its thread.
     fn has_anything(slot: Slot<'_>) -> bool {
-        slot.notice().id != 0 || Self::is_haunted(slot)
+        slot.notice().id != 0 || is_haunted(slot)
     }
 
-    fn work(&'static self, number: usize) {
-        let slot = self.journal.slot(number);
-        Self::move_in(slot);
+    fn work(self: &Arc<Self>, number: usize) {
+        let slot = self.parts.state.journal.slot(number);
+        move_in(slot);
         let mut scratch = Scratch::default();
         self.recover(slot, &mut scratch);
         loop {
@@ -137,27 +179,29 @@ impl Shared {
     }
 
     /// Waits for calls and answers them, as long as this thread leads.
-    fn answer_calls(&'static self, slot: Slot<'_>, scratch: &mut Scratch) {
+    fn answer_calls(self: &Arc<Self>, slot: Slot<'_>, scratch: &mut Scratch) {
         let thread = recv_wait::this_thread();
-        let mut known = self.waiting.changes();
-        let mut listeners = self.listeners();
+        let mut known = self.listeners.changes();
+        let mut listeners = self.listeners.all();
         loop {
             if self.draining.load(Ordering::Acquire) {
                 // Others may still be busy; nothing is received any more.
                 std::thread::park();
                 continue;
             }
-            let Some((listener, notice)) = self.receive(slot, (thread, known), &listeners) else {
-                if known == self.waiting.changes() {
+            let Some((listener, notice)) =
+                self.listeners.receive(slot, (thread, known), &listeners)
+            else {
+                if known == self.listeners.changes() {
                     // The caller is gone, or all are, which the first thread sees too.
                     std::thread::sleep(PAUSE);
                 }
-                known = self.waiting.changes();
-                listeners = self.listeners();
+                known = self.listeners.changes();
+                listeners = self.listeners.all();
                 continue;
             };
             let call = self.leader.begin();
-            Case::new(self, scratch, slot, listener, notice, false).serve();
+            Case::new(&self.parts, scratch, slot, listener, notice, false).serve();
             let leads = self.leader.end(call);
             if !self.are_looked_after.is_completed() {
                 // Who was answered goes on first: it may wait for this processor.
@@ -171,27 +215,61 @@ impl Shared {
         }
     }
 
-    /// Waits for a call, or for a change after those that are known.
-    fn receive<'a>(
-        &self,
-        slot: Slot<'_>,
-        (thread, known): (Pid, u64),
-        listeners: &'a [Arc<Listener>],
-    ) -> Option<(&'a Listener, seccomp_notif)> {
-        self.waiting.wait(thread, known, || {
-            if let [one] = listeners {
-                return one.receive(slot).map(|notice| (&**one, notice));
+    /// What is left to be undone comes before all that its threads ask for by now.
+    pub(crate) fn queue_what_is_left(&self) {
+        for slot in (0..SLOTS).map(|slot| self.parts.state.journal.slot(slot)) {
+            let executing = slot.notice().id != 0 && slot.stage() == Stage::Executing;
+            if let Some(thread) = slot.thread().filter(|_| executing) {
+                self.parts.callers.thread_order.queue(slot.number(), thread);
             }
-            let asked = listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::POLLIN));
-            let mut asked: Vec<PollFd<'_>> = asked.collect();
-            poll(&mut asked, PollTimeout::NONE).ok()?;
-            let has = |of: &PollFd<'_>| of.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
-            // From one on that is the next each time: those before could have calls for ever.
-            let first = self.first.fetch_add(1, Ordering::Relaxed) % listeners.len().max(1);
-            let all = listeners.iter().zip(&asked);
-            let all = all.clone().skip(first).chain(all.take(first));
-            let ready = all.filter(|(_, asked)| has(asked));
-            ready.into_iter().find_map(|(of, _)| of.receive(slot).map(|notice| (&**of, notice)))
+        }
+    }
+
+    /// Finishes what is left in a slot, whose call may be on the lane already.
+    pub(crate) fn recover(&self, slot: Slot<'_>, scratch: &mut Scratch) {
+        let lane = self.parts.lane.take_over(slot);
+        let was_on_lane = lane.is_some();
+        self.finish_call(slot, lane, scratch);
+        self.parts.callers.thread_order.leave(slot.number());
+        if was_on_lane {
+            self.parts.state.books().disinherit();
+        }
+    }
+
+    fn finish_call(&self, slot: Slot<'_>, lane: Option<OnLane<'_>>, scratch: &mut Scratch) {
+        let notice = slot.notice();
+        let Some(listener) = self.listeners.get(slot.listener()) else { return };
+        if notice.id == 0 {
+            return;
+        }
+        let waits = listener.is_valid(notice.id);
+        match slot.stage() {
+            Stage::Decided => {
+                let _ = listener.send(notice.id, slot.decision());
+            }
+            stage @ (Stage::Received | Stage::Executing) if waits => {
+                let again = stage == Stage::Executing;
+                let mut case = Case::new(&self.parts, scratch, slot, &listener, notice, again);
+                case.lane = lane;
+                case.serve();
+            }
+            // Interrupted or dead, and maybe it was made: if the thread is there, it's undone.
+            Stage::Executing => {
+                let lane = lane.unwrap_or_else(|| self.parts.lane.enter(slot));
+                self.parts.callers.undo_unknown(&lane, slot);
+            }
+            Stage::Received => {}
+        }
+        slot.clear(0);
+    }
+
+    fn has_calls(&self) -> bool {
+        (0..SLOTS).map(|slot| self.parts.state.journal.slot(slot)).any(|slot| {
+            let open = slot.notice().id != 0 && slot.stage() != Stage::Decided;
+            open && self
+                .listeners
+                .get(slot.listener())
+                .is_some_and(|of| of.is_valid(slot.notice().id))
         })
     }
 }

@@ -52,7 +52,7 @@ const NO_GPU: u16 = u16::MAX;
 
 impl<'a> Case<'a> {
     pub(crate) fn uvm(&mut self, request: u64, argument: u64) -> Result<Reply, Over> {
-        let release = &self.shared.release;
+        let release = &self.parts.state.release;
         let number = uvm::number(request);
         let size = uvm::params_size(release, number);
         let size = size.map_err(|refusal| self.refused(&refusal, None))?;
@@ -126,19 +126,20 @@ impl<'a> Case<'a> {
     fn control_file(&self, descriptor: i32) -> Result<Option<Device>, Over> {
         let file = self.target()?.duplicate(descriptor);
         let file = file.map_err(|errno| Reply::Errno(errno as i32))?;
-        let device = Device::of(&self.shared.settings.nodes, file).ok();
+        let device = Device::of(&self.parts.state.settings.nodes, file).ok();
         self.still_waits()?;
         Ok(device.filter(|device| device.kind == NodeKind::Control))
     }
 
     pub(crate) fn ask(&mut self, number: u32) -> Result<(), Over> {
         let Some(device) = &self.device else { return Err(Reply::Errno(Errno::EBADF as i32)) };
-        let asked = device.call_uvm(&self.shared.release, number, &mut self.scratch.bytes);
+        let asked = device.call_uvm(&self.parts.state.release, number, &mut self.scratch.bytes);
         asked.map_err(|errno| Reply::Errno(errno as i32))?;
-        if self.scratch.bytes.was_exceeded() && self.shared.log_limit.allows_news(News::Uvm(number))
+        if self.scratch.bytes.was_exceeded()
+            && self.parts.state.log.limit.allows_news(News::Uvm(number))
         {
-            let driver = self.shared.release.version();
-            let container = self.shared.settings.short_id.as_str();
+            let driver = self.parts.state.release.version();
+            let container = self.parts.state.settings.short_id.as_str();
             tracing::warn!(container, number, %driver, "UVM's struct is larger than the one known");
         }
         Ok(())
@@ -161,16 +162,16 @@ impl<'a> Case<'a> {
         if !self.is_initialized(layout)? {
             return Err(self.answer(Answer::Status(NV_ERR_ILLEGAL_ACTION), Some(layout)));
         }
-        let is_alone = self.shared.has_flags(self.device()?, ALONE);
+        let is_alone = self.parts.uvm.has_flags(self.device()?, ALONE);
         if !is_alone {
             self.judge_flags(layout)?;
-        } else if !self.shared.may_have_gpu(file) {
+        } else if !self.parts.uvm.may_have_gpu(file) {
             return Err(self.orphaned(layout));
         }
         let number_of = control.map_or(-1, Device::descriptor);
         self.patch(layout, Meaning::Descriptor, u64::from(number_of.cast_unsigned()));
         // The GPU's node must be open in the process that asks (`osIsGpuAccessible`, nv_gpu_ops.c).
-        let own = self.shared.own_client();
+        let own = self.parts.driver.own_client();
         let asked = self.ask(number);
         drop(own);
         self.patch(layout, Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
@@ -180,9 +181,9 @@ impl<'a> Case<'a> {
             self.patch(layout, Meaning::Status, NV_OK.into());
         }
         // What was no memory of a GPU's may become such.
-        self.shared.address_spaces.look_at_all();
-        if is_alone && self.uvm_status(layout) == NV_OK && self.shared.is_orphaned(file) {
-            self.shared.unregister_gpus(self.device()?);
+        self.parts.mappings.spaces.look_at_all();
+        if is_alone && self.uvm_status(layout) == NV_OK && self.parts.uvm.is_orphaned(file) {
+            self.parts.uvm.unregister_gpus(self.device()?);
             return Err(self.orphaned(layout));
         }
         Ok(self.executed(None))
@@ -195,15 +196,15 @@ impl<'a> Case<'a> {
 
     /// Whether a file may have a GPU that isn't of one memory without HMM.
     fn judge_flags(&mut self, layout: &'static Layout) -> Result<(), Over> {
-        let is_shared = self.shared.has_flags(self.device()?, SHARED);
-        if is_shared && self.shared.settings.managed == Managed::Refuse {
+        let is_shared = self.parts.uvm.has_flags(self.device()?, SHARED);
+        if is_shared && self.parts.state.settings.managed == Managed::Refuse {
             return Ok(());
         }
         if is_shared {
             self.log("a file of nvidia-uvm for several processes, where managed memory is charged");
         } else {
             self.log("nvidia-uvm was initialized with HMM all the same");
-            self.shared.kill(self.target()?.process, Event::killed_past_the_monitor());
+            self.parts.processes.kill(self.target()?.process, Event::killed_past_the_monitor());
         }
         Err(self.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
     }
@@ -218,7 +219,7 @@ impl<'a> Case<'a> {
         self.on_lane_with_file(layout, |case, lane, UvmFile { number: file, .. }| {
             let file = *file;
             let space = Space::File(file);
-            let room = case.shared.has_room_for_range();
+            let room = case.parts.uvm.has_room_for_range();
             if !room || !case.books().has_room_for(space, range.base, range.length) {
                 case.log("more ranges than can be kept account of");
                 return Err(
@@ -227,7 +228,7 @@ impl<'a> Case<'a> {
             }
             let known = case.books().range(space, range.base);
             let known = known == Some((range.base, range.length));
-            let ranges = Ranges::of(case.shared, case.device()?);
+            let ranges = Ranges::of(&case.parts.state.release, case.device()?);
             if case.again && !known && ranges.is_external(range.base) == Some(false) {
                 // The worker before may have made it: once more from the start.
                 ranges.free(range);
@@ -248,7 +249,9 @@ impl<'a> Case<'a> {
         let Ok(device) = self.device() else { return };
         let known = self.books().ranges_of(Space::File(file));
         for (base, length) in known {
-            if Ranges::of(self.shared, device).is_whole(Range { base, length }) == Some(false) {
+            if Ranges::of(&self.parts.state.release, device).is_whole(Range { base, length })
+                == Some(false)
+            {
                 self.books().withdraw(Space::File(file), base);
             }
         }
@@ -304,7 +307,7 @@ impl<'a> Case<'a> {
     /// The call's file, kept from now on.
     pub(crate) fn kept(&mut self, layout: &'static Layout) -> Result<Arc<UvmFile>, Over> {
         let seen = (self.target()?.tid.cast_unsigned(), self.descriptor());
-        if let Some(file) = self.shared.keep_mapped(self.device()?, seen) {
+        if let Some(file) = self.parts.uvm.keep_mapped(self.device()?, seen) {
             return Ok(file);
         }
         self.log("more files of nvidia-uvm than can be kept account of");
@@ -358,7 +361,7 @@ impl<'a> Case<'a> {
             }
         }
         drop(books);
-        self.shared.free_stakes(lane);
+        self.parts.stakes.free_stakes(lane);
         self.patch(layout, Meaning::Status, status?.into());
         Ok(self.executed(None))
     }
@@ -372,10 +375,10 @@ impl<'a> Case<'a> {
         (memory, control): (Source, &Device),
         charge: Option<u64>,
     ) -> Result<u32, Over> {
-        let Some(own) = self.shared.kept_client() else {
+        let Some(own) = self.parts.driver.kept_client() else {
             return Ok(NV_ERR_INVALID_ARGUMENT);
         };
-        let theirs = Rm { release: &self.shared.release, device: control };
+        let theirs = Rm { release: &self.parts.state.release, device: control };
         let object = (Client(memory.client), Handle(memory.handle));
         let gpu = self.books().ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
         let duplicate = match own.borrow(&theirs, (memory.client, memory.handle), gpu) {
@@ -383,7 +386,7 @@ impl<'a> Case<'a> {
             Err(Failure::Status(status)) => return Ok(status),
             Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
         };
-        let ours = Rm { release: &self.shared.release, device: &own.control };
+        let ours = Rm { release: &self.parts.state.release, device: &own.control };
         let weighs =
             self.books().ledger.bytes_of(object.0, object.1).is_some_and(|bytes| bytes > 0);
         // What weighs nothing, as memory of the host, is judged by what it is.
@@ -393,12 +396,12 @@ impl<'a> Case<'a> {
         if weighs && charged.is_none_or(is_more)
             || !weighs && ours.is_gpu_memory(own.client, duplicate)
         {
-            own.give_back(&self.shared.release, duplicate);
+            own.give_back(&self.parts.state.release, duplicate);
             self.log("memory to be mapped that was taken past the monitor");
             return Ok(NV_ERR_NOT_SUPPORTED);
         }
         let source = match charge.filter(|_| weighs) {
-            Some(charge) => self.shared.stake_mappings(&own, charge, duplicate),
+            Some(charge) => self.parts.stakes.stake_mappings(&own, charge, duplicate),
             None => Staked { handle: duplicate, stays: false },
         };
         let descriptor = u64::from(own.control.descriptor().cast_unsigned());
@@ -407,7 +410,7 @@ impl<'a> Case<'a> {
         self.patch(layout, Meaning::Handle, source.handle.into());
         let asked = self.ask(number);
         if !source.stays {
-            own.give_back(&self.shared.release, source.handle);
+            own.give_back(&self.parts.state.release, source.handle);
         }
         let descriptor = u64::from(memory.descriptor.cast_unsigned());
         self.patch(layout, Meaning::Descriptor, descriptor);
@@ -427,7 +430,7 @@ impl<'a> Case<'a> {
         enter: impl FnOnce(&Self, u32),
     ) -> Result<Reply, Over> {
         let lane = self.on_lane_for_uvm()?;
-        let file = self.shared.uvm_files.find(self.device()?);
+        let file = self.parts.uvm.files.find(self.device()?);
         file.iter().try_for_each(|file| self.not_condemned(file, layout))?;
         let known = file.map(|file| file.number);
         self.ask(number)?;
@@ -439,13 +442,13 @@ impl<'a> Case<'a> {
         if let Some(file) = known.filter(|_| is_done) {
             enter(self, file);
         }
-        self.shared.free_stakes(&lane);
+        self.parts.stakes.free_stakes(&lane);
         drop(lane);
         Ok(self.executed(None))
     }
 
     fn gpu_of(&self, uuid: [u8; 16]) -> Option<u16> {
-        let gpu = self.shared.uuids.iter().position(|of| *of == uuid)?;
+        let gpu = self.parts.state.uuids.iter().position(|of| *of == uuid)?;
         u16::try_from(gpu).ok()
     }
 
@@ -570,7 +573,7 @@ impl<'a> Case<'a> {
     }
 
     fn is_in_range(&self, address: u64) -> Option<bool> {
-        Ranges::of(self.shared, self.device().ok()?).is_external(address)
+        Ranges::of(&self.parts.state.release, self.device().ok()?).is_external(address)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -13,7 +13,7 @@ use crate::rm::number::NVA06F_CTRL_CMD_GPFIFO_SCHEDULE;
 pub(crate) struct OffChannels {
     pub(crate) is_started: AtomicBool,
     /// There is one once somebody takes turns.
-    changed: OnceLock<EventFd>,
+    changed: OnceLock<Arc<EventFd>>,
     /// Held while turns are taken; whether they are over, since the worker ends.
     pub(crate) over: Mutex<bool>,
     /// How often groups were scheduled, which enables their channels.
@@ -42,13 +42,13 @@ impl OffChannels {
     }
 
     /// What is readable when something has changed, from now on.
-    pub(crate) fn hear_of_changes(&self) -> std::io::Result<&EventFd> {
+    pub(crate) fn hear_of_changes(&self) -> std::io::Result<Arc<EventFd>> {
         if let Some(changed) = self.changed.get() {
-            return Ok(changed);
+            return Ok(Arc::clone(changed));
         }
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let changed = EventFd::from_flags(flags)?;
-        Ok(self.changed.get_or_init(|| changed))
+        let changed = Arc::new(EventFd::from_flags(flags)?);
+        Ok(Arc::clone(self.changed.get_or_init(|| changed)))
     }
 
     /// Turns, channels or processes have come or gone.
@@ -87,4 +87,15 @@ pub(crate) type Name = (u32, u32);
 pub(crate) fn schedules_a_channel(control: u32) -> bool {
     const ANY_GENERATION: u32 = 0xff << 24;
     control | ANY_GENERATION == NVA06F_CTRL_CMD_GPFIFO_SCHEDULE | ANY_GENERATION
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_of_each_generation_is_scheduled_by_the_same_control() {
+        assert!([0xa06f_0103, 0xa16f_0103, 0xc36f_0103].into_iter().all(schedules_a_channel));
+        assert!(![0xa06c_0101, 0xc36f_0104, 0xa06f_0111].into_iter().any(schedules_a_channel));
+    }
 }

@@ -11,19 +11,21 @@ use crate::monitor::compute::off_channels::Name;
 use crate::monitor::compute::orphans::{
     KeeperIs, Orphan, Orphans, read_channels, ring, write_channels,
 };
-use crate::monitor::worker::Shared;
+use crate::monitor::compute::turns::Turns;
 
 /// How soon it's looked again who is there, where that could not be told, in microseconds.
 const RETRY_US: u64 = 1_000_000;
 
-impl Shared {
+impl Turns {
     /// Writes the channels that the container has on a GPU, where they are others than were told.
     pub(crate) fn tell_channels(&self, gpu: usize, channels: &[Name], last: &mut LastTurn) {
-        if self.settings.place.as_os_str().is_empty() || last.told.as_deref() == Some(channels) {
+        if self.state.settings.place.as_os_str().is_empty()
+            || last.told.as_deref() == Some(channels)
+        {
             return;
         }
-        let Some(of) = self.settings.gpus.get(gpu) else { return };
-        match write_channels(&self.settings.place, &of.uuid, channels) {
+        let Some(of) = self.state.settings.gpus.get(gpu) else { return };
+        match write_channels(&self.state.settings.place, &of.uuid, channels) {
             Ok(()) => last.told = Some(channels.to_vec()),
             Err(error) => tracing::debug!(%error, "channels can't be told to other monitors"),
         }
@@ -32,7 +34,7 @@ impl Shared {
     /// Takes the turns of those of a GPU whose monitors are gone; when to look again.
     pub(crate) fn take_turns_of_orphans(&self, gpu: usize, orphans: &mut Orphans) -> Option<u64> {
         let now = now_us();
-        let changed = self.shares.frame_if_not(gpu, orphans.turns.as_ref());
+        let changed = self.slices.shares.frame_if_not(gpu, orphans.turns.as_ref());
         if changed.is_some() || orphans.look_us.is_some_and(|look_us| look_us <= now) {
             if let Some(turns) = changed {
                 orphans.turns = turns;
@@ -79,9 +81,9 @@ impl Shared {
         let mut before = std::mem::take(&mut orphans.all);
         let no_spans = BTreeMap::new();
         let spans = orphans.turns.as_ref().map_or(&no_spans, |turns| &turns.spans);
-        let Some(of) = self.settings.gpus.get(gpu) else { return };
-        for (name, spans) in ring(&self.settings.short_id, spans) {
-            let place = Place::of(&self.settings.state_dir, name);
+        let Some(of) = self.state.settings.gpus.get(gpu) else { return };
+        for (name, spans) in ring(&self.state.settings.short_id, spans) {
+            let place = Place::of(&self.state.settings.state_dir, name);
             match KeeperIs::of(&place, &of.uuid) {
                 KeeperIs::Alive(keeper) => {
                     let pid = Pid::from_raw(keeper.pid);
@@ -111,7 +113,7 @@ impl Shared {
     }
 
     fn adopt(&self, gpu: usize, name: &str, place: &Place) -> Option<Orphan> {
-        match read_channels(place, &self.settings.gpus.get(gpu)?.uuid) {
+        match read_channels(place, &self.state.settings.gpus.get(gpu)?.uuid) {
             Ok(channels) => {
                 tracing::warn!(
                     gpu,

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use crate::gate::settings::{Node, NodeKind};
 use crate::monitor::caller::target::{process_id, with_files};
 use crate::monitor::compute::shares::set_slice;
+use crate::monitor::compute::slices::Slices;
 use crate::monitor::driver::device::{Device, Failure, Rm, kind_at};
 use crate::monitor::state::groups::DueSlice;
-use crate::monitor::worker::Shared;
 
 /// What is looked through of a process whose descriptor has become another: a program has one or two
 /// files of `nvidiactl`, and all its threads the same.
@@ -17,7 +17,7 @@ const MOST_THREADS: usize = 4;
 const MOST_DESCRIPTORS: usize = 4096;
 const MOST_FILES: usize = 16;
 
-impl Shared {
+impl Slices {
     /// Sets a slice through the descriptor that its group was made by or, where all are to be tried, another
     /// of the same process; `None` where none leads to its client.
     pub(crate) fn reach_and_set(&self, due: &DueSlice, all: bool) -> Option<Result<(), Failure>> {
@@ -28,9 +28,9 @@ impl Shared {
             if target.process != due.reach.process {
                 return None;
             }
-            let device = Device::of(&self.settings.nodes, file).ok()?;
+            let device = Device::of(&self.state.settings.nodes, file).ok()?;
             let is_control = device.kind == NodeKind::Control;
-            let rm = Rm { release: &self.release, device: &device };
+            let rm = Rm { release: &self.state.release, device: &device };
             is_control.then(|| set_slice(rm, due))
         };
         // Otherwise another file may have the number by now.
@@ -40,7 +40,7 @@ impl Shared {
         let mut last = None;
         let threads = if all { with_files(pid.cast_unsigned()) } else { Vec::new() };
         for tid in threads.into_iter().map(u32::cast_signed).take(MOST_THREADS) {
-            for descriptor in control_files(&self.settings.nodes, tid) {
+            for descriptor in control_files(&self.state.settings.nodes, tid) {
                 match through(tid, descriptor) {
                     Some(Ok(())) => return Some(Ok(())),
                     other => last = other.or(last),

@@ -8,23 +8,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::time::TimeSpec;
 
-use crate::monitor::calls::serve::{Case, Over};
 use crate::monitor::compute::last_turn::{LastTurn, Means, now_us};
-use crate::monitor::compute::off_channels::{Name, Off, schedules_a_channel};
+use crate::monitor::compute::off_channels::{Name, Off, OffChannels};
+use crate::monitor::compute::orphans::Orphans;
+use crate::monitor::compute::slices::Slices;
+use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::device::Failure;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
+use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::journal::Record;
-use crate::monitor::worker::Shared;
-use crate::rm::Layout;
+use crate::monitor::thread::spawn;
 use crate::rm::channel::MOST_CHANNELS;
-use crate::rm::number::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE;
 use crate::sched::{Span, cohort_turns, cohorts};
 
 /// How often a worker that ends tries to end turns, and how long it waits in between.
@@ -38,14 +39,20 @@ const ON_ITS_WAY: Duration = Duration::from_secs(1);
 /// How soon what the driver refused is tried again.
 const RETRY_US: u64 = 1_000_000;
 
+/// How soon a slice is tried again that could not be set for want of a file, in milliseconds; twice as
+/// long each time, up to the longest.
+const RETRY_MS: u16 = 1000;
+
+const LONGEST_RETRY_MS: u16 = 32_000;
+
 /// Which channels of a GPU run at times, and when.
 #[derive(Debug, Default)]
-struct Parts {
+struct Timetable {
     /// Each with a frame's length in microseconds, and its spans of that.
     parts: Vec<(u64, Vec<Span>, Vec<Name>)>,
 }
 
-impl Parts {
+impl Timetable {
     /// Those that are to be off at a time, as calls that are asked for then will have it; and when to look
     /// again.
     fn off(&self, means: Means, now_us: u64) -> (BTreeSet<Name>, Option<u64>) {
@@ -79,83 +86,59 @@ fn in_cohorts(
     busy.chunks(busy.len().div_ceil(cohorts).max(1)).enumerate().map(cohort).collect()
 }
 
-impl Case<'_> {
-    /// A control was made of an object, and done or refused: who is off the GPU may have been enabled by it.
-    /// Its program finds in its parameters what it has asked.
-    pub(crate) fn steered(
-        &mut self,
-        of: Name,
-        control: u32,
-        asked: Option<[u8; 3]>,
-        is_done: bool,
-    ) {
-        if control == NVA06C_CTRL_CMD_GPFIFO_SCHEDULE || schedules_a_channel(control) {
-            if is_done && schedules_a_channel(control) && !self.shared.books().knows_channel(of) {
-                self.enter_unseen_channel(of);
-            }
-            if let (Some(params), Some(asked)) = (self.scratch.params.first_chunk_mut(), asked) {
-                *params = asked;
-            }
-            self.shared.off_channels.was_scheduled();
-            // Its channels may be the first that take turns.
-            self.shared.shares.wake();
-        }
-    }
-
-    /// A group that is to be scheduled while it's off the GPU isn't enabled with it: it will be when its turn
-    /// comes. Who isn't known to take turns is enabled by nobody else.
-    pub(crate) fn schedules_group(&mut self, (client, group): Name) {
-        let channels = self.shared.books().channels.of_group(client, group);
-        self.schedules(&channels);
-    }
-
-    /// The same of a channel. One that nobody was seen to make is one outside a group.
-    pub(crate) fn schedules_channel(
-        &mut self,
-        channel: Name,
-        layout: &'static Layout,
-    ) -> Result<(), Over> {
-        let (is_seen, channels) = {
-            let books = self.shared.books();
-            (books.knows_channel(channel), books.channels.named(channel))
-        };
-        if !is_seen && let Some(gpu) = self.gpu_of_unseen(channel.0, channel.1) {
-            self.room_outside_groups(gpu, layout)?;
-        }
-        self.schedules(&channels);
-        Ok(())
-    }
-
-    fn schedules(&mut self, channels: &[(Name, usize)]) {
-        let is_off = |(name, gpu): &(Name, usize)| self.shared.off_channels.is_off(*gpu, *name);
-        // `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS` (ctrla06fgpfifo.h): bEnable, bSkipSubmit, bSkipEnable, of which
-        // the last two aren't taken together. Drivers before 575 don't have the third: there whoever is enabled
-        // goes off again.
-        let is_off = channels.iter().any(is_off);
-        if let [enable, skip_submit, skip_enable, ..] = &mut self.scratch.params[..]
-            && *enable != 0
-            && is_off
-        {
-            (*skip_submit, *skip_enable) = (0, 1);
-        }
-    }
+/// The container's turns on its GPUs, and those of containers whose monitors are gone.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    pub(crate) state: Arc<ContainerState>,
+    driver: Arc<DriverAccess>,
+    pub(crate) slices: Arc<Slices>,
+    pub(crate) off_channels: OffChannels,
+    /// By GPU: other containers, whose turns this monitor takes. Held while it does.
+    orphans: Mutex<Vec<Orphans>>,
 }
 
-impl Shared {
+impl Turns {
+    pub(crate) fn new(slices: Arc<Slices>) -> Self {
+        let (state, driver) = (Arc::clone(&slices.state), Arc::clone(&slices.driver));
+        let gpu_count = state.uuids.len();
+        let orphans = Mutex::new((0..gpu_count).map(|_| Orphans::default()).collect());
+        Turns { state, driver, slices, off_channels: OffChannels::new(gpu_count), orphans }
+    }
+
+    /// Sets slices when shares, groups or processes change.
+    pub(crate) fn share_forever(self: &Arc<Self>) {
+        let mut retry_ms = RETRY_MS;
+        let mut is_resumed = false;
+        loop {
+            self.slices.read_shares();
+            self.off_channels.wake();
+            is_resumed = is_resumed || self.end_turns_of_before();
+            let look_ms = self.slices.look_who_rests();
+            let is_whole = self.slices.set_slices() && is_resumed;
+            // How many groups there are may divide them into cohorts.
+            self.begin_turns();
+            let again_ms = (!is_whole).then_some(retry_ms);
+            retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
+            let patience = look_ms.into_iter().chain(again_ms).min();
+            self.slices.shares.changed.wait(patience.map(|ms| Duration::from_millis(ms.into())));
+        }
+    }
+
     /// Has somebody take turns, if there are any.
-    pub(crate) fn begin_turns(&'static self) {
-        let has_turns = |gpu| self.shares.has_frame(gpu) || !self.parts(gpu).0.parts.is_empty();
+    pub(crate) fn begin_turns(self: &Arc<Self>) {
+        let has_turns =
+            |gpu| self.slices.shares.has_frame(gpu) || !self.timetable(gpu).0.parts.is_empty();
         if self.off_channels.is_started.load(Ordering::Acquire) {
             return self.off_channels.wake();
         }
-        if !(0..self.uuids.len()).any(has_turns)
+        if !(0..self.state.uuids.len()).any(has_turns)
             || self.off_channels.is_started.swap(true, Ordering::AcqRel)
         {
             return;
         }
-        let started = self.off_channels.hear_of_changes();
-        let started = started
-            .and_then(|changed| self.spawn("turns", move || self.take_turns_forever(changed)));
+        let (turns, started) = (Arc::clone(self), self.off_channels.hear_of_changes());
+        let started =
+            started.and_then(|changed| spawn("turns", move || turns.take_turns_forever(&changed)));
         if let Err(error) = started {
             self.off_channels.is_started.store(false, Ordering::Release);
             tracing::warn!(%error, "turns on GPUs can't be taken: no thread");
@@ -165,8 +148,8 @@ impl Shared {
     /// Brings back what a worker before took off GPUs, and nobody is to take off now; whether that is done.
     pub(crate) fn end_turns_of_before(&self) -> bool {
         let mut is_whole = true;
-        for gpu in 0..self.uuids.len() {
-            let (parts, all) = self.parts(gpu);
+        for gpu in 0..self.state.uuids.len() {
+            let (parts, all) = self.timetable(gpu);
             if parts.parts.is_empty() {
                 is_whole &= self.set_own_channels(gpu, false, &all, &mut LastTurn::default());
             }
@@ -185,8 +168,8 @@ impl Shared {
             tries.find_map(|tried| tried.inspect_err(|_| std::thread::sleep(ENDING_WAIT)).ok());
         let Some(mut over) = over else { return };
         *over = true;
-        for gpu in 0..self.uuids.len() {
-            let (_, all) = self.parts(gpu);
+        for gpu in 0..self.state.uuids.len() {
+            let (_, all) = self.timetable(gpu);
             self.set_own_channels(gpu, false, &all, &mut LastTurn::default());
         }
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
@@ -196,7 +179,7 @@ impl Shared {
     }
 
     fn take_turns_forever(&self, changed: &EventFd) {
-        let mut all: Vec<LastTurn> = self.uuids.iter().map(|_| LastTurn::default()).collect();
+        let mut all: Vec<LastTurn> = self.state.uuids.iter().map(|_| LastTurn::default()).collect();
         loop {
             let over = self.off_channels.over.lock().unwrap_or_else(PoisonError::into_inner);
             if *over {
@@ -244,11 +227,11 @@ impl Shared {
 
     /// The channels of a GPU that run at times, and all that there are: in the container's turns, or, where
     /// it may run always and has more groups than can run at once, each cohort of these in its own.
-    fn parts(&self, gpu: usize) -> (Parts, Vec<Name>) {
-        let (turns, round) = (self.shares.turns(gpu), self.round_of_groups(gpu));
-        let resting = self.shares.resting(gpu);
+    fn timetable(&self, gpu: usize) -> (Timetable, Vec<Name>) {
+        let (turns, round) = (self.slices.shares.turns(gpu), self.slices.round_of_groups(gpu));
+        let resting = self.slices.shares.resting(gpu);
         let (channels, busy) = {
-            let books = self.books();
+            let books = self.state.books();
             let living = &books.processes;
             (books.channels.on(gpu, living), books.groups.busy(gpu, living, &resting))
         };
@@ -260,19 +243,19 @@ impl Shared {
             (None, None) => Vec::new(),
         };
         // Who can't be given its share has none.
-        let out_of_reach = round.map(|_| self.shares.out_of_reach(gpu)).unwrap_or_default();
+        let out_of_reach = round.map(|_| self.slices.shares.out_of_reach(gpu)).unwrap_or_default();
         let lost = channels.iter().filter(|(_, group)| out_of_reach.contains(group));
         let lost: Vec<Name> = lost.map(|(channel, _)| *channel).collect();
         if !lost.is_empty() {
             parts.push((1, Vec::new(), lost));
         }
-        (Parts { parts }, all)
+        (Timetable { parts }, all)
     }
 
     /// Has the container on a GPU or off it, as its turn is; when to look again.
     fn take_turn(&self, gpu: usize, last: &mut LastTurn) -> Option<u64> {
-        let (parts, all) = self.parts(gpu);
-        if self.shares.has_frame(gpu) {
+        let (parts, all) = self.timetable(gpu);
+        if self.slices.shares.has_frame(gpu) {
             self.tell_channels(gpu, &all, last);
         }
         let now = now_us();
@@ -314,10 +297,10 @@ impl Shared {
     ) -> bool {
         let done = self.set_channels(gpu, disable, channels, last);
         for (client, handle) in std::mem::take(&mut last.gone) {
-            self.books().write(Record::Ungroup { client, handle });
+            self.state.books().write(Record::Ungroup { client, handle });
         }
         if let Some(done) = done.filter(|_| !channels.is_empty()) {
-            self.tried_share(gpu, "FIFO_DISABLE_CHANNELS", done);
+            self.slices.tried_share(gpu, "FIFO_DISABLE_CHANNELS", done);
         }
         done.is_some_and(|done| done.is_ok())
     }
@@ -333,8 +316,8 @@ impl Shared {
         if channels.is_empty() {
             return Some(Ok(()));
         }
-        let own = self.own_client()?;
-        let set = |channels: &[Name]| own.set_channels(&self.release, gpu, disable, channels);
+        let own = self.driver.own_client()?;
+        let set = |channels: &[Name]| own.set_channels(&self.state.release, gpu, disable, channels);
         let asked = Instant::now();
         let mut refused = None;
         for some in channels.chunks(MOST_CHANNELS) {
@@ -360,13 +343,13 @@ impl Shared {
     ) -> Vec<Name> {
         let mut there = Vec::new();
         for channel in channels {
-            let presence = own.presence(&self.release, channel.0, channel.1);
+            let presence = own.presence(&self.state.release, channel.0, channel.1);
             if presence == Presence::There {
                 last.missing.remove(channel);
                 there.push(*channel);
                 continue;
             }
-            if !own.can_tell(&self.release) {
+            if !own.can_tell(&self.state.release) {
                 continue;
             }
             let since = last.missing.entry(*channel).or_insert_with(Instant::now);
@@ -384,18 +367,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_channel_of_each_generation_is_scheduled_by_the_same_control() {
-        assert!([0xa06f_0103, 0xa16f_0103, 0xc36f_0103].into_iter().all(schedules_a_channel));
-        assert!(![0xa06c_0101, 0xc36f_0104, 0xa06f_0111].into_iter().any(schedules_a_channel));
-    }
-
-    #[test]
     fn of_many_groups_a_cohort_at_a_time_is_on() {
         let channels: BTreeMap<Name, Name> =
             (0..20).map(|number| ((1, 100 + number), (1, number / 2))).collect();
         let busy: Vec<Name> = (0..9).map(|group| (1, group)).collect();
         assert!(in_cohorts(&channels, &busy, 1).is_empty());
-        let parts = Parts { parts: in_cohorts(&channels, &busy, 3) };
+        let parts = Timetable { parts: in_cohorts(&channels, &busy, 3) };
         let means = Means { off_us: 0, on_us: 0 };
         for (now_us, on) in [(50_000, 0..3), (150_000, 3..6), (250_000, 6..9), (350_000, 0..3)] {
             let (off, next) = parts.off(means, now_us);

@@ -2,56 +2,37 @@
 //! [`client_handover`](crate::monitor::driver::client_handover).
 
 use std::collections::BTreeSet;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use crate::gate::wire::Notice;
 use crate::ledger::{Before, Entry};
-use crate::monitor::driver::client_handover::{Stake, client_of, number};
+use crate::monitor::driver::client_handover::{Stake, client_of};
 use crate::monitor::driver::device::{Device, Rm};
-use crate::monitor::driver::monitor_client::MonitorClient;
-use crate::monitor::driver::monitor_client::{handle_of, known, of_client};
-use crate::monitor::worker::Shared;
+use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known, of_client};
+use crate::monitor::driver::stakes::Stakes;
+use crate::monitor::thread::spawn;
+
+/// How long the driver may be at one of the former worker's stakes, while calls and audits wait for ours
+/// in their places.
+const HERITAGE: Duration = Duration::from_secs(1);
 
 /// Stakes whose heirs are entered at once: who gives the rest up loses no more than are on their way.
 const AT_ONCE: usize = 64;
 
-impl Shared {
+impl Stakes {
     /// Those that workers before had: what the books have before anybody is answered.
     pub(crate) fn stakes_of_old(&self) -> Vec<Stake> {
-        self.books().stakes()
+        self.state.books().stakes()
     }
 
     /// A worker before had it.
     pub(crate) fn was_own(&self, number: u64, file: OwnedFd) {
         self.heritage.all().entry(client_of(number)).or_default().insert(number, file);
-    }
-
-    /// Our client of the driver, to make by it what outlives this worker: the keeper has its files from
-    /// then on.
-    pub(crate) fn kept_client(&self) -> Option<Arc<MonitorClient>> {
-        let own = self.own_client()?;
-        own.is_kept.call_once(|| self.bequeath(&own));
-        Some(own)
-    }
-
-    fn bequeath(&self, own: &MonitorClient) {
-        for (place, file) in own.files().enumerate() {
-            let notice = Notice::Exported { number: number(own.client, place) };
-            // Else it is told that the worker is gone in a moment.
-            let _ = self.keeper.tell_with(notice, Some(file));
-        }
-    }
-
-    /// We close it, and the keeper shall, where it has it.
-    pub(crate) fn disown(&self, own: &MonitorClient) {
-        if !own.is_kept.is_completed() {
-            return;
-        }
-        (0..own.files().count()).for_each(|place| {
-            let _ = self.keeper.tell(Notice::TakenBack { number: number(own.client, place) });
-        });
     }
 
     /// Puts stakes of ours in the places of those that workers before had, and ends their clients. Tells
@@ -69,7 +50,7 @@ impl Shared {
 
     /// The driver hangs: what it hasn't come to is given up.
     pub(crate) fn give_up_heritage(&self, stakes: &[Stake]) {
-        let mut books = self.books();
+        let mut books = self.state.books();
         self.heritage.is_given_up.store(true, Ordering::Release);
         let clients: BTreeSet<u32> = stakes.iter().map(Stake::client).collect();
         clients.into_iter().for_each(|client| books.loosen(client));
@@ -80,17 +61,18 @@ impl Shared {
         let control = files.get(&client).and_then(|files| files.values().next());
         let control = control.and_then(|control| control.try_clone().ok());
         drop(files);
-        let control = control.and_then(|control| Device::of(&self.settings.nodes, control).ok());
+        let control =
+            control.and_then(|control| Device::of(&self.state.settings.nodes, control).ok());
         let former = control.map(|control| MonitorClient::former(control, client));
         if let Some(former) = &former {
             stakes.chunks(AT_ONCE).for_each(|stakes| self.hand_over(former, stakes, goes_on));
         }
-        self.books().loosen(client);
+        self.state.books().loosen(client);
         if let Some(former) = former {
-            former.end(&self.release);
+            former.end(&self.state.release);
         }
         let (first, last) = of_client(client);
-        self.books().enter(Entry::LoseStakes { first, last });
+        self.state.books().enter(Entry::LoseStakes { first, last });
         let files = self.heritage.all().remove(&client).unwrap_or_default();
         for number in files.into_keys() {
             let _ = self.keeper.tell(Notice::TakenBack { number });
@@ -105,7 +87,7 @@ impl Shared {
             heir
         };
         let heirs: Vec<_> = stakes.iter().map(heir).collect();
-        let mut books = self.books();
+        let mut books = self.state.books();
         let is_given_up = self.heritage.is_given_up();
         let mut needless = Vec::new();
         for (stake, (own, heir)) in
@@ -119,7 +101,7 @@ impl Shared {
         }
         drop(books);
         for (own, heir) in needless {
-            own.give_back(&self.release, heir);
+            own.give_back(&self.state.release, heir);
         }
     }
 
@@ -129,9 +111,32 @@ impl Shared {
         if matches!(stake.before, Before::Nothing { .. }) || self.heritage.is_given_up() {
             return None;
         }
-        let rm = Rm { release: &self.release, device: &former.control };
-        let own = self.kept_client()?;
+        let rm = Rm { release: &self.state.release, device: &former.control };
+        let own = self.driver.kept_client()?;
         let heir = own.borrow(&rm, (former.client, handle), Some(stake.gpu)).ok()?;
         Some((own, heir))
+    }
+
+    /// Sees to the stakes of workers before, while nobody calls and nobody is audited: they are in the
+    /// figures of nobody who is asked for. By a thread that the driver may keep.
+    pub(crate) fn take_over(self: &Arc<Self>) -> io::Result<()> {
+        let stakes = Arc::new(self.stakes_of_old());
+        if stakes.is_empty() && self.heritage.is_empty() {
+            return Ok(());
+        }
+        let (heir, inherits) = std::sync::mpsc::channel::<()>();
+        let (heirs, all) = (Arc::clone(self), Arc::clone(&stakes));
+        spawn("heritage", move || heirs.inherit(&all, || _ = heir.send(())))?;
+        loop {
+            match inherits.recv_timeout(HERITAGE) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!("the driver hangs over what a worker before had");
+                    self.give_up_heritage(&stakes);
+                    return Ok(());
+                }
+            }
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The driver, asked by the monitor: calls on duplicates, and by a client of its own.
 
+pub(crate) mod access;
 pub(crate) mod buffer;
 pub(crate) mod client_handover;
 pub(crate) mod device;

@@ -1,11 +1,17 @@
 //! Stakes, as the driver has them: [`crate::ledger::Before`] tells what they are for.
 
+use std::sync::Arc;
+
 use crate::ledger::{Before, Client, Entry, Handle, Hold, Shown};
-use crate::monitor::calls::lane::OnLane;
+use crate::monitor::audit::deaths::Deaths;
+use crate::monitor::calls::lane::{Lane, OnLane};
+use crate::monitor::driver::access::DriverAccess;
+use crate::monitor::driver::client_handover::Heritage;
 use crate::monitor::driver::device::{Device, Rm};
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known};
 use crate::monitor::state::books::Books;
-use crate::monitor::worker::Shared;
+use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::worker::keeper_socket::KeeperSocket;
 
 /// What a mapping is made from.
 #[derive(Debug, Clone, Copy)]
@@ -27,13 +33,35 @@ impl Books {
     }
 }
 
-impl Shared {
+/// Our stakes, and those of workers before.
+#[derive(Debug)]
+pub(crate) struct Stakes {
+    pub(crate) state: Arc<ContainerState>,
+    pub(crate) driver: Arc<DriverAccess>,
+    pub(crate) keeper: Arc<KeeperSocket>,
+    lane: Arc<Lane>,
+    /// Who looks what the driver has.
+    deaths: Arc<Deaths>,
+    pub(crate) heritage: Heritage,
+}
+
+impl Stakes {
+    pub(crate) fn new(
+        driver: Arc<DriverAccess>,
+        state: Arc<ContainerState>,
+        keeper: Arc<KeeperSocket>,
+        lane: Arc<Lane>,
+        deaths: Arc<Deaths>,
+    ) -> Self {
+        Stakes { state, driver, keeper, lane, deaths, heritage: Heritage::default() }
+    }
+
     /// What memory is to be mapped from: a duplicate of ours that stands before all of its mappings,
     /// or for want of one, as the memory is gone, `fresh`, which was just made. That is given back
     /// where it isn't needed.
     pub(crate) fn stake_mappings(&self, own: &MonitorClient, charge: u64, fresh: u32) -> Source {
         let before = Before::Mappings { charge };
-        let mut books = self.books();
+        let mut books = self.state.books();
         if books.stake(before, known(own, fresh)) {
             return Source { handle: fresh, stays: true };
         }
@@ -43,7 +71,7 @@ impl Shared {
             return Source { handle: fresh, stays: false };
         };
         drop(books);
-        own.give_back(&self.release, fresh);
+        own.give_back(&self.state.release, fresh);
         Source { handle, stays: true }
     }
 
@@ -55,15 +83,15 @@ impl Shared {
         object: (u32, u32),
         gpu: usize,
     ) -> bool {
-        let Some(own) = self.kept_client() else { return false };
-        let theirs = Rm { release: &self.release, device };
+        let Some(own) = self.driver.kept_client() else { return false };
+        let theirs = Rm { release: &self.state.release, device };
         let Ok(fresh) = own.borrow(&theirs, object, Some(gpu)) else { return false };
         let before = Before::Export { hold };
-        let mut books = self.books();
+        let mut books = self.state.books();
         let staked = books.stake(before, known(&own, fresh));
         drop(books);
         if !staked {
-            own.give_back(&self.release, fresh);
+            own.give_back(&self.state.release, fresh);
         }
         staked
     }
@@ -78,8 +106,8 @@ impl Shared {
         (shown, gpu): (Shown, Option<usize>),
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
-        let theirs = Rm { release: &self.release, device };
-        self.kept_client()?.borrow(&theirs, source, Some(gpu)).ok()
+        let theirs = Rm { release: &self.state.release, device };
+        self.driver.kept_client()?.borrow(&theirs, source, Some(gpu)).ok()
     }
 
     /// The same for one that was imported: behind the stake of the export.
@@ -89,51 +117,51 @@ impl Shared {
         (shown, gpu): (Shown, Option<usize>),
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
-        let own = self.kept_client()?;
-        let stake = self.books().ledger.stake_at(Before::Export { hold })?;
-        own.again(&self.release, gpu, handle_of(&own, stake)?)
+        let own = self.driver.kept_client()?;
+        let stake = self.state.books().ledger.stake_at(Before::Export { hold })?;
+        own.again(&self.state.release, gpu, handle_of(&own, stake)?)
     }
 
     /// It's entered now, if it was made.
     pub(crate) fn stake_name(&self, (client, handle): (u32, u32), fresh: Option<u32>) {
-        let (Some(fresh), Some(own)) = (fresh, self.auditor.own_at_hand()) else { return };
+        let (Some(fresh), Some(own)) = (fresh, self.driver.at_hand()) else { return };
         let (client, handle) = (Client(client), Handle(handle));
-        let staked = self.books().stake(Before::Name { client, handle }, known(&own, fresh));
+        let staked = self.state.books().stake(Before::Name { client, handle }, known(&own, fresh));
         if !staked {
-            own.give_back(&self.release, fresh);
+            own.give_back(&self.state.release, fresh);
         }
     }
 
     /// Frees those that stand before nothing any more: what nothing else keeps is gone then.
     pub(crate) fn free_stakes(&self, _: &OnLane<'_>) {
-        let loose = self.books().ledger.loose_stakes();
+        let loose = self.state.books().ledger.loose_stakes();
         if loose.is_empty() {
             return;
         }
-        let own = self.auditor.own_at_hand();
+        let own = self.driver.at_hand();
         let mut has_freed = false;
         for stake in loose {
             let ours = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
             let is_gone = match ours {
-                Some((own, handle)) => own.give_back(&self.release, handle),
+                Some((own, handle)) => own.give_back(&self.state.release, handle),
                 // Those of a client that we had before go with that.
                 None => !self.heritage.has(stake),
             };
             // Else it keeps what it kept, and counts. The next one who looks tries again.
             if is_gone {
                 has_freed = true;
-                self.books().enter(Entry::Unstake { own: stake });
+                self.state.books().enter(Entry::Unstake { own: stake });
             }
         }
         if has_freed {
             // It may have been the last thing that our client was kept for.
-            self.auditor.wake();
+            self.deaths.ring();
         }
     }
 
     /// The same, for who isn't on the lane, where it's free.
     pub(crate) fn free_stakes_soon(&self) {
-        if !self.books().ledger.loose_stakes().is_empty()
+        if !self.state.books().ledger.loose_stakes().is_empty()
             && let Some(lane) = self.lane.enter_soon()
         {
             self.free_stakes(&lane);

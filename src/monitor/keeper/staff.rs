@@ -71,7 +71,7 @@ pub(crate) struct Staff {
     /// Files that memory was exported to, by the worker's numbers.
     exports: BTreeMap<u64, OwnedFd>,
     next_number: u64,
-    worker: Option<Worker>,
+    worker: Option<WorkerProcess>,
     /// Those before it that are not gone yet: a thread in the driver's hands can't be hurried.
     /// What it asked for is the next one's to see to.
     leaving: Vec<Child>,
@@ -88,7 +88,7 @@ pub(crate) struct Staff {
 type Waiting = (Order, Option<OwnedFd>);
 
 #[derive(Debug)]
-struct Worker {
+struct WorkerProcess {
     child: Child,
     ready: bool,
     /// Until when it may finish.
@@ -274,7 +274,7 @@ impl Staff {
         self.not_before = Some(Instant::now() + pause);
     }
 
-    fn start(&mut self) -> io::Result<Worker> {
+    fn start(&mut self) -> io::Result<WorkerProcess> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::io::dup2(theirs, &mut self.socket)?;
@@ -289,7 +289,7 @@ impl Staff {
             .spawn();
         // Its end closes here, and with it the socket where no worker has it.
         rustix::io::dup3(ours, &mut self.socket, DupFlags::CLOEXEC)?;
-        Ok(Worker { child: child?, ready: false, draining: None, killed: None })
+        Ok(WorkerProcess { child: child?, ready: false, draining: None, killed: None })
     }
 
     /// Gives a new worker all there is.

@@ -25,8 +25,9 @@ pub(crate) use self::driver::{DRIVER, Death, ModelDriver, ModelFile, set_death};
 pub(crate) use self::program::Program;
 pub(crate) use self::world::World;
 use crate::monitor::caller::scratch::Scratch;
+use crate::monitor::calls::left_calls::move_in;
 use crate::monitor::calls::serve::Case;
-use crate::monitor::worker::Shared;
+use crate::monitor::worker::Worker;
 
 /// Bytes of the GPU, and of the container's quota.
 pub(crate) const TOTAL: u64 = 1 << 30;
@@ -68,16 +69,16 @@ pub(crate) enum CallerGets {
     Nothing,
 }
 
-impl Shared {
+impl Worker {
     /// Deals with a call in that slot, by this thread.
     fn serve_in(&self, slot: usize, notice: seccomp_notif) {
-        let slot = self.journal.slot(slot);
+        let slot = self.parts.state.journal.slot(slot);
         if slot.number() == DYING_SLOT {
-            Self::move_in(slot);
+            move_in(slot);
         }
         slot.receive_of_model(LISTENER, notice);
-        let listener = self.listener(LISTENER).expect("it was handed over");
-        Case::new(self, &mut Scratch::default(), slot, &listener, notice, false).serve();
+        let listener = self.listeners.get(LISTENER).expect("it was handed over");
+        Case::new(&self.parts, &mut Scratch::default(), slot, &listener, notice, false).serve();
     }
 }
 

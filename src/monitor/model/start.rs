@@ -1,5 +1,4 @@
-//! How a worker of the model begins, and ends.
-#![allow(unsafe_code, reason = "a worker is leaked, and taken back")]
+//! How a worker of the model begins.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -9,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::{DRIVER, ModelDriver};
 use crate::gate::settings::{Gpu, Managed, Settings};
-use crate::monitor::worker::Shared;
+use crate::monitor::worker::Worker;
 use crate::monitor::worker::keeper_socket::KeeperSocket;
 
 /// What a container has that is given so many bytes, and quotas, of GPUs.
@@ -46,23 +45,10 @@ pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) 
 }
 
 /// A worker, and the keeper's end of its socket.
-pub(crate) fn worker(settings: &Settings, journal: &File) -> (&'static Shared, OwnedFd) {
+pub(crate) fn worker(settings: &Settings, journal: &File) -> (Worker, OwnedFd) {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let pair = socketpair(family, kind, SocketFlags::CLOEXEC, None);
     let (ours, keeper) = pair.expect("a pair of sockets");
     let socket = KeeperSocket::new(ours);
-    let shared = Shared::new(settings.clone(), socket, journal).expect("it begins");
-    // As in the product, for threads that die in its middle.
-    (Box::leak(Box::new(shared)), keeper)
-}
-
-/// A worker is no more: its descriptors are closed, and its memory is freed.
-///
-/// # Safety
-///
-/// It's one of [`worker`]'s, which nobody uses any more and nobody ends again.
-pub(crate) unsafe fn end(worker: &'static Shared) {
-    let worker = std::ptr::from_ref(worker).cast_mut();
-    // SAFETY: it was leaked from a box, and by the caller nobody else has it.
-    drop(unsafe { Box::from_raw(worker) });
+    (Worker::new(settings.clone(), socket, journal).expect("it begins"), keeper)
 }

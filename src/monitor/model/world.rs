@@ -1,5 +1,5 @@
 //! A container on GPUs in memory: its worker, what the keeper has, and what the programs ask.
-#![allow(unsafe_code, reason = "a worker is ended whatever has been borrowed of it")]
+#![allow(unsafe_code, reason = "a thread that dies has borrowed the worker")]
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use nix::libc::seccomp_notif;
 use tempfile::TempDir;
 
 use super::driver::forget_death;
-use super::start::{end, settings, worker};
+use super::start::{settings, worker};
 use super::{
     Call, CallerGets, DYING_SLOT, Death, Fate, LISTENER, ModelDriver, ModelFile, OWN_SLOT, Program,
     QUOTA, TOTAL, set_death,
@@ -25,11 +25,13 @@ use crate::gate::wire::Notice;
 use crate::monitor::audit::occasion::Occasion;
 use crate::monitor::caller::listener::Listener;
 use crate::monitor::caller::scratch::Scratch;
-use crate::monitor::caller::test_callers::{Caller, Callers};
+use crate::monitor::caller::test_callers::{Caller, TestCallers};
+use crate::monitor::calls::left_calls::move_in;
 use crate::monitor::driver::client_handover;
 use crate::monitor::uvm::files::Looks;
-use crate::monitor::worker::Shared;
+use crate::monitor::worker::Worker;
 use crate::monitor::worker::keeper_socket::Heard;
+use crate::monitor::worker::parts::Parts;
 use crate::process::ProcessId;
 
 /// Files to export memory to.
@@ -41,10 +43,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A container with its monitor, on GPUs in memory.
 pub(crate) struct World {
     pub(crate) driver: Arc<ModelDriver>,
-    shared: Cell<&'static Shared>,
+    /// Until the world ends.
+    worker: RefCell<Option<Arc<Worker>>>,
     settings: Settings,
     journal: File,
-    callers: Arc<Callers>,
+    callers: Arc<TestCallers>,
     listener: Arc<OwnedFd>,
     /// The other end of the keeper's socket, and the files that the keeper has.
     keeper: RefCell<OwnedFd>,
@@ -68,15 +71,15 @@ impl World {
         let place = tempfile::tempdir().expect("a directory");
         let settings = settings(&driver, gpus, place.path());
         let journal = crate::monitor::state::books::tests::journal();
-        let callers = Arc::new(Callers::default());
+        let callers = Arc::new(TestCallers::default());
         let listener = Arc::new(OwnedFd::from(File::open("/dev/null").expect("it is there")));
-        let (shared, keeper) = worker(&settings, &journal);
+        let (worker, keeper) = worker(&settings, &journal);
         let boxes = (0..BOXES).map(|_| driver.open(Node::Control)).collect::<Vec<_>>();
         let process = std::process::id();
         boxes.iter().for_each(|file| _ = driver.number_for(file, Node::Control, process));
         let world = World {
             driver,
-            shared: Cell::new(shared),
+            worker: RefCell::new(Some(Arc::new(worker))),
             settings,
             journal,
             callers,
@@ -93,8 +96,8 @@ impl World {
     }
 
     /// The worker of now.
-    pub(crate) fn shared(&self) -> &'static Shared {
-        self.shared.get()
+    pub(crate) fn worker(&self) -> Arc<Worker> {
+        Arc::clone(self.worker.borrow().as_ref().expect("it is there"))
     }
 
     /// How many workers there were.
@@ -109,21 +112,22 @@ impl World {
 
     /// Hands the worker what the keeper has, and lets it finish what the one before has left.
     fn begin(&self) {
-        let shared = self.shared();
+        let worker = self.worker();
         let file = self.listener.try_clone().expect("a descriptor");
         let listener = Listener::of_model(LISTENER, file, Arc::clone(&self.callers));
-        shared.take(Heard::Listener(listener));
+        worker.take(Heard::Listener(listener));
         for (number, file) in self.kept.borrow().iter() {
-            shared.take(Heard::Export(*number, file.try_clone()));
+            worker.take(Heard::Export(*number, file.try_clone()));
         }
-        shared.forget_what_was_never_exported();
-        shared.was_initializing();
-        shared.inherit(&shared.stakes_of_old(), || {});
-        shared.queue_what_is_left();
+        let Parts { state, stakes, exports, uvm, .. } = &*worker.parts;
+        exports.forget_what_was_never_exported();
+        uvm.was_initializing();
+        stakes.inherit(&stakes.stakes_of_old(), || {});
+        worker.calls.queue_what_is_left();
         // The other one's calls are all over: its thread lives.
-        let slot = shared.journal.slot(DYING_SLOT);
-        Shared::move_in(slot);
-        shared.recover(slot, &mut Scratch::default());
+        let slot = state.journal.slot(DYING_SLOT);
+        move_in(slot);
+        worker.calls.recover(slot, &mut Scratch::default());
         // The next thread that dies has it.
         slot.occupy(ProcessId { pid: 0, start_ticks: 0 });
         self.hear();
@@ -149,8 +153,9 @@ impl World {
     /// keeper has.
     pub(crate) fn restart(&self) {
         self.hear();
-        let (shared, keeper) = worker(&self.settings, &self.journal);
-        self.end_worker(self.shared.replace(shared));
+        let (worker, keeper) = worker(&self.settings, &self.journal);
+        self.end_worker();
+        self.worker.replace(Some(Arc::new(worker)));
         self.keeper.replace(keeper);
         self.workers.set(self.workers.get() + 1);
         self.begin();
@@ -162,9 +167,8 @@ impl World {
     }
 
     /// Closes what a worker had open, also by threads that died.
-    fn end_worker(&self, shared: &'static Shared) {
-        // SAFETY: it was this world's, whose calls are over; threads that died use nothing any more.
-        unsafe { end(shared) };
+    fn end_worker(&self) {
+        drop(self.worker.take().and_then(Arc::into_inner).expect("nobody else has it"));
         self.driver.close_the_workers();
     }
 
@@ -191,15 +195,15 @@ impl World {
                 }
             }
             Fate::AnswerIsLost => {
-                self.shared().serve_in(OWN_SLOT, notice);
+                self.worker().serve_in(OWN_SLOT, notice);
                 if !matches!(self.callers.remove(id), Some(Caller::Answered(_, 0, 0))) {
                     return CallerGets::Nothing;
                 }
                 id = self.new_id();
                 self.callers.add(id, Caller::Waits);
-                self.shared().serve_in(OWN_SLOT, seccomp_notif { id, ..notice });
+                self.worker().serve_in(OWN_SLOT, seccomp_notif { id, ..notice });
             }
-            _ => self.shared().serve_in(OWN_SLOT, notice),
+            _ => self.worker().serve_in(OWN_SLOT, notice),
         }
         self.hear();
         let answer = match self.callers.remove(id) {
@@ -216,11 +220,13 @@ impl World {
 
     /// Has the worker deal with a call by a thread that dies of it; whether it came to that.
     fn serve_and_die(&self, notice: seccomp_notif, nth: u32, death: Death) -> bool {
-        let shared = self.shared();
+        // SAFETY: the world has the worker until this thread is gone, which owns nothing of it: it dies and
+        // drops nothing.
+        let worker: &'static Worker = unsafe { &*Arc::as_ptr(&self.worker()) };
         let (says, died) = channel();
         std::thread::spawn(move || {
             set_death(nth, death, says);
-            shared.serve_in(DYING_SLOT, notice);
+            worker.serve_in(DYING_SLOT, notice);
             forget_death();
         });
         // It can't be joined: the kernel ends it, and nobody else is told.
@@ -230,22 +236,22 @@ impl World {
     /// The driver and the kernel are asked what there really is.
     pub(crate) fn audit(&self) {
         self.driver.close_unused();
-        self.shared().audit(Occasion::Death);
+        self.worker().parts.audit.audit(Occasion::Death);
         self.hear();
     }
 
     /// A worker looks after all of it while time goes by: answers that nobody took are undone.
     pub(crate) fn rest(&self) {
-        self.shared().undo_unclaimed();
+        self.worker().parts.callers.undo_unclaimed();
         self.audit();
         self.driver.close_unused();
     }
 
     /// Time goes by, so that whoever looks for files needn't wait until it may do so again.
     fn time_passes(&self) {
-        let shared = self.shared();
-        *shared.exports.swept.lock().expect("nobody panicked") = None;
-        *shared.uvm_files.looks.lock().expect("nobody panicked") = Looks::default();
+        let parts = &self.worker().parts;
+        *parts.exports.all.swept.lock().expect("nobody panicked") = None;
+        *parts.uvm.files.looks.lock().expect("nobody panicked") = Looks::default();
     }
 
     /// The same where files may be left that nobody has any more: it looks for them until none is.
@@ -254,9 +260,9 @@ impl World {
         while self.kept_files() > 0 && begun.elapsed() < PATIENCE {
             self.rest();
             self.time_passes();
-            self.shared().sweep_exports();
-            self.shared().sweep_mapped(Occasion::Refusal);
-            self.shared().free_stakes_soon();
+            self.worker().parts.exports.sweep_exports();
+            self.worker().parts.uvm.sweep_mapped(Occasion::Refusal);
+            self.worker().parts.stakes.free_stakes_soon();
             self.hear();
             self.driver.close_unused();
         }
@@ -275,7 +281,7 @@ impl World {
 
     /// Bytes that count against its quota.
     pub(crate) fn charged_of(&self, gpu: usize) -> u64 {
-        self.shared().books().ledger.usage(gpu).map_or(0, |usage| usage.used_bytes)
+        self.worker().parts.state.books().ledger.usage(gpu).map_or(0, |usage| usage.used_bytes)
     }
 
     /// Of the first GPU.
@@ -296,12 +302,12 @@ impl World {
     }
 
     pub(crate) fn uuid_of(&self, gpu: usize) -> [u8; 16] {
-        self.shared().uuids[gpu]
+        self.worker().parts.state.uuids[gpu]
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.end_worker(self.shared.get());
+        self.end_worker();
     }
 }

@@ -269,6 +269,15 @@ impl Books {
         self.nodes.contains(&place)
     }
 
+    /// Whether the driver is to be asked now; it is, then.
+    pub(crate) fn take_due(&mut self, now: Instant) -> bool {
+        let mut is_due = false;
+        for at in &mut self.due {
+            is_due |= at.take_if(|at| *at <= now).is_some();
+        }
+        is_due
+    }
+
     /// The driver is to be asked soon, and once more later.
     pub(crate) fn schedule(&mut self, now: Instant) -> bool {
         let [soon, later] = self.due;

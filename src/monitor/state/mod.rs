@@ -2,6 +2,7 @@
 
 pub(crate) mod books;
 pub(crate) mod channels;
+pub(crate) mod container_state;
 pub(crate) mod export_files;
 pub(crate) mod groups;
 pub mod journal;

@@ -5,163 +5,32 @@
 //! there. So a file is ended with its maker, whoever has it open.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
 
 use nix::errno::Errno;
 
 use crate::ledger::Process;
-use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::target::process_id;
-use crate::monitor::calls::policy::Pass;
-use crate::monitor::calls::serve::{Case, Over};
 use crate::monitor::driver::buffer::Buffer;
 use crate::monitor::driver::device::Device;
 use crate::monitor::state::journal::{Maker, Record};
-use crate::monitor::uvm::address_spaces::{image, is_randomized};
+use crate::monitor::uvm::address_spaces::image;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::owners::Initialization;
-use crate::monitor::worker::Shared;
-use crate::rm::number::{
-    NV_ERR_BUSY_RETRY, NV_ERR_ILLEGAL_ACTION, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED, NV_OK,
-    UVM_INITIALIZE,
-};
-use crate::rm::{Answer, Key, Layout, Meaning, uvm};
+use crate::monitor::uvm::sweep::Uvm;
+use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_OK, UVM_INITIALIZE};
+use crate::rm::{Key, Meaning, uvm};
 
-/// How long a call waits for another one that isn't over.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How often it looks.
-const LOOK: Duration = Duration::from_millis(1);
-
-/// The turn to initialize a file. Others wait for who has it, but no lock does.
-struct InitTurn<'a>(&'a AtomicBool);
-
-impl Drop for InitTurn<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
-impl<'a> Case<'a> {
-    /// HMM is off in what the caller is about to ask; where a GPU is registered is looked again.
-    pub(crate) fn initialize(
-        &mut self,
-        layout: &'static Layout,
-        address: u64,
-        flags: u64,
-        pass: &Pass,
-    ) -> Result<Reply, Over> {
-        let process = self.target()?.process;
-        let file = self.kept(layout)?;
-        if let Some(patch) = uvm::without_hmm(layout, flags) {
-            let _ = patch.apply(&mut self.scratch.bytes);
-        }
-        if self.is_initialized(layout)? {
-            return self.initialize_again();
-        }
-        let Some(image) = image(process).filter(|_| is_randomized(process)) else {
-            self.log("a program that can't be told from the next: its addresses aren't random");
-            return Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout)));
-        };
-        let place = self.device()?.place;
-        if !self.books().saw_node(place) {
-            self.log("more nodes of nvidia-uvm than can be kept account of");
-            return Err(self.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
-        }
-        let written = self.target()?.write(&[Some((address, &self.scratch.bytes))]);
-        written.map_err(|errno| Reply::Errno(errno as i32))?;
-        let turn = self.turn_to_initialize(layout)?;
-        // Nobody else can do it now.
-        if self.is_initialized(layout)? {
-            return self.initialize_again();
-        }
-        // Or it was a stranger's program.
-        self.still_waits()?;
-        let maker = Maker { process, image };
-        let (tid, id) = (self.target()?.tid, self.id());
-        let underway = Initialization { file: file.number, tid: tid.cast_unsigned(), maker, id };
-        self.shared.begin_initialization(underway);
-        drop(turn);
-        self.initializes = true;
-        Ok(self.continued(pass))
-    }
-
-    /// Again it binds nothing, whoever asks: it says whether the flags are the same.
-    fn initialize_again(&mut self) -> Result<Reply, Over> {
-        self.ask(UVM_INITIALIZE)?;
-        Ok(self.executed(None))
-    }
-
-    /// Whether the call's file was initialized.
-    pub(crate) fn is_initialized(&mut self, layout: &'static Layout) -> Result<bool, Over> {
-        let known = self.shared.is_initialized(self.device()?);
-        known.ok_or_else(|| self.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)))
-    }
-
-    /// Waits until nobody else initializes a file. Who keeps others waiting for long has a call of its
-    /// own that doesn't end, or runs on without another, in this container.
-    fn turn_to_initialize(&mut self, layout: &'static Layout) -> Result<InitTurn<'a>, Over> {
-        let shared = self.shared;
-        let mut since = (None, Instant::now());
-        loop {
-            let underway = {
-                let books = self.books();
-                let underway = books.makers.underway();
-                let taken = &shared.initializing.is_taken;
-                if underway.is_none() && !taken.swap(true, Ordering::AcqRel) {
-                    return Ok(InitTurn(taken));
-                }
-                underway
-            };
-            if underway.is_some_and(|underway| shared.settle_initialization(underway, false)) {
-                continue;
-            }
-            self.still_waits()?;
-            if since.0 != underway {
-                since = (underway, Instant::now());
-            }
-            if since.1.elapsed() >= PATIENCE {
-                self.log("a file of nvidia-uvm, while another's initialization isn't over");
-                return Err(self.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)));
-            }
-            std::thread::sleep(LOOK);
-        }
-    }
-
-    /// Settles the initialization that the thread's call before was let go for: that call is over.
-    pub(crate) fn settle_earlier_initialization(&self) {
-        if self.shared.initializing.tid.load(Ordering::Acquire) != self.tid() {
-            return;
-        }
-        let underway = self.books().makers.underway();
-        let is_of_thread = |of: &Initialization| of.tid.cast_signed() == self.tid();
-        // The thread waits in this one since, or this one is no more, and tells nothing.
-        if let Some(underway) = underway.filter(is_of_thread).filter(|_| self.is_valid()) {
-            self.shared.settle_initialization(underway, true);
-        }
-    }
-
-    /// Enters that the call didn't go on after all.
-    pub(crate) fn cancel_initialization(&self) {
-        let underway = self.books().makers.underway();
-        let is_this = |of: &Initialization| of.id == self.id();
-        if let Some(underway) = underway.filter(is_this).filter(|_| self.initializes) {
-            self.shared.has_settled(underway, false);
-        }
-    }
-}
-
-impl Shared {
+impl Uvm {
     /// A worker before had let a call go on.
     pub(crate) fn was_initializing(&self) {
-        let underway = self.books().makers.underway();
+        let underway = self.state.books().makers.underway();
         let tid = underway.map_or(0, |underway| underway.tid.cast_signed());
         self.initializing.tid.store(tid, Ordering::Release);
     }
 
-    fn begin_initialization(&self, underway: Initialization) {
-        let mut books = self.books();
+    pub(crate) fn begin_initialization(&self, underway: Initialization) {
+        let mut books = self.state.books();
         let Initialization { file, tid, maker, id } = underway;
         books.write(Record::Initialize { file, tid, maker });
         books.makers.is_of(id);
@@ -170,10 +39,10 @@ impl Shared {
 
     /// Enters who made a file, where what is underway did; it's known to be over, or that is looked
     /// for. Whether it isn't underway any more.
-    fn settle_initialization(&self, underway: Initialization, is_over: bool) -> bool {
+    pub(crate) fn settle_initialization(&self, underway: Initialization, is_over: bool) -> bool {
         // First: what is over then has been done, or never will be.
         let is_over = is_over || self::is_over(&underway);
-        let files = self.uvm_files.all();
+        let files = self.files.all();
         let file = files.iter().find(|file| file.number == underway.file);
         let is_done = match file.map(|file| self.is_initialized(&file.device)) {
             Some(Some(done)) => done,
@@ -187,8 +56,8 @@ impl Shared {
         is_done || is_over
     }
 
-    fn has_settled(&self, underway: Initialization, done: bool) {
-        let mut books = self.books();
+    pub(crate) fn has_settled(&self, underway: Initialization, done: bool) {
+        let mut books = self.state.books();
         // Another thread may have seen it, too.
         if books.makers.underway() == Some(underway) {
             books.write(Record::Initialized { done });
@@ -198,20 +67,20 @@ impl Shared {
 
     /// A file is about to have a GPU, and to end with its maker. Whether it may.
     pub(crate) fn may_have_gpu(&self, file: &UvmFile) -> bool {
-        let underway = self.books().makers.underway();
+        let underway = self.state.books().makers.underway();
         if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
             self.settle_initialization(underway, false);
         }
-        let is_bound = self.books().makers.is_bound(file.number);
+        let is_bound = self.state.books().makers.is_bound(file.number);
         if !is_bound {
-            self.books().write(Record::Bound { file: file.number });
+            self.state.books().write(Record::Bound { file: file.number });
         }
         !self.is_orphaned(file)
     }
 
     /// Whether nobody is known to have made it, or who did is over, or has executed another program.
     pub(crate) fn is_orphaned(&self, file: &UvmFile) -> bool {
-        let maker = self.books().makers.of(file.number);
+        let maker = self.state.books().makers.of(file.number);
         maker.is_none_or(|Maker { process, image: then }| {
             let has_executed = || image(process).is_some_and(|now| now != then);
             !process_id(process).alive() || has_executed()
@@ -223,8 +92,8 @@ impl Shared {
     /// Who has the file itself can bring managed memory to a GPU still, and has no use for it otherwise:
     /// it's bound to one memory. Files that processes share are bound to none, and keep none.
     pub(crate) fn end_orphaned_files(&self) {
-        for file in self.uvm_files.all() {
-            let is_bound = self.books().makers.is_bound(file.number);
+        for file in self.files.all() {
+            let is_bound = self.state.books().makers.is_bound(file.number);
             if is_bound && self.is_orphaned(&file) {
                 // It stays so, and gets no GPU any more.
                 file.condemn();
@@ -235,9 +104,10 @@ impl Shared {
 
     /// Whether a process that was the maker of files is over, or another program, and they aren't ended.
     pub(crate) fn has_orphans(&self, process: Process) -> bool {
-        let files = self.uvm_files.all();
+        let files = self.files.all();
         let is_theirs = |file: &&Arc<UvmFile>| {
-            let bound = self.books().makers.bound_to(process).any(|number| number == file.number);
+            let bound =
+                self.state.books().makers.bound_to(process).any(|number| number == file.number);
             bound && !file.is_ended()
         };
         files.iter().filter(is_theirs).any(|file| self.is_orphaned(file))
@@ -251,12 +121,12 @@ impl Shared {
 
     /// Whether an initialized file has these flags.
     pub(crate) fn has_flags(&self, device: &Device, flags: u64) -> bool {
-        let layout = self.release.layouts(Key::Uvm(UVM_INITIALIZE)).first();
+        let layout = self.state.release.layouts(Key::Uvm(UVM_INITIALIZE)).first();
         let Some(layout) = layout else { return false };
         let mut bytes = Buffer::zeroed(layout.size());
         let patch = layout.patch(Meaning::Flags, flags);
         let patched = patch.is_some_and(|patch| patch.apply(&mut bytes));
-        let done = device.call_uvm(&self.release, UVM_INITIALIZE, &mut bytes);
+        let done = device.call_uvm(&self.state.release, UVM_INITIALIZE, &mut bytes);
         let status = layout.view(&bytes).and_then(|view| view.u32(Meaning::Status));
         patched && done.is_ok() && status == Some(NV_OK)
     }

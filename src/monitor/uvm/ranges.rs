@@ -2,7 +2,6 @@
 
 use crate::monitor::driver::buffer::Buffer;
 use crate::monitor::driver::device::Device;
-use crate::monitor::worker::Shared;
 use crate::rm::number::{
     NV_ERR_INVALID_ADDRESS, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_CLEAN_UP_ZOMBIE_RESOURCES,
     UVM_CREATE_EXTERNAL_RANGE, UVM_DISABLE_READ_DUPLICATION, UVM_FREE, UVM_UNMAP_EXTERNAL,
@@ -22,8 +21,8 @@ pub(crate) struct Ranges<'a> {
 }
 
 impl<'a> Ranges<'a> {
-    pub(crate) fn of(shared: &'a Shared, device: &'a Device) -> Self {
-        Ranges { release: &shared.release, device }
+    pub(crate) fn of(release: &'a Release, device: &'a Device) -> Self {
+        Ranges { release, device }
     }
 
     /// Whether that is a whole range, of whatever kind: managed memory, too

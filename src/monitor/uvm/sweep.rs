@@ -16,11 +16,14 @@ use std::time::{Duration, Instant};
 use crate::gate::settings::NodeKind;
 use crate::gate::wire::Notice;
 use crate::monitor::audit::occasion::Occasion;
+use crate::monitor::audit::processes::Processes;
+use crate::monitor::calls::lane::Lane;
 use crate::monitor::driver::buffer::Buffer;
 use crate::monitor::driver::device::Device;
-use crate::monitor::uvm::files::MOST_QUESTIONS;
-use crate::monitor::uvm::files::{KIND, MOST, UvmFile, place};
-use crate::monitor::worker::Shared;
+use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::uvm::files::{KIND, MOST, MOST_QUESTIONS, UvmFile, UvmFiles, place};
+use crate::monitor::uvm::init_turn::Initializing;
+use crate::monitor::worker::keeper_socket::KeeperSocket;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
 use crate::rm::{Key, Layout, Meaning, uvm};
 
@@ -37,23 +40,44 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// processes were looked at.
 const LOOKS: usize = 2;
 
-impl Shared {
+/// Files of UVM's that the worker and the keeper have open, and their initialization.
+#[derive(Debug)]
+pub(crate) struct Uvm {
+    pub(crate) state: Arc<ContainerState>,
+    processes: Arc<Processes>,
+    lane: Arc<Lane>,
+    keeper: Arc<KeeperSocket>,
+    pub(crate) files: UvmFiles,
+    pub(crate) initializing: Initializing,
+}
+
+impl Uvm {
+    pub(crate) fn new(
+        processes: Arc<Processes>,
+        lane: Arc<Lane>,
+        keeper: Arc<KeeperSocket>,
+    ) -> Self {
+        let state = Arc::clone(&processes.state);
+        let (files, initializing) = (UvmFiles::default(), Initializing::default());
+        Uvm { state, processes, lane, keeper, files, initializing }
+    }
+
     /// The file that `device` is, kept from now on; `seen` has it. `None` where there are too
     /// many, or none can be told from another.
     pub(crate) fn keep_mapped(&self, device: &Device, seen: (u32, i32)) -> Option<Arc<UvmFile>> {
-        if self.uvm_files.files().len() >= MOST {
+        if self.files.files().len() >= MOST {
             self.sweep_mapped(Occasion::Refusal);
         }
-        if let Some(file) = self.uvm_files.find(device) {
+        if let Some(file) = self.files.find(device) {
             return Some(file);
         }
         let copy = device.as_fd().try_clone_to_owned().ok()?;
-        let copy = Device::of(&self.settings.nodes, copy).ok()?;
+        let copy = Device::of(&self.state.settings.nodes, copy).ok()?;
         let (known, ranges) = {
-            let books = self.books();
+            let books = self.state.books();
             (books.ledger.files(), books.ranges_of_files())
         };
-        let mut files = self.uvm_files.files();
+        let mut files = self.files.files();
         let at = match place(&files, device)? {
             Ok(at) => return files.get(at).cloned(),
             Err(_) if files.len() >= MOST => return None,
@@ -65,7 +89,7 @@ impl Shared {
         let is_free = |number: &u32| {
             !known.contains(number) && files.iter().all(|file| file.number != *number)
         };
-        let number = std::iter::repeat_with(|| self.journal.next_file()).find(is_free)?;
+        let number = std::iter::repeat_with(|| self.state.journal.next_file()).find(is_free)?;
         // Before anything is mapped by it, so that no worker to come misses one.
         let notice = Notice::Exported { number: KIND | u64::from(number) };
         self.keeper.tell_with(notice, Some(copy.as_fd())).ok()?;
@@ -76,15 +100,15 @@ impl Shared {
 
     /// Whether the files may have one more range.
     pub(crate) fn has_room_for_range(&self) -> bool {
-        let files = self.uvm_files.files().len();
-        files * (self.books().ranges_of_files() + 1) <= MOST_QUESTIONS
+        let files = self.files.files().len();
+        files * (self.state.books().ranges_of_files() + 1) <= MOST_QUESTIONS
     }
 
     /// A worker before had it.
     pub(crate) fn was_mapped(&self, number: u64, file: OwnedFd) {
-        let Ok(device) = Device::of(&self.settings.nodes, file) else { return };
+        let Ok(device) = Device::of(&self.state.settings.nodes, file) else { return };
         let Ok(number) = u32::try_from(number & !KIND) else { return };
-        let mut files = self.uvm_files.files();
+        let mut files = self.files.files();
         if let Some(Err(at)) = place(&files, &device) {
             files.insert(at, Arc::new(UvmFile::new(number, device, (0, 0))));
         }
@@ -93,14 +117,14 @@ impl Shared {
     /// Ends what is mapped by files that nobody of the container has open any more, and lets go
     /// of them.
     pub(crate) fn sweep_mapped(&self, occasion: Occasion) {
-        let files = self.uvm_files.all();
+        let files = self.files.all();
         if files.is_empty() {
             return;
         }
         // One looks at a time, and what it finds is known to who waited.
         let looks = match occasion {
-            Occasion::Refusal => self.uvm_files.looks.lock().map_err(PoisonError::into_inner),
-            Occasion::Tick | Occasion::Death => match self.uvm_files.looks.try_lock() {
+            Occasion::Refusal => self.files.looks.lock().map_err(PoisonError::into_inner),
+            Occasion::Tick | Occasion::Death => match self.files.looks.try_lock() {
                 Ok(looks) => Ok(looks),
                 Err(TryLockError::Poisoned(poisoned)) => Err(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) => return,
@@ -127,7 +151,7 @@ impl Shared {
             if missed.is_empty() {
                 break;
             }
-            let Some(open) = self.open_files(NodeKind::Uvm) else {
+            let Some(open) = self.processes.open_files(NodeKind::Uvm) else {
                 missed.clear();
                 break;
             };
@@ -154,7 +178,7 @@ impl Shared {
 
     fn forget(&self, file: &UvmFile) {
         file.let_go.store(true, AtomicOrdering::Relaxed);
-        self.uvm_files.files().retain(|kept| kept.number != file.number);
+        self.files.files().retain(|kept| kept.number != file.number);
         // Else it is told that the worker is gone in a moment.
         let _ = self.keeper.tell(Notice::TakenBack { number: KIND | u64::from(file.number) });
     }
@@ -167,12 +191,12 @@ impl Shared {
         }
         let ended = self.unregister_gpus(&file.device);
         if !ended {
-            if self.log_limit.allows() {
+            if self.state.log.limit.allows() {
                 tracing::warn!("a file of nvidia-uvm can't be ended: its memory stays charged");
             }
             return Some(());
         }
-        self.books().close_file(file.number);
+        self.state.books().close_file(file.number);
         self.forget(file);
         Some(())
     }
@@ -183,16 +207,16 @@ impl Shared {
         let is_ended =
             |status| matches!(status, Some(NV_OK | NV_ERR_INVALID_DEVICE | NV_ERR_ILLEGAL_ACTION));
         // Of each, whatever becomes of another.
-        self.uuids.iter().filter(|uuid| !is_ended(self.unregister(device, uuid))).count() == 0
+        self.state.uuids.iter().filter(|uuid| !is_ended(self.unregister(device, uuid))).count() == 0
     }
 
     pub(crate) fn unregister(&self, device: &Device, uuid: &[u8; 16]) -> Option<u32> {
-        let layout: &Layout = self.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first()?;
+        let layout: &Layout = self.state.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first()?;
         let mut bytes = Buffer::zeroed(layout.size());
         if !uvm::set_uuid(layout, &mut bytes, *uuid) {
             return None;
         }
-        device.call_uvm(&self.release, UVM_UNREGISTER_GPU, &mut bytes).ok()?;
+        device.call_uvm(&self.state.release, UVM_UNREGISTER_GPU, &mut bytes).ok()?;
         layout.view(&bytes)?.u32(Meaning::Status)
     }
 

@@ -12,7 +12,8 @@ use crate::gate::wire::{
 };
 use crate::ledger::{Entry, Ledger, LedgerError};
 use crate::monitor::caller::target::process_id;
-use crate::monitor::worker::Shared;
+use crate::monitor::calls::threads::CallService;
+use crate::monitor::worker::parts::Parts;
 use crate::rm::usage;
 
 /// The longest question, in bytes.
@@ -22,7 +23,7 @@ const MOST_BYTES: u64 = 4096;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Answers the questions of a connection until it ends.
-pub(crate) fn converse(shared: &Shared, connection: OwnedFd) {
+pub(crate) fn converse(parts: &Parts, calls: &CallService, connection: OwnedFd) {
     let mut stream = UnixStream::from(connection);
     let timeouts = stream.set_read_timeout(Some(PATIENCE));
     if timeouts.and(stream.set_write_timeout(Some(PATIENCE))).is_err() {
@@ -38,8 +39,8 @@ pub(crate) fn converse(shared: &Shared, connection: OwnedFd) {
             Ok(_) | Err(_) => return,
         }
         let text = match serde_json::from_slice(&line) {
-            Ok(Question::Status) => note_status(shared),
-            Ok(question) => serde_json::to_vec(&shared.answer(&question)).ok(),
+            Ok(Question::Status) => note_status(parts, calls),
+            Ok(question) => serde_json::to_vec(&answer(parts, &question)).ok(),
             Err(error) => {
                 let reason = format!("not a question: {error}");
                 serde_json::to_vec(&Answer::Refused { reason }).ok()
@@ -54,14 +55,14 @@ pub(crate) fn converse(shared: &Shared, connection: OwnedFd) {
 }
 
 /// How things stand, as an answer; it's noted for those who look next.
-pub(crate) fn note_status(shared: &Shared) -> Option<Vec<u8>> {
-    if shared.leader.threads() == 0 {
+pub(crate) fn note_status(parts: &Parts, calls: &CallService) -> Option<Vec<u8>> {
+    if !calls.has_threads() {
         // Nobody follows shares until there is a call.
-        shared.read_shares();
+        parts.slices.read_shares();
     }
-    let changes = shared.figures.changes();
-    let text = serde_json::to_vec(&Answer::Status(Box::new(shared.status()))).ok()?;
-    shared.figures.note(changes, &text);
+    let changes = parts.state.figures.changes();
+    let text = serde_json::to_vec(&Answer::Status(Box::new(status(parts)))).ok()?;
+    parts.state.figures.note(changes, &text);
     Some(text)
 }
 
@@ -75,82 +76,78 @@ fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
     processes
 }
 
-impl Shared {
-    fn answer(&self, question: &Question) -> Answer {
-        match question {
-            Question::Status => Answer::Status(Box::new(self.status())),
-            Question::LastSeen { uuid } => self.last_seen(uuid),
-            Question::Limit { uuid, limit_bytes } => self.limit(uuid, *limit_bytes),
-        }
+fn answer(parts: &Parts, question: &Question) -> Answer {
+    match question {
+        Question::Status => Answer::Status(Box::new(status(parts))),
+        Question::LastSeen { uuid } => last_seen(parts, uuid),
+        Question::Limit { uuid, limit_bytes } => limit(parts, uuid, *limit_bytes),
     }
+}
 
-    /// Who had a GPU lately, where the driver is open here: nobody's look opens it.
-    fn last_seen(&self, uuid: &str) -> Answer {
-        let gpu = self.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
-        let samples = gpu.zip(self.auditor.own_at_hand());
-        let samples = samples.map(|(gpu, own)| own.samples(&self.release, gpu));
-        match samples.filter(|samples| !samples.is_empty()) {
-            Some(samples) => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
-                let looks = u32::try_from(usage::looks(&samples, now_us)).unwrap_or(u32::MAX);
-                let mut of_processes = BTreeMap::new();
-                for pid in samples.iter().filter_map(|sample| sample.pid) {
-                    *of_processes.entry(pid).or_default() += 1;
-                }
-                Answer::LastSeen(LastSeen { looks, of_processes })
+/// Who had a GPU lately, where the driver is open here: nobody's look opens it.
+fn last_seen(parts: &Parts, uuid: &str) -> Answer {
+    let gpu = parts.state.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
+    let samples = gpu.zip(parts.driver.at_hand());
+    let samples = samples.map(|(gpu, own)| own.samples(&parts.state.release, gpu));
+    match samples.filter(|samples| !samples.is_empty()) {
+        Some(samples) => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+            let looks = u32::try_from(usage::looks(&samples, now_us)).unwrap_or(u32::MAX);
+            let mut of_processes = BTreeMap::new();
+            for pid in samples.iter().filter_map(|sample| sample.pid) {
+                *of_processes.entry(pid).or_default() += 1;
             }
-            None => {
-                Answer::Refused { reason: format!("who uses the GPU {uuid} is not known here") }
-            }
+            Answer::LastSeen(LastSeen { looks, of_processes })
         }
+        None => Answer::Refused { reason: format!("who uses the GPU {uuid} is not known here") },
     }
+}
 
-    fn status(&self) -> Status {
-        let books = self.books();
-        let gpus = self.settings.gpus.iter().enumerate().map(|(gpu, settings)| {
-            let usage = books.ledger.usage(gpu);
-            GpuStatus {
-                index: settings.index,
-                uuid: settings.uuid.clone(),
-                limit_bytes: usage.map_or(0, |usage| usage.limit_bytes),
-                used_bytes: usage.map_or(0, |usage| usage.used_bytes),
-                round: self.shares.round(gpu),
-                share_refused: self.shares.failure(gpu),
-            }
-        });
-        let gpus = gpus.collect();
-        let mut processes = processes(&books.ledger);
-        drop(books);
-        let process_count = processes.len();
-        processes.truncate(MOST_PROCESSES_TOLD);
-        Status {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            worker_pid: std::process::id(),
-            gpus,
-            calls: self.journal.calls(),
-            durations: self.journal.durations(),
-            workers: self.journal.workers(),
-            processes,
-            process_count,
+fn status(parts: &Parts) -> Status {
+    let books = parts.state.books();
+    let gpus = parts.state.settings.gpus.iter().enumerate().map(|(gpu, settings)| {
+        let usage = books.ledger.usage(gpu);
+        GpuStatus {
+            index: settings.index,
+            uuid: settings.uuid.clone(),
+            limit_bytes: usage.map_or(0, |usage| usage.limit_bytes),
+            used_bytes: usage.map_or(0, |usage| usage.used_bytes),
+            round: parts.slices.shares.round(gpu),
+            share_refused: parts.slices.shares.failure(gpu),
         }
+    });
+    let gpus = gpus.collect();
+    let mut processes = processes(&books.ledger);
+    drop(books);
+    let process_count = processes.len();
+    processes.truncate(MOST_PROCESSES_TOLD);
+    Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        worker_pid: std::process::id(),
+        gpus,
+        calls: parts.state.journal.calls(),
+        durations: parts.state.journal.durations(),
+        workers: parts.state.journal.workers(),
+        processes,
+        process_count,
     }
+}
 
-    /// Changes a quota; never below what is in use.
-    fn limit(&self, uuid: &str, limit_bytes: u64) -> Answer {
-        let gpu = self.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
-        let Some(gpu) = gpu else {
-            return Answer::Refused { reason: format!("the container has no GPU {uuid}") };
-        };
-        let mut books = self.books();
-        let Some(usage) = books.ledger.usage(gpu) else {
-            return Answer::Refused { reason: LedgerError::NoSuchGpu { gpu }.to_string() };
-        };
-        if limit_bytes < usage.used_bytes {
-            let reason = LedgerError::InUse { limit_bytes, usage }.to_string();
-            return Answer::InUse { reason };
-        }
-        books.enter(Entry::Limit { gpu, limit_bytes });
-        Answer::Done
+/// Changes a quota; never below what is in use.
+fn limit(parts: &Parts, uuid: &str, limit_bytes: u64) -> Answer {
+    let gpu = parts.state.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
+    let Some(gpu) = gpu else {
+        return Answer::Refused { reason: format!("the container has no GPU {uuid}") };
+    };
+    let mut books = parts.state.books();
+    let Some(usage) = books.ledger.usage(gpu) else {
+        return Answer::Refused { reason: LedgerError::NoSuchGpu { gpu }.to_string() };
+    };
+    if limit_bytes < usage.used_bytes {
+        let reason = LedgerError::InUse { limit_bytes, usage }.to_string();
+        return Answer::InUse { reason };
     }
+    books.enter(Entry::Limit { gpu, limit_bytes });
+    Answer::Done
 }

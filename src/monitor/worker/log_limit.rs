@@ -25,15 +25,15 @@ pub(crate) enum News {
 
 /// The bucket.
 #[derive(Debug)]
-pub(crate) struct Calm {
+pub(crate) struct LogLimit {
     tokens: Mutex<(f64, Instant)>,
     told: Mutex<BTreeSet<News>>,
 }
 
-impl Calm {
+impl LogLimit {
     pub(crate) fn new() -> Self {
         let told = Mutex::new(BTreeSet::new());
-        Calm { tokens: Mutex::new((BURST, Instant::now())), told }
+        LogLimit { tokens: Mutex::new((BURST, Instant::now())), told }
     }
 
     /// Whether a line may be written of what nothing was told of yet. It's remembered if so; of more
@@ -64,29 +64,29 @@ mod tests {
 
     #[test]
     fn a_flood_is_cut_off() {
-        let calm = Calm::new();
-        let lines = (0..1000).filter(|_| calm.allows()).count();
+        let limit = LogLimit::new();
+        let lines = (0..1000).filter(|_| limit.allows()).count();
         assert!((20..=21).contains(&lines), "{lines}");
     }
 
     #[test]
     fn what_is_new_is_told_once_and_a_flood_of_it_is_cut_off() {
-        let calm = Calm::new();
-        assert!(calm.allows_news(News::Control(7)) && !calm.allows_news(News::Control(7)));
-        assert!(calm.allows_news(News::Class(7)));
-        let told = (8..1000).filter(|number| calm.allows_news(News::Control(*number))).count();
+        let limit = LogLimit::new();
+        assert!(limit.allows_news(News::Control(7)) && !limit.allows_news(News::Control(7)));
+        assert!(limit.allows_news(News::Class(7)));
+        let told = (8..1000).filter(|number| limit.allows_news(News::Control(*number))).count();
         assert!((18..=19).contains(&told), "{told}");
         // What wasn't told for the flood's sake is told later.
-        *calm.tokens.lock().unwrap() = (BURST, Instant::now());
-        assert!(calm.allows_news(News::Control(999)));
+        *limit.tokens.lock().unwrap() = (BURST, Instant::now());
+        assert!(limit.allows_news(News::Control(999)));
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let calm = Calm::new();
+        let limit = LogLimit::new();
         for number in 0..1000 {
-            *calm.tokens.lock().unwrap() = (BURST, Instant::now());
-            let told = calm.allows_news(News::Class(number));
+            *limit.tokens.lock().unwrap() = (BURST, Instant::now());
+            let told = limit.allows_news(News::Class(number));
             assert_eq!(told, usize::try_from(number).unwrap() < MOST_TOLD, "{number}");
         }
     }

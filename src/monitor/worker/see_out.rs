@@ -5,13 +5,23 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::gate::wire::Notice;
+use crate::monitor::audit::deaths::Deaths;
 use crate::monitor::audit::escaped_fds::Charge;
-use crate::monitor::worker::Shared;
+use crate::monitor::audit::export_sweep::KeptExports;
+use crate::monitor::audit::processes::Processes;
+use crate::monitor::caller::listeners::Listeners;
+use crate::monitor::driver::access::DriverAccess;
+use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::thread::spawn;
 use crate::monitor::worker::facts::When;
+use crate::monitor::worker::finish::Finish;
+use crate::monitor::worker::keeper_socket::KeeperSocket;
+use crate::monitor::worker::parts::Parts;
+use crate::monitor::worker::shutdown::Ending;
 
 const LAST_SEARCH: Duration = Duration::from_millis(100);
 
@@ -20,34 +30,70 @@ const QUIET: Duration = Duration::from_millis(400);
 /// How long the keeper is kept waiting at most.
 const LIMIT: Duration = Duration::from_secs(10);
 
-impl Shared {
+/// What is left of a container that is gone.
+#[derive(Debug)]
+pub(crate) struct SeeOut {
+    state: Arc<ContainerState>,
+    driver: Arc<DriverAccess>,
+    processes: Arc<Processes>,
+    exports: Arc<KeptExports>,
+    listeners: Arc<Listeners>,
+    deaths: Arc<Deaths>,
+    keeper: Arc<KeeperSocket>,
+    finish: Arc<Finish>,
+    pub(crate) ending: Ending,
+}
+
+impl SeeOut {
+    pub(crate) fn new(
+        parts: &Parts,
+        listeners: Arc<Listeners>,
+        keeper: Arc<KeeperSocket>,
+        finish: Arc<Finish>,
+    ) -> Self {
+        let Parts { state, driver, processes, exports, audit, .. } = parts;
+        SeeOut {
+            state: Arc::clone(state),
+            driver: Arc::clone(driver),
+            processes: Arc::clone(processes),
+            exports: Arc::clone(exports),
+            listeners,
+            deaths: Arc::clone(&audit.deaths),
+            keeper,
+            finish,
+            ending: Ending::default(),
+        }
+    }
+
     /// Nobody is left behind a listener. The keeper is told, of the last one once nothing
     /// is left of the container in the driver.
-    pub(crate) fn deserted(&'static self, number: u64) -> io::Result<()> {
-        let abroad = &self.auditor.abroad;
-        let others = !self.listeners.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+    pub(crate) fn deserted(self: &Arc<Self>, number: u64) -> io::Result<()> {
+        let abroad = &self.processes.abroad;
+        let others = !self.listeners.is_empty();
         if !others {
-            self.tell_left_out(When::End);
+            self.state.log.tell_left_out(When::End);
         }
-        let unseen = self.our_pids().is_empty() && !abroad.is_watched() && !self.exports.has_any();
+        let unseen = self.processes.our_pids().is_empty()
+            && !abroad.is_watched()
+            && !self.exports.all.has_any();
         if others || unseen || abroad.is_unknown() {
             return self.keeper.tell(Notice::Gone { number });
         }
-        let mut ending =
-            self.auditor.ending.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ending = self.ending.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         ending.push(number);
         drop(ending);
-        self.auditor.wake();
+        self.deaths.ring();
         // The driver may keep the auditor for ever.
-        let limited = self.spawn("end", move || {
+        let seen_out = Arc::clone(self);
+        let limited = spawn("end", move || {
             std::thread::sleep(LIMIT);
-            if self.auditor.ending.is_under_way() {
+            if seen_out.ending.is_under_way() {
                 tracing::error!(
-                    container = self.settings.short_id,
+                    container = seen_out.state.settings.short_id,
                     limit_s = LIMIT.as_secs(),
                     "the container is gone, and the driver still has memory of it: nobody was found who uses it"
                 );
-                self.tell_all_gone();
+                seen_out.tell_all_gone();
             }
         });
         if limited.is_err() {
@@ -57,11 +103,10 @@ impl Shared {
     }
 
     fn tell_all_gone(&self) {
-        let mut ending =
-            self.auditor.ending.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ending = self.ending.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         for number in std::mem::take(&mut *ending) {
             if let Err(error) = self.keeper.tell(Notice::Gone { number }) {
-                self.finish(Err(error));
+                self.finish.finish(Err(error));
             }
         }
     }
@@ -69,23 +114,23 @@ impl Shared {
     /// Looks after what is left of a container that is gone, and tells the keeper when
     /// nothing is.
     pub(crate) fn see_out(&self) {
-        let abroad = &self.auditor.abroad;
-        if !self.auditor.ending.is_under_way() {
+        let abroad = &self.processes.abroad;
+        if !self.ending.is_under_way() {
             return;
         }
-        if !self.listeners.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+        if !self.listeners.is_empty() {
             // Somebody came after all.
             return self.tell_all_gone();
         }
-        self.take_all_back();
+        self.exports.take_all_back();
         let mut pids = abroad.former();
-        pids.extend(self.our_pids());
+        pids.extend(self.processes.our_pids());
         let pids: Vec<u32> = pids.into_iter().collect();
-        let used = self.figures(&pids).is_none_or(|(figures, _)| !figures.is_empty());
+        let used = self.driver.figures(&pids).is_none_or(|(figures, _)| !figures.is_empty());
         let charge = if used { Charge::Theirs } else { Charge::Own };
         let due = abroad.since_search() >= LAST_SEARCH;
-        let found = due && self.search(&BTreeSet::new(), charge);
-        let mut quiet = self.auditor.ending.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = due && self.processes.search(&BTreeSet::new(), charge);
+        let mut quiet = self.ending.quiet.lock().unwrap_or_else(PoisonError::into_inner);
         if used || found {
             *quiet = None;
             return;

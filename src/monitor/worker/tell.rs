@@ -5,15 +5,31 @@
 //! counts lie in the journal, so that they outlive the worker. Where a bucket has a token again, or
 //! the container ends, and something was left out, the last refusal is told after all.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use crate::events::{Event, Kind};
+use crate::gate::settings::Settings;
 use crate::monitor::caller::target::process_id;
-use crate::monitor::state::journal_map::LeftOut;
-use crate::monitor::worker::Shared;
-use crate::monitor::worker::facts::{Refused, When, described};
+use crate::monitor::state::journal_map::{JournalMap, LeftOut};
+use crate::monitor::worker::facts::{Facts, Refused, When, described};
+use crate::monitor::worker::log_limit::LogLimit;
 
-impl Shared {
+/// What the host hears of the container, and the lines of the log that it may cause.
+#[derive(Debug)]
+pub(crate) struct ContainerLog {
+    settings: Arc<Settings>,
+    journal: &'static JournalMap,
+    facts: Facts,
+    /// Lines that what its programs do may cause.
+    pub(crate) limit: LogLimit,
+}
+
+impl ContainerLog {
+    pub(crate) fn new(settings: Arc<Settings>, journal: &'static JournalMap) -> Self {
+        let facts = Facts::new(&settings);
+        ContainerLog { settings, journal, facts, limit: LogLimit::new() }
+    }
+
     /// An allocation was refused for the quota.
     pub(crate) fn refused_allocation(&self, refused: Refused) {
         let now_us = self.facts.now_us();

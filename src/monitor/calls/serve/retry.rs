@@ -60,7 +60,7 @@ impl<'a> Case<'a> {
     pub(crate) fn wait_for_turn(&mut self) -> Result<(), Over> {
         let thread = self.target()?.thread;
         self.slot.set_thread(thread);
-        let (turns, slot) = (&self.shared.thread_order, self.slot.number());
+        let (turns, slot) = (&self.parts.callers.thread_order, self.slot.number());
         turns.queue(slot, thread);
         self.retry.is_queued = true;
         self.still_waits()?;
@@ -75,11 +75,11 @@ impl<'a> Case<'a> {
         let lane = match self.lane.take() {
             Some(lane) => lane,
             // What the worker before made is made again, to be undone.
-            None if self.again || self.retry.is_begun => self.shared.lane.enter(self.slot),
-            None => match self.shared.lane.enter_at_once(self.slot) {
+            None if self.again || self.retry.is_begun => self.parts.lane.enter(self.slot),
+            None => match self.parts.lane.enter_at_once(self.slot) {
                 Some(lane) => lane,
                 None => {
-                    let lane = self.shared.lane.enter_while(self.slot, || self.is_valid());
+                    let lane = self.parts.lane.enter_while(self.slot, || self.is_valid());
                     let lane = lane.ok_or(INTERRUPTED)?;
                     self.still_waits()?;
                     lane
@@ -94,34 +94,34 @@ impl<'a> Case<'a> {
 
     /// The same for a call that isn't made on the lane, but does something that has to be.
     pub(crate) fn enter_lane(&mut self) -> OnLane<'a> {
-        self.lane.take().unwrap_or_else(|| self.shared.lane.enter(self.slot))
+        self.lane.take().unwrap_or_else(|| self.parts.lane.enter(self.slot))
     }
 
     /// From here on the call is made, unless it was already: then its caller is given the reply.
     fn begin_in_turn(&mut self, lane: Option<&OnLane<'_>>) -> Result<(), Over> {
         self.retry.is_begun = true;
         self.scratch.remember();
-        let shared = self.shared;
-        if !shared.settings.interruptible && shared.unclaimed.is_empty() {
+        let parts = self.parts;
+        if !parts.state.settings.interruptible && parts.callers.unclaimed.is_empty() {
             return Ok(());
         }
         let (words, read) = (self.slot.words(), self.as_read());
         let target = self.target()?;
         let thread = target.thread;
         self.retry.repeats = target.take_answered() == Some(read);
-        match shared.unclaimed.take(thread, words, read) {
+        match parts.callers.unclaimed.take(thread, words, read) {
             Match::Nothing => Ok(()),
             Match::Other(kept) => {
                 match lane {
-                    Some(lane) => shared.undo(lane, &kept),
-                    None => shared.undo(&self.enter_lane(), &kept),
+                    Some(lane) => parts.callers.undo(lane, &kept),
+                    None => parts.callers.undo(&self.enter_lane(), &kept),
                 }
                 Ok(())
             }
             Match::Same(kept) => {
                 // What the next worker is to know of it, it finds here from now on.
                 self.slot.set_executing(kept.trace.object);
-                shared.unclaimed.settle(&kept);
+                parts.callers.unclaimed.settle(&kept);
                 let Some(outcome) = &kept.outcome else {
                     self.again = true;
                     return Ok(());
@@ -174,10 +174,10 @@ impl<'a> Case<'a> {
                 (trace, Some(outcome))
             }
         };
-        if let Some(oldest) = self.shared.unclaimed.keep(trace, outcome) {
-            self.shared.undo(&self.shared.lane.enter(self.slot), &oldest);
+        if let Some(oldest) = self.parts.callers.unclaimed.keep(trace, outcome) {
+            self.parts.callers.undo(&self.parts.lane.enter(self.slot), &oldest);
         }
-        self.shared.auditor.wake();
+        self.parts.audit.wake();
     }
 
     fn outcome(&mut self, reply: Reply, is_ok: bool) -> Outcome {

@@ -186,7 +186,8 @@ fn a_channel_is_counted_whatever_its_name_and_entered_where_it_is_the_callers() 
     let program = world.program();
     let [own, below_nothing] = [program.handle(), program.handle()];
     let counts = |world: &World| {
-        let books = world.shared().books();
+        let worker = world.worker();
+        let books = worker.parts.state.books();
         (books.groups.count(0), books.outside_groups(0))
     };
     assert!(program.channel(program.client(), 0x77, below_nothing).is_err());
@@ -246,11 +247,11 @@ fn a_reply_that_nobody_took_waits_for_its_thread_and_goes_with_it() {
     let handle = program.handle();
     let lose = || program.fated(Fate::ReplyIsLost).take(handle, 60 * MIB);
     assert_eq!(lose(), Err(Why::NoAnswer));
-    world.shared().undo_unclaimed();
+    world.worker().parts.callers.undo_unclaimed();
     assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
     assert_eq!(lose(), Err(Why::NoAnswer));
     program.die();
-    world.shared().undo_unclaimed();
-    assert!(world.shared().unclaimed.is_empty());
+    world.worker().parts.callers.undo_unclaimed();
+    assert!(world.worker().parts.callers.unclaimed.is_empty());
     world.ends(&[program]);
 }

@@ -1,0 +1,379 @@
+//! Looks what the container's processes have by the driver's own account, and acts on it.
+//!
+//! What the answers mean is decided in [`judge`](crate::monitor::audit::judge); here they are got, and acted
+//! on. It never reads a process's memory, which could make it wait. A thread of its own audits
+//! ([`rounds`](crate::monitor::audit::rounds)), and so does a call that would be refused for the quota.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::events::Event;
+use crate::gate::settings::Settings;
+use crate::ledger::{Client, Entry, Handle, Process};
+use crate::monitor::audit::alias_audit::NAMES_DOUBT;
+use crate::monitor::audit::deaths::Deaths;
+use crate::monitor::audit::export_sweep::KeptExports;
+use crate::monitor::audit::heirs::{callers, seen_with};
+use crate::monitor::audit::holdings::{DeadPids, Holdings};
+use crate::monitor::audit::judge::{self, Figure, Finding, Underway};
+use crate::monitor::audit::memory::{AuditMemory, Audited};
+use crate::monitor::audit::occasion::{Depth, Occasion};
+use crate::monitor::audit::processes::Processes;
+use crate::monitor::audit::vma_audit::Mappings;
+use crate::monitor::caller::target::process_id;
+use crate::monitor::calls::lane::{Lane, OnLane};
+use crate::monitor::compute::slices::Slices;
+use crate::monitor::driver::access::DriverAccess;
+use crate::monitor::driver::monitor_client::MonitorClient;
+use crate::monitor::driver::stakes::Stakes;
+use crate::monitor::state::books::Books;
+use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::state::space::Space;
+use crate::monitor::uvm::files::UvmFile;
+use crate::monitor::uvm::sweep::Uvm;
+use crate::process::ProcessId;
+use crate::rm::about::Held;
+
+/// How long a call that would be refused waits at most: the driver may keep an audit for ever, and
+/// calls have threads that others need.
+const MOST_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often it looks whether an audit is over.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// What an audit saw.
+#[derive(Debug)]
+struct Seen {
+    own: Arc<MonitorClient>,
+    dead: Vec<Process>,
+    numbers: DeadPids,
+    /// By the container's GPUs.
+    all: Vec<Vec<Held>>,
+}
+
+/// Asks the driver and the kernel what the container has, and acts on it.
+#[derive(Debug)]
+pub(crate) struct Audit {
+    pub(crate) state: Arc<ContainerState>,
+    pub(crate) driver: Arc<DriverAccess>,
+    stakes: Arc<Stakes>,
+    pub(crate) processes: Arc<Processes>,
+    lane: Arc<Lane>,
+    uvm: Arc<Uvm>,
+    mappings: Arc<Mappings>,
+    exports: Arc<KeptExports>,
+    slices: Arc<Slices>,
+    pub(crate) deaths: Arc<Deaths>,
+    pub(crate) memory: AuditMemory,
+}
+
+impl Audit {
+    pub(crate) fn new(
+        stakes: Arc<Stakes>,
+        lane: Arc<Lane>,
+        mappings: Arc<Mappings>,
+        exports: Arc<KeptExports>,
+        slices: Arc<Slices>,
+        processes: Arc<Processes>,
+        deaths: Arc<Deaths>,
+    ) -> Self {
+        let (state, driver) = (Arc::clone(&stakes.state), Arc::clone(&stakes.driver));
+        let (uvm, memory) = (Arc::clone(&mappings.uvm), AuditMemory::default());
+        Audit {
+            state,
+            driver,
+            stakes,
+            processes,
+            lane,
+            uvm,
+            mappings,
+            exports,
+            slices,
+            deaths,
+            memory,
+        }
+    }
+
+    /// Has the audit's thread look now.
+    pub(crate) fn wake(&self) {
+        self.deaths.ring();
+    }
+
+    /// Looks what there really is, for a call on the lane that would be refused otherwise, and came then.
+    /// Others come onto the lane meanwhile.
+    pub(crate) fn reconcile(&self, lane: &mut OnLane<'_>, came: Instant) {
+        let asked = Instant::now();
+        while asked.elapsed() < MOST_PATIENCE {
+            let Some(mut last) = self.memory.try_last() else {
+                lane.step_aside(|| std::thread::sleep(LOOK));
+                continue;
+            };
+            // One that began since then, for somebody else, has told all.
+            let told_all = |last: Audited| last.occasion == Occasion::Refusal && last.began >= came;
+            if last.is_some_and(told_all) {
+                break;
+            }
+            let wait = last.map_or(Duration::ZERO, Audited::wait);
+            if !wait.is_zero() {
+                drop(last);
+                lane.step_aside(|| std::thread::sleep(wait));
+                continue;
+            }
+            let (occasion, began) = (Occasion::Refusal, Instant::now());
+            let seen = self.look(Some(lane));
+            lane.step_aside(move || {
+                self.act_on(seen, occasion);
+                *last = Some(Audited { occasion, began, ended: Instant::now() });
+            });
+            break;
+        }
+        lane.step_aside(|| {
+            self.uvm.sweep_mapped(Occasion::Refusal);
+            self.exports.hurry_exports();
+        });
+        self.stakes.free_stakes(lane);
+    }
+
+    /// Audits on the lane, or beside a call that hangs there.
+    pub(crate) fn audit(&self, occasion: Occasion) {
+        // Before the lane: who has it may take a while beside that.
+        let mut last = self.memory.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let lane = self.lane.enter_soon();
+        let began = Instant::now();
+        let seen = self.look(lane.as_ref());
+        drop(lane);
+        self.act_on(seen, occasion);
+        *last = Some(Audited { occasion, began, ended: Instant::now() });
+    }
+
+    /// Compares what the driver says with the books, for each GPU. `None` where nobody is there who could
+    /// have anything, or the driver doesn't answer.
+    fn look(&self, lane: Option<&OnLane<'_>>) -> Option<Seen> {
+        let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
+        let dead: Vec<Process> =
+            processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
+        if processes.is_empty() {
+            self.driver.let_go(self.processes.abroad.is_watched());
+            return None;
+        }
+        let own = self.driver.own_client()?;
+        let is_lost = |process: &Process| ProcessId::of(process_id(*process).pid).is_some();
+        let lost: BTreeSet<Process> = dead.iter().copied().filter(is_lost).collect();
+        let numbers = DeadPids { former: self.processes.abroad.former(), lost };
+        let mut all = Vec::new();
+        for gpu in 0..self.state.uuids.len() {
+            let found = self.ask(lane, &own, gpu, &numbers)?;
+            let learnt = self.judge(lane, gpu, &found);
+            if let (Some(driver_bytes), Some(lane)) = (learnt, lane) {
+                self.take_stock(lane, &own, gpu, driver_bytes);
+            }
+            all.push(found.held);
+        }
+        Some(Seen { own, dead, numbers, all })
+    }
+
+    /// What can be done beside calls.
+    fn act_on(&self, seen: Option<Seen>, occasion: Occasion) {
+        let Some(Seen { own, dead, numbers, all }) = seen else { return };
+        let shows_names = all.iter().any(|held| has_duplicates(held));
+        {
+            let ledger = &self.state.books().ledger;
+            let shows_names = shows_names || ledger.has_names_elsewhere();
+            self.memory.names.saw(shows_names, ledger.lacks_stakes());
+        }
+        if occasion != Occasion::Tick || self.memory.is_stock_due() {
+            let names = self.state.books().ledger.names_of_all();
+            self.strike_out(&own, &names, Depth::Clients);
+        }
+        self.ask_for_names(&own);
+        self.end_heirs(&dead, &all, &numbers);
+        let outlived = self.with_clients(&own, &dead);
+        self.bury(&dead, &all, (&numbers.lost, &outlived));
+    }
+
+    /// Acts on what the driver says of a GPU. How many bytes it has, where that is less than the books
+    /// do: it is to be looked which of theirs are gone.
+    fn judge(&self, lane: Option<&OnLane<'_>>, gpu: usize, found: &Holdings) -> Option<u64> {
+        let Holdings { ref held, own_bytes, named } = *found;
+        let mut books = self.state.books();
+        let expected = books.ledger.expected(gpu)?;
+        let underway = if lane.is_some() { Underway::Nothing } else { Underway::Call };
+        let figures = uncharged(held);
+        let finding = judge::judge(&figures, own_bytes, &expected, named, underway);
+        let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
+        // By their own figures alone it's not to be seen.
+        let by_names = is_more && judge::judge(&figures, 0, &expected, None, underway) != finding;
+        if !by_names && named.is_some() {
+            self.memory.names.dispel(gpu);
+        }
+        if lane.is_some() || !is_more {
+            self.memory.doubts.dispel(gpu);
+        } else if !self.memory.doubts.last(gpu) {
+            books.schedule(Instant::now());
+            drop(books);
+            self.deaths.ring();
+            return None;
+        }
+        if by_names && !self.memory.names.have_been_more(gpu) {
+            books.schedule_by(Instant::now() + NAMES_DOUBT);
+            return None;
+        }
+        match finding {
+            Finding::Fine | Finding::Less => {}
+            Finding::Learn { driver_bytes } => return Some(driver_bytes),
+            Finding::Unasked { driver_bytes } => {
+                tracing::debug!(driver_bytes, "more than was asked for counts");
+                books.enter(Entry::Reconcile { gpu, driver_bytes });
+            }
+            Finding::Exceeds { .. } => {
+                let figures = with_charges(&books, gpu, held);
+                if let Finding::Exceeds { pid, excess_bytes, driver_bytes } =
+                    judge::judge(&figures, own_bytes, &expected, named, underway)
+                {
+                    books.enter(Entry::Reconcile { gpu, driver_bytes });
+                    books.schedule(Instant::now());
+                    let culprits = culprits(&books, pid);
+                    drop(books);
+                    tracing::debug!(excess_bytes, pid, "taken past the monitor");
+                    self.processes.abroad.suspect();
+                    let event = || past_the_monitor(&self.state.settings, gpu, excess_bytes);
+                    culprits.into_iter().for_each(|culprit| self.processes.kill(culprit, event()));
+                }
+            }
+        }
+        None
+    }
+
+    /// Processes that are gone, and hold nothing by clients that others keep open; what is under a number
+    /// that another process has is that one's.
+    fn bury(
+        &self,
+        dead: &[Process],
+        all: &[Vec<Held>],
+        (lost, with_clients): (&BTreeSet<Process>, &BTreeSet<Process>),
+    ) {
+        // Those of who comes while this goes on are not among them.
+        let files = self.uvm.files.all();
+        let outlived = self.mappings.outlived(dead);
+        let mut books = self.state.books();
+        let mut has_buried = false;
+        for process in dead {
+            let pid = process_id(*process).pid.cast_unsigned();
+            let has = |held: &Held| held.pid == pid && held.bytes() > 0;
+            let is_shown = all.iter().flatten().any(has) || with_clients.contains(process);
+            let holds = !lost.contains(process) && is_shown;
+            // Their files end first, which others look to, who may be kept waiting.
+            let is_kept = |number| files.iter().any(|file| file.number == number);
+            let has_files = books.makers.bound_to(*process).any(is_kept);
+            if has_files {
+                self.mappings.spaces.look_at_all();
+            }
+            if holds || has_files || outlived.contains(process) {
+                continue;
+            }
+            let space = Space::Managed(*process);
+            books.enter(Entry::ReleaseSpace { space: space.number() });
+            for (base, _) in books.ranges_of(space) {
+                books.withdraw(space, base);
+            }
+            books.enter(Entry::Left { process: *process });
+            self.slices.shares.wake();
+            self.mappings.spaces.look_at_all();
+            self.processes.abroad.buried(*process);
+            has_buried = true;
+        }
+        if has_buried {
+            // No figure tells that they are gone. Should one be in use all the same, nothing
+            // of it counted.
+            for client in books.ledger.weightless_orphans() {
+                books.enter(Entry::Free { client, handle: Handle(client.0) });
+                books.unlearn_all(client.0);
+            }
+            if books.processes.is_empty() {
+                drop(books);
+                self.clear_up(&files);
+            } else {
+                // What they had is looked at once more.
+                books.schedule(Instant::now());
+                self.deaths.ring();
+            }
+        }
+    }
+
+    /// Nobody is left who called. What only a file maps has nobody to look for it; what was
+    /// exported, somebody may have who never called, and passes it on.
+    fn clear_up(&self, files: &[Arc<UvmFile>]) {
+        self.uvm.unregister_each(files);
+        let kept = self.uvm.files.all().iter().map(|file| file.number).collect();
+        let mut books = self.state.books();
+        if books.processes.is_empty() {
+            books.close_all(&kept);
+        } else {
+            books.schedule(Instant::now());
+            self.deaths.ring();
+        }
+    }
+
+    /// The worker before may have buried the last one, and not have come to clear up.
+    pub(crate) fn clear_up_what_is_left(&self) {
+        let files = self.uvm.files.all();
+        let is_deserted = {
+            let books = self.state.books();
+            let is_left = !books.has_nothing() || self.exports.all.has_any() || !files.is_empty();
+            books.processes.is_empty() && is_left
+        };
+        if is_deserted {
+            self.clear_up(&files);
+        }
+    }
+}
+
+fn has_duplicates(held: &[Held]) -> bool {
+    held.iter().any(|held| held.duplicated_bytes > 0)
+}
+
+/// Figures, whoever is charged for what.
+fn uncharged(held: &[Held]) -> Vec<Figure> {
+    held.iter().map(|held| Figure { held: *held, charged_bytes: 0 }).collect()
+}
+
+/// What each process was charged, by the clients it was seen with.
+fn with_charges(books: &Books, gpu: usize, held: &[Held]) -> Vec<Figure> {
+    let charges = books.ledger.charged_by_client(gpu);
+    // The first that used a client is who made it, mostly.
+    let mut owners: BTreeMap<Client, Process> = BTreeMap::new();
+    for (client, process) in books.ledger.processes() {
+        owners.entry(client).or_insert(process);
+    }
+    let charged = |pid: u32| {
+        let of_pid = charges.iter().filter(|(client, _)| {
+            owners.get(client).is_some_and(|of| process_id(*of).pid.cast_unsigned() == pid)
+        });
+        of_pid.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
+    };
+    held.iter().map(|held| Figure { held: *held, charged_bytes: charged(held.pid) }).collect()
+}
+
+/// Who is to be killed for what the driver shows under `pid`: that process, or where it's dead
+/// those who were seen with a client of its; or else all.
+fn culprits(books: &Books, pid: u32) -> BTreeSet<Process> {
+    let callers = callers(books);
+    let of_pid = |process: &&Process| process_id(**process).pid.cast_unsigned() == pid;
+    if let Some(named) = callers.iter().find(of_pid) {
+        return [*named].into();
+    }
+    let heirs = seen_with(books, pid);
+    if heirs.is_empty() { callers } else { heirs }
+}
+
+/// A process took so much of a GPU that wasn't given.
+fn past_the_monitor(settings: &Settings, gpu: usize, excess_bytes: u64) -> Event {
+    let gpu = settings.gpus.get(gpu);
+    Event {
+        gpu: gpu.map(|gpu| gpu.index),
+        gpu_uuid: gpu.map(|gpu| gpu.uuid.clone()),
+        excess_bytes: Some(excess_bytes),
+        ..Event::killed_past_the_monitor()
+    }
+}

@@ -1,0 +1,133 @@
+//! What is known of the container: what it may, what it has, and what others see of that.
+
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::gate::figures::Figures;
+use crate::gate::launch::Place;
+use crate::gate::settings::Settings;
+use crate::monitor::audit::rest::Rest;
+use crate::monitor::driver::self_ranges;
+use crate::monitor::state::books::Books;
+use crate::monitor::state::journal_map::{Count, JournalMap};
+use crate::monitor::worker::tell::ContainerLog;
+use crate::rm::release::Standing;
+use crate::rm::{Release, about};
+
+/// The container's settings, books and figures.
+#[derive(Debug)]
+pub(crate) struct ContainerState {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) release: Release,
+    /// UUIDs of the container's GPUs, in its order.
+    pub(crate) uuids: Vec<about::Uuid>,
+    /// Where the worker's own memory is.
+    pub(crate) own_ranges: Vec<(u64, u64)>,
+    pub(crate) journal: &'static JournalMap,
+    pub(crate) log: ContainerLog,
+    books: Mutex<Books>,
+    /// What others read of the books, and of the calls that were counted.
+    pub(crate) figures: Figures,
+    rest: Mutex<Rest>,
+}
+
+/// The [`Books`], open. Who has changed what others see of them tells so, before somebody else has
+/// them.
+#[derive(Debug)]
+pub(crate) struct OpenBooks<'a> {
+    books: MutexGuard<'a, Books>,
+    figures: &'a Figures,
+    changed: bool,
+}
+
+impl Deref for OpenBooks<'_> {
+    type Target = Books;
+
+    fn deref(&self) -> &Books {
+        &self.books
+    }
+}
+
+impl DerefMut for OpenBooks<'_> {
+    fn deref_mut(&mut self) -> &mut Books {
+        self.changed = true;
+        &mut self.books
+    }
+}
+
+impl Drop for OpenBooks<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            self.figures.seen(self.books.ledger.mark());
+        }
+    }
+}
+
+impl ContainerState {
+    /// What the journal has of it, and what the settings say.
+    ///
+    /// # Errors
+    ///
+    /// Where the settings name a driver or a GPU that can't be, or the journal can't be mapped.
+    pub(crate) fn open(settings: Settings, journal: &File) -> io::Result<Self> {
+        let version = settings.driver.parse().map_err(io::Error::other)?;
+        let release = Release::of(version).map_err(io::Error::other)?;
+        if release.standing() != Standing::Checked {
+            // `cgpu doctor` says so, once for the host.
+            tracing::debug!(driver = %version, "the driver's structs: {}", release.standing());
+        }
+        let uuids = settings.gpus.iter().map(|gpu| {
+            about::uuid(&gpu.uuid).ok_or_else(|| io::Error::other("a GPU's UUID is none"))
+        });
+        let uuids = uuids.collect::<io::Result<_>>()?;
+        // For the process's life: threads that hang in the driver have slots of it.
+        let journal: &'static JournalMap = Box::leak(Box::new(JournalMap::map(journal)?));
+        let books = Books::open(journal, &settings.gpus, &settings.nodes);
+        let figures = Figures::create(&Place::at(&settings.place).figures());
+        let figures = figures.or_else(|error| {
+            tracing::warn!(%error, "those who look at this container have to wake its monitor");
+            Figures::unread()
+        })?;
+        let settings = Arc::new(settings);
+        Ok(ContainerState {
+            log: ContainerLog::new(Arc::clone(&settings), journal),
+            settings,
+            release,
+            uuids,
+            own_ranges: self_ranges::ranges(&std::fs::read_to_string("/proc/self/maps")?),
+            journal,
+            books: Mutex::new(books),
+            figures,
+            rest: Mutex::new(Rest::new(0, Instant::now())),
+        })
+    }
+
+    /// What is known of the container, while nobody else changes it.
+    pub(crate) fn books(&self) -> OpenBooks<'_> {
+        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        OpenBooks { books, figures: &self.figures, changed: false }
+    }
+
+    /// One more call, of which that became, and which took so long.
+    pub(crate) fn count(&self, became: Count, took: Duration) {
+        self.journal.took(took);
+        self.journal.count(became);
+        self.figures.change();
+    }
+
+    /// One more process was ended.
+    pub(crate) fn count_killed(&self) {
+        self.journal.count(Count::Killed);
+        self.figures.change();
+    }
+
+    /// Whether the container has called nothing for a while.
+    pub(crate) fn is_at_rest(&self, now: Instant) -> bool {
+        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        rest.note(self.journal.calls().received(), now);
+        rest.is_long(now)
+    }
+}
