@@ -3,6 +3,8 @@
 
 #[path = "house/circles.rs"]
 mod circles;
+#[path = "house/sizes.rs"]
+mod sizes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,6 +25,7 @@ const PURE: &[&str] = &[
     "src/gate/syscall.rs",
     "src/monitor/caller/call_id.rs",
     "src/monitor/state/channels.rs",
+    "src/monitor/state/devices.rs",
     "src/monitor/state/groups.rs",
     "src/monitor/state/space.rs",
     "src/request",

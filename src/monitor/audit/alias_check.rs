@@ -20,7 +20,7 @@ impl Audit {
         self.strike_out(own, &names.in_turn(None, several), Depth::Objects);
         let mut books = self.state.books();
         if books.ledger.size().objects < before {
-            books.schedule(Instant::now());
+            books.due.schedule(Instant::now());
             drop(books);
             self.deaths.ring();
         }

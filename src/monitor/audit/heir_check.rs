@@ -68,7 +68,7 @@ impl Audit {
         let held = all.iter().flatten().filter(|held| held.bytes() > 0).map(|held| held.pid);
         let lingering: BTreeSet<u32> = held.filter(|pid| numbers.contains(pid)).collect();
         if !lingering.is_empty() {
-            self.state.books().schedule_by(Instant::now() + GRACE);
+            self.state.books().due.schedule_by(Instant::now() + GRACE);
         }
         for (number, lasted) in self.memory.lingering.saw(&lingering, Instant::now()) {
             let seen = seen_with(&self.state.books(), number);

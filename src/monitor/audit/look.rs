@@ -210,13 +210,13 @@ impl Audit {
         if lane.is_some() || !is_more {
             self.memory.doubts.dispel(gpu);
         } else if !self.memory.doubts.last(gpu) {
-            books.schedule(Instant::now());
+            books.due.schedule(Instant::now());
             drop(books);
             self.deaths.ring();
             return None;
         }
         if by_names && !self.memory.names.have_been_more(gpu) {
-            books.schedule_by(Instant::now() + NAMES_DOUBT);
+            books.due.schedule_by(Instant::now() + NAMES_DOUBT);
             return None;
         }
         match finding {
@@ -232,7 +232,7 @@ impl Audit {
                     judge::judge(&figures, own_bytes, &expected, named, underway)
                 {
                     books.enter(Entry::Reconcile { gpu, driver_bytes });
-                    books.schedule(Instant::now());
+                    books.due.schedule(Instant::now());
                     let culprits = culprits(&books, pid);
                     drop(books);
                     tracing::debug!(excess_bytes, pid, "taken past the monitor");
@@ -274,7 +274,7 @@ impl Audit {
             }
             let space = Space::Managed(*process);
             books.enter(Entry::ReleaseSpace { space: space.number() });
-            for (base, _) in books.ranges_of(space) {
+            for (base, _) in books.ranges.of(space) {
                 books.withdraw(space, base);
             }
             books.enter(Entry::Left { process: *process });
@@ -288,14 +288,14 @@ impl Audit {
             // of it counted.
             for client in books.ledger.weightless_orphans() {
                 books.enter(Entry::Free { client, handle: Handle(client.0) });
-                books.unlearn_all(client.0);
+                books.devices.unlearn_all(client.0);
             }
             if books.processes.is_empty() {
                 drop(books);
                 self.clear_up(&files);
             } else {
                 // What they had is looked at once more.
-                books.schedule(Instant::now());
+                books.due.schedule(Instant::now());
                 self.deaths.ring();
             }
         }
@@ -310,7 +310,7 @@ impl Audit {
         if books.processes.is_empty() {
             books.close_all(&kept);
         } else {
-            books.schedule(Instant::now());
+            books.due.schedule(Instant::now());
             self.deaths.ring();
         }
     }

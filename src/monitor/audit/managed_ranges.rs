@@ -16,7 +16,7 @@ impl Mappings {
     pub(crate) fn release_unmapped(&self) {
         let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
         for process in processes {
-            let ranges = self.state.books().ranges_of(Space::Managed(process));
+            let ranges = self.state.books().ranges.of(Space::Managed(process));
             self.release_if_unmapped(process, &ranges);
         }
         self.spaces.charged().retain(|_, at| at.elapsed() < 2 * ON_ITS_WAY);
@@ -55,7 +55,7 @@ impl Mappings {
     pub(crate) fn makes_room(&self, process: Process, (base, length): (u64, u64)) -> bool {
         let wanted = (base, base.saturating_add(length));
         let overlapping = || {
-            let mut ranges = self.state.books().ranges_of(Space::Managed(process));
+            let mut ranges = self.state.books().ranges.of(Space::Managed(process));
             ranges.retain(|(at, bytes)| overlap(wanted, (*at, at.saturating_add(*bytes))));
             ranges
         };
@@ -88,7 +88,7 @@ impl Mappings {
         let files = self.uvm.files.all();
         let is_of_file = {
             let books = self.state.books();
-            files.iter().any(|file| books.covers(Space::File(file.number), mapped))
+            files.iter().any(|file| books.ranges.covers(Space::File(file.number), mapped))
         };
         let is_managed = |file: &Arc<UvmFile>| {
             Ranges::of(&self.state.release, &file.device).is_managed(mapped.0)
@@ -98,7 +98,7 @@ impl Mappings {
 
     /// Of processes that are gone, those whose managed memory others have.
     pub(crate) fn outlived(&self, dead: &[Process]) -> BTreeSet<Process> {
-        let ranges_of = |process: &Process| self.state.books().ranges_of(Space::Managed(*process));
+        let ranges_of = |process: &Process| self.state.books().ranges.of(Space::Managed(*process));
         let with_ranges: Vec<Process> =
             dead.iter().filter(|of| !ranges_of(of).is_empty()).copied().collect();
         if with_ranges.is_empty() {

@@ -9,6 +9,7 @@ use crate::monitor::audit::deaths::{WaitEnd, Watched};
 use crate::monitor::audit::occasion::Occasion;
 use crate::monitor::caller::target::{pidfd_open, process_id};
 use crate::monitor::resident::{give_back_the_heap, give_back_the_start};
+use crate::monitor::state::due::Due;
 use crate::monitor::worker::facts::When;
 use crate::monitor::worker::parts::Parts;
 use crate::monitor::worker::see_out::SeeOut;
@@ -50,14 +51,14 @@ impl Rounds {
         let mut tidied = Instant::now();
         audit.clear_up_what_is_left();
         // Nobody looked since the worker before did.
-        state.books().schedule(Instant::now());
+        state.books().due.schedule(Instant::now());
         loop {
             self.watch(&mut watched)?;
             let woken = audit.deaths.wait(self.next(Instant::now()));
             let now = Instant::now();
             callers.undo_unclaimed();
             let occasion = if woken == WaitEnd::Death { Occasion::Death } else { Occasion::Tick };
-            if state.books().take_due(now) || woken != WaitEnd::Rung {
+            if state.books().due.take(now) || woken != WaitEnd::Rung {
                 audit.audit(occasion);
                 processes.look_abroad();
             }
@@ -132,11 +133,11 @@ impl Rounds {
         };
         if !watched && !ending && callers.unclaimed.is_empty() {
             // Or whoever comes next would find something due already, and wake nobody.
-            books.due = [None; 2];
+            books.due = Due::default();
             return None;
         }
-        let due = books.due.iter().flatten().min();
-        let wait = due.map_or(tick, |due| due.saturating_duration_since(now).min(tick));
+        let wait =
+            books.due.next().map_or(tick, |due| due.saturating_duration_since(now).min(tick));
         Some(if ending { wait.min(LAST_LOOK) } else { wait })
     }
 }

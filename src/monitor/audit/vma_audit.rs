@@ -89,7 +89,7 @@ impl Mappings {
             self.look_at_fresh(&files);
         }
         self.release_unmapped();
-        self.state.books().forget_withdrawn(begun);
+        self.state.books().ranges.forget_withdrawn(begun);
     }
 
     fn look_at_fresh(&self, files: &[Arc<UvmFile>]) {
@@ -156,7 +156,8 @@ impl Mappings {
         since: Instant,
     ) -> Vec<Mapped> {
         let books = self.state.books();
-        let is_charged = |mapped: &Mapped| books.covered(Space::Managed(process), *mapped, since);
+        let is_charged =
+            |mapped: &Mapped| books.ranges.covered(Space::Managed(process), *mapped, since);
         mappings.iter().copied().filter(|mapped| !is_charged(mapped)).collect()
     }
 
@@ -168,9 +169,9 @@ impl Mappings {
         let is_explained = |mapped: &Mapped| {
             let mut of_files = files.iter().map(|file| Space::File(file.number));
             let mut of_others = books.processes.iter().map(|process| Space::Managed(*process));
-            of_files.any(|space| books.covers(space, *mapped))
-                || of_others.any(|space| books.covers(space, *mapped))
-                || books.was_covered(*mapped, since)
+            of_files.any(|space| books.ranges.covers(space, *mapped))
+                || of_others.any(|space| books.ranges.covers(space, *mapped))
+                || books.ranges.was_covered(*mapped, since)
         };
         uncharged.iter().copied().filter(|mapped| !is_explained(mapped)).collect()
     }
@@ -201,7 +202,7 @@ impl Mappings {
         }
         let charged: Vec<Process> = {
             let books = self.state.books();
-            let is_charged = |of: &Process| books.covers(Space::Managed(*of), (at, at + 1));
+            let is_charged = |of: &Process| books.ranges.covers(Space::Managed(*of), (at, at + 1));
             books.processes.iter().copied().filter(is_charged).collect()
         };
         // To ask for it is not to have it.
@@ -212,7 +213,7 @@ impl Mappings {
         }
         let paid: Vec<(u64, u64)> = {
             let books = self.state.books();
-            charged.iter().filter_map(|of| books.range(Space::Managed(*of), at)).collect()
+            charged.iter().filter_map(|of| books.ranges.range(Space::Managed(*of), at)).collect()
         };
         for file in found {
             let ranges = Ranges::of(&self.state.release, &file.device);

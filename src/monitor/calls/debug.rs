@@ -7,44 +7,43 @@
 use nix::errno::Errno;
 
 use crate::monitor::caller::listener::Reply;
-use crate::monitor::calls::serve::{Case, Over};
+use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::make_control::make_control;
 use crate::rm::control::Direction;
 use crate::rm::control::debug::Access;
 use crate::rm::{Command, Layout};
 
-impl Case<'_> {
-    pub(crate) fn access(
-        &mut self,
-        command: &Command,
-        layout: &'static Layout,
-        access: &Access,
-        params: u64,
-    ) -> Result<Reply, Over> {
-        // No answer is kept of it.
-        self.scratch.input.clear();
-        for part in access.parts() {
-            self.scratch.list.reset(part.bytes);
-            if access.direction == Direction::In {
-                self.read_piece(part.address, (0, part.bytes))?;
-            }
-            self.still_waits()?;
-            let copy = self.scratch.list.address();
-            for patch in part.patches(copy) {
-                let _ = patch.apply(&mut self.scratch.params);
-            }
-            let made = self.make_control(command, layout, params);
-            for patch in access.patches() {
-                let _ = patch.apply(&mut self.scratch.params);
-            }
-            if !made? {
-                break;
-            }
-            if access.direction == Direction::Out {
-                self.still_waits()?;
-                let written = self.target()?.write(&[Some((part.address, &self.scratch.list))]);
-                written.map_err(|errno: Errno| Reply::Errno(errno as i32))?;
-            }
+pub(crate) fn access(
+    case: &mut Case<'_>,
+    command: &Command,
+    layout: &'static Layout,
+    access: &Access,
+    params: u64,
+) -> Result<Reply, Over> {
+    // No answer is kept of it.
+    case.scratch.input.clear();
+    for part in access.parts() {
+        case.scratch.list.reset(part.bytes);
+        if access.direction == Direction::In {
+            case.read_piece(part.address, (0, part.bytes))?;
         }
-        Ok(self.executed(None))
+        case.still_waits()?;
+        let copy = case.scratch.list.address();
+        for patch in part.patches(copy) {
+            let _ = patch.apply(&mut case.scratch.params);
+        }
+        let made = make_control(case, command, layout, params);
+        for patch in access.patches() {
+            let _ = patch.apply(&mut case.scratch.params);
+        }
+        if !made? {
+            break;
+        }
+        if access.direction == Direction::Out {
+            case.still_waits()?;
+            let written = case.target()?.write(&[Some((part.address, &case.scratch.list))]);
+            written.map_err(|errno: Errno| Reply::Errno(errno as i32))?;
+        }
     }
+    Ok(case.executed(None))
 }

@@ -16,8 +16,12 @@ use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
 use crate::monitor::caller::call_id::{Making, nth_handle};
 use crate::monitor::caller::listener::Reply;
+use crate::monitor::calls::case::retry::begin_on_lane;
+use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::gpu_lookup::shown_below;
+use crate::monitor::calls::handles::{next_handles, unmake};
 use crate::monitor::calls::lane::OnLane;
-use crate::monitor::calls::serve::{Case, Over};
+use crate::monitor::calls::make_control::{give_back, make_control, settle};
 use crate::monitor::driver::device::{Device, Failure};
 use crate::monitor::state::books::{BOUNDS, Books};
 use crate::monitor::state::export_files::{Denied, Exported};
@@ -41,327 +45,321 @@ struct Control<'a> {
     params: u64,
 }
 
-impl Case<'_> {
-    /// A control of a caller's descriptor, made on ours of the same file.
-    pub(crate) fn export_or_import(
-        &mut self,
-        (command, head): (&Command, &'static Layout),
-        does: Does,
-        client: u32,
-        params: u64,
-    ) -> Result<Reply, Over> {
-        let Some(layout) =
-            export::layout(&self.parts.state.release, does, self.scratch.params.len())
-        else {
-            return Err(self.status_over(head, NV_ERR_INVALID_PARAM_STRUCT));
-        };
-        let descriptor = export::descriptor(layout, &self.scratch.params);
-        let file = descriptor.and_then(|descriptor| {
-            let file = self.target.as_ref()?.duplicate(descriptor).ok()?;
-            let file = Device::of(&self.parts.state.settings.nodes, file).ok()?;
-            (file.kind == NodeKind::Control).then_some(file)
-        });
-        let (Some(descriptor), Some(file)) = (descriptor, file) else {
-            return Err(self.status_over(head, NV_ERR_INVALID_PARAMETER));
-        };
-        let lane = match does {
-            Does::Tell => self.settle().map(|()| None),
-            _ => self.begin_on_lane().map(Some),
-        }?;
-        export::set_descriptor(layout, &mut self.scratch.params, file.descriptor());
-        let control = Control { command, head, layout, does, client, params };
-        let done = match (&lane, export::places(layout, &self.scratch.params)) {
-            (None, _) => self.make_control(command, head, params).map(|done| (done, vec![])),
-            (_, None) => Err(self.status_over(head, NV_ERR_INVALID_PARAMETER)),
-            (Some(lane), Some(places)) if matches!(does, Does::Export | Does::ExportList) => {
-                self.export(lane, control, &places, &Arc::new(file)).map(|done| (done, vec![]))
+/// A control of a caller's descriptor, made on ours of the same file.
+pub(crate) fn export_or_import(
+    case: &mut Case<'_>,
+    (command, head): (&Command, &'static Layout),
+    does: Does,
+    client: u32,
+    params: u64,
+) -> Result<Reply, Over> {
+    let Some(layout) = export::layout(&case.parts.state.release, does, case.scratch.params.len())
+    else {
+        return Err(status_over(case, head, NV_ERR_INVALID_PARAM_STRUCT));
+    };
+    let descriptor = export::descriptor(layout, &case.scratch.params);
+    let file = descriptor.and_then(|descriptor| {
+        let file = case.target.as_ref()?.duplicate(descriptor).ok()?;
+        let file = Device::of(&case.parts.state.settings.nodes, file).ok()?;
+        (file.kind == NodeKind::Control).then_some(file)
+    });
+    let (Some(descriptor), Some(file)) = (descriptor, file) else {
+        return Err(status_over(case, head, NV_ERR_INVALID_PARAMETER));
+    };
+    let lane = match does {
+        Does::Tell => settle(case).map(|()| None),
+        _ => begin_on_lane(case).map(Some),
+    }?;
+    export::set_descriptor(layout, &mut case.scratch.params, file.descriptor());
+    let control = Control { command, head, layout, does, client, params };
+    let done = match (&lane, export::places(layout, &case.scratch.params)) {
+        (None, _) => make_control(case, command, head, params).map(|done| (done, vec![])),
+        (_, None) => Err(status_over(case, head, NV_ERR_INVALID_PARAMETER)),
+        (Some(lane), Some(places)) if matches!(does, Does::Export | Does::ExportList) => {
+            export(case, lane, control, &places, &Arc::new(file)).map(|done| (done, vec![]))
+        }
+        (Some(lane), Some(places)) => import(case, lane, control, &places, &Arc::new(file)),
+    };
+    drop(lane);
+    export::set_descriptor(layout, &mut case.scratch.params, descriptor);
+    let (done, made) = done?;
+    give_back(case, params, done);
+    Ok(case.executed(made))
+}
+
+fn status_over(case: &mut Case<'_>, head: &'static Layout, status: u32) -> Over {
+    case.answer(Answer::Status(status), Some(head))
+}
+
+fn denied(case: &mut Case<'_>, head: &'static Layout, denied: Denied) -> Over {
+    let (what, status) = match denied {
+        Denied::Unknown => {
+            ("an import of what this container didn't export", NV_ERR_INVALID_PARAMETER)
+        }
+        Denied::Full => ("more exports than can be kept account of", NV_ERR_INSUFFICIENT_RESOURCES),
+    };
+    case.log(what);
+    status_over(case, head, status)
+}
+
+fn export(
+    case: &mut Case<'_>,
+    lane: &OnLane<'_>,
+    control: Control<'_>,
+    places: &Places,
+    file: &Arc<Device>,
+) -> Result<bool, Over> {
+    let (parts, head) = (case.parts, control.head);
+    let found = parts.exports.all.find(file, Some(parts.state.journal.next_hold()));
+    let (exported, is_new) = found.map_err(|why| denied(case, head, why))?;
+    // The worker before had come to tell of it.
+    let mine = case.again && !case.slot.making().was_there;
+    // One object is put into a file once; a list goes into what others of ours began.
+    let begun = match control.does {
+        Does::Export => !is_new && !mine,
+        _ => is_new && is_in_use(case, control.client, file),
+    };
+    let done = match begun {
+        true => Err(status_over(case, head, NV_ERR_STATE_IN_USE)),
+        false => {
+            if !case.again {
+                case.slot.set_executing(Making::one(control.client, 0, !is_new));
             }
-            (Some(lane), Some(places)) => self.import(lane, control, &places, &Arc::new(file)),
+            export_to(case, control, places, &exported, is_new)
+        }
+    };
+    if is_new && !matches!(done, Ok(true)) && parts.exports.clear(&exported, |_| true) {
+        parts.exports.forget_export(exported.number);
+    }
+    parts.stakes.free_stakes(lane);
+    done
+}
+
+/// Whether anybody has exported to that file.
+fn is_in_use(case: &Case<'_>, client: u32, file: &Device) -> bool {
+    let params = export::ask(&case.parts.state.release, file.descriptor());
+    let Some(mut params) = params else { return false };
+    let command = NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO;
+    case.rm().is_ok_and(|rm| rm.control(client, client, command, &mut params).is_ok())
+}
+
+fn export_to(
+    case: &mut Case<'_>,
+    control: Control<'_>,
+    places: &Places,
+    exported: &Exported,
+    is_new: bool,
+) -> Result<bool, Over> {
+    let (parts, head, of) = (case.parts, control.head, Client(control.client));
+    let process = case.target()?.process;
+    case.books().shares(control.client, process);
+    if is_new {
+        // Before there is anything in it, so that no worker to come misses one.
+        if parts.exports.hand_to_keeper(exported).is_err() {
+            return Err(status_over(case, head, NV_ERR_INSUFFICIENT_RESOURCES));
+        }
+    }
+    let of_the_host = of_the_host(case, control, places)?;
+    if !parts.exports.clear(exported, |place| places.has(place)) {
+        return Err(status_over(case, head, NV_ERR_INSUFFICIENT_RESOURCES));
+    }
+    let held = hold_all(&mut case.books(), (of, places), exported.number, &of_the_host);
+    if let Err(error) = held {
+        case.log(&format!("an export: {error}"));
+        let status = match error {
+            LedgerError::Full => NV_ERR_INSUFFICIENT_RESOURCES,
+            _ => NV_ERR_NOT_SUPPORTED,
         };
-        drop(lane);
-        export::set_descriptor(layout, &mut self.scratch.params, descriptor);
-        let (done, made) = done?;
-        self.give_back(params, done);
-        Ok(self.executed(made))
+        return Err(status_over(case, head, status));
     }
-
-    fn status_over(&mut self, head: &'static Layout, status: u32) -> Over {
-        self.answer(Answer::Status(status), Some(head))
+    let done = put_in(case, control, places, exported);
+    if !matches!(done, Ok(true)) {
+        parts.exports.forget_places(exported.number, |place| places.has(place));
+        return done;
     }
+    if are_as_charged(case, of, places) && stake(case, of, places, exported) {
+        return done;
+    }
+    parts.exports.clear(exported, |place| places.has(place));
+    case.log("memory to be exported that was taken past the monitor");
+    Err(status_over(case, head, NV_ERR_NOT_SUPPORTED))
+}
 
-    fn denied(&mut self, head: &'static Layout, denied: Denied) -> Over {
-        let (what, status) = match denied {
-            Denied::Unknown => {
-                ("an import of what this container didn't export", NV_ERR_INVALID_PARAMETER)
+/// Has the driver put objects into a file, where the worker before may have had it put some.
+fn put_in(
+    case: &mut Case<'_>,
+    control: Control<'_>,
+    places: &Places,
+    exported: &Exported,
+) -> Result<bool, Over> {
+    let Control { command, head, does, client, params, .. } = control;
+    let done = make_control(case, command, head, params)?;
+    let status = case.status(head);
+    if does != Does::Export || status != NV_ERR_STATE_IN_USE || !case.again {
+        return Ok(done);
+    }
+    // Its one place was cleared, which a list alone fills again.
+    let object = places.objects.first().copied().unwrap_or_default();
+    let mut list = export::one(exported.file.descriptor(), object);
+    let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
+    let status = match case.rm()?.control(client, client, command, &mut list) {
+        Ok(()) => NV_OK,
+        Err(Failure::Status(status)) => status,
+        Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
+    };
+    case.patch(head, Meaning::Status, status.into());
+    Ok(status == NV_OK)
+}
+
+/// The objects that aren't known to be memory of a GPU: all are the host's.
+///
+/// # Errors
+///
+/// Where one isn't, and so may be memory that nobody has counted.
+fn of_the_host(
+    case: &mut Case<'_>,
+    control: Control<'_>,
+    places: &Places,
+) -> Result<Vec<Handle>, Over> {
+    let of = Client(control.client);
+    let mut unknown: Vec<Handle> = Vec::new();
+    let books = case.books();
+    for object in places.named().map(|(_, object)| Handle(object)) {
+        if books.ledger.bytes_of(of, object).is_none_or(|bytes| bytes == 0) {
+            unknown.push(object);
+        }
+    }
+    drop(books);
+    unknown.sort_unstable();
+    unknown.dedup();
+    let release = &case.parts.state.release;
+    let rm = case.rm()?;
+    let is_not = |object: &&Handle| {
+        let Some(mut params) = export::ask_where(release, object.0) else { return true };
+        let command = NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE;
+        let asked = rm.control(of.0, of.0, command, &mut params);
+        asked.is_err() || !export::is_of_the_host(release, &params)
+    };
+    let Some(stranger) = unknown.iter().find(is_not) else { return Ok(unknown) };
+    case.log(&format!("an export of {:#x}, which is in no books", stranger.0));
+    Err(status_over(case, control.head, NV_ERR_NOT_SUPPORTED))
+}
+
+/// Whether what was exported is no more than is charged.
+fn are_as_charged(case: &Case<'_>, of: Client, places: &Places) -> bool {
+    let Ok(rm) = case.rm() else { return false };
+    let objects = places.named().map(|(_, object)| object).collect::<BTreeSet<u32>>();
+    objects.into_iter().all(|object| {
+        let memory = case.books().ledger.memory_of(of, Handle(object));
+        memory.is_none_or(|(_, bytes)| bytes == 0 || !rm.is_more_than(of.0, object, bytes))
+    })
+}
+
+/// Puts a stake before each of what was exported, behind what it was exported from: whether all
+/// have one.
+fn stake(case: &Case<'_>, of: Client, places: &Places, exported: &Exported) -> bool {
+    let Ok(device) = case.device() else { return false };
+    places.named().all(|(index, object)| {
+        let memory = case.books().ledger.memory_of(of, Handle(object));
+        let Some((gpu, _)) = memory.filter(|(_, bytes)| *bytes > 0) else { return true };
+        let hold = Hold::Export { file: exported.number, index };
+        case.parts.stakes.stake_export(device, hold, (of.0, object), gpu)
+    })
+}
+
+fn import(
+    case: &mut Case<'_>,
+    lane: &OnLane<'_>,
+    control: Control<'_>,
+    places: &Places,
+    file: &Arc<Device>,
+) -> Result<(bool, Vec<Object>), Over> {
+    let Control { command, head, layout, client, params, .. } = control;
+    let found = case.parts.exports.all.find(file, None);
+    let (exported, _) = found.map_err(|why| denied(case, head, why))?;
+    let parent = places.parent;
+    let hold = |place: u32| Hold::Export { file: exported.number, index: place };
+    let process = case.target()?.process;
+    let mut books = case.books();
+    books.shares(client, process);
+    let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
+    // Where nothing is, nothing is made.
+    let wanted: Vec<(usize, u32)> = (places.objects.iter().copied().enumerate())
+        .zip(places.first..)
+        .filter(|(_, place)| books.ledger.held_by(hold(*place)).is_some())
+        .map(|(wanted, _)| wanted)
+        .collect();
+    let memories = (places.first..).take(places.objects.len());
+    let memories = memories.filter_map(|place| books.ledger.memory_held_by(hold(place)));
+    // All of a file are one GPU's.
+    let gpu = memories.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu).last();
+    drop(books);
+    if wanted.len() > room {
+        case.log("more objects than can be kept account of");
+        return Err(status_over(case, head, NV_ERR_INSUFFICIENT_RESOURCES));
+    }
+    let unchosen = wanted.iter().filter(|(_, object)| *object == 0).count();
+    let before = case.slot.making();
+    let first = match case.again && before.handle != 0 {
+        true => before.handle,
+        false => next_handles(case, u32::try_from(unchosen).unwrap_or(u32::MAX)),
+    };
+    let mut chosen = (0..).map(|number| nth_handle(first, number));
+    let mut objects = vec![0; places.objects.len()];
+    for (at, object) in wanted {
+        if let Some(place) = objects.get_mut(at) {
+            *place = if object == 0 { chosen.next().unwrap_or_default() } else { object };
+        }
+    }
+    let asked = objects.iter().copied().filter(|object| *object != 0);
+    let known = {
+        let books = case.books();
+        asked.clone().any(|object| books.ledger.contains(Client(client), Handle(object)))
+    };
+    // The worker before may have made them, and even entered some.
+    if case.again && !before.was_there {
+        asked.for_each(|object| unmake(case, lane, client, parent, object));
+    }
+    export::set_objects(layout, &mut case.scratch.params, &objects);
+    // Of a list whose handles the caller chose, what can be undone is the first.
+    let theirs = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
+    let was_there = if case.again { before.was_there } else { known };
+    let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
+    case.slot.set_executing(Making { client, handle: theirs.unwrap_or(first), more, was_there });
+    let shown = shown_below(case, lane, client, parent, gpu);
+    let done = make_control(case, command, head, params);
+    let done_well = matches!(done, Ok(true));
+    let stakes: Vec<(u32, Option<u32>)> = (places.first..)
+        .take(if done_well { places.objects.len() } else { 0 })
+        .map(|place| (place, case.parts.stakes.stake_behind_export(hold(place), (shown, gpu))))
+        .collect();
+    let mut made = Vec::new();
+    let mut books = case.books();
+    if matches!(done, Ok(true)) {
+        let after = export::places(layout, &case.scratch.params);
+        objects = after.map(|after| after.objects).unwrap_or_default();
+        for (at, (object, place)) in objects.iter_mut().zip(places.first..).enumerate() {
+            if !export::is_imported(layout, &case.scratch.params, at) {
+                *object = places.objects.get(at).copied().unwrap_or_default();
+                continue;
             }
-            Denied::Full => {
-                ("more exports than can be kept account of", NV_ERR_INSUFFICIENT_RESOURCES)
-            }
-        };
-        self.log(what);
-        self.status_over(head, status)
+            let (client, parent) = (Client(client), Handle(parent));
+            let handle = Handle(*object);
+            let hold = hold(place);
+            books.enter(Entry::Adopt { hold, client, parent, handle, shown });
+            made.push(Object { client: client.0, parent: parent.0, handle: handle.0 });
+        }
+    } else {
+        objects.clone_from(&places.objects);
     }
-
-    fn export(
-        &mut self,
-        lane: &OnLane<'_>,
-        control: Control<'_>,
-        places: &Places,
-        file: &Arc<Device>,
-    ) -> Result<bool, Over> {
-        let (parts, head) = (self.parts, control.head);
-        let found = parts.exports.all.find(file, Some(parts.state.journal.next_hold()));
-        let (exported, is_new) = found.map_err(|denied| self.denied(head, denied))?;
-        // The worker before had come to tell of it.
-        let mine = self.again && !self.slot.making().was_there;
-        // One object is put into a file once; a list goes into what others of ours began.
-        let begun = match control.does {
-            Does::Export => !is_new && !mine,
-            _ => is_new && self.is_in_use(control.client, file),
-        };
-        let done = match begun {
-            true => Err(self.status_over(head, NV_ERR_STATE_IN_USE)),
-            false => {
-                if !self.again {
-                    self.slot.set_executing(Making::one(control.client, 0, !is_new));
-                }
-                self.export_to(control, places, &exported, is_new)
-            }
-        };
-        if is_new && !matches!(done, Ok(true)) && parts.exports.clear(&exported, |_| true) {
-            parts.exports.forget_export(exported.number);
-        }
-        parts.stakes.free_stakes(lane);
-        done
+    drop(books);
+    for (place, stake) in stakes {
+        let at = (place - places.first) as usize;
+        let object = objects.get(at).copied().unwrap_or_default();
+        case.parts.stakes.stake_name((client, object), stake);
     }
-
-    /// Whether anybody has exported to that file.
-    fn is_in_use(&self, client: u32, file: &Device) -> bool {
-        let params = export::ask(&self.parts.state.release, file.descriptor());
-        let Some(mut params) = params else { return false };
-        let command = NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO;
-        self.rm().is_ok_and(|rm| rm.control(client, client, command, &mut params).is_ok())
-    }
-
-    fn export_to(
-        &mut self,
-        control: Control<'_>,
-        places: &Places,
-        exported: &Exported,
-        is_new: bool,
-    ) -> Result<bool, Over> {
-        let (parts, head, of) = (self.parts, control.head, Client(control.client));
-        let process = self.target()?.process;
-        self.books().shares(control.client, process);
-        if is_new {
-            // Before there is anything in it, so that no worker to come misses one.
-            if parts.exports.hand_to_keeper(exported).is_err() {
-                return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
-            }
-        }
-        let of_the_host = self.of_the_host(control, places)?;
-        if !parts.exports.clear(exported, |place| places.has(place)) {
-            return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
-        }
-        let held = hold_all(&mut self.books(), (of, places), exported.number, &of_the_host);
-        if let Err(error) = held {
-            self.log(&format!("an export: {error}"));
-            let status = match error {
-                LedgerError::Full => NV_ERR_INSUFFICIENT_RESOURCES,
-                _ => NV_ERR_NOT_SUPPORTED,
-            };
-            return Err(self.status_over(head, status));
-        }
-        let done = self.put_in(control, places, exported);
-        if !matches!(done, Ok(true)) {
-            parts.exports.forget_places(exported.number, |place| places.has(place));
-            return done;
-        }
-        if self.are_as_charged(of, places) && self.stake(of, places, exported) {
-            return done;
-        }
-        parts.exports.clear(exported, |place| places.has(place));
-        self.log("memory to be exported that was taken past the monitor");
-        Err(self.status_over(head, NV_ERR_NOT_SUPPORTED))
-    }
-
-    /// Has the driver put objects into a file, where the worker before may have had it put some.
-    fn put_in(
-        &mut self,
-        control: Control<'_>,
-        places: &Places,
-        exported: &Exported,
-    ) -> Result<bool, Over> {
-        let Control { command, head, does, client, params, .. } = control;
-        let done = self.make_control(command, head, params)?;
-        let status = self.status(head);
-        if does != Does::Export || status != NV_ERR_STATE_IN_USE || !self.again {
-            return Ok(done);
-        }
-        // Its one place was cleared, which a list alone fills again.
-        let object = places.objects.first().copied().unwrap_or_default();
-        let mut list = export::one(exported.file.descriptor(), object);
-        let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
-        let status = match self.rm()?.control(client, client, command, &mut list) {
-            Ok(()) => NV_OK,
-            Err(Failure::Status(status)) => status,
-            Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
-        };
-        self.patch(head, Meaning::Status, status.into());
-        Ok(status == NV_OK)
-    }
-
-    /// The objects that aren't known to be memory of a GPU: all are the host's.
-    ///
-    /// # Errors
-    ///
-    /// Where one isn't, and so may be memory that nobody has counted.
-    fn of_the_host(&mut self, control: Control<'_>, places: &Places) -> Result<Vec<Handle>, Over> {
-        let of = Client(control.client);
-        let mut unknown: Vec<Handle> = Vec::new();
-        let books = self.books();
-        for object in places.named().map(|(_, object)| Handle(object)) {
-            if books.ledger.bytes_of(of, object).is_none_or(|bytes| bytes == 0) {
-                unknown.push(object);
-            }
-        }
-        drop(books);
-        unknown.sort_unstable();
-        unknown.dedup();
-        let release = &self.parts.state.release;
-        let rm = self.rm()?;
-        let is_not = |object: &&Handle| {
-            let Some(mut params) = export::ask_where(release, object.0) else { return true };
-            let command = NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE;
-            let asked = rm.control(of.0, of.0, command, &mut params);
-            asked.is_err() || !export::is_of_the_host(release, &params)
-        };
-        let Some(stranger) = unknown.iter().find(is_not) else { return Ok(unknown) };
-        self.log(&format!("an export of {:#x}, which is in no books", stranger.0));
-        Err(self.status_over(control.head, NV_ERR_NOT_SUPPORTED))
-    }
-
-    /// Whether what was exported is no more than is charged.
-    fn are_as_charged(&self, of: Client, places: &Places) -> bool {
-        let Ok(rm) = self.rm() else { return false };
-        let objects = places.named().map(|(_, object)| object).collect::<BTreeSet<u32>>();
-        objects.into_iter().all(|object| {
-            let memory = self.books().ledger.memory_of(of, Handle(object));
-            memory.is_none_or(|(_, bytes)| bytes == 0 || !rm.is_more_than(of.0, object, bytes))
-        })
-    }
-
-    /// Puts a stake before each of what was exported, behind what it was exported from: whether all
-    /// have one.
-    fn stake(&self, of: Client, places: &Places, exported: &Exported) -> bool {
-        let Ok(device) = self.device() else { return false };
-        places.named().all(|(index, object)| {
-            let memory = self.books().ledger.memory_of(of, Handle(object));
-            let Some((gpu, _)) = memory.filter(|(_, bytes)| *bytes > 0) else { return true };
-            let hold = Hold::Export { file: exported.number, index };
-            self.parts.stakes.stake_export(device, hold, (of.0, object), gpu)
-        })
-    }
-
-    fn import(
-        &mut self,
-        lane: &OnLane<'_>,
-        control: Control<'_>,
-        places: &Places,
-        file: &Arc<Device>,
-    ) -> Result<(bool, Vec<Object>), Over> {
-        let Control { command, head, layout, client, params, .. } = control;
-        let found = self.parts.exports.all.find(file, None);
-        let (exported, _) = found.map_err(|denied| self.denied(head, denied))?;
-        let parent = places.parent;
-        let hold = |place: u32| Hold::Export { file: exported.number, index: place };
-        let process = self.target()?.process;
-        let mut books = self.books();
-        books.shares(client, process);
-        let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
-        // Where nothing is, nothing is made.
-        let wanted: Vec<(usize, u32)> = (places.objects.iter().copied().enumerate())
-            .zip(places.first..)
-            .filter(|(_, place)| books.ledger.held_by(hold(*place)).is_some())
-            .map(|(wanted, _)| wanted)
-            .collect();
-        let memories = (places.first..).take(places.objects.len());
-        let memories = memories.filter_map(|place| books.ledger.memory_held_by(hold(place)));
-        // All of a file are one GPU's.
-        let gpu = memories.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu).last();
-        drop(books);
-        if wanted.len() > room {
-            self.log("more objects than can be kept account of");
-            return Err(self.status_over(head, NV_ERR_INSUFFICIENT_RESOURCES));
-        }
-        let unchosen = wanted.iter().filter(|(_, object)| *object == 0).count();
-        let before = self.slot.making();
-        let first = match self.again && before.handle != 0 {
-            true => before.handle,
-            false => self.next_handles(u32::try_from(unchosen).unwrap_or(u32::MAX)),
-        };
-        let mut chosen = (0..).map(|number| nth_handle(first, number));
-        let mut objects = vec![0; places.objects.len()];
-        for (at, object) in wanted {
-            if let Some(place) = objects.get_mut(at) {
-                *place = if object == 0 { chosen.next().unwrap_or_default() } else { object };
-            }
-        }
-        let asked = objects.iter().copied().filter(|object| *object != 0);
-        let known = {
-            let books = self.books();
-            asked.clone().any(|object| books.ledger.contains(Client(client), Handle(object)))
-        };
-        // The worker before may have made them, and even entered some.
-        if self.again && !before.was_there {
-            asked.for_each(|object| self.unmake(lane, client, parent, object));
-        }
-        export::set_objects(layout, &mut self.scratch.params, &objects);
-        // Of a list whose handles the caller chose, what can be undone is the first.
-        let theirs = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
-        let was_there = if self.again { before.was_there } else { known };
-        let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
-        self.slot.set_executing(Making {
-            client,
-            handle: theirs.unwrap_or(first),
-            more,
-            was_there,
-        });
-        let shown = self.shown_below(lane, client, parent, gpu);
-        let done = self.make_control(command, head, params);
-        let done_well = matches!(done, Ok(true));
-        let stakes: Vec<(u32, Option<u32>)> = (places.first..)
-            .take(if done_well { places.objects.len() } else { 0 })
-            .map(|place| (place, self.parts.stakes.stake_behind_export(hold(place), (shown, gpu))))
-            .collect();
-        let mut made = Vec::new();
-        let mut books = self.books();
-        if matches!(done, Ok(true)) {
-            let after = export::places(layout, &self.scratch.params);
-            objects = after.map(|after| after.objects).unwrap_or_default();
-            for (at, (object, place)) in objects.iter_mut().zip(places.first..).enumerate() {
-                if !export::is_imported(layout, &self.scratch.params, at) {
-                    *object = places.objects.get(at).copied().unwrap_or_default();
-                    continue;
-                }
-                let (client, parent) = (Client(client), Handle(parent));
-                let handle = Handle(*object);
-                let hold = hold(place);
-                books.enter(Entry::Adopt { hold, client, parent, handle, shown });
-                made.push(Object { client: client.0, parent: parent.0, handle: handle.0 });
-            }
-        } else {
-            objects.clone_from(&places.objects);
-        }
-        drop(books);
-        for (place, stake) in stakes {
-            let at = (place - places.first) as usize;
-            let object = objects.get(at).copied().unwrap_or_default();
-            self.parts.stakes.stake_name((client, object), stake);
-        }
-        export::set_objects(layout, &mut self.scratch.params, &objects);
-        done.map(|done| (done, made))
-    }
+    export::set_objects(layout, &mut case.scratch.params, &objects);
+    done.map(|done| (done, made))
 }
 
 /// Enters what is exported, and before that the memory of the host among it.

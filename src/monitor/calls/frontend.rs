@@ -5,108 +5,133 @@
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
+use crate::monitor::calls::alloc::allocate;
+use crate::monitor::calls::alloc_memory::allocate_memory;
+use crate::monitor::calls::case::{Case, Over, write_log};
+use crate::monitor::calls::control::control;
+use crate::monitor::calls::duplicate::duplicate;
+use crate::monitor::calls::free::free;
+use crate::monitor::calls::groups::passes_channel;
 use crate::monitor::calls::policy::{self, Passed, Verdict};
 use crate::monitor::calls::read_escape::{ReadEscape, Unread};
-use crate::monitor::calls::serve::{Case, Over};
+use crate::monitor::calls::vid_heap::heap;
 use crate::monitor::worker::log_limit::News;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
-use crate::rm::{self, Answer, Call, Command, refuse};
+use crate::rm::{self, Answer, Call, Command, Decoded, refuse};
 
 /// What the driver says of an object that is made already, and of one that is exported. What it says
 /// of a free, many calls are told.
 const DONE_ALREADY: [u32; 2] = [NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE];
 
-impl Case<'_> {
-    /// Reads an escape and what it wraps, and judges it by that alone.
-    pub(crate) fn read_escape(
-        &mut self,
-        request: u64,
-        argument: u64,
-    ) -> Result<ReadEscape, Unread> {
-        let release = &self.parts.state.release;
-        let mut command = Command::of_ioctl(request);
-        let mut address = argument;
-        self.read_struct(address, command.size()).map_err(Unread::Memory)?;
-        let mut decoded =
-            rm::decode(release, command, &self.scratch.bytes).map_err(Unread::Refused)?;
-        let mut wrapped = false;
-        if let Call::Wrapped { command: inner, address: at } = decoded.call {
-            (command, address, wrapped) = (inner, at, true);
-            self.read_struct(address, command.size()).map_err(Unread::Memory)?;
-            decoded = rm::decode(release, command, &self.scratch.bytes).map_err(Unread::Refused)?;
-        }
-        let verdict = policy::judge(release, &decoded.call);
-        Ok(ReadEscape { command, address, decoded, verdict, wrapped })
+/// Reads an escape and what it wraps, and judges it by that alone.
+pub(crate) fn read_escape(
+    case: &mut Case<'_>,
+    request: u64,
+    argument: u64,
+) -> Result<ReadEscape, Unread> {
+    let release = &case.parts.state.release;
+    let mut command = Command::of_ioctl(request);
+    let mut address = argument;
+    case.read_struct(address, command.size()).map_err(Unread::Memory)?;
+    let mut decoded = rm::decode(release, command, &case.scratch.bytes).map_err(Unread::Refused)?;
+    let mut wrapped = false;
+    if let Call::Wrapped { command: inner, address: at } = decoded.call {
+        (command, address, wrapped) = (inner, at, true);
+        case.read_struct(address, command.size()).map_err(Unread::Memory)?;
+        decoded = rm::decode(release, command, &case.scratch.bytes).map_err(Unread::Refused)?;
     }
+    let verdict = policy::judge(release, &decoded.call);
+    Ok(ReadEscape { command, address, decoded, verdict, wrapped })
+}
 
-    /// Deals with one whose descriptor is the driver's.
-    pub(crate) fn resource_manager(
-        &mut self,
-        escape: Result<ReadEscape, Unread>,
-    ) -> Result<Reply, Over> {
-        let escape = escape.map_err(|unread| match unread {
-            Unread::Memory(over) => over,
-            Unread::Refused(refusal) => self.refused(&refusal, None),
-        })?;
-        let ReadEscape { command, address, decoded, verdict, wrapped } = escape;
-        self.write_back(0, address, Copy::Struct);
-        self.said = decoded.layout.map(|head| (head, &DONE_ALREADY[..]));
-        match verdict {
-            // Nothing is done, and whether it still waits is asked before it's told.
-            Verdict::Refuse(answer) => {
-                self.log_once(&decoded.call);
-                Err(self.answer(answer, decoded.layout))
-            }
-            // What continues is unwrapped anew by the driver, and could be any call by then, also
-            // a control. Nobody wraps what fits a request.
-            Verdict::Continue(_) if wrapped => {
-                Err(self.answer(Answer::Errno(refuse::EINVAL), None))
-            }
-            Verdict::Continue(pass) => {
-                self.still_waits()?;
-                if let (Passed::Client, Call::Alloc(alloc)) = (pass.kind, &decoded.call) {
-                    self.books().unlearn_all(alloc.object.handle);
-                }
-                if let Call::Alloc(alloc) = &decoded.call {
-                    self.passes_channel(alloc, decoded.layout)?;
-                }
-                Ok(self.continued(pass))
-            }
-            Verdict::Execute => self.execute(&command, &decoded),
+/// Deals with one whose descriptor is the driver's.
+pub(crate) fn resource_manager(
+    case: &mut Case<'_>,
+    escape: Result<ReadEscape, Unread>,
+) -> Result<Reply, Over> {
+    let escape = escape.map_err(|unread| match unread {
+        Unread::Memory(over) => over,
+        Unread::Refused(refusal) => case.refused(&refusal, None),
+    })?;
+    let ReadEscape { command, address, decoded, verdict, wrapped } = escape;
+    case.write_back(0, address, Copy::Struct);
+    case.effects.said = decoded.layout.map(|head| (head, &DONE_ALREADY[..]));
+    match verdict {
+        // Nothing is done, and whether it still waits is asked before it's told.
+        Verdict::Refuse(answer) => {
+            log_once(case, &decoded.call);
+            Err(case.answer(answer, decoded.layout))
         }
+        // What continues is unwrapped anew by the driver, and could be any call by then, also
+        // a control. Nobody wraps what fits a request.
+        Verdict::Continue(_) if wrapped => Err(case.answer(Answer::Errno(refuse::EINVAL), None)),
+        Verdict::Continue(pass) => {
+            case.still_waits()?;
+            if let (Passed::Client, Call::Alloc(alloc)) = (pass.kind, &decoded.call) {
+                case.books().devices.unlearn_all(alloc.object.handle);
+            }
+            if let Call::Alloc(alloc) = &decoded.call {
+                passes_channel(case, alloc, decoded.layout)?;
+            }
+            Ok(case.continued(pass))
+        }
+        Verdict::Execute => execute(case, &command, &decoded),
     }
+}
 
-    /// The log says once of each control and each class that it was refused, and of what isn't known
-    /// what a report needs.
-    fn log_once(&self, call: &Call) {
-        let Some(refusal) = policy::refusal(&self.parts.state.release, call) else { return };
-        let (news, size) = match *call {
-            Call::Control { command, params_size, .. } => {
-                (News::Control(command), Some(params_size))
-            }
-            Call::Alloc(alloc) => (News::Class(alloc.class), alloc.params_size),
-            Call::AllocMemory { class, .. } | Call::AllocObject { class, .. } => {
-                (News::Class(class), None)
-            }
-            _ => return,
-        };
-        if !self.parts.state.log.limit.allows_news(news) {
-            return;
+/// Each asks whether the caller still waits when it has read all it needs.
+fn execute(case: &mut Case<'_>, command: &Command, decoded: &Decoded) -> Result<Reply, Over> {
+    let Some(layout) = decoded.layout else { return execute_plain(case, command) };
+    match decoded.call {
+        Call::Alloc(alloc) => allocate(case, command, layout, &alloc),
+        Call::AllocMemory { object, .. } => allocate_memory(case, command, layout, object),
+        Call::VidHeap { client, parent, function } => {
+            heap(case, command, layout, client, parent, function)
         }
-        let size = size.map_or_else(|| "no size".to_owned(), |size| format!("{size} bytes"));
-        match refusal.is_unknown() {
-            true => self.write_log(&format!("{refusal} ({size}, by {})", self.program())),
-            false => self.write_log(&refusal.to_string()),
+        Call::Free(object) => free(case, command, layout, object.client, object.handle),
+        Call::Dup { object, source_client, source, .. } => {
+            duplicate(case, command, layout, object, (source_client, source))
         }
+        Call::Control { .. } => control(case, command, layout, &decoded.call),
+        _ => Err(case.answer(Answer::Errno(refuse::EINVAL), None)),
     }
+}
 
-    /// The name of the caller's program, which is of its own choice.
-    fn program(&self) -> String {
-        let pid = self.target.as_ref().map_or(self.tid(), |target| target.pid);
-        let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-        match self.is_valid() && !name.is_empty() {
-            true => String::from_utf8_lossy(&name).trim_end().escape_debug().to_string(),
-            false => "a program that is gone".to_owned(),
+/// A call that takes, frees and shows no memory, whose struct has nothing of the caller's.
+fn execute_plain(case: &mut Case<'_>, command: &Command) -> Result<Reply, Over> {
+    case.still_waits()?;
+    case.call(command)?;
+    Ok(case.executed(None))
+}
+
+/// The log says once of each control and each class that it was refused, and of what isn't known
+/// what a report needs.
+fn log_once(case: &Case<'_>, call: &Call) {
+    let Some(refusal) = policy::refusal(&case.parts.state.release, call) else { return };
+    let (news, size) = match *call {
+        Call::Control { command, params_size, .. } => (News::Control(command), Some(params_size)),
+        Call::Alloc(alloc) => (News::Class(alloc.class), alloc.params_size),
+        Call::AllocMemory { class, .. } | Call::AllocObject { class, .. } => {
+            (News::Class(class), None)
         }
+        _ => return,
+    };
+    if !case.parts.state.log.limit.allows_news(news) {
+        return;
+    }
+    let size = size.map_or_else(|| "no size".to_owned(), |size| format!("{size} bytes"));
+    match refusal.is_unknown() {
+        true => write_log(case, &format!("{refusal} ({size}, by {})", program(case))),
+        false => write_log(case, &refusal.to_string()),
+    }
+}
+
+/// The name of the caller's program, which is of its own choice.
+fn program(case: &Case<'_>) -> String {
+    let pid = case.target.as_ref().map_or(case.tid(), |target| target.pid);
+    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    match case.is_valid() && !name.is_empty() {
+        true => String::from_utf8_lossy(&name).trim_end().escape_debug().to_string(),
+        false => "a program that is gone".to_owned(),
     }
 }

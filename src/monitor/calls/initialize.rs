@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::monitor::caller::listener::Reply;
+use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::policy::Pass;
-use crate::monitor::calls::serve::{Case, Over};
+use crate::monitor::calls::uvm_file::{ask, kept};
 use crate::monitor::state::journal::Maker;
 use crate::monitor::uvm::address_spaces::{image, is_randomized};
 use crate::monitor::uvm::owners::Initialization;
@@ -29,111 +30,112 @@ impl Drop for InitTurn<'_> {
     }
 }
 
-impl<'a> Case<'a> {
-    /// HMM is off in what the caller is about to ask; where a GPU is registered is looked again.
-    pub(crate) fn initialize(
-        &mut self,
-        layout: &'static Layout,
-        address: u64,
-        flags: u64,
-        pass: &Pass,
-    ) -> Result<Reply, Over> {
-        let process = self.target()?.process;
-        let file = self.kept(layout)?;
-        if let Some(patch) = uvm::without_hmm(layout, flags) {
-            let _ = patch.apply(&mut self.scratch.bytes);
-        }
-        if self.is_initialized(layout)? {
-            return self.initialize_again();
-        }
-        let Some(image) = image(process).filter(|_| is_randomized(process)) else {
-            self.log("a program that can't be told from the next: its addresses aren't random");
-            return Err(self.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout)));
+/// HMM is off in what the caller is about to ask; where a GPU is registered is looked again.
+pub(crate) fn initialize(
+    case: &mut Case<'_>,
+    layout: &'static Layout,
+    address: u64,
+    flags: u64,
+    pass: &Pass,
+) -> Result<Reply, Over> {
+    let process = case.target()?.process;
+    let file = kept(case, layout)?;
+    if let Some(patch) = uvm::without_hmm(layout, flags) {
+        let _ = patch.apply(&mut case.scratch.bytes);
+    }
+    if is_initialized(case, layout)? {
+        return initialize_again(case);
+    }
+    let Some(image) = image(process).filter(|_| is_randomized(process)) else {
+        case.log("a program that can't be told from the next: its addresses aren't random");
+        return Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout)));
+    };
+    let place = case.device()?.place;
+    if !case.books().saw_node(place) {
+        case.log("more nodes of nvidia-uvm than can be kept account of");
+        return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
+    }
+    let written = case.target()?.write(&[Some((address, &case.scratch.bytes))]);
+    written.map_err(|errno| Reply::Errno(errno as i32))?;
+    let turn = turn_to_initialize(case, layout)?;
+    // Nobody else can do it now.
+    if is_initialized(case, layout)? {
+        return initialize_again(case);
+    }
+    // Or it was a stranger's program.
+    case.still_waits()?;
+    let maker = Maker { process, image };
+    let (tid, id) = (case.target()?.tid, case.notice.id);
+    let underway = Initialization { file: file.number, tid: tid.cast_unsigned(), maker, id };
+    case.parts.uvm.begin_initialization(underway);
+    drop(turn);
+    case.effects.initializes = true;
+    Ok(case.continued(pass))
+}
+
+/// Again it binds nothing, whoever asks: it says whether the flags are the same.
+fn initialize_again(case: &mut Case<'_>) -> Result<Reply, Over> {
+    ask(case, UVM_INITIALIZE)?;
+    Ok(case.executed(None))
+}
+
+/// Whether the call's file was initialized.
+pub(crate) fn is_initialized(case: &mut Case<'_>, layout: &'static Layout) -> Result<bool, Over> {
+    let known = case.parts.uvm.is_initialized(case.device()?);
+    known.ok_or_else(|| case.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)))
+}
+
+/// Waits until nobody else initializes a file. Who keeps others waiting for long has a call of its
+/// own that doesn't end, or runs on without another, in this container.
+fn turn_to_initialize<'a>(
+    case: &mut Case<'a>,
+    layout: &'static Layout,
+) -> Result<InitTurn<'a>, Over> {
+    let parts = case.parts;
+    let mut since = (None, Instant::now());
+    loop {
+        let underway = {
+            let books = case.books();
+            let underway = books.makers.underway();
+            let taken = &parts.uvm.initializing.is_taken;
+            if underway.is_none() && !taken.swap(true, Ordering::AcqRel) {
+                return Ok(InitTurn(taken));
+            }
+            underway
         };
-        let place = self.device()?.place;
-        if !self.books().saw_node(place) {
-            self.log("more nodes of nvidia-uvm than can be kept account of");
-            return Err(self.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
+        if underway.is_some_and(|underway| parts.uvm.settle_initialization(underway, false)) {
+            continue;
         }
-        let written = self.target()?.write(&[Some((address, &self.scratch.bytes))]);
-        written.map_err(|errno| Reply::Errno(errno as i32))?;
-        let turn = self.turn_to_initialize(layout)?;
-        // Nobody else can do it now.
-        if self.is_initialized(layout)? {
-            return self.initialize_again();
+        case.still_waits()?;
+        if since.0 != underway {
+            since = (underway, Instant::now());
         }
-        // Or it was a stranger's program.
-        self.still_waits()?;
-        let maker = Maker { process, image };
-        let (tid, id) = (self.target()?.tid, self.id());
-        let underway = Initialization { file: file.number, tid: tid.cast_unsigned(), maker, id };
-        self.parts.uvm.begin_initialization(underway);
-        drop(turn);
-        self.initializes = true;
-        Ok(self.continued(pass))
+        if since.1.elapsed() >= PATIENCE {
+            case.log("a file of nvidia-uvm, while another's initialization isn't over");
+            return Err(case.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)));
+        }
+        std::thread::sleep(LOOK);
     }
+}
 
-    /// Again it binds nothing, whoever asks: it says whether the flags are the same.
-    fn initialize_again(&mut self) -> Result<Reply, Over> {
-        self.ask(UVM_INITIALIZE)?;
-        Ok(self.executed(None))
+/// Settles the initialization that the thread's call before was let go for: that call is over.
+pub(crate) fn settle_earlier_initialization(case: &Case<'_>) {
+    if case.parts.uvm.initializing.tid.load(Ordering::Acquire) != case.tid() {
+        return;
     }
-
-    /// Whether the call's file was initialized.
-    pub(crate) fn is_initialized(&mut self, layout: &'static Layout) -> Result<bool, Over> {
-        let known = self.parts.uvm.is_initialized(self.device()?);
-        known.ok_or_else(|| self.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)))
+    let underway = case.books().makers.underway();
+    let is_of_thread = |of: &Initialization| of.tid.cast_signed() == case.tid();
+    // The thread waits in this one since, or this one is no more, and tells nothing.
+    if let Some(underway) = underway.filter(is_of_thread).filter(|_| case.is_valid()) {
+        case.parts.uvm.settle_initialization(underway, true);
     }
+}
 
-    /// Waits until nobody else initializes a file. Who keeps others waiting for long has a call of its
-    /// own that doesn't end, or runs on without another, in this container.
-    fn turn_to_initialize(&mut self, layout: &'static Layout) -> Result<InitTurn<'a>, Over> {
-        let parts = self.parts;
-        let mut since = (None, Instant::now());
-        loop {
-            let underway = {
-                let books = self.books();
-                let underway = books.makers.underway();
-                let taken = &parts.uvm.initializing.is_taken;
-                if underway.is_none() && !taken.swap(true, Ordering::AcqRel) {
-                    return Ok(InitTurn(taken));
-                }
-                underway
-            };
-            if underway.is_some_and(|underway| parts.uvm.settle_initialization(underway, false)) {
-                continue;
-            }
-            self.still_waits()?;
-            if since.0 != underway {
-                since = (underway, Instant::now());
-            }
-            if since.1.elapsed() >= PATIENCE {
-                self.log("a file of nvidia-uvm, while another's initialization isn't over");
-                return Err(self.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)));
-            }
-            std::thread::sleep(LOOK);
-        }
-    }
-
-    /// Settles the initialization that the thread's call before was let go for: that call is over.
-    pub(crate) fn settle_earlier_initialization(&self) {
-        if self.parts.uvm.initializing.tid.load(Ordering::Acquire) != self.tid() {
-            return;
-        }
-        let underway = self.books().makers.underway();
-        let is_of_thread = |of: &Initialization| of.tid.cast_signed() == self.tid();
-        // The thread waits in this one since, or this one is no more, and tells nothing.
-        if let Some(underway) = underway.filter(is_of_thread).filter(|_| self.is_valid()) {
-            self.parts.uvm.settle_initialization(underway, true);
-        }
-    }
-
-    /// Enters that the call didn't go on after all.
-    pub(crate) fn cancel_initialization(&self) {
-        let underway = self.books().makers.underway();
-        let is_this = |of: &Initialization| of.id == self.id();
-        if let Some(underway) = underway.filter(is_this).filter(|_| self.initializes) {
-            self.parts.uvm.has_settled(underway, false);
-        }
+/// Enters that the call didn't go on after all.
+pub(crate) fn cancel_initialization(case: &Case<'_>) {
+    let underway = case.books().makers.underway();
+    let is_this = |of: &Initialization| of.id == case.notice.id;
+    if let Some(underway) = underway.filter(is_this).filter(|_| case.effects.initializes) {
+        case.parts.uvm.has_settled(underway, false);
     }
 }

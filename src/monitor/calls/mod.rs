@@ -1,18 +1,25 @@
 //! The kinds of calls: what each is, what it is charged, and how it is made.
 
 pub(crate) mod alloc;
+pub(crate) mod alloc_memory;
+pub(crate) mod case;
+pub(crate) mod charge;
 pub(crate) mod control;
 pub(crate) mod debug;
 pub(crate) mod duplicate;
 pub(crate) mod export;
 pub(crate) mod fb_info;
+pub(crate) mod free;
 pub(crate) mod frontend;
 pub(crate) mod gpu_lookup;
 pub(crate) mod groups;
+pub(crate) mod handles;
 pub(crate) mod initialize;
 pub(crate) mod lane;
 pub(crate) mod left_calls;
+pub(crate) mod make_control;
 pub(crate) mod mmap;
+pub(crate) mod open;
 pub mod policy;
 pub(crate) mod read_escape;
 pub(crate) mod recover;
@@ -20,4 +27,7 @@ pub(crate) mod serve;
 pub(crate) mod steer;
 pub(crate) mod threads;
 pub(crate) mod uvm;
+pub(crate) mod uvm_file;
+pub(crate) mod uvm_maps;
+pub(crate) mod uvm_ranges;
 pub(crate) mod vid_heap;

@@ -1,7 +1,11 @@
 //! Calls that have to do with computing shares: a group gets its slice before it is scheduled, and who is off
 //! a GPU isn't enabled by its program.
 
-use crate::monitor::calls::serve::{Case, Over};
+use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::gpu_lookup::gpu_of_unseen;
+use crate::monitor::calls::groups::{
+    enter_unseen_channel, enter_unseen_group, room_outside_groups,
+};
 use crate::monitor::compute::off_channels::{Name, schedules_a_channel};
 use crate::monitor::compute::shares::set_slice;
 use crate::monitor::state::groups::DueSlice;
@@ -24,83 +28,131 @@ const SETS_COMPUTE: u32 = 1;
 
 const CILP: u32 = 2;
 
-impl Case<'_> {
-    /// A control that has to do with shares, before it is made. `true` where its program is told that it
-    /// was, and it isn't made.
-    pub(crate) fn steers(
-        &mut self,
-        (client, object): (u32, u32),
-        control: u32,
-        layout: &'static Layout,
-    ) -> Result<bool, Over> {
-        match control {
-            NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => {
-                self.slice_first(client, object, layout)?;
-                self.schedules_group((client, object));
-                Ok(false)
-            }
-            control if schedules_a_channel(control) => {
-                self.schedules_channel((client, object), layout)?;
-                Ok(false)
-            }
-            NVA06C_CTRL_CMD_SET_TIMESLICE => {
-                let us = self.scratch.params.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-                let Some(gpu) = self.gpu_of_unseen(client, object) else { return Ok(false) };
-                if let Some(us) = us {
-                    self.books().groups.asked_slice(client, object, us);
-                }
-                Ok(self.parts.slices.shares.round(gpu).is_some())
-            }
-            NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE
-                if self.parts.slices.shares.hold_modes() =>
-            {
-                compute_mode_to_cilp(&mut self.scratch.params);
-                Ok(false)
-            }
-            _ => Ok(false),
+/// A control that has to do with shares, before it is made. `true` where its program is told that it
+/// was, and it isn't made.
+pub(crate) fn steers(
+    case: &mut Case<'_>,
+    (client, object): (u32, u32),
+    control: u32,
+    layout: &'static Layout,
+) -> Result<bool, Over> {
+    match control {
+        NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => {
+            slice_first(case, client, object, layout)?;
+            schedules_group(case, (client, object));
+            Ok(false)
         }
+        control if schedules_a_channel(control) => {
+            schedules_channel(case, (client, object), layout)?;
+            Ok(false)
+        }
+        NVA06C_CTRL_CMD_SET_TIMESLICE => {
+            let us = case.scratch.params.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+            let Some(gpu) = gpu_of_unseen(case, client, object) else { return Ok(false) };
+            if let Some(us) = us {
+                case.books().groups.asked_slice(client, object, us);
+            }
+            Ok(case.parts.slices.shares.round(gpu).is_some())
+        }
+        NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE if case.parts.slices.shares.hold_modes() => {
+            compute_mode_to_cilp(&mut case.scratch.params);
+            Ok(false)
+        }
+        _ => Ok(false),
     }
+}
 
-    /// The GPU of a group: where it isn't known, the only one, or one where slices are set.
-    pub(crate) fn gpu_of_unseen(&self, client: u32, handle: u32) -> Option<usize> {
-        let known = self.books().groups.gpu(client, handle);
-        let shares = &self.parts.slices.shares;
-        let held = || (0..self.parts.state.uuids.len()).find(|gpu| shares.round(*gpu).is_some());
-        known.or_else(|| self.only_gpu()).or_else(held)
+/// Sets the slice of a group before it is scheduled.
+fn slice_first(
+    case: &mut Case<'_>,
+    client: u32,
+    handle: u32,
+    layout: &'static Layout,
+) -> Result<(), Over> {
+    let Some(gpu) = gpu_of_unseen(case, client, handle) else { return Ok(()) };
+    let Some(round) = case.parts.slices.round_of_groups(gpu) else { return Ok(()) };
+    if !case.books().groups.contains(client, handle) {
+        let reach = Reach { process: case.target()?.process, descriptor: 0, engine: 0 };
+        let due = DueSlice { client, handle, reach, us: slice_us(round, 1) };
+        // What has no slice is no group, and the driver schedules none.
+        if set_slice(case.rm()?, &due).is_err() {
+            return Ok(());
+        }
+        enter_unseen_group(case, gpu, Object { client, parent: 0, handle }, layout)?;
     }
+    let due = {
+        let books = case.books();
+        let resting = case.parts.slices.shares.resting(gpu);
+        let due = books.groups.due_slices(gpu, Some(round), &books.processes, &resting);
+        due.into_iter().find(|due| (due.client, due.handle) == (client, handle))
+    };
+    if let Some(due) = due {
+        let done = set_slice(case.rm()?, &due);
+        if done.is_ok() {
+            case.books().groups.has_slice(&due);
+        }
+        case.parts.slices.tried_slice(gpu, done);
+    }
+    Ok(())
+}
 
-    /// Sets the slice of a group before it is scheduled.
-    fn slice_first(
-        &mut self,
-        client: u32,
-        handle: u32,
-        layout: &'static Layout,
-    ) -> Result<(), Over> {
-        let Some(gpu) = self.gpu_of_unseen(client, handle) else { return Ok(()) };
-        let Some(round) = self.parts.slices.round_of_groups(gpu) else { return Ok(()) };
-        if !self.books().groups.contains(client, handle) {
-            let reach = Reach { process: self.target()?.process, descriptor: 0, engine: 0 };
-            let due = DueSlice { client, handle, reach, us: slice_us(round, 1) };
-            // What has no slice is no group, and the driver schedules none.
-            if set_slice(self.rm()?, &due).is_err() {
-                return Ok(());
-            }
-            self.enter_unseen_group(gpu, Object { client, parent: 0, handle }, layout)?;
+/// A control was made of an object, and done or refused: who is off the GPU may have been enabled by it.
+/// Its program finds in its parameters what it has asked.
+pub(crate) fn steered(
+    case: &mut Case<'_>,
+    of: Name,
+    control: u32,
+    asked: Option<[u8; 3]>,
+    is_done: bool,
+) {
+    if control == NVA06C_CTRL_CMD_GPFIFO_SCHEDULE || schedules_a_channel(control) {
+        if is_done && schedules_a_channel(control) && !case.parts.state.books().knows_channel(of) {
+            enter_unseen_channel(case, of);
         }
-        let due = {
-            let books = self.books();
-            let resting = self.parts.slices.shares.resting(gpu);
-            let due = books.groups.due_slices(gpu, Some(round), &books.processes, &resting);
-            due.into_iter().find(|due| (due.client, due.handle) == (client, handle))
-        };
-        if let Some(due) = due {
-            let done = set_slice(self.rm()?, &due);
-            if done.is_ok() {
-                self.books().groups.has_slice(&due);
-            }
-            self.parts.slices.tried_slice(gpu, done);
+        if let (Some(params), Some(asked)) = (case.scratch.params.first_chunk_mut(), asked) {
+            *params = asked;
         }
-        Ok(())
+        case.parts.turns.off_channels.was_scheduled();
+        // Its channels may be the first that take turns.
+        case.parts.slices.shares.wake();
+    }
+}
+
+/// A group that is to be scheduled while it's off the GPU isn't enabled with it: it will be when its turn
+/// comes. Who isn't known to take turns is enabled by nobody else.
+fn schedules_group(case: &mut Case<'_>, (client, group): Name) {
+    let channels = case.parts.state.books().channels.of_group(client, group);
+    schedules(case, &channels);
+}
+
+/// The same of a channel. One that nobody was seen to make is one outside a group.
+fn schedules_channel(
+    case: &mut Case<'_>,
+    channel: Name,
+    layout: &'static Layout,
+) -> Result<(), Over> {
+    let (is_seen, channels) = {
+        let books = case.parts.state.books();
+        (books.knows_channel(channel), books.channels.named(channel))
+    };
+    if !is_seen && let Some(gpu) = gpu_of_unseen(case, channel.0, channel.1) {
+        room_outside_groups(case, gpu, layout)?;
+    }
+    schedules(case, &channels);
+    Ok(())
+}
+
+fn schedules(case: &mut Case<'_>, channels: &[(Name, usize)]) {
+    let is_off = |(name, gpu): &(Name, usize)| case.parts.turns.off_channels.is_off(*gpu, *name);
+    // `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS` (ctrla06fgpfifo.h): bEnable, bSkipSubmit, bSkipEnable, of which
+    // the last two aren't taken together. Drivers before 575 don't have the third: there whoever is enabled
+    // goes off again.
+    let is_off = channels.iter().any(is_off);
+    if let [enable, skip_submit, skip_enable, ..] = &mut case.scratch.params[..]
+        && *enable != 0
+        && is_off
+    {
+        (*skip_submit, *skip_enable) = (0, 1);
     }
 }
 
@@ -111,72 +163,6 @@ fn compute_mode_to_cilp(params: &mut [u8]) {
     let sets = flags.is_some_and(|bytes| u32::from_le_bytes(*bytes) & SETS_COMPUTE != 0);
     if let Some(mode) = params.get_mut(MODE_COMPUTE..MODE_COMPUTE + 4).filter(|_| sets) {
         mode.copy_from_slice(&CILP.to_le_bytes());
-    }
-}
-
-impl Case<'_> {
-    /// A control was made of an object, and done or refused: who is off the GPU may have been enabled by it.
-    /// Its program finds in its parameters what it has asked.
-    pub(crate) fn steered(
-        &mut self,
-        of: Name,
-        control: u32,
-        asked: Option<[u8; 3]>,
-        is_done: bool,
-    ) {
-        if control == NVA06C_CTRL_CMD_GPFIFO_SCHEDULE || schedules_a_channel(control) {
-            if is_done
-                && schedules_a_channel(control)
-                && !self.parts.state.books().knows_channel(of)
-            {
-                self.enter_unseen_channel(of);
-            }
-            if let (Some(params), Some(asked)) = (self.scratch.params.first_chunk_mut(), asked) {
-                *params = asked;
-            }
-            self.parts.turns.off_channels.was_scheduled();
-            // Its channels may be the first that take turns.
-            self.parts.slices.shares.wake();
-        }
-    }
-
-    /// A group that is to be scheduled while it's off the GPU isn't enabled with it: it will be when its turn
-    /// comes. Who isn't known to take turns is enabled by nobody else.
-    pub(crate) fn schedules_group(&mut self, (client, group): Name) {
-        let channels = self.parts.state.books().channels.of_group(client, group);
-        self.schedules(&channels);
-    }
-
-    /// The same of a channel. One that nobody was seen to make is one outside a group.
-    pub(crate) fn schedules_channel(
-        &mut self,
-        channel: Name,
-        layout: &'static Layout,
-    ) -> Result<(), Over> {
-        let (is_seen, channels) = {
-            let books = self.parts.state.books();
-            (books.knows_channel(channel), books.channels.named(channel))
-        };
-        if !is_seen && let Some(gpu) = self.gpu_of_unseen(channel.0, channel.1) {
-            self.room_outside_groups(gpu, layout)?;
-        }
-        self.schedules(&channels);
-        Ok(())
-    }
-
-    fn schedules(&mut self, channels: &[(Name, usize)]) {
-        let is_off =
-            |(name, gpu): &(Name, usize)| self.parts.turns.off_channels.is_off(*gpu, *name);
-        // `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS` (ctrla06fgpfifo.h): bEnable, bSkipSubmit, bSkipEnable, of which
-        // the last two aren't taken together. Drivers before 575 don't have the third: there whoever is enabled
-        // goes off again.
-        let is_off = channels.iter().any(is_off);
-        if let [enable, skip_submit, skip_enable, ..] = &mut self.scratch.params[..]
-            && *enable != 0
-            && is_off
-        {
-            (*skip_submit, *skip_enable) = (0, 1);
-        }
     }
 }
 

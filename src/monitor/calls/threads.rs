@@ -12,9 +12,10 @@ use crate::monitor::caller::leader::{Leader, Turn};
 use crate::monitor::caller::listeners::Listeners;
 use crate::monitor::caller::recv_wait;
 use crate::monitor::caller::scratch::Scratch;
+use crate::monitor::calls::case::Case;
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::left_calls::{is_haunted, is_left, move_in};
-use crate::monitor::calls::serve::Case;
+use crate::monitor::calls::serve::serve;
 use crate::monitor::state::journal::{SLOTS, Stage};
 use crate::monitor::state::journal_map::Slot;
 use crate::monitor::thread::spawn;
@@ -201,7 +202,7 @@ impl CallService {
                 continue;
             };
             let call = self.leader.begin();
-            Case::new(&self.parts, scratch, slot, listener, notice, false).serve();
+            serve(&mut Case::new(&self.parts, scratch, slot, listener, notice, false));
             let leads = self.leader.end(call);
             if !self.are_looked_after.is_completed() {
                 // Who was answered goes on first: it may wait for this processor.
@@ -251,7 +252,7 @@ impl CallService {
                 let again = stage == Stage::Executing;
                 let mut case = Case::new(&self.parts, scratch, slot, &listener, notice, again);
                 case.lane = lane;
-                case.serve();
+                serve(&mut case);
             }
             // Interrupted or dead, and maybe it was made: if the thread is there, it's undone.
             Stage::Executing => {

@@ -57,16 +57,8 @@ const GRACE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct Staff {
     program: PathBuf,
-    teller: Teller,
-    began: Instant,
-    /// How many workers that ended are told of, and how many were not.
-    losses: Bucket,
-    losses_left_out: u64,
-    /// Numbers 3, 4 and 5 of every worker. The first one's is our end of its socket, while there is a worker
-    /// that isn't just being started.
-    socket: OwnedFd,
-    _settings_place: OwnedFd,
-    _journal_place: OwnedFd,
+    losses: Losses,
+    places: Places,
     listeners: BTreeMap<u64, OwnedFd>,
     /// Files that memory was exported to, by the worker's numbers.
     exports: BTreeMap<u64, OwnedFd>,
@@ -81,6 +73,38 @@ pub(crate) struct Staff {
     orders: VecDeque<Waiting>,
     /// The worker's socket has no room for the next of them.
     is_stuffed: bool,
+}
+
+/// Numbers 3, 4 and 5 of every worker.
+#[derive(Debug)]
+struct Places {
+    /// Our end of the worker's socket, while there is a worker that isn't just being started.
+    socket: OwnedFd,
+    _settings: OwnedFd,
+    _journal: OwnedFd,
+}
+
+/// What is told of workers that ended.
+#[derive(Debug)]
+struct Losses {
+    teller: Teller,
+    began: Instant,
+    told: Bucket,
+    left_out: u64,
+}
+
+impl Losses {
+    /// A worker is no more: a container that can end it could do so for ever.
+    fn tell(&mut self, event: Event) {
+        let now_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        match self.told.take(now_us) {
+            true => {
+                let left_out = std::mem::take(&mut self.left_out);
+                self.teller.tell(Event { left_out, ..event });
+            }
+            false => self.left_out += 1,
+        }
+    }
 }
 
 /// An order that the worker hasn't got yet, and a connection that comes along. Other files are
@@ -106,19 +130,19 @@ impl Staff {
     ) -> io::Result<Self> {
         let journal = memfd_create("cgpu-journal", MemfdFlags::CLOEXEC)?;
         ftruncate(&journal, JOURNAL_BYTES as u64)?;
-        let [mut socket, mut settings_place, mut journal_place] = places;
+        let [mut socket, mut settings_copy, mut journal_copy] = places;
         rustix::io::dup2(File::open("/dev/null")?, &mut socket)?;
-        rustix::io::dup2(settings_file, &mut settings_place)?;
-        rustix::io::dup2(&journal, &mut journal_place)?;
+        rustix::io::dup2(settings_file, &mut settings_copy)?;
+        rustix::io::dup2(&journal, &mut journal_copy)?;
         Ok(Staff {
             program: settings.monitor.clone(),
-            teller: settings.teller(),
-            began: Instant::now(),
-            losses: Bucket::new(LOSSES.0, LOSSES.1),
-            losses_left_out: 0,
-            socket,
-            _settings_place: settings_place,
-            _journal_place: journal_place,
+            losses: Losses {
+                teller: settings.teller(),
+                began: Instant::now(),
+                told: Bucket::new(LOSSES.0, LOSSES.1),
+                left_out: 0,
+            },
+            places: Places { socket, _settings: settings_copy, _journal: journal_copy },
             listeners: BTreeMap::new(),
             exports: BTreeMap::new(),
             next_number: 0,
@@ -151,7 +175,7 @@ impl Staff {
 
     /// The worker's socket.
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.worker.as_ref().map(|_| self.socket.as_fd())
+        self.worker.as_ref().map(|_| self.places.socket.as_fd())
     }
 
     /// Whether the worker is to be told more as soon as there is room.
@@ -215,7 +239,9 @@ impl Staff {
             let is_gone = file.is_none() && !matches!(order, Order::Begin | Order::Drain);
             let text = serde_json::to_vec(order).expect("an order is plain data");
             let file = file.map(AsFd::as_fd);
-            if !is_gone && let Err(errno) = passing::send(&self.socket, &text, file, Wait::Never) {
+            if !is_gone
+                && let Err(errno) = passing::send(&self.places.socket, &text, file, Wait::Never)
+            {
                 // No room, or nobody there: the next round, or the next worker.
                 self.is_stuffed = errno == rustix::io::Errno::AGAIN;
                 return;
@@ -277,7 +303,7 @@ impl Staff {
     fn start(&mut self) -> io::Result<WorkerProcess> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        rustix::io::dup2(theirs, &mut self.socket)?;
+        rustix::io::dup2(theirs, &mut self.places.socket)?;
         let faithful = self.failures < FAITH;
         let program: &Path = if faithful { &self.program } else { Path::new("/proc/self/exe") };
         let child = Command::new(program)
@@ -288,7 +314,7 @@ impl Staff {
             .stderr(Stdio::null())
             .spawn();
         // Its end closes here, and with it the socket where no worker has it.
-        rustix::io::dup3(ours, &mut self.socket, DupFlags::CLOEXEC)?;
+        rustix::io::dup3(ours, &mut self.places.socket, DupFlags::CLOEXEC)?;
         Ok(WorkerProcess { child: child?, ready: false, draining: None, killed: None })
     }
 
@@ -308,7 +334,7 @@ impl Staff {
     pub(crate) fn hear(&mut self) {
         let mut buffer = [0; PACKET_BYTES];
         while let Some(worker) = &mut self.worker {
-            let received = passing::receive(&self.socket, &mut buffer, Wait::Never);
+            let received = passing::receive(&self.places.socket, &mut buffer, Wait::Never);
             let (length, descriptor) = match received {
                 Ok((length @ 1.., descriptor)) => (length, descriptor),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
@@ -373,12 +399,12 @@ impl Staff {
         match (worker.ready, worker.draining) {
             (true, Some(_)) => {
                 let why = "the worker has finished; another takes its place";
-                self.replaced(Event::new(Kind::MonitorReplaced).because(why));
+                self.losses.tell(Event::new(Kind::MonitorReplaced).because(why));
             }
             (true, None) => {
                 let pid = worker_pid.cast_signed();
                 let status = status.ok().flatten().map(|status| status.to_string());
-                self.replaced(Event { pid: Some(pid), status, ..Event::worker_gone() });
+                self.losses.tell(Event { pid: Some(pid), status, ..Event::worker_gone() });
             }
             (false, _) => {
                 error!(?status, "a worker could not begin");
@@ -389,23 +415,11 @@ impl Staff {
 
     /// Closes our end of a worker's socket; its number stays taken.
     fn hang_up(&mut self) {
-        let closed =
-            File::open("/dev/null").and_then(|null| Ok(rustix::io::dup2(null, &mut self.socket)?));
+        let closed = File::open("/dev/null")
+            .and_then(|null| Ok(rustix::io::dup2(null, &mut self.places.socket)?));
         if let Err(error) = closed {
             // The next worker's takes its place.
             debug!(%error, "a worker's socket stays open");
-        }
-    }
-
-    /// A worker is no more: a container that can end it could do so for ever.
-    fn replaced(&mut self, event: Event) {
-        let now_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        match self.losses.take(now_us) {
-            true => {
-                let left_out = std::mem::take(&mut self.losses_left_out);
-                self.teller.tell(Event { left_out, ..event });
-            }
-            false => self.losses_left_out += 1,
         }
     }
 

@@ -25,8 +25,9 @@ pub(crate) use self::driver::{DRIVER, Death, ModelDriver, ModelFile, set_death};
 pub(crate) use self::program::Program;
 pub(crate) use self::world::World;
 use crate::monitor::caller::scratch::Scratch;
+use crate::monitor::calls::case::Case;
 use crate::monitor::calls::left_calls::move_in;
-use crate::monitor::calls::serve::Case;
+use crate::monitor::calls::serve::serve;
 use crate::monitor::worker::Worker;
 
 /// Bytes of the GPU, and of the container's quota.
@@ -78,7 +79,7 @@ impl Worker {
         }
         slot.receive_of_model(LISTENER, notice);
         let listener = self.listeners.get(LISTENER).expect("it was handed over");
-        Case::new(&self.parts, &mut Scratch::default(), slot, &listener, notice, false).serve();
+        serve(&mut Case::new(&self.parts, &mut Scratch::default(), slot, &listener, notice, false));
     }
 }
 

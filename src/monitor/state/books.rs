@@ -4,10 +4,7 @@
 //! memory. What must outlive this worker is changed by [`Books::write`] alone, which
 //! puts it into the journal too.
 
-mod ranges;
-
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::collections::BTreeSet;
 
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
@@ -16,11 +13,13 @@ use crate::ledger::{
 use crate::monitor::audit::judge::KnownNames;
 use crate::monitor::caller::call_id::Making;
 use crate::monitor::state::channels::Channels;
+use crate::monitor::state::devices::Devices;
+use crate::monitor::state::due::Due;
 use crate::monitor::state::groups::Groups;
 use crate::monitor::state::journal::{HALF_BYTES, RECORD_BYTES, Record, Stage};
 use crate::monitor::state::journal_map::{JournalMap, Log, SetAside, Slot};
-use crate::monitor::state::space;
-use crate::monitor::uvm::address_spaces::Mapped;
+use crate::monitor::state::space::Space;
+use crate::monitor::state::space_ranges::{MOST_RANGES, SpaceRanges};
 use crate::monitor::uvm::files;
 use crate::monitor::uvm::owners::Makers;
 
@@ -35,12 +34,8 @@ const MOST_SHARES: usize = 32768;
 /// Processes.
 const MOST_PROCESSES: usize = 4096;
 
-/// Ranges that are no managed memory, and nodes of UVM's.
-const MOST_RANGES: usize = 16384;
+/// Nodes of UVM's.
 const MOST_NODES: usize = 64;
-
-/// Devices and subdevices whose GPU is known; of more, it's asked for again.
-const MOST_DEVICES: usize = 4096;
 
 /// No client has this handle; who is seen with it was seen at all.
 pub(crate) const ANYBODY: Client = Client(0);
@@ -53,9 +48,7 @@ pub(crate) struct Books {
     /// Seen, and not known to be gone.
     pub(crate) processes: BTreeSet<Process>,
     /// By [`Space`](crate::monitor::state::space::Space) and first address: bytes.
-    ranges: BTreeMap<(u64, u64), u64>,
-    /// Ranges that were withdrawn lately, or announced anew: when, space, first address and bytes.
-    withdrawn: VecDeque<(Instant, u64, Mapped)>,
+    pub(crate) ranges: SpaceRanges,
     /// Nodes of UVM's, by `st_dev` and `st_ino`.
     nodes: BTreeSet<(u64, u64)>,
     /// Who initialized which file of UVM's.
@@ -63,13 +56,12 @@ pub(crate) struct Books {
     /// Channel groups.
     pub(crate) groups: Groups,
     pub(crate) channels: Channels,
-    /// By client and handle: the container's GPU.
-    devices: HashMap<(u32, u32), usize>,
+    pub(crate) devices: Devices,
     /// What the call has set aside that the worker before had on the lane: until it is made again, or
     /// undone, the driver may have given it, and no charge tells so.
     inherited: Option<Reservation>,
     /// When the driver is to be asked, though nobody waits for it.
-    pub(crate) due: [Option<Instant>; 2],
+    pub(crate) due: Due,
 }
 
 impl Books {
@@ -82,15 +74,14 @@ impl Books {
             ledger: Ledger::new(&limits, BOUNDS),
             log,
             processes: BTreeSet::new(),
-            ranges: BTreeMap::new(),
-            withdrawn: VecDeque::new(),
+            ranges: SpaceRanges::default(),
             nodes: BTreeSet::new(),
             makers: Makers::default(),
             groups: Groups::default(),
             channels: Channels::default(),
-            devices: HashMap::new(),
+            devices: Devices::default(),
             inherited: None,
-            due: [None; 2],
+            due: Due::default(),
         };
         for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
             if let Identity::File { device, inode } = node.identity {
@@ -136,14 +127,7 @@ impl Books {
                 }
                 self.ledger.replay(entry);
             }
-            Record::Announce { space, base, length } => {
-                let before = self.ranges.insert((space, base), length);
-                self.withdrew(space, base, before);
-            }
-            Record::Withdraw { space, base } => {
-                let before = self.ranges.remove(&(space, base));
-                self.withdrew(space, base, before);
-            }
+            Record::Announce { .. } | Record::Withdraw { .. } => self.ranges.replay(record),
             Record::Node { device, inode } => {
                 self.nodes.insert((device, inode));
             }
@@ -173,7 +157,7 @@ impl Books {
         let nodes = self.nodes.iter();
         let nodes = nodes.map(|(device, inode)| Record::Node { device: *device, inode: *inode });
         let ledger = self.ledger.entries().map(Record::Ledger);
-        let ranges = space::records(&self.ranges);
+        let ranges = self.ranges.records();
         let others = self.makers.records().chain(self.groups.records());
         let others = others.chain(self.channels.records());
         self.log.rewrite(ledger.chain(ranges).chain(nodes).chain(others));
@@ -221,35 +205,9 @@ impl Books {
         }
     }
 
-    /// The GPU of a device or subdevice, where it is known.
-    pub(crate) fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
-        self.devices.get(&(client, handle)).copied()
-    }
-
-    /// A device or subdevice is of that GPU.
-    pub(crate) fn learn(&mut self, client: u32, handle: u32, gpu: usize) {
-        if self.devices.len() >= MOST_DEVICES {
-            self.devices.clear();
-        }
-        self.devices.insert((client, handle), gpu);
-    }
-
-    /// Nothing is known of what has that handle.
-    pub(crate) fn unlearn(&mut self, client: u32, handle: u32) {
-        self.devices.remove(&(client, handle));
-    }
-
-    /// A client begins or is over: none of its devices is known.
-    pub(crate) fn unlearn_all(&mut self, client: u32) {
-        self.devices.retain(|(of, _), _| *of != client);
-    }
-
-    /// Something of a client was freed, and the ledger knows it: devices that it doesn't have any
-    /// more are to be asked for again.
+    /// Forgets which GPUs devices of a client were of that are freed.
     pub(crate) fn unlearn_freed(&mut self, client: u32) {
-        let ledger = &self.ledger;
-        let stays = |handle| ledger.contains(Client(client), Handle(handle));
-        self.devices.retain(|(of, handle), _| *of != client || stays(*handle));
+        self.devices.unlearn_freed(&self.ledger, client);
     }
 
     /// A node of UVM's was seen. `false` where there are more than can be known.
@@ -269,36 +227,10 @@ impl Books {
         self.nodes.contains(&place)
     }
 
-    /// Whether the driver is to be asked now; it is, then.
-    pub(crate) fn take_due(&mut self, now: Instant) -> bool {
-        let mut is_due = false;
-        for at in &mut self.due {
-            is_due |= at.take_if(|at| *at <= now).is_some();
-        }
-        is_due
-    }
-
-    /// The driver is to be asked soon, and once more later.
-    pub(crate) fn schedule(&mut self, now: Instant) -> bool {
-        let [soon, later] = self.due;
-        let first = soon.is_none();
-        self.due = [
-            soon.or(Some(now + Duration::from_millis(5))),
-            later.max(Some(now + Duration::from_millis(200))),
-        ];
-        first
-    }
-
     /// The names that a GPU's figures show while nobody else is on the lane.
     pub(crate) fn named(&self, gpu: usize) -> KnownNames {
         let (known_bytes, are_needed) = (self.ledger.named_bytes(gpu), self.ledger.lacks_stakes());
         KnownNames { known_bytes, are_needed }
-    }
-
-    /// The driver is to be asked by then.
-    pub(crate) fn schedule_by(&mut self, at: Instant) {
-        let [soon, _] = &mut self.due;
-        *soon = Some(soon.map_or(at, |soon| soon.min(at)));
     }
 
     /// Whether nothing is charged, and nothing known that could be.
@@ -345,6 +277,30 @@ impl Books {
             self.enter(Entry::Reconcile { gpu, driver_bytes });
         }
         self.devices.clear();
+    }
+
+    /// Remembers a range. `false` where it can't be.
+    pub(crate) fn announce(&mut self, space: Space, base: u64, length: u64) -> bool {
+        let room = self.ranges.has_room_for(space, base, length);
+        if room {
+            self.write(Record::Announce { space: space.number(), base, length });
+        }
+        room
+    }
+
+    /// Forgets a range.
+    pub(crate) fn withdraw(&mut self, space: Space, base: u64) {
+        if self.ranges.has(space, base) {
+            self.write(Record::Withdraw { space: space.number(), base });
+        }
+    }
+
+    /// A file of UVM's is closed, or is as good as closed: it maps nothing, and has no ranges.
+    pub(crate) fn close_file(&mut self, file: u32) {
+        self.enter(Entry::CloseFile { file });
+        for (base, _) in self.ranges.of(Space::File(file)) {
+            self.withdraw(Space::File(file), base);
+        }
     }
 }
 

@@ -75,7 +75,7 @@ impl Uvm {
         let copy = Device::of(&self.state.settings.nodes, copy).ok()?;
         let (known, ranges) = {
             let books = self.state.books();
-            (books.ledger.files(), books.ranges_of_files())
+            (books.ledger.files(), books.ranges.of_files())
         };
         let mut files = self.files.files();
         let at = match place(&files, device)? {
@@ -101,7 +101,7 @@ impl Uvm {
     /// Whether the files may have one more range.
     pub(crate) fn has_room_for_range(&self) -> bool {
         let files = self.files.files().len();
-        files * (self.state.books().ranges_of_files() + 1) <= MOST_QUESTIONS
+        files * (self.state.books().ranges.of_files() + 1) <= MOST_QUESTIONS
     }
 
     /// A worker before had it.

@@ -1,49 +1,69 @@
 //! Ranges of addresses that a file of nvidia-uvm had the driver make, or that are managed memory of a
 //! process: what is mapped there is known for what it is.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use super::{Books, MOST_RANGES};
-use crate::ledger::Entry;
 use crate::monitor::state::journal::Record;
-use crate::monitor::state::space::{MANAGED, OF_FILE, Space};
+use crate::monitor::state::space::{self, MANAGED, OF_FILE, Space};
 use crate::monitor::uvm::address_spaces::Mapped;
+
+/// Ranges at most.
+pub(crate) const MOST_RANGES: usize = 16384;
 
 /// Ranges that were withdrawn while mappings are looked at; of more, the oldest are forgotten.
 const MOST_WITHDRAWN: usize = 4096;
 
-impl Books {
-    /// Remembers a range. `false` where it can't be.
-    pub(crate) fn announce(&mut self, space: Space, base: u64, length: u64) -> bool {
-        let room = self.has_room_for(space, base, length);
-        if room {
-            self.write(Record::Announce { space: space.number(), base, length });
+/// Ranges of spaces, and those that were withdrawn lately.
+#[derive(Debug, Default)]
+pub(crate) struct SpaceRanges {
+    /// By [`Space`](crate::monitor::state::space::Space) and first address: bytes.
+    all: BTreeMap<(u64, u64), u64>,
+    /// Ranges that were withdrawn lately, or announced anew: when, space, first address and bytes.
+    withdrawn: VecDeque<(Instant, u64, Mapped)>,
+}
+
+impl SpaceRanges {
+    /// Takes note of what the journal says of ranges.
+    pub(crate) fn replay(&mut self, record: Record) {
+        match record {
+            Record::Announce { space, base, length } => {
+                let before = self.all.insert((space, base), length);
+                self.withdrew(space, base, before);
+            }
+            Record::Withdraw { space, base } => {
+                let before = self.all.remove(&(space, base));
+                self.withdrew(space, base, before);
+            }
+            _ => {}
         }
-        room
+    }
+
+    /// The records that make them from nothing.
+    pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
+        space::records(&self.all)
+    }
+
+    /// Whether a range of the space begins there.
+    pub(crate) fn has(&self, space: Space, base: u64) -> bool {
+        self.all.contains_key(&(space.number(), base))
     }
 
     /// Whether a range can be remembered.
     pub(crate) fn has_room_for(&self, space: Space, base: u64, length: u64) -> bool {
-        let room = self.ranges.len() < MOST_RANGES;
+        let room = self.all.len() < MOST_RANGES;
         let fits = base & MANAGED == 0 && length > 0;
-        fits && (room || self.ranges.contains_key(&(space.number(), base)))
-    }
-
-    /// Forgets a range.
-    pub(crate) fn withdraw(&mut self, space: Space, base: u64) {
-        if self.ranges.contains_key(&(space.number(), base)) {
-            self.write(Record::Withdraw { space: space.number(), base });
-        }
+        fits && (room || self.all.contains_key(&(space.number(), base)))
     }
 
     /// The range that `base` lies in: its first address and bytes.
     pub(crate) fn range(&self, space: Space, base: u64) -> Option<(u64, u64)> {
         let space = space.number();
-        let (key, length) = self.ranges.range((space, 0)..=(space, base)).next_back()?;
+        let (key, length) = self.all.range((space, 0)..=(space, base)).next_back()?;
         (base - key.1 < *length).then_some((key.1, *length))
     }
 
-    pub(crate) fn withdrew(&mut self, space: u64, base: u64, length: Option<u64>) {
+    fn withdrew(&mut self, space: u64, base: u64, length: Option<u64>) {
         let Some(length) = length else { return };
         while self.withdrawn.len() >= MOST_WITHDRAWN {
             self.withdrawn.pop_front();
@@ -89,23 +109,15 @@ impl Books {
     }
 
     /// The ranges of a space: first addresses and bytes.
-    pub(crate) fn ranges_of(&self, space: Space) -> Vec<(u64, u64)> {
+    pub(crate) fn of(&self, space: Space) -> Vec<(u64, u64)> {
         let space = space.number();
-        let all = self.ranges.range((space, 0)..=(space, u64::MAX));
+        let all = self.all.range((space, 0)..=(space, u64::MAX));
         all.map(|((_, base), length)| (*base, *length)).collect()
     }
 
     /// How many ranges files have.
-    pub(crate) fn ranges_of_files(&self) -> usize {
-        self.ranges.range((OF_FILE, 0)..(MANAGED, 0)).count()
-    }
-
-    /// A file of UVM's is closed, or is as good as closed: it maps nothing, and has no ranges.
-    pub(crate) fn close_file(&mut self, file: u32) {
-        self.enter(Entry::CloseFile { file });
-        for (base, _) in self.ranges_of(Space::File(file)) {
-            self.withdraw(Space::File(file), base);
-        }
+    pub(crate) fn of_files(&self) -> usize {
+        self.all.range((OF_FILE, 0)..(MANAGED, 0)).count()
     }
 }
 
@@ -123,9 +135,9 @@ fn reaches((from, to): Mapped, end_at: impl Fn(u64) -> Option<u64>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{journal, open};
     use super::*;
     use crate::ledger::Process;
+    use crate::monitor::state::books::tests::{journal, open};
 
     #[test]
     fn neighbours_that_are_listed_as_one_are_covered() {
@@ -134,18 +146,21 @@ mod tests {
         for base in [0x1000, 0x2000, 0x5000] {
             assert!(books.announce(space, base, 0x1000));
         }
-        assert!(books.covers(space, (0x1000, 0x3000)) && books.covers(space, (0x1800, 0x2800)));
+        assert!(
+            books.ranges.covers(space, (0x1000, 0x3000))
+                && books.ranges.covers(space, (0x1800, 0x2800))
+        );
         for no in [(0x1000, 0x3001), (0x800, 0x2000), (0x1000, 0x6000)] {
-            assert!(!books.covers(space, no));
+            assert!(!books.ranges.covers(space, no));
         }
         let since = Instant::now();
         books.withdraw(space, 0x2000);
-        assert!(!books.covers(space, (0x1000, 0x3000)));
+        assert!(!books.ranges.covers(space, (0x1000, 0x3000)));
         // One was there still when the list began to be read.
-        assert!(books.covered(space, (0x1000, 0x3000), since));
-        assert!(!books.covered(space, (0x1000, 0x3000), Instant::now()));
-        assert!(!books.covered(Space::Managed(Process(2)), (0x2000, 0x3000), since));
-        assert!(books.was_covered((0x2000, 0x3000), since));
-        assert!(!books.was_covered((0x1000, 0x3000), since));
+        assert!(books.ranges.covered(space, (0x1000, 0x3000), since));
+        assert!(!books.ranges.covered(space, (0x1000, 0x3000), Instant::now()));
+        assert!(!books.ranges.covered(Space::Managed(Process(2)), (0x2000, 0x3000), since));
+        assert!(books.ranges.was_covered((0x2000, 0x3000), since));
+        assert!(!books.ranges.was_covered((0x1000, 0x3000), since));
     }
 }

@@ -1,0 +1,154 @@
+//! Memory is charged before it is given.
+//!
+//! It's reserved before the driver is asked, and what the driver gave is entered after. So the driver never has more
+//! than the books, but for what it rounds up: that is looked at once it's entered.
+
+use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Usage};
+use crate::monitor::caller::listener::Reply;
+use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::gpu_lookup::gpu_on;
+use crate::monitor::calls::handles::{ToMake, make, start_over, unmake};
+use crate::monitor::calls::lane::OnLane;
+use crate::monitor::driver::monitor_client::Presence;
+use crate::monitor::state::books::Books;
+use crate::monitor::state::journal_map::SetAside;
+use crate::rm::call::Object;
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use crate::rm::number::*;
+use crate::rm::{Answer, Command, Layout};
+use std::time::Instant;
+
+/// Pages in which memory is charged at least.
+const PAGE_BYTES: u64 = 4096;
+
+/// Memory below what is no GPU of the container's is refused, as the driver does.
+pub(crate) fn on_no_gpu(case: &mut Case<'_>, object: Object, layout: &Layout) -> Over {
+    let Object { client, parent, .. } = object;
+    case.log(&format!("memory below {parent:#x} of client {client:#x}, which is no GPU's"));
+    case.answer(Answer::Status(NV_ERR_INVALID_OBJECT_PARENT), Some(layout))
+}
+
+/// Sets memory aside; where there isn't enough, the driver is asked what there is.
+fn reserve(
+    case: &mut Case<'_>,
+    lane: &mut OnLane<'_>,
+    memory: SetAside,
+    layout: &Layout,
+) -> Result<Reservation, Over> {
+    let SetAside { gpu, bytes, .. } = memory;
+    let mut asked = false;
+    loop {
+        let mut books = case.parts.state.books();
+        // What the worker before set aside for this call is void: the driver gave nothing, or that is
+        // freed.
+        books.disinherit();
+        match books.ledger.reserve(gpu, bytes) {
+            Ok(reservation) => {
+                case.slot.set_aside(Some(memory));
+                return Ok(reservation);
+            }
+            Err(LedgerError::OverQuota { usage, .. }) if !asked && bytes <= usage.limit_bytes => {
+                drop(books);
+                asked = true;
+                case.parts.audit.reconcile(lane, case.came);
+            }
+            Err(LedgerError::OverQuota { usage, .. }) => {
+                drop(books);
+                return Err(case.over_quota(Some(layout), (gpu, bytes), usage));
+            }
+            Err(error) => {
+                drop(books);
+                case.log(&error.to_string());
+                return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
+            }
+        }
+    }
+}
+
+/// Makes an object, and charges its memory where it takes some: sees that it fits the quota, asks the driver,
+/// and enters what that gave. No other function grants an allocation of the resource manager's.
+///
+/// `memory` is the GPU and the bytes that are asked for. `given` reads from our copies how much the driver
+/// gave.
+pub(crate) fn charged(
+    case: &mut Case<'_>,
+    lane: &mut OnLane<'_>,
+    command: &Command,
+    making: ToMake,
+    memory: Option<(usize, u64)>,
+    given: impl Fn(&Case<'_>) -> Option<u64>,
+) -> Result<Option<Object>, Over> {
+    let ToMake { object, head, .. } = making;
+    if case.retry.repeats && is_there(case, object) {
+        let there = Answer::Status(NV_ERR_INSERT_DUPLICATE_NAME);
+        return Err(case.answer(there, Some(head)));
+    }
+    start_over(case, lane, object);
+    let Some((gpu, asked_bytes)) = memory else {
+        let made = make(case, command, making);
+        let made = made.map_err(|errno| Reply::Errno(errno as i32))?;
+        return Ok(made.map(|handle| made_without(case, object, handle)));
+    };
+    let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+    let memory = SetAside { gpu, bytes: asked_bytes, client: object.client };
+    let reservation = reserve(case, lane, memory, head)?;
+    // Others may have been on the lane meanwhile.
+    if gpu_on(case, lane, object.client, object.parent) != Some(gpu) {
+        case.books().ledger.cancel(reservation);
+        case.slot.set_aside(None);
+        case.log("memory below an object that was freed, or made anew, meanwhile");
+        return Err(case.answer(Answer::Status(NV_ERR_OBJECT_NOT_FOUND), Some(head)));
+    }
+    let made = make(case, command, making);
+    let given_bytes = given(case).unwrap_or(asked_bytes).max(asked_bytes);
+    let mut books = case.books();
+    books.ledger.cancel(reservation);
+    let Ok(Some(handle)) = made else {
+        case.slot.set_aside(None);
+        return made.map(|_| None).map_err(|errno| Reply::Errno(errno as i32));
+    };
+    let (client, parent) = (Client(object.client), Handle(object.parent));
+    let entry = Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
+    books.enter(entry);
+    case.slot.set_aside(None);
+    // The driver rounds up, maybe beyond the quota.
+    let is_over = |books: &Books| {
+        books.ledger.usage(gpu).is_none_or(|usage| usage.used_bytes > usage.limit_bytes)
+    };
+    let mut over = is_over(&books);
+    let made = books.ledger.serial_of(client, Handle(handle));
+    drop(books);
+    if over {
+        // Or what the driver showed before counts twice.
+        case.parts.audit.reconcile(lane, Instant::now());
+        over = is_over(&case.books());
+    }
+    if over {
+        // Others may have been on the lane meanwhile, and have freed it.
+        if case.books().ledger.serial_of(client, Handle(handle)) == made {
+            unmake(case, lane, object.client, object.parent, handle);
+        }
+        let usage = case.books().ledger.usage(gpu);
+        let usage = usage.unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
+        return Err(case.over_quota(Some(head), (gpu, given_bytes), usage));
+    }
+    Ok(Some(Object { client: object.client, parent: object.parent, handle }))
+}
+
+/// Whether an object is there, as the books and the driver say.
+fn is_there(case: &Case<'_>, Object { client, handle, .. }: Object) -> bool {
+    let release = &case.parts.state.release;
+    let known = case.books().ledger.contains(Client(client), Handle(handle));
+    let own = case.parts.driver.own_client().filter(|_| known);
+    own.is_some_and(|own| own.presence(release, client, handle) == Presence::There)
+}
+
+/// An object without memory was made.
+fn made_without(case: &Case<'_>, object: Object, handle: u32) -> Object {
+    let mut books = case.books();
+    // What had the handle before is gone.
+    if books.ledger.contains(Client(object.client), Handle(handle)) {
+        books.note(object.client, object.parent, handle);
+    }
+    Object { client: object.client, parent: object.parent, handle }
+}

@@ -1,0 +1,67 @@
+//! Frees: what is freed is taken out of the books after the driver did it.
+
+use crate::ledger::{Client, Entry, Handle};
+use crate::monitor::caller::call_id::{self};
+use crate::monitor::caller::listener::Reply;
+use crate::monitor::calls::case::retry::begin_on_lane;
+use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::driver::monitor_client::Presence;
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use crate::rm::number::*;
+use crate::rm::{Command, Layout, Meaning};
+
+pub(crate) fn free(
+    case: &mut Case<'_>,
+    command: &Command,
+    layout: &'static Layout,
+    client: u32,
+    handle: u32,
+) -> Result<Reply, Over> {
+    let lane = begin_on_lane(case)?;
+    let (of, object) = (Client(client), Handle(handle));
+    let process = case.target()?.process;
+    let mut books = case.books();
+    books.shares(client, process);
+    let is_memory = books.ledger.charge_of(of, object).is_some();
+    drop(books);
+    case.slot.set_executing(call_id::Making::one(client, handle, true));
+    let called = case.call(command);
+    let mut status = case.status(layout);
+    // A client that is gone is no client.
+    let is_client = handle == client;
+    let is_gone = match status {
+        NV_ERR_OBJECT_NOT_FOUND => true,
+        NV_ERR_INVALID_CLIENT | NV_ERR_INVALID_OBJECT_HANDLE => is_client,
+        _ => false,
+    };
+    let is_ours = case.again && is_gone && (!is_client || is_no_client(case, client));
+    if is_ours || case.retry.repeats && is_gone {
+        // It was this call that freed it, when it was made before.
+        case.patch(layout, Meaning::Status, NV_OK.into());
+    }
+    if is_ours {
+        // And the worker before didn't come to enter that.
+        status = NV_OK;
+    }
+    called?;
+    if status == NV_OK {
+        let mut books = case.books();
+        books.enter(Entry::Free { client: of, handle: object });
+        if !is_memory {
+            books.unlearn_freed(client);
+        }
+        drop(books);
+        case.parts.slices.freed_groups(client, handle);
+        case.parts.stakes.free_stakes(&lane);
+    }
+    drop(lane);
+    Ok(case.executed(None))
+}
+
+/// Whether the driver has no such client: by another's file it's told so of any.
+fn is_no_client(case: &Case<'_>, client: u32) -> bool {
+    let release = &case.parts.state.release;
+    let own = case.parts.driver.own_client();
+    own.filter(|own| own.can_tell(release))
+        .is_some_and(|own| own.presence(release, client, client) == Presence::NoClient)
+}

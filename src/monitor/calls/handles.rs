@@ -1,0 +1,93 @@
+//! Objects that the driver is asked to make, under a handle of the caller's choice or of ours.
+
+use crate::ledger::{Client, Handle};
+use crate::monitor::caller::call_id::{self, nth_handle};
+use crate::monitor::calls::case::Case;
+use crate::monitor::calls::lane::OnLane;
+use crate::rm::call::Object;
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use crate::rm::number::*;
+use crate::rm::{Command, Layout, Meaning};
+use nix::errno::Errno;
+
+/// Where a call that makes an object has what is needed to make it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ToMake {
+    pub(crate) object: Object,
+    /// Layout of the handle, which may lie in a part of the struct of its own.
+    pub(crate) handle: &'static Layout,
+    /// Layout of the status.
+    pub(crate) head: &'static Layout,
+}
+
+/// How often a handle that is free is looked for, before that is left to the driver after all.
+const TRIES: u32 = 4;
+
+/// Asks the driver to make an object, and tells the handle it got; `None` where it
+/// wasn't made, and the struct says why.
+pub(crate) fn make(
+    case: &mut Case<'_>,
+    command: &Command,
+    making: ToMake,
+) -> Result<Option<u32>, Errno> {
+    let ToMake { object, handle: place, head } = making;
+    let chosen = object.handle != 0;
+    let was_there = case.again && case.slot.making().was_there;
+    let mut handle = if chosen { object.handle } else { next_handle(case) };
+    let known = |case: &Case<'_>, handle| {
+        let books = case.books();
+        let is_group = books.groups.contains(object.client, handle);
+        is_group || books.ledger.contains(Client(object.client), Handle(handle))
+    };
+    for attempt in 0..=TRIES {
+        case.patch(place, Meaning::Handle, handle.into());
+        case.patch(head, Meaning::Status, NV_OK.into());
+        let there = was_there || known(case, handle);
+        case.slot.set_executing(call_id::Making::one(object.client, handle, there));
+        let Some(device) = &case.device else { return Err(Errno::EBADF) };
+        device.call(command, &mut case.scratch.bytes)?;
+        match case.status(head) {
+            NV_OK => break,
+            NV_ERR_INSERT_DUPLICATE_NAME if !chosen && attempt < TRIES => {
+                handle = if attempt + 1 < TRIES { next_handle(case) } else { 0 };
+            }
+            _ => {
+                case.patch(place, Meaning::Handle, object.handle.into());
+                return Ok(None);
+            }
+        }
+    }
+    let made = case.field(place, Meaning::Handle).and_then(|made| u32::try_from(made).ok());
+    Ok(Some(made.unwrap_or(handle)).filter(|_| case.status(head) == NV_OK))
+}
+
+/// The handle of what a worker before may have made for this call, where that is made again.
+fn made_before(case: &Case<'_>, object: Object) -> Option<u32> {
+    let before = case.slot.making();
+    let handle = if object.handle == 0 { before.handle } else { object.handle };
+    (case.again && !before.was_there && handle != 0).then_some(handle)
+}
+
+/// The worker before may have made an object, and even entered it: once more from the start.
+pub(crate) fn start_over(case: &Case<'_>, lane: &OnLane<'_>, object: Object) {
+    if let Some(handle) = made_before(case, object) {
+        unmake(case, lane, object.client, object.parent, handle);
+        case.parts.slices.freed_groups(object.client, handle);
+    }
+}
+
+fn next_handle(case: &Case<'_>) -> u32 {
+    next_handles(case, 1)
+}
+
+/// The first of so many handles; [`nth_handle`] tells the others.
+pub(crate) fn next_handles(case: &Case<'_>, count: u32) -> u32 {
+    nth_handle(case.parts.state.journal.next_handles(count), 0)
+}
+
+/// Frees what a call made that isn't given to the caller.
+pub(crate) fn unmake(case: &Case<'_>, lane: &OnLane<'_>, client: u32, parent: u32, handle: u32) {
+    if let Some(device) = &case.device {
+        case.parts.callers.unmake(lane, device, Object { client, parent, handle });
+    }
+}

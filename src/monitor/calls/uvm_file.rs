@@ -1,0 +1,103 @@
+//! The file of UVM's that a call is made by.
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use crate::gate::settings::NodeKind;
+use crate::monitor::caller::call_id::Making;
+use crate::monitor::caller::listener::Reply;
+use crate::monitor::calls::case::retry::take_lane;
+use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::lane::OnLane;
+use crate::monitor::driver::device::Device;
+use crate::monitor::uvm::files::UvmFile;
+use crate::monitor::worker::log_limit::News;
+use crate::rm::number::{
+    NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_OK,
+};
+use crate::rm::{Answer, Layout, Meaning};
+
+/// The driver's file that a descriptor of the caller's is, if it's one of `nvidiactl`: as it was before
+/// the call came onto the lane, since what else it is may take its time to be closed.
+pub(crate) fn control_file(case: &Case<'_>, descriptor: i32) -> Result<Option<Device>, Over> {
+    let file = case.target()?.duplicate(descriptor);
+    let file = file.map_err(|errno| Reply::Errno(errno as i32))?;
+    let device = Device::of(&case.parts.state.settings.nodes, file).ok();
+    case.still_waits()?;
+    Ok(device.filter(|device| device.kind == NodeKind::Control))
+}
+
+pub(crate) fn ask(case: &mut Case<'_>, number: u32) -> Result<(), Over> {
+    let Some(device) = &case.device else { return Err(Reply::Errno(Errno::EBADF as i32)) };
+    let asked = device.call_uvm(&case.parts.state.release, number, &mut case.scratch.bytes);
+    asked.map_err(|errno| Reply::Errno(errno as i32))?;
+    if case.scratch.bytes.was_exceeded()
+        && case.parts.state.log.limit.allows_news(News::Uvm(number))
+    {
+        let driver = case.parts.state.release.version();
+        let container = case.parts.state.settings.short_id.as_str();
+        tracing::warn!(container, number, %driver, "UVM's struct is larger than the one known");
+    }
+    Ok(())
+}
+
+pub(crate) fn uvm_status(case: &Case<'_>, layout: &'static Layout) -> u32 {
+    let view = layout.view(&case.scratch.bytes);
+    view.and_then(|view| view.u32(Meaning::Status)).unwrap_or(NV_OK)
+}
+
+pub(crate) fn orphaned(case: &mut Case<'_>, layout: &'static Layout) -> Over {
+    case.log("a file of nvidia-uvm whose maker is over, or unknown");
+    case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout))
+}
+
+/// The driver is asked from here on, for nothing that has a handle.
+pub(crate) fn on_lane_for_uvm<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
+    let lane = take_lane(case)?;
+    case.slot.set_executing(Making::one(0, 0, true));
+    Ok(lane)
+}
+
+/// Does what changes the call's file, which is kept from now on.
+pub(crate) fn on_lane_with_file<T>(
+    case: &mut Case<'_>,
+    layout: &'static Layout,
+    change: impl FnOnce(&mut Case<'_>, &OnLane<'_>, &UvmFile) -> Result<T, Over>,
+) -> Result<T, Over> {
+    loop {
+        let file = kept(case, layout)?;
+        let lane = on_lane_for_uvm(case)?;
+        if !file.is_let_go() {
+            not_condemned(case, &file, layout)?;
+            return change(case, &lane, &file);
+        }
+    }
+}
+
+pub(crate) fn not_condemned(
+    case: &mut Case<'_>,
+    file: &UvmFile,
+    layout: &'static Layout,
+) -> Result<(), Over> {
+    if !file.is_condemned() {
+        return Ok(());
+    }
+    case.log("a file of nvidia-uvm that had managed memory, or whose maker is over");
+    Err(case.answer(Answer::Status(NV_ERR_INVALID_DEVICE), Some(layout)))
+}
+
+/// The call's file, kept from now on.
+pub(crate) fn kept(case: &mut Case<'_>, layout: &'static Layout) -> Result<Arc<UvmFile>, Over> {
+    let seen = (case.target()?.tid.cast_unsigned(), case.descriptor());
+    if let Some(file) = case.parts.uvm.keep_mapped(case.device()?, seen) {
+        return Ok(file);
+    }
+    case.log("more files of nvidia-uvm than can be kept account of");
+    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
+}
+
+pub(crate) fn gpu_of(case: &Case<'_>, uuid: [u8; 16]) -> Option<u16> {
+    let gpu = case.parts.state.uuids.iter().position(|of| *of == uuid)?;
+    u16::try_from(gpu).ok()
+}

@@ -1,0 +1,132 @@
+//! Memory that UVM maps.
+
+use std::collections::BTreeSet;
+
+use crate::ledger::{Client, Entry, Handle, Span, Tree};
+use crate::monitor::caller::listener::Reply;
+use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::lane::OnLane;
+use crate::monitor::calls::uvm_file::{ask, gpu_of, uvm_status};
+use crate::monitor::driver::device::{Device, Failure, Rm};
+use crate::monitor::driver::stakes::Source as Staked;
+use crate::monitor::state::books::BOUNDS;
+use crate::rm::number::{
+    NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,
+    NV_ERR_NOT_SUPPORTED, NV_OK,
+};
+use crate::rm::uvm::{self, Source};
+use crate::rm::{Answer, Layout, Meaning};
+
+/// The GPUs that a mapping is for.
+pub(crate) fn mapping_gpus(case: &mut Case<'_>, layout: &'static Layout) -> Result<Vec<u16>, Over> {
+    let Some(uuids) = uvm::mapping_gpus(layout, &case.scratch.bytes) else {
+        return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
+    };
+    // No other can be registered.
+    let gpus: Option<Vec<u16>> = uuids.into_iter().map(|uuid| gpu_of(case, uuid)).collect();
+    gpus.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_DEVICE), Some(layout)))
+}
+
+/// Enters what may be mapped before the driver is asked, beside what is: where it fails
+/// midway, or this worker does, either may be there.
+pub(crate) fn map_in(
+    case: &mut Case<'_>,
+    lane: &OnLane<'_>,
+    (number, layout): (u32, &'static Layout),
+    trees: &BTreeSet<Tree>,
+    span: Span,
+    (memory, control): (Source, Option<&Device>),
+) -> Result<Reply, Over> {
+    let object = (Client(memory.client), Handle(memory.handle));
+    let process = case.target()?.process;
+    case.books().shares(memory.client, process);
+    let mut books = case.books();
+    let charge = books.ledger.charge_of(object.0, object.1);
+    if charge.is_some() && books.ledger.size().holds + trees.len() > BOUNDS.holds {
+        drop(books);
+        case.log("more mappings than can be kept account of");
+        return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)));
+    }
+    let mut fresh = Vec::new();
+    for tree in trees.iter().copied() {
+        let Some(charge) = charge else { break };
+        if !books.ledger.is_mapped(tree, span.first, charge) {
+            fresh.push((tree, charge));
+        }
+        books.enter(Entry::Map { tree, span, charge });
+    }
+    drop(books);
+    let status = match control {
+        Some(control) => map_from_own(case, lane, (number, layout), (memory, control), charge),
+        None => Ok(NV_ERR_INVALID_ARGUMENT),
+    };
+    let mut books = case.books();
+    if status == Ok(NV_OK) {
+        for tree in trees.iter().copied() {
+            match charge {
+                Some(charge) => books.enter(Entry::MapAlone { tree, span, charge }),
+                None => books.unmapped(tree, span),
+            }
+        }
+    } else {
+        for (tree, charge) in fresh {
+            books.enter(Entry::Unmake { tree, first: span.first, charge });
+        }
+    }
+    drop(books);
+    case.parts.stakes.free_stakes(lane);
+    case.patch(layout, Meaning::Status, status?.into());
+    Ok(case.executed(None))
+}
+
+/// Maps from a client of our own; the status. What isn't known can't be memory of a GPU, or the
+/// mapping would keep what nobody was charged for.
+fn map_from_own(
+    case: &mut Case<'_>,
+    _: &OnLane<'_>,
+    (number, layout): (u32, &'static Layout),
+    (memory, control): (Source, &Device),
+    charge: Option<u64>,
+) -> Result<u32, Over> {
+    let Some(own) = case.parts.driver.kept_client() else {
+        return Ok(NV_ERR_INVALID_ARGUMENT);
+    };
+    let theirs = Rm { release: &case.parts.state.release, device: control };
+    let object = (Client(memory.client), Handle(memory.handle));
+    let gpu = case.books().ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
+    let duplicate = match own.borrow(&theirs, (memory.client, memory.handle), gpu) {
+        Ok(duplicate) => duplicate,
+        Err(Failure::Status(status)) => return Ok(status),
+        Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
+    };
+    let ours = Rm { release: &case.parts.state.release, device: &own.control };
+    let weighs = case.books().ledger.bytes_of(object.0, object.1).is_some_and(|bytes| bytes > 0);
+    // What weighs nothing, as memory of the host, is judged by what it is.
+    let weighs = weighs && charge.is_some();
+    let charged = case.books().ledger.memory_of(object.0, object.1);
+    let is_more = |(_, bytes)| ours.is_more_than(own.client, duplicate, bytes);
+    if weighs && charged.is_none_or(is_more) || !weighs && ours.is_gpu_memory(own.client, duplicate)
+    {
+        own.give_back(&case.parts.state.release, duplicate);
+        case.log("memory to be mapped that was taken past the monitor");
+        return Ok(NV_ERR_NOT_SUPPORTED);
+    }
+    let source = match charge.filter(|_| weighs) {
+        Some(charge) => case.parts.stakes.stake_mappings(&own, charge, duplicate),
+        None => Staked { handle: duplicate, stays: false },
+    };
+    let descriptor = u64::from(own.control.descriptor().cast_unsigned());
+    case.patch(layout, Meaning::Descriptor, descriptor);
+    case.patch(layout, Meaning::Client, own.client.into());
+    case.patch(layout, Meaning::Handle, source.handle.into());
+    let asked = ask(case, number);
+    if !source.stays {
+        own.give_back(&case.parts.state.release, source.handle);
+    }
+    let descriptor = u64::from(memory.descriptor.cast_unsigned());
+    case.patch(layout, Meaning::Descriptor, descriptor);
+    case.patch(layout, Meaning::Client, memory.client.into());
+    case.patch(layout, Meaning::Handle, memory.handle.into());
+    asked?;
+    Ok(uvm_status(case, layout))
+}
