@@ -4,22 +4,22 @@
 //! on. It never reads a process's memory, which could make it wait. A thread of its own audits
 //! ([`rounds`](crate::monitor::audit::rounds)), and so does a call that would be refused for the quota.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::events::Event;
 use crate::gate::settings::Settings;
-use crate::ledger::{Client, Entry, Handle, Process};
+use crate::ledger::{Entry, Handle, Process};
 use crate::monitor::audit::alias_audit::NAMES_DOUBT;
 use crate::monitor::audit::deaths::Deaths;
 use crate::monitor::audit::export_sweep::KeptExports;
-use crate::monitor::audit::heirs::{callers, seen_with};
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
-use crate::monitor::audit::judge::{self, Figure, Finding, Underway};
+use crate::monitor::audit::judge::{self, Finding, Underway};
 use crate::monitor::audit::memory::{AuditMemory, Audited};
 use crate::monitor::audit::occasion::{Depth, Occasion};
 use crate::monitor::audit::processes::Processes;
+use crate::monitor::audit::suspects::{culprits, uncharged, with_charges};
 use crate::monitor::audit::vma_audit::Mappings;
 use crate::monitor::caller::target::process_id;
 use crate::monitor::calls::lane::{Lane, OnLane};
@@ -27,7 +27,6 @@ use crate::monitor::compute::slices::Slices;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::driver::stakes::Stakes;
-use crate::monitor::state::books::Books;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::space::Space;
 use crate::monitor::uvm::files::UvmFile;
@@ -176,7 +175,7 @@ impl Audit {
     /// What can be done beside calls.
     fn act_on(&self, seen: Option<Seen>, occasion: Occasion) {
         let Some(Seen { own, dead, numbers, all }) = seen else { return };
-        let shows_names = all.iter().any(|held| has_duplicates(held));
+        let shows_names = all.iter().flatten().any(|held| held.duplicated_bytes > 0);
         {
             let ledger = &self.state.books().ledger;
             let shows_names = shows_names || ledger.has_names_elsewhere();
@@ -327,44 +326,6 @@ impl Audit {
             self.clear_up(&files);
         }
     }
-}
-
-fn has_duplicates(held: &[Held]) -> bool {
-    held.iter().any(|held| held.duplicated_bytes > 0)
-}
-
-/// Figures, whoever is charged for what.
-fn uncharged(held: &[Held]) -> Vec<Figure> {
-    held.iter().map(|held| Figure { held: *held, charged_bytes: 0 }).collect()
-}
-
-/// What each process was charged, by the clients it was seen with.
-fn with_charges(books: &Books, gpu: usize, held: &[Held]) -> Vec<Figure> {
-    let charges = books.ledger.charged_by_client(gpu);
-    // The first that used a client is who made it, mostly.
-    let mut owners: BTreeMap<Client, Process> = BTreeMap::new();
-    for (client, process) in books.ledger.processes() {
-        owners.entry(client).or_insert(process);
-    }
-    let charged = |pid: u32| {
-        let of_pid = charges.iter().filter(|(client, _)| {
-            owners.get(client).is_some_and(|of| process_id(*of).pid.cast_unsigned() == pid)
-        });
-        of_pid.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
-    };
-    held.iter().map(|held| Figure { held: *held, charged_bytes: charged(held.pid) }).collect()
-}
-
-/// Who is to be killed for what the driver shows under `pid`: that process, or where it's dead
-/// those who were seen with a client of its; or else all.
-fn culprits(books: &Books, pid: u32) -> BTreeSet<Process> {
-    let callers = callers(books);
-    let of_pid = |process: &&Process| process_id(**process).pid.cast_unsigned() == pid;
-    if let Some(named) = callers.iter().find(of_pid) {
-        return [*named].into();
-    }
-    let heirs = seen_with(books, pid);
-    if heirs.is_empty() { callers } else { heirs }
 }
 
 /// A process took so much of a GPU that wasn't given.

@@ -20,5 +20,6 @@ pub(crate) mod processes;
 pub(crate) mod prune;
 pub(crate) mod rest;
 pub(crate) mod rounds;
+pub(crate) mod suspects;
 pub(crate) mod unanswered;
 pub(crate) mod vma_audit;

@@ -26,6 +26,7 @@ use crate::monitor::uvm::address_spaces::{AddressSpace, AddressSpaces, Mapped, c
 use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile};
 use crate::monitor::uvm::ranges::Ranges;
 use crate::monitor::uvm::sweep::Uvm;
+use crate::monitor::uvm::vma_list::{self, Listed};
 use crate::process::{ProcessId, told};
 use crate::rm::uvm::Range;
 
@@ -267,48 +268,23 @@ impl Mappings {
         }
     }
 
-    /// The ranges in a list of mappings that could be managed memory: shared, of a node of UVM's, at
-    /// the address that is their offset, which the driver insists on.
-    pub(crate) fn mapped_in(&self, process: Process, text: &str) -> Vec<Mapped> {
-        let mut found = Vec::new();
-        let mut asked = 0;
-        for line in text.lines() {
-            let mut words = line.split_whitespace();
-            let (Some(range), Some(access), Some(offset), Some(device), Some(inode)) =
-                (words.next(), words.next(), words.next(), words.next(), words.next())
-            else {
-                continue;
-            };
-            let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-            let Some((from, to)) = range.split_once('-') else { continue };
-            let (Some(from), Some(to), Some(offset)) = (hex(from), hex(to), hex(offset)) else {
-                continue;
-            };
-            if !access.ends_with('s') || offset != from {
-                continue;
-            }
-            asked += 1;
-            // Of who has so many nobody asks what they are.
-            if asked > MOST || self.is_uvm(process, (device, inode), range) {
-                found.push((from, to));
-            }
-        }
-        found
+    /// The ranges in a list of mappings that could be managed memory, of a node of UVM's.
+    pub(crate) fn mapped_in(&self, process: Process, list: &str) -> Vec<Mapped> {
+        // Of who has so many nobody asks what they are.
+        let is_uvm =
+            |(number, of): &(usize, Listed<'_>)| *number >= MOST || self.is_uvm(process, *of);
+        let found = vma_list::possible(list).enumerate().filter(is_uvm);
+        found.map(|(_, of)| of.mapped).collect()
     }
 
     /// Whether a mapping's file is a node of UVM's: by the numbers in the list, or by the file itself,
     /// whose file system may show others.
-    fn is_uvm(&self, process: Process, (device, inode): (&str, &str), range: &str) -> bool {
-        let number = |text: &str| u32::from_str_radix(text, 16).ok();
-        let device = device
-            .split_once(':')
-            .and_then(|(major, minor)| Some(nix::libc::makedev(number(major)?, number(minor)?)));
-        let shown = device.zip(inode.parse().ok());
-        if shown.is_some_and(|place| self.state.books().is_node(place)) {
+    fn is_uvm(&self, process: Process, of: Listed<'_>) -> bool {
+        if of.place.is_some_and(|place| self.state.books().is_node(place)) {
             return true;
         }
         let of_file = |tid| {
-            let path = PathBuf::from(format!("/proc/{tid}/map_files/{range}"));
+            let path = PathBuf::from(format!("/proc/{tid}/map_files/{}", of.range));
             match device::kind_at(&self.state.settings.nodes, &path) {
                 Some(kind) => Some(kind == NodeKind::Uvm),
                 None => device::place_at(&path).map(|place| self.state.books().is_node(place)),

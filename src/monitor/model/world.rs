@@ -52,6 +52,8 @@ pub(crate) struct World {
     /// The other end of the keeper's socket, and the files that the keeper has.
     keeper: RefCell<OwnedFd>,
     kept: RefCell<BTreeMap<u64, ModelFile>>,
+    /// The keeper has no descriptor left for a file: it gets none.
+    pub(crate) keeper_is_full: Cell<bool>,
     /// Files of `nvidiactl` that all programs have: to export memory to.
     pub(crate) boxes: Vec<ModelFile>,
     _place: TempDir,
@@ -86,6 +88,7 @@ impl World {
             listener,
             keeper: RefCell::new(keeper),
             kept: RefCell::default(),
+            keeper_is_full: Cell::new(false),
             boxes,
             _place: place,
             next_id: Cell::new(0),
@@ -140,6 +143,7 @@ impl World {
             |bytes: &mut [u8]| passing::receive(&*self.keeper.borrow(), bytes, Wait::Never);
         while let Ok((length @ 1.., file)) = receive(&mut bytes) {
             match (serde_json::from_slice(&bytes[..length]).expect("it is a notice"), file) {
+                (Notice::Exported { .. }, Some(_)) if self.keeper_is_full.get() => {}
                 (Notice::Exported { number }, Some(file)) => {
                     self.kept.borrow_mut().insert(number, self.driver.keep(file));
                 }

@@ -47,3 +47,41 @@ impl Devices {
         self.0.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::{Bounds, Entry};
+
+    #[test]
+    fn a_device_is_of_its_gpu_until_it_or_its_client_is_freed() {
+        let mut devices = Devices::default();
+        for (client, handle, gpu) in [(1, 10, 0), (1, 11, 1), (2, 10, 1)] {
+            devices.learn(client, handle, gpu);
+        }
+        let all =
+            |devices: &Devices| [(1, 10), (1, 11), (2, 10)].map(|(of, at)| devices.gpu(of, at));
+        assert_eq!(all(&devices), [Some(0), Some(1), Some(1)]);
+        devices.learn(1, 10, 1);
+        devices.unlearn(2, 10);
+        assert_eq!(all(&devices), [Some(1), Some(1), None]);
+        // Of what was freed, what the ledger has still is there.
+        let mut ledger = Ledger::new(&[1], Bounds { objects: 9, holds: 9, stakes: 9 });
+        let (client, parent, handle) = (Client(1), Handle(1), Handle(11));
+        ledger.replay(Entry::Note { client, parent, handle });
+        devices.unlearn_freed(&ledger, 1);
+        assert_eq!(all(&devices), [None, Some(1), None]);
+        devices.unlearn_all(1);
+        assert_eq!(all(&devices), [None; 3]);
+    }
+
+    #[test]
+    fn more_than_can_be_known_are_asked_for_again() {
+        let mut devices = Devices::default();
+        let most = u32::try_from(MOST_DEVICES).unwrap();
+        (0..most).for_each(|handle| devices.learn(1, handle, 0));
+        assert_eq!(devices.gpu(1, 0), Some(0));
+        devices.learn(2, 0, 1);
+        assert_eq!((devices.gpu(1, 0), devices.gpu(2, 0)), (None, Some(1)));
+    }
+}

@@ -7,3 +7,4 @@ pub(crate) mod initialize;
 pub(crate) mod owners;
 pub(crate) mod ranges;
 pub(crate) mod sweep;
+pub(crate) mod vma_list;

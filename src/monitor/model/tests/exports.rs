@@ -155,6 +155,32 @@ fn an_export_that_nobody_waits_for_keeps_nothing_uncharged() {
     }
 }
 
+/// The keeper got no file, and the worker died before the driver was asked: nothing is in a file, and nothing
+/// counts for one.
+#[test]
+fn what_was_never_exported_to_a_file_that_the_keeper_lacks_counts_no_more() {
+    let mut never = 0;
+    for nth in 0..8 {
+        let fate = Fate::WorkerDies { nth, death: Death::Before, waits: false };
+        let world = World::new();
+        let program = world.program();
+        let memory = program.takes(MOST);
+        world.keeper_is_full.set(true);
+        let exported = program.fated(fate).export(memory, 0);
+        if world.workers() == 1 || exported.is_ok() {
+            continue;
+        }
+        world.keeper_is_full.set(false);
+        program.free(memory).unwrap();
+        if world.used() == 0 {
+            world.has(0);
+            never += 1;
+        }
+        program.die();
+    }
+    assert!(never > 0, "no worker died before the driver was asked");
+}
+
 /// The next worker, and the one after, know each file.
 #[test]
 fn files_are_handed_from_worker_to_worker() {

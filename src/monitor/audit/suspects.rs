@@ -1,0 +1,113 @@
+//! Whose the memory is that the driver shows: who is charged for it, and who is to be killed where it was taken
+//! past the monitor.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ledger::{Client, Process};
+use crate::monitor::audit::heirs::{callers, seen_with};
+use crate::monitor::audit::judge::Figure;
+use crate::monitor::caller::target::process_id;
+use crate::monitor::state::books::Books;
+use crate::rm::about::Held;
+
+/// Figures, whoever is charged for what.
+pub(crate) fn uncharged(held: &[Held]) -> Vec<Figure> {
+    held.iter().map(|held| Figure { held: *held, charged_bytes: 0 }).collect()
+}
+
+/// What each process was charged, by the clients it was seen with.
+pub(crate) fn with_charges(books: &Books, gpu: usize, held: &[Held]) -> Vec<Figure> {
+    let charges = books.ledger.charged_by_client(gpu);
+    // The first that used a client is who made it, mostly.
+    let mut owners: BTreeMap<Client, Process> = BTreeMap::new();
+    for (client, process) in books.ledger.processes() {
+        owners.entry(client).or_insert(process);
+    }
+    let charged = |pid: u32| {
+        let of_pid = charges.iter().filter(|(client, _)| {
+            owners.get(client).is_some_and(|of| process_id(*of).pid.cast_unsigned() == pid)
+        });
+        of_pid.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
+    };
+    held.iter().map(|held| Figure { held: *held, charged_bytes: charged(held.pid) }).collect()
+}
+
+/// Who is to be killed for what the driver shows under `pid`: that process, or where it's dead
+/// those who were seen with a client of its; or else all.
+pub(crate) fn culprits(books: &Books, pid: u32) -> BTreeSet<Process> {
+    let callers = callers(books);
+    let of_pid = |process: &&Process| process_id(**process).pid.cast_unsigned() == pid;
+    if let Some(named) = callers.iter().find(of_pid) {
+        return [*named].into();
+    }
+    let heirs = seen_with(books, pid);
+    if heirs.is_empty() { callers } else { heirs }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::{Entry, Handle};
+    use crate::monitor::caller::target::number;
+    use crate::monitor::state::books::tests::{journal, open};
+    use crate::process::ProcessId;
+
+    /// A process that is over: nobody has that pid.
+    fn dead(start_ticks: u64) -> Process {
+        number(ProcessId { pid: 0x3f_fff0, start_ticks })
+    }
+
+    fn alive() -> [Process; 2] {
+        let of = |pid: i32| number(ProcessId::of(pid).expect("it lives"));
+        [
+            of(std::process::id().cast_signed()),
+            of(std::os::unix::process::parent_id().cast_signed()),
+        ]
+    }
+
+    fn pid(process: Process) -> u32 {
+        process_id(process).pid.cast_unsigned()
+    }
+
+    fn held(process: Process) -> Held {
+        Held { pid: pid(process), made_bytes: 9, duplicated_bytes: 0 }
+    }
+
+    #[test]
+    fn a_client_is_charged_to_who_used_it_first() {
+        let (mut books, _) = open(&journal());
+        let [maker, user] = alive();
+        books.shares(1, maker);
+        books.shares(1, user);
+        books.shares(2, user);
+        for (client, bytes) in [(1, 4), (2, 1)] {
+            let (client, parent, handle) = (Client(client), Handle(client), Handle(7));
+            books.enter(Entry::Commit { gpu: 0, bytes, client, parent, handle });
+        }
+        let charged: Vec<u64> = with_charges(&books, 0, &[held(maker), held(user), held(dead(1))])
+            .into_iter()
+            .map(|figure| figure.charged_bytes)
+            .collect();
+        assert_eq!(charged, [4, 1, 0]);
+        assert!(uncharged(&[held(maker)]).iter().all(|figure| figure.charged_bytes == 0));
+    }
+
+    #[test]
+    fn who_is_shown_is_killed_or_who_has_a_dead_ones_client_or_all() {
+        let (mut books, _) = open(&journal());
+        let ([first, second], gone) = (alive(), dead(1));
+        for process in [first, second, gone] {
+            assert!(books.saw(process));
+        }
+        let of = |books: &Books, process| culprits(books, pid(process));
+        assert_eq!(of(&books, first), [first].into());
+        assert_eq!(of(&books, gone), [first, second].into(), "nobody was seen with a client of it");
+        books.shares(5, gone);
+        books.shares(5, second);
+        assert_eq!(of(&books, gone), [second].into());
+        assert_eq!(
+            of(&books, number(ProcessId { pid: 2, start_ticks: 0 })),
+            [first, second].into()
+        );
+    }
+}

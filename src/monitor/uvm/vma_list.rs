@@ -1,0 +1,73 @@
+//! The kernel's list of what a process has mapped (`/proc/PID/maps`, proc_pid_maps(5)): which of it could be
+//! managed memory of UVM's. Pure.
+
+use crate::monitor::uvm::address_spaces::Mapped;
+
+/// A mapping that could be UVM's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Listed<'a> {
+    /// Its addresses: the first, and the one behind the last.
+    pub(crate) mapped: Mapped,
+    /// The same as the list has it, which is its name in `map_files`.
+    pub(crate) range: &'a str,
+    /// Its file's device and inode, as the list shows them; its file system may show others.
+    pub(crate) place: Option<(u64, u64)>,
+}
+
+/// The mappings in a list that could be managed memory: shared, at the address that is their offset, which
+/// the driver insists on (`uvm_mmap`, uvm.c).
+pub(crate) fn possible(list: &str) -> impl Iterator<Item = Listed<'_>> {
+    list.lines().filter_map(of_line)
+}
+
+fn of_line(line: &str) -> Option<Listed<'_>> {
+    let mut words = line.split_whitespace();
+    let (range, access, offset) = (words.next()?, words.next()?, words.next()?);
+    let (device, inode) = (words.next()?, words.next()?);
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (from, to) = range.split_once('-')?;
+    let (from, to, offset) = (hex(from)?, hex(to)?, hex(offset)?);
+    let number = |text: &str| u32::from_str_radix(text, 16).ok();
+    let device = device.split_once(':');
+    let device =
+        device.and_then(|(major, minor)| Some(rustix::fs::makedev(number(major)?, number(minor)?)));
+    let place = device.zip(inode.parse().ok());
+    (access.ends_with('s') && offset == from).then_some(Listed { mapped: (from, to), range, place })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn managed_memory_is_shared_and_lies_at_its_offset() {
+        let list = "\
+7f0000000000-7f0000200000 rw-s 7f0000000000 00:05 871 /dev/nvidia-uvm
+7f0000200000-7f0000400000 rw-s 00000000 00:05 871 /dev/nvidia-uvm
+7f0000400000-7f0000600000 rw-p 7f0000400000 00:05 871 /dev/nvidia-uvm
+7f0000600000-7f0000800000 ---s 7f0000600000 fd:0a 12 /a name with spaces (deleted)
+";
+        let found: Vec<Listed<'_>> = possible(list).collect();
+        let [first, hidden] = &found[..] else { panic!("{found:?}") };
+        assert_eq!(first.mapped, (0x7f00_0000_0000, 0x7f00_0020_0000));
+        assert_eq!(first.range, "7f0000000000-7f0000200000");
+        assert_eq!(first.place, Some((rustix::fs::makedev(0, 5), 871)));
+        assert_eq!(
+            hidden.place,
+            Some((rustix::fs::makedev(0xfd, 10), 12)),
+            "it can't be used, and is there"
+        );
+    }
+
+    #[test]
+    fn a_line_that_is_no_mapping_is_left_out_and_one_without_a_file_has_no_place() {
+        for no in
+            ["", "7f00", "7f00-8f00", "7f00-8f00 rw-s", "x-y rw-s 0 00:05 1", "1-2 rw-s z 00:05 1"]
+        {
+            assert_eq!(possible(no).next(), None, "{no:?}");
+        }
+        let strange = "1000-2000 rw-s 1000 no 5\n3000-4000 rw-s 3000 00:05 many";
+        let places: Vec<_> = possible(strange).map(|listed| listed.place).collect();
+        assert_eq!(places, [None, None], "who it is, the file itself tells");
+    }
+}
