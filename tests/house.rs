@@ -26,6 +26,7 @@ const PURE: &[&str] = &[
     "src/monitor/caller/call_id.rs",
     "src/monitor/state/channels.rs",
     "src/monitor/state/devices.rs",
+    "src/monitor/uvm/vma_list.rs",
     "src/monitor/state/groups.rs",
     "src/monitor/state/space.rs",
     "src/request",

@@ -3,7 +3,7 @@
 //! Pure: architecture, number and arguments as the kernel reports them. What a filter
 //! doesn't send here isn't known here.
 
-use crate::rm::{Command, uvm};
+use crate::rm::{Command, low_word};
 
 /// `AUDIT_ARCH_*` of linux/audit.h.
 pub(super) const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
@@ -93,8 +93,8 @@ pub fn of(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscal
     let ioctl =
         |argument: u64| Syscall::Ioctl { descriptor: descriptor(a), request: low(b), argument };
     let pages = |offset: u64| low(offset).saturating_mul(PAGE_BYTES);
-    let control = || Syscall::Control { option: uvm::number(a) };
-    let personality = || Syscall::Personality { bits: uvm::number(a) };
+    let control = || Syscall::Control { option: low_word(a) };
+    let personality = || Syscall::Personality { bits: low_word(a) };
     match (architecture, number) {
         (AUDIT_ARCH_X86_64, 16) | (AUDIT_ARCH_AARCH64, 29) => Some(ioctl(c)),
         (AUDIT_ARCH_X86_64, 9) | (AUDIT_ARCH_AARCH64, 222) => Some(map(b, f)),

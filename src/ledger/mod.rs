@@ -17,8 +17,10 @@
 
 mod account;
 mod entry;
+mod expected;
 mod objects;
 mod pieces;
+mod questions;
 mod shown;
 mod stakes;
 mod users;
@@ -35,7 +37,8 @@ use objects::{Object, Objects, Unnamed};
 use pieces::Pieces;
 use stakes::{Spot, Stakes};
 
-pub use entry::{Entry, Expected};
+pub use entry::Entry;
+pub use expected::Expected;
 pub use pieces::{Span, Tree};
 pub use shown::Shown;
 pub use stakes::Before;

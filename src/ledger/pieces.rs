@@ -165,7 +165,7 @@ impl Ledger {
     }
 
     /// It was not mapped after all.
-    pub fn unmake(&mut self, tree: Tree, first: u64, charge: u64) {
+    pub fn unmap_piece(&mut self, tree: Tree, first: u64, charge: u64) {
         let ended = self.pieces.remove(tree, first, ChargeId::new(charge));
         self.follow(ended);
     }

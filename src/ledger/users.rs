@@ -5,6 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{ChargeId, Ledger, Process};
 
 impl Ledger {
+    /// A process is gone. What its clients hold stays charged: somebody who was never seen
+    /// may have them.
+    pub fn left(&mut self, process: Process) {
+        for holders in self.holders.values_mut() {
+            let before = holders.len();
+            holders.retain(|holder| *holder != process);
+            self.holders_changes += u64::from(holders.len() < before);
+        }
+    }
+
     /// The bytes that each process holds on each GPU, in the container's order of GPUs. A process that
     /// holds a client and no memory has zeros.
     ///

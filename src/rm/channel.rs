@@ -5,6 +5,12 @@
 //! hClientList at 24, hChannelList at 280. All of a list or none. An H100 was seen to do so within a
 //! millisecond, for channels of any client, and asked by anybody (`tests/gpu/results`, 2026-11-26).
 
+/// What the classes of all channels end in: `GF100_CHANNEL_GPFIFO` 0x906f, and so on.
+pub const ANY_CHANNEL: u32 = 0x6f;
+
+/// `NV2080_ENGINE_TYPE_GRAPHICS` (cl2080_notification.h), which also computes.
+pub const ENGINE_GRAPHICS: u32 = 1;
+
 /// Channels that one call has room for (`NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES`).
 pub const MOST_CHANNELS: usize = 64;
 

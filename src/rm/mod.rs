@@ -37,6 +37,14 @@
 //!
 //! The monitor's code (`monitor/calls/control.rs`) knows none of them by name, but for those that it answers
 //! otherwise.
+//!
+//! # To add an escape
+//!
+//! 1. `number.rs`: its number; `structs.rs` and `release.rs`: the layouts of its struct.
+//! 2. `call.rs`: a kind of [`Call`], and how it is read (`decode`). `gate/traps.rs`: the filter hands it to the monitor.
+//! 3. `monitor/calls/policy.rs`: what becomes of it, and why. One that the monitor makes has a file in
+//!    `monitor/calls`, which `execute` of `frontend.rs` calls.
+//! 4. Tests: the model (`monitor/model`), the simulated driver, `rmtool`, and a row in `tests/gate`.
 
 mod layout;
 
@@ -77,3 +85,10 @@ pub use release::{Key, Release, ReleaseError, Standing, Version};
 /// Major number of `nvidiactl`, `nvidiaN` and `nvidia-modeset`
 /// (`Documentation/admin-guide/devices.txt`).
 pub const NVIDIA_MAJOR: i64 = 195;
+
+/// The lower half of an argument, which is all that the kernel takes of one of 32 bits.
+#[must_use]
+pub fn low_word(argument: u64) -> u32 {
+    let [a, b, c, d, ..] = argument.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}

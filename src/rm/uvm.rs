@@ -169,8 +169,7 @@ const PLAIN: &[u32] = &[
 /// The number of a call to UVM, from the ioctl's second argument as the kernel reports it.
 #[must_use]
 pub fn number(argument: u64) -> u32 {
-    let [a, b, c, d, ..] = argument.to_le_bytes();
-    u32::from_le_bytes([a, b, c, d])
+    super::low_word(argument)
 }
 
 /// Bytes of the struct of a call; 0 where it isn't read.

@@ -63,7 +63,7 @@ struct Descriptors {
 
 impl Processes {
     /// A process of the container has that file open.
-    pub(crate) fn opened(&self, device: &Device) {
+    pub(crate) fn note_opened(&self, device: &Device) {
         let Some(mount) = device.mount else { return };
         if self.abroad.last.swap(mount, Ordering::Relaxed) != mount {
             self.learn(mount, device.place.0);

@@ -109,7 +109,7 @@ impl Abroad {
     }
 
     /// A process of the container's is dead and forgotten.
-    pub(crate) fn buried(&self, process: Process) {
+    pub(crate) fn forget(&self, process: Process) {
         let pid = process_id(process).pid.cast_unsigned();
         let mut state = self.state();
         if !state.former.contains(&pid) {

@@ -70,7 +70,7 @@ impl Audit {
         if !lingering.is_empty() {
             self.state.books().due.schedule_by(Instant::now() + GRACE);
         }
-        for (number, lasted) in self.memory.lingering.saw(&lingering, Instant::now()) {
+        for (number, lasted) in self.memory.lingering.note(&lingering, Instant::now()) {
             let seen = seen_with(&self.state.books(), number);
             let heirs = match ends(lasted, !seen.is_empty()) {
                 Ends::Nobody => continue,

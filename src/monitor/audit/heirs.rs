@@ -14,7 +14,7 @@ pub(crate) struct Lingering(Mutex<BTreeMap<u32, Instant>>);
 
 impl Lingering {
     /// The driver shows memory under those numbers, and under none of the others. How long it has.
-    pub(crate) fn saw(&self, numbers: &BTreeSet<u32>, now: Instant) -> Vec<(u32, Duration)> {
+    pub(crate) fn note(&self, numbers: &BTreeSet<u32>, now: Instant) -> Vec<(u32, Duration)> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|number, _| numbers.contains(number));
         let since = numbers.iter().map(|number| (*number, *all.entry(*number).or_insert(now)));
@@ -52,7 +52,7 @@ mod tests {
         let begin = Instant::now();
         let saw = |numbers: &[u32], ms| {
             let numbers = numbers.iter().copied().collect();
-            lingering.saw(&numbers, begin + Duration::from_millis(ms))
+            lingering.note(&numbers, begin + Duration::from_millis(ms))
         };
         let ms = Duration::from_millis;
         assert_eq!(saw(&[7], 0), [(7, ms(0))]);

@@ -53,8 +53,8 @@ pub(crate) struct Holdings {
 pub(crate) struct Doubts(Mutex<BTreeMap<usize, Instant>>);
 
 impl Doubts {
-    /// Whether it has seemed so for too long.
-    pub(crate) fn last(&self, gpu: usize) -> bool {
+    /// Takes note that it seems so: whether it has for too long.
+    pub(crate) fn note(&self, gpu: usize) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.entry(gpu).or_insert_with(Instant::now).elapsed() > DOUBT
     }

@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use crate::events::Event;
 use crate::gate::settings::Settings;
 use crate::ledger::{Entry, Handle, Process};
-use crate::monitor::audit::alias_audit::NAMES_DOUBT;
 use crate::monitor::audit::deaths::Deaths;
-use crate::monitor::audit::export_sweep::KeptExports;
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
 use crate::monitor::audit::judge::{self, Finding, Underway};
+use crate::monitor::audit::kept_exports::KeptExports;
+use crate::monitor::audit::mappings::Mappings;
 use crate::monitor::audit::memory::{AuditMemory, Audited};
+use crate::monitor::audit::names::NAMES_DOUBT;
 use crate::monitor::audit::occasion::{Depth, Occasion};
 use crate::monitor::audit::processes::Processes;
 use crate::monitor::audit::suspects::{culprits, uncharged, with_charges};
-use crate::monitor::audit::vma_audit::Mappings;
 use crate::monitor::caller::target::process_id;
 use crate::monitor::calls::lane::{Lane, OnLane};
 use crate::monitor::compute::slices::Slices;
@@ -30,7 +30,7 @@ use crate::monitor::driver::stakes::Stakes;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::space::Space;
 use crate::monitor::uvm::files::UvmFile;
-use crate::monitor::uvm::sweep::Uvm;
+use crate::monitor::uvm::kept_files::Uvm;
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 
@@ -128,7 +128,7 @@ impl Audit {
             break;
         }
         lane.step_aside(|| {
-            self.uvm.sweep_mapped(Occasion::Refusal);
+            self.uvm.sweep(Occasion::Refusal);
             self.exports.hurry_exports();
         });
         self.stakes.free_stakes(lane);
@@ -179,9 +179,9 @@ impl Audit {
         {
             let ledger = &self.state.books().ledger;
             let shows_names = shows_names || ledger.has_names_elsewhere();
-            self.memory.names.saw(shows_names, ledger.lacks_stakes());
+            self.memory.names.note(shows_names, ledger.lacks_stakes());
         }
-        if occasion != Occasion::Tick || self.memory.is_stock_due() {
+        if occasion != Occasion::Tick || self.memory.take_stock_due() {
             let names = self.state.books().ledger.names_of_all();
             self.strike_out(&own, &names, Depth::Clients);
         }
@@ -208,13 +208,13 @@ impl Audit {
         }
         if lane.is_some() || !is_more {
             self.memory.doubts.dispel(gpu);
-        } else if !self.memory.doubts.last(gpu) {
+        } else if !self.memory.doubts.note(gpu) {
             books.due.schedule(Instant::now());
             drop(books);
             self.deaths.ring();
             return None;
         }
-        if by_names && !self.memory.names.have_been_more(gpu) {
+        if by_names && !self.memory.names.note_more(gpu) {
             books.due.schedule_by(Instant::now() + NAMES_DOUBT);
             return None;
         }
@@ -279,7 +279,7 @@ impl Audit {
             books.enter(Entry::Left { process: *process });
             self.slices.shares.wake();
             self.mappings.spaces.look_at_all();
-            self.processes.abroad.buried(*process);
+            self.processes.abroad.forget(*process);
             has_buried = true;
         }
         if has_buried {

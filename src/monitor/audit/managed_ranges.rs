@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ledger::{Entry, Hold, Process};
-use crate::monitor::audit::vma_audit::{Mappings, overlap};
+use crate::monitor::audit::mappings::{Mappings, overlap};
 use crate::monitor::state::space::Space;
 use crate::monitor::uvm::address_spaces::{Mapped, ON_ITS_WAY};
 use crate::monitor::uvm::files::UvmFile;
@@ -19,14 +19,14 @@ impl Mappings {
             let ranges = self.state.books().ranges.of(Space::Managed(process));
             self.release_if_unmapped(process, &ranges);
         }
-        self.spaces.charged().retain(|_, at| at.elapsed() < 2 * ON_ITS_WAY);
+        self.spaces.asked_at().retain(|_, at| at.elapsed() < 2 * ON_ITS_WAY);
     }
 
     /// Releases managed ranges of a process that nobody has mapped, some time after they were asked
     /// for.
     fn release_if_unmapped(&self, process: Process, of: &[(u64, u64)]) {
         for (base, length) in of.iter().copied() {
-            let at = self.spaces.charged_at(process, base);
+            let at = self.spaces.asked_for_at(process, base);
             let is_on_its_way = at.is_some_and(|at| at.elapsed() < ON_ITS_WAY);
             if is_on_its_way || self.is_somewhere(process, (base, length)) {
                 continue;
@@ -37,7 +37,7 @@ impl Mappings {
             }
             let mut books = self.state.books();
             // It may have been asked for again meanwhile.
-            if self.spaces.charged_at(process, base) != at {
+            if self.spaces.asked_for_at(process, base) != at {
                 continue;
             }
             let space = Space::Managed(process);
@@ -50,9 +50,9 @@ impl Mappings {
         }
     }
 
-    /// Whether managed ranges of a process that overlap that one are mapped no more, and released:
-    /// it's about to have others there, which it has asked for already.
-    pub(crate) fn makes_room(&self, process: Process, (base, length): (u64, u64)) -> bool {
+    /// Releases managed ranges of a process that overlap that one, which it has asked for already, as far as
+    /// they are mapped no more. Whether none is left.
+    pub(crate) fn release_overlapping(&self, process: Process, (base, length): (u64, u64)) -> bool {
         let wanted = (base, base.saturating_add(length));
         let overlapping = || {
             let mut ranges = self.state.books().ranges.of(Space::Managed(process));
@@ -62,7 +62,7 @@ impl Mappings {
         let others = overlapping();
         // What it had there it maps no more, or it wouldn't be asked for again.
         for (at, _) in &others {
-            self.spaces.charged().remove(&(process, *at));
+            self.spaces.asked_at().remove(&(process, *at));
         }
         self.release_if_unmapped(process, &others);
         others.is_empty() || overlapping().is_empty()

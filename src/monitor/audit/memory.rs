@@ -4,9 +4,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use crate::monitor::audit::alias_audit::Names;
 use crate::monitor::audit::heirs::Lingering;
 use crate::monitor::audit::holdings::Doubts;
+use crate::monitor::audit::names::Names;
 use crate::monitor::audit::occasion::Occasion;
 
 /// How soon it's asked again for calls that would be refused.
@@ -57,7 +57,7 @@ impl AuditMemory {
     }
 
     /// Whether clients are to be asked for; they are, then.
-    pub(crate) fn is_stock_due(&self) -> bool {
+    pub(crate) fn take_stock_due(&self) -> bool {
         let mut last = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
         let due = last.is_none_or(|last| last.elapsed() > STOCK);
         if due {

@@ -1,19 +1,19 @@
 //! What the driver and the kernel have of the container: asked for, judged, acted on.
 
-pub(crate) mod alias_audit;
-pub(crate) mod alias_check;
 pub(crate) mod deaths;
 pub(crate) mod escape_search;
 pub(crate) mod escaped_fds;
-pub(crate) mod export_sweep;
 pub(crate) mod figures;
 pub(crate) mod heir_check;
 pub(crate) mod heirs;
 pub(crate) mod holdings;
 pub(crate) mod judge;
+pub(crate) mod kept_exports;
 pub(crate) mod look;
 pub(crate) mod managed_ranges;
+pub(crate) mod mappings;
 pub(crate) mod memory;
+pub(crate) mod names;
 pub(crate) mod occasion;
 pub(crate) mod origin;
 pub(crate) mod processes;
@@ -22,4 +22,3 @@ pub(crate) mod rest;
 pub(crate) mod rounds;
 pub(crate) mod suspects;
 pub(crate) mod unanswered;
-pub(crate) mod vma_audit;

@@ -4,15 +4,35 @@
 //! their handles. When that is done is not known here.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use crate::ledger::{Client, Entry, Handle};
-use crate::monitor::audit::alias_audit::MOST_ASKED;
 use crate::monitor::audit::look::Audit;
+use crate::monitor::audit::names::MOST_ASKED;
 use crate::monitor::audit::occasion::Depth;
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 
 impl Audit {
+    /// Asks for names: one that is gone makes room for one that nobody asked for.
+    pub(crate) fn ask_for_names(&self, own: &MonitorClient) {
+        let names = &self.memory.names;
+        if !names.take_due() {
+            return;
+        }
+        let (several, before) = {
+            let books = self.state.books();
+            (books.ledger.names_of_several(), books.ledger.size().objects)
+        };
+        self.strike_out(own, &names.in_turn(None, several), Depth::Objects);
+        let mut books = self.state.books();
+        if books.ledger.size().objects < before {
+            books.due.schedule(Instant::now());
+            drop(books);
+            self.deaths.ring();
+        }
+    }
+
     /// Looks what of the ledger's is gone, where the driver shows less than that.
     ///
     /// Its figures alone don't tell: what a client holds is shown under the process that made it,

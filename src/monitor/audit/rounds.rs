@@ -65,7 +65,7 @@ impl Rounds {
             state.log.tell_left_out(When::Due);
             self.see_out.see_out();
             exports.sweep_exports();
-            uvm.sweep_mapped(occasion);
+            uvm.sweep(occasion);
             stakes.free_stakes_soon();
             driver.let_go(processes.abroad.is_watched());
             if self.is_idle() {

@@ -77,9 +77,9 @@ mod tests {
     fn a_client_is_charged_to_who_used_it_first() {
         let (mut books, _) = open(&journal());
         let [maker, user] = alive();
-        books.shares(1, maker);
-        books.shares(1, user);
-        books.shares(2, user);
+        books.note_user(1, maker);
+        books.note_user(1, user);
+        books.note_user(2, user);
         for (client, bytes) in [(1, 4), (2, 1)] {
             let (client, parent, handle) = (Client(client), Handle(client), Handle(7));
             books.enter(Entry::Commit { gpu: 0, bytes, client, parent, handle });
@@ -97,13 +97,13 @@ mod tests {
         let (mut books, _) = open(&journal());
         let ([first, second], gone) = (alive(), dead(1));
         for process in [first, second, gone] {
-            assert!(books.saw(process));
+            assert!(books.note_process(process));
         }
         let of = |books: &Books, process| culprits(books, pid(process));
         assert_eq!(of(&books, first), [first].into());
         assert_eq!(of(&books, gone), [first, second].into(), "nobody was seen with a client of it");
-        books.shares(5, gone);
-        books.shares(5, second);
+        books.note_user(5, gone);
+        books.note_user(5, second);
         assert_eq!(of(&books, gone), [second].into());
         assert_eq!(
             of(&books, number(ProcessId { pid: 2, start_ticks: 0 })),

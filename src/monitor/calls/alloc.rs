@@ -7,7 +7,7 @@ use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::charge::{charged, on_no_gpu};
+use crate::monitor::calls::charge::{make_charged, on_no_gpu};
 use crate::monitor::calls::gpu_lookup::{gpu_on, made_of_gpu};
 use crate::monitor::calls::groups::{enter_group, room_for_group};
 use crate::monitor::calls::handles::ToMake;
@@ -41,7 +41,7 @@ pub(crate) fn allocate(
         target.read(alloc.rights, &mut rights).map_err(|errno| Reply::Errno(errno as i32))?;
     }
     let mut lane = begin_on_lane(case)?;
-    case.books().shares(object.client, case.target()?.process);
+    case.books().note_user(object.client, case.target()?.process);
 
     let does = class_use(class).does;
     let mut asked: Option<Memory> = None;
@@ -72,7 +72,7 @@ pub(crate) fn allocate(
     let rights_address = if alloc.rights == 0 { 0 } else { rights.address() };
     case.patch(layout, Meaning::Rights, rights_address);
     let making = ToMake { object, handle: layout, head: layout };
-    let made = charged(case, &mut lane, command, making, charge, |case| {
+    let made = make_charged(case, &mut lane, command, making, charge, |case| {
         memory::given_bytes(asked?.layout, &case.scratch.params)
     });
     case.patch(layout, Meaning::Params, alloc.params);
@@ -86,7 +86,7 @@ pub(crate) fn allocate(
         enter_group(case, gpu, object, made.handle, engine);
     }
     if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
-        subdevice_made(case, &lane, made);
+        note_subdevice(case, &lane, made);
     }
     Ok(case.executed(made))
 }
@@ -106,7 +106,7 @@ fn is_over_gpu_memory(case: &Case<'_>, client: u32) -> bool {
 }
 
 /// A subdevice was made, and so what is above it is a device.
-fn subdevice_made(case: &Case<'_>, lane: &OnLane<'_>, made: Object) {
+fn note_subdevice(case: &Case<'_>, lane: &OnLane<'_>, made: Object) {
     let Object { client, parent, handle } = made;
     let gpu = made_of_gpu(case, lane, client, handle);
     let mut books = case.books();

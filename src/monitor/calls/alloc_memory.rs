@@ -3,7 +3,7 @@
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::charge::charged;
+use crate::monitor::calls::charge::make_charged;
 use crate::monitor::calls::gpu_lookup::gpu_on;
 use crate::monitor::calls::handles::ToMake;
 use crate::rm::call::Object;
@@ -23,7 +23,7 @@ pub(crate) fn allocate_memory(
     case.patch(layout, Meaning::Params, 0);
     case.patch(layout, Meaning::Descriptor, u64::from(u32::MAX));
     let making = ToMake { object, handle: layout, head: layout };
-    let made = charged(case, &mut lane, command, making, None, |_| None);
+    let made = make_charged(case, &mut lane, command, making, None, |_| None);
     case.patch(layout, Meaning::Params, address);
     case.patch(layout, Meaning::Descriptor, descriptor);
     let made = made?;

@@ -109,7 +109,7 @@ impl<'a> Case<'a> {
     /// The descriptor that it was made by.
     pub(crate) fn descriptor(&self) -> i32 {
         let [descriptor, ..] = self.notice.data.args;
-        rm::uvm::number(descriptor).cast_signed()
+        rm::low_word(descriptor).cast_signed()
     }
 
     pub(crate) fn target(&self) -> Result<&Target, Over> {

@@ -70,7 +70,7 @@ fn reserve(
 ///
 /// `memory` is the GPU and the bytes that are asked for. `given` reads from our copies how much the driver
 /// gave.
-pub(crate) fn charged(
+pub(crate) fn make_charged(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
     command: &Command,
@@ -87,7 +87,7 @@ pub(crate) fn charged(
     let Some((gpu, asked_bytes)) = memory else {
         let made = make(case, command, making);
         let made = made.map_err(|errno| Reply::Errno(errno as i32))?;
-        return Ok(made.map(|handle| made_without(case, object, handle)));
+        return Ok(made.map(|handle| note_made(case, object, handle)));
     };
     let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     let memory = SetAside { gpu, bytes: asked_bytes, client: object.client };
@@ -143,8 +143,8 @@ fn is_there(case: &Case<'_>, Object { client, handle, .. }: Object) -> bool {
     own.is_some_and(|own| own.presence(release, client, handle) == Presence::There)
 }
 
-/// An object without memory was made.
-fn made_without(case: &Case<'_>, object: Object, handle: u32) -> Object {
+/// Takes note of an object without memory that was made.
+fn note_made(case: &Case<'_>, object: Object, handle: u32) -> Object {
     let mut books = case.books();
     // What had the handle before is gone.
     if books.ledger.contains(Client(object.client), Handle(handle)) {

@@ -12,7 +12,7 @@ use crate::monitor::calls::debug::access;
 use crate::monitor::calls::export::export_or_import;
 use crate::monitor::calls::fb_info::show_memory;
 use crate::monitor::calls::make_control::{give_back, make_control, settle};
-use crate::monitor::calls::steer::{steered, steers};
+use crate::monitor::calls::steer::{after_control, before_control};
 use crate::rm::control::debug::Access;
 use crate::rm::control::{
     Direction, Known, MAX_PARAMS_BYTES, Pieces, check, clients, points_into, processes,
@@ -74,11 +74,11 @@ pub(crate) fn control(
         Known::Flat | Known::Opaque => {
             settle(case)?;
             let asked = case.scratch.params.first_chunk().copied();
-            if steers(case, (client, object), control, layout)? {
+            if before_control(case, (client, object), control, layout)? {
                 return Err(pretended(case, layout));
             }
             let done = make_control(case, command, layout, params)?;
-            steered(case, (client, object), control, asked, done);
+            after_control(case, (client, object), control, asked, done);
             give_back(case, params, done);
             Ok(case.executed(None))
         }

@@ -43,8 +43,8 @@ fn name(
     let process = case.target()?.process;
     start_over(case, lane, object);
     let mut books = case.books();
-    books.shares(object.client, process);
-    books.shares(source.0, process);
+    books.note_user(object.client, process);
+    books.note_user(source.0, process);
     let named = (Client(source.0), Handle(source.1));
     let memory = books.ledger.memory_of(named.0, named.1);
     let gpu = memory.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu);

@@ -152,7 +152,7 @@ fn export_to(
 ) -> Result<bool, Over> {
     let (parts, head, of) = (case.parts, control.head, Client(control.client));
     let process = case.target()?.process;
-    case.books().shares(control.client, process);
+    case.books().note_user(control.client, process);
     if is_new {
         // Before there is anything in it, so that no worker to come misses one.
         if parts.exports.hand_to_keeper(exported).is_err() {
@@ -281,7 +281,7 @@ fn import(
     let hold = |place: u32| Hold::Export { file: exported.number, index: place };
     let process = case.target()?.process;
     let mut books = case.books();
-    books.shares(client, process);
+    books.note_user(client, process);
     let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
     // Where nothing is, nothing is made.
     let wanted: Vec<(usize, u32)> = (places.objects.iter().copied().enumerate())

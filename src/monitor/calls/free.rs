@@ -21,7 +21,7 @@ pub(crate) fn free(
     let (of, object) = (Client(client), Handle(handle));
     let process = case.target()?.process;
     let mut books = case.books();
-    books.shares(client, process);
+    books.note_user(client, process);
     let is_memory = books.ledger.charge_of(of, object).is_some();
     drop(books);
     case.slot.set_executing(call_id::Making::one(client, handle, true));
@@ -51,7 +51,7 @@ pub(crate) fn free(
             books.unlearn_freed(client);
         }
         drop(books);
-        case.parts.slices.freed_groups(client, handle);
+        case.parts.slices.forget_freed(client, handle);
         case.parts.stakes.free_stakes(&lane);
     }
     drop(lane);

@@ -11,13 +11,40 @@ use crate::monitor::calls::case::{Case, Over, write_log};
 use crate::monitor::calls::control::control;
 use crate::monitor::calls::duplicate::duplicate;
 use crate::monitor::calls::free::free;
-use crate::monitor::calls::groups::passes_channel;
-use crate::monitor::calls::policy::{self, Passed, Verdict};
-use crate::monitor::calls::read_escape::{ReadEscape, Unread};
+use crate::monitor::calls::groups::enter_passing_channel;
+use crate::monitor::calls::policy::{self, Pass, Passed, Verdict};
 use crate::monitor::calls::vid_heap::heap;
 use crate::monitor::worker::log_limit::News;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
-use crate::rm::{self, Answer, Call, Command, Decoded, refuse};
+use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
+
+/// An escape as it was read, whoever it is meant for.
+#[derive(Debug)]
+pub(crate) struct ReadEscape {
+    pub(crate) command: Command,
+    pub(crate) address: u64,
+    pub(crate) decoded: Decoded,
+    pub(crate) verdict: Verdict,
+    /// Whether another call wrapped it.
+    pub(crate) wrapped: bool,
+}
+
+/// Why an escape isn't known.
+#[derive(Debug)]
+pub(crate) enum Unread {
+    Memory(Reply),
+    Refused(Refusal),
+}
+
+impl ReadEscape {
+    /// Why it continues, where this is so whatever its descriptor is.
+    pub(crate) fn passes(&self) -> Option<&'static Pass> {
+        match self.verdict {
+            Verdict::Continue(pass) if !self.wrapped && pass.asks_no_descriptor() => Some(pass),
+            _ => None,
+        }
+    }
+}
 
 /// What the driver says of an object that is made already, and of one that is exported. What it says
 /// of a free, many calls are told.
@@ -71,7 +98,7 @@ pub(crate) fn resource_manager(
                 case.books().devices.unlearn_all(alloc.object.handle);
             }
             if let Call::Alloc(alloc) = &decoded.call {
-                passes_channel(case, alloc, decoded.layout)?;
+                enter_passing_channel(case, alloc, decoded.layout)?;
             }
             Ok(case.continued(pass))
         }
@@ -93,7 +120,14 @@ fn execute(case: &mut Case<'_>, command: &Command, decoded: &Decoded) -> Result<
             duplicate(case, command, layout, object, (source_client, source))
         }
         Call::Control { .. } => control(case, command, layout, &decoded.call),
-        _ => Err(case.answer(Answer::Errno(refuse::EINVAL), None)),
+        // None of these is the monitor's to make (`policy::judge`).
+        Call::AllocObject { .. }
+        | Call::ExportDmabuf { .. }
+        | Call::RegisterFd { .. }
+        | Call::OsEvent { .. }
+        | Call::MapMemory { .. }
+        | Call::Wrapped { .. }
+        | Call::Other { .. } => Err(case.answer(Answer::Errno(refuse::EINVAL), None)),
     }
 }
 

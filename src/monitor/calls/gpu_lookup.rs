@@ -46,7 +46,7 @@ pub(crate) fn gpu_of_own(case: &mut Case<'_>, client: u32, handle: u32) -> Optio
     ask_for_gpu_of(case, &lane, client, handle)
 }
 
-/// The same as [`gpu`](Self::gpu), for one that is.
+/// The same as [`gpu`], for a call that is on the lane.
 pub(crate) fn gpu_on(
     case: &Case<'_>,
     lane: &OnLane<'_>,

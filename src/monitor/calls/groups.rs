@@ -6,15 +6,14 @@ use crate::monitor::calls::gpu_lookup::{gpu_of_own, gpu_of_unseen, gpu_on, only_
 use crate::monitor::calls::handles::{next_handles, start_over};
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::state::books::Books;
-use crate::monitor::state::groups::{ENGINE_GRAPHICS, Group, computes};
+use crate::monitor::state::groups::{Group, computes};
 use crate::monitor::state::journal::{Reach, Record};
 use crate::rm::call::{Alloc, Object};
+use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
 use crate::rm::number::{KEPLER_CHANNEL_GROUP_A, NV_ERR_INSUFFICIENT_RESOURCES};
 use crate::rm::{Answer, Layout};
 
-/// What the classes of all channels end in, and no other class above these: `GF100_CHANNEL_GPFIFO`
-/// 0x906f, and so on.
-const ANY_CHANNEL: u32 = 0x6f;
+/// Above these a class that ends in [`ANY_CHANNEL`] is one of a channel.
 const HIGHEST_OBJECT: u32 = 0xff;
 
 /// Channels that compute outside groups, of a container on a GPU: each has the driver's slice.
@@ -51,7 +50,7 @@ pub(crate) fn room_for_name(
 
 /// A channel that is let go on outside a group is entered as one, made or not. Whose handle the
 /// driver chooses is known by none, and counts until its client ends.
-pub(crate) fn passes_channel(
+pub(crate) fn enter_passing_channel(
     case: &mut Case<'_>,
     alloc: &Alloc,
     layout: Option<&'static Layout>,
@@ -62,7 +61,7 @@ pub(crate) fn passes_channel(
     let of = case.books().groups.engine(object.client, object.parent);
     if let Some((gpu, engine)) = of {
         return match computes(engine) {
-            true => passes_computing_channel(case, gpu, object, layout),
+            true => enter_computing_channel(case, gpu, object, layout),
             false => Ok(()),
         };
     }
@@ -75,12 +74,12 @@ pub(crate) fn passes_channel(
     };
     let group = group(gpu, object, handle, false, None);
     with_room_on(case, gpu, layout, |books| books.write(group))?;
-    // One that may have another's name would take that other off the GPU.
+    // Where the client may be another's, a channel of that name may be, too: it would be taken off the GPU.
     if own.is_none() || !computes(engine_of_channel(case, alloc)) {
         return Ok(());
     }
     room_outside_groups(case, gpu, layout)?;
-    passes_computing_channel(case, gpu, object, layout)
+    enter_computing_channel(case, gpu, object, layout)
 }
 
 /// The engine of a channel that is to be made outside a group: `NV_CHANNEL_ALLOC_PARAMS.engineType`
@@ -130,7 +129,7 @@ pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, 
 }
 
 /// A channel that computes is let go on.
-fn passes_computing_channel(
+fn enter_computing_channel(
     case: &mut Case<'_>,
     gpu: usize,
     object: Object,
@@ -213,7 +212,8 @@ fn with_room_on(
             parts.slices.forget_gone_groups(gpu);
         }
         let mut books = parts.state.books();
-        if books.groups.count(gpu) < usize::try_from(most).unwrap_or(usize::MAX) {
+        let count = books.groups.count(gpu);
+        if count < usize::try_from(most).unwrap_or(usize::MAX) && books.groups.has_room() {
             enter(&mut books);
             return Ok(());
         }

@@ -72,7 +72,7 @@ fn made_before(case: &Case<'_>, object: Object) -> Option<u32> {
 pub(crate) fn start_over(case: &Case<'_>, lane: &OnLane<'_>, object: Object) {
     if let Some(handle) = made_before(case, object) {
         unmake(case, lane, object.client, object.parent, handle);
-        case.parts.slices.freed_groups(object.client, handle);
+        case.parts.slices.forget_freed(object.client, handle);
     }
 }
 

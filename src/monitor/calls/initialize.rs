@@ -51,7 +51,7 @@ pub(crate) fn initialize(
         return Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout)));
     };
     let place = case.device()?.place;
-    if !case.books().saw_node(place) {
+    if !case.books().note_node(place) {
         case.log("more nodes of nvidia-uvm than can be kept account of");
         return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
     }
@@ -136,6 +136,6 @@ pub(crate) fn cancel_initialization(case: &Case<'_>) {
     let underway = case.books().makers.underway();
     let is_this = |of: &Initialization| of.id == case.notice.id;
     if let Some(underway) = underway.filter(is_this).filter(|_| case.effects.initializes) {
-        case.parts.uvm.has_settled(underway, false);
+        case.parts.uvm.enter_settled(underway, false);
     }
 }

@@ -3,7 +3,7 @@
 //! The driver gives managed memory without being asked: the kernel maps a file of UVM's, and what
 //! is touched there is moved to a GPU. All that is mapped of UVM is that, but for ranges that its
 //! file had the driver make. Which file it will be in the end, another thread can still change when
-//! the call goes on; see [`crate::monitor::audit::vma_audit`].
+//! the call goes on; see [`crate::monitor::audit::mappings`].
 
 use nix::errno::Errno;
 
@@ -65,7 +65,7 @@ fn map_uvm(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Res
     }
     let place = case.device()?.place;
     let refused = Err(Reply::Errno(Errno::ENOMEM as i32));
-    if !case.books().saw_node(place) {
+    if !case.books().note_node(place) {
         return refused;
     }
     if is_of_file(case, Range { base, length: bytes })? {
@@ -77,7 +77,7 @@ fn map_uvm(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Res
         // CUDA_ERROR_OUT_OF_MEMORY to; ENOMEM is an unknown error to it.
         return Err(Reply::Errno(Errno::EPERM as i32));
     }
-    if !case.parts.mappings.makes_room(process, (base, bytes)) {
+    if !case.parts.mappings.release_overlapping(process, (base, bytes)) {
         case.log("managed memory where the process, or one that has its memory, has some");
         return refused;
     }
@@ -105,13 +105,18 @@ fn map_uvm(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Res
     reservations.into_iter().for_each(|reservation| books.ledger.cancel(reservation));
     if !enough {
         drop(books);
-        if let Some((gpu, usage)) = over {
-            tell_over_quota(case, (gpu, bytes), usage);
+        match over {
+            Some((gpu, usage)) => {
+                tell_over_quota(case, (gpu, bytes), usage);
+                case.effects.counted = Count::OverQuota;
+            }
+            None => case.log("more managed memory than can be kept account of"),
         }
-        case.effects.counted = Count::OverQuota;
         return refused;
     }
-    case.parts.mappings.spaces.charges(process, base);
+    case.parts.mappings.spaces.note_asked(process, base);
+    // A hold keeps what an object names: one of nobody's client makes it, and is gone at once. The GPU's place is
+    // in the base, whose lowest bits are 0.
     for gpu in 0..gpus {
         let (client, parent, handle) = (Client(u32::MAX), Handle(u32::MAX), Handle(0));
         let hold = Hold::Mapping { space: space.number(), base: base | gpu as u64 };

@@ -2,6 +2,7 @@
 
 pub(crate) mod alloc;
 pub(crate) mod alloc_memory;
+pub(crate) mod callers;
 pub(crate) mod case;
 pub(crate) mod charge;
 pub(crate) mod control;
@@ -21,8 +22,6 @@ pub(crate) mod make_control;
 pub(crate) mod mmap;
 pub(crate) mod open;
 pub mod policy;
-pub(crate) mod read_escape;
-pub(crate) mod recover;
 pub(crate) mod serve;
 pub(crate) mod steer;
 pub(crate) mod threads;

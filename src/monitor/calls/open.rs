@@ -16,7 +16,7 @@ pub(crate) fn open(case: &mut Case<'_>, descriptor: i32) -> Result<(), Over> {
     // A terminal's, a disk's: not ours to make, and could be another by the time it
     // continues.
     let device = device.map_err(|_| Reply::Errno(Errno::ENOTTY as i32))?;
-    case.parts.processes.opened(&device);
+    case.parts.processes.note_opened(&device);
     case.device = Some(device);
     see(case)
 }
@@ -45,7 +45,7 @@ pub(crate) fn see(case: &Case<'_>) -> Result<(), Over> {
     }
     // Or it could be a stranger who has the number of a thread that is gone.
     case.still_waits()?;
-    if case.books().saw(process) {
+    if case.books().note_process(process) {
         // Its death is to be waited for, whatever it calls.
         case.parts.audit.wake();
         return Ok(());

@@ -12,11 +12,10 @@ use crate::gate::traps;
 use crate::monitor::caller::listener::{CallerGone, Reply};
 use crate::monitor::calls::case::retry::{keep, remember_answer};
 use crate::monitor::calls::case::{Case, Over, passed};
-use crate::monitor::calls::frontend::{read_escape, resource_manager};
+use crate::monitor::calls::frontend::{ReadEscape, read_escape, resource_manager};
 use crate::monitor::calls::initialize::{cancel_initialization, settle_earlier_initialization};
 use crate::monitor::calls::mmap::map;
 use crate::monitor::calls::open::{leave_the_runtime_alone, open, out_of_reach, see};
-use crate::monitor::calls::read_escape::ReadEscape;
 use crate::monitor::calls::uvm::uvm;
 use crate::monitor::state::journal_map::Count;
 use crate::rm::number::NV_OK;
@@ -116,8 +115,8 @@ fn is_ok(case: &Case<'_>) -> bool {
 fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> Result<Reply, Over> {
     // The filter is coarser than we are. Who the descriptor belongs to is no question:
     // the request can't change any more, and is none that takes memory.
-    if !traps::is_one(rm::uvm::number(request)) {
-        if traps::may_have_grown(rm::uvm::number(request)) {
+    if !traps::is_one(rm::low_word(request)) {
+        if traps::may_have_grown(rm::low_word(request)) {
             refuse_grown(case, descriptor, request)?;
         }
         return Ok(passed(case));
@@ -125,7 +124,7 @@ fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> R
     // Read before it's known whose it is: what continues whatever its descriptor is, is
     // let go without a look at it, which would prove nothing.
     let mut escape = None;
-    if traps::is_escape(rm::uvm::number(request)) {
+    if traps::is_escape(rm::low_word(request)) {
         let target = case.parts.callers.targets.probable(case.tid());
         case.target = Some(target.map_err(|errno| out_of_reach(case, errno))?);
         leave_the_runtime_alone(case)?;

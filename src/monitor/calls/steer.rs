@@ -30,7 +30,7 @@ const CILP: u32 = 2;
 
 /// A control that has to do with shares, before it is made. `true` where its program is told that it
 /// was, and it isn't made.
-pub(crate) fn steers(
+pub(crate) fn before_control(
     case: &mut Case<'_>,
     (client, object): (u32, u32),
     control: u32,
@@ -39,18 +39,18 @@ pub(crate) fn steers(
     match control {
         NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => {
             slice_first(case, client, object, layout)?;
-            schedules_group(case, (client, object));
+            skip_enable_of_group(case, (client, object));
             Ok(false)
         }
         control if schedules_a_channel(control) => {
-            schedules_channel(case, (client, object), layout)?;
+            skip_enable_of_channel(case, (client, object), layout)?;
             Ok(false)
         }
         NVA06C_CTRL_CMD_SET_TIMESLICE => {
             let us = case.scratch.params.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
             let Some(gpu) = gpu_of_unseen(case, client, object) else { return Ok(false) };
             if let Some(us) = us {
-                case.books().groups.asked_slice(client, object, us);
+                case.books().groups.note_asked_slice(client, object, us);
             }
             Ok(case.parts.slices.shares.round(gpu).is_some())
         }
@@ -89,16 +89,16 @@ fn slice_first(
     if let Some(due) = due {
         let done = set_slice(case.rm()?, &due);
         if done.is_ok() {
-            case.books().groups.has_slice(&due);
+            case.books().groups.note_slice(&due);
         }
-        case.parts.slices.tried_slice(gpu, done);
+        case.parts.slices.note_slice_tried(gpu, done);
     }
     Ok(())
 }
 
 /// A control was made of an object, and done or refused: who is off the GPU may have been enabled by it.
 /// Its program finds in its parameters what it has asked.
-pub(crate) fn steered(
+pub(crate) fn after_control(
     case: &mut Case<'_>,
     of: Name,
     control: u32,
@@ -120,13 +120,13 @@ pub(crate) fn steered(
 
 /// A group that is to be scheduled while it's off the GPU isn't enabled with it: it will be when its turn
 /// comes. Who isn't known to take turns is enabled by nobody else.
-fn schedules_group(case: &mut Case<'_>, (client, group): Name) {
+fn skip_enable_of_group(case: &mut Case<'_>, (client, group): Name) {
     let channels = case.parts.state.books().channels.of_group(client, group);
-    schedules(case, &channels);
+    skip_enable_if_off(case, &channels);
 }
 
 /// The same of a channel. One that nobody was seen to make is one outside a group.
-fn schedules_channel(
+fn skip_enable_of_channel(
     case: &mut Case<'_>,
     channel: Name,
     layout: &'static Layout,
@@ -138,11 +138,11 @@ fn schedules_channel(
     if !is_seen && let Some(gpu) = gpu_of_unseen(case, channel.0, channel.1) {
         room_outside_groups(case, gpu, layout)?;
     }
-    schedules(case, &channels);
+    skip_enable_if_off(case, &channels);
     Ok(())
 }
 
-fn schedules(case: &mut Case<'_>, channels: &[(Name, usize)]) {
+fn skip_enable_if_off(case: &mut Case<'_>, channels: &[(Name, usize)]) {
     let is_off = |(name, gpu): &(Name, usize)| case.parts.turns.off_channels.is_off(*gpu, *name);
     // `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS` (ctrla06fgpfifo.h): bEnable, bSkipSubmit, bSkipEnable, of which
     // the last two aren't taken together. Drivers before 575 don't have the third: there whoever is enabled

@@ -245,6 +245,7 @@ impl CallService {
         }
         let waits = listener.is_valid(notice.id);
         match slot.stage() {
+            // Whether the caller got the reply isn't known where it doesn't wait any more: nothing is undone.
             Stage::Decided => {
                 let _ = listener.send(notice.id, slot.decision());
             }

@@ -22,7 +22,7 @@ use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::initialize::{initialize, is_initialized};
 use crate::monitor::calls::policy::{self, Verdict};
 use crate::monitor::calls::uvm_file::{
-    ask, control_file, gpu_of, on_lane_with_file, orphaned, uvm_status,
+    ask, control_file, gpu_of, on_lane_with_file, refuse_orphaned, uvm_status,
 };
 use crate::monitor::calls::uvm_maps::{map_in, mapping_gpus};
 use crate::monitor::calls::uvm_ranges::{
@@ -110,7 +110,17 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
             unregister(case, number, layout, uuid)
         }
         (Call::Free { base, length }, _) => free_range(case, number, layout, base, length),
-        _ => Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout))),
+        // None of these is the monitor's to make (`policy::judge_uvm`).
+        (
+            Call::Initialize { .. }
+            | Call::MmInitialize { .. }
+            | Call::RegisterVaSpace { .. }
+            | Call::RegisterChannel { .. }
+            | Call::CreateExternalRange(_)
+            | Call::MapDynamicParallelism(_)
+            | Call::Other { .. },
+            None,
+        ) => Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout))),
     }
 }
 
@@ -129,8 +139,8 @@ fn register(
     let is_alone = case.parts.uvm.has_flags(case.device()?, ALONE);
     if !is_alone {
         judge_flags(case, layout)?;
-    } else if !case.parts.uvm.may_have_gpu(file) {
-        return Err(orphaned(case, layout));
+    } else if !case.parts.uvm.bind_to_maker(file) {
+        return Err(refuse_orphaned(case, layout));
     }
     let number_of = control.map_or(-1, Device::descriptor);
     case.patch(layout, Meaning::Descriptor, u64::from(number_of.cast_unsigned()));
@@ -148,7 +158,7 @@ fn register(
     case.parts.mappings.spaces.look_at_all();
     if is_alone && uvm_status(case, layout) == NV_OK && case.parts.uvm.is_orphaned(file) {
         case.parts.uvm.unregister_gpus(case.device()?);
-        return Err(orphaned(case, layout));
+        return Err(refuse_orphaned(case, layout));
     }
     Ok(case.executed(None))
 }
@@ -182,7 +192,7 @@ fn unregister(
         |_, _| true,
         |case, file| {
             if let Some(gpu) = gpu_of(case, uuid) {
-                case.books().unmapped(Tree { file, gpu }, Span::ALL);
+                case.books().unmap(Tree { file, gpu }, Span::ALL);
             }
             // Pools go with the GPU that they were made for, where that is confidential.
             withdraw_gone(case, file);

@@ -47,7 +47,8 @@ pub(crate) fn uvm_status(case: &Case<'_>, layout: &'static Layout) -> u32 {
     view.and_then(|view| view.u32(Meaning::Status)).unwrap_or(NV_OK)
 }
 
-pub(crate) fn orphaned(case: &mut Case<'_>, layout: &'static Layout) -> Over {
+/// A file that ends with a maker who is over is refused.
+pub(crate) fn refuse_orphaned(case: &mut Case<'_>, layout: &'static Layout) -> Over {
     case.log("a file of nvidia-uvm whose maker is over, or unknown");
     case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout))
 }
@@ -69,13 +70,14 @@ pub(crate) fn on_lane_with_file<T>(
         let file = kept(case, layout)?;
         let lane = on_lane_for_uvm(case)?;
         if !file.is_let_go() {
-            not_condemned(case, &file, layout)?;
+            refuse_condemned(case, &file, layout)?;
             return change(case, &lane, &file);
         }
     }
 }
 
-pub(crate) fn not_condemned(
+/// A file that gets no GPU any more is refused.
+pub(crate) fn refuse_condemned(
     case: &mut Case<'_>,
     file: &UvmFile,
     layout: &'static Layout,
@@ -90,7 +92,7 @@ pub(crate) fn not_condemned(
 /// The call's file, kept from now on.
 pub(crate) fn kept(case: &mut Case<'_>, layout: &'static Layout) -> Result<Arc<UvmFile>, Over> {
     let seen = (case.target()?.tid.cast_unsigned(), case.descriptor());
-    if let Some(file) = case.parts.uvm.keep_mapped(case.device()?, seen) {
+    if let Some(file) = case.parts.uvm.keep(case.device()?, seen) {
         return Ok(file);
     }
     case.log("more files of nvidia-uvm than can be kept account of");

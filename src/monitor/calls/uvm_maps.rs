@@ -39,7 +39,7 @@ pub(crate) fn map_in(
 ) -> Result<Reply, Over> {
     let object = (Client(memory.client), Handle(memory.handle));
     let process = case.target()?.process;
-    case.books().shares(memory.client, process);
+    case.books().note_user(memory.client, process);
     let mut books = case.books();
     let charge = books.ledger.charge_of(object.0, object.1);
     if charge.is_some() && books.ledger.size().holds + trees.len() > BOUNDS.holds {
@@ -65,12 +65,12 @@ pub(crate) fn map_in(
         for tree in trees.iter().copied() {
             match charge {
                 Some(charge) => books.enter(Entry::MapAlone { tree, span, charge }),
-                None => books.unmapped(tree, span),
+                None => books.unmap(tree, span),
             }
         }
     } else {
         for (tree, charge) in fresh {
-            books.enter(Entry::Unmake { tree, first: span.first, charge });
+            books.enter(Entry::UnmapPiece { tree, first: span.first, charge });
         }
     }
     drop(books);

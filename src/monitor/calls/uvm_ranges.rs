@@ -8,7 +8,7 @@ use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::uvm_file::{
-    ask, gpu_of, not_condemned, on_lane_for_uvm, on_lane_with_file, uvm_status,
+    ask, gpu_of, on_lane_for_uvm, on_lane_with_file, refuse_condemned, uvm_status,
 };
 use crate::monitor::state::space::Space;
 use crate::monitor::uvm::files::UvmFile;
@@ -93,7 +93,7 @@ pub(crate) fn end_mappings(
 ) -> Result<Reply, Over> {
     let lane = on_lane_for_uvm(case)?;
     let file = case.parts.uvm.files.find(case.device()?);
-    file.iter().try_for_each(|file| not_condemned(case, file, layout))?;
+    file.iter().try_for_each(|file| refuse_condemned(case, file, layout))?;
     let known = file.map(|file| file.number);
     ask(case, number)?;
     if case.again && case.was_done_already() && was_done(case, known) {
@@ -124,7 +124,7 @@ pub(crate) fn unmap(
         |_, _| false,
         |case, file| {
             if let (Some(gpu), Some(span)) = (gpu_of(case, uuid), pages(range)) {
-                case.books().unmapped(Tree { file, gpu }, span);
+                case.books().unmap(Tree { file, gpu }, span);
             }
         },
     )
@@ -166,7 +166,7 @@ fn enter_freed(case: &Case<'_>, file: u32, base: u64, length: Option<u64>) {
     let own = Tree { file, gpu: NO_GPU };
     let of_range = pieces.iter().find(|(tree, span)| *tree == own && span.first == base);
     if let Some((tree, span)) = of_range {
-        return case.books().unmapped(*tree, *span);
+        return case.books().unmap(*tree, *span);
     }
     // The driver frees no range of which this isn't the length.
     let known = length.map(|length| Span::of(base, length));
@@ -175,7 +175,7 @@ fn enter_freed(case: &Case<'_>, file: u32, base: u64, length: Option<u64>) {
         let trees: BTreeSet<Tree> = pieces.iter().map(|(tree, _)| *tree).collect();
         let mut books = case.books();
         for tree in trees.into_iter().filter(|tree| *tree != own) {
-            books.unmapped(tree, ended);
+            books.unmap(tree, ended);
         }
     }
 }

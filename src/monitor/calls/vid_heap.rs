@@ -3,7 +3,7 @@
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::charge::{charged, on_no_gpu};
+use crate::monitor::calls::charge::{make_charged, on_no_gpu};
 use crate::monitor::calls::fb_info::show_usage;
 use crate::monitor::calls::free::free;
 use crate::monitor::calls::gpu_lookup::{gpu, gpu_on};
@@ -46,7 +46,7 @@ fn heap_allocate(
     size_bytes: u64,
 ) -> Result<Reply, Over> {
     let mut lane = begin_on_lane(case)?;
-    case.books().shares(object.client, case.target()?.process);
+    case.books().note_user(object.client, case.target()?.process);
     let gpu = gpu_on(case, &lane, object.client, object.parent);
     let takes = class_use(class).does == Use::Takes;
     if takes && gpu.is_none() {
@@ -57,7 +57,7 @@ fn heap_allocate(
     case.patch(part, Meaning::Flags, provided);
     let making = ToMake { object, handle: part, head: layout };
     let charge = gpu.filter(|_| takes).map(|gpu| (gpu, size_bytes));
-    let made = charged(case, &mut lane, command, making, charge, |case| {
+    let made = make_charged(case, &mut lane, command, making, charge, |case| {
         memory::given_bytes(part, &case.scratch.bytes)
     });
     case.patch(part, Meaning::Flags, flags);

@@ -19,7 +19,7 @@ impl Books {
 
 impl Slices {
     /// An object was freed.
-    pub(crate) fn freed_groups(&self, client: u32, handle: u32) {
+    pub(crate) fn forget_freed(&self, client: u32, handle: u32) {
         let mut books = self.state.books();
         let groups = books.groups.freed(client, handle);
         let channels = books.channels.freed(client, handle, &groups);

@@ -97,7 +97,7 @@ impl Shares {
     }
 
     /// The slice of a group that there is can't be set: whether that is so for long, and is to be told.
-    pub(crate) fn lose(&self, gpu: usize, group: (u32, u32)) -> bool {
+    pub(crate) fn note_out_of_reach(&self, gpu: usize, group: (u32, u32)) -> bool {
         self.on(gpu, |on| {
             let (since, is_told) = on.out_of_reach.entry(group).or_insert((Instant::now(), false));
             since.elapsed() >= OUT_OF_REACH && !std::mem::replace(is_told, true)
@@ -105,12 +105,13 @@ impl Shares {
     }
 
     /// It can, or it's gone.
-    pub(crate) fn found_again(&self, gpu: usize, group: (u32, u32)) {
+    pub(crate) fn note_in_reach(&self, gpu: usize, group: (u32, u32)) {
         self.on(gpu, |on| on.out_of_reach.remove(&group));
     }
 
-    /// These slices are to be set; whoever else was out of reach has the one that it is to have.
-    pub(crate) fn are_due(&self, gpu: usize, due: &[DueSlice]) {
+    /// These slices are to be set. Of the groups that were out of reach those stay so whose slices these are: the
+    /// others have the one that they are to have.
+    pub(crate) fn keep_out_of_reach(&self, gpu: usize, due: &[DueSlice]) {
         let is_due = |group: &(u32, u32)| due.iter().any(|due| (due.client, due.handle) == *group);
         self.on(gpu, |on| on.out_of_reach.retain(|group, _| is_due(group)));
     }
@@ -159,7 +160,12 @@ impl Shares {
     }
 
     /// The driver was asked for what holds a share: whether it has said something else than last.
-    pub(crate) fn is_news(&self, gpu: usize, what: &'static str, failure: Option<Failure>) -> bool {
+    pub(crate) fn note_failure(
+        &self,
+        gpu: usize,
+        what: &'static str,
+        failure: Option<Failure>,
+    ) -> bool {
         let before = self.on(gpu, |on| match failure {
             Some(failure) => on.failures.insert(what, failure),
             None => on.failures.remove(what),

@@ -126,13 +126,18 @@ impl Slices {
     }
 
     /// A slice was tried to be set.
-    pub(crate) fn tried_slice(&self, gpu: usize, done: Result<(), Failure>) {
-        self.tried_share(gpu, "SET_TIMESLICE", done);
+    pub(crate) fn note_slice_tried(&self, gpu: usize, done: Result<(), Failure>) {
+        self.note_share_tried(gpu, "SET_TIMESLICE", done);
     }
 
     /// The driver was asked for what holds a share.
-    pub(crate) fn tried_share(&self, gpu: usize, what: &'static str, done: Result<(), Failure>) {
-        if !self.shares.is_news(gpu, what, done.err()) {
+    pub(crate) fn note_share_tried(
+        &self,
+        gpu: usize,
+        what: &'static str,
+        done: Result<(), Failure>,
+    ) {
+        if !self.shares.note_failure(gpu, what, done.err()) {
             return;
         }
         self.state.figures.change();
@@ -152,28 +157,28 @@ impl Slices {
                 let books = self.state.books();
                 books.groups.due_slices(gpu, round, &books.processes, &self.shares.resting(gpu))
             };
-            self.shares.are_due(gpu, &due);
+            self.shares.keep_out_of_reach(gpu, &due);
             for due in due {
                 let process = due.reach.process;
                 let done = self.reach_and_set(&due, !out_of_reach.contains(&process));
                 let group = (due.client, due.handle);
                 match done {
                     Some(Ok(())) => {
-                        self.state.books().groups.has_slice(&due);
-                        self.shares.found_again(gpu, group);
-                        self.tried_slice(gpu, Ok(()));
+                        self.state.books().groups.note_slice(&due);
+                        self.shares.note_in_reach(gpu, group);
+                        self.note_slice_tried(gpu, Ok(()));
                     }
                     // What the driver refuses of a group that there is it refuses each time.
                     Some(Err(failure)) if !is_of_nothing(failure) => {
-                        self.state.books().groups.has_slice(&due);
-                        self.shares.found_again(gpu, group);
-                        self.tried_slice(gpu, Err(failure));
+                        self.state.books().groups.note_slice(&due);
+                        self.shares.note_in_reach(gpu, group);
+                        self.note_slice_tried(gpu, Err(failure));
                     }
-                    _ if self.is_gone(&due) => self.shares.found_again(gpu, group),
+                    _ if self.is_gone(&due) => self.shares.note_in_reach(gpu, group),
                     _ => {
                         out_of_reach.insert(process);
                         is_whole = false;
-                        if round.is_some() && self.shares.lose(gpu, group) {
+                        if round.is_some() && self.shares.note_out_of_reach(gpu, group) {
                             let pid = process_id(process).pid;
                             tracing::warn!(
                                 gpu,
@@ -195,7 +200,7 @@ impl Slices {
         let presence = own.presence(&self.state.release, due.client, due.handle);
         let is_gone = presence != Presence::There && own.can_tell(&self.state.release);
         if is_gone {
-            self.freed_groups(due.client, due.handle);
+            self.forget_freed(due.client, due.handle);
         }
         is_gone
     }

@@ -300,7 +300,7 @@ impl Turns {
             self.state.books().write(Record::Ungroup { client, handle });
         }
         if let Some(done) = done.filter(|_| !channels.is_empty()) {
-            self.slices.tried_share(gpu, "FIFO_DISABLE_CHANNELS", done);
+            self.slices.note_share_tried(gpu, "FIFO_DISABLE_CHANNELS", done);
         }
         done.is_some_and(|done| done.is_ok())
     }

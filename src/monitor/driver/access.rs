@@ -46,11 +46,11 @@ impl DriverAccess {
             match MonitorClient::open(&settings.nodes, release, uuids) {
                 Ok(opened) => {
                     for gpu in opened.missing().filter_map(|gpu| settings.gpus.get(gpu)) {
-                        self.is_blind(&Unanswered::NoGpu { index: gpu.index });
+                        self.warn_blind(&Unanswered::NoGpu { index: gpu.index });
                     }
                     *own = Some(Arc::new(opened));
                 }
-                Err(unanswered) => self.is_blind(&unanswered),
+                Err(unanswered) => self.warn_blind(&unanswered),
             }
         }
         own.clone()
@@ -128,13 +128,13 @@ impl DriverAccess {
     ) -> Option<T> {
         let failed = |failure: Failure| {
             let index = self.state.settings.gpus.get(gpu).map_or(0, |gpu| gpu.index);
-            self.is_blind(&Unanswered::Amount { amount, index, reason: failure.into() });
+            self.warn_blind(&Unanswered::Amount { amount, index, reason: failure.into() });
         };
         answer.map_err(failed).ok()
     }
 
     /// The log says that an audit can't look.
-    fn is_blind(&self, why: &Unanswered) {
+    fn warn_blind(&self, why: &Unanswered) {
         if self.told.is_due(why, Instant::now()) {
             let container = self.state.settings.short_id.as_str();
             let driver = self.state.settings.driver.as_str();

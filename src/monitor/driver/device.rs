@@ -14,6 +14,7 @@ use nix::libc;
 use crate::gate::settings::{Identity, Node, NodeKind};
 use crate::gate::syscall;
 use crate::monitor::driver::buffer::Buffer;
+use crate::rm::channel::ANY_CHANNEL;
 use crate::rm::number::{
     NV_ERR_OBJECT_NOT_FOUND, NV_ERR_OUT_OF_RANGE, NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL,
     NV_ESC_RM_FREE, NV_OK, NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE,
@@ -22,9 +23,6 @@ use crate::rm::number::{
     NV2080_CTRL_CMD_GPU_GET_GID_INFO,
 };
 use crate::rm::{Command, Key, Layout, Meaning, Release, about, export};
-
-/// What the classes of all channels end in: `GF100_CHANNEL_GPFIFO` 0x906f, and so on.
-const ANY_CHANNEL: u32 = 0x6f;
 
 /// Asks a test's driver in memory; `None` where the file is none of its.
 #[cfg(test)]

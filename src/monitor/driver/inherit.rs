@@ -25,13 +25,8 @@ const HERITAGE: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 64;
 
 impl Stakes {
-    /// Those that workers before had: what the books have before anybody is answered.
-    pub(crate) fn stakes_of_old(&self) -> Vec<Stake> {
-        self.state.books().stakes()
-    }
-
     /// A worker before had it.
-    pub(crate) fn was_own(&self, number: u64, file: OwnedFd) {
+    pub(crate) fn take_over_client_file(&self, number: u64, file: OwnedFd) {
         self.heritage.all().entry(client_of(number)).or_default().insert(number, file);
     }
 
@@ -120,7 +115,7 @@ impl Stakes {
     /// Sees to the stakes of workers before, while nobody calls and nobody is audited: they are in the
     /// figures of nobody who is asked for. By a thread that the driver may keep.
     pub(crate) fn take_over(self: &Arc<Self>) -> io::Result<()> {
-        let stakes = Arc::new(self.stakes_of_old());
+        let stakes = Arc::new(self.state.books().stakes());
         if stakes.is_empty() && self.heritage.is_empty() {
             return Ok(());
         }

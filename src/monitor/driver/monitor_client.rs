@@ -12,6 +12,7 @@ use crate::gate::settings::{Gpu, Node, NodeKind};
 use crate::monitor::audit::unanswered::{Amount, Reason, Unanswered};
 use crate::monitor::driver::device::{Device, Failure, Rm};
 use crate::rm::about::{self, Held};
+use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::rm::channel::ask_disable;
 use crate::rm::number::{
     KEPLER_CHANNEL_GROUP_A, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT,
@@ -26,9 +27,8 @@ use crate::rm::{Key, Meaning, Release, fbinfo};
 /// Devices that a driver can have: `NV_MAX_DEVICES`.
 const MOST_DEVICES: u32 = 32;
 
-/// `NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS` (`nvos.h`): where its engine is, and `NV2080_ENGINE_TYPE_GRAPHICS`.
+/// `NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS` (`nvos.h`): where its engine is.
 const GROUP_ENGINE: usize = 12;
-const GRAPHICS: u32 = 1;
 
 /// A slice that is tried, in microseconds: one that programs ask for themselves.
 const TRIED_SLICE_US: u64 = 2048;
@@ -198,7 +198,9 @@ impl MonitorClient {
         let (device, _) = (*self.gpus.first()?)?;
         let layout = release.layouts(Key::Class(KEPLER_CHANNEL_GROUP_A)).first()?;
         let mut params = vec![0; layout.size()];
-        params.get_mut(GROUP_ENGINE..GROUP_ENGINE + 4)?.copy_from_slice(&GRAPHICS.to_le_bytes());
+        params
+            .get_mut(GROUP_ENGINE..GROUP_ENGINE + 4)?
+            .copy_from_slice(&ENGINE_GRAPHICS.to_le_bytes());
         let group =
             rm.allocate(self.client, device, 0, KEPLER_CHANNEL_GROUP_A, &mut params).ok()?;
         let slice = &mut TRIED_SLICE_US.to_le_bytes();

@@ -124,8 +124,9 @@ impl World {
         }
         let Parts { state, stakes, exports, uvm, .. } = &*worker.parts;
         exports.forget_what_was_never_exported();
-        uvm.was_initializing();
-        stakes.inherit(&stakes.stakes_of_old(), || {});
+        uvm.take_over_initialization();
+        let former = state.books().stakes();
+        stakes.inherit(&former, || {});
         worker.calls.queue_what_is_left();
         // The other one's calls are all over: its thread lives.
         let slot = state.journal.slot(DYING_SLOT);
@@ -265,7 +266,7 @@ impl World {
             self.rest();
             self.time_passes();
             self.worker().parts.exports.sweep_exports();
-            self.worker().parts.uvm.sweep_mapped(Occasion::Refusal);
+            self.worker().parts.uvm.sweep(Occasion::Refusal);
             self.worker().parts.stakes.free_stakes_soon();
             self.hear();
             self.driver.close_unused();

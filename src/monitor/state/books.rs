@@ -12,10 +12,10 @@ use crate::ledger::{
 };
 use crate::monitor::audit::judge::KnownNames;
 use crate::monitor::caller::call_id::Making;
-use crate::monitor::state::channels::Channels;
+use crate::monitor::state::channels::{self, Channels};
 use crate::monitor::state::devices::Devices;
 use crate::monitor::state::due::Due;
-use crate::monitor::state::groups::Groups;
+use crate::monitor::state::groups::{self, Groups};
 use crate::monitor::state::journal::{HALF_BYTES, RECORD_BYTES, Record, Stage};
 use crate::monitor::state::journal_map::{JournalMap, Log, SetAside, Slot};
 use crate::monitor::state::space::Space;
@@ -168,14 +168,14 @@ impl Books {
     }
 
     /// Nothing is mapped there any more.
-    pub(crate) fn unmapped(&mut self, tree: Tree, span: Span) {
+    pub(crate) fn unmap(&mut self, tree: Tree, span: Span) {
         if self.ledger.is_touched(tree, span) {
             self.enter(Entry::Unmap { tree, span });
         }
     }
 
     /// A process called. `false` where there are more than can be known.
-    pub(crate) fn saw(&mut self, process: Process) -> bool {
+    pub(crate) fn note_process(&mut self, process: Process) -> bool {
         if self.processes.contains(&process) {
             return true;
         }
@@ -187,7 +187,7 @@ impl Books {
     }
 
     /// A process used a client.
-    pub(crate) fn shares(&mut self, client: u32, process: Process) {
+    pub(crate) fn note_user(&mut self, client: u32, process: Process) {
         let client = Client(client);
         if client == ANYBODY || self.ledger.holds_client(client, process) {
             return;
@@ -211,7 +211,7 @@ impl Books {
     }
 
     /// A node of UVM's was seen. `false` where there are more than can be known.
-    pub(crate) fn saw_node(&mut self, (device, inode): (u64, u64)) -> bool {
+    pub(crate) fn note_node(&mut self, (device, inode): (u64, u64)) -> bool {
         if self.nodes.contains(&(device, inode)) {
             return true;
         }
@@ -310,7 +310,8 @@ impl Books {
 const _: () = {
     let ledger = 2 * BOUNDS.objects + 3 * BOUNDS.holds + BOUNDS.stakes;
     let users = MOST_SHARES + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * files::MOST;
-    assert!((ledger + users) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
+    let compute = groups::MOST + channels::MOST as usize;
+    assert!((ledger + users + compute) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
 };
 
 #[cfg(test)]
@@ -340,7 +341,7 @@ pub(crate) mod tests {
         let journal = journal();
         let (mut books, _) = open(&journal);
         for client in 1..=20 {
-            (0..2000).for_each(|process| books.shares(client, Process(process)));
+            (0..2000).for_each(|process| books.note_user(client, Process(process)));
         }
         assert_eq!(books.ledger.shares(), MOST_SHARES);
         books.enter(Entry::Limit { gpu: 0, limit_bytes: 7 });

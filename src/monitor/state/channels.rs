@@ -11,7 +11,7 @@ use crate::monitor::state::groups::Groups;
 use crate::monitor::state::journal::Record;
 
 /// How many are known; CUDA makes eight of a kind for a program.
-const MOST: u32 = 4096;
+pub(crate) const MOST: u32 = 4096;
 
 /// A channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,10 +10,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::Process;
 use crate::monitor::state::journal::{Reach, Record};
+use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::sched::{DEFAULT_SLICE_US, Round, slice_us};
 
-/// `NV2080_ENGINE_TYPE_GRAPHICS` (cl2080_notification.h), which also computes.
-pub(crate) const ENGINE_GRAPHICS: u32 = 1;
+/// Groups of a container at most, on all of its GPUs together.
+pub(crate) const MOST: usize = 32768;
 
 /// What CUDA asks for, for each group that computes, in microseconds.
 const COMPUTE_SLICE_US: u64 = 2048;
@@ -79,6 +80,11 @@ impl Groups {
     /// How many a GPU has.
     pub(crate) fn count(&self, gpu: usize) -> usize {
         self.all.values().filter(|group| group.gpu == gpu).count()
+    }
+
+    /// Whether one more can be known.
+    pub(crate) fn has_room(&self) -> bool {
+        self.all.len() < MOST
     }
 
     /// What freeing an object frees: with a client all that it has, with a device those below it.
@@ -204,14 +210,14 @@ impl Groups {
     }
 
     /// A slice was set, or can't be.
-    pub(crate) fn has_slice(&mut self, due: &DueSlice) {
+    pub(crate) fn note_slice(&mut self, due: &DueSlice) {
         if let Some(group) = self.all.get_mut(&(due.client, due.handle)) {
             group.slice_us = Some(due.us);
         }
     }
 
     /// The program asked for a slice.
-    pub(crate) fn asked_slice(&mut self, client: u32, handle: u32, us: u64) {
+    pub(crate) fn note_asked_slice(&mut self, client: u32, handle: u32, us: u64) {
         if let Some(group) = self.all.get_mut(&(client, handle)) {
             group.asked_us = Some(us);
         }

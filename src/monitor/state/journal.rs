@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::ledger::{Entry, Process};
 
 /// Bytes of the memory; it is sparse, and what isn't used takes nothing.
-pub const JOURNAL_BYTES: usize = 24 << 20;
+pub const JOURNAL_BYTES: usize = 32 << 20;
 
 /// Threads that can have a call, and so slots.
 pub const SLOTS: usize = 32;

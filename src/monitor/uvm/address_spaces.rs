@@ -86,13 +86,13 @@ impl AddressSpace {
     }
 
     /// It is about to be looked at.
-    pub(crate) fn is_looked_at(&self) {
+    pub(crate) fn mark_looked_at(&self) {
         let mut state = self.state();
         (state.is_new, state.looked) = (false, Some(Instant::now()));
     }
 
     /// It was looked at, and has these.
-    pub(crate) fn has(&self, mappings: Vec<Mapped>) {
+    pub(crate) fn set_mappings(&self, mappings: Vec<Mapped>) {
         self.state().last = Some(mappings);
     }
 
@@ -103,8 +103,8 @@ impl AddressSpace {
         state.last.clone().filter(|_| !state.is_new)
     }
 
-    /// Whether its process is over, and wasn't when that was asked before.
-    pub(crate) fn is_orphaned(&self) -> bool {
+    /// Whether its process is over; `true` once.
+    pub(crate) fn take_orphaned(&self) -> bool {
         let is_over = !process_id(self.process).alive();
         let mut state = self.state();
         is_over && !std::mem::replace(&mut state.is_orphaned, is_over)
@@ -204,13 +204,13 @@ impl AddressSpaces {
         all
     }
 
-    /// Waits until it's time to look whether it's time to look.
+    /// Waits until somebody rings: then something may be to be looked at.
     pub(crate) fn wait(&self) {
         self.bell.wait(None);
     }
 
     /// Whether all are to be looked at: they were asked for, or `pause` is over. They are, then.
-    pub(crate) fn is_due(&self, pause: Duration) -> bool {
+    pub(crate) fn take_due(&self, pause: Duration) -> bool {
         let is_due = self.is_due.swap(false, Ordering::Relaxed);
         let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
         let due = is_due || looked.is_none_or(|looked| looked.elapsed() >= pause);
@@ -258,7 +258,7 @@ impl AddressSpaces {
     /// A process has another memory, or is looked at by another thread.
     pub(crate) fn reopen(&self, process: Process) {
         if let Ok(memory) = AddressSpace::open(process, process_id(process).pid) {
-            memory.is_looked_at();
+            memory.mark_looked_at();
             self.list().push(Arc::new(memory));
         }
     }
@@ -275,17 +275,17 @@ impl AddressSpaces {
         self.list().iter().filter(|of| of.process == process).cloned().collect()
     }
 
-    pub(crate) fn charged(&self) -> MutexGuard<'_, BTreeMap<(Process, u64), Instant>> {
+    pub(crate) fn asked_at(&self) -> MutexGuard<'_, BTreeMap<(Process, u64), Instant>> {
         self.charged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A managed range is charged, which is about to be mapped.
-    pub(crate) fn charges(&self, process: Process, base: u64) {
-        self.charged().insert((process, base), Instant::now());
+    pub(crate) fn note_asked(&self, process: Process, base: u64) {
+        self.asked_at().insert((process, base), Instant::now());
     }
 
     /// When a managed range was asked for last, where this worker knows.
-    pub(crate) fn charged_at(&self, process: Process, base: u64) -> Option<Instant> {
-        self.charged().get(&(process, base)).copied()
+    pub(crate) fn asked_for_at(&self, process: Process, base: u64) -> Option<Instant> {
+        self.asked_at().get(&(process, base)).copied()
     }
 }

@@ -1,5 +1,5 @@
 //! Files of UVM's that are kept: told apart, found and counted. Why they are kept, and how long, says
-//! [`sweep`](crate::monitor::uvm::sweep).
+//! [`sweep`](crate::monitor::uvm::kept_files).
 
 use std::cmp::Ordering;
 use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
@@ -64,7 +64,8 @@ impl UvmFile {
         UvmFile { number, device, seen: Mutex::new(seen), let_go, condemned, ended }
     }
 
-    pub(crate) fn has_ended(&self) {
+    /// Its GPUs are unregistered for good.
+    pub(crate) fn set_ended(&self) {
         self.ended.store(true, AtomicOrdering::Relaxed);
     }
 

@@ -16,14 +16,14 @@ use crate::monitor::driver::device::Device;
 use crate::monitor::state::journal::{Maker, Record};
 use crate::monitor::uvm::address_spaces::image;
 use crate::monitor::uvm::files::UvmFile;
+use crate::monitor::uvm::kept_files::Uvm;
 use crate::monitor::uvm::owners::Initialization;
-use crate::monitor::uvm::sweep::Uvm;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_OK, UVM_INITIALIZE};
 use crate::rm::{Key, Meaning, uvm};
 
 impl Uvm {
     /// A worker before had let a call go on.
-    pub(crate) fn was_initializing(&self) {
+    pub(crate) fn take_over_initialization(&self) {
         let underway = self.state.books().makers.underway();
         let tid = underway.map_or(0, |underway| underway.tid.cast_signed());
         self.initializing.tid.store(tid, Ordering::Release);
@@ -33,7 +33,7 @@ impl Uvm {
         let mut books = self.state.books();
         let Initialization { file, tid, maker, id } = underway;
         books.write(Record::Initialize { file, tid, maker });
-        books.makers.is_of(id);
+        books.makers.set_notification(id);
         self.initializing.tid.store(tid.cast_signed(), Ordering::Release);
     }
 
@@ -46,17 +46,18 @@ impl Uvm {
         let file = files.iter().find(|file| file.number == underway.file);
         let is_done = match file.map(|file| self.is_initialized(&file.device)) {
             Some(Some(done)) => done,
-            // Who nobody has open can't be had a GPU by.
+            // A file that nobody has open gets no GPU.
             None => false,
             Some(None) => return false,
         };
         if is_done || is_over {
-            self.has_settled(underway, is_done);
+            self.enter_settled(underway, is_done);
         }
         is_done || is_over
     }
 
-    pub(crate) fn has_settled(&self, underway: Initialization, done: bool) {
+    /// Enters that what is underway is over, and whether it made the file.
+    pub(crate) fn enter_settled(&self, underway: Initialization, done: bool) {
         let mut books = self.state.books();
         // Another thread may have seen it, too.
         if books.makers.underway() == Some(underway) {
@@ -65,8 +66,8 @@ impl Uvm {
         }
     }
 
-    /// A file is about to have a GPU, and to end with its maker. Whether it may.
-    pub(crate) fn may_have_gpu(&self, file: &UvmFile) -> bool {
+    /// A file is about to have a GPU: binds it to its maker, with whom it ends. Whether it may have one.
+    pub(crate) fn bind_to_maker(&self, file: &UvmFile) -> bool {
         let underway = self.state.books().makers.underway();
         if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
             self.settle_initialization(underway, false);

@@ -4,7 +4,7 @@ pub(crate) mod address_spaces;
 pub(crate) mod files;
 pub(crate) mod init_turn;
 pub(crate) mod initialize;
+pub(crate) mod kept_files;
 pub(crate) mod owners;
 pub(crate) mod ranges;
-pub(crate) mod sweep;
 pub(crate) mod vma_list;

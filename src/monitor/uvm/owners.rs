@@ -42,7 +42,7 @@ impl Makers {
     }
 
     /// What is underway is of that notification.
-    pub(crate) fn is_of(&mut self, id: u64) {
+    pub(crate) fn set_notification(&mut self, id: u64) {
         if let Some(underway) = &mut self.underway {
             underway.id = id;
         }

@@ -17,7 +17,7 @@
 //! | name | does |
 //! |---|---|
 //! | `calls`, several | one leads and deals with a call, the others follow ([`leader`](crate::monitor::caller::leader)) |
-//! | `mappings` | looks at what is mapped of UVM's ([`vma_audit`](crate::monitor::audit::vma_audit)) |
+//! | `mappings` | looks at what is mapped of UVM's ([`vma_audit`](crate::monitor::audit::mappings)) |
 //! | `shares`, `shares heard` | set slices, and hear of changes ([`slices`](crate::monitor::compute::slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 
@@ -106,7 +106,7 @@ pub fn main() -> io::Result<()> {
     }
     let parts = &worker.parts;
     parts.exports.forget_what_was_never_exported();
-    parts.uvm.was_initializing();
+    parts.uvm.take_over_initialization();
     parts.stakes.take_over()?;
     let auditing = Arc::clone(&worker);
     spawn("audit", move || {
@@ -177,12 +177,12 @@ impl Worker {
                 });
             }
             Heard::Export(number, file) if files::is_number(number) => {
-                self.parts.uvm.was_mapped(number, file);
+                self.parts.uvm.take_over_file(number, file);
             }
             Heard::Export(number, file) if client_handover::is_number(number) => {
-                self.parts.stakes.was_own(number, file);
+                self.parts.stakes.take_over_client_file(number, file);
             }
-            Heard::Export(number, file) => self.parts.exports.was_exported(number, file),
+            Heard::Export(number, file) => self.parts.exports.take_over_export(number, file),
             Heard::Begin | Heard::Nothing => {}
             Heard::Drain => self.drain(),
             Heard::Gone => self.finish.finish(Ok(())),
@@ -240,7 +240,7 @@ impl Worker {
         let said: Vec<PollFlags> = asked.iter().skip(1).map(said).collect();
         for (listener, said) in listeners.iter().zip(&said) {
             if !said.difference(PollFlags::POLLIN).is_empty() {
-                self.has_nobody(listener.number());
+                self.drop_listener(listener.number());
             }
         }
         if said.contains(&PollFlags::POLLIN) {
@@ -249,7 +249,7 @@ impl Worker {
     }
 
     /// All who had a listener are gone.
-    fn has_nobody(&self, number: u64) {
+    fn drop_listener(&self, number: u64) {
         self.listeners.remove(number);
         if let Err(error) = self.see_out.deserted(number) {
             self.finish.finish(Err(error));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::gate::wire::Notice;
 use crate::monitor::audit::deaths::Deaths;
 use crate::monitor::audit::escaped_fds::Charge;
-use crate::monitor::audit::export_sweep::KeptExports;
+use crate::monitor::audit::kept_exports::KeptExports;
 use crate::monitor::audit::processes::Processes;
 use crate::monitor::caller::listeners::Listeners;
 use crate::monitor::driver::access::DriverAccess;

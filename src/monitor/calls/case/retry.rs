@@ -73,7 +73,7 @@ pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), Over> {
 pub(crate) fn take_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
     let lane = match case.lane.take() {
         Some(lane) => lane,
-        // What the worker before made is made again, to be undone.
+        // A call that the worker before had made is made again whether or not its caller waits: it has to be undone.
         None if case.again || case.retry.is_begun => case.parts.lane.enter(case.slot),
         None => match case.parts.lane.enter_at_once(case.slot) {
             Some(lane) => lane,

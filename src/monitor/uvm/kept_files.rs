@@ -64,9 +64,9 @@ impl Uvm {
 
     /// The file that `device` is, kept from now on; `seen` has it. `None` where there are too
     /// many, or none can be told from another.
-    pub(crate) fn keep_mapped(&self, device: &Device, seen: (u32, i32)) -> Option<Arc<UvmFile>> {
+    pub(crate) fn keep(&self, device: &Device, seen: (u32, i32)) -> Option<Arc<UvmFile>> {
         if self.files.files().len() >= MOST {
-            self.sweep_mapped(Occasion::Refusal);
+            self.sweep(Occasion::Refusal);
         }
         if let Some(file) = self.files.find(device) {
             return Some(file);
@@ -105,7 +105,7 @@ impl Uvm {
     }
 
     /// A worker before had it.
-    pub(crate) fn was_mapped(&self, number: u64, file: OwnedFd) {
+    pub(crate) fn take_over_file(&self, number: u64, file: OwnedFd) {
         let Ok(device) = Device::of(&self.state.settings.nodes, file) else { return };
         let Ok(number) = u32::try_from(number & !KIND) else { return };
         let mut files = self.files.files();
@@ -116,7 +116,7 @@ impl Uvm {
 
     /// Ends what is mapped by files that nobody of the container has open any more, and lets go
     /// of them.
-    pub(crate) fn sweep_mapped(&self, occasion: Occasion) {
+    pub(crate) fn sweep(&self, occasion: Occasion) {
         let files = self.files.all();
         if files.is_empty() {
             return;

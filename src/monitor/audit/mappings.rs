@@ -24,8 +24,8 @@ use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::space::Space;
 use crate::monitor::uvm::address_spaces::{AddressSpace, AddressSpaces, Mapped, current};
 use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile};
+use crate::monitor::uvm::kept_files::Uvm;
 use crate::monitor::uvm::ranges::Ranges;
-use crate::monitor::uvm::sweep::Uvm;
 use crate::monitor::uvm::vma_list::{self, Listed};
 use crate::process::{ProcessId, told};
 use crate::rm::uvm::Range;
@@ -69,7 +69,7 @@ impl Mappings {
     }
 
     fn audit_mappings(&self) {
-        let is_due = self.spaces.is_due(PAUSE);
+        let is_due = self.spaces.take_due(PAUSE);
         if is_due {
             self.uvm.end_orphaned_files();
         }
@@ -99,7 +99,7 @@ impl Mappings {
 
     /// Looks at a memory, and forgets one that nobody has any more.
     fn look_at(&self, memory: &Arc<AddressSpace>, files: &[Arc<UvmFile>]) {
-        memory.is_looked_at();
+        memory.mark_looked_at();
         let since = Instant::now();
         let (text, now) = (memory.text(), current(memory.process));
         let is_gone = match &text {
@@ -107,8 +107,9 @@ impl Mappings {
             // Others may have it, and the process by another thread.
             Err(_) => true,
         };
-        // Of one that is over the kernel may list one memory still, and others have another of its.
-        if text.is_err() || memory.is_orphaned() {
+        // Of a process that is over the kernel may still list this memory, while other processes share another
+        // one that it had.
+        if text.is_err() || memory.take_orphaned() {
             self.look_for_heirs();
         }
         if is_gone {
@@ -123,7 +124,7 @@ impl Mappings {
         let mut mappings = self.mapped_in(memory.process, &text);
         mappings.extend(self.mapped_in(memory.process, &now));
         let uncharged = self.uncharged(memory.process, &mappings, since);
-        memory.has(mappings);
+        memory.set_mappings(mappings);
         if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
             self.end_unless_gone(memory);
         }
@@ -243,7 +244,7 @@ impl Mappings {
         if let Some(_lane) = self.lane.enter_soon()
             && self.uvm.unregister_gpus(&file.device)
         {
-            file.has_ended();
+            file.set_ended();
         }
         if self.state.log.limit.allows() {
             let container = self.state.settings.short_id.as_str();

@@ -53,7 +53,7 @@ impl Names {
     }
 
     /// Whether any show that aren't their makers', and whether they are needed.
-    pub(crate) fn saw(&self, show: bool, are_needed: bool) {
+    pub(crate) fn note(&self, show: bool, are_needed: bool) {
         self.show.store(show, Ordering::Relaxed);
         self.are_needed.store(show && are_needed, Ordering::Relaxed);
     }
@@ -63,8 +63,8 @@ impl Names {
         self.doubts.lock().unwrap_or_else(PoisonError::into_inner).remove(&gpu);
     }
 
-    /// Whether there have been more than are known for too long.
-    pub(crate) fn have_been_more(&self, gpu: usize) -> bool {
+    /// Takes note of a look that showed more than are known: whether that has been so for too long.
+    pub(crate) fn note_more(&self, gpu: usize) -> bool {
         let now = Instant::now();
         let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, last) = doubts.entry(gpu).or_insert((now, now));
@@ -78,7 +78,7 @@ impl Names {
 
     /// Whether they are to be asked for now: also where as many show as are known, of which some may
     /// have gone just when others came.
-    pub(crate) fn are_due(&self) -> bool {
+    pub(crate) fn take_due(&self) -> bool {
         if !self.are_needed.load(Ordering::Relaxed) {
             return false;
         }
@@ -133,22 +133,22 @@ mod tests {
     fn they_are_asked_for_while_they_are_needed_and_not_all_the_time() {
         let names = Names::default();
         for (show, are_needed) in [(false, true), (true, false)] {
-            names.saw(show, are_needed);
-            assert!(!names.are_due());
+            names.note(show, are_needed);
+            assert!(!names.take_due());
         }
-        names.saw(true, true);
-        assert!(names.are_due() && !names.are_due());
+        names.note(true, true);
+        assert!(names.take_due() && !names.take_due());
     }
 
     #[test]
     fn more_than_are_known_must_last() {
         let names = Names::default();
-        assert!(!names.have_been_more(0));
+        assert!(!names.note_more(0));
         std::thread::sleep(NAMES_DOUBT + Duration::from_millis(1));
-        assert!(names.have_been_more(0));
-        assert!(!names.have_been_more(1), "another GPU");
-        assert!(names.have_been_more(0), "there still are");
+        assert!(names.note_more(0));
+        assert!(!names.note_more(1), "another GPU");
+        assert!(names.note_more(0), "there still are");
         names.dispel(0);
-        assert!(!names.have_been_more(0), "there weren't meanwhile");
+        assert!(!names.note_more(0), "there weren't meanwhile");
     }
 }
