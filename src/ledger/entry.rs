@@ -141,6 +141,9 @@ impl Ledger {
                 self.reference(ChargeId::new(charge), false);
                 self.holds.insert(hold, ChargeId::new(charge));
             }
+            // Addresses that end before they begin are none.
+            Entry::Map { span, .. } | Entry::MapAlone { span, .. } | Entry::Unmap { span, .. }
+                if span.last < span.first => {}
             Entry::Map { tree, span, charge } => self.map(tree, span, charge),
             Entry::MapAlone { tree, span, charge } => self.map_alone(tree, span, charge),
             Entry::UnmapPiece { tree, first, charge } => self.unmap_piece(tree, first, charge),

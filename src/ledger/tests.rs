@@ -760,6 +760,20 @@ fn a_piece_keeps_all_its_memory_on_either_side_of_what_was_cut_out() {
 }
 
 #[test]
+fn addresses_that_end_before_they_begin_are_none() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 4);
+    let (tree, charge) = (tree(0), ledger.charge_of(A, Handle(1)).unwrap());
+    let [whole, inverted] = [(1, 9), (9, 1)].map(|(first, last)| Span { first, last });
+    ledger.replay(Entry::Map { tree, span: whole, charge });
+    let before: Vec<Entry> = ledger.entries().collect();
+    ledger.replay(Entry::Map { tree, span: inverted, charge });
+    ledger.replay(Entry::MapAlone { tree, span: inverted, charge });
+    ledger.replay(Entry::Unmap { tree, span: inverted });
+    assert_eq!(ledger.entries().collect::<Vec<_>>(), before);
+}
+
+#[test]
 fn what_may_be_mapped_lies_beside_what_is_until_the_driver_has_said() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 40);

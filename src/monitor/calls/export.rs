@@ -14,36 +14,22 @@ use std::sync::Arc;
 
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
-use crate::monitor::caller::call_id::{Making, nth_handle};
+use crate::monitor::caller::call_id::Making;
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::gpu_lookup::shown_below;
-use crate::monitor::calls::handles::{next_handles, unmake};
+use crate::monitor::calls::import::import;
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::make_control::{give_back, make_control, settle};
+use crate::monitor::calls::object_file::{Control, denied, status_over};
 use crate::monitor::driver::device::{Device, Failure};
 use crate::monitor::state::books::{BOUNDS, Books};
-use crate::monitor::state::export_files::{Denied, Exported};
-use crate::rm::call::Object;
+use crate::monitor::state::export_files::Exported;
 use crate::rm::export::{self, Does, Places};
 
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Command, Layout, Meaning};
-
-/// An export or an import that is to be made.
-#[derive(Debug, Clone, Copy)]
-struct Control<'a> {
-    command: &'a Command,
-    head: &'static Layout,
-    /// Of its parameters.
-    layout: &'static Layout,
-    does: Does,
-    client: u32,
-    /// Where the caller has the parameters.
-    params: u64,
-}
+use crate::rm::{Command, Layout, Meaning};
 
 /// A control of a caller's descriptor, made on ours of the same file.
 pub(crate) fn export_or_import(
@@ -85,21 +71,6 @@ pub(crate) fn export_or_import(
     let (done, made) = done?;
     give_back(case, params, done);
     Ok(case.executed(made))
-}
-
-fn status_over(case: &mut Case<'_>, head: &'static Layout, status: u32) -> Over {
-    case.answer(Answer::Status(status), Some(head))
-}
-
-fn denied(case: &mut Case<'_>, head: &'static Layout, denied: Denied) -> Over {
-    let (what, status) = match denied {
-        Denied::Unknown => {
-            ("an import of what this container didn't export", NV_ERR_INVALID_PARAMETER)
-        }
-        Denied::Full => ("more exports than can be kept account of", NV_ERR_INSUFFICIENT_RESOURCES),
-    };
-    case.log(what);
-    status_over(case, head, status)
 }
 
 fn export(
@@ -267,101 +238,6 @@ fn stake(case: &Case<'_>, of: Client, places: &Places, exported: &Exported) -> b
     })
 }
 
-fn import(
-    case: &mut Case<'_>,
-    lane: &OnLane<'_>,
-    control: Control<'_>,
-    places: &Places,
-    file: &Arc<Device>,
-) -> Result<(bool, Vec<Object>), Over> {
-    let Control { command, head, layout, client, params, .. } = control;
-    let found = case.parts.exports.all.find(file, None);
-    let (exported, _) = found.map_err(|why| denied(case, head, why))?;
-    let parent = places.parent;
-    let hold = |place: u32| Hold::Export { file: exported.number, index: place };
-    let process = case.target()?.process;
-    let mut books = case.books();
-    books.note_user(client, process);
-    let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
-    // Where nothing is, nothing is made.
-    let wanted: Vec<(usize, u32)> = (places.objects.iter().copied().enumerate())
-        .zip(places.first..)
-        .filter(|(_, place)| books.ledger.held_by(hold(*place)).is_some())
-        .map(|(wanted, _)| wanted)
-        .collect();
-    let memories = (places.first..).take(places.objects.len());
-    let memories = memories.filter_map(|place| books.ledger.memory_held_by(hold(place)));
-    // All of a file are one GPU's.
-    let gpu = memories.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu).last();
-    drop(books);
-    if wanted.len() > room {
-        case.log("more objects than can be kept account of");
-        return Err(status_over(case, head, NV_ERR_INSUFFICIENT_RESOURCES));
-    }
-    let unchosen = wanted.iter().filter(|(_, object)| *object == 0).count();
-    let before = case.slot.making();
-    let first = match case.again && before.handle != 0 {
-        true => before.handle,
-        false => next_handles(case, u32::try_from(unchosen).unwrap_or(u32::MAX)),
-    };
-    let mut chosen = (0..).map(|number| nth_handle(first, number));
-    let mut objects = vec![0; places.objects.len()];
-    for (at, object) in wanted {
-        if let Some(place) = objects.get_mut(at) {
-            *place = if object == 0 { chosen.next().unwrap_or_default() } else { object };
-        }
-    }
-    let asked = objects.iter().copied().filter(|object| *object != 0);
-    let known = {
-        let books = case.books();
-        asked.clone().any(|object| books.ledger.contains(Client(client), Handle(object)))
-    };
-    // The worker before may have made them, and even entered some.
-    if case.again && !before.was_there {
-        asked.for_each(|object| unmake(case, lane, client, parent, object));
-    }
-    export::set_objects(layout, &mut case.scratch.params, &objects);
-    // Of a list whose handles the caller chose, what can be undone is the first.
-    let theirs = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
-    let was_there = if case.again { before.was_there } else { known };
-    let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
-    case.slot.set_executing(Making { client, handle: theirs.unwrap_or(first), more, was_there });
-    let shown = shown_below(case, lane, client, parent, gpu);
-    let done = make_control(case, command, head, params);
-    let done_well = matches!(done, Ok(true));
-    let stakes: Vec<(u32, Option<u32>)> = (places.first..)
-        .take(if done_well { places.objects.len() } else { 0 })
-        .map(|place| (place, case.parts.stakes.stake_behind_export(hold(place), (shown, gpu))))
-        .collect();
-    let mut made = Vec::new();
-    let mut books = case.books();
-    if matches!(done, Ok(true)) {
-        let after = export::places(layout, &case.scratch.params);
-        objects = after.map(|after| after.objects).unwrap_or_default();
-        for (at, (object, place)) in objects.iter_mut().zip(places.first..).enumerate() {
-            if !export::is_imported(layout, &case.scratch.params, at) {
-                *object = places.objects.get(at).copied().unwrap_or_default();
-                continue;
-            }
-            let (client, parent) = (Client(client), Handle(parent));
-            let handle = Handle(*object);
-            let hold = hold(place);
-            books.enter(Entry::Adopt { hold, client, parent, handle, shown });
-            made.push(Object { client: client.0, parent: parent.0, handle: handle.0 });
-        }
-    } else {
-        objects.clone_from(&places.objects);
-    }
-    drop(books);
-    for (place, stake) in stakes {
-        let at = (place - places.first) as usize;
-        let object = objects.get(at).copied().unwrap_or_default();
-        case.parts.stakes.stake_name((client, object), stake);
-    }
-    export::set_objects(layout, &mut case.scratch.params, &objects);
-    done.map(|done| (done, made))
-}
-
 /// Enters what is exported, and before that the memory of the host among it.
 ///
 /// # Errors
@@ -396,4 +272,50 @@ fn hold_all(
         books.enter(Entry::Hold { hold, client: of, handle: Handle(object) });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::monitor::state::books::tests::{journal, open};
+
+    const OF: Client = Client(1);
+    const FILE: u64 = 7;
+
+    fn places(objects: &[u32]) -> Places {
+        Places { parent: 2, first: 3, objects: objects.to_vec() }
+    }
+
+    fn held(books: &Books) -> Vec<u32> {
+        books.ledger.exported(FILE).collect()
+    }
+
+    #[test]
+    fn what_is_exported_is_held_in_its_place_and_memory_of_the_host_weighs_nothing() {
+        let (mut books, _) = open(&journal());
+        let (parent, handle) = (Handle(2), Handle(10));
+        books.enter(Entry::Commit { gpu: 0, bytes: 4, client: OF, parent, handle });
+        let of_the_host = [Handle(11)];
+        // A place without an object is left out.
+        hold_all(&mut books, (OF, &places(&[10, 0, 11])), FILE, &of_the_host).unwrap();
+        assert_eq!(held(&books), [3, 5]);
+        assert_eq!(books.ledger.bytes_of(OF, Handle(11)), Some(0));
+        for handle in [10, 11].map(Handle) {
+            books.enter(Entry::Free { client: OF, handle });
+        }
+        assert_eq!(books.ledger.usage(0).unwrap().used_bytes, 4, "the file keeps it");
+        let index = 3;
+        books.enter(Entry::Release { hold: Hold::Export { file: FILE, index } });
+        assert_eq!(books.ledger.usage(0).unwrap().used_bytes, 0);
+    }
+
+    #[test]
+    fn nothing_is_held_where_one_of_them_is_unknown() {
+        let (mut books, _) = open(&journal());
+        let (parent, handle) = (Handle(2), Handle(10));
+        books.enter(Entry::Commit { gpu: 0, bytes: 4, client: OF, parent, handle });
+        let done = hold_all(&mut books, (OF, &places(&[10, 12, 11])), FILE, &[Handle(11)]);
+        assert_eq!(done, Err(LedgerError::NoSuchObject { client: OF, handle: Handle(12) }));
+        assert!(held(&books).is_empty() && !books.ledger.contains(OF, Handle(11)));
+    }
 }

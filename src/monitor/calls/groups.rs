@@ -6,7 +6,7 @@ use crate::monitor::calls::gpu_lookup::{gpu_of_own, gpu_of_unseen, gpu_on, only_
 use crate::monitor::calls::handles::{next_handles, start_over};
 use crate::monitor::calls::lane::OnLane;
 use crate::monitor::state::books::Books;
-use crate::monitor::state::groups::{Group, computes};
+use crate::monitor::state::groups::{self, Group, computes};
 use crate::monitor::state::journal::{Reach, Record};
 use crate::rm::call::{Alloc, Object};
 use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
@@ -219,7 +219,8 @@ fn with_room_on(
         }
     }
     case.log(&format!(
-        "a channel group more than {most} on a GPU: [isolation] channel_groups is their bound"
+        "a channel group more than {most} on a GPU, or {} in all: [isolation] channel_groups bounds a GPU's",
+        groups::MOST
     ));
     Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
 }

@@ -37,3 +37,35 @@ pub(crate) fn move_in(slot: Slot<'_>) {
         slot.occupy(thread);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nix::libc::seccomp_notif;
+
+    use super::*;
+    use crate::monitor::caller::call_id::Making;
+    use crate::monitor::state::books::tests::journal;
+    use crate::monitor::state::journal_map::JournalMap;
+
+    #[test]
+    fn a_call_is_left_until_it_is_decided_or_as_long_as_the_driver_has_its_thread() {
+        let memory = JournalMap::map(&journal()).unwrap();
+        let slot = memory.slot(2);
+        assert!(!is_left(slot));
+        // A slot without a call has the id 0.
+        slot.receive_of_model(1, seccomp_notif { id: 9, ..slot.notice() });
+        assert!(is_left(slot), "it was received");
+        slot.set_executing(Making::one(1, 2, false));
+        assert!(is_left(slot), "the driver was asked");
+        slot.set_decided(0, 0, 0);
+        assert!(!is_left(slot), "it is to be sent alone");
+        // This thread lives, as one does that hangs in the driver.
+        let thread = ProcessId::of(recv_wait::this_thread().as_raw()).unwrap();
+        slot.occupy(thread);
+        assert!(is_left(slot) && is_haunted(slot));
+        slot.occupy(ProcessId { start_ticks: thread.start_ticks + 1, ..thread });
+        assert!(!is_haunted(slot), "another thread has its number");
+        move_in(slot);
+        assert_eq!(slot.occupant(), Some(thread));
+    }
+}

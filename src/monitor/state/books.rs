@@ -336,6 +336,17 @@ pub(crate) mod tests {
         (Books::open(memory, std::slice::from_ref(&gpu), &[]), memory)
     }
 
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+        /// A journal is ours, and may be damaged: no record that can be read stops a worker from its start.
+        #[test]
+        fn no_record_is_too_much(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..4096)) {
+            let (mut books, _) = open(&journal());
+            crate::monitor::state::journal::read(&bytes).for_each(|record| books.write(record));
+        }
+    }
+
     #[test]
     fn who_uses_what_is_known_of_so_many_and_of_the_next_worker_too() {
         let journal = journal();

@@ -99,3 +99,58 @@ impl KeeperSocket {
         Ok(passing::send(&self.socket, &text, descriptor, Wait::Always)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    /// A worker's socket, and the keeper's end of it.
+    fn pair() -> (KeeperSocket, OwnedFd) {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (ours, keeper) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        (KeeperSocket::new(ours), keeper)
+    }
+
+    #[test]
+    fn orders_are_heard_with_what_belongs_to_them_and_nothing_else_is() {
+        let (socket, keeper) = pair();
+        let null = File::open("/dev/null").unwrap();
+        let send = |text: &[u8], file: Option<&File>| {
+            passing::send(&keeper, text, file.map(File::as_fd), Wait::Never).unwrap();
+        };
+        let order = |order: &Order| serde_json::to_vec(order).unwrap();
+        send(&order(&Order::Listener { number: 3 }), Some(&null));
+        send(&order(&Order::Export { number: 4 }), Some(&null));
+        send(&order(&Order::Control), Some(&null));
+        // Without its file an order is none.
+        send(&order(&Order::Export { number: 5 }), None);
+        send(b"no order", None);
+        send(&order(&Order::Begin), None);
+        send(&order(&Order::Drain), None);
+        assert!(matches!(socket.hear(), Ok(Heard::Listener(of)) if of.number() == 3));
+        assert!(matches!(socket.hear(), Ok(Heard::Export(4, _))));
+        assert!(matches!(socket.hear(), Ok(Heard::Connection(_))));
+        assert!(matches!(socket.hear(), Ok(Heard::Nothing)));
+        assert!(matches!(socket.hear(), Ok(Heard::Nothing)));
+        assert!(matches!(socket.hear(), Ok(Heard::Begin)));
+        assert!(matches!(socket.hear(), Ok(Heard::Drain)));
+        drop(keeper);
+        assert!(matches!(socket.hear(), Ok(Heard::Gone)));
+        assert!(socket.tell(Notice::Ready).is_err());
+    }
+
+    #[test]
+    fn who_is_to_hear_no_more_hears_what_was_said_before() {
+        let (socket, keeper) = pair();
+        let begin = serde_json::to_vec(&Order::Begin).unwrap();
+        passing::send(&keeper, &begin, None, Wait::Never).unwrap();
+        socket.hear_no_more();
+        assert!(matches!(socket.hear(), Ok(Heard::Begin)));
+        assert!(matches!(socket.hear(), Ok(Heard::Gone)));
+    }
+}

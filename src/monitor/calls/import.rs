@@ -1,0 +1,114 @@
+//! Memory that a program imports from a file: names of what another exported to it.
+
+use crate::ledger::{Client, Entry, Handle, Hold};
+use crate::monitor::caller::call_id::{Making, nth_handle};
+use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::gpu_lookup::shown_below;
+use crate::monitor::calls::handles::{next_handles, unmake};
+use crate::monitor::calls::lane::OnLane;
+use crate::monitor::calls::make_control::make_control;
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use crate::monitor::calls::object_file::{Control, denied, status_over};
+use crate::monitor::driver::device::Device;
+use crate::monitor::state::books::BOUNDS;
+use crate::rm::call::Object;
+use crate::rm::export::{self, Places};
+use crate::rm::number::*;
+use std::sync::Arc;
+
+/// Has the driver make names of what is in those places of a file, and enters them. Whether it was done, and what
+/// was made.
+pub(crate) fn import(
+    case: &mut Case<'_>,
+    lane: &OnLane<'_>,
+    control: Control<'_>,
+    places: &Places,
+    file: &Arc<Device>,
+) -> Result<(bool, Vec<Object>), Over> {
+    let Control { command, head, layout, client, params, .. } = control;
+    let found = case.parts.exports.all.find(file, None);
+    let (exported, _) = found.map_err(|why| denied(case, head, why))?;
+    let parent = places.parent;
+    let hold = |place: u32| Hold::Export { file: exported.number, index: place };
+    let process = case.target()?.process;
+    let mut books = case.books();
+    books.note_user(client, process);
+    let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
+    // Where nothing is, nothing is made.
+    let wanted: Vec<(usize, u32)> = (places.objects.iter().copied().enumerate())
+        .zip(places.first..)
+        .filter(|(_, place)| books.ledger.held_by(hold(*place)).is_some())
+        .map(|(wanted, _)| wanted)
+        .collect();
+    let memories = (places.first..).take(places.objects.len());
+    let memories = memories.filter_map(|place| books.ledger.memory_held_by(hold(place)));
+    // All of a file are one GPU's.
+    let gpu = memories.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu).last();
+    drop(books);
+    if wanted.len() > room {
+        case.log("more objects than can be kept account of");
+        return Err(status_over(case, head, NV_ERR_INSUFFICIENT_RESOURCES));
+    }
+    let unchosen = wanted.iter().filter(|(_, object)| *object == 0).count();
+    let before = case.slot.making();
+    let first = match case.again && before.handle != 0 {
+        true => before.handle,
+        false => next_handles(case, u32::try_from(unchosen).unwrap_or(u32::MAX)),
+    };
+    let mut chosen = (0..).map(|number| nth_handle(first, number));
+    let mut objects = vec![0; places.objects.len()];
+    for (at, object) in wanted {
+        if let Some(place) = objects.get_mut(at) {
+            *place = if object == 0 { chosen.next().unwrap_or_default() } else { object };
+        }
+    }
+    let asked = objects.iter().copied().filter(|object| *object != 0);
+    let known = {
+        let books = case.books();
+        asked.clone().any(|object| books.ledger.contains(Client(client), Handle(object)))
+    };
+    // The worker before may have made them, and even entered some.
+    if case.again && !before.was_there {
+        asked.for_each(|object| unmake(case, lane, client, parent, object));
+    }
+    export::set_objects(layout, &mut case.scratch.params, &objects);
+    // Of a list whose handles the caller chose, what can be undone is the first.
+    let theirs = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
+    let was_there = if case.again { before.was_there } else { known };
+    let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
+    case.slot.set_executing(Making { client, handle: theirs.unwrap_or(first), more, was_there });
+    let shown = shown_below(case, lane, client, parent, gpu);
+    let done = make_control(case, command, head, params);
+    let done_well = matches!(done, Ok(true));
+    let stakes: Vec<(u32, Option<u32>)> = (places.first..)
+        .take(if done_well { places.objects.len() } else { 0 })
+        .map(|place| (place, case.parts.stakes.stake_behind_export(hold(place), (shown, gpu))))
+        .collect();
+    let mut made = Vec::new();
+    let mut books = case.books();
+    if matches!(done, Ok(true)) {
+        let after = export::places(layout, &case.scratch.params);
+        objects = after.map(|after| after.objects).unwrap_or_default();
+        for (at, (object, place)) in objects.iter_mut().zip(places.first..).enumerate() {
+            if !export::is_imported(layout, &case.scratch.params, at) {
+                *object = places.objects.get(at).copied().unwrap_or_default();
+                continue;
+            }
+            let (client, parent) = (Client(client), Handle(parent));
+            let handle = Handle(*object);
+            let hold = hold(place);
+            books.enter(Entry::Adopt { hold, client, parent, handle, shown });
+            made.push(Object { client: client.0, parent: parent.0, handle: handle.0 });
+        }
+    } else {
+        objects.clone_from(&places.objects);
+    }
+    drop(books);
+    for (place, stake) in stakes {
+        let at = (place - places.first) as usize;
+        let object = objects.get(at).copied().unwrap_or_default();
+        case.parts.stakes.stake_name((client, object), stake);
+    }
+    export::set_objects(layout, &mut case.scratch.params, &objects);
+    done.map(|done| (done, made))
+}
