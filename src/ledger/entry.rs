@@ -61,7 +61,7 @@ pub enum Entry {
     Map { tree: Tree, span: Span, charge: u64 },
     /// [`Ledger::map_alone`].
     MapAlone { tree: Tree, span: Span, charge: u64 },
-    /// [`Ledger::unmake`].
+    /// [`Ledger::unmap_piece`].
     UnmapPiece { tree: Tree, first: u64, charge: u64 },
     /// [`Ledger::unmap`].
     Unmap { tree: Tree, span: Span },

@@ -1,5 +1,5 @@
 //! Files that memory was exported to, as they are kept. How they are taken back says
-//! [`export_sweep`](crate::monitor::audit::kept_exports).
+//! [`kept_exports`](crate::monitor::audit::kept_exports).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -17,7 +17,7 @@
 //! | name | does |
 //! |---|---|
 //! | `calls`, several | one leads and deals with a call, the others follow ([`leader`](crate::monitor::caller::leader)) |
-//! | `mappings` | looks at what is mapped of UVM's ([`vma_audit`](crate::monitor::audit::mappings)) |
+//! | `mappings` | looks at what is mapped of UVM's ([`mappings`](crate::monitor::audit::mappings)) |
 //! | `shares`, `shares heard` | set slices, and hear of changes ([`slices`](crate::monitor::compute::slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 
