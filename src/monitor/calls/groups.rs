@@ -218,10 +218,13 @@ fn with_room_on(
             return Ok(());
         }
     }
-    case.log(&format!(
-        "a channel group more than {most} on a GPU, or {} in all: [isolation] channel_groups bounds a GPU's",
-        groups::MOST
-    ));
+    let has_room = case.books().groups.has_room();
+    case.log(&match has_room {
+        true => format!(
+            "a channel group more than {most} on a GPU: [isolation] channel_groups is their bound"
+        ),
+        false => format!("a channel group more than {} of a container", groups::MOST),
+    });
     Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
 }
 
