@@ -30,7 +30,7 @@ const IDLE_TICK: Duration = Duration::from_secs(4);
 const MAPPINGS: Duration = Duration::from_millis(500);
 
 /// How often pages are given back that calls took which are over: a program calls most when it
-/// starts. Those of our own program are as long as there are calls: each audit would have them read again.
+/// starts.
 const TIDY: Duration = Duration::from_secs(10);
 
 /// Looks after all that is looked at by time.
@@ -49,8 +49,6 @@ impl Rounds {
         let mut watched = Watched::new();
         let mut mapped = Instant::now();
         let mut tidied = Instant::now();
-        // The first audit takes pages, too.
-        let (mut calls, mut is_untidy) = (state.journal.calls().received(), true);
         audit.clear_up_what_is_left();
         // Nobody looked since the worker before did.
         state.books().due.schedule(Instant::now());
@@ -73,17 +71,10 @@ impl Rounds {
             if self.is_idle() {
                 processes.meet();
             }
-            let received = state.journal.calls().received();
-            is_untidy |= received != calls;
-            calls = received;
             if tidied.elapsed() > TIDY {
-                if is_untidy {
-                    give_back_the_start();
-                }
+                give_back_the_start();
                 if state.is_at_rest(now) {
-                    // Audits take some of it each time.
                     give_back_the_heap();
-                    is_untidy = false;
                 }
                 tidied = Instant::now();
             }
