@@ -234,6 +234,27 @@ mod tests {
         Record::Group { gpu, client, parent, handle, certain, reach: Some(reach) }
     }
 
+    /// As many as the journal has room for, on whichever GPUs.
+    #[test]
+    fn there_are_no_more_of_a_container_than_the_journal_has_room_for() {
+        let mut groups = Groups::default();
+        for number in 0..u32::try_from(MOST).unwrap() {
+            assert!(groups.has_room());
+            let (gpu, client, parent, handle) = ((number % 64) as usize, 1, 2, number);
+            groups.replay(Record::Group {
+                gpu,
+                client,
+                parent,
+                handle,
+                certain: true,
+                reach: None,
+            });
+        }
+        assert!(!groups.has_room());
+        groups.replay(Record::Ungroup { client: 1, handle: 7 });
+        assert!(groups.has_room());
+    }
+
     #[test]
     fn they_are_counted_by_gpu_and_freed_with_what_is_above() {
         let mut groups = Groups::default();
