@@ -127,22 +127,24 @@ pub struct Status {
     pub process_count: usize,
 }
 
-/// Who had a GPU lately, by the driver's samples: five a second, as far back as the driver goes (14 seconds
-/// on an H100).
+/// All of the time, in what [`LastSeen`] counts in.
+const ALL_OF_IT: u32 = 10_000;
+
+/// Who had a GPU lately, by the driver's samples, as far back as these go (14 seconds on an H100).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastSeen {
-    /// How often the driver looked, whether it saw somebody or nobody.
-    pub looks: u32,
-    /// How often it saw a process, by its number, as the host has it.
+    /// For how many ten-thousandths of that time a process was at work, by its number, as the host has it.
     pub of_processes: BTreeMap<u32, u32>,
 }
 
 impl LastSeen {
-    /// The part of the looks that saw one of these processes, from 0 to 1; `None` where there were none.
+    /// The part of that time in which one of these processes was at work, from 0 to 1.
     #[must_use]
-    pub fn part_of(&self, pids: impl Iterator<Item = u32>) -> Option<f64> {
-        let theirs: u32 = pids.filter_map(|pid| self.of_processes.get(&pid)).sum();
-        (self.looks > 0).then(|| f64::from(theirs.min(self.looks)) / f64::from(self.looks))
+    pub fn part_of(&self, pids: impl Iterator<Item = u32>) -> f64 {
+        let theirs = pids
+            .filter_map(|pid| self.of_processes.get(&pid))
+            .fold(0, |sum: u32, part| sum.saturating_add(*part));
+        f64::from(theirs.min(ALL_OF_IT)) / f64::from(ALL_OF_IT)
     }
 }
 
@@ -185,10 +187,10 @@ mod tests {
 
     #[test]
     fn who_was_seen_last_tells_the_part_that_processes_had() {
-        let last_seen = LastSeen { looks: 8, of_processes: [(10, 2), (11, 1), (99, 4)].into() };
-        assert_eq!(last_seen.part_of([10, 11].into_iter()), Some(0.375));
-        assert_eq!(last_seen.part_of([12].into_iter()), Some(0.0));
-        assert_eq!(LastSeen::default().part_of([10].into_iter()), None);
+        let last_seen = LastSeen { of_processes: [(10, 2500), (11, 1250), (99, 9000)].into() };
+        assert!((last_seen.part_of([10, 11].into_iter()) - 0.375).abs() < 1e-9);
+        assert!(last_seen.part_of([12].into_iter()).abs() < 1e-9);
+        assert!((last_seen.part_of([10, 99].into_iter()) - 1.0).abs() < 1e-9, "not more than all");
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Who was on a GPU: the driver's samples, five a second, each of one process.
 //!
 //! `NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2` (ctrl2080perf.h). On an H100 they reach back 14
-//! seconds; anybody is answered.
+//! seconds, those of an idle GPU among them; a process that rests is named in them, too, with no
+//! utilisation. Anybody is answered (`tests/gpu/results`, 2026-11-27).
+
+use std::collections::BTreeMap;
 
 use super::control::processes::{SAMPLE_PID, SAMPLES};
 
@@ -11,25 +14,23 @@ const FIRST: usize = 16;
 /// `NV2080_CTRL_GPUMON_SAMPLE_TYPE_PERFMON_UTIL`.
 const TYPE_UTILIZATION: u8 = 1;
 
-/// A sample's time, before what it says of engines: memory first, then the graphics engine.
+/// A sample's time, in nanoseconds, before what it says of engines: memory first, then the graphics engine. An
+/// engine's part begins with its utilisation.
 const TIME_BYTES: usize = 8;
 
 /// `NV2080_GPUMON_PID_INVALID`.
 const NO_PROCESS: u32 = u32::MAX;
 
-/// How often the driver looks who is on a GPU, in microseconds: an H100's 72 samples are of 14.2 seconds.
-const PERIOD_US: u64 = 200_000;
-
-/// The furthest that a sample's clock is from this host's where they are the same, in microseconds.
-const DAY_US: u64 = 86_400_000_000;
+/// All of a sample's time.
+const ALL_OF_IT: u32 = 10_000;
 
 /// Who was on the graphics engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// When, in microseconds of the driver's clock.
-    pub time_us: u64,
     /// The process, as the host numbers it; `None` where nobody was.
     pub pid: Option<u32>,
+    /// For how many ten-thousandths of the sample's time the engine was at work.
+    pub busy: u32,
 }
 
 /// Parameters of each size that drivers have had, the newest first.
@@ -45,18 +46,17 @@ pub fn questions() -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// How often the driver has looked since the oldest of these samples, `now_us` microseconds after 1970. It may
-/// leave out what it saw of a GPU that nobody was on.
-///
-/// NVML says of its samples that their time is the processor's, which is taken for 1970's where it is
-/// of about now; of any other clock nothing is known but what lies between samples.
+/// For how many ten-thousandths of the time of all samples each process was at work.
 #[must_use]
-pub fn looks(samples: &[Sample], now_us: u64) -> usize {
-    let times = || samples.iter().map(|sample| sample.time_us);
-    let (Some(first), Some(last)) = (times().min(), times().max()) else { return 0 };
-    let until = if now_us.abs_diff(last) < DAY_US { now_us.max(last) } else { last };
-    let looks = usize::try_from((until - first) / PERIOD_US + 1).unwrap_or(usize::MAX);
-    looks.max(samples.len())
+pub fn parts(samples: &[Sample]) -> BTreeMap<u32, u32> {
+    let mut parts: BTreeMap<u32, u64> = BTreeMap::new();
+    for (pid, busy) in samples.iter().filter_map(|sample| Some((sample.pid?, sample.busy))) {
+        *parts.entry(pid).or_default() += u64::from(busy);
+    }
+    let part = |(pid, busy): (u32, u64)| {
+        (pid, u32::try_from(busy / samples.len() as u64).unwrap_or(ALL_OF_IT))
+    };
+    parts.into_iter().map(part).collect()
 }
 
 /// The samples of an answer, in no order; those that never were are left out.
@@ -68,11 +68,12 @@ pub fn answered(params: &[u8]) -> Vec<Sample> {
     };
     let rest = params.get(FIRST..).unwrap_or_default();
     let samples = rest.chunks_exact(*sample).filter_map(|sample| {
-        let time_us = u64::from_le_bytes(*sample.first_chunk()?);
-        let pid = sample.get(TIME_BYTES + engine + SAMPLE_PID..)?;
-        let pid = u32::from_le_bytes(*pid.first_chunk()?);
-        let pid = Some(pid).filter(|pid| ![0, NO_PROCESS].contains(pid));
-        (time_us > 0).then_some(Sample { time_us, pid })
+        let time_ns = u64::from_le_bytes(*sample.first_chunk()?);
+        let graphics = sample.get(TIME_BYTES + engine..)?;
+        let word = |at: usize| Some(u32::from_le_bytes(*graphics.get(at..)?.first_chunk()?));
+        let pid = word(SAMPLE_PID).filter(|pid| ![0, NO_PROCESS].contains(pid));
+        let busy = word(0)?.min(ALL_OF_IT);
+        (time_ns > 0).then_some(Sample { pid, busy })
     });
     samples.collect()
 }
@@ -82,20 +83,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_at_a_gpu_that_nobody_was_on_count_too() {
-        let sample = |time_us| Sample { time_us, pid: Some(1) };
-        let second = 1_000_000;
-        let now = 1_800_000_000 * second;
-        let dense: Vec<Sample> = (0..72).map(|n| sample(now - n * 197_000)).collect();
-        assert_eq!(looks(&dense, now), 72);
-        assert_eq!(looks(&dense, now + 100_000), 72);
-        // Nobody was on it since, or in between.
-        assert_eq!(looks(&dense, now + 10 * second), 120);
-        assert_eq!(looks(&[sample(now), sample(now - 2 * second)], now), 11);
-        // A clock of its own, that began with the machine.
-        assert_eq!(looks(&[sample(9 * second), sample(8 * second)], now), 6);
-        assert_eq!(looks(&[sample(now + second)], now), 1, "a clock that runs ahead");
-        assert_eq!(looks(&[], now), 0);
+    fn a_process_has_the_part_of_all_samples_in_which_it_was_at_work() {
+        let sample = |pid, busy| Sample { pid, busy };
+        let samples =
+            [sample(Some(1), 10_000), sample(Some(1), 5000), sample(Some(2), 0), sample(None, 0)];
+        assert_eq!(parts(&samples), [(1, 3750), (2, 0)].into());
+        assert_eq!(parts(&[]), [].into());
     }
 
     /// As an H100's driver, 580.159.04, was seen to answer: six engines of 128 bytes.
@@ -107,14 +100,17 @@ mod tests {
             let mut answer = params.clone();
             let mut put =
                 |at: usize, bytes: &[u8]| answer[at..at + bytes.len()].copy_from_slice(bytes);
-            for (number, pid) in [(0, 500_u32), (1, NO_PROCESS), (2, 501)] {
+            for (number, pid) in [(0, 400_u32), (1, NO_PROCESS), (2, 501)] {
                 let at = FIRST + number * sample;
                 put(at, &(7 + number as u64).to_le_bytes());
                 put(at + 8 + 8, &9_u32.to_le_bytes());
+                put(at + 8 + engine, &(if pid == NO_PROCESS { 0 } else { 20 * pid }).to_le_bytes());
                 put(at + 8 + engine + 8, &pid.to_le_bytes());
             }
-            let pids: Vec<_> = answered(&answer).iter().map(|sample| sample.pid).collect();
-            assert_eq!(pids, [Some(500), None, Some(501)], "{} bytes", params.len());
+            let told: Vec<_> =
+                answered(&answer).iter().map(|sample| (sample.pid, sample.busy)).collect();
+            let expected = [(Some(400), 8000), (None, 0), (Some(501), 10_000)];
+            assert_eq!(told, expected, "{} bytes", params.len());
             assert_eq!((params[0], answered(&params)), (1, Vec::new()));
         }
         assert_eq!(answered(&[1; 100]), []);

@@ -209,11 +209,6 @@ impl Monitor {
         Self::made(&Kind { shares: true, ..Kind::default() })
     }
 
-    /// One that follows its share, on a driver that schedules groups without enabling them.
-    pub(crate) fn sharing_on_a_newer_driver() -> Self {
-        Self::made(&Kind { shares: true, driver: "580.95.05", ..Kind::default() })
-    }
-
     /// Says what the container has of its first GPU's computing time, and others beside it; nothing
     /// where nobody sets slices.
     pub(crate) fn share(&self, share: Option<&Share>) {

@@ -207,16 +207,51 @@ fn who_is_made_under_another_name_has_no_more() {
     neighbour.ends();
 }
 
-/// Under turns: scheduling again and again, with all flags, enables nobody who is off; and a worker that is
+/// Turns of the container: from when to when, in milliseconds of a frame of 400.
+fn spans(spans: &[(u64, u64)]) -> Share {
+    let span = |(from, to): &(u64, u64)| Span { from_us: from * 1000, to_us: to * 1000 };
+    let spans = [("test00000000".to_owned(), spans.iter().map(span).collect())].into();
+    Share { policy: 0, turns: Some(Turns { frame_us: 400_000, spans }), ..share(4096) }
+}
+
+/// Under turns: a program that starts while its container is off, with one group after another, computes when
+/// its turn comes, as often as that is, and whoever serves it then. The driver counts how often it disables.
+#[test]
+fn who_starts_while_it_is_off_computes_when_its_turn_comes() {
+    let monitor = Monitor::sharing();
+    monitor.share(Some(&spans(&[])));
+    until("it has heard of it", || monitor.status().gpus[0].round.is_some());
+    let lines =
+        format!("start\ncompute 1 as g\ncompute 1 as h\ncompute 1 as i\ncompute-mode g 2\n{WORK}");
+    let program = monitor.halfway(&lines, "sleep 1000");
+    let busy_us = || {
+        let state = monitor.sim.state();
+        let clients = state["clients"].as_array().expect("a list").iter();
+        clients.filter_map(busy_us_of).sum::<u64>()
+    };
+    let are = |off: bool| {
+        let channels = monitor.channels_off();
+        channels.len() == 3 && channels.iter().all(|is_off| *is_off == off)
+    };
+    for round in 0..4 {
+        until("its channels are off", || are(true));
+        if round == 2 {
+            monitor.replace();
+        }
+        monitor.share(Some(&spans(&[(0, 400)])));
+        until("its channels are on", || are(false));
+        let before = busy_us();
+        until("it computes", || busy_us() > before);
+        monitor.share(Some(&spans(&[])));
+    }
+    program.kill();
+}
+
+/// Under turns: scheduling again and again enables nobody who is off; and a worker that is
 /// killed in the middle of a turn is followed by one that goes on.
 #[test]
 fn who_schedules_itself_again_and_again_stays_off() {
-    let monitor = Monitor::sharing_on_a_newer_driver();
-    let spans = |spans: &[(u64, u64)]| {
-        let span = |(from, to): &(u64, u64)| Span { from_us: from * 1000, to_us: to * 1000 };
-        let spans = [("test00000000".to_owned(), spans.iter().map(span).collect())].into();
-        Share { policy: 0, turns: Some(Turns { frame_us: 400_000, spans }), ..share(4096) }
-    };
+    let monitor = Monitor::sharing();
     monitor.share(Some(&spans(&[(0, 200)])));
     until("it has heard of it", || monitor.status().gpus[0].round.is_some());
     let neighbour = Neighbour::beside(&monitor);

@@ -250,11 +250,10 @@ fn a_container_runs_in_its_own_time_alone_and_always_where_it_may() {
 /// Who makes a channel, or schedules a group, while its container is off the GPU doesn't run.
 #[test]
 fn who_comes_while_the_container_is_off_comes_off() {
-    let monitor = Monitor::sharing_on_a_newer_driver();
+    let monitor = Monitor::sharing();
     monitor.share(Some(&turns(&[])));
     let first = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
     until("it is off", || monitor.channels_off() == [true]);
-    // Without the flag that leaves its channels as they are.
     let again = monitor.halfway(
         &format!("{BUSY}\ncontrol g 0xa06c0101 with 010000\ncontrol g 0xa06c0101 with 010100"),
         "sleep 1000",

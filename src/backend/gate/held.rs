@@ -39,7 +39,7 @@ pub fn note_held(
     for instance in observed.values_mut().filter_map(|one| one.instances.as_mut()).flatten() {
         let last_seen = known.get(&instance.gpu_index);
         let pids = instance.processes.iter().map(|(pid, _)| pid.cast_unsigned());
-        instance.compute_held = last_seen.and_then(|last_seen| last_seen.part_of(pids));
+        instance.compute_held = last_seen.map(|last_seen| last_seen.part_of(pids));
     }
 }
 

@@ -73,12 +73,11 @@ pub(crate) fn control(
         }
         Known::Flat | Known::Opaque => {
             settle(case)?;
-            let asked = case.scratch.params.first_chunk().copied();
             if before_control(case, (client, object), control, layout)? {
                 return Err(pretended(case, layout));
             }
             let done = make_control(case, command, layout, params)?;
-            after_control(case, (client, object), control, asked, done);
+            after_control(case, (client, object), control, done);
             give_back(case, params, done);
             Ok(case.executed(None))
         }

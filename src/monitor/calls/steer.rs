@@ -1,20 +1,19 @@
-//! Calls that have to do with computing shares: a group gets its slice before it is scheduled, and who is off
-//! a GPU isn't enabled by its program.
+//! Calls that have to do with computing shares: a group gets its slice before it is scheduled.
 
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::gpu_lookup::gpu_of_unseen;
 use crate::monitor::calls::groups::{
     enter_unseen_channel, enter_unseen_group, room_outside_groups,
 };
-use crate::monitor::compute::off_channels::{Name, schedules_a_channel};
 use crate::monitor::compute::shares::set_slice;
+use crate::monitor::state::channels::ChannelName;
 use crate::monitor::state::groups::DueSlice;
 use crate::monitor::state::journal::Reach;
 use crate::rm::Layout;
 use crate::rm::call::Object;
 use crate::rm::number::{
     NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,
-    NVA06C_CTRL_CMD_SET_TIMESLICE,
+    NVA06C_CTRL_CMD_SET_TIMESLICE, NVA06F_CTRL_CMD_GPFIFO_SCHEDULE,
 };
 use crate::sched::slice_us;
 
@@ -39,11 +38,10 @@ pub(crate) fn before_control(
     match control {
         NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => {
             slice_first(case, client, object, layout)?;
-            skip_enable_of_group(case, (client, object));
             Ok(false)
         }
         control if schedules_a_channel(control) => {
-            skip_enable_of_channel(case, (client, object), layout)?;
+            room_for_unseen_channel(case, (client, object), layout)?;
             Ok(false)
         }
         NVA06C_CTRL_CMD_SET_TIMESLICE => {
@@ -96,64 +94,37 @@ fn slice_first(
     Ok(())
 }
 
-/// A control was made of an object, and done or refused: who is off the GPU may have been enabled by it.
-/// Its program finds in its parameters what it has asked.
-pub(crate) fn after_control(
-    case: &mut Case<'_>,
-    of: Name,
-    control: u32,
-    asked: Option<[u8; 3]>,
-    is_done: bool,
-) {
+/// A control was made of an object, and done or refused. What is off the GPU stays off when its program
+/// schedules it (H100, `tests/gpu/results`, 2026-11-27).
+pub(crate) fn after_control(case: &mut Case<'_>, of: ChannelName, control: u32, is_done: bool) {
     if control == NVA06C_CTRL_CMD_GPFIFO_SCHEDULE || schedules_a_channel(control) {
         if is_done && schedules_a_channel(control) && !case.parts.state.books().knows_channel(of) {
             enter_unseen_channel(case, of);
         }
-        if let (Some(params), Some(asked)) = (case.scratch.params.first_chunk_mut(), asked) {
-            *params = asked;
-        }
-        case.parts.turns.off_channels.was_scheduled();
-        // Its channels may be the first that take turns.
+        // Its channels may be the first that take turns, or new ones.
         case.parts.slices.shares.wake();
     }
 }
 
-/// A group that is to be scheduled while it's off the GPU isn't enabled with it: it will be when its turn
-/// comes. Who isn't known to take turns is enabled by nobody else.
-fn skip_enable_of_group(case: &mut Case<'_>, (client, group): Name) {
-    let channels = case.parts.state.books().channels.of_group(client, group);
-    skip_enable_if_off(case, &channels);
-}
-
-/// The same of a channel. One that nobody was seen to make is one outside a group.
-fn skip_enable_of_channel(
+/// A channel that nobody was seen to make is one outside a group.
+fn room_for_unseen_channel(
     case: &mut Case<'_>,
-    channel: Name,
+    channel: ChannelName,
     layout: &'static Layout,
 ) -> Result<(), Over> {
-    let (is_seen, channels) = {
-        let books = case.parts.state.books();
-        (books.knows_channel(channel), books.channels.named(channel))
-    };
-    if !is_seen && let Some(gpu) = gpu_of_unseen(case, channel.0, channel.1) {
+    if !case.parts.state.books().knows_channel(channel)
+        && let Some(gpu) = gpu_of_unseen(case, channel.0, channel.1)
+    {
         room_outside_groups(case, gpu, layout)?;
     }
-    skip_enable_if_off(case, &channels);
     Ok(())
 }
 
-fn skip_enable_if_off(case: &mut Case<'_>, channels: &[(Name, usize)]) {
-    let is_off = |(name, gpu): &(Name, usize)| case.parts.turns.off_channels.is_off(*gpu, *name);
-    // `NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS` (ctrla06fgpfifo.h): bEnable, bSkipSubmit, bSkipEnable, of which
-    // the last two aren't taken together. Drivers before 575 don't have the third: there whoever is enabled
-    // goes off again.
-    let is_off = channels.iter().any(is_off);
-    if let [enable, skip_submit, skip_enable, ..] = &mut case.scratch.params[..]
-        && *enable != 0
-        && is_off
-    {
-        (*skip_submit, *skip_enable) = (0, 1);
-    }
+/// Whether a control schedules a channel: `NVA06F_CTRL_CMD_GPFIFO_SCHEDULE`, and that of each later
+/// generation's class.
+fn schedules_a_channel(control: u32) -> bool {
+    const ANY_GENERATION: u32 = 0xff << 24;
+    control | ANY_GENERATION == NVA06F_CTRL_CMD_GPFIFO_SCHEDULE | ANY_GENERATION
 }
 
 /// Has the parameters ask for the mode in which a kernel is interrupted at any instruction, if they ask
@@ -169,6 +140,12 @@ fn compute_mode_to_cilp(params: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_channel_of_each_generation_is_scheduled_by_the_same_control() {
+        assert!([0xa06f_0103, 0xa16f_0103, 0xc36f_0103].into_iter().all(schedules_a_channel));
+        assert!(![0xa06c_0101, 0xc36f_0104, 0xa06f_0111].into_iter().any(schedules_a_channel));
+    }
 
     #[test]
     fn a_compute_mode_that_is_asked_for_is_cilp() {

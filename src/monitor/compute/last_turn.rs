@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 
-use crate::monitor::compute::off_channels::Name;
+use crate::monitor::state::channels::ChannelName;
 use crate::sched::{Span, turn_at};
 
 /// What a call takes until it was measured, in microseconds: off and on (H100).
@@ -51,21 +51,77 @@ impl Means {
     }
 }
 
+/// Channels, each with its number.
+pub(crate) type Numbered = BTreeMap<ChannelName, u64>;
+
 /// What was done last on a GPU.
+///
+/// The driver counts how often a channel was disabled, and it has to be enabled as often; one that wasn't may
+/// be enabled for nothing (H100, `tests/gpu/results`, 2026-11-27). So none is disabled twice, and one of which
+/// it isn't known is enabled before.
 #[derive(Debug, Default)]
 pub(crate) struct LastTurn {
-    /// Channels that are off.
-    pub(crate) off: BTreeSet<Name>,
-    /// How often groups had been scheduled then; `None` where nothing is known, as of a worker before.
-    pub(crate) scheduled: Option<u64>,
-    pub(crate) retry_us: Option<u64>,
+    /// Channels that are disabled.
+    off: Numbered,
+    /// Those of which that isn't known, since a call failed.
+    unsure: Numbered,
+    /// Whether it is known of all others: not of what a worker before has done.
+    is_sure: bool,
     pub(crate) means: Means,
     /// Channels that were not there, since when.
-    pub(crate) missing: BTreeMap<Name, Instant>,
+    pub(crate) missing: BTreeMap<ChannelName, Instant>,
     /// Those that were found to be gone, until somebody forgets them.
-    pub(crate) gone: Vec<Name>,
+    pub(crate) gone: Vec<ChannelName>,
     /// The channels that other monitors were told of.
-    pub(crate) told: Option<Vec<Name>>,
+    pub(crate) told: Option<Vec<ChannelName>>,
+}
+
+impl LastTurn {
+    /// Of `all` those to be enabled first, so that `off` and no others are off.
+    pub(crate) fn to_enable(&self, all: &Numbered, off: &BTreeSet<ChannelName>) -> Numbered {
+        let is_due = |channel: &(&ChannelName, &u64)| {
+            !self.is_sure
+                || has(&self.unsure, *channel)
+                || has(&self.off, *channel) && !off.contains(channel.0)
+        };
+        all.iter().filter(is_due).map(|(name, number)| (*name, *number)).collect()
+    }
+
+    /// Those to be disabled then. One that could not be enabled stays as it is.
+    pub(crate) fn to_disable(&self, all: &Numbered, off: &BTreeSet<ChannelName>) -> Numbered {
+        let is_due = |channel: &(&ChannelName, &u64)| {
+            off.contains(channel.0) && !has(&self.off, *channel) && !has(&self.unsure, *channel)
+        };
+        all.iter().filter(is_due).map(|(name, number)| (*name, *number)).collect()
+    }
+
+    /// All were enabled that had to be, but for those of which the call failed.
+    pub(crate) fn note_enabled_first(&mut self) {
+        self.is_sure = true;
+    }
+
+    /// A call was made of these channels; one that failed may have been done in part.
+    pub(crate) fn note_call(&mut self, disable: bool, channels: &Numbered, is_done: bool) {
+        for (name, number) in channels {
+            self.off.remove(name);
+            self.unsure.remove(name);
+            if !is_done {
+                self.unsure.insert(*name, *number);
+            } else if disable {
+                self.off.insert(*name, *number);
+            }
+        }
+    }
+
+    /// There are no others but these.
+    pub(crate) fn forget_others(&mut self, all: &Numbered) {
+        self.off.retain(|name, number| has(all, (name, number)));
+        self.unsure.retain(|name, number| has(all, (name, number)));
+    }
+}
+
+fn has(channels: &Numbered, (name, number): (&ChannelName, &u64)) -> bool {
+    channels.get(name) == Some(number)
 }
 
 /// Microseconds of the host's clock.
@@ -76,6 +132,8 @@ pub(crate) fn now_us() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -98,6 +156,67 @@ mod tests {
         assert_eq!(means.turn(40_000, &one, 402_000).1, Some(419_300));
         assert_eq!(means.turn(40_000, &one, 419_300).1, Some(419_400));
         assert_eq!(means.turn(40_000, &[Span { from_us: 0, to_us: 40_000 }], 5), (true, None));
+    }
+
+    /// A driver that counts: how often each was disabled.
+    #[derive(Default)]
+    struct Counts(BTreeMap<ChannelName, u32>);
+
+    impl Counts {
+        /// Does it for as many as are given; whether that is all of them.
+        fn set(&mut self, disable: bool, channels: &Numbered, most: usize) -> bool {
+            for name in channels.keys().take(most) {
+                let count = self.0.entry(*name).or_default();
+                *count = if disable { *count + 1 } else { count.saturating_sub(1) };
+            }
+            channels.len() <= most
+        }
+
+        fn have_off(
+            &mut self,
+            last: &mut LastTurn,
+            (all, off): (&Numbered, &BTreeSet<ChannelName>),
+            most: usize,
+        ) {
+            last.forget_others(all);
+            let on = last.to_enable(all, off);
+            let is_done = self.set(false, &on, most);
+            last.note_call(false, &on, is_done);
+            last.note_enabled_first();
+            let goes = last.to_disable(all, off);
+            let is_done = self.set(true, &goes, most);
+            last.note_call(true, &goes, is_done);
+        }
+    }
+
+    proptest! {
+        /// Whatever fails, in whole or in part, whichever channels are made anew, and after a worker before
+        /// had some off: once calls succeed, those are off that are to be, and come back by one call.
+        #[test]
+        fn no_channel_is_disabled_twice(
+            before in prop::collection::btree_set(0..8_u32, 0..8),
+            turns in prop::collection::vec(
+                (prop::collection::btree_set(0..8_u32, 0..8), 0..10_usize, 0..8_u32),
+                0..20,
+            ),
+        ) {
+            let mut driver = Counts(before.into_iter().map(|handle| ((1, handle), 1)).collect());
+            let mut all: Numbered = (0..8).map(|handle| ((1, handle), 0)).collect();
+            let mut last = LastTurn::default();
+            for (number, (off, most, anew)) in (1..).zip(turns) {
+                // One is freed and made again under its name.
+                driver.0.remove(&(1, anew));
+                all.insert((1, anew), number);
+                let off = off.into_iter().map(|handle| (1, handle)).collect();
+                driver.have_off(&mut last, (&all, &off), most);
+                prop_assert!(driver.0.values().all(|count| *count <= 1), "{:?}", driver.0);
+                driver.have_off(&mut last, (&all, &off), usize::MAX);
+                for name in all.keys() {
+                    let count = driver.0.get(name).copied().unwrap_or(0);
+                    prop_assert_eq!(count, u32::from(off.contains(name)));
+                }
+            }
+        }
     }
 
     #[test]

@@ -2,10 +2,10 @@
 
 pub(crate) mod groups;
 pub(crate) mod last_turn;
-pub(crate) mod off_channels;
 pub(crate) mod orphan_turns;
 pub(crate) mod orphans;
 pub(crate) mod reach;
 pub(crate) mod shares;
 pub(crate) mod slices;
 pub(crate) mod turns;
+pub(crate) mod turns_thread;

@@ -7,18 +7,18 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::gate::launch::Place;
 use crate::monitor::compute::last_turn::{LastTurn, now_us};
-use crate::monitor::compute::off_channels::Name;
 use crate::monitor::compute::orphans::{
     KeeperIs, Orphan, Orphans, read_channels, ring, write_channels,
 };
 use crate::monitor::compute::turns::Turns;
+use crate::monitor::state::channels::ChannelName;
 
 /// How soon it's looked again who is there, where that could not be told, in microseconds.
 const RETRY_US: u64 = 1_000_000;
 
 impl Turns {
     /// Writes the channels that the container has on a GPU, where they are others than were told.
-    pub(crate) fn tell_channels(&self, gpu: usize, channels: &[Name], last: &mut LastTurn) {
+    pub(crate) fn tell_channels(&self, gpu: usize, channels: &[ChannelName], last: &mut LastTurn) {
         if self.state.settings.place.as_os_str().is_empty()
             || last.told.as_deref() == Some(channels)
         {
@@ -59,21 +59,20 @@ impl Turns {
     }
 
     fn set_orphan(&self, gpu: usize, orphan: &mut Orphan, on: bool) {
-        if orphan.is_on == Some(on) {
-            return;
-        }
-        let done = self.set_channels(gpu, !on, &orphan.channels, &mut orphan.last);
+        // It makes no channels that this monitor hears of.
+        let all = orphan.channels.iter().map(|channel| (*channel, 0)).collect();
+        let off = orphan.channels.iter().copied().filter(|_| !on).collect();
+        let done = self.have_off(gpu, &all, &off, &mut orphan.last);
         let gone = std::mem::take(&mut orphan.last.gone);
         orphan.channels.retain(|channel| !gone.contains(channel));
-        if !matches!(done, Some(Ok(()))) {
+        // Where it was refused, the next turn tries again.
+        if done.is_none_or(|done| done.refused.is_some()) {
             tracing::debug!(
                 gpu,
                 on,
                 "channels of a container whose monitor is gone aren't switched"
             );
         }
-        // Where it was refused, the next turn tries again.
-        orphan.is_on = Some(on);
     }
 
     fn look_for_orphans(&self, gpu: usize, orphans: &mut Orphans) {

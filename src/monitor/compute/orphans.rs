@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::gate::launch::Place;
 use crate::monitor::compute::last_turn::LastTurn;
-use crate::monitor::compute::off_channels::Name;
+use crate::monitor::state::channels::ChannelName;
 use crate::process::ProcessId;
 use crate::registry::share::Turns;
 use crate::replace::replace;
@@ -24,10 +24,8 @@ use crate::sched::Span;
 /// A container whose monitor is gone, on one GPU.
 #[derive(Debug, Default)]
 pub(crate) struct Orphan {
-    pub(crate) channels: Vec<Name>,
+    pub(crate) channels: Vec<ChannelName>,
     pub(crate) spans: Vec<Span>,
-    /// Whether its channels are on the GPU; `None` where that isn't known.
-    pub(crate) is_on: Option<bool>,
     pub(crate) last: LastTurn,
 }
 
@@ -74,12 +72,12 @@ pub(crate) fn ring<'a, T>(
 }
 
 /// Writes which channels of a GPU the container of this monitor has.
-pub(crate) fn write_channels(place: &Path, uuid: &str, channels: &[Name]) -> io::Result<()> {
+pub(crate) fn write_channels(place: &Path, uuid: &str, channels: &[ChannelName]) -> io::Result<()> {
     replace(&Place::at(place).channels(uuid), &serde_json::to_vec(channels)?, 0o600)
 }
 
 /// What the monitor of that place wrote last; none where it never did.
-pub(crate) fn read_channels(place: &Place, uuid: &str) -> io::Result<Vec<Name>> {
+pub(crate) fn read_channels(place: &Place, uuid: &str) -> io::Result<Vec<ChannelName>> {
     match fs::read(place.channels(uuid)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         bytes => Ok(serde_json::from_slice(&bytes?)?),

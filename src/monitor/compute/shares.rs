@@ -135,7 +135,7 @@ impl Shares {
         self.changed.ring();
     }
 
-    /// Those of `computing` that no sample has. One that is new may come yet; and where nobody of them
+    /// Those of `computing` that no sample has at work. One that is new may come yet; and where nobody of them
     /// was seen, the samples tell nothing.
     pub(crate) fn who_rests(
         &self,
@@ -174,10 +174,10 @@ impl Shares {
     }
 }
 
-/// Whether a process was on the GPU.
+/// Whether a process was at work on the GPU. One that rests is in samples, too.
 pub(crate) fn was_seen(samples: &[Sample], process: Process) -> bool {
     let pid = process_id(process).pid.cast_unsigned();
-    samples.iter().any(|sample| sample.pid == Some(pid))
+    samples.iter().any(|sample| sample.pid == Some(pid) && sample.busy > 0)
 }
 
 /// Sets a slice: `NVA06C_CTRL_TIMESLICE_PARAMS.timesliceUs`.
@@ -198,7 +198,9 @@ mod tests {
         let process = |pid: i32| number(ProcessId { pid, start_ticks: 7 });
         let computing: BTreeSet<Process> = [10, 11, 12].map(process).into();
         let samples = |pids: &[u32]| -> Vec<Sample> {
-            pids.iter().map(|pid| Sample { time_us: 1, pid: Some(*pid) }).collect()
+            let resting = Sample { pid: Some(11), busy: 0 };
+            let busy = pids.iter().map(|pid| Sample { pid: Some(*pid), busy: 100 });
+            busy.chain([resting]).collect()
         };
         let now = Instant::now();
         let rests = |pids: &[u32], after: Duration| {

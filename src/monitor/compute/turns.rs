@@ -15,13 +15,14 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::time::TimeSpec;
 
-use crate::monitor::compute::last_turn::{LastTurn, Means, now_us};
-use crate::monitor::compute::off_channels::{Name, Off, OffChannels};
+use crate::monitor::compute::last_turn::{LastTurn, Means, Numbered, now_us};
 use crate::monitor::compute::orphans::Orphans;
 use crate::monitor::compute::slices::Slices;
+use crate::monitor::compute::turns_thread::TurnsThread;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::device::Failure;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
+use crate::monitor::state::channels::ChannelName;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::journal::Record;
 use crate::monitor::thread::spawn;
@@ -45,17 +46,25 @@ const RETRY_MS: u16 = 1000;
 
 const LONGEST_RETRY_MS: u16 = 32_000;
 
+/// What came of having channels off a GPU and on it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Switched {
+    /// Whether the driver was asked for anything.
+    pub(crate) is_asked: bool,
+    pub(crate) refused: Option<Failure>,
+}
+
 /// Which channels of a GPU run at times, and when.
 #[derive(Debug, Default)]
 struct Timetable {
     /// Each with a frame's length in microseconds, and its spans of that.
-    parts: Vec<(u64, Vec<Span>, Vec<Name>)>,
+    parts: Vec<(u64, Vec<Span>, Vec<ChannelName>)>,
 }
 
 impl Timetable {
     /// Those that are to be off at a time, as calls that are asked for then will have it; and when to look
     /// again.
-    fn off(&self, means: Means, now_us: u64) -> (BTreeSet<Name>, Option<u64>) {
+    fn off(&self, means: Means, now_us: u64) -> (BTreeSet<ChannelName>, Option<u64>) {
         let (mut off, mut looks) = (BTreeSet::new(), None);
         for (frame_us, spans, channels) in &self.parts {
             let (on, next) = means.turn(*frame_us, spans, now_us);
@@ -70,16 +79,16 @@ impl Timetable {
 
 /// Each cohort of busy groups: its turns, and its channels.
 fn in_cohorts(
-    channels: &BTreeMap<Name, Name>,
-    busy: &[Name],
+    channels: &BTreeMap<ChannelName, ChannelName>,
+    busy: &[ChannelName],
     cohorts: usize,
-) -> Vec<(u64, Vec<Span>, Vec<Name>)> {
+) -> Vec<(u64, Vec<Span>, Vec<ChannelName>)> {
     if cohorts < 2 {
         return Vec::new();
     }
-    let cohort = |(number, groups): (usize, &[Name])| {
+    let cohort = |(number, groups): (usize, &[ChannelName])| {
         let (frame_us, span) = cohort_turns(number, cohorts);
-        let is_in = |(_, group): &(&Name, &Name)| groups.contains(group);
+        let is_in = |(_, group): &(&ChannelName, &ChannelName)| groups.contains(group);
         let channels = channels.iter().filter(is_in).map(|(channel, _)| *channel);
         (frame_us, vec![span], channels.collect())
     };
@@ -92,7 +101,7 @@ pub(crate) struct Turns {
     pub(crate) state: Arc<ContainerState>,
     driver: Arc<DriverAccess>,
     pub(crate) slices: Arc<Slices>,
-    pub(crate) off_channels: OffChannels,
+    pub(crate) thread: TurnsThread,
     /// By GPU: other containers, whose turns this monitor takes. Held while it does.
     orphans: Mutex<Vec<Orphans>>,
 }
@@ -102,7 +111,7 @@ impl Turns {
         let (state, driver) = (Arc::clone(&slices.state), Arc::clone(&slices.driver));
         let gpu_count = state.uuids.len();
         let orphans = Mutex::new((0..gpu_count).map(|_| Orphans::default()).collect());
-        Turns { state, driver, slices, off_channels: OffChannels::new(gpu_count), orphans }
+        Turns { state, driver, slices, thread: TurnsThread::default(), orphans }
     }
 
     /// Sets slices when shares, groups or processes change.
@@ -111,7 +120,7 @@ impl Turns {
         let mut is_resumed = false;
         loop {
             self.slices.read_shares();
-            self.off_channels.wake();
+            self.thread.wake();
             is_resumed = is_resumed || self.end_turns_of_before();
             let look_ms = self.slices.look_who_rests();
             let is_whole = self.slices.set_slices() && is_resumed;
@@ -128,19 +137,19 @@ impl Turns {
     pub(crate) fn begin_turns(self: &Arc<Self>) {
         let has_turns =
             |gpu| self.slices.shares.has_frame(gpu) || !self.timetable(gpu).0.parts.is_empty();
-        if self.off_channels.is_started.load(Ordering::Acquire) {
-            return self.off_channels.wake();
+        if self.thread.is_started.load(Ordering::Acquire) {
+            return self.thread.wake();
         }
         if !(0..self.state.uuids.len()).any(has_turns)
-            || self.off_channels.is_started.swap(true, Ordering::AcqRel)
+            || self.thread.is_started.swap(true, Ordering::AcqRel)
         {
             return;
         }
-        let (turns, started) = (Arc::clone(self), self.off_channels.hear_of_changes());
+        let (turns, started) = (Arc::clone(self), self.thread.hear_of_changes());
         let started =
             started.and_then(|changed| spawn("turns", move || turns.take_turns_forever(&changed)));
         if let Err(error) = started {
-            self.off_channels.is_started.store(false, Ordering::Release);
+            self.thread.is_started.store(false, Ordering::Release);
             tracing::warn!(%error, "turns on GPUs can't be taken: no thread");
         }
     }
@@ -151,7 +160,8 @@ impl Turns {
         for gpu in 0..self.state.uuids.len() {
             let (parts, all) = self.timetable(gpu);
             if parts.parts.is_empty() {
-                is_whole &= self.set_own_channels(gpu, false, &all, &mut LastTurn::default());
+                is_whole &=
+                    self.have_own_off(gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
             }
         }
         is_whole
@@ -160,17 +170,17 @@ impl Turns {
     /// Brings everybody back before this worker ends: there may be none after it. The next one, if there is,
     /// goes on. Where the driver has hung up who takes turns, nothing is done.
     pub(crate) fn end_turns(&self) {
-        if !self.off_channels.is_started.load(Ordering::Acquire) {
+        if !self.thread.is_started.load(Ordering::Acquire) {
             return;
         }
-        let mut tries = (0..ENDING_TRIES).map(|_| self.off_channels.over.try_lock());
+        let mut tries = (0..ENDING_TRIES).map(|_| self.thread.over.try_lock());
         let over =
             tries.find_map(|tried| tried.inspect_err(|_| std::thread::sleep(ENDING_WAIT)).ok());
         let Some(mut over) = over else { return };
         *over = true;
         for gpu in 0..self.state.uuids.len() {
             let (_, all) = self.timetable(gpu);
-            self.set_own_channels(gpu, false, &all, &mut LastTurn::default());
+            self.have_own_off(gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
         }
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         for (gpu, orphans) in orphans.iter_mut().enumerate() {
@@ -181,7 +191,7 @@ impl Turns {
     fn take_turns_forever(&self, changed: &EventFd) {
         let mut all: Vec<LastTurn> = self.state.uuids.iter().map(|_| LastTurn::default()).collect();
         loop {
-            let over = self.off_channels.over.lock().unwrap_or_else(PoisonError::into_inner);
+            let over = self.thread.over.lock().unwrap_or_else(PoisonError::into_inner);
             if *over {
                 return;
             }
@@ -227,25 +237,26 @@ impl Turns {
 
     /// The channels of a GPU that run at times, and all that there are: in the container's turns, or, where
     /// it may run always and has more groups than can run at once, each cohort of these in its own.
-    fn timetable(&self, gpu: usize) -> (Timetable, Vec<Name>) {
+    fn timetable(&self, gpu: usize) -> (Timetable, Numbered) {
         let (turns, round) = (self.slices.shares.turns(gpu), self.slices.round_of_groups(gpu));
         let resting = self.slices.shares.resting(gpu);
-        let (channels, busy) = {
+        let (channels, all, busy) = {
             let books = self.state.books();
             let living = &books.processes;
-            (books.channels.on(gpu, living), books.groups.busy(gpu, living, &resting))
+            let channels = &books.channels;
+            let busy = books.groups.busy(gpu, living, &resting);
+            (channels.on(gpu, living), channels.numbered(gpu, living), busy)
         };
-        let all: Vec<Name> = channels.keys().copied().collect();
         let mut parts = match (turns, round) {
             _ if all.is_empty() => Vec::new(),
-            (Some((frame_us, spans)), _) => vec![(frame_us, spans, all.clone())],
+            (Some((frame_us, spans)), _) => vec![(frame_us, spans, all.keys().copied().collect())],
             (None, Some(round)) => in_cohorts(&channels, &busy, cohorts(round, busy.len())),
             (None, None) => Vec::new(),
         };
         // Who can't be given its share has none.
         let out_of_reach = round.map(|_| self.slices.shares.out_of_reach(gpu)).unwrap_or_default();
         let lost = channels.iter().filter(|(_, group)| out_of_reach.contains(group));
-        let lost: Vec<Name> = lost.map(|(channel, _)| *channel).collect();
+        let lost: Vec<ChannelName> = lost.map(|(channel, _)| *channel).collect();
         if !lost.is_empty() {
             parts.push((1, Vec::new(), lost));
         }
@@ -256,77 +267,98 @@ impl Turns {
     fn take_turn(&self, gpu: usize, last: &mut LastTurn) -> Option<u64> {
         let (parts, all) = self.timetable(gpu);
         if self.slices.shares.has_frame(gpu) {
-            self.tell_channels(gpu, &all, last);
+            self.tell_channels(gpu, &all.keys().copied().collect::<Vec<_>>(), last);
         }
         let now = now_us();
         let (off, next) = parts.off(last.means, now);
-        // Before it is looked at: who is scheduled from now on is heard of.
-        let is_all_off = !all.is_empty() && off.len() == all.len();
-        self.off_channels.set_off(gpu, Off { all: is_all_off, channels: off.clone() });
-        let scheduled = self.off_channels.scheduled.load(Ordering::Acquire);
-        let is_all = last.scheduled != Some(scheduled)
-            || last.retry_us.is_some_and(|retry_us| retry_us <= now);
-        let (on, goes): (Vec<Name>, Vec<Name>) = if is_all {
-            all.into_iter().partition(|name| !off.contains(name))
-        } else {
-            let back =
-                all.into_iter().filter(|name| last.off.contains(name) && !off.contains(name));
-            (back.collect(), off.difference(&last.off).copied().collect())
-        };
-        let mut is_whole = true;
-        for (disable, channels) in [(false, on), (true, goes)] {
-            is_whole &= self.set_own_channels(gpu, disable, &channels, last);
-        }
-        if !is_whole {
-            last.retry_us = Some(now + RETRY_US);
-        } else if is_all {
-            last.retry_us = None;
-        }
-        (last.off, last.scheduled) = (off, Some(scheduled));
-        next.into_iter().chain(last.retry_us).min()
+        let is_whole = self.have_own_off(gpu, &all, &off, last);
+        next.into_iter().chain((!is_whole).then_some(now + RETRY_US)).min()
     }
 
-    /// Takes channels of the container's off a GPU, or back onto it; whether that is done for all that there
-    /// are.
-    fn set_own_channels(
+    /// Has these of the container's channels off a GPU and all others on it; whether that is done for all that
+    /// there are.
+    fn have_own_off(
         &self,
         gpu: usize,
-        disable: bool,
-        channels: &[Name],
+        all: &Numbered,
+        off: &BTreeSet<ChannelName>,
         last: &mut LastTurn,
     ) -> bool {
-        let done = self.set_channels(gpu, disable, channels, last);
+        let done = self.have_off(gpu, all, off, last);
         for (client, handle) in std::mem::take(&mut last.gone) {
             self.state.books().write(Record::Ungroup { client, handle });
         }
-        if let Some(done) = done.filter(|_| !channels.is_empty()) {
+        let Some(done) = done else { return false };
+        if done.is_asked {
+            let done = done.refused.map_or(Ok(()), Err);
             self.slices.note_share_tried(gpu, "FIFO_DISABLE_CHANNELS", done);
         }
-        done.is_some_and(|done| done.is_ok())
+        done.refused.is_none()
+    }
+
+    /// Has these of all channels off a GPU and the others on it, all that there are: `None` where the driver
+    /// can't be asked.
+    pub(crate) fn have_off(
+        &self,
+        gpu: usize,
+        all: &Numbered,
+        off: &BTreeSet<ChannelName>,
+        last: &mut LastTurn,
+    ) -> Option<Switched> {
+        last.forget_others(all);
+        let on = last.to_enable(all, off);
+        let enabled = self.set_channels(gpu, false, &on, last)?;
+        last.note_enabled_first();
+        let goes = last.to_disable(all, off);
+        let disabled = self.set_channels(gpu, true, &goes, last)?;
+        let is_asked = !on.is_empty() || !goes.is_empty();
+        Some(Switched { is_asked, refused: enabled.and(disabled).err() })
     }
 
     /// Takes channels off a GPU, or back onto it, all that there are: `None` where the driver can't be asked.
-    pub(crate) fn set_channels(
+    fn set_channels(
         &self,
         gpu: usize,
         disable: bool,
-        channels: &[Name],
+        channels: &Numbered,
         last: &mut LastTurn,
     ) -> Option<Result<(), Failure>> {
         if channels.is_empty() {
             return Some(Ok(()));
         }
         let own = self.driver.own_client()?;
-        let set = |channels: &[Name]| own.set_channels(&self.state.release, gpu, disable, channels);
+        let set = |disable: bool, channels: &[ChannelName]| {
+            own.set_channels(&self.state.release, gpu, disable, channels)
+        };
         let asked = Instant::now();
         let mut refused = None;
-        for some in channels.chunks(MOST_CHANNELS) {
-            // All or none: one of them isn't there, or not yet.
-            if set(some).is_err() {
-                let there = self.those_there(&own, some, last);
-                if !there.is_empty() && set(&there).is_err() {
-                    refused = there.iter().find_map(|channel| set(&[*channel]).err()).or(refused);
+        let names: Vec<ChannelName> = channels.keys().copied().collect();
+        for some in names.chunks(MOST_CHANNELS) {
+            let numbered = |some: &[ChannelName]| {
+                some.iter().filter_map(|name| Some((*name, *channels.get(name)?))).collect()
+            };
+            let is_done = set(disable, some).is_ok();
+            last.note_call(disable, &numbered(some), is_done);
+            if is_done {
+                continue;
+            }
+            // One of them isn't there, or not yet. How many of the others were disabled isn't known.
+            let again = |channels: &[ChannelName]| {
+                if disable {
+                    set(false, channels)?;
                 }
+                set(disable, channels)
+            };
+            let there = self.those_there(&own, some, last);
+            let is_done = !there.is_empty() && again(&there).is_ok();
+            last.note_call(disable, &numbered(&there), is_done);
+            if is_done {
+                continue;
+            }
+            for channel in &there {
+                let done = again(&[*channel]);
+                last.note_call(disable, &numbered(&[*channel]), done.is_ok());
+                refused = refused.or(done.err());
             }
         }
         last.means.took(disable, asked.elapsed());
@@ -338,9 +370,9 @@ impl Turns {
     fn those_there(
         &self,
         own: &MonitorClient,
-        channels: &[Name],
+        channels: &[ChannelName],
         last: &mut LastTurn,
-    ) -> Vec<Name> {
+    ) -> Vec<ChannelName> {
         let mut there = Vec::new();
         for channel in channels {
             let presence = own.presence(&self.state.release, channel.0, channel.1);
@@ -368,9 +400,9 @@ mod tests {
 
     #[test]
     fn of_many_groups_a_cohort_at_a_time_is_on() {
-        let channels: BTreeMap<Name, Name> =
+        let channels: BTreeMap<ChannelName, ChannelName> =
             (0..20).map(|number| ((1, 100 + number), (1, number / 2))).collect();
-        let busy: Vec<Name> = (0..9).map(|group| (1, group)).collect();
+        let busy: Vec<ChannelName> = (0..9).map(|group| (1, group)).collect();
         assert!(in_cohorts(&channels, &busy, 1).is_empty());
         let parts = Timetable { parts: in_cohorts(&channels, &busy, 3) };
         let means = Means { off_us: 0, on_us: 0 };

@@ -10,6 +10,9 @@ use crate::ledger::Process;
 use crate::monitor::state::groups::Groups;
 use crate::monitor::state::journal::Record;
 
+/// A channel's name: its client, and its handle there.
+pub(crate) type ChannelName = (u32, u32);
+
 /// How many are known; CUDA makes eight of a kind for a program.
 pub(crate) const MOST: u32 = 4096;
 
@@ -20,20 +23,24 @@ struct Channel {
     /// The group that it is in, or what else it is below.
     parent: u32,
     process: Process,
+    /// Another for each that is made, also for one that has the name of one before.
+    number: u64,
 }
 
 /// Those that are known.
 #[derive(Debug, Default)]
 pub(crate) struct Channels {
-    /// By client and handle.
-    all: BTreeMap<(u32, u32), Channel>,
+    all: BTreeMap<ChannelName, Channel>,
+    made: u64,
 }
 
 impl Channels {
     pub(crate) fn replay(&mut self, record: Record) {
         match record {
             Record::Channel { gpu, client, parent, handle, process } => {
-                self.all.insert((client, handle), Channel { gpu, parent, process });
+                self.made += 1;
+                let channel = Channel { gpu, parent, process, number: self.made };
+                self.all.insert((client, handle), channel);
             }
             Record::Ungroup { client, handle } => {
                 self.all.remove(&(client, handle));
@@ -54,17 +61,34 @@ impl Channels {
         })
     }
 
+    /// Those of a GPU, of processes that live.
+    fn all_on(
+        &self,
+        gpu: usize,
+        living: &BTreeSet<Process>,
+    ) -> impl Iterator<Item = (&ChannelName, &Channel)> {
+        let is_on =
+            move |channel: &Channel| channel.gpu == gpu && living.contains(&channel.process);
+        self.all.iter().filter(move |(_, channel)| is_on(channel))
+    }
+
     /// Those of a GPU, of processes that live: each with the group that it's in, if it is in one.
     pub(crate) fn on(
         &self,
         gpu: usize,
         living: &BTreeSet<Process>,
-    ) -> BTreeMap<(u32, u32), (u32, u32)> {
-        let on_gpu = self
-            .all
-            .iter()
-            .filter(|(_, channel)| channel.gpu == gpu && living.contains(&channel.process));
-        on_gpu.map(|(name, channel)| (*name, (name.0, channel.parent))).collect()
+    ) -> BTreeMap<ChannelName, (u32, u32)> {
+        let all = self.all_on(gpu, living);
+        all.map(|(name, channel)| (*name, (name.0, channel.parent))).collect()
+    }
+
+    /// The same, each with its number: one that is made anew under the name of one before has another.
+    pub(crate) fn numbered(
+        &self,
+        gpu: usize,
+        living: &BTreeSet<Process>,
+    ) -> BTreeMap<ChannelName, u64> {
+        self.all_on(gpu, living).map(|(name, channel)| (*name, channel.number)).collect()
     }
 
     /// Those of a GPU that are in no group that is known, of processes that live.
@@ -82,18 +106,6 @@ impl Channels {
     /// Whether the one with that name is known.
     pub(crate) fn contains(&self, name: (u32, u32)) -> bool {
         self.all.contains_key(&name)
-    }
-
-    /// Those of a group, each with its GPU.
-    pub(crate) fn of_group(&self, client: u32, group: u32) -> Vec<((u32, u32), usize)> {
-        let of_client = self.all.range((client, 0)..=(client, u32::MAX));
-        let of_group = of_client.filter(|(_, channel)| channel.parent == group);
-        of_group.map(|(name, channel)| (*name, channel.gpu)).collect()
-    }
-
-    /// The one with that name, if it's known, with its GPU.
-    pub(crate) fn named(&self, name: (u32, u32)) -> Vec<((u32, u32), usize)> {
-        self.all.get(&name).map(|channel| (name, channel.gpu)).into_iter().collect()
     }
 
     /// A process is gone: nothing of it computes.
@@ -144,11 +156,10 @@ mod tests {
         let [one, other, third] = [((1, 11), (1, 10)), ((1, 12), (1, 10)), ((2, 11), (2, 10))];
         assert_eq!(on(&channels, 0, &[1, 2]), [one, other, third]);
         assert_eq!(on(&channels, 0, &[2]), [third]);
-        assert_eq!(channels.of_group(1, 10), [((1, 11), 0), ((1, 12), 0)]);
-        assert_eq!(
-            (channels.named((1, 21)), channels.named((1, 22))),
-            (vec![((1, 21), 1)], vec![])
-        );
+        let number = |channels: &Channels| channels.numbered(0, &living(&[2]))[&(2, 11)];
+        let before = number(&channels);
+        channels.replay(channel(0, 2, 10, 11));
+        assert_ne!(number(&channels), before, "it was made anew");
         let mut groups = Groups::default();
         let outside = |groups: &Groups| channels.outside_groups(0, &living(&[1]), groups);
         assert_eq!(outside(&groups), [(1, 11), (1, 12)]);

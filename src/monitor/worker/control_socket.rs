@@ -1,11 +1,10 @@
 //! Answers those who ask how things stand, or change a quota: one line each way.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::gate::wire::{
     Answer, GpuStatus, LastSeen, MOST_PROCESSES_TOLD, ProcessStatus, Question, Status,
@@ -90,16 +89,7 @@ fn last_seen(parts: &Parts, uuid: &str) -> Answer {
     let samples = gpu.zip(parts.driver.at_hand());
     let samples = samples.map(|(gpu, own)| own.samples(&parts.state.release, gpu));
     match samples.filter(|samples| !samples.is_empty()) {
-        Some(samples) => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
-            let looks = u32::try_from(usage::looks(&samples, now_us)).unwrap_or(u32::MAX);
-            let mut of_processes = BTreeMap::new();
-            for pid in samples.iter().filter_map(|sample| sample.pid) {
-                *of_processes.entry(pid).or_default() += 1;
-            }
-            Answer::LastSeen(LastSeen { looks, of_processes })
-        }
+        Some(samples) => Answer::LastSeen(LastSeen { of_processes: usage::parts(&samples) }),
         None => Answer::Refused { reason: format!("who uses the GPU {uuid} is not known here") },
     }
 }

@@ -13,7 +13,7 @@ use crate::escape::Call;
 use crate::export;
 use crate::fault::Lies;
 use crate::object::{Object, Status};
-use crate::runlist::SAMPLES;
+use crate::runlist::{SAMPLE_NS, SAMPLES};
 use crate::spec::Gpu;
 
 /// What fills an unused place of a list of GPUs: `NV0000_CTRL_GPU_INVALID_ID`.
@@ -269,22 +269,23 @@ fn disable_channels(call: &Call<'_>, params: &[u8]) -> Result<(), Status> {
     call.sim.driver().set_disabled(&listed, disabled)
 }
 
-/// Samples of who was on the GPU: five a second, each of one process. Where a fault says who is busy, these
-/// in turn.
+/// Samples of who was on the GPU: five a second, each of the process that was there last, and for how many
+/// ten-thousandths of that time it was at work. Where a fault says who is busy, these in turn.
 fn samples(call: &Call<'_>, gpu: usize, params: &mut [u8]) {
     let (_, sample, engine) = call.sim.abi.samples;
     let mut driver = call.sim.driver();
     let busy = driver.lies.busy.iter().copied().cycle();
-    let mut looks: Vec<(u64, u32)> =
-        (0..).zip(busy).map(|(number, pid)| (1 + 200_000 * number, pid)).take(SAMPLES).collect();
+    let busy = (0..).zip(busy);
+    let mut looks: Vec<(u64, Option<u32>, bool)> =
+        busy.map(|(number, pid)| (1 + SAMPLE_NS * number, Some(pid), true)).take(SAMPLES).collect();
     if looks.is_empty() {
         looks = driver.looks(gpu);
     }
     let starts = (16..params.len()).step_by(sample);
-    for (at, (when_us, pid)) in starts.zip(looks) {
-        params.set_u64(at, when_us);
-        params.set_u32(at + 8 + engine, 10_000);
-        params.set_u32(at + 8 + engine + 8, pid);
+    for (at, (when_ns, pid, is_busy)) in starts.zip(looks) {
+        params.set_u64(at, when_ns);
+        params.set_u32(at + 8 + engine, if is_busy { 10_000 } else { 0 });
+        params.set_u32(at + 8 + engine + 8, pid.unwrap_or(NV2080_GPUMON_PID_INVALID));
     }
 }
 

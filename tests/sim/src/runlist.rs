@@ -36,6 +36,17 @@ struct Batch {
     count: u64,
 }
 
+/// What the driver saw when it looked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// When, in nanoseconds.
+    pub(crate) when_ns: u64,
+    /// Who was there last.
+    pub(crate) of: Option<Name>,
+    /// Whether it was at work.
+    pub(crate) is_busy: bool,
+}
+
 #[derive(Debug, Clone)]
 struct Group {
     rules: Rules,
@@ -92,8 +103,7 @@ pub struct Runlist {
     way_ns: u64,
     /// How much of its slice is over.
     used_ns: u64,
-    /// Who was there, and when.
-    samples: VecDeque<(u64, Name)>,
+    samples: VecDeque<Look>,
 }
 
 impl Runlist {
@@ -148,10 +158,23 @@ impl Runlist {
         self.groups.iter().map(|(name, group)| (*name, (group.ended, group.busy_ns / 1000)))
     }
 
-    /// Who was there when the driver looked, in the time that it keeps: when, in nanoseconds.
-    pub(crate) fn samples(&self) -> impl Iterator<Item = (u64, Name)> {
-        let since = self.now_ns.saturating_sub(SAMPLE_NS * SAMPLES as u64);
-        self.samples.iter().copied().filter(move |(when, _)| *when >= since)
+    /// What the driver saw each time that it looked, the latest last.
+    pub(crate) fn samples(&self) -> impl Iterator<Item = Look> {
+        self.samples.iter().copied()
+    }
+
+    /// Goes on to that time; the driver looks on the way, also where nobody is there.
+    fn go_on(&mut self, to_ns: u64, is_busy: bool) {
+        let looks = self.now_ns / SAMPLE_NS + 1..=to_ns / SAMPLE_NS;
+        let kept = (to_ns / SAMPLE_NS).saturating_sub(SAMPLES as u64 - 1);
+        for number in looks.skip_while(|number| *number < kept) {
+            let of = self.current;
+            self.samples.push_back(Look { when_ns: number * SAMPLE_NS, of, is_busy });
+        }
+        while self.samples.len() > SAMPLES {
+            self.samples.pop_front();
+        }
+        self.now_ns = to_ns;
     }
 
     /// In how many nanoseconds so many of a group's kernels will have ended, if nothing else changes;
@@ -178,7 +201,7 @@ impl Runlist {
             return None;
         }
         let Some((name, others_wait)) = self.choose() else {
-            self.now_ns = to_ns;
+            self.go_on(to_ns, false);
             return None;
         };
         if self.current != Some(name) {
@@ -204,13 +227,7 @@ impl Runlist {
             self.used_ns += step_ns;
             is_done = group.queue.is_empty();
         }
-        self.now_ns += step_ns;
-        if self.now_ns.is_multiple_of(SAMPLE_NS) {
-            self.samples.push_back((self.now_ns, name));
-            if self.samples.len() > SAMPLES {
-                self.samples.pop_front();
-            }
-        }
+        self.go_on(self.now_ns + step_ns, true);
         is_done.then_some(name)
     }
 
@@ -373,12 +390,16 @@ mod tests {
         assert_eq!(runlist.busy_ns(other), before);
         // Nobody else: it goes on without a visit.
         assert!(runlist.busy_ns(one) > of_one + 799 * MS);
-        let of: Vec<Name> = runlist.samples().map(|(_, name)| name).collect();
-        assert_eq!(of[1..], [one; 4]);
+        let of: Vec<_> = runlist.samples().map(|look| (look.of, look.is_busy)).collect();
+        assert_eq!(of[1..], [(Some(one), true); 4]);
         runlist.change(|name| off(name).filter(|_| name != one));
         assert_eq!(runlist.busy_ns(one), 0);
         runlist.run_until(30_000 * MS);
-        assert_eq!((runlist.busy_ns(other), runlist.samples().count()), (before, 0));
+        assert_eq!(runlist.busy_ns(other), before);
+        // Nobody was there, and the driver looked all the same.
+        let looks: Vec<_> = runlist.samples().map(|look| (look.when_ns, look.is_busy)).collect();
+        assert_eq!((looks.len(), looks[0]), (SAMPLES, (15_800 * MS, false)));
+        assert_eq!(looks.last(), Some(&(30_000 * MS, false)));
         runlist.change(|_| Some(rules(4096)));
         runlist.run_until(30_010 * MS);
         assert!(runlist.busy_ns(other) > before + 9 * MS);

@@ -3,7 +3,8 @@
 //! As the headers say (ctrla06c.h, ctrla06fgpfifo.h, ctrl2080fifo.h) and an H100 was seen to do
 //! (`tests/gpu/results`): a slice is in force at once, also before the group is scheduled; restarting
 //! the runlist changes nothing; taking a group off its schedule does nothing; channels that are disabled
-//! come off at once, by whichever client. A program's work comes by the doorbell, a write to
+//! come off at once, by whichever client, and come back when they were enabled as often as they were disabled,
+//! whoever schedules them meanwhile (2026-11-27). A program's work comes by the doorbell, a write to
 //! `nvidiaN` ([`Doorbell`]), since what a real program writes there goes past the driver, too.
 //! Only the graphics engine has a runlist.
 
@@ -17,7 +18,7 @@ use crate::abi::{
 use crate::bytes::Fields;
 use crate::driver::Driver;
 use crate::object::{Client, File, Status};
-use crate::runlist::{Name, Rules, Runlist};
+use crate::runlist::{Look, Name, Rules, Runlist};
 
 /// What a new group has: `kfifoChannelGroupGetDefaultTimeslice_GV100` (kernel_fifo_gv100.c).
 const DEFAULT_TIMESLICE_US: u64 = 1024;
@@ -36,8 +37,10 @@ pub(crate) struct Turn {
     pub(crate) timeslice_us: u64,
     /// Whether a group was scheduled.
     pub(crate) scheduled: bool,
-    /// Whether a channel isn't to run: none does before it is scheduled with its group, or enabled.
-    pub(crate) disabled: bool,
+    /// Whether a channel was enabled, as it is when it's scheduled.
+    pub(crate) enabled: bool,
+    /// How often a channel was disabled since, which counts: it has to be enabled as often.
+    pub(crate) disables: u32,
     /// How a group's kernels are preempted, where its program chose.
     pub(crate) compute_mode: Option<u32>,
 }
@@ -46,7 +49,12 @@ impl Turn {
     /// That of a new object.
     pub(crate) fn of(class: u32) -> Self {
         let slice = if class == KEPLER_CHANNEL_GROUP_A { DEFAULT_TIMESLICE_US } else { 0 };
-        Turn { timeslice_us: slice, disabled: CHANNEL_CLASSES.contains(&class), ..Turn::default() }
+        Turn { timeslice_us: slice, ..Turn::default() }
+    }
+
+    /// Whether a channel may run, where it's scheduled.
+    pub(crate) fn is_on(self) -> bool {
+        self.enabled && self.disables == 0
     }
 }
 
@@ -126,8 +134,8 @@ impl Driver {
     }
 
     /// `GPFIFO_SCHEDULE` of a group with its channels, or of a channel: bEnable, bSkipSubmit, bSkipEnable
-    /// (ctrla06fgpfifo.h). What is scheduled is enabled with it unless that is skipped; whether an H100 enables
-    /// what was disabled by a list, nobody has tried.
+    /// (ctrla06fgpfifo.h). What is scheduled is enabled with it unless that is skipped; what was disabled by a
+    /// list stays off.
     pub(crate) fn schedule(
         &mut self,
         client: u32,
@@ -146,7 +154,7 @@ impl Driver {
                 let objects = objects.into_iter().flat_map(|objects| objects.iter_mut());
                 objects
                     .filter(|(own, object)| **own == handle || object.parent == handle)
-                    .for_each(|(_, object)| object.turn.disabled = false);
+                    .for_each(|(_, object)| object.turn.enabled = true);
             });
         }
         Ok(())
@@ -182,7 +190,8 @@ impl Driver {
             for (client, handle) in channels {
                 let entry = driver.clients.get_mut(client);
                 if let Some(object) = entry.and_then(|entry| entry.objects.get_mut(handle)) {
-                    object.turn.disabled = disabled;
+                    let disables = &mut object.turn.disables;
+                    *disables = if disabled { *disables + 1 } else { disables.saturating_sub(1) };
                 }
             }
         });
@@ -197,14 +206,14 @@ impl Driver {
         let turn = object.turn;
         let interrupts = turn.compute_mode == Some(CILP);
         if object.class == KEPLER_CHANNEL_GROUP_A {
-            let runs = turn.scheduled && channels(client, handle).any(|channel| !channel.disabled);
+            let runs = turn.scheduled && channels(client, handle).any(|channel| channel.is_on());
             return Some(Rules { slice_us: turn.timeslice_us, runs, interrupts });
         }
         let above = client.objects.get(&object.parent).map(|above| above.class);
         let is_alone = above != Some(KEPLER_CHANNEL_GROUP_A);
         (CHANNEL_CLASSES.contains(&object.class) && is_alone).then_some(Rules {
             slice_us: DEFAULT_TIMESLICE_US,
-            runs: turn.scheduled && !turn.disabled,
+            runs: turn.scheduled && turn.is_on(),
             interrupts,
         })
     }
@@ -270,15 +279,17 @@ impl Driver {
         works.collect()
     }
 
-    /// Who was on a GPU when the driver looked: when, in microseconds since 1970, and the process.
-    pub(crate) fn looks(&mut self, gpu: usize) -> Vec<(u64, u32)> {
+    /// What the driver saw of a GPU each time that it looked: when, in nanoseconds since 1970; the process that
+    /// was there last, if there is one; whether it was at work.
+    pub(crate) fn looks(&mut self, gpu: usize) -> Vec<(u64, Option<u32>, bool)> {
         let looks: Vec<_> = self.runlist(gpu).samples().collect();
         let born = SystemTime::now().checked_sub(self.started.elapsed());
         let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
-        let born_us = u64::try_from(born.as_micros()).unwrap_or(u64::MAX);
-        let of = |(when_ns, (client, _)): (u64, Name)| {
-            self.clients.get(&client).map(|client| (born_us + when_ns / 1000, client.process))
+        let born_ns = u64::try_from(born.as_nanos()).unwrap_or(u64::MAX);
+        let of = |look: Look| {
+            let client = look.of.and_then(|(client, _)| self.clients.get(&client));
+            (born_ns + look.when_ns, client.map(|client| client.process), look.is_busy)
         };
-        looks.into_iter().filter_map(of).collect()
+        looks.into_iter().map(of).collect()
     }
 }

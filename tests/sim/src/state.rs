@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::abi::UVM_INIT_FLAGS_DISABLE_HMM;
+use crate::abi::{CHANNEL_CLASSES, UVM_INIT_FLAGS_DISABLE_HMM};
 use crate::export::Exported;
 use crate::shared::Shared;
 
@@ -182,7 +182,7 @@ impl State {
                     bytes: object.memory.as_ref().map_or(0, bytes_of),
                     timeslice_us: object.turn.timeslice_us,
                     compute_mode: object.turn.compute_mode,
-                    disabled: object.turn.disabled,
+                    disabled: CHANNEL_CLASSES.contains(&object.class) && !object.turn.is_on(),
                     kernels: works.get(&(*handle, *object_handle)).map_or(0, |work| work.0),
                     busy_us: works.get(&(*handle, *object_handle)).map_or(0, |work| work.1),
                     switches: driver.switches(*handle, *object_handle),
