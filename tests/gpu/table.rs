@@ -103,13 +103,13 @@ const MEMORY: [&str; 11] =
 
 #[test]
 fn the_table_tells_what_the_gate_holds_and_what_it_did_not_ask() {
-    let seen = Seen::of(&[]);
+    let seen = Seen::of(&["--without", "tools"]);
     seen.all_are(&MEMORY, "yes");
     let others = ["1.1", "1.6", "1.7", "1.8", "1.11", "1.12", "2.1", "3.1", "3.2", "4.2"];
     seen.all_are(&others, "yes");
     let asked_elsewhere = [
         "0.1", "1.2", "1.10", "1.13", "1.14", "2.2", "2.3", "3.3", "3.4", "3.5", "3.6", "4.1",
-        "4.3", "4.4", "4.5", "4.6", "6", "7",
+        "4.3", "4.4", "4.5", "4.6", "6", "7", "7.11", "7.12",
     ];
     seen.all_are(&asked_elsewhere, "not asked");
     seen.all_are(&COMPUTE, "not asked");
@@ -121,6 +121,14 @@ fn the_table_tells_what_the_gate_holds_and_what_it_did_not_ask() {
     assert!(
         seen.answers(&["1.1"])[0]["seen"].as_str().is_some_and(|text| text.contains("1024 MiB"))
     );
+    seen.outcome.ok();
+}
+
+#[test]
+fn our_own_tools_tell_of_a_container_what_it_has() {
+    let seen = Seen::of(&["--only", "tools"]);
+    seen.all_are(&["8.3", "8.4", "8.5", "8.6", "8.8", "8.9"], "yes");
+    seen.all_are(&["8.1", "8.2", "8.7"], "not asked");
     seen.outcome.ok();
 }
 

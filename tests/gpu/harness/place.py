@@ -14,8 +14,9 @@ import subprocess
 
 from .command import Running, run
 
-# What a container's calls meet: the gate as it is set by default, one that charges managed memory, nothing.
-GATE, CHARGING, NONE = "gate", "charging", "none"
+# What a container's calls meet: the gate as it is set by default, one that charges managed memory, nothing, and
+# the gate with GPUs that the driver's library lists.
+GATE, CHARGING, NONE, TOOLS = "gate", "charging", "none", "tools"
 
 # Where a container has the programs and may write.
 SHARE = "/cgpu-gpu"
@@ -79,6 +80,7 @@ class Place:
                     GATE: self._configure("gate", gate),
                     CHARGING: self._configure("charging", gate, managed="charge"),
                     NONE: self._configure("plain", "none"),
+                    TOOLS: self._configure("tools", gate, asks_driver=not self.driver.simulated),
                 }
                 outcome = self.run(["true"], PROBE_MIB, PROBE_S)
                 if outcome.status == 0:
@@ -135,18 +137,19 @@ class Place:
             return False
         return True
 
-    def _configure(self, name, backend, managed="refuse"):
+    def _configure(self, name, backend, managed="refuse", asks_driver=False):
         state = os.path.join(self.work, name)
         settings = self.driver.settings()
-        inventory = os.path.join(self.work, "inventory.json")
-        with open(inventory, "w", encoding="utf-8") as file:
+        listed = os.path.join(self.work, "inventory.json")
+        with open(listed, "w", encoding="utf-8") as file:
             json.dump(self.driver.listed, file)
+        source = 'source = "auto"' if asks_driver else f'source = "file"\npath = "{listed}"'
         path = os.path.join(self.work, f"{name}.toml")
         with open(path, "w", encoding="utf-8") as file:
             file.write(
                 f'state_dir = "{state}"\nlog = "{self.work}/{name}.log"\n'
                 f'[runtime]\ncandidates = ["{self.runtime}"]\n'
-                f'[inventory]\nsource = "file"\npath = "{inventory}"\n'
+                f"[inventory]\n{source}\n"
                 f'[isolation]\nbackend = "{backend}"\nmanaged_memory = "{managed}"\n'
                 f'[compute]\npolicy = {self.policy}\nidle = "yield"\n'
                 f'[driver]\nroot = "{settings["root"]}"\nproc_root = "{settings["proc_root"]}"\n'
@@ -211,7 +214,7 @@ class Place:
         return {"LD_LIBRARY_PATH": os.path.join(place, "standin"), "STANDIN_DEV": dev, "ALLOC_PATIENCE_S": "25"}
 
     def start(self, argv, mib, door=GATE, more=None):
-        """Starts a container with so many MiB of the first GPU, and more variables."""
+        """Starts a container with so many MiB of the first GPU, and more variables, or without those that are None."""
         self.count += 1
         # Runtimes name cgroups by ids, which other runs' containers must not share.
         name = f"{os.path.basename(self.work)}-{self.count}"
@@ -220,7 +223,11 @@ class Place:
         variables["ALIYUN_COM_GPU_MEM_CONTAINER"] = str(mib)
         variables["ALIYUN_COM_GPU_MEM_UNIT"] = "MiB"
         variables["NVIDIA_VISIBLE_DEVICES"] = "0"
-        variables.update(more or {})
+        for key, text in (more or {}).items():
+            if text is None:
+                variables.pop(key, None)
+            else:
+                variables[key] = text
         if self.driver.simulated:
             variables.update(self.standin_env(inside=self.rootfs is not None))
         env = [f"{key}={text}" for key, text in variables.items()]

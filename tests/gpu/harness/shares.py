@@ -24,6 +24,9 @@ START_S = 30
 # A ResNet50 in half precision, with batches as in the documents' table, and how long each setting is measured.
 TRAINING_MIB, BATCHES, TRAINING_S = 16384, (16, 32, 64, 128), 6.0
 
+# Parts of a GPU under policy 3, and which of them two containers have.
+PARTS, FIXED = 20, (5, 10)
+
 TOO_FEW = "too few kernels to tell"
 
 
@@ -176,6 +179,38 @@ def resting(run):
     run.table.answer(number, question, "1.0, within 5 %", seen, abs(late[1] / late[0] - 1) <= 0.05, run.evidence)
 
 
+def fixed(run):
+    """Policy 3 before anybody starts: programs begin while their container is off the GPU, and have their part of it."""
+    question = "policy 3, 20 parts of the GPU: {} container has {} of them, from its start on"
+    rows = [("7.12.1", question.format("one", FIXED[0]), FIXED[0]), ("7.12.2", question.format("another", FIXED[1]), FIXED[1])]
+    failed = cgpu(run, "set", "gpu", "0", "policy=3", f"max_inst={PARTS}")
+    seconds = 14
+    # The first goes on alone, under a policy that gives it all.
+    names = ("fixed-one", "fixed-other")
+    running = [start(run, name, seconds + 6 * (name == names[0]), weight=part) for name, part in zip(names, FIXED)]
+    ready = computing(run, names[0]) and computing(run, names[1])
+    begin = time.monotonic_ns() + int(SETTLE_S * 1e9)
+    time.sleep(SETTLE_S + 2 * PHASE_S)
+    end = time.monotonic_ns()
+    other = run.finish(running[1], seconds + START_S)
+    failed = failed or cgpu(run, "set", "gpu", "0", "policy=1")
+    time.sleep(SETTLE_S)
+    alone = time.monotonic_ns()
+    one = run.finish(running[0], START_S)
+    ticks = [ticks_of(run, name) for name in names]
+    rates = [rate(told[0], begin, end) if told else None for told in ticks]
+    usual = rate(ticks[0][0], alone, 1 << 63) if ticks[0] else None
+    for (number, text, part), had in zip(rows, rates):
+        expected = f"{part / PARTS:.2f} of what one has alone, within 0.03"
+        if failed or not ready or not had or not usual:
+            why = failed or f"{TOO_FEW}: {one.why()} and {other.why()}"
+            run.table.answer(number, text, expected, why, False, run.evidence)
+            continue
+        holds = abs(had / usual - part / PARTS) <= 0.03
+        seen = f"{had / usual:.3f} ({had:.0f} of {usual:.0f} kernels/s)"
+        run.table.answer(number, text, expected, seen, holds, run.evidence)
+
+
 def idle(run, how):
     """What becomes of the time of who rests: as the configuration has it from the next change on."""
     path = run.place.doors["gate"]
@@ -233,15 +268,35 @@ def resnet(run):
             measured(run, number, question + how, wanted, 5, rates, of="images/s")
 
 
+def lacks_cgpu(run, number, question):
+    """Whether the command that sets what is asked about is missing."""
+    if os.access(os.path.join(run.programs, "cgpu"), os.X_OK):
+        return False
+    run.table.not_asked(number, question, "cgpu is missing: make gpu-programs")
+    return True
+
+
 def shares(run):
-    if not os.access(os.path.join(run.programs, "cgpu"), os.X_OK):
-        return run.table.not_asked("7", "shares of computing time", "cgpu is missing: make gpu-programs")
-    if run.skips_kernels("7", "shares of computing time"):
+    number, question = "7", "shares of computing time"
+    if lacks_cgpu(run, number, question) or run.skips_kernels(number, question):
         return
     two(run)
     forks(run)
     resting(run)
+
+
+def fixed_parts(run):
+    number, question = "7.12", "fixed parts of the GPU from the start on"
+    if lacks_cgpu(run, number, question) or run.skips_kernels(number, question):
+        return
+    fixed(run)
+
+
+def resnets(run):
+    number, question = "7.11", "shares of computing time while both train"
+    if lacks_cgpu(run, number, question) or run.skips_kernels(number, question):
+        return
     resnet(run)
 
 
-ALL = [shares]
+ALL = [shares, fixed_parts, resnets]

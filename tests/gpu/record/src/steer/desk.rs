@@ -265,6 +265,18 @@ impl Desk {
         well
     }
 
+    /// Schedules what the kernels of a name's programs wait in, as the programs did.
+    pub(crate) fn schedule(&mut self, name: char) -> bool {
+        let mut well = true;
+        for tenant in self.named(name) {
+            for held in self.computing(tenant) {
+                let handle = held.group.handle;
+                well &= self.ask(tenant, &held, handle, &Control::schedule(), Who::Root).is_ok();
+            }
+        }
+        well
+    }
+
     /// Preempts the groups that the kernels of both wait in.
     pub(crate) fn preempt(&mut self) -> bool {
         let mut well = true;

@@ -24,6 +24,8 @@ pub(crate) enum Plan {
     Forks,
     /// What `b` has, which rests.
     Rests,
+    /// Whether the driver counts how often channels were disabled, and whether scheduling enables them.
+    Counts,
 }
 
 /// What is done at the beginning of a phase.
@@ -37,6 +39,7 @@ enum Act {
     Disable,
     Enable,
     RestartB,
+    ScheduleB,
     TryAll,
     DisableByAnother,
     EnableByAnother,
@@ -48,7 +51,7 @@ enum Act {
 
 use Act::{
     Disable, DisableByAnother, Enable, EnableByAnother, Found, GetSlices, Preempt, Restart,
-    RestartB, Samples, Slices, TryAll, Turns,
+    RestartB, Samples, ScheduleB, Slices, TryAll, Turns,
 };
 
 type Phases = &'static [(&'static str, &'static [Act])];
@@ -140,6 +143,20 @@ const RESTS: Phases = &[
     ("both again", &[Enable]),
 ];
 
+const COUNTS: Phases = &[
+    ("base", &[]),
+    ("disabled twice", &[Disable, Disable]),
+    ("then enabled once", &[Enable]),
+    ("then enabled again", &[Enable]),
+    ("then enabled twice more", &[Enable, Enable]),
+    ("then disabled once", &[Disable]),
+    ("then scheduled", &[ScheduleB]),
+    ("then the runlist restarted", &[RestartB]),
+    ("then enabled", &[Enable]),
+    ("then enabled once more", &[Enable]),
+    ("afterwards", &[]),
+];
+
 impl Plan {
     fn phases(self) -> Phases {
         match self {
@@ -149,6 +166,7 @@ impl Plan {
             Plan::Modes => MODES,
             Plan::Forks => FORKS,
             Plan::Rests => RESTS,
+            Plan::Counts => COUNTS,
         }
     }
 }
@@ -187,6 +205,7 @@ pub(crate) fn run(plan: Plan, desk: &mut Desk, length: Duration, over: &Over) ->
                 Act::Disable => desk.disable(B, true),
                 Act::Enable => desk.disable(B, false),
                 Act::RestartB => desk.restart(Some(B)),
+                Act::ScheduleB => desk.schedule(B),
                 Act::TryAll => desk.try_all(),
                 Act::DisableByAnother => desk.disable_by_another(true),
                 Act::EnableByAnother => desk.disable_by_another(false),
