@@ -21,10 +21,10 @@ pub enum Order {
         /// Its number, never used again.
         number: u64,
     },
-    /// A file that a worker before gave to be kept ([`Notice::Exported`]), which comes along; before all else, as
+    /// A file that a worker before gave to be kept ([`Notice::Keep`]), which comes along; before all else, as
     /// listeners.
-    Export {
-        /// Its number, by which the ledger holds the memory.
+    Kept {
+        /// Its number.
         number: u64,
     },
     /// Answer this control connection; it comes along.
@@ -48,12 +48,12 @@ pub enum Notice {
     },
     /// This file comes along, to be kept for the next worker: memory was exported to it, or it is one of UVM's, or of
     /// the monitor's own client.
-    Exported {
+    Keep {
         /// Its number.
         number: u64,
     },
-    /// It isn't any more.
-    TakenBack {
+    /// It needn't be kept any more.
+    LetGo {
         /// Its number.
         number: u64,
     },

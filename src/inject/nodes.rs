@@ -208,7 +208,11 @@ pub fn link_by_number(nodes: &Nodes, dev: &Path) {
         }
         let link = dev.join("char").join(format!("{}:{}", device.major, device.minor));
         match symlink(Path::new("..").join(name), &link) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            // A host without `/dev/char` has no systemd.
+            Err(error)
+                if ![io::ErrorKind::AlreadyExists, io::ErrorKind::NotFound]
+                    .contains(&error.kind()) =>
+            {
                 let link = link.display();
                 warn!(%link, %error, "no link by number: a daemon-reload may take the GPU away");
             }

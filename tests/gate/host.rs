@@ -311,7 +311,7 @@ impl Monitor {
             order(&ours, Order::Listener { number: *number }, Some(listener));
         }
         for (number, file) in self.kept.lock().unwrap().iter() {
-            order(&ours, Order::Export { number: *number }, Some(file));
+            order(&ours, Order::Kept { number: *number }, Some(file));
         }
         order(&ours, Order::Begin, None);
         let socket = Arc::new(ours);
@@ -531,8 +531,8 @@ fn hear(socket: &OwnedFd, kept: &Mutex<Kept>, ready: &std::sync::mpsc::Sender<()
         let length = heard.bytes;
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         match serde_json::from_slice(&bytes[..length]) {
-            Ok(Notice::Exported { number }) => drop(kept.insert(number, file.expect("a file"))),
-            Ok(Notice::TakenBack { number }) => drop(kept.remove(&number)),
+            Ok(Notice::Keep { number }) => drop(kept.insert(number, file.expect("a file"))),
+            Ok(Notice::LetGo { number }) => drop(kept.remove(&number)),
             Ok(Notice::Ready) => drop(ready.send(())),
             Ok(Notice::Gone { .. }) => {}
             Err(_) => return,

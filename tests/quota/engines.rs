@@ -114,8 +114,7 @@ fn under_containerd_the_quota_holds() {
     let mount = format!("type=bind,src={},dst={RMTOOL},options=rbind:ro", rmtool().display());
     let mut options: Vec<&str> = ASK.iter().flat_map(|variable| ["--env", variable]).collect();
     options.extend(["--mount", &mount]);
-    let outcome = containerd.run(&[&options[..], &["--rm"]].concat(), "app", &APP);
-    was_held(&outcome);
+    was_held(&containerd.run_and_read(&[&options[..], &["--rm"]].concat(), "app", &APP));
     containerd.run(&[&options[..], &["-d"]].concat(), "demo", &["sleep", "1000"]).ok();
     let filled = containerd.exec("demo", &[RMTOOL, "fill"]).ok();
     assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");

@@ -133,6 +133,21 @@ impl Containerd {
         self.start_one(runtime, IMAGE, options, id, args)
     }
 
+    /// Like [`run`](Self::run), for a program that ends soon: what it says comes by a file. `ctr` may end before
+    /// it has copied that.
+    #[must_use]
+    #[track_caller]
+    pub fn run_and_read(&self, options: &[&str], id: &str, args: &[&str]) -> Outcome {
+        const SAID: &str = "/said";
+        const TO_FILE: &str = "\"$@\" > /said/stdout";
+        let said = self.scratch.directory(id);
+        let mount = format!("type=bind,src={},dst={SAID},options=rbind:rw", said.display());
+        let options = [options, &["--mount", &mount]].concat();
+        let outcome = self.run(&options, id, &[&["sh", "-c", TO_FILE, "sh"], args].concat());
+        let stdout = fs::read_to_string(said.join("stdout")).unwrap_or_default();
+        Outcome { stdout, ..outcome }
+    }
+
     #[track_caller]
     fn start_one(
         &self,

@@ -13,7 +13,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
-use crate::gate::wire::Notice;
 use crate::ledger::{Entry, Hold};
 use crate::monitor::audit::processes::Processes;
 use crate::monitor::caller::target::has_file;
@@ -24,6 +23,7 @@ use crate::monitor::driver::stakes::Stakes;
 use crate::monitor::state::books::Books;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::export_files::{Exported, Exports};
+use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::worker::keeper_socket::KeeperSocket;
 use crate::rm::export;
 use crate::rm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
@@ -66,8 +66,8 @@ impl KeptExports {
     ///
     /// Where the keeper can't be told.
     pub(crate) fn hand_to_keeper(&self, exported: &Exported) -> io::Result<()> {
-        let notice = Notice::Exported { number: exported.number };
-        self.keeper.tell_with(notice, Some(exported.file.as_fd()))
+        let kept = KeptFile::Export(exported.number);
+        self.keeper.tell_with(kept.keep(), Some(exported.file.as_fd()))
     }
 
     /// A worker before had it.
@@ -105,7 +105,7 @@ impl KeptExports {
         self.all.files().remove(&number);
         self.forget_places(number, |_| true);
         // Else it is told that the worker is gone in a moment.
-        let _ = self.keeper.tell(Notice::TakenBack { number });
+        let _ = self.keeper.tell(KeptFile::Export(number).let_go());
     }
 
     /// Has the driver free what is in those places of a file, whoever has it open. Whether it

@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::gate::wire::Notice;
 use crate::monitor::audit::unanswered::{Amount, Told, Unanswered};
-use crate::monitor::driver::client_handover::number;
 use crate::monitor::driver::device::Failure;
 use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::worker::keeper_socket::KeeperSocket;
 
 /// Our way to the driver.
@@ -65,10 +64,10 @@ impl DriverAccess {
     }
 
     fn bequeath(&self, own: &MonitorClient) {
-        for (place, file) in own.files().enumerate() {
-            let notice = Notice::Exported { number: number(own.client, place) };
+        for (place, file) in (0..).zip(own.files()) {
+            let kept = KeptFile::Client { client: own.client, place };
             // Else it is told that the worker is gone in a moment.
-            let _ = self.keeper.tell_with(notice, Some(file));
+            let _ = self.keeper.tell_with(kept.keep(), Some(file));
         }
     }
 
@@ -93,8 +92,9 @@ impl DriverAccess {
         if !own.is_kept.is_completed() {
             return;
         }
-        (0..own.files().count()).for_each(|place| {
-            let _ = self.keeper.tell(Notice::TakenBack { number: number(own.client, place) });
+        (0..).zip(own.files()).for_each(|(place, _)| {
+            let kept = KeptFile::Client { client: own.client, place };
+            let _ = self.keeper.tell(kept.let_go());
         });
     }
 

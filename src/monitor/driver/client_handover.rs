@@ -17,32 +17,17 @@ use crate::ledger::{Before, Entry};
 use crate::monitor::driver::monitor_client::of_client;
 use crate::monitor::state::books::Books;
 
-/// The bit that tells their numbers from those of other files that the keeper has.
-const KIND: u64 = 1 << 62;
-
-/// Bits of a number that say which of a client's files it is.
-const PLACE_BITS: u32 = 8;
-
-/// Whether a file that the keeper has is one of these.
-pub(crate) fn is_number(number: u64) -> bool {
-    number & KIND != 0
-}
-
-pub(crate) fn number(client: u32, place: usize) -> u64 {
-    KIND | u64::from(client) << PLACE_BITS | place as u64
-}
-
 /// What workers before had.
 #[derive(Debug, Default)]
-pub(crate) struct Heritage {
-    /// Files of their clients: the first of each is the client's.
-    files: Mutex<BTreeMap<u32, BTreeMap<u64, OwnedFd>>>,
+pub(crate) struct FormerClients {
+    /// Files of their clients, by place: the first of each is the client's.
+    files: Mutex<BTreeMap<u32, BTreeMap<u8, OwnedFd>>>,
     /// What isn't taken over yet won't be. Changes while the books are locked.
     pub(crate) is_given_up: AtomicBool,
 }
 
-impl Heritage {
-    pub(crate) fn all(&self) -> MutexGuard<'_, BTreeMap<u32, BTreeMap<u64, OwnedFd>>> {
+impl FormerClients {
+    pub(crate) fn all(&self) -> MutexGuard<'_, BTreeMap<u32, BTreeMap<u8, OwnedFd>>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -91,30 +76,5 @@ impl Books {
         }
         let (first, last) = of_client(client);
         self.enter(Entry::LoosenStakes { first, last });
-    }
-}
-
-/// Whose it is.
-pub(crate) fn client_of(number: u64) -> u32 {
-    // Above is the kind.
-    u32::try_from((number >> PLACE_BITS) & u64::from(u32::MAX)).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::monitor::uvm::files;
-
-    #[test]
-    fn a_file_is_known_by_its_number() {
-        for client in [1, 0xc1d0_0001, u32::MAX] {
-            let numbers = [number(client, 0), number(client, 32)];
-            assert!(numbers[0] < numbers[1], "the client's own file is the first");
-            for number in numbers {
-                assert!(is_number(number) && !files::is_number(number));
-                assert_eq!(client_of(number), client);
-            }
-        }
-        assert!(!is_number(7));
     }
 }

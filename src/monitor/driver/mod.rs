@@ -4,7 +4,7 @@ pub(crate) mod access;
 pub(crate) mod buffer;
 pub(crate) mod client_handover;
 pub(crate) mod device;
-pub(crate) mod inherit;
 pub(crate) mod monitor_client;
 pub(crate) mod self_ranges;
 pub(crate) mod stakes;
+pub(crate) mod take_over;

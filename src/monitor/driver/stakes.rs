@@ -6,7 +6,7 @@ use crate::ledger::{Before, Client, Entry, Handle, Hold, Shown};
 use crate::monitor::audit::deaths::Deaths;
 use crate::monitor::calls::lane::{Lane, OnLane};
 use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::client_handover::Heritage;
+use crate::monitor::driver::client_handover::FormerClients;
 use crate::monitor::driver::device::{Device, Rm};
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known};
 use crate::monitor::state::books::Books;
@@ -42,7 +42,7 @@ pub(crate) struct Stakes {
     lane: Arc<Lane>,
     /// Who looks what the driver has.
     deaths: Arc<Deaths>,
-    pub(crate) heritage: Heritage,
+    pub(crate) former_clients: FormerClients,
 }
 
 impl Stakes {
@@ -53,7 +53,7 @@ impl Stakes {
         lane: Arc<Lane>,
         deaths: Arc<Deaths>,
     ) -> Self {
-        Stakes { state, driver, keeper, lane, deaths, heritage: Heritage::default() }
+        Stakes { state, driver, keeper, lane, deaths, former_clients: FormerClients::default() }
     }
 
     /// What memory is to be mapped from: a duplicate of ours that stands before all of its mappings,
@@ -145,7 +145,7 @@ impl Stakes {
             let is_gone = match ours {
                 Some((own, handle)) => own.give_back(&self.state.release, handle),
                 // Those of a client that we had before go with that.
-                None => !self.heritage.has(stake),
+                None => !self.former_clients.has(stake),
             };
             // Else it keeps what it kept, and counts. The next one who looks tries again.
             if is_gone {

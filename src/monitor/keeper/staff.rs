@@ -232,7 +232,7 @@ impl Staff {
         {
             let file = match order {
                 Order::Listener { number } => self.listeners.get(number),
-                Order::Export { number } => self.exports.get(number),
+                Order::Kept { number } => self.exports.get(number),
                 Order::Control => connection.as_ref(),
                 Order::Begin | Order::Drain => None,
             };
@@ -321,7 +321,7 @@ impl Staff {
     /// Gives a new worker all there is.
     fn greet(&mut self) {
         let listeners = self.listeners.keys().map(|number| Order::Listener { number: *number });
-        let exports = self.exports.keys().map(|number| Order::Export { number: *number });
+        let exports = self.exports.keys().map(|number| Order::Kept { number: *number });
         let orders = listeners.chain(exports).chain([Order::Begin]).map(|order| (order, None));
         let waiting = std::mem::take(&mut self.orders);
         // Listeners are among those above, and the rest was meant for the one before.
@@ -358,10 +358,10 @@ impl Staff {
                 Ok(Notice::Gone { number }) => {
                     self.listeners.remove(&number);
                 }
-                Ok(Notice::Exported { number }) => {
+                Ok(Notice::Keep { number }) => {
                     self.exports.extend(descriptor.map(|file| (number, file)));
                 }
-                Ok(Notice::TakenBack { number }) => {
+                Ok(Notice::LetGo { number }) => {
                     self.exports.remove(&number);
                 }
                 Err(error) => warn!(%error, "a worker's notice is not understood"),

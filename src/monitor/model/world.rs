@@ -27,7 +27,7 @@ use crate::monitor::caller::listener::Listener;
 use crate::monitor::caller::scratch::Scratch;
 use crate::monitor::caller::test_callers::{Caller, TestCallers};
 use crate::monitor::calls::left_calls::move_in;
-use crate::monitor::driver::client_handover;
+use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::uvm::files::Looks;
 use crate::monitor::worker::Worker;
 use crate::monitor::worker::keeper_socket::Heard;
@@ -120,13 +120,13 @@ impl World {
         let listener = Listener::of_model(LISTENER, file, Arc::clone(&self.callers));
         worker.take(Heard::Listener(listener));
         for (number, file) in self.kept.borrow().iter() {
-            worker.take(Heard::Export(*number, file.try_clone()));
+            worker.take(Heard::Kept(KeptFile::of(*number), file.try_clone()));
         }
         let Parts { state, stakes, exports, uvm, .. } = &*worker.parts;
         exports.forget_what_was_never_exported();
         uvm.take_over_initialization();
         let former = state.books().stakes();
-        stakes.inherit(&former, || {});
+        stakes.take_over_all(&former, || {});
         worker.calls.queue_what_is_left();
         // The other one's calls are all over: its thread lives.
         let slot = state.journal.slot(DYING_SLOT);
@@ -144,11 +144,11 @@ impl World {
             |bytes: &mut [u8]| passing::receive(&*self.keeper.borrow(), bytes, Wait::Never);
         while let Ok((length @ 1.., file)) = receive(&mut bytes) {
             match (serde_json::from_slice(&bytes[..length]).expect("it is a notice"), file) {
-                (Notice::Exported { .. }, Some(_)) if self.keeper_is_full.get() => {}
-                (Notice::Exported { number }, Some(file)) => {
+                (Notice::Keep { .. }, Some(_)) if self.keeper_is_full.get() => {}
+                (Notice::Keep { number }, Some(file)) => {
                     self.kept.borrow_mut().insert(number, self.driver.keep(file));
                 }
-                (Notice::TakenBack { number }, _) => drop(self.kept.borrow_mut().remove(&number)),
+                (Notice::LetGo { number }, _) => drop(self.kept.borrow_mut().remove(&number)),
                 (notice, _) => panic!("{notice:?}"),
             }
         }
@@ -276,7 +276,9 @@ impl World {
     /// Files with memory that the keeper has, but for the worker's own.
     pub(crate) fn kept_files(&self) -> usize {
         let kept = self.kept.borrow();
-        kept.keys().filter(|number| !client_handover::is_number(**number)).count()
+        kept.keys()
+            .filter(|number| !matches!(KeptFile::of(**number), KeptFile::Client { .. }))
+            .count()
     }
 
     /// Bytes of a GPU that are in use.

@@ -59,7 +59,7 @@ pub(crate) struct Books {
     pub(crate) devices: Devices,
     /// What the call has set aside that the worker before had on the lane: until it is made again, or
     /// undone, the driver may have given it, and no charge tells so.
-    inherited: Option<Reservation>,
+    left_reserved: Option<Reservation>,
     /// When the driver is to be asked, though nobody waits for it.
     pub(crate) due: Due,
 }
@@ -80,7 +80,7 @@ impl Books {
             groups: Groups::default(),
             channels: Channels::default(),
             devices: Devices::default(),
-            inherited: None,
+            left_reserved: None,
             due: Due::default(),
         };
         for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
@@ -90,7 +90,7 @@ impl Books {
         }
         records.into_iter().for_each(|record| books.replay(record));
         books.rewrite();
-        books.inherited = memory.lane().and_then(|slot| books.reserve_again(memory.slot(slot)));
+        books.left_reserved = memory.lane().and_then(|slot| books.reserve_again(memory.slot(slot)));
         books
     }
 
@@ -105,8 +105,8 @@ impl Books {
     }
 
     /// The call of the worker before that was on the lane is made again, or is over.
-    pub(crate) fn disinherit(&mut self) {
-        if let Some(reservation) = self.inherited.take() {
+    pub(crate) fn cancel_left_reserved(&mut self) {
+        if let Some(reservation) = self.left_reserved.take() {
             self.ledger.cancel(reservation);
         }
     }
@@ -374,7 +374,7 @@ pub(crate) mod tests {
 
         let (mut next, _) = open(&journal);
         assert_eq!(used(&next), 5);
-        next.disinherit();
+        next.cancel_left_reserved();
         assert_eq!(used(&next), 0);
         let (client, handle) = (Client(1), Handle(3));
         books.enter(Entry::Commit { gpu: 0, bytes: 6, client, parent: Handle(1), handle });

@@ -88,7 +88,10 @@ impl ContainerState {
         let books = Books::open(journal, &settings.gpus, &settings.nodes);
         let figures = Figures::create(&Place::at(&settings.place).figures());
         let figures = figures.or_else(|error| {
-            tracing::warn!(%error, "those who look at this container have to wake its monitor");
+            // A container that has ended already has no directory, and nobody looks at it.
+            if error.kind() != io::ErrorKind::NotFound {
+                tracing::warn!(%error, "those who look at this container have to wake its monitor");
+            }
             Figures::unread()
         })?;
         let settings = Arc::new(settings);

@@ -15,6 +15,9 @@ use crate::ledger::{Entry, Process};
 /// Bytes of the memory; it is sparse, and what isn't used takes nothing.
 pub const JOURNAL_BYTES: usize = 32 << 20;
 
+/// The number of this layout. Another layout, or another meaning of a record, has another number.
+pub const FORMAT: u64 = 1;
+
 /// Threads that can have a call, and so slots.
 pub const SLOTS: usize = 32;
 
@@ -50,7 +53,8 @@ const LEAST_BYTES: usize = 64 << 10;
 /// What a log's records say.
 ///
 /// A worker reads what a worker of an older version wrote. So after a release a new kind goes to the
-/// end, here and in [`Entry`], and no kind's fields change.
+/// end, here and in [`Entry`], and no kind's fields change; else [`FORMAT`] does, and an upgrade leaves running
+/// containers to their old monitors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 pub enum Record {
     /// A change of the ledger.

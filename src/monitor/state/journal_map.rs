@@ -21,7 +21,7 @@ pub(crate) use log::Log;
 use crate::calls::{Calls, DURATIONS_US, Durations};
 use crate::monitor::caller::call_id::{Making, Words};
 use crate::monitor::state::journal::{
-    HEAD_BYTES, JOURNAL_BYTES, SHELF_OFFSET, SLOT_BYTES, SLOTS, Stage,
+    FORMAT, HEAD_BYTES, JOURNAL_BYTES, SHELF_OFFSET, SLOT_BYTES, SLOTS, Stage,
 };
 use crate::process::ProcessId;
 
@@ -37,7 +37,10 @@ const COUNTERS: usize = 64;
 const DURATIONS: usize = 256;
 const SUM_OF_DURATIONS: usize = DURATIONS + 8 * (DURATIONS_US.len() + 1);
 
-const _: () = assert!(SUM_OF_DURATIONS + 8 <= SHELF_OFFSET);
+/// Which layout the journal has: [`FORMAT`]. Its place is the same in each.
+const FORMAT_AT: usize = SHELF_OFFSET - 8;
+
+const _: () = assert!(SUM_OF_DURATIONS + 8 <= FORMAT_AT);
 
 const NOTICE_BYTES: usize = size_of::<seccomp_notif>();
 const STAGE: usize = 128;
@@ -121,13 +124,21 @@ impl JournalMap {
     ///
     /// # Errors
     ///
-    /// Where it can't be mapped, or is shorter than [`JOURNAL_BYTES`].
+    /// Where it can't be mapped, is shorter than [`JOURNAL_BYTES`], or has another layout: then it is of a
+    /// worker of another version, whose program goes on with it.
     pub(crate) fn map(file: &File) -> io::Result<Self> {
         let map = MmapRaw::map_raw(file)?;
         if map.len() < JOURNAL_BYTES {
             return Err(io::Error::other("the journal is shorter than this version's"));
         }
-        Ok(Self { map })
+        let journal = Self { map };
+        let format = journal.long(FORMAT_AT);
+        match format.compare_exchange(0, FORMAT, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) | Err(FORMAT) => Ok(journal),
+            Err(other) => Err(io::Error::other(format!(
+                "the journal has format {other}, and this version's is {FORMAT}"
+            ))),
+        }
     }
 
     fn address(&self, offset: usize, bytes: usize) -> *mut u8 {
@@ -396,6 +407,22 @@ impl<'a> Slot<'a> {
 mod tests {
     use super::*;
     use crate::monitor::state::books::tests::journal;
+
+    #[test]
+    fn a_journal_of_another_format_is_not_read() {
+        let file = journal();
+        assert!(JournalMap::map(&file).is_ok(), "one that is new");
+        assert!(JournalMap::map(&file).is_ok(), "one that a worker has had");
+        JournalMap::map(&file).unwrap().long(FORMAT_AT).store(FORMAT + 1, Ordering::Release);
+        let refused = JournalMap::map(&file).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            format!("the journal has format {}, and this version's is {FORMAT}", FORMAT + 1)
+        );
+        file.set_len(JOURNAL_BYTES as u64 - 4096).unwrap();
+        let refused = JournalMap::map(&file).unwrap_err().to_string();
+        assert_eq!(refused, "the journal is shorter than this version's");
+    }
 
     /// The next worker reads both, where this one is killed before the stage says that it is decided.
     #[test]

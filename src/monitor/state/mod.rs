@@ -9,5 +9,6 @@ pub(crate) mod export_files;
 pub(crate) mod groups;
 pub mod journal;
 pub(crate) mod journal_map;
+pub(crate) mod kept_file;
 pub(crate) mod space;
 pub(crate) mod space_ranges;

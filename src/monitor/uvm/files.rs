@@ -16,14 +16,6 @@ pub(crate) const MOST: usize = 1024;
 /// files are asked whether it's theirs.
 pub(crate) const MOST_QUESTIONS: usize = 1 << 19;
 
-/// The bit that tells their numbers from those of exports, among the files that are kept.
-pub(crate) const KIND: u64 = 1 << 63;
-
-/// Whether a file that the keeper has is one of these.
-pub(crate) fn is_number(number: u64) -> bool {
-    number & KIND != 0
-}
-
 /// The files.
 #[derive(Debug, Default)]
 pub(crate) struct UvmFiles {

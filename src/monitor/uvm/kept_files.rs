@@ -14,14 +14,14 @@ use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
-use crate::gate::wire::Notice;
 use crate::monitor::audit::occasion::Occasion;
 use crate::monitor::audit::processes::Processes;
 use crate::monitor::calls::lane::Lane;
 use crate::monitor::driver::buffer::Buffer;
 use crate::monitor::driver::device::Device;
 use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::uvm::files::{KIND, MOST, MOST_QUESTIONS, UvmFile, UvmFiles, place};
+use crate::monitor::state::kept_file::KeptFile;
+use crate::monitor::uvm::files::{MOST, MOST_QUESTIONS, UvmFile, UvmFiles, place};
 use crate::monitor::uvm::init_turn::Initializing;
 use crate::monitor::worker::keeper_socket::KeeperSocket;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
@@ -91,8 +91,7 @@ impl Uvm {
         };
         let number = std::iter::repeat_with(|| self.state.journal.next_file()).find(is_free)?;
         // Before anything is mapped by it, so that no worker to come misses one.
-        let notice = Notice::Exported { number: KIND | u64::from(number) };
-        self.keeper.tell_with(notice, Some(copy.as_fd())).ok()?;
+        self.keeper.tell_with(KeptFile::Uvm(number).keep(), Some(copy.as_fd())).ok()?;
         let file = Arc::new(UvmFile::new(number, copy, seen));
         files.insert(at, Arc::clone(&file));
         Some(file)
@@ -105,9 +104,8 @@ impl Uvm {
     }
 
     /// A worker before had it.
-    pub(crate) fn take_over_file(&self, number: u64, file: OwnedFd) {
+    pub(crate) fn take_over_file(&self, number: u32, file: OwnedFd) {
         let Ok(device) = Device::of(&self.state.settings.nodes, file) else { return };
-        let Ok(number) = u32::try_from(number & !KIND) else { return };
         let mut files = self.files.files();
         if let Some(Err(at)) = place(&files, &device) {
             files.insert(at, Arc::new(UvmFile::new(number, device, (0, 0))));
@@ -180,7 +178,7 @@ impl Uvm {
         file.let_go.store(true, AtomicOrdering::Relaxed);
         self.files.files().retain(|kept| kept.number != file.number);
         // Else it is told that the worker is gone in a moment.
-        let _ = self.keeper.tell(Notice::TakenBack { number: KIND | u64::from(file.number) });
+        let _ = self.keeper.tell(KeptFile::Uvm(file.number).let_go());
     }
 
     /// Has UVM end all that is mapped by a file, whoever has it open. `None` where a call hangs on the lane.

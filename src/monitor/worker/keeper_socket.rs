@@ -9,6 +9,7 @@ use rustix::net::Shutdown;
 use crate::gate::passing::{self, Wait};
 use crate::gate::wire::{Notice, Order};
 use crate::monitor::caller::listener::Listener;
+use crate::monitor::state::kept_file::KeptFile;
 
 /// The longest order, in bytes.
 const MOST_BYTES: usize = 4096;
@@ -23,7 +24,7 @@ pub(crate) struct KeeperSocket {
 #[derive(Debug)]
 pub(crate) enum Heard {
     Listener(Listener),
-    Export(u64, OwnedFd),
+    Kept(KeptFile, OwnedFd),
     Connection(OwnedFd),
     Begin,
     Drain,
@@ -62,7 +63,7 @@ impl KeeperSocket {
             (Ok(Order::Listener { number }), Some(descriptor)) => {
                 Heard::Listener(Listener::new(number, descriptor))
             }
-            (Ok(Order::Export { number }), Some(file)) => Heard::Export(number, file),
+            (Ok(Order::Kept { number }), Some(file)) => Heard::Kept(KeptFile::of(number), file),
             (Ok(Order::Control), Some(descriptor)) => Heard::Connection(descriptor),
             (Ok(Order::Begin), _) => Heard::Begin,
             (Ok(Order::Drain), _) => Heard::Drain,
@@ -125,15 +126,15 @@ mod tests {
         };
         let order = |order: &Order| serde_json::to_vec(order).unwrap();
         send(&order(&Order::Listener { number: 3 }), Some(&null));
-        send(&order(&Order::Export { number: 4 }), Some(&null));
+        send(&order(&Order::Kept { number: 4 }), Some(&null));
         send(&order(&Order::Control), Some(&null));
         // Without its file an order is none.
-        send(&order(&Order::Export { number: 5 }), None);
+        send(&order(&Order::Kept { number: 5 }), None);
         send(b"no order", None);
         send(&order(&Order::Begin), None);
         send(&order(&Order::Drain), None);
         assert!(matches!(socket.hear(), Ok(Heard::Listener(of)) if of.number() == 3));
-        assert!(matches!(socket.hear(), Ok(Heard::Export(4, _))));
+        assert!(matches!(socket.hear(), Ok(Heard::Kept(KeptFile::Export(4), _))));
         assert!(matches!(socket.hear(), Ok(Heard::Connection(_))));
         assert!(matches!(socket.hear(), Ok(Heard::Nothing)));
         assert!(matches!(socket.hear(), Ok(Heard::Nothing)));

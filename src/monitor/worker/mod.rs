@@ -10,7 +10,7 @@
 //! |---|---|
 //! | (the first) | listens to the keeper until the end, and for the container's first call |
 //! | `audit` | asks driver and kernel ([`rounds`](crate::monitor::audit::rounds)) |
-//! | `heritage`, `end`, `control` | for a while: the client of a worker before, the container's end, a question |
+//! | `stakes`, `end`, `control` | for a while: the client of a worker before, the container's end, a question |
 //!
 //! From the container's first call on ([`threads`](crate::monitor::calls::threads)):
 //!
@@ -50,12 +50,11 @@ use crate::gate::wire::Notice;
 use crate::monitor::audit::rounds::Rounds;
 use crate::monitor::caller::listeners::Listeners;
 use crate::monitor::calls::threads::CallService;
-use crate::monitor::driver::client_handover;
 use crate::monitor::resident;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::journal_map;
+use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::thread::spawn;
-use crate::monitor::uvm::files;
 use crate::monitor::worker::call_threads::CallThreads;
 use crate::monitor::worker::finish::Finish;
 use crate::monitor::worker::keeper_socket::{Heard, KeeperSocket};
@@ -176,13 +175,15 @@ impl Worker {
                     drop(open);
                 });
             }
-            Heard::Export(number, file) if files::is_number(number) => {
+            Heard::Kept(KeptFile::Uvm(number), file) => {
                 self.parts.uvm.take_over_file(number, file);
             }
-            Heard::Export(number, file) if client_handover::is_number(number) => {
-                self.parts.stakes.take_over_client_file(number, file);
+            Heard::Kept(KeptFile::Client { client, place }, file) => {
+                self.parts.stakes.take_over_client_file(client, place, file);
             }
-            Heard::Export(number, file) => self.parts.exports.take_over_export(number, file),
+            Heard::Kept(KeptFile::Export(number), file) => {
+                self.parts.exports.take_over_export(number, file);
+            }
             Heard::Begin | Heard::Nothing => {}
             Heard::Drain => self.drain(),
             Heard::Gone => self.finish.finish(Ok(())),

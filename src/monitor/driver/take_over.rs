@@ -9,50 +9,50 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use crate::gate::wire::Notice;
 use crate::ledger::{Before, Entry};
-use crate::monitor::driver::client_handover::{Stake, client_of};
+use crate::monitor::driver::client_handover::Stake;
 use crate::monitor::driver::device::{Device, Rm};
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known, of_client};
 use crate::monitor::driver::stakes::Stakes;
+use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::thread::spawn;
 
 /// How long the driver may be at one of the former worker's stakes, while calls and audits wait for ours
 /// in their places.
-const HERITAGE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Stakes whose heirs are entered at once: who gives the rest up loses no more than are on their way.
+/// Stakes whose successors are entered at once: who gives the rest up loses no more than are on their way.
 const AT_ONCE: usize = 64;
 
 impl Stakes {
     /// A worker before had it.
-    pub(crate) fn take_over_client_file(&self, number: u64, file: OwnedFd) {
-        self.heritage.all().entry(client_of(number)).or_default().insert(number, file);
+    pub(crate) fn take_over_client_file(&self, client: u32, place: u8, file: OwnedFd) {
+        self.former_clients.all().entry(client).or_default().insert(place, file);
     }
 
     /// Puts stakes of ours in the places of those that workers before had, and ends their clients. Tells
     /// after each that it goes on.
-    pub(crate) fn inherit(&self, stakes: &[Stake], goes_on: impl Fn()) {
+    pub(crate) fn take_over_all(&self, stakes: &[Stake], goes_on: impl Fn()) {
         // Of some nobody kept the files: a worker that couldn't tell the keeper, say.
         let mut clients: BTreeSet<u32> = stakes.iter().map(Stake::client).collect();
-        clients.extend(self.heritage.all().keys());
+        clients.extend(self.former_clients.all().keys());
         for client in clients {
             let stakes: Vec<Stake> =
                 stakes.iter().filter(|of| of.client() == client).copied().collect();
-            self.inherit_from(client, &stakes, &goes_on);
+            self.take_over_from(client, &stakes, &goes_on);
         }
     }
 
     /// The driver hangs: what it hasn't come to is given up.
-    pub(crate) fn give_up_heritage(&self, stakes: &[Stake]) {
+    pub(crate) fn give_up_former_clients(&self, stakes: &[Stake]) {
         let mut books = self.state.books();
-        self.heritage.is_given_up.store(true, Ordering::Release);
+        self.former_clients.is_given_up.store(true, Ordering::Release);
         let clients: BTreeSet<u32> = stakes.iter().map(Stake::client).collect();
         clients.into_iter().for_each(|client| books.loosen(client));
     }
 
-    fn inherit_from(&self, client: u32, stakes: &[Stake], goes_on: &impl Fn()) {
-        let files = self.heritage.all();
+    fn take_over_from(&self, client: u32, stakes: &[Stake], goes_on: &impl Fn()) {
+        let files = self.former_clients.all();
         let control = files.get(&client).and_then(|files| files.values().next());
         let control = control.and_then(|control| control.try_clone().ok());
         drop(files);
@@ -68,67 +68,71 @@ impl Stakes {
         }
         let (first, last) = of_client(client);
         self.state.books().enter(Entry::LoseStakes { first, last });
-        let files = self.heritage.all().remove(&client).unwrap_or_default();
-        for number in files.into_keys() {
-            let _ = self.keeper.tell(Notice::TakenBack { number });
+        let files = self.former_clients.all().remove(&client).unwrap_or_default();
+        for place in files.into_keys() {
+            let _ = self.keeper.tell(KeptFile::Client { client, place }.let_go());
         }
     }
 
-    /// Makes heirs, and puts them in the places of those that they are of.
+    /// Makes successors, and puts them in the places of those that they are of.
     fn hand_over(&self, former: &MonitorClient, stakes: &[Stake], goes_on: impl Fn()) {
-        let heir = |stake| {
-            let heir = self.heir(former, stake);
+        let successor = |stake| {
+            let successor = self.successor(former, stake);
             goes_on();
-            heir
+            successor
         };
-        let heirs: Vec<_> = stakes.iter().map(heir).collect();
+        let successors: Vec<_> = stakes.iter().map(successor).collect();
         let mut books = self.state.books();
-        let is_given_up = self.heritage.is_given_up();
+        let is_given_up = self.former_clients.is_given_up();
         let mut needless = Vec::new();
-        for (stake, (own, heir)) in
-            stakes.iter().zip(heirs).filter_map(|(stake, heir)| Some((stake, heir?)))
+        for (stake, (own, successor)) in
+            stakes.iter().zip(successors).filter_map(|(stake, successor)| Some((stake, successor?)))
         {
             if is_given_up {
-                needless.push((own, heir));
+                needless.push((own, successor));
                 continue;
             }
-            books.enter(Entry::Stake { before: stake.before, own: known(&own, heir) });
+            books.enter(Entry::Stake { before: stake.before, own: known(&own, successor) });
         }
         drop(books);
-        for (own, heir) in needless {
-            own.give_back(&self.state.release, heir);
+        for (own, successor) in needless {
+            own.give_back(&self.state.release, successor);
         }
     }
 
     /// A duplicate of ours of one that a worker before had, and still needs to be.
-    fn heir(&self, former: &MonitorClient, stake: &Stake) -> Option<(Arc<MonitorClient>, u32)> {
+    fn successor(
+        &self,
+        former: &MonitorClient,
+        stake: &Stake,
+    ) -> Option<(Arc<MonitorClient>, u32)> {
         let handle = handle_of(former, stake.own)?;
-        if matches!(stake.before, Before::Nothing { .. }) || self.heritage.is_given_up() {
+        if matches!(stake.before, Before::Nothing { .. }) || self.former_clients.is_given_up() {
             return None;
         }
         let rm = Rm { release: &self.state.release, device: &former.control };
         let own = self.driver.kept_client()?;
-        let heir = own.borrow(&rm, (former.client, handle), Some(stake.gpu)).ok()?;
-        Some((own, heir))
+        let successor = own.borrow(&rm, (former.client, handle), Some(stake.gpu)).ok()?;
+        Some((own, successor))
     }
 
     /// Sees to the stakes of workers before, while nobody calls and nobody is audited: they are in the
     /// figures of nobody who is asked for. By a thread that the driver may keep.
     pub(crate) fn take_over(self: &Arc<Self>) -> io::Result<()> {
         let stakes = Arc::new(self.state.books().stakes());
-        if stakes.is_empty() && self.heritage.is_empty() {
+        if stakes.is_empty() && self.former_clients.is_empty() {
             return Ok(());
         }
-        let (heir, inherits) = std::sync::mpsc::channel::<()>();
-        let (heirs, all) = (Arc::clone(self), Arc::clone(&stakes));
-        spawn("heritage", move || heirs.inherit(&all, || _ = heir.send(())))?;
+        let (progress, heard) = std::sync::mpsc::channel::<()>();
+        let (own, all) = (Arc::clone(self), Arc::clone(&stakes));
+        spawn("stakes", move || own.take_over_all(&all, || _ = progress.send(())))?;
         loop {
-            match inherits.recv_timeout(HERITAGE) {
+            match heard.recv_timeout(PATIENCE) {
                 Ok(()) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {
                     tracing::warn!("the driver hangs over what a worker before had");
-                    self.give_up_heritage(&stakes);
+                    self.give_up_former_clients(&stakes);
                     return Ok(());
                 }
             }
