@@ -11,8 +11,11 @@ pub mod calls;
 mod compute;
 mod driver;
 pub mod keeper;
+mod keeper_socket;
 #[cfg(test)]
 mod model;
+mod node;
+mod processes;
 mod resident;
 pub mod state;
 mod thread;

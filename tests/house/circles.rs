@@ -12,6 +12,21 @@ use super::{is_tests, root, sources};
 /// Rooms in which no two types share a name: who reads a call's way meets them all.
 const ONE_NAME_EACH: [&str; 2] = ["monitor", "gate"];
 
+/// The rooms of the monitor, the lowest first: each knows those before it, and itself.
+const ROOMS: [&str; 11] = [
+    "state",
+    "node",
+    "caller",
+    "driver",
+    "processes",
+    "uvm",
+    "compute",
+    "audit",
+    "calls",
+    "worker",
+    "keeper",
+];
+
 /// A module, by its path below the crate: `["gate", "wire"]`.
 type Module = Vec<String>;
 
@@ -150,6 +165,33 @@ fn no_files_import_each_other_in_a_circle() {
         .map(|circle| circle.iter().map(|number| names[*number].join("/")).collect::<Vec<_>>());
     let told: Vec<_> = told.collect();
     assert!(told.is_empty(), "{told:#?}");
+}
+
+#[test]
+fn a_room_of_the_monitor_knows_those_below_it_alone() {
+    let all = modules();
+    let room = |module: &Module| match &module[..] {
+        [first, room, _, ..] if first == "monitor" => ROOMS.iter().position(|of| of == room),
+        _ => None,
+    };
+    let mut edges = BTreeSet::new();
+    let mut wrong = BTreeSet::new();
+    for (module, file) in &all {
+        let targets = named(file).paths.into_iter().filter_map(|path| target(&all, module, &path));
+        for target in targets {
+            if let (Some(from), Some(to)) = (room(module), room(&target)) {
+                edges.insert((from, to));
+                if to > from {
+                    wrong.insert(format!("{} uses {}", module.join("/"), target.join("/")));
+                }
+            }
+        }
+    }
+    let missing: Vec<_> = (0..ROOMS.len())
+        .filter(|room| edges.iter().all(|(from, to)| from != room && to != room))
+        .collect();
+    assert!(missing.is_empty(), "nothing was found of {missing:?}");
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]

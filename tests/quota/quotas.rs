@@ -1,5 +1,6 @@
 //! What honest programs get.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -97,12 +98,15 @@ fn what_is_freed_can_be_had_again_however_it_is_freed() {
     gated.soon_is_empty();
 }
 
-/// Waits until so much is in use; the process that uses it.
+/// Waits until so much is in use; the process that uses it. One before may have ended, and its files not yet
+/// be closed.
 #[track_caller]
 fn holding(gated: &Gated, bytes: u64) -> i32 {
     let holds = || {
         let state = gated.sim.state();
-        state.gpus[0].processes.iter().find(|(_, used)| **used >= bytes).map(|(pid, _)| *pid)
+        let mut processes = state.gpus[0].processes.iter();
+        let lives = |pid: u32| Path::new("/proc").join(pid.to_string()).exists();
+        processes.find(|(pid, used)| **used >= bytes && lives(**pid)).map(|(pid, _)| *pid)
     };
     wait_until(PATIENCE, || holds().is_some());
     let pid = holds().unwrap_or_else(|| panic!("nobody holds {bytes}: {:?}", gated.sim.state()));

@@ -3,7 +3,7 @@
 //! A descriptor can be sent to a process that no filter watches. What is taken through it
 //! shows in the driver's figures alone: of the process that made the client, which may be
 //! dead by then, or of a stranger that made one of its own. So those are asked for, too;
-//! whoever then is found with a file that was opened in the container ([`Origin`](crate::monitor::audit::origin::Origin)), and
+//! whoever then is found with a file that was opened in the container ([`Origin`](crate::monitor::processes::origin::Origin)), and
 //! isn't at home there, is ended.
 
 use std::collections::BTreeSet;
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::events::Event;
-use crate::monitor::audit::escaped_fds::{Charge, Home};
-use crate::monitor::audit::origin::mounts;
-use crate::monitor::audit::processes::{Processes, mount_namespace, processes};
 use crate::monitor::caller::target::with_files;
-use crate::monitor::driver::device::{self, Device};
-use crate::monitor::worker::facts::described;
+use crate::monitor::node::device::{self, Device};
+use crate::monitor::processes::container_processes::{Processes, mount_namespace, processes};
+use crate::monitor::processes::escaped_fds::{Charge, Home};
+use crate::monitor::processes::origin::mounts;
+use crate::monitor::state::facts::described;
 use crate::process::{first_of, told};
 
 /// How often is looked whether strangers could have taken anything, and how often they are
@@ -65,13 +65,13 @@ impl Processes {
     /// A process of the container has that file open.
     pub(crate) fn note_opened(&self, device: &Device) {
         let Some(mount) = device.mount else { return };
-        if self.abroad.last.swap(mount, Ordering::Relaxed) != mount {
+        if self.escaped.last.swap(mount, Ordering::Relaxed) != mount {
             self.learn(mount, device.place.0);
         }
     }
 
     fn learn(&self, mount: u64, filesystem: u64) {
-        let mut origins = self.abroad.origins();
+        let mut origins = self.escaped.origins();
         if origins.judged.len() >= MOST_MOUNTS || !origins.judged.insert(mount) {
             return;
         }
@@ -90,9 +90,9 @@ impl Processes {
     /// away unused. Its mounts may still be being made, so they are looked at again.
     pub(crate) fn meet(&self) {
         let now = Instant::now();
-        let abroad = &self.abroad;
+        let escaped = &self.escaped;
         let mut since = now;
-        if let Some(home) = &mut abroad.state().home {
+        if let Some(home) = &mut escaped.state().home {
             if home.is_settled(now) {
                 return;
             }
@@ -107,9 +107,9 @@ impl Processes {
         if !first.alive() || theirs.is_empty() || theirs.len() > MOST_MOUNTS {
             return;
         }
-        abroad.origins().origin.inhabit(theirs);
+        escaped.origins().origin.inhabit(theirs);
         self.settle(first.pid);
-        abroad.state().home = Some(Home { mounts: file, since, met: now });
+        escaped.state().home = Some(Home { mounts: file, since, met: now });
     }
 
     /// A process of the container's was seen: where it lives, and what it has open.
@@ -120,7 +120,7 @@ impl Processes {
         let home = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
         let home = home.filter(|of| !of.trim_end().ends_with(":/"));
         let settled = settled.map(|(_, inode)| inode);
-        self.abroad.origins().origin.settle(settled, home.as_deref());
+        self.escaped.origins().origin.settle(settled, home.as_deref());
         for tid in with_files(pid.cast_unsigned()) {
             for (mount, filesystem) in self.open_nodes(tid) {
                 self.learn(mount, filesystem);
@@ -138,21 +138,21 @@ impl Processes {
     /// Looks at the figures of those who aren't the container's, and for whoever has a
     /// descriptor of its where they, or the container's own, ask for it.
     pub(crate) fn look_abroad(&self) {
-        let abroad = &self.abroad;
+        let escaped = &self.escaped;
         let now = Instant::now();
-        if abroad.origins().origin.is_unknown() {
+        if escaped.origins().origin.is_unknown() {
             return;
         }
         let ours = self.our_pids();
-        if ours.is_empty() && !abroad.is_watched() {
+        if ours.is_empty() && !escaped.is_watched() {
             return;
         }
-        if abroad.state().looked.is_none_or(|looked| now - looked >= LOOK) {
-            abroad.state().looked = Some(now);
+        if escaped.state().looked.is_none_or(|looked| now - looked >= LOOK) {
+            escaped.state().looked = Some(now);
             self.look_at_figures(&ours);
         }
         let (suspicious, lingering, searched) = {
-            let state = abroad.state();
+            let state = escaped.state();
             let lingering = state.former.iter().any(|pid| state.figures.contains_key(pid));
             (state.suspicion.is_some_and(|until| now < until), lingering, state.searched)
         };
@@ -163,11 +163,11 @@ impl Processes {
     }
 
     fn look_at_figures(&self, ours: &BTreeSet<u32>) {
-        let abroad = &self.abroad;
+        let escaped = &self.escaped;
         let own: Vec<u32> = ours.iter().copied().collect();
         let Some((_, of_others)) = self.driver.figures(&own) else { return };
         let (last, suspicion) = {
-            let state = abroad.state();
+            let state = escaped.state();
             (state.of_others, state.suspicion)
         };
         let now = Instant::now();
@@ -182,25 +182,25 @@ impl Processes {
         {
             return;
         }
-        abroad.state().of_others = Some((of_others, now));
-        let former: BTreeSet<u32> = abroad.state().former.iter().copied().collect();
+        escaped.state().of_others = Some((of_others, now));
+        let former: BTreeSet<u32> = escaped.state().former.iter().copied().collect();
         let all = processes().chain(former.iter().copied()).chain(ours.iter().copied());
         let all: Vec<u32> = all.collect::<BTreeSet<u32>>().into_iter().collect();
         let Some((_, before)) = self.driver.figures(&[]) else { return };
         let Some((mut figures, unexplained)) = self.driver.figures(&all) else { return };
         let Some((_, after)) = self.driver.figures(&[]) else { return };
         figures.retain(|pid, _| !ours.contains(pid));
-        let known = std::mem::replace(&mut abroad.state().figures, figures.clone());
+        let known = std::mem::replace(&mut escaped.state().figures, figures.clone());
         let grown =
             figures.iter().filter(|(pid, bytes)| known.get(pid).is_none_or(|known| known < bytes));
         for (pid, _) in grown {
             if former.contains(pid) {
-                abroad.suspect();
+                escaped.suspect();
             }
             self.end_holder(*pid, ours, Charge::Own);
         }
         // What is taken meanwhile is in one figure and not in the other.
-        let mut state = abroad.state();
+        let mut state = escaped.state();
         if before != after && state.unsteady < MOST_UNSTEADY {
             state.unsteady += 1;
             return;
@@ -213,14 +213,14 @@ impl Processes {
         } else if known.is_some_and(|known| known <= unexplained) {
             return;
         }
-        abroad.state().unexplained = Some(unexplained);
+        escaped.state().unexplained = Some(unexplained);
     }
 
     /// Ends all strangers that have a descriptor of the container's. Whether there was one.
     pub(crate) fn search(&self, ours: &BTreeSet<u32>, charge: Charge) -> bool {
         let all: Vec<u32> = processes().collect();
         let found = all.iter().filter(|pid| self.end_holder(**pid, ours, charge)).count() > 0;
-        self.abroad.state().searched = Some(Instant::now());
+        self.escaped.state().searched = Some(Instant::now());
         found
     }
 
@@ -262,7 +262,7 @@ impl Processes {
                 let Some(at_home) = at_home else { return Descriptors::default() };
                 if at_home.contains(&mount) {
                     found.of_own = true;
-                } else if self.abroad.origins().origin.has(mount, filesystem) {
+                } else if self.escaped.origins().origin.has(mount, filesystem) {
                     found.of_container = true;
                 }
             }

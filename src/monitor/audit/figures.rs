@@ -2,9 +2,9 @@
 
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
 use crate::monitor::audit::look::Audit;
-use crate::monitor::audit::unanswered::Amount;
-use crate::monitor::calls::lane::OnLane;
 use crate::monitor::driver::monitor_client::MonitorClient;
+use crate::monitor::driver::unanswered::Amount;
+use crate::monitor::state::lane::OnLane;
 use crate::rm::about::Held;
 
 impl Audit {

@@ -16,8 +16,10 @@ use crate::ledger::{Client, Process};
 use crate::monitor::audit::heirs::{callers, seen, seen_with};
 use crate::monitor::audit::holdings::DeadPids;
 use crate::monitor::audit::look::Audit;
-use crate::monitor::caller::target::{self, compared, process_id};
+use crate::monitor::caller::target::compared;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
+use crate::monitor::state::process_number::number;
+use crate::monitor::state::process_number::process_id;
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 
@@ -122,7 +124,7 @@ impl Audit {
             let files = self.processes.open_in(*pid, CLIENT).unwrap_or_default();
             files.into_iter().any(|file| !is_theirs(file))
         });
-        with_files.filter_map(|pid| ProcessId::of(pid.cast_signed())).map(target::number).collect()
+        with_files.filter_map(|pid| ProcessId::of(pid.cast_signed())).map(number).collect()
     }
 }
 

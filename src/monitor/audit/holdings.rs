@@ -1,6 +1,6 @@
 //! What the container's processes hold on a GPU, as the driver says.
 //!
-//! Asked on the [lane](crate::monitor::calls::lane), so that figures and books are of one moment: the driver rounds up what
+//! Asked on the [lane](crate::monitor::state::lane), so that figures and books are of one moment: the driver rounds up what
 //! it gives a call, and shows that before the call is back. Where a call doesn't leave the lane in time,
 //! the driver is asked all the same: what that call gets may be missing in the books, and is no shield for
 //! long: see [`Doubts`]. Knows no verdicts.
@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
-use crate::monitor::audit::judge::KnownNames;
-use crate::monitor::caller::target::process_id;
 use crate::monitor::state::books::Books;
+use crate::monitor::state::known_names::KnownNames;
+use crate::monitor::state::process_number::process_id;
 use crate::rm::about::Held;
 
 /// How long it may look as if there were more than was asked for, while a call hangs.

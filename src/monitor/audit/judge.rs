@@ -5,6 +5,7 @@
 //! are not of the same instant; see [`judge`] for what can be said all the same.
 
 use crate::ledger::Expected;
+use crate::monitor::state::known_names::KnownNames;
 use crate::rm::about::Held;
 
 /// A process of the container, on one GPU.
@@ -54,15 +55,6 @@ pub(crate) enum Underway {
     Nothing,
     /// A call hangs there.
     Call,
-}
-
-/// Names of memory, of which each shows in the figures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct KnownNames {
-    /// What those that are known name, in bytes.
-    pub known_bytes: u64,
-    /// Memory may have an owner that no figure has, the monitor's neither.
-    pub are_needed: bool,
 }
 
 /// Compares the figures of the container's processes on a GPU with what is `expected`.

@@ -5,7 +5,7 @@
 //! what it is. When no object names the memory any more, and nobody of the container is
 //! found with the file, it is taken back: the driver frees what the file has, also where a
 //! descriptor of it is hidden. So it is when the container is gone. What is put into a file, and taken
-//! out of it, is so on the [lane](crate::monitor::calls::lane).
+//! out of it, is so on the [lane](crate::monitor::state::lane).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,17 +14,17 @@ use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Entry, Hold};
-use crate::monitor::audit::processes::Processes;
 use crate::monitor::caller::target::has_file;
-use crate::monitor::calls::lane::{Lane, OnLane};
 use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::device::{Device, Failure, Rm};
+use crate::monitor::driver::export_files::{Exported, Exports};
 use crate::monitor::driver::stakes::Stakes;
+use crate::monitor::keeper_socket::KeeperSocket;
+use crate::monitor::node::device::{Device, Failure, Rm};
+use crate::monitor::processes::container_processes::Processes;
 use crate::monitor::state::books::Books;
 use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::export_files::{Exported, Exports};
 use crate::monitor::state::kept_file::KeptFile;
-use crate::monitor::worker::keeper_socket::KeeperSocket;
+use crate::monitor::state::lane::{Lane, OnLane};
 use crate::rm::export;
 use crate::rm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
 

@@ -2,7 +2,7 @@
 //!
 //! What the answers mean is decided in [`judge`](crate::monitor::audit::judge); here they are got, and acted
 //! on. It never reads a process's memory, which could make it wait. A thread of its own audits
-//! ([`rounds`](crate::monitor::audit::rounds)), and so does a call that would be refused for the quota.
+//! ([`rounds`](crate::monitor::worker::rounds)), and so does a call that would be refused for the quota.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -11,23 +11,23 @@ use std::time::{Duration, Instant};
 use crate::events::Event;
 use crate::gate::settings::Settings;
 use crate::ledger::{Entry, Handle, Process};
-use crate::monitor::audit::deaths::Deaths;
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
 use crate::monitor::audit::judge::{self, Finding, Underway};
 use crate::monitor::audit::kept_exports::KeptExports;
 use crate::monitor::audit::mappings::Mappings;
 use crate::monitor::audit::memory::{AuditMemory, Audited};
 use crate::monitor::audit::names::NAMES_DOUBT;
-use crate::monitor::audit::occasion::{Depth, Occasion};
-use crate::monitor::audit::processes::Processes;
 use crate::monitor::audit::suspects::{culprits, uncharged, with_charges};
-use crate::monitor::caller::target::process_id;
-use crate::monitor::calls::lane::{Lane, OnLane};
+use crate::monitor::caller::deaths::Deaths;
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::driver::stakes::Stakes;
+use crate::monitor::processes::container_processes::Processes;
 use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::state::lane::{Lane, OnLane};
+use crate::monitor::state::occasion::{Depth, Occasion};
+use crate::monitor::state::process_number::process_id;
 use crate::monitor::state::space::Space;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::kept_files::Uvm;
@@ -153,13 +153,13 @@ impl Audit {
         let dead: Vec<Process> =
             processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
         if processes.is_empty() {
-            self.driver.let_go(self.processes.abroad.is_watched());
+            self.driver.let_go(self.processes.escaped.is_watched());
             return None;
         }
         let own = self.driver.own_client()?;
         let is_lost = |process: &Process| ProcessId::of(process_id(*process).pid).is_some();
         let lost: BTreeSet<Process> = dead.iter().copied().filter(is_lost).collect();
-        let numbers = DeadPids { former: self.processes.abroad.former(), lost };
+        let numbers = DeadPids { former: self.processes.escaped.former(), lost };
         let mut all = Vec::new();
         for gpu in 0..self.state.uuids.len() {
             let found = self.ask(lane, &own, gpu, &numbers)?;
@@ -235,7 +235,7 @@ impl Audit {
                     let culprits = culprits(&books, pid);
                     drop(books);
                     tracing::debug!(excess_bytes, pid, "taken past the monitor");
-                    self.processes.abroad.suspect();
+                    self.processes.escaped.suspect();
                     let event = || past_the_monitor(&self.state.settings, gpu, excess_bytes);
                     culprits.into_iter().for_each(|culprit| self.processes.kill(culprit, event()));
                 }
@@ -279,7 +279,7 @@ impl Audit {
             books.enter(Entry::Left { process: *process });
             self.slices.shares.wake();
             self.mappings.spaces.look_at_all();
-            self.processes.abroad.forget(*process);
+            self.processes.escaped.forget(*process);
             has_buried = true;
         }
         if has_buried {

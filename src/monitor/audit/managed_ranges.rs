@@ -7,7 +7,8 @@ use std::time::Instant;
 use crate::ledger::{Entry, Hold, Process};
 use crate::monitor::audit::mappings::{Mappings, overlap};
 use crate::monitor::state::space::Space;
-use crate::monitor::uvm::address_spaces::{Mapped, ON_ITS_WAY};
+use crate::monitor::state::space_ranges::Mapped;
+use crate::monitor::uvm::address_spaces::ON_ITS_WAY;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::ranges::{PAGE_BYTES, Ranges};
 

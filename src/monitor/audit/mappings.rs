@@ -16,13 +16,16 @@ use std::time::{Duration, Instant};
 use crate::events::Event;
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::Process;
-use crate::monitor::audit::processes::Processes;
-use crate::monitor::caller::target::{self, has_file, process_id};
-use crate::monitor::calls::lane::Lane;
-use crate::monitor::driver::device;
+use crate::monitor::caller::target::has_file;
+use crate::monitor::node::device;
+use crate::monitor::processes::container_processes::Processes;
 use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::state::lane::Lane;
+use crate::monitor::state::process_number::number;
+use crate::monitor::state::process_number::process_id;
 use crate::monitor::state::space::Space;
-use crate::monitor::uvm::address_spaces::{AddressSpace, AddressSpaces, Mapped, current};
+use crate::monitor::state::space_ranges::Mapped;
+use crate::monitor::uvm::address_spaces::{AddressSpace, AddressSpaces, current};
 use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile};
 use crate::monitor::uvm::kept_files::Uvm;
 use crate::monitor::uvm::ranges::Ranges;
@@ -139,7 +142,7 @@ impl Mappings {
     /// Whoever has something mapped that he isn't charged for is watched.
     pub(crate) fn look_for_heirs(&self) {
         for pid in self.processes.inhabitants().into_iter().map(u32::cast_signed) {
-            let Some(process) = ProcessId::of(pid).map(target::number) else { continue };
+            let Some(process) = ProcessId::of(pid).map(number) else { continue };
             let since = Instant::now();
             let mappings = self.mapped_in(process, &current(process).unwrap_or_default());
             let is_known = !self.spaces.of(process).is_empty();

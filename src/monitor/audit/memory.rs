@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::monitor::audit::heirs::Lingering;
 use crate::monitor::audit::holdings::Doubts;
 use crate::monitor::audit::names::Names;
-use crate::monitor::audit::occasion::Occasion;
+use crate::monitor::state::occasion::Occasion;
 
 /// How soon it's asked again for calls that would be refused.
 const PATIENCE: Duration = Duration::from_millis(4);

@@ -1,8 +1,6 @@
 //! What the driver and the kernel have of the container: asked for, judged, acted on.
 
-pub(crate) mod deaths;
 pub(crate) mod escape_search;
-pub(crate) mod escaped_fds;
 pub(crate) mod figures;
 pub(crate) mod heir_check;
 pub(crate) mod heirs;
@@ -14,11 +12,5 @@ pub(crate) mod managed_ranges;
 pub(crate) mod mappings;
 pub(crate) mod memory;
 pub(crate) mod names;
-pub(crate) mod occasion;
-pub(crate) mod origin;
-pub(crate) mod processes;
 pub(crate) mod prune;
-pub(crate) mod rest;
-pub(crate) mod rounds;
 pub(crate) mod suspects;
-pub(crate) mod unanswered;

@@ -9,9 +9,9 @@ use std::time::Instant;
 use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::audit::look::Audit;
 use crate::monitor::audit::names::MOST_ASKED;
-use crate::monitor::audit::occasion::Depth;
-use crate::monitor::calls::lane::OnLane;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
+use crate::monitor::state::lane::OnLane;
+use crate::monitor::state::occasion::Depth;
 
 impl Audit {
     /// Asks for names: one that is gone makes room for one that nobody asked for.

@@ -1,6 +1,6 @@
 //! Who calls: listeners, processes, what is read of a call, and calls whose caller comes back.
 
-pub(crate) mod call_id;
+pub(crate) mod deaths;
 pub(crate) mod leader;
 pub(crate) mod listener;
 pub(crate) mod listeners;

@@ -7,7 +7,7 @@
 use nix::errno::Errno;
 
 use crate::monitor::caller::target::Target;
-use crate::monitor::driver::buffer::Buffer;
+use crate::monitor::node::buffer::Buffer;
 
 /// What is copied at once: no page of any machine is smaller.
 const PAGE_BYTES: usize = 4096;

@@ -21,8 +21,9 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
 
 use crate::ledger::Process;
-use crate::monitor::caller::call_id::Fingerprint;
-use crate::monitor::driver::device::Device;
+use crate::monitor::node::device::Device;
+use crate::monitor::state::call_id::Fingerprint;
+use crate::monitor::state::process_number::number;
 use crate::process::{ProcessId, threads};
 
 /// `PIDFD_THREAD`, since 6.9.
@@ -30,9 +31,6 @@ const PIDFD_THREAD: u32 = libc::O_EXCL.cast_unsigned();
 
 /// Threads that are remembered.
 const MOST: usize = 256;
-
-/// Bits of a pid; `PID_MAX_LIMIT` is 2²².
-const PID_BITS: u32 = 22;
 
 /// A thread that called.
 #[derive(Debug)]
@@ -69,18 +67,6 @@ type MountNamespace = (u64, u64);
 fn mount_namespace(process: &str) -> io::Result<MountNamespace> {
     let meta = fs::metadata(format!("/proc/{process}/ns/mnt"))?;
     Ok((meta.dev(), meta.ino()))
-}
-
-/// The number of a process: when it started, and its pid.
-pub(crate) fn number(process: ProcessId) -> Process {
-    let pid = u64::from(process.pid.cast_unsigned()) & ((1 << PID_BITS) - 1);
-    Process(process.start_ticks << PID_BITS | pid)
-}
-
-/// The process of a number.
-pub(crate) fn process_id(process: Process) -> ProcessId {
-    let pid = i32::try_from(process.0 & ((1 << PID_BITS) - 1)).unwrap_or(0);
-    ProcessId { pid, start_ticks: process.0 >> PID_BITS }
 }
 
 /// A descriptor for a thread or, where `flags` are 0, a process.

@@ -11,8 +11,8 @@ use crate::monitor::calls::charge::{make_charged, on_no_gpu};
 use crate::monitor::calls::gpu_lookup::{gpu_on, made_of_gpu};
 use crate::monitor::calls::groups::{enter_group, room_for_group};
 use crate::monitor::calls::handles::ToMake;
-use crate::monitor::calls::lane::OnLane;
-use crate::monitor::driver::buffer::Buffer;
+use crate::monitor::node::buffer::Buffer;
+use crate::monitor::state::lane::OnLane;
 use crate::rm::call::{Alloc, Object};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

@@ -4,17 +4,18 @@
 use std::sync::Arc;
 
 use crate::ledger::{Client, Entry, Handle, Process};
-use crate::monitor::caller::call_id::Trace;
 use crate::monitor::caller::pid_ns::PidMaps;
-use crate::monitor::caller::target::{Targets, process_id};
+use crate::monitor::caller::target::Targets;
 use crate::monitor::caller::thread_order::ThreadOrder;
 use crate::monitor::caller::unclaimed::{Kept, Unclaimed};
-use crate::monitor::calls::lane::{Lane, OnLane};
 use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::device::{Device, Failure, Rm};
 use crate::monitor::driver::monitor_client::Presence;
+use crate::monitor::node::device::{Device, Failure, Rm};
+use crate::monitor::state::call_id::Trace;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::journal_map::Slot;
+use crate::monitor::state::lane::{Lane, OnLane};
+use crate::monitor::state::process_number::process_id;
 use crate::process::ProcessId;
 use crate::rm::call::Object;
 use crate::rm::number::NV_ERR_OBJECT_NOT_FOUND;

@@ -14,17 +14,17 @@ use std::sync::Arc;
 
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
-use crate::monitor::caller::call_id::Making;
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::import::import;
-use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::make_control::{give_back, make_control, settle};
 use crate::monitor::calls::object_file::{Control, denied, status_over};
-use crate::monitor::driver::device::{Device, Failure};
+use crate::monitor::driver::export_files::Exported;
+use crate::monitor::node::device::{Device, Failure};
 use crate::monitor::state::books::{BOUNDS, Books};
-use crate::monitor::state::export_files::Exported;
+use crate::monitor::state::call_id::Making;
+use crate::monitor::state::lane::OnLane;
 use crate::rm::export::{self, Does, Places};
 
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

@@ -1,9 +1,9 @@
 //! Objects that the driver is asked to make, under a handle of the caller's choice or of ours.
 
 use crate::ledger::{Client, Handle};
-use crate::monitor::caller::call_id::{self, nth_handle};
 use crate::monitor::calls::case::Case;
-use crate::monitor::calls::lane::OnLane;
+use crate::monitor::state::call_id::{self, nth_handle};
+use crate::monitor::state::lane::OnLane;
 use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;

@@ -1,16 +1,16 @@
 //! Memory that a program imports from a file: names of what another exported to it.
 
 use crate::ledger::{Client, Entry, Handle, Hold};
-use crate::monitor::caller::call_id::{Making, nth_handle};
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::handles::{next_handles, unmake};
-use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::make_control::make_control;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::monitor::calls::object_file::{Control, denied, status_over};
-use crate::monitor::driver::device::Device;
+use crate::monitor::node::device::Device;
 use crate::monitor::state::books::BOUNDS;
+use crate::monitor::state::call_id::{Making, nth_handle};
+use crate::monitor::state::lane::OnLane;
 use crate::rm::call::Object;
 use crate::rm::export::{self, Places};
 use crate::rm::number::*;

@@ -8,8 +8,8 @@ use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::policy::Pass;
 use crate::monitor::calls::uvm_file::{ask, kept};
 use crate::monitor::state::journal::Maker;
+use crate::monitor::state::makers::Initialization;
 use crate::monitor::uvm::address_spaces::{image, is_randomized};
-use crate::monitor::uvm::owners::Initialization;
 use crate::rm::number::{
     NV_ERR_BUSY_RETRY, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED, UVM_INITIALIZE,
 };

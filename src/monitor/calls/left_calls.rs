@@ -43,8 +43,8 @@ mod tests {
     use nix::libc::seccomp_notif;
 
     use super::*;
-    use crate::monitor::caller::call_id::Making;
     use crate::monitor::state::books::tests::journal;
+    use crate::monitor::state::call_id::Making;
     use crate::monitor::state::journal_map::JournalMap;
 
     #[test]

@@ -2,6 +2,7 @@
 
 pub(crate) mod alloc;
 pub(crate) mod alloc_memory;
+pub(crate) mod call_threads;
 pub(crate) mod callers;
 pub(crate) mod case;
 pub(crate) mod charge;
@@ -17,12 +18,12 @@ pub(crate) mod groups;
 pub(crate) mod handles;
 pub(crate) mod import;
 pub(crate) mod initialize;
-pub(crate) mod lane;
 pub(crate) mod left_calls;
 pub(crate) mod make_control;
 pub(crate) mod mmap;
 pub(crate) mod object_file;
 pub(crate) mod open;
+pub(crate) mod parts;
 pub mod policy;
 pub(crate) mod serve;
 pub(crate) mod steer;

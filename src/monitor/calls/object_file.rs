@@ -1,7 +1,7 @@
 //! A control that puts objects into a file, or makes names of what is in one.
 
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::state::export_files::Denied;
+use crate::monitor::driver::export_files::Denied;
 use crate::rm::export::Does;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;

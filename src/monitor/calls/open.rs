@@ -4,7 +4,7 @@ use nix::errno::Errno;
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::driver::device::Device;
+use crate::monitor::node::device::Device;
 
 /// Finds out which of the driver's files a descriptor is.
 pub(crate) fn open(case: &mut Case<'_>, descriptor: i32) -> Result<(), Over> {

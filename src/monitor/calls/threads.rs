@@ -12,16 +12,16 @@ use crate::monitor::caller::leader::{Leader, Turn};
 use crate::monitor::caller::listeners::Listeners;
 use crate::monitor::caller::recv_wait;
 use crate::monitor::caller::scratch::Scratch;
+use crate::monitor::calls::call_threads::CallThreads;
 use crate::monitor::calls::case::Case;
-use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::left_calls::{is_haunted, is_left, move_in};
+use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::serve::serve;
 use crate::monitor::state::journal::{SLOTS, Stage};
 use crate::monitor::state::journal_map::Slot;
+use crate::monitor::state::lane::OnLane;
+use crate::monitor::state::log_limit::News;
 use crate::monitor::thread::spawn;
-use crate::monitor::worker::call_threads::CallThreads;
-use crate::monitor::worker::log_limit::News;
-use crate::monitor::worker::parts::Parts;
 
 /// How long a listener that has nothing, or nobody, is left alone.
 const PAUSE: Duration = Duration::from_micros(50);

@@ -28,7 +28,7 @@ use crate::monitor::calls::uvm_maps::{map_in, mapping_gpus};
 use crate::monitor::calls::uvm_ranges::{
     NO_GPU, end_mappings, free_range, make_range, span, unmap, withdraw_gone,
 };
-use crate::monitor::driver::device::Device;
+use crate::monitor::node::device::Device;
 use crate::monitor::uvm::files::UvmFile;
 use crate::rm::number::{
     NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::gate::settings::NodeKind;
-use crate::monitor::caller::call_id::Making;
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::take_lane;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::lane::OnLane;
-use crate::monitor::driver::device::Device;
+use crate::monitor::node::device::Device;
+use crate::monitor::state::call_id::Making;
+use crate::monitor::state::lane::OnLane;
+use crate::monitor::state::log_limit::News;
 use crate::monitor::uvm::files::UvmFile;
-use crate::monitor::worker::log_limit::News;
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_OK,
 };

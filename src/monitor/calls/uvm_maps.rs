@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use crate::ledger::{Client, Entry, Handle, Span, Tree};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::uvm_file::{ask, gpu_of, uvm_status};
-use crate::monitor::driver::device::{Device, Failure, Rm};
 use crate::monitor::driver::stakes::Source as Staked;
+use crate::monitor::node::device::{Device, Failure, Rm};
 use crate::monitor::state::books::BOUNDS;
+use crate::monitor::state::lane::OnLane;
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,
     NV_ERR_NOT_SUPPORTED, NV_OK,

@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use crate::ledger::{Span, Tree};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::lane::OnLane;
 use crate::monitor::calls::uvm_file::{
     ask, gpu_of, on_lane_for_uvm, on_lane_with_file, refuse_condemned, uvm_status,
 };
+use crate::monitor::state::lane::OnLane;
 use crate::monitor::state::space::Space;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::ranges::{PAGE_BYTES, Ranges};

@@ -10,13 +10,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::monitor::caller::target::{Targets, process_id};
+use crate::monitor::caller::target::Targets;
 use crate::monitor::compute::shares::{Shares, was_seen};
 use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::device::Failure;
 use crate::monitor::driver::monitor_client::Presence;
+use crate::monitor::node::device::Failure;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::groups::DueSlice;
+use crate::monitor::state::process_number::process_id;
 use crate::registry::notice::Notice;
 use crate::registry::share;
 use crate::rm::number::{

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::monitor::audit::unanswered::{Amount, Told, Unanswered};
-use crate::monitor::driver::device::Failure;
 use crate::monitor::driver::monitor_client::MonitorClient;
+use crate::monitor::driver::unanswered::{Amount, Told, Unanswered};
+use crate::monitor::keeper_socket::KeeperSocket;
+use crate::monitor::node::device::Failure;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::kept_file::KeptFile;
-use crate::monitor::worker::keeper_socket::KeeperSocket;
 
 /// Our way to the driver.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Once, OnceLock};
 
 use crate::gate::settings::{Gpu, Node, NodeKind};
-use crate::monitor::audit::unanswered::{Amount, Reason, Unanswered};
-use crate::monitor::driver::device::{Device, Failure, Rm};
+use crate::monitor::driver::unanswered::{Amount, Reason, Unanswered};
+use crate::monitor::node::device::{Device, Failure, Rm};
 use crate::rm::about::{self, Held};
 use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::rm::channel::ask_disable;

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use crate::ledger::{Before, Client, Entry, Handle, Hold, Shown};
-use crate::monitor::audit::deaths::Deaths;
-use crate::monitor::calls::lane::{Lane, OnLane};
+use crate::monitor::caller::deaths::Deaths;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::client_handover::FormerClients;
-use crate::monitor::driver::device::{Device, Rm};
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known};
+use crate::monitor::keeper_socket::KeeperSocket;
+use crate::monitor::node::device::{Device, Rm};
 use crate::monitor::state::books::Books;
 use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::worker::keeper_socket::KeeperSocket;
+use crate::monitor::state::lane::{Lane, OnLane};
 
 /// What a mapping is made from.
 #[derive(Debug, Clone, Copy)]

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use crate::ledger::{Before, Entry};
 use crate::monitor::driver::client_handover::Stake;
-use crate::monitor::driver::device::{Device, Rm};
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known, of_client};
 use crate::monitor::driver::stakes::Stakes;
+use crate::monitor::node::device::{Device, Rm};
 use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::thread::spawn;
 

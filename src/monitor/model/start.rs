@@ -8,8 +8,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::{DRIVER, ModelDriver};
 use crate::gate::settings::{Gpu, Managed, Settings};
+use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::worker::Worker;
-use crate::monitor::worker::keeper_socket::KeeperSocket;
 
 /// What a container has that is given so many bytes, and quotas, of GPUs.
 pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) -> Settings {

@@ -22,16 +22,16 @@ use super::{
 use crate::gate::passing::{self, Wait};
 use crate::gate::settings::Settings;
 use crate::gate::wire::Notice;
-use crate::monitor::audit::occasion::Occasion;
 use crate::monitor::caller::listener::Listener;
 use crate::monitor::caller::scratch::Scratch;
 use crate::monitor::caller::test_callers::{Caller, TestCallers};
 use crate::monitor::calls::left_calls::move_in;
+use crate::monitor::calls::parts::Parts;
+use crate::monitor::keeper_socket::Heard;
 use crate::monitor::state::kept_file::KeptFile;
+use crate::monitor::state::occasion::Occasion;
 use crate::monitor::uvm::files::Looks;
 use crate::monitor::worker::Worker;
-use crate::monitor::worker::keeper_socket::Heard;
-use crate::monitor::worker::parts::Parts;
 use crate::process::ProcessId;
 
 /// Files to export memory to.

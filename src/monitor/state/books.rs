@@ -10,18 +10,17 @@ use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
     Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
 };
-use crate::monitor::audit::judge::KnownNames;
-use crate::monitor::caller::call_id::Making;
+use crate::monitor::state::call_id::Making;
 use crate::monitor::state::channels::{self, Channels};
 use crate::monitor::state::devices::Devices;
 use crate::monitor::state::due::Due;
 use crate::monitor::state::groups::{self, Groups};
 use crate::monitor::state::journal::{HALF_BYTES, RECORD_BYTES, Record, Stage};
 use crate::monitor::state::journal_map::{JournalMap, Log, SetAside, Slot};
+use crate::monitor::state::known_names::KnownNames;
+use crate::monitor::state::makers::{MOST_FILES, Makers};
 use crate::monitor::state::space::Space;
 use crate::monitor::state::space_ranges::{MOST_RANGES, SpaceRanges};
-use crate::monitor::uvm::files;
-use crate::monitor::uvm::owners::Makers;
 
 /// How much the container may make us remember.
 pub(crate) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, stakes: 16384 };
@@ -309,7 +308,7 @@ impl Books {
 /// nodes, and makers of files.
 const _: () = {
     let ledger = 2 * BOUNDS.objects + 3 * BOUNDS.holds + BOUNDS.stakes;
-    let users = MOST_SHARES + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * files::MOST;
+    let users = MOST_SHARES + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * MOST_FILES;
     let compute = groups::MOST + channels::MOST as usize;
     assert!((ledger + users + compute) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
 };

@@ -19,7 +19,7 @@ use nix::libc::seccomp_notif;
 pub(crate) use log::Log;
 
 use crate::calls::{Calls, DURATIONS_US, Durations};
-use crate::monitor::caller::call_id::{Making, Words};
+use crate::monitor::state::call_id::{Making, Words};
 use crate::monitor::state::journal::{
     FORMAT, HEAD_BYTES, JOURNAL_BYTES, SHELF_OFFSET, SLOT_BYTES, SLOTS, Stage,
 };

@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use crate::monitor::state::journal::Record;
 use crate::monitor::state::space::{self, MANAGED, OF_FILE, Space};
-use crate::monitor::uvm::address_spaces::Mapped;
+
+/// A mapping: its first address, and the first behind it.
+pub(crate) type Mapped = (u64, u64);
 
 /// Ranges at most.
 pub(crate) const MOST_RANGES: usize = 16384;

@@ -16,7 +16,8 @@ use nix::libc;
 
 use crate::ledger::Process;
 use crate::monitor::bell::Bell;
-use crate::monitor::caller::target::process_id;
+use crate::monitor::state::process_number::process_id;
+use crate::monitor::state::space_ranges::Mapped;
 use crate::process::told;
 
 /// How long a mapping may still be on its way after it was asked for.
@@ -32,9 +33,6 @@ const FNV_PRIME: u64 = 0x0100_0000_01b3;
 
 /// Address spaces at most, each of which is a descriptor.
 const MOST_MEMORIES: usize = 4096;
-
-/// A mapping: its first address, and the first behind it.
-pub(crate) type Mapped = (u64, u64);
 
 /// A memory that a process had when it asked for a mapping.
 #[derive(Debug)]

@@ -7,10 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::monitor::caller::target::{compared, has_file};
-use crate::monitor::driver::device::Device;
-
-/// Files at most: each is a descriptor of ours and one of the keeper's.
-pub(crate) const MOST: usize = 1024;
+use crate::monitor::node::device::Device;
 
 /// How many ranges of files times files there may be: for each range that is mapped, all other
 /// files are asked whether it's theirs.

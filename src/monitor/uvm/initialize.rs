@@ -10,14 +10,14 @@ use std::sync::atomic::Ordering;
 use nix::errno::Errno;
 
 use crate::ledger::Process;
-use crate::monitor::caller::target::process_id;
-use crate::monitor::driver::buffer::Buffer;
-use crate::monitor::driver::device::Device;
+use crate::monitor::node::buffer::Buffer;
+use crate::monitor::node::device::Device;
 use crate::monitor::state::journal::{Maker, Record};
+use crate::monitor::state::makers::Initialization;
+use crate::monitor::state::process_number::process_id;
 use crate::monitor::uvm::address_spaces::image;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::kept_files::Uvm;
-use crate::monitor::uvm::owners::Initialization;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_OK, UVM_INITIALIZE};
 use crate::rm::{Key, Meaning, uvm};
 

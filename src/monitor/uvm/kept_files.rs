@@ -14,16 +14,17 @@ use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
-use crate::monitor::audit::occasion::Occasion;
-use crate::monitor::audit::processes::Processes;
-use crate::monitor::calls::lane::Lane;
-use crate::monitor::driver::buffer::Buffer;
-use crate::monitor::driver::device::Device;
+use crate::monitor::keeper_socket::KeeperSocket;
+use crate::monitor::node::buffer::Buffer;
+use crate::monitor::node::device::Device;
+use crate::monitor::processes::container_processes::Processes;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::kept_file::KeptFile;
-use crate::monitor::uvm::files::{MOST, MOST_QUESTIONS, UvmFile, UvmFiles, place};
+use crate::monitor::state::lane::Lane;
+use crate::monitor::state::makers::MOST_FILES;
+use crate::monitor::state::occasion::Occasion;
+use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile, UvmFiles, place};
 use crate::monitor::uvm::init_turn::Initializing;
-use crate::monitor::worker::keeper_socket::KeeperSocket;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
 use crate::rm::{Key, Layout, Meaning, uvm};
 
@@ -65,7 +66,7 @@ impl Uvm {
     /// The file that `device` is, kept from now on; `seen` has it. `None` where there are too
     /// many, or none can be told from another.
     pub(crate) fn keep(&self, device: &Device, seen: (u32, i32)) -> Option<Arc<UvmFile>> {
-        if self.files.files().len() >= MOST {
+        if self.files.files().len() >= MOST_FILES {
             self.sweep(Occasion::Refusal);
         }
         if let Some(file) = self.files.find(device) {
@@ -80,7 +81,7 @@ impl Uvm {
         let mut files = self.files.files();
         let at = match place(&files, device)? {
             Ok(at) => return files.get(at).cloned(),
-            Err(_) if files.len() >= MOST => return None,
+            Err(_) if files.len() >= MOST_FILES => return None,
             Err(at) => at,
         };
         if (files.len() + 1) * ranges > MOST_QUESTIONS {

@@ -5,6 +5,5 @@ pub(crate) mod files;
 pub(crate) mod init_turn;
 pub(crate) mod initialize;
 pub(crate) mod kept_files;
-pub(crate) mod owners;
 pub(crate) mod ranges;
 pub(crate) mod vma_list;

@@ -1,7 +1,7 @@
 //! What `nvidia-uvm` says of a file's ranges.
 
-use crate::monitor::driver::buffer::Buffer;
-use crate::monitor::driver::device::Device;
+use crate::monitor::node::buffer::Buffer;
+use crate::monitor::node::device::Device;
 use crate::rm::number::{
     NV_ERR_INVALID_ADDRESS, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_CLEAN_UP_ZOMBIE_RESOURCES,
     UVM_CREATE_EXTERNAL_RANGE, UVM_DISABLE_READ_DUPLICATION, UVM_FREE, UVM_UNMAP_EXTERNAL,

@@ -1,7 +1,7 @@
 //! The kernel's list of what a process has mapped (`/proc/PID/maps`, proc_pid_maps(5)): which of it could be
 //! managed memory of UVM's. Pure.
 
-use crate::monitor::uvm::address_spaces::Mapped;
+use crate::monitor::state::space_ranges::Mapped;
 
 /// A mapping that could be UVM's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,9 +10,9 @@ use crate::gate::wire::{
     Answer, GpuStatus, LastSeen, MOST_PROCESSES_TOLD, ProcessStatus, Question, Status,
 };
 use crate::ledger::{Entry, Ledger, LedgerError};
-use crate::monitor::caller::target::process_id;
+use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::threads::CallService;
-use crate::monitor::worker::parts::Parts;
+use crate::monitor::state::process_number::process_id;
 use crate::rm::usage;
 
 /// The longest question, in bytes.

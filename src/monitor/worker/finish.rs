@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::monitor::worker::keeper_socket::KeeperSocket;
+use crate::monitor::keeper_socket::KeeperSocket;
 
 /// Why the worker ends, once it does.
 #[derive(Debug)]

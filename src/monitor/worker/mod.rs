@@ -9,7 +9,7 @@
 //! | name | does |
 //! |---|---|
 //! | (the first) | listens to the keeper until the end, and for the container's first call |
-//! | `audit` | asks driver and kernel ([`rounds`](crate::monitor::audit::rounds)) |
+//! | `audit` | asks driver and kernel ([`rounds`](crate::monitor::worker::rounds)) |
 //! | `stakes`, `end`, `control` | for a while: the client of a worker before, the container's end, a question |
 //!
 //! From the container's first call on ([`threads`](crate::monitor::calls::threads)):
@@ -21,21 +21,16 @@
 //! | `shares`, `shares heard` | set slices, and hear of changes ([`slices`](crate::monitor::compute::slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 
-pub(crate) mod call_threads;
 pub(crate) mod control_socket;
-pub(crate) mod facts;
 pub(crate) mod finish;
-pub(crate) mod keeper_socket;
-pub(crate) mod log_limit;
-pub(crate) mod parts;
 pub(crate) mod privilege;
+pub(crate) mod rounds;
 pub(crate) mod see_out;
 pub(crate) mod shutdown;
-pub(crate) mod tell;
 
-pub use crate::monitor::audit::unanswered::{Amount, Reason, Unanswered};
 pub use crate::monitor::caller::listener::check_sizes;
 pub use crate::monitor::driver::monitor_client::{SliceTried, examine, try_slice};
+pub use crate::monitor::driver::unanswered::{Amount, Reason, Unanswered};
 
 use std::fs::File;
 use std::io;
@@ -47,18 +42,18 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::gate::inherited;
 use crate::gate::settings::Settings;
 use crate::gate::wire::Notice;
-use crate::monitor::audit::rounds::Rounds;
 use crate::monitor::caller::listeners::Listeners;
+use crate::monitor::calls::call_threads::CallThreads;
+use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::threads::CallService;
+use crate::monitor::keeper_socket::{Heard, KeeperSocket};
 use crate::monitor::resident;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::journal_map;
 use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::thread::spawn;
-use crate::monitor::worker::call_threads::CallThreads;
 use crate::monitor::worker::finish::Finish;
-use crate::monitor::worker::keeper_socket::{Heard, KeeperSocket};
-use crate::monitor::worker::parts::Parts;
+use crate::monitor::worker::rounds::Rounds;
 use crate::monitor::worker::see_out::SeeOut;
 
 /// How long calls may take to finish once it's over.

@@ -9,18 +9,18 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::gate::wire::Notice;
-use crate::monitor::audit::deaths::Deaths;
-use crate::monitor::audit::escaped_fds::Charge;
 use crate::monitor::audit::kept_exports::KeptExports;
-use crate::monitor::audit::processes::Processes;
+use crate::monitor::caller::deaths::Deaths;
 use crate::monitor::caller::listeners::Listeners;
+use crate::monitor::calls::parts::Parts;
 use crate::monitor::driver::access::DriverAccess;
+use crate::monitor::keeper_socket::KeeperSocket;
+use crate::monitor::processes::container_processes::Processes;
+use crate::monitor::processes::escaped_fds::Charge;
 use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::state::facts::When;
 use crate::monitor::thread::spawn;
-use crate::monitor::worker::facts::When;
 use crate::monitor::worker::finish::Finish;
-use crate::monitor::worker::keeper_socket::KeeperSocket;
-use crate::monitor::worker::parts::Parts;
 use crate::monitor::worker::shutdown::Ending;
 
 const LAST_SEARCH: Duration = Duration::from_millis(100);
@@ -68,15 +68,15 @@ impl SeeOut {
     /// Nobody is left behind a listener. The keeper is told, of the last one once nothing
     /// is left of the container in the driver.
     pub(crate) fn deserted(self: &Arc<Self>, number: u64) -> io::Result<()> {
-        let abroad = &self.processes.abroad;
+        let escaped = &self.processes.escaped;
         let others = !self.listeners.is_empty();
         if !others {
             self.state.log.tell_left_out(When::End);
         }
         let unseen = self.processes.our_pids().is_empty()
-            && !abroad.is_watched()
+            && !escaped.is_watched()
             && !self.exports.all.has_any();
-        if others || unseen || abroad.is_unknown() {
+        if others || unseen || escaped.is_unknown() {
             return self.keeper.tell(Notice::Gone { number });
         }
         let mut ending = self.ending.listeners.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,7 +114,7 @@ impl SeeOut {
     /// Looks after what is left of a container that is gone, and tells the keeper when
     /// nothing is.
     pub(crate) fn see_out(&self) {
-        let abroad = &self.processes.abroad;
+        let escaped = &self.processes.escaped;
         if !self.ending.is_under_way() {
             return;
         }
@@ -123,12 +123,12 @@ impl SeeOut {
             return self.tell_all_gone();
         }
         self.exports.take_all_back();
-        let mut pids = abroad.former();
+        let mut pids = escaped.former();
         pids.extend(self.processes.our_pids());
         let pids: Vec<u32> = pids.into_iter().collect();
         let used = self.driver.figures(&pids).is_none_or(|(figures, _)| !figures.is_empty());
         let charge = if used { Charge::Theirs } else { Charge::Own };
-        let due = abroad.since_search() >= LAST_SEARCH;
+        let due = escaped.since_search() >= LAST_SEARCH;
         let found = due && self.processes.search(&BTreeSet::new(), charge);
         let mut quiet = self.ending.quiet.lock().unwrap_or_else(PoisonError::into_inner);
         if used || found {

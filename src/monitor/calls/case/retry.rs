@@ -11,12 +11,12 @@
 //! what the driver says: any program can make a call twice.
 
 use super::{Case, INTERRUPTED, Over};
-use crate::monitor::caller::call_id::{Fingerprint, Making, Trace};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::caller::unclaimed::{Kept, Match, Outcome};
-use crate::monitor::calls::lane::OnLane;
+use crate::monitor::state::call_id::{Fingerprint, Making, Trace};
 use crate::monitor::state::journal_map::Count;
+use crate::monitor::state::lane::OnLane;
 
 /// What is known of a call whose caller may be interrupted, and make it again.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::JournalMap;
 use crate::ledger::Process;
-use crate::monitor::caller::call_id::{Making, Trace};
+use crate::monitor::state::call_id::{Making, Trace};
 use crate::monitor::state::journal::{SHELF_OFFSET, SHELF_PLACES, TRACE_BYTES};
 use crate::process::ProcessId;
 

@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 use crate::ledger::Process;
 use crate::monitor::state::journal::{Maker, Record};
 
+/// Files at most: each is a descriptor of ours and one of the keeper's.
+pub(crate) const MOST_FILES: usize = 1024;
+
 /// A call that is let go on, and may not be over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Initialization {

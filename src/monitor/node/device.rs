@@ -13,7 +13,7 @@ use nix::libc;
 
 use crate::gate::settings::{Identity, Node, NodeKind};
 use crate::gate::syscall;
-use crate::monitor::driver::buffer::Buffer;
+use crate::monitor::node::buffer::Buffer;
 use crate::rm::channel::ANY_CHANNEL;
 use crate::rm::number::{
     NV_ERR_OBJECT_NOT_FOUND, NV_ERR_OUT_OF_RANGE, NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL,

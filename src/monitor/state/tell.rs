@@ -9,10 +9,10 @@ use std::sync::{Arc, PoisonError};
 
 use crate::events::{Event, Kind};
 use crate::gate::settings::Settings;
-use crate::monitor::caller::target::process_id;
+use crate::monitor::state::facts::{Facts, Refused, When, described};
 use crate::monitor::state::journal_map::{JournalMap, LeftOut};
-use crate::monitor::worker::facts::{Facts, Refused, When, described};
-use crate::monitor::worker::log_limit::LogLimit;
+use crate::monitor::state::log_limit::LogLimit;
+use crate::monitor::state::process_number::process_id;
 
 /// What the host hears of the container, and the lines of the log that it may cause.
 #[derive(Debug)]

@@ -5,13 +5,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::monitor::audit::deaths::{WaitEnd, Watched};
-use crate::monitor::audit::occasion::Occasion;
-use crate::monitor::caller::target::{pidfd_open, process_id};
+use crate::monitor::caller::deaths::{WaitEnd, Watched};
+use crate::monitor::caller::target::pidfd_open;
+use crate::monitor::calls::parts::Parts;
 use crate::monitor::resident::{give_back_the_heap, give_back_the_start};
 use crate::monitor::state::due::Due;
-use crate::monitor::worker::facts::When;
-use crate::monitor::worker::parts::Parts;
+use crate::monitor::state::facts::When;
+use crate::monitor::state::occasion::Occasion;
+use crate::monitor::state::process_number::process_id;
 use crate::monitor::worker::see_out::SeeOut;
 use crate::monitor::worker::shutdown::LAST_LOOK;
 use crate::process::ProcessId;
@@ -67,7 +68,7 @@ impl Rounds {
             exports.sweep_exports();
             uvm.sweep(occasion);
             stakes.free_stakes_soon();
-            driver.let_go(processes.abroad.is_watched());
+            driver.let_go(processes.escaped.is_watched());
             if self.is_idle() {
                 processes.meet();
             }
@@ -108,7 +109,7 @@ impl Rounds {
     fn is_idle(&self) -> bool {
         let Parts { state, processes, .. } = &*self.parts;
         state.settings.state_file.is_some()
-            && !processes.abroad.has_called()
+            && !processes.escaped.has_called()
             && state.books().processes.is_empty()
     }
 
@@ -121,12 +122,12 @@ impl Rounds {
         let mut books = state.books();
         let watched = idle
             || !books.processes.is_empty()
-            || processes.abroad.is_watched()
+            || processes.escaped.is_watched()
             || exports.all.has_any()
             || state.log.has_left_out()
             || has_files;
         let ending = self.see_out.ending.is_under_way();
-        let tick = match (idle && processes.abroad.is_watched(), rests) {
+        let tick = match (idle && processes.escaped.is_watched(), rests) {
             (true, _) => IDLE_TICK,
             (false, true) => REST_TICK,
             (false, false) => TICK,

@@ -119,7 +119,8 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::monitor::caller::target::{number, pidfd_open};
+    use crate::monitor::caller::target::pidfd_open;
+    use crate::monitor::state::process_number::number;
     use crate::process::ProcessId;
 
     #[test]

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::ledger::Process;
-use crate::monitor::audit::origin::Origin;
-use crate::monitor::caller::target::process_id;
+use crate::monitor::processes::origin::Origin;
+use crate::monitor::state::process_number::process_id;
 use crate::process::ProcessId;
 
 /// How long the mounts of a container's first process may still be being made, and how often they are looked at
@@ -30,7 +30,7 @@ const MOST_FORMER: usize = 4096;
 
 /// What is known of the world outside.
 #[derive(Debug, Default)]
-pub(crate) struct Abroad {
+pub(crate) struct EscapedFds {
     /// The mount of the last call's file.
     pub(crate) last: AtomicU64,
     origin: Mutex<Origins>,
@@ -94,7 +94,7 @@ pub(crate) enum Charge {
     Own,
 }
 
-impl Abroad {
+impl EscapedFds {
     pub(crate) fn origins(&self) -> MutexGuard<'_, Origins> {
         self.origin.lock().unwrap_or_else(PoisonError::into_inner)
     }

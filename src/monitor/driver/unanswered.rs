@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use thiserror::Error;
 
-use crate::monitor::driver::device::Failure;
+use crate::monitor::node::device::Failure;
 
 /// How long the same isn't told again.
 const AGAIN: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::monitor::caller::target::has_file;
-use crate::monitor::driver::device::Device;
+use crate::monitor::node::device::Device;
 
 /// Files at most: each is a descriptor of ours and one of the keeper's.
 pub(crate) const MOST: usize = 4096;

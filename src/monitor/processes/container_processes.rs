@@ -11,12 +11,13 @@ use rustix::process::{Signal, pidfd_send_signal};
 use crate::events::Event;
 use crate::gate::settings::NodeKind;
 use crate::ledger::Process;
-use crate::monitor::audit::escaped_fds::Abroad;
-use crate::monitor::caller::target::{pidfd_open, process_id, with_files};
+use crate::monitor::caller::target::{pidfd_open, with_files};
 use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::device;
+use crate::monitor::node::device;
+use crate::monitor::processes::escaped_fds::EscapedFds;
 use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::worker::facts::described;
+use crate::monitor::state::facts::described;
+use crate::monitor::state::process_number::process_id;
 use crate::process::{ProcessId, told};
 
 /// The container's processes, and others that have its descriptors
@@ -25,14 +26,14 @@ use crate::process::{ProcessId, told};
 pub(crate) struct Processes {
     pub(crate) state: Arc<ContainerState>,
     pub(crate) driver: Arc<DriverAccess>,
-    pub(crate) abroad: Abroad,
+    pub(crate) escaped: EscapedFds,
     /// Those that were ended and are still there.
     killed: Mutex<BTreeSet<Process>>,
 }
 
 impl Processes {
     pub(crate) fn new(state: Arc<ContainerState>, driver: Arc<DriverAccess>) -> Self {
-        Processes { state, driver, abroad: Abroad::default(), killed: Mutex::default() }
+        Processes { state, driver, escaped: EscapedFds::default(), killed: Mutex::default() }
     }
 
     /// The pids of those that called.
@@ -69,7 +70,7 @@ impl Processes {
 
     fn houses(&self, pid: u32, namespace: u64) -> bool {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        self.abroad.origins().origin.houses(namespace, &cgroup)
+        self.escaped.origins().origin.houses(namespace, &cgroup)
     }
 
     /// Descriptors of that kind of node that the container's processes have, by their threads;

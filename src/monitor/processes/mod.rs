@@ -1,0 +1,5 @@
+//! The container's processes, and others that have its descriptors.
+
+pub(crate) mod container_processes;
+pub(crate) mod escaped_fds;
+pub(crate) mod origin;
