@@ -1,6 +1,6 @@
 //! Monitors, engines and drivers that fail.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -234,6 +234,39 @@ fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
     gated.soon_accounts("app", 300);
     assert_eq!(gated.used_bytes(0), 300 * MIB);
     fills(&gated, &bundle, 700);
+    gated.host.runtime().delete(&bundle).ok();
+    holder.wait().unwrap();
+    gated.soon_is_empty();
+}
+
+/// A monitor of a version that can't go on with the books of this one, or that can't run: the container keeps
+/// the program that it began with.
+#[test]
+fn an_upgrade_to_a_monitor_that_can_not_go_on_loses_nothing() {
+    let gated = Gated::new();
+    let programs = gated.programs(&["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"]);
+    let monitor = programs.join("cgpu-monitor");
+    let config = gated.host.config().display().to_string();
+    let runtime =
+        gated.host.scratch.runtime(programs.join("cgpu-runtime")).env("CGPU_CONFIG", &config);
+    let bundle = gated.bundle("app", 1000, &["sleep", "1000"]);
+    runtime.create(&bundle).ok();
+    runtime.start(&bundle).ok();
+    let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
+    assert!(eventually(|| gated.used_bytes(0) == 300 * MIB));
+    let (keeper, before) = keeper_and_worker(&gated);
+    let first = identity(&monitor);
+    let new = monitor.with_extension("new");
+    std::fs::write(&new, "#!/bin/sh\nexit 1\n").expect("it can be written");
+    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+    std::fs::rename(&new, &monitor).expect("it is ours");
+    let mut upgrade = gated.host.scratch.command(programs.join("cgpu"));
+    run_with_timeout(upgrade.args(["--config", &config, "upgrade-monitors"]), PATIENCE).ok();
+    fills(&gated, &bundle, 700);
+    let (same, after) = keeper_and_worker(&gated);
+    assert_eq!((same, executed(same), executed(after)), (keeper, first, first));
+    assert_ne!(before, after);
+    assert_eq!(gated.used_bytes(0), 300 * MIB);
     gated.host.runtime().delete(&bundle).ok();
     holder.wait().unwrap();
     gated.soon_is_empty();
