@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::calls::{Calls, Durations};
+use crate::rm::usage::ALL_OF_IT;
 use crate::sched::Round;
 
 /// The keeper to its worker.
@@ -126,9 +127,6 @@ pub struct Status {
     #[serde(default)]
     pub process_count: usize,
 }
-
-/// All of the time, in what [`LastSeen`] counts in.
-const ALL_OF_IT: u32 = 10_000;
 
 /// Who had a GPU lately, by the driver's samples, as far back as these go (14 seconds on an H100).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

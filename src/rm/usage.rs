@@ -21,8 +21,8 @@ const TIME_BYTES: usize = 8;
 /// `NV2080_GPUMON_PID_INVALID`.
 const NO_PROCESS: u32 = u32::MAX;
 
-/// All of a sample's time.
-const ALL_OF_IT: u32 = 10_000;
+/// All of the time, in what [`Sample::busy`] and [`parts`] count in.
+pub const ALL_OF_IT: u32 = 10_000;
 
 /// Who was on the graphics engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use cgpu_sim::Fault;
@@ -11,7 +12,7 @@ use nix::unistd::Pid;
 
 use crate::attacks::MOST_TIME_OVER;
 use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors};
-use crate::support::{Bundle, PATIENCE, eventually, run_with_timeout, wait_until};
+use crate::support::{Bundle, Outcome, PATIENCE, eventually, run_with_timeout, wait_until};
 
 fn parent(pid: i32) -> i32 {
     let stat = procfs::process::Process::new(pid).and_then(|process| process.stat());
@@ -198,29 +199,59 @@ fn identity(path: &Path) -> (u64, u64, u64) {
     (of.dev(), of.ino(), of.len())
 }
 
+/// A container of 1000 MiB by programs of its own, which may be replaced, and 300 MiB that it holds.
+struct Installed {
+    programs: PathBuf,
+    bundle: Bundle,
+    holder: Child,
+}
+
+impl Installed {
+    fn of(gated: &Gated) -> Self {
+        let programs = gated.programs(&["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"]);
+        let runtime = gated.host.scratch.runtime(programs.join("cgpu-runtime"));
+        let runtime = runtime.env("CGPU_CONFIG", gated.host.config().display().to_string());
+        let bundle = gated.bundle("app", 1000, &["sleep", "1000"]);
+        runtime.create(&bundle).ok();
+        runtime.start(&bundle).ok();
+        let holder = gated.start(&bundle, &["hold", "300MiB"]);
+        assert!(eventually(|| gated.used_bytes(0) == 300 * MIB));
+        Installed { programs, bundle, holder }
+    }
+
+    fn monitor(&self) -> PathBuf {
+        self.programs.join("cgpu-monitor")
+    }
+
+    /// What `cgpu upgrade-monitors` says.
+    #[track_caller]
+    fn upgrade(&self, gated: &Gated) -> Outcome {
+        let mut upgrade = gated.host.scratch.command(self.programs.join("cgpu"));
+        upgrade.arg("--config").arg(gated.host.config()).arg("upgrade-monitors");
+        run_with_timeout(&mut upgrade, PATIENCE).ok()
+    }
+
+    fn end(mut self, gated: &Gated) {
+        assert_eq!(gated.used_bytes(0), 300 * MIB);
+        gated.host.runtime().delete(&self.bundle).ok();
+        self.holder.wait().expect("it ends");
+        gated.soon_is_empty();
+    }
+}
+
 #[test]
 fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
     let gated = Gated::new();
-    let programs = gated.programs(&["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"]);
-    let monitor = programs.join("cgpu-monitor");
-    let config = gated.host.config().display().to_string();
-    let runtime =
-        gated.host.scratch.runtime(programs.join("cgpu-runtime")).env("CGPU_CONFIG", &config);
-    let bundle = gated.bundle("app", 1000, &["sleep", "1000"]);
-    runtime.create(&bundle).ok();
-    runtime.start(&bundle).ok();
-    let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
-    assert!(eventually(|| gated.used_bytes(0) == 300 * MIB));
-    let mut load = gated.start(&bundle, &["bench", "20000"]);
+    let installed = Installed::of(&gated);
+    let (monitor, bundle) = (installed.monitor(), &installed.bundle);
+    let mut load = gated.start(bundle, &["bench", "20000"]);
     let (keeper, mut before) = keeper_and_worker(&gated);
     let first = identity(&monitor);
     for turn in 0..5 {
         assert_eq!(executed(before), identity(&monitor), "in turn {turn}");
         replace(&monitor);
         assert_ne!(executed(before), identity(&monitor), "in turn {turn}");
-        let mut upgrade = gated.host.scratch.command(programs.join("cgpu"));
-        let upgrade = upgrade.args(["--config", &config, "upgrade-monitors"]);
-        let told = run_with_timeout(upgrade, PATIENCE).ok();
+        let told = installed.upgrade(&gated);
         let version = env!("CARGO_PKG_VERSION");
         assert!(told.stdout.contains(&format!("app_________ {version} -> {version}")), "{told}");
         let (same, after) = keeper_and_worker(&gated);
@@ -232,11 +263,8 @@ fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
     assert!(load.try_wait().unwrap().is_none(), "it was under load");
     assert!(load.wait().unwrap().success(), "{}", gated.host.log());
     gated.soon_accounts("app", 300);
-    assert_eq!(gated.used_bytes(0), 300 * MIB);
-    fills(&gated, &bundle, 700);
-    gated.host.runtime().delete(&bundle).ok();
-    holder.wait().unwrap();
-    gated.soon_is_empty();
+    fills(&gated, bundle, 700);
+    installed.end(&gated);
 }
 
 /// A monitor of a version that can't go on with the books of this one, or that can't run: the container keeps
@@ -244,32 +272,20 @@ fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
 #[test]
 fn an_upgrade_to_a_monitor_that_can_not_go_on_loses_nothing() {
     let gated = Gated::new();
-    let programs = gated.programs(&["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"]);
-    let monitor = programs.join("cgpu-monitor");
-    let config = gated.host.config().display().to_string();
-    let runtime =
-        gated.host.scratch.runtime(programs.join("cgpu-runtime")).env("CGPU_CONFIG", &config);
-    let bundle = gated.bundle("app", 1000, &["sleep", "1000"]);
-    runtime.create(&bundle).ok();
-    runtime.start(&bundle).ok();
-    let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
-    assert!(eventually(|| gated.used_bytes(0) == 300 * MIB));
+    let installed = Installed::of(&gated);
+    let monitor = installed.monitor();
     let (keeper, before) = keeper_and_worker(&gated);
     let first = identity(&monitor);
     let new = monitor.with_extension("new");
     std::fs::write(&new, "#!/bin/sh\nexit 1\n").expect("it can be written");
     std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
     std::fs::rename(&new, &monitor).expect("it is ours");
-    let mut upgrade = gated.host.scratch.command(programs.join("cgpu"));
-    run_with_timeout(upgrade.args(["--config", &config, "upgrade-monitors"]), PATIENCE).ok();
-    fills(&gated, &bundle, 700);
+    let _ = installed.upgrade(&gated);
+    fills(&gated, &installed.bundle, 700);
     let (same, after) = keeper_and_worker(&gated);
     assert_eq!((same, executed(same), executed(after)), (keeper, first, first));
     assert_ne!(before, after);
-    assert_eq!(gated.used_bytes(0), 300 * MIB);
-    gated.host.runtime().delete(&bundle).ok();
-    holder.wait().unwrap();
-    gated.soon_is_empty();
+    installed.end(&gated);
 }
 
 /// Else a program that waits for an upgrade would have as much again as it has exported.

@@ -268,17 +268,16 @@ def resnet(run):
             measured(run, number, question + how, wanted, 5, rates, of="images/s")
 
 
-def lacks_cgpu(run, number, question):
-    """Whether the command that sets what is asked about is missing."""
-    if os.access(os.path.join(run.programs, "cgpu"), os.X_OK):
+def can_ask(run, number, question):
+    """Whether there is a GPU that computes, and the command that sets how it is shared; the row says so if not."""
+    if not os.access(os.path.join(run.programs, "cgpu"), os.X_OK):
+        run.table.not_asked(number, question, "cgpu is missing: make gpu-programs")
         return False
-    run.table.not_asked(number, question, "cgpu is missing: make gpu-programs")
-    return True
+    return not run.skips_kernels(number, question)
 
 
 def shares(run):
-    number, question = "7", "shares of computing time"
-    if lacks_cgpu(run, number, question) or run.skips_kernels(number, question):
+    if not can_ask(run, "7", "shares of computing time"):
         return
     two(run)
     forks(run)
@@ -286,17 +285,13 @@ def shares(run):
 
 
 def fixed_parts(run):
-    number, question = "7.12", "fixed parts of the GPU from the start on"
-    if lacks_cgpu(run, number, question) or run.skips_kernels(number, question):
-        return
-    fixed(run)
+    if can_ask(run, "7.12", "fixed parts of the GPU from the start on"):
+        fixed(run)
 
 
 def resnets(run):
-    number, question = "7.11", "shares of computing time while both train"
-    if lacks_cgpu(run, number, question) or run.skips_kernels(number, question):
-        return
-    resnet(run)
+    if can_ask(run, "7.11", "shares of computing time while both train"):
+        resnet(run)
 
 
 ALL = [shares, fixed_parts, resnets]

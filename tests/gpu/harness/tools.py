@@ -149,10 +149,11 @@ def metrics(run, done, running):
     wrong = [f"no {name}" for name in wanted if name not in found]
     if wrong:
         return wrong, done.why()
-    figures = {"quota": float(found[wanted[0]]), "used": float(found[wanted[1]])}
-    figures |= {name: found.get(f"cgpu_container_compute_{name}_ratio") for name in ("share", "held")}
-    figures["held"] = float(figures["held"]) if figures["held"] else None
-    wrong, seen = judged(run, {key: int(value) if key in ("quota", "used") else value for key, value in figures.items()})
+    figures = {"quota": int(float(found[wanted[0]])), "used": int(float(found[wanted[1]]))}
+    for name in ("share", "held"):
+        text = found.get(f"cgpu_container_compute_{name}_ratio")
+        figures[name] = float(text) if text else None
+    wrong, seen = judged(run, figures)
     return wrong + ([] if float(found[wanted[2]]) == 1 else ["not enforced"]), seen
 
 
