@@ -9,7 +9,7 @@ use rustix::net::Shutdown;
 use crate::gate::passing::{self, Wait};
 use crate::gate::wire::{Notice, Order};
 use crate::monitor::caller::listener::Listener;
-use crate::monitor::state::kept_file::KeptFile;
+use crate::monitor::journal::kept_file::KeptFile;
 
 /// The longest order, in bytes.
 const MOST_BYTES: usize = 4096;

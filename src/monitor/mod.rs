@@ -1,7 +1,7 @@
 //! The monitor: answers the driver calls of one container.
 //!
 //! It is two processes of `cgpu-monitor`. The *keeper* holds what must not be lost: the sockets, the listeners,
-//! the ledger's [`journal`](state::journal). The *worker* answers calls, and can be replaced at any moment.
+//! the ledger's [`journal`](journal). The *worker* answers calls, and can be replaced at any moment.
 //! How calls come here is the [`gate`](crate::gate)'s.
 
 mod audit;
@@ -10,14 +10,16 @@ mod caller;
 pub mod calls;
 mod compute;
 mod driver;
+pub mod journal;
 pub mod keeper;
 mod keeper_socket;
+mod log;
 #[cfg(test)]
 mod model;
 mod node;
 mod processes;
 mod resident;
-pub mod state;
+mod state;
 mod thread;
 mod uvm;
 pub mod worker;

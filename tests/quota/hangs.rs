@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use crate::gated::{Gated, MIB, got_bytes};
 use crate::support::{Bundle, eventually};
 
-/// Calls that a monitor can have in the driver at once (`monitor::state::journal::SLOTS`).
+/// Calls that a monitor can have in the driver at once (`monitor::journal::layout::SLOTS`).
 const MOST: u32 = 32;
 
 /// Has so many processes of the container ask for a MiB each, of whom the driver keeps one: the others wait

@@ -16,11 +16,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::events::Event;
 use crate::monitor::caller::target::with_files;
+use crate::monitor::log::container_log::described;
 use crate::monitor::node::device::{self, Device};
 use crate::monitor::processes::container_processes::{Processes, mount_namespace, processes};
 use crate::monitor::processes::escaped_fds::{Charge, Home};
 use crate::monitor::processes::origin::mounts;
-use crate::monitor::state::facts::described;
 use crate::process::{first_of, told};
 
 /// How often is looked whether strangers could have taken anything, and how often they are

@@ -18,8 +18,8 @@ use crate::monitor::audit::holdings::DeadPids;
 use crate::monitor::audit::look::Audit;
 use crate::monitor::caller::target::compared;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
-use crate::monitor::state::process_number::number;
-use crate::monitor::state::process_number::process_id;
+use crate::monitor::journal::process_number::number;
+use crate::monitor::journal::process_number::process_id;
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 

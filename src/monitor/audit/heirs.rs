@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ledger::{Client, Process};
+use crate::monitor::journal::process_number::process_id;
 use crate::monitor::state::books::{ANYBODY, Books};
-use crate::monitor::state::process_number::process_id;
 
 /// Dead processes under whose numbers the driver shows memory, and since when.
 #[derive(Debug, Default)]

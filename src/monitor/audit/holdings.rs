@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
+use crate::monitor::journal::process_number::process_id;
 use crate::monitor::state::books::Books;
 use crate::monitor::state::known_names::KnownNames;
-use crate::monitor::state::process_number::process_id;
 use crate::rm::about::Held;
 
 /// How long it may look as if there were more than was asked for, while a call hangs.

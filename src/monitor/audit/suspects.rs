@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::ledger::{Client, Process};
 use crate::monitor::audit::heirs::{callers, seen_with};
 use crate::monitor::audit::judge::Figure;
+use crate::monitor::journal::process_number::process_id;
 use crate::monitor::state::books::Books;
-use crate::monitor::state::process_number::process_id;
 use crate::rm::about::Held;
 
 /// Figures, whoever is charged for what.
@@ -48,8 +48,9 @@ pub(crate) fn culprits(books: &Books, pid: u32) -> BTreeSet<Process> {
 mod tests {
     use super::*;
     use crate::ledger::{Entry, Handle};
-    use crate::monitor::state::books::tests::{journal, open};
-    use crate::monitor::state::process_number::number;
+    use crate::monitor::journal::map::tests::journal;
+    use crate::monitor::journal::process_number::number;
+    use crate::monitor::state::books::tests::open;
     use crate::process::ProcessId;
 
     /// A process that is over: nobody has that pid.

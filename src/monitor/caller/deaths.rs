@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
     use crate::monitor::caller::target::pidfd_open;
-    use crate::monitor::state::process_number::number;
+    use crate::monitor::journal::process_number::number;
     use crate::process::ProcessId;
 
     #[test]

@@ -13,7 +13,7 @@ use nix::libc::{
 #[cfg(test)]
 use {crate::monitor::caller::test_callers::TestCallers, std::sync::Arc};
 
-use crate::monitor::state::journal_map::Slot;
+use crate::monitor::journal::map::Slot;
 
 /// `SECCOMP_IOCTL_NOTIF_SET_FLAGS`, `_IOW('!', 4, __u64)`.
 const SET_FLAGS: libc::Ioctl = 0x4008_2104;

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::monitor::caller::listener::Listener;
 use crate::monitor::caller::recv_wait::RecvWait;
-use crate::monitor::state::journal_map::Slot;
+use crate::monitor::journal::map::Slot;
 
 /// All that there are, and who waits for calls of them.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
-use crate::monitor::state::process_number::process_id;
+use crate::monitor::journal::process_number::process_id;
 use crate::process::{ProcessId, told};
 
 /// How long numbers are taken for what they were: to find out those of thousands takes a tenth of a
@@ -82,7 +82,7 @@ fn innermost(pid: i32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::monitor::state::process_number::number;
+    use crate::monitor::journal::process_number::number;
 
     #[test]
     fn a_process_of_ours_has_the_number_we_know_it_by() {

@@ -21,9 +21,9 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
 
 use crate::ledger::Process;
+use crate::monitor::journal::call_id::Fingerprint;
+use crate::monitor::journal::process_number::number;
 use crate::monitor::node::device::Device;
-use crate::monitor::state::call_id::Fingerprint;
-use crate::monitor::state::process_number::number;
 use crate::process::{ProcessId, threads};
 
 /// `PIDFD_THREAD`, since 6.9.

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::monitor::caller::listener::Reply;
+use crate::monitor::journal::call_id::{Fingerprint, Trace, Words};
+use crate::monitor::journal::map::JournalMap;
 use crate::monitor::node::device::Device;
-use crate::monitor::state::call_id::{Fingerprint, Trace, Words};
-use crate::monitor::state::journal_map::JournalMap;
 use crate::process::ProcessId;
 use crate::rm::call::Object;
 
@@ -151,8 +151,8 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     use super::*;
-    use crate::monitor::state::call_id::{Making, tests::trace};
-    use crate::monitor::state::journal::{JOURNAL_BYTES, SHELF_PLACES};
+    use crate::monitor::journal::call_id::{Making, tests::trace};
+    use crate::monitor::journal::layout::{JOURNAL_BYTES, SHELF_PLACES};
 
     const READ: &[u8] = &[3];
     const ANSWERED: &[u8] = &[9];

@@ -9,8 +9,8 @@ use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::gpu_lookup::gpu_on;
 use crate::monitor::calls::handles::{ToMake, make, start_over, unmake};
 use crate::monitor::driver::monitor_client::Presence;
+use crate::monitor::journal::map::SetAside;
 use crate::monitor::state::books::Books;
-use crate::monitor::state::journal_map::SetAside;
 use crate::monitor::state::lane::OnLane;
 use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

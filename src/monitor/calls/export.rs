@@ -21,9 +21,9 @@ use crate::monitor::calls::import::import;
 use crate::monitor::calls::make_control::{give_back, make_control, settle};
 use crate::monitor::calls::object_file::{Control, denied, status_over};
 use crate::monitor::driver::export_files::Exported;
+use crate::monitor::journal::call_id::Making;
 use crate::monitor::node::device::{Device, Failure};
 use crate::monitor::state::books::{BOUNDS, Books};
-use crate::monitor::state::call_id::Making;
 use crate::monitor::state::lane::OnLane;
 use crate::rm::export::{self, Does, Places};
 
@@ -277,7 +277,8 @@ fn hold_all(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::monitor::state::books::tests::{journal, open};
+    use crate::monitor::journal::map::tests::journal;
+    use crate::monitor::state::books::tests::open;
 
     const OF: Client = Client(1);
     const FILE: u64 = 7;

@@ -5,7 +5,7 @@ use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::driver::monitor_client::Presence;
-use crate::monitor::state::call_id::{self};
+use crate::monitor::journal::call_id::{self};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 use crate::rm::{Command, Layout, Meaning};

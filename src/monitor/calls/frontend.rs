@@ -14,7 +14,7 @@ use crate::monitor::calls::free::free;
 use crate::monitor::calls::groups::enter_passing_channel;
 use crate::monitor::calls::policy::{self, Pass, Passed, Verdict};
 use crate::monitor::calls::vid_heap::heap;
-use crate::monitor::state::log_limit::News;
+use crate::monitor::log::limit::News;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
 use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
 

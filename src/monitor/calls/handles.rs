@@ -2,7 +2,7 @@
 
 use crate::ledger::{Client, Handle};
 use crate::monitor::calls::case::Case;
-use crate::monitor::state::call_id::{self, nth_handle};
+use crate::monitor::journal::call_id::{self, nth_handle};
 use crate::monitor::state::lane::OnLane;
 use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

@@ -7,9 +7,9 @@ use crate::monitor::calls::handles::{next_handles, unmake};
 use crate::monitor::calls::make_control::make_control;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::monitor::calls::object_file::{Control, denied, status_over};
+use crate::monitor::journal::call_id::{Making, nth_handle};
 use crate::monitor::node::device::Device;
 use crate::monitor::state::books::BOUNDS;
-use crate::monitor::state::call_id::{Making, nth_handle};
 use crate::monitor::state::lane::OnLane;
 use crate::rm::call::Object;
 use crate::rm::export::{self, Places};

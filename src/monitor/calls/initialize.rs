@@ -7,7 +7,7 @@ use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::policy::Pass;
 use crate::monitor::calls::uvm_file::{ask, kept};
-use crate::monitor::state::journal::Maker;
+use crate::monitor::journal::layout::Maker;
 use crate::monitor::state::makers::Initialization;
 use crate::monitor::uvm::address_spaces::{image, is_randomized};
 use crate::rm::number::{

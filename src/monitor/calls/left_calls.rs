@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use crate::monitor::caller::recv_wait;
-use crate::monitor::state::journal::Stage;
-use crate::monitor::state::journal_map::Slot;
+use crate::monitor::journal::layout::Stage;
+use crate::monitor::journal::map::Slot;
 use crate::process::ProcessId;
 
 /// How often is looked whether a thread of a worker before is gone: soon, then less often.
@@ -43,9 +43,9 @@ mod tests {
     use nix::libc::seccomp_notif;
 
     use super::*;
-    use crate::monitor::state::books::tests::journal;
-    use crate::monitor::state::call_id::Making;
-    use crate::monitor::state::journal_map::JournalMap;
+    use crate::monitor::journal::call_id::Making;
+    use crate::monitor::journal::map::JournalMap;
+    use crate::monitor::journal::map::tests::journal;
 
     #[test]
     fn a_call_is_left_until_it_is_decided_or_as_long_as_the_driver_has_its_thread() {

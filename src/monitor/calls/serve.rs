@@ -17,7 +17,7 @@ use crate::monitor::calls::initialize::{cancel_initialization, settle_earlier_in
 use crate::monitor::calls::mmap::map;
 use crate::monitor::calls::open::{leave_the_runtime_alone, open, out_of_reach, see};
 use crate::monitor::calls::uvm::uvm;
-use crate::monitor::state::journal_map::Count;
+use crate::monitor::journal::map::Count;
 use crate::rm::number::NV_OK;
 use crate::rm::{self, Answer, Command, refuse};
 

@@ -6,9 +6,9 @@ use crate::monitor::calls::groups::{
     enter_unseen_channel, enter_unseen_group, room_outside_groups,
 };
 use crate::monitor::compute::shares::set_slice;
+use crate::monitor::journal::layout::Reach;
 use crate::monitor::state::channels::ChannelName;
 use crate::monitor::state::groups::DueSlice;
-use crate::monitor::state::journal::Reach;
 use crate::rm::Layout;
 use crate::rm::call::Object;
 use crate::rm::number::{

@@ -17,10 +17,10 @@ use crate::monitor::calls::case::Case;
 use crate::monitor::calls::left_calls::{is_haunted, is_left, move_in};
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::serve::serve;
-use crate::monitor::state::journal::{SLOTS, Stage};
-use crate::monitor::state::journal_map::Slot;
+use crate::monitor::journal::layout::{SLOTS, Stage};
+use crate::monitor::journal::map::Slot;
+use crate::monitor::log::limit::News;
 use crate::monitor::state::lane::OnLane;
-use crate::monitor::state::log_limit::News;
 use crate::monitor::thread::spawn;
 
 /// How long a listener that has nothing, or nobody, is left alone.

@@ -8,10 +8,10 @@ use crate::gate::settings::NodeKind;
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::take_lane;
 use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::journal::call_id::Making;
+use crate::monitor::log::limit::News;
 use crate::monitor::node::device::Device;
-use crate::monitor::state::call_id::Making;
 use crate::monitor::state::lane::OnLane;
-use crate::monitor::state::log_limit::News;
 use crate::monitor::uvm::files::UvmFile;
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_OK,

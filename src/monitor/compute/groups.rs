@@ -2,8 +2,8 @@
 
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::driver::monitor_client::Presence;
+use crate::monitor::journal::layout::Record;
 use crate::monitor::state::books::Books;
-use crate::monitor::state::journal::Record;
 
 impl Books {
     /// The container's channels that compute outside the groups that are known.

@@ -8,9 +8,9 @@ use crate::gate::settings::{Node, NodeKind};
 use crate::monitor::caller::target::with_files;
 use crate::monitor::compute::shares::set_slice;
 use crate::monitor::compute::slices::Slices;
+use crate::monitor::journal::process_number::process_id;
 use crate::monitor::node::device::{Device, Failure, Rm, kind_at};
 use crate::monitor::state::groups::DueSlice;
-use crate::monitor::state::process_number::process_id;
 
 /// What is looked through of a process whose descriptor has become another: a program has one or two
 /// files of `nvidiactl`, and all its threads the same.

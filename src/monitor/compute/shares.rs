@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
 use crate::monitor::bell::Bell;
+use crate::monitor::journal::process_number::process_id;
 use crate::monitor::node::device::{Failure, Rm};
 use crate::monitor::state::groups::DueSlice;
-use crate::monitor::state::process_number::process_id;
 use crate::registry::share::Turns;
 use crate::rm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
 use crate::rm::usage::Sample;
@@ -189,7 +189,7 @@ pub(crate) fn set_slice(rm: Rm<'_>, due: &DueSlice) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::monitor::state::process_number::number;
+    use crate::monitor::journal::process_number::number;
     use crate::process::ProcessId;
 
     #[test]

@@ -14,10 +14,10 @@ use crate::monitor::caller::target::Targets;
 use crate::monitor::compute::shares::{Shares, was_seen};
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::Presence;
+use crate::monitor::journal::process_number::process_id;
 use crate::monitor::node::device::Failure;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::groups::DueSlice;
-use crate::monitor::state::process_number::process_id;
 use crate::registry::notice::Notice;
 use crate::registry::share;
 use crate::rm::number::{

@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::driver::unanswered::{Amount, Told, Unanswered};
+use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::node::device::Failure;
 use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::kept_file::KeptFile;
 
 /// Our way to the driver.
 #[derive(Debug)]

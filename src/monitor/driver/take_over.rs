@@ -13,8 +13,8 @@ use crate::ledger::{Before, Entry};
 use crate::monitor::driver::client_handover::Stake;
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known, of_client};
 use crate::monitor::driver::stakes::Stakes;
+use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::node::device::{Device, Rm};
-use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::thread::spawn;
 
 /// How long the driver may be at one of the former worker's stakes, while calls and audits wait for ours

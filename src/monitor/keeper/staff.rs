@@ -17,8 +17,8 @@ use crate::events::{Bucket, Event, Kind, Teller};
 use crate::gate::passing::{self, Wait};
 use crate::gate::settings::Settings;
 use crate::gate::wire::{Notice, Order};
+use crate::monitor::journal::layout::JOURNAL_BYTES;
 use crate::monitor::resident;
-use crate::monitor::state::journal::JOURNAL_BYTES;
 
 /// The longest packet of a worker.
 const PACKET_BYTES: usize = 4096;

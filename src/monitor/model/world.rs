@@ -27,8 +27,8 @@ use crate::monitor::caller::scratch::Scratch;
 use crate::monitor::caller::test_callers::{Caller, TestCallers};
 use crate::monitor::calls::left_calls::move_in;
 use crate::monitor::calls::parts::Parts;
+use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::keeper_socket::Heard;
-use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::state::occasion::Occasion;
 use crate::monitor::uvm::files::Looks;
 use crate::monitor::worker::Worker;
@@ -72,7 +72,7 @@ impl World {
         let driver = ModelDriver::new(&gpus.iter().map(|(total, _)| *total).collect::<Vec<_>>());
         let place = tempfile::tempdir().expect("a directory");
         let settings = settings(&driver, gpus, place.path());
-        let journal = crate::monitor::state::books::tests::journal();
+        let journal = crate::monitor::journal::map::tests::journal();
         let callers = Arc::new(TestCallers::default());
         let listener = Arc::new(OwnedFd::from(File::open("/dev/null").expect("it is there")));
         let (worker, keeper) = worker(&settings, &journal);

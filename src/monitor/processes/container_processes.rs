@@ -13,11 +13,11 @@ use crate::gate::settings::NodeKind;
 use crate::ledger::Process;
 use crate::monitor::caller::target::{pidfd_open, with_files};
 use crate::monitor::driver::access::DriverAccess;
+use crate::monitor::journal::process_number::process_id;
+use crate::monitor::log::container_log::described;
 use crate::monitor::node::device;
 use crate::monitor::processes::escaped_fds::EscapedFds;
 use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::facts::described;
-use crate::monitor::state::process_number::process_id;
 use crate::process::{ProcessId, told};
 
 /// The container's processes, and others that have its descriptors

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::ledger::Process;
+use crate::monitor::journal::process_number::process_id;
 use crate::monitor::processes::origin::Origin;
-use crate::monitor::state::process_number::process_id;
 use crate::process::ProcessId;
 
 /// How long the mounts of a container's first process may still be being made, and how often they are looked at

@@ -10,13 +10,13 @@ use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
     Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
 };
-use crate::monitor::state::call_id::Making;
+use crate::monitor::journal::call_id::Making;
+use crate::monitor::journal::layout::{HALF_BYTES, RECORD_BYTES, Record, Stage};
+use crate::monitor::journal::map::{JournalMap, Log, SetAside, Slot};
 use crate::monitor::state::channels::{self, Channels};
 use crate::monitor::state::devices::Devices;
 use crate::monitor::state::due::Due;
 use crate::monitor::state::groups::{self, Groups};
-use crate::monitor::state::journal::{HALF_BYTES, RECORD_BYTES, Record, Stage};
-use crate::monitor::state::journal_map::{JournalMap, Log, SetAside, Slot};
 use crate::monitor::state::known_names::KnownNames;
 use crate::monitor::state::makers::{MOST_FILES, Makers};
 use crate::monitor::state::space::Space;
@@ -318,16 +318,9 @@ pub(crate) mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-
     use super::*;
-    use crate::monitor::state::journal::{HEAD_BYTES, JOURNAL_BYTES};
-
-    pub(crate) fn journal() -> File {
-        let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
-        ftruncate(&journal, JOURNAL_BYTES as u64).unwrap();
-        journal
-    }
+    use crate::monitor::journal::layout::HEAD_BYTES;
+    use crate::monitor::journal::map::tests::journal;
 
     pub(crate) fn open(journal: &File) -> (Books, &'static JournalMap) {
         let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, total_bytes: 9, limit_bytes: 9 };
@@ -342,7 +335,7 @@ pub(crate) mod tests {
         #[test]
         fn no_record_is_too_much(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..4096)) {
             let (mut books, _) = open(&journal());
-            crate::monitor::state::journal::read(&bytes).for_each(|record| books.write(record));
+            crate::monitor::journal::layout::read(&bytes).for_each(|record| books.write(record));
         }
     }
 

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::Process;
+use crate::monitor::journal::layout::Record;
 use crate::monitor::state::groups::Groups;
-use crate::monitor::state::journal::Record;
 
 /// A channel's name: its client, and its handle there.
 pub(crate) type ChannelName = (u32, u32);

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use crate::gate::figures::Figures;
 use crate::gate::launch::Place;
 use crate::gate::settings::Settings;
+use crate::monitor::journal::map::{Count, JournalMap};
+use crate::monitor::log::container_log::ContainerLog;
 use crate::monitor::state::books::Books;
-use crate::monitor::state::journal_map::{Count, JournalMap};
 use crate::monitor::state::rest::Rest;
 use crate::monitor::state::self_ranges;
-use crate::monitor::state::tell::ContainerLog;
 use crate::rm::release::Standing;
 use crate::rm::{Release, about};
 

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::Process;
-use crate::monitor::state::journal::{Reach, Record};
+use crate::monitor::journal::layout::{Reach, Record};
 use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::sched::{DEFAULT_SLICE_US, Round, slice_us};
 

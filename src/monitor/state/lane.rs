@@ -10,7 +10,7 @@
 //! maps for several processes of a container at once would be mapped side by side without the lane.
 //!
 //! A call that hangs in the driver keeps its container's lane, and no other container's. The next worker
-//! finds who was on it ([`JournalMap::lane`](crate::monitor::state::journal_map::JournalMap::lane)), and lets nobody on before that call
+//! finds who was on it ([`JournalMap::lane`](crate::monitor::journal::map::JournalMap::lane)), and lets nobody on before that call
 //! is over. Knows no calls and no books.
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use crate::monitor::state::journal_map::{JournalMap, Slot};
+use crate::monitor::journal::map::{JournalMap, Slot};
 
 /// How long who is no call waits for the one call that is before it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -227,8 +227,8 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
-    use crate::monitor::state::books::tests::journal;
-    use crate::monitor::state::journal::SLOTS;
+    use crate::monitor::journal::layout::SLOTS;
+    use crate::monitor::journal::map::tests::journal;
 
     fn memory() -> &'static JournalMap {
         Box::leak(Box::new(JournalMap::map(&journal()).unwrap()))

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::ledger::Process;
-use crate::monitor::state::journal::{Maker, Record};
+use crate::monitor::journal::layout::{Maker, Record};
 
 /// Files at most: each is a descriptor of ours and one of the keeper's.
 pub(crate) const MOST_FILES: usize = 1024;

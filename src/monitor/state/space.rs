@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::ledger::Process;
-use crate::monitor::state::journal::Record;
+use crate::monitor::journal::layout::Record;
 
 /// The bits that tell managed ranges of a process from those that a file of UVM's has: no process
 /// has such a number, and no range such an address.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use crate::monitor::state::journal::Record;
+use crate::monitor::journal::layout::Record;
 use crate::monitor::state::space::{self, MANAGED, OF_FILE, Space};
 
 /// A mapping: its first address, and the first behind it.
@@ -139,7 +139,8 @@ fn reaches((from, to): Mapped, end_at: impl Fn(u64) -> Option<u64>) -> bool {
 mod tests {
     use super::*;
     use crate::ledger::Process;
-    use crate::monitor::state::books::tests::{journal, open};
+    use crate::monitor::journal::map::tests::journal;
+    use crate::monitor::state::books::tests::open;
 
     #[test]
     fn neighbours_that_are_listed_as_one_are_covered() {

@@ -16,7 +16,7 @@ use nix::libc;
 
 use crate::ledger::Process;
 use crate::monitor::bell::Bell;
-use crate::monitor::state::process_number::process_id;
+use crate::monitor::journal::process_number::process_id;
 use crate::monitor::state::space_ranges::Mapped;
 use crate::process::told;
 

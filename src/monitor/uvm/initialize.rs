@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering;
 use nix::errno::Errno;
 
 use crate::ledger::Process;
+use crate::monitor::journal::layout::{Maker, Record};
+use crate::monitor::journal::process_number::process_id;
 use crate::monitor::node::buffer::Buffer;
 use crate::monitor::node::device::Device;
-use crate::monitor::state::journal::{Maker, Record};
 use crate::monitor::state::makers::Initialization;
-use crate::monitor::state::process_number::process_id;
 use crate::monitor::uvm::address_spaces::image;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::kept_files::Uvm;

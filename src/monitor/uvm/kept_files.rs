@@ -14,12 +14,12 @@ use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
+use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::node::buffer::Buffer;
 use crate::monitor::node::device::Device;
 use crate::monitor::processes::container_processes::Processes;
 use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::state::lane::Lane;
 use crate::monitor::state::makers::MOST_FILES;
 use crate::monitor::state::occasion::Occasion;

@@ -12,7 +12,7 @@ use crate::gate::wire::{
 use crate::ledger::{Entry, Ledger, LedgerError};
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::threads::CallService;
-use crate::monitor::state::process_number::process_id;
+use crate::monitor::journal::process_number::process_id;
 use crate::rm::usage;
 
 /// The longest question, in bytes.

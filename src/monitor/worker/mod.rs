@@ -1,7 +1,7 @@
 //! The worker: answers the driver calls of one container.
 //!
 //! Started by the keeper, which holds what must outlive it: the listeners, and the
-//! [`journal`](crate::monitor::state::journal). It can be killed at any instruction: the next worker
+//! [`journal`](crate::monitor::journal::layout). It can be killed at any instruction: the next worker
 //! reads the journal, finishes the calls that this one had received, and goes on.
 //!
 //! What a call means is decided in [`policy`](crate::monitor::calls::policy). The threads:
@@ -46,11 +46,11 @@ use crate::monitor::caller::listeners::Listeners;
 use crate::monitor::calls::call_threads::CallThreads;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::threads::CallService;
+use crate::monitor::journal::kept_file::KeptFile;
+use crate::monitor::journal::map::share_heap;
 use crate::monitor::keeper_socket::{Heard, KeeperSocket};
 use crate::monitor::resident;
 use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::journal_map;
-use crate::monitor::state::kept_file::KeptFile;
 use crate::monitor::thread::spawn;
 use crate::monitor::worker::finish::Finish;
 use crate::monitor::worker::rounds::Rounds;
@@ -85,7 +85,7 @@ pub(crate) struct Worker {
 ///
 /// Where it can't begin, or can't go on.
 pub fn main() -> io::Result<()> {
-    journal_map::share_heap();
+    share_heap();
     let [keeper, settings, journal] = inherited::three()?;
     inherited::close_the_rest();
     let settings = Settings::read(&File::from(settings)).map_err(io::Error::other)?;

@@ -14,8 +14,8 @@ use super::{Case, INTERRUPTED, Over};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::caller::unclaimed::{Kept, Match, Outcome};
-use crate::monitor::state::call_id::{Fingerprint, Making, Trace};
-use crate::monitor::state::journal_map::Count;
+use crate::monitor::journal::call_id::{Fingerprint, Making, Trace};
+use crate::monitor::journal::map::Count;
 use crate::monitor::state::lane::OnLane;
 
 /// What is known of a call whose caller may be interrupted, and make it again.

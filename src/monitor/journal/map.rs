@@ -1,6 +1,6 @@
 //! The memory that outlives a worker, mapped: slots, log and counters.
 //!
-//! Its layout is [`crate::monitor::state::journal`]'s. Nobody else writes to it while this
+//! Its layout is [`crate::monitor::journal::layout`]'s. Nobody else writes to it while this
 //! worker lives: the keeper only keeps it, and a thread of a worker before that the driver has
 //! never comes back to write. Its slot is left alone until it's gone.
 #![allow(unsafe_code, reason = "memory shared with workers before and after is raw memory")]
@@ -19,8 +19,8 @@ use nix::libc::seccomp_notif;
 pub(crate) use log::Log;
 
 use crate::calls::{Calls, DURATIONS_US, Durations};
-use crate::monitor::state::call_id::{Making, Words};
-use crate::monitor::state::journal::{
+use crate::monitor::journal::call_id::{Making, Words};
+use crate::monitor::journal::layout::{
     FORMAT, HEAD_BYTES, JOURNAL_BYTES, SHELF_OFFSET, SLOT_BYTES, SLOTS, Stage,
 };
 use crate::process::ProcessId;
@@ -404,9 +404,19 @@ impl<'a> Slot<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::fs::File;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
     use super::*;
-    use crate::monitor::state::books::tests::journal;
+
+    /// The memory of a container that has had no worker yet.
+    pub(crate) fn journal() -> File {
+        let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&journal, JOURNAL_BYTES as u64).unwrap();
+        journal
+    }
 
     #[test]
     fn a_journal_of_another_format_is_not_read() {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use nix::libc;
 
 use super::{ACTIVE, JournalMap};
-use crate::monitor::state::journal::{
+use crate::monitor::journal::layout::{
     COUNT_BYTES, HALF_BYTES, LOG_OFFSET, Record, is_due, read, write,
 };
 

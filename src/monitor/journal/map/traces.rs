@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::JournalMap;
 use crate::ledger::Process;
-use crate::monitor::state::call_id::{Making, Trace};
-use crate::monitor::state::journal::{SHELF_OFFSET, SHELF_PLACES, TRACE_BYTES};
+use crate::monitor::journal::call_id::{Making, Trace};
+use crate::monitor::journal::layout::{SHELF_OFFSET, SHELF_PLACES, TRACE_BYTES};
 use crate::process::ProcessId;
 
 /// A trace as it lies: six words of 64 bits. The first is 0 where there is no trace.

@@ -1,0 +1,177 @@
+//! What the worker tells of its container: allocations over the quota, and processes that it ended.
+//!
+//! A program may ask for too much a million times a second. So each kind has a bucket, a refusal
+//! beyond it costs a count, and the next event that is written says how many were left out. The
+//! counts lie in the journal, so that they outlive the worker. Where a bucket has a token again, or
+//! the container ends, and something was left out, the last refusal is told after all.
+
+use std::fs;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::events::{Bucket, Event, Kind, Teller};
+use crate::gate::settings::Settings;
+use crate::ledger::{Process, Usage};
+use crate::monitor::journal::map::{JournalMap, LeftOut};
+use crate::monitor::journal::process_number::process_id;
+use crate::monitor::log::limit::LogLimit;
+
+/// Refused allocations that are told at once, and how long it takes until one more is.
+const REFUSALS: (u32, u64) = (10, 10_000_000);
+
+/// The same for processes that were ended.
+const KILLS: (u32, u64) = (20, 10_000_000);
+
+/// An allocation that the quota didn't allow.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Refused {
+    pub(crate) process: Option<Process>,
+    /// The container's GPU of that place in its order.
+    pub(crate) gpu: usize,
+    pub(crate) asked_bytes: u64,
+    pub(crate) usage: Usage,
+}
+
+#[derive(Debug)]
+struct Refusals {
+    bucket: Bucket,
+    /// The last one, where it was left out.
+    last: Option<Refused>,
+}
+
+/// When it's looked whether something was left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Now and then: the bucket may have a token again.
+    Due,
+    /// For the last time.
+    End,
+}
+
+/// What the host hears of the container, and the lines of the log that it may cause.
+#[derive(Debug)]
+pub(crate) struct ContainerLog {
+    settings: Arc<Settings>,
+    journal: &'static JournalMap,
+    teller: Teller,
+    began: Instant,
+    refusals: Mutex<Refusals>,
+    kills: Mutex<Bucket>,
+    /// Lines that what its programs do may cause.
+    pub(crate) limit: LogLimit,
+}
+
+impl ContainerLog {
+    pub(crate) fn new(settings: Arc<Settings>, journal: &'static JournalMap) -> Self {
+        let bucket = |(burst, period_us)| Bucket::new(burst, period_us);
+        ContainerLog {
+            teller: settings.teller(),
+            began: Instant::now(),
+            refusals: Mutex::new(Refusals { bucket: bucket(REFUSALS), last: None }),
+            kills: Mutex::new(bucket(KILLS)),
+            limit: LogLimit::new(),
+            settings,
+            journal,
+        }
+    }
+
+    /// An allocation was refused for the quota.
+    pub(crate) fn refused_allocation(&self, refused: Refused) {
+        let now_us = self.now_us();
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        if !refusals.bucket.take(now_us) {
+            refusals.last = Some(refused);
+            self.journal.leave_out(LeftOut::Refusals);
+            return;
+        }
+        refusals.last = None;
+        drop(refusals);
+        let left_out = self.journal.take_left_out(LeftOut::Refusals);
+        self.teller.tell(Event { left_out, ..self.refusal(refused) });
+    }
+
+    /// Whether refusals were left out that nobody was told of.
+    pub(crate) fn has_left_out(&self) -> bool {
+        self.journal.has_left_out(LeftOut::Refusals)
+    }
+
+    /// Tells how many refusals were left out, where it's time for that.
+    pub(crate) fn tell_left_out(&self, when: When) {
+        if !self.has_left_out() {
+            return;
+        }
+        let now_us = self.now_us();
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        if when == When::Due && !refusals.bucket.take(now_us) {
+            return;
+        }
+        let last = refusals.last.take();
+        drop(refusals);
+        let left_out = self.journal.take_left_out(LeftOut::Refusals);
+        let event = match last {
+            // It was counted among them.
+            Some(last) => Event { left_out: left_out.saturating_sub(1), ..self.refusal(last) },
+            // A worker before knew more.
+            None => Event { left_out, ..Event::new(Kind::AllocationRefused) },
+        };
+        self.teller.tell(event);
+    }
+
+    fn refusal(&self, refused: Refused) -> Event {
+        let gpu = self.settings.gpus.get(refused.gpu);
+        let event = Event {
+            gpu: gpu.map(|gpu| gpu.index),
+            gpu_uuid: gpu.map(|gpu| gpu.uuid.clone()),
+            asked_bytes: Some(refused.asked_bytes),
+            used_bytes: Some(refused.usage.used_bytes),
+            quota_bytes: Some(refused.usage.limit_bytes),
+            ..Event::new(Kind::AllocationRefused)
+        };
+        match refused.process.map(process_id) {
+            Some(process) if process.alive() => described(event, process.pid),
+            Some(process) => event.by(process.pid, None, None),
+            None => event,
+        }
+    }
+
+    /// A process was ended: which, and for what reason, is in `event`.
+    pub(crate) fn killed(&self, event: Event) {
+        let now_us = self.now_us();
+        let mut bucket = self.kills.lock().unwrap_or_else(PoisonError::into_inner);
+        if !bucket.take(now_us) {
+            return self.journal.leave_out(LeftOut::Kills);
+        }
+        drop(bucket);
+        let left_out = self.journal.take_left_out(LeftOut::Kills);
+        self.teller.tell(Event { left_out, ..event });
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+/// `event` with what the kernel says of the process that it is about: its name, and its number in
+/// the innermost of its pid namespaces.
+pub(crate) fn described(event: Event, pid: i32) -> Event {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+    let number = || field("NSpid:")?.split_whitespace().last()?.parse().ok();
+    event.by(pid, number(), field("Name:").map(str::trim).filter(|name| !name.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_told_by_its_name_and_its_numbers() {
+        let own = std::process::id().cast_signed();
+        let event = described(Event::new(Kind::Killed), own);
+        assert_eq!((event.pid, event.container_pid), (Some(own), Some(own)));
+        assert!(event.program.is_some_and(|name| !name.is_empty() && name.len() < 64));
+        // Nobody has that number.
+        let event = described(Event::new(Kind::Killed), i32::MAX);
+        assert_eq!((event.pid, event.container_pid, event.program), (Some(i32::MAX), None, None));
+    }
+}
