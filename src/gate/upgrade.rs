@@ -43,6 +43,15 @@ pub enum UpgradeError {
     /// No new one came.
     #[error("no new worker has come within {} s; look into cgpu's log", PATIENCE.as_secs())]
     Late,
+    /// A new one came, of the program that the container began with: the installed one could not begin.
+    #[error(
+        "the installed monitor can't go on with this container, and the one of before goes on ({version}), nothing is \
+         lost; look into cgpu's log, and create the container again to have the new one"
+    )]
+    FellBack {
+        /// The version that serves.
+        version: String,
+    },
 }
 
 /// What became of one monitor.
@@ -92,9 +101,19 @@ fn replace(place: &Place) -> Result<Option<(String, String)>, UpgradeError> {
         if let Ok(after) = status(place)
             && after.worker_pid != before.worker_pid
         {
-            return Ok(Some((before.version, after.version)));
+            return match is_installed(after.worker_pid) {
+                true => Ok(Some((before.version, after.version))),
+                false => Err(UpgradeError::FellBack { version: after.version }),
+            };
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     Err(UpgradeError::Late)
+}
+
+/// Whether a worker runs a program that is still where it was started from: the keeper falls back to its own,
+/// which a newer one has replaced (`/proc/PID/exe` says so of such a file, proc_pid_exe(5)).
+fn is_installed(worker_pid: u32) -> bool {
+    let program = std::fs::read_link(format!("/proc/{worker_pid}/exe")).unwrap_or_default();
+    !program.to_string_lossy().ends_with(" (deleted)")
 }

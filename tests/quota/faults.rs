@@ -224,11 +224,16 @@ impl Installed {
     }
 
     /// What `cgpu upgrade-monitors` says.
-    #[track_caller]
-    fn upgrade(&self, gated: &Gated) -> Outcome {
+    fn run_upgrade(&self, gated: &Gated) -> Outcome {
         let mut upgrade = gated.host.scratch.command(self.programs.join("cgpu"));
         upgrade.arg("--config").arg(gated.host.config()).arg("upgrade-monitors");
-        run_with_timeout(&mut upgrade, PATIENCE).ok()
+        run_with_timeout(&mut upgrade, PATIENCE)
+    }
+
+    /// The same, where each monitor is upgraded.
+    #[track_caller]
+    fn upgrade(&self, gated: &Gated) -> Outcome {
+        self.run_upgrade(gated).ok()
     }
 
     fn end(mut self, gated: &Gated) {
@@ -280,7 +285,9 @@ fn an_upgrade_to_a_monitor_that_can_not_go_on_loses_nothing() {
     std::fs::write(&new, "#!/bin/sh\nexit 1\n").expect("it can be written");
     std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
     std::fs::rename(&new, &monitor).expect("it is ours");
-    let _ = installed.upgrade(&gated);
+    let told = installed.run_upgrade(&gated);
+    let why = "app_________: the installed monitor can't go on with this container";
+    assert!(told.status.code() == Some(1) && told.stderr.contains(why), "{told}");
     fills(&gated, &installed.bundle, 700);
     let (same, after) = keeper_and_worker(&gated);
     assert_eq!((same, executed(same), executed(after)), (keeper, first, first));
