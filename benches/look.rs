@@ -19,9 +19,9 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use pinned::pin;
 
-/// How long a monitor looks often at where a container that has just begun lives, and how long all are left alone.
-const MOVED_IN: Duration = Duration::from_secs(10);
-const REST: Duration = Duration::from_secs(20);
+/// How long a container is looked at often that has just begun or called, and how long all are left alone then.
+const MOVED_IN: Duration = Duration::from_secs(70);
+const REST: Duration = Duration::from_secs(60);
 
 const GPUS: usize = 8;
 const EACH: usize = 25;
@@ -52,6 +52,9 @@ fn main() {
     crowd.create(&["run", "sleep 100000"]);
     at_rest("never called the driver", "1 %");
     crowd.delete();
+    crowd.create_beside_workers(&["run", "sleep 100000"]);
+    crowd.beside_workers();
+    crowd.delete();
     crowd.create(&["hold", "100MiB"]);
     at_rest("hold memory", "none yet");
     header("peer", "measured");
@@ -63,6 +66,10 @@ fn main() {
 fn id(number: usize) -> String {
     format!("{number:064x}")
 }
+
+/// How often containers that work allocate and free, and how long they wait in between, in seconds.
+const ROUNDS: usize = 2000;
+const HOLD_S: &str = "0.05";
 
 /// What all monitors take while none of their containers does anything, and nobody looks.
 fn at_rest(who: &str, budget: &str) {
@@ -138,9 +145,20 @@ fn held() -> Held {
     })
 }
 
+/// How many threads of a monitor answer calls: none where its container never called.
+fn calls_threads(monitor: &Path) -> usize {
+    let threads = entries(monitor.join("task")).map(|thread| thread.path().join("comm"));
+    threads.filter(|name| fs::read_to_string(name).is_ok_and(|name| name.trim() == "calls")).count()
+}
+
 /// Time on a processor that all threads of all monitors had (`/proc/PID/task/TID/schedstat`, in nanoseconds).
 fn monitors_time() -> Duration {
-    let threads = monitors().flat_map(|process| entries(process.join("task")));
+    time_of(monitors())
+}
+
+/// The same of some.
+fn time_of(monitors: impl Iterator<Item = PathBuf>) -> Duration {
+    let threads = monitors.flat_map(|process| entries(process.join("task")));
     let time = threads.filter_map(|thread| {
         let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
         text.split(' ').next()?.parse::<u64>().ok()
@@ -204,6 +222,41 @@ impl Crowd {
         for number in 0..GPUS * EACH {
             self.create_one(number, does);
         }
+    }
+
+    /// The same, but for the first ones: these allocate and free all the time.
+    fn create_beside_workers(&self, does: &[&str]) {
+        let pause = format!("sleep {HOLD_S}");
+        let round = ["alloc 50MiB as m", &pause, "free m", &pause];
+        let works: Vec<&str> = ["run", "start"].into_iter().chain(round.repeat(ROUNDS)).collect();
+        for number in 0..GPUS * EACH {
+            // Those that work are spread over the GPUs.
+            let is_worker = number % EACH == 0 || number % EACH == 1 && number < 2 * EACH;
+            self.create_one(number, if is_worker { &works } else { does });
+        }
+    }
+
+    /// What the monitors of containers at rest take while ten others work on the same GPUs.
+    fn beside_workers(&self) {
+        thread::sleep(MOVED_IN);
+        let works = |monitor: &PathBuf| calls_threads(monitor) > 0;
+        let of_workers: Vec<PathBuf> = monitors().filter(works).collect();
+        let resting = || monitors().filter(|monitor| !of_workers.contains(monitor));
+        let (start, before) =
+            (Instant::now(), [time_of(of_workers.iter().cloned()), time_of(resting())]);
+        thread::sleep(REST);
+        let after = [time_of(of_workers.iter().cloned()), time_of(resting())];
+        let percent = |at: usize| {
+            after[at].saturating_sub(before[at]).as_secs_f64() / start.elapsed().as_secs_f64()
+                * 100.0
+        };
+        println!(
+            "{} containers that never called the driver, beside {} that work: {:.1} % of a processor, and these {:.1} %",
+            GPUS * EACH - of_workers.len(),
+            of_workers.len(),
+            percent(1),
+            percent(0)
+        );
     }
 
     fn delete(&self) {

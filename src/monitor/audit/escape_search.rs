@@ -23,17 +23,8 @@ use crate::monitor::processes::escaped_fds::{Charge, Home};
 use crate::monitor::processes::origin::mounts;
 use crate::process::{first_of, told};
 
-/// How often is looked whether strangers could have taken anything, and how often they are
-/// asked for all the same.
+/// How often is looked at most whether strangers could have taken anything.
 const LOOK: Duration = Duration::from_millis(200);
-
-const FULL_LOOK: Duration = Duration::from_millis(600);
-
-/// The same while the container rests and nobody's use has changed, and while none of its processes uses the
-/// driver.
-const FULL_LOOK_AT_REST: Duration = Duration::from_secs(5);
-
-const FULL_LOOK_WITHOUT_USE: Duration = Duration::from_secs(60);
 
 /// How often descriptors are looked through while there is something to explain, and how
 /// long after it came up.
@@ -92,8 +83,9 @@ impl Processes {
         let now = Instant::now();
         let escaped = &self.escaped;
         let mut since = now;
+        let meeting = self.state.pace(false, now).full_look;
         if let Some(home) = &mut escaped.state().home {
-            if home.is_settled(now) {
+            if home.is_settled(meeting, now) {
                 return;
             }
             since = home.since;
@@ -172,11 +164,7 @@ impl Processes {
         };
         let now = Instant::now();
         // Many monitors ask, for many processes: not without a reason.
-        let often = match (ours.is_empty(), self.state.is_at_rest(now)) {
-            (true, _) => FULL_LOOK_WITHOUT_USE,
-            (false, true) => FULL_LOOK_AT_REST,
-            (false, false) => FULL_LOOK,
-        };
+        let often = self.state.pace(!ours.is_empty(), now).full_look;
         if last.is_some_and(|(bytes, at)| bytes == of_others && now - at < often)
             && suspicion.is_none_or(|until| until <= now)
         {

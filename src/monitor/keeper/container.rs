@@ -188,10 +188,10 @@ impl Container {
             || self.deserted.is_some()
     }
 
-    /// Whether the container is gone, of which `listeners` are left.
-    pub(crate) fn is_gone(&mut self, listeners: usize) -> bool {
+    /// Whether the container is gone; `has_listeners`: whether any is served.
+    pub(crate) fn is_gone(&mut self, has_listeners: bool) -> bool {
         let ended = matches!(self.launcher, Launcher::Ended);
-        if listeners > 0 || !self.connections.is_empty() || !(ended || self.begun) {
+        if has_listeners || !self.connections.is_empty() || !(ended || self.begun) {
             self.deserted = None;
             return false;
         }

@@ -36,7 +36,7 @@ use crate::process::ProcessId;
 const TICK_MS: i64 = 100;
 
 /// How often to look whether a worker is over whose end nobody is told of, because a call of it
-/// hangs in the driver.
+/// hangs in the driver. Nobody misses one as long as the container has called nothing.
 const LOOK_MS: i64 = 4000;
 
 /// How long the worker may look for what is left of a container after we were told to end:
@@ -99,6 +99,7 @@ pub fn main() -> io::Result<()> {
         control,
         settings,
         told_to_end: None,
+        was_called: false,
     };
     keeper.serve()?;
     let Keeper { staff, container, mut settings, told_to_end, .. } = keeper;
@@ -185,6 +186,8 @@ struct Keeper {
     settings: Settings,
     /// Since when nobody needs us but the worker, which looks for what is left.
     told_to_end: Option<Instant>,
+    /// The container has called the driver.
+    was_called: bool,
 }
 
 /// What one round is about.
@@ -195,7 +198,7 @@ enum Woken {
     Worker,
     Connection(usize),
     Launcher,
-    /// A call waits, and there has been no worker yet.
+    /// The first call.
     Call,
 }
 
@@ -222,17 +225,20 @@ impl Keeper {
                         self.container.launcher_ended();
                         self.staff.hurry();
                     }
-                    Woken::Call => self.staff.hurry(),
+                    Woken::Call => {
+                        self.was_called = true;
+                        self.staff.hurry();
+                    }
                 }
             }
             self.container.tidy();
             if let Some(told) = self.told_to_end {
-                if self.staff.listeners() == 0 || told.elapsed() >= LAST_LOOK {
+                if !self.staff.has_listeners() || told.elapsed() >= LAST_LOOK {
                     return Ok(());
                 }
                 continue;
             }
-            if self.container.is_gone(self.staff.listeners()) {
+            if self.container.is_gone(self.staff.has_listeners()) {
                 return Ok(());
             }
         }
@@ -247,7 +253,9 @@ impl Keeper {
         if let Some(socket) = self.staff.socket() {
             events.push((Woken::Worker, socket));
         }
-        events.extend(self.staff.unserved().map(|listener| (Woken::Call, listener)));
+        if !self.was_called {
+            events.extend(self.staff.listeners().map(|listener| (Woken::Call, listener)));
+        }
         let connections = self.container.connections();
         events.extend(connections.map(|(at, socket)| (Woken::Connection(at), socket)));
         events.extend(self.container.launcher().map(|launcher| (Woken::Launcher, launcher)));
@@ -259,10 +267,13 @@ impl Keeper {
         };
         let polled = events.iter().map(|(woken, fd)| PollFd::from_borrowed_fd(*fd, asked(woken)));
         let mut polled: Vec<PollFd<'_>> = polled.collect();
-        let patience_ms = if self.needs_ticks() { TICK_MS } else { LOOK_MS };
+        let patience_ms = match self.needs_ticks() {
+            true => Some(TICK_MS),
+            false => self.was_called.then_some(LOOK_MS),
+        };
         let patience =
-            Timespec { tv_sec: patience_ms / 1000, tv_nsec: patience_ms % 1000 * 1_000_000 };
-        match poll(&mut polled, Some(&patience)) {
+            patience_ms.map(|ms| Timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 });
+        match poll(&mut polled, patience.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }

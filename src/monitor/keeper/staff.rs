@@ -155,10 +155,9 @@ impl Staff {
         })
     }
 
-    /// Listeners to be looked at while there has been no worker yet: a call may wait.
-    pub(crate) fn unserved(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let none_yet = self.worker.is_none() && self.failures == 0 && self.not_before.is_some();
-        self.listeners.values().filter(move |_| none_yet).map(AsFd::as_fd)
+    /// The listeners that are served.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.listeners.values().map(AsFd::as_fd)
     }
 
     /// Somebody needs the first worker.
@@ -168,9 +167,9 @@ impl Staff {
         }
     }
 
-    /// How many listeners are served.
-    pub(crate) fn listeners(&self) -> usize {
-        self.listeners.len()
+    /// Whether any listener is served.
+    pub(crate) fn has_listeners(&self) -> bool {
+        !self.listeners.is_empty()
     }
 
     /// The worker's socket.

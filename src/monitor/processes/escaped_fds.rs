@@ -17,11 +17,8 @@ use crate::monitor::journal::process_number::process_id;
 use crate::monitor::processes::origin::Origin;
 use crate::process::ProcessId;
 
-/// How long the mounts of a container's first process may still be being made, and how often they are looked at
-/// where the kernel tells of no change: the process can have moved into other ones.
+/// How long the mounts of a container's first process may still be being made.
 const MOVING_IN: Duration = Duration::from_secs(5);
-
-const MEETING: Duration = Duration::from_secs(60);
 
 const SUSPICION: Duration = Duration::from_secs(3);
 
@@ -76,12 +73,13 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    /// Whether it need not be looked at again yet. A change is the beginning of more.
-    pub(crate) fn is_settled(&mut self, now: Instant) -> bool {
+    /// Whether it need not be looked at again yet. A change is the beginning of more; where the kernel tells of
+    /// none it is looked at every `meeting`: the process can have moved into other mounts.
+    pub(crate) fn is_settled(&mut self, meeting: Duration, now: Instant) -> bool {
         if has_changed(&self.mounts) {
             self.since = now;
         }
-        now - self.since >= MOVING_IN && now - self.met < MEETING
+        now - self.since >= MOVING_IN && now - self.met < meeting
     }
 }
 

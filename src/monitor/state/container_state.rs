@@ -12,7 +12,7 @@ use crate::gate::settings::Settings;
 use crate::monitor::journal::map::{Count, JournalMap};
 use crate::monitor::log::container_log::ContainerLog;
 use crate::monitor::state::books::Books;
-use crate::monitor::state::rest::Rest;
+use crate::monitor::state::rest::{Pace, Rest};
 use crate::monitor::state::self_ranges;
 use crate::rm::release::Standing;
 use crate::rm::{Release, about};
@@ -129,8 +129,17 @@ impl ContainerState {
 
     /// Whether the container has called nothing for a while.
     pub(crate) fn is_at_rest(&self, now: Instant) -> bool {
+        self.rest(now).has_come(now)
+    }
+
+    /// How often the container is looked at.
+    pub(crate) fn pace(&self, is_used: bool, now: Instant) -> Pace {
+        self.rest(now).pace(is_used, now)
+    }
+
+    fn rest(&self, now: Instant) -> MutexGuard<'_, Rest> {
         let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
         rest.note(self.journal.calls().received(), now);
-        rest.is_long(now)
+        rest
     }
 }

@@ -1,9 +1,37 @@
-//! Whether a container rests: while it calls nothing, it is looked at less often. Pure.
+//! Whether a container rests: the longer it calls nothing, the less often it is looked at. Pure.
 
 use std::time::{Duration, Instant};
 
 /// For how long it called nothing, then.
 const AFTER: Duration = Duration::from_secs(5);
+
+/// From when on it rests for long.
+const LONG_AFTER: Duration = Duration::from_secs(60);
+
+/// How often a container is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pace {
+    /// How often the driver is asked what the container's processes have, and what is in use.
+    pub(crate) tick: Duration,
+    /// How often all of the host's processes are asked for where no figure has changed: one may have taken what
+    /// another gave back.
+    pub(crate) full_look: Duration,
+}
+
+/// While it calls.
+const CALLS: Pace = pace_ms(250, 600);
+
+/// While it rests: what it does is heard of, and only strangers could have taken anything.
+const RESTS: Pace = pace_ms(500, 5_000);
+const RESTS_LONG: Pace = pace_ms(2_000, 60_000);
+
+/// While none of its processes uses the driver: a stranger could have a descriptor that was never used.
+const UNUSED: Pace = pace_ms(4_000, 60_000);
+const UNUSED_LONG: Pace = pace_ms(60_000, 300_000);
+
+const fn pace_ms(tick: u64, full_look: u64) -> Pace {
+    Pace { tick: Duration::from_millis(tick), full_look: Duration::from_millis(full_look) }
+}
 
 /// The calls of a container, and since when they are as many.
 #[derive(Debug)]
@@ -26,8 +54,34 @@ impl Rest {
     }
 
     /// Whether it rests.
-    pub(crate) fn is_long(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.since) >= AFTER
+    pub(crate) fn has_come(&self, now: Instant) -> bool {
+        self.length(now) >= AFTER
+    }
+
+    /// How often it is looked at: whether any of its processes uses the driver is in `is_used`.
+    pub(crate) fn pace(&self, is_used: bool, now: Instant) -> Pace {
+        let is_long = self.length(now) >= LONG_AFTER;
+        match (is_used, self.has_come(now)) {
+            (true, false) => CALLS,
+            (true, true) => {
+                if is_long {
+                    RESTS_LONG
+                } else {
+                    RESTS
+                }
+            }
+            (false, _) => {
+                if is_long {
+                    UNUSED_LONG
+                } else {
+                    UNUSED
+                }
+            }
+        }
+    }
+
+    fn length(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
     }
 }
 
@@ -39,12 +93,25 @@ mod tests {
     fn who_calls_does_not_rest_for_a_while() {
         let start = Instant::now();
         let mut rest = Rest::new(7, start);
-        assert!(!rest.is_long(start));
+        assert!(!rest.has_come(start));
         rest.note(7, start + AFTER);
-        assert!(rest.is_long(start + AFTER));
+        assert!(rest.has_come(start + AFTER));
         rest.note(8, start + AFTER);
-        assert!(!rest.is_long(start + AFTER));
-        assert!(!rest.is_long(start), "a clock that goes back");
-        assert!(rest.is_long(start + 2 * AFTER));
+        assert!(!rest.has_come(start + AFTER));
+        assert!(!rest.has_come(start), "a clock that goes back");
+        assert!(rest.has_come(start + 2 * AFTER));
+    }
+
+    #[test]
+    fn the_longer_nothing_is_called_the_less_often_it_is_looked() {
+        let start = Instant::now();
+        let mut rest = Rest::new(0, start);
+        let at =
+            |rest: &Rest, after: Duration| [true, false].map(|used| rest.pace(used, start + after));
+        assert_eq!(at(&rest, Duration::ZERO), [CALLS, UNUSED]);
+        assert_eq!(at(&rest, AFTER), [RESTS, UNUSED]);
+        assert_eq!(at(&rest, LONG_AFTER), [RESTS_LONG, UNUSED_LONG]);
+        rest.note(1, start + LONG_AFTER);
+        assert_eq!(at(&rest, LONG_AFTER), [CALLS, UNUSED], "a call begins it anew");
     }
 }

@@ -17,21 +17,14 @@ use crate::monitor::worker::see_out::SeeOut;
 use crate::monitor::worker::shutdown::LAST_LOOK;
 use crate::process::ProcessId;
 
-/// How often the driver is asked while the container has processes that use it.
-const TICK: Duration = Duration::from_millis(250);
-
-/// How often while the container rests: what it does is heard of, and only strangers could have taken
-/// anything.
-const REST_TICK: Duration = Duration::from_millis(500);
-
-/// How often while none of its processes has called.
-const IDLE_TICK: Duration = Duration::from_secs(4);
+/// How often at least while it has exported memory, whose file somebody may close.
+const EXPORTS: Duration = Duration::from_millis(250);
 
 /// How often mappings are looked at.
 const MAPPINGS: Duration = Duration::from_millis(500);
 
-/// How often pages are given back that calls took which are over: a program calls most when it
-/// starts.
+/// How often pages are given back that calls took which are over, while there are calls: a program calls most
+/// when it starts.
 const TIDY: Duration = Duration::from_secs(10);
 
 /// Looks after all that is looked at by time.
@@ -50,6 +43,7 @@ impl Rounds {
         let mut watched = Watched::new();
         let mut mapped = Instant::now();
         let mut tidied = Instant::now();
+        let mut tidied_after = None;
         audit.clear_up_what_is_left();
         // Nobody looked since the worker before did.
         state.books().due.schedule(Instant::now());
@@ -72,10 +66,12 @@ impl Rounds {
             if self.is_idle() {
                 processes.meet();
             }
-            if tidied.elapsed() > TIDY {
+            let calls = state.journal.calls().received();
+            if tidied.elapsed() > TIDY && tidied_after != Some(calls) {
                 give_back_the_start();
                 if state.is_at_rest(now) {
                     give_back_the_heap();
+                    tidied_after = Some(calls);
                 }
                 tidied = Instant::now();
             }
@@ -118,7 +114,9 @@ impl Rounds {
         let Parts { state, callers, processes, exports, uvm, .. } = &*self.parts;
         let idle = self.is_idle();
         let has_files = !uvm.files.all().is_empty();
-        let rests = state.is_at_rest(now) && !exports.all.has_any();
+        let is_used = !(idle && processes.escaped.is_watched());
+        let tick = state.pace(is_used, now).tick;
+        let tick = if exports.all.has_any() { tick.min(EXPORTS) } else { tick };
         let mut books = state.books();
         let watched = idle
             || !books.processes.is_empty()
@@ -127,11 +125,6 @@ impl Rounds {
             || state.log.has_left_out()
             || has_files;
         let ending = self.see_out.ending.is_under_way();
-        let tick = match (idle && processes.escaped.is_watched(), rests) {
-            (true, _) => IDLE_TICK,
-            (false, true) => REST_TICK,
-            (false, false) => TICK,
-        };
         if !watched && !ending && callers.unclaimed.is_empty() {
             // Or whoever comes next would find something due already, and wake nobody.
             books.due = Due::default();
