@@ -164,7 +164,8 @@ impl Processes {
         };
         let now = Instant::now();
         // Many monitors ask, for many processes: not without a reason.
-        let often = self.state.pace(!ours.is_empty(), now).full_look;
+        let was_used = !ours.is_empty() || escaped.has_called();
+        let often = self.state.pace(was_used, now).full_look;
         if last.is_some_and(|(bytes, at)| bytes == of_others && now - at < often)
             && suspicion.is_none_or(|until| until <= now)
         {

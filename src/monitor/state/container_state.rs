@@ -133,8 +133,8 @@ impl ContainerState {
     }
 
     /// How often the container is looked at.
-    pub(crate) fn pace(&self, is_used: bool, now: Instant) -> Pace {
-        self.rest(now).pace(is_used, now)
+    pub(crate) fn pace(&self, was_used: bool, now: Instant) -> Pace {
+        self.rest(now).pace(was_used, now)
     }
 
     fn rest(&self, now: Instant) -> MutexGuard<'_, Rest> {

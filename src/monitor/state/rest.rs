@@ -25,7 +25,7 @@ const CALLS: Pace = pace_ms(250, 600);
 const RESTS: Pace = pace_ms(500, 5_000);
 const RESTS_LONG: Pace = pace_ms(2_000, 60_000);
 
-/// While none of its processes uses the driver: a stranger could have a descriptor that was never used.
+/// While none of its processes has ever used the driver: a stranger could have a descriptor that was never used.
 const UNUSED: Pace = pace_ms(4_000, 60_000);
 const UNUSED_LONG: Pace = pace_ms(60_000, 300_000);
 
@@ -58,10 +58,10 @@ impl Rest {
         self.length(now) >= AFTER
     }
 
-    /// How often it is looked at: whether any of its processes uses the driver is in `is_used`.
-    pub(crate) fn pace(&self, is_used: bool, now: Instant) -> Pace {
+    /// How often it is looked at; `was_used`: whether any of its processes has used the driver.
+    pub(crate) fn pace(&self, was_used: bool, now: Instant) -> Pace {
         let is_long = self.length(now) >= LONG_AFTER;
-        match (is_used, self.has_come(now)) {
+        match (was_used, self.has_come(now)) {
             (true, false) => CALLS,
             (true, true) => {
                 if is_long {

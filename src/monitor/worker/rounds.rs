@@ -114,8 +114,8 @@ impl Rounds {
         let Parts { state, callers, processes, exports, uvm, .. } = &*self.parts;
         let idle = self.is_idle();
         let has_files = !uvm.files.all().is_empty();
-        let is_used = !(idle && processes.escaped.is_watched());
-        let tick = state.pace(is_used, now).tick;
+        let was_used = !(idle && processes.escaped.is_watched());
+        let tick = state.pace(was_used, now).tick;
         let tick = if exports.all.has_any() { tick.min(EXPORTS) } else { tick };
         let mut books = state.books();
         let watched = idle
