@@ -13,6 +13,7 @@ mod driver;
 pub mod journal;
 pub mod keeper;
 mod keeper_socket;
+mod lock;
 mod log;
 #[cfg(test)]
 mod model;

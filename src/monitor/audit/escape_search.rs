@@ -62,7 +62,7 @@ impl Processes {
     }
 
     fn learn(&self, mount: u64, filesystem: u64) {
-        let mut origins = self.escaped.origins();
+        let mut origins = self.escaped.origin.lock();
         if origins.judged.len() >= MOST_MOUNTS || !origins.judged.insert(mount) {
             return;
         }
@@ -84,7 +84,7 @@ impl Processes {
         let escaped = &self.escaped;
         let mut since = now;
         let meeting = self.state.pace(false, now).full_look;
-        if let Some(home) = &mut escaped.state().home {
+        if let Some(home) = &mut escaped.state.lock().home {
             if home.is_settled(meeting, now) {
                 return;
             }
@@ -99,9 +99,9 @@ impl Processes {
         if !first.alive() || theirs.is_empty() || theirs.len() > MOST_MOUNTS {
             return;
         }
-        escaped.origins().origin.inhabit(theirs);
+        escaped.origin.lock().origin.inhabit(theirs);
         self.settle(first.pid);
-        escaped.state().home = Some(Home { mounts: file, since, met: now });
+        escaped.state.lock().home = Some(Home { mounts: file, since, met: now });
     }
 
     /// A process of the container's was seen: where it lives, and what it has open.
@@ -112,7 +112,7 @@ impl Processes {
         let home = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
         let home = home.filter(|of| !of.trim_end().ends_with(":/"));
         let settled = settled.map(|(_, inode)| inode);
-        self.escaped.origins().origin.settle(settled, home.as_deref());
+        self.escaped.origin.lock().origin.settle(settled, home.as_deref());
         for tid in with_files(pid.cast_unsigned()) {
             for (mount, filesystem) in self.open_nodes(tid) {
                 self.learn(mount, filesystem);
@@ -132,19 +132,19 @@ impl Processes {
     pub(crate) fn look_abroad(&self) {
         let escaped = &self.escaped;
         let now = Instant::now();
-        if escaped.origins().origin.is_unknown() {
+        if escaped.origin.lock().origin.is_unknown() {
             return;
         }
         let ours = self.our_pids();
         if ours.is_empty() && !escaped.is_watched() {
             return;
         }
-        if escaped.state().looked.is_none_or(|looked| now - looked >= LOOK) {
-            escaped.state().looked = Some(now);
+        if escaped.state.lock().looked.is_none_or(|looked| now - looked >= LOOK) {
+            escaped.state.lock().looked = Some(now);
             self.look_at_figures(&ours);
         }
         let (suspicious, lingering, searched) = {
-            let state = escaped.state();
+            let state = escaped.state.lock();
             let lingering = state.former.iter().any(|pid| state.figures.contains_key(pid));
             (state.suspicion.is_some_and(|until| now < until), lingering, state.searched)
         };
@@ -159,7 +159,7 @@ impl Processes {
         let own: Vec<u32> = ours.iter().copied().collect();
         let Some((_, of_others)) = self.driver.figures(&own) else { return };
         let (last, suspicion) = {
-            let state = escaped.state();
+            let state = escaped.state.lock();
             (state.of_others, state.suspicion)
         };
         let now = Instant::now();
@@ -171,15 +171,15 @@ impl Processes {
         {
             return;
         }
-        escaped.state().of_others = Some((of_others, now));
-        let former: BTreeSet<u32> = escaped.state().former.iter().copied().collect();
+        escaped.state.lock().of_others = Some((of_others, now));
+        let former: BTreeSet<u32> = escaped.state.lock().former.iter().copied().collect();
         let all = processes().chain(former.iter().copied()).chain(ours.iter().copied());
         let all: Vec<u32> = all.collect::<BTreeSet<u32>>().into_iter().collect();
         let Some((_, before)) = self.driver.figures(&[]) else { return };
         let Some((mut figures, unexplained)) = self.driver.figures(&all) else { return };
         let Some((_, after)) = self.driver.figures(&[]) else { return };
         figures.retain(|pid, _| !ours.contains(pid));
-        let known = std::mem::replace(&mut escaped.state().figures, figures.clone());
+        let known = std::mem::replace(&mut escaped.state.lock().figures, figures.clone());
         let grown =
             figures.iter().filter(|(pid, bytes)| known.get(pid).is_none_or(|known| known < bytes));
         for (pid, _) in grown {
@@ -189,7 +189,7 @@ impl Processes {
             self.end_holder(*pid, ours, Charge::Own);
         }
         // What is taken meanwhile is in one figure and not in the other.
-        let mut state = escaped.state();
+        let mut state = escaped.state.lock();
         if before != after && state.unsteady < MOST_UNSTEADY {
             state.unsteady += 1;
             return;
@@ -202,14 +202,14 @@ impl Processes {
         } else if known.is_some_and(|known| known <= unexplained) {
             return;
         }
-        escaped.state().unexplained = Some(unexplained);
+        escaped.state.lock().unexplained = Some(unexplained);
     }
 
     /// Ends all strangers that have a descriptor of the container's. Whether there was one.
     pub(crate) fn search(&self, ours: &BTreeSet<u32>, charge: Charge) -> bool {
         let all: Vec<u32> = processes().collect();
         let found = all.iter().filter(|pid| self.end_holder(**pid, ours, charge)).count() > 0;
-        self.escaped.state().searched = Some(Instant::now());
+        self.escaped.state.lock().searched = Some(Instant::now());
         found
     }
 
@@ -251,7 +251,7 @@ impl Processes {
                 let Some(at_home) = at_home else { return Descriptors::default() };
                 if at_home.contains(&mount) {
                     found.of_own = true;
-                } else if self.escaped.origins().origin.has(mount, filesystem) {
+                } else if self.escaped.origin.lock().origin.has(mount, filesystem) {
                     found.of_container = true;
                 }
             }

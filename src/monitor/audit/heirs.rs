@@ -1,21 +1,21 @@
 //! Who was seen with a client whose maker is dead, and since when.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ledger::{Client, Process};
 use crate::monitor::journal::process_number::process_id;
+use crate::monitor::lock::Lock;
 use crate::monitor::state::books::{ANYBODY, Books};
 
 /// Dead processes under whose numbers the driver shows memory, and since when.
 #[derive(Debug, Default)]
-pub(crate) struct Lingering(Mutex<BTreeMap<u32, Instant>>);
+pub(crate) struct Lingering(Lock<BTreeMap<u32, Instant>>);
 
 impl Lingering {
     /// The driver shows memory under those numbers, and under none of the others. How long it has.
     pub(crate) fn note(&self, numbers: &BTreeSet<u32>, now: Instant) -> Vec<(u32, Duration)> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         all.retain(|number, _| numbers.contains(number));
         let since = numbers.iter().map(|number| (*number, *all.entry(*number).or_insert(now)));
         since.map(|(number, since)| (number, now.saturating_duration_since(since))).collect()

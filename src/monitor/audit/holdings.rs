@@ -6,11 +6,11 @@
 //! long: see [`Doubts`]. Knows no verdicts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
 use crate::monitor::journal::process_number::process_id;
+use crate::monitor::lock::Lock;
 use crate::monitor::state::books::Books;
 use crate::monitor::state::known_names::KnownNames;
 use crate::rm::about::Held;
@@ -50,17 +50,17 @@ pub(crate) struct Holdings {
 
 /// GPUs that seem to have more than was asked for while a call hangs, and since when.
 #[derive(Debug, Default)]
-pub(crate) struct Doubts(Mutex<BTreeMap<usize, Instant>>);
+pub(crate) struct Doubts(Lock<BTreeMap<usize, Instant>>);
 
 impl Doubts {
     /// Takes note that it seems so: whether it has for too long.
     pub(crate) fn note(&self, gpu: usize) -> bool {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         all.entry(gpu).or_insert_with(Instant::now).elapsed() > DOUBT
     }
 
     /// It doesn't any more.
     pub(crate) fn dispel(&self, gpu: usize) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&gpu);
+        self.0.lock().remove(&gpu);
     }
 }

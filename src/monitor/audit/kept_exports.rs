@@ -9,7 +9,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
@@ -80,7 +80,7 @@ impl KeptExports {
     /// Holds whose file nobody has: the worker before had not come to ask the driver.
     pub(crate) fn forget_what_was_never_exported(&self) {
         let mut books = self.state.books();
-        let files = self.all.files();
+        let files = self.all.files.lock();
         let lost = |entry| match entry {
             Entry::Held { hold: hold @ Hold::Export { file, .. }, .. } => {
                 (!files.contains_key(&file)).then_some(hold)
@@ -102,7 +102,7 @@ impl KeptExports {
 
     /// Nothing is in that file any more.
     pub(crate) fn forget_export(&self, number: u64) {
-        self.all.files().remove(&number);
+        self.all.files.lock().remove(&number);
         self.forget_places(number, |_| true);
         // Else it is told that the worker is gone in a moment.
         let _ = self.keeper.tell(KeptFile::Export(number).let_go());
@@ -141,7 +141,7 @@ impl KeptExports {
     /// Takes all back: the container is gone.
     pub(crate) fn take_all_back(&self) {
         let files: Vec<(u64, Arc<Device>)> = {
-            let files = self.all.files();
+            let files = self.all.files.lock();
             files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
         };
         // A call that hangs on it is for nobody any more.
@@ -173,7 +173,7 @@ impl KeptExports {
     fn look_for_exports(&self, pause: Duration) -> bool {
         let unnamed: Vec<(u64, Arc<Device>)> = {
             let books = self.state.books();
-            let files = self.all.files();
+            let files = self.all.files.lock();
             let files = files.iter().filter(|(number, _)| is_unnamed(&books, **number));
             files.map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
         };
@@ -181,7 +181,7 @@ impl KeptExports {
             return false;
         }
         {
-            let mut swept = self.all.swept.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut swept = self.all.swept.lock();
             if swept.is_some_and(|swept| swept.elapsed() < pause) {
                 return true;
             }
@@ -191,7 +191,7 @@ impl KeptExports {
         let mut missed = false;
         for (number, file) in unnamed {
             let found = open.iter().any(|place| has_file(*place, &file) != Some(false));
-            let mut files = self.all.files();
+            let mut files = self.all.files.lock();
             let Some(export) = files.get_mut(&number) else { continue };
             export.misses = if found { 0 } else { export.misses + 1 };
             if export.misses < MISSES {

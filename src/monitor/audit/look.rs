@@ -5,7 +5,7 @@
 //! ([`rounds`](crate::monitor::worker::rounds)), and so does a call that would be refused for the quota.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::events::Event;
@@ -104,7 +104,7 @@ impl Audit {
     pub(crate) fn reconcile(&self, lane: &mut OnLane<'_>, came: Instant) {
         let asked = Instant::now();
         while asked.elapsed() < MOST_PATIENCE {
-            let Some(mut last) = self.memory.try_last() else {
+            let Some(mut last) = self.memory.last.try_lock() else {
                 lane.step_aside(|| std::thread::sleep(LOOK));
                 continue;
             };
@@ -137,7 +137,7 @@ impl Audit {
     /// Audits on the lane, or beside a call that hangs there.
     pub(crate) fn audit(&self, occasion: Occasion) {
         // Before the lane: who has it may take a while beside that.
-        let mut last = self.memory.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.memory.last.lock();
         let lane = self.lane.enter_soon();
         let began = Instant::now();
         let seen = self.look(lane.as_ref());

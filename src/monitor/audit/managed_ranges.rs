@@ -20,7 +20,7 @@ impl Mappings {
             let ranges = self.state.books().ranges.of(Space::Managed(process));
             self.release_if_unmapped(process, &ranges);
         }
-        self.spaces.asked_at().retain(|_, at| at.elapsed() < 2 * ON_ITS_WAY);
+        self.spaces.charged.lock().retain(|_, at| at.elapsed() < 2 * ON_ITS_WAY);
     }
 
     /// Releases managed ranges of a process that nobody has mapped, some time after they were asked
@@ -63,7 +63,7 @@ impl Mappings {
         let others = overlapping();
         // What it had there it maps no more, or it wouldn't be asked for again.
         for (at, _) in &others {
-            self.spaces.asked_at().remove(&(process, *at));
+            self.spaces.charged.lock().remove(&(process, *at));
         }
         self.release_if_unmapped(process, &others);
         others.is_empty() || overlapping().is_empty()

@@ -1,12 +1,12 @@
 //! What audits know of those before: when the last one was, and what it doubted. The looking is in
 //! [`look`](crate::monitor::audit::look).
 
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::monitor::audit::heirs::Lingering;
 use crate::monitor::audit::holdings::Doubts;
 use crate::monitor::audit::names::Names;
+use crate::monitor::lock::Lock;
 use crate::monitor::state::occasion::Occasion;
 
 /// How soon it's asked again for calls that would be refused.
@@ -38,27 +38,18 @@ impl Audited {
 #[derive(Debug, Default)]
 pub(crate) struct AuditMemory {
     /// One audit at a time, and when the last one was.
-    pub(crate) last: Mutex<Option<Audited>>,
+    pub(crate) last: Lock<Option<Audited>>,
     pub(crate) doubts: Doubts,
     pub(crate) names: Names,
     /// When clients were asked for.
-    stock: Mutex<Option<Instant>>,
+    stock: Lock<Option<Instant>>,
     pub(crate) lingering: Lingering,
 }
 
 impl AuditMemory {
-    /// When the last audit was, where none is underway.
-    pub(crate) fn try_last(&self) -> Option<MutexGuard<'_, Option<Audited>>> {
-        match self.last.try_lock() {
-            Ok(last) => Some(last),
-            Err(TryLockError::Poisoned(last)) => Some(last.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
     /// Whether clients are to be asked for; they are, then.
     pub(crate) fn take_stock_due(&self) -> bool {
-        let mut last = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.stock.lock();
         let due = last.is_none_or(|last| last.elapsed() > STOCK);
         if due {
             *last = Some(Instant::now());

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::monitor::audit::holdings::DOUBT;
+use crate::monitor::lock::Lock;
 
 /// Objects that are asked for one by one.
 pub(crate) const MOST_ASKED: usize = 2048;
@@ -27,11 +27,11 @@ pub(crate) struct Names {
     /// And figures alone don't tell all.
     are_needed: AtomicBool,
     /// When they were asked for.
-    last: Mutex<Option<Instant>>,
+    last: Lock<Option<Instant>>,
     /// How many of a GPU's were, or of all those that have company.
-    asked: Mutex<BTreeMap<Option<usize>, usize>>,
+    asked: Lock<BTreeMap<Option<usize>, usize>>,
     /// GPUs that show more than are known: since when, and when that was seen last.
-    doubts: Mutex<BTreeMap<usize, (Instant, Instant)>>,
+    doubts: Lock<BTreeMap<usize, (Instant, Instant)>>,
 }
 
 impl Default for Names {
@@ -39,9 +39,9 @@ impl Default for Names {
         Names {
             show: AtomicBool::new(true),
             are_needed: AtomicBool::new(false),
-            last: Mutex::new(None),
-            asked: Mutex::default(),
-            doubts: Mutex::default(),
+            last: Lock::new(None),
+            asked: Lock::default(),
+            doubts: Lock::default(),
         }
     }
 }
@@ -60,13 +60,13 @@ impl Names {
 
     /// There aren't more than are known.
     pub(crate) fn dispel(&self, gpu: usize) {
-        self.doubts.lock().unwrap_or_else(PoisonError::into_inner).remove(&gpu);
+        self.doubts.lock().remove(&gpu);
     }
 
     /// Takes note of a look that showed more than are known: whether that has been so for too long.
     pub(crate) fn note_more(&self, gpu: usize) -> bool {
         let now = Instant::now();
-        let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut doubts = self.doubts.lock();
         let (first, last) = doubts.entry(gpu).or_insert((now, now));
         // Of two looks, and not of one now and one of another day.
         if last.elapsed() > DOUBT {
@@ -82,7 +82,7 @@ impl Names {
         if !self.are_needed.load(Ordering::Relaxed) {
             return false;
         }
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         let due = last.is_none_or(|last| last.elapsed() > OFTEN);
         if due {
             *last = Some(Instant::now());
@@ -94,7 +94,7 @@ impl Names {
     /// many no more than the first are asked for.
     pub(crate) fn in_turn<T>(&self, of: Option<usize>, mut all: Vec<T>) -> Vec<T> {
         if all.len() > MOST_ASKED {
-            let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut asked = self.asked.lock();
             let asked = asked.entry(of).or_default();
             let first = *asked % all.len();
             all.rotate_left(first);

@@ -9,8 +9,10 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use crate::monitor::lock::Lock;
 
 /// Time between two looks. Each costs those who take turns on its processor some 20 µs.
 const LOOK: Duration = Duration::from_micros(400);
@@ -27,7 +29,7 @@ pub(crate) struct Leader {
     calls: AtomicU64,
     /// The watcher sleeps.
     asleep: AtomicBool,
-    roles: Mutex<Roles>,
+    roles: Lock<Roles>,
     follow: Condvar,
     watch: Condvar,
 }
@@ -50,13 +52,9 @@ pub(crate) enum Turn {
 }
 
 impl Leader {
-    fn roles(&self) -> MutexGuard<'_, Roles> {
-        self.roles.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How many threads there are.
     pub(crate) fn threads(&self) -> usize {
-        self.roles().spawned
+        self.roles.lock().spawned
     }
 
     /// Has `start` start one more thread, by its number, where there are fewer than `most`.
@@ -69,7 +67,7 @@ impl Leader {
         most: usize,
         start: impl FnOnce(usize) -> io::Result<()>,
     ) -> io::Result<()> {
-        let mut roles = self.roles();
+        let mut roles = self.roles.lock();
         if roles.spawned < most {
             start(roles.spawned)?;
             roles.spawned += 1;
@@ -79,7 +77,7 @@ impl Leader {
 
     /// Waits until it's this thread's turn to lead.
     pub(crate) fn follow(&self) -> Turn {
-        let mut roles = self.roles();
+        let mut roles = self.roles.lock();
         loop {
             if !roles.led {
                 roles.led = true;
@@ -89,7 +87,7 @@ impl Leader {
                 roles.watched = true;
                 drop(roles);
                 self.look();
-                roles = self.roles();
+                roles = self.roles.lock();
                 roles.watched = false;
                 return self.turn(roles);
             }
@@ -117,7 +115,7 @@ impl Leader {
         let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         self.busy.store(call, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
-            drop(self.roles());
+            drop(self.roles.lock());
             self.watch.notify_one();
         }
         call
@@ -143,7 +141,7 @@ impl Leader {
             (seen, calls) = (busy, now);
             if quiet > PATIENCE {
                 quiet = 0;
-                let roles = self.roles();
+                let roles = self.roles.lock();
                 self.asleep.store(true, Ordering::SeqCst);
                 if self.busy.load(Ordering::SeqCst) == 0 {
                     drop(self.watch.wait(roles).unwrap_or_else(PoisonError::into_inner));

@@ -1,8 +1,8 @@
 //! The container's listeners, by which its calls come.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::libc::seccomp_notif;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -11,11 +11,12 @@ use nix::unistd::Pid;
 use crate::monitor::caller::listener::Listener;
 use crate::monitor::caller::recv_wait::RecvWait;
 use crate::monitor::journal::map::Slot;
+use crate::monitor::lock::Lock;
 
 /// All that there are, and who waits for calls of them.
 #[derive(Debug)]
 pub(crate) struct Listeners {
-    all: Mutex<Vec<Arc<Listener>>>,
+    all: Lock<Vec<Arc<Listener>>>,
     /// The listener that is looked at first, but for how many there are.
     first: AtomicUsize,
     /// For calls; a change is one of the listeners, or that nothing more is received.
@@ -29,34 +30,30 @@ impl Listeners {
     ///
     /// Where who waits couldn't be fetched out of it.
     pub(crate) fn new() -> io::Result<Self> {
-        let (all, first) = (Mutex::default(), AtomicUsize::new(0));
+        let (all, first) = (Lock::default(), AtomicUsize::new(0));
         Ok(Listeners { all, first, waiting: RecvWait::new()? })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Listener>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn add(&self, listener: Listener) {
-        self.lock().push(Arc::new(listener));
+        self.all.lock().push(Arc::new(listener));
         self.wake();
     }
 
     pub(crate) fn remove(&self, number: u64) {
-        self.lock().retain(|listener| listener.number() != number);
+        self.all.lock().retain(|listener| listener.number() != number);
         self.wake();
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Listener>> {
-        self.lock().clone()
+        self.all.lock().clone()
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Listener>> {
-        self.lock().iter().find(|listener| listener.number() == number).cloned()
+        self.all.lock().iter().find(|listener| listener.number() == number).cloned()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.all.lock().is_empty()
     }
 
     /// Who waits for calls looks again.

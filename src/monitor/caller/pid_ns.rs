@@ -7,11 +7,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
 use crate::monitor::journal::process_number::process_id;
+use crate::monitor::lock::Lock;
 use crate::process::{ProcessId, told};
 
 /// How long numbers are taken for what they were: to find out those of thousands takes a tenth of a
@@ -20,13 +20,13 @@ const FRESH: Duration = Duration::from_millis(100);
 
 /// Those of one namespace that were asked for last, which one thread finds out at a time.
 #[derive(Debug, Default)]
-pub(crate) struct PidMaps(Mutex<Option<(Instant, u64, PidMap)>>);
+pub(crate) struct PidMaps(Lock<Option<(Instant, u64, PidMap)>>);
 
 impl PidMaps {
     /// Those that the namespace of thread `tid`, which is of `process`, has of `processes`.
     pub(crate) fn of(&self, tid: i32, process: Process, processes: &BTreeSet<Process>) -> PidMap {
         let Some(namespace) = namespace(tid) else { return PidMap(Vec::new()) };
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock();
         let known = last.take().filter(|(at, of, _)| *of == namespace && at.elapsed() < FRESH);
         let (at, _, mut numbers) =
             known.unwrap_or_else(|| (Instant::now(), namespace, PidMap::of(namespace, processes)));

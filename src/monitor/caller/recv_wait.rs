@@ -8,13 +8,14 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::{Pid, getpid, gettid};
+
+use crate::monitor::lock::Lock;
 
 /// A signal that comes between a look and the wait is lost: it's sent again after this.
 const AGAIN: Duration = Duration::from_micros(200);
@@ -26,7 +27,7 @@ const SIGNAL: Signal = Signal::SIGUSR1;
 pub(crate) struct RecvWait {
     changes: AtomicU64,
     /// Who waits, and how many changes it knows of.
-    who: Mutex<Option<(Pid, u64)>>,
+    who: Lock<Option<(Pid, u64)>>,
 }
 
 extern "C" fn nothing(_: libc::c_int) {}
@@ -41,10 +42,6 @@ impl RecvWait {
         Ok(Self::default())
     }
 
-    fn who(&self) -> MutexGuard<'_, Option<(Pid, u64)>> {
-        self.who.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The changes so far.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
@@ -57,9 +54,9 @@ impl RecvWait {
         known: u64,
         wait: impl FnOnce() -> Option<T>,
     ) -> Option<T> {
-        *self.who() = Some((thread, known));
+        *self.who.lock() = Some((thread, known));
         let got = if self.changes() == known { wait() } else { None };
-        *self.who() = None;
+        *self.who.lock() = None;
         if self.changes() != known {
             // A signal that was sent is taken here, on the way back from the kernel.
             std::thread::yield_now();
@@ -71,7 +68,7 @@ impl RecvWait {
     pub(crate) fn change(&self) {
         let now = self.changes.fetch_add(1, Ordering::SeqCst) + 1;
         loop {
-            let who = self.who();
+            let who = self.who.lock();
             match *who {
                 Some((thread, known)) if known < now => tell(thread),
                 _ => return,

@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -23,6 +23,7 @@ use nix::unistd::Pid;
 use crate::ledger::Process;
 use crate::monitor::journal::call_id::Fingerprint;
 use crate::monitor::journal::process_number::number;
+use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
 use crate::process::{ProcessId, threads};
 
@@ -43,7 +44,7 @@ pub(crate) struct Target {
     /// Its process, by a number that isn't used again.
     pub(crate) process: Process,
     /// What its memory had of its last call when that was answered, if the driver had done it.
-    answered: Mutex<Option<Fingerprint>>,
+    answered: Lock<Option<Fingerprint>>,
     /// Whether it is the runtime, or one of its hooks: by its mounts, which are the host's.
     pub(crate) is_runtimes: bool,
     /// Its pidfd or its directory: see [`is_there`].
@@ -56,7 +57,7 @@ pub(crate) struct Target {
 /// The threads that called lately.
 #[derive(Debug)]
 pub(crate) struct Targets {
-    known: Mutex<HashMap<i32, Arc<Target>>>,
+    known: Lock<HashMap<i32, Arc<Target>>>,
     /// The host's mount namespace, where calls from there are none of the container's.
     spared: Option<MountNamespace>,
 }
@@ -109,11 +110,7 @@ impl Targets {
     /// None yet; `spares_host` is of the settings.
     pub(crate) fn new(spares_host: bool) -> io::Result<Self> {
         let spared = spares_host.then(|| mount_namespace("self")).transpose()?;
-        Ok(Targets { known: Mutex::default(), spared })
-    }
-
-    fn known(&self) -> MutexGuard<'_, HashMap<i32, Arc<Target>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(Targets { known: Lock::default(), spared })
     }
 
     /// The thread that has that tid now.
@@ -122,7 +119,7 @@ impl Targets {
     ///
     /// `ESRCH` where there is none, or why it can't be known.
     pub(crate) fn get(&self, tid: i32) -> Result<Arc<Target>, Errno> {
-        let known = self.known().get(&tid).cloned();
+        let known = self.known.lock().get(&tid).cloned();
         match known.filter(|target| is_there(target.itself.as_fd())) {
             Some(target) => Ok(target),
             None => self.meet(tid),
@@ -132,7 +129,7 @@ impl Targets {
     /// The thread that has that tid, or had it a moment ago. Whose memory is read by it is the
     /// one who has it now; [`Targets::duplicate`] and [`Targets::get`] say who that is.
     pub(crate) fn probable(&self, tid: i32) -> Result<Arc<Target>, Errno> {
-        let known = self.known().get(&tid).cloned();
+        let known = self.known.lock().get(&tid).cloned();
         known.map_or_else(|| self.meet(tid), Ok)
     }
 
@@ -140,7 +137,7 @@ impl Targets {
         let opened = match Target::open(tid, self.spared) {
             Err(Errno::EMFILE | Errno::ENFILE) => {
                 // To know them is only quicker.
-                self.known().clear();
+                self.known.lock().clear();
                 Target::open(tid, self.spared)
             }
             opened => opened,
@@ -148,7 +145,7 @@ impl Targets {
         let target = Arc::new(opened?);
         // What is the runtime's may become the container's in a moment.
         if !target.is_runtimes {
-            let mut known = self.known();
+            let mut known = self.known.lock();
             if known.len() >= MOST {
                 known.clear();
             }
@@ -163,11 +160,11 @@ impl Targets {
         tid: i32,
         descriptor: i32,
     ) -> Result<(Arc<Target>, OwnedFd), Errno> {
-        let known = self.known().get(&tid).cloned();
+        let known = self.known.lock().get(&tid).cloned();
         if let Some(target) = known {
             match target.duplicate(descriptor) {
                 Err(Errno::ESRCH) => {}
-                Err(Errno::EMFILE | Errno::ENFILE) => self.known().clear(),
+                Err(Errno::EMFILE | Errno::ENFILE) => self.known.lock().clear(),
                 duplicate => return Ok((target, duplicate?)),
             }
         }
@@ -213,22 +210,18 @@ impl Target {
             Err(Errno::EINVAL) => (directory, Some(pidfd_open(pid, 0)?)),
             pidfd => (pidfd?, None),
         };
-        let answered = Mutex::default();
+        let answered = Lock::default();
         Ok(Target { tid, thread, pid, process, answered, is_runtimes, itself, whole })
     }
 
     /// Remembers a call that the driver has done, as it is answered.
     pub(crate) fn set_answered(&self, answered: Fingerprint) {
-        *self.lock_answered() = Some(answered);
+        *self.answered.lock() = Some(answered);
     }
 
     /// Takes what the thread was answered last: the next call knows nothing of it.
     pub(crate) fn take_answered(&self) -> Option<Fingerprint> {
-        self.lock_answered().take()
-    }
-
-    fn lock_answered(&self) -> MutexGuard<'_, Option<Fingerprint>> {
-        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
+        self.answered.lock().take()
     }
 
     /// A duplicate of one of its descriptors; `ESRCH` where it is gone.

@@ -5,9 +5,10 @@
 //! the driver has answered. So each waits for those before it, and finds in the
 //! [unclaimed](crate::monitor::caller::unclaimed) what they did. Knows slots and threads, and no calls.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, PoisonError};
 use std::time::Duration;
 
+use crate::monitor::lock::Lock;
 use crate::process::ProcessId;
 
 /// How often who waits looks whether its caller does.
@@ -16,19 +17,15 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Slots with a call and its thread, in the order in which they came.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadOrder {
-    all: Mutex<Vec<(usize, ProcessId)>>,
+    all: Lock<Vec<(usize, ProcessId)>>,
     over: Condvar,
 }
 
 impl ThreadOrder {
-    fn all(&self) -> MutexGuard<'_, Vec<(usize, ProcessId)>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The slot has a call of `thread` from now on, which comes after all there are. What is
     /// still waited for afterwards, no later call of that thread will overtake.
     pub(crate) fn queue(&self, slot: usize, thread: ProcessId) {
-        let mut all = self.all();
+        let mut all = self.all.lock();
         all.retain(|(of, _)| *of != slot);
         let others = all.iter().any(|(_, of)| *of == thread);
         all.push((slot, thread));
@@ -42,7 +39,7 @@ impl ThreadOrder {
     /// Waits for the calls of the same thread that came before, as long as `waits` says that
     /// it is worth it. Whether they are over.
     pub(crate) fn wait(&self, slot: usize, thread: ProcessId, waits: impl Fn() -> bool) -> bool {
-        let mut all = self.all();
+        let mut all = self.all.lock();
         loop {
             let earlier = all.iter().take_while(|(of, _)| *of != slot);
             if !earlier.into_iter().any(|(_, of)| *of == thread) {
@@ -52,15 +49,17 @@ impl ThreadOrder {
             if !waits() {
                 return false;
             }
-            let (again, _) =
-                self.over.wait_timeout(self.all(), LOOK).unwrap_or_else(PoisonError::into_inner);
+            let (again, _) = self
+                .over
+                .wait_timeout(self.all.lock(), LOOK)
+                .unwrap_or_else(PoisonError::into_inner);
             all = again;
         }
     }
 
     /// The slot's call is over.
     pub(crate) fn leave(&self, slot: usize) {
-        let mut all = self.all();
+        let mut all = self.all.lock();
         let Some(at) = all.iter().position(|(of, _)| *of == slot) else { return };
         let (_, thread) = all.remove(at);
         let others = all.iter().any(|(_, of)| *of == thread);
@@ -113,6 +112,6 @@ mod tests {
         turns.leave(0);
         turns.leave(0);
         turns.leave(1);
-        assert!(turns.all().is_empty());
+        assert!(turns.all.lock().is_empty());
     }
 }

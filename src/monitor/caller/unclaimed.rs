@@ -10,11 +10,11 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::journal::call_id::{Fingerprint, Trace, Words};
 use crate::monitor::journal::map::JournalMap;
+use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
 use crate::process::ProcessId;
 use crate::rm::call::Object;
@@ -63,7 +63,7 @@ impl Kept {
 pub(crate) struct Unclaimed {
     memory: &'static JournalMap,
     count: AtomicUsize,
-    kept: Mutex<VecDeque<Kept>>,
+    kept: Lock<VecDeque<Kept>>,
 }
 
 /// What there is for a call.
@@ -82,16 +82,12 @@ impl Unclaimed {
         let kept = |(place, trace)| Kept { trace, outcome: None, place: Some(place) };
         let kept: VecDeque<Kept> = memory.traces().map(kept).collect();
         let count = AtomicUsize::new(kept.len());
-        Unclaimed { memory, count, kept: Mutex::new(kept) }
-    }
-
-    fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        Unclaimed { memory, count, kept: Lock::new(kept) }
     }
 
     /// Keeps a call; the one that has to make room is to be undone.
     pub(crate) fn keep(&self, trace: Trace, outcome: Option<Outcome>) -> Option<Kept> {
-        let mut all = self.kept();
+        let mut all = self.kept.lock();
         let place = self.memory.keep_trace(&trace);
         all.push_back(Kept { trace, outcome, place });
         let oldest = if all.len() > MOST { all.pop_front() } else { None };
@@ -113,7 +109,7 @@ impl Unclaimed {
     pub(crate) fn has(&self, one: &Trace) -> bool {
         let of =
             |trace: &Trace| (trace.thread, trace.words, trace.object.client, trace.object.handle);
-        self.kept().iter().any(|kept| of(&kept.trace) == of(one))
+        self.kept.lock().iter().any(|kept| of(&kept.trace) == of(one))
     }
 
     /// The next worker needs to know nothing more of what was taken out.
@@ -132,7 +128,7 @@ impl Unclaimed {
         if self.is_empty() {
             return None;
         }
-        let mut all = self.kept();
+        let mut all = self.kept.lock();
         let at = all.iter().position(is_it)?;
         let kept = all.remove(at);
         self.count.store(all.len(), Ordering::Release);

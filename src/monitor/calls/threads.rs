@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use crate::monitor::caller::leader::{Leader, Turn};
@@ -19,6 +19,7 @@ use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::serve::serve;
 use crate::monitor::journal::layout::{SLOTS, Stage};
 use crate::monitor::journal::map::Slot;
+use crate::monitor::lock::Lock;
 use crate::monitor::log::limit::News;
 use crate::monitor::state::lane::OnLane;
 use crate::monitor::thread::spawn;
@@ -45,7 +46,7 @@ pub(crate) struct CallService {
     parts: Arc<Parts>,
     listeners: Arc<Listeners>,
     leader: Leader,
-    threads: Mutex<CallThreads>,
+    threads: Lock<CallThreads>,
     /// Done once those of them are there that look after what calls make.
     are_looked_after: Once,
     draining: AtomicBool,
@@ -57,7 +58,7 @@ impl CallService {
             parts,
             listeners,
             leader: Leader::default(),
-            threads: Mutex::default(),
+            threads: Lock::default(),
             are_looked_after: Once::new(),
             draining: AtomicBool::new(false),
         }
@@ -85,19 +86,15 @@ impl CallService {
         self.leader.threads() > 0
     }
 
-    fn lock_call_threads(&self) -> MutexGuard<'_, CallThreads> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether the threads are there that calls need.
     pub(crate) fn call_threads(&self) -> CallThreads {
-        *self.lock_call_threads()
+        *self.threads.lock()
     }
 
     /// The container calls for the first time. The thread that answers that call starts the others when it
     /// has: the call waits for none but that one.
     pub(crate) fn start_the_first(self: &Arc<Self>) {
-        let mut threads = self.lock_call_threads();
+        let mut threads = self.threads.lock();
         *threads = CallThreads::Lacking(0);
         // Where it can't be started, it is with the others.
         let _ = self.start_thread();
@@ -106,7 +103,7 @@ impl CallService {
     /// Starts the threads that calls need and that aren't there yet. Calls wait for those that can't be
     /// started.
     pub(crate) fn start_lacking(self: &Arc<Self>) {
-        let mut threads = self.lock_call_threads();
+        let mut threads = self.threads.lock();
         let started = match *threads {
             CallThreads::Unneeded => 0,
             CallThreads::Lacking(started) => started,

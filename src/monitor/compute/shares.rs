@@ -2,12 +2,12 @@
 //! [`slices`](crate::monitor::compute::slices) and [`turns`](crate::monitor::compute::turns).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
 use crate::monitor::bell::Bell;
 use crate::monitor::journal::process_number::process_id;
+use crate::monitor::lock::Lock;
 use crate::monitor::node::device::{Failure, Rm};
 use crate::monitor::state::groups::DueSlice;
 use crate::registry::share::Turns;
@@ -24,7 +24,7 @@ const OUT_OF_REACH: Duration = Duration::from_secs(1);
 /// What the container has of its GPUs.
 #[derive(Debug)]
 pub(crate) struct Shares {
-    gpus: Mutex<Vec<OnGpu>>,
+    gpus: Lock<Vec<OnGpu>>,
     /// Rings when something has changed that slices depend on.
     pub(crate) changed: Bell,
 }
@@ -52,16 +52,12 @@ pub(crate) struct OnGpu {
 impl Shares {
     pub(crate) fn new(gpus: usize) -> Self {
         let gpus = (0..gpus).map(|_| OnGpu::default()).collect();
-        Shares { gpus: Mutex::new(gpus), changed: Bell::default() }
-    }
-
-    fn gpus(&self) -> MutexGuard<'_, Vec<OnGpu>> {
-        self.gpus.lock().unwrap_or_else(PoisonError::into_inner)
+        Shares { gpus: Lock::new(gpus), changed: Bell::default() }
     }
 
     /// What is known of a GPU of the container's; of none there is nothing, and nothing is kept.
     pub(crate) fn on<T: Default>(&self, gpu: usize, ask: impl FnOnce(&mut OnGpu) -> T) -> T {
-        self.gpus().get_mut(gpu).map(ask).unwrap_or_default()
+        self.gpus.lock().get_mut(gpu).map(ask).unwrap_or_default()
     }
 
     /// Its round on a GPU, where somebody sets slices.
@@ -127,7 +123,7 @@ impl Shares {
 
     /// Whether a program's preemption mode on any of the GPUs is ours to set.
     pub(crate) fn hold_modes(&self) -> bool {
-        self.gpus().iter().filter_map(|on| on.round).any(|round| !round.each)
+        self.gpus.lock().iter().filter_map(|on| on.round).any(|round| !round.each)
     }
 
     /// Groups, or processes, have come or gone.
@@ -144,7 +140,7 @@ impl Shares {
         samples: &[Sample],
         now: Instant,
     ) -> BTreeSet<Process> {
-        let mut gpus = self.gpus();
+        let mut gpus = self.gpus.lock();
         let Some(OnGpu { since, .. }) = gpus.get_mut(gpu) else { return BTreeSet::new() };
         since.retain(|process, _| computing.contains(process));
         for process in computing {

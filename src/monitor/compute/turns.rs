@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -22,6 +22,7 @@ use crate::monitor::compute::turns_thread::TurnsThread;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::journal::layout::Record;
+use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Failure;
 use crate::monitor::state::channels::ChannelName;
 use crate::monitor::state::container_state::ContainerState;
@@ -103,14 +104,14 @@ pub(crate) struct Turns {
     pub(crate) slices: Arc<Slices>,
     pub(crate) thread: TurnsThread,
     /// By GPU: other containers, whose turns this monitor takes. Held while it does.
-    orphans: Mutex<Vec<Orphans>>,
+    orphans: Lock<Vec<Orphans>>,
 }
 
 impl Turns {
     pub(crate) fn new(slices: Arc<Slices>) -> Self {
         let (state, driver) = (Arc::clone(&slices.state), Arc::clone(&slices.driver));
         let gpu_count = state.uuids.len();
-        let orphans = Mutex::new((0..gpu_count).map(|_| Orphans::default()).collect());
+        let orphans = Lock::new((0..gpu_count).map(|_| Orphans::default()).collect());
         Turns { state, driver, slices, thread: TurnsThread::default(), orphans }
     }
 
@@ -173,16 +174,18 @@ impl Turns {
         if !self.thread.is_started.load(Ordering::Acquire) {
             return;
         }
-        let mut tries = (0..ENDING_TRIES).map(|_| self.thread.over.try_lock());
-        let over =
-            tries.find_map(|tried| tried.inspect_err(|_| std::thread::sleep(ENDING_WAIT)).ok());
+        let wait = || {
+            std::thread::sleep(ENDING_WAIT);
+            None
+        };
+        let over = (0..ENDING_TRIES).find_map(|_| self.thread.over.try_lock().or_else(wait));
         let Some(mut over) = over else { return };
         *over = true;
         for gpu in 0..self.state.uuids.len() {
             let (_, all) = self.timetable(gpu);
             self.have_own_off(gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
         }
-        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut orphans = self.orphans.lock();
         for (gpu, orphans) in orphans.iter_mut().enumerate() {
             self.leave_orphans(gpu, orphans);
         }
@@ -191,11 +194,11 @@ impl Turns {
     fn take_turns_forever(&self, changed: &EventFd) {
         let mut all: Vec<LastTurn> = self.state.uuids.iter().map(|_| LastTurn::default()).collect();
         loop {
-            let over = self.thread.over.lock().unwrap_or_else(PoisonError::into_inner);
+            let over = self.thread.over.lock();
             if *over {
                 return;
             }
-            let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut orphans = self.orphans.lock();
             let each = all.iter_mut().zip(orphans.iter_mut()).enumerate();
             let wakes = each.flat_map(|(gpu, (last, orphans))| {
                 [self.take_turn(gpu, last), self.take_turns_of_orphans(gpu, orphans)]
@@ -227,7 +230,7 @@ impl Turns {
         if ready.next() == Some(true) {
             let _ = changed.read();
         }
-        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut orphans = self.orphans.lock();
         for ((gpu, _), _) in watched().zip(ready).filter(|(_, ready)| *ready) {
             if let Some(of) = orphans.get_mut::<usize>(gpu) {
                 of.look_now();

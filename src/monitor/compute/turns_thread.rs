@@ -2,9 +2,11 @@
 //! when it has to end.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::monitor::lock::Lock;
 
 /// That thread, which there is once there are turns.
 #[derive(Debug, Default)]
@@ -13,7 +15,7 @@ pub(crate) struct TurnsThread {
     /// There is one once somebody takes turns.
     changed: OnceLock<Arc<EventFd>>,
     /// Held while turns are taken; whether they are over, since the worker ends.
-    pub(crate) over: Mutex<bool>,
+    pub(crate) over: Lock<bool>,
 }
 
 impl TurnsThread {

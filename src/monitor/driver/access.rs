@@ -2,13 +2,14 @@
 //! worker, and closed when nobody is left to be asked for.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::driver::unanswered::{Amount, Told, Unanswered};
 use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::keeper_socket::KeeperSocket;
+use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Failure;
 use crate::monitor::state::container_state::ContainerState;
 
@@ -17,29 +18,24 @@ use crate::monitor::state::container_state::ContainerState;
 pub(crate) struct DriverAccess {
     state: Arc<ContainerState>,
     keeper: Arc<KeeperSocket>,
-    own: Mutex<Option<Arc<MonitorClient>>>,
+    own: Lock<Option<Arc<MonitorClient>>>,
     /// What the log was told of lately that the driver doesn't answer.
     told: Told,
 }
 
 impl DriverAccess {
     pub(crate) fn new(state: Arc<ContainerState>, keeper: Arc<KeeperSocket>) -> Self {
-        DriverAccess { state, keeper, own: Mutex::new(None), told: Told::default() }
+        DriverAccess { state, keeper, own: Lock::new(None), told: Told::default() }
     }
 
     /// Our client, where it's open.
     pub(crate) fn at_hand(&self) -> Option<Arc<MonitorClient>> {
-        self.lock_own().clone()
-    }
-
-    /// Our client, and whoever else wants it waits.
-    fn lock_own(&self) -> MutexGuard<'_, Option<Arc<MonitorClient>>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+        self.own.lock().clone()
     }
 
     /// Our client of the driver, opened where it isn't yet.
     pub(crate) fn own_client(&self) -> Option<Arc<MonitorClient>> {
-        let mut own = self.lock_own();
+        let mut own = self.own.lock();
         let ContainerState { settings, release, uuids, .. } = &*self.state;
         if own.is_none() {
             match MonitorClient::open(&settings.nodes, release, uuids) {
@@ -74,7 +70,7 @@ impl DriverAccess {
     /// Closes our client of the driver, where nobody is left to be asked for: no process of the container's,
     /// and none that may have its descriptors.
     pub(crate) fn let_go(&self, are_watched: bool) {
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = self.own.lock();
         // Who has it may be about to enter a stake; nobody else can get it until this is over.
         if own.as_ref().is_none_or(|own| Arc::strong_count(own) > 1) {
             return;

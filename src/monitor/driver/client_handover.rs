@@ -11,29 +11,25 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::ledger::{Before, Entry};
 use crate::monitor::driver::monitor_client::of_client;
+use crate::monitor::lock::Lock;
 use crate::monitor::state::books::Books;
 
 /// What workers before had.
 #[derive(Debug, Default)]
 pub(crate) struct FormerClients {
     /// Files of their clients, by place: the first of each is the client's.
-    files: Mutex<BTreeMap<u32, BTreeMap<u8, OwnedFd>>>,
+    pub(crate) files: Lock<BTreeMap<u32, BTreeMap<u8, OwnedFd>>>,
     /// What isn't taken over yet won't be. Changes while the books are locked.
     pub(crate) is_given_up: AtomicBool,
 }
 
 impl FormerClients {
-    pub(crate) fn all(&self) -> MutexGuard<'_, BTreeMap<u32, BTreeMap<u8, OwnedFd>>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether they had no client.
     pub(crate) fn is_empty(&self) -> bool {
-        self.all().is_empty()
+        self.files.lock().is_empty()
     }
 
     pub(crate) fn is_given_up(&self) -> bool {
@@ -42,7 +38,7 @@ impl FormerClients {
 
     /// Whether that stake is of one of them.
     pub(crate) fn has(&self, stake: u64) -> bool {
-        self.all().contains_key(&((stake >> 32) as u32))
+        self.files.lock().contains_key(&((stake >> 32) as u32))
     }
 }
 

@@ -2,10 +2,11 @@
 //! [`kept_exports`](crate::monitor::audit::kept_exports).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::monitor::caller::target::has_file;
+use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
 
 /// Files at most: each is a descriptor of ours and one of the keeper's.
@@ -14,8 +15,8 @@ pub(crate) const MOST: usize = 4096;
 /// Files that memory was exported to.
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
-    files: Mutex<BTreeMap<u64, Export>>,
-    pub(crate) swept: Mutex<Option<Instant>>,
+    pub(crate) files: Lock<BTreeMap<u64, Export>>,
+    pub(crate) swept: Lock<Option<Instant>>,
 }
 
 #[derive(Debug)]
@@ -42,16 +43,12 @@ pub(crate) enum Denied {
 }
 
 impl Exports {
-    pub(crate) fn files(&self) -> MutexGuard<'_, BTreeMap<u64, Export>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn has_any(&self) -> bool {
-        !self.files().is_empty()
+        !self.files.lock().is_empty()
     }
 
     pub(crate) fn keep(&self, number: u64, file: Arc<Device>) {
-        self.files().insert(number, Export { file, misses: 0 });
+        self.files.lock().insert(number, Export { file, misses: 0 });
     }
 
     /// The open file, as it's kept, and whether it is so from now on: one that isn't known is where there
@@ -62,7 +59,7 @@ impl Exports {
         number: Option<u64>,
     ) -> Result<(Exported, bool), Denied> {
         let own = std::process::id();
-        let mut files = self.files();
+        let mut files = self.files.lock();
         let same = |export: &Export| has_file((own, file.descriptor()), &export.file) == Some(true);
         if let Some((number, export)) = files.iter().find(|(_, export)| same(export)) {
             return Ok((Exported { number: *number, file: Arc::clone(&export.file) }, false));

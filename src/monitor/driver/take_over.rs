@@ -27,7 +27,7 @@ const AT_ONCE: usize = 64;
 impl Stakes {
     /// A worker before had it.
     pub(crate) fn take_over_client_file(&self, client: u32, place: u8, file: OwnedFd) {
-        self.former_clients.all().entry(client).or_default().insert(place, file);
+        self.former_clients.files.lock().entry(client).or_default().insert(place, file);
     }
 
     /// Puts stakes of ours in the places of those that workers before had, and ends their clients. Tells
@@ -35,7 +35,7 @@ impl Stakes {
     pub(crate) fn take_over_all(&self, stakes: &[Stake], goes_on: impl Fn()) {
         // Of some nobody kept the files: a worker that couldn't tell the keeper, say.
         let mut clients: BTreeSet<u32> = stakes.iter().map(Stake::client).collect();
-        clients.extend(self.former_clients.all().keys());
+        clients.extend(self.former_clients.files.lock().keys());
         for client in clients {
             let stakes: Vec<Stake> =
                 stakes.iter().filter(|of| of.client() == client).copied().collect();
@@ -52,7 +52,7 @@ impl Stakes {
     }
 
     fn take_over_from(&self, client: u32, stakes: &[Stake], goes_on: &impl Fn()) {
-        let files = self.former_clients.all();
+        let files = self.former_clients.files.lock();
         let control = files.get(&client).and_then(|files| files.values().next());
         let control = control.and_then(|control| control.try_clone().ok());
         drop(files);
@@ -68,7 +68,7 @@ impl Stakes {
         }
         let (first, last) = of_client(client);
         self.state.books().enter(Entry::LoseStakes { first, last });
-        let files = self.former_clients.all().remove(&client).unwrap_or_default();
+        let files = self.former_clients.files.lock().remove(&client).unwrap_or_default();
         for place in files.into_keys() {
             let _ = self.keeper.tell(KeptFile::Client { client, place }.let_go());
         }

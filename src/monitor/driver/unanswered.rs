@@ -4,12 +4,12 @@
 //! no quota. The lines are few, and none that a container can cause takes their place.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use thiserror::Error;
 
+use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Failure;
 
 /// How long the same isn't told again.
@@ -95,7 +95,7 @@ impl From<Failure> for Reason {
 
 /// When what was told last.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Mutex<BTreeMap<(u8, u32), Instant>>);
+pub(crate) struct Told(Lock<BTreeMap<(u8, u32), Instant>>);
 
 impl Told {
     /// Whether it's to be told now; it is, then. There are as many kinds as a container has GPUs.
@@ -107,7 +107,7 @@ impl Told {
             Unanswered::Amount { amount: Amount::Held, index, .. } => (3, *index),
             Unanswered::Amount { amount: Amount::Free, index, .. } => (4, *index),
         };
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.0.lock();
         let is_due = told.get(&kind).is_none_or(|last| now.duration_since(*last) >= AGAIN);
         if is_due {
             told.insert(kind, now);

@@ -6,7 +6,7 @@
 //! the container ends, and something was left out, the last refusal is told after all.
 
 use std::fs;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::events::{Bucket, Event, Kind, Teller};
@@ -14,6 +14,7 @@ use crate::gate::settings::Settings;
 use crate::ledger::{Process, Usage};
 use crate::monitor::journal::map::{JournalMap, LeftOut};
 use crate::monitor::journal::process_number::process_id;
+use crate::monitor::lock::Lock;
 use crate::monitor::log::limit::LogLimit;
 
 /// Refused allocations that are told at once, and how long it takes until one more is.
@@ -55,8 +56,8 @@ pub(crate) struct ContainerLog {
     journal: &'static JournalMap,
     teller: Teller,
     began: Instant,
-    refusals: Mutex<Refusals>,
-    kills: Mutex<Bucket>,
+    refusals: Lock<Refusals>,
+    kills: Lock<Bucket>,
     /// Lines that what its programs do may cause.
     pub(crate) limit: LogLimit,
 }
@@ -67,8 +68,8 @@ impl ContainerLog {
         ContainerLog {
             teller: settings.teller(),
             began: Instant::now(),
-            refusals: Mutex::new(Refusals { bucket: bucket(REFUSALS), last: None }),
-            kills: Mutex::new(bucket(KILLS)),
+            refusals: Lock::new(Refusals { bucket: bucket(REFUSALS), last: None }),
+            kills: Lock::new(bucket(KILLS)),
             limit: LogLimit::new(),
             settings,
             journal,
@@ -78,7 +79,7 @@ impl ContainerLog {
     /// An allocation was refused for the quota.
     pub(crate) fn refused_allocation(&self, refused: Refused) {
         let now_us = self.now_us();
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusals = self.refusals.lock();
         if !refusals.bucket.take(now_us) {
             refusals.last = Some(refused);
             self.journal.leave_out(LeftOut::Refusals);
@@ -101,7 +102,7 @@ impl ContainerLog {
             return;
         }
         let now_us = self.now_us();
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusals = self.refusals.lock();
         if when == When::Due && !refusals.bucket.take(now_us) {
             return;
         }
@@ -137,7 +138,7 @@ impl ContainerLog {
     /// A process was ended: which, and for what reason, is in `event`.
     pub(crate) fn killed(&self, event: Event) {
         let now_us = self.now_us();
-        let mut bucket = self.kills.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.kills.lock();
         if !bucket.take(now_us) {
             return self.journal.leave_out(LeftOut::Kills);
         }

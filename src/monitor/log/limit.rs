@@ -1,8 +1,9 @@
 //! How many lines of the log a container may cause: a bucket of tokens.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+
+use crate::monitor::lock::Lock;
 
 /// Lines at once.
 const BURST: f64 = 20.0;
@@ -26,27 +27,27 @@ pub(crate) enum News {
 /// The bucket.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
-    tokens: Mutex<(f64, Instant)>,
-    told: Mutex<BTreeSet<News>>,
+    tokens: Lock<(f64, Instant)>,
+    told: Lock<BTreeSet<News>>,
 }
 
 impl LogLimit {
     pub(crate) fn new() -> Self {
-        let told = Mutex::new(BTreeSet::new());
-        LogLimit { tokens: Mutex::new((BURST, Instant::now())), told }
+        let told = Lock::new(BTreeSet::new());
+        LogLimit { tokens: Lock::new((BURST, Instant::now())), told }
     }
 
     /// Whether a line may be written of what nothing was told of yet. It's remembered if so; of more
     /// than are remembered, nothing is told.
     pub(crate) fn allows_news(&self, news: News) -> bool {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.lock();
         let is_new = told.len() < MOST_TOLD && !told.contains(&news);
         is_new && self.allows() && told.insert(news)
     }
 
     /// Whether one more line may be written.
     pub(crate) fn allows(&self) -> bool {
-        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tokens = self.tokens.lock();
         let now = Instant::now();
         let elapsed_s = now.saturating_duration_since(tokens.1).as_secs_f64();
         *tokens = ((tokens.0 + elapsed_s * RATE).min(BURST), now);
@@ -77,7 +78,7 @@ mod tests {
         let told = (8..1000).filter(|number| limit.allows_news(News::Control(*number))).count();
         assert!((18..=19).contains(&told), "{told}");
         // What wasn't told for the flood's sake is told later.
-        *limit.tokens.lock().unwrap() = (BURST, Instant::now());
+        *limit.tokens.lock() = (BURST, Instant::now());
         assert!(limit.allows_news(News::Control(999)));
     }
 
@@ -85,7 +86,7 @@ mod tests {
     fn what_is_remembered_is_bounded() {
         let limit = LogLimit::new();
         for number in 0..1000 {
-            *limit.tokens.lock().unwrap() = (BURST, Instant::now());
+            *limit.tokens.lock() = (BURST, Instant::now());
             let told = limit.allows_news(News::Class(number));
             assert_eq!(told, usize::try_from(number).unwrap() < MOST_TOLD, "{number}");
         }

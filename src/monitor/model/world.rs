@@ -255,8 +255,8 @@ impl World {
     /// Time goes by, so that whoever looks for files needn't wait until it may do so again.
     fn time_passes(&self) {
         let parts = &self.worker().parts;
-        *parts.exports.all.swept.lock().expect("nobody panicked") = None;
-        *parts.uvm.files.looks.lock().expect("nobody panicked") = Looks::default();
+        *parts.exports.all.swept.lock() = None;
+        *parts.uvm.files.looks.lock() = Looks::default();
     }
 
     /// The same where files may be left that nobody has any more: it looks for them until none is.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::{fs, io};
 
 use nix::libc;
@@ -14,6 +14,7 @@ use crate::ledger::Process;
 use crate::monitor::caller::target::{pidfd_open, with_files};
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::journal::process_number::process_id;
+use crate::monitor::lock::Lock;
 use crate::monitor::log::container_log::described;
 use crate::monitor::node::device;
 use crate::monitor::processes::escaped_fds::EscapedFds;
@@ -28,12 +29,12 @@ pub(crate) struct Processes {
     pub(crate) driver: Arc<DriverAccess>,
     pub(crate) escaped: EscapedFds,
     /// Those that were ended and are still there.
-    killed: Mutex<BTreeSet<Process>>,
+    killed: Lock<BTreeSet<Process>>,
 }
 
 impl Processes {
     pub(crate) fn new(state: Arc<ContainerState>, driver: Arc<DriverAccess>) -> Self {
-        Processes { state, driver, escaped: EscapedFds::default(), killed: Mutex::default() }
+        Processes { state, driver, escaped: EscapedFds::default(), killed: Lock::default() }
     }
 
     /// The pids of those that called.
@@ -70,7 +71,7 @@ impl Processes {
 
     fn houses(&self, pid: u32, namespace: u64) -> bool {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        self.escaped.origins().origin.houses(namespace, &cgroup)
+        self.escaped.origin.lock().origin.houses(namespace, &cgroup)
     }
 
     /// Descriptors of that kind of node that the container's processes have, by their threads;
@@ -113,7 +114,7 @@ impl Processes {
             return;
         }
         let first = {
-            let mut killed = self.killed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut killed = self.killed.lock();
             killed.retain(|killed| process_id(*killed).alive());
             killed.insert(process)
         };

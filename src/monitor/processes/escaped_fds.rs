@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -14,6 +13,7 @@ use rustix::process::{Pid, test_kill_process};
 
 use crate::ledger::Process;
 use crate::monitor::journal::process_number::process_id;
+use crate::monitor::lock::Lock;
 use crate::monitor::processes::origin::Origin;
 use crate::process::ProcessId;
 
@@ -30,8 +30,8 @@ const MOST_FORMER: usize = 4096;
 pub(crate) struct EscapedFds {
     /// The mount of the last call's file.
     pub(crate) last: AtomicU64,
-    origin: Mutex<Origins>,
-    state: Mutex<Outside>,
+    pub(crate) origin: Lock<Origins>,
+    pub(crate) state: Lock<Outside>,
 }
 
 #[derive(Debug, Default)]
@@ -93,23 +93,15 @@ pub(crate) enum Charge {
 }
 
 impl EscapedFds {
-    pub(crate) fn origins(&self) -> MutexGuard<'_, Origins> {
-        self.origin.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn state(&self) -> MutexGuard<'_, Outside> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// There is use that nobody asked for.
     pub(crate) fn suspect(&self) {
-        self.state().suspicion = Some(Instant::now() + SUSPICION);
+        self.state.lock().suspicion = Some(Instant::now() + SUSPICION);
     }
 
     /// A process of the container's is dead and forgotten.
     pub(crate) fn forget(&self, process: Process) {
         let pid = process_id(process).pid.cast_unsigned();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !state.former.contains(&pid) {
             if state.former.len() >= MOST_FORMER {
                 state.former.pop_front();
@@ -120,25 +112,25 @@ impl EscapedFds {
 
     /// Whether there may be something to see though nobody of the container has called.
     pub(crate) fn is_watched(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         let seen = state.home.is_some() || !state.former.is_empty();
         drop(state);
-        seen && !self.origins().origin.is_unknown()
+        seen && !self.origin.lock().origin.is_unknown()
     }
 
     /// Whether any process of the container's has ever called.
     pub(crate) fn has_called(&self) -> bool {
-        !self.state().former.is_empty()
+        !self.state.lock().former.is_empty()
     }
 
     /// Whether nothing is known of where the container's files are opened.
     pub(crate) fn is_unknown(&self) -> bool {
-        self.origins().origin.is_unknown()
+        self.origin.lock().origin.is_unknown()
     }
 
     /// Pids of the container's that are nobody's now.
     pub(crate) fn former(&self) -> BTreeSet<u32> {
-        let mut pids: BTreeSet<u32> = self.state().former.iter().copied().collect();
+        let mut pids: BTreeSet<u32> = self.state.lock().former.iter().copied().collect();
         pids.retain(|pid| {
             let number = Some(pid.cast_signed()).filter(|pid| *pid > 0).and_then(Pid::from_raw);
             // That costs a third of a microsecond; who is there may be dead all the same.
@@ -150,7 +142,7 @@ impl EscapedFds {
 
     /// Since when descriptors weren't searched for; forever where they never were.
     pub(crate) fn since_search(&self) -> Duration {
-        self.state().searched.map_or(Duration::MAX, |searched| searched.elapsed())
+        self.state.lock().searched.map_or(Duration::MAX, |searched| searched.elapsed())
     }
 }
 

@@ -3,13 +3,14 @@
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::gate::figures::Figures;
 use crate::gate::launch::Place;
 use crate::gate::settings::Settings;
 use crate::monitor::journal::map::{Count, JournalMap};
+use crate::monitor::lock::Lock;
 use crate::monitor::log::container_log::ContainerLog;
 use crate::monitor::state::books::Books;
 use crate::monitor::state::rest::{Pace, Rest};
@@ -28,10 +29,10 @@ pub(crate) struct ContainerState {
     pub(crate) own_ranges: Vec<(u64, u64)>,
     pub(crate) journal: &'static JournalMap,
     pub(crate) log: ContainerLog,
-    books: Mutex<Books>,
+    books: Lock<Books>,
     /// What others read of the books, and of the calls that were counted.
     pub(crate) figures: Figures,
-    rest: Mutex<Rest>,
+    rest: Lock<Rest>,
 }
 
 /// The [`Books`], open. Who has changed what others see of them tells so, before somebody else has
@@ -102,15 +103,15 @@ impl ContainerState {
             uuids,
             own_ranges: self_ranges::ranges(&std::fs::read_to_string("/proc/self/maps")?),
             journal,
-            books: Mutex::new(books),
+            books: Lock::new(books),
             figures,
-            rest: Mutex::new(Rest::new(0, Instant::now())),
+            rest: Lock::new(Rest::new(0, Instant::now())),
         })
     }
 
     /// What is known of the container, while nobody else changes it.
     pub(crate) fn books(&self) -> OpenBooks<'_> {
-        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let books = self.books.lock();
         OpenBooks { books, figures: &self.figures, changed: false }
     }
 
@@ -138,7 +139,7 @@ impl ContainerState {
     }
 
     fn rest(&self, now: Instant) -> MutexGuard<'_, Rest> {
-        let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rest = self.rest.lock();
         rest.note(self.journal.calls().received(), now);
         rest
     }

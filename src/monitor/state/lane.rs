@@ -14,11 +14,11 @@
 //! is over. Knows no calls and no books.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::monitor::journal::map::{JournalMap, Slot};
+use crate::monitor::lock::Lock;
 
 /// How long who is no call waits for the one call that is before it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ const FORMER: u64 = 0;
 #[derive(Debug)]
 pub(crate) struct Lane {
     memory: &'static JournalMap,
-    state: Mutex<LaneState>,
+    state: Lock<LaneState>,
 }
 
 #[derive(Debug, Default)]
@@ -98,11 +98,7 @@ impl Lane {
         memory.set_lane(former);
         let on_it = former.map(|_| FORMER);
         let state = LaneState { on_it, former, next: FORMER + 1, ..LaneState::default() };
-        Lane { memory, state: Mutex::new(state) }
-    }
-
-    fn state(&self) -> MutexGuard<'_, LaneState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        Lane { memory, state: Lock::new(state) }
     }
 
     /// Waits until the slot's call is alone on the lane.
@@ -132,12 +128,12 @@ impl Lane {
     /// The same for who is no call: before all calls that wait. `None` where a call hangs on it.
     pub(crate) fn enter_soon(&self) -> Option<OnLane<'_>> {
         let still_hangs = {
-            let state = self.state();
+            let state = self.state.lock();
             state.on_it.is_some() && state.on_it == state.hangs
         };
         let patience = if still_hangs { Duration::ZERO } else { PATIENCE };
         let Some(number) = self.wait_for(None, Rank::Next, patience, || false) else {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.hangs = state.on_it;
             return None;
         };
@@ -147,7 +143,7 @@ impl Lane {
     /// The slot's call was on it when the worker before ended, and is now.
     pub(crate) fn take_over(&self, slot: Slot<'_>) -> Option<OnLane<'_>> {
         let slot = Some(slot.number());
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (state.former.is_some() && state.former == slot).then(|| {
             state.former = None;
             OnLane { lane: self, number: FORMER, slot }
@@ -170,7 +166,7 @@ impl Lane {
         look: Duration,
         waits: impl Fn() -> bool,
     ) -> Option<u64> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         if state.on_it.is_none() {
@@ -187,7 +183,7 @@ impl Lane {
         let mut since = Instant::now();
         loop {
             std::thread::park_timeout(look.saturating_sub(since.elapsed()));
-            if self.state().on_it == Some(number) {
+            if self.state.lock().on_it == Some(number) {
                 return Some(number);
             }
             if since.elapsed() < look {
@@ -197,7 +193,7 @@ impl Lane {
             if waits() {
                 continue;
             }
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if state.on_it == Some(number) {
                 return Some(number);
             }
@@ -208,7 +204,7 @@ impl Lane {
 
     /// The next one is on it, if anybody waits.
     fn leave(&self, number: u64) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.on_it != Some(number) {
             return;
         }
@@ -248,7 +244,7 @@ mod tests {
                 sender.send((slot, memory.lane())).unwrap();
                 drop(on_it);
             });
-            while lane.state().waiting.len() < slot {
+            while lane.state.lock().waiting.len() < slot {
                 std::thread::yield_now();
             }
         }
@@ -286,7 +282,7 @@ mod tests {
         assert!(lane.enter_while(memory.slot(1), || false).is_none());
         let (sender, receiver) = channel();
         let waiting = |count| {
-            while lane.state().waiting.len() < count {
+            while lane.state.lock().waiting.len() < count {
                 std::thread::yield_now();
             }
         };
@@ -318,7 +314,7 @@ mod tests {
         let other = lane.enter(memory.slot(1));
         assert_eq!(looked(Instant::now()), (true, true));
         drop(other);
-        assert!(lane.enter_soon().is_some() && lane.state().waiting.is_empty());
+        assert!(lane.enter_soon().is_some() && lane.state.lock().waiting.is_empty());
     }
 
     #[test]

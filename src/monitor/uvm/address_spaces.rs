@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::libc;
@@ -17,6 +17,7 @@ use nix::libc;
 use crate::ledger::Process;
 use crate::monitor::bell::Bell;
 use crate::monitor::journal::process_number::process_id;
+use crate::monitor::lock::Lock;
 use crate::monitor::state::space_ranges::Mapped;
 use crate::process::told;
 
@@ -39,10 +40,10 @@ const MOST_MEMORIES: usize = 4096;
 pub(crate) struct AddressSpace {
     pub(crate) process: Process,
     /// `/proc/TID/maps`, which reads empty when nobody has the memory any more.
-    maps: Mutex<File>,
+    maps: Lock<File>,
     /// The program that it was asked for by.
     image: Option<u64>,
-    state: Mutex<Looked>,
+    state: Lock<Looked>,
 }
 
 #[derive(Debug)]
@@ -71,46 +72,42 @@ impl AddressSpace {
             last: None,
             is_orphaned: false,
         };
-        let (maps, state) = (Mutex::new(maps), Mutex::new(state));
+        let (maps, state) = (Lock::new(maps), Lock::new(state));
         Ok(AddressSpace { process, maps, image: image(process), state })
     }
 
-    fn state(&self) -> MutexGuard<'_, Looked> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn is_new(&self) -> bool {
-        self.state().is_new
+        self.state.lock().is_new
     }
 
     /// It is about to be looked at.
     pub(crate) fn mark_looked_at(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (state.is_new, state.looked) = (false, Some(Instant::now()));
     }
 
     /// It was looked at, and has these.
     pub(crate) fn set_mappings(&self, mappings: Vec<Mapped>) {
-        self.state().last = Some(mappings);
+        self.state.lock().last = Some(mappings);
     }
 
     /// What was mapped there at the last look; `None` where there was none since it was asked for
     /// anything.
     pub(crate) fn last(&self) -> Option<Vec<Mapped>> {
-        let state = self.state();
+        let state = self.state.lock();
         state.last.clone().filter(|_| !state.is_new)
     }
 
     /// Whether its process is over; `true` once.
     pub(crate) fn take_orphaned(&self) -> bool {
         let is_over = !process_id(self.process).alive();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         is_over && !std::mem::replace(&mut state.is_orphaned, is_over)
     }
 
     /// Whether it's to be looked at soon: what was asked for may not be mapped yet.
     fn is_fresh(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         let pause = if state.is_new { SOONER } else { SOON };
         let is_due = state.looked.is_none_or(|looked| looked.elapsed() > pause);
         is_due && (state.is_new || state.asked.elapsed() < ON_ITS_WAY)
@@ -122,7 +119,7 @@ impl AddressSpace {
     ///
     /// Where they can't be listed: the thread has ended that it was opened by.
     pub(crate) fn text(&self) -> io::Result<String> {
-        let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut maps = self.maps.lock();
         let mut text = Vec::new();
         maps.rewind()?;
         maps.read_to_end(&mut text)?;
@@ -173,26 +170,22 @@ pub(crate) fn is_randomized(process: Process) -> bool {
 pub(crate) struct AddressSpaces {
     /// Of the thread that looks at mappings.
     bell: Bell,
-    all: Mutex<Vec<Arc<AddressSpace>>>,
+    all: Lock<Vec<Arc<AddressSpace>>>,
     /// Whether all are to be looked at, and when they were.
     is_due: AtomicBool,
-    looked: Mutex<Option<Instant>>,
+    looked: Lock<Option<Instant>>,
     /// When managed ranges were asked for.
-    charged: Mutex<BTreeMap<(Process, u64), Instant>>,
+    pub(crate) charged: Lock<BTreeMap<(Process, u64), Instant>>,
 }
 
 impl AddressSpaces {
-    fn list(&self) -> MutexGuard<'_, Vec<Arc<AddressSpace>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn all(&self) -> Vec<Arc<AddressSpace>> {
-        self.list().clone()
+        self.all.lock().clone()
     }
 
     /// Whether there is anything to look at.
     pub(crate) fn has_any(&self) -> bool {
-        !self.list().is_empty()
+        !self.all.lock().is_empty()
     }
 
     /// Those to be looked at soon.
@@ -210,7 +203,7 @@ impl AddressSpaces {
     /// Whether all are to be looked at: they were asked for, or `pause` is over. They are, then.
     pub(crate) fn take_due(&self, pause: Duration) -> bool {
         let is_due = self.is_due.swap(false, Ordering::Relaxed);
-        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut looked = self.looked.lock();
         let due = is_due || looked.is_none_or(|looked| looked.elapsed() >= pause);
         if due {
             *looked = Some(Instant::now());
@@ -236,10 +229,10 @@ impl AddressSpaces {
     /// Where that can't be watched.
     pub(crate) fn watch(&self, process: Process, tid: i32) -> io::Result<()> {
         let now = image(process);
-        let all = self.list();
+        let all = self.all.lock();
         let known = all.iter().find(|of| of.process == process && now.is_some() && of.image == now);
         if let Some(known) = known {
-            let mut state = known.state();
+            let mut state = known.state.lock();
             (state.asked, state.is_new) = (Instant::now(), true);
             return Ok(());
         }
@@ -249,7 +242,7 @@ impl AddressSpaces {
         }
         drop(all);
         let memory = Arc::new(AddressSpace::open(process, tid)?);
-        self.list().push(memory);
+        self.all.lock().push(memory);
         Ok(())
     }
 
@@ -257,33 +250,29 @@ impl AddressSpaces {
     pub(crate) fn reopen(&self, process: Process) {
         if let Ok(memory) = AddressSpace::open(process, process_id(process).pid) {
             memory.mark_looked_at();
-            self.list().push(Arc::new(memory));
+            self.all.lock().push(Arc::new(memory));
         }
     }
 
     pub(crate) fn has_new(&self) -> bool {
-        self.list().iter().any(|memory| memory.is_new())
+        self.all.lock().iter().any(|memory| memory.is_new())
     }
 
     pub(crate) fn forget(&self, memory: &Arc<AddressSpace>) {
-        self.list().retain(|of| !Arc::ptr_eq(of, memory));
+        self.all.lock().retain(|of| !Arc::ptr_eq(of, memory));
     }
 
     pub(crate) fn of(&self, process: Process) -> Vec<Arc<AddressSpace>> {
-        self.list().iter().filter(|of| of.process == process).cloned().collect()
-    }
-
-    pub(crate) fn asked_at(&self) -> MutexGuard<'_, BTreeMap<(Process, u64), Instant>> {
-        self.charged.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().iter().filter(|of| of.process == process).cloned().collect()
     }
 
     /// A managed range is charged, which is about to be mapped.
     pub(crate) fn note_asked(&self, process: Process, base: u64) {
-        self.asked_at().insert((process, base), Instant::now());
+        self.charged.lock().insert((process, base), Instant::now());
     }
 
     /// When a managed range was asked for last, where this worker knows.
     pub(crate) fn asked_for_at(&self, process: Process, base: u64) -> Option<Instant> {
-        self.asked_at().get(&(process, base)).copied()
+        self.charged.lock().get(&(process, base)).copied()
     }
 }

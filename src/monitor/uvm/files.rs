@@ -2,11 +2,12 @@
 //! [`sweep`](crate::monitor::uvm::kept_files).
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::monitor::caller::target::{compared, has_file};
+use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
 
 /// How many ranges of files times files there may be: for each range that is mapped, all other
@@ -17,8 +18,8 @@ pub(crate) const MOST_QUESTIONS: usize = 1 << 19;
 #[derive(Debug, Default)]
 pub(crate) struct UvmFiles {
     /// In the kernel's order of files.
-    files: Mutex<Vec<Arc<UvmFile>>>,
-    pub(crate) looks: Mutex<Looks>,
+    pub(crate) files: Lock<Vec<Arc<UvmFile>>>,
+    pub(crate) looks: Lock<Looks>,
 }
 
 /// When files are looked for.
@@ -38,7 +39,7 @@ pub(crate) struct UvmFile {
     pub(crate) number: u32,
     pub(crate) device: Device,
     /// Who was last seen to have it: process and descriptor.
-    pub(crate) seen: Mutex<(u32, i32)>,
+    pub(crate) seen: Lock<(u32, i32)>,
     /// It was let go: who finds it has to have it kept again.
     pub(crate) let_go: AtomicBool,
     /// It had managed memory past the monitor, or its maker is over, and gets no GPU.
@@ -50,7 +51,7 @@ pub(crate) struct UvmFile {
 impl UvmFile {
     pub(crate) fn new(number: u32, device: Device, seen: (u32, i32)) -> Self {
         let [let_go, condemned, ended] = [false; 3].map(AtomicBool::new);
-        UvmFile { number, device, seen: Mutex::new(seen), let_go, condemned, ended }
+        UvmFile { number, device, seen: Lock::new(seen), let_go, condemned, ended }
     }
 
     /// Its GPUs are unregistered for good.
@@ -81,19 +82,15 @@ impl UvmFile {
 }
 
 impl UvmFiles {
-    pub(crate) fn files(&self) -> MutexGuard<'_, Vec<Arc<UvmFile>>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The file that `device` is, where it is kept.
     pub(crate) fn find(&self, device: &Device) -> Option<Arc<UvmFile>> {
-        let files = self.files();
+        let files = self.files.lock();
         let at = place(&files, device)?.ok()?;
         files.get(at).cloned()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<UvmFile>> {
-        self.files().clone()
+        self.files.lock().clone()
     }
 }
 

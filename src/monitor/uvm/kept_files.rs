@@ -9,8 +9,8 @@
 //! books'.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering as AtomicOrdering;
-use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
@@ -66,7 +66,7 @@ impl Uvm {
     /// The file that `device` is, kept from now on; `seen` has it. `None` where there are too
     /// many, or none can be told from another.
     pub(crate) fn keep(&self, device: &Device, seen: (u32, i32)) -> Option<Arc<UvmFile>> {
-        if self.files.files().len() >= MOST_FILES {
+        if self.files.files.lock().len() >= MOST_FILES {
             self.sweep(Occasion::Refusal);
         }
         if let Some(file) = self.files.find(device) {
@@ -78,7 +78,7 @@ impl Uvm {
             let books = self.state.books();
             (books.ledger.files(), books.ranges.of_files())
         };
-        let mut files = self.files.files();
+        let mut files = self.files.files.lock();
         let at = match place(&files, device)? {
             Ok(at) => return files.get(at).cloned(),
             Err(_) if files.len() >= MOST_FILES => return None,
@@ -100,14 +100,14 @@ impl Uvm {
 
     /// Whether the files may have one more range.
     pub(crate) fn has_room_for_range(&self) -> bool {
-        let files = self.files.files().len();
+        let files = self.files.files.lock().len();
         files * (self.state.books().ranges.of_files() + 1) <= MOST_QUESTIONS
     }
 
     /// A worker before had it.
     pub(crate) fn take_over_file(&self, number: u32, file: OwnedFd) {
         let Ok(device) = Device::of(&self.state.settings.nodes, file) else { return };
-        let mut files = self.files.files();
+        let mut files = self.files.files.lock();
         if let Some(Err(at)) = place(&files, &device) {
             files.insert(at, Arc::new(UvmFile::new(number, device, (0, 0))));
         }
@@ -122,14 +122,10 @@ impl Uvm {
         }
         // One looks at a time, and what it finds is known to who waited.
         let looks = match occasion {
-            Occasion::Refusal => self.files.looks.lock().map_err(PoisonError::into_inner),
-            Occasion::Tick | Occasion::Death => match self.files.looks.try_lock() {
-                Ok(looks) => Ok(looks),
-                Err(TryLockError::Poisoned(poisoned)) => Err(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) => return,
-            },
+            Occasion::Refusal => Some(self.files.looks.lock()),
+            Occasion::Tick | Occasion::Death => self.files.looks.try_lock(),
         };
-        let mut looks = looks.unwrap_or_else(|looks| looks);
+        let Some(mut looks) = looks else { return };
         looks.died |= occasion == Occasion::Death;
         let due = match occasion {
             Occasion::Refusal => None,
@@ -157,7 +153,7 @@ impl Uvm {
             missed.retain(|file| {
                 let found = open.iter().find(|place| file.is_at(**place) != Some(false));
                 if let Some(found) = found {
-                    *file.seen.lock().unwrap_or_else(PoisonError::into_inner) = *found;
+                    *file.seen.lock() = *found;
                 }
                 found.is_none()
             });
@@ -171,13 +167,13 @@ impl Uvm {
 
     /// Whether somebody has to be looked for who has it.
     fn is_doubtful(&self, file: &UvmFile) -> bool {
-        let seen = *file.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = *file.seen.lock();
         file.is_at(seen) != Some(true)
     }
 
     fn forget(&self, file: &UvmFile) {
         file.let_go.store(true, AtomicOrdering::Relaxed);
-        self.files.files().retain(|kept| kept.number != file.number);
+        self.files.files.lock().retain(|kept| kept.number != file.number);
         // Else it is told that the worker is gone in a moment.
         let _ = self.keeper.tell(KeptFile::Uvm(file.number).let_go());
     }

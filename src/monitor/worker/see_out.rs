@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::gate::wire::Notice;
@@ -79,7 +79,7 @@ impl SeeOut {
         if others || unseen || escaped.is_unknown() {
             return self.keeper.tell(Notice::Gone { number });
         }
-        let mut ending = self.ending.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ending = self.ending.listeners.lock();
         ending.push(number);
         drop(ending);
         self.deaths.ring();
@@ -103,7 +103,7 @@ impl SeeOut {
     }
 
     fn tell_all_gone(&self) {
-        let mut ending = self.ending.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ending = self.ending.listeners.lock();
         for number in std::mem::take(&mut *ending) {
             if let Err(error) = self.keeper.tell(Notice::Gone { number }) {
                 self.finish.finish(Err(error));
@@ -130,7 +130,7 @@ impl SeeOut {
         let charge = if used { Charge::Theirs } else { Charge::Own };
         let due = escaped.since_search() >= LAST_SEARCH;
         let found = due && self.processes.search(&BTreeSet::new(), charge);
-        let mut quiet = self.ending.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut quiet = self.ending.quiet.lock();
         if used || found {
             *quiet = None;
             return;

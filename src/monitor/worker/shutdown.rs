@@ -1,7 +1,8 @@
 //! How far the end of the container is.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::monitor::lock::Lock;
 
 /// How often is looked once the container is gone, and how long nothing must be found.
 pub(crate) const LAST_LOOK: Duration = Duration::from_millis(25);
@@ -10,14 +11,14 @@ pub(crate) const LAST_LOOK: Duration = Duration::from_millis(25);
 #[derive(Debug, Default)]
 pub(crate) struct Ending {
     /// Listeners that the keeper still thinks are there.
-    pub(crate) listeners: Mutex<Vec<u64>>,
+    pub(crate) listeners: Lock<Vec<u64>>,
     /// Since when nothing is found.
-    pub(crate) quiet: Mutex<Option<Instant>>,
+    pub(crate) quiet: Lock<Option<Instant>>,
 }
 
 impl Ending {
     /// Whether a container is gone that the keeper isn't told of yet.
     pub(crate) fn is_under_way(&self) -> bool {
-        !self.listeners.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !self.listeners.lock().is_empty()
     }
 }
