@@ -124,7 +124,7 @@ fn decide(release: &Release, call: &corpus::Call) -> Decision {
     }?;
     Ok(match judge(release, &decoded.call) {
         Verdict::Execute => format!("{what}: executed"),
-        Verdict::Continue(pass) => format!("{what}: continues, for it needs {}", pass.needs),
+        Verdict::Continue(passed) => format!("{what}: continues, as {passed:?}"),
         Verdict::Refuse(answer) => format!("{what}: refused with {answer:?}"),
     })
 }
@@ -137,7 +137,7 @@ fn decide_uvm(release: &Release, call: &corpus::Call) -> Decision {
     let decoded = uvm::decode(release, number, &call.bytes.before.0);
     let decoded = decoded.map_err(|refusal| format!("{named}: {refusal}"))?;
     Ok(match (is_driver_call(call.request), judge_uvm(&decoded.call)) {
-        (false, Verdict::Continue(pass)) => format!("{named}: not trapped, {}", pass.verified),
+        (false, Verdict::Continue(passed)) => format!("{named}: not trapped, {passed:?}"),
         (false, verdict) => {
             return Err(format!("{named} is not trapped, and should be: {verdict:?}"));
         }

@@ -17,7 +17,7 @@ use crate::monitor::caller::target::Target;
 use crate::monitor::calls::case::retry::Retry;
 use crate::monitor::calls::case::write_back::WriteBack;
 use crate::monitor::calls::parts::Parts;
-use crate::monitor::calls::policy::Pass;
+use crate::monitor::calls::policy::Passed;
 use crate::monitor::journal::map::{Count, Slot};
 use crate::monitor::log::container_log::Refused;
 use crate::monitor::node::device::{Device, Rm};
@@ -223,11 +223,11 @@ impl<'a> Case<'a> {
         Reply::Done
     }
 
-    pub(crate) fn continued(&mut self, pass: &Pass) -> Reply {
+    pub(crate) fn continued(&mut self, passed: Passed) -> Reply {
         self.write_nothing();
         self.effects.counted = Count::Continued;
-        if pass.audit {
-            schedule(self);
+        if passed.has_to_be_audited() && self.books().due.schedule(Instant::now()) {
+            self.parts.audit.wake();
         }
         Reply::Continue
     }
@@ -257,13 +257,6 @@ impl<'a> Case<'a> {
 pub(crate) fn passed(case: &mut Case<'_>) -> Reply {
     case.effects.counted = Count::Continued;
     Reply::Continue
-}
-
-/// The driver is to be asked soon.
-fn schedule(case: &Case<'_>) {
-    if case.books().due.schedule(Instant::now()) {
-        case.parts.audit.wake();
-    }
 }
 
 /// The event of that.

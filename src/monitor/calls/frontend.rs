@@ -1,7 +1,7 @@
 //! Reads a call to `nvidiactl` or `nvidiaN`, unwraps it, and has it judged by its bytes.
 //!
 //! That is done before anybody looks whose descriptor it is, which some calls don't need:
-//! see [`Pass::asks_no_descriptor`](crate::monitor::calls::policy::Pass::asks_no_descriptor). What is read is the caller's if it still waits.
+//! see [`Passed::asks_no_descriptor`](crate::monitor::calls::policy::Passed::asks_no_descriptor). What is read is the caller's if it still waits.
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
@@ -12,7 +12,7 @@ use crate::monitor::calls::control::control;
 use crate::monitor::calls::duplicate::duplicate;
 use crate::monitor::calls::free::free;
 use crate::monitor::calls::groups::enter_passing_channel;
-use crate::monitor::calls::policy::{self, Pass, Passed, Verdict};
+use crate::monitor::calls::policy::{self, Passed, Verdict};
 use crate::monitor::calls::vid_heap::heap;
 use crate::monitor::log::limit::News;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
@@ -38,9 +38,11 @@ pub(crate) enum Unread {
 
 impl ReadEscape {
     /// Why it continues, where this is so whatever its descriptor is.
-    pub(crate) fn passes(&self) -> Option<&'static Pass> {
+    pub(crate) fn passes(&self) -> Option<Passed> {
         match self.verdict {
-            Verdict::Continue(pass) if !self.wrapped && pass.asks_no_descriptor() => Some(pass),
+            Verdict::Continue(passed) if !self.wrapped && passed.asks_no_descriptor() => {
+                Some(passed)
+            }
             _ => None,
         }
     }
@@ -92,15 +94,15 @@ pub(crate) fn resource_manager(
         // What continues is unwrapped anew by the driver, and could be any call by then, also
         // a control. Nobody wraps what fits a request.
         Verdict::Continue(_) if wrapped => Err(case.answer(Answer::Errno(refuse::EINVAL), None)),
-        Verdict::Continue(pass) => {
+        Verdict::Continue(passed) => {
             case.still_waits()?;
-            if let (Passed::Client, Call::Alloc(alloc)) = (pass.kind, &decoded.call) {
+            if let (Passed::Client, Call::Alloc(alloc)) = (passed, &decoded.call) {
                 case.books().devices.unlearn_all(alloc.object.handle);
             }
             if let Call::Alloc(alloc) = &decoded.call {
                 enter_passing_channel(case, alloc, decoded.layout)?;
             }
-            Ok(case.continued(pass))
+            Ok(case.continued(passed))
         }
         Verdict::Execute => execute(case, &command, &decoded),
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::policy::Pass;
+use crate::monitor::calls::policy::Passed;
 use crate::monitor::calls::uvm_file::{ask, kept};
 use crate::monitor::journal::layout::Maker;
 use crate::monitor::state::makers::Initialization;
@@ -36,7 +36,6 @@ pub(crate) fn initialize(
     layout: &'static Layout,
     address: u64,
     flags: u64,
-    pass: &Pass,
 ) -> Result<Reply, Over> {
     let process = case.target()?.process;
     let file = kept(case, layout)?;
@@ -70,7 +69,7 @@ pub(crate) fn initialize(
     case.parts.uvm.begin_initialization(underway);
     drop(turn);
     case.effects.initializes = true;
-    Ok(case.continued(pass))
+    Ok(case.continued(Passed::UvmBind))
 }
 
 /// Again it binds nothing, whoever asks: it says whether the flags are the same.

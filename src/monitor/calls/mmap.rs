@@ -12,7 +12,7 @@ use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Process};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over, passed, tell_over_quota};
 use crate::monitor::calls::open::{open, see};
-use crate::monitor::calls::policy::{self, Passed, Verdict};
+use crate::monitor::calls::policy::Passed;
 use crate::monitor::journal::map::Count;
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::space::Space;
@@ -50,10 +50,7 @@ pub(crate) fn map(
     if is_uvm {
         map_uvm(case, process, offset, length)?;
     }
-    match policy::pass(Passed::Mapping) {
-        Verdict::Continue(pass) => Ok(case.continued(pass)),
-        Verdict::Execute | Verdict::Refuse(_) => Err(Reply::Errno(Errno::EINVAL as i32)),
-    }
+    Ok(case.continued(Passed::Mapping))
 }
 
 /// Whether a mapping of UVM's may be: of a range that its file has, or charged as managed.

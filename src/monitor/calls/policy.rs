@@ -3,7 +3,7 @@
 //! Pure: [`judge`] and [`judge_uvm`] go by what was decoded and nothing else. Executed is
 //! the rule, on a duplicate of the descriptor and on copies. A call that continues is
 //! read anew by the kernel from memory that the caller's other threads can write, on a
-//! descriptor that they can replace: nothing that was looked at holds. So [`PASSES`]
+//! descriptor that they can replace: nothing that was looked at holds. So [`Passed`]
 //! names all that may, each with what it needs of the caller and what would find it
 //! out if it was another call in the end. The number of a call lies in a register, so an
 //! allocation stays one: it can't become a control, but it can become one of a class that
@@ -23,128 +23,53 @@ pub enum Verdict {
     /// Nobody makes it.
     Refuse(Answer),
     /// The caller makes it.
-    Continue(&'static Pass),
+    Continue(Passed),
 }
 
-/// Calls that may continue.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Pass {
-    /// Which.
-    pub kind: Passed,
-    /// What they need of the caller, so that they can't be executed.
-    pub needs: &'static str,
-    /// What finds out if one was another call in the end.
-    pub verified: &'static str,
-    /// Whether such a call could have taken memory, so that the driver has to be asked.
-    pub audit: bool,
-}
-
-/// A kind of calls that may continue.
+/// Calls that may continue: what each kind needs of the caller, so that it can't be executed, and what finds out
+/// if one was another call in the end. "The figure" is the driver's for the process, 5 ms and 200 ms later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passed {
-    /// A client is made.
+    /// A client is made: it belongs to the caller's process, and the driver counts its memory there. The figure.
     Client,
-    /// A device is made.
+    /// A device is made: the driver looks whether the caller's process has the GPU's node open. Its GPU's UUID, by a
+    /// subdevice of ours, before memory is made below it; and the figure.
     Device,
-    /// The caller's own memory is described.
+    /// The caller's own memory is described by its addresses. The figure.
     OsDescriptor,
-    /// An event is made.
+    /// An event is made, with a descriptor of the caller's. The figure.
     Event,
-    /// An engine, a channel, an address space or something else above 0xff is made.
+    /// An engine, a channel, an address space or something else above 0xff is made: parameters that are not known,
+    /// with addresses and handles in them. The figure.
     Engine,
-    /// An object below 0x100 is made, of a class that takes no memory.
+    /// An object below 0x100 is made, of a class that takes no memory: parameters that are not known. The figure.
     Object,
-    /// Memory of the host is made by `NV_ESC_RM_ALLOC_MEMORY`.
+    /// Memory of the host is made by `NV_ESC_RM_ALLOC_MEMORY`, of a descriptor or addresses of the caller's. Nothing
+    /// has to find out: by this number no memory of a GPU is had.
     HostMemory,
-    /// An address space is bound to a UVM file.
+    /// An address space is bound to a UVM file: the caller's. The flags, by initializing again with the same, before a
+    /// GPU is registered.
     UvmBind,
-    /// A UVM call on ranges and GPUs of the file.
+    /// A UVM call on ranges and GPUs of the file, in the caller's address space. Mappings of the process, and the
+    /// driver's figure at the next tick.
     UvmOther,
-    /// A file is mapped.
+    /// A file is mapped in the caller's address space. The process's mappings, 5 ms and 200 ms later.
     Mapping,
 }
 
-impl Pass {
+impl Passed {
+    /// Whether such a call could have taken memory, so that the driver has to be asked.
+    #[must_use]
+    pub fn has_to_be_audited(self) -> bool {
+        !matches!(self, Self::HostMemory | Self::UvmBind | Self::UvmOther)
+    }
+
     /// Whether nothing is to be done about such a call, so that nobody has to know whose its
     /// descriptor is; another file's call of that number is none of ours.
     #[must_use]
-    pub fn asks_no_descriptor(&self) -> bool {
-        matches!(self.kind, Passed::HostMemory)
+    pub fn asks_no_descriptor(self) -> bool {
+        matches!(self, Self::HostMemory)
     }
-}
-
-const FIGURE: &str = "the driver's figure for the process, 5 ms and 200 ms later";
-
-/// All that may continue.
-pub static PASSES: &[Pass] = &[
-    Pass {
-        kind: Passed::Client,
-        needs: "the client belongs to the caller's process, and the driver counts its memory there",
-        verified: FIGURE,
-        audit: true,
-    },
-    Pass {
-        kind: Passed::Device,
-        needs: "the driver looks whether the caller's process has the GPU's node open",
-        verified: "its GPU's UUID, by a subdevice of ours, before memory is made below it; and \
-                   the driver's figure",
-        audit: true,
-    },
-    Pass {
-        kind: Passed::OsDescriptor,
-        needs: "addresses of the caller's memory",
-        verified: FIGURE,
-        audit: true,
-    },
-    Pass {
-        kind: Passed::Event,
-        needs: "a descriptor of the caller's",
-        verified: FIGURE,
-        audit: true,
-    },
-    Pass {
-        kind: Passed::Engine,
-        needs: "parameters that are not known, with addresses and handles in them",
-        verified: FIGURE,
-        audit: true,
-    },
-    Pass {
-        kind: Passed::Object,
-        needs: "parameters that are not known",
-        verified: FIGURE,
-        audit: true,
-    },
-    Pass {
-        kind: Passed::HostMemory,
-        needs: "a descriptor or addresses of the caller's",
-        verified: "nothing has to be: by this number no memory of a GPU is had",
-        audit: false,
-    },
-    Pass {
-        kind: Passed::UvmBind,
-        needs: "the file is bound to the caller's address space",
-        verified: "the flags, by initializing again with the same, before a GPU is registered",
-        audit: false,
-    },
-    Pass {
-        kind: Passed::UvmOther,
-        needs: "the caller's address space",
-        verified: "mappings of the process, and the driver's figure at the next tick",
-        audit: false,
-    },
-    Pass {
-        kind: Passed::Mapping,
-        needs: "the caller's address space",
-        verified: "the process's mappings, 5 ms and 200 ms later",
-        audit: true,
-    },
-];
-
-/// The entry of a kind.
-#[must_use]
-pub fn pass(kind: Passed) -> Verdict {
-    let found = PASSES.iter().find(|pass| pass.kind == kind);
-    found.map_or(UNSUPPORTED, Verdict::Continue)
 }
 
 const UNSUPPORTED: Verdict = Verdict::Refuse(Answer::Status(NV_ERR_NOT_SUPPORTED));
@@ -156,12 +81,14 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
         Call::Alloc(alloc) => judge_class(release, alloc.class),
         Call::AllocMemory { class, .. } => match (class, class_use(class).does) {
             (NV01_MEMORY_LOCAL_USER, _) => Verdict::Execute,
-            (_, Use::Nothing) => pass(Passed::HostMemory),
+            (_, Use::Nothing) => Verdict::Continue(Passed::HostMemory),
             _ => refuse_class(release, class),
         },
         // Without parameters no memory can be asked for.
         Call::AllocObject { class, .. } => match class_use(class).does {
-            Use::Nothing => pass(if class > 0xff { Passed::Engine } else { Passed::Object }),
+            Use::Nothing => {
+                Verdict::Continue(if class > 0xff { Passed::Engine } else { Passed::Object })
+            }
             _ => refuse_class(release, class),
         },
         Call::VidHeap { function, .. } => match function {
@@ -169,7 +96,7 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
                 Use::Takes | Use::Nothing => Verdict::Execute,
                 _ => refuse_class(release, class),
             },
-            call::VidHeap::OsDescriptor { .. } => pass(Passed::OsDescriptor),
+            call::VidHeap::OsDescriptor { .. } => Verdict::Continue(Passed::OsDescriptor),
             call::VidHeap::HwAlloc { .. } => UNSUPPORTED,
             call::VidHeap::Free { .. }
             | call::VidHeap::Info { .. }
@@ -196,18 +123,22 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
 /// What becomes of an allocation by class.
 fn judge_class(release: &Release, class: u32) -> Verdict {
     match class {
-        NV01_ROOT | NV01_ROOT_NON_PRIV | NV01_ROOT_CLIENT => return pass(Passed::Client),
-        NV01_DEVICE_0 => return pass(Passed::Device),
-        NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => return pass(Passed::OsDescriptor),
-        NV01_EVENT_OS_EVENT => return pass(Passed::Event),
+        NV01_ROOT | NV01_ROOT_NON_PRIV | NV01_ROOT_CLIENT => {
+            return Verdict::Continue(Passed::Client);
+        }
+        NV01_DEVICE_0 => return Verdict::Continue(Passed::Device),
+        NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => return Verdict::Continue(Passed::OsDescriptor),
+        NV01_EVENT_OS_EVENT => return Verdict::Continue(Passed::Event),
         // It is freed with its memory (context_dma.c makes it a dependant).
-        NV01_CONTEXT_DMA => return pass(Passed::Object),
+        NV01_CONTEXT_DMA => return Verdict::Continue(Passed::Object),
         _ => {}
     }
     match class_use(class).does {
         Use::Takes => Verdict::Execute,
         Use::Nothing if !release.layouts(Key::Class(class)).is_empty() => Verdict::Execute,
-        Use::Nothing => pass(if class > 0xff { Passed::Engine } else { Passed::Object }),
+        Use::Nothing => {
+            Verdict::Continue(if class > 0xff { Passed::Engine } else { Passed::Object })
+        }
         _ => refuse_class(release, class),
     }
 }
@@ -216,10 +147,9 @@ fn refuse_class(release: &Release, class: u32) -> Verdict {
     Verdict::Refuse(memory::refusal(release, class).answer())
 }
 
-/// Why a control, or an object of a class, is refused; `None` of all other calls.
+/// Why a control, or an object of a class, that is refused is; `None` of all other calls.
 #[must_use]
 pub fn refusal(release: &Release, call: &Call) -> Option<Refusal> {
-    let Verdict::Refuse(_) = judge(release, call) else { return None };
     match *call {
         Call::Control { command, flags, .. } => control::check(release, command, flags).err(),
         Call::Alloc(call::Alloc { class, .. })
@@ -236,8 +166,10 @@ pub fn refusal(release: &Release, call: &Call) -> Option<Refusal> {
 #[must_use]
 pub fn judge_uvm(call: &uvm::Call) -> Verdict {
     match call {
-        uvm::Call::Initialize { .. } => pass(Passed::UvmBind),
-        uvm::Call::MmInitialize { .. } | uvm::Call::Other { .. } => pass(Passed::UvmOther),
+        uvm::Call::Initialize { .. } => Verdict::Continue(Passed::UvmBind),
+        uvm::Call::MmInitialize { .. } | uvm::Call::Other { .. } => {
+            Verdict::Continue(Passed::UvmOther)
+        }
         uvm::Call::RegisterGpu { .. }
         | uvm::Call::MapExternal { .. }
         | uvm::Call::AllocDeviceP2p { .. }
@@ -249,7 +181,7 @@ pub fn judge_uvm(call: &uvm::Call) -> Verdict {
         uvm::Call::RegisterVaSpace { .. }
         | uvm::Call::RegisterChannel { .. }
         | uvm::Call::CreateExternalRange(_)
-        | uvm::Call::MapDynamicParallelism(_) => pass(Passed::UvmOther),
+        | uvm::Call::MapDynamicParallelism(_) => Verdict::Continue(Passed::UvmOther),
     }
 }
 
@@ -298,7 +230,7 @@ mod tests {
         for class in keeping {
             let verdict = match class {
                 // It is freed with its memory.
-                NV01_CONTEXT_DMA => pass(Passed::Object),
+                NV01_CONTEXT_DMA => Verdict::Continue(Passed::Object),
                 _ => UNSUPPORTED,
             };
             assert_eq!(of_class(class), verdict, "{class:#x}");
@@ -320,24 +252,18 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_has_one_entry_with_its_reasons() {
-        for (at, pass) in PASSES.iter().enumerate() {
-            assert!(!pass.needs.is_empty() && !pass.verified.is_empty());
-            assert!(PASSES[..at].iter().all(|other| other.kind != pass.kind));
-        }
-        assert!(matches!(of_class(0xc7c0), Verdict::Continue(pass) if pass.kind == Passed::Engine));
-        assert!(matches!(of_class(0x41), Verdict::Continue(pass) if pass.kind == Passed::Client));
+    fn what_is_made_by_class_continues_as_its_kind() {
+        assert_eq!(of_class(0xc7c0), Verdict::Continue(Passed::Engine));
+        assert_eq!(of_class(0x41), Verdict::Continue(Passed::Client));
         assert_eq!(of_class(0x2080), Verdict::Execute);
     }
 
     #[test]
     fn nobody_is_asked_about_what_continues_without_a_look() {
-        for pass in PASSES.iter().filter(|pass| pass.asks_no_descriptor()) {
-            assert!(!pass.audit && pass.verified.starts_with("nothing"), "{:?}", pass.kind);
-        }
+        assert!(Passed::HostMemory.asks_no_descriptor() && !Passed::HostMemory.has_to_be_audited());
         for class in [0x41, 0x80, 0xc7c0] {
             assert!(
-                matches!(of_class(class), Verdict::Continue(pass) if !pass.asks_no_descriptor())
+                matches!(of_class(class), Verdict::Continue(passed) if !passed.asks_no_descriptor())
             );
         }
     }

@@ -129,12 +129,12 @@ fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> R
         case.target = Some(target.map_err(|errno| out_of_reach(case, errno))?);
         leave_the_runtime_alone(case)?;
         let read = read_escape(case, request, argument);
-        if let Some(pass) = read.as_ref().ok().and_then(ReadEscape::passes) {
+        if let Some(passed) = read.as_ref().ok().and_then(ReadEscape::passes) {
             let target = case.parts.callers.targets.get(case.tid());
             case.target = Some(target.map_err(|errno| out_of_reach(case, errno))?);
             leave_the_runtime_alone(case)?;
             see(case)?;
-            return Ok(case.continued(pass));
+            return Ok(case.continued(passed));
         }
         escape = Some(read);
     }

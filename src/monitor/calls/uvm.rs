@@ -58,23 +58,25 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
     if size > 0 {
         case.write_back(0, argument, Copy::Struct);
     }
-    let pass = match policy::judge_uvm(&decoded.call) {
+    match policy::judge_uvm(&decoded.call) {
         Verdict::Refuse(answer) => return Err(case.answer(answer, decoded.layout)),
-        Verdict::Continue(pass) => Some(pass),
+        Verdict::Continue(passed) => {
+            return match (decoded.call, decoded.layout) {
+                (Call::Initialize { flags }, Some(layout)) => {
+                    initialize(case, layout, argument, flags)
+                }
+                _ => Ok(case.continued(passed)),
+            };
+        }
         Verdict::Execute => {
             case.effects.said = decoded.layout.map(|head| (head, done_already(&decoded.call)));
             wait_for_turn(case)?;
-            None
         }
-    };
-    let Some(layout) = decoded.layout else {
-        return Ok(pass.map_or(Reply::Errno(Errno::EINVAL as i32), |pass| case.continued(pass)));
-    };
-    match (decoded.call, pass) {
-        (Call::Initialize { flags }, Some(pass)) => initialize(case, layout, argument, flags, pass),
-        (_, Some(pass)) => Ok(case.continued(pass)),
+    }
+    let Some(layout) = decoded.layout else { return Ok(Reply::Errno(Errno::EINVAL as i32)) };
+    match decoded.call {
         // Before anything can be on a GPU by it, its file is kept.
-        (Call::RegisterGpu { partition, .. }, _) => {
+        Call::RegisterGpu { partition, .. } => {
             let control = match partition.descriptor {
                 0.. => control_file(case, partition.descriptor).ok().flatten(),
                 _ => None,
@@ -83,7 +85,7 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
                 register(case, number, layout, file, (partition.descriptor, control.as_ref()))
             })
         }
-        (Call::MapExternal { range, memory, .. }, _) => {
+        Call::MapExternal { range, memory, .. } => {
             let gpus = mapping_gpus(case, layout)?;
             let span = span(case, layout, range)?;
             let control = control_file(case, memory.descriptor)?;
@@ -93,7 +95,7 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
                 map_in(case, lane, (number, layout), &trees, span, (memory, control.as_ref()))
             })
         }
-        (Call::AllocDeviceP2p { range, memory, .. }, _) => {
+        Call::AllocDeviceP2p { range, memory, .. } => {
             let span = span(case, layout, range)?;
             let control = control_file(case, memory.descriptor)?;
             make_range(case, layout, range, |case, lane, file| {
@@ -101,26 +103,25 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
                 map_in(case, lane, (number, layout), &trees, span, (memory, control.as_ref()))
             })
         }
-        (Call::AllocSemaphorePool(range), _) => make_range(case, layout, range, |case, _, _| {
+        Call::AllocSemaphorePool(range) => make_range(case, layout, range, |case, _, _| {
             ask(case, number)?;
             Ok(case.executed(None))
         }),
-        (Call::UnmapExternal { range, uuid }, _) => unmap(case, number, layout, uuid, range),
-        (Call::UnregisterGpu { uuid } | Call::UnregisterVaSpace { uuid }, _) => {
+        Call::UnmapExternal { range, uuid } => unmap(case, number, layout, uuid, range),
+        Call::UnregisterGpu { uuid } | Call::UnregisterVaSpace { uuid } => {
             unregister(case, number, layout, uuid)
         }
-        (Call::Free { base, length }, _) => free_range(case, number, layout, base, length),
+        Call::Free { base, length } => free_range(case, number, layout, base, length),
         // None of these is the monitor's to make (`policy::judge_uvm`).
-        (
-            Call::Initialize { .. }
-            | Call::MmInitialize { .. }
-            | Call::RegisterVaSpace { .. }
-            | Call::RegisterChannel { .. }
-            | Call::CreateExternalRange(_)
-            | Call::MapDynamicParallelism(_)
-            | Call::Other { .. },
-            None,
-        ) => Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout))),
+        Call::Initialize { .. }
+        | Call::MmInitialize { .. }
+        | Call::RegisterVaSpace { .. }
+        | Call::RegisterChannel { .. }
+        | Call::CreateExternalRange(_)
+        | Call::MapDynamicParallelism(_)
+        | Call::Other { .. } => {
+            Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout)))
+        }
     }
 }
 
