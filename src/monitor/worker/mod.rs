@@ -22,11 +22,9 @@
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 
 pub(crate) mod control_socket;
-pub(crate) mod finish;
 pub(crate) mod privilege;
 pub(crate) mod rounds;
 pub(crate) mod see_out;
-pub(crate) mod shutdown;
 
 pub use crate::monitor::caller::listener::check_sizes;
 pub use crate::monitor::driver::monitor_client::{SliceTried, examine, try_slice};
@@ -49,12 +47,10 @@ use crate::monitor::calls::threads::CallService;
 use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::journal::map::share_heap;
 use crate::monitor::keeper_socket::{Heard, KeeperSocket};
+use crate::monitor::lock::Lock;
 use crate::monitor::resident;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::thread::spawn;
-use crate::monitor::worker::finish::Finish;
-use crate::monitor::worker::rounds::Rounds;
-use crate::monitor::worker::see_out::SeeOut;
 
 /// How long calls may take to finish once it's over.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -71,12 +67,15 @@ const CONNECTIONS: usize = 8;
 pub(crate) struct Worker {
     pub(crate) parts: Arc<Parts>,
     pub(crate) calls: Arc<CallService>,
-    pub(crate) rounds: Rounds,
     pub(crate) listeners: Arc<Listeners>,
-    see_out: Arc<SeeOut>,
-    finish: Arc<Finish>,
     keeper: Arc<KeeperSocket>,
     connections: Arc<()>,
+    /// Why it ends, once it does.
+    why: Lock<Option<io::Result<()>>>,
+    /// Listeners of a container that is gone, of which the keeper isn't told yet.
+    ending: Lock<Vec<u64>>,
+    /// Since when nothing is found that such a container has.
+    quiet: Lock<Option<Instant>>,
 }
 
 /// Answers calls until the keeper says that it is enough.
@@ -104,8 +103,8 @@ pub fn main() -> io::Result<()> {
     parts.stakes.take_over()?;
     let auditing = Arc::clone(&worker);
     spawn("audit", move || {
-        if let Err(error) = auditing.rounds.audit_forever() {
-            auditing.finish.finish(Err(error.into()));
+        if let Err(error) = auditing.audit_forever() {
+            auditing.finish(Err(error.into()));
         }
     })?;
     worker.calls.queue_what_is_left();
@@ -129,20 +128,22 @@ impl Worker {
         let state = ContainerState::open(settings, journal)?;
         let parts = Arc::new(Parts::new(state, &keeper)?);
         let listeners = Arc::new(Listeners::new()?);
-        let finish = Arc::new(Finish::new(Arc::clone(&keeper)));
-        let see_out =
-            SeeOut::new(&parts, Arc::clone(&listeners), Arc::clone(&keeper), Arc::clone(&finish));
-        let see_out = Arc::new(see_out);
         Ok(Worker {
             calls: Arc::new(CallService::new(Arc::clone(&parts), Arc::clone(&listeners))),
-            rounds: Rounds { parts: Arc::clone(&parts), see_out: Arc::clone(&see_out) },
             parts,
             listeners,
-            see_out,
-            finish,
             keeper,
             connections: Arc::new(()),
+            why: Lock::new(None),
+            ending: Lock::default(),
+            quiet: Lock::default(),
         })
+    }
+
+    /// Ends the worker, whose first thread sees to that; the first reason is the one.
+    pub(crate) fn finish(&self, why: io::Result<()>) {
+        self.why.lock().get_or_insert(why);
+        self.keeper.hear_no_more();
     }
 
     /// Takes what the keeper hands over, until it says begin. Whether it said to end.
@@ -181,22 +182,22 @@ impl Worker {
             }
             Heard::Begin | Heard::Nothing => {}
             Heard::Drain => self.drain(),
-            Heard::Gone => self.finish.finish(Ok(())),
+            Heard::Gone => self.finish(Ok(())),
         }
     }
 
     /// Nothing more is received; ends when all calls are answered.
     fn drain(&self) {
         self.calls.drain();
-        self.finish.finish(Ok(()));
+        self.finish(Ok(()));
     }
 
-    fn listen_until_the_end(&self) -> io::Result<()> {
+    fn listen_until_the_end(self: &Arc<Self>) -> io::Result<()> {
         if self.calls.was_called() {
             self.calls.start_lacking();
         }
         let result = loop {
-            if let Some(result) = self.finish.take() {
+            if let Some(result) = self.why.lock().take() {
                 break result;
             }
             self.listen();
@@ -211,7 +212,7 @@ impl Worker {
 
     /// Hears what the keeper says, or that all who had a listener are gone; or that the container calls for
     /// the first time.
-    fn listen(&self) {
+    fn listen(self: &Arc<Self>) {
         let listeners = self.listeners.all();
         // A hang-up is always told, and calls are others' business once there are these.
         let (calls, patience) = match self.calls.call_threads() {
@@ -230,7 +231,7 @@ impl Worker {
         if asked.first().is_some_and(|keeper| !said(keeper).is_empty()) {
             match self.keeper.hear() {
                 Ok(heard) => self.take(heard),
-                Err(error) => self.finish.finish(Err(error)),
+                Err(error) => self.finish(Err(error)),
             }
         }
         let said: Vec<PollFlags> = asked.iter().skip(1).map(said).collect();
@@ -245,10 +246,10 @@ impl Worker {
     }
 
     /// All who had a listener are gone.
-    fn drop_listener(&self, number: u64) {
+    fn drop_listener(self: &Arc<Self>, number: u64) {
         self.listeners.remove(number);
-        if let Err(error) = self.see_out.deserted(number) {
-            self.finish.finish(Err(error));
+        if let Err(error) = self.deserted(number) {
+            self.finish(Err(error));
         }
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! A thread of its own, so that calls that hang don't keep it from looking.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::monitor::caller::deaths::{WaitEnd, Watched};
@@ -13,8 +12,7 @@ use crate::monitor::log::container_log::When;
 use crate::monitor::resident::{give_back_the_heap, give_back_the_start};
 use crate::monitor::state::due::Due;
 use crate::monitor::state::occasion::Occasion;
-use crate::monitor::worker::see_out::SeeOut;
-use crate::monitor::worker::shutdown::LAST_LOOK;
+use crate::monitor::worker::Worker;
 use crate::process::ProcessId;
 
 /// How often at least while it has exported memory, whose file somebody may close.
@@ -23,18 +21,14 @@ const EXPORTS: Duration = Duration::from_millis(250);
 /// How often mappings are looked at.
 const MAPPINGS: Duration = Duration::from_millis(500);
 
+/// How often is looked once the container is gone.
+const LAST_LOOK: Duration = Duration::from_millis(25);
+
 /// How often pages are given back that calls took which are over, while there are calls: a program calls most
 /// when it starts.
 const TIDY: Duration = Duration::from_secs(10);
 
-/// Looks after all that is looked at by time.
-#[derive(Debug)]
-pub(crate) struct Rounds {
-    pub(crate) parts: Arc<Parts>,
-    pub(crate) see_out: Arc<SeeOut>,
-}
-
-impl Rounds {
+impl Worker {
     /// Audits, forever.
     pub(crate) fn audit_forever(&self) -> nix::Result<()> {
         let Parts {
@@ -58,7 +52,7 @@ impl Rounds {
                 processes.look_abroad();
             }
             state.log.tell_left_out(When::Due);
-            self.see_out.see_out();
+            self.see_out();
             exports.sweep_exports();
             uvm.sweep(occasion);
             stakes.free_stakes_soon();
@@ -124,7 +118,7 @@ impl Rounds {
             || exports.all.has_any()
             || state.log.has_left_out()
             || has_files;
-        let ending = self.see_out.ending.is_under_way();
+        let ending = self.is_ending();
         if !watched && !ending && callers.unclaimed.is_empty() {
             // Or whoever comes next would find something due already, and wake nobody.
             books.due = Due::default();

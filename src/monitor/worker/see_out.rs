@@ -9,19 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::gate::wire::Notice;
-use crate::monitor::audit::kept_exports::KeptExports;
-use crate::monitor::caller::deaths::Deaths;
-use crate::monitor::caller::listeners::Listeners;
-use crate::monitor::calls::parts::Parts;
-use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::log::container_log::When;
-use crate::monitor::processes::container_processes::Processes;
 use crate::monitor::processes::escaped_fds::Charge;
-use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::thread::spawn;
-use crate::monitor::worker::finish::Finish;
-use crate::monitor::worker::shutdown::Ending;
+use crate::monitor::worker::Worker;
 
 const LAST_SEARCH: Duration = Duration::from_millis(100);
 
@@ -30,66 +21,35 @@ const QUIET: Duration = Duration::from_millis(400);
 /// How long the keeper is kept waiting at most.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What is left of a container that is gone.
-#[derive(Debug)]
-pub(crate) struct SeeOut {
-    state: Arc<ContainerState>,
-    driver: Arc<DriverAccess>,
-    processes: Arc<Processes>,
-    exports: Arc<KeptExports>,
-    listeners: Arc<Listeners>,
-    deaths: Arc<Deaths>,
-    keeper: Arc<KeeperSocket>,
-    finish: Arc<Finish>,
-    pub(crate) ending: Ending,
-}
-
-impl SeeOut {
-    pub(crate) fn new(
-        parts: &Parts,
-        listeners: Arc<Listeners>,
-        keeper: Arc<KeeperSocket>,
-        finish: Arc<Finish>,
-    ) -> Self {
-        let Parts { state, driver, processes, exports, audit, .. } = parts;
-        SeeOut {
-            state: Arc::clone(state),
-            driver: Arc::clone(driver),
-            processes: Arc::clone(processes),
-            exports: Arc::clone(exports),
-            listeners,
-            deaths: Arc::clone(&audit.deaths),
-            keeper,
-            finish,
-            ending: Ending::default(),
-        }
+impl Worker {
+    /// Whether a container is gone that the keeper isn't told of yet.
+    pub(crate) fn is_ending(&self) -> bool {
+        !self.ending.lock().is_empty()
     }
 
     /// Nobody is left behind a listener. The keeper is told, of the last one once nothing
     /// is left of the container in the driver.
     pub(crate) fn deserted(self: &Arc<Self>, number: u64) -> io::Result<()> {
-        let escaped = &self.processes.escaped;
+        let escaped = &self.parts.processes.escaped;
         let others = !self.listeners.is_empty();
         if !others {
-            self.state.log.tell_left_out(When::End);
+            self.parts.state.log.tell_left_out(When::End);
         }
-        let unseen = self.processes.our_pids().is_empty()
+        let unseen = self.parts.processes.our_pids().is_empty()
             && !escaped.is_watched()
-            && !self.exports.all.has_any();
+            && !self.parts.exports.all.has_any();
         if others || unseen || escaped.is_unknown() {
             return self.keeper.tell(Notice::Gone { number });
         }
-        let mut ending = self.ending.listeners.lock();
-        ending.push(number);
-        drop(ending);
-        self.deaths.ring();
+        self.ending.lock().push(number);
+        self.parts.audit.deaths.ring();
         // The driver may keep the auditor for ever.
         let seen_out = Arc::clone(self);
         let limited = spawn("end", move || {
             std::thread::sleep(LIMIT);
-            if seen_out.ending.is_under_way() {
+            if seen_out.is_ending() {
                 tracing::error!(
-                    container = seen_out.state.settings.short_id,
+                    container = seen_out.parts.state.settings.short_id,
                     limit_s = LIMIT.as_secs(),
                     "the container is gone, and the driver still has memory of it: nobody was found who uses it"
                 );
@@ -103,10 +63,10 @@ impl SeeOut {
     }
 
     fn tell_all_gone(&self) {
-        let mut ending = self.ending.listeners.lock();
+        let mut ending = self.ending.lock();
         for number in std::mem::take(&mut *ending) {
             if let Err(error) = self.keeper.tell(Notice::Gone { number }) {
-                self.finish.finish(Err(error));
+                self.finish(Err(error));
             }
         }
     }
@@ -114,23 +74,23 @@ impl SeeOut {
     /// Looks after what is left of a container that is gone, and tells the keeper when
     /// nothing is.
     pub(crate) fn see_out(&self) {
-        let escaped = &self.processes.escaped;
-        if !self.ending.is_under_way() {
+        let escaped = &self.parts.processes.escaped;
+        if !self.is_ending() {
             return;
         }
         if !self.listeners.is_empty() {
             // Somebody came after all.
             return self.tell_all_gone();
         }
-        self.exports.take_all_back();
+        self.parts.exports.take_all_back();
         let mut pids = escaped.former();
-        pids.extend(self.processes.our_pids());
+        pids.extend(self.parts.processes.our_pids());
         let pids: Vec<u32> = pids.into_iter().collect();
-        let used = self.driver.figures(&pids).is_none_or(|(figures, _)| !figures.is_empty());
+        let used = self.parts.driver.figures(&pids).is_none_or(|(figures, _)| !figures.is_empty());
         let charge = if used { Charge::Theirs } else { Charge::Own };
         let due = escaped.since_search() >= LAST_SEARCH;
-        let found = due && self.processes.search(&BTreeSet::new(), charge);
-        let mut quiet = self.ending.quiet.lock();
+        let found = due && self.parts.processes.search(&BTreeSet::new(), charge);
+        let mut quiet = self.quiet.lock();
         if used || found {
             *quiet = None;
             return;
