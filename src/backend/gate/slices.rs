@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{Gate, GateError};
 use crate::gate::settings::{self, Node};
-use crate::monitor::worker::{SliceTried, try_slice};
+use crate::monitor::worker::{Failure, try_slice};
 use crate::process::boot_id;
 use crate::replace::replace;
 use crate::rm::Release;
+use crate::rm::number::NV_ERR_NOT_SUPPORTED;
 
 /// The file in the state's directory.
 const TRIED: &str = "slices-tried";
@@ -51,10 +52,16 @@ impl Gate {
             let refused = match known.gpus.get(&gpu.uuid) {
                 Some(refused) => refused.clone(),
                 None => match try_slice(nodes, release, gpu) {
-                    SliceTried::Unknown => continue,
-                    SliceTried::Refused { why, is_unsupported: false } => Some(why),
-                    SliceTried::Set => known.remember(&path, gpu, None),
-                    SliceTried::Refused { why, .. } => known.remember(&path, gpu, Some(why)),
+                    None | Some(Err(Failure::Errno(_))) => continue,
+                    Some(Ok(())) => known.remember(&path, gpu, None),
+                    Some(Err(failure @ Failure::Status(status))) => {
+                        let why = format!("SET_TIMESLICE: {failure}");
+                        match status {
+                            // Until there is another driver.
+                            NV_ERR_NOT_SUPPORTED => known.remember(&path, gpu, Some(why)),
+                            _ => Some(why),
+                        }
+                    }
                 },
             };
             if let Some(why) = refused {

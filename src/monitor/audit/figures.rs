@@ -29,7 +29,7 @@ impl Audit {
             let pids: Vec<u32> = ours.into_iter().chain(numbers.asked_for(&books)).collect();
             (pids, named)
         };
-        let held = own.held(&self.state.release, gpu, &pids);
+        let held = own.held(gpu, &pids);
         let held = self.driver.answered(gpu, Amount::Held, held)?;
         let (ours, held): (Vec<Held>, Vec<Held>) =
             held.into_iter().partition(|held| held.pid == std::process::id());

@@ -90,14 +90,12 @@ impl Audit {
     /// Of those `dead`, the ones a client of whose is there: somebody has its file, who may come to have
     /// memory by it.
     pub(crate) fn with_clients(&self, own: &MonitorClient, dead: &[Process]) -> BTreeSet<Process> {
-        if dead.is_empty() || !own.can_tell(&self.state.release) {
+        if dead.is_empty() || !own.can_tell() {
             return BTreeSet::new();
         }
         let all: Vec<(Client, Process)> =
             seen(&self.state.books()).filter(|(_, process)| dead.contains(process)).collect();
-        let is_there = |client: Client| {
-            own.presence(&self.state.release, client.0, client.0) != Presence::NoClient
-        };
+        let is_there = |client: Client| own.presence(client.0, client.0) != Presence::NoClient;
         let there = all.into_iter().filter(|(client, _)| is_there(*client));
         there.map(|(_, process)| process).collect()
     }

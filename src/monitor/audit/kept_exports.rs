@@ -20,7 +20,7 @@ use crate::monitor::driver::export_files::{Exported, Exports};
 use crate::monitor::driver::stakes::Stakes;
 use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::keeper_socket::KeeperSocket;
-use crate::monitor::node::device::{Device, Failure, Rm};
+use crate::monitor::node::device::{Device, Failure};
 use crate::monitor::processes::container_processes::Processes;
 use crate::monitor::state::books::Books;
 use crate::monitor::state::container_state::ContainerState;
@@ -119,7 +119,7 @@ impl KeptExports {
             return true;
         }
         let Some(own) = self.driver.own_client() else { return false };
-        let rm = Rm { release: &self.state.release, device: &own.control };
+        let rm = own.rm();
         for (first, count) in export::clearings(&places) {
             let mut params = export::clear(exported.file.descriptor(), first, count);
             let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;

@@ -70,21 +70,20 @@ impl Audit {
         if names.is_empty() {
             return true;
         }
-        if !own.can_tell(&self.state.release) {
+        if !own.can_tell() {
             return false;
         }
         let mut clients = BTreeMap::new();
         let mut gone = Vec::new();
         let mut asked = 0;
         for (client, handle, serial) in names.iter().copied() {
-            let there = *clients.entry(client).or_insert_with(|| {
-                own.presence(&self.state.release, client.0, client.0) != Presence::NoClient
-            });
+            let there = *clients
+                .entry(client)
+                .or_insert_with(|| own.presence(client.0, client.0) != Presence::NoClient);
             // Of a client that is there whatever is freed was seen, but for a call that was killed.
             let mut is_there = || {
                 asked += 1;
-                asked > MOST_ASKED
-                    || own.presence(&self.state.release, client.0, handle.0) == Presence::There
+                asked > MOST_ASKED || own.presence(client.0, handle.0) == Presence::There
             };
             if !there || depth == Depth::Objects && !is_there() {
                 gone.push((client, handle, serial));

@@ -67,9 +67,7 @@ impl Callers {
     fn forget_if_gone(&self, of: u32, object: u32) {
         if object != 0
             && object != of
-            && let Some(own) = self.driver.own_client()
-            && own.can_tell(&self.state.release)
-            && own.presence(&self.state.release, of, object) != Presence::There
+            && self.driver.presence(of, object).is_some_and(|presence| presence != Presence::There)
         {
             self.state.books().enter(Entry::Free { client: Client(of), handle: Handle(object) });
         }

@@ -137,10 +137,8 @@ pub(crate) fn make_charged(
 
 /// Whether an object is there, as the books and the driver say.
 fn is_there(case: &Case<'_>, Object { client, handle, .. }: Object) -> bool {
-    let release = &case.parts.state.release;
     let known = case.books().ledger.contains(Client(client), Handle(handle));
-    let own = case.parts.driver.own_client().filter(|_| known);
-    own.is_some_and(|own| own.presence(release, client, handle) == Presence::There)
+    known && case.parts.driver.presence(client, handle) == Some(Presence::There)
 }
 
 /// Takes note of an object without memory that was made.

@@ -60,8 +60,5 @@ pub(crate) fn free(
 
 /// Whether the driver has no such client: by another's file it's told so of any.
 fn is_no_client(case: &Case<'_>, client: u32) -> bool {
-    let release = &case.parts.state.release;
-    let own = case.parts.driver.own_client();
-    own.filter(|own| own.can_tell(release))
-        .is_some_and(|own| own.presence(release, client, client) == Presence::NoClient)
+    case.parts.driver.presence(client, client) == Some(Presence::NoClient)
 }

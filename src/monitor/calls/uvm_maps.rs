@@ -107,7 +107,7 @@ fn map_from_own(
     let is_more = |(_, bytes)| ours.is_more_than(own.client, duplicate, bytes);
     if weighs && charged.is_none_or(is_more) || !weighs && ours.is_gpu_memory(own.client, duplicate)
     {
-        own.give_back(&case.parts.state.release, duplicate);
+        own.give_back(duplicate);
         case.log("memory to be mapped that was taken past the monitor");
         return Ok(NV_ERR_NOT_SUPPORTED);
     }
@@ -121,7 +121,7 @@ fn map_from_own(
     case.patch(layout, Meaning::Handle, source.handle.into());
     let asked = ask(case, number);
     if !source.stays {
-        own.give_back(&case.parts.state.release, source.handle);
+        own.give_back(source.handle);
     }
     let descriptor = u64::from(memory.descriptor.cast_unsigned());
     case.patch(layout, Meaning::Descriptor, descriptor);

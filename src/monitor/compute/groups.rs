@@ -32,19 +32,19 @@ impl Slices {
     /// Forgets those that the driver doesn't have any more.
     pub(crate) fn forget_gone_groups(&self, gpu: usize) {
         let own = self.driver.own_client();
-        let Some(own) = own.filter(|own| own.can_tell(&self.state.release)) else { return };
+        let Some(own) = own.filter(|own| own.can_tell()) else { return };
         let (known, channels) = {
             let books = self.state.books();
             (books.groups.on(gpu), books.outside_groups(gpu))
         };
         // A channel may be on its way, as long as its client is there.
         for (client, handle) in channels {
-            if own.presence(&self.state.release, client, handle) == Presence::NoClient {
+            if own.presence(client, handle) == Presence::NoClient {
                 self.state.books().write(Record::Ungroup { client, handle });
             }
         }
         for ((client, handle), group) in known {
-            let is_gone = match own.presence(&self.state.release, client, handle) {
+            let is_gone = match own.presence(client, handle) {
                 Presence::There => false,
                 Presence::NoClient => true,
                 // One that was let go on may be on its way.

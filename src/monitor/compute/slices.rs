@@ -108,8 +108,7 @@ impl Slices {
             let mut resting = BTreeSet::new();
             if adds_up && (2..=MOST_TOLD_APART).contains(&computing.len()) {
                 let own = self.driver.own_client();
-                let samples =
-                    own.map(|own| own.samples(&self.state.release, gpu)).unwrap_or_default();
+                let samples = own.map(|own| own.samples(gpu)).unwrap_or_default();
                 let is_busy = computing.iter().any(|process| was_seen(&samples, *process));
                 let look_ms = if is_busy { BUSY_LOOK_MS } else { IDLE_LOOK_MS };
                 again_ms = again_ms.into_iter().chain([look_ms]).min();
@@ -198,8 +197,8 @@ impl Slices {
     /// Whether the driver has no such group any more, which is forgotten then.
     fn is_gone(&self, due: &DueSlice) -> bool {
         let Some(own) = self.driver.own_client() else { return false };
-        let presence = own.presence(&self.state.release, due.client, due.handle);
-        let is_gone = presence != Presence::There && own.can_tell(&self.state.release);
+        let presence = own.presence(due.client, due.handle);
+        let is_gone = presence != Presence::There && own.can_tell();
         if is_gone {
             self.forget_freed(due.client, due.handle);
         }

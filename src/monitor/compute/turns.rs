@@ -330,9 +330,8 @@ impl Turns {
             return Some(Ok(()));
         }
         let own = self.driver.own_client()?;
-        let set = |disable: bool, channels: &[ChannelName]| {
-            own.set_channels(&self.state.release, gpu, disable, channels)
-        };
+        let set =
+            |disable: bool, channels: &[ChannelName]| own.set_channels(gpu, disable, channels);
         let asked = Instant::now();
         let mut refused = None;
         let names: Vec<ChannelName> = channels.keys().copied().collect();
@@ -378,13 +377,13 @@ impl Turns {
     ) -> Vec<ChannelName> {
         let mut there = Vec::new();
         for channel in channels {
-            let presence = own.presence(&self.state.release, channel.0, channel.1);
+            let presence = own.presence(channel.0, channel.1);
             if presence == Presence::There {
                 last.missing.remove(channel);
                 there.push(*channel);
                 continue;
             }
-            if !own.can_tell(&self.state.release) {
+            if !own.can_tell() {
                 continue;
             }
             let since = last.missing.entry(*channel).or_insert_with(Instant::now);

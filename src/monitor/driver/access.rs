@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::monitor::driver::monitor_client::MonitorClient;
+use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::driver::unanswered::{Amount, Told, Unanswered};
 use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::keeper_socket::KeeperSocket;
@@ -49,6 +49,12 @@ impl DriverAccess {
             }
         }
         own.clone()
+    }
+
+    /// Whether something of another client's is there; `None` where the driver can't tell.
+    pub(crate) fn presence(&self, client: u32, handle: u32) -> Option<Presence> {
+        let own = self.own_client().filter(|own| own.can_tell())?;
+        Some(own.presence(client, handle))
     }
 
     /// Our client of the driver, to make by it what outlives this worker: the keeper has its files from
@@ -101,9 +107,9 @@ impl DriverAccess {
         let mut figures = BTreeMap::new();
         let mut unexplained = 0;
         for gpu in 0..self.state.uuids.len() {
-            let free = own.free_bytes(&self.state.release, gpu);
+            let free = own.free_bytes(gpu);
             unexplained -= i128::from(self.answered(gpu, Amount::Free, free)?);
-            let held = own.held(&self.state.release, gpu, pids);
+            let held = own.held(gpu, pids);
             for held in self.answered(gpu, Amount::Held, held)? {
                 let bytes = held.bytes();
                 unexplained -= i128::from(held.made_bytes);
@@ -124,7 +130,7 @@ impl DriverAccess {
     ) -> Option<T> {
         let failed = |failure: Failure| {
             let index = self.state.settings.gpus.get(gpu).map_or(0, |gpu| gpu.index);
-            self.warn_blind(&Unanswered::Amount { amount, index, reason: failure.into() });
+            self.warn_blind(&Unanswered::Amount { amount, index, reason: Some(failure) });
         };
         answer.map_err(failed).ok()
     }

@@ -9,17 +9,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Once, OnceLock};
 
 use crate::gate::settings::{Gpu, Node, NodeKind};
-use crate::monitor::driver::unanswered::{Amount, Reason, Unanswered};
+use crate::monitor::driver::unanswered::{Amount, Unanswered};
 use crate::monitor::node::device::{Device, Failure, Rm};
 use crate::rm::about::{self, Held};
 use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::rm::channel::ask_disable;
 use crate::rm::number::{
     KEPLER_CHANNEL_GROUP_A, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT,
-    NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_NOT_SUPPORTED, NV_ERR_OBJECT_NOT_FOUND,
-    NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
-    NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, NV2080_CTRL_CMD_GPU_GET_PID_INFO,
-    NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2, NVA06C_CTRL_CMD_SET_TIMESLICE,
+    NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE,
+    NV2080_CTRL_CMD_FB_GET_INFO_V2, NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS,
+    NV2080_CTRL_CMD_GPU_GET_PID_INFO, NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2,
+    NVA06C_CTRL_CMD_SET_TIMESLICE,
 };
 use crate::rm::usage::{self, Sample};
 use crate::rm::{Key, Meaning, Release, fbinfo};
@@ -56,55 +56,33 @@ pub fn examine(nodes: &[Node], release: &Release, gpus: &[Gpu]) -> Result<(), Un
     let missing = own.missing().filter_map(|gpu| gpus.get(gpu)).next();
     let answered = match missing {
         Some(gpu) => Err(Unanswered::NoGpu { index: gpu.index }),
-        None => gpus.iter().enumerate().try_for_each(|(at, gpu)| own.answers(release, at, gpu)),
+        None => gpus.iter().enumerate().try_for_each(|(at, gpu)| own.answers(at, gpu)),
     };
-    own.end(release);
+    own.end();
     answered
 }
 
-/// A slice that the driver was asked to set.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SliceTried {
-    /// It was set.
-    Set,
-    /// It wasn't.
-    Refused {
-        /// The call and its status.
-        why: String,
-        /// The driver has no such thing, and won't until there is another driver.
-        is_unsupported: bool,
-    },
-    /// The driver made no channel group for us, or didn't take the call: nothing is known.
-    Unknown,
-}
-
-/// Has the driver set a slice on a channel group without channels, of a client that goes with it.
-pub fn try_slice(nodes: &[Node], release: &Release, gpu: &Gpu) -> SliceTried {
+/// Has the driver set a slice on a channel group without channels, of a client that goes with it: what came of
+/// that. `None` where it makes no channel group for us.
+#[must_use]
+pub fn try_slice(nodes: &[Node], release: &Release, gpu: &Gpu) -> Option<Result<(), Failure>> {
     let uuid = about::uuid(&gpu.uuid).unwrap_or_default();
-    let Ok(own) = MonitorClient::open(nodes, release, &[uuid]) else { return SliceTried::Unknown };
-    let tried = own.try_slice(release);
-    own.end(release);
-    match tried {
-        Some(Ok(())) => SliceTried::Set,
-        Some(Err(failure @ Failure::Status(status))) => SliceTried::Refused {
-            why: format!("SET_TIMESLICE: {failure}"),
-            is_unsupported: status == NV_ERR_NOT_SUPPORTED,
-        },
-        Some(Err(Failure::Errno(_))) | None => SliceTried::Unknown,
-    }
+    let own = MonitorClient::open(nodes, release, &[uuid]).ok()?;
+    let tried = own.try_slice();
+    own.end();
+    tried
 }
 
 /// Our client.
 #[derive(Debug)]
 pub(crate) struct MonitorClient {
+    release: Release,
     pub(crate) control: Device,
     pub(crate) client: u32,
     /// By the container's GPU: device and subdevice.
     gpus: Vec<Option<(u32, u32)>>,
     /// Which of [`fbinfo::sizes`] is the driver's, once that is known.
     list_size: OnceLock<usize>,
-    /// Which of [`usage::questions`] the driver answers, once that is known.
-    samples: OnceLock<usize>,
     /// They let the devices be opened.
     gpu_files: Vec<OwnedFd>,
     /// Done once the keeper has its files.
@@ -130,9 +108,9 @@ impl MonitorClient {
         };
         let control = open(&|kind| kind == NodeKind::Control).pop().ok_or(Unanswered::NoNode)?;
         let control = Device::of(nodes, control).map_err(|_| Unanswered::NoNode)?;
-        let files = open(&|kind| matches!(kind, NodeKind::Gpu(_)));
+        let gpu_files = open(&|kind| matches!(kind, NodeKind::Gpu(_)));
         let rm = Rm { release, device: &control };
-        let refused = |failure: Failure| Unanswered::NoClient { reason: failure.into() };
+        let refused = |failure: Failure| Unanswered::NoClient { reason: failure };
         let client = rm.client().map_err(refused)?;
         let mut gpus = vec![None; uuids.len()];
         for number in 0..MOST_DEVICES {
@@ -156,9 +134,7 @@ impl MonitorClient {
                 None => drop(rm.free(client, client, device)),
             }
         }
-        let (list_size, samples) = (OnceLock::new(), OnceLock::new());
-        let is_kept = Once::new();
-        Ok(MonitorClient { control, client, gpus, list_size, samples, gpu_files: files, is_kept })
+        Ok(MonitorClient { gpus, gpu_files, ..Self::former(control, client, release) })
     }
 
     /// GPUs of the container that it has no subdevice of: nothing can be asked of them.
@@ -166,18 +142,22 @@ impl MonitorClient {
         self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_none()).map(|(gpu, _)| gpu)
     }
 
-    /// That of a worker before, to be ended.
-    pub(crate) fn former(control: Device, client: u32) -> Self {
-        let (list_size, samples) = (OnceLock::new(), OnceLock::new());
+    /// One without GPUs: that of a worker before, to be ended.
+    pub(crate) fn former(control: Device, client: u32, release: &Release) -> Self {
         MonitorClient {
+            release: release.clone(),
             control,
             client,
             gpus: Vec::new(),
-            list_size,
-            samples,
+            list_size: OnceLock::new(),
             gpu_files: Vec::new(),
             is_kept: Once::new(),
         }
+    }
+
+    /// It, to be asked.
+    pub(crate) fn rm(&self) -> Rm<'_> {
+        Rm { release: &self.release, device: &self.control }
     }
 
     /// Its files, that of the client first.
@@ -186,44 +166,42 @@ impl MonitorClient {
     }
 
     /// Frees the client, with all that it has.
-    pub(crate) fn end(&self, release: &Release) {
-        let rm = Rm { release, device: &self.control };
+    pub(crate) fn end(&self) {
         // Or it ends when its file is closed.
-        let _ = rm.free(self.client, self.client, self.client);
+        let _ = self.rm().free(self.client, self.client, self.client);
     }
 
     /// Sets a slice on a group of its own on its first GPU. `None` where the driver makes none.
-    fn try_slice(&self, release: &Release) -> Option<Result<(), Failure>> {
-        let rm = Rm { release, device: &self.control };
+    fn try_slice(&self) -> Option<Result<(), Failure>> {
         let (device, _) = (*self.gpus.first()?)?;
-        let layout = release.layouts(Key::Class(KEPLER_CHANNEL_GROUP_A)).first()?;
+        let layout = self.release.layouts(Key::Class(KEPLER_CHANNEL_GROUP_A)).first()?;
         let mut params = vec![0; layout.size()];
         params
             .get_mut(GROUP_ENGINE..GROUP_ENGINE + 4)?
             .copy_from_slice(&ENGINE_GRAPHICS.to_le_bytes());
         let group =
-            rm.allocate(self.client, device, 0, KEPLER_CHANNEL_GROUP_A, &mut params).ok()?;
+            self.rm().allocate(self.client, device, 0, KEPLER_CHANNEL_GROUP_A, &mut params).ok()?;
         let slice = &mut TRIED_SLICE_US.to_le_bytes();
-        let tried = rm.control(self.client, group, NVA06C_CTRL_CMD_SET_TIMESLICE, slice);
-        let _ = rm.free(self.client, device, group);
+        let tried = self.rm().control(self.client, group, NVA06C_CTRL_CMD_SET_TIMESLICE, slice);
+        let _ = self.rm().free(self.client, device, group);
         Some(tried)
     }
 
     /// Whether it's told of a GPU what this process holds, which is known to have a client, and
     /// what is free.
-    fn answers(&self, release: &Release, at: usize, gpu: &Gpu) -> Result<(), Unanswered> {
+    fn answers(&self, at: usize, gpu: &Gpu) -> Result<(), Unanswered> {
         let unanswered =
             |amount, reason| Err(Unanswered::Amount { amount, index: gpu.index, reason });
         let ours = std::process::id();
-        match self.held(release, at, &[ours]) {
+        match self.held(at, &[ours]) {
             Ok(held) if held.iter().any(|held| held.pid == ours) => {}
-            Ok(_) => return unanswered(Amount::Held, Reason::Nothing),
-            Err(failure) => return unanswered(Amount::Held, failure.into()),
+            Ok(_) => return unanswered(Amount::Held, None),
+            Err(failure) => return unanswered(Amount::Held, Some(failure)),
         }
-        match self.free_bytes(release, at) {
-            Ok(0) => unanswered(Amount::Free, Reason::Nothing),
+        match self.free_bytes(at) {
+            Ok(0) => unanswered(Amount::Free, None),
             Ok(_) => Ok(()),
-            Err(failure) => unanswered(Amount::Free, failure.into()),
+            Err(failure) => unanswered(Amount::Free, Some(failure)),
         }
     }
 
@@ -231,30 +209,33 @@ impl MonitorClient {
     ///
     /// Asked by pid and not by the driver's own list: that has only processes with a
     /// subdevice, which memory can do without.
-    pub(crate) fn held(
-        &self,
-        release: &Release,
-        gpu: usize,
-        pids: &[u32],
-    ) -> Result<Vec<Held>, Failure> {
-        let rm = Rm { release, device: &self.control };
+    pub(crate) fn held(&self, gpu: usize, pids: &[u32]) -> Result<Vec<Held>, Failure> {
         let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Ok(Vec::new()) };
         let mut held = Vec::with_capacity(pids.len());
         for pids in pids.chunks(about::PID_INFO_MAX) {
             let mut params = about::ask_held(pids);
-            rm.control(self.client, *subdevice, NV2080_CTRL_CMD_GPU_GET_PID_INFO, &mut params)?;
+            self.rm().control(
+                self.client,
+                *subdevice,
+                NV2080_CTRL_CMD_GPU_GET_PID_INFO,
+                &mut params,
+            )?;
             held.extend(about::answered_held(&params));
         }
         Ok(held)
     }
 
     /// What is free of a GPU, in bytes.
-    pub(crate) fn free_bytes(&self, release: &Release, gpu: usize) -> Result<u64, Failure> {
-        let rm = Rm { release, device: &self.control };
+    pub(crate) fn free_bytes(&self, gpu: usize) -> Result<u64, Failure> {
         let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Ok(0) };
         let ask = |size| {
             let mut params = fbinfo::ask_free(size);
-            rm.control(self.client, *subdevice, NV2080_CTRL_CMD_FB_GET_INFO_V2, &mut params)?;
+            self.rm().control(
+                self.client,
+                *subdevice,
+                NV2080_CTRL_CMD_FB_GET_INFO_V2,
+                &mut params,
+            )?;
             fbinfo::answered_free(&params).ok_or(Failure::Errno(nix::errno::Errno::EINVAL))
         };
         if let Some(size) = self.list_size.get() {
@@ -262,7 +243,7 @@ impl MonitorClient {
         }
         // What it says to another size than its own (`_rmapiRmControl`, control.c).
         let mut answer = Err(Failure::Status(NV_ERR_INVALID_ARGUMENT));
-        for size in fbinfo::sizes(release) {
+        for size in fbinfo::sizes(&self.release) {
             answer = ask(size);
             if answer != Err(Failure::Status(NV_ERR_INVALID_ARGUMENT)) {
                 let _ = self.list_size.set(size);
@@ -273,17 +254,11 @@ impl MonitorClient {
     }
 
     /// Who was on a GPU lately; nothing where the driver doesn't tell.
-    pub(crate) fn samples(&self, release: &Release, gpu: usize) -> Vec<Sample> {
-        let rm = Rm { release, device: &self.control };
+    pub(crate) fn samples(&self, gpu: usize) -> Vec<Sample> {
         let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Vec::new() };
-        let known = self.samples.get();
-        for (at, mut params) in usage::questions().enumerate() {
-            if known.is_some_and(|known| *known != at) {
-                continue;
-            }
+        for mut params in usage::questions() {
             let command = NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2;
-            if rm.control(self.client, *subdevice, command, &mut params).is_ok() {
-                let _ = self.samples.set(at);
+            if self.rm().control(self.client, *subdevice, command, &mut params).is_ok() {
                 return usage::answered(&params);
             }
         }
@@ -294,16 +269,14 @@ impl MonitorClient {
     /// [`MOST_CHANNELS`](crate::rm::channel::MOST_CHANNELS), off a GPU, or back onto it: all or none.
     pub(crate) fn set_channels(
         &self,
-        release: &Release,
         gpu: usize,
         disable: bool,
         channels: &[(u32, u32)],
     ) -> Result<(), Failure> {
-        let rm = Rm { release, device: &self.control };
         let subdevice = self.gpus.get(gpu).copied().flatten().map(|(_, subdevice)| subdevice);
         let subdevice = subdevice.ok_or(Failure::Errno(nix::errno::Errno::ENODEV))?;
         let command = NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS;
-        rm.control(self.client, subdevice, command, &mut ask_disable(disable, channels))
+        self.rm().control(self.client, subdevice, command, &mut ask_disable(disable, channels))
     }
 
     /// Duplicates an object of another client into ours, and tells its handle. Below the device of
@@ -314,7 +287,6 @@ impl MonitorClient {
         (client, handle): (u32, u32),
         gpu: Option<usize>,
     ) -> Result<u32, Failure> {
-        let rm = Rm { release: theirs.release, device: &self.control };
         share(theirs, client, handle, self.client, COMPOSE)?;
         let mut duplicate = Err(Failure::Errno(nix::errno::Errno::ENODEV));
         let gpus = match gpu {
@@ -324,7 +296,7 @@ impl MonitorClient {
         // What is below a subdevice is duplicated below one (`memCopyConstruct_IMPL`, mem.c).
         let parents = gpus.unwrap_or_default().iter().flatten();
         for parent in parents.flat_map(|(device, subdevice)| [*device, *subdevice]) {
-            duplicate = self.duplicate(&rm, parent, client, handle);
+            duplicate = self.duplicate(parent, client, handle);
             if duplicate.is_ok() {
                 break;
             }
@@ -334,20 +306,13 @@ impl MonitorClient {
     }
 
     /// Duplicates an object of ours below the device of a GPU.
-    pub(crate) fn again(&self, release: &Release, gpu: usize, handle: u32) -> Option<u32> {
-        let rm = Rm { release, device: &self.control };
+    pub(crate) fn again(&self, gpu: usize, handle: u32) -> Option<u32> {
         let (device, _) = self.gpus.get(gpu).copied().flatten()?;
-        self.duplicate(&rm, device, self.client, handle).ok()
+        self.duplicate(device, self.client, handle).ok()
     }
 
-    fn duplicate(
-        &self,
-        rm: &Rm<'_>,
-        device: u32,
-        client: u32,
-        handle: u32,
-    ) -> Result<u32, Failure> {
-        rm.raw(
+    fn duplicate(&self, device: u32, client: u32, handle: u32) -> Result<u32, Failure> {
+        self.rm().raw(
             NV_ESC_RM_DUP_OBJECT,
             &[
                 (Meaning::Client, self.client.into()),
@@ -366,12 +331,11 @@ impl MonitorClient {
     /// first, then for the object, and asks last whose they are (`serverCopyResource`,
     /// rs_server.c, and `clientGetResourceRef`, rs_client.c, of 515.43.04 and 595.45.04). A client
     /// itself is never duplicated.
-    pub(crate) fn presence(&self, release: &Release, client: u32, handle: u32) -> Presence {
-        let rm = Rm { release, device: &self.control };
+    pub(crate) fn presence(&self, client: u32, handle: u32) -> Presence {
         let Some((device, _)) = self.gpus.iter().flatten().next() else { return Presence::There };
-        match self.duplicate(&rm, *device, client, handle) {
+        match self.duplicate(*device, client, handle) {
             Ok(duplicate) => {
-                self.give_back(release, duplicate);
+                self.give_back(duplicate);
                 Presence::There
             }
             Err(Failure::Status(NV_ERR_INVALID_CLIENT | NV_ERR_INVALID_OBJECT_HANDLE)) => {
@@ -384,17 +348,15 @@ impl MonitorClient {
 
     /// Whether [`presence`](Self::presence) tells anything: what the driver says where our own objects
     /// are gone, after a reset say, is the same.
-    pub(crate) fn can_tell(&self, release: &Release) -> bool {
-        let rm = Rm { release, device: &self.control };
+    pub(crate) fn can_tell(&self) -> bool {
         let ours = self.gpus.iter().flatten().next();
-        ours.is_some_and(|(_, subdevice)| rm.uuid(self.client, *subdevice).is_ok())
+        ours.is_some_and(|(_, subdevice)| self.rm().uuid(self.client, *subdevice).is_ok())
     }
 
     /// Frees what was borrowed. Whether it's gone.
-    pub(crate) fn give_back(&self, release: &Release, handle: u32) -> bool {
-        let rm = Rm { release, device: &self.control };
+    pub(crate) fn give_back(&self, handle: u32) -> bool {
         matches!(
-            rm.free(self.client, self.client, handle),
+            self.rm().free(self.client, self.client, handle),
             Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND))
         )
     }

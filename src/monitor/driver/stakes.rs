@@ -71,7 +71,7 @@ impl Stakes {
             return Source { handle: fresh, stays: false };
         };
         drop(books);
-        own.give_back(&self.state.release, fresh);
+        own.give_back(fresh);
         Source { handle, stays: true }
     }
 
@@ -91,7 +91,7 @@ impl Stakes {
         let staked = books.stake(before, known(&own, fresh));
         drop(books);
         if !staked {
-            own.give_back(&self.state.release, fresh);
+            own.give_back(fresh);
         }
         staked
     }
@@ -119,7 +119,7 @@ impl Stakes {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
         let own = self.driver.kept_client()?;
         let stake = self.state.books().ledger.stake_at(Before::Export { hold })?;
-        own.again(&self.state.release, gpu, handle_of(&own, stake)?)
+        own.again(gpu, handle_of(&own, stake)?)
     }
 
     /// It's entered now, if it was made.
@@ -128,7 +128,7 @@ impl Stakes {
         let (client, handle) = (Client(client), Handle(handle));
         let staked = self.state.books().stake(Before::Name { client, handle }, known(&own, fresh));
         if !staked {
-            own.give_back(&self.state.release, fresh);
+            own.give_back(fresh);
         }
     }
 
@@ -143,7 +143,7 @@ impl Stakes {
         for stake in loose {
             let ours = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
             let is_gone = match ours {
-                Some((own, handle)) => own.give_back(&self.state.release, handle),
+                Some((own, handle)) => own.give_back(handle),
                 // Those of a client that we had before go with that.
                 None => !self.former_clients.has(stake),
             };

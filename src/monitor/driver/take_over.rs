@@ -14,7 +14,7 @@ use crate::monitor::driver::client_handover::Stake;
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known, of_client};
 use crate::monitor::driver::stakes::Stakes;
 use crate::monitor::journal::kept_file::KeptFile;
-use crate::monitor::node::device::{Device, Rm};
+use crate::monitor::node::device::Device;
 use crate::monitor::thread::spawn;
 
 /// How long the driver may be at one of the former worker's stakes, while calls and audits wait for ours
@@ -58,13 +58,14 @@ impl Stakes {
         drop(files);
         let control =
             control.and_then(|control| Device::of(&self.state.settings.nodes, control).ok());
-        let former = control.map(|control| MonitorClient::former(control, client));
+        let former =
+            control.map(|control| MonitorClient::former(control, client, &self.state.release));
         if let Some(former) = &former {
             stakes.chunks(AT_ONCE).for_each(|stakes| self.hand_over(former, stakes, goes_on));
         }
         self.state.books().loosen(client);
         if let Some(former) = former {
-            former.end(&self.state.release);
+            former.end();
         }
         let (first, last) = of_client(client);
         self.state.books().enter(Entry::LoseStakes { first, last });
@@ -96,7 +97,7 @@ impl Stakes {
         }
         drop(books);
         for (own, successor) in needless {
-            own.give_back(&self.state.release, successor);
+            own.give_back(successor);
         }
     }
 
@@ -110,7 +111,7 @@ impl Stakes {
         if matches!(stake.before, Before::Nothing { .. }) || self.former_clients.is_given_up() {
             return None;
         }
-        let rm = Rm { release: &self.state.release, device: &former.control };
+        let rm = former.rm();
         let own = self.driver.kept_client()?;
         let successor = own.borrow(&rm, (former.client, handle), Some(stake.gpu)).ok()?;
         Some((own, successor))

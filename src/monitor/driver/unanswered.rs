@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use thiserror::Error;
 
 use crate::monitor::lock::Lock;
@@ -22,10 +21,10 @@ pub enum Unanswered {
     #[error("/dev/nvidiactl can't be opened by it")]
     NoNode,
     /// No client can be made.
-    #[error("it makes no client ({reason})")]
+    #[error("it makes no client ({})", why(Some(*reason)))]
     NoClient {
         /// What it says.
-        reason: Reason,
+        reason: Failure,
     },
     /// No device that can be made is that GPU's.
     #[error("it shows no device with the UUID of GPU {index}")]
@@ -34,14 +33,14 @@ pub enum Unanswered {
         index: u32,
     },
     /// An amount of a GPU.
-    #[error("it doesn't tell {amount} of GPU {index} ({reason})")]
+    #[error("it doesn't tell {amount} of GPU {index} ({})", why(*reason))]
     Amount {
         /// What was asked for.
         amount: Amount,
         /// The GPU's index.
         index: u32,
-        /// What it says.
-        reason: Reason,
+        /// What it says; `None` where that is nothing of what was asked for.
+        reason: Option<Failure>,
     },
 }
 
@@ -63,33 +62,12 @@ impl std::fmt::Display for Amount {
     }
 }
 
-/// What the driver says instead of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// An error number of the system call.
-    Errno(Errno),
-    /// An `NV_ERR_*`.
-    Status(u32),
-    /// It answers, and nothing of what was asked for.
-    Nothing,
-}
-
-impl std::fmt::Display for Reason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Reason::Errno(errno) => f.write_str(errno.desc()),
-            Reason::Status(status) => write!(f, "status {status:#x}"),
-            Reason::Nothing => f.write_str("it answers with nothing"),
-        }
-    }
-}
-
-impl From<Failure> for Reason {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Errno(errno) => Reason::Errno(errno),
-            Failure::Status(status) => Reason::Status(status),
-        }
+/// What the driver says instead of an answer, in a message.
+fn why(reason: Option<Failure>) -> String {
+    match reason {
+        Some(Failure::Errno(errno)) => errno.desc().to_owned(),
+        Some(Failure::Status(status)) => format!("status {status:#x}"),
+        None => "it answers with nothing".to_owned(),
     }
 }
 
@@ -124,7 +102,11 @@ mod tests {
     fn the_same_is_told_once_a_minute_and_each_by_itself() {
         let told = Told::default();
         let now = Instant::now();
-        let of = |amount, index| Unanswered::Amount { amount, index, reason: Reason::Status(0x56) };
+        let of = |amount, index| Unanswered::Amount {
+            amount,
+            index,
+            reason: Some(Failure::Status(0x56)),
+        };
         let held = of(Amount::Held, 0);
         assert!(told.is_due(&held, now) && !told.is_due(&held, now + AGAIN / 2));
         assert!(told.is_due(&of(Amount::Held, 1), now));

@@ -169,7 +169,7 @@ impl Device {
 
 /// Why the resource manager didn't do what it was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The system call failed.
     Errno(Errno),
     /// The struct says this status.

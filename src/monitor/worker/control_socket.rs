@@ -87,7 +87,7 @@ fn answer(parts: &Parts, question: &Question) -> Answer {
 fn last_seen(parts: &Parts, uuid: &str) -> Answer {
     let gpu = parts.state.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
     let samples = gpu.zip(parts.driver.at_hand());
-    let samples = samples.map(|(gpu, own)| own.samples(&parts.state.release, gpu));
+    let samples = samples.map(|(gpu, own)| own.samples(gpu));
     match samples.filter(|samples| !samples.is_empty()) {
         Some(samples) => Answer::LastSeen(LastSeen { of_processes: usage::parts(&samples) }),
         None => Answer::Refused { reason: format!("who uses the GPU {uuid} is not known here") },

@@ -27,8 +27,9 @@ pub(crate) mod rounds;
 pub(crate) mod see_out;
 
 pub use crate::monitor::caller::listener::check_sizes;
-pub use crate::monitor::driver::monitor_client::{SliceTried, examine, try_slice};
-pub use crate::monitor::driver::unanswered::{Amount, Reason, Unanswered};
+pub use crate::monitor::driver::monitor_client::{examine, try_slice};
+pub use crate::monitor::driver::unanswered::{Amount, Unanswered};
+pub use crate::monitor::node::device::Failure;
 
 use std::fs::File;
 use std::io;
