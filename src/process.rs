@@ -47,7 +47,7 @@ impl ProcessId {
     }
 
     /// What `/proc` tells of the process that has `pid` now.
-    fn stat(pid: i32) -> io::Result<Option<Stat>> {
+    pub(crate) fn stat(pid: i32) -> io::Result<Option<Stat>> {
         // One file and no more: a host has thousands of processes, and a create looks at some.
         let mut text = Vec::with_capacity(STAT_BYTES);
         let read = File::open(format!("/proc/{pid}/stat"))

@@ -20,10 +20,10 @@ const OFTEN: Duration = Duration::from_millis(400);
 pub(crate) const NAMES_DOUBT: Duration = Duration::from_millis(60);
 
 /// What was seen of names.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Names {
-    /// Some show that aren't their makers', so that they are to be counted.
-    show: AtomicBool,
+    /// None show but their makers', so that none are to be counted.
+    are_hidden: AtomicBool,
     /// And figures alone don't tell all.
     are_needed: AtomicBool,
     /// When they were asked for.
@@ -34,27 +34,15 @@ pub(crate) struct Names {
     doubts: Lock<BTreeMap<usize, (Instant, Instant)>>,
 }
 
-impl Default for Names {
-    fn default() -> Self {
-        Names {
-            show: AtomicBool::new(true),
-            are_needed: AtomicBool::new(false),
-            last: Lock::new(None),
-            asked: Lock::default(),
-            doubts: Lock::default(),
-        }
-    }
-}
-
 impl Names {
     /// Whether they are to be counted.
     pub(crate) fn show(&self) -> bool {
-        self.show.load(Ordering::Relaxed)
+        !self.are_hidden.load(Ordering::Relaxed)
     }
 
     /// Whether any show that aren't their makers', and whether they are needed.
     pub(crate) fn note(&self, show: bool, are_needed: bool) {
-        self.show.store(show, Ordering::Relaxed);
+        self.are_hidden.store(!show, Ordering::Relaxed);
         self.are_needed.store(show && are_needed, Ordering::Relaxed);
     }
 

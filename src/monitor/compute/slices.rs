@@ -163,16 +163,11 @@ impl Slices {
                 let done = self.reach_and_set(&due, !out_of_reach.contains(&process));
                 let group = (due.client, due.handle);
                 match done {
-                    Some(Ok(())) => {
-                        self.state.books().groups.note_slice(&due);
-                        self.shares.note_in_reach(gpu, group);
-                        self.note_slice_tried(gpu, Ok(()));
-                    }
                     // What the driver refuses of a group that there is it refuses each time.
-                    Some(Err(failure)) if !is_of_nothing(failure) => {
+                    Some(done) if !done.is_err_and(is_of_nothing) => {
                         self.state.books().groups.note_slice(&due);
                         self.shares.note_in_reach(gpu, group);
-                        self.note_slice_tried(gpu, Err(failure));
+                        self.note_slice_tried(gpu, done);
                     }
                     _ if self.is_gone(&due) => self.shares.note_in_reach(gpu, group),
                     _ => {

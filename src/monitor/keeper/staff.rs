@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,6 +19,7 @@ use crate::gate::settings::Settings;
 use crate::gate::wire::{Notice, Order};
 use crate::monitor::journal::layout::JOURNAL_BYTES;
 use crate::monitor::resident;
+use crate::process::ProcessId;
 
 /// The longest packet of a worker.
 const PACKET_BYTES: usize = 4096;
@@ -457,12 +458,5 @@ impl Drop for Staff {
 /// a worker's returns from its `main`, or is killed with the others. By the state in its
 /// `/proc/PID/stat`, behind the name in parentheses (proc_pid_stat(5)).
 fn is_over(child: &Child) -> bool {
-    // One read: it is shorter than that, but for the last of its numbers.
-    let mut stat = [0; 512];
-    let file = File::open(format!("/proc/{}/stat", child.id()));
-    let length = file.and_then(|mut file| file.read(&mut stat)).unwrap_or_default();
-    let stat = &stat[..length];
-    let name_end = stat.iter().rposition(|byte| *byte == b')');
-    let state = name_end.and_then(|end| stat.get(end + 2));
-    matches!(state, Some(b'Z' | b'X'))
+    matches!(ProcessId::stat(child.id().cast_signed()), Ok(Some(stat)) if ['Z', 'X'].contains(&stat.state))
 }

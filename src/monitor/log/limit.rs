@@ -1,15 +1,13 @@
-//! How many lines of the log a container may cause: a bucket of tokens.
+//! How many lines of the log a container may cause.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use crate::events::Bucket;
 use crate::monitor::lock::Lock;
 
-/// Lines at once.
-const BURST: f64 = 20.0;
-
-/// Lines a second after that.
-const RATE: f64 = 1.0;
+/// Lines at once, and how long it takes until one more may be written, in microseconds.
+const LINES: (u32, u64) = (20, 1_000_000);
 
 /// Calls that are remembered as told of.
 const MOST_TOLD: usize = 256;
@@ -27,14 +25,15 @@ pub(crate) enum News {
 /// The bucket.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
-    tokens: Lock<(f64, Instant)>,
+    began: Instant,
+    lines: Lock<Bucket>,
     told: Lock<BTreeSet<News>>,
 }
 
 impl LogLimit {
     pub(crate) fn new() -> Self {
-        let told = Lock::new(BTreeSet::new());
-        LogLimit { tokens: Lock::new((BURST, Instant::now())), told }
+        let lines = Lock::new(Bucket::new(LINES.0, LINES.1));
+        LogLimit { began: Instant::now(), lines, told: Lock::default() }
     }
 
     /// Whether a line may be written of what nothing was told of yet. It's remembered if so; of more
@@ -47,15 +46,8 @@ impl LogLimit {
 
     /// Whether one more line may be written.
     pub(crate) fn allows(&self) -> bool {
-        let mut tokens = self.tokens.lock();
-        let now = Instant::now();
-        let elapsed_s = now.saturating_duration_since(tokens.1).as_secs_f64();
-        *tokens = ((tokens.0 + elapsed_s * RATE).min(BURST), now);
-        if tokens.0 < 1.0 {
-            return false;
-        }
-        tokens.0 -= 1.0;
-        true
+        let now_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.lines.lock().take(now_us)
     }
 }
 
@@ -78,7 +70,7 @@ mod tests {
         let told = (8..1000).filter(|number| limit.allows_news(News::Control(*number))).count();
         assert!((18..=19).contains(&told), "{told}");
         // What wasn't told for the flood's sake is told later.
-        *limit.tokens.lock() = (BURST, Instant::now());
+        *limit.lines.lock() = Bucket::new(LINES.0, LINES.1);
         assert!(limit.allows_news(News::Control(999)));
     }
 
@@ -86,7 +78,7 @@ mod tests {
     fn what_is_remembered_is_bounded() {
         let limit = LogLimit::new();
         for number in 0..1000 {
-            *limit.tokens.lock() = (BURST, Instant::now());
+            *limit.lines.lock() = Bucket::new(LINES.0, LINES.1);
             let told = limit.allows_news(News::Class(number));
             assert_eq!(told, usize::try_from(number).unwrap() < MOST_TOLD, "{number}");
         }

@@ -39,7 +39,10 @@ pub(crate) fn converse(parts: &Parts, calls: &CallService, connection: OwnedFd) 
         }
         let text = match serde_json::from_slice(&line) {
             Ok(Question::Status) => note_status(parts, calls),
-            Ok(question) => serde_json::to_vec(&answer(parts, &question)).ok(),
+            Ok(Question::LastSeen { uuid }) => serde_json::to_vec(&last_seen(parts, &uuid)).ok(),
+            Ok(Question::Limit { uuid, limit_bytes }) => {
+                serde_json::to_vec(&limit(parts, &uuid, limit_bytes)).ok()
+            }
             Err(error) => {
                 let reason = format!("not a question: {error}");
                 serde_json::to_vec(&Answer::Refused { reason }).ok()
@@ -73,14 +76,6 @@ fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
     // The sort is stable: of those with as much, the one that came first.
     processes.sort_by_key(|process| Reverse(process.used_bytes.iter().sum::<u64>()));
     processes
-}
-
-fn answer(parts: &Parts, question: &Question) -> Answer {
-    match question {
-        Question::Status => Answer::Status(Box::new(status(parts))),
-        Question::LastSeen { uuid } => last_seen(parts, uuid),
-        Question::Limit { uuid, limit_bytes } => limit(parts, uuid, *limit_bytes),
-    }
 }
 
 /// Who had a GPU lately, where the driver is open here: nobody's look opens it.

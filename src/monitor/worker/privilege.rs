@@ -3,12 +3,11 @@
 //! The driver takes privilege from the thread that calls it, and the worker calls it for
 //! a container. So all that the driver or the kernel asks for is given up before the
 //! first call, but for what reaching into the container's processes takes.
-#![allow(unsafe_code, reason = "these prctls have no safe interface in our crates")]
 
 use std::io;
 
 use caps::{CapSet, Capability, CapsHashSet};
-use nix::libc;
+use nix::sys::prctl::{set_dumpable, set_no_new_privs};
 
 /// Reading others' memory and descriptors; ending them; looking at what they have mapped.
 const KEPT: [Capability; 4] = [
@@ -31,13 +30,6 @@ pub(crate) fn drop_all() -> io::Result<()> {
         caps::set(None, set, &kept).map_err(io::Error::other)?;
     }
     caps::clear(None, CapSet::Inheritable).map_err(io::Error::other)?;
-    // SAFETY: takes numbers only.
-    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: takes numbers only.
-    if unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    set_no_new_privs()?;
+    Ok(set_dumpable(false)?)
 }
