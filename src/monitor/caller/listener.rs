@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 use nix::libc::{
     self, SECCOMP_IOCTL_NOTIF_ID_VALID, SECCOMP_IOCTL_NOTIF_RECV, SECCOMP_IOCTL_NOTIF_SEND,
-    seccomp_notif, seccomp_notif_resp, seccomp_notif_sizes,
+    SECCOMP_IOCTL_NOTIF_SET_FLAGS, SECCOMP_USER_NOTIF_FLAG_CONTINUE, seccomp_notif,
+    seccomp_notif_resp, seccomp_notif_sizes,
 };
 
 #[cfg(test)]
@@ -15,14 +16,8 @@ use {crate::monitor::caller::test_callers::TestCallers, std::sync::Arc};
 
 use crate::monitor::journal::map::Slot;
 
-/// `SECCOMP_IOCTL_NOTIF_SET_FLAGS`, `_IOW('!', 4, __u64)`.
-const SET_FLAGS: libc::Ioctl = 0x4008_2104;
-
 /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`: caller and listener take turns on one processor.
 const SYNC_WAKE_UP: u64 = 1;
-
-/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`.
-const CONTINUE: u32 = 1;
 
 /// A listener.
 #[derive(Debug)]
@@ -46,24 +41,26 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    /// Value, error and flags, as the kernel takes them.
-    pub(crate) fn parts(self) -> (i64, i32, u32) {
+    /// Error and flags, as the kernel takes them.
+    pub(crate) fn parts(self) -> (i32, u32) {
         match self {
-            Self::Continue => (0, 0, CONTINUE),
-            Self::Errno(errno) => (0, -errno, 0),
-            Self::Done => (0, 0, 0),
+            Self::Continue => (0, SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+            Self::Errno(errno) => (-errno, 0),
+            Self::Done => (0, 0),
         }
     }
 }
 
-/// Nobody waits for the answer: the caller died or was interrupted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CallerGone;
+impl From<Errno> for Reply {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno as i32)
+    }
+}
 
 impl Listener {
     pub(crate) fn new(number: u64, descriptor: OwnedFd) -> Self {
         // SAFETY: takes numbers only. Kernels before 6.6 refuse it, and are slower.
-        unsafe { libc::ioctl(descriptor.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
+        unsafe { libc::ioctl(descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
         Listener {
             number,
             descriptor,
@@ -114,27 +111,18 @@ impl Listener {
         valid == 0
     }
 
-    /// Replies.
-    ///
-    /// # Errors
-    ///
-    /// Where the caller doesn't wait any more.
-    pub(crate) fn send(
-        &self,
-        id: u64,
-        (val, error, flags): (i64, i32, u32),
-    ) -> Result<(), CallerGone> {
+    /// Replies. Whether the caller waited for it.
+    pub(crate) fn send(&self, id: u64, (error, flags): (i32, u32)) -> bool {
         #[cfg(test)]
         if let Some(callers) = &self.callers {
-            let waits = callers.reply(id, (val, error, flags));
-            return if waits { Ok(()) } else { Err(CallerGone) };
+            return callers.reply(id, (error, flags));
         }
-        let mut response = seccomp_notif_resp { id, val, error, flags };
+        let mut response = seccomp_notif_resp { id, val: 0, error, flags };
         // SAFETY: reads a `seccomp_notif_resp`, whose size [`check_sizes`] compared.
         let sent = unsafe {
             libc::ioctl(self.descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_SEND, &raw mut response)
         };
-        if sent == 0 { Ok(()) } else { Err(CallerGone) }
+        sent == 0
     }
 }
 

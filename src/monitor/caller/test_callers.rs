@@ -9,8 +9,8 @@ pub(crate) enum Caller {
     Waits,
     /// It waits until the reply comes, and is gone then.
     GoesThen,
-    /// It was answered so: value, error and flags.
-    Answered(i64, i32, u32),
+    /// It was answered so: error and flags.
+    Answered(i32, u32),
 }
 
 /// The callers of a test, by their calls' ids.
@@ -33,11 +33,11 @@ impl TestCallers {
     }
 
     /// Replies so, as the kernel takes it; whether somebody waited.
-    pub(crate) fn reply(&self, id: u64, (val, error, flags): (i64, i32, u32)) -> bool {
+    pub(crate) fn reply(&self, id: u64, (error, flags): (i32, u32)) -> bool {
         let mut all = self.all();
         match all.get_mut(&id) {
             Some(caller @ Caller::Waits) => {
-                *caller = Caller::Answered(val, error, flags);
+                *caller = Caller::Answered(error, flags);
                 true
             }
             _ => {

@@ -38,7 +38,7 @@ pub(crate) fn allocate(
     let mut rights = Buffer::zeroed(RIGHTS_BYTES);
     if alloc.rights != 0 {
         let target = case.target()?;
-        target.read(alloc.rights, &mut rights).map_err(|errno| Reply::Errno(errno as i32))?;
+        target.read(alloc.rights, &mut rights)?;
     }
     let mut lane = begin_on_lane(case)?;
     case.books().note_user(object.client, case.target()?.process);

@@ -134,9 +134,8 @@ impl<'a> Case<'a> {
     }
 
     pub(crate) fn call(&mut self, command: &Command) -> Result<(), Over> {
-        let Some(device) = &self.device else { return Err(Reply::Errno(Errno::EBADF as i32)) };
-        let called = device.call(command, &mut self.scratch.bytes);
-        called.map_err(|errno| Reply::Errno(errno as i32))
+        let Some(device) = &self.device else { return Err(Errno::EBADF.into()) };
+        Ok(device.call(command, &mut self.scratch.bytes)?)
     }
 
     pub(crate) fn patch(&mut self, layout: &Layout, meaning: Meaning, value: u64) {
@@ -161,23 +160,20 @@ impl<'a> Case<'a> {
 
     /// Copies the call's struct from the caller.
     pub(crate) fn read_struct(&mut self, address: u64, size: usize) -> Result<(), Over> {
-        let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
-        let read = self.scratch.read_struct(target, address, size);
-        read.map_err(|errno| Reply::Errno(errno as i32))
+        let target = self.target.as_ref().ok_or(Errno::ESRCH)?;
+        Ok(self.scratch.read_struct(target, address, size)?)
     }
 
     /// Copies what it points at.
     pub(crate) fn read_params(&mut self, address: u64, size: usize) -> Result<(), Over> {
-        let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
-        let read = self.scratch.read_params(target, address, size);
-        read.map_err(|errno| Reply::Errno(errno as i32))
+        let target = self.target.as_ref().ok_or(Errno::ESRCH)?;
+        Ok(self.scratch.read_params(target, address, size)?)
     }
 
     /// Copies what that points at to a place in the list: where it begins, and its bytes.
     pub(crate) fn read_piece(&mut self, address: u64, place: (usize, usize)) -> Result<(), Over> {
-        let target = self.target.as_ref().ok_or(Reply::Errno(Errno::ESRCH as i32))?;
-        let read = self.scratch.read_piece(target, address, place);
-        read.map_err(|errno| Reply::Errno(errno as i32))
+        let target = self.target.as_ref().ok_or(Errno::ESRCH)?;
+        Ok(self.scratch.read_piece(target, address, place)?)
     }
 
     /// A copy goes back, in the order of places.

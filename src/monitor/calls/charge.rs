@@ -4,7 +4,6 @@
 //! than the books, but for what it rounds up: that is looked at once it's entered.
 
 use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Usage};
-use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::gpu_lookup::gpu_on;
 use crate::monitor::calls::handles::{ToMake, make, start_over, unmake};
@@ -85,8 +84,7 @@ pub(crate) fn make_charged(
     }
     start_over(case, lane, object);
     let Some((gpu, asked_bytes)) = memory else {
-        let made = make(case, command, making);
-        let made = made.map_err(|errno| Reply::Errno(errno as i32))?;
+        let made = make(case, command, making)?;
         return Ok(made.map(|handle| note_made(case, object, handle)));
     };
     let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
@@ -105,7 +103,7 @@ pub(crate) fn make_charged(
     books.ledger.cancel(reservation);
     let Ok(Some(handle)) = made else {
         case.slot.set_aside(None);
-        return made.map(|_| None).map_err(|errno| Reply::Errno(errno as i32));
+        return Ok(made.map(|_| None)?);
     };
     let (client, parent) = (Client(object.client), Handle(object.parent));
     let entry = Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };

@@ -30,7 +30,7 @@ pub(crate) fn control(
 ) -> Result<Reply, Over> {
     let Call::Control { client, object, command: control, params, params_size, flags } = *call
     else {
-        return Err(Reply::Errno(Errno::EINVAL as i32));
+        return Err(Errno::EINVAL.into());
     };
     let known = check(&case.parts.state.release, control, flags);
     let known = known.map_err(|refusal| case.refused(&refusal, Some(layout)))?;

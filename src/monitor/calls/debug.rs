@@ -4,8 +4,6 @@
 //! call to the driver of its own, on a copy of that part; what was read goes to the caller at once, while
 //! it waits. A call that is made again reads or writes the same.
 
-use nix::errno::Errno;
-
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::make_control::make_control;
@@ -41,8 +39,7 @@ pub(crate) fn access(
         }
         if access.direction == Direction::Out {
             case.still_waits()?;
-            let written = case.target()?.write(&[Some((part.address, &case.scratch.list))]);
-            written.map_err(|errno: Errno| Reply::Errno(errno as i32))?;
+            case.target()?.write(&[Some((part.address, &case.scratch.list))])?;
         }
     }
     Ok(case.executed(None))

@@ -56,7 +56,7 @@ fn name(
         case.log("more objects or mappings than can be kept account of");
         return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(head)));
     }
-    let made = make(case, command, making).map_err(|errno| Reply::Errno(errno as i32))?;
+    let made = make(case, command, making)?;
     let Some(made) = made else { return Ok(None) };
     let (client, parent, handle) = (Client(object.client), Handle(object.parent), Handle(made));
     if is_known {

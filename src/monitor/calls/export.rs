@@ -176,7 +176,7 @@ fn put_in(
     let status = match case.rm()?.control(client, client, command, &mut list) {
         Ok(()) => NV_OK,
         Err(Failure::Status(status)) => status,
-        Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
+        Err(Failure::Errno(errno)) => return Err(errno.into()),
     };
     case.patch(head, Meaning::Status, status.into());
     Ok(status == NV_OK)

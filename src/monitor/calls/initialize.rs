@@ -54,8 +54,7 @@ pub(crate) fn initialize(
         case.log("more nodes of nvidia-uvm than can be kept account of");
         return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
     }
-    let written = case.target()?.write(&[Some((address, &case.scratch.bytes))]);
-    written.map_err(|errno| Reply::Errno(errno as i32))?;
+    case.target()?.write(&[Some((address, &case.scratch.bytes))])?;
     let turn = turn_to_initialize(case, layout)?;
     // Nobody else can do it now.
     if is_initialized(case, layout)? {

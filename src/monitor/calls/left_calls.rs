@@ -57,7 +57,7 @@ mod tests {
         assert!(is_left(slot), "it was received");
         slot.set_executing(Making::one(1, 2, false));
         assert!(is_left(slot), "the driver was asked");
-        slot.set_decided(0, 0, 0);
+        slot.set_decided((0, 0));
         assert!(!is_left(slot), "it is to be sent alone");
         // This thread lives, as one does that hangs in the driver.
         let thread = ProcessId::of(recv_wait::this_thread().as_raw()).unwrap();

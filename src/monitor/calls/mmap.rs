@@ -44,7 +44,7 @@ pub(crate) fn map(
     case.still_waits()?;
     if watched.is_err() {
         case.log("a mapping of a process that can't be watched");
-        return Err(Reply::Errno(Errno::ENOMEM as i32));
+        return Err(Errno::ENOMEM.into());
     }
     see(case)?;
     if is_uvm {
@@ -58,10 +58,10 @@ fn map_uvm(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Res
     let bytes = length.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     if !base.is_multiple_of(PAGE_BYTES) || length == 0 {
         // As the kernel says, later.
-        return Err(Reply::Errno(Errno::EINVAL as i32));
+        return Err(Errno::EINVAL.into());
     }
     let place = case.device()?.place;
-    let refused = Err(Reply::Errno(Errno::ENOMEM as i32));
+    let refused = Err(Errno::ENOMEM.into());
     if !case.books().note_node(place) {
         return refused;
     }
@@ -72,7 +72,7 @@ fn map_uvm(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Res
         case.log("managed memory: managed_memory = \"refuse\" is configured");
         // CUDA says CUDA_ERROR_NOT_PERMITTED to that. There is nothing that it says
         // CUDA_ERROR_OUT_OF_MEMORY to; ENOMEM is an unknown error to it.
-        return Err(Reply::Errno(Errno::EPERM as i32));
+        return Err(Errno::EPERM.into());
     }
     if !case.parts.mappings.release_overlapping(process, (base, bytes)) {
         case.log("managed memory where the process, or one that has its memory, has some");

@@ -51,5 +51,5 @@ pub(crate) fn see(case: &Case<'_>) -> Result<(), Over> {
         return Ok(());
     }
     case.log("more processes than can be kept account of");
-    Err(Reply::Errno(Errno::ENOMEM as i32))
+    Err(Errno::ENOMEM.into())
 }

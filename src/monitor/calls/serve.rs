@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use crate::gate::settings::NodeKind;
 use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
-use crate::monitor::caller::listener::{CallerGone, Reply};
+use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::{keep, remember_answer};
 use crate::monitor::calls::case::{Case, Over, passed};
 use crate::monitor::calls::frontend::{ReadEscape, read_escape, resource_manager};
@@ -39,7 +39,7 @@ pub(crate) fn serve(case: &mut Case<'_>) {
             if case.parts.state.log.limit.allows() {
                 tracing::warn!(number = data.nr, "a system call that nobody asked for");
             }
-            Err(Reply::Errno(Errno::ENOSYS as i32))
+            Err(Errno::ENOSYS.into())
         }
     };
     finish(case, reply.unwrap_or_else(|over| over));
@@ -79,8 +79,8 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
             remember_answer(case);
         }
         let parts = reply.parts();
-        case.slot.set_decided(parts.0, parts.1, parts.2);
-        taken = case.listener.send(case.notice.id, parts) != Err(CallerGone);
+        case.slot.set_decided(parts);
+        taken = case.listener.send(case.notice.id, parts);
     }
     if !taken {
         cancel_initialization(case);
@@ -145,7 +145,7 @@ fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> R
             resource_manager(case, escape)
         }
         (NodeKind::Uvm, _) => uvm(case, request, argument),
-        (NodeKind::Other, _) => Err(Reply::Errno(Errno::ENOTTY as i32)),
+        (NodeKind::Other, _) => Err(Errno::ENOTTY.into()),
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::gate::settings::NodeKind;
-use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::take_lane;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::journal::call_id::Making;
@@ -21,17 +20,15 @@ use crate::rm::{Answer, Layout, Meaning};
 /// The driver's file that a descriptor of the caller's is, if it's one of `nvidiactl`: as it was before
 /// the call came onto the lane, since what else it is may take its time to be closed.
 pub(crate) fn control_file(case: &Case<'_>, descriptor: i32) -> Result<Option<Device>, Over> {
-    let file = case.target()?.duplicate(descriptor);
-    let file = file.map_err(|errno| Reply::Errno(errno as i32))?;
+    let file = case.target()?.duplicate(descriptor)?;
     let device = Device::of(&case.parts.state.settings.nodes, file).ok();
     case.still_waits()?;
     Ok(device.filter(|device| device.kind == NodeKind::Control))
 }
 
 pub(crate) fn ask(case: &mut Case<'_>, number: u32) -> Result<(), Over> {
-    let Some(device) = &case.device else { return Err(Reply::Errno(Errno::EBADF as i32)) };
-    let asked = device.call_uvm(&case.parts.state.release, number, &mut case.scratch.bytes);
-    asked.map_err(|errno| Reply::Errno(errno as i32))?;
+    let Some(device) = &case.device else { return Err(Errno::EBADF.into()) };
+    device.call_uvm(&case.parts.state.release, number, &mut case.scratch.bytes)?;
     if case.scratch.bytes.was_exceeded()
         && case.parts.state.log.limit.allows_news(News::Uvm(number))
     {

@@ -97,7 +97,7 @@ fn map_from_own(
     let duplicate = match own.borrow(&theirs, (memory.client, memory.handle), gpu) {
         Ok(duplicate) => duplicate,
         Err(Failure::Status(status)) => return Ok(status),
-        Err(Failure::Errno(errno)) => return Err(Reply::Errno(errno as i32)),
+        Err(Failure::Errno(errno)) => return Err(errno.into()),
     };
     let ours = Rm { release: &case.parts.state.release, device: &own.control };
     let weighs = case.books().ledger.bytes_of(object.0, object.1).is_some_and(|bytes| bytes > 0);

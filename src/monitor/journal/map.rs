@@ -10,7 +10,7 @@ mod traces;
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use memmap2::MmapRaw;
@@ -49,7 +49,6 @@ const WAS_THERE: usize = 132;
 const LISTENER: usize = 136;
 const HANDLE: usize = 144;
 const ERROR: usize = 148;
-const VALUE: usize = 152;
 /// Bytes that are set aside: zero where none are.
 const RESERVED: usize = 160;
 const GPU: usize = 168;
@@ -381,25 +380,17 @@ impl<'a> Slot<'a> {
     }
 
     /// Notes that all is done but to reply so.
-    pub(crate) fn set_decided(self, value: i64, error: i32, flags: u32) {
-        self.signed(VALUE).store(value, Ordering::Relaxed);
+    pub(crate) fn set_decided(self, (error, flags): (i32, u32)) {
         self.memory.word(self.offset + ERROR).store(error.cast_unsigned(), Ordering::Relaxed);
         self.memory.word(self.offset + REPLY_FLAGS).store(flags, Ordering::Relaxed);
         self.memory.word(self.offset + STAGE).store(Stage::Decided as u32, Ordering::Release);
     }
 
-    /// Value, error and flags of the reply.
-    pub(crate) fn decision(self) -> (i64, i32, u32) {
+    /// Error and flags of the reply.
+    pub(crate) fn decision(self) -> (i32, u32) {
         let error = self.memory.word(self.offset + ERROR).load(Ordering::Relaxed);
         let flags = self.memory.word(self.offset + REPLY_FLAGS).load(Ordering::Relaxed);
-        (self.signed(VALUE).load(Ordering::Relaxed), error.cast_signed(), flags)
-    }
-
-    fn signed(self, offset: usize) -> &'a AtomicI64 {
-        let address = self.memory.address(self.offset + offset, 8).cast::<i64>();
-        // SAFETY: in the mapping (checked by `address`), aligned as all fields of a slot are,
-        // and accessed as an atomic only.
-        unsafe { AtomicI64::from_ptr(address) }
+        (error.cast_signed(), flags)
     }
 }
 
@@ -441,10 +432,10 @@ pub(crate) mod tests {
         let slot = memory.slot(3);
         let asked = Making { client: 5, handle: 6, more: 2, was_there: true };
         slot.set_executing(asked);
-        slot.set_decided(7, -4, 0);
+        slot.set_decided((-4, 0));
         assert_eq!(
             (slot.making(), slot.decision(), slot.stage()),
-            (asked, (7, -4, 0), Stage::Decided)
+            (asked, (-4, 0), Stage::Decided)
         );
         slot.clear(1);
         assert_eq!((slot.making(), slot.stage()), (Making::default(), Stage::Received));

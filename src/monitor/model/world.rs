@@ -201,7 +201,7 @@ impl World {
             }
             Fate::AnswerIsLost => {
                 self.worker().serve_in(OWN_SLOT, notice);
-                if !matches!(self.callers.remove(id), Some(Caller::Answered(_, 0, 0))) {
+                if !matches!(self.callers.remove(id), Some(Caller::Answered(0, 0))) {
                     return CallerGets::Nothing;
                 }
                 id = self.new_id();
@@ -212,9 +212,9 @@ impl World {
         }
         self.hear();
         let answer = match self.callers.remove(id) {
-            Some(Caller::Answered(_, 0, 0)) => CallerGets::Done,
-            Some(Caller::Answered(_, 0, _)) => CallerGets::Continue,
-            Some(Caller::Answered(_, error, _)) => CallerGets::Errno(-error),
+            Some(Caller::Answered(0, 0)) => CallerGets::Done,
+            Some(Caller::Answered(0, _)) => CallerGets::Continue,
+            Some(Caller::Answered(error, _)) => CallerGets::Errno(-error),
             _ => CallerGets::Nothing,
         };
         if answer == CallerGets::Continue {
