@@ -9,7 +9,6 @@
 //! replies: it makes the same call again, or undoes what the call may have made.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::journal::call_id::{Fingerprint, Trace, Words};
@@ -62,7 +61,6 @@ impl Kept {
 #[derive(Debug)]
 pub(crate) struct Unclaimed {
     memory: &'static JournalMap,
-    count: AtomicUsize,
     kept: Lock<VecDeque<Kept>>,
 }
 
@@ -81,8 +79,7 @@ impl Unclaimed {
     pub(crate) fn open(memory: &'static JournalMap) -> Self {
         let kept = |(place, trace)| Kept { trace, outcome: None, place: Some(place) };
         let kept: VecDeque<Kept> = memory.traces().map(kept).collect();
-        let count = AtomicUsize::new(kept.len());
-        Unclaimed { memory, count, kept: Lock::new(kept) }
+        Unclaimed { memory, kept: Lock::new(kept) }
     }
 
     /// Keeps a call; the one that has to make room is to be undone.
@@ -91,7 +88,6 @@ impl Unclaimed {
         let place = self.memory.keep_trace(&trace);
         all.push_back(Kept { trace, outcome, place });
         let oldest = if all.len() > MOST { all.pop_front() } else { None };
-        self.count.store(all.len(), Ordering::Release);
         oldest
     }
 
@@ -131,12 +127,11 @@ impl Unclaimed {
         let mut all = self.kept.lock();
         let at = all.iter().position(is_it)?;
         let kept = all.remove(at);
-        self.count.store(all.len(), Ordering::Release);
         kept
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.count.load(Ordering::Acquire) == 0
+        self.kept.lock().is_empty()
     }
 }
 

@@ -83,7 +83,7 @@ pub(crate) fn allocate(
     }
     if let (Some(gpu), Some(made)) = (group, made) {
         let engine = memory::group_engine(&case.parts.state.release, &case.scratch.params);
-        enter_group(case, gpu, object, made.handle, engine);
+        enter_group(case, gpu, made, Some(engine));
     }
     if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
         note_subdevice(case, &lane, made);

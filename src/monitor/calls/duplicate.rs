@@ -25,7 +25,7 @@ pub(crate) fn duplicate(
     let group = room_for_name(case, source, layout)?;
     let made = name(case, &lane, command, making, source)?;
     if let (Some(gpu), Some(made)) = (group, made) {
-        enter_name_of_group(case, gpu, object, made.handle, source);
+        enter_name_of_group(case, gpu, made, source);
     }
     drop(lane);
     Ok(case.executed(made))

@@ -8,7 +8,8 @@ use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::gpu_lookup::gpu;
-use crate::rm::number::{NV_ERR_INVALID_PARAM_STRUCT, NV_OK};
+use crate::monitor::calls::make_control::make_control;
+use crate::rm::number::NV_ERR_INVALID_PARAM_STRUCT;
 use crate::rm::{Answer, Command, Layout, Meaning, fbinfo};
 
 /// Totals of a `NVOS32`, as the container is to see them.
@@ -56,12 +57,7 @@ pub(crate) fn show_memory(
         }
     }
     case.still_waits()?;
-    let ours = case.scratch.params.address();
-    case.patch(layout, Meaning::Params, ours);
-    let called = case.call(command);
-    case.patch(layout, Meaning::Params, address);
-    called?;
-    if case.status(layout) == NV_OK {
+    if make_control(case, command, layout, address)? {
         show_quota(case, (client, object), list);
         case.write_back(1, address, Copy::Params);
     }

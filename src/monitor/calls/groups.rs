@@ -6,7 +6,7 @@ use crate::monitor::calls::gpu_lookup::{gpu_of_own, gpu_of_unseen, gpu_on, only_
 use crate::monitor::calls::handles::{next_handles, start_over};
 use crate::monitor::journal::layout::{Reach, Record};
 use crate::monitor::state::books::Books;
-use crate::monitor::state::groups::{self, Group, computes};
+use crate::monitor::state::groups::{self, computes};
 use crate::monitor::state::lane::OnLane;
 use crate::rm::call::{Alloc, Object};
 use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
@@ -72,7 +72,7 @@ pub(crate) fn enter_passing_channel(
         0 => next_handles(case, 1),
         handle => handle,
     };
-    let group = group(gpu, object, handle, false, None);
+    let group = group(gpu, Object { handle, ..object }, false, None);
     with_room_on(case, gpu, layout, |books| books.write(group))?;
     // Where the client may be another's, a channel of that name may be, too: it would be taken off the GPU.
     if own.is_none() || !computes(engine_of_channel(case, alloc)) {
@@ -152,25 +152,17 @@ fn enter_computing_channel(
     Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
 }
 
-/// A group was made.
-pub(crate) fn enter_group(case: &Case<'_>, gpu: usize, object: Object, handle: u32, engine: u32) {
-    let reach = reach(case, engine);
-    case.books().write(group(gpu, object, handle, true, reach));
+/// A group was made, for that engine where it is known.
+pub(crate) fn enter_group(case: &Case<'_>, gpu: usize, made: Object, engine: Option<u32>) {
+    let reach = engine.and_then(|engine| reach(case, engine));
+    case.books().write(group(gpu, made, true, reach));
     case.parts.slices.shares.wake();
 }
 
 /// Another name of a group was made: it outlives the first, and counts as one more.
-pub(crate) fn enter_name_of_group(
-    case: &Case<'_>,
-    gpu: usize,
-    object: Object,
-    handle: u32,
-    source: (u32, u32),
-) {
-    let of = case.books().groups.named(source).and_then(Group::reach);
-    let reach = of.and_then(|of| reach(case, of.engine));
-    case.books().write(group(gpu, object, handle, true, reach));
-    case.parts.slices.shares.wake();
+pub(crate) fn enter_name_of_group(case: &Case<'_>, gpu: usize, made: Object, source: (u32, u32)) {
+    let of = case.books().groups.named(source).and_then(|group| group.reach);
+    enter_group(case, gpu, made, of.map(|of| of.engine));
 }
 
 /// A group that nobody was seen to make is about to run: it counts from now on as one that
@@ -181,7 +173,7 @@ pub(crate) fn enter_unseen_group(
     object: Object,
     layout: &'static Layout,
 ) -> Result<(), Over> {
-    let record = group(gpu, object, object.handle, true, reach(case, ENGINE_GRAPHICS));
+    let record = group(gpu, object, true, reach(case, ENGINE_GRAPHICS));
     with_room_on(case, gpu, layout, |books| books.write(record))?;
     case.parts.slices.shares.wake();
     Ok(())
@@ -228,7 +220,7 @@ fn with_room_on(
     Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
 }
 
-fn group(gpu: usize, object: Object, handle: u32, certain: bool, reach: Option<Reach>) -> Record {
-    let Object { client, parent, .. } = object;
+fn group(gpu: usize, object: Object, certain: bool, reach: Option<Reach>) -> Record {
+    let Object { client, parent, handle } = object;
     Record::Group { gpu, client, parent, handle, certain, reach }
 }

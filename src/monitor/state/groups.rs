@@ -31,7 +31,7 @@ pub(crate) struct Group {
     parent: u32,
     /// It was made, and not only let go on.
     pub(crate) certain: bool,
-    reach: Option<Reach>,
+    pub(crate) reach: Option<Reach>,
     /// The slice that we have set, in microseconds; `None` where we have set none, or don't know.
     slice_us: Option<u64>,
     /// The slice that its program asked for, and was told that it has.
@@ -52,13 +52,6 @@ pub(crate) struct DueSlice {
 pub(crate) struct Groups {
     /// By client and handle.
     all: BTreeMap<(u32, u32), Group>,
-}
-
-impl Group {
-    /// How it is reached for what its engine is; `None` where that isn't known.
-    pub(crate) fn reach(self) -> Option<Reach> {
-        self.reach
-    }
 }
 
 impl Groups {

@@ -49,15 +49,6 @@ struct LaneState {
     hangs: Option<u64>,
 }
 
-/// Where somebody waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rank {
-    /// Before all others.
-    Next,
-    /// Behind them.
-    Last,
-}
-
 #[derive(Debug)]
 struct Waiting {
     number: u64,
@@ -110,7 +101,7 @@ impl Lane {
     /// The same, where nobody is on it.
     pub(crate) fn enter_at_once(&self, slot: Slot<'_>) -> Option<OnLane<'_>> {
         let slot = Some(slot.number());
-        let number = self.wait_for(slot, Rank::Last, Duration::ZERO, || false)?;
+        let number = self.wait_for(slot, Duration::ZERO, || false)?;
         Some(OnLane { lane: self, number, slot })
     }
 
@@ -121,7 +112,7 @@ impl Lane {
         waits: impl Fn() -> bool,
     ) -> Option<OnLane<'_>> {
         let slot = Some(slot.number());
-        let number = self.wait_for(slot, Rank::Last, LOOK, waits)?;
+        let number = self.wait_for(slot, LOOK, waits)?;
         Some(OnLane { lane: self, number, slot })
     }
 
@@ -132,7 +123,7 @@ impl Lane {
             state.on_it.is_some() && state.on_it == state.hangs
         };
         let patience = if still_hangs { Duration::ZERO } else { PATIENCE };
-        let Some(number) = self.wait_for(None, Rank::Next, patience, || false) else {
+        let Some(number) = self.wait_for(None, patience, || false) else {
             let mut state = self.state.lock();
             state.hangs = state.on_it;
             return None;
@@ -152,7 +143,7 @@ impl Lane {
 
     fn wait(&self, slot: Option<usize>) -> u64 {
         loop {
-            if let Some(number) = self.wait_for(slot, Rank::Last, LOOK, || true) {
+            if let Some(number) = self.wait_for(slot, LOOK, || true) {
                 return number;
             }
         }
@@ -162,7 +153,6 @@ impl Lane {
     fn wait_for(
         &self,
         slot: Option<usize>,
-        place: Rank,
         look: Duration,
         waits: impl Fn() -> bool,
     ) -> Option<u64> {
@@ -175,9 +165,10 @@ impl Lane {
             return Some(number);
         }
         let waiting = Waiting { number, slot, thread: std::thread::current() };
-        match place {
-            Rank::Next => state.waiting.push_front(waiting),
-            Rank::Last => state.waiting.push_back(waiting),
+        match slot {
+            // Who is no call is before all calls.
+            None => state.waiting.push_front(waiting),
+            Some(_) => state.waiting.push_back(waiting),
         }
         drop(state);
         let mut since = Instant::now();

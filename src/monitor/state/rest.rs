@@ -60,23 +60,13 @@ impl Rest {
 
     /// How often it is looked at; `was_used`: whether any of its processes has used the driver.
     pub(crate) fn pace(&self, was_used: bool, now: Instant) -> Pace {
-        let is_long = self.length(now) >= LONG_AFTER;
-        match (was_used, self.has_come(now)) {
-            (true, false) => CALLS,
-            (true, true) => {
-                if is_long {
-                    RESTS_LONG
-                } else {
-                    RESTS
-                }
-            }
-            (false, _) => {
-                if is_long {
-                    UNUSED_LONG
-                } else {
-                    UNUSED
-                }
-            }
+        let length = self.length(now);
+        match (was_used, length >= AFTER, length >= LONG_AFTER) {
+            (true, false, _) => CALLS,
+            (true, true, false) => RESTS,
+            (true, true, true) => RESTS_LONG,
+            (false, _, false) => UNUSED,
+            (false, _, true) => UNUSED_LONG,
         }
     }
 

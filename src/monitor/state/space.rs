@@ -1,9 +1,6 @@
 //! Spaces of addresses that ranges are in: a process's, or a file's of nvidia-uvm. Pure.
 
-use std::collections::BTreeMap;
-
 use crate::ledger::Process;
-use crate::monitor::journal::layout::Record;
 
 /// The bits that tell managed ranges of a process from those that a file of UVM's has: no process
 /// has such a number, and no range such an address.
@@ -28,13 +25,4 @@ impl Space {
             Self::File(number) => u64::from(number) | OF_FILE,
         }
     }
-}
-
-/// What makes ranges from nothing: their lengths, by their space and base.
-pub(crate) fn records(ranges: &BTreeMap<(u64, u64), u64>) -> impl Iterator<Item = Record> {
-    ranges.iter().map(|((space, base), length)| Record::Announce {
-        space: *space,
-        base: *base,
-        length: *length,
-    })
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use crate::monitor::journal::layout::Record;
-use crate::monitor::state::space::{self, MANAGED, OF_FILE, Space};
+use crate::monitor::state::space::{MANAGED, OF_FILE, Space};
 
 /// A mapping: its first address, and the first behind it.
 pub(crate) type Mapped = (u64, u64);
@@ -43,7 +43,11 @@ impl SpaceRanges {
 
     /// The records that make them from nothing.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
-        space::records(&self.all)
+        self.all.iter().map(|((space, base), length)| Record::Announce {
+            space: *space,
+            base: *base,
+            length: *length,
+        })
     }
 
     /// Whether a range of the space begins there.
