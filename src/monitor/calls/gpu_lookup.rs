@@ -40,7 +40,7 @@ pub(crate) fn gpu_of_own(case: &mut Case<'_>, client: u32, handle: u32) -> Optio
         return known;
     }
     if let Some(asked) = ask_what_is_there(case, client, handle) {
-        return case.parts.state.uuids.iter().position(|of| *of == asked.uuid);
+        return case.parts.state.gpu_of(&asked.uuid);
     }
     let lane = enter_lane(case);
     ask_for_gpu_of(case, &lane, client, handle)
@@ -70,14 +70,13 @@ pub(crate) fn made_of_gpu(
     client: u32,
     handle: u32,
 ) -> Option<usize> {
-    let uuid = case.rm().ok()?.uuid(client, handle).ok()?;
-    case.parts.state.uuids.iter().position(|of| *of == uuid)
+    case.parts.state.gpu_of(&case.rm().ok()?.uuid(client, handle).ok()?)
 }
 
 /// Asks the driver, whichever file that is through, and remembers what it says.
 fn ask_for_gpu_of(case: &Case<'_>, lane: &OnLane<'_>, client: u32, handle: u32) -> Option<usize> {
     let asked = ask_for_gpu(case, lane, client, handle)?;
-    let gpu = case.parts.state.uuids.iter().position(|of| *of == asked.uuid)?;
+    let gpu = case.parts.state.gpu_of(&asked.uuid)?;
     let mut books = case.books();
     books.devices.learn(client, handle, gpu);
     if asked.is_device && !books.ledger.contains(Client(client), Handle(handle)) {

@@ -97,6 +97,5 @@ pub(crate) fn kept(case: &mut Case<'_>, layout: &'static Layout) -> Result<Arc<U
 }
 
 pub(crate) fn gpu_of(case: &Case<'_>, uuid: [u8; 16]) -> Option<u16> {
-    let gpu = case.parts.state.uuids.iter().position(|of| *of == uuid)?;
-    u16::try_from(gpu).ok()
+    u16::try_from(case.parts.state.gpu_of(&uuid)?).ok()
 }

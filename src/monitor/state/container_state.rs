@@ -109,6 +109,11 @@ impl ContainerState {
         })
     }
 
+    /// The container's GPU with that UUID, by its place.
+    pub(crate) fn gpu_of(&self, uuid: &about::Uuid) -> Option<usize> {
+        self.uuids.iter().position(|of| of == uuid)
+    }
+
     /// What is known of the container, while nobody else changes it.
     pub(crate) fn books(&self) -> OpenBooks<'_> {
         let books = self.books.lock();
