@@ -24,8 +24,8 @@ use std::sync::OnceLock;
 
 use cgpu::gate::enter::enter;
 use cgpu::gate::filter::{Machine, program};
-use cgpu::gate::seccomp::{ListenerPath as Told, Request, Traps, merge};
-use cgpu::gate::{is_driver_call, may_have_grown};
+use cgpu::gate::seccomp::{ListenerPath as Told, merge};
+use cgpu::gate::{TRAPS, is_driver_call, may_have_grown};
 use filter::{Call, Filter, Verdict};
 use listener::{Listener, MARK};
 use proptest::prelude::*;
@@ -43,9 +43,6 @@ enum Way {
     /// Whoever became its runtime had put it on.
     Ahead,
 }
-
-/// What a section brings to the listener.
-const TRAPS: Traps<'_> = Traps { requests: &cgpu::gate::TRAPS, mappings: true, programs: true };
 
 /// Calls that it is for: some numbers with their sizes, and two of UVM's.
 const CALLS: &[u64] = &[
@@ -141,14 +138,7 @@ impl Way {
 
 /// Whether a section brings it to the listener.
 fn is_trapped(request: u64) -> bool {
-    let low = request & 0xffff_ffff;
-    cgpu::gate::TRAPS.iter().any(|trapped| match *trapped {
-        Request::Sized { number, size } => {
-            low & 0xff == u64::from(number) && low >> 16 & 0x3fff == u64::from(size)
-        }
-        Request::Exact(exact) => low == u64::from(exact),
-        Request::Masked { mask, value } => low & u64::from(mask) == u64::from(value),
-    })
+    TRAPS.iter().any(|&(mask, value)| request & u64::from(mask) == u64::from(value))
 }
 
 /// Trapped requests with every type and direction, garbage above, neighbours by each bit, and
@@ -321,7 +311,7 @@ fn bundle(scratch: &Scratch, id: &str, section: &Value, words: &[&str]) -> Bundl
 
 fn merged(section: &Value, listener: &Listener) -> Value {
     let told = Told { path: listener.path().to_str().unwrap(), metadata: "key" };
-    merge(Some(section), Machine::X86_64, &told, &TRAPS).unwrap()
+    merge(Some(section), Machine::X86_64, &told).unwrap()
 }
 
 fn results(runtime: &Runtime<'_>, bundle: &Bundle) -> Vec<String> {
@@ -500,7 +490,7 @@ fn aarch64_traps_the_same_calls_in_64_and_in_32_bits() {
     let mut docker = fixture("docker.json");
     docker["architectures"] = json!(["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"]);
     for (id, section) in [("none", Value::Null), ("docker", docker)] {
-        let section = merge(Some(&section), Machine::Aarch64, &told, &TRAPS).unwrap();
+        let section = merge(Some(&section), Machine::Aarch64, &told).unwrap();
         let filter = filter(&scratch, id, &section);
         for (architecture, ioctl, mmap) in [WIDE, NARROW] {
             let is_wide = architecture == WIDE.0;
@@ -631,7 +621,7 @@ fn whatever_rules_a_section_has_nothing_trapped_takes_place_unseen() {
     while rounds < 40 {
         let section = sections().new_tree(&mut runner).unwrap().current();
         // What can't be kept is refused, and that is tested elsewhere.
-        let Ok(after) = merge(Some(&section), Machine::X86_64, &told, &TRAPS) else { continue };
+        let Ok(after) = merge(Some(&section), Machine::X86_64, &told) else { continue };
         rounds += 1;
         let before = filter(&scratch, &format!("before-{rounds}"), &section);
         let filter = filter(&scratch, &format!("after-{rounds}"), &after);

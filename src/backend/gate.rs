@@ -25,13 +25,12 @@ use thiserror::Error;
 use super::{BackendError, Instance, Isolation, Launch, Launcher, Observed, Tenant, Way};
 use crate::bundle::Edits;
 use crate::config;
-use crate::gate::TRAPS;
 use crate::gate::client::{AskError, ask, ask_all};
 use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::figures;
 use crate::gate::filter::Machine;
 use crate::gate::launch::{LaunchError, Place, Recruit, recruit};
-use crate::gate::seccomp::{self, ListenerPath, SectionError, Traps};
+use crate::gate::seccomp::{self, ListenerPath, SectionError};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, ProcessStatus, Question, Status};
 use crate::monitor::worker::Unanswered;
@@ -459,10 +458,8 @@ impl Isolation for Gate {
             return Ok(seccomp::check_alone(section).map_err(GateError::from)?);
         }
         let listener = ListenerPath { path: &path.to_string_lossy(), metadata: tenant.short_id };
-        let traps = Traps { requests: &TRAPS, mappings: true, programs: true };
         let section = former.as_ref().or(section);
-        let merged =
-            seccomp::merge(section, Machine::HERE, &listener, &traps).map_err(GateError::from)?;
+        let merged = seccomp::merge(section, Machine::HERE, &listener).map_err(GateError::from)?;
         edits.seccomp = Some(merged);
         Ok(())
     }

@@ -40,15 +40,14 @@ mod region;
 
 mod rule;
 
-pub(super) mod trap;
+mod trap;
 
 use serde_json::{Map, Value, json};
 
 pub use self::error::SectionError;
 use self::region::Inexpressible;
 use self::rule::{Action, Rule, field};
-use self::trap::{LENGTH, Trapped};
-pub use self::trap::{Request, Traps};
+use self::trap::{LENGTH, Trapped, trapped};
 use super::filter::Machine;
 
 /// Who is told of trapped calls.
@@ -77,7 +76,16 @@ pub fn merge(
     section: Option<&Value>,
     machine: Machine,
     listener: &ListenerPath<'_>,
-    traps: &Traps<'_>,
+) -> Result<Value, SectionError> {
+    merged(section, machine, listener, &trapped())
+}
+
+/// The same with these calls trapped.
+fn merged(
+    section: Option<&Value>,
+    machine: Machine,
+    listener: &ListenerPath<'_>,
+    calls: &[Trapped],
 ) -> Result<Value, SectionError> {
     let mut section = match section {
         None | Some(Value::Null) => Map::new(),
@@ -94,17 +102,14 @@ pub fn merge(
         permit_everything(&mut section, machine);
     }
     let default = default_action(&section)?;
-    let calls = traps.by_system_call();
-    refuse_other_notifications(&rules, ours, default, &calls)?;
-    for call in &calls {
+    refuse_other_notifications(&rules, ours, default, calls)?;
+    for call in calls {
         trap(&mut rules, call, default)?;
     }
-    if traps.mappings && has_blind_mmap(&section) {
+    if has_blind_mmap(&section) {
         guard(&mut rules, default);
     }
-    if traps.mappings {
-        refuse_remapping(&mut rules, default);
-    }
+    refuse_remapping(&mut rules, default);
     section.insert("syscalls".into(), rules.into());
     section.insert("listenerPath".into(), listener.path.into());
     section.insert("listenerMetadata".into(), listener.metadata.into());

@@ -108,26 +108,6 @@ pub(super) fn both(one: &[Cube], two: &[Cube]) -> Vec<Cube> {
     joined
 }
 
-/// The same numbers in fewer cubes, where two differ in one bit.
-pub(super) fn paired(mut cubes: Vec<Cube>) -> Vec<Cube> {
-    let pair = |one: Cube, two: Cube| {
-        let differing = one.value ^ two.value;
-        (one.mask == two.mask && differing.is_power_of_two()).then(|| one.without_bit(differing))
-    };
-    'again: loop {
-        cubes = both(&cubes, &[Cube::ALL]);
-        for here in 0..cubes.len() {
-            for there in here + 1..cubes.len() {
-                if let Some(joined) = pair(cubes[here], cubes[there]) {
-                    cubes.push(joined);
-                    continue 'again;
-                }
-            }
-        }
-        return cubes;
-    }
-}
-
 /// Halves `space` until each part is in one of `cubes` or, and then it's `found`, meets none.
 fn split(space: Cube, cubes: &[Cube], found: &mut impl FnMut(Cube)) {
     let near: Vec<Cube> = cubes.iter().copied().filter(|cube| cube.meets(space)).collect();

@@ -1,5 +1,6 @@
 //! The rules as runtimes and libseccomp evaluate them, against what they should say.
 
+use super::trap::ioctl;
 use super::*;
 use proptest::prelude::*;
 use std::sync::LazyLock;
@@ -7,18 +8,29 @@ use std::sync::LazyLock;
 const LISTENER: ListenerPath<'_> = ListenerPath { path: "/run/cgpu/gate.sock", metadata: "abc" };
 
 /// What the resource manager's calls that matter look like, and two of UVM's.
-const REQUESTS: &[Request] = &[
-    Request::Sized { number: 0x27, size: 56 },
-    Request::Sized { number: 0x29, size: 16 },
-    Request::Sized { number: 0x2a, size: 32 },
-    Request::Sized { number: 0x2b, size: 32 },
-    Request::Sized { number: 0x2b, size: 48 },
-    Request::Sized { number: 0x34, size: 28 },
-    Request::Sized { number: 0x4a, size: 184 },
-    Request::Sized { number: 0xd3, size: 16 },
+const REQUESTS: &[(u32, u32)] = &[
+    sized(0x27, 56),
+    sized(0x29, 16),
+    sized(0x2a, 32),
+    sized(0x2b, 32),
+    sized(0x2b, 48),
+    sized(0x34, 28),
+    sized(0x4a, 184),
+    sized(0xd3, 16),
 ];
 
-const TRAPS: Traps<'_> = Traps { requests: REQUESTS, mappings: true, programs: true };
+/// Bits 0–7 and 16–29 of a request, as the resource manager looks at it: any type, any direction.
+const fn sized(number: u8, size: u16) -> (u32, u32) {
+    (0x3fff_00ff, (size as u32) << 16 | number as u32)
+}
+
+/// What is trapped, with these requests.
+fn calls(requests: &[(u32, u32)]) -> Vec<Trapped> {
+    let mut calls = trapped();
+    assert_eq!(calls[0].name, "ioctl");
+    calls[0] = ioctl(requests);
+    calls
+}
 
 const DOCKER: &str = include_str!("../../../tests/fixtures/seccomp/docker.json");
 const CONTAINERD: &str = include_str!("../../../tests/fixtures/seccomp/containerd.json");
@@ -29,9 +41,9 @@ fn parsed(text: &str) -> Value {
 
 /// Merges, and again: the second time changes nothing.
 #[track_caller]
-fn merged(section: Option<&Value>, traps: &Traps<'_>) -> Value {
-    let once = merge(section, Machine::X86_64, &LISTENER, traps).unwrap();
-    let twice = merge(Some(&once), Machine::X86_64, &LISTENER, traps);
+fn merged(section: Option<&Value>, calls: &[Trapped]) -> Value {
+    let once = super::merged(section, Machine::X86_64, &LISTENER, calls).unwrap();
+    let twice = super::merged(Some(&once), Machine::X86_64, &LISTENER, calls);
     assert_eq!(twice.as_ref(), Ok(&once));
     once
 }
@@ -108,21 +120,14 @@ fn permits(action: &str) -> bool {
     ["SCMP_ACT_ALLOW", "SCMP_ACT_LOG", "SCMP_ACT_TRACE"].iter().any(|name| action.starts_with(name))
 }
 
-fn is_trapped(request: u64, requests: &[Request]) -> bool {
-    let request = u32::try_from(request & u64::from(u32::MAX)).unwrap();
-    requests.iter().any(|trapped| match *trapped {
-        Request::Sized { number, size } => {
-            request & 0xff == u32::from(number) && request >> 16 & 0x3fff == u32::from(size)
-        }
-        Request::Exact(exact) => request == exact,
-        Request::Masked { mask, value } => request & mask == value,
-    })
+fn is_trapped(request: u64, requests: &[(u32, u32)]) -> bool {
+    requests.iter().any(|&(mask, value)| request & u64::from(mask) == u64::from(value))
 }
 
 /// Every call is as it should be: trapped ones notify where they were permitted, others are
 /// as before, or as the same request without garbage was.
 #[track_caller]
-fn check_ioctl(before: &Value, after: &Value, requests: &[Request], args: [u64; 6]) {
+fn check_ioctl(before: &Value, after: &Value, requests: &[(u32, u32)], args: [u64; 6]) {
     const HALF: u64 = u32::MAX as u64;
     for entry in [Entry::Wide, Entry::Narrow] {
         let now = simulate(after, "ioctl", entry, args).unwrap();
@@ -249,7 +254,7 @@ static IOCTLS: LazyLock<Vec<(Value, Value)>> = LazyLock::new(|| {
 
 static MERGED: LazyLock<Vec<(&str, Value, Value)>> = LazyLock::new(|| {
     let merged = |(kind, before)| {
-        let after = merged(Some(&before), &TRAPS);
+        let after = merged(Some(&before), &calls(REQUESTS));
         (kind, before, after)
     };
     profiles().into_iter().map(merged).collect()
@@ -257,14 +262,10 @@ static MERGED: LazyLock<Vec<(&str, Value, Value)>> = LazyLock::new(|| {
 
 /// Requests at which a rule is likely to be wrong: trapped ones, with other types, directions
 /// and garbage, their neighbours by one bit, and any number.
-fn requests(trapped: &[Request]) -> impl Strategy<Value = u64> + use<> {
+fn requests(trapped: &[(u32, u32)]) -> impl Strategy<Value = u64> + use<> {
     let near: Vec<u64> = trapped
         .iter()
-        .map(|request| match *request {
-            Request::Sized { number, size } => u64::from(size) << 16 | u64::from(number),
-            Request::Exact(request) => request.into(),
-            Request::Masked { value, .. } => value.into(),
-        })
+        .map(|&(_, value)| value.into())
         .chain([0x5401, 0x5412, 0x5421, 0xc030_462b])
         .collect();
     let near = (proptest::sample::select(near), any::<u64>(), 0..64u32, any::<bool>()).prop_map(
@@ -277,10 +278,10 @@ fn requests(trapped: &[Request]) -> impl Strategy<Value = u64> + use<> {
     prop_oneof![3 => near, 1 => any::<u64>(), 1 => any::<u32>().prop_map(u64::from)]
 }
 
-fn trap_sets() -> impl Strategy<Value = Vec<Request>> {
+fn trap_sets() -> impl Strategy<Value = Vec<(u32, u32)>> {
     let sized = (any::<u8>(), prop_oneof![0..64u16, 0..0x4000u16])
-        .prop_map(|(number, size)| Request::Sized { number, size });
-    let exact = prop_oneof![0..80u32, any::<u32>()].prop_map(Request::Exact);
+        .prop_map(|(number, size)| sized(number, size));
+    let exact = prop_oneof![0..80u32, any::<u32>()].prop_map(|request| (u32::MAX, request));
     proptest::collection::vec(prop_oneof![4 => sized, 1 => exact], 1..12)
 }
 
@@ -311,7 +312,7 @@ proptest! {
         }),
     ) {
         for before in [none(), parsed(DOCKER)] {
-            let after = merged(Some(&before), &Traps { requests: &traps, mappings: true, programs: true });
+            let after = merged(Some(&before), &calls(&traps));
             let (before, after) = (only(&before, "ioctl"), only(&after, "ioctl"));
             for request in &seen {
                 check_ioctl(&before, &after, &traps, [3, *request, 0, 0, 0, 0]);
@@ -373,9 +374,9 @@ proptest! {
 
 #[test]
 fn nothing_becomes_a_section_that_allows_and_traps() {
-    let after = merged(None, &TRAPS);
-    assert_eq!(after, merged(Some(&Value::Null), &TRAPS));
-    assert_eq!(after, merged(Some(&json!({})), &TRAPS));
+    let after = merged(None, &calls(REQUESTS));
+    assert_eq!(after, merged(Some(&Value::Null), &calls(REQUESTS)));
+    assert_eq!(after, merged(Some(&json!({})), &calls(REQUESTS)));
     assert_eq!(after["defaultAction"], "SCMP_ACT_ALLOW");
     assert_eq!(
         after["architectures"],
@@ -383,11 +384,10 @@ fn nothing_becomes_a_section_that_allows_and_traps() {
     );
     assert_eq!(after["listenerPath"], "/run/cgpu/gate.sock");
     assert_eq!(after["listenerMetadata"], "abc");
-    // 0x2b with 32 and with 48 bytes are one rule, and so are 0x2a and 0x2b with 32.
     let rules = after["syscalls"].as_array().unwrap();
-    assert_eq!(rules.iter().filter(|rule| rule::names(rule, "ioctl")).count(), 7);
+    assert_eq!(rules.iter().filter(|rule| rule::names(rule, "ioctl")).count(), REQUESTS.len());
     assert!(rules.contains(&guard_rule(12)));
-    let arm = merge(None, Machine::Aarch64, &LISTENER, &TRAPS).unwrap();
+    let arm = merge(None, Machine::Aarch64, &LISTENER).unwrap();
     assert_eq!(arm["architectures"], json!(["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"]));
     assert!(!arm["syscalls"].as_array().unwrap().iter().any(is_guard));
 }
@@ -407,7 +407,7 @@ fn mappings_are_mapped_anew_by_no_program() {
 #[test]
 fn dockers_profile_loses_five_names_and_nothing_else() {
     let before = parsed(DOCKER);
-    let after = merged(Some(&before), &TRAPS);
+    let after = merged(Some(&before), &trapped());
     let mut expected = before["syscalls"].as_array().unwrap().clone();
     for entry in &mut expected {
         for name in ["ioctl", "mmap", "mmap2", "prctl", "remap_file_pages"] {
@@ -433,7 +433,7 @@ fn what_is_not_known_stays() {
         "flags": ["SECCOMP_FILTER_FLAG_LOG"],
         "syscalls": [{"names": ["ioctl"], "action": "SCMP_ACT_ALLOW", "comment": "theirs"}],
     });
-    let after = merged(Some(&before), &TRAPS);
+    let after = merged(Some(&before), &calls(REQUESTS));
     for name in ["defaultErrnoRet", "x", "archMap", "architectures", "flags"] {
         assert_eq!(after[name], before[name]);
     }
@@ -464,24 +464,27 @@ fn a_section_leaves_the_one_listener_to_us_or_is_refused() {
 fn the_refusal_of_blind_mmap_differs_from_the_default() {
     let mut section = section("ERRNO", &[("mmap", "ALLOW", &[])]);
     section["defaultErrnoRet"] = json!(12);
-    let after = merged(Some(&section), &TRAPS);
+    let after = merged(Some(&section), &calls(REQUESTS));
     assert!(after["syscalls"].as_array().unwrap().contains(&guard_rule(22)));
 }
 
 #[test]
-fn without_traps_only_the_listener_is_added() {
-    let mut after =
-        merged(Some(&parsed(DOCKER)), &Traps { requests: &[], mappings: false, programs: false });
+fn without_traps_a_listener_is_added_and_remapping_refused() {
+    let mut after = merged(Some(&parsed(DOCKER)), &[]);
     let section = after.as_object_mut().unwrap();
     section.shift_remove("listenerPath");
     section.shift_remove("listenerMetadata");
-    assert_eq!(after, parsed(DOCKER));
+    let mut expected = parsed(DOCKER);
+    for entry in expected["syscalls"].as_array_mut().unwrap() {
+        rule::forget(entry, "remap_file_pages");
+    }
+    assert_eq!(after, expected);
 }
 
 #[test]
 fn a_section_that_cannot_be_kept_is_refused_with_field_and_remedy() {
     let notify = section("ALLOW", &[("getpid", "NOTIFY", &[])]);
-    let mut ours_and_theirs = merged(None, &TRAPS);
+    let mut ours_and_theirs = merged(None, &calls(REQUESTS));
     ours_and_theirs["syscalls"].as_array_mut().unwrap().push(notify["syscalls"][0].clone());
     let mut listening = none();
     listening["listenerPath"] = json!("/run/theirs");
@@ -520,7 +523,7 @@ fn a_section_that_cannot_be_kept_is_refused_with_field_and_remedy() {
             "linux.seccomp.syscalls[0] compares only upper halves of arguments of ioctl",
         ),
     ] {
-        let refused = merge(Some(&section), Machine::X86_64, &LISTENER, &TRAPS).unwrap_err();
+        let refused = merge(Some(&section), Machine::X86_64, &LISTENER).unwrap_err();
         assert!(refused.to_string().contains(sentence), "{refused}");
     }
 }
@@ -529,8 +532,8 @@ fn a_section_that_cannot_be_kept_is_refused_with_field_and_remedy() {
 fn a_forged_section_of_ours_is_no_way_round() {
     let mut forged = none();
     forged["listenerPath"] = json!(LISTENER.path);
-    assert_eq!(merged(Some(&forged), &TRAPS)["syscalls"], {
-        let mut honest = merged(Some(&none()), &TRAPS);
+    assert_eq!(merged(Some(&forged), &calls(REQUESTS))["syscalls"], {
+        let mut honest = merged(Some(&none()), &calls(REQUESTS));
         honest["syscalls"].take()
     });
 }
