@@ -66,19 +66,13 @@ pub(super) struct Rule {
     pub(super) upper_only: bool,
 }
 
+/// The largest number of 32 bits, which are all that the kernel reads of a request.
+const NARROW: u64 = u32::MAX as u64;
+
 /// One item of `args`.
 struct Condition {
     argument: usize,
-    operator: Comparison,
-    value: u64,
-    second: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Comparison {
-    Equal,
-    MaskedEqual,
-    Other(Operator),
+    test: Test,
 }
 
 /// `linux.seccomp.syscalls[PLACE]`, for messages.
@@ -145,83 +139,68 @@ impl Rule {
 impl Condition {
     fn read(arg: &Value, place: usize) -> Result<Self, SectionError> {
         let number = |name: &str| arg.get(name).map_or(Some(0), Value::as_u64);
-        let operator = match arg.get("op").and_then(Value::as_str).unwrap_or_default() {
-            "SCMP_CMP_EQ" => Some(Comparison::Equal),
-            "SCMP_CMP_MASKED_EQ" => Some(Comparison::MaskedEqual),
-            "SCMP_CMP_NE" => Some(Comparison::Other(Operator::NotEqual)),
-            "SCMP_CMP_LT" => Some(Comparison::Other(Operator::Less)),
-            "SCMP_CMP_LE" => Some(Comparison::Other(Operator::LessOrEqual)),
-            "SCMP_CMP_GE" => Some(Comparison::Other(Operator::GreaterOrEqual)),
-            "SCMP_CMP_GT" => Some(Comparison::Other(Operator::Greater)),
-            _ => None,
-        };
         let argument = number("index").and_then(|index| usize::try_from(index).ok());
-        match (argument, operator, number("value"), number("valueTwo")) {
-            (Some(argument @ 0..ARGUMENTS), Some(operator), Some(value), Some(second)) => {
-                Ok(Self { argument, operator, value, second })
-            }
-            _ => Err(misshapen_args(place)),
-        }
+        let (Some(argument @ 0..ARGUMENTS), Some(value), Some(second)) =
+            (argument, number("value"), number("valueTwo"))
+        else {
+            return Err(misshapen_args(place));
+        };
+        let test = match arg.get("op").and_then(Value::as_str).unwrap_or_default() {
+            "SCMP_CMP_EQ" => Test::Bits(Cube::exactly(value)),
+            "SCMP_CMP_MASKED_EQ" => Test::Bits(Cube::new(value, second)),
+            "SCMP_CMP_NE" => Test::Compare(Operator::NotEqual, value),
+            "SCMP_CMP_LT" => Test::Compare(Operator::Less, value),
+            "SCMP_CMP_LE" => Test::Compare(Operator::LessOrEqual, value),
+            "SCMP_CMP_GE" => Test::Compare(Operator::GreaterOrEqual, value),
+            "SCMP_CMP_GT" => Test::Compare(Operator::Greater, value),
+            _ => return Err(misshapen_args(place)),
+        };
+        Ok(Self { argument, test })
     }
 
     fn asks_nothing(&self) -> bool {
-        self.operator == Comparison::MaskedEqual && self.value == 0
+        matches!(self.test, Test::Bits(cube) if cube.mask == 0)
     }
 
     fn asks_nothing_of_a_lower_half(&self) -> bool {
-        self.operator == Comparison::MaskedEqual && self.value & u64::from(u32::MAX) == 0
+        matches!(self.test, Test::Bits(cube) if cube.mask & NARROW == 0)
     }
 
     fn is_no_wider_in_32_bits(&self) -> bool {
-        let narrow = |number: u64| u32::try_from(number).is_ok();
-        match self.operator {
-            Comparison::Equal | Comparison::Other(Operator::Less | Operator::LessOrEqual) => {
-                narrow(self.value)
-            }
-            Comparison::MaskedEqual => narrow(self.value & self.second),
-            Comparison::Other(_) => false,
+        match self.test {
+            Test::Bits(Cube { value, .. })
+            | Test::Compare(Operator::Less | Operator::LessOrEqual, value) => value <= NARROW,
+            Test::Compare(..) => false,
         }
     }
 
     fn has_no_upper_half(&self) -> bool {
-        self.operator == Comparison::MaskedEqual && u32::try_from(self.value).is_ok()
-    }
-
-    fn test(&self) -> Test {
-        match self.operator {
-            Comparison::Equal => Test::Bits(Cube::exactly(self.value)),
-            Comparison::MaskedEqual => Test::Bits(Cube::new(self.value, self.second)),
-            Comparison::Other(operator) => Test::Compare(operator, self.value),
-        }
+        matches!(self.test, Test::Bits(cube) if cube.mask <= NARROW)
     }
 
     /// The numbers of 32 bits that pass.
     fn numbers(&self) -> Vec<Cube> {
-        let narrow = u64::from(u32::MAX);
-        let next = self.value.saturating_add(1);
-        match self.operator {
-            Comparison::Equal if self.value > narrow => Vec::new(),
-            Comparison::Equal => vec![Cube::new(narrow, self.value)],
-            Comparison::MaskedEqual if self.value & self.second > narrow => Vec::new(),
-            Comparison::MaskedEqual => vec![Cube::new(self.value & narrow, self.second)],
-            Comparison::Other(Operator::NotEqual) if self.value > narrow => vec![Cube::ALL],
-            Comparison::Other(Operator::NotEqual) => {
-                cube::outside(&[Cube::new(narrow, self.value)])
+        match self.test {
+            Test::Bits(cube) if cube.value > NARROW => Vec::new(),
+            Test::Bits(cube) => vec![Cube::new(cube.mask & NARROW, cube.value)],
+            Test::Compare(Operator::NotEqual, value) if value > NARROW => vec![Cube::ALL],
+            Test::Compare(Operator::NotEqual, value) => cube::outside(&[Cube::new(NARROW, value)]),
+            Test::Compare(Operator::Less, value) => below(value),
+            Test::Compare(Operator::LessOrEqual, value) => below(value.saturating_add(1)),
+            Test::Compare(Operator::GreaterOrEqual, value) => cube::outside(&below(value)),
+            Test::Compare(Operator::Greater, value) => {
+                cube::outside(&below(value.saturating_add(1)))
             }
-            Comparison::Other(Operator::Less) => below(self.value),
-            Comparison::Other(Operator::LessOrEqual) => below(next),
-            Comparison::Other(Operator::GreaterOrEqual) => cube::outside(&below(self.value)),
-            Comparison::Other(Operator::Greater) => cube::outside(&below(next)),
         }
     }
 }
 
 /// The numbers of 32 bits below `limit`: for each of its bits, those that first differ there.
 fn below(limit: u64) -> Vec<Cube> {
-    if limit > u64::from(u32::MAX) {
+    if limit > NARROW {
         return vec![Cube::ALL];
     }
-    let from = |bit: u64| u64::from(u32::MAX) & !(bit - 1);
+    let from = |bit: u64| NARROW & !(bit - 1);
     Cube::new(limit, limit).bits().map(|bit| Cube::new(from(bit), limit ^ bit)).collect()
 }
 
@@ -238,7 +217,7 @@ fn piece(conditions: &[Condition], request: Option<usize>) -> Piece {
         if Some(condition.argument) == request {
             piece.request = condition.numbers();
         } else if !condition.asks_nothing() {
-            piece.tests[condition.argument] = Some(condition.test());
+            piece.tests[condition.argument] = Some(condition.test);
         }
     }
     piece
