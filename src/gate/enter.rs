@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::ptr;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -89,6 +90,14 @@ fn taken(mut keeper: &UnixStream) -> io::Result<()> {
     })
 }
 
+/// With a listener. No mitigation comes with this filter that the profile's own, if there is one,
+/// doesn't bring.
+const LISTENER: libc::c_ulong =
+    libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
+
+/// The same, and an interrupted call waits until the monitor has answered, since 5.19.
+const KILLABLE_WAIT: libc::c_ulong = LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+
 /// What this kernel can do with the filter: asked of it, and nothing put on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
@@ -101,20 +110,10 @@ pub struct Abilities {
 /// Asks the kernel which flags it knows.
 #[must_use]
 pub fn abilities() -> Abilities {
-    let knows = |flags: libc::c_ulong| {
-        let mode = libc::SECCOMP_SET_MODE_FILTER;
-        let nowhere = std::ptr::null::<sock_fprog>();
-        // SAFETY: there is nothing at the address for the kernel to put on.
-        let asked = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, nowhere) };
-        // It looks at the flags first, and then for the filter (kernel/seccomp.c,
-        // seccomp_set_mode_filter).
-        Errno::result(asked) == Err(Errno::EFAULT)
-    };
-    let listener = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
-    Abilities {
-        listener: knows(listener),
-        killable_wait: knows(listener | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV),
-    }
+    // It looks at the flags first, and then for the filter (kernel/seccomp.c,
+    // seccomp_set_mode_filter).
+    let knows = |flags| set_filter(flags, None) == Err(Errno::EFAULT);
+    Abilities { listener: knows(LISTENER), killable_wait: knows(KILLABLE_WAIT) }
 }
 
 /// Puts the filter on, and returns its listener.
@@ -122,19 +121,20 @@ fn put_on() -> Result<OwnedFd, Errno> {
     let mut program = program(Machine::HERE);
     let len = libc::c_ushort::try_from(program.len()).map_err(|_| Errno::EINVAL)?;
     let filter = sock_fprog { len, filter: program.as_mut_ptr() };
-    // An interrupted call waits until the monitor has answered, since 5.19. And no mitigation
-    // comes with this filter that the profile's own, if there is one, doesn't bring.
-    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
-    let set = |flags: libc::c_ulong| {
-        let mode = libc::SECCOMP_SET_MODE_FILTER;
-        // SAFETY: `filter` and what it points at live until the call has copied them.
-        Errno::result(unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const filter) })
-    };
-    let listener = match set(flags | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
-        Err(Errno::EINVAL) => set(flags),
+    let listener = match set_filter(KILLABLE_WAIT, Some(&filter)) {
+        Err(Errno::EINVAL) => set_filter(LISTENER, Some(&filter)),
         set => set,
     }?;
     let listener = RawFd::try_from(listener).map_err(|_| Errno::EBADF)?;
     // SAFETY: the kernel has just made it for us.
     Ok(unsafe { OwnedFd::from_raw_fd(listener) })
+}
+
+/// Sets a filter with these flags; where there is none, the kernel only looks at the flags.
+fn set_filter(flags: libc::c_ulong, filter: Option<&sock_fprog>) -> Result<libc::c_long, Errno> {
+    let mode = libc::SECCOMP_SET_MODE_FILTER;
+    let address = filter.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the kernel has copied `filter` and what it points at when the call returns, and
+    // answers with an error where nothing is at an address.
+    Errno::result(unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, address) })
 }

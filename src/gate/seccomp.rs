@@ -87,11 +87,7 @@ fn merged(
     listener: &ListenerPath<'_>,
     calls: &[Trapped],
 ) -> Result<Value, SectionError> {
-    let mut section = match section {
-        None | Some(Value::Null) => Map::new(),
-        Some(Value::Object(section)) => section.clone(),
-        Some(_) => return Err(misshapen("linux.seccomp", "an object")),
-    };
+    let mut section = object(section)?.cloned().unwrap_or_default();
     let ours = is_ours(&section, listener)?;
     let mut rules = match section.get_mut("syscalls").map(Value::take) {
         None | Some(Value::Null) => Vec::new(),
@@ -122,11 +118,7 @@ fn merged(
 ///
 /// Where it has one, or isn't what the specification says.
 pub fn check_alone(section: Option<&Value>) -> Result<(), SectionError> {
-    let section = match section {
-        None | Some(Value::Null) => return Ok(()),
-        Some(Value::Object(section)) => section,
-        Some(_) => return Err(misshapen("linux.seccomp", "an object")),
-    };
+    let Some(section) = object(section)? else { return Ok(()) };
     if let path @ [_, ..] = text(section, "listenerPath").as_bytes() {
         return Err(SectionError::Taken { path: String::from_utf8_lossy(path).into_owned() });
     }
@@ -139,6 +131,15 @@ pub fn check_alone(section: Option<&Value>) -> Result<(), SectionError> {
     match rules.into_iter().flatten().position(|rule| notifies(&rule["action"])) {
         Some(place) => field(format!("{}.action", rule::field(place))),
         None => Ok(()),
+    }
+}
+
+/// The section's fields, where there is one.
+fn object(section: Option<&Value>) -> Result<Option<&Map<String, Value>>, SectionError> {
+    match section {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(section)) => Ok(Some(section)),
+        Some(_) => Err(misshapen("linux.seccomp", "an object")),
     }
 }
 
@@ -170,13 +171,11 @@ fn permit_everything(section: &mut Map<String, Value>, machine: Machine) {
     };
     section.insert("defaultAction".into(), "SCMP_ACT_ALLOW".into());
     section.insert("architectures".into(), architectures);
-    section.entry("syscalls").or_insert_with(|| json!([]));
 }
 
 fn default_action(section: &Map<String, Value>) -> Result<Action, SectionError> {
-    let name = text(section, "defaultAction");
-    Action::read(name, section.get("defaultErrnoRet"))
-        .ok_or_else(|| misshapen("linux.seccomp.defaultAction", "an action like SCMP_ACT_ERRNO"))
+    let (name, errno) = (text(section, "defaultAction"), section.get("defaultErrnoRet"));
+    Action::read(name, errno, || "linux.seccomp.defaultAction".into())
 }
 
 /// A listener that is ours may be told of what is trapped; nobody is told of anything else.

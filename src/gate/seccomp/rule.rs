@@ -26,10 +26,15 @@ pub(super) enum Action {
 const DEFAULT_ERRNO: u64 = 1;
 
 impl Action {
-    /// Reads `action` (or `defaultAction`) and the error that belongs to it.
-    pub(super) fn read(name: &str, errno: Option<&Value>) -> Option<Self> {
+    /// Reads `action` (or `defaultAction`) and the error that belongs to it; `field` is the former's
+    /// name in messages.
+    pub(super) fn read(
+        name: &str,
+        errno: Option<&Value>,
+        field: impl FnOnce() -> String,
+    ) -> Result<Self, SectionError> {
         let errno = errno.and_then(Value::as_u64).unwrap_or(DEFAULT_ERRNO);
-        Some(match name {
+        Ok(match name {
             "SCMP_ACT_ALLOW" => Self::Allow,
             "SCMP_ACT_LOG" => Self::Log,
             "SCMP_ACT_TRACE" => Self::Trace(errno),
@@ -38,7 +43,10 @@ impl Action {
             "SCMP_ACT_KILL" | "SCMP_ACT_KILL_THREAD" => Self::KillThread,
             "SCMP_ACT_KILL_PROCESS" => Self::KillProcess,
             "SCMP_ACT_NOTIFY" => Self::Notify,
-            _ => return None,
+            _ => {
+                let expected = "an action like SCMP_ACT_ERRNO";
+                return Err(SectionError::Misshapen { field: field(), expected });
+            }
         })
     }
 
@@ -89,10 +97,7 @@ pub(super) fn names(entry: &Value, name: &str) -> bool {
 /// The action of an entry.
 pub(super) fn action(entry: &Value, place: usize) -> Result<Action, SectionError> {
     let name = entry.get("action").and_then(Value::as_str).unwrap_or_default();
-    Action::read(name, entry.get("errnoRet")).ok_or_else(|| SectionError::Misshapen {
-        field: format!("{}.action", field(place)),
-        expected: "an action like SCMP_ACT_ERRNO",
-    })
+    Action::read(name, entry.get("errnoRet"), || format!("{}.action", field(place)))
 }
 
 impl Rule {
