@@ -3,49 +3,31 @@
 use super::{LedgerError, Usage};
 
 /// What counts against one quota. All in bytes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Account {
-    limit: u64,
+    pub(super) limit: u64,
     /// Charges that the ledger has.
-    charged: u64,
+    pub(super) charged: u64,
     /// Reservations on their way through the driver.
-    pending: u64,
+    pub(super) pending: u64,
     /// What the driver had and no charge, when it was asked last.
-    missed: u64,
+    pub(super) missed: u64,
     /// Bytes that charges counted and the driver did not have when it was asked last: frees that nobody
     /// told us of. Which charges they are isn't known. So the next charges that end use up this number
     /// first, and what counts doesn't fall below what is used.
-    gone: u64,
+    pub(super) gone: u64,
     /// What charges have that the driver shows in no process's figure: nothing but
     /// mappings and exports keeps it.
-    hidden: u64,
+    pub(super) hidden: u64,
     /// The most that the driver could have shown since [`Account::watch`].
-    peak: u64,
+    pub(super) peak: u64,
     /// The most that was charged or on its way since then.
-    most: u64,
+    pub(super) most: u64,
     /// How often the driver was asked. Charges made since then are true.
-    epoch: u64,
+    pub(super) epoch: u64,
 }
 
 impl Account {
-    pub(super) fn new(limit: u64) -> Self {
-        Account {
-            limit,
-            charged: 0,
-            pending: 0,
-            missed: 0,
-            gone: 0,
-            hidden: 0,
-            peak: 0,
-            most: 0,
-            epoch: 0,
-        }
-    }
-
-    pub(super) fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
     fn used(&self) -> u64 {
         let held = self.charged.saturating_sub(self.gone);
         held.saturating_add(self.pending).saturating_add(self.missed)
@@ -53,10 +35,6 @@ impl Account {
 
     pub(super) fn usage(&self) -> Usage {
         Usage { limit_bytes: self.limit, used_bytes: self.used() }
-    }
-
-    pub(super) fn set_limit(&mut self, limit: u64) {
-        self.limit = limit;
     }
 
     pub(super) fn reserve(&mut self, bytes: u64) -> Result<(), LedgerError> {
@@ -95,18 +73,6 @@ impl Account {
         self.hidden = self.hidden.saturating_add(bytes);
     }
 
-    pub(super) fn hidden(&self) -> u64 {
-        self.hidden
-    }
-
-    pub(super) fn charged(&self) -> u64 {
-        self.charged
-    }
-
-    pub(super) fn pending(&self) -> u64 {
-        self.pending
-    }
-
     /// What the driver should show at most: what is charged and not hidden, and all that
     /// is on its way.
     fn visible(&self) -> u64 {
@@ -121,22 +87,6 @@ impl Account {
     pub(super) fn watch(&mut self) {
         self.peak = self.visible();
         self.most = self.charged.saturating_add(self.pending);
-    }
-
-    pub(super) fn most(&self) -> u64 {
-        self.most
-    }
-
-    pub(super) fn peak(&self) -> u64 {
-        self.peak
-    }
-
-    pub(super) fn books(&self) -> [u64; 4] {
-        [self.limit, self.missed, self.gone, self.epoch]
-    }
-
-    pub(super) fn restore(&mut self, [limit, missed, gone, epoch]: [u64; 4]) {
-        (self.limit, self.missed, self.gone, self.epoch) = (limit, missed, gone, epoch);
     }
 
     /// A charge made in `epoch` ends.

@@ -9,7 +9,8 @@ use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Before, Charge, ChargeId, Client, Handle, Hold, Ledger, Object, Process, Shown, Span, Tree,
+    Account, Before, Charge, ChargeId, Client, Handle, Hold, Ledger, Object, Process, Shown, Span,
+    Tree,
 };
 
 /// A change of a ledger. A new kind goes to the end, and no kind's fields change: a journal has them by
@@ -108,7 +109,7 @@ impl Ledger {
             Entry::Left { process } => self.left(process),
             Entry::Limit { gpu, limit_bytes } => {
                 if let Some(account) = self.accounts.get_mut(gpu) {
-                    account.set_limit(limit_bytes);
+                    account.limit = limit_bytes;
                 }
             }
             Entry::Reconcile { gpu, driver_bytes } => {
@@ -116,8 +117,7 @@ impl Ledger {
             }
             Entry::Account { gpu, missed, gone, epoch } => {
                 if let Some(account) = self.accounts.get_mut(gpu) {
-                    let [limit, ..] = account.books();
-                    account.restore([limit, missed, gone, epoch]);
+                    *account = Account { missed, gone, epoch, ..*account };
                 }
             }
             Entry::NextCharge { id } => self.next_charge = self.next_charge.max(id),
@@ -159,10 +159,8 @@ impl Ledger {
 
     /// The entries that make this ledger of an empty one.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        let limits = self.accounts.iter().enumerate().map(|(gpu, account)| {
-            let [limit_bytes, ..] = account.books();
-            Entry::Limit { gpu, limit_bytes }
-        });
+        let limits = self.accounts.iter().enumerate();
+        let limits = limits.map(|(gpu, account)| Entry::Limit { gpu, limit_bytes: account.limit });
         // Later entries name charges: those with the highest names may have ended.
         let next = std::iter::once(Entry::NextCharge { id: self.next_charge });
         let charges = self.charges.iter().map(|(id, charge)| Entry::Charge {
@@ -186,7 +184,7 @@ impl Ledger {
         });
         // Last: charges that end while the rest is made must not change these.
         let accounts = self.accounts.iter().enumerate().map(|(gpu, account)| {
-            let [_, missed, gone, epoch] = account.books();
+            let Account { missed, gone, epoch, .. } = *account;
             Entry::Account { gpu, missed, gone, epoch }
         });
         limits

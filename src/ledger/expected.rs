@@ -31,11 +31,11 @@ impl Ledger {
         let account = self.accounts.get(gpu)?;
         let stray = self.stray_bytes(gpu);
         Some(Expected {
-            peak_bytes: account.peak().saturating_add(stray),
-            most_bytes: account.most().saturating_add(stray),
-            hidden_bytes: account.hidden(),
-            pending_bytes: account.pending(),
-            charged_bytes: account.charged(),
+            peak_bytes: account.peak.saturating_add(stray),
+            most_bytes: account.most.saturating_add(stray),
+            hidden_bytes: account.hidden,
+            pending_bytes: account.pending,
+            charged_bytes: account.charged,
             usage: account.usage(),
         })
     }

@@ -207,8 +207,9 @@ impl Ledger {
     /// An empty account with these quotas in bytes, in the container's order of GPUs.
     #[must_use]
     pub fn new(limits_bytes: &[u64], bounds: Bounds) -> Self {
+        let account = |limit: &u64| Account { limit: *limit, ..Account::default() };
         Ledger {
-            accounts: limits_bytes.iter().copied().map(Account::new).collect(),
+            accounts: limits_bytes.iter().map(account).collect(),
             objects: Objects::default(),
             holders: BTreeMap::new(),
             holders_changes: 0,
@@ -282,7 +283,7 @@ impl Ledger {
         account.charge(bytes);
         let id = ChargeId::new(self.next_charge);
         self.next_charge += 1;
-        let epoch = account.epoch();
+        let epoch = account.epoch;
         self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1 });
         // Room for it was seen to when it was reserved; one more does no harm.
         self.objects.insert(
