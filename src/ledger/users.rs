@@ -1,8 +1,9 @@
 //! How much of a GPU's memory is which process's: what people look at, and nothing goes by.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::{ChargeId, Ledger, Process};
+use super::{Account, ChargeId, Ledger, Process, Usage};
 
 impl Ledger {
     /// A process is gone. What its clients hold stays charged: somebody who was never seen
@@ -46,21 +47,14 @@ impl Ledger {
     /// same. Two different states have the same one in one of 2⁶⁴ cases.
     #[must_use]
     pub fn mark(&self) -> u64 {
-        let usages = self.accounts.iter().map(super::Account::usage);
-        let words = usages.flat_map(|usage| [usage.limit_bytes, usage.used_bytes]);
+        let mut mark = DefaultHasher::new();
+        for Usage { limit_bytes, used_bytes } in self.accounts.iter().map(Account::usage) {
+            (limit_bytes, used_bytes).hash(&mut mark);
+        }
         let counts = [self.objects.len(), self.charges.len(), self.holds.len(), self.pieces.len()];
-        let counts = counts.into_iter().map(|count| count as u64);
-        words.chain(counts).chain([self.holders_changes]).fold(0, mixed)
+        (counts, self.holders_changes).hash(&mut mark);
+        mark.finish()
     }
-}
-
-/// A number of both, as the finalizer of SplitMix64 mixes (Steele, Lea, Flood: "Fast Splittable
-/// Pseudorandom Number Generators").
-fn mixed(mark: u64, word: u64) -> u64 {
-    let mut z = mark.rotate_left(23).wrapping_add(word).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]
