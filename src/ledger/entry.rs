@@ -125,7 +125,7 @@ impl Ledger {
                 if let Some(account) = self.accounts.get_mut(gpu) {
                     account.charge(bytes);
                     account.hide(bytes);
-                    let charge = Charge { gpu, bytes, epoch, references: 0, names: 0 };
+                    let charge = Charge { gpu, bytes, epoch, references: 0, names: 0, stakes: 0 };
                     self.charges.insert(ChargeId::new(id), charge);
                     self.next_charge = self.next_charge.max(id.saturating_add(1));
                 }

@@ -201,6 +201,8 @@ struct Charge {
     /// Those of them that the driver shows in a process's figure: all but mappings and
     /// exports.
     names: u32,
+    /// Those of them that are stakes.
+    stakes: u32,
 }
 
 impl Ledger {
@@ -284,7 +286,7 @@ impl Ledger {
         let id = ChargeId::new(self.next_charge);
         self.next_charge += 1;
         let epoch = account.epoch;
-        self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1 });
+        self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1, stakes: 0 });
         // Room for it was seen to when it was reserved; one more does no harm.
         self.objects.insert(
             client,
@@ -487,7 +489,7 @@ impl Ledger {
         if name {
             charge.names = charge.names.saturating_sub(1);
         }
-        let Charge { bytes, epoch, references, names, .. } = *charge;
+        let Charge { bytes, epoch, references, names, stakes, .. } = *charge;
         if let Some(account) = account {
             if name && names == 0 {
                 account.hide(bytes);
@@ -501,7 +503,7 @@ impl Ledger {
         if references == 0 {
             self.charges.remove(&id);
         }
-        if !name && references - names == self.stakes.count(id) {
+        if !name && references - names == stakes {
             self.lost(id, Spot::Mappings);
         }
     }

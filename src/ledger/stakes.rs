@@ -11,13 +11,12 @@
 //! Our client of the driver outlives its worker, in the keeper's hands; the next one has the stakes from
 //! the journal, and puts its own in their places.
 
-use std::collections::btree_map::Entry::Occupied;
 use std::collections::{BTreeMap, BTreeSet};
 
 use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
 
-use super::{Charge, ChargeId, Client, Handle, Hold, Ledger, Shown};
+use super::{ChargeId, Client, Handle, Hold, Ledger, Shown};
 
 /// What a stake stands before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
@@ -56,26 +55,17 @@ pub(super) enum Spot {
 
 #[derive(Debug, Default)]
 pub(super) struct Stakes {
-    /// By memory.
+    /// By memory. Each stake is in here or among the loose ones.
     all: BTreeMap<(ChargeId, Spot), u64>,
     /// Before nothing any more, and to be freed.
     loose: BTreeMap<u64, ChargeId>,
     /// Memory of which something was mapped without one, and is still.
     bare: BTreeSet<ChargeId>,
-    /// How many references on memory are stakes'.
-    counts: BTreeMap<ChargeId, u32>,
-    /// How many there are of all memory.
-    len: usize,
 }
 
 impl Stakes {
     pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// How many references on memory are stakes'.
-    pub(super) fn count(&self, id: ChargeId) -> u32 {
-        self.counts.get(&id).copied().unwrap_or(0)
+        self.all.len() + self.loose.len()
     }
 
     /// Whether there is one.
@@ -90,7 +80,7 @@ impl Ledger {
     #[must_use]
     pub fn may_stake(&self, before: Before) -> bool {
         let is_free = |spot| !self.stakes.all.contains_key(&spot);
-        self.stakes.len < self.bounds.stakes && self.spot(before).is_some_and(is_free)
+        self.stakes.len() < self.bounds.stakes && self.spot(before).is_some_and(is_free)
     }
 
     /// `own`, by whatever the monitor knows it, stands there from now on, in the place of any other, of
@@ -99,7 +89,7 @@ impl Ledger {
         let id = match before {
             Before::Nothing { charge } => {
                 let id = ChargeId::new(charge);
-                if !self.charges.contains_key(&id) {
+                if !self.charges.contains_key(&id) || self.stakes.loose.contains_key(&own) {
                     return;
                 }
                 self.stakes.loose.insert(own, id);
@@ -113,9 +103,10 @@ impl Ledger {
                 spot.0
             }
         };
-        *self.stakes.counts.entry(id).or_default() += 1;
-        self.stakes.len += 1;
         self.reference(id, false);
+        if let Some(charge) = self.charges.get_mut(&id) {
+            charge.stakes += 1;
+        }
     }
 
     fn spot(&self, before: Before) -> Option<(ChargeId, Spot)> {
@@ -137,8 +128,7 @@ impl Ledger {
     /// Whether anything but names and stakes keeps that memory: else what is before its mappings would
     /// never be lost.
     pub(super) fn is_held(&self, id: ChargeId) -> bool {
-        let holds = |of: &Charge| of.references - of.names > self.stakes.count(id);
-        self.charges.get(&id).is_some_and(holds)
+        self.charges.get(&id).is_some_and(|of| of.references - of.names > of.stakes)
     }
 
     /// All of them, where they stand, and on which GPU their memory is.
@@ -237,23 +227,14 @@ impl Ledger {
     /// Whether there are any.
     #[must_use]
     pub fn has_stakes(&self) -> bool {
-        !self.stakes.counts.is_empty()
+        self.stakes.len() > 0
     }
 
     /// One of them is freed.
     pub fn unstake(&mut self, own: u64) {
-        if let Some(id) = self.stakes.loose.remove(&own) {
-            self.uncount(id);
-        }
-    }
-
-    fn uncount(&mut self, id: ChargeId) {
-        if let Occupied(mut count) = self.stakes.counts.entry(id) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-            self.stakes.len -= 1;
+        let Some(id) = self.stakes.loose.remove(&own) else { return };
+        if let Some(charge) = self.charges.get_mut(&id) {
+            charge.stakes = charge.stakes.saturating_sub(1);
         }
         self.dereference(id, false);
     }

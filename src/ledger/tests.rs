@@ -994,6 +994,10 @@ proptest! {
                 _ => drop(ledger.reconcile(0, bytes)),
             }
         }
+        // Each stake stands somewhere or is loose, and counts once in its charge.
+        let counted: u32 = ledger.charges.values().map(|charge| charge.stakes).sum();
+        let size = ledger.size().stakes;
+        prop_assert_eq!((ledger.stakes().count(), counted as usize), (size, size));
         let mut copy = copied(&ledger, 2);
         for gpu in 0..2 {
             prop_assert_eq!(copy.usage(gpu), ledger.usage(gpu));
@@ -1121,6 +1125,18 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
     assert_eq!((ledger.loose_stakes(), used(&ledger)), (vec![2, 9], 30));
     [2, 9].into_iter().for_each(|own| ledger.unstake(own));
     assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
+}
+
+#[test]
+fn a_stake_before_nothing_that_is_entered_twice_is_one() {
+    let mut ledger = ledger(100);
+    allocate(&mut ledger, A, 1, 70);
+    let nothing = Before::Nothing { charge: ledger.charge_of(A, Handle(1)).unwrap() };
+    (0..2).for_each(|_| ledger.stake(nothing, 9));
+    assert_eq!((ledger.loose_stakes(), ledger.size().stakes), (vec![9], 1));
+    ledger.unstake(9);
+    ledger.free(A, Handle(1));
+    assert_eq!((used(&ledger), ledger.has_stakes(), ledger.size().stakes), (0, false, 0));
 }
 
 #[test]
