@@ -75,14 +75,7 @@ impl Ledger {
     /// be memory. Memory of the host counts 0.
     #[must_use]
     pub fn bytes_of(&self, client: Client, handle: Handle) -> Option<u64> {
-        let id = self.objects.charge(client, handle)?;
-        self.charges.get(&id).map(|charge| charge.bytes)
-    }
-
-    /// What a hold keeps alive, so that it can be told from what it keeps later.
-    #[must_use]
-    pub fn held_by(&self, hold: Hold) -> Option<u64> {
-        self.holds.get(&hold).map(|id| id.number())
+        self.memory_of(client, handle).map(|(_, bytes)| bytes)
     }
 
     /// The mappings of a space from `base` on, `length` bytes or that one alone: where, and

@@ -35,21 +35,19 @@ pub(crate) fn import(
     books.note_user(client, process);
     let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
     // Where nothing is, nothing is made.
-    let wanted: Vec<(usize, u32)> = (places.objects.iter().copied().enumerate())
-        .zip(places.first..)
-        .filter(|(_, place)| books.ledger.held_by(hold(*place)).is_some())
-        .map(|(wanted, _)| wanted)
-        .collect();
-    let memories = (places.first..).take(places.objects.len());
-    let memories = memories.filter_map(|place| books.ledger.memory_held_by(hold(place)));
+    let wanted = places.objects.iter().copied().enumerate().zip(places.first..);
+    let wanted = wanted.filter_map(|((at, object), place)| {
+        Some((at, object, books.ledger.memory_held_by(hold(place))?))
+    });
+    let wanted: Vec<(usize, u32, (usize, u64))> = wanted.collect();
     // All of a file are one GPU's.
-    let gpu = memories.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu).last();
+    let gpu = wanted.iter().rev().find(|(.., (_, bytes))| *bytes > 0).map(|(.., (gpu, _))| *gpu);
     drop(books);
     if wanted.len() > room {
         case.log("more objects than can be kept account of");
         return Err(status_over(case, head, NV_ERR_INSUFFICIENT_RESOURCES));
     }
-    let unchosen = wanted.iter().filter(|(_, object)| *object == 0).count();
+    let unchosen = wanted.iter().filter(|(_, object, _)| *object == 0).count();
     let before = case.slot.making();
     let first = match case.again && before.handle != 0 {
         true => before.handle,
@@ -57,7 +55,7 @@ pub(crate) fn import(
     };
     let mut chosen = (0..).map(|number| nth_handle(first, number));
     let mut objects = vec![0; places.objects.len()];
-    for (at, object) in wanted {
+    for (at, object, _) in wanted {
         if let Some(place) = objects.get_mut(at) {
             *place = if object == 0 { chosen.next().unwrap_or_default() } else { object };
         }
