@@ -890,6 +890,31 @@ fn copied(ledger: &Ledger, gpus: usize) -> Ledger {
     copy
 }
 
+/// Of a journal that another version wrote, too.
+#[test]
+fn the_name_of_a_charge_is_a_number_in_a_journal() {
+    let charge = 300;
+    let (hold, before) = (Hold::Export { file: 1, index: 2 }, Before::Mappings { charge });
+    let (tree, span) = (Tree { file: 1, gpu: 2 }, Span { first: 3, last: 4 });
+    let (client, parent, handle) = (Client(7), Handle(8), Handle(9));
+    let shown = Shown::Here;
+    let entries: [(Entry, &[u8]); 7] = [
+        (Entry::NextCharge { id: charge }, &[13, 0xac, 2]),
+        (Entry::Charge { id: charge, gpu: 1, bytes: 70, epoch: 5 }, &[14, 0xac, 2, 1, 70, 5]),
+        (
+            Entry::Object { client, parent, handle, charge: Some(charge), shown },
+            &[15, 7, 8, 9, 1, 0xac, 2, 0],
+        ),
+        (Entry::Held { hold, charge }, &[16, 1, 1, 2, 0xac, 2]),
+        (Entry::Map { tree, span, charge }, &[17, 1, 2, 3, 4, 0xac, 2]),
+        (Entry::Stake { before, own: 6 }, &[22, 0, 0xac, 2, 6]),
+        (Entry::Bare { charge }, &[26, 0xac, 2]),
+    ];
+    for (entry, bytes) in entries {
+        assert_eq!(postcard::to_allocvec(&entry).unwrap(), bytes, "{entry:?}");
+    }
+}
+
 #[test]
 fn what_only_a_mapping_keeps_is_hidden() {
     let mut ledger = ledger(100);
