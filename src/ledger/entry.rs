@@ -51,19 +51,25 @@ pub enum Entry {
     /// The sums of a GPU as they are, but for charges.
     Account { gpu: usize, missed: u64, gone: u64, epoch: u64 },
     /// No charge had this name yet, nor a higher one: the next one gets it.
-    NextCharge { id: u64 },
+    NextCharge { id: ChargeId },
     /// A charge that nothing keeps alive yet.
-    Charge { id: u64, gpu: usize, bytes: u64, epoch: u64 },
+    Charge { id: ChargeId, gpu: usize, bytes: u64, epoch: u64 },
     /// An object, its charge, and where that shows.
-    Object { client: Client, parent: Handle, handle: Handle, charge: Option<u64>, shown: Shown },
+    Object {
+        client: Client,
+        parent: Handle,
+        handle: Handle,
+        charge: Option<ChargeId>,
+        shown: Shown,
+    },
     /// A hold, and its charge.
-    Held { hold: Hold, charge: u64 },
+    Held { hold: Hold, charge: ChargeId },
     /// [`Ledger::map`].
-    Map { tree: Tree, span: Span, charge: u64 },
+    Map { tree: Tree, span: Span, charge: ChargeId },
     /// [`Ledger::map_alone`].
-    MapAlone { tree: Tree, span: Span, charge: u64 },
+    MapAlone { tree: Tree, span: Span, charge: ChargeId },
     /// [`Ledger::unmap_piece`].
-    UnmapPiece { tree: Tree, first: u64, charge: u64 },
+    UnmapPiece { tree: Tree, first: u64, charge: ChargeId },
     /// [`Ledger::unmap`].
     Unmap { tree: Tree, span: Span },
     /// [`Ledger::close_file`].
@@ -77,7 +83,7 @@ pub enum Entry {
     /// [`Ledger::lose_stakes`].
     LoseStakes { first: u64, last: u64 },
     /// [`Ledger::bare`].
-    Bare { charge: u64 },
+    Bare { charge: ChargeId },
 }
 
 impl Ledger {
@@ -126,20 +132,16 @@ impl Ledger {
                     account.charge(bytes);
                     account.hide(bytes);
                     let charge = Charge { gpu, bytes, epoch, references: 0, names: 0, stakes: 0 };
-                    self.charges.insert(ChargeId::new(id), charge);
-                    self.next_charge = self.next_charge.max(id.saturating_add(1));
+                    self.charges.insert(id, charge);
+                    self.next_charge = self.next_charge.max(ChargeId(id.0.saturating_add(1)));
                 }
             }
             Entry::Object { client, parent, handle, charge, shown } => {
-                self.name(
-                    client,
-                    handle,
-                    Object { parent, charge: charge.map(ChargeId::new), shown },
-                );
+                self.name(client, handle, Object { parent, charge, shown });
             }
             Entry::Held { hold, charge } => {
-                self.reference(ChargeId::new(charge), false);
-                self.holds.insert(hold, ChargeId::new(charge));
+                self.reference(charge, false);
+                self.holds.insert(hold, charge);
             }
             // Addresses that end before they begin are none.
             Entry::Map { span, .. } | Entry::MapAlone { span, .. } | Entry::Unmap { span, .. }
@@ -164,20 +166,20 @@ impl Ledger {
         // Later entries name charges: those with the highest names may have ended.
         let next = std::iter::once(Entry::NextCharge { id: self.next_charge });
         let charges = self.charges.iter().map(|(id, charge)| Entry::Charge {
-            id: id.number(),
+            id: *id,
             gpu: charge.gpu,
             bytes: charge.bytes,
             epoch: charge.epoch,
         });
         let objects = self.objects.iter().map(|(client, handle, object)| {
             let Object { parent, charge, shown } = *object;
-            Entry::Object { client, parent, handle, charge: charge.map(|id| id.number()), shown }
+            Entry::Object { client, parent, handle, charge, shown }
         });
-        let holds =
-            self.holds.iter().map(|(hold, id)| Entry::Held { hold: *hold, charge: id.number() });
+        let holds = self.holds.iter();
+        let holds = holds.map(|(hold, charge)| Entry::Held { hold: *hold, charge: *charge });
         let pieces = self.pieces.iter();
-        let pieces = pieces.map(|(tree, span, id)| Entry::Map { tree, span, charge: id.number() });
-        let bare = self.bare_mappings().map(|charge| Entry::Bare { charge });
+        let pieces = pieces.map(|(tree, span, charge)| Entry::Map { tree, span, charge });
+        let bare = self.stakes.bare.iter().map(|charge| Entry::Bare { charge: *charge });
         let stakes = self.stakes().map(|(before, _, own)| Entry::Stake { before, own });
         let shares = self.holders.iter().flat_map(|(client, processes)| {
             processes.iter().map(|process| Entry::Share { client: *client, process: *process })

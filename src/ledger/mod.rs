@@ -26,7 +26,6 @@ mod stakes;
 mod users;
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU64;
 
 use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
@@ -61,6 +60,12 @@ pub struct Handle(pub u32);
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
 )]
 pub struct Process(pub u64);
+
+/// The name of a charge; never used again.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
+)]
+pub struct ChargeId(pub u64);
 
 /// What keeps a charge alive besides the objects that name it.
 #[derive(
@@ -172,22 +177,8 @@ pub struct Ledger {
     pieces: Pieces,
     stakes: Stakes,
     charges: BTreeMap<ChargeId, Charge>,
-    next_charge: u64,
+    next_charge: ChargeId,
     bounds: Bounds,
-}
-
-/// The name of a charge; never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct ChargeId(NonZeroU64);
-
-impl ChargeId {
-    fn new(number: u64) -> Self {
-        ChargeId(NonZeroU64::MIN.saturating_add(number))
-    }
-
-    fn number(self) -> u64 {
-        self.0.get() - 1
-    }
 }
 
 #[derive(Debug)]
@@ -219,7 +210,7 @@ impl Ledger {
             pieces: Pieces::default(),
             stakes: Stakes::default(),
             charges: BTreeMap::new(),
-            next_charge: 0,
+            next_charge: ChargeId(0),
             bounds,
         }
     }
@@ -283,8 +274,8 @@ impl Ledger {
         self.replace(client, handle);
         let Some(account) = self.accounts.get_mut(gpu) else { return };
         account.charge(bytes);
-        let id = ChargeId::new(self.next_charge);
-        self.next_charge += 1;
+        let id = self.next_charge;
+        self.next_charge.0 += 1;
         let epoch = account.epoch;
         self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1, stakes: 0 });
         // Room for it was seen to when it was reserved; one more does no harm.

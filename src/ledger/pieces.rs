@@ -74,8 +74,8 @@ impl Pieces {
 
     /// The pieces of a file.
     pub(super) fn of_file(&self, file: u32) -> impl Iterator<Item = (Tree, Span, ChargeId)> {
-        let first = (Tree { file, gpu: 0 }, 0, ChargeId::new(0));
-        let last = (Tree { file, gpu: u16::MAX }, u64::MAX, ChargeId::new(u64::MAX));
+        let first = (Tree { file, gpu: 0 }, 0, ChargeId(0));
+        let last = (Tree { file, gpu: u16::MAX }, u64::MAX, ChargeId(u64::MAX));
         self.all
             .range(first..=last)
             .map(|((tree, first, id), last)| (*tree, Span { first: *first, last: *last }, *id))
@@ -87,8 +87,8 @@ impl Pieces {
         tree: Tree,
         Span { first, last }: Span,
     ) -> impl Iterator<Item = (Span, ChargeId)> {
-        let from = (tree, first.saturating_sub(self.widest), ChargeId::new(0));
-        let to = (tree, last, ChargeId::new(u64::MAX));
+        let from = (tree, first.saturating_sub(self.widest), ChargeId(0));
+        let to = (tree, last, ChargeId(u64::MAX));
         let touched = self.all.range(from..=to).filter(move |(_, end)| **end >= first);
         touched.map(|((_, first, id), last)| (Span { first: *first, last: *last }, *id))
     }
@@ -146,27 +146,25 @@ impl Pieces {
 
 impl Ledger {
     /// Memory is mapped there, or may be: a piece of it lies beside what was there before.
-    pub fn map(&mut self, tree: Tree, span: Span, charge: u64) {
-        let id = ChargeId::new(charge);
-        if self.charges.contains_key(&id) {
-            let made = self.pieces.add(tree, span, id);
+    pub fn map(&mut self, tree: Tree, span: Span, charge: ChargeId) {
+        if self.charges.contains_key(&charge) {
+            let made = self.pieces.add(tree, span, charge);
             self.follow(made);
         }
     }
 
     /// Memory is mapped there, and nothing else is.
-    pub fn map_alone(&mut self, tree: Tree, span: Span, charge: u64) {
-        let id = ChargeId::new(charge);
+    pub fn map_alone(&mut self, tree: Tree, span: Span, charge: ChargeId) {
         // Its last reference may be what is cut.
-        self.reference(id, false);
+        self.reference(charge, false);
         self.unmap(tree, span);
         self.map(tree, span, charge);
-        self.dereference(id, false);
+        self.dereference(charge, false);
     }
 
     /// It was not mapped after all.
-    pub fn unmap_piece(&mut self, tree: Tree, first: u64, charge: u64) {
-        let ended = self.pieces.remove(tree, first, ChargeId::new(charge));
+    pub fn unmap_piece(&mut self, tree: Tree, first: u64, charge: ChargeId) {
+        let ended = self.pieces.remove(tree, first, charge);
         self.follow(ended);
     }
 

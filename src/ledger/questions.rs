@@ -67,8 +67,8 @@ impl Ledger {
     /// What the memory of an object is, so that it can be told from what has the same
     /// handle later; `None` of objects without memory.
     #[must_use]
-    pub fn charge_of(&self, client: Client, handle: Handle) -> Option<u64> {
-        self.objects.charge(client, handle).map(|id| id.number())
+    pub fn charge_of(&self, client: Client, handle: Handle) -> Option<ChargeId> {
+        self.objects.charge(client, handle)
     }
 
     /// Bytes of an object's memory that count, on whatever GPU; `None` of what isn't known to
@@ -81,20 +81,20 @@ impl Ledger {
     /// The mappings of a space from `base` on, `length` bytes or that one alone: where, and
     /// what they keep.
     #[must_use]
-    pub fn mappings(&self, space: u64, base: u64, length: u64) -> Vec<(u64, u64)> {
+    pub fn mappings(&self, space: u64, base: u64, length: u64) -> Vec<(u64, ChargeId)> {
         let first = Hold::Mapping { space, base };
         let end = base.saturating_add(length.saturating_sub(1));
         let last = Hold::Mapping { space, base: end };
         let found = self.holds.range(first..=last).filter_map(|(hold, id)| match hold {
-            Hold::Mapping { base, .. } => Some((*base, id.number())),
+            Hold::Mapping { base, .. } => Some((*base, *id)),
             Hold::Export { .. } => None,
         });
         found.collect()
     }
 
     /// The pieces of a file of UVM's: which GPU maps, where, and which memory.
-    pub fn pieces(&self, file: u32) -> impl Iterator<Item = (Tree, Span, u64)> {
-        self.pieces.of_file(file).map(|(tree, span, id)| (tree, span, id.number()))
+    pub fn pieces(&self, file: u32) -> impl Iterator<Item = (Tree, Span, ChargeId)> {
+        self.pieces.of_file(file)
     }
 
     /// Whether a piece lies within the span, or reaches into it.
@@ -111,8 +111,8 @@ impl Ledger {
 
     /// Whether a piece of that memory begins there.
     #[must_use]
-    pub fn is_mapped(&self, tree: Tree, first: u64, charge: u64) -> bool {
-        self.pieces.contains(tree, first, ChargeId::new(charge))
+    pub fn is_mapped(&self, tree: Tree, first: u64, charge: ChargeId) -> bool {
+        self.pieces.contains(tree, first, charge)
     }
 
     /// Bytes that show on a GPU by client. A duplicate counts for each.

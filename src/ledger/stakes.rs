@@ -24,7 +24,7 @@ pub enum Before {
     /// All mappings of that memory.
     Mappings {
         /// [`Ledger::charge_of`].
-        charge: u64,
+        charge: ChargeId,
     },
     /// What was exported to a place in a file.
     Export {
@@ -41,7 +41,7 @@ pub enum Before {
     /// Nothing any more, and is to be freed.
     Nothing {
         /// [`Ledger::charge_of`].
-        charge: u64,
+        charge: ChargeId,
     },
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Stakes {
     /// Before nothing any more, and to be freed.
     loose: BTreeMap<u64, ChargeId>,
     /// Memory of which something was mapped without one, and is still.
-    bare: BTreeSet<ChargeId>,
+    pub(super) bare: BTreeSet<ChargeId>,
 }
 
 impl Stakes {
@@ -88,12 +88,11 @@ impl Ledger {
     pub fn stake(&mut self, before: Before, own: u64) {
         let id = match before {
             Before::Nothing { charge } => {
-                let id = ChargeId::new(charge);
-                if !self.charges.contains_key(&id) || self.stakes.loose.contains_key(&own) {
+                if !self.charges.contains_key(&charge) || self.stakes.loose.contains_key(&own) {
                     return;
                 }
-                self.stakes.loose.insert(own, id);
-                id
+                self.stakes.loose.insert(own, charge);
+                charge
             }
             _ => {
                 let Some(spot) = self.spot(before) else { return };
@@ -111,10 +110,7 @@ impl Ledger {
 
     fn spot(&self, before: Before) -> Option<(ChargeId, Spot)> {
         match before {
-            Before::Mappings { charge } => {
-                let id = ChargeId::new(charge);
-                self.is_held(id).then_some((id, Spot::Mappings))
-            }
+            Before::Mappings { charge } => self.is_held(charge).then_some((charge, Spot::Mappings)),
             Before::Export { hold } => self.holds.get(&hold).map(|id| (*id, Spot::Export(hold))),
             Before::Name { client, handle } => {
                 let shown = self.objects.shown(client, handle);
@@ -136,7 +132,7 @@ impl Ledger {
         let gpu = |id: &ChargeId| self.charges.get(id).map_or(0, |charge| charge.gpu);
         let standing = self.stakes.all.iter().filter_map(move |((id, spot), own)| {
             let before = match *spot {
-                Spot::Mappings => Before::Mappings { charge: id.number() },
+                Spot::Mappings => Before::Mappings { charge: *id },
                 Spot::Export(hold) => Before::Export { hold },
                 Spot::Name(_) => return None,
             };
@@ -151,7 +147,7 @@ impl Ledger {
             .stakes
             .loose
             .iter()
-            .map(move |(own, id)| (Before::Nothing { charge: id.number() }, gpu(id), *own));
+            .map(move |(own, id)| (Before::Nothing { charge: *id }, gpu(id), *own));
         standing.chain(named).chain(loose)
     }
 
@@ -182,16 +178,10 @@ impl Ledger {
 
     /// No stake stands before what is mapped of that memory now. One that is put there later stands
     /// before later mappings alone: so one is lacking until none of these is left.
-    pub fn bare(&mut self, charge: u64) {
-        let id = ChargeId::new(charge);
-        if self.is_held(id) {
-            self.stakes.bare.insert(id);
+    pub fn bare(&mut self, charge: ChargeId) {
+        if self.is_held(charge) {
+            self.stakes.bare.insert(charge);
         }
-    }
-
-    /// The memory of which something is mapped without a stake before it.
-    pub(super) fn bare_mappings(&self) -> impl Iterator<Item = u64> {
-        self.stakes.bare.iter().map(|id| id.number())
     }
 
     /// The one that stands there.

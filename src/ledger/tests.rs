@@ -893,7 +893,7 @@ fn copied(ledger: &Ledger, gpus: usize) -> Ledger {
 /// Of a journal that another version wrote, too.
 #[test]
 fn the_name_of_a_charge_is_a_number_in_a_journal() {
-    let charge = 300;
+    let charge = ChargeId(300);
     let (hold, before) = (Hold::Export { file: 1, index: 2 }, Before::Mappings { charge });
     let (tree, span) = (Tree { file: 1, gpu: 2 }, Span { first: 3, last: 4 });
     let (client, parent, handle) = (Client(7), Handle(8), Handle(9));
@@ -1054,7 +1054,7 @@ proptest! {
                     ledger.unstake(own);
                 }
             });
-            prop_assert!(ledger.charges.is_empty() && ledger.bare_mappings().next().is_none());
+            prop_assert!(ledger.charges.is_empty() && ledger.stakes.bare.is_empty());
             prop_assert!(!ledger.has_stakes() && ledger.size().stakes == 0);
         }
     }

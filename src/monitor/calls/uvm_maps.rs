@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::ledger::{Client, Entry, Handle, Span, Tree};
+use crate::ledger::{ChargeId, Client, Entry, Handle, Span, Tree};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::uvm_file::{ask, gpu_of, uvm_status};
@@ -86,7 +86,7 @@ fn map_from_own(
     _: &OnLane<'_>,
     (number, layout): (u32, &'static Layout),
     (memory, control): (Source, &Device),
-    charge: Option<u64>,
+    charge: Option<ChargeId>,
 ) -> Result<u32, Over> {
     let Some(own) = case.parts.driver.kept_client() else {
         return Ok(NV_ERR_INVALID_ARGUMENT);

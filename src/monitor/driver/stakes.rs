@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ledger::{Before, Client, Entry, Handle, Hold, Shown};
+use crate::ledger::{Before, ChargeId, Client, Entry, Handle, Hold, Shown};
 use crate::monitor::caller::deaths::Deaths;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::client_handover::FormerClients;
@@ -59,7 +59,12 @@ impl Stakes {
     /// What memory is to be mapped from: a duplicate of ours that stands before all of its mappings,
     /// or for want of one, as the memory is gone, `fresh`, which was just made. That is given back
     /// where it isn't needed.
-    pub(crate) fn stake_mappings(&self, own: &MonitorClient, charge: u64, fresh: u32) -> Source {
+    pub(crate) fn stake_mappings(
+        &self,
+        own: &MonitorClient,
+        charge: ChargeId,
+        fresh: u32,
+    ) -> Source {
         let before = Before::Mappings { charge };
         let mut books = self.state.books();
         if books.stake(before, known(own, fresh)) {
