@@ -112,6 +112,9 @@ pub struct Patch {
 }
 
 impl Layout {
+    /// Of a struct in which nothing is known.
+    pub const UNKNOWN: Layout = Layout { name: "", size: 0, fields: &[] };
+
     /// The struct `name` of `size` bytes.
     ///
     /// Made in constants only, so that a field beyond the end fails the build.

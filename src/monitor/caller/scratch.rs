@@ -8,6 +8,7 @@ use nix::errno::Errno;
 
 use crate::monitor::caller::target::Target;
 use crate::monitor::node::buffer::Buffer;
+use crate::rm::{Layout, Meaning};
 
 /// What is copied at once: no page of any machine is smaller.
 const PAGE_BYTES: usize = 4096;
@@ -137,6 +138,18 @@ impl Scratch {
         self.input.clear();
         self.input.extend_from_slice(&self.bytes);
         self.input.extend_from_slice(&self.params);
+    }
+
+    /// Changes a field of the struct, or of a part of it.
+    pub(crate) fn patch(&mut self, part: &Layout, meaning: Meaning, value: u64) {
+        if let Some(patch) = part.patch(meaning, value) {
+            let _ = patch.apply(&mut self.bytes);
+        }
+    }
+
+    /// A field of the struct, or of a part of it.
+    pub(crate) fn field(&self, part: &'static Layout, meaning: Meaning) -> Option<u64> {
+        part.view(&self.bytes)?.u64(meaning)
     }
 
     /// The struct as it was read, where that is known.

@@ -17,20 +17,15 @@ use crate::rm::call::{Alloc, Object};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Command, Key, Layout, Meaning};
+use crate::rm::{Answer, Key, Meaning};
 
 /// Bytes of a mask of access rights, `RS_ACCESS_MASK` of rs_access.h.
 const RIGHTS_BYTES: usize = 4;
 
-pub(crate) fn allocate(
-    case: &mut Case<'_>,
-    command: &Command,
-    layout: &'static Layout,
-    alloc: &Alloc,
-) -> Result<Reply, Over> {
+pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Over> {
     let Alloc { object, class, .. } = *alloc;
     let size = memory::params_size(&case.parts.state.release, class, alloc.params_size);
-    let size = size.map_err(|refusal| case.refused(&refusal, Some(layout)))?;
+    let size = size.map_err(|refusal| case.refused(&refusal))?;
     let size = size.filter(|_| alloc.params != 0);
     if let Some(size) = size {
         case.read_params(alloc.params, size)?;
@@ -47,11 +42,11 @@ pub(crate) fn allocate(
     let mut asked: Option<Memory> = None;
     match (does, size) {
         (Use::Takes, None) => {
-            return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
+            return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)));
         }
         (Use::Takes, Some(_)) => {
             let memory = memory::decode(&case.parts.state.release, class, &case.scratch.params);
-            asked = Some(memory.map_err(|refusal| case.refused(&refusal, Some(layout)))?);
+            asked = Some(memory.map_err(|refusal| case.refused(&refusal))?);
         }
         _ => {}
     }
@@ -59,24 +54,24 @@ pub(crate) fn allocate(
         None => None,
         Some(memory) => match gpu_on(case, &lane, object.client, object.parent) {
             Some(gpu) => Some((gpu, memory.size_bytes)),
-            None => return Err(on_no_gpu(case, object, layout)),
+            None => return Err(on_no_gpu(case, object)),
         },
     };
 
     if class == NV_SEMAPHORE_SURFACE && is_over_gpu_memory(case, object.client) {
-        return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER), Some(layout)));
+        return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER)));
     }
-    let group = room_for_group(case, &lane, alloc, layout)?;
+    let group = room_for_group(case, &lane, alloc)?;
     let params = if size.is_some() { case.scratch.params.address() } else { 0 };
-    case.patch(layout, Meaning::Params, params);
+    case.patch(Meaning::Params, params);
     let rights_address = if alloc.rights == 0 { 0 } else { rights.address() };
-    case.patch(layout, Meaning::Rights, rights_address);
-    let making = ToMake { object, handle: layout, head: layout };
-    let made = make_charged(case, &mut lane, command, making, charge, |case| {
+    case.patch(Meaning::Rights, rights_address);
+    let making = ToMake { object, part: None };
+    let made = make_charged(case, &mut lane, making, charge, |case| {
         memory::given_bytes(asked?.layout, &case.scratch.params)
     });
-    case.patch(layout, Meaning::Params, alloc.params);
-    case.patch(layout, Meaning::Rights, alloc.rights);
+    case.patch(Meaning::Params, alloc.params);
+    case.patch(Meaning::Rights, alloc.rights);
     let made = made?;
     if size.is_some() && made.is_some() {
         case.write_back(1, alloc.params, Copy::Params);

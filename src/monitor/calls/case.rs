@@ -58,6 +58,8 @@ pub(crate) struct Effects {
     pub(crate) made: Vec<Object>,
     /// Where the driver's status is, and what it is of a call that has been done.
     pub(crate) said: Option<(&'static Layout, &'static [u32])>,
+    /// What the driver is to be asked, where that is no call to UVM.
+    pub(crate) command: Command,
     pub(crate) counted: Count,
     /// Whether it may initialize a file of UVM's when it goes on.
     pub(crate) initializes: bool,
@@ -91,6 +93,7 @@ impl<'a> Case<'a> {
                 writes: WriteBack::default(),
                 made: Vec::new(),
                 said: None,
+                command: Command::of_ioctl(0),
                 counted: Count::Refused,
                 initializes: false,
             },
@@ -133,29 +136,29 @@ impl<'a> Case<'a> {
         Ok(Rm { release: &self.parts.state.release, device: self.device()? })
     }
 
-    pub(crate) fn call(&mut self, command: &Command) -> Result<(), Over> {
+    /// Has the driver make it, on our copies.
+    pub(crate) fn call(&mut self) -> Result<(), Over> {
         let Some(device) = &self.device else { return Err(Errno::EBADF.into()) };
-        Ok(device.call(command, &mut self.scratch.bytes)?)
+        Ok(device.call(&self.effects.command, &mut self.scratch.bytes)?)
     }
 
-    pub(crate) fn patch(&mut self, layout: &Layout, meaning: Meaning, value: u64) {
-        if let Some(patch) = layout.patch(meaning, value) {
-            let _ = patch.apply(&mut self.scratch.bytes);
-        }
+    /// The layout of its struct.
+    pub(crate) fn head(&self) -> &'static Layout {
+        self.effects.said.map_or(&Layout::UNKNOWN, |(head, _)| head)
     }
 
-    pub(crate) fn field(&self, layout: &'static Layout, meaning: Meaning) -> Option<u64> {
-        layout.view(&self.scratch.bytes).and_then(|view| view.u64(meaning))
+    pub(crate) fn patch(&mut self, meaning: Meaning, value: u64) {
+        self.scratch.patch(self.head(), meaning, value);
     }
 
-    pub(crate) fn status(&self, layout: &'static Layout) -> u32 {
-        let status = layout.view(&self.scratch.bytes).and_then(|view| view.u32(Meaning::Status));
-        status.unwrap_or(NV_OK)
+    pub(crate) fn status(&self) -> u32 {
+        let view = self.head().view(&self.scratch.bytes);
+        view.and_then(|view| view.u32(Meaning::Status)).unwrap_or(NV_OK)
     }
 
     /// Whether the driver says of the call that it has been done.
     pub(crate) fn was_done_already(&self) -> bool {
-        self.effects.said.is_some_and(|(head, already)| already.contains(&self.status(head)))
+        self.effects.said.is_some_and(|(_, already)| already.contains(&self.status()))
     }
 
     /// Copies the call's struct from the caller.
@@ -187,13 +190,13 @@ impl<'a> Case<'a> {
     }
 
     /// Refused, as the driver would.
-    pub(crate) fn answer(&mut self, answer: Answer, layout: Option<&Layout>) -> Over {
+    pub(crate) fn answer(&mut self, answer: Answer) -> Over {
         self.effects.counted = Count::Refused;
         self.retry.is_begun = false;
         let errno = match answer {
             Answer::Errno(errno) => errno,
             Answer::Status(status) => {
-                let patch = layout.and_then(|layout| refuse::status(layout, status));
+                let patch = refuse::status(self.head(), status);
                 match patch.is_some_and(|patch| patch.apply(&mut self.scratch.bytes)) {
                     true => {
                         self.effects.writes.keep_struct_alone();
@@ -208,9 +211,9 @@ impl<'a> Case<'a> {
     }
 
     /// Refused, for what isn't known; the log says what.
-    pub(crate) fn refused(&mut self, refusal: &Refusal, layout: Option<&Layout>) -> Over {
+    pub(crate) fn refused(&mut self, refusal: &Refusal) -> Over {
         self.log(&refusal.to_string());
-        self.answer(refusal.answer(), layout)
+        self.answer(refusal.answer())
     }
 
     pub(crate) fn executed(&mut self, made: impl IntoIterator<Item = Object>) -> Reply {
@@ -230,14 +233,9 @@ impl<'a> Case<'a> {
 
     /// Refused, for the quota: so many bytes of the container's GPU of that place in its order, when
     /// that was in use.
-    pub(crate) fn over_quota(
-        &mut self,
-        layout: Option<&Layout>,
-        (gpu, asked_bytes): (usize, u64),
-        usage: Usage,
-    ) -> Over {
+    pub(crate) fn over_quota(&mut self, (gpu, asked_bytes): (usize, u64), usage: Usage) -> Over {
         tell_over_quota(self, (gpu, asked_bytes), usage);
-        let reply = self.answer(refuse::OVER_QUOTA, layout);
+        let reply = self.answer(refuse::OVER_QUOTA);
         self.effects.counted = Count::OverQuota;
         reply
     }
@@ -262,8 +260,8 @@ pub(crate) fn tell_over_quota(case: &Case<'_>, (gpu, asked_bytes): (usize, u64),
 }
 
 /// Answered as if it had been made.
-pub(crate) fn pretended(case: &mut Case<'_>, layout: &Layout) -> Over {
-    let answered = case.answer(Answer::Status(rm::number::NV_OK), Some(layout));
+pub(crate) fn pretended(case: &mut Case<'_>) -> Over {
+    let answered = case.answer(Answer::Status(rm::number::NV_OK));
     case.effects.counted = Count::Executed;
     answered
 }

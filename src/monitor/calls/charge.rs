@@ -11,20 +11,20 @@ use crate::monitor::driver::monitor_client::Presence;
 use crate::monitor::journal::map::SetAside;
 use crate::monitor::state::books::Books;
 use crate::monitor::state::lane::OnLane;
+use crate::rm::Answer;
 use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Command, Layout};
 use std::time::Instant;
 
 /// Pages in which memory is charged at least.
 const PAGE_BYTES: u64 = 4096;
 
 /// Memory below what is no GPU of the container's is refused, as the driver does.
-pub(crate) fn on_no_gpu(case: &mut Case<'_>, object: Object, layout: &Layout) -> Over {
+pub(crate) fn on_no_gpu(case: &mut Case<'_>, object: Object) -> Over {
     let Object { client, parent, .. } = object;
     case.log(&format!("memory below {parent:#x} of client {client:#x}, which is no GPU's"));
-    case.answer(Answer::Status(NV_ERR_INVALID_OBJECT_PARENT), Some(layout))
+    case.answer(Answer::Status(NV_ERR_INVALID_OBJECT_PARENT))
 }
 
 /// Sets memory aside; where there isn't enough, the driver is asked what there is.
@@ -32,7 +32,6 @@ fn reserve(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
     memory: SetAside,
-    layout: &Layout,
 ) -> Result<Reservation, Over> {
     let SetAside { gpu, bytes, .. } = memory;
     let mut asked = false;
@@ -53,12 +52,12 @@ fn reserve(
             }
             Err(LedgerError::OverQuota { usage, .. }) => {
                 drop(books);
-                return Err(case.over_quota(Some(layout), (gpu, bytes), usage));
+                return Err(case.over_quota((gpu, bytes), usage));
             }
             Err(error) => {
                 drop(books);
                 case.log(&error.to_string());
-                return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
+                return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY)));
             }
         }
     }
@@ -72,38 +71,37 @@ fn reserve(
 pub(crate) fn make_charged(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
-    command: &Command,
     making: ToMake,
     memory: Option<(usize, u64)>,
     given: impl Fn(&Case<'_>) -> Option<u64>,
 ) -> Result<Option<Object>, Over> {
-    let ToMake { object, head, .. } = making;
+    let object = making.object;
     if case.retry.repeats && is_there(case, object) {
         let there = Answer::Status(NV_ERR_INSERT_DUPLICATE_NAME);
-        return Err(case.answer(there, Some(head)));
+        return Err(case.answer(there));
     }
     start_over(case, lane, object);
     let Some((gpu, asked_bytes)) = memory else {
-        let made = make(case, command, making)?;
+        let made = make(case, making)?;
         return Ok(made.map(|handle| note_made(case, object, handle)));
     };
     let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     let memory = SetAside { gpu, bytes: asked_bytes, client: object.client };
-    let reservation = reserve(case, lane, memory, head)?;
+    let reservation = reserve(case, lane, memory)?;
     // Others may have been on the lane meanwhile.
     if gpu_on(case, lane, object.client, object.parent) != Some(gpu) {
         case.books().ledger.cancel(reservation);
         case.slot.set_aside(None);
         case.log("memory below an object that was freed, or made anew, meanwhile");
-        return Err(case.answer(Answer::Status(NV_ERR_OBJECT_NOT_FOUND), Some(head)));
+        return Err(case.answer(Answer::Status(NV_ERR_OBJECT_NOT_FOUND)));
     }
-    let made = make(case, command, making);
+    let made = make(case, making);
     let given_bytes = given(case).unwrap_or(asked_bytes).max(asked_bytes);
     let mut books = case.books();
     books.ledger.cancel(reservation);
     let Ok(Some(handle)) = made else {
         case.slot.set_aside(None);
-        return Ok(made.map(|_| None)?);
+        return made.map(|_| None);
     };
     let (client, parent) = (Client(object.client), Handle(object.parent));
     let entry = Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
@@ -128,7 +126,7 @@ pub(crate) fn make_charged(
         }
         let usage = case.books().ledger.usage(gpu);
         let usage = usage.unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
-        return Err(case.over_quota(Some(head), (gpu, given_bytes), usage));
+        return Err(case.over_quota((gpu, given_bytes), usage));
     }
     Ok(Some(Object { client: object.client, parent: object.parent, handle }))
 }

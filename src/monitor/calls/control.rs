@@ -20,30 +20,25 @@ use crate::rm::control::{
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_PERMISSIONS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT,
 };
-use crate::rm::{Answer, Call, Command, Layout};
+use crate::rm::{Answer, Call};
 
-pub(crate) fn control(
-    case: &mut Case<'_>,
-    command: &Command,
-    layout: &'static Layout,
-    call: &Call,
-) -> Result<Reply, Over> {
+pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, Over> {
     let Call::Control { client, object, command: control, params, params_size, flags } = *call
     else {
         return Err(Errno::EINVAL.into());
     };
     let known = check(&case.parts.state.release, control, flags);
-    let known = known.map_err(|refusal| case.refused(&refusal, Some(layout)))?;
+    let known = known.map_err(|refusal| case.refused(&refusal))?;
     if let Known::Pretended(_) = known {
-        return Err(pretended(case, layout));
+        return Err(pretended(case));
     }
     if known == Known::Memory {
         let params = (params, params_size);
-        return show_memory(case, command, layout, (client, object), control, params);
+        return show_memory(case, (client, object), control, params);
     }
     let size = usize::try_from(params_size).unwrap_or(usize::MAX);
     if size > MAX_PARAMS_BYTES {
-        return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
+        return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)));
     }
     // Where there are none the driver says what it says to their size.
     if params != 0 {
@@ -52,31 +47,28 @@ pub(crate) fn control(
     if !clients::are_all(client, control, &case.scratch.params) {
         case.log(&format!("control {control:#x} of a client that isn't the caller's"));
         let denied = Answer::Status(NV_ERR_INSUFFICIENT_PERMISSIONS);
-        return Err(case.answer(denied, Some(layout)));
+        return Err(case.answer(denied));
     }
     if let Some(part) = Access::of(control, &case.scratch.params) {
-        return access(case, command, layout, &part, params);
+        return access(case, &part, params);
     }
     match known {
-        Known::Nested => nested(case, command, layout, control, params),
-        Known::Processes => processes(case, command, layout, control, params),
-        Known::Exports(does) => {
-            let place = (command, layout);
-            export_or_import(case, place, does, client, params)
-        }
+        Known::Nested => nested(case, control, params),
+        Known::Processes => processes(case, control, params),
+        Known::Exports(does) => export_or_import(case, does, client, params),
         Known::Opaque if points_into(&case.scratch.params, &case.parts.state.own_ranges) => {
-            Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
+            Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
         }
         // Those are dealt with by now.
         Known::Memory | Known::Pretended(_) | Known::Refused(_) => {
-            Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
+            Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
         }
         Known::Flat | Known::Opaque => {
             settle(case)?;
-            if before_control(case, (client, object), control, layout)? {
-                return Err(pretended(case, layout));
+            if before_control(case, (client, object), control)? {
+                return Err(pretended(case));
             }
-            let done = make_control(case, command, layout, params)?;
+            let done = make_control(case, params)?;
             after_control(case, (client, object), control, done);
             give_back(case, params, done);
             Ok(case.executed(None))
@@ -84,15 +76,9 @@ pub(crate) fn control(
     }
 }
 
-fn nested(
-    case: &mut Case<'_>,
-    command: &Command,
-    layout: &'static Layout,
-    control: u32,
-    params: u64,
-) -> Result<Reply, Over> {
+fn nested(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Over> {
     let pieces = Pieces::of(control, &case.scratch.params);
-    let pieces = pieces.map_err(|answer| case.answer(answer, Some(layout)))?;
+    let pieces = pieces.map_err(|answer| case.answer(answer))?;
     // Even of nothing there is an address.
     case.scratch.list.reset_list(pieces.bytes().max(8));
     for piece in pieces.iter().filter(|piece| piece.direction != Direction::Out) {
@@ -103,7 +89,7 @@ fn nested(
     for patch in pieces.to_copies(base) {
         let _ = patch.apply(&mut case.scratch.params);
     }
-    let made = make_control(case, command, layout, params);
+    let made = make_control(case, params);
     for patch in pieces.back() {
         let _ = patch.apply(&mut case.scratch.params);
     }
@@ -120,15 +106,9 @@ fn nested(
 }
 
 /// What tells of processes tells of the container's, as the caller numbers them.
-fn processes(
-    case: &mut Case<'_>,
-    command: &Command,
-    layout: &'static Layout,
-    control: u32,
-    params: u64,
-) -> Result<Reply, Over> {
+fn processes(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Over> {
     if !processes::is_size(control, case.scratch.params.len()) {
-        return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT), Some(layout)));
+        return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT)));
     }
     let ours = case.books().processes.clone();
     let target = case.target()?;
@@ -138,7 +118,7 @@ fn processes(
     scratch.list.reset(scratch.params.len());
     scratch.list.copy_from_slice(&scratch.params);
     processes::ask(control, &mut case.scratch.params, |pid| numbers.ours(pid));
-    if make_control(case, command, layout, params)? {
+    if make_control(case, params)? {
         let scratch = &mut *case.scratch;
         processes::show(control, &mut scratch.params, &scratch.list, |pid| numbers.theirs(pid));
         case.write_back(1, params, Copy::Params);

@@ -9,15 +9,8 @@ use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::make_control::make_control;
 use crate::rm::control::Direction;
 use crate::rm::control::debug::Access;
-use crate::rm::{Command, Layout};
 
-pub(crate) fn access(
-    case: &mut Case<'_>,
-    command: &Command,
-    layout: &'static Layout,
-    access: &Access,
-    params: u64,
-) -> Result<Reply, Over> {
+pub(crate) fn access(case: &mut Case<'_>, access: &Access, params: u64) -> Result<Reply, Over> {
     // No answer is kept of it.
     case.scratch.input.clear();
     for part in access.parts() {
@@ -30,7 +23,7 @@ pub(crate) fn access(
         for patch in part.patches(copy) {
             let _ = patch.apply(&mut case.scratch.params);
         }
-        let made = make_control(case, command, layout, params);
+        let made = make_control(case, params);
         for patch in access.patches() {
             let _ = patch.apply(&mut case.scratch.params);
         }

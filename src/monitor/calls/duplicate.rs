@@ -9,21 +9,19 @@ use crate::monitor::calls::groups::{enter_name_of_group, room_for_name};
 use crate::monitor::calls::handles::{ToMake, make, start_over, unmake};
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::lane::OnLane;
+use crate::rm::Answer;
 use crate::rm::call::Object;
 use crate::rm::number::{NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_NOT_SUPPORTED};
-use crate::rm::{Answer, Command, Layout};
 
 pub(crate) fn duplicate(
     case: &mut Case<'_>,
-    command: &Command,
-    layout: &'static Layout,
     object: Object,
     source: (u32, u32),
 ) -> Result<Reply, Over> {
     let lane = begin_on_lane(case)?;
-    let making = ToMake { object, handle: layout, head: layout };
-    let group = room_for_name(case, source, layout)?;
-    let made = name(case, &lane, command, making, source)?;
+    let making = ToMake { object, part: None };
+    let group = room_for_name(case, source)?;
+    let made = name(case, &lane, making, source)?;
     if let (Some(gpu), Some(made)) = (group, made) {
         enter_name_of_group(case, gpu, made, source);
     }
@@ -35,11 +33,10 @@ pub(crate) fn duplicate(
 fn name(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
-    command: &Command,
     making: ToMake,
     source: (u32, u32),
 ) -> Result<Option<Object>, Over> {
-    let ToMake { object, head, .. } = making;
+    let object = making.object;
     let process = case.target()?.process;
     start_over(case, lane, object);
     let mut books = case.books();
@@ -54,9 +51,9 @@ fn name(
     let shown = shown_below(case, lane, object.client, object.parent, gpu);
     if case.books().ledger.size().objects >= BOUNDS.objects {
         case.log("more objects or mappings than can be kept account of");
-        return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(head)));
+        return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
     }
-    let made = make(case, command, making)?;
+    let made = make(case, making)?;
     let Some(made) = made else { return Ok(None) };
     let (client, parent, handle) = (Client(object.client), Handle(object.parent), Handle(made));
     if is_known {
@@ -69,7 +66,7 @@ fn name(
     } else if case.rm()?.is_gpu_memory(object.client, made) {
         unmake(case, lane, object.client, object.parent, made);
         case.log("memory to be duplicated that was taken past the monitor");
-        return Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(head)));
+        return Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)));
     }
     Ok(Some(Object { client: object.client, parent: object.parent, handle: made }))
 }

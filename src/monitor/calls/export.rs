@@ -19,7 +19,7 @@ use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::import::import;
 use crate::monitor::calls::make_control::{give_back, make_control, settle};
-use crate::monitor::calls::object_file::{Control, denied, status_over};
+use crate::monitor::calls::object_file::{Control, denied};
 use crate::monitor::driver::export_files::Exported;
 use crate::monitor::journal::call_id::Making;
 use crate::monitor::node::device::{Device, Failure};
@@ -29,19 +29,18 @@ use crate::rm::export::{self, Does, Places};
 
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Command, Layout, Meaning};
+use crate::rm::{Answer, Meaning};
 
 /// A control of a caller's descriptor, made on ours of the same file.
 pub(crate) fn export_or_import(
     case: &mut Case<'_>,
-    (command, head): (&Command, &'static Layout),
     does: Does,
     client: u32,
     params: u64,
 ) -> Result<Reply, Over> {
     let Some(layout) = export::layout(&case.parts.state.release, does, case.scratch.params.len())
     else {
-        return Err(status_over(case, head, NV_ERR_INVALID_PARAM_STRUCT));
+        return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT)));
     };
     let descriptor = export::descriptor(layout, &case.scratch.params);
     let file = descriptor.and_then(|descriptor| {
@@ -50,17 +49,17 @@ pub(crate) fn export_or_import(
         (file.kind == NodeKind::Control).then_some(file)
     });
     let (Some(descriptor), Some(file)) = (descriptor, file) else {
-        return Err(status_over(case, head, NV_ERR_INVALID_PARAMETER));
+        return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER)));
     };
     let lane = match does {
         Does::Tell => settle(case).map(|()| None),
         _ => begin_on_lane(case).map(Some),
     }?;
     export::set_descriptor(layout, &mut case.scratch.params, file.descriptor());
-    let control = Control { command, head, layout, does, client, params };
+    let control = Control { layout, does, client, params };
     let done = match (&lane, export::places(layout, &case.scratch.params)) {
-        (None, _) => make_control(case, command, head, params).map(|done| (done, vec![])),
-        (_, None) => Err(status_over(case, head, NV_ERR_INVALID_PARAMETER)),
+        (None, _) => make_control(case, params).map(|done| (done, vec![])),
+        (_, None) => Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER))),
         (Some(lane), Some(places)) if matches!(does, Does::Export | Does::ExportList) => {
             export(case, lane, control, &places, &Arc::new(file)).map(|done| (done, vec![]))
         }
@@ -76,13 +75,13 @@ pub(crate) fn export_or_import(
 fn export(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
-    control: Control<'_>,
+    control: Control,
     places: &Places,
     file: &Arc<Device>,
 ) -> Result<bool, Over> {
-    let (parts, head) = (case.parts, control.head);
+    let parts = case.parts;
     let found = parts.exports.all.find(file, Some(parts.state.journal.next_hold()));
-    let (exported, is_new) = found.map_err(|why| denied(case, head, why))?;
+    let (exported, is_new) = found.map_err(|why| denied(case, why))?;
     // The worker before had come to tell of it.
     let mine = case.again && !case.slot.making().was_there;
     // One object is put into a file once; a list goes into what others of ours began.
@@ -91,7 +90,7 @@ fn export(
         _ => is_new && is_in_use(case, control.client, file),
     };
     let done = match begun {
-        true => Err(status_over(case, head, NV_ERR_STATE_IN_USE)),
+        true => Err(case.answer(Answer::Status(NV_ERR_STATE_IN_USE))),
         false => {
             if !case.again {
                 case.slot.set_executing(Making::one(control.client, 0, !is_new));
@@ -116,23 +115,23 @@ fn is_in_use(case: &Case<'_>, client: u32, file: &Device) -> bool {
 
 fn export_to(
     case: &mut Case<'_>,
-    control: Control<'_>,
+    control: Control,
     places: &Places,
     exported: &Exported,
     is_new: bool,
 ) -> Result<bool, Over> {
-    let (parts, head, of) = (case.parts, control.head, Client(control.client));
+    let (parts, of) = (case.parts, Client(control.client));
     let process = case.target()?.process;
     case.books().note_user(control.client, process);
     if is_new {
         // Before there is anything in it, so that no worker to come misses one.
         if parts.exports.hand_to_keeper(exported).is_err() {
-            return Err(status_over(case, head, NV_ERR_INSUFFICIENT_RESOURCES));
+            return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
         }
     }
     let of_the_host = of_the_host(case, control, places)?;
     if !parts.exports.clear(exported, |place| places.has(place)) {
-        return Err(status_over(case, head, NV_ERR_INSUFFICIENT_RESOURCES));
+        return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
     }
     let held = hold_all(&mut case.books(), (of, places), exported.number, &of_the_host);
     if let Err(error) = held {
@@ -141,7 +140,7 @@ fn export_to(
             LedgerError::Full => NV_ERR_INSUFFICIENT_RESOURCES,
             _ => NV_ERR_NOT_SUPPORTED,
         };
-        return Err(status_over(case, head, status));
+        return Err(case.answer(Answer::Status(status)));
     }
     let done = put_in(case, control, places, exported);
     if !matches!(done, Ok(true)) {
@@ -153,19 +152,19 @@ fn export_to(
     }
     parts.exports.clear(exported, |place| places.has(place));
     case.log("memory to be exported that was taken past the monitor");
-    Err(status_over(case, head, NV_ERR_NOT_SUPPORTED))
+    Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)))
 }
 
 /// Has the driver put objects into a file, where the worker before may have had it put some.
 fn put_in(
     case: &mut Case<'_>,
-    control: Control<'_>,
+    control: Control,
     places: &Places,
     exported: &Exported,
 ) -> Result<bool, Over> {
-    let Control { command, head, does, client, params, .. } = control;
-    let done = make_control(case, command, head, params)?;
-    let status = case.status(head);
+    let Control { does, client, params, .. } = control;
+    let done = make_control(case, params)?;
+    let status = case.status();
     if does != Does::Export || status != NV_ERR_STATE_IN_USE || !case.again {
         return Ok(done);
     }
@@ -178,7 +177,7 @@ fn put_in(
         Err(Failure::Status(status)) => status,
         Err(Failure::Errno(errno)) => return Err(errno.into()),
     };
-    case.patch(head, Meaning::Status, status.into());
+    case.patch(Meaning::Status, status.into());
     Ok(status == NV_OK)
 }
 
@@ -189,7 +188,7 @@ fn put_in(
 /// Where one isn't, and so may be memory that nobody has counted.
 fn of_the_host(
     case: &mut Case<'_>,
-    control: Control<'_>,
+    control: Control,
     places: &Places,
 ) -> Result<Vec<Handle>, Over> {
     let of = Client(control.client);
@@ -213,7 +212,7 @@ fn of_the_host(
     };
     let Some(stranger) = unknown.iter().find(is_not) else { return Ok(unknown) };
     case.log(&format!("an export of {:#x}, which is in no books", stranger.0));
-    Err(status_over(case, control.head, NV_ERR_NOT_SUPPORTED))
+    Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)))
 }
 
 /// Whether what was exported is no more than is charged.

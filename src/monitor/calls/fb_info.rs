@@ -10,31 +10,24 @@ use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::gpu_lookup::gpu;
 use crate::monitor::calls::make_control::make_control;
 use crate::rm::number::NV_ERR_INVALID_PARAM_STRUCT;
-use crate::rm::{Answer, Command, Layout, Meaning, fbinfo};
+use crate::rm::{Answer, Layout, Meaning, fbinfo};
 
 /// Totals of a `NVOS32`, as the container is to see them.
-pub(crate) fn show_usage(
-    case: &mut Case<'_>,
-    head: &'static Layout,
-    part: Option<&'static Layout>,
-    gpu: Option<usize>,
-) {
+pub(crate) fn show_usage(case: &mut Case<'_>, part: Option<&'static Layout>, gpu: Option<usize>) {
     let usage = gpu.and_then(|gpu| case.books().ledger.usage(gpu));
     let (total, free) = usage.map_or((0, 0), |usage| (usage.limit_bytes, usage.free_bytes()));
     // Whatever the driver left there, the GPU's own figures don't go out.
-    for layout in [Some(head), part].into_iter().flatten() {
-        let largest = case.field(layout, Meaning::LargestFree).unwrap_or(0).min(free);
-        case.patch(layout, Meaning::TotalMemory, total);
-        case.patch(layout, Meaning::FreeMemory, free);
-        case.patch(layout, Meaning::LargestFree, largest);
+    for part in [Some(case.head()), part].into_iter().flatten() {
+        let largest = case.scratch.field(part, Meaning::LargestFree).unwrap_or(0).min(free);
+        case.scratch.patch(part, Meaning::TotalMemory, total);
+        case.scratch.patch(part, Meaning::FreeMemory, free);
+        case.scratch.patch(part, Meaning::LargestFree, largest);
     }
 }
 
 /// `NV2080_CTRL_CMD_FB_GET_INFO`, in either form.
 pub(crate) fn show_memory(
     case: &mut Case<'_>,
-    command: &Command,
-    layout: &'static Layout,
     (client, object): (u32, u32),
     control: u32,
     (address, size): (u64, u32),
@@ -43,11 +36,11 @@ pub(crate) fn show_memory(
     let params = fbinfo::layout(&case.parts.state.release, control, size);
     let Some(params) = params else {
         let answer = Answer::Status(NV_ERR_INVALID_PARAM_STRUCT);
-        return Err(case.answer(answer, Some(layout)));
+        return Err(case.answer(answer));
     };
     case.read_params(address, size)?;
     let list = fbinfo::list(&case.parts.state.release, control, &case.scratch.params);
-    let list = list.map_err(|refusal| case.refused(&refusal, Some(layout)))?;
+    let list = list.map_err(|refusal| case.refused(&refusal))?;
     if let fbinfo::List::Elsewhere { address, entries } = list {
         case.scratch.list.reset_list(entries * fbinfo::ENTRY_BYTES);
         case.read_piece(address, (0, case.scratch.list.len()))?;
@@ -57,7 +50,7 @@ pub(crate) fn show_memory(
         }
     }
     case.still_waits()?;
-    if make_control(case, command, layout, address)? {
+    if make_control(case, address)? {
         show_quota(case, (client, object), list);
         case.write_back(1, address, Copy::Params);
     }

@@ -6,17 +6,11 @@ use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::driver::monitor_client::Presence;
 use crate::monitor::journal::call_id::{self};
+use crate::rm::Meaning;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Command, Layout, Meaning};
 
-pub(crate) fn free(
-    case: &mut Case<'_>,
-    command: &Command,
-    layout: &'static Layout,
-    client: u32,
-    handle: u32,
-) -> Result<Reply, Over> {
+pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Reply, Over> {
     let lane = begin_on_lane(case)?;
     let (of, object) = (Client(client), Handle(handle));
     let process = case.target()?.process;
@@ -25,8 +19,8 @@ pub(crate) fn free(
     let is_memory = books.ledger.charge_of(of, object).is_some();
     drop(books);
     case.slot.set_executing(call_id::Making::one(client, handle, true));
-    let called = case.call(command);
-    let mut status = case.status(layout);
+    let called = case.call();
+    let mut status = case.status();
     // A client that is gone is no client.
     let is_client = handle == client;
     let is_gone = match status {
@@ -37,7 +31,7 @@ pub(crate) fn free(
     let is_ours = case.again && is_gone && (!is_client || is_no_client(case, client));
     if is_ours || case.retry.repeats && is_gone {
         // It was this call that freed it, when it was made before.
-        case.patch(layout, Meaning::Status, NV_OK.into());
+        case.patch(Meaning::Status, NV_OK.into());
     }
     if is_ours {
         // And the worker before didn't come to enter that.

@@ -80,48 +80,49 @@ pub(crate) fn resource_manager(
 ) -> Result<Reply, Over> {
     let escape = escape.map_err(|unread| match unread {
         Unread::Memory(over) => over,
-        Unread::Refused(refusal) => case.refused(&refusal, None),
+        Unread::Refused(refusal) => case.refused(&refusal),
     })?;
     let ReadEscape { command, address, decoded, verdict, wrapped } = escape;
     case.write_back(0, address, Copy::Struct);
     case.effects.said = decoded.layout.map(|head| (head, &DONE_ALREADY[..]));
+    case.effects.command = command;
     match verdict {
         // Nothing is done, and whether it still waits is asked before it's told.
         Verdict::Refuse(answer) => {
             log_once(case, &decoded.call);
-            Err(case.answer(answer, decoded.layout))
+            Err(case.answer(answer))
         }
         // What continues is unwrapped anew by the driver, and could be any call by then, also
         // a control. Nobody wraps what fits a request.
-        Verdict::Continue(_) if wrapped => Err(case.answer(Answer::Errno(refuse::EINVAL), None)),
+        Verdict::Continue(_) if wrapped => Err(case.answer(Answer::Errno(refuse::EINVAL))),
         Verdict::Continue(passed) => {
             case.still_waits()?;
             if let (Passed::Client, Call::Alloc(alloc)) = (passed, &decoded.call) {
                 case.books().devices.unlearn_all(alloc.object.handle);
             }
             if let Call::Alloc(alloc) = &decoded.call {
-                enter_passing_channel(case, alloc, decoded.layout)?;
+                enter_passing_channel(case, alloc)?;
             }
             Ok(case.continued(passed))
         }
-        Verdict::Execute => execute(case, &command, &decoded),
+        Verdict::Execute => execute(case, &decoded),
     }
 }
 
 /// Each asks whether the caller still waits when it has read all it needs.
-fn execute(case: &mut Case<'_>, command: &Command, decoded: &Decoded) -> Result<Reply, Over> {
-    let Some(layout) = decoded.layout else { return execute_plain(case, command) };
+fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, Over> {
+    if decoded.layout.is_none() {
+        return execute_plain(case);
+    }
     match decoded.call {
-        Call::Alloc(alloc) => allocate(case, command, layout, &alloc),
-        Call::AllocMemory { object, .. } => allocate_memory(case, command, layout, object),
-        Call::VidHeap { client, parent, function } => {
-            heap(case, command, layout, client, parent, function)
-        }
-        Call::Free(object) => free(case, command, layout, object.client, object.handle),
+        Call::Alloc(alloc) => allocate(case, &alloc),
+        Call::AllocMemory { object, .. } => allocate_memory(case, object),
+        Call::VidHeap { client, parent, function } => heap(case, client, parent, function),
+        Call::Free(object) => free(case, object.client, object.handle),
         Call::Dup { object, source_client, source, .. } => {
-            duplicate(case, command, layout, object, (source_client, source))
+            duplicate(case, object, (source_client, source))
         }
-        Call::Control { .. } => control(case, command, layout, &decoded.call),
+        Call::Control { .. } => control(case, &decoded.call),
         // None of these is the monitor's to make (`policy::judge`).
         Call::AllocObject { .. }
         | Call::ExportDmabuf { .. }
@@ -129,14 +130,14 @@ fn execute(case: &mut Case<'_>, command: &Command, decoded: &Decoded) -> Result<
         | Call::OsEvent { .. }
         | Call::MapMemory { .. }
         | Call::Wrapped { .. }
-        | Call::Other { .. } => Err(case.answer(Answer::Errno(refuse::EINVAL), None)),
+        | Call::Other { .. } => Err(case.answer(Answer::Errno(refuse::EINVAL))),
     }
 }
 
 /// A call that takes, frees and shows no memory, whose struct has nothing of the caller's.
-fn execute_plain(case: &mut Case<'_>, command: &Command) -> Result<Reply, Over> {
+fn execute_plain(case: &mut Case<'_>) -> Result<Reply, Over> {
     case.still_waits()?;
-    case.call(command)?;
+    case.call()?;
     Ok(case.executed(None))
 }
 

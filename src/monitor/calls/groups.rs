@@ -8,10 +8,10 @@ use crate::monitor::journal::layout::{Reach, Record};
 use crate::monitor::state::books::Books;
 use crate::monitor::state::groups::{self, computes};
 use crate::monitor::state::lane::OnLane;
+use crate::rm::Answer;
 use crate::rm::call::{Alloc, Object};
 use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
 use crate::rm::number::{KEPLER_CHANNEL_GROUP_A, NV_ERR_INSUFFICIENT_RESOURCES};
-use crate::rm::{Answer, Layout};
 
 /// Above these a class that ends in [`ANY_CHANNEL`] is one of a channel.
 const HIGHEST_OBJECT: u32 = 0xff;
@@ -24,7 +24,6 @@ pub(crate) fn room_for_group(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
     alloc: &Alloc,
-    layout: &'static Layout,
 ) -> Result<Option<usize>, Over> {
     if alloc.class != KEPLER_CHANNEL_GROUP_A {
         return Ok(None);
@@ -33,8 +32,8 @@ pub(crate) fn room_for_group(
     start_over(case, lane, alloc.object);
     let Object { client, parent, .. } = alloc.object;
     match only_gpu(case).or_else(|| gpu_on(case, lane, client, parent)) {
-        Some(gpu) => room_on(case, gpu, layout).map(Some),
-        None => Err(on_no_gpu(case, alloc.object, layout)),
+        Some(gpu) => room_on(case, gpu).map(Some),
+        None => Err(on_no_gpu(case, alloc.object)),
     }
 }
 
@@ -42,26 +41,23 @@ pub(crate) fn room_for_group(
 pub(crate) fn room_for_name(
     case: &mut Case<'_>,
     (client, handle): (u32, u32),
-    layout: &'static Layout,
 ) -> Result<Option<usize>, Over> {
     let gpu = case.books().groups.gpu(client, handle);
-    gpu.map(|gpu| room_on(case, gpu, layout)).transpose()
+    gpu.map(|gpu| room_on(case, gpu)).transpose()
 }
 
 /// A channel that is let go on outside a group is entered as one, made or not. Whose handle the
 /// driver chooses is known by none, and counts until its client ends.
-pub(crate) fn enter_passing_channel(
-    case: &mut Case<'_>,
-    alloc: &Alloc,
-    layout: Option<&'static Layout>,
-) -> Result<(), Over> {
+pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Result<(), Over> {
     let Alloc { object, class, .. } = *alloc;
     let is_channel = class > HIGHEST_OBJECT && class & 0xff == ANY_CHANNEL;
-    let Some(layout) = layout.filter(|_| is_channel) else { return Ok(()) };
+    if !is_channel {
+        return Ok(());
+    }
     let of = case.books().groups.engine(object.client, object.parent);
     if let Some((gpu, engine)) = of {
         return match computes(engine) {
-            true => enter_computing_channel(case, gpu, object, layout),
+            true => enter_computing_channel(case, gpu, object),
             false => Ok(()),
         };
     }
@@ -73,13 +69,13 @@ pub(crate) fn enter_passing_channel(
         handle => handle,
     };
     let group = group(gpu, Object { handle, ..object }, false, None);
-    with_room_on(case, gpu, layout, |books| books.write(group))?;
+    with_room_on(case, gpu, |books| books.write(group))?;
     // Where the client may be another's, a channel of that name may be, too: it would be taken off the GPU.
     if own.is_none() || !computes(engine_of_channel(case, alloc)) {
         return Ok(());
     }
-    room_outside_groups(case, gpu, layout)?;
-    enter_computing_channel(case, gpu, object, layout)
+    room_outside_groups(case, gpu)?;
+    enter_computing_channel(case, gpu, object)
 }
 
 /// The engine of a channel that is to be made outside a group: `NV_CHANNEL_ALLOC_PARAMS.engineType`
@@ -95,11 +91,7 @@ fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
 
 /// Whether the container may have one more channel that computes outside a group: where its slices
 /// are set it has few, for none can be set of these.
-pub(crate) fn room_outside_groups(
-    case: &mut Case<'_>,
-    gpu: usize,
-    layout: &'static Layout,
-) -> Result<(), Over> {
+pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), Over> {
     let parts = case.parts;
     let is_bounded = parts.slices.shares.round(gpu).is_some_and(|round| !round.each);
     for attempt in 0..2 {
@@ -114,7 +106,7 @@ pub(crate) fn room_outside_groups(
         "a channel more than {MOST_OUTSIDE_GROUPS} that compute outside groups is refused: \
          its time can't be divided"
     ));
-    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
+    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
 }
 
 /// A channel that nobody was seen to make is scheduled by itself: it counts as one outside a group.
@@ -129,12 +121,7 @@ pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, 
 }
 
 /// A channel that computes is let go on.
-fn enter_computing_channel(
-    case: &mut Case<'_>,
-    gpu: usize,
-    object: Object,
-    layout: &'static Layout,
-) -> Result<(), Over> {
+fn enter_computing_channel(case: &mut Case<'_>, gpu: usize, object: Object) -> Result<(), Over> {
     let Object { client, parent, handle } = object;
     let process = case.target()?.process;
     let has_room = {
@@ -149,7 +136,7 @@ fn enter_computing_channel(
         return Ok(());
     }
     case.log("a channel more than can be known is refused");
-    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
+    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
 }
 
 /// A group was made, for that engine where it is known.
@@ -171,10 +158,9 @@ pub(crate) fn enter_unseen_group(
     case: &mut Case<'_>,
     gpu: usize,
     object: Object,
-    layout: &'static Layout,
 ) -> Result<(), Over> {
     let record = group(gpu, object, true, reach(case, ENGINE_GRAPHICS));
-    with_room_on(case, gpu, layout, |books| books.write(record))?;
+    with_room_on(case, gpu, |books| books.write(record))?;
     case.parts.slices.shares.wake();
     Ok(())
 }
@@ -186,17 +172,12 @@ fn reach(case: &Case<'_>, engine: u32) -> Option<Reach> {
 }
 
 /// The GPU, where it has room for one more group.
-fn room_on(case: &mut Case<'_>, gpu: usize, layout: &'static Layout) -> Result<usize, Over> {
-    with_room_on(case, gpu, layout, |_| ()).map(|()| gpu)
+fn room_on(case: &mut Case<'_>, gpu: usize) -> Result<usize, Over> {
+    with_room_on(case, gpu, |_| ()).map(|()| gpu)
 }
 
 /// Enters what takes room for one more group on a GPU, where there is some.
-fn with_room_on(
-    case: &mut Case<'_>,
-    gpu: usize,
-    layout: &'static Layout,
-    enter: impl Fn(&mut Books),
-) -> Result<(), Over> {
+fn with_room_on(case: &mut Case<'_>, gpu: usize, enter: impl Fn(&mut Books)) -> Result<(), Over> {
     let parts = case.parts;
     let most = parts.state.settings.channel_groups;
     for attempt in 0..2 {
@@ -217,7 +198,7 @@ fn with_room_on(
         ),
         false => format!("a channel group more than {} of a container", groups::MOST),
     });
-    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)))
+    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
 }
 
 fn group(gpu: usize, object: Object, certain: bool, reach: Option<Reach>) -> Record {

@@ -1,23 +1,20 @@
 //! Objects that the driver is asked to make, under a handle of the caller's choice or of ours.
 
 use crate::ledger::{Client, Handle};
-use crate::monitor::calls::case::Case;
+use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::journal::call_id::{self, nth_handle};
 use crate::monitor::state::lane::OnLane;
 use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Command, Layout, Meaning};
-use nix::errno::Errno;
+use crate::rm::{Layout, Meaning};
 
 /// Where a call that makes an object has what is needed to make it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ToMake {
     pub(crate) object: Object,
-    /// Layout of the handle, which may lie in a part of the struct of its own.
-    pub(crate) handle: &'static Layout,
-    /// Layout of the status.
-    pub(crate) head: &'static Layout,
+    /// The part of the struct that has the handle, where that is one of its own.
+    pub(crate) part: Option<&'static Layout>,
 }
 
 /// How often a handle that is free is looked for, before that is left to the driver after all.
@@ -25,12 +22,9 @@ const TRIES: u32 = 4;
 
 /// Asks the driver to make an object, and tells the handle it got; `None` where it
 /// wasn't made, and the struct says why.
-pub(crate) fn make(
-    case: &mut Case<'_>,
-    command: &Command,
-    making: ToMake,
-) -> Result<Option<u32>, Errno> {
-    let ToMake { object, handle: place, head } = making;
+pub(crate) fn make(case: &mut Case<'_>, making: ToMake) -> Result<Option<u32>, Over> {
+    let ToMake { object, part } = making;
+    let place = part.unwrap_or(case.head());
     let chosen = object.handle != 0;
     let was_there = case.again && case.slot.making().was_there;
     let mut handle = if chosen { object.handle } else { next_handle(case) };
@@ -40,25 +34,24 @@ pub(crate) fn make(
         is_group || books.ledger.contains(Client(object.client), Handle(handle))
     };
     for attempt in 0..=TRIES {
-        case.patch(place, Meaning::Handle, handle.into());
-        case.patch(head, Meaning::Status, NV_OK.into());
+        case.scratch.patch(place, Meaning::Handle, handle.into());
+        case.patch(Meaning::Status, NV_OK.into());
         let there = was_there || known(case, handle);
         case.slot.set_executing(call_id::Making::one(object.client, handle, there));
-        let Some(device) = &case.device else { return Err(Errno::EBADF) };
-        device.call(command, &mut case.scratch.bytes)?;
-        match case.status(head) {
+        case.call()?;
+        match case.status() {
             NV_OK => break,
             NV_ERR_INSERT_DUPLICATE_NAME if !chosen && attempt < TRIES => {
                 handle = if attempt + 1 < TRIES { next_handle(case) } else { 0 };
             }
             _ => {
-                case.patch(place, Meaning::Handle, object.handle.into());
+                case.scratch.patch(place, Meaning::Handle, object.handle.into());
                 return Ok(None);
             }
         }
     }
-    let made = case.field(place, Meaning::Handle).and_then(|made| u32::try_from(made).ok());
-    Ok(Some(made.unwrap_or(handle)).filter(|_| case.status(head) == NV_OK))
+    let made = case.scratch.field(place, Meaning::Handle).and_then(|made| u32::try_from(made).ok());
+    Ok(Some(made.unwrap_or(handle)).filter(|_| case.status() == NV_OK))
 }
 
 /// The handle of what a worker before may have made for this call, where that is made again.

@@ -6,11 +6,12 @@ use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::handles::{next_handles, unmake};
 use crate::monitor::calls::make_control::make_control;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::monitor::calls::object_file::{Control, denied, status_over};
+use crate::monitor::calls::object_file::{Control, denied};
 use crate::monitor::journal::call_id::{Making, nth_handle};
 use crate::monitor::node::device::Device;
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::lane::OnLane;
+use crate::rm::Answer;
 use crate::rm::call::Object;
 use crate::rm::export::{self, Places};
 use crate::rm::number::*;
@@ -21,13 +22,13 @@ use std::sync::Arc;
 pub(crate) fn import(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
-    control: Control<'_>,
+    control: Control,
     places: &Places,
     file: &Arc<Device>,
 ) -> Result<(bool, Vec<Object>), Over> {
-    let Control { command, head, layout, client, params, .. } = control;
+    let Control { layout, client, params, .. } = control;
     let found = case.parts.exports.all.find(file, None);
-    let (exported, _) = found.map_err(|why| denied(case, head, why))?;
+    let (exported, _) = found.map_err(|why| denied(case, why))?;
     let parent = places.parent;
     let hold = |place: u32| Hold::Export { file: exported.number, index: place };
     let process = case.target()?.process;
@@ -45,7 +46,7 @@ pub(crate) fn import(
     drop(books);
     if wanted.len() > room {
         case.log("more objects than can be kept account of");
-        return Err(status_over(case, head, NV_ERR_INSUFFICIENT_RESOURCES));
+        return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
     }
     let unchosen = wanted.iter().filter(|(_, object, _)| *object == 0).count();
     let before = case.slot.making();
@@ -76,7 +77,7 @@ pub(crate) fn import(
     let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
     case.slot.set_executing(Making { client, handle: theirs.unwrap_or(first), more, was_there });
     let shown = shown_below(case, lane, client, parent, gpu);
-    let done = make_control(case, command, head, params);
+    let done = make_control(case, params);
     let done_well = matches!(done, Ok(true));
     let stakes: Vec<(u32, Option<u32>)> = (places.first..)
         .take(if done_well { places.objects.len() } else { 0 })

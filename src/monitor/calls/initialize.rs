@@ -10,10 +10,8 @@ use crate::monitor::calls::uvm_file::{ask, kept};
 use crate::monitor::journal::layout::Maker;
 use crate::monitor::state::makers::Initialization;
 use crate::monitor::uvm::address_spaces::{image, is_randomized};
-use crate::rm::number::{
-    NV_ERR_BUSY_RETRY, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED, UVM_INITIALIZE,
-};
-use crate::rm::{Answer, Layout, uvm};
+use crate::rm::number::{NV_ERR_BUSY_RETRY, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED};
+use crate::rm::{Answer, uvm};
 
 /// How long a call waits for another one that isn't over.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -31,33 +29,28 @@ impl Drop for InitTurn<'_> {
 }
 
 /// HMM is off in what the caller is about to ask; where a GPU is registered is looked again.
-pub(crate) fn initialize(
-    case: &mut Case<'_>,
-    layout: &'static Layout,
-    address: u64,
-    flags: u64,
-) -> Result<Reply, Over> {
+pub(crate) fn initialize(case: &mut Case<'_>, address: u64, flags: u64) -> Result<Reply, Over> {
     let process = case.target()?.process;
-    let file = kept(case, layout)?;
-    if let Some(patch) = uvm::without_hmm(layout, flags) {
+    let file = kept(case)?;
+    if let Some(patch) = uvm::without_hmm(case.head(), flags) {
         let _ = patch.apply(&mut case.scratch.bytes);
     }
-    if is_initialized(case, layout)? {
+    if is_initialized(case)? {
         return initialize_again(case);
     }
     let Some(image) = image(process).filter(|_| is_randomized(process)) else {
         case.log("a program that can't be told from the next: its addresses aren't random");
-        return Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout)));
+        return Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)));
     };
     let place = case.device()?.place;
     if !case.books().note_node(place) {
         case.log("more nodes of nvidia-uvm than can be kept account of");
-        return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY), Some(layout)));
+        return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY)));
     }
     case.target()?.write(&[Some((address, &case.scratch.bytes))])?;
-    let turn = turn_to_initialize(case, layout)?;
+    let turn = turn_to_initialize(case)?;
     // Nobody else can do it now.
-    if is_initialized(case, layout)? {
+    if is_initialized(case)? {
         return initialize_again(case);
     }
     // Or it was a stranger's program.
@@ -73,22 +66,19 @@ pub(crate) fn initialize(
 
 /// Again it binds nothing, whoever asks: it says whether the flags are the same.
 fn initialize_again(case: &mut Case<'_>) -> Result<Reply, Over> {
-    ask(case, UVM_INITIALIZE)?;
+    ask(case)?;
     Ok(case.executed(None))
 }
 
 /// Whether the call's file was initialized.
-pub(crate) fn is_initialized(case: &mut Case<'_>, layout: &'static Layout) -> Result<bool, Over> {
+pub(crate) fn is_initialized(case: &mut Case<'_>) -> Result<bool, Over> {
     let known = case.parts.uvm.is_initialized(case.device()?);
-    known.ok_or_else(|| case.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)))
+    known.ok_or_else(|| case.answer(Answer::Status(NV_ERR_BUSY_RETRY)))
 }
 
 /// Waits until nobody else initializes a file. Who keeps others waiting for long has a call of its
 /// own that doesn't end, or runs on without another, in this container.
-fn turn_to_initialize<'a>(
-    case: &mut Case<'a>,
-    layout: &'static Layout,
-) -> Result<InitTurn<'a>, Over> {
+fn turn_to_initialize<'a>(case: &mut Case<'a>) -> Result<InitTurn<'a>, Over> {
     let parts = case.parts;
     let mut since = (None, Instant::now());
     loop {
@@ -110,7 +100,7 @@ fn turn_to_initialize<'a>(
         }
         if since.1.elapsed() >= PATIENCE {
             case.log("a file of nvidia-uvm, while another's initialization isn't over");
-            return Err(case.answer(Answer::Status(NV_ERR_BUSY_RETRY), Some(layout)));
+            return Err(case.answer(Answer::Status(NV_ERR_BUSY_RETRY)));
         }
         std::thread::sleep(LOOK);
     }

@@ -3,8 +3,8 @@
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::case::retry::begin;
 use crate::monitor::calls::case::{Case, Over};
+use crate::rm::Meaning;
 use crate::rm::number::NV_OK;
-use crate::rm::{Command, Layout, Meaning};
 
 /// Bytes of parameters of which an answer is kept for a caller that was interrupted: what
 /// is larger tells something, and can be asked again.
@@ -20,19 +20,14 @@ pub(crate) fn settle(case: &mut Case<'_>) -> Result<(), Over> {
 }
 
 /// Makes it on the parameters that we have, and tells whether it was done.
-pub(crate) fn make_control(
-    case: &mut Case<'_>,
-    command: &Command,
-    layout: &'static Layout,
-    params: u64,
-) -> Result<bool, Over> {
+pub(crate) fn make_control(case: &mut Case<'_>, params: u64) -> Result<bool, Over> {
     // Where the caller has none, the driver gets none.
     let ours = if params == 0 { 0 } else { case.scratch.params.address() };
-    case.patch(layout, Meaning::Params, ours);
-    let called = case.call(command);
-    case.patch(layout, Meaning::Params, params);
+    case.patch(Meaning::Params, ours);
+    let called = case.call();
+    case.patch(Meaning::Params, params);
     called?;
-    Ok(case.status(layout) == NV_OK)
+    Ok(case.status() == NV_OK)
 }
 
 /// The parameters go back. Of a control that failed too, where it says something in them;

@@ -5,13 +5,11 @@ use crate::monitor::driver::export_files::Denied;
 use crate::rm::export::Does;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Command, Layout};
+use crate::rm::{Answer, Layout};
 
 /// An export or an import that is to be made.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Control<'a> {
-    pub(crate) command: &'a Command,
-    pub(crate) head: &'static Layout,
+pub(crate) struct Control {
     /// Of its parameters.
     pub(crate) layout: &'static Layout,
     pub(crate) does: Does,
@@ -20,11 +18,7 @@ pub(crate) struct Control<'a> {
     pub(crate) params: u64,
 }
 
-pub(crate) fn status_over(case: &mut Case<'_>, head: &'static Layout, status: u32) -> Over {
-    case.answer(Answer::Status(status), Some(head))
-}
-
-pub(crate) fn denied(case: &mut Case<'_>, head: &'static Layout, denied: Denied) -> Over {
+pub(crate) fn denied(case: &mut Case<'_>, denied: Denied) -> Over {
     let (what, status) = match denied {
         Denied::Unknown => {
             ("an import of what this container didn't export", NV_ERR_INVALID_PARAMETER)
@@ -32,5 +26,5 @@ pub(crate) fn denied(case: &mut Case<'_>, head: &'static Layout, denied: Denied)
         Denied::Full => ("more exports than can be kept account of", NV_ERR_INSUFFICIENT_RESOURCES),
     };
     case.log(what);
-    status_over(case, head, status)
+    case.answer(Answer::Status(status))
 }

@@ -109,7 +109,7 @@ fn write(case: &Case<'_>) -> Result<(), Errno> {
 
 /// Whether the driver has done it, as far as it says.
 fn is_ok(case: &Case<'_>) -> bool {
-    case.effects.said.is_some_and(|(head, _)| case.status(head) == NV_OK)
+    case.effects.said.is_some() && case.status() == NV_OK
 }
 
 fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> Result<Reply, Over> {
@@ -159,7 +159,7 @@ fn refuse_grown(case: &mut Case<'_>, descriptor: i32, request: u64) -> Result<()
     }
     let command = Command::of_ioctl(request);
     match rm::decode(&case.parts.state.release, command, &vec![0; command.size()]) {
-        Err(refusal) => Err(case.refused(&refusal, None)),
-        Ok(_) => Err(case.answer(Answer::Errno(refuse::EINVAL), None)),
+        Err(refusal) => Err(case.refused(&refusal)),
+        Ok(_) => Err(case.answer(Answer::Errno(refuse::EINVAL))),
     }
 }

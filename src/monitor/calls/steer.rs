@@ -9,7 +9,6 @@ use crate::monitor::compute::shares::set_slice;
 use crate::monitor::journal::layout::Reach;
 use crate::monitor::state::channels::ChannelName;
 use crate::monitor::state::groups::DueSlice;
-use crate::rm::Layout;
 use crate::rm::call::Object;
 use crate::rm::number::{
     NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,
@@ -33,15 +32,14 @@ pub(crate) fn before_control(
     case: &mut Case<'_>,
     (client, object): (u32, u32),
     control: u32,
-    layout: &'static Layout,
 ) -> Result<bool, Over> {
     match control {
         NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => {
-            slice_first(case, client, object, layout)?;
+            slice_first(case, client, object)?;
             Ok(false)
         }
         control if schedules_a_channel(control) => {
-            room_for_unseen_channel(case, (client, object), layout)?;
+            room_for_unseen_channel(case, (client, object))?;
             Ok(false)
         }
         NVA06C_CTRL_CMD_SET_TIMESLICE => {
@@ -61,12 +59,7 @@ pub(crate) fn before_control(
 }
 
 /// Sets the slice of a group before it is scheduled.
-fn slice_first(
-    case: &mut Case<'_>,
-    client: u32,
-    handle: u32,
-    layout: &'static Layout,
-) -> Result<(), Over> {
+fn slice_first(case: &mut Case<'_>, client: u32, handle: u32) -> Result<(), Over> {
     let Some(gpu) = gpu_of_unseen(case, client, handle) else { return Ok(()) };
     let Some(round) = case.parts.slices.round_of_groups(gpu) else { return Ok(()) };
     if !case.books().groups.contains(client, handle) {
@@ -76,7 +69,7 @@ fn slice_first(
         if set_slice(case.rm()?, &due).is_err() {
             return Ok(());
         }
-        enter_unseen_group(case, gpu, Object { client, parent: 0, handle }, layout)?;
+        enter_unseen_group(case, gpu, Object { client, parent: 0, handle })?;
     }
     let due = {
         let books = case.books();
@@ -107,15 +100,11 @@ pub(crate) fn after_control(case: &mut Case<'_>, of: ChannelName, control: u32, 
 }
 
 /// A channel that nobody was seen to make is one outside a group.
-fn room_for_unseen_channel(
-    case: &mut Case<'_>,
-    channel: ChannelName,
-    layout: &'static Layout,
-) -> Result<(), Over> {
+fn room_for_unseen_channel(case: &mut Case<'_>, channel: ChannelName) -> Result<(), Over> {
     if !case.parts.state.books().knows_channel(channel)
         && let Some(gpu) = gpu_of_unseen(case, channel.0, channel.1)
     {
-        room_outside_groups(case, gpu, layout)?;
+        room_outside_groups(case, gpu)?;
     }
     Ok(())
 }

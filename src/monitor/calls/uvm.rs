@@ -22,7 +22,7 @@ use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::initialize::{initialize, is_initialized};
 use crate::monitor::calls::policy::{self, Verdict};
 use crate::monitor::calls::uvm_file::{
-    ask, control_file, gpu_of, on_lane_with_file, refuse_orphaned, uvm_status,
+    ask, control_file, gpu_of, on_lane_with_file, refuse_orphaned,
 };
 use crate::monitor::calls::uvm_maps::{map_in, mapping_gpus};
 use crate::monitor::calls::uvm_ranges::{
@@ -36,7 +36,7 @@ use crate::rm::number::{
     UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE,
 };
 use crate::rm::uvm::{self, Call};
-use crate::rm::{Answer, Layout, Meaning};
+use crate::rm::{Answer, Meaning};
 
 /// Flags that an initialized file may have. HMM is off, or the host's memory would move to the GPU
 /// by itself.
@@ -50,30 +50,28 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
     let release = &case.parts.state.release;
     let number = uvm::number(request);
     let size = uvm::params_size(release, number);
-    let size = size.map_err(|refusal| case.refused(&refusal, None))?;
+    let size = size.map_err(|refusal| case.refused(&refusal))?;
     case.read_struct(argument, size)?;
     let decoded = uvm::decode(release, number, &case.scratch.bytes);
-    let decoded = decoded.map_err(|refusal| case.refused(&refusal, None))?;
+    let decoded = decoded.map_err(|refusal| case.refused(&refusal))?;
     case.still_waits()?;
     if size > 0 {
         case.write_back(0, argument, Copy::Struct);
     }
+    case.effects.said = decoded.layout.map(|head| (head, done_already(&decoded.call)));
     match policy::judge_uvm(&decoded.call) {
-        Verdict::Refuse(answer) => return Err(case.answer(answer, decoded.layout)),
+        Verdict::Refuse(answer) => return Err(case.answer(answer)),
         Verdict::Continue(passed) => {
             return match (decoded.call, decoded.layout) {
-                (Call::Initialize { flags }, Some(layout)) => {
-                    initialize(case, layout, argument, flags)
-                }
+                (Call::Initialize { flags }, Some(_)) => initialize(case, argument, flags),
                 _ => Ok(case.continued(passed)),
             };
         }
-        Verdict::Execute => {
-            case.effects.said = decoded.layout.map(|head| (head, done_already(&decoded.call)));
-            wait_for_turn(case)?;
-        }
+        Verdict::Execute => wait_for_turn(case)?,
     }
-    let Some(layout) = decoded.layout else { return Ok(Reply::Errno(Errno::EINVAL as i32)) };
+    if decoded.layout.is_none() {
+        return Err(Errno::EINVAL.into());
+    }
     match decoded.call {
         // Before anything can be on a GPU by it, its file is kept.
         Call::RegisterGpu { partition, .. } => {
@@ -81,37 +79,35 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
                 0.. => control_file(case, partition.descriptor).ok().flatten(),
                 _ => None,
             };
-            on_lane_with_file(case, layout, |case, _, file| {
-                register(case, number, layout, file, (partition.descriptor, control.as_ref()))
+            on_lane_with_file(case, |case, _, file| {
+                register(case, file, (partition.descriptor, control.as_ref()))
             })
         }
         Call::MapExternal { range, memory, .. } => {
-            let gpus = mapping_gpus(case, layout)?;
-            let span = span(case, layout, range)?;
+            let gpus = mapping_gpus(case)?;
+            let span = span(case, range)?;
             let control = control_file(case, memory.descriptor)?;
-            on_lane_with_file(case, layout, |case, lane, UvmFile { number: file, .. }| {
+            on_lane_with_file(case, |case, lane, UvmFile { number: file, .. }| {
                 let tree = |gpu: &u16| Tree { file: *file, gpu: *gpu };
                 let trees = gpus.iter().map(tree).collect();
-                map_in(case, lane, (number, layout), &trees, span, (memory, control.as_ref()))
+                map_in(case, lane, &trees, span, (memory, control.as_ref()))
             })
         }
         Call::AllocDeviceP2p { range, memory, .. } => {
-            let span = span(case, layout, range)?;
+            let span = span(case, range)?;
             let control = control_file(case, memory.descriptor)?;
-            make_range(case, layout, range, |case, lane, file| {
+            make_range(case, range, |case, lane, file| {
                 let trees = BTreeSet::from([Tree { file, gpu: NO_GPU }]);
-                map_in(case, lane, (number, layout), &trees, span, (memory, control.as_ref()))
+                map_in(case, lane, &trees, span, (memory, control.as_ref()))
             })
         }
-        Call::AllocSemaphorePool(range) => make_range(case, layout, range, |case, _, _| {
-            ask(case, number)?;
+        Call::AllocSemaphorePool(range) => make_range(case, range, |case, _, _| {
+            ask(case)?;
             Ok(case.executed(None))
         }),
-        Call::UnmapExternal { range, uuid } => unmap(case, number, layout, uuid, range),
-        Call::UnregisterGpu { uuid } | Call::UnregisterVaSpace { uuid } => {
-            unregister(case, number, layout, uuid)
-        }
-        Call::Free { base, length } => free_range(case, number, layout, base, length),
+        Call::UnmapExternal { range, uuid } => unmap(case, uuid, range),
+        Call::UnregisterGpu { uuid } | Call::UnregisterVaSpace { uuid } => unregister(case, uuid),
+        Call::Free { base, length } => free_range(case, base, length),
         // None of these is the monitor's to make (`policy::judge_uvm`).
         Call::Initialize { .. }
         | Call::MmInitialize { .. }
@@ -119,9 +115,7 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
         | Call::RegisterChannel { .. }
         | Call::CreateExternalRange(_)
         | Call::MapDynamicParallelism(_)
-        | Call::Other { .. } => {
-            Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED), Some(layout)))
-        }
+        | Call::Other { .. } => Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED))),
     }
 }
 
@@ -129,43 +123,41 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
 /// than it has fails. And where its maker lives, with whom it ends, which is entered before.
 fn register(
     case: &mut Case<'_>,
-    number: u32,
-    layout: &'static Layout,
     file: &UvmFile,
     (descriptor, control): (i32, Option<&Device>),
 ) -> Result<Reply, Over> {
-    if !is_initialized(case, layout)? {
-        return Err(case.answer(Answer::Status(NV_ERR_ILLEGAL_ACTION), Some(layout)));
+    if !is_initialized(case)? {
+        return Err(case.answer(Answer::Status(NV_ERR_ILLEGAL_ACTION)));
     }
     let is_alone = case.parts.uvm.has_flags(case.device()?, ALONE);
     if !is_alone {
-        judge_flags(case, layout)?;
+        judge_flags(case)?;
     } else if !case.parts.uvm.bind_to_maker(file) {
-        return Err(refuse_orphaned(case, layout));
+        return Err(refuse_orphaned(case));
     }
     let number_of = control.map_or(-1, Device::descriptor);
-    case.patch(layout, Meaning::Descriptor, u64::from(number_of.cast_unsigned()));
+    case.patch(Meaning::Descriptor, u64::from(number_of.cast_unsigned()));
     // The GPU's node must be open in the process that asks (`osIsGpuAccessible`, nv_gpu_ops.c).
     let own = case.parts.driver.own_client();
-    let asked = ask(case, number);
+    let asked = ask(case);
     drop(own);
-    case.patch(layout, Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
+    case.patch(Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
     asked?;
     if case.again && case.was_done_already() {
         // By the worker before.
-        case.patch(layout, Meaning::Status, NV_OK.into());
+        case.patch(Meaning::Status, NV_OK.into());
     }
     // What was no memory of a GPU's may become such.
     case.parts.mappings.spaces.look_at_all();
-    if is_alone && uvm_status(case, layout) == NV_OK && case.parts.uvm.is_orphaned(file) {
+    if is_alone && case.status() == NV_OK && case.parts.uvm.is_orphaned(file) {
         case.parts.uvm.unregister_gpus(case.device()?);
-        return Err(refuse_orphaned(case, layout));
+        return Err(refuse_orphaned(case));
     }
     Ok(case.executed(None))
 }
 
 /// Whether a file may have a GPU that isn't of one memory without HMM.
-fn judge_flags(case: &mut Case<'_>, layout: &'static Layout) -> Result<(), Over> {
+fn judge_flags(case: &mut Case<'_>) -> Result<(), Over> {
     let is_shared = case.parts.uvm.has_flags(case.device()?, SHARED);
     if is_shared && case.parts.state.settings.managed == Managed::Refuse {
         return Ok(());
@@ -176,20 +168,13 @@ fn judge_flags(case: &mut Case<'_>, layout: &'static Layout) -> Result<(), Over>
         case.log("nvidia-uvm was initialized with HMM all the same");
         case.parts.processes.kill(case.target()?.process, Event::killed_past_the_monitor());
     }
-    Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)))
+    Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
 }
 
 /// All of a GPU's mappings end; one that isn't registered has none.
-fn unregister(
-    case: &mut Case<'_>,
-    number: u32,
-    layout: &'static Layout,
-    uuid: [u8; 16],
-) -> Result<Reply, Over> {
+fn unregister(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, Over> {
     end_mappings(
         case,
-        number,
-        layout,
         |_, _| true,
         |case, file| {
             if let Some(gpu) = gpu_of(case, uuid) {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::ledger::{ChargeId, Client, Entry, Handle, Span, Tree};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::uvm_file::{ask, gpu_of, uvm_status};
+use crate::monitor::calls::uvm_file::{ask, gpu_of};
 use crate::monitor::driver::stakes::Source as Staked;
 use crate::monitor::node::device::{Device, Failure, Rm};
 use crate::monitor::state::books::BOUNDS;
@@ -15,16 +15,16 @@ use crate::rm::number::{
     NV_ERR_NOT_SUPPORTED, NV_OK,
 };
 use crate::rm::uvm::{self, Source};
-use crate::rm::{Answer, Layout, Meaning};
+use crate::rm::{Answer, Meaning};
 
 /// The GPUs that a mapping is for.
-pub(crate) fn mapping_gpus(case: &mut Case<'_>, layout: &'static Layout) -> Result<Vec<u16>, Over> {
-    let Some(uuids) = uvm::mapping_gpus(layout, &case.scratch.bytes) else {
-        return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT), Some(layout)));
+pub(crate) fn mapping_gpus(case: &mut Case<'_>) -> Result<Vec<u16>, Over> {
+    let Some(uuids) = uvm::mapping_gpus(case.head(), &case.scratch.bytes) else {
+        return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)));
     };
     // No other can be registered.
     let gpus: Option<Vec<u16>> = uuids.into_iter().map(|uuid| gpu_of(case, uuid)).collect();
-    gpus.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_DEVICE), Some(layout)))
+    gpus.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_DEVICE)))
 }
 
 /// Enters what may be mapped before the driver is asked, beside what is: where it fails
@@ -32,7 +32,6 @@ pub(crate) fn mapping_gpus(case: &mut Case<'_>, layout: &'static Layout) -> Resu
 pub(crate) fn map_in(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
-    (number, layout): (u32, &'static Layout),
     trees: &BTreeSet<Tree>,
     span: Span,
     (memory, control): (Source, Option<&Device>),
@@ -45,7 +44,7 @@ pub(crate) fn map_in(
     if charge.is_some() && books.ledger.size().holds + trees.len() > BOUNDS.holds {
         drop(books);
         case.log("more mappings than can be kept account of");
-        return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)));
+        return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
     }
     let mut fresh = Vec::new();
     for tree in trees.iter().copied() {
@@ -57,7 +56,7 @@ pub(crate) fn map_in(
     }
     drop(books);
     let status = match control {
-        Some(control) => map_from_own(case, lane, (number, layout), (memory, control), charge),
+        Some(control) => map_from_own(case, lane, (memory, control), charge),
         None => Ok(NV_ERR_INVALID_ARGUMENT),
     };
     let mut books = case.books();
@@ -75,7 +74,7 @@ pub(crate) fn map_in(
     }
     drop(books);
     case.parts.stakes.free_stakes(lane);
-    case.patch(layout, Meaning::Status, status?.into());
+    case.patch(Meaning::Status, status?.into());
     Ok(case.executed(None))
 }
 
@@ -84,7 +83,6 @@ pub(crate) fn map_in(
 fn map_from_own(
     case: &mut Case<'_>,
     _: &OnLane<'_>,
-    (number, layout): (u32, &'static Layout),
     (memory, control): (Source, &Device),
     charge: Option<ChargeId>,
 ) -> Result<u32, Over> {
@@ -116,17 +114,17 @@ fn map_from_own(
         None => Staked { handle: duplicate, stays: false },
     };
     let descriptor = u64::from(own.control.descriptor().cast_unsigned());
-    case.patch(layout, Meaning::Descriptor, descriptor);
-    case.patch(layout, Meaning::Client, own.client.into());
-    case.patch(layout, Meaning::Handle, source.handle.into());
-    let asked = ask(case, number);
+    case.patch(Meaning::Descriptor, descriptor);
+    case.patch(Meaning::Client, own.client.into());
+    case.patch(Meaning::Handle, source.handle.into());
+    let asked = ask(case);
     if !source.stays {
         own.give_back(source.handle);
     }
     let descriptor = u64::from(memory.descriptor.cast_unsigned());
-    case.patch(layout, Meaning::Descriptor, descriptor);
-    case.patch(layout, Meaning::Client, memory.client.into());
-    case.patch(layout, Meaning::Handle, memory.handle.into());
+    case.patch(Meaning::Descriptor, descriptor);
+    case.patch(Meaning::Client, memory.client.into());
+    case.patch(Meaning::Handle, memory.handle.into());
     asked?;
-    Ok(uvm_status(case, layout))
+    Ok(case.status())
 }

@@ -7,7 +7,7 @@ use crate::ledger::{Span, Tree};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::uvm_file::{
-    ask, gpu_of, on_lane_for_uvm, on_lane_with_file, refuse_condemned, uvm_status,
+    ask, gpu_of, on_lane_for_uvm, on_lane_with_file, refuse_condemned,
 };
 use crate::monitor::state::lane::OnLane;
 use crate::monitor::state::space::Space;
@@ -15,7 +15,7 @@ use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::ranges::{PAGE_BYTES, Ranges};
 use crate::rm::number::{NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ADDRESS, NV_OK};
 use crate::rm::uvm::Range;
-use crate::rm::{Answer, Layout, Meaning};
+use crate::rm::{Answer, Meaning};
 
 /// The place of what is kept by a file alone, among its GPUs.
 pub(crate) const NO_GPU: u16 = u16::MAX;
@@ -29,17 +29,16 @@ fn pages(range: Range) -> Option<Span> {
 /// Has the driver make a range, and remembers it before its caller hears of it.
 pub(crate) fn make_range(
     case: &mut Case<'_>,
-    layout: &'static Layout,
     range: Range,
     make: impl FnOnce(&mut Case<'_>, &OnLane<'_>, u32) -> Result<Reply, Over>,
 ) -> Result<Reply, Over> {
-    on_lane_with_file(case, layout, |case, lane, UvmFile { number: file, .. }| {
+    on_lane_with_file(case, |case, lane, UvmFile { number: file, .. }| {
         let file = *file;
         let space = Space::File(file);
         let room = case.parts.uvm.has_room_for_range();
         if !room || !case.books().ranges.has_room_for(space, range.base, range.length) {
             case.log("more ranges than can be kept account of");
-            return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES), Some(layout)));
+            return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
         }
         let known = case.books().ranges.range(space, range.base);
         let known = known == Some((range.base, range.length));
@@ -50,9 +49,9 @@ pub(crate) fn make_range(
         }
         let done = make(case, lane, file)?;
         if case.again && known && case.was_done_already() {
-            case.patch(layout, Meaning::Status, NV_OK.into());
+            case.patch(Meaning::Status, NV_OK.into());
         }
-        if uvm_status(case, layout) == NV_OK {
+        if case.status() == NV_OK {
             case.books().announce(space, range.base, range.length);
         }
         Ok(done)
@@ -73,34 +72,28 @@ pub(crate) fn withdraw_gone(case: &Case<'_>, file: u32) {
 }
 
 /// The pages of a range.
-pub(crate) fn span(
-    case: &mut Case<'_>,
-    layout: &'static Layout,
-    range: Range,
-) -> Result<Span, Over> {
+pub(crate) fn span(case: &mut Case<'_>, range: Range) -> Result<Span, Over> {
     let span = pages(range);
-    span.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_ADDRESS), Some(layout)))
+    span.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_ADDRESS)))
 }
 
 /// Asks for what ends mappings, and enters what it ended if it was done: by the call, or by the
 /// worker before, as `was_done` tells.
 pub(crate) fn end_mappings(
     case: &mut Case<'_>,
-    number: u32,
-    layout: &'static Layout,
     was_done: impl FnOnce(&Case<'_>, Option<u32>) -> bool,
     enter: impl FnOnce(&Case<'_>, u32),
 ) -> Result<Reply, Over> {
     let lane = on_lane_for_uvm(case)?;
     let file = case.parts.uvm.files.find(case.device()?);
-    file.iter().try_for_each(|file| refuse_condemned(case, file, layout))?;
+    file.iter().try_for_each(|file| refuse_condemned(case, file))?;
     let known = file.map(|file| file.number);
-    ask(case, number)?;
+    ask(case)?;
     if case.again && case.was_done_already() && was_done(case, known) {
-        case.patch(layout, Meaning::Status, NV_OK.into());
+        case.patch(Meaning::Status, NV_OK.into());
     }
     // What a larger struct says in our status's place isn't its status.
-    let is_done = uvm_status(case, layout) == NV_OK && !case.scratch.bytes.was_exceeded();
+    let is_done = case.status() == NV_OK && !case.scratch.bytes.was_exceeded();
     if let Some(file) = known.filter(|_| is_done) {
         enter(case, file);
     }
@@ -110,17 +103,9 @@ pub(crate) fn end_mappings(
 }
 
 /// A GPU's mappings end within a range.
-pub(crate) fn unmap(
-    case: &mut Case<'_>,
-    number: u32,
-    layout: &'static Layout,
-    uuid: [u8; 16],
-    range: Range,
-) -> Result<Reply, Over> {
+pub(crate) fn unmap(case: &mut Case<'_>, uuid: [u8; 16], range: Range) -> Result<Reply, Over> {
     end_mappings(
         case,
-        number,
-        layout,
         |_, _| false,
         |case, file| {
             if let (Some(gpu), Some(span)) = (gpu_of(case, uuid), pages(range)) {
@@ -133,16 +118,12 @@ pub(crate) fn unmap(
 /// A range ends that begins at `base`, with all that is mapped there.
 pub(crate) fn free_range(
     case: &mut Case<'_>,
-    number: u32,
-    layout: &'static Layout,
     base: u64,
     length: Option<u64>,
 ) -> Result<Reply, Over> {
     let is_freed = Cell::new(false);
     end_mappings(
         case,
-        number,
-        layout,
         |case, file| {
             is_freed.set(was_freed(case, file, base, length));
             is_freed.get()

@@ -11,36 +11,33 @@ use crate::monitor::calls::handles::ToMake;
 use crate::rm::call::{Object, VidHeap};
 use crate::rm::memory::{self, Use, class_use};
 use crate::rm::number::NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED;
-use crate::rm::{Command, Layout, Meaning};
+use crate::rm::{Layout, Meaning};
 
 pub(crate) fn heap(
     case: &mut Case<'_>,
-    command: &Command,
-    layout: &'static Layout,
     client: u32,
     parent: u32,
     function: VidHeap,
 ) -> Result<Reply, Over> {
     match function {
-        VidHeap::Free { handle } => return free(case, command, layout, client, handle),
+        VidHeap::Free { handle } => return free(case, client, handle),
         VidHeap::Alloc { handle, class, size_bytes, layout: part } => {
             let object = Object { client, parent, handle };
-            return heap_allocate(case, command, (layout, part), object, class, size_bytes);
+            return heap_allocate(case, part, object, class, size_bytes);
         }
         _ => {}
     }
     case.still_waits()?;
-    case.call(command)?;
+    case.call()?;
     let part = if let VidHeap::Info { layout } = function { Some(layout) } else { None };
     let gpu = gpu(case, client, parent);
-    show_usage(case, layout, part, gpu);
+    show_usage(case, part, gpu);
     Ok(case.executed(None))
 }
 
 fn heap_allocate(
     case: &mut Case<'_>,
-    command: &Command,
-    (layout, part): (&'static Layout, &'static Layout),
+    part: &'static Layout,
     object: Object,
     class: u32,
     size_bytes: u64,
@@ -50,18 +47,18 @@ fn heap_allocate(
     let gpu = gpu_on(case, &lane, object.client, object.parent);
     let takes = class_use(class).does == Use::Takes;
     if takes && gpu.is_none() {
-        return Err(on_no_gpu(case, object, layout));
+        return Err(on_no_gpu(case, object));
     }
-    let flags = case.field(part, Meaning::Flags).unwrap_or(0);
+    let flags = case.scratch.field(part, Meaning::Flags).unwrap_or(0);
     let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
-    case.patch(part, Meaning::Flags, provided);
-    let making = ToMake { object, handle: part, head: layout };
+    case.scratch.patch(part, Meaning::Flags, provided);
+    let making = ToMake { object, part: Some(part) };
     let charge = gpu.filter(|_| takes).map(|gpu| (gpu, size_bytes));
-    let made = make_charged(case, &mut lane, command, making, charge, |case| {
+    let made = make_charged(case, &mut lane, making, charge, |case| {
         memory::given_bytes(part, &case.scratch.bytes)
     });
-    case.patch(part, Meaning::Flags, flags);
+    case.scratch.patch(part, Meaning::Flags, flags);
     let made = made?;
-    show_usage(case, layout, None, gpu);
+    show_usage(case, None, gpu);
     Ok(case.executed(made))
 }
