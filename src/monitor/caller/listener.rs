@@ -7,8 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 use nix::libc::{
     self, SECCOMP_IOCTL_NOTIF_ID_VALID, SECCOMP_IOCTL_NOTIF_RECV, SECCOMP_IOCTL_NOTIF_SEND,
-    SECCOMP_IOCTL_NOTIF_SET_FLAGS, SECCOMP_USER_NOTIF_FLAG_CONTINUE, seccomp_notif,
-    seccomp_notif_resp, seccomp_notif_sizes,
+    SECCOMP_IOCTL_NOTIF_SET_FLAGS, seccomp_notif, seccomp_notif_resp, seccomp_notif_sizes,
 };
 
 #[cfg(test)]
@@ -18,6 +17,9 @@ use crate::monitor::journal::map::Slot;
 
 /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`: caller and listener take turns on one processor.
 const SYNC_WAKE_UP: u64 = 1;
+
+/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`.
+const CONTINUE: u32 = 1;
 
 /// A listener.
 #[derive(Debug)]
@@ -44,7 +46,7 @@ impl Reply {
     /// Error and flags, as the kernel takes them.
     pub(crate) fn parts(self) -> (i32, u32) {
         match self {
-            Self::Continue => (0, SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+            Self::Continue => (0, CONTINUE),
             Self::Errno(errno) => (-errno, 0),
             Self::Done => (0, 0),
         }

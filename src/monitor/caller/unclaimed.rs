@@ -87,8 +87,7 @@ impl Unclaimed {
         let mut all = self.kept.lock();
         let place = self.memory.keep_trace(&trace);
         all.push_back(Kept { trace, outcome, place });
-        let oldest = if all.len() > MOST { all.pop_front() } else { None };
-        oldest
+        if all.len() > MOST { all.pop_front() } else { None }
     }
 
     /// Takes what there is for a call of `thread`. The caller has it settled when nothing of it is
@@ -121,13 +120,9 @@ impl Unclaimed {
     }
 
     fn remove(&self, is_it: impl Fn(&Kept) -> bool) -> Option<Kept> {
-        if self.is_empty() {
-            return None;
-        }
         let mut all = self.kept.lock();
         let at = all.iter().position(is_it)?;
-        let kept = all.remove(at);
-        kept
+        all.remove(at)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
