@@ -42,6 +42,8 @@ pub enum Order {
 pub enum Notice {
     /// It serves.
     Ready,
+    /// The container has called the driver.
+    Called,
     /// Nobody is left behind that listener.
     Gone {
         /// Its number.

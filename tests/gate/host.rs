@@ -534,7 +534,7 @@ fn hear(socket: &OwnedFd, kept: &Mutex<Kept>, ready: &std::sync::mpsc::Sender<()
             Ok(Notice::Keep { number }) => drop(kept.insert(number, file.expect("a file"))),
             Ok(Notice::LetGo { number }) => drop(kept.remove(&number)),
             Ok(Notice::Ready) => drop(ready.send(())),
-            Ok(Notice::Gone { .. }) => {}
+            Ok(Notice::Called | Notice::Gone { .. }) => {}
             Err(_) => return,
         }
     }

@@ -43,6 +43,27 @@ fn fills(gated: &Gated, bundle: &Bundle, mib: u64) {
     assert_eq!(got_bytes(&filled), mib * MIB, "{filled}\n{}", gated.host.log());
 }
 
+/// How often a process's first thread has waited for something (`voluntary_ctxt_switches`, proc_pid_status(5)).
+fn waits(process: Pid) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it is there");
+    let waits = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    waits.expect("the kernel says it").trim().parse().expect("a number")
+}
+
+#[test]
+fn no_call_wakes_the_keeper_but_the_first() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    let (keeper, _) = keeper_and_worker(&gated);
+    let calls = || gated.calls("app_________");
+    gated.exec(&bundle, &["bench", "10"]).ok();
+    let (called, waited) = (calls(), waits(keeper));
+    gated.exec(&bundle, &["bench", "500"]).ok();
+    let (called, waited) = (calls() - called, waits(keeper) - waited);
+    assert!(called > 2000 && waited < called / 10, "{waited} waits in {called} calls");
+    gated.host.runtime().delete(&bundle).ok();
+}
+
 #[test]
 fn a_worker_that_is_killed_at_any_moment_loses_and_doubles_nothing() {
     let gated = Gated::new();

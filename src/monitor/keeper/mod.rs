@@ -186,7 +186,8 @@ struct Keeper {
     settings: Settings,
     /// Since when nobody needs us but the worker, which looks for what is left.
     told_to_end: Option<Instant>,
-    /// The container has called the driver.
+    /// The container has called the driver: the worker said so, or a call waited for it. From then on no call
+    /// wakes the keeper.
     was_called: bool,
 }
 
@@ -198,7 +199,7 @@ enum Woken {
     Worker,
     Connection(usize),
     Launcher,
-    /// The first call.
+    /// A call waits, and the container is not known to have called before.
     Call,
 }
 
@@ -231,6 +232,7 @@ impl Keeper {
                     }
                 }
             }
+            self.was_called |= self.staff.was_called();
             self.container.tidy();
             if let Some(told) = self.told_to_end {
                 if !self.staff.has_listeners() || told.elapsed() >= LAST_LOOK {

@@ -116,6 +116,8 @@ type Waiting = (Order, Option<OwnedFd>);
 struct WorkerProcess {
     child: Child,
     ready: bool,
+    /// It said that the container has called the driver.
+    was_called: bool,
     /// Until when it may finish.
     draining: Option<Instant>,
     /// Until when it may be gone.
@@ -166,6 +168,11 @@ impl Staff {
         if self.failures == 0 {
             self.not_before = None;
         }
+    }
+
+    /// Whether the worker said that the container has called the driver.
+    pub(crate) fn was_called(&self) -> bool {
+        self.worker.as_ref().is_some_and(|worker| worker.was_called)
     }
 
     /// Whether any listener is served.
@@ -315,7 +322,13 @@ impl Staff {
             .spawn();
         // Its end closes here, and with it the socket where no worker has it.
         rustix::io::dup3(ours, &mut self.places.socket, DupFlags::CLOEXEC)?;
-        Ok(WorkerProcess { child: child?, ready: false, draining: None, killed: None })
+        Ok(WorkerProcess {
+            child: child?,
+            ready: false,
+            was_called: false,
+            draining: None,
+            killed: None,
+        })
     }
 
     /// Gives a new worker all there is.
@@ -355,6 +368,7 @@ impl Staff {
                     self.failures = 0;
                     self.not_before = None;
                 }
+                Ok(Notice::Called) => worker.was_called = true,
                 Ok(Notice::Gone { number }) => {
                     self.listeners.remove(&number);
                 }

@@ -195,6 +195,7 @@ impl Worker {
 
     fn listen_until_the_end(self: &Arc<Self>) -> io::Result<()> {
         if self.calls.was_called() {
+            self.tell_called();
             self.calls.start_lacking();
         }
         let result = loop {
@@ -243,7 +244,14 @@ impl Worker {
         }
         if said.contains(&PollFlags::POLLIN) {
             self.calls.start_the_first();
+            self.tell_called();
         }
+    }
+
+    /// Or calls would wake the keeper.
+    fn tell_called(&self) {
+        // Else it is told that the worker is gone in a moment.
+        let _ = self.keeper.tell(Notice::Called);
     }
 
     /// All who had a listener are gone.
