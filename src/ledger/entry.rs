@@ -78,12 +78,8 @@ pub enum Entry {
     Stake { before: Before, own: u64 },
     /// [`Ledger::unstake`].
     Unstake { own: u64 },
-    /// [`Ledger::loosen_stakes`].
-    LoosenStakes { first: u64, last: u64 },
     /// [`Ledger::lose_stakes`].
     LoseStakes { first: u64, last: u64 },
-    /// [`Ledger::bare`].
-    Bare { charge: ChargeId },
 }
 
 impl Ledger {
@@ -96,17 +92,16 @@ impl Ledger {
                 self.charge(gpu, bytes, client, parent, handle);
             }
             Entry::Note { client, parent, handle } => {
-                // What couldn't be remembered was no change.
-                let _ = self.note(client, parent, handle);
+                self.note(client, parent, handle);
             }
             Entry::Adopt { hold, client, parent, handle, shown } => {
                 self.adopt(hold, client, parent, handle, shown);
             }
             Entry::Hold { hold, client, handle } => {
-                let _ = self.hold(hold, client, handle);
+                self.hold(hold, client, handle);
             }
             Entry::Duplicate { source, client, parent, handle, shown } => {
-                let _ = self.duplicate(source, client, parent, handle, shown);
+                self.duplicate(source, client, parent, handle, shown);
             }
             Entry::Release { hold } => self.release(hold),
             Entry::ReleaseSpace { space } => self.release_space(space),
@@ -119,7 +114,7 @@ impl Ledger {
                 }
             }
             Entry::Reconcile { gpu, driver_bytes } => {
-                let _ = self.reconcile(gpu, driver_bytes);
+                self.reconcile(gpu, driver_bytes);
             }
             Entry::Account { gpu, missed, gone, epoch } => {
                 if let Some(account) = self.accounts.get_mut(gpu) {
@@ -153,9 +148,7 @@ impl Ledger {
             Entry::CloseFile { file } => self.close_file(file),
             Entry::Stake { before, own } => self.stake(before, own),
             Entry::Unstake { own } => self.unstake(own),
-            Entry::LoosenStakes { first, last } => self.loosen_stakes(first, last),
             Entry::LoseStakes { first, last } => self.lose_stakes(first, last),
-            Entry::Bare { charge } => self.bare(charge),
         }
     }
 
@@ -179,7 +172,6 @@ impl Ledger {
         let holds = holds.map(|(hold, charge)| Entry::Held { hold: *hold, charge: *charge });
         let pieces = self.pieces.iter();
         let pieces = pieces.map(|(tree, span, charge)| Entry::Map { tree, span, charge });
-        let bare = self.stakes.bare.iter().map(|charge| Entry::Bare { charge: *charge });
         let stakes = self.stakes().map(|(before, _, own)| Entry::Stake { before, own });
         let shares = self.holders.iter().flat_map(|(client, processes)| {
             processes.iter().map(|process| Entry::Share { client: *client, process: *process })
@@ -195,7 +187,6 @@ impl Ledger {
             .chain(objects)
             .chain(holds)
             .chain(pieces)
-            .chain(bare)
             .chain(stakes)
             .chain(shares)
             .chain(accounts)

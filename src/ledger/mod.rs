@@ -286,32 +286,18 @@ impl Ledger {
         );
     }
 
-    /// An object without memory of its own, that others may hang below.
-    ///
-    /// # Errors
-    ///
-    /// Where it can't be remembered. It may be allowed all the same: what is freed with it
-    /// then stays charged until its client ends or the driver is asked.
-    pub fn note(
-        &mut self,
-        client: Client,
-        parent: Handle,
-        handle: Handle,
-    ) -> Result<(), LedgerError> {
+    /// An object without memory of its own, that others may hang below. Where there are as many objects as can be
+    /// remembered, it isn't: what is freed with it then stays charged until its client ends or the driver is asked.
+    pub fn note(&mut self, client: Client, parent: Handle, handle: Handle) {
         self.replace(client, handle);
-        if self.objects.len() >= self.bounds.objects {
-            return Err(LedgerError::Full);
+        if self.objects.len() < self.bounds.objects {
+            let object = Object { parent, charge: None, shown: Shown::Here };
+            self.objects.insert(client, handle, object);
         }
-        self.objects.insert(client, handle, Object { parent, charge: None, shown: Shown::Here });
-        Ok(())
     }
 
-    /// `handle` of `client` is another name for `source`, with its memory, which the driver shows there.
-    ///
-    /// # Errors
-    ///
-    /// Where it can't be remembered: then it must not be made, or its memory could outlive
-    /// its charge.
+    /// `handle` of `client` is another name for `source`, with its memory, which the driver shows there. Must not be made
+    /// where there are as many objects as [`Bounds`] says, or its memory could outlive its charge.
     pub fn duplicate(
         &mut self,
         source: (Client, Handle),
@@ -319,13 +305,9 @@ impl Ledger {
         parent: Handle,
         handle: Handle,
         shown: Shown,
-    ) -> Result<(), LedgerError> {
-        if self.objects.len() >= self.bounds.objects {
-            return Err(LedgerError::Full);
-        }
+    ) {
         let charge = self.objects.charge(source.0, source.1);
         self.name(client, handle, Object { parent, charge, shown });
-        Ok(())
     }
 
     /// `handle` of `client` is another name for what `hold` keeps; the hold stays. Without
@@ -358,25 +340,15 @@ impl Ledger {
         }
     }
 
-    /// `hold` keeps the memory of an object alive, also after that is freed.
-    ///
-    /// # Errors
-    ///
-    /// Where there is no such object, or it can't be remembered: then it must not be made.
-    pub fn hold(&mut self, hold: Hold, client: Client, handle: Handle) -> Result<(), LedgerError> {
-        if !self.objects.contains(client, handle) {
-            return Err(LedgerError::NoSuchObject { client, handle });
-        }
-        if self.size().holds >= self.bounds.holds && !self.holds.contains_key(&hold) {
-            return Err(LedgerError::Full);
-        }
-        let Some(id) = self.objects.charge(client, handle) else { return Ok(()) };
+    /// `hold` keeps the memory of an object alive, also after that is freed; of an object without memory, nothing. Must not
+    /// be made where there are as many holds as [`Bounds`] says.
+    pub fn hold(&mut self, hold: Hold, client: Client, handle: Handle) {
+        let Some(id) = self.objects.charge(client, handle) else { return };
         self.reference(id, false);
         if let Some(before) = self.holds.insert(hold, id) {
             self.lost(before, Spot::Export(hold));
             self.dereference(before, false);
         }
-        Ok(())
     }
 
     /// `hold` is gone.
@@ -450,14 +422,10 @@ impl Ledger {
     /// From then on that counts, with what is pending on top (the figure may have some of
     /// it in already: too much for a while, never too little). Ask before a refusal and after
     /// a death.
-    ///
-    /// # Errors
-    ///
-    /// Where the container has no such GPU.
-    pub fn reconcile(&mut self, gpu: usize, driver_bytes: u64) -> Result<Usage, LedgerError> {
-        let account = self.account(gpu)?;
-        account.reconcile(driver_bytes);
-        Ok(account.usage())
+    pub fn reconcile(&mut self, gpu: usize, driver_bytes: u64) {
+        if let Some(account) = self.accounts.get_mut(gpu) {
+            account.reconcile(driver_bytes);
+        }
     }
 
     fn reference(&mut self, id: ChargeId, name: bool) {

@@ -24,12 +24,6 @@ pub enum Shown {
 }
 
 impl Ledger {
-    /// Bytes that the driver shows of a GPU, by all names: what has several counts for each.
-    #[must_use]
-    pub fn named_bytes(&self, gpu: usize) -> u64 {
-        self.shown_on(gpu).fold(0, |sum: u64, (_, bytes)| sum.saturating_add(bytes))
-    }
-
     /// Bytes of other GPUs' memory that a GPU's figures may have as made there: what has a name there
     /// before which no stake stands.
     pub(super) fn stray_bytes(&self, gpu: usize) -> u64 {
@@ -58,17 +52,6 @@ impl Ledger {
             };
             (shown == gpu).then_some((client, charge.bytes))
         })
-    }
-
-    /// The objects that name memory which has other names, too, and which they are, as
-    /// [`serial_of`](Self::serial_of) has it; those of the largest first.
-    #[must_use]
-    pub fn names_of_several(&self) -> Vec<(Client, Handle, u32)> {
-        let of = |id| self.charges.get(&id).filter(|charge| charge.names > 1);
-        let several = self.objects.names().filter_map(|(id, name)| Some((of(id)?.bytes, name)));
-        let mut several: Vec<(u64, (Client, Handle, u32))> = several.collect();
-        several.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-        several.into_iter().map(|(_, name)| name).collect()
     }
 
     /// Where an object shows; what isn't known would where its memory is.

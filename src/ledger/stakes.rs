@@ -11,7 +11,7 @@
 //! Our client of the driver outlives its worker, in the keeper's hands; the next one has the stakes from
 //! the journal, and puts its own in their places.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
@@ -59,8 +59,6 @@ pub(super) struct Stakes {
     all: BTreeMap<(ChargeId, Spot), u64>,
     /// Before nothing any more, and to be freed.
     loose: BTreeMap<u64, ChargeId>,
-    /// Memory of which something was mapped without one, and is still.
-    pub(super) bare: BTreeSet<ChargeId>,
 }
 
 impl Stakes {
@@ -151,36 +149,19 @@ impl Ledger {
         standing.chain(named).chain(loose)
     }
 
-    /// None of those whose numbers are within the range stands before anything any more, though what
-    /// it stood before may be there still: whoever takes them away says what has none now.
-    pub fn loosen_stakes(&mut self, first: u64, last: u64) {
-        let is_one = |own: &u64| (first..=last).contains(own);
-        let taken = self.stakes.all.extract_if(.., |_, own| is_one(own));
-        self.stakes.loose.extend(taken.map(|((id, _), own)| (own, id)));
-    }
-
-    /// All of those are gone, as their client is.
+    /// All stakes whose numbers are within the range are gone, as their client is.
     pub fn lose_stakes(&mut self, first: u64, last: u64) {
-        self.loosen_stakes(first, last);
-        let gone: Vec<u64> = self.stakes.loose.range(first..=last).map(|(own, _)| *own).collect();
-        gone.into_iter().for_each(|own| self.unstake(own));
+        let numbers = first..=last;
+        let standing = self.stakes.all.extract_if(.., |_, own| numbers.contains(own));
+        let mut gone: Vec<ChargeId> = standing.map(|((id, _), _)| id).collect();
+        gone.extend(self.stakes.loose.extract_if(first..=last, |_, _| true).map(|(_, id)| id));
+        gone.into_iter().for_each(|id| self.dereference_stake(id));
     }
 
     /// What a stake may have stood before is no more.
     pub(super) fn lost(&mut self, id: ChargeId, before: Spot) {
-        if before == Spot::Mappings {
-            self.stakes.bare.remove(&id);
-        }
         if let Some(own) = self.stakes.all.remove(&(id, before)) {
             self.stakes.loose.insert(own, id);
-        }
-    }
-
-    /// No stake stands before what is mapped of that memory now. One that is put there later stands
-    /// before later mappings alone: so one is lacking until none of these is left.
-    pub fn bare(&mut self, charge: ChargeId) {
-        if self.is_held(charge) {
-            self.stakes.bare.insert(charge);
         }
     }
 
@@ -196,33 +177,20 @@ impl Ledger {
         self.stakes.loose.keys().copied().collect()
     }
 
-    /// Whether anything keeps memory of a GPU before which there should be one, and isn't: a worker
-    /// before had put it there, or it couldn't be.
-    #[must_use]
-    pub fn lacks_stakes(&self) -> bool {
-        let weighs = |id: &ChargeId| self.charges.get(id).is_some_and(|charge| charge.bytes > 0);
-        let lacks = |id: ChargeId, before| weighs(&id) && !self.stakes.stands(id, before);
-        let is_export = |hold: &Hold| matches!(hold, Hold::Export { .. });
-        let mut exports = self.holds.iter().filter(|(hold, _)| is_export(hold));
-        exports.any(|(hold, id)| lacks(*id, Spot::Export(*hold)))
-            || self.pieces.iter().any(|(.., id)| lacks(id, Spot::Mappings))
-            || self.has_names_elsewhere()
-                && self.objects.names().any(|(id, (client, handle, serial))| {
-                    let is_elsewhere = self.objects.shown(client, handle) != Shown::Here;
-                    is_elsewhere && lacks(id, Spot::Name(serial))
-                })
-            || self.stakes.bare.iter().any(weighs)
-    }
-
     /// Whether there are any.
     #[must_use]
     pub fn has_stakes(&self) -> bool {
         self.stakes.len() > 0
     }
 
-    /// One of them is freed.
+    /// A stake that stands before nothing is freed.
     pub fn unstake(&mut self, own: u64) {
-        let Some(id) = self.stakes.loose.remove(&own) else { return };
+        if let Some(id) = self.stakes.loose.remove(&own) {
+            self.dereference_stake(id);
+        }
+    }
+
+    fn dereference_stake(&mut self, id: ChargeId) {
         if let Some(charge) = self.charges.get_mut(&id) {
             charge.stakes = charge.stakes.saturating_sub(1);
         }

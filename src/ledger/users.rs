@@ -83,7 +83,7 @@ mod tests {
         allocate(&mut ledger, 0, 2, 102, 40);
         allocate(&mut ledger, 1, 2, 103, 5);
         let source = (Client(1), Handle(101));
-        ledger.duplicate(source, Client(2), Handle(2), Handle(104), Shown::Here).unwrap();
+        ledger.duplicate(source, Client(2), Handle(2), Handle(104), Shown::Here);
         let both = [(one, vec![300, 0]), (other, vec![40, 5])];
         assert_eq!(ledger.used_by_process(), both.into());
         // What it had is the heir's.
@@ -120,15 +120,15 @@ mod tests {
         allocate(&mut ledger, 0, 1, 101, 300);
         is_new(&ledger, "memory");
         let source = (Client(1), Handle(101));
-        ledger.duplicate(source, Client(2), Handle(2), Handle(104), Shown::Here).unwrap();
+        ledger.duplicate(source, Client(2), Handle(2), Handle(104), Shown::Here);
         is_new(&ledger, "another name");
         ledger.replay(Entry::Limit { gpu: 1, limit_bytes: 500 });
         is_new(&ledger, "a quota");
-        ledger.reconcile(0, 300).unwrap();
+        ledger.reconcile(0, 300);
         let asked = ledger.mark();
-        ledger.reconcile(0, 300).unwrap();
+        ledger.reconcile(0, 300);
         assert_eq!(ledger.mark(), asked, "the driver said the same again");
-        ledger.reconcile(0, 340).unwrap();
+        ledger.reconcile(0, 340);
         is_new(&ledger, "memory that the driver told of");
         ledger.left(one);
         is_new(&ledger, "one holder less");

@@ -180,6 +180,7 @@ fn beside_what_a_worker_before_had(words: &[&str], end: impl Fn(&Monitor)) {
 const BESIDE: &[&[&str]] = &[
     &["hide-slack", "export"],
     &["hide-slack", "mapped"],
+    &["hide-slack", "remapped"],
     &["hide-slack", "closing"],
     &["hide-slack", "anew"],
 ];
@@ -188,22 +189,6 @@ const BESIDE: &[&[&str]] = &[
 fn memory_beside_what_a_worker_had_that_was_killed() {
     for words in BESIDE {
         beside_what_a_worker_before_had(words, Monitor::replace);
-    }
-}
-
-/// The driver hangs over what the next worker should have: nobody waits for that for ever, what it
-/// stood before is told by names then, and it counts until it's gone. Names that are made anew deceive
-/// it, which docs/limits.md says.
-#[test]
-fn memory_beside_what_a_worker_had_that_is_never_handed_over() {
-    let told = BESIDE.iter().filter(|words| words[1] != "anew").copied();
-    for words in told.chain([&["hide-slack", "remapped"][..]]) {
-        beside_what_a_worker_before_had(words, |monitor| {
-            monitor.kill();
-            monitor.sim.fault("dup hang times 1");
-            monitor.start();
-            assert_eq!(monitor.sim.state()["hanging"], 1, "{words:?}");
-        });
     }
 }
 

@@ -129,33 +129,29 @@ fn a_worker_killed_at_random_leaves_nothing_of_its_own() {
     assert_eq!(monitor.status().calls.killed, 0);
 }
 
-/// Calls don't wait for it for ever, and it's the next one's, then.
+/// The next worker answers nobody before it has what the worker before had.
 #[test]
-fn a_driver_that_hangs_while_a_worker_takes_over_keeps_calls_for_a_moment() {
+fn a_driver_that_hangs_while_a_worker_takes_over_keeps_calls_until_it_answers() {
     let monitor = Monitor::new();
-    let dir = tempfile::tempdir().unwrap();
-    let [ready, go] = ["ready", "go"].map(|name| path(&dir, name));
-    let lines = format!(
-        "start\nuvm-init\nalloc 300MiB as a\nuvm-map a\nfree a\ntouch {ready}\nwait {go}\nuvm-unmap a"
-    );
-    let child = monitor.spawn(&script(&lines));
-    until("it is ready", || Path::new(&ready).exists());
+    let lines = "start\nuvm-init\nalloc 300MiB as a\nuvm-map a\nfree a";
+    let program = monitor.halfway(lines, "uvm-unmap a");
+    monitor.wait_for(300 * MIB);
     monitor.kill();
     monitor.sim.fault("dup hang times 1");
-    monitor.start();
-    until("it hangs", || monitor.sim.state()["hanging"] == 1);
-    let said = monitor.run(&script("start\nalloc 600MiB as a\nfree a"));
-    assert!(said.success, "{}", said.text);
-    assert_eq!(monitor.used(), 300 * MIB);
-    let mut hung = monitor.abandon();
-    assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA - 300 * MIB);
-    monitor.sim.fault("clear");
-    hung.wait().unwrap();
+    let other = monitor.spawn(&["fill"]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            until("it hangs", || monitor.sim.state()["hanging"] == 1);
+            monitor.sim.fault("clear");
+        });
+        monitor.start();
+    });
+    let said = Said::of(&wait(other));
+    assert_eq!(said.number("got_bytes"), QUOTA - 300 * MIB);
     // What the last program had is given back a moment after its end.
     monitor.wait_for(300 * MIB);
     assert_eq!(monitor.sim.used(0), 300 * MIB);
-    std::fs::write(&go, "").unwrap();
-    Said::of(&wait(child)).must("uvm-unmap a ok");
+    program.go_on().must("uvm-unmap a ok");
     monitor.wait_for(0);
     until("the driver has it all", || monitor.sim.used(0) == 0);
     assert_eq!(monitor.status().calls.killed, 0);

@@ -231,9 +231,7 @@ impl Account {
             (rm::Call::Dup { source_client, source, .. }, rm::Call::Dup { object, .. }) => {
                 let source = (Client(source_client), Handle(source));
                 let (client, parent) = (Client(object.client), Handle(object.parent));
-                self.ledger
-                    .duplicate(source, client, parent, Handle(object.handle), Shown::Here)
-                    .expect("there is room");
+                self.ledger.duplicate(source, client, parent, Handle(object.handle), Shown::Here);
             }
             _ => {}
         }
@@ -255,7 +253,7 @@ impl Account {
                     memory::given_bytes(memory.layout, params.after()).unwrap_or(memory.size_bytes);
                 self.take(given, client, parent, handle);
             }
-            _ => self.ledger.note(client, parent, handle).expect("there is room"),
+            _ => self.ledger.note(client, parent, handle),
         }
     }
 

@@ -12,7 +12,6 @@ use crate::ledger::Process;
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
 use crate::monitor::state::books::Books;
-use crate::monitor::state::known_names::KnownNames;
 use crate::rm::about::Held;
 
 /// How long it may look as if there were more than was asked for, while a call hangs.
@@ -44,8 +43,6 @@ pub(crate) struct Holdings {
     pub(crate) held: Vec<Held>,
     /// What of the container's is ours by its stakes, in bytes.
     pub(crate) own_bytes: u64,
-    /// The names that there were, where any show that aren't their makers', and nobody else was on the lane.
-    pub(crate) named: Option<KnownNames>,
 }
 
 /// GPUs that seem to have more than was asked for while a call hangs, and since when.

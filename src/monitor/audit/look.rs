@@ -16,13 +16,13 @@ use crate::monitor::audit::judge::{self, Finding, Underway};
 use crate::monitor::audit::kept_exports::KeptExports;
 use crate::monitor::audit::mappings::Mappings;
 use crate::monitor::audit::memory::{AuditMemory, Audited};
-use crate::monitor::audit::names::NAMES_DOUBT;
 use crate::monitor::audit::suspects::{culprits, uncharged, with_charges};
 use crate::monitor::caller::deaths::Deaths;
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::driver::stakes::Stakes;
+use crate::monitor::driver::unanswered::Amount;
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::processes::container_processes::Processes;
 use crate::monitor::state::container_state::ContainerState;
@@ -162,7 +162,7 @@ impl Audit {
         let numbers = DeadPids { former: self.processes.escaped.former(), lost };
         let mut all = Vec::new();
         for gpu in 0..self.state.uuids.len() {
-            let found = self.ask(lane, &own, gpu, &numbers)?;
+            let found = self.ask(&own, gpu, &numbers)?;
             let learnt = self.judge(lane, gpu, &found);
             if let (Some(driver_bytes), Some(lane)) = (learnt, lane) {
                 self.take_stock(lane, &own, gpu, driver_bytes);
@@ -172,20 +172,32 @@ impl Audit {
         Some(Seen { own, dead, numbers, all })
     }
 
+    /// What the driver says of the container's processes, and of those before them.
+    fn ask(&self, own: &MonitorClient, gpu: usize, numbers: &DeadPids) -> Option<Holdings> {
+        // All of one moment: a process that came and took memory after the list was made would be missing in the
+        // driver's figure, and what it holds would seem to be given back.
+        let pids: Vec<u32> = {
+            let mut books = self.state.books();
+            books.ledger.watch();
+            // The monitor first: memory becomes the monitor's, and never a process's again.
+            let ours = books.ledger.has_stakes().then(std::process::id);
+            ours.into_iter().chain(numbers.asked_for(&books)).collect()
+        };
+        let held = own.held(gpu, &pids);
+        let held = self.driver.answered(gpu, Amount::Held, held)?;
+        let (ours, held): (Vec<Held>, Vec<Held>) =
+            held.into_iter().partition(|held| held.pid == std::process::id());
+        let own_bytes = ours.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
+        Some(Holdings { held, own_bytes })
+    }
+
     /// What can be done beside calls.
     fn act_on(&self, seen: Option<Seen>, occasion: Occasion) {
         let Some(Seen { own, dead, numbers, all }) = seen else { return };
-        let shows_names = all.iter().flatten().any(|held| held.duplicated_bytes > 0);
-        {
-            let ledger = &self.state.books().ledger;
-            let shows_names = shows_names || ledger.has_names_elsewhere();
-            self.memory.names.note(shows_names, ledger.lacks_stakes());
-        }
         if occasion != Occasion::Tick || self.memory.take_stock_due() {
             let names = self.state.books().ledger.names_of_all();
             self.strike_out(&own, &names, Depth::Clients);
         }
-        self.ask_for_names(&own);
         self.end_heirs(&dead, &all, &numbers);
         let outlived = self.with_clients(&own, &dead);
         self.bury(&dead, &all, (&numbers.lost, &outlived));
@@ -194,28 +206,19 @@ impl Audit {
     /// Acts on what the driver says of a GPU. How many bytes it has, where that is less than the books
     /// do: it is to be looked which of theirs are gone.
     fn judge(&self, lane: Option<&OnLane<'_>>, gpu: usize, found: &Holdings) -> Option<u64> {
-        let Holdings { ref held, own_bytes, named } = *found;
+        let Holdings { ref held, own_bytes } = *found;
         let mut books = self.state.books();
         let expected = books.ledger.expected(gpu)?;
         let underway = if lane.is_some() { Underway::Nothing } else { Underway::Call };
         let figures = uncharged(held);
-        let finding = judge::judge(&figures, own_bytes, &expected, named, underway);
+        let finding = judge::judge(&figures, own_bytes, &expected, underway);
         let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
-        // By their own figures alone it's not to be seen.
-        let by_names = is_more && judge::judge(&figures, 0, &expected, None, underway) != finding;
-        if !by_names && named.is_some() {
-            self.memory.names.dispel(gpu);
-        }
         if lane.is_some() || !is_more {
             self.memory.doubts.dispel(gpu);
         } else if !self.memory.doubts.note(gpu) {
             books.due.schedule(Instant::now());
             drop(books);
             self.deaths.ring();
-            return None;
-        }
-        if by_names && !self.memory.names.note_more(gpu) {
-            books.due.schedule_by(Instant::now() + NAMES_DOUBT);
             return None;
         }
         match finding {
@@ -228,7 +231,7 @@ impl Audit {
             Finding::Exceeds { .. } => {
                 let figures = with_charges(&books, gpu, held);
                 if let Finding::Exceeds { pid, excess_bytes, driver_bytes } =
-                    judge::judge(&figures, own_bytes, &expected, named, underway)
+                    judge::judge(&figures, own_bytes, &expected, underway)
                 {
                     books.enter(Entry::Reconcile { gpu, driver_bytes });
                     books.due.schedule(Instant::now());

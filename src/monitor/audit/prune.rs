@@ -4,35 +4,15 @@
 //! their handles. When that is done is not known here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
 use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::audit::look::Audit;
-use crate::monitor::audit::names::MOST_ASKED;
+use crate::monitor::audit::memory::MOST_ASKED;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::state::lane::OnLane;
 use crate::monitor::state::occasion::Depth;
 
 impl Audit {
-    /// Asks for names: one that is gone makes room for one that nobody asked for.
-    pub(crate) fn ask_for_names(&self, own: &MonitorClient) {
-        let names = &self.memory.names;
-        if !names.take_due() {
-            return;
-        }
-        let (several, before) = {
-            let books = self.state.books();
-            (books.ledger.names_of_several(), books.ledger.size().objects)
-        };
-        self.strike_out(own, &names.in_turn(None, several), Depth::Objects);
-        let mut books = self.state.books();
-        if books.ledger.size().objects < before {
-            books.due.schedule(Instant::now());
-            drop(books);
-            self.deaths.ring();
-        }
-    }
-
     /// Looks what of the ledger's is gone, where the driver shows less than that.
     ///
     /// Its figures alone don't tell: what a client holds is shown under the process that made it,
@@ -46,7 +26,7 @@ impl Audit {
         driver_bytes: u64,
     ) {
         let names = self.state.books().ledger.names(gpu);
-        let names = self.memory.names.in_turn(Some(gpu), names);
+        let names = self.memory.in_turn(gpu, names);
         if !self.strike_out(own, &names, Depth::Objects) {
             return;
         }

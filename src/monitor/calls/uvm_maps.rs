@@ -6,7 +6,6 @@ use crate::ledger::{ChargeId, Client, Entry, Handle, Span, Tree};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::uvm_file::{ask, gpu_of};
-use crate::monitor::driver::stakes::Source as Staked;
 use crate::monitor::node::device::{Device, Failure, Rm};
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::lane::OnLane;
@@ -109,17 +108,19 @@ fn map_from_own(
         case.log("memory to be mapped that was taken past the monitor");
         return Ok(NV_ERR_NOT_SUPPORTED);
     }
-    let source = match charge.filter(|_| weighs) {
-        Some(charge) => case.parts.stakes.stake_mappings(&own, charge, duplicate),
-        None => Staked { handle: duplicate, stays: false },
+    let charge = charge.filter(|_| weighs);
+    let stake = charge.map(|charge| case.parts.stakes.stake_mappings(&own, charge, duplicate));
+    let Some(handle) = stake.unwrap_or(Some(duplicate)) else {
+        case.log("more mappings than can be kept account of");
+        return Ok(NV_ERR_INSUFFICIENT_RESOURCES);
     };
     let descriptor = u64::from(own.control.descriptor().cast_unsigned());
     case.patch(Meaning::Descriptor, descriptor);
     case.patch(Meaning::Client, own.client.into());
-    case.patch(Meaning::Handle, source.handle.into());
+    case.patch(Meaning::Handle, handle.into());
     let asked = ask(case);
-    if !source.stays {
-        own.give_back(source.handle);
+    if stake.is_none() {
+        own.give_back(duplicate);
     }
     let descriptor = u64::from(memory.descriptor.cast_unsigned());
     case.patch(Meaning::Descriptor, descriptor);

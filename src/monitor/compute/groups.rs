@@ -3,19 +3,6 @@
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::driver::monitor_client::Presence;
 use crate::monitor::journal::layout::Record;
-use crate::monitor::state::books::Books;
-
-impl Books {
-    /// The container's channels that compute outside the groups that are known.
-    pub(crate) fn outside_groups(&self, gpu: usize) -> Vec<(u32, u32)> {
-        self.channels.outside_groups(gpu, &self.processes, &self.groups)
-    }
-
-    /// Whether a channel was seen to be made; of those that don't compute, one outside a group.
-    pub(crate) fn knows_channel(&self, name: (u32, u32)) -> bool {
-        self.channels.contains(name) || self.groups.contains(name.0, name.1)
-    }
-}
 
 impl Slices {
     /// An object was freed.

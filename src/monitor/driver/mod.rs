@@ -1,7 +1,6 @@
 //! The driver, asked by the monitor: calls on duplicates, and by a client of its own.
 
 pub(crate) mod access;
-pub(crate) mod client_handover;
 pub(crate) mod export_files;
 pub(crate) mod monitor_client;
 pub(crate) mod stakes;

@@ -5,32 +5,21 @@ use std::sync::Arc;
 use crate::ledger::{Before, ChargeId, Client, Entry, Handle, Hold, Shown};
 use crate::monitor::caller::deaths::Deaths;
 use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::client_handover::FormerClients;
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known};
+use crate::monitor::driver::take_over::FormerClients;
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::node::device::{Device, Rm};
 use crate::monitor::state::books::Books;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::lane::{Lane, OnLane};
 
-/// What a mapping is made from.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Source {
-    /// An object of ours.
-    pub(crate) handle: u32,
-    /// It's a stake, and stays.
-    pub(crate) stays: bool,
-}
-
-impl Books {
-    /// Puts a stake there: whether it's needed. Else it's to be given back.
-    fn stake(&mut self, before: Before, own: u64) -> bool {
-        let is_needed = self.ledger.may_stake(before);
-        if is_needed {
-            self.enter(Entry::Stake { before, own });
-        }
-        is_needed
+/// Enters a stake that stands there. `false` where another stands there, nothing needs one, or there are too many.
+fn enter_stake(books: &mut Books, before: Before, own: u64) -> bool {
+    let may = books.ledger.may_stake(before);
+    if may {
+        books.enter(Entry::Stake { before, own });
     }
+    may
 }
 
 /// Our stakes, and those of workers before.
@@ -56,28 +45,24 @@ impl Stakes {
         Stakes { state, driver, keeper, lane, deaths, former_clients: FormerClients::default() }
     }
 
-    /// What memory is to be mapped from: a duplicate of ours that stands before all of its mappings,
-    /// or for want of one, as the memory is gone, `fresh`, which was just made. That is given back
-    /// where it isn't needed.
+    /// The handle of the stake that stands before all mappings of a memory, from which it is to be mapped: `fresh`, a
+    /// duplicate that was just made, where there was none. `None` where there can't be one: the memory is gone, or there
+    /// are too many stakes.
     pub(crate) fn stake_mappings(
         &self,
         own: &MonitorClient,
         charge: ChargeId,
         fresh: u32,
-    ) -> Source {
+    ) -> Option<u32> {
         let before = Before::Mappings { charge };
         let mut books = self.state.books();
-        if books.stake(before, known(own, fresh)) {
-            return Source { handle: fresh, stays: true };
+        if enter_stake(&mut books, before, known(own, fresh)) {
+            return Some(fresh);
         }
-        let stake = books.ledger.stake_at(before).and_then(|stake| handle_of(own, stake));
-        let Some(handle) = stake else {
-            books.enter(Entry::Bare { charge });
-            return Source { handle: fresh, stays: false };
-        };
+        let stake = books.ledger.stake_at(before);
         drop(books);
         own.give_back(fresh);
-        Source { handle, stays: true }
+        handle_of(own, stake?)
     }
 
     /// Puts a stake before an export, right behind what was exported: whether there is one.
@@ -92,9 +77,7 @@ impl Stakes {
         let theirs = Rm { release: &self.state.release, device };
         let Ok(fresh) = own.borrow(&theirs, object, Some(gpu)) else { return false };
         let before = Before::Export { hold };
-        let mut books = self.state.books();
-        let staked = books.stake(before, known(&own, fresh));
-        drop(books);
+        let staked = enter_stake(&mut self.state.books(), before, known(&own, fresh));
         if !staked {
             own.give_back(fresh);
         }
@@ -131,7 +114,8 @@ impl Stakes {
     pub(crate) fn stake_name(&self, (client, handle): (u32, u32), fresh: Option<u32>) {
         let (Some(fresh), Some(own)) = (fresh, self.driver.at_hand()) else { return };
         let (client, handle) = (Client(client), Handle(handle));
-        let staked = self.state.books().stake(Before::Name { client, handle }, known(&own, fresh));
+        let before = Before::Name { client, handle };
+        let staked = enter_stake(&mut self.state.books(), before, known(&own, fresh));
         if !staked {
             own.give_back(fresh);
         }
@@ -147,13 +131,8 @@ impl Stakes {
         let mut has_freed = false;
         for stake in loose {
             let ours = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
-            let is_gone = match ours {
-                Some((own, handle)) => own.give_back(handle),
-                // Those of a client that we had before go with that.
-                None => !self.former_clients.has(stake),
-            };
             // Else it keeps what it kept, and counts. The next one who looks tries again.
-            if is_gone {
+            if ours.is_none_or(|(own, handle)| own.give_back(handle)) {
                 has_freed = true;
                 self.state.books().enter(Entry::Unstake { own: stake });
             }

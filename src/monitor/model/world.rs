@@ -125,8 +125,7 @@ impl World {
         let Parts { state, stakes, exports, uvm, .. } = &*worker.parts;
         exports.forget_what_was_never_exported();
         uvm.take_over_initialization();
-        let former = state.books().stakes();
-        stakes.take_over_all(&former, || {});
+        stakes.take_over();
         worker.calls.queue_what_is_left();
         // The other one's calls are all over: its thread lives.
         let slot = state.journal.slot(DYING_SLOT);

@@ -17,7 +17,6 @@ use crate::monitor::state::channels::{self, Channels};
 use crate::monitor::state::devices::Devices;
 use crate::monitor::state::due::Due;
 use crate::monitor::state::groups::{self, Groups};
-use crate::monitor::state::known_names::KnownNames;
 use crate::monitor::state::makers::{MOST_FILES, Makers};
 use crate::monitor::state::space::Space;
 use crate::monitor::state::space_ranges::{MOST_RANGES, SpaceRanges};
@@ -226,10 +225,14 @@ impl Books {
         self.nodes.contains(&place)
     }
 
-    /// The names that a GPU's figures show while nobody else is on the lane.
-    pub(crate) fn named(&self, gpu: usize) -> KnownNames {
-        let (known_bytes, are_needed) = (self.ledger.named_bytes(gpu), self.ledger.lacks_stakes());
-        KnownNames { known_bytes, are_needed }
+    /// The container's channels on a GPU that compute outside the channel groups that are known.
+    pub(crate) fn outside_groups(&self, gpu: usize) -> Vec<(u32, u32)> {
+        self.channels.outside_groups(gpu, &self.processes, &self.groups)
+    }
+
+    /// Whether a channel was seen to be made. Of channels that don't compute, only those outside groups are entered.
+    pub(crate) fn knows_channel(&self, name: (u32, u32)) -> bool {
+        self.channels.contains(name) || self.groups.contains(name.0, name.1)
     }
 
     /// Whether nothing is charged, and nothing known that could be.

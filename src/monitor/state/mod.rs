@@ -6,7 +6,6 @@ pub(crate) mod container_state;
 pub(crate) mod devices;
 pub(crate) mod due;
 pub(crate) mod groups;
-pub(crate) mod known_names;
 pub(crate) mod lane;
 pub(crate) mod makers;
 pub(crate) mod occasion;

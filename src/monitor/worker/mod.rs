@@ -10,7 +10,7 @@
 //! |---|---|
 //! | (the first) | listens to the keeper until the end, and for the container's first call |
 //! | `audit` | asks driver and kernel ([`rounds`](crate::monitor::worker::rounds)) |
-//! | `stakes`, `end`, `control` | for a while: the client of a worker before, the container's end, a question |
+//! | `end`, `control` | for a while: the container's end, a question |
 //!
 //! From the container's first call on ([`threads`](crate::monitor::calls::threads)):
 //!
@@ -101,7 +101,7 @@ pub fn main() -> io::Result<()> {
     let parts = &worker.parts;
     parts.exports.forget_what_was_never_exported();
     parts.uvm.take_over_initialization();
-    parts.stakes.take_over()?;
+    parts.stakes.take_over();
     let auditing = Arc::clone(&worker);
     spawn("audit", move || {
         if let Err(error) = auditing.audit_forever() {
