@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cgpu::gate::enter::TAKEN;
+use cgpu::gate::enter::LISTENER_TAKEN;
 use nix::libc::{self, seccomp_notif, seccomp_notif_resp};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -85,7 +85,7 @@ pub(crate) fn least(work: &Path, look: Look) -> (Duration, Duration) {
     let [given] = given[..] else { panic!("there is one") };
     // SAFETY: the kernel has just made it for us.
     let notifications = unsafe { OwnedFd::from_raw_fd(given) };
-    stream.write_all(TAKEN).expect("the caller waits for that");
+    stream.write_all(LISTENER_TAKEN).expect("the caller waits for that");
     refuse_all(&notifications, look);
     let with = said(child);
     std::fs::remove_file(socket).expect("it is there");

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::AdmissionError;
-use crate::gate::launch::Place;
+use crate::gate::launch::MonitorDir;
 use crate::host::Host;
 use crate::plan::Kind;
 use crate::process::{ProcessId, age_s};
@@ -67,7 +67,7 @@ impl Host {
     #[must_use]
     pub fn condition(&self, record: &Record) -> Condition {
         self.condition_where(record, || {
-            let place = Place::of(&self.config.state_dir, &record.short_id);
+            let place = MonitorDir::of(&self.config.state_dir, &record.short_id);
             !matches!(place.keeper(), Ok(None))
         })
     }
@@ -111,11 +111,11 @@ pub(super) fn orphans(
     is_registered: impl Fn(&str) -> bool,
 ) -> Result<Vec<Orphan>, AdmissionError> {
     let unlisted = |source| {
-        let path = Place::all(state_dir);
+        let path = MonitorDir::all(state_dir);
         AdmissionError::Monitors { path, source }
     };
-    let all = Place::list(state_dir).map_err(unlisted)?;
-    let of = |place: &Place| {
+    let all = MonitorDir::list(state_dir).map_err(unlisted)?;
+    let of = |place: &MonitorDir| {
         let short_id = place.short_id();
         // One whose keeper can't be read is nothing that somebody may clear away.
         let keeper = (!is_registered(&short_id)).then(|| place.keeper().ok()).flatten()?;

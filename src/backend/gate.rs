@@ -29,7 +29,7 @@ use crate::gate::client::{AskError, ask, ask_all};
 use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::figures;
 use crate::gate::filter::Machine;
-use crate::gate::launch::{LaunchError, Place, Recruit, recruit};
+use crate::gate::launch::{LaunchError, MonitorDir, StartedKeeper, start_keeper};
 use crate::gate::seccomp::{self, ListenerPath, SectionError};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, ProcessStatus, Question, Status};
@@ -225,8 +225,8 @@ impl Gate {
         }
     }
 
-    fn place(&self, short_id: &str) -> Place {
-        Place::of(&self.state_dir, short_id)
+    fn place(&self, short_id: &str) -> MonitorDir {
+        MonitorDir::of(&self.state_dir, short_id)
     }
 
     fn release(&self) -> Result<Release, GateError> {
@@ -300,7 +300,7 @@ impl Gate {
     /// already at `path`: its rules are there, and stay. `None` where there is no such.
     fn taken_over(&self, section: &Value, path: &Path) -> Option<Value> {
         let former = section.get("listenerPath").and_then(Value::as_str)?;
-        if !Path::new(former).starts_with(Place::all(&self.state_dir)) {
+        if !Path::new(former).starts_with(MonitorDir::all(&self.state_dir)) {
             return None;
         }
         let mut section = section.as_object()?.clone();
@@ -308,10 +308,10 @@ impl Gate {
         Some(section.into())
     }
 
-    /// Starts the monitor of a container: the one that was recruited, or a new one.
+    /// Starts the monitor of a container: gives the settings to a keeper that was started ahead, or to a new one.
     fn launch(
         &self,
-        recruited: Option<Recruit>,
+        started: Option<StartedKeeper>,
         tenant: Tenant<'_>,
         how: &Launch<'_>,
     ) -> Result<(), GateError> {
@@ -326,8 +326,8 @@ impl Gate {
             Way::Ahead => place.entry(),
             Way::Bundle => place.listener(),
         };
-        let mut keeper = recruited.map_or_else(|| recruit(&self.monitor), Ok)?;
-        Ok(keeper.serve(&place, &socket, &settings)?)
+        let mut keeper = started.map_or_else(|| start_keeper(&self.monitor), Ok)?;
+        Ok(keeper.start_serving(&place, &socket, &settings)?)
     }
 
     /// Sees that the driver holds what a GPU is to be changed to.
@@ -403,7 +403,7 @@ fn planned(plan: &Plan) -> Vec<Gpu> {
 }
 
 /// What the monitor at that place noted, where that is so now.
-fn noted(place: &Place) -> Option<Answer> {
+fn noted(place: &MonitorDir) -> Option<Answer> {
     serde_json::from_slice(&figures::read(&place.figures())?).ok()
 }
 
@@ -455,7 +455,7 @@ impl Isolation for Gate {
         let former = section.and_then(|section| self.taken_over(section, &path));
         // Whose section was merged once has its listener by that.
         if self.way == Way::Ahead && former.is_none() {
-            return Ok(seccomp::check_alone(section).map_err(GateError::from)?);
+            return Ok(seccomp::check_no_listener(section).map_err(GateError::from)?);
         }
         let listener = ListenerPath { path: &path.to_string_lossy(), metadata: tenant.short_id };
         let section = former.as_ref().or(section);
@@ -474,8 +474,8 @@ impl Isolation for Gate {
     }
 
     fn begin_launch(&self) -> Launcher {
-        let (gate, recruit) = (self.clone(), recruit(&self.monitor).ok());
-        Box::new(move |tenant, how| Ok(gate.launch(recruit, tenant, &how)?))
+        let (gate, keeper) = (self.clone(), start_keeper(&self.monitor).ok());
+        Box::new(move |tenant, how| Ok(gate.launch(keeper, tenant, &how)?))
     }
 
     /// The monitor is there since before the container was made; what is left is to see
@@ -500,14 +500,14 @@ impl Isolation for Gate {
     fn list(&self, short_ids: Option<&[&str]>) -> Result<Vec<Observed>, BackendError> {
         let all = match short_ids {
             Some(short_ids) => short_ids.iter().map(|short_id| self.place(short_id)).collect(),
-            None => Place::list(&self.state_dir).map_err(|source| {
-                let path = Place::all(&self.state_dir);
+            None => MonitorDir::list(&self.state_dir).map_err(|source| {
+                let path = MonitorDir::all(&self.state_dir);
                 GateError::Unlisted { path, source }
             })?,
         };
         let noted = all.into_iter().map(|place| (noted(&place), place));
         let there = noted.filter(|(noted, place)| noted.is_some() || place.dir().exists());
-        let (noted, all): (Vec<Option<Answer>>, Vec<Place>) = there.unzip();
+        let (noted, all): (Vec<Option<Answer>>, Vec<MonitorDir>) = there.unzip();
         // Only who has changed since is asked, and woken.
         let changed = all.iter().zip(&noted).filter(|(_, noted)| noted.is_none());
         let sockets: Vec<_> = changed.map(|(place, _)| place.control()).collect();

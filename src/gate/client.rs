@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::wire::{Answer, Question};
 
 /// How long a monitor may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The longest answer of one of several, in bytes: [`super::wire::MOST_PROCESSES_TOLD`] processes
 /// on ten GPUs.
@@ -33,7 +33,7 @@ pub enum AskError {
     },
     /// It speaks otherwise.
     #[error("the monitor at {socket} is of another version: {source}; run `cgpu upgrade-monitors`")]
-    Strange {
+    OtherVersion {
         /// Its control socket.
         socket: String,
         /// What isn't understood.
@@ -49,20 +49,20 @@ pub enum AskError {
 /// Where there is no answer in time, or none that can be read.
 pub fn ask(socket: &Path, question: &Question) -> Result<Answer, AskError> {
     let name = || socket.display().to_string();
-    let strange = |source| AskError::Strange { socket: name(), source };
-    let text = text(question).map_err(strange)?;
+    let other_version = |source| AskError::OtherVersion { socket: name(), source };
+    let line = line(question).map_err(other_version)?;
     let answer =
-        converse(socket, &text).map_err(|source| AskError::Silent { socket: name(), source })?;
-    serde_json::from_str(&answer).map_err(strange)
+        exchange(socket, &line).map_err(|source| AskError::Silent { socket: name(), source })?;
+    serde_json::from_str(&answer).map_err(other_version)
 }
 
 /// What several answer, all together in so long; `None` of who doesn't.
-pub(crate) fn ask_all(questions: &[(&Path, &Question)], patience: Duration) -> Vec<Option<Answer>> {
-    let until = Instant::now() + patience;
+pub(crate) fn ask_all(questions: &[(&Path, &Question)], timeout: Duration) -> Vec<Option<Answer>> {
+    let until = Instant::now() + timeout;
     let asked = questions.iter().map(|(socket, question)| {
         let mut stream = connect_at_once(socket).ok()?;
         // It's short, and there's room.
-        stream.write_all(text(question).ok()?.as_bytes()).ok()?;
+        stream.write_all(line(question).ok()?.as_bytes()).ok()?;
         stream.set_nonblocking(false).ok()?;
         Some(stream)
     });
@@ -88,15 +88,15 @@ fn connect_at_once(socket: &Path) -> io::Result<UnixStream> {
     Ok(stream.into())
 }
 
-fn text(question: &Question) -> serde_json::Result<String> {
+fn line(question: &Question) -> serde_json::Result<String> {
     Ok(serde_json::to_string(question)? + "\n")
 }
 
-fn converse(socket: &Path, text: &str) -> io::Result<String> {
+fn exchange(socket: &Path, line: &str) -> io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(text.as_bytes())?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.write_all(line.as_bytes())?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
     if answer.is_empty() {

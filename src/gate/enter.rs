@@ -17,14 +17,14 @@ use super::filter::{Machine, program};
 use super::passing::{self, Wait};
 
 /// What the keeper is told with a listener: nothing that it doesn't know. Who says so waits for
-/// [`TAKEN`].
-pub const NOTHING: &[u8] = b"{}";
+/// [`LISTENER_TAKEN`].
+pub const LISTENER_SENT: &[u8] = b"{}";
 
 /// What the keeper says when it holds the listener.
-pub const TAKEN: &[u8] = b"{}";
+pub const LISTENER_TAKEN: &[u8] = b"{}";
 
 /// How long the keeper may take: it may be starting, on a host that has other things to do.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why this process can't go behind the gate.
 #[derive(Debug, Error)]
@@ -47,7 +47,7 @@ pub enum EnterError {
         "another seccomp listener watches this process already, and there can be one: start the \
          engine outside of it"
     )]
-    Taken,
+    OtherListener,
     /// The kernel takes no filter.
     #[error("cannot put on a seccomp filter: {source}; run the engine as root with CAP_SYS_ADMIN")]
     Filter {
@@ -70,19 +70,19 @@ pub fn enter(socket: &Path) -> Result<(), EnterError> {
     let no_monitor = |source| EnterError::NoMonitor { socket: socket.to_owned(), source };
     // First of all: without a listener that somebody holds, the calls behind it fail.
     let keeper = UnixStream::connect(socket).map_err(no_monitor)?;
-    let listener = match put_on() {
-        Err(Errno::EBUSY) => return Err(EnterError::Taken),
+    let listener = match install_filter() {
+        Err(Errno::EBUSY) => return Err(EnterError::OtherListener),
         put => put.map_err(|errno| EnterError::Filter { source: errno.into() })?,
     };
-    let sent = passing::send(&keeper, NOTHING, Some(listener.as_fd()), Wait::Always);
+    let sent = passing::send(&keeper, LISTENER_SENT, Some(listener.as_fd()), Wait::Always);
     sent.map_err(|errno| no_monitor(errno.into()))?;
-    taken(&keeper).map_err(no_monitor)
+    wait_until_taken(&keeper).map_err(no_monitor)
 }
 
 /// Waits until the keeper holds what it was sent: it may have ended before it looked.
-fn taken(mut keeper: &UnixStream) -> io::Result<()> {
-    keeper.set_read_timeout(Some(PATIENCE))?;
-    let mut answer = [0; TAKEN.len()];
+fn wait_until_taken(mut keeper: &UnixStream) -> io::Result<()> {
+    keeper.set_read_timeout(Some(TIMEOUT))?;
+    let mut answer = [0; LISTENER_TAKEN.len()];
     keeper.read_exact(&mut answer).map_err(|error| match error.kind() {
         // As a socket says that the time is over.
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
@@ -117,7 +117,7 @@ pub fn abilities() -> Abilities {
 }
 
 /// Puts the filter on, and returns its listener.
-fn put_on() -> Result<OwnedFd, Errno> {
+fn install_filter() -> Result<OwnedFd, Errno> {
     let mut program = program(Machine::HERE);
     let len = libc::c_ushort::try_from(program.len()).map_err(|_| Errno::EINVAL)?;
     let filter = sock_fprog { len, filter: program.as_mut_ptr() };

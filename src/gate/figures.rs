@@ -34,7 +34,7 @@ const CHANGES: usize = 3;
 /// Odd while the words behind it are written.
 const WRITES: usize = 4;
 /// At how many changes the text was true.
-const OF: usize = 5;
+const TEXT_CHANGES: usize = 5;
 /// Bytes of the text; 0 where there is none.
 const LENGTH: usize = 6;
 /// Where the text begins.
@@ -73,7 +73,7 @@ pub struct Figures {
     page: Words,
     /// One at a time writes the text.
     text: Mutex<()>,
-    /// The last mark that was told, see [`seen`](Figures::seen).
+    /// The last mark that was told, see [`set_mark`](Figures::set_mark).
     mark: AtomicU64,
 }
 
@@ -101,7 +101,7 @@ impl Figures {
     /// # Errors
     ///
     /// Where there is no memory for them.
-    pub fn unread() -> io::Result<Self> {
+    pub fn without_file() -> io::Result<Self> {
         let map: MmapMut = MmapOptions::new().len(BYTES).map_anon()?;
         Ok(Self::of(map.into(), ProcessId { pid: 0, start_ticks: 0 }))
     }
@@ -120,7 +120,7 @@ impl Figures {
     }
 
     /// What there is has this mark: a change, where it had another before. By one at a time.
-    pub fn seen(&self, mark: u64) {
+    pub fn set_mark(&self, mark: u64) {
         if self.mark.swap(mark, Ordering::Relaxed) != mark {
             self.change();
         }
@@ -139,7 +139,7 @@ impl Figures {
         self.page.store(WRITES, writes.wrapping_add(1));
         fence(Ordering::Release);
         let length = if text.len() > MOST_TEXT { 0 } else { text.len() };
-        self.page.store(OF, changes);
+        self.page.store(TEXT_CHANGES, changes);
         self.page.store(LENGTH, length as u64);
         for (at, bytes) in text.get(..length).unwrap_or_default().chunks(WORD).enumerate() {
             let mut word = [0; WORD];
@@ -171,7 +171,7 @@ fn text(page: &Words) -> Option<Vec<u8>> {
         return None;
     }
     let writes = page.word(WRITES).load(Ordering::Acquire);
-    let (of, length) = (page.load(OF), usize::try_from(page.load(LENGTH)).ok()?);
+    let (of, length) = (page.load(TEXT_CHANGES), usize::try_from(page.load(LENGTH)).ok()?);
     if length == 0 || length > MOST_TEXT {
         return None;
     }
@@ -200,10 +200,10 @@ mod tests {
         figures.change();
         assert_eq!(read(&path), None);
         figures.note(figures.changes(), b"marked");
-        figures.seen(7);
+        figures.set_mark(7);
         assert_eq!(read(&path), None);
         figures.note(figures.changes(), b"marked");
-        figures.seen(7);
+        figures.set_mark(7);
         assert_eq!(read(&path).unwrap(), b"marked", "the same again is no change");
         // What was looked at before the change isn't true after it.
         figures.note(0, b"late");
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn figures_that_nobody_reads_are_written_all_the_same() {
-        let figures = Figures::unread().unwrap();
+        let figures = Figures::without_file().unwrap();
         figures.change();
         figures.note(figures.changes(), b"text");
         assert_eq!(text(&figures.page).unwrap(), b"text");

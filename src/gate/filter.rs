@@ -61,12 +61,12 @@ const X86_64: &[Entry] = &[
             (X32 | 514, To::Ioctl),
             (X32 | 16, To::Ioctl),
             (X32 | 9, To::Mapping),
-            (157, To::Process),
-            (X32 | 157, To::Process),
+            (157, To::Prctl),
+            (X32 | 157, To::Prctl),
             (135, To::Personality),
             (X32 | 135, To::Personality),
-            (216, To::Unknown),
-            (X32 | 216, To::Unknown),
+            (216, To::Enosys),
+            (X32 | 216, To::Enosys),
         ],
     },
     Entry {
@@ -74,10 +74,10 @@ const X86_64: &[Entry] = &[
         calls: &[
             (54, To::Ioctl),
             (192, To::Mapping2),
-            (90, To::Refuse),
-            (172, To::Process),
+            (90, To::Enomem),
+            (172, To::Prctl),
             (136, To::Personality),
-            (257, To::Unknown),
+            (257, To::Enosys),
         ],
     },
 ];
@@ -88,9 +88,9 @@ const AARCH64: &[Entry] = &[
         calls: &[
             (29, To::Ioctl),
             (222, To::Mapping),
-            (167, To::Process),
+            (167, To::Prctl),
             (92, To::Personality),
-            (234, To::Unknown),
+            (234, To::Enosys),
         ],
     },
     Entry {
@@ -98,9 +98,9 @@ const AARCH64: &[Entry] = &[
         calls: &[
             (54, To::Ioctl),
             (192, To::Mapping2),
-            (172, To::Process),
+            (172, To::Prctl),
             (136, To::Personality),
-            (253, To::Unknown),
+            (253, To::Enosys),
         ],
     },
 ];
@@ -144,14 +144,14 @@ enum To {
     Sized,
     Mapping,
     Mapping2,
-    Process,
+    Prctl,
     Personality,
     Allow,
     Notify,
-    Refuse,
-    Invalid,
-    Denied,
-    Unknown,
+    Enomem,
+    Einval,
+    Eperm,
+    Enosys,
 }
 
 /// A piece of a program.
@@ -173,7 +173,7 @@ enum Step {
 /// Never, but for a table that would make a jump too long, which the tests would see.
 #[must_use]
 pub fn program(machine: Machine) -> Vec<sock_filter> {
-    assembled(&steps(match machine {
+    assemble(&steps(match machine {
         Machine::X86_64 => X86_64,
         Machine::Aarch64 => AARCH64,
     }))
@@ -227,7 +227,7 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
         Step::Load(ADDRESS + UPPER),
         Step::IfAny(u32::MAX, To::Allow, To::Next),
         Step::Load(ADDRESS),
-        Step::IfAny(!PAGE, To::Allow, To::Denied),
+        Step::IfAny(!PAGE, To::Allow, To::Eperm),
         // Of 32-bit programs the kernel drops the upper halves, which may be garbage here.
         Step::Here(To::Mapping2),
         Step::Load(FLAGS),
@@ -238,26 +238,26 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
         Step::Load(FLAGS),
         Step::IfAny(FIXED, To::Next, To::Allow),
         Step::Load(ADDRESS),
-        Step::IfAny(!PAGE, To::Allow, To::Denied),
-        Step::Here(To::Process),
+        Step::IfAny(!PAGE, To::Allow, To::Eperm),
+        Step::Here(To::Prctl),
         Step::Load(OPTION),
-        Step::IfEqual(libc::PR_SET_MM.cast_unsigned(), To::Invalid, To::Allow),
+        Step::IfEqual(libc::PR_SET_MM.cast_unsigned(), To::Einval, To::Allow),
         // All bits ask for what it is.
         Step::Here(To::Personality),
         Step::Load(OPTION),
         Step::IfEqual(u32::MAX, To::Allow, To::Next),
-        Step::IfAny(libc::ADDR_NO_RANDOMIZE.cast_unsigned(), To::Denied, To::Allow),
+        Step::IfAny(libc::ADDR_NO_RANDOMIZE.cast_unsigned(), To::Eperm, To::Allow),
         Step::Here(To::Allow),
         Step::Return(libc::SECCOMP_RET_ALLOW),
         Step::Here(To::Notify),
         Step::Return(libc::SECCOMP_RET_USER_NOTIF),
-        Step::Here(To::Refuse),
+        Step::Here(To::Enomem),
         Step::Return(errno(libc::ENOMEM)),
-        Step::Here(To::Invalid),
+        Step::Here(To::Einval),
         Step::Return(errno(libc::EINVAL)),
-        Step::Here(To::Denied),
+        Step::Here(To::Eperm),
         Step::Return(errno(libc::EPERM)),
-        Step::Here(To::Unknown),
+        Step::Here(To::Enosys),
         Step::Return(errno(libc::ENOSYS)),
     ]);
     steps
@@ -268,7 +268,7 @@ fn errno(number: i32) -> u32 {
 }
 
 /// Turns names into distances; every jump leads forward.
-fn assembled(steps: &[Step]) -> Vec<sock_filter> {
+fn assemble(steps: &[Step]) -> Vec<sock_filter> {
     let mut program = Vec::new();
     for (at, step) in steps.iter().enumerate() {
         let jump = |to: To| {

@@ -12,7 +12,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 /// # Errors
 ///
 /// Where one of them isn't open.
-pub(crate) fn three() -> Result<[OwnedFd; 3], nix::errno::Errno> {
+pub(crate) fn take_descriptors() -> Result<[OwnedFd; 3], nix::errno::Errno> {
     for number in 3..6 {
         close_at_exec(number)?;
     }
@@ -31,7 +31,7 @@ fn close_at_exec(number: RawFd) -> Result<(), nix::errno::Errno> {
 
 /// Closes all but those and standard error. No monitor reads its standard input or writes to its standard
 /// output: other descriptors take their numbers, and there is one monitor for each container.
-pub(crate) fn close_the_rest() {
+pub(crate) fn close_other_descriptors() {
     for (first, last) in [(0, 1), (6, nix::libc::c_uint::MAX)] {
         // SAFETY: called first of all, as above: nothing in this process owns one of them.
         unsafe { nix::libc::close_range(first, last, 0) };

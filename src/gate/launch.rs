@@ -1,6 +1,6 @@
 //! Starts a container's monitor: its directory, its sockets, its keeper.
 //!
-//! A keeper takes a while to start, so it is [recruited](recruit) before all is known that it
+//! A keeper takes a while to start, so it is [recruited](start_keeper) before all is known that it
 //! needs to know, and told that then. The sockets listen before anybody can know of them, so
 //! that the runtime, which comes next, always finds somebody. Owns the directory's layout:
 //!
@@ -45,14 +45,14 @@ const LONGEST_SOCKET: usize = 107;
 const BACKLOG: i32 = 4096;
 
 /// What comes with a keeper's settings.
-const TOLD: &[u8] = b"{}";
+const SETTINGS_SENT: &[u8] = b"{}";
 
 /// The stack of the process that becomes a keeper, in bytes.
 const STACK: usize = 16 << 10;
 
 /// A monitor's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct MonitorDir {
     dir: PathBuf,
 }
 
@@ -103,7 +103,7 @@ pub enum LaunchError {
     },
 }
 
-impl Place {
+impl MonitorDir {
     /// The directory of all monitors.
     #[must_use]
     pub fn all(state_dir: &Path) -> PathBuf {
@@ -113,7 +113,7 @@ impl Place {
     /// That of the container with that short id.
     #[must_use]
     pub fn of(state_dir: &Path, short_id: &str) -> Self {
-        Place { dir: Self::all(state_dir).join(short_id) }
+        MonitorDir { dir: Self::all(state_dir).join(short_id) }
     }
 
     /// Each that is there, in the order of their short ids.
@@ -142,7 +142,7 @@ impl Place {
     /// The one in that directory.
     #[must_use]
     pub fn at(dir: &Path) -> Self {
-        Place { dir: dir.to_owned() }
+        MonitorDir { dir: dir.to_owned() }
     }
 
     /// The directory.
@@ -232,7 +232,7 @@ impl Place {
 /// A keeper that nobody has told yet whose it is. Where nobody does before this is dropped, or
 /// this process ends, it ends.
 #[derive(Debug)]
-pub struct Recruit {
+pub struct StartedKeeper {
     program: PathBuf,
     /// What was started; it is over as soon as the keeper is nobody's child.
     child: Pid,
@@ -240,7 +240,7 @@ pub struct Recruit {
     /// nobody waits for one that has ended.
     sockets: Option<[OwnedFd; 2]>,
     /// Where it waits for its settings.
-    orders: OwnedFd,
+    settings_socket: OwnedFd,
 }
 
 /// Starts a keeper: `program`, which is `cgpu-monitor`.
@@ -250,7 +250,7 @@ pub struct Recruit {
 /// # Errors
 ///
 /// Where it can't be started.
-pub fn recruit(program: &Path) -> Result<Recruit, LaunchError> {
+pub fn start_keeper(program: &Path) -> Result<StartedKeeper, LaunchError> {
     let failed = |source| LaunchError::Process { program: program.to_owned(), source };
     let refused = |errno: rustix::io::Errno| failed(errno.into());
     let name =
@@ -262,30 +262,35 @@ pub fn recruit(program: &Path) -> Result<Recruit, LaunchError> {
     };
     let sockets = [socket()?, socket()?];
     let pair = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
-    let (orders, its) = socketpair(pair.0, pair.1, pair.2, None).map_err(refused)?;
+    let (settings_socket, its) = socketpair(pair.0, pair.1, pair.2, None).map_err(refused)?;
     let [listener, control] = &sockets;
     let given = [listener, control, &its].map(AsRawFd::as_raw_fd);
-    let child = start(&name, given).map_err(|errno| failed(errno.into()))?;
-    Ok(Recruit { program: program.to_owned(), child, sockets: Some(sockets), orders })
+    let child = spawn_keeper(&name, given).map_err(|errno| failed(errno.into()))?;
+    Ok(StartedKeeper {
+        program: program.to_owned(),
+        child,
+        sockets: Some(sockets),
+        settings_socket,
+    })
 }
 
-impl Drop for Recruit {
+impl Drop for StartedKeeper {
     fn drop(&mut self) {
         // One that takes longer is left to whoever comes after this process.
         let _ = waitpid(self.child, Some(WaitPidFlag::WNOHANG));
     }
 }
 
-impl Recruit {
+impl StartedKeeper {
     /// Makes it the keeper of `settings` in `place`, which takes listeners at `socket`; what an
     /// earlier one left there goes.
     ///
     /// # Errors
     ///
     /// Where that can't be, or it has ended; then the directory may be there, and nobody in it.
-    pub fn serve(
+    pub fn start_serving(
         &mut self,
-        place: &Place,
+        place: &MonitorDir,
         socket: &Path,
         settings: &Settings,
     ) -> Result<(), LaunchError> {
@@ -316,7 +321,8 @@ impl Recruit {
             .map_err(|errno| SettingsError::from(io::Error::from(errno)))?;
         let file = File::from(memory);
         settings.write(&file)?;
-        let told = passing::send(&self.orders, TOLD, Some(file.as_fd()), Wait::Always);
+        let told =
+            passing::send(&self.settings_socket, SETTINGS_SENT, Some(file.as_fd()), Wait::Always);
         told.map_err(|_| LaunchError::Ended { program: self.program.clone() })
     }
 }
@@ -327,9 +333,9 @@ impl Recruit {
 /// # Errors
 ///
 /// Where it can't be told.
-pub(crate) fn told(orders: &OwnedFd) -> io::Result<Option<File>> {
-    let mut buffer = [0; TOLD.len()];
-    match passing::receive(orders, &mut buffer, Wait::Always)? {
+pub(crate) fn receive_settings(settings_socket: &OwnedFd) -> io::Result<Option<File>> {
+    let mut buffer = [0; SETTINGS_SENT.len()];
+    match passing::receive(settings_socket, &mut buffer, Wait::Always)? {
         (0, None) => Ok(None),
         (_, Some(settings)) => Ok(Some(settings.into())),
         (_, None) => Err(io::Error::other("told nothing")),
@@ -337,7 +343,7 @@ pub(crate) fn told(orders: &OwnedFd) -> io::Result<Option<File>> {
 }
 
 /// Starts `program keep` with `given` as 3, 4 and 5. It [`detach`]es itself.
-fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
+fn spawn_keeper(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
     let words = [program.as_ptr(), c"keep".as_ptr(), std::ptr::null()];
     let environment = [std::ptr::null()];
     let failed = Cell::new(None);
@@ -359,7 +365,7 @@ fn start(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
     let mut stack = vec![0; STACK];
     // Nothing is copied for it: its memory is ours until it has become another program.
     let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
-    // SAFETY: this process has one thread (see `recruit`), which waits until the child is gone
+    // SAFETY: this process has one thread (see `start_keeper`), which waits until the child is gone
     // from this memory: the child runs alone in it, on a stack of its own, which what we run there
     // needs little of.
     let child =

@@ -28,7 +28,7 @@
 //! thing: a comparison that looks at an upper half only is no comparison in a filter for
 //! 32-bit programs, and a rule without comparisons replaces all others of its call. "A
 //! length with bit 63 fails with `ENOMEM`" is what the kernel does anyway to a 64-bit
-//! program, and to the other two it refuses `mmap` as a whole ([`guard`]): 32-bit programs
+//! program, and to the other two it refuses `mmap` as a whole ([`refuse_mmap`]): 32-bit programs
 //! use `mmap2` for decades, x32 ones can't start. Refused and not trapped, because what the
 //! pointer shows could change after it was looked at. aarch64 has no such entry.
 
@@ -77,18 +77,18 @@ pub fn merge(
     machine: Machine,
     listener: &ListenerPath<'_>,
 ) -> Result<Value, SectionError> {
-    merged(section, machine, listener, &trapped())
+    merge_trapping(section, machine, listener, &trapped())
 }
 
 /// The same with these calls trapped.
-fn merged(
+fn merge_trapping(
     section: Option<&Value>,
     machine: Machine,
     listener: &ListenerPath<'_>,
     calls: &[Trapped],
 ) -> Result<Value, SectionError> {
     let mut section = object(section)?.cloned().unwrap_or_default();
-    let ours = is_ours(&section, listener)?;
+    let is_own = has_own_listener(&section, listener)?;
     let mut rules = match section.get_mut("syscalls").map(Value::take) {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(rules)) => rules,
@@ -98,12 +98,12 @@ fn merged(
         permit_everything(&mut section, machine);
     }
     let default = default_action(&section)?;
-    refuse_other_notifications(&rules, ours, default, calls)?;
+    refuse_other_notifications(&rules, is_own, default, calls)?;
     for call in calls {
         trap(&mut rules, call, default)?;
     }
-    if has_blind_mmap(&section) {
-        guard(&mut rules, default);
+    if has_unreadable_mmap(&section) {
+        refuse_mmap(&mut rules, default);
     }
     refuse_remapping(&mut rules, default);
     section.insert("syscalls".into(), rules.into());
@@ -117,10 +117,12 @@ fn merged(
 /// # Errors
 ///
 /// Where it has one, or isn't what the specification says.
-pub fn check_alone(section: Option<&Value>) -> Result<(), SectionError> {
+pub fn check_no_listener(section: Option<&Value>) -> Result<(), SectionError> {
     let Some(section) = object(section)? else { return Ok(()) };
     if let path @ [_, ..] = text(section, "listenerPath").as_bytes() {
-        return Err(SectionError::Taken { path: String::from_utf8_lossy(path).into_owned() });
+        return Err(SectionError::OtherListener {
+            path: String::from_utf8_lossy(path).into_owned(),
+        });
     }
     let notifies = |value: &Value| value == "SCMP_ACT_NOTIFY";
     let field = |field: String| Err(SectionError::Notifies { field });
@@ -152,14 +154,14 @@ fn text<'a>(section: &'a Map<String, Value>, name: &str) -> &'a str {
 }
 
 /// Whether the listener is ours already.
-fn is_ours(
+fn has_own_listener(
     section: &Map<String, Value>,
     listener: &ListenerPath<'_>,
 ) -> Result<bool, SectionError> {
     match text(section, "listenerPath") {
         "" => Ok(false),
         path if path == listener.path => Ok(true),
-        path => Err(SectionError::Taken { path: path.to_owned() }),
+        path => Err(SectionError::OtherListener { path: path.to_owned() }),
     }
 }
 
@@ -181,7 +183,7 @@ fn default_action(section: &Map<String, Value>) -> Result<Action, SectionError> 
 /// A listener that is ours may be told of what is trapped; nobody is told of anything else.
 fn refuse_other_notifications(
     rules: &[Value],
-    ours: bool,
+    is_own: bool,
     default: Action,
     calls: &[Trapped],
 ) -> Result<(), SectionError> {
@@ -201,7 +203,7 @@ fn refuse_other_notifications(
                 })
             })
         });
-        if !(ours && all_trapped) {
+        if !(is_own && all_trapped) {
             return Err(SectionError::Notifies { field: format!("{}.action", field(place)) });
         }
     }
@@ -212,15 +214,15 @@ fn refuse_other_notifications(
 fn trap(rules: &mut Vec<Value>, call: &Trapped, default: Action) -> Result<(), SectionError> {
     let mut read = Vec::new();
     for (place, entry) in rules.iter().enumerate() {
-        if rule::names(entry, call.name) && !is_guard(entry) {
+        if rule::has_name(entry, call.name) && !is_mmap_refusal(entry) {
             read.push(Rule::read(entry, place, call.request)?);
         }
     }
     // Runtimes drop rules that say what the default says, and libseccomp all but the first
     // unconditional one where there is one. What never counted must not begin to.
     let counts = |rule: &Rule| rule.action != default;
-    let decisive = read.iter().position(|rule| counts(rule) && rule.unconditional);
-    let (live, dead): (Vec<&Rule>, Vec<&Rule>) = match decisive {
+    let unconditional = read.iter().position(|rule| counts(rule) && rule.unconditional);
+    let (live, dead): (Vec<&Rule>, Vec<&Rule>) = match unconditional {
         Some(place) => (vec![&read[place]], read.iter().filter(|rule| counts(rule)).collect()),
         None => (read.iter().filter(|rule| counts(rule)).collect(), Vec::new()),
     };
@@ -241,7 +243,7 @@ fn trap(rules: &mut Vec<Value>, call: &Trapped, default: Action) -> Result<(), S
             _ => denied.push(rule),
         }
     }
-    if default.permits() && decisive.is_none() {
+    if default.permits() && unconditional.is_none() {
         permitted.clone_from(&call.region);
     }
     for rule in &denied {
@@ -255,7 +257,7 @@ fn trap(rules: &mut Vec<Value>, call: &Trapped, default: Action) -> Result<(), S
     };
     let missing = region::without(&permitted, &notified).map_err(no_rule)?;
 
-    let mut forgotten = Vec::new();
+    let mut rewritten = Vec::new();
     let mut added = Vec::new();
     for &rule in &live {
         if rule.upper_only && rule.action.permits() {
@@ -282,30 +284,30 @@ fn trap(rules: &mut Vec<Value>, call: &Trapped, default: Action) -> Result<(), S
             kept = region::without(&kept, &denial.region).map_err(|problem| at(denial, problem))?;
         }
         if let Value::Object(pattern) = &rules[rule.place] {
-            added.extend(rule::write(pattern, call.name, &kept, call.request));
+            added.extend(rule::entries(pattern, call.name, &kept, call.request));
         }
-        forgotten.push(rule.place);
+        rewritten.push(rule.place);
     }
-    if !forgotten.is_empty() {
-        forgotten.extend(dead.iter().map(|rule| rule.place));
+    if !rewritten.is_empty() {
+        rewritten.extend(dead.iter().map(|rule| rule.place));
     }
     let pattern = Map::from_iter([
         ("names".to_owned(), Value::Null),
         ("action".to_owned(), "SCMP_ACT_NOTIFY".into()),
     ]);
-    added.extend(rule::write(&pattern, call.name, &missing, call.request));
+    added.extend(rule::entries(&pattern, call.name, &missing, call.request));
 
     let mut place = 0;
     rules.retain_mut(|entry| {
         place += 1;
-        !forgotten.contains(&(place - 1)) || rule::forget(entry, call.name)
+        !rewritten.contains(&(place - 1)) || rule::remove_name(entry, call.name)
     });
     rules.extend(added);
     Ok(())
 }
 
 /// Whether programs may enter where a filter can't see the arguments of `mmap`.
-fn has_blind_mmap(section: &Map<String, Value>) -> bool {
+fn has_unreadable_mmap(section: &Map<String, Value>) -> bool {
     let architectures = section.get("architectures").and_then(Value::as_array);
     architectures.into_iter().flatten().filter_map(Value::as_str).any(|name| {
         // crun takes them in any case, with and without the prefix.
@@ -322,10 +324,10 @@ fn refuse_remapping(rules: &mut Vec<Value>, default: Action) {
     let is_refused = rules.contains(&refusal);
     let mut was_permitted = default.permits();
     rules.retain_mut(|entry| {
-        let says = rule::names(entry, CALL) && *entry != refusal;
+        let says = rule::has_name(entry, CALL) && *entry != refusal;
         let permits = || rule::action(entry, 0).is_ok_and(Action::permits);
         was_permitted |= says && permits();
-        !says || rule::forget(entry, CALL)
+        !says || rule::remove_name(entry, CALL)
     });
     // A program that was let call it isn't to be killed for it.
     if was_permitted && !is_refused && !matches!(default, Action::Errno(_)) {
@@ -334,7 +336,7 @@ fn refuse_remapping(rules: &mut Vec<Value>, default: Action) {
 }
 
 /// The rule that refuses `mmap` to i386 and x32 programs and nothing to others.
-fn guard_rule(errno: u64) -> Value {
+fn mmap_refusal(errno: u64) -> Value {
     json!({
         "names": ["mmap"],
         "action": "SCMP_ACT_ERRNO",
@@ -348,20 +350,20 @@ fn guard_rule(errno: u64) -> Value {
     })
 }
 
-fn is_guard(entry: &Value) -> bool {
-    REFUSALS.iter().any(|&errno| *entry == guard_rule(errno))
+fn is_mmap_refusal(entry: &Value) -> bool {
+    REFUSALS.iter().any(|&errno| *entry == mmap_refusal(errno))
 }
 
 /// Adds the rule where any `mmap` notifies, unless it's there.
-fn guard(rules: &mut Vec<Value>, default: Action) {
+fn refuse_mmap(rules: &mut Vec<Value>, default: Action) {
     let notifies = |entry: &Value| {
         entry.get("action").is_some_and(|action| action == "SCMP_ACT_NOTIFY")
-            && rule::names(entry, "mmap")
+            && rule::has_name(entry, "mmap")
     };
     let effective = REFUSALS.iter().find(|&&errno| default != Action::Errno(errno));
-    let Some(guard) = effective.map(|&errno| guard_rule(errno)) else { return };
-    if rules.iter().any(notifies) && !rules.contains(&guard) {
-        rules.push(guard);
+    let Some(refusal) = effective.map(|&errno| mmap_refusal(errno)) else { return };
+    if rules.iter().any(notifies) && !rules.contains(&refusal) {
+        rules.push(refusal);
     }
 }
 

@@ -67,14 +67,14 @@ pub struct Settings {
     pub spares_host: bool,
     /// Whether a signal takes a caller away from a call that isn't answered: before Linux 5.19,
     /// and behind a filter that the runtime put on.
-    #[serde(default = "yes")]
+    #[serde(default = "is_interruptible")]
     pub interruptible: bool,
     /// The log's file; empty for none.
     pub log: String,
 }
 
 /// Where nobody said so.
-fn yes() -> bool {
+fn is_interruptible() -> bool {
     true
 }
 

@@ -53,7 +53,7 @@ pub enum Syscall {
         offset: u64,
     },
     /// `prctl`, that would change what tells a process's program from the next, or not.
-    Control {
+    Prctl {
         /// Which it is.
         option: u32,
     },
@@ -70,7 +70,7 @@ impl Syscall {
     #[must_use]
     pub fn refusal(self) -> Option<i32> {
         match self {
-            Self::Control { option } if option == PR_SET_MM => Some(EINVAL),
+            Self::Prctl { option } if option == PR_SET_MM => Some(EINVAL),
             Self::Personality { bits } if bits != u32::MAX && bits & ADDR_NO_RANDOMIZE != 0 => {
                 Some(EPERM)
             }
@@ -81,7 +81,7 @@ impl Syscall {
 
 /// The call, or `None` where it's none that is sent here.
 #[must_use]
-pub fn of(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscall> {
+pub fn decode(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscall> {
     let [a, b, c, d, e, f] = *arguments;
     let low = |argument: u64| argument & 0xffff_ffff;
     let map = |length: u64, offset: u64| Syscall::Map {
@@ -93,7 +93,7 @@ pub fn of(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscal
     let ioctl =
         |argument: u64| Syscall::Ioctl { descriptor: descriptor(a), request: low(b), argument };
     let pages = |offset: u64| low(offset).saturating_mul(PAGE_BYTES);
-    let control = || Syscall::Control { option: low_word(a) };
+    let prctl = || Syscall::Prctl { option: low_word(a) };
     let personality = || Syscall::Personality { bits: low_word(a) };
     match (architecture, number) {
         (AUDIT_ARCH_X86_64, 16) | (AUDIT_ARCH_AARCH64, 29) => Some(ioctl(c)),
@@ -102,7 +102,7 @@ pub fn of(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscal
         (AUDIT_ARCH_X86_64, number) if number & X32 != 0 => match number & !X32 {
             16 | 514 => Some(ioctl(low(c))),
             9 => Some(map(b, f)),
-            157 => Some(control()),
+            157 => Some(prctl()),
             135 => Some(personality()),
             _ => None,
         },
@@ -110,7 +110,7 @@ pub fn of(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscal
         (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 192) => Some(map(low(b), pages(f))),
         (AUDIT_ARCH_X86_64, 157)
         | (AUDIT_ARCH_AARCH64, 167)
-        | (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 172) => Some(control()),
+        | (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 172) => Some(prctl()),
         (AUDIT_ARCH_X86_64, 135)
         | (AUDIT_ARCH_AARCH64, 92)
         | (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 136) => Some(personality()),
@@ -150,7 +150,7 @@ mod tests {
             (AUDIT_ARCH_I386, 54),
             (AUDIT_ARCH_AARCH64, 29),
         ] {
-            assert_eq!(of(architecture, number, &arguments), Some(wanted));
+            assert_eq!(decode(architecture, number, &arguments), Some(wanted));
         }
     }
 
@@ -158,15 +158,15 @@ mod tests {
     fn the_offset_of_mmap2_is_in_pages() {
         let arguments = [0, 0x2000, 3, 1, 5, 2];
         let wanted = |offset| Syscall::Map { descriptor: 5, length: 0x2000, shared: true, offset };
-        assert_eq!(of(AUDIT_ARCH_X86_64, 9, &arguments), Some(wanted(2)));
-        assert_eq!(of(AUDIT_ARCH_I386, 192, &arguments), Some(wanted(0x2000)));
+        assert_eq!(decode(AUDIT_ARCH_X86_64, 9, &arguments), Some(wanted(2)));
+        assert_eq!(decode(AUDIT_ARCH_I386, 192, &arguments), Some(wanted(0x2000)));
     }
 
     #[test]
     fn what_would_make_programs_alike_is_refused() {
         let upper = 0xdead_beef_0000_0000;
         let said = |architecture, number, first: u64| {
-            of(architecture, number, &[first | upper, 0, 0, 0, 0, 0]).and_then(Syscall::refusal)
+            decode(architecture, number, &[first | upper, 0, 0, 0, 0, 0]).and_then(Syscall::refusal)
         };
         for (architecture, control, personality) in [
             (AUDIT_ARCH_X86_64, 157, 135),
@@ -190,7 +190,7 @@ mod tests {
         for (architecture, number) in
             [(AUDIT_ARCH_X86_64, 54), (AUDIT_ARCH_I386, 16), (AUDIT_ARCH_I386, 90), (0, 16)]
         {
-            assert_eq!(of(architecture, number, &nothing), None);
+            assert_eq!(decode(architecture, number, &nothing), None);
         }
     }
 

@@ -41,7 +41,7 @@ const UVM: &[(u32, &str)] = &[
 /// What a filter that the runtime makes from the bundle sends to the monitor: requests that have
 /// the bits of a mask, the first, at the value that is the second.
 ///
-/// All of [`is_one`], in as few masks as a runtime is quick with (it needs a tenth of a
+/// All of [`is_driver_call`], in as few masks as a runtime is quick with (it needs a tenth of a
 /// millisecond for each rule), and with them calls that are nobody's business. Those the monitor
 /// lets continue, which is safe whatever their descriptor is: the request lies in a register.
 ///
@@ -54,23 +54,23 @@ const UVM: &[(u32, &str)] = &[
 /// Terminals' and sockets' calls that programs make often have no size and bits above the
 /// number: they are none of these.
 pub const TRAPS: [(u32, u32); 10] = [
-    (FIRST | SIZE_16, FIRST | SIZE_16),
-    (FIRST | SIZE_32, FIRST | SIZE_32),
-    (SECOND | SIZE_16, SECOND | SIZE_16),
-    (SECOND | SIZE_32, SECOND | SIZE_32),
-    (FIRST | ABOVE_NUMBER, FIRST),
-    (SECOND | ABOVE_NUMBER, SECOND),
-    (THIRD | ABOVE_NUMBER, THIRD),
+    (BIT_5 | SIZE_16, BIT_5 | SIZE_16),
+    (BIT_5 | SIZE_32, BIT_5 | SIZE_32),
+    (BIT_6 | SIZE_16, BIT_6 | SIZE_16),
+    (BIT_6 | SIZE_32, BIT_6 | SIZE_32),
+    (BIT_5 | ABOVE_NUMBER, BIT_5),
+    (BIT_6 | ABOVE_NUMBER, BIT_6),
+    (BIT_4 | ABOVE_NUMBER, BIT_4),
     (SIZE_4096, SIZE_4096),
-    (FIRST | TYPE, FIRST | MAGIC),
-    (SECOND | TYPE, SECOND | MAGIC),
+    (BIT_5 | TYPE, BIT_5 | MAGIC),
+    (BIT_6 | TYPE, BIT_6 | MAGIC),
 ];
 
 /// One of these two is in the number of every call that is trapped, but for UVM_INITIALIZE and
 /// UVM_UNREGISTER_GPU_VASPACE, which has the third.
-const FIRST: u32 = 1 << 5;
-const SECOND: u32 = 1 << 6;
-const THIRD: u32 = 1 << 4;
+const BIT_5: u32 = 1 << 5;
+const BIT_6: u32 = 1 << 6;
+const BIT_4: u32 = 1 << 4;
 /// One of these two is in the size of every escape that is trapped.
 const SIZE_16: u32 = 16 << 16;
 const SIZE_32: u32 = 32 << 16;
@@ -95,7 +95,7 @@ pub(crate) fn uvm() -> impl Iterator<Item = u32> {
 
 /// Whether that ioctl, by the lower half of its request, is for the monitor to decide on.
 #[must_use]
-pub fn is_one(request: u32) -> bool {
+pub fn is_driver_call(request: u32) -> bool {
     is_escape(request) || UVM.iter().any(|(number, _)| *number == request)
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn of_any_size() -> impl Iterator<Item = u32> {
 /// Whether it's an escape of a size that no release has which is known.
 #[must_use]
 pub fn may_have_grown(request: u32) -> bool {
-    !is_one(request)
+    !is_driver_call(request)
         && request & SIZE != 0
         && of_any_size().any(|escape| request & TYPE_AND_NUMBER == escape)
 }
@@ -164,17 +164,20 @@ mod tests {
             for size in sizes {
                 let request = u32::try_from(size).unwrap() << 16 | number;
                 for garbage in [0, 0x4600, 0xff00, 0xc000_0000, 0xc000_ff00, 0x4000_5400] {
-                    assert!(is_one(request | garbage), "{number:#x} of {size}");
+                    assert!(is_driver_call(request | garbage), "{number:#x} of {size}");
                     assert!(is_escape(request | garbage), "{number:#x} of {size}");
                     assert!(trapped(request | garbage), "{number:#x} of {size} {why}");
                 }
-                assert!(!is_one(request + (1 << 16)), "another size is the driver's to refuse");
+                assert!(
+                    !is_driver_call(request + (1 << 16)),
+                    "another size is the driver's to refuse"
+                );
             }
         }
         for (number, why) in UVM {
-            assert!(trapped(*number) && is_one(*number), "{number:#x} {why}");
+            assert!(trapped(*number) && is_driver_call(*number), "{number:#x} {why}");
             assert!(!is_escape(*number), "{number:#x} {why}");
-            assert!(!is_one(number | 0x100), "UVM looks at all of it");
+            assert!(!is_driver_call(number | 0x100), "UVM looks at all of it");
         }
     }
 

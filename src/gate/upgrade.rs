@@ -9,11 +9,11 @@ use nix::unistd::Pid;
 use thiserror::Error;
 
 use super::client::{AskError, ask};
-use super::launch::Place;
+use super::launch::MonitorDir;
 use super::wire::{Answer, Question, Status};
 
 /// How long a worker may take to be there: the one before may finish what it has begun.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Why a worker was not replaced.
 #[derive(Debug, Error)]
@@ -32,7 +32,7 @@ pub enum UpgradeError {
     Ask(#[from] AskError),
     /// It answers something else.
     #[error("its worker does not tell its status; look into cgpu's log")]
-    Strange,
+    NoStatus,
     /// The keeper can't be told.
     #[error("its keeper can't be told: {source}; run this as root")]
     Signal {
@@ -41,7 +41,7 @@ pub enum UpgradeError {
         source: nix::errno::Errno,
     },
     /// No new one came.
-    #[error("no new worker has come within {} s; look into cgpu's log", PATIENCE.as_secs())]
+    #[error("no new worker has come within {} s; look into cgpu's log", TIMEOUT.as_secs())]
     Late,
     /// A new one came, of the program that the container began with: the installed one could not begin.
     #[error(
@@ -70,23 +70,25 @@ pub struct Upgraded {
 ///
 /// Where it can't be seen which there are; what became of each is in its place.
 pub fn upgrade(state_dir: &Path) -> Result<Vec<Upgraded>, UpgradeError> {
-    let all = Place::list(state_dir).map_err(|source| {
-        let path = Place::all(state_dir).display().to_string();
+    let all = MonitorDir::list(state_dir).map_err(|source| {
+        let path = MonitorDir::all(state_dir).display().to_string();
         UpgradeError::List { path, source }
     })?;
-    let upgraded =
-        |place: &Place| Upgraded { versions: replace(place), short_id: place.short_id() };
+    let upgraded = |place: &MonitorDir| Upgraded {
+        versions: replace_worker(place),
+        short_id: place.short_id(),
+    };
     Ok(all.iter().map(upgraded).collect())
 }
 
-fn status(place: &Place) -> Result<Status, UpgradeError> {
+fn status(place: &MonitorDir) -> Result<Status, UpgradeError> {
     match ask(&place.control(), &Question::Status)? {
         Answer::Status(status) => Ok(*status),
-        _ => Err(UpgradeError::Strange),
+        _ => Err(UpgradeError::NoStatus),
     }
 }
 
-fn replace(place: &Place) -> Result<Option<(String, String)>, UpgradeError> {
+fn replace_worker(place: &MonitorDir) -> Result<Option<(String, String)>, UpgradeError> {
     let keeper = place.keeper().map_err(|source| {
         let path = place.keeper_file().display().to_string();
         UpgradeError::List { path, source }
@@ -95,7 +97,7 @@ fn replace(place: &Place) -> Result<Option<(String, String)>, UpgradeError> {
     let before = status(place)?;
     kill(Pid::from_raw(keeper.pid), Signal::SIGHUP)
         .map_err(|source| UpgradeError::Signal { source })?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         // In between nobody may answer.
         if let Ok(after) = status(place)

@@ -22,7 +22,7 @@ pub(crate) struct KeeperSocket {
 
 /// What it said.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum KeeperMessage {
     Listener(Listener),
     Kept(KeptFile, OwnedFd),
     Connection(OwnedFd),
@@ -48,31 +48,33 @@ impl KeeperSocket {
     /// # Errors
     ///
     /// Where the socket is broken.
-    pub(crate) fn hear(&self) -> io::Result<Heard> {
+    pub(crate) fn receive(&self) -> io::Result<KeeperMessage> {
         let mut bytes = [0; MOST_BYTES];
         let (length, descriptor) = match passing::receive(&self.socket, &mut bytes, Wait::Always) {
-            Err(Errno::INTR) => return Ok(Heard::Nothing),
-            Err(Errno::CONNRESET) => return Ok(Heard::Gone),
+            Err(Errno::INTR) => return Ok(KeeperMessage::Nothing),
+            Err(Errno::CONNRESET) => return Ok(KeeperMessage::Gone),
             received => received?,
         };
         if length == 0 {
-            return Ok(Heard::Gone);
+            return Ok(KeeperMessage::Gone);
         }
         let order = serde_json::from_slice(bytes.get(..length).unwrap_or_default());
         Ok(match (order, descriptor) {
             (Ok(Order::Listener { number }), Some(descriptor)) => {
-                Heard::Listener(Listener::new(number, descriptor))
+                KeeperMessage::Listener(Listener::new(number, descriptor))
             }
-            (Ok(Order::Kept { number }), Some(file)) => Heard::Kept(KeptFile::of(number), file),
-            (Ok(Order::Control), Some(descriptor)) => Heard::Connection(descriptor),
-            (Ok(Order::Begin), _) => Heard::Begin,
-            (Ok(Order::Drain), _) => Heard::Drain,
-            _ => Heard::Nothing,
+            (Ok(Order::Kept { number }), Some(file)) => {
+                KeeperMessage::Kept(KeptFile::of(number), file)
+            }
+            (Ok(Order::Control), Some(descriptor)) => KeeperMessage::Connection(descriptor),
+            (Ok(Order::Begin), _) => KeeperMessage::Begin,
+            (Ok(Order::Drain), _) => KeeperMessage::Drain,
+            _ => KeeperMessage::Nothing,
         })
     }
 
     /// Whoever waits for an order hears that the keeper is gone, after what it has said until now.
-    pub(crate) fn hear_no_more(&self) {
+    pub(crate) fn shut_down_reading(&self) {
         // Where that fails it is gone.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
     }
@@ -133,15 +135,15 @@ mod tests {
         send(b"no order", None);
         send(&order(&Order::Begin), None);
         send(&order(&Order::Drain), None);
-        assert!(matches!(socket.hear(), Ok(Heard::Listener(of)) if of.number() == 3));
-        assert!(matches!(socket.hear(), Ok(Heard::Kept(KeptFile::Export(4), _))));
-        assert!(matches!(socket.hear(), Ok(Heard::Connection(_))));
-        assert!(matches!(socket.hear(), Ok(Heard::Nothing)));
-        assert!(matches!(socket.hear(), Ok(Heard::Nothing)));
-        assert!(matches!(socket.hear(), Ok(Heard::Begin)));
-        assert!(matches!(socket.hear(), Ok(Heard::Drain)));
+        assert!(matches!(socket.receive(), Ok(KeeperMessage::Listener(of)) if of.number() == 3));
+        assert!(matches!(socket.receive(), Ok(KeeperMessage::Kept(KeptFile::Export(4), _))));
+        assert!(matches!(socket.receive(), Ok(KeeperMessage::Connection(_))));
+        assert!(matches!(socket.receive(), Ok(KeeperMessage::Nothing)));
+        assert!(matches!(socket.receive(), Ok(KeeperMessage::Nothing)));
+        assert!(matches!(socket.receive(), Ok(KeeperMessage::Begin)));
+        assert!(matches!(socket.receive(), Ok(KeeperMessage::Drain)));
         drop(keeper);
-        assert!(matches!(socket.hear(), Ok(Heard::Gone)));
+        assert!(matches!(socket.receive(), Ok(KeeperMessage::Gone)));
         assert!(socket.tell(Notice::Ready).is_err());
     }
 
@@ -150,8 +152,8 @@ mod tests {
         let (socket, keeper) = pair();
         let begin = serde_json::to_vec(&Order::Begin).unwrap();
         passing::send(&keeper, &begin, None, Wait::Never).unwrap();
-        socket.hear_no_more();
-        assert!(matches!(socket.hear(), Ok(Heard::Begin)));
-        assert!(matches!(socket.hear(), Ok(Heard::Gone)));
+        socket.shut_down_reading();
+        assert!(matches!(socket.receive(), Ok(KeeperMessage::Begin)));
+        assert!(matches!(socket.receive(), Ok(KeeperMessage::Gone)));
     }
 }

@@ -12,7 +12,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use cgpu::gate::enter::{NOTHING, TAKEN};
+use cgpu::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
 use nix::errno::Errno;
 use nix::libc::{seccomp_notif, seccomp_notif_resp};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -78,9 +78,9 @@ fn greet(mut stream: &UnixStream) -> Option<(Value, OwnedFd)> {
     if length == 0 {
         return None;
     }
-    if bytes[..length] == *NOTHING {
+    if bytes[..length] == *LISTENER_SENT {
         // One that has gone behind the filter before it becomes a runtime.
-        stream.write_all(TAKEN).expect("it waits for that");
+        stream.write_all(LISTENER_TAKEN).expect("it waits for that");
     }
     let greeting = serde_json::from_slice(&bytes[..length]).expect("a runtime speaks JSON");
     Some((greeting, received.pop().expect("a runtime sends the listener")))

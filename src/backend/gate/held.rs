@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::backend::Observed;
 use crate::gate::client::ask_all;
-use crate::gate::launch::Place;
+use crate::gate::launch::MonitorDir;
 use crate::gate::wire::{Answer, LastSeen, Question};
 
 /// How long all of them may take. One that hangs holds a look up no longer; the next look asks another.
@@ -24,7 +24,7 @@ pub fn note_held(
         .filter_map(|(index, uuid)| {
             // In a map's order, which is another each time.
             let short_id = users(*index, observed).next()?;
-            let socket = Place::of(state_dir, short_id).control();
+            let socket = MonitorDir::of(state_dir, short_id).control();
             Some((*index, socket, Question::LastSeen { uuid: uuid.clone() }))
         })
         .collect();

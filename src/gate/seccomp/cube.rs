@@ -31,19 +31,19 @@ impl Cube {
     }
 
     /// Whether some number is in both.
-    pub(super) fn meets(self, other: Self) -> bool {
+    pub(super) fn overlaps(self, other: Self) -> bool {
         (self.value ^ other.value) & self.mask & other.mask == 0
     }
 
     /// The numbers in both.
     pub(super) fn and(self, other: Self) -> Option<Self> {
-        self.meets(other)
+        self.overlaps(other)
             .then_some(Self { mask: self.mask | other.mask, value: self.value | other.value })
     }
 
     /// Whether all of these are in the other.
     pub(super) fn is_within(self, other: Self) -> bool {
-        other.mask & !self.mask == 0 && self.meets(other)
+        other.mask & !self.mask == 0 && self.overlaps(other)
     }
 
     fn without_bit(self, bit: u64) -> Self {
@@ -85,12 +85,12 @@ pub(super) fn without(wanted: &[Cube], taken: &[Cube]) -> Vec<Cube> {
     }
     // The most special ones last: they are the likeliest to be spared.
     grown.sort_by_key(|cube| (cube.mask.count_ones(), cube.mask, cube.value));
-    let mut here = grown.len();
-    while here > 0 {
-        here -= 1;
-        let cube = grown.remove(here);
+    let mut index = grown.len();
+    while index > 0 {
+        index -= 1;
+        let cube = grown.remove(index);
         if !is_covered(cube, &grown) {
-            grown.insert(here, cube);
+            grown.insert(index, cube);
         }
     }
     grown
@@ -110,7 +110,7 @@ pub(super) fn both(one: &[Cube], two: &[Cube]) -> Vec<Cube> {
 
 /// Halves `space` until each part is in one of `cubes` or, and then it's `found`, meets none.
 fn split(space: Cube, cubes: &[Cube], found: &mut impl FnMut(Cube)) {
-    let near: Vec<Cube> = cubes.iter().copied().filter(|cube| cube.meets(space)).collect();
+    let near: Vec<Cube> = cubes.iter().copied().filter(|cube| cube.overlaps(space)).collect();
     if near.is_empty() {
         return found(space);
     }
@@ -126,9 +126,9 @@ fn dividing_bit(space: Cube, cubes: &[Cube]) -> Option<u64> {
     if cubes.iter().any(|&cube| space.is_within(cube)) {
         return None;
     }
-    let opinions = |bit: u64| cubes.iter().filter(|cube| cube.mask & bit != 0).count();
+    let cubes_with = |bit: u64| cubes.iter().filter(|cube| cube.mask & bit != 0).count();
     let all = cubes.iter().fold(0, |mask, cube| mask | cube.mask) & !space.mask;
-    Cube::new(all, 0).bits().max_by_key(|&bit| opinions(bit))
+    Cube::new(all, 0).bits().max_by_key(|&bit| cubes_with(bit))
 }
 
 /// A larger cube around `cube`, in `space`, that still meets none of `taken`: the one that
@@ -140,7 +140,7 @@ fn grow(cube: Cube, space: Cube, taken: &[Cube], pieces: &[Cube]) -> Cube {
         bits.rotate_left(1);
         let larger = bits.iter().fold(cube, |cube, &bit| {
             let wider = cube.without_bit(bit);
-            if taken.iter().any(|other| other.meets(wider)) { cube } else { wider }
+            if taken.iter().any(|other| other.overlaps(wider)) { cube } else { wider }
         });
         let gain = pieces.iter().filter(|piece| piece.is_within(larger)).count();
         if gain > best.0 {

@@ -10,7 +10,7 @@ pub enum SectionError {
         "linux.seccomp.listenerPath is {path}, and a container can have one listener: the quota's; \
          choose a seccomp profile without a listener"
     )]
-    Taken {
+    OtherListener {
         /// The other listener.
         path: String,
     },

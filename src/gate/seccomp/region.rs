@@ -107,15 +107,15 @@ impl Piece {
     /// The calls in both; `None` where there are none.
     fn and(&self, other: &Self) -> Result<Option<Self>, Inexpressible> {
         // The cheap and common end first: then no comparison needs to be joined.
-        if !self.request.iter().any(|one| other.request.iter().any(|two| one.meets(*two))) {
+        if !self.request.iter().any(|one| other.request.iter().any(|two| one.overlaps(*two))) {
             return Ok(None);
         }
         let mut tests = self.tests;
-        for (argument, (mine, theirs)) in tests.iter_mut().zip(other.tests).enumerate() {
+        for (argument, (test, theirs)) in tests.iter_mut().zip(other.tests).enumerate() {
             let Some(theirs) = theirs else { continue };
-            match mine.map_or(Ok(Some(theirs)), |mine| mine.and(theirs)) {
+            match test.map_or(Ok(Some(theirs)), |test| test.and(theirs)) {
                 Ok(None) => return Ok(None),
-                Ok(joined) => *mine = joined,
+                Ok(joined) => *test = joined,
                 Err(()) => return Err(Inexpressible { argument }),
             }
         }
@@ -138,14 +138,14 @@ impl Piece {
         if !request.is_empty() {
             left.push(Self { request, ..self.clone() });
         }
-        let mut alike = Self { request: other.request.clone(), ..Self::all() };
+        let mut prefix = Self { request: other.request.clone(), ..Self::all() };
         for (argument, theirs) in other.tests.iter().enumerate() {
             let Some(theirs) = theirs else { continue };
             for test in theirs.negated().map_err(|()| Inexpressible { argument })? {
-                alike.tests[argument] = Some(test);
-                left.extend(self.and(&alike)?);
+                prefix.tests[argument] = Some(test);
+                left.extend(self.and(&prefix)?);
             }
-            alike.tests[argument] = Some(*theirs);
+            prefix.tests[argument] = Some(*theirs);
         }
         Ok(left)
     }

@@ -89,7 +89,7 @@ pub(super) fn field(place: usize) -> String {
 }
 
 /// Whether an entry is about `name`.
-pub(super) fn names(entry: &Value, name: &str) -> bool {
+pub(super) fn has_name(entry: &Value, name: &str) -> bool {
     let names = entry.get("names").and_then(Value::as_array);
     names.into_iter().flatten().any(|found| found == name)
 }
@@ -229,7 +229,7 @@ fn piece(conditions: &[Condition], request: Option<usize>) -> Piece {
 }
 
 /// Takes `name` out of an entry; says whether it names any other.
-pub(super) fn forget(entry: &mut Value, name: &str) -> bool {
+pub(super) fn remove_name(entry: &mut Value, name: &str) -> bool {
     let names = entry.get_mut("names").and_then(Value::as_array_mut);
     names.is_none_or(|names| {
         names.retain(|found| found != name);
@@ -238,7 +238,7 @@ pub(super) fn forget(entry: &mut Value, name: &str) -> bool {
 }
 
 /// Entries like `pattern` that say of `name` what `region` is.
-pub(super) fn write(
+pub(super) fn entries(
     pattern: &Map<String, Value>,
     name: &str,
     region: &[Piece],

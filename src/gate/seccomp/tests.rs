@@ -42,8 +42,8 @@ fn parsed(text: &str) -> Value {
 /// Merges, and again: the second time changes nothing.
 #[track_caller]
 fn merged(section: Option<&Value>, calls: &[Trapped]) -> Value {
-    let once = super::merged(section, Machine::X86_64, &LISTENER, calls).unwrap();
-    let twice = super::merged(Some(&once), Machine::X86_64, &LISTENER, calls);
+    let once = super::merge_trapping(section, Machine::X86_64, &LISTENER, calls).unwrap();
+    let twice = super::merge_trapping(Some(&once), Machine::X86_64, &LISTENER, calls);
     assert_eq!(twice.as_ref(), Ok(&once));
     once
 }
@@ -336,7 +336,7 @@ proptest! {
             let narrow = simulate(after, "mmap2", Entry::Narrow, args).unwrap();
             let trapped = flags & 1 == 1 && offset & 0xffff_ffff != 0 && permits(&was);
             prop_assert_eq!(narrow, if trapped { "SCMP_ACT_NOTIFY".into() } else { was });
-            if has_blind_mmap(after.as_object().unwrap()) {
+            if has_unreadable_mmap(after.as_object().unwrap()) {
                 let blind = simulate(after, "mmap", Entry::Narrow, args).unwrap();
                 prop_assert!(!permits(&blind), "{kind}: {blind}");
             }
@@ -385,11 +385,11 @@ fn nothing_becomes_a_section_that_allows_and_traps() {
     assert_eq!(after["listenerPath"], "/run/cgpu/gate.sock");
     assert_eq!(after["listenerMetadata"], "abc");
     let rules = after["syscalls"].as_array().unwrap();
-    assert_eq!(rules.iter().filter(|rule| rule::names(rule, "ioctl")).count(), REQUESTS.len());
-    assert!(rules.contains(&guard_rule(12)));
+    assert_eq!(rules.iter().filter(|rule| rule::has_name(rule, "ioctl")).count(), REQUESTS.len());
+    assert!(rules.contains(&mmap_refusal(12)));
     let arm = merge(None, Machine::Aarch64, &LISTENER).unwrap();
     assert_eq!(arm["architectures"], json!(["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"]));
-    assert!(!arm["syscalls"].as_array().unwrap().iter().any(is_guard));
+    assert!(!arm["syscalls"].as_array().unwrap().iter().any(is_mmap_refusal));
 }
 
 #[test]
@@ -411,7 +411,7 @@ fn dockers_profile_loses_five_names_and_nothing_else() {
     let mut expected = before["syscalls"].as_array().unwrap().clone();
     for entry in &mut expected {
         for name in ["ioctl", "mmap", "mmap2", "prctl", "remap_file_pages"] {
-            rule::forget(entry, name);
+            rule::remove_name(entry, name);
         }
     }
     // The question is the monitor's, as it has the bit.
@@ -444,20 +444,20 @@ fn what_is_not_known_stays() {
 
 #[test]
 fn a_section_leaves_the_one_listener_to_us_or_is_refused() {
-    assert_eq!(check_alone(None), Ok(()));
-    assert_eq!(check_alone(Some(&Value::Null)), Ok(()));
+    assert_eq!(check_no_listener(None), Ok(()));
+    assert_eq!(check_no_listener(Some(&Value::Null)), Ok(()));
     let dockers = section("ERRNO", &[("ioctl", "ALLOW", &[]), ("mount", "KILL", &[])]);
-    assert_eq!(check_alone(Some(&dockers)), Ok(()));
+    assert_eq!(check_no_listener(Some(&dockers)), Ok(()));
     let mut listening = dockers.clone();
     listening["listenerPath"] = json!("/run/other");
     let path = "/run/other".into();
-    assert_eq!(check_alone(Some(&listening)), Err(SectionError::Taken { path }));
+    assert_eq!(check_no_listener(Some(&listening)), Err(SectionError::OtherListener { path }));
     let field = |field: &str| Err(SectionError::Notifies { field: field.into() });
     let notifying = section("ERRNO", &[("ioctl", "ALLOW", &[]), ("mount", "NOTIFY", &[])]);
-    assert_eq!(check_alone(Some(&notifying)), field("linux.seccomp.syscalls[1].action"));
+    assert_eq!(check_no_listener(Some(&notifying)), field("linux.seccomp.syscalls[1].action"));
     let all = section("NOTIFY", &[]);
-    assert_eq!(check_alone(Some(&all)), field("linux.seccomp.defaultAction"));
-    assert!(matches!(check_alone(Some(&json!([]))), Err(SectionError::Misshapen { .. })));
+    assert_eq!(check_no_listener(Some(&all)), field("linux.seccomp.defaultAction"));
+    assert!(matches!(check_no_listener(Some(&json!([]))), Err(SectionError::Misshapen { .. })));
 }
 
 #[test]
@@ -465,7 +465,7 @@ fn the_refusal_of_blind_mmap_differs_from_the_default() {
     let mut section = section("ERRNO", &[("mmap", "ALLOW", &[])]);
     section["defaultErrnoRet"] = json!(12);
     let after = merged(Some(&section), &calls(REQUESTS));
-    assert!(after["syscalls"].as_array().unwrap().contains(&guard_rule(22)));
+    assert!(after["syscalls"].as_array().unwrap().contains(&mmap_refusal(22)));
 }
 
 #[test]
@@ -476,7 +476,7 @@ fn without_traps_a_listener_is_added_and_remapping_refused() {
     section.shift_remove("listenerMetadata");
     let mut expected = parsed(DOCKER);
     for entry in expected["syscalls"].as_array_mut().unwrap() {
-        rule::forget(entry, "remap_file_pages");
+        rule::remove_name(entry, "remap_file_pages");
     }
     assert_eq!(after, expected);
 }

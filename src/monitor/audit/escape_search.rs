@@ -124,7 +124,7 @@ impl Processes {
     fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
         let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
         let nodes = &self.state.settings.nodes;
-        entries.filter_map(|entry| device::opened_at(nodes, &entry.path())).collect()
+        entries.filter_map(|entry| device::mount_at(nodes, &entry.path())).collect()
     }
 
     /// Looks at the figures of those who aren't the container's, and for whoever has a
@@ -234,7 +234,7 @@ impl Processes {
             return false;
         }
         self.state.count_killed();
-        self.state.log.killed(event);
+        self.state.log.tell_killed(event);
         true
     }
 

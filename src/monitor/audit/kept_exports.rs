@@ -127,7 +127,7 @@ impl KeptExports {
                 // That is: nobody ever exported to it.
                 Ok(()) | Err(Failure::Status(NV_ERR_INVALID_PARAMETER)) => {}
                 Err(error) => {
-                    if self.state.log.limit.allows() {
+                    if self.state.log.limit.take_line() {
                         tracing::warn!(?error, "an export can't be taken back: it stays charged");
                     }
                     return false;

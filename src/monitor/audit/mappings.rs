@@ -249,7 +249,7 @@ impl Mappings {
         {
             file.set_ended();
         }
-        if self.state.log.limit.allows() {
+        if self.state.log.limit.take_line() {
             let container = self.state.settings.short_id.as_str();
             tracing::warn!(
                 container,

@@ -19,7 +19,7 @@ use crate::monitor::calls::case::write_back::WriteBack;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::policy::Passed;
 use crate::monitor::journal::map::{Count, Slot};
-use crate::monitor::log::container_log::Refused;
+use crate::monitor::log::container_log::RefusedAllocation;
 use crate::monitor::node::device::{Device, Rm};
 use crate::monitor::state::container_state::OpenBooks;
 use crate::monitor::state::lane::OnLane;
@@ -241,7 +241,7 @@ impl<'a> Case<'a> {
     }
 
     pub(crate) fn log(&self, what: &str) {
-        if self.parts.state.log.limit.allows() {
+        if self.parts.state.log.limit.take_line() {
             write_log(self, what);
         }
     }
@@ -256,7 +256,12 @@ pub(crate) fn passed(case: &mut Case<'_>) -> Reply {
 /// The event of that.
 pub(crate) fn tell_over_quota(case: &Case<'_>, (gpu, asked_bytes): (usize, u64), usage: Usage) {
     let process = case.target.as_ref().map(|target| target.process);
-    case.parts.state.log.refused_allocation(Refused { process, gpu, asked_bytes, usage });
+    case.parts.state.log.tell_refused_allocation(RefusedAllocation {
+        process,
+        gpu,
+        asked_bytes,
+        usage,
+    });
 }
 
 /// Answered as if it had been made.

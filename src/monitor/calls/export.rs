@@ -221,7 +221,7 @@ fn are_as_charged(case: &Case<'_>, of: Client, places: &Places) -> bool {
     let objects = places.named().map(|(_, object)| object).collect::<BTreeSet<u32>>();
     objects.into_iter().all(|object| {
         let memory = case.books().ledger.memory_of(of, Handle(object));
-        memory.is_none_or(|(_, bytes)| bytes == 0 || !rm.is_more_than(of.0, object, bytes))
+        memory.is_none_or(|(_, bytes)| bytes == 0 || !rm.is_larger_than(of.0, object, bytes))
     })
 }
 

@@ -14,7 +14,7 @@ use crate::monitor::calls::free::free;
 use crate::monitor::calls::groups::enter_passing_channel;
 use crate::monitor::calls::policy::{self, Passed, Verdict};
 use crate::monitor::calls::vid_heap::heap;
-use crate::monitor::log::limit::News;
+use crate::monitor::log::limit::Topic;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
 use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
 
@@ -145,15 +145,15 @@ fn execute_plain(case: &mut Case<'_>) -> Result<Reply, Over> {
 /// what a report needs.
 fn log_once(case: &Case<'_>, call: &Call) {
     let Some(refusal) = policy::refusal(&case.parts.state.release, call) else { return };
-    let (news, size) = match *call {
-        Call::Control { command, params_size, .. } => (News::Control(command), Some(params_size)),
-        Call::Alloc(alloc) => (News::Class(alloc.class), alloc.params_size),
+    let (topic, size) = match *call {
+        Call::Control { command, params_size, .. } => (Topic::Control(command), Some(params_size)),
+        Call::Alloc(alloc) => (Topic::Class(alloc.class), alloc.params_size),
         Call::AllocMemory { class, .. } | Call::AllocObject { class, .. } => {
-            (News::Class(class), None)
+            (Topic::Class(class), None)
         }
         _ => return,
     };
-    if !case.parts.state.log.limit.allows_news(news) {
+    if !case.parts.state.log.limit.take_first_line(topic) {
         return;
     }
     let size = size.map_or_else(|| "no size".to_owned(), |size| format!("{size} bytes"));

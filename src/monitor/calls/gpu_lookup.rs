@@ -118,7 +118,7 @@ fn ask_for_gpu(case: &Case<'_>, _: &OnLane<'_>, client: u32, handle: u32) -> Opt
         return Some(asked);
     }
     let rm = case.rm().ok()?;
-    let subdevice = rm.subdevice(client, handle).ok()?;
+    let subdevice = rm.make_subdevice(client, handle).ok()?;
     let uuid = rm.uuid(client, subdevice);
     let _ = rm.free(client, handle, subdevice);
     uuid.ok().map(|uuid| OfGpu { uuid, is_device: true })

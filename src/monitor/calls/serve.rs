@@ -25,18 +25,18 @@ use crate::rm::{self, Answer, Command, refuse};
 pub(crate) fn serve(case: &mut Case<'_>) {
     settle_earlier_initialization(case);
     let data = case.notice.data;
-    let reply = match syscall::of(data.arch, data.nr, &data.args) {
+    let reply = match syscall::decode(data.arch, data.nr, &data.args) {
         Some(Syscall::Ioctl { descriptor, request, argument }) => {
             ioctl(case, descriptor, request, argument)
         }
         Some(Syscall::Map { descriptor, length, shared, offset }) => {
             map(case, descriptor, length, shared, offset)
         }
-        Some(call @ (Syscall::Control { .. } | Syscall::Personality { .. })) => {
+        Some(call @ (Syscall::Prctl { .. } | Syscall::Personality { .. })) => {
             Ok(call.refusal().map_or_else(|| passed(case), Reply::Errno))
         }
         None => {
-            if case.parts.state.log.limit.allows() {
+            if case.parts.state.log.limit.take_line() {
                 tracing::warn!(number = data.nr, "a system call that nobody asked for");
             }
             Err(Errno::ENOSYS.into())
@@ -115,7 +115,7 @@ fn is_ok(case: &Case<'_>) -> bool {
 fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> Result<Reply, Over> {
     // The filter is coarser than we are. Who the descriptor belongs to is no question:
     // the request can't change any more, and is none that takes memory.
-    if !traps::is_one(rm::low_word(request)) {
+    if !traps::is_driver_call(rm::low_word(request)) {
         if traps::may_have_grown(rm::low_word(request)) {
             refuse_grown(case, descriptor, request)?;
         }

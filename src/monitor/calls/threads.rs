@@ -20,7 +20,7 @@ use crate::monitor::calls::serve::serve;
 use crate::monitor::journal::layout::{SLOTS, Stage};
 use crate::monitor::journal::map::Slot;
 use crate::monitor::lock::Lock;
-use crate::monitor::log::limit::News;
+use crate::monitor::log::limit::Topic;
 use crate::monitor::state::lane::OnLane;
 use crate::monitor::thread::spawn;
 
@@ -129,7 +129,7 @@ impl CallService {
     }
 
     fn tell_of_no_thread(&self, error: &io::Error) {
-        if self.parts.state.log.limit.allows_news(News::NoThread) {
+        if self.parts.state.log.limit.take_first_line(Topic::NoThread) {
             let container = self.parts.state.settings.short_id.as_str();
             tracing::warn!(container, %error, "driver calls wait: a thread for them can't be started");
         }

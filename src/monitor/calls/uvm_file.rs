@@ -8,7 +8,7 @@ use crate::gate::settings::NodeKind;
 use crate::monitor::calls::case::retry::take_lane;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::journal::call_id::Making;
-use crate::monitor::log::limit::News;
+use crate::monitor::log::limit::Topic;
 use crate::monitor::node::device::Device;
 use crate::monitor::state::lane::OnLane;
 use crate::monitor::uvm::files::UvmFile;
@@ -33,7 +33,7 @@ pub(crate) fn ask(case: &mut Case<'_>) -> Result<(), Over> {
     let Some(device) = &case.device else { return Err(Errno::EBADF.into()) };
     device.call_uvm(&case.parts.state.release, number, &mut case.scratch.bytes)?;
     if case.scratch.bytes.was_exceeded()
-        && case.parts.state.log.limit.allows_news(News::Uvm(number))
+        && case.parts.state.log.limit.take_first_line(Topic::Uvm(number))
     {
         let driver = case.parts.state.release.version();
         let container = case.parts.state.settings.short_id.as_str();

@@ -101,7 +101,7 @@ fn map_from_own(
     // What weighs nothing, as memory of the host, is judged by what it is.
     let weighs = weighs && charge.is_some();
     let charged = case.books().ledger.memory_of(object.0, object.1);
-    let is_more = |(_, bytes)| ours.is_more_than(own.client, duplicate, bytes);
+    let is_more = |(_, bytes)| ours.is_larger_than(own.client, duplicate, bytes);
     if weighs && charged.is_none_or(is_more) || !weighs && ours.is_gpu_memory(own.client, duplicate)
     {
         own.give_back(duplicate);

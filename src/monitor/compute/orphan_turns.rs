@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::gate::launch::Place;
+use crate::gate::launch::MonitorDir;
 use crate::monitor::compute::last_turn::{LastTurn, now_us};
 use crate::monitor::compute::orphans::{
     KeeperIs, Orphan, Orphans, read_channels, ring, write_channels,
@@ -82,7 +82,7 @@ impl Turns {
         let spans = orphans.turns.as_ref().map_or(&no_spans, |turns| &turns.spans);
         let Some(of) = self.state.settings.gpus.get(gpu) else { return };
         for (name, spans) in ring(&self.state.settings.short_id, spans) {
-            let place = Place::of(&self.state.settings.state_dir, name);
+            let place = MonitorDir::of(&self.state.settings.state_dir, name);
             match KeeperIs::of(&place, &of.uuid) {
                 KeeperIs::Alive(keeper) => {
                     let pid = Pid::from_raw(keeper.pid);
@@ -111,7 +111,7 @@ impl Turns {
         }
     }
 
-    fn adopt(&self, gpu: usize, name: &str, place: &Place) -> Option<Orphan> {
+    fn adopt(&self, gpu: usize, name: &str, place: &MonitorDir) -> Option<Orphan> {
         match read_channels(place, &self.state.settings.gpus.get(gpu)?.uuid) {
             Ok(channels) => {
                 tracing::warn!(

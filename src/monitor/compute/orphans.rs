@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::gate::launch::Place;
+use crate::gate::launch::MonitorDir;
 use crate::monitor::compute::last_turn::LastTurn;
 use crate::monitor::state::channels::ChannelName;
 use crate::process::ProcessId;
@@ -52,7 +52,7 @@ pub(crate) enum KeeperIs {
 
 impl KeeperIs {
     /// That of the container whose monitor has that place, on the GPU with that UUID.
-    pub(crate) fn of(place: &Place, uuid: &str) -> Self {
+    pub(crate) fn of(place: &MonitorDir, uuid: &str) -> Self {
         match place.keeper() {
             Ok(Some(keeper)) if place.channels(uuid).exists() => KeeperIs::Alive(keeper),
             Ok(None) if place.keeper_file().exists() => KeeperIs::Gone,
@@ -73,11 +73,11 @@ pub(crate) fn ring<'a, T>(
 
 /// Writes which channels of a GPU the container of this monitor has.
 pub(crate) fn write_channels(place: &Path, uuid: &str, channels: &[ChannelName]) -> io::Result<()> {
-    replace(&Place::at(place).channels(uuid), &serde_json::to_vec(channels)?, 0o600)
+    replace(&MonitorDir::at(place).channels(uuid), &serde_json::to_vec(channels)?, 0o600)
 }
 
 /// What the monitor of that place wrote last; none where it never did.
-pub(crate) fn read_channels(place: &Place, uuid: &str) -> io::Result<Vec<ChannelName>> {
+pub(crate) fn read_channels(place: &MonitorDir, uuid: &str) -> io::Result<Vec<ChannelName>> {
     match fs::read(place.channels(uuid)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         bytes => Ok(serde_json::from_slice(&bytes?)?),
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn channels_are_read_as_they_were_written() {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::at(dir.path());
+        let place = MonitorDir::at(dir.path());
         assert_eq!(read_channels(&place, "GPU-a").unwrap(), []);
         write_channels(dir.path(), "GPU-a", &[(0xc1d0_0001, 0xcaf0_0001), (1, 2)]).unwrap();
         assert_eq!(read_channels(&place, "GPU-a").unwrap(), [(0xc1d0_0001, 0xcaf0_0001), (1, 2)]);

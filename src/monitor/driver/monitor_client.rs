@@ -111,15 +111,15 @@ impl MonitorClient {
         let gpu_files = open(&|kind| matches!(kind, NodeKind::Gpu(_)));
         let rm = Rm { release, device: &control };
         let refused = |failure: Failure| Unanswered::NoClient { reason: failure };
-        let client = rm.client().map_err(refused)?;
+        let client = rm.make_client().map_err(refused)?;
         let mut gpus = vec![None; uuids.len()];
         for number in 0..MOST_DEVICES {
             if gpus.iter().all(Option::is_some) {
                 break;
             }
-            let Ok(device) = rm.open(client, number) else { continue };
+            let Ok(device) = rm.open_gpu(client, number) else { continue };
             let found = rm
-                .subdevice(client, device)
+                .make_subdevice(client, device)
                 .and_then(|subdevice| rm.uuid(client, subdevice).map(|uuid| (subdevice, uuid)));
             let gpu = found.ok().and_then(|(subdevice, uuid)| {
                 let gpu = uuids.iter().position(|of| *of == uuid)?;
@@ -312,7 +312,7 @@ impl MonitorClient {
     }
 
     fn duplicate(&self, device: u32, client: u32, handle: u32) -> Result<u32, Failure> {
-        self.rm().raw(
+        self.rm().call_for(
             NV_ESC_RM_DUP_OBJECT,
             &[
                 (Meaning::Client, self.client.into()),
@@ -375,7 +375,7 @@ const MAY_DUPLICATE: u32 = 1;
 fn share(rm: &Rm<'_>, client: u32, handle: u32, target: u32, action: u8) -> Result<(), Failure> {
     let policy = u64::from(target) | u64::from(MAY_DUPLICATE) << 32;
     let kind = u32::from(TO_CLIENT) | u32::from(action) << 16;
-    rm.with_policy(NV_ESC_RM_SHARE, client, handle, policy, kind)
+    rm.call_with_policy(NV_ESC_RM_SHARE, client, handle, policy, kind)
 }
 
 /// An object of ours as the ledger knows it.

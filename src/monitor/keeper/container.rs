@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 use tracing::{debug, warn};
 
-use crate::gate::enter::{NOTHING, TAKEN};
+use crate::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
 use crate::gate::passing::{self, Wait};
 use crate::process::ProcessId;
 
@@ -23,31 +23,31 @@ const MOST_CONNECTIONS: usize = 256;
 const MOST_TEXT: usize = 4 << 20;
 
 /// How long a container may be announced before its runtime comes.
-const ANNOUNCED: Duration = Duration::from_secs(120);
+const RESERVATION_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long after its launcher's end a container may still connect: what was sent before
 /// lies in the socket's queue.
-const LATE: Duration = Duration::from_millis(300);
+const CONNECTION_TIMEOUT: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
 pub(crate) struct Container {
     launcher: Launcher,
     connections: Vec<Connection>,
     /// Whether a listener has ever come.
-    begun: bool,
+    had_listener: bool,
     /// What a runtime called it.
-    named: Option<ContainerNames>,
+    names: Option<ContainerNames>,
     /// Since when nobody is there.
-    deserted: Option<Instant>,
+    unused_since: Option<Instant>,
 }
 
 #[derive(Debug)]
 enum Launcher {
-    Waited(OwnedFd),
+    Pidfd(OwnedFd),
     /// Can't be waited for, but looked at.
-    Watched(ProcessId),
+    Polled(ProcessId),
     /// Isn't known; until then.
-    Awaited(Instant),
+    Unknown(Instant),
     Ended,
 }
 
@@ -61,7 +61,7 @@ struct Connection {
 /// What a runtime says with a listener (`ContainerProcessState` of the OCI runtime
 /// specification), as far as it is needed.
 #[derive(Debug, Deserialize)]
-struct Said {
+struct RuntimeMessage {
     state: ContainerNames,
 }
 
@@ -81,31 +81,37 @@ fn is_listener(descriptor: &OwnedFd) -> bool {
 }
 
 impl Container {
-    pub(crate) fn new(launcher: Option<ProcessId>, announced: bool) -> Self {
+    pub(crate) fn new(launcher: Option<ProcessId>, is_reserved: bool) -> Self {
         let launcher = match launcher {
             Some(launcher) => {
                 let pidfd = Pid::from_raw(launcher.pid)
                     .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
                 match pidfd {
-                    Some(pidfd) if launcher.alive() => Launcher::Waited(pidfd),
-                    _ => Launcher::Watched(launcher),
+                    Some(pidfd) if launcher.alive() => Launcher::Pidfd(pidfd),
+                    _ => Launcher::Polled(launcher),
                 }
             }
-            None if announced => Launcher::Awaited(Instant::now() + ANNOUNCED),
+            None if is_reserved => Launcher::Unknown(Instant::now() + RESERVATION_TIMEOUT),
             None => Launcher::Ended,
         };
-        Container { launcher, connections: Vec::new(), begun: false, named: None, deserted: None }
+        Container {
+            launcher,
+            connections: Vec::new(),
+            had_listener: false,
+            names: None,
+            unused_since: None,
+        }
     }
 
     /// The one who makes it, to be waited for.
     pub(crate) fn launcher(&self) -> Option<BorrowedFd<'_>> {
         match &self.launcher {
-            Launcher::Waited(pidfd) => Some(pidfd.as_fd()),
+            Launcher::Pidfd(pidfd) => Some(pidfd.as_fd()),
             _ => None,
         }
     }
 
-    pub(crate) fn launcher_ended(&mut self) {
+    pub(crate) fn set_launcher_ended(&mut self) {
         self.launcher = Launcher::Ended;
     }
 
@@ -115,7 +121,7 @@ impl Container {
     }
 
     /// Somebody has connected.
-    pub(crate) fn connected(&mut self, socket: OwnedFd) {
+    pub(crate) fn add_connection(&mut self, socket: OwnedFd) {
         if self.connections.len() >= MOST_CONNECTIONS {
             warn!("an exec is refused: too many wait for the monitor already; start fewer at once");
             return;
@@ -124,7 +130,7 @@ impl Container {
     }
 
     /// What the connection of that place has to say: a listener, once.
-    pub(crate) fn hear(&mut self, at: usize) -> Option<OwnedFd> {
+    pub(crate) fn receive_listener(&mut self, at: usize) -> Option<OwnedFd> {
         let kept: usize = self.connections.iter().map(|connection| connection.text.len()).sum();
         let mut room = MOST_TEXT.saturating_sub(kept);
         let connection = self.connections.get_mut(at)?;
@@ -139,7 +145,7 @@ impl Container {
             }
             match received {
                 Ok((_, Some(listener))) if is_listener(&listener) => {
-                    self.begun = true;
+                    self.had_listener = true;
                     return Some(listener);
                 }
                 Ok((_, Some(_))) => warn!("a descriptor is refused: it is no listener"),
@@ -148,7 +154,7 @@ impl Container {
                 Ok((0, None)) | Err(_) => {
                     connection.socket = None;
                     let said = serde_json::from_slice(&connection.text).ok();
-                    self.named = self.named.take().or(said.map(|said: Said| said.state));
+                    self.names = self.names.take().or(said.map(|said: RuntimeMessage| said.state));
                     return None;
                 }
             }
@@ -156,26 +162,26 @@ impl Container {
     }
 
     /// Tells who waits for it that the listener of that place is held now.
-    pub(crate) fn thank(&self, at: usize) {
+    pub(crate) fn acknowledge(&self, at: usize) {
         if let Some(Connection { socket: Some(socket), text }) = self.connections.get(at)
-            && text == NOTHING
-            && let Err(error) = passing::send(socket, TAKEN, None, Wait::Never)
+            && text == LISTENER_SENT
+            && let Err(error) = passing::send(socket, LISTENER_TAKEN, None, Wait::Never)
         {
             debug!(%error, "who brought a listener doesn't wait until it's held");
         }
     }
 
     /// What a runtime called it, if one did.
-    pub(crate) fn named(&self) -> Option<&ContainerNames> {
-        self.named.as_ref()
+    pub(crate) fn names(&self) -> Option<&ContainerNames> {
+        self.names.as_ref()
     }
 
     /// Forgets connections that have ended.
-    pub(crate) fn tidy(&mut self) {
+    pub(crate) fn update(&mut self) {
         self.connections.retain(|connection| connection.socket.is_some());
         match &self.launcher {
-            Launcher::Watched(launcher) if !launcher.alive() => self.launcher = Launcher::Ended,
-            Launcher::Awaited(until) if self.begun || Instant::now() >= *until => {
+            Launcher::Polled(launcher) if !launcher.alive() => self.launcher = Launcher::Ended,
+            Launcher::Unknown(until) if self.had_listener || Instant::now() >= *until => {
                 self.launcher = Launcher::Ended;
             }
             _ => {}
@@ -184,18 +190,18 @@ impl Container {
 
     /// Whether something is to be looked at that wakes nobody.
     pub(crate) fn needs_ticks(&self) -> bool {
-        matches!(self.launcher, Launcher::Watched(_) | Launcher::Awaited(_))
-            || self.deserted.is_some()
+        matches!(self.launcher, Launcher::Polled(_) | Launcher::Unknown(_))
+            || self.unused_since.is_some()
     }
 
     /// Whether the container is gone; `has_listeners`: whether any is served.
-    pub(crate) fn is_gone(&mut self, has_listeners: bool) -> bool {
+    pub(crate) fn check_gone(&mut self, has_listeners: bool) -> bool {
         let ended = matches!(self.launcher, Launcher::Ended);
-        if has_listeners || !self.connections.is_empty() || !(ended || self.begun) {
-            self.deserted = None;
+        if has_listeners || !self.connections.is_empty() || !(ended || self.had_listener) {
+            self.unused_since = None;
             return false;
         }
-        let since = *self.deserted.get_or_insert_with(Instant::now);
-        since.elapsed() >= LATE
+        let since = *self.unused_since.get_or_insert_with(Instant::now);
+        since.elapsed() >= CONNECTION_TIMEOUT
     }
 }

@@ -7,7 +7,7 @@
 //! Must not know what a call or the journal means.
 
 mod container;
-mod staff;
+mod workers;
 
 use std::fs;
 use std::io;
@@ -25,9 +25,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::warn;
 
 use self::container::Container;
-use self::staff::Staff;
+use self::workers::Workers;
 use crate::gate::inherited;
-use crate::gate::launch::{self, Place};
+use crate::gate::launch::{self, MonitorDir};
 use crate::gate::settings::Settings;
 use crate::process::ProcessId;
 
@@ -37,15 +37,15 @@ const TICK_MS: i64 = 100;
 
 /// How often to look whether a worker is over whose end nobody is told of, because a call of it
 /// hangs in the driver. Nobody misses one as long as the container has called nothing.
-const LOOK_MS: i64 = 4000;
+const WORKER_CHECK_MS: i64 = 4000;
 
 /// How long the worker may look for what is left of a container after we were told to end:
 /// more than it takes by itself.
-const LAST_LOOK: Duration = Duration::from_secs(12);
+const LAST_AUDIT_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// How long after that we may still deregister: later, who told us has, and the name may be
 /// another container's.
-const PROMPT: Duration = Duration::from_millis(100);
+const DEREGISTER_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Keeps a container's monitor until the container is gone.
 ///
@@ -54,33 +54,33 @@ const PROMPT: Duration = Duration::from_millis(100);
 /// Where it can't begin, or what it becomes in the end can't be executed.
 pub fn main() -> io::Result<()> {
     launch::detach()?;
-    let places = inherited::three()?;
-    inherited::close_the_rest();
+    let descriptors = inherited::take_descriptors()?;
+    inherited::close_other_descriptors();
     // The three numbers become a worker's; what lies there now is ours.
-    let [listener, control, orders] = &places;
-    let listener = UnixListener::from(another(listener)?);
-    let control = UnixListener::from(another(control)?);
-    let orders = another(orders)?;
+    let [listener, control, settings_socket] = &descriptors;
+    let listener = UnixListener::from(duplicate_descriptor(listener)?);
+    let control = UnixListener::from(duplicate_descriptor(control)?);
+    let settings_socket = duplicate_descriptor(settings_socket)?;
     // While who started us finds out the rest.
-    let stays_in = leave_the_container();
-    let few = raise_the_limit();
+    let remaining_controllers = leave_pod_cgroups();
+    let limit_error = raise_descriptor_limit();
     let own = ProcessId::own();
-    let Some(settings_file) = launch::told(&orders)? else { return Ok(()) };
-    drop(orders);
+    let Some(settings_file) = launch::receive_settings(&settings_socket)? else { return Ok(()) };
+    drop(settings_socket);
     let settings = Settings::read(&settings_file).map_err(io::Error::other)?;
     crate::log::init_of(&settings.log, &settings.id);
     if let Some(own) = own {
-        let file = Place::at(&settings.place).keeper_file();
+        let file = MonitorDir::at(&settings.place).keeper_file();
         let _ = fs::write(file, format!("{} {}\n", own.pid, own.start_ticks));
     }
-    for controllers in stays_in {
+    for controllers in remaining_controllers {
         warn!(
             controllers,
             "the monitor stays in the container's cgroups, and is paid for there; let root write \
              /sys/fs/cgroup"
         );
     }
-    if let Err((error, most)) = few {
+    if let Err((error, most)) = limit_error {
         warn!(
             %error,
             most,
@@ -88,35 +88,35 @@ pub fn main() -> io::Result<()> {
              limit of open files (LimitNOFILE)"
         );
     }
-    let farewell = settings.farewell.clone();
-    let staff = Staff::new(&settings, &settings_file, places)?;
+    let deregister_hook = settings.farewell.clone();
+    let workers = Workers::new(&settings, &settings_file, descriptors)?;
     drop(settings_file);
     let mut keeper = Keeper {
-        staff,
+        workers,
         container: Container::new(settings.launcher, settings.bundle.as_os_str().is_empty()),
         signals: signals()?,
         listener,
         control,
         settings,
-        told_to_end: None,
-        was_called: false,
+        end_requested: None,
+        container_called: false,
     };
     keeper.serve()?;
-    let Keeper { staff, container, mut settings, told_to_end, .. } = keeper;
-    drop(staff);
-    if told_to_end.is_some_and(|told| told.elapsed() >= PROMPT) {
+    let Keeper { workers, container, mut settings, end_requested, .. } = keeper;
+    drop(workers);
+    if end_requested.is_some_and(|since| since.elapsed() >= DEREGISTER_TIMEOUT) {
         return Ok(());
     }
-    if let Some(named) = container.named().filter(|_| settings.id.is_empty()) {
-        settings.id.clone_from(&named.id);
-        settings.bundle.clone_from(&named.bundle);
+    if let Some(names) = container.names().filter(|_| settings.id.is_empty()) {
+        settings.id.clone_from(&names.id);
+        settings.bundle.clone_from(&names.bundle);
     }
-    say_farewell(&farewell, &settings)
+    run_deregister_hook(&deregister_hook, &settings)
 }
 
 /// Another descriptor of the same file, closed at a worker's exec. It has the lowest number that is free: the
 /// first two those of standard input and output, so that no worker's are opened there.
-fn another(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
+fn duplicate_descriptor(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(descriptor, 0)?)
 }
 
@@ -133,12 +133,13 @@ fn signals() -> io::Result<SignalFd> {
 /// Out of the cgroups that the engine has put its helpers into, where they may be the pod's: its
 /// end, its limit or its freezer would be ours. Where a host doesn't let us, we stay: in those of
 /// the controllers that are returned.
-fn leave_the_container() -> Vec<String> {
+fn leave_pod_cgroups() -> Vec<String> {
     let _ = fs::write("/proc/self/oom_score_adj", "-999");
     let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let pod_s = text.lines().filter(|line| line.contains("kubepods") || line.contains("libpod"));
+    let pod_lines =
+        text.lines().filter(|line| line.contains("kubepods") || line.contains("libpod"));
     // cgroups(7): HIERARCHY:CONTROLLERS:PATH, of version 2 with nothing in the middle.
-    let controllers = pod_s.map(|line| line.split(':').nth(1).unwrap_or_default());
+    let controllers = pod_lines.map(|line| line.split(':').nth(1).unwrap_or_default());
     let stays = |controllers: &&str| match controllers.strip_prefix("name=").unwrap_or(controllers)
     {
         "" => !["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].iter().any(|root| {
@@ -165,7 +166,7 @@ const DESCRIPTORS: u64 = 18 << 10;
 /// # Errors
 ///
 /// Where there are fewer than that: why, and how many.
-fn raise_the_limit() -> Result<(), (rustix::io::Errno, u64)> {
+fn raise_descriptor_limit() -> Result<(), (rustix::io::Errno, u64)> {
     let limit = getrlimit(Resource::Nofile);
     // None is no limit.
     let all = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -178,21 +179,21 @@ fn raise_the_limit() -> Result<(), (rustix::io::Errno, u64)> {
 
 #[derive(Debug)]
 struct Keeper {
-    staff: Staff,
+    workers: Workers,
     container: Container,
     signals: SignalFd,
     listener: UnixListener,
     control: UnixListener,
     settings: Settings,
     /// Since when nobody needs us but the worker, which looks for what is left.
-    told_to_end: Option<Instant>,
+    end_requested: Option<Instant>,
     /// The container has called the driver: the worker said so, or a call waited for it. From then on no call
     /// wakes the keeper.
-    was_called: bool,
+    container_called: bool,
 }
 
 /// What one round is about.
-enum Woken {
+enum Wakeup {
     Signals,
     Runtime,
     Question,
@@ -209,112 +210,112 @@ impl Keeper {
         self.listener.set_nonblocking(true)?;
         self.control.set_nonblocking(true)?;
         loop {
-            self.staff.see_to_it();
-            for woken in self.wait()? {
-                match woken {
-                    Woken::Signals => self.signalled()?,
-                    Woken::Runtime => self.accept(),
-                    Woken::Question => self.question(),
-                    Woken::Worker => self.staff.hear(),
-                    Woken::Connection(at) => {
-                        if let Some(listener) = self.container.hear(at) {
-                            self.staff.serve(listener);
-                            self.container.thank(at);
+            self.workers.ensure_worker();
+            for wakeup in self.wait()? {
+                match wakeup {
+                    Wakeup::Signals => self.handle_signals()?,
+                    Wakeup::Runtime => self.accept_runtimes(),
+                    Wakeup::Question => self.accept_control(),
+                    Wakeup::Worker => self.workers.receive_notices(),
+                    Wakeup::Connection(at) => {
+                        if let Some(listener) = self.container.receive_listener(at) {
+                            self.workers.add_listener(listener);
+                            self.container.acknowledge(at);
                         }
                     }
-                    Woken::Launcher => {
-                        self.container.launcher_ended();
-                        self.staff.hurry();
+                    Wakeup::Launcher => {
+                        self.container.set_launcher_ended();
+                        self.workers.start_without_delay();
                     }
-                    Woken::Call => {
-                        self.was_called = true;
-                        self.staff.hurry();
+                    Wakeup::Call => {
+                        self.container_called = true;
+                        self.workers.start_without_delay();
                     }
                 }
             }
-            self.was_called |= self.staff.was_called();
-            self.container.tidy();
-            if let Some(told) = self.told_to_end {
-                if !self.staff.has_listeners() || told.elapsed() >= LAST_LOOK {
+            self.container_called |= self.workers.container_called();
+            self.container.update();
+            if let Some(since) = self.end_requested {
+                if !self.workers.has_listeners() || since.elapsed() >= LAST_AUDIT_TIMEOUT {
                     return Ok(());
                 }
                 continue;
             }
-            if self.container.is_gone(self.staff.has_listeners()) {
+            if self.container.check_gone(self.workers.has_listeners()) {
                 return Ok(());
             }
         }
     }
 
-    fn wait(&self) -> io::Result<Vec<Woken>> {
-        let mut events = vec![(Woken::Signals, self.signals.as_fd())];
-        if self.told_to_end.is_none() {
-            events.push((Woken::Runtime, self.listener.as_fd()));
-            events.push((Woken::Question, self.control.as_fd()));
+    fn wait(&self) -> io::Result<Vec<Wakeup>> {
+        let mut events = vec![(Wakeup::Signals, self.signals.as_fd())];
+        if self.end_requested.is_none() {
+            events.push((Wakeup::Runtime, self.listener.as_fd()));
+            events.push((Wakeup::Question, self.control.as_fd()));
         }
-        if let Some(socket) = self.staff.socket() {
-            events.push((Woken::Worker, socket));
+        if let Some(socket) = self.workers.socket() {
+            events.push((Wakeup::Worker, socket));
         }
-        if !self.was_called {
-            events.extend(self.staff.listeners().map(|listener| (Woken::Call, listener)));
+        if !self.container_called {
+            events.extend(self.workers.listeners().map(|listener| (Wakeup::Call, listener)));
         }
         let connections = self.container.connections();
-        events.extend(connections.map(|(at, socket)| (Woken::Connection(at), socket)));
-        events.extend(self.container.launcher().map(|launcher| (Woken::Launcher, launcher)));
+        events.extend(connections.map(|(at, socket)| (Wakeup::Connection(at), socket)));
+        events.extend(self.container.launcher().map(|launcher| (Wakeup::Launcher, launcher)));
         // A worker gets its orders as soon as it has room for more.
-        let told = if self.staff.waits_for_room() { PollFlags::OUT } else { PollFlags::empty() };
-        let asked = |woken: &Woken| match woken {
-            Woken::Worker => PollFlags::IN | told,
+        let room = if self.workers.waits_for_room() { PollFlags::OUT } else { PollFlags::empty() };
+        let flags = |wakeup: &Wakeup| match wakeup {
+            Wakeup::Worker => PollFlags::IN | room,
             _ => PollFlags::IN,
         };
-        let polled = events.iter().map(|(woken, fd)| PollFd::from_borrowed_fd(*fd, asked(woken)));
+        let polled = events.iter().map(|(wakeup, fd)| PollFd::from_borrowed_fd(*fd, flags(wakeup)));
         let mut polled: Vec<PollFd<'_>> = polled.collect();
-        let patience_ms = match self.needs_ticks() {
+        let timeout_ms = match self.needs_ticks() {
             true => Some(TICK_MS),
-            false => self.was_called.then_some(LOOK_MS),
+            false => self.container_called.then_some(WORKER_CHECK_MS),
         };
-        let patience =
-            patience_ms.map(|ms| Timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 });
-        match poll(&mut polled, patience.as_ref()) {
+        let timeout =
+            timeout_ms.map(|ms| Timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 });
+        match poll(&mut polled, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
         let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
         let events = events.into_iter().zip(ready);
-        Ok(events.filter(|(_, ready)| *ready).map(|((woken, _), _)| woken).collect())
+        Ok(events.filter(|(_, ready)| *ready).map(|((wakeup, _), _)| wakeup).collect())
     }
 
     fn needs_ticks(&self) -> bool {
-        self.staff.needs_ticks() || self.container.needs_ticks() || self.told_to_end.is_some()
+        self.workers.needs_ticks() || self.container.needs_ticks() || self.end_requested.is_some()
     }
 
-    fn signalled(&mut self) -> io::Result<()> {
+    fn handle_signals(&mut self) -> io::Result<()> {
         while let Some(signal) = self.signals.read_signal()? {
             match i32::try_from(signal.ssi_signo).ok().and_then(|s| Signal::try_from(s).ok()) {
-                Some(Signal::SIGCHLD) => self.staff.reap(),
-                Some(Signal::SIGHUP) => self.staff.renew(),
-                _ => drop(self.told_to_end.get_or_insert_with(Instant::now)),
+                Some(Signal::SIGCHLD) => self.workers.reap(),
+                Some(Signal::SIGHUP) => self.workers.replace_worker(),
+                _ => drop(self.end_requested.get_or_insert_with(Instant::now)),
             }
         }
         Ok(())
     }
 
-    fn accept(&mut self) {
+    fn accept_runtimes(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
-            self.container.connected(stream.into());
+            self.container.add_connection(stream.into());
         }
     }
 
-    fn question(&mut self) {
+    fn accept_control(&mut self) {
         while let Ok((stream, _)) = self.control.accept() {
-            self.staff.hurry();
-            self.staff.connect(stream.into());
+            self.workers.start_without_delay();
+            self.workers.add_connection(stream.into());
         }
     }
 }
 
 /// Becomes the program that deregisters the container.
-fn say_farewell(words: &[String], settings: &Settings) -> io::Result<()> {
+fn run_deregister_hook(words: &[String], settings: &Settings) -> io::Result<()> {
     let [program, arguments @ ..] = words else { return Ok(()) };
     let state = serde_json::json!({
         "ociVersion": "1.0.2", "id": settings.id, "status": "stopped", "pid": 0,

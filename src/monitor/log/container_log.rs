@@ -25,7 +25,7 @@ const KILLS: (u32, u64) = (20, 10_000_000);
 
 /// An allocation that the quota didn't allow.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedAllocation {
     pub(crate) process: Option<Process>,
     /// The container's GPU of that place in its order.
     pub(crate) gpu: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Refused {
 struct Refusals {
     bucket: Bucket,
     /// The last one, where it was left out.
-    last: Option<Refused>,
+    last: Option<RefusedAllocation>,
 }
 
 /// When it's looked whether something was left out.
@@ -77,7 +77,7 @@ impl ContainerLog {
     }
 
     /// An allocation was refused for the quota.
-    pub(crate) fn refused_allocation(&self, refused: Refused) {
+    pub(crate) fn tell_refused_allocation(&self, refused: RefusedAllocation) {
         let now_us = self.now_us();
         let mut refusals = self.refusals.lock();
         if !refusals.bucket.take(now_us) {
@@ -118,7 +118,7 @@ impl ContainerLog {
         self.teller.tell(event);
     }
 
-    fn refusal(&self, refused: Refused) -> Event {
+    fn refusal(&self, refused: RefusedAllocation) -> Event {
         let gpu = self.settings.gpus.get(refused.gpu);
         let event = Event {
             gpu: gpu.map(|gpu| gpu.index),
@@ -136,7 +136,7 @@ impl ContainerLog {
     }
 
     /// A process was ended: which, and for what reason, is in `event`.
-    pub(crate) fn killed(&self, event: Event) {
+    pub(crate) fn tell_killed(&self, event: Event) {
         let now_us = self.now_us();
         let mut bucket = self.kills.lock();
         if !bucket.take(now_us) {

@@ -14,7 +14,7 @@ const MOST_TOLD: usize = 256;
 
 /// What is told of once, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum News {
+pub(crate) enum Topic {
     Control(u32),
     Class(u32),
     Uvm(u32),
@@ -27,7 +27,7 @@ pub(crate) enum News {
 pub(crate) struct LogLimit {
     began: Instant,
     lines: Lock<Bucket>,
-    told: Lock<BTreeSet<News>>,
+    told: Lock<BTreeSet<Topic>>,
 }
 
 impl LogLimit {
@@ -38,14 +38,14 @@ impl LogLimit {
 
     /// Whether a line may be written of what nothing was told of yet. It's remembered if so; of more
     /// than are remembered, nothing is told.
-    pub(crate) fn allows_news(&self, news: News) -> bool {
+    pub(crate) fn take_first_line(&self, topic: Topic) -> bool {
         let mut told = self.told.lock();
-        let is_new = told.len() < MOST_TOLD && !told.contains(&news);
-        is_new && self.allows() && told.insert(news)
+        let is_new = told.len() < MOST_TOLD && !told.contains(&topic);
+        is_new && self.take_line() && told.insert(topic)
     }
 
     /// Whether one more line may be written.
-    pub(crate) fn allows(&self) -> bool {
+    pub(crate) fn take_line(&self) -> bool {
         let now_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.lines.lock().take(now_us)
     }
@@ -58,20 +58,23 @@ mod tests {
     #[test]
     fn a_flood_is_cut_off() {
         let limit = LogLimit::new();
-        let lines = (0..1000).filter(|_| limit.allows()).count();
+        let lines = (0..1000).filter(|_| limit.take_line()).count();
         assert!((20..=21).contains(&lines), "{lines}");
     }
 
     #[test]
     fn what_is_new_is_told_once_and_a_flood_of_it_is_cut_off() {
         let limit = LogLimit::new();
-        assert!(limit.allows_news(News::Control(7)) && !limit.allows_news(News::Control(7)));
-        assert!(limit.allows_news(News::Class(7)));
-        let told = (8..1000).filter(|number| limit.allows_news(News::Control(*number))).count();
+        assert!(
+            limit.take_first_line(Topic::Control(7)) && !limit.take_first_line(Topic::Control(7))
+        );
+        assert!(limit.take_first_line(Topic::Class(7)));
+        let told =
+            (8..1000).filter(|number| limit.take_first_line(Topic::Control(*number))).count();
         assert!((18..=19).contains(&told), "{told}");
         // What wasn't told for the flood's sake is told later.
         *limit.lines.lock() = Bucket::new(LINES.0, LINES.1);
-        assert!(limit.allows_news(News::Control(999)));
+        assert!(limit.take_first_line(Topic::Control(999)));
     }
 
     #[test]
@@ -79,7 +82,7 @@ mod tests {
         let limit = LogLimit::new();
         for number in 0..1000 {
             *limit.lines.lock() = Bucket::new(LINES.0, LINES.1);
-            let told = limit.allows_news(News::Class(number));
+            let told = limit.take_first_line(Topic::Class(number));
             assert_eq!(told, usize::try_from(number).unwrap() < MOST_TOLD, "{number}");
         }
     }

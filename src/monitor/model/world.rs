@@ -28,7 +28,7 @@ use crate::monitor::caller::test_callers::{Caller, TestCallers};
 use crate::monitor::calls::left_calls::move_in;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::journal::kept_file::KeptFile;
-use crate::monitor::keeper_socket::Heard;
+use crate::monitor::keeper_socket::KeeperMessage;
 use crate::monitor::state::occasion::Occasion;
 use crate::monitor::uvm::files::Looks;
 use crate::monitor::worker::Worker;
@@ -118,9 +118,9 @@ impl World {
         let worker = self.worker();
         let file = self.listener.try_clone().expect("a descriptor");
         let listener = Listener::of_model(LISTENER, file, Arc::clone(&self.callers));
-        worker.take(Heard::Listener(listener));
+        worker.take(KeeperMessage::Listener(listener));
         for (number, file) in self.kept.borrow().iter() {
-            worker.take(Heard::Kept(KeptFile::of(*number), file.try_clone()));
+            worker.take(KeeperMessage::Kept(KeptFile::of(*number), file.try_clone()));
         }
         let Parts { state, stakes, exports, uvm, .. } = &*worker.parts;
         exports.forget_what_was_never_exported();

@@ -44,7 +44,7 @@ pub(crate) struct Device {
 }
 
 /// What is known of a file.
-struct Known {
+struct FileFacts {
     identity: Identity,
     /// `st_dev` and `st_ino`.
     place: (u64, u64),
@@ -53,7 +53,7 @@ struct Known {
 }
 
 /// What `statx` says of a file, without asking a file system that may be slow.
-fn identity(directory: i32, path: &std::ffi::CStr, flags: i32) -> Option<Known> {
+fn file_facts(directory: i32, path: &std::ffi::CStr, flags: i32) -> Option<FileFacts> {
     let mut answer = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: `path` ends in a zero, and `answer` has room for the struct.
     let asked = unsafe {
@@ -76,22 +76,22 @@ fn identity(directory: i32, path: &std::ffi::CStr, flags: i32) -> Option<Known> 
     let is_device = u32::from(answer.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
     let identity = if is_device { Identity::Device(number) } else { file };
     let mount = (answer.stx_mask & libc::STATX_MNT_ID != 0).then_some(answer.stx_mnt_id);
-    Some(Known { identity, place: (device, answer.stx_ino), mount })
+    Some(FileFacts { identity, place: (device, answer.stx_ino), mount })
 }
 
 /// The kind of node that the file at `path` is.
 pub(crate) fn kind_at(nodes: &[Node], path: &Path) -> Option<NodeKind> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    let known = identity(libc::AT_FDCWD, &path, 0)?;
+    let known = file_facts(libc::AT_FDCWD, &path, 0)?;
     nodes.iter().find(|node| node.identity == known.identity).map(|node| node.kind)
 }
 
 /// The mount and the file system of the node that is open at `path`, in `/proc/PID/fd`.
-pub(crate) fn opened_at(nodes: &[Node], path: &Path) -> Option<(u64, u64)> {
+pub(crate) fn mount_at(nodes: &[Node], path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    let known = identity(libc::AT_FDCWD, &path, 0)?;
+    let known = file_facts(libc::AT_FDCWD, &path, 0)?;
     let is_node = nodes.iter().any(|node| node.identity == known.identity);
     Some((known.mount.filter(|_| is_node)?, known.place.0))
 }
@@ -100,16 +100,16 @@ pub(crate) fn opened_at(nodes: &[Node], path: &Path) -> Option<(u64, u64)> {
 pub(crate) fn place_at(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    identity(libc::AT_FDCWD, &path, 0).map(|known| known.place)
+    file_facts(libc::AT_FDCWD, &path, 0).map(|known| known.place)
 }
 
 impl Device {
     /// The node that `file` is, or the file back where it's none.
     pub(crate) fn of(nodes: &[Node], file: OwnedFd) -> Result<Self, OwnedFd> {
-        let Some(known) = identity(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH) else {
+        let Some(known) = file_facts(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH) else {
             return Err(file);
         };
-        let Known { identity, place, mount } = known;
+        let FileFacts { identity, place, mount } = known;
         match nodes.iter().find(|node| node.identity == identity) {
             Some(node) => Ok(Device { kind: node.kind, file, place, mount }),
             None => Err(file),
@@ -209,7 +209,7 @@ impl Rm<'_> {
     }
 
     /// Makes a call whose fields are these, and tells one of those that come back.
-    pub(crate) fn raw(
+    pub(crate) fn call_for(
         &self,
         number: u32,
         fields: &[(Meaning, u64)],
@@ -222,7 +222,7 @@ impl Rm<'_> {
     }
 
     /// `NV_ESC_RM_SHARE`, whose policy is no number: `NVOS57_PARAMETERS.sharePolicy` at 8.
-    pub(crate) fn with_policy(
+    pub(crate) fn call_with_policy(
         &self,
         number: u32,
         client: u32,
@@ -271,7 +271,7 @@ impl Rm<'_> {
     ) -> Result<u32, Failure> {
         let mut room = Buffer::of(params);
         let address = if params.is_empty() { 0 } else { room.address() };
-        let made = self.raw(
+        let made = self.call_for(
             NV_ESC_RM_ALLOC,
             &[
                 (Meaning::Client, client.into()),
@@ -288,12 +288,12 @@ impl Rm<'_> {
     }
 
     /// Makes a client of our own.
-    pub(crate) fn client(&self) -> Result<u32, Failure> {
+    pub(crate) fn make_client(&self) -> Result<u32, Failure> {
         self.allocate(0, 0, 0, NV01_ROOT_CLIENT, &mut [])
     }
 
     /// Opens the GPU with that number of the driver's.
-    pub(crate) fn open(&self, client: u32, number: u32) -> Result<u32, Failure> {
+    pub(crate) fn open_gpu(&self, client: u32, number: u32) -> Result<u32, Failure> {
         let size = self.release.layouts(Key::Class(NV01_DEVICE_0)).first().map_or(56, Layout::size);
         let mut params = vec![0; size];
         if let Some(field) = params.get_mut(..4) {
@@ -312,7 +312,7 @@ impl Rm<'_> {
     }
 
     /// Makes a subdevice of a device, which has none.
-    pub(crate) fn subdevice(&self, client: u32, device: u32) -> Result<u32, Failure> {
+    pub(crate) fn make_subdevice(&self, client: u32, device: u32) -> Result<u32, Failure> {
         self.allocate(client, device, 0, NV20_SUBDEVICE_0, &mut [0; 4])
     }
 
@@ -365,7 +365,7 @@ impl Rm<'_> {
     /// Whether a memory object is larger than that, or isn't there any more: then it's other memory
     /// than was charged under its name. What can't be told, as on a driver that doesn't know the
     /// question, is no larger.
-    pub(crate) fn is_more_than(&self, client: u32, handle: u32, bytes: u64) -> bool {
+    pub(crate) fn is_larger_than(&self, client: u32, handle: u32, bytes: u64) -> bool {
         let mut entry = Buffer::of(&about::ask_size());
         let mut params = about::ask_surface(entry.address());
         match self.control(client, handle, NV0041_CTRL_CMD_GET_SURFACE_INFO, &mut params) {

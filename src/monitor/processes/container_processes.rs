@@ -125,7 +125,7 @@ impl Processes {
         }
         let _ = pidfd_send_signal(pidfd, Signal::KILL);
         if let Some(event) = event {
-            self.state.log.killed(event);
+            self.state.log.tell_killed(event);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::gate::figures::Figures;
-use crate::gate::launch::Place;
+use crate::gate::launch::MonitorDir;
 use crate::gate::settings::Settings;
 use crate::monitor::journal::map::{Count, JournalMap};
 use crate::monitor::lock::Lock;
@@ -62,7 +62,7 @@ impl DerefMut for OpenBooks<'_> {
 impl Drop for OpenBooks<'_> {
     fn drop(&mut self) {
         if self.changed {
-            self.figures.seen(self.books.ledger.mark());
+            self.figures.set_mark(self.books.ledger.mark());
         }
     }
 }
@@ -87,13 +87,13 @@ impl ContainerState {
         // For the process's life: threads that hang in the driver have slots of it.
         let journal: &'static JournalMap = Box::leak(Box::new(JournalMap::map(journal)?));
         let books = Books::open(journal, &settings.gpus, &settings.nodes);
-        let figures = Figures::create(&Place::at(&settings.place).figures());
+        let figures = Figures::create(&MonitorDir::at(&settings.place).figures());
         let figures = figures.or_else(|error| {
             // A container that has ended already has no directory, and nobody looks at it.
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(%error, "those who look at this container have to wake its monitor");
             }
-            Figures::unread()
+            Figures::without_file()
         })?;
         let settings = Arc::new(settings);
         Ok(ContainerState {

@@ -186,7 +186,7 @@ impl Uvm {
         }
         let ended = self.unregister_gpus(&file.device);
         if !ended {
-            if self.state.log.limit.allows() {
+            if self.state.log.limit.take_line() {
                 tracing::warn!("a file of nvidia-uvm can't be ended: its memory stays charged");
             }
             return Some(());

@@ -47,7 +47,7 @@ use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::threads::CallService;
 use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::journal::map::share_heap;
-use crate::monitor::keeper_socket::{Heard, KeeperSocket};
+use crate::monitor::keeper_socket::{KeeperMessage, KeeperSocket};
 use crate::monitor::lock::Lock;
 use crate::monitor::resident;
 use crate::monitor::state::container_state::ContainerState;
@@ -86,8 +86,8 @@ pub(crate) struct Worker {
 /// Where it can't begin, or can't go on.
 pub fn main() -> io::Result<()> {
     share_heap();
-    let [keeper, settings, journal] = inherited::three()?;
-    inherited::close_the_rest();
+    let [keeper, settings, journal] = inherited::take_descriptors()?;
+    inherited::close_other_descriptors();
     let settings = Settings::read(&File::from(settings)).map_err(io::Error::other)?;
     let (keeper, journal) = (KeeperSocket::new(keeper), File::from(journal));
     crate::log::init_of(&settings.log, &settings.id);
@@ -144,24 +144,24 @@ impl Worker {
     /// Ends the worker, whose first thread sees to that; the first reason is the one.
     pub(crate) fn finish(&self, why: io::Result<()>) {
         self.why.lock().get_or_insert(why);
-        self.keeper.hear_no_more();
+        self.keeper.shut_down_reading();
     }
 
     /// Takes what the keeper hands over, until it says begin. Whether it said to end.
     fn take_over(&self) -> io::Result<bool> {
         loop {
-            match self.keeper.hear()? {
-                Heard::Begin => return Ok(false),
-                Heard::Drain | Heard::Gone => return Ok(true),
-                heard => self.take(heard),
+            match self.keeper.receive()? {
+                KeeperMessage::Begin => return Ok(false),
+                KeeperMessage::Drain | KeeperMessage::Gone => return Ok(true),
+                message => self.take(message),
             }
         }
     }
 
-    pub(crate) fn take(&self, heard: Heard) {
-        match heard {
-            Heard::Listener(listener) => self.listeners.add(listener),
-            Heard::Connection(connection) => {
+    pub(crate) fn take(&self, message: KeeperMessage) {
+        match message {
+            KeeperMessage::Listener(listener) => self.listeners.add(listener),
+            KeeperMessage::Connection(connection) => {
                 let open = Arc::clone(&self.connections);
                 if Arc::strong_count(&open) > CONNECTIONS {
                     return;
@@ -172,18 +172,18 @@ impl Worker {
                     drop(open);
                 });
             }
-            Heard::Kept(KeptFile::Uvm(number), file) => {
+            KeeperMessage::Kept(KeptFile::Uvm(number), file) => {
                 self.parts.uvm.take_over_file(number, file);
             }
-            Heard::Kept(KeptFile::Client { client, place }, file) => {
+            KeeperMessage::Kept(KeptFile::Client { client, place }, file) => {
                 self.parts.stakes.take_over_client_file(client, place, file);
             }
-            Heard::Kept(KeptFile::Export(number), file) => {
+            KeeperMessage::Kept(KeptFile::Export(number), file) => {
                 self.parts.exports.take_over_export(number, file);
             }
-            Heard::Begin | Heard::Nothing => {}
-            Heard::Drain => self.drain(),
-            Heard::Gone => self.finish(Ok(())),
+            KeeperMessage::Begin | KeeperMessage::Nothing => {}
+            KeeperMessage::Drain => self.drain(),
+            KeeperMessage::Gone => self.finish(Ok(())),
         }
     }
 
@@ -231,8 +231,8 @@ impl Worker {
         }
         let said = |of: &PollFd<'_>| of.revents().unwrap_or(PollFlags::empty());
         if asked.first().is_some_and(|keeper| !said(keeper).is_empty()) {
-            match self.keeper.hear() {
-                Ok(heard) => self.take(heard),
+            match self.keeper.receive() {
+                Ok(message) => self.take(message),
                 Err(error) => self.finish(Err(error)),
             }
         }

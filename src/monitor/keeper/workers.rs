@@ -33,52 +33,52 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// How long a worker may take to finish what it has begun before another takes over: what
 /// is in the driver's hands then is the journal's business.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one that was killed may take to be gone: where it takes longer, the driver has a
+/// How long one that was gone_until may take to be gone: where it takes longer, the driver has a
 /// thread of it. None of them runs a program's code any more.
-const MOMENT: Duration = Duration::from_millis(100);
+const KILL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Workers at once that the driver has a thread of. Each came of a call that hangs and of a
 /// worker that was replaced or died meanwhile.
-const MOST_LEAVING: usize = 8;
+const MOST_ENDING: usize = 8;
 
 /// After so many starts that came to nothing the program that the keeper itself was started
 /// from is tried: an upgrade may have left something that can't run.
-const FAITH: u32 = 3;
+const STARTS_BEFORE_FALLBACK: u32 = 3;
 
 /// Workers that ended of which is told at once, and how long it takes until one more is, in
 /// microseconds.
-const LOSSES: (u32, u64) = (20, 10_000_000);
+const END_EVENTS: (u32, u64) = (20, 10_000_000);
 
 /// How long the first worker is waited with while nobody needs it: a container is being made,
 /// and there may be few processors to do both.
-const GRACE: Duration = Duration::from_millis(50);
+const FIRST_START_DELAY: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
-pub(crate) struct Staff {
+pub(crate) struct Workers {
     program: PathBuf,
-    losses: Losses,
-    places: Places,
+    end_events: WorkerEndEvents,
+    descriptors: WorkerDescriptors,
     listeners: BTreeMap<u64, OwnedFd>,
     /// Files that memory was exported to, by the worker's numbers.
-    exports: BTreeMap<u64, OwnedFd>,
+    kept_files: BTreeMap<u64, OwnedFd>,
     next_number: u64,
     worker: Option<WorkerProcess>,
     /// Those before it that are not gone yet: a thread in the driver's hands can't be hurried.
     /// What it asked for is the next one's to see to.
-    leaving: Vec<Child>,
+    ending: Vec<Child>,
     /// Starts in a row that came to nothing.
-    failures: u32,
+    failed_starts: u32,
     not_before: Option<Instant>,
-    orders: VecDeque<Waiting>,
+    orders: VecDeque<QueuedOrder>,
     /// The worker's socket has no room for the next of them.
-    is_stuffed: bool,
+    is_socket_full: bool,
 }
 
 /// Numbers 3, 4 and 5 of every worker.
 #[derive(Debug)]
-struct Places {
+struct WorkerDescriptors {
     /// Our end of the worker's socket, while there is a worker that isn't just being started.
     socket: OwnedFd,
     _settings: OwnedFd,
@@ -87,14 +87,14 @@ struct Places {
 
 /// What is told of workers that ended.
 #[derive(Debug)]
-struct Losses {
+struct WorkerEndEvents {
     teller: Teller,
     began: Instant,
     told: Bucket,
     left_out: u64,
 }
 
-impl Losses {
+impl WorkerEndEvents {
     /// A worker is no more: a container that can end it could do so for ever.
     fn tell(&mut self, event: Event) {
         let now_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -110,51 +110,55 @@ impl Losses {
 
 /// An order that the worker hasn't got yet, and a connection that comes along. Other files are
 /// looked up when it's sent: they are many, and each would be open twice until then.
-type Waiting = (Order, Option<OwnedFd>);
+type QueuedOrder = (Order, Option<OwnedFd>);
 
 #[derive(Debug)]
 struct WorkerProcess {
     child: Child,
-    ready: bool,
+    is_ready: bool,
     /// It said that the container has called the driver.
-    was_called: bool,
+    container_called: bool,
     /// Until when it may finish.
-    draining: Option<Instant>,
+    drain_until: Option<Instant>,
     /// Until when it may be gone.
-    killed: Option<Instant>,
+    gone_until: Option<Instant>,
 }
 
-impl Staff {
-    /// Nobody yet; `places` are the descriptors that a worker finds as 3, 4 and 5.
+impl Workers {
+    /// Nobody yet; `descriptors` are the descriptors that a worker finds as 3, 4 and 5.
     pub(crate) fn new(
         settings: &Settings,
         settings_file: &File,
-        places: [OwnedFd; 3],
+        descriptors: [OwnedFd; 3],
     ) -> io::Result<Self> {
         let journal = memfd_create("cgpu-journal", MemfdFlags::CLOEXEC)?;
         ftruncate(&journal, JOURNAL_BYTES as u64)?;
-        let [mut socket, mut settings_copy, mut journal_copy] = places;
+        let [mut socket, mut settings_copy, mut journal_copy] = descriptors;
         rustix::io::dup2(File::open("/dev/null")?, &mut socket)?;
         rustix::io::dup2(settings_file, &mut settings_copy)?;
         rustix::io::dup2(&journal, &mut journal_copy)?;
-        Ok(Staff {
+        Ok(Workers {
             program: settings.monitor.clone(),
-            losses: Losses {
+            end_events: WorkerEndEvents {
                 teller: settings.teller(),
                 began: Instant::now(),
-                told: Bucket::new(LOSSES.0, LOSSES.1),
+                told: Bucket::new(END_EVENTS.0, END_EVENTS.1),
                 left_out: 0,
             },
-            places: Places { socket, _settings: settings_copy, _journal: journal_copy },
+            descriptors: WorkerDescriptors {
+                socket,
+                _settings: settings_copy,
+                _journal: journal_copy,
+            },
             listeners: BTreeMap::new(),
-            exports: BTreeMap::new(),
+            kept_files: BTreeMap::new(),
             next_number: 0,
             worker: None,
-            leaving: Vec::new(),
-            failures: 0,
-            not_before: Some(Instant::now() + GRACE),
+            ending: Vec::new(),
+            failed_starts: 0,
+            not_before: Some(Instant::now() + FIRST_START_DELAY),
             orders: VecDeque::new(),
-            is_stuffed: false,
+            is_socket_full: false,
         })
     }
 
@@ -164,15 +168,15 @@ impl Staff {
     }
 
     /// Somebody needs the first worker.
-    pub(crate) fn hurry(&mut self) {
-        if self.failures == 0 {
+    pub(crate) fn start_without_delay(&mut self) {
+        if self.failed_starts == 0 {
             self.not_before = None;
         }
     }
 
     /// Whether the worker said that the container has called the driver.
-    pub(crate) fn was_called(&self) -> bool {
-        self.worker.as_ref().is_some_and(|worker| worker.was_called)
+    pub(crate) fn container_called(&self) -> bool {
+        self.worker.as_ref().is_some_and(|worker| worker.container_called)
     }
 
     /// Whether any listener is served.
@@ -182,64 +186,64 @@ impl Staff {
 
     /// The worker's socket.
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.worker.as_ref().map(|_| self.places.socket.as_fd())
+        self.worker.as_ref().map(|_| self.descriptors.socket.as_fd())
     }
 
     /// Whether the worker is to be told more as soon as there is room.
     pub(crate) fn waits_for_room(&self) -> bool {
-        self.is_stuffed && self.has_a_say()
+        self.is_socket_full && self.takes_orders()
     }
 
     /// Whether the worker is told what waits: of one that is to finish, what it's to do first, and
     /// that it is.
-    fn has_a_say(&self) -> bool {
+    fn takes_orders(&self) -> bool {
         let Some(worker) = &self.worker else { return false };
-        let is_drain = |(order, _): &Waiting| matches!(order, Order::Drain);
-        worker.draining.is_none() || self.orders.iter().any(is_drain)
+        let is_drain = |(order, _): &QueuedOrder| matches!(order, Order::Drain);
+        worker.drain_until.is_none() || self.orders.iter().any(is_drain)
     }
 
     /// Whether something is to be done that wakes nobody.
     pub(crate) fn needs_ticks(&self) -> bool {
-        let draining = self.worker.as_ref().is_some_and(|worker| worker.draining.is_some());
-        self.worker.is_none() || draining || !self.orders.is_empty()
+        let is_draining = self.worker.as_ref().is_some_and(|worker| worker.drain_until.is_some());
+        self.worker.is_none() || is_draining || !self.orders.is_empty()
     }
 
     /// How many there are that the driver keeps from ending.
-    fn is_full(&self) -> bool {
-        self.leaving.len() >= MOST_LEAVING
+    fn has_too_many_ending(&self) -> bool {
+        self.ending.len() >= MOST_ENDING
     }
 
     /// Serves a listener from now on.
-    pub(crate) fn serve(&mut self, listener: OwnedFd) {
+    pub(crate) fn add_listener(&mut self, listener: OwnedFd) {
         let number = self.next_number;
         self.next_number += 1;
         self.listeners.insert(number, listener);
-        self.order(Order::Listener { number });
+        self.queue_order(Order::Listener { number });
     }
 
     /// Has the worker answer somebody, when there is one that isn't about to leave.
-    pub(crate) fn connect(&mut self, connection: OwnedFd) {
-        let is_connection = |(order, _): &&Waiting| matches!(order, Order::Control);
+    pub(crate) fn add_connection(&mut self, connection: OwnedFd) {
+        let is_connection = |(order, _): &&QueuedOrder| matches!(order, Order::Control);
         if self.orders.iter().filter(is_connection).count() < MOST_CONNECTIONS {
             self.orders.push_back((Order::Control, Some(connection)));
         }
-        self.send();
+        self.send_orders();
     }
 
-    fn order(&mut self, order: Order) {
+    fn queue_order(&mut self, order: Order) {
         self.orders.push_back((order, None));
-        self.send();
+        self.send_orders();
     }
 
     /// Tells the worker what waits, as far as there is room.
-    fn send(&mut self) {
-        self.is_stuffed = false;
-        while self.has_a_say()
+    fn send_orders(&mut self) {
+        self.is_socket_full = false;
+        while self.takes_orders()
             && let Some((order, connection)) = self.orders.front()
         {
             let file = match order {
                 Order::Listener { number } => self.listeners.get(number),
-                Order::Kept { number } => self.exports.get(number),
+                Order::Kept { number } => self.kept_files.get(number),
                 Order::Control => connection.as_ref(),
                 Order::Begin | Order::Drain => None,
             };
@@ -247,10 +251,11 @@ impl Staff {
             let text = serde_json::to_vec(order).expect("an order is plain data");
             let file = file.map(AsFd::as_fd);
             if !is_gone
-                && let Err(errno) = passing::send(&self.places.socket, &text, file, Wait::Never)
+                && let Err(errno) =
+                    passing::send(&self.descriptors.socket, &text, file, Wait::Never)
             {
                 // No room, or nobody there: the next round, or the next worker.
-                self.is_stuffed = errno == rustix::io::Errno::AGAIN;
+                self.is_socket_full = errno == rustix::io::Errno::AGAIN;
                 return;
             }
             self.orders.pop_front();
@@ -258,23 +263,23 @@ impl Staff {
     }
 
     /// Starts a worker where there is none, ends one that takes too long to finish.
-    pub(crate) fn see_to_it(&mut self) {
+    pub(crate) fn ensure_worker(&mut self) {
         let now = Instant::now();
-        self.see_off(now);
+        self.end_worker(now);
         if self.worker.is_some() {
-            return self.send();
+            return self.send_orders();
         }
-        if self.not_before.is_some_and(|then| now < then) || self.is_full() {
+        if self.not_before.is_some_and(|then| now < then) || self.has_too_many_ending() {
             return;
         }
-        match self.start() {
+        match self.start_worker() {
             Ok(worker) => {
                 self.worker = Some(worker);
-                self.greet();
+                self.send_first_orders();
             }
             Err(error) => {
                 error!(%error, "cannot start a worker: the container's driver calls wait");
-                self.failed();
+                self.delay_next_start();
             }
         }
     }
@@ -283,36 +288,37 @@ impl Staff {
     ///
     /// Its socket and the kernel tell the end of its last thread alone. One that a driver call
     /// keeps can't be killed, and has the descriptors of all; so the first one is looked at.
-    fn see_off(&mut self, now: Instant) {
+    fn end_worker(&mut self, now: Instant) {
         let Some(worker) = &mut self.worker else { return };
-        let late = worker.draining.is_some_and(|until| now >= until);
-        if late && worker.killed.is_none() {
+        let late = worker.drain_until.is_some_and(|until| now >= until);
+        if late && worker.gone_until.is_none() {
             info!("the worker has not finished in time, and is replaced");
             let _ = worker.child.kill(); // gone already, then
-            worker.killed = Some(now + MOMENT);
+            worker.gone_until = Some(now + KILL_TIMEOUT);
         }
-        let keeps = worker.killed.is_none_or(|until| now < until);
+        let keeps = worker.gone_until.is_none_or(|until| now < until);
         if keeps && !is_over(&worker.child) {
             return;
         }
         let _ = worker.child.kill(); // gone already, then
         // What it said before.
-        self.hear();
-        self.lost();
+        self.receive_notices();
+        self.handle_worker_end();
     }
 
-    fn failed(&mut self) {
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LONGEST_PAUSE);
-        self.failures = self.failures.saturating_add(1);
+    fn delay_next_start(&mut self) {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failed_starts.min(10)).min(LONGEST_PAUSE);
+        self.failed_starts = self.failed_starts.saturating_add(1);
         self.not_before = Some(Instant::now() + pause);
     }
 
-    fn start(&mut self) -> io::Result<WorkerProcess> {
+    fn start_worker(&mut self) -> io::Result<WorkerProcess> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        rustix::io::dup2(theirs, &mut self.places.socket)?;
-        let faithful = self.failures < FAITH;
-        let program: &Path = if faithful { &self.program } else { Path::new("/proc/self/exe") };
+        rustix::io::dup2(theirs, &mut self.descriptors.socket)?;
+        let uses_installed = self.failed_starts < STARTS_BEFORE_FALLBACK;
+        let program: &Path =
+            if uses_installed { &self.program } else { Path::new("/proc/self/exe") };
         let child = Command::new(program)
             .arg("work")
             .env_clear()
@@ -321,33 +327,33 @@ impl Staff {
             .stderr(Stdio::null())
             .spawn();
         // Its end closes here, and with it the socket where no worker has it.
-        rustix::io::dup3(ours, &mut self.places.socket, DupFlags::CLOEXEC)?;
+        rustix::io::dup3(ours, &mut self.descriptors.socket, DupFlags::CLOEXEC)?;
         Ok(WorkerProcess {
             child: child?,
-            ready: false,
-            was_called: false,
-            draining: None,
-            killed: None,
+            is_ready: false,
+            container_called: false,
+            drain_until: None,
+            gone_until: None,
         })
     }
 
     /// Gives a new worker all there is.
-    fn greet(&mut self) {
+    fn send_first_orders(&mut self) {
         let listeners = self.listeners.keys().map(|number| Order::Listener { number: *number });
-        let exports = self.exports.keys().map(|number| Order::Kept { number: *number });
-        let orders = listeners.chain(exports).chain([Order::Begin]).map(|order| (order, None));
+        let kept_files = self.kept_files.keys().map(|number| Order::Kept { number: *number });
+        let orders = listeners.chain(kept_files).chain([Order::Begin]).map(|order| (order, None));
         let waiting = std::mem::take(&mut self.orders);
         // Listeners are among those above, and the rest was meant for the one before.
         let fresh = waiting.into_iter().filter(|(order, _)| matches!(order, Order::Control));
         self.orders = orders.chain(fresh).collect();
-        self.send();
+        self.send_orders();
     }
 
     /// What the worker has to say.
-    pub(crate) fn hear(&mut self) {
+    pub(crate) fn receive_notices(&mut self) {
         let mut buffer = [0; PACKET_BYTES];
         while let Some(worker) = &mut self.worker {
-            let received = passing::receive(&self.places.socket, &mut buffer, Wait::Never);
+            let received = passing::receive(&self.descriptors.socket, &mut buffer, Wait::Never);
             let (length, descriptor) = match received {
                 Ok((length @ 1.., descriptor)) => (length, descriptor),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
@@ -357,26 +363,26 @@ impl Staff {
                 // until then.
                 Ok(_) | Err(_) => {
                     let _ = worker.child.kill(); // gone already, then
-                    return self.lost();
+                    return self.handle_worker_end();
                 }
             };
             match serde_json::from_slice(buffer.get(..length).unwrap_or_default()) {
                 Ok(Notice::Ready) => {
-                    worker.ready = true;
+                    worker.is_ready = true;
                     resident::give_back_the_start();
                     resident::give_back_the_heap();
-                    self.failures = 0;
+                    self.failed_starts = 0;
                     self.not_before = None;
                 }
-                Ok(Notice::Called) => worker.was_called = true,
+                Ok(Notice::Called) => worker.container_called = true,
                 Ok(Notice::Gone { number }) => {
                     self.listeners.remove(&number);
                 }
                 Ok(Notice::Keep { number }) => {
-                    self.exports.extend(descriptor.map(|file| (number, file)));
+                    self.kept_files.extend(descriptor.map(|file| (number, file)));
                 }
                 Ok(Notice::LetGo { number }) => {
-                    self.exports.remove(&number);
+                    self.kept_files.remove(&number);
                 }
                 Err(error) => warn!(%error, "a worker's notice is not understood"),
             }
@@ -385,52 +391,52 @@ impl Staff {
 
     /// A child has ended.
     pub(crate) fn reap(&mut self) {
-        self.leaving.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        self.ending.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         if let Some(worker) = &mut self.worker
             && !matches!(worker.child.try_wait(), Ok(None))
         {
             // What it said before: a file that only we have is memory that only we know of.
-            self.hear();
-            self.lost();
+            self.receive_notices();
+            self.handle_worker_end();
         }
     }
 
-    fn lost(&mut self) {
+    fn handle_worker_end(&mut self) {
         let Some(mut worker) = self.worker.take() else { return };
-        self.hang_up();
+        self.close_worker_socket();
         let status = worker.child.try_wait();
         let worker_pid = worker.child.id();
         if matches!(status, Ok(None)) {
             let pid = worker_pid;
-            self.leaving.push(worker.child);
-            if self.is_full() {
+            self.ending.push(worker.child);
+            if self.has_too_many_ending() {
                 error!(
                     pid,
                     "driver calls of many workers hang: the container's wait for one of them"
                 );
             }
         }
-        match (worker.ready, worker.draining) {
+        match (worker.is_ready, worker.drain_until) {
             (true, Some(_)) => {
                 let why = "the worker has finished; another takes its place";
-                self.losses.tell(Event::new(Kind::MonitorReplaced).because(why));
+                self.end_events.tell(Event::new(Kind::MonitorReplaced).because(why));
             }
             (true, None) => {
                 let pid = worker_pid.cast_signed();
                 let status = status.ok().flatten().map(|status| status.to_string());
-                self.losses.tell(Event { pid: Some(pid), status, ..Event::worker_gone() });
+                self.end_events.tell(Event { pid: Some(pid), status, ..Event::worker_gone() });
             }
             (false, _) => {
                 error!(?status, "a worker could not begin");
-                self.failed();
+                self.delay_next_start();
             }
         }
     }
 
     /// Closes our end of a worker's socket; its number stays taken.
-    fn hang_up(&mut self) {
+    fn close_worker_socket(&mut self) {
         let closed = File::open("/dev/null")
-            .and_then(|null| Ok(rustix::io::dup2(null, &mut self.places.socket)?));
+            .and_then(|null| Ok(rustix::io::dup2(null, &mut self.descriptors.socket)?));
         if let Err(error) = closed {
             // The next worker's takes its place.
             debug!(%error, "a worker's socket stays open");
@@ -438,27 +444,27 @@ impl Staff {
     }
 
     /// Puts a new worker, of the program as it is now, in the place of this one.
-    pub(crate) fn renew(&mut self) {
+    pub(crate) fn replace_worker(&mut self) {
         // The driver may keep this one, too; and it has still room for calls that hang.
-        if self.leaving.len() + 1 >= MOST_LEAVING {
+        if self.ending.len() + 1 >= MOST_ENDING {
             return error!(
                 "driver calls of many workers hang: this one stays until one of them ends"
             );
         }
-        self.failures = 0;
-        if let Some(worker) = self.worker.as_mut().filter(|worker| worker.draining.is_none()) {
-            worker.draining = Some(Instant::now() + DRAIN_PATIENCE);
-            self.order(Order::Drain);
+        self.failed_starts = 0;
+        if let Some(worker) = self.worker.as_mut().filter(|worker| worker.drain_until.is_none()) {
+            worker.drain_until = Some(Instant::now() + DRAIN_TIMEOUT);
+            self.queue_order(Order::Drain);
         }
     }
 }
 
-impl Drop for Staff {
+impl Drop for Workers {
     fn drop(&mut self) {
         let Some(worker) = &mut self.worker else { return };
         let _ = worker.child.kill(); // gone already, then
         // Where the driver has a thread of it, whoever inherits our children sees its end.
-        let until = Instant::now() + MOMENT;
+        let until = Instant::now() + KILL_TIMEOUT;
         while matches!(worker.child.try_wait(), Ok(None))
             && !is_over(&worker.child)
             && Instant::now() < until
