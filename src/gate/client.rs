@@ -1,4 +1,4 @@
-//! Questions to a monitor.
+//! Asks a monitor questions over its control socket.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,43 +10,42 @@ use thiserror::Error;
 
 use super::wire::{Answer, Question};
 
-/// How long a monitor may take to answer.
+/// How long a monitor may take to answer one question.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest answer of one of several, in bytes: [`super::wire::MOST_PROCESSES_TOLD`] processes
-/// on ten GPUs.
+/// The longest answer that [`ask_all`] reads, in bytes: [`super::wire::MOST_PROCESSES_TOLD`] processes on ten GPUs.
 const MOST_BYTES: u64 = 1 << 16;
 
-/// Why there is no answer.
+/// Why a monitor gave no answer.
 #[derive(Debug, Error)]
 pub enum AskError {
-    /// It isn't there, or doesn't speak.
+    /// The monitor has ended, or does not answer.
     #[error(
         "the monitor at {socket} does not answer: {source}; the container can't use its GPUs any more: create it again"
     )]
     Silent {
-        /// Its control socket.
+        /// The monitor's control socket.
         socket: String,
-        /// Why.
+        /// The error of the socket.
         #[source]
         source: io::Error,
     },
-    /// It speaks otherwise.
+    /// The answer is not one that this version knows.
     #[error("the monitor at {socket} is of another version: {source}; run `cgpu upgrade-monitors`")]
     OtherVersion {
-        /// Its control socket.
+        /// The monitor's control socket.
         socket: String,
-        /// What isn't understood.
+        /// The part of the answer that can't be parsed.
         #[source]
         source: serde_json::Error,
     },
 }
 
-/// What the monitor at `socket` answers to `question`.
+/// Asks the monitor at `socket` the `question`, and returns its answer.
 ///
 /// # Errors
 ///
-/// Where there is no answer in time, or none that can be read.
+/// Where no answer comes within two seconds, or the answer can't be parsed.
 pub fn ask(socket: &Path, question: &Question) -> Result<Answer, AskError> {
     let name = || socket.display().to_string();
     let other_version = |source| AskError::OtherVersion { socket: name(), source };
@@ -56,22 +55,22 @@ pub fn ask(socket: &Path, question: &Question) -> Result<Answer, AskError> {
     serde_json::from_str(&answer).map_err(other_version)
 }
 
-/// What several answer, all together in so long; `None` of who doesn't.
+/// Asks several monitors at once; all answers together may take `timeout`. `None` for a monitor that does not answer.
 pub(crate) fn ask_all(questions: &[(&Path, &Question)], timeout: Duration) -> Vec<Option<Answer>> {
     let until = Instant::now() + timeout;
     let asked = questions.iter().map(|(socket, question)| {
         let mut stream = connect_at_once(socket).ok()?;
-        // It's short, and there's room.
+        // The question is short, and the socket's buffer is empty: the write never waits.
         stream.write_all(line(question).ok()?.as_bytes()).ok()?;
         stream.set_nonblocking(false).ok()?;
         Some(stream)
     });
-    // All are asked before the first is waited for.
+    // `collect` sends every question before the first answer is waited for.
     let asked: Vec<Option<UnixStream>> = asked.collect();
     let answered = asked.into_iter().map(|stream| {
         let stream = stream?;
         let left = until.saturating_duration_since(Instant::now());
-        // Who was slower than others had as long.
+        // The time is over while slower monitors were read: this monitor had the same time to answer.
         stream.set_read_timeout(Some(left.max(Duration::from_millis(1)))).ok()?;
         let mut answer = String::new();
         BufReader::new(stream.take(MOST_BYTES)).read_line(&mut answer).ok()?;
@@ -80,7 +79,7 @@ pub(crate) fn ask_all(questions: &[(&Path, &Question)], timeout: Duration) -> Ve
     answered.collect()
 }
 
-/// A connection, where there's room for one.
+/// Connects without waiting: fails where the socket's backlog is full.
 fn connect_at_once(socket: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -1,6 +1,6 @@
-//! Goes behind the gate: from then on this process's driver calls, and those of all that comes
-//! of it, are its monitor's to answer.
-#![allow(unsafe_code, reason = "seccomp has no safe interface in our crates")]
+//! Puts this process behind the gate: the monitor answers the driver calls of this process, and of all its later
+//! children.
+#![allow(unsafe_code, reason = "no crate in use has a safe interface to seccomp")]
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
@@ -16,59 +16,59 @@ use thiserror::Error;
 use super::filter::{Machine, program};
 use super::passing::{self, Wait};
 
-/// What the keeper is told with a listener: nothing that it doesn't know. Who says so waits for
-/// [`LISTENER_TAKEN`].
+/// The message that goes to the keeper with a listener. It says nothing that the keeper does not know. The sender of
+/// this message waits for [`LISTENER_TAKEN`].
 pub const LISTENER_SENT: &[u8] = b"{}";
 
-/// What the keeper says when it holds the listener.
+/// The keeper's answer once it holds the listener.
 pub const LISTENER_TAKEN: &[u8] = b"{}";
 
-/// How long the keeper may take: it may be starting, on a host that has other things to do.
+/// How long the keeper may take to answer. The keeper may still be starting, on a busy host.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why this process can't go behind the gate.
 #[derive(Debug, Error)]
 pub enum EnterError {
-    /// The monitor isn't there.
+    /// The keeper does not answer.
     #[error(
         "the monitor at {} doesn't answer: {source}; if it has ended, the container's GPUs are \
          closed: make the container anew",
         socket.display()
     )]
     NoMonitor {
-        /// Its socket.
+        /// The keeper's socket.
         socket: PathBuf,
-        /// Why.
+        /// The error of the socket.
         #[source]
         source: io::Error,
     },
-    /// There is a listener.
+    /// Another seccomp listener watches this process already.
     #[error(
         "another seccomp listener watches this process already, and there can be one: start the \
          engine outside of it"
     )]
     OtherListener,
-    /// The kernel takes no filter.
+    /// The kernel refuses the filter.
     #[error("cannot put on a seccomp filter: {source}; run the engine as root with CAP_SYS_ADMIN")]
     Filter {
-        /// Why.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
 }
 
-/// Puts the filter on this process, and gives the listener to the keeper at `socket`, which
-/// holds it then.
+/// Installs the filter on this process, and gives the listener to the keeper at `socket`, which holds it from then
+/// on.
 ///
-/// Descriptors that are open stay as they were.
+/// Open descriptors of this process stay open.
 ///
 /// # Errors
 ///
-/// Where there is no keeper, it doesn't take the listener, or no filter can be put on. One that is
-/// put on and whose listener nobody took stays: driver calls fail from then on.
+/// Where no keeper answers, the keeper does not take the listener, or the kernel refuses the filter. A filter that is
+/// installed stays: where nobody took its listener, this process's driver calls fail from then on.
 pub fn enter(socket: &Path) -> Result<(), EnterError> {
     let no_monitor = |source| EnterError::NoMonitor { socket: socket.to_owned(), source };
-    // First of all: without a listener that somebody holds, the calls behind it fail.
+    // Connect before the filter is installed: a trapped call fails where nobody holds the listener.
     let keeper = UnixStream::connect(socket).map_err(no_monitor)?;
     let listener = match install_filter() {
         Err(Errno::EBUSY) => return Err(EnterError::OtherListener),
@@ -79,44 +79,44 @@ pub fn enter(socket: &Path) -> Result<(), EnterError> {
     wait_until_taken(&keeper).map_err(no_monitor)
 }
 
-/// Waits until the keeper holds what it was sent: it may have ended before it looked.
+/// Waits until the keeper holds the listener: the keeper may end before it reads the message.
 fn wait_until_taken(mut keeper: &UnixStream) -> io::Result<()> {
     keeper.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = [0; LISTENER_TAKEN.len()];
     keeper.read_exact(&mut answer).map_err(|error| match error.kind() {
-        // As a socket says that the time is over.
+        // A socket reports `WouldBlock` when its read timeout is over.
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
         _ => error,
     })
 }
 
-/// With a listener. No mitigation comes with this filter that the profile's own, if there is one,
-/// doesn't bring.
+/// Flags for a filter with a listener. `SPEC_ALLOW`: this filter turns on no speculation mitigation. A profile of the
+/// container's own still turns on its mitigations.
 const LISTENER: libc::c_ulong =
     libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
 
-/// The same, and an interrupted call waits until the monitor has answered, since 5.19.
+/// [`LISTENER`], and an interrupted call waits until the monitor has answered (Linux 5.19 and later).
 const KILLABLE_WAIT: libc::c_ulong = LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
 
-/// What this kernel can do with the filter: asked of it, and nothing put on.
+/// What this kernel's seccomp can do. Asking installs no filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
     /// A filter can have a listener.
     pub listener: bool,
-    /// An interrupted call waits until it is answered.
+    /// An interrupted call waits until the monitor has answered it.
     pub killable_wait: bool,
 }
 
-/// Asks the kernel which flags it knows.
+/// Asks the kernel which flags of a filter it knows.
 #[must_use]
 pub fn abilities() -> Abilities {
-    // It looks at the flags first, and then for the filter (kernel/seccomp.c,
-    // seccomp_set_mode_filter).
+    // The kernel checks the flags first, and reads the filter afterwards: known flags and no filter give `EFAULT`
+    // (kernel/seccomp.c, seccomp_set_mode_filter).
     let knows = |flags| set_filter(flags, None) == Err(Errno::EFAULT);
     Abilities { listener: knows(LISTENER), killable_wait: knows(KILLABLE_WAIT) }
 }
 
-/// Puts the filter on, and returns its listener.
+/// Installs the filter, and returns its listener.
 fn install_filter() -> Result<OwnedFd, Errno> {
     let mut program = program(Machine::HERE);
     let len = libc::c_ushort::try_from(program.len()).map_err(|_| Errno::EINVAL)?;
@@ -126,15 +126,15 @@ fn install_filter() -> Result<OwnedFd, Errno> {
         set => set,
     }?;
     let listener = RawFd::try_from(listener).map_err(|_| Errno::EBADF)?;
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just made this descriptor for this process.
     Ok(unsafe { OwnedFd::from_raw_fd(listener) })
 }
 
-/// Sets a filter with these flags; where there is none, the kernel only looks at the flags.
+/// Calls seccomp(2) with these flags. Where `filter` is `None`, the kernel only checks the flags.
 fn set_filter(flags: libc::c_ulong, filter: Option<&sock_fprog>) -> Result<libc::c_long, Errno> {
     let mode = libc::SECCOMP_SET_MODE_FILTER;
     let address = filter.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: the kernel has copied `filter` and what it points at when the call returns, and
-    // answers with an error where nothing is at an address.
+    // SAFETY: the kernel has copied `filter` and its instructions when the call returns, and answers with an error
+    // where an address is not mapped.
     Errno::result(unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, address) })
 }

@@ -1,11 +1,12 @@
-//! How things stand with a container, where others read it without waking its monitor.
+//! A container's status in a file, so that readers need not wake its monitor.
 //!
-//! A worker maps the file `figures` of its monitor's directory. It counts its changes there, and
-//! leaves there the last [`Status`](super::wire::Status) that it told, with the count that this was
-//! true at. Who looks reads both: where the counts are equal nothing has changed since. Else it asks
-//! the worker. Each worker makes a file of its own, so that nobody reads what a dead one left.
+//! A worker maps the file `figures` of its monitor's directory. The worker counts the changes of its state in the
+//! file. It also stores the last [`Status`](super::wire::Status) that it told, with the number of changes at which
+//! that status was true. A reader compares the two numbers: where they are equal, nothing has changed since, and the
+//! stored status is true. Otherwise the reader asks the worker. Each worker makes a new file, so that nobody reads
+//! the file of a dead worker as the next one's.
 //!
-//! Owns the file's layout: words of eight bytes, in this machine's order.
+//! This module owns the file's layout: words of eight bytes, in this machine's byte order.
 #![allow(unsafe_code, reason = "a file that two processes have mapped is raw memory")]
 
 use std::fs::{self, File, OpenOptions};
@@ -19,31 +20,31 @@ use memmap2::{MmapMut, MmapOptions, MmapRaw};
 
 use crate::process::ProcessId;
 
-/// Bytes of the file. A status that is longer than what is left of them is asked for each time.
+/// Bytes of the file. A status that does not fit is not stored, and is asked for each time.
 const BYTES: usize = 16 << 10;
 
 const WORD: usize = size_of::<u64>();
 
-/// What the file begins with: the layout, by a number of its own.
+/// The first word: its place, and a number that stands for this layout.
 const LAYOUT: (usize, u64) = (0, 0x6367_7075_6669_0001);
 /// The worker's pid, and its start in clock ticks since boot.
 const PID: usize = 1;
 const START: usize = 2;
 /// How many changes there were.
 const CHANGES: usize = 3;
-/// Odd while the words behind it are written.
+/// Odd while the words behind this one are being written.
 const WRITES: usize = 4;
-/// At how many changes the text was true.
+/// The number of changes at which the text was true.
 const TEXT_CHANGES: usize = 5;
-/// Bytes of the text; 0 where there is none.
+/// Bytes of the text; 0 where no text is stored.
 const LENGTH: usize = 6;
-/// Where the text begins.
+/// The first word of the text.
 const TEXT: usize = 8;
 
 /// The longest text, in bytes.
 const MOST_TEXT: usize = BYTES - TEXT * WORD;
 
-/// The words, mapped.
+/// The words of the mapped file.
 #[derive(Debug)]
 struct Words {
     map: MmapRaw,
@@ -52,9 +53,8 @@ struct Words {
 impl Words {
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!((at + 1) * WORD <= self.map.len(), "a word of the file");
-        // SAFETY: the word lies in the mapping (checked), which begins at a page and lives as long as
-        // `self`. All of it is accessed as atomics only, by this process and by others, and the file
-        // is never made shorter.
+        // SAFETY: the word lies in the mapping (checked above), which begins at a page and lives as long as `self`.
+        // This process and all others access the words as atomics only, and nobody makes the file shorter.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().cast::<u64>().add(at)) }
     }
 
@@ -67,13 +67,13 @@ impl Words {
     }
 }
 
-/// The figures of a worker, as it writes them.
+/// The file as its worker writes it.
 #[derive(Debug)]
 pub struct Figures {
     page: Words,
-    /// One at a time writes the text.
+    /// Held while the text is written: one thread at a time.
     text: Mutex<()>,
-    /// The last mark that was told, see [`set_mark`](Figures::set_mark).
+    /// The last mark that [`set_mark`](Figures::set_mark) was given.
     mark: AtomicU64,
 }
 
@@ -82,10 +82,10 @@ impl Figures {
     ///
     /// # Errors
     ///
-    /// Where it can't be made, or this process can't be looked at.
+    /// Where the file can't be made, or `/proc` does not show this process.
     pub fn create(path: &Path) -> io::Result<Self> {
         let own = ProcessId::own().ok_or_else(|| io::Error::other("/proc shows no process"))?;
-        // Who has the one of the worker before mapped keeps that.
+        // A new file takes the old name: a reader that has mapped the old worker's file keeps the old file.
         let new = path.with_extension("new");
         let _ = fs::remove_file(&new);
         let mut options = OpenOptions::new();
@@ -96,11 +96,11 @@ impl Figures {
         Ok(figures)
     }
 
-    /// Figures that nobody else reads.
+    /// Figures in anonymous memory, which no other process reads.
     ///
     /// # Errors
     ///
-    /// Where there is no memory for them.
+    /// Where there is no memory for the words.
     pub fn without_file() -> io::Result<Self> {
         let map: MmapMut = MmapOptions::new().len(BYTES).map_anon()?;
         Ok(Self::of(map.into(), ProcessId { pid: 0, start_ticks: 0 }))
@@ -114,25 +114,25 @@ impl Figures {
         Figures { page, text: Mutex::new(()), mark: AtomicU64::new(0) }
     }
 
-    /// Something has changed: what was noted isn't true any more.
+    /// Counts a change: the stored text is not true any more.
     pub fn change(&self) {
         self.page.word(CHANGES).fetch_add(1, Ordering::Release);
     }
 
-    /// What there is has this mark: a change, where it had another before. By one at a time.
+    /// Remembers `mark`, and counts a change where the last mark was another. One thread at a time may call this.
     pub fn set_mark(&self, mark: u64) {
         if self.mark.swap(mark, Ordering::Relaxed) != mark {
             self.change();
         }
     }
 
-    /// How many changes there were. Ask before you look at what may change.
+    /// How many changes there were. Read this number before the state that may change.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.page.word(CHANGES).load(Ordering::Acquire)
     }
 
-    /// Notes the text that was true at so many changes.
+    /// Stores a text that was true when there had been `changes` changes.
     pub fn note(&self, changes: u64, text: &[u8]) {
         let _alone = self.text.lock().unwrap_or_else(PoisonError::into_inner);
         let writes = self.page.load(WRITES);
@@ -150,8 +150,8 @@ impl Figures {
     }
 }
 
-/// What the file at `path` says, where that is true now: nothing changed since it was noted, and the
-/// worker that noted it is there and isn't stopped.
+/// The text of the file at `path`. `None` where the text is not true now: something has changed since it was stored,
+/// or the worker that stored it has ended or is stopped.
 #[must_use]
 pub fn read(path: &Path) -> Option<Vec<u8>> {
     let file = File::open(path).ok()?;
@@ -165,7 +165,7 @@ pub fn read(path: &Path) -> Option<Vec<u8>> {
     worker.runs().then_some(text)
 }
 
-/// The text, where nothing changed since it was noted.
+/// The text; `None` where something has changed since it was stored, or it is being written.
 fn text(page: &Words) -> Option<Vec<u8>> {
     if page.load(LAYOUT.0) != LAYOUT.1 {
         return None;
@@ -205,17 +205,17 @@ mod tests {
         figures.note(figures.changes(), b"marked");
         figures.set_mark(7);
         assert_eq!(read(&path).unwrap(), b"marked", "the same again is no change");
-        // What was looked at before the change isn't true after it.
+        // A text from before the change is not true after the change.
         figures.note(0, b"late");
         assert_eq!(read(&path), None);
         figures.note(figures.changes(), b"now");
         assert_eq!(read(&path).unwrap(), b"now");
-        // Too long to be kept: what was there isn't told for it.
+        // A text that is too long is not stored, and the old text is not told in its place.
         figures.note(figures.changes(), &vec![b'x'; MOST_TEXT + 1]);
         assert_eq!(read(&path), None);
         figures.note(figures.changes(), &vec![b'x'; MOST_TEXT]);
         assert_eq!(read(&path).unwrap().len(), MOST_TEXT);
-        // The next worker begins with nothing.
+        // The next worker's file begins without a text.
         let next = Figures::create(&path).unwrap();
         figures.note(figures.changes(), b"of the one before");
         assert_eq!(read(&path), None);

@@ -1,12 +1,12 @@
-//! The filter that brings a container's driver calls to its monitor: [`program`].
+//! The seccomp filter that brings a container's driver calls to its monitor: [`program`].
 //!
-//! Classic BPF on `struct seccomp_data`, as seccomp(2) has it. Whoever becomes the runtime puts
-//! it on, so that all below it has it, beside what the container's own profile makes. Of
-//! several filters the kernel takes the strictest answer, and a denial is stricter than
-//! `SECCOMP_RET_USER_NOTIF`, that than `SECCOMP_RET_ALLOW` (seccomp(2), "Return values"): so
-//! what the profile denies stays denied, and what it permits comes to the monitor.
+//! The filter is classic BPF on `struct seccomp_data`, as seccomp(2) describes it. The process that becomes the
+//! runtime installs the filter, so every process that it starts has the filter, beside the filter of the container's
+//! own profile. Where filters disagree, the kernel takes the strictest answer: a denial before
+//! `SECCOMP_RET_USER_NOTIF`, and that before `SECCOMP_RET_ALLOW` (seccomp(2), "Return values"). So a call that the
+//! profile denies stays denied, and a trapped call that it permits comes to the monitor.
 //!
-//! Pure. Which calls are the monitor's is [`traps`](super::traps)' to say.
+//! Pure. [`traps`](super::traps) says which calls the monitor gets.
 
 use nix::libc::{self, sock_filter};
 
@@ -15,43 +15,42 @@ use super::syscall::{
 };
 use super::traps;
 
-/// The processor, with the entries that its kernels have for older programs.
+/// The processor, with the system call entries that its kernels have for older programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Machine {
-    /// With those for i386 and x32 programs.
+    /// x86-64, with the entries for i386 and x32 programs.
     X86_64,
-    /// With that for 32-bit arm programs.
+    /// aarch64, with the entry for 32-bit arm programs.
     Aarch64,
 }
 
 impl Machine {
-    /// The one that this is compiled for.
+    /// The machine that this program is compiled for.
     #[cfg(target_arch = "x86_64")]
     pub const HERE: Machine = Machine::X86_64;
-    /// The one that this is compiled for.
+    /// The machine that this program is compiled for.
     #[cfg(target_arch = "aarch64")]
     pub const HERE: Machine = Machine::Aarch64;
 }
 
-/// An entry of the kernel: its `AUDIT_ARCH_*` (linux/audit.h), and where its calls go.
+/// A system call entry of the kernel: its `AUDIT_ARCH_*` (linux/audit.h), and the label for each call number.
 struct Entry {
     architecture: u32,
     calls: &'static [(u32, To)],
 }
 
-/// Numbers of i386's calls and of x86-64's are those of `asm/unistd_*.h`.
+/// The calls of x86-64's and i386's entries; the numbers are those of `asm/unistd_*.h`.
 ///
-/// x32 has x86-64's architecture and a bit in the number; its `ioctl` is another one, and the
-/// common one is as good. The old `mmap` of i386 takes a pointer to its arguments, which no
-/// filter can read and which could change after the monitor had read it: it's refused, and
-/// 32-bit programs use `mmap2` for decades.
+/// x32 has x86-64's architecture and a bit in the number. x32 has its own `ioctl`; the common `ioctl` is trapped for
+/// x32, too. i386's old `mmap` takes a pointer to its arguments: no filter can read them, and they could change after
+/// the monitor had read them. The filter refuses it; 32-bit programs have used `mmap2` for decades.
 ///
-/// `remap_file_pages` maps a part of a mapping's file anew, at an offset of the caller's, and nothing
-/// shows which file: so any program that has mapped a pool of nvidia-uvm's could have managed memory
-/// of it. It is deprecated, and refused as by a kernel without it. `prctl(PR_SET_MM)` changes what a
-/// process is known by that has executed another program; kernels without checkpoint/restore refuse
-/// it so. Programs that `personality` has laid out without chance would be known by the same; docker's
-/// profile refuses it so, too.
+/// `remap_file_pages` maps a part of a mapping's file anew, at an offset that the caller chooses, and nothing shows
+/// which file. With it, any program that has mapped a pool of nvidia-uvm could get managed memory from the pool's
+/// file. The call is deprecated: the filter refuses it as a kernel without it does. `prctl(PR_SET_MM)` changes the
+/// addresses by which the monitor tells apart the programs that one process executes; kernels without
+/// checkpoint/restore refuse it with the same error. `personality(ADDR_NO_RANDOMIZE)` would give all of them the same
+/// addresses; docker's profile refuses it with the same error.
 const X86_64: &[Entry] = &[
     Entry {
         architecture: AUDIT_ARCH_X86_64,
@@ -107,7 +106,7 @@ const AARCH64: &[Entry] = &[
 
 const X32: u32 = syscall::X32.cast_unsigned();
 
-/// Offsets in `struct seccomp_data` (linux/seccomp.h); an argument has 64 bits.
+/// Offsets in `struct seccomp_data` (linux/seccomp.h). An argument has 64 bits.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const OPTION: u32 = 16;
@@ -118,24 +117,24 @@ const OFFSET: u32 = 16 + 5 * 8;
 #[cfg(target_endian = "little")]
 const UPPER: u32 = 4;
 
-/// `MAP_SHARED` and `MAP_SHARED_VALIDATE` have this bit, and no other type that the kernel
-/// takes with an offset.
+/// `MAP_SHARED` and `MAP_SHARED_VALIDATE` have this bit. No other type that the kernel takes with an offset has it.
 const SHARED: u32 = 1;
 
 /// `MAP_FIXED`, `MAP_FIXED_NOREPLACE` and `MAP_ANONYMOUS` (asm-generic/mman-common.h).
 const FIXED: u32 = 0x10_0010;
 const ANONYMOUS: u32 = 0x20;
 
-/// Bits within a page.
+/// The bits of an address within its page.
 const PAGE: u32 = 0xfff;
 
-/// asm-generic/ioctl.h: number, size, and all that UVM's requests have nothing in.
+/// Parts of a request (asm-generic/ioctl.h): number and size; type and number; the size; all bits above the number,
+/// which are 0 in UVM's plain requests.
 const NUMBER_AND_SIZE: u32 = 0x3fff_00ff;
 const TYPE_AND_NUMBER: u32 = 0xffff;
 const SIZE: u32 = 0x3fff_0000;
 const ABOVE_NUMBER: u32 = 0xffff_ff00;
 
-/// Where to go on.
+/// A label: where a jump leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum To {
     Next,
@@ -154,10 +153,10 @@ enum To {
     Enosys,
 }
 
-/// A piece of a program.
+/// A step of the program, before labels become distances.
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// A jump may lead here.
+    /// The place of a label.
     Here(To),
     Load(u32),
     And(u32),
@@ -166,11 +165,11 @@ enum Step {
     Return(u32),
 }
 
-/// The filter of a container.
+/// The filter of a container, as instructions.
 ///
 /// # Panics
 ///
-/// Never, but for a table that would make a jump too long, which the tests would see.
+/// Where a table made a jump longer than 255 instructions; the tests would see that.
 #[must_use]
 pub fn program(machine: Machine) -> Vec<sock_filter> {
     assemble(&steps(match machine {
@@ -184,14 +183,14 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
     for (at, entry) in entries.iter().enumerate() {
         steps.push(Step::IfEqual(entry.architecture, To::Entry(at), To::Next));
     }
-    // An entry that nobody knows has no calls that anybody could look at.
+    // No entry is known for this architecture: the monitor could not read its calls.
     steps.push(Step::Return(errno(libc::ENOSYS)));
     for (at, entry) in entries.iter().enumerate() {
         steps.extend([Step::Here(To::Entry(at)), Step::Load(NUMBER)]);
         steps.extend(entry.calls.iter().map(|(number, to)| Step::IfEqual(*number, *to, To::Next)));
         steps.push(Step::Return(libc::SECCOMP_RET_ALLOW));
     }
-    // Terminals' and sockets' requests, the common ones, have a type and no size: two jumps.
+    // The most frequent requests, those of terminals and sockets, have a type and no size: two jumps allow them.
     steps.extend([
         Step::Here(To::Ioctl),
         Step::Load(REQUEST),
@@ -214,21 +213,21 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
         Step::Here(To::Mapping),
         Step::Load(FLAGS),
         Step::IfAny(SHARED, To::Next, To::Allow),
-        // Of no file, whatever the descriptor and the offset are.
+        // An anonymous mapping has no file, whatever its descriptor and offset are.
         Step::IfAny(ANONYMOUS, To::Allow, To::Next),
         Step::Load(OFFSET),
         Step::IfAny(u32::MAX, To::Notify, To::Next),
         Step::Load(OFFSET + UPPER),
         Step::IfAny(u32::MAX, To::Notify, To::Next),
-        // At the beginning of all memory managed memory has that offset: nobody maps anything there
-        // but with a capability, or on a host that lets everybody.
+        // Managed memory at address 0 has offset 0, too. Only a process with a capability can map there, or any
+        // process on a host whose `mmap_min_addr` allows it.
         Step::Load(FLAGS),
         Step::IfAny(FIXED, To::Next, To::Allow),
         Step::Load(ADDRESS + UPPER),
         Step::IfAny(u32::MAX, To::Allow, To::Next),
         Step::Load(ADDRESS),
         Step::IfAny(!PAGE, To::Allow, To::Eperm),
-        // Of 32-bit programs the kernel drops the upper halves, which may be garbage here.
+        // The kernel ignores the upper halves of a 32-bit program's arguments, and they may be garbage here.
         Step::Here(To::Mapping2),
         Step::Load(FLAGS),
         Step::IfAny(SHARED, To::Next, To::Allow),
@@ -242,7 +241,7 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
         Step::Here(To::Prctl),
         Step::Load(OPTION),
         Step::IfEqual(libc::PR_SET_MM.cast_unsigned(), To::Einval, To::Allow),
-        // All bits ask for what it is.
+        // All bits set ask for the present personality.
         Step::Here(To::Personality),
         Step::Load(OPTION),
         Step::IfEqual(u32::MAX, To::Allow, To::Next),
@@ -267,7 +266,7 @@ fn errno(number: i32) -> u32 {
     libc::SECCOMP_RET_ERRNO | number.cast_unsigned()
 }
 
-/// Turns names into distances; every jump leads forward.
+/// Turns labels into distances. Every jump leads forward.
 fn assemble(steps: &[Step]) -> Vec<sock_filter> {
     let mut program = Vec::new();
     for (at, step) in steps.iter().enumerate() {
@@ -295,7 +294,7 @@ fn assemble(steps: &[Step]) -> Vec<sock_filter> {
 }
 
 fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
-    // Classic BPF's codes have 8 bits (linux/bpf_common.h).
+    // Classic BPF's codes have 8 bits (linux/bpf_common.h): the two low bytes hold all of a code.
     let [low, high, ..] = code.to_le_bytes();
     sock_filter { code: u16::from_le_bytes([low, high]), jt, jf, k }
 }

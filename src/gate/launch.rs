@@ -1,16 +1,15 @@
 //! Starts a container's monitor: its directory, its sockets, its keeper.
 //!
-//! A keeper takes a while to start, so it is [recruited](start_keeper) before all is known that it
-//! needs to know, and told that then. The sockets listen before anybody can know of them, so
-//! that the runtime, which comes next, always finds somebody. Owns the directory's layout:
+//! A keeper takes a while to start, so [`start_keeper`] runs before the keeper's settings are known, and the settings
+//! are sent afterwards. The sockets listen before anybody can know of them, so the runtime, which connects next,
+//! always finds a listening socket. This module owns the layout of a monitor's directory:
 //!
 //! ```text
-//! STATE_DIR/gate/SHORT_ID/entry      whoever becomes the runtime connects here, with its
-//!                                    listener
-//! STATE_DIR/gate/SHORT_ID/listener   or instead: the runtime does, as its bundle says
-//! STATE_DIR/gate/SHORT_ID/control    questions, see `wire`
-//! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and its start
-//! STATE_DIR/gate/SHORT_ID/figures    how things stand, see `figures`
+//! STATE_DIR/gate/SHORT_ID/entry      the process that becomes the runtime brings its listener here
+//! STATE_DIR/gate/SHORT_ID/listener   or the runtime does, as its bundle says
+//! STATE_DIR/gate/SHORT_ID/control    the socket for questions, see `wire`
+//! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and start time
+//! STATE_DIR/gate/SHORT_ID/figures    the container's status, see `figures`
 //! ```
 #![allow(unsafe_code, reason = "fork, and what a child does before exec")]
 
@@ -38,13 +37,13 @@ use super::passing::{self, Wait};
 use super::settings::{Settings, SettingsError};
 use crate::process::ProcessId;
 
-/// The longest path of a socket (`sun_path`, unix(7)), with its end.
+/// The longest path of a socket, in bytes (`sun_path`, unix(7), without the closing zero).
 const LONGEST_SOCKET: usize = 107;
 
-/// Connections that wait to be taken; more are refused. The host may allow fewer (listen(2)).
+/// Connections that wait to be accepted; further ones are refused. The host may allow fewer (listen(2)).
 const BACKLOG: i32 = 4096;
 
-/// What comes with a keeper's settings.
+/// The message that goes to the keeper with its settings.
 const SETTINGS_SENT: &[u8] = b"{}";
 
 /// The stack of the process that becomes a keeper, in bytes.
@@ -59,18 +58,18 @@ pub struct MonitorDir {
 /// Why a monitor can't be started.
 #[derive(Debug, Error)]
 pub enum LaunchError {
-    /// A file.
+    /// A file or directory can't be made or removed.
     #[error("cannot start the monitor: {action} {}: {source}; make state_dir writable for root", path.display())]
     File {
         /// What was tried.
         action: &'static str,
-        /// On which file.
+        /// The file or directory.
         path: PathBuf,
         /// Why it failed.
         #[source]
         source: io::Error,
     },
-    /// A path that no socket can have.
+    /// A path that is too long for a socket.
     #[error(
         "cannot start the monitor: {} is longer than a socket's path may be; set state_dir to a shorter path",
         path.display()
@@ -79,19 +78,19 @@ pub enum LaunchError {
         /// The path.
         path: PathBuf,
     },
-    /// Its settings.
+    /// The settings can't be written.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// Its process.
+    /// The keeper's process can't be started.
     #[error("cannot start the monitor {}: {source}; see that it can be executed, and that the host has memory and processes left", program.display())]
     Process {
         /// The program.
         program: PathBuf,
-        /// Why.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
-    /// It is there no more.
+    /// The keeper has ended before it got its settings.
     #[error(
         "the monitor {} has ended as soon as it was started; see that it is cgpu's, of the same \
          version as the rest, and that the host has memory and processes left",
@@ -104,23 +103,23 @@ pub enum LaunchError {
 }
 
 impl MonitorDir {
-    /// The directory of all monitors.
+    /// The directory that holds the directories of all monitors.
     #[must_use]
     pub fn all(state_dir: &Path) -> PathBuf {
         state_dir.join("gate")
     }
 
-    /// That of the container with that short id.
+    /// The directory of the monitor of the container with this short id.
     #[must_use]
     pub fn of(state_dir: &Path, short_id: &str) -> Self {
         MonitorDir { dir: Self::all(state_dir).join(short_id) }
     }
 
-    /// Each that is there, in the order of their short ids.
+    /// The directory of each monitor, in the order of their short ids.
     ///
     /// # Errors
     ///
-    /// Where it can't be seen which there are.
+    /// Where the directories can't be listed.
     pub fn list(state_dir: &Path) -> io::Result<Vec<Self>> {
         let entries = match fs::read_dir(Self::all(state_dir)) {
             Ok(entries) => entries,
@@ -133,33 +132,33 @@ impl MonitorDir {
         Ok(all)
     }
 
-    /// The short id of its container.
+    /// The short id of the monitor's container.
     #[must_use]
     pub fn short_id(&self) -> String {
         self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// The one in that directory.
+    /// The monitor's directory at this path.
     #[must_use]
     pub fn at(dir: &Path) -> Self {
         MonitorDir { dir: dir.to_owned() }
     }
 
-    /// The directory.
+    /// The path of the directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Removes it, if it's there, with what is in it.
+    /// Removes the directory with its files; does nothing where it is missing.
     ///
     /// # Errors
     ///
-    /// Where it can't be removed.
+    /// Where the directory can't be removed.
     pub fn remove(&self) -> io::Result<()> {
         for _ in 0..3 {
             match fs::remove_dir_all(&self.dir) {
-                // Its worker writes there.
+                // The worker has written a file meanwhile: try again.
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => return Ok(()),
@@ -168,54 +167,54 @@ impl MonitorDir {
         Err(io::ErrorKind::DirectoryNotEmpty.into())
     }
 
-    /// The socket for those who become a runtime.
+    /// The socket for a process that goes behind the gate before it becomes a runtime.
     #[must_use]
     pub fn entry(&self) -> PathBuf {
         self.dir.join("entry")
     }
 
-    /// Whether it's the bundle that says who listens.
+    /// Whether the runtime brings the listener, as the bundle says, and not the process that becomes the runtime.
     #[must_use]
     pub fn is_by_bundle(&self) -> bool {
         fs::symlink_metadata(self.listener()).is_ok()
     }
 
-    /// The socket for runtimes whose bundle names it.
+    /// The socket for a runtime whose bundle names the socket as its listener's.
     #[must_use]
     pub fn listener(&self) -> PathBuf {
         self.dir.join("listener")
     }
 
-    /// The socket for questions.
+    /// The control socket, for questions.
     #[must_use]
     pub fn control(&self) -> PathBuf {
         self.dir.join("control")
     }
 
-    /// The file that names the keeper.
+    /// The file with the keeper's pid and start.
     #[must_use]
     pub fn keeper_file(&self) -> PathBuf {
         self.dir.join("keeper")
     }
 
-    /// The file that says how things stand.
+    /// The file with the container's status.
     #[must_use]
     pub fn figures(&self) -> PathBuf {
         self.dir.join("figures")
     }
 
-    /// The file that says which channels its container has on the GPU with that UUID, while its monitor takes
-    /// turns there.
+    /// The file that lists the channels of the monitor's container on the GPU with that UUID, while the monitor takes
+    /// turns on that GPU.
     #[must_use]
     pub fn channels(&self, uuid: &str) -> PathBuf {
         self.dir.join(format!("channels.{uuid}"))
     }
 
-    /// The keeper, if it lives.
+    /// The keeper's process; `None` where no keeper is alive.
     ///
     /// # Errors
     ///
-    /// Where the file that names it can't be read: then it may live.
+    /// Where the file that names the keeper can't be read: the keeper may then be alive.
     pub fn keeper(&self) -> io::Result<Option<ProcessId>> {
         let text = match fs::read_to_string(self.keeper_file()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -229,27 +228,26 @@ impl MonitorDir {
     }
 }
 
-/// A keeper that nobody has told yet whose it is. Where nobody does before this is dropped, or
-/// this process ends, it ends.
+/// A keeper without settings. It ends if this is dropped, or this process ends, before the settings are sent.
 #[derive(Debug)]
 pub struct StartedKeeper {
     program: PathBuf,
-    /// What was started; it is over as soon as the keeper is nobody's child.
+    /// The process that was started. It ends as soon as it has forked the keeper (see [`detach`]).
     child: Pid,
-    /// What runtimes will connect to, and who has questions; until it has these for itself, so that
-    /// nobody waits for one that has ended.
+    /// The sockets to which runtimes and control connections come; `None` once the keeper alone holds them. If this
+    /// process held them too, a program that connects after the keeper's end would wait for ever.
     sockets: Option<[OwnedFd; 2]>,
-    /// Where it waits for its settings.
+    /// The socket on which the keeper waits for its settings.
     settings_socket: OwnedFd,
 }
 
-/// Starts a keeper: `program`, which is `cgpu-monitor`.
+/// Starts a keeper: runs `program`, which is `cgpu-monitor`.
 ///
-/// Its children have its memory for a moment, so that only a process with one thread may call it.
+/// The child has this process's memory until it executes the program: only a process with one thread may call this.
 ///
 /// # Errors
 ///
-/// Where it can't be started.
+/// Where the process can't be started.
 pub fn start_keeper(program: &Path) -> Result<StartedKeeper, LaunchError> {
     let failed = |source| LaunchError::Process { program: program.to_owned(), source };
     let refused = |errno: rustix::io::Errno| failed(errno.into());
@@ -262,9 +260,10 @@ pub fn start_keeper(program: &Path) -> Result<StartedKeeper, LaunchError> {
     };
     let sockets = [socket()?, socket()?];
     let pair = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
-    let (settings_socket, its) = socketpair(pair.0, pair.1, pair.2, None).map_err(refused)?;
+    let (settings_socket, keeper_end) =
+        socketpair(pair.0, pair.1, pair.2, None).map_err(refused)?;
     let [listener, control] = &sockets;
-    let given = [listener, control, &its].map(AsRawFd::as_raw_fd);
+    let given = [listener, control, &keeper_end].map(AsRawFd::as_raw_fd);
     let child = spawn_keeper(&name, given).map_err(|errno| failed(errno.into()))?;
     Ok(StartedKeeper {
         program: program.to_owned(),
@@ -276,18 +275,18 @@ pub fn start_keeper(program: &Path) -> Result<StartedKeeper, LaunchError> {
 
 impl Drop for StartedKeeper {
     fn drop(&mut self) {
-        // One that takes longer is left to whoever comes after this process.
+        // A child that has not ended yet is left to whichever process inherits it.
         let _ = waitpid(self.child, Some(WaitPidFlag::WNOHANG));
     }
 }
 
 impl StartedKeeper {
-    /// Makes it the keeper of `settings` in `place`, which takes listeners at `socket`; what an
-    /// earlier one left there goes.
+    /// Gives the keeper its `settings` and the directory `place`, in which it takes listeners at `socket`. Removes
+    /// what an earlier keeper left there.
     ///
     /// # Errors
     ///
-    /// Where that can't be, or it has ended; then the directory may be there, and nobody in it.
+    /// Where a file can't be made, or the keeper has ended. The directory may be there then, without a keeper.
     pub fn start_serving(
         &mut self,
         place: &MonitorDir,
@@ -321,18 +320,18 @@ impl StartedKeeper {
             .map_err(|errno| SettingsError::from(io::Error::from(errno)))?;
         let file = File::from(memory);
         settings.write(&file)?;
-        let told =
+        let sent =
             passing::send(&self.settings_socket, SETTINGS_SENT, Some(file.as_fd()), Wait::Always);
-        told.map_err(|_| LaunchError::Ended { program: self.program.clone() })
+        sent.map_err(|_| LaunchError::Ended { program: self.program.clone() })
     }
 }
 
-/// What a keeper waits for, which has been started before there was anything to tell it: its
-/// settings. `None` where there won't be any.
+/// Waits, in a keeper that has just started, for its settings. `None` where the launcher has closed the socket
+/// without sending any.
 ///
 /// # Errors
 ///
-/// Where it can't be told.
+/// Where the settings can't be received.
 pub(crate) fn receive_settings(settings_socket: &OwnedFd) -> io::Result<Option<File>> {
     let mut buffer = [0; SETTINGS_SENT.len()];
     match passing::receive(settings_socket, &mut buffer, Wait::Always)? {
@@ -342,13 +341,13 @@ pub(crate) fn receive_settings(settings_socket: &OwnedFd) -> io::Result<Option<F
     }
 }
 
-/// Starts `program keep` with `given` as 3, 4 and 5. It [`detach`]es itself.
+/// Starts `program keep` with `given` as descriptors 3, 4 and 5. The program calls [`detach`] itself.
 fn spawn_keeper(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
     let words = [program.as_ptr(), c"keep".as_ptr(), std::ptr::null()];
     let environment = [std::ptr::null()];
     let failed = Cell::new(None);
-    // SAFETY: plain system calls on numbers and on strings that live until the exec. The sockets
-    // are moved up first, since they may lie in each other's way.
+    // SAFETY: plain system calls on numbers and on strings that live until the exec. The descriptors are first
+    // duplicated to numbers from 16 up: one of them may have a number that another one is to get.
     let mut become_keeper = || unsafe {
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         let high = given.map(|from| libc::fcntl(from, libc::F_DUPFD, 16));
@@ -361,39 +360,36 @@ fn spawn_keeper(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
         failed.set(Some(Errno::last()));
         libc::_exit(1)
     };
-    // On the heap: what isn't touched isn't there.
+    // On the heap: pages that are never touched take no memory.
     let mut stack = vec![0; STACK];
-    // Nothing is copied for it: its memory is ours until it has become another program.
+    // `CLONE_VM`: nothing is copied for the child, which uses this process's memory until it executes the program.
     let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
-    // SAFETY: this process has one thread (see `start_keeper`), which waits until the child is gone
-    // from this memory: the child runs alone in it, on a stack of its own, which what we run there
-    // needs little of.
+    // SAFETY: this process has one thread (see `start_keeper`), which waits until the child has left this memory. The
+    // child runs alone in the memory, on a stack of its own, and `become_keeper` needs little of it.
     let child =
         unsafe { clone(Box::new(&mut become_keeper), &mut stack, flags, Some(libc::SIGCHLD)) }?;
     match failed.get() {
         None => Ok(child),
         Some(errno) => {
-            let _ = waitpid(child, None); // nobody's to wait for, where SIGCHLD is ignored
+            let _ = waitpid(child, None); // fails where SIGCHLD is ignored: nothing is left to reap
             Err(errno)
         }
     }
 }
 
-/// Goes on as nobody's child, in a session of its own; who started this process is told that it
-/// has ended. To be called before there is a second thread.
+/// Forks: the child goes on in a new session, and the launcher need not wait for it; this process ends. Call this
+/// before there is a second thread.
 ///
-/// It's here that a keeper is parted from its launcher, not there: a launcher that starts it as the
-/// child of a child is woken where the keeper has just been put, and waits for a processor that is
-/// busy.
+/// The keeper forks here and not in its launcher. A launcher that starts the keeper as a grandchild is woken on the
+/// processor on which the keeper has just been put, and waits for that busy processor.
 ///
 /// # Errors
 ///
-/// Where there can't be another process.
+/// Where the process can't be forked.
 pub(crate) fn detach() -> io::Result<()> {
-    // SAFETY: there is one thread, so that nothing is locked for ever in the child.
+    // SAFETY: there is one thread, so no lock stays locked for ever in the child.
     match unsafe { fork() }? {
-        // Nothing is to be written or removed: what there is is the child's, too.
-        // SAFETY: it ends this process, and calls nothing before.
+        // SAFETY: `_exit` ends this process and runs nothing first: buffers and files belong to the child, too.
         ForkResult::Parent { .. } => unsafe { libc::_exit(0) },
         ForkResult::Child => {
             setsid()?;

@@ -1,7 +1,7 @@
-//! The gate: the driver's ioctl boundary, held by seccomp user notification.
+//! The gate: seccomp user notification brings a container's driver ioctls to a monitor.
 //!
-//! Owns how calls come to a monitor, and how others speak with it. What becomes of a call is the
-//! [`monitor`](crate::monitor)'s. Must not know OCI beyond the section that is merged into a bundle.
+//! Owns a call's way to the monitor, and how other programs speak with a monitor. [`monitor`](crate::monitor) decides
+//! what becomes of a call. The gate must not know OCI beyond the section that it merges into a bundle.
 
 pub mod enter;
 

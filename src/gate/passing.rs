@@ -1,6 +1,6 @@
-//! Bytes over a Unix socket, with a descriptor beside them (`SCM_RIGHTS`, unix(7)).
+//! Sends and receives bytes over a Unix socket, with a descriptor beside them (`SCM_RIGHTS`, unix(7)).
 //!
-//! Who doesn't wait is told [`Errno::AGAIN`] where it would take waiting.
+//! With [`Wait::Never`], a call that would have to wait fails with [`Errno::AGAIN`].
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,16 +12,16 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Whether to wait for room, or for something to come.
+/// Whether a call waits for room in the socket, or for bytes to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Not at all.
+    /// The call does not wait.
     Never,
-    /// As long as it takes.
+    /// The call waits without a limit.
     Always,
 }
 
-/// Sends `bytes`, and `descriptor` beside them.
+/// Sends `bytes`, with `descriptor` beside them.
 ///
 /// # Errors
 ///
@@ -45,8 +45,8 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Receives at most as many bytes as `buffer` has, and the last descriptor beside them.
-/// No bytes are the end.
+/// Receives at most as many bytes as `buffer` has, and the last descriptor beside them. 0 bytes mean that the other
+/// end is closed.
 ///
 /// # Errors
 ///
@@ -56,7 +56,7 @@ pub(crate) fn receive(
     buffer: &mut [u8],
     wait: Wait,
 ) -> Result<(usize, Option<OwnedFd>), Errno> {
-    // What doesn't fit, the kernel closes.
+    // The kernel closes descriptors beyond four.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
     let flags = match wait {

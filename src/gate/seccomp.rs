@@ -1,36 +1,33 @@
-//! The seccomp section of a bundle, with the monitor's calls in it: [`merge`].
+//! The seccomp section of a bundle, with the monitor's traps in it: [`merge`].
 //!
-//! Owns what becomes of `linux.seccomp` so that the driver calls of a container go to a
-//! listener. Pure: a section in, a section out; must not know files, runtimes or what a
-//! call means. Fields it doesn't know stay; applied to its own result it changes nothing.
+//! Owns the changes of `linux.seccomp` that bring a container's driver calls to a listener. Pure: a section in, a
+//! section out. It knows no files, no runtimes, and no meaning of a call. Fields that it does not know stay. Merging
+//! a merged section changes nothing.
 //!
-//! What holds of the result, for calls that are trapped: a call that the section permits
-//! (`ALLOW`, `LOG`, `TRACE`) notifies the listener, one that it denies stays denied; for
-//! all others: what the section says. It holds whatever the order in which rules are
-//! looked at, because rules with different actions never overlap where we write them:
-//! libseccomp sorts rules its own way, forgets a rule next to an unconditional one, and
-//! refuses one that begins like another. So `ioctl` is taken out of the list of what is
-//! allowed, and what is outside the trapped set is said again bit by bit
-//! ([`cube::outside`]). Where a section contradicts itself, the denial wins.
+//! Of the calls that are to be trapped, a call that the section permits (`ALLOW`, `LOG`, `TRACE`) notifies the
+//! listener, and a call that it denies stays denied. Every other call is treated as the section says. This holds in
+//! whatever order rules are looked at, because added rules with different actions never overlap: libseccomp sorts
+//! rules its own way, ignores a rule beside an unconditional one, and refuses a rule that begins like another. So
+//! `ioctl` is removed from the list of permitted calls, and the requests outside the trapped set are permitted again
+//! bit by bit ([`cube::outside`]). Where a section contradicts itself, the denial wins.
 //!
-//! libseccomp has more surprises with rules on several arguments than are worth modelling
-//! (2.5.4 loses some). The rules are shaped so that a lost one fails closed, which
-//! `tests/seccomp.rs` checks on the filters that libseccomp makes of random sections.
+//! libseccomp has further surprises with rules on several arguments, which are not modelled here (2.5.4 loses some
+//! rules). The rules are shaped so that a lost one fails closed; `tests/seccomp.rs` checks that on the filters that
+//! libseccomp makes of random sections.
 //!
-//! The kernel reads 32 bits of an ioctl's request, libseccomp compares 64 in a 64-bit
-//! program: rules on the request that meet the trapped set are rewritten to mean the
-//! lower half, so garbage in the upper half is no way round.
+//! The kernel reads 32 bits of an ioctl's request; libseccomp compares 64 bits in a 64-bit program. Rules on the
+//! request that overlap the trapped set are rewritten to compare the lower half, so garbage in the upper half is no
+//! way around them.
 //!
-//! Other entries of the same kernel: `ioctl` and i386's `mmap2` have their arguments where
-//! x86-64 has them and are trapped alike. The old `mmap` of i386 takes a pointer to its
-//! arguments, which no filter can read; and libseccomp compares 32 bits of x32's offset,
-//! which has 64. Rules go by name, so neither can be told from x86-64's `mmap`, but for one
-//! thing: a comparison that looks at an upper half only is no comparison in a filter for
-//! 32-bit programs, and a rule without comparisons replaces all others of its call. "A
-//! length with bit 63 fails with `ENOMEM`" is what the kernel does anyway to a 64-bit
-//! program, and to the other two it refuses `mmap` as a whole ([`refuse_mmap`]): 32-bit programs
-//! use `mmap2` for decades, x32 ones can't start. Refused and not trapped, because what the
-//! pointer shows could change after it was looked at. aarch64 has no such entry.
+//! The kernel has other entries. `ioctl` and i386's `mmap2` have their arguments at x86-64's places, and are trapped
+//! alike. i386's old `mmap` takes a pointer to its arguments, which no filter can read. x32's offset has 64 bits, of
+//! which libseccomp compares 32. Rules go by name, so a rule can't tell these two `mmap`s from x86-64's, with one
+//! exception: in a filter for 32-bit programs, a comparison of an upper half alone compares nothing, and a rule
+//! without comparisons replaces all other rules of its call. The rule "a length with bit 63 fails with `ENOMEM`" is
+//! what the kernel does to a 64-bit program anyway. For i386 and x32 programs, that rule refuses every `mmap`
+//! ([`refuse_mmap`]): 32-bit programs have used `mmap2` for decades, and x32 programs can't start. `mmap` is refused
+//! and not trapped, because the arguments behind the pointer could change after the monitor had read them. aarch64
+//! has no such entry.
 
 mod cube;
 
@@ -50,28 +47,28 @@ use self::rule::{Action, Rule, field};
 use self::trap::{LENGTH, Trapped, trapped};
 use super::filter::Machine;
 
-/// Who is told of trapped calls.
+/// Where the runtime sends the listener of trapped calls.
 #[derive(Debug, Clone, Copy)]
 pub struct ListenerPath<'a> {
     /// The Unix socket that the runtime connects to.
     pub path: &'a str,
-    /// What the runtime says there besides the container's state.
+    /// What the runtime says on the socket besides the container's state.
     pub metadata: &'a str,
 }
 
-/// `ENOMEM`, what the kernel says to a length with bit 63; and `EINVAL`, where a section's
-/// default is the former: runtimes drop rules that say what the default says.
+/// `ENOMEM`, the kernel's answer to a length with bit 63. Where `ENOMEM` is the section's default, `EINVAL` is used,
+/// because runtimes drop rules that say what the default says.
 const REFUSALS: [u64; 2] = [12, 22];
 
-/// What the kernel says to a call that it doesn't know.
+/// The kernel's answer to a call that it does not know.
 const ENOSYS: u64 = 38;
 
-/// The section that a bundle has instead of `section`, which may be missing.
+/// Returns the section that a bundle gets in the place of `section`, which may be missing.
 ///
 /// # Errors
 ///
-/// Where the section has a listener already, isn't what the specification says, or has
-/// rules on the trapped system calls that can't be kept.
+/// Where the section has another listener, is not what the specification says, or has rules on the trapped system
+/// calls that can't be kept.
 pub fn merge(
     section: Option<&Value>,
     machine: Machine,
@@ -80,7 +77,7 @@ pub fn merge(
     merge_trapping(section, machine, listener, &trapped())
 }
 
-/// The same with these calls trapped.
+/// [`merge`], with `calls` as the trapped calls.
 fn merge_trapping(
     section: Option<&Value>,
     machine: Machine,
@@ -112,11 +109,11 @@ fn merge_trapping(
     Ok(Value::Object(section))
 }
 
-/// Sees that a section leaves the one listener that a container can have to us.
+/// Checks that a section has no listener: a container can have one, and that is the monitor's.
 ///
 /// # Errors
 ///
-/// Where it has one, or isn't what the specification says.
+/// Where the section has a listener or notifies one, or is not what the specification says.
 pub fn check_no_listener(section: Option<&Value>) -> Result<(), SectionError> {
     let Some(section) = object(section)? else { return Ok(()) };
     if let path @ [_, ..] = text(section, "listenerPath").as_bytes() {
@@ -136,7 +133,7 @@ pub fn check_no_listener(section: Option<&Value>) -> Result<(), SectionError> {
     }
 }
 
-/// The section's fields, where there is one.
+/// The section's fields; `None` where there is no section.
 fn object(section: Option<&Value>) -> Result<Option<&Map<String, Value>>, SectionError> {
     match section {
         None | Some(Value::Null) => Ok(None),
@@ -153,7 +150,7 @@ fn text<'a>(section: &'a Map<String, Value>, name: &str) -> &'a str {
     section.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Whether the listener is ours already.
+/// Whether the section's listener is `listener`, from an earlier merge.
 fn has_own_listener(
     section: &Map<String, Value>,
     listener: &ListenerPath<'_>,
@@ -165,7 +162,7 @@ fn has_own_listener(
     }
 }
 
-/// Where there was no section there is no filter: 32-bit programs run, and shall go on.
+/// A bundle without a section has no filter. Its 32-bit programs run, and must go on running.
 fn permit_everything(section: &mut Map<String, Value>, machine: Machine) {
     let architectures = match machine {
         Machine::X86_64 => json!(["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"]),
@@ -180,7 +177,7 @@ fn default_action(section: &Map<String, Value>) -> Result<Action, SectionError> 
     Action::read(name, errno, || "linux.seccomp.defaultAction".into())
 }
 
-/// A listener that is ours may be told of what is trapped; nobody is told of anything else.
+/// Checks that rules notify of trapped calls only, and only where the section's listener is the monitor's (`is_own`).
 fn refuse_other_notifications(
     rules: &[Value],
     is_own: bool,
@@ -210,7 +207,7 @@ fn refuse_other_notifications(
     Ok(())
 }
 
-/// Makes the trapped calls of one system call notify wherever they were permitted.
+/// Makes the trapped calls of one system call notify where the rules permit them.
 fn trap(rules: &mut Vec<Value>, call: &Trapped, default: Action) -> Result<(), SectionError> {
     let mut read = Vec::new();
     for (place, entry) in rules.iter().enumerate() {
@@ -218,8 +215,8 @@ fn trap(rules: &mut Vec<Value>, call: &Trapped, default: Action) -> Result<(), S
             read.push(Rule::read(entry, place, call.request)?);
         }
     }
-    // Runtimes drop rules that say what the default says, and libseccomp all but the first
-    // unconditional one where there is one. What never counted must not begin to.
+    // Runtimes drop rules that say what the default says. Where there is an unconditional rule, libseccomp drops all
+    // others but the first unconditional one. A dropped rule must not count once the unconditional rule is rewritten.
     let counts = |rule: &Rule| rule.action != default;
     let unconditional = read.iter().position(|rule| counts(rule) && rule.unconditional);
     let (live, dead): (Vec<&Rule>, Vec<&Rule>) = match unconditional {
@@ -278,7 +275,7 @@ fn trap(rules: &mut Vec<Value>, call: &Trapped, default: Action) -> Result<(), S
         if permits {
             kept = region::without(&kept, &call.region).map_err(|problem| at(rule, problem))?;
         }
-        // What another rule denies isn't said twice, or libseccomp refuses the second.
+        // A call that another rule denies is not named twice: libseccomp would refuse the second rule.
         let is_first = |denial: &Rule| permits || denial.place < rule.place;
         for denial in denied.iter().filter(|denial| is_first(denial)) {
             kept = region::without(&kept, &denial.region).map_err(|problem| at(denial, problem))?;
@@ -306,18 +303,18 @@ fn trap(rules: &mut Vec<Value>, call: &Trapped, default: Action) -> Result<(), S
     Ok(())
 }
 
-/// Whether programs may enter where a filter can't see the arguments of `mmap`.
+/// Whether the section admits programs of an entry whose `mmap` arguments a filter can't read.
 fn has_unreadable_mmap(section: &Map<String, Value>) -> bool {
     let architectures = section.get("architectures").and_then(Value::as_array);
     architectures.into_iter().flatten().filter_map(Value::as_str).any(|name| {
-        // crun takes them in any case, with and without the prefix.
+        // crun takes the names in upper and lower case, with and without the prefix.
         let name = name.to_ascii_uppercase();
         matches!(name.strip_prefix("SCMP_ARCH_").unwrap_or(&name), "X86" | "X32")
     })
 }
 
-/// `remap_file_pages` is mmap of a mapping's file, which nothing shows (see [`super::filter`]): it's
-/// refused, whatever the section says of it, as by a kernel without it.
+/// Refuses `remap_file_pages`, whatever the section says of it, as a kernel without that call does. The call maps a
+/// mapping's file anew, and nothing shows which file (see [`super::filter`]).
 fn refuse_remapping(rules: &mut Vec<Value>, default: Action) {
     const CALL: &str = "remap_file_pages";
     let refusal = json!({ "names": [CALL], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS });
@@ -329,13 +326,13 @@ fn refuse_remapping(rules: &mut Vec<Value>, default: Action) {
         was_permitted |= says && permits();
         !says || rule::remove_name(entry, CALL)
     });
-    // A program that was let call it isn't to be killed for it.
+    // `ENOSYS` and not the default: a program that was permitted the call must not be killed for it.
     if was_permitted && !is_refused && !matches!(default, Action::Errno(_)) {
         rules.push(refusal);
     }
 }
 
-/// The rule that refuses `mmap` to i386 and x32 programs and nothing to others.
+/// The rule that refuses every `mmap` of i386 and x32 programs, and nothing to other programs.
 fn mmap_refusal(errno: u64) -> Value {
     json!({
         "names": ["mmap"],
@@ -354,7 +351,7 @@ fn is_mmap_refusal(entry: &Value) -> bool {
     REFUSALS.iter().any(|&errno| *entry == mmap_refusal(errno))
 }
 
-/// Adds the rule where any `mmap` notifies, unless it's there.
+/// Adds [`mmap_refusal`] where some `mmap` notifies, unless the rule is there already.
 fn refuse_mmap(rules: &mut Vec<Value>, default: Action) {
     let notifies = |entry: &Value| {
         entry.get("action").is_some_and(|action| action == "SCMP_ACT_NOTIFY")

@@ -1,7 +1,7 @@
 //! What a monitor is told when it starts: [`Settings`], as JSON in a file without a name.
 //!
-//! Written by whoever edits the bundle, read by keeper and worker. Knows no container's
-//! state: that is the ledger's.
+//! The program that edits the bundle writes the settings; keeper and worker read them. Settings hold no state of the
+//! container: the ledger has it.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -13,137 +13,135 @@ use thiserror::Error;
 use crate::events::Teller;
 use crate::process::ProcessId;
 
-/// Channel groups that a container has at most on a GPU, where nobody says otherwise: those of 64
-/// processes with a CUDA context, which has four.
+/// The default of the most channel groups of a container on a GPU: 64 processes, each with a CUDA context of four.
 pub const MOST_CHANNEL_GROUPS: u32 = 256;
 
-/// The largest settings that are read, in bytes.
+/// The largest settings that [`Settings::read`] reads, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// What one container's monitor needs to know.
+/// What the monitor of one container needs to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// The container's id; empty where that isn't known yet.
+    /// The container's id; empty where the id is not known yet.
     pub id: String,
-    /// Its short id.
+    /// The container's short id.
     pub short_id: String,
-    /// What its engine called it when it was made, where that is known.
+    /// The name that the engine gave the container, where the name is known.
     #[serde(default)]
     pub name: Option<String>,
-    /// Its runtime's root; empty where that isn't known.
+    /// The runtime's root directory; empty where the root is not known.
     #[serde(default)]
     pub root: String,
-    /// The state directory, where events are kept; empty for none.
+    /// The state directory, in which events are kept; empty for none.
     #[serde(default)]
     pub state_dir: PathBuf,
-    /// Its bundle; empty where that isn't known yet.
+    /// The container's bundle; empty where the bundle is not known yet.
     pub bundle: PathBuf,
-    /// The monitor's directory, beside those of others; empty where it has none.
+    /// The monitor's directory, beside those of other monitors; empty for none.
     #[serde(default)]
     pub place: PathBuf,
     /// The driver's version, as `/proc/driver/nvidia/version` has it.
     pub driver: String,
-    /// What becomes of managed memory.
+    /// What the monitor does with managed memory.
     pub managed: Managed,
-    /// Channel groups that it has at most on each of its GPUs.
+    /// The most channel groups that the container may have on each of its GPUs.
     #[serde(default = "most_channel_groups")]
     pub channel_groups: u32,
-    /// Its GPUs, in its order.
+    /// The container's GPUs, in the container's order.
     pub gpus: Vec<Gpu>,
-    /// The files by which it reaches the driver.
+    /// The files by which the container reaches the driver.
     pub nodes: Vec<Node>,
-    /// `cgpu-monitor`, for workers to come; by name, so that an upgrade is found there.
+    /// The path of `cgpu-monitor`: a worker that starts after an upgrade runs the new program.
     pub monitor: PathBuf,
-    /// The program, with its arguments, that the keeper becomes when the container is gone:
-    /// it deregisters.
+    /// The program with its arguments that the keeper becomes in the end: it deregisters the container.
     pub farewell: Vec<String>,
-    /// The runtime that makes the container; `None` where that isn't known.
+    /// The runtime process that makes the container; `None` where it is not known.
     pub launcher: Option<ProcessId>,
-    /// The runtime's own state of the container, which tells its first process; `None` where
-    /// that isn't known.
+    /// The runtime's own state file of the container, which names the container's first process; `None` where it is
+    /// not known.
     pub state_file: Option<PathBuf>,
-    /// Whether calls from the host's own mount namespace are none of the container's: the
-    /// runtime is behind the gate with its hooks, and the container has mounts of its own.
+    /// Whether the monitor lets calls from the host's own mount namespace pass: where the runtime is behind the gate
+    /// with its hooks, and the container has its own mount namespace.
     pub spares_host: bool,
-    /// Whether a signal takes a caller away from a call that isn't answered: before Linux 5.19,
-    /// and behind a filter that the runtime put on.
+    /// Whether a signal can interrupt a call that is not answered yet: before Linux 5.19, and behind a filter that
+    /// the runtime installed.
     #[serde(default = "is_interruptible")]
     pub interruptible: bool,
     /// The log's file; empty for none.
     pub log: String,
 }
 
-/// Where nobody said so.
+/// The default of [`Settings::interruptible`], for settings without the field.
 fn is_interruptible() -> bool {
     true
 }
 
-/// Where nobody said how many.
+/// The default of [`Settings::channel_groups`], for settings without the field.
 fn most_channel_groups() -> u32 {
     MOST_CHANNEL_GROUPS
 }
 
-/// What becomes of managed memory, which the driver gives without being asked.
+/// What the monitor does with managed memory, which the driver gives without an allocation call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Managed {
-    /// There is none.
+    /// The container gets no managed memory.
     Refuse,
-    /// All of a mapping counts on every GPU of the container, touched or not.
+    /// A mapping of managed memory counts in full on every GPU of the container, even if no page is touched.
     Charge,
 }
 
-/// A GPU and its quota.
+/// A GPU and the container's quota on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// The driver's index, for messages.
+    /// The driver's index of the GPU, for messages.
     pub index: u32,
     /// `GPU-` and a UUID.
     pub uuid: String,
-    /// Minor number of `/dev/nvidiaN`.
+    /// The minor number of `/dev/nvidiaN`.
     pub minor: u32,
-    /// Its memory in bytes.
+    /// The GPU's memory in bytes.
     pub total_bytes: u64,
-    /// The container's quota in bytes; all of it where the GPU is the container's as a whole.
+    /// The container's quota in bytes; the GPU's memory where the container has the whole GPU.
     pub limit_bytes: u64,
 }
 
 /// A file by which the container reaches the driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// Which.
+    /// What the file is for.
     pub kind: NodeKind,
-    /// Where it is on the host.
+    /// The file's path on the host.
     pub path: PathBuf,
-    /// How an open one is known.
+    /// How an open descriptor of the file is recognised.
     pub identity: Identity,
 }
 
-/// What a node is for.
+/// What a file of the driver is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeKind {
     /// `nvidiactl`.
     Control,
-    /// `nvidiaN`: the container's GPU of that place in its order.
+    /// `nvidiaN`, with the GPU's place in the container's order.
     Gpu(usize),
     /// `nvidia-uvm`.
     Uvm,
-    /// Another of the driver's, `nvidia-uvm-tools` for one.
+    /// Any other file of the driver, such as `nvidia-uvm-tools`.
     Other,
 }
 
-/// How an open file is known to be a node: by what `fstat` says.
+/// What `fstat` says of an open file, by which the file is recognised as a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Identity {
-    /// A character device: its number, `st_rdev`.
+    /// A character device: its device number, `st_rdev`.
     Device(u64),
     /// Any other file: `st_dev` and `st_ino`.
     File {
-        /// The file system.
+        /// The file system's device number.
         device: u64,
-        /// The file in it.
+        /// The inode number.
         inode: u64,
     },
 }
@@ -151,46 +149,46 @@ pub enum Identity {
 /// Why settings can't be handed over.
 #[derive(Debug, Error)]
 pub enum SettingsError {
-    /// The file.
+    /// The file can't be read or written.
     #[error("cannot hand settings to the monitor: {source}")]
     File {
-        /// Why.
+        /// The error of the file.
         #[from]
         source: io::Error,
     },
-    /// What is in it.
+    /// The text is not settings.
     #[error("the monitor's settings are not what this version writes: {source}")]
     Content {
-        /// Why.
+        /// The error of the parser.
         #[from]
         source: serde_json::Error,
     },
 }
 
 impl Settings {
-    /// Who tells of the container.
+    /// The [`Teller`] that reports events of this container.
     #[must_use]
     pub fn teller(&self) -> Teller {
         let (id, name) = (self.id.clone(), self.name.clone());
         Teller::of_container(self.state_dir.clone(), id, name, self.root.clone())
     }
 
-    /// Writes them into `file`, which is empty.
+    /// Writes the settings into `file`, which is empty.
     ///
     /// # Errors
     ///
-    /// Where it can't be written, or a path is no UTF-8.
+    /// Where `file` can't be written, or a path is not UTF-8.
     pub fn write(&self, mut file: &File) -> Result<(), SettingsError> {
         let text = serde_json::to_vec(self)?;
         file.write_all(&text)?;
         Ok(())
     }
 
-    /// Reads them from the beginning of `file`, which others may read, too.
+    /// Reads the settings from the beginning of `file`, which other processes may read, too.
     ///
     /// # Errors
     ///
-    /// Where it can't be read, or holds something else.
+    /// Where `file` can't be read, or holds something else.
     pub fn read(mut file: &File) -> Result<Self, SettingsError> {
         let mut text = Vec::new();
         file.seek(SeekFrom::Start(0))?;

@@ -1,7 +1,7 @@
-//! A notified system call: which it is, whichever entry of the kernel it came by.
+//! Decodes a notified system call, whichever entry of the kernel it came by.
 //!
-//! Pure: architecture, number and arguments as the kernel reports them. What a filter
-//! doesn't send here isn't known here.
+//! Pure: the input is the architecture, number and arguments that the kernel reports. Calls that no filter brings to
+//! the monitor are not known here.
 
 use crate::rm::{Command, low_word};
 
@@ -14,10 +14,10 @@ pub(super) const AUDIT_ARCH_ARM: u32 = 0x4000_0028;
 /// `__X32_SYSCALL_BIT`.
 pub(super) const X32: i32 = 0x4000_0000;
 
-/// Bytes of a page, in which `mmap2` counts its offset.
+/// Bytes of a page: `mmap2` counts its offset in pages.
 const PAGE_BYTES: u64 = 4096;
 
-/// `MAP_SHARED`'s bit, which `MAP_SHARED_VALIDATE` has too; and `MAP_ANONYMOUS`, of no file.
+/// The bit of `MAP_SHARED`, which `MAP_SHARED_VALIDATE` has, too; and `MAP_ANONYMOUS`, a mapping without a file.
 const SHARED: u64 = 1;
 const ANONYMOUS: u64 = 0x20;
 
@@ -47,26 +47,26 @@ pub enum Syscall {
         descriptor: i32,
         /// The length in bytes.
         length: u64,
-        /// Whether a file is shared.
+        /// Whether the mapping shares a file.
         shared: bool,
         /// The offset in bytes.
         offset: u64,
     },
-    /// `prctl`, that would change what tells a process's program from the next, or not.
+    /// `prctl`, which may change the addresses that tell one program of a process from the next.
     Prctl {
-        /// Which it is.
+        /// The option, such as `PR_SET_MM`.
         option: u32,
     },
     /// `personality`.
     Personality {
-        /// Its bits; all of them ask what it is.
+        /// The new personality's bits; all bits set ask for the present one.
         bits: u32,
     },
 }
 
 impl Syscall {
-    /// What is said to a call that would make programs alike, as by a kernel that knows no such
-    /// `prctl`, or by docker's profile (see [`super::filter`]).
+    /// The error for a call that would make two programs of a process look alike: the error of a kernel without that
+    /// `prctl`, or of docker's profile (see [`super::filter`]). `None` for every other call.
     #[must_use]
     pub fn refusal(self) -> Option<i32> {
         match self {
@@ -79,7 +79,7 @@ impl Syscall {
     }
 }
 
-/// The call, or `None` where it's none that is sent here.
+/// The call; `None` where no filter brings such a call to the monitor.
 #[must_use]
 pub fn decode(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Syscall> {
     let [a, b, c, d, e, f] = *arguments;
@@ -98,7 +98,7 @@ pub fn decode(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Sy
     match (architecture, number) {
         (AUDIT_ARCH_X86_64, 16) | (AUDIT_ARCH_AARCH64, 29) => Some(ioctl(c)),
         (AUDIT_ARCH_X86_64, 9) | (AUDIT_ARCH_AARCH64, 222) => Some(map(b, f)),
-        // x32 has an ioctl of its own; the common one fails there, and is as good.
+        // x32 has its own `ioctl`. The common `ioctl` fails in an x32 program; decoding it alike does no harm.
         (AUDIT_ARCH_X86_64, number) if number & X32 != 0 => match number & !X32 {
             16 | 514 => Some(ioctl(low(c))),
             9 => Some(map(b, f)),
@@ -118,16 +118,16 @@ pub fn decode(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Sy
     }
 }
 
-/// The kernel takes 32 bits of a descriptor.
+/// A descriptor as the kernel reads it: the argument's lower 32 bits.
 fn descriptor(argument: u64) -> i32 {
     let [a, b, c, d, ..] = argument.to_le_bytes();
     i32::from_le_bytes([a, b, c, d])
 }
 
-/// The request by which the monitor makes a call of that number and size itself: with a
-/// type and directions as the driver's own programs have them.
+/// The request by which the monitor itself makes a call of that number and size, with the type and the directions
+/// that the driver's own programs use.
 ///
-/// `None` where a request can't say the size.
+/// `None` where a request can't hold the size or the number.
 #[must_use]
 pub fn request(command: &Command) -> Option<u32> {
     let size = u32::try_from(command.size()).ok().filter(|size| *size <= 0x3fff)?;

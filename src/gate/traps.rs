@@ -1,9 +1,9 @@
 //! Which driver calls are trapped: [`escapes`] and [`uvm`], and coarser, [`TRAPS`].
 //!
-//! Each costs the container a few microseconds, so there are no more than the quota
-//! needs, and each has its reason here. Sizes are all that any release has: a bundle
-//! outlives a driver's update. A size that no release has fails in the driver, unless that is newer
-//! than all of them: so a call of NVIDIA's own libraries ([`may_have_grown`]) is brought, and refused.
+//! A trap costs the container a few microseconds a call, so only calls that the quota needs are trapped, each with
+//! its reason here. The sizes are those of all releases, because a bundle outlives an update of the driver. The
+//! driver refuses a size that no release has, unless the driver is newer than every known release. So calls of
+//! NVIDIA's own libraries with an unknown size ([`may_have_grown`]) are trapped, and the monitor refuses them.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use crate::rm::number::*;
 use crate::rm::release::{Change, RELEASES};
 use crate::rm::{Command, Key, Layout};
 
-/// Calls of `nvidiactl` and `nvidiaN` that are trapped, and why.
+/// Calls on `nvidiactl` and `nvidiaN` that are trapped, and why.
 const ESCAPES: &[(u32, &str)] = &[
     (NV_ESC_RM_ALLOC_MEMORY, "shows the GPU's memory, and makes memory"),
     (NV_ESC_RM_ALLOC_OBJECT, "makes objects"),
@@ -25,7 +25,7 @@ const ESCAPES: &[(u32, &str)] = &[
     (NV_ESC_EXPORT_TO_DMABUF_FD, "keeps memory alive"),
 ];
 
-/// Calls of `nvidia-uvm` that are trapped, and why.
+/// Calls on `nvidia-uvm` that are trapped, and why.
 const UVM: &[(u32, &str)] = &[
     (UVM_INITIALIZE, "HMM has to be off"),
     (UVM_REGISTER_GPU, "HMM is off, or the file gets no GPU"),
@@ -38,21 +38,19 @@ const UVM: &[(u32, &str)] = &[
     (UVM_ALLOC_SEMAPHORE_POOL, "announces a range that is no managed memory"),
 ];
 
-/// What a filter that the runtime makes from the bundle sends to the monitor: requests that have
-/// the bits of a mask, the first, at the value that is the second.
+/// The requests that a filter which the runtime makes from the bundle sends to the monitor, as (mask, value): a
+/// request is trapped where `request & mask == value`.
 ///
-/// All of [`is_driver_call`], in as few masks as a runtime is quick with (it needs a tenth of a
-/// millisecond for each rule), and with them calls that are nobody's business. Those the monitor
-/// lets continue, which is safe whatever their descriptor is: the request lies in a register.
+/// The masks match every call of [`is_driver_call`], and other calls too. They are few because a runtime needs a
+/// tenth of a millisecond for each rule. The monitor lets the other calls continue, which is safe whatever their
+/// descriptor is: the request lies in a register.
 ///
 /// - numbers with bit 5 or 6 and a size with bit 4 or 5: every escape;
-/// - the same numbers alone, or with bit 4: UVM's;
-/// - sizes of 4096 and more, a bit of which UVM_INITIALIZE has;
-/// - the same numbers of the type that NVIDIA's libraries have, whatever the size: all of
-///   [`may_have_grown`].
+/// - numbers with bit 5 or 6, or with bit 4, and nothing else: UVM's calls;
+/// - sizes with the bit of 4096, which `UVM_INITIALIZE` has;
+/// - numbers with bit 5 or 6 and the type of NVIDIA's libraries, of any size: all of [`may_have_grown`].
 ///
-/// Terminals' and sockets' calls that programs make often have no size and bits above the
-/// number: they are none of these.
+/// The frequent calls of terminals and sockets have no size and have bits above the number: no mask matches them.
 pub const TRAPS: [(u32, u32); 10] = [
     (BIT_5 | SIZE_16, BIT_5 | SIZE_16),
     (BIT_5 | SIZE_32, BIT_5 | SIZE_32),
@@ -66,20 +64,19 @@ pub const TRAPS: [(u32, u32); 10] = [
     (BIT_6 | TYPE, BIT_6 | MAGIC),
 ];
 
-/// One of these two is in the number of every call that is trapped, but for UVM_INITIALIZE and
-/// UVM_UNREGISTER_GPU_VASPACE, which has the third.
+/// Every trapped number has bit 5 or 6, except `UVM_INITIALIZE`, and `UVM_UNREGISTER_GPU_VASPACE`, which has bit 4.
 const BIT_5: u32 = 1 << 5;
 const BIT_6: u32 = 1 << 6;
 const BIT_4: u32 = 1 << 4;
-/// One of these two is in the size of every escape that is trapped.
+/// Every trapped escape has one of these two bits in its size.
 const SIZE_16: u32 = 16 << 16;
 const SIZE_32: u32 = 32 << 16;
-/// This one is in UVM_INITIALIZE.
+/// `UVM_INITIALIZE` has this bit.
 const SIZE_4096: u32 = 4096 << 16;
-/// All but the number: UVM's have nothing there.
+/// All bits but the number's: they are 0 in UVM's calls.
 const ABOVE_NUMBER: u32 = !0xff;
 
-/// Number and size of each escape that is trapped, as they lie in a request, in order.
+/// Number and size of each trapped escape, at their places in a request, in the order of [`ESCAPES`].
 pub(crate) fn escapes() -> Vec<u32> {
     let sized = ESCAPES.iter().flat_map(|(number, _)| {
         let sizes = sizes(Key::Escape(*number)).into_iter().filter_map(|size| size.try_into().ok());
@@ -88,18 +85,18 @@ pub(crate) fn escapes() -> Vec<u32> {
     sized.collect()
 }
 
-/// UVM's requests that are trapped.
+/// The trapped requests of UVM.
 pub(crate) fn uvm() -> impl Iterator<Item = u32> {
     UVM.iter().map(|(number, _)| *number)
 }
 
-/// Whether that ioctl, by the lower half of its request, is for the monitor to decide on.
+/// Whether the monitor decides on the ioctl with this request. `request` is the lower half of the argument.
 #[must_use]
 pub fn is_driver_call(request: u32) -> bool {
     is_escape(request) || UVM.iter().any(|(number, _)| *number == request)
 }
 
-/// Whether it can only be one of `nvidiactl`'s and `nvidiaN`'s.
+/// Whether the request is an escape, a call that only `nvidiactl` and `nvidiaN` know.
 #[must_use]
 pub(crate) fn is_escape(request: u32) -> bool {
     static SIZES: LazyLock<Vec<(u32, Vec<usize>)>> = LazyLock::new(|| {
@@ -110,16 +107,16 @@ pub(crate) fn is_escape(request: u32) -> bool {
     escape.is_some_and(|(_, sizes)| sizes.contains(&command.size()))
 }
 
-/// The type byte of requests that NVIDIA's libraries make, `NV_IOCTL_MAGIC` of nv-ioctl-numbers.h.
-/// The driver ignores it; other files' requests of those numbers have another.
+/// The type byte of requests that NVIDIA's libraries make, `NV_IOCTL_MAGIC` of nv-ioctl-numbers.h. The driver ignores
+/// the type. Requests of other files with the same numbers have another type.
 const MAGIC: u32 = (b'F' as u32) << 8;
 
-/// Type and number of each escape that is trapped, whatever its size.
+/// Type and number of each trapped escape, whatever its size.
 pub(crate) fn of_any_size() -> impl Iterator<Item = u32> {
     ESCAPES.iter().map(|(number, _)| MAGIC | number)
 }
 
-/// Whether it's an escape of a size that no release has which is known.
+/// Whether the request is an escape with a size that no known release has.
 #[must_use]
 pub fn may_have_grown(request: u32) -> bool {
     !is_driver_call(request)
@@ -132,7 +129,7 @@ const TYPE: u32 = 0xff00;
 const TYPE_AND_NUMBER: u32 = 0xffff;
 const SIZE: u32 = 0x3fff << 16;
 
-/// All sizes that any release has of it, in order.
+/// Every size that any release has for the struct of `key`, in ascending order.
 fn sizes(key: Key) -> Vec<usize> {
     let changes = RELEASES.iter().flat_map(|row| row.changes);
     let mut sizes: Vec<usize> = changes
@@ -181,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Of every size that a later release can have given a struct.
+    /// Tries every size that a later release can give a struct.
     #[test]
     fn a_struct_that_has_grown_is_trapped_by_both_filters() {
         for (number, why) in ESCAPES {
@@ -189,7 +186,7 @@ mod tests {
             for size in (1..1 << 14).filter(|size| !known.contains(size)) {
                 let request = u32::try_from(size).unwrap() << 16 | MAGIC | number;
                 for direction in [0, 1 << 30, 2 << 30, 3 << 30] {
-                    // What the filter of our own looks for, and the monitor refuses.
+                    // Both the filter of [`super::filter`] and [`TRAPS`] trap it, and the monitor refuses it.
                     assert!(may_have_grown(request | direction), "{number:#x} of {size}");
                     assert!(trapped(request | direction), "{number:#x} of {size} {why}");
                 }
@@ -231,7 +228,7 @@ mod tests {
                 sizes(Key::Escape(*number)).into_iter().map(with)
             })
             .chain(UVM.iter().map(|(number, _)| *number))
-            // As some release may have it.
+            // A size that some later release may have.
             .chain(of_any_size().map(|escape| 64 << 16 | escape))
             .collect();
         for left_out in TRAPS {
@@ -243,7 +240,7 @@ mod tests {
         }
     }
 
-    /// Nothing joins them before they become a rule each.
+    /// Each mask becomes a rule, and nothing joins masks on the way.
     #[test]
     fn no_two_masks_could_be_one() {
         for (place, (mask, value)) in TRAPS.iter().enumerate() {

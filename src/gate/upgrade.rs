@@ -1,4 +1,4 @@
-//! A new worker in the place of each running one, with nothing lost: [`upgrade`].
+//! Puts a new worker in the place of each running worker, with nothing lost: [`upgrade`].
 
 use std::io;
 use std::path::Path;
@@ -12,38 +12,38 @@ use super::client::{AskError, ask};
 use super::launch::MonitorDir;
 use super::wire::{Answer, Question, Status};
 
-/// How long a worker may take to be there: the one before may finish what it has begun.
+/// How long a new worker may take to answer: the old worker may first finish its calls.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Why a worker was not replaced.
 #[derive(Debug, Error)]
 pub enum UpgradeError {
-    /// The directory of all monitors, or what is in it.
+    /// The directory of all monitors, or a file in it, can't be read.
     #[error("cannot read {path}: {source}; run this as root")]
     List {
         /// The file or directory.
         path: String,
-        /// Why.
+        /// The error of the file.
         #[source]
         source: io::Error,
     },
-    /// The worker doesn't answer.
+    /// The worker does not answer.
     #[error(transparent)]
     Ask(#[from] AskError),
-    /// It answers something else.
+    /// The worker's answer is not a status.
     #[error("its worker does not tell its status; look into cgpu's log")]
     NoStatus,
-    /// The keeper can't be told.
+    /// The signal to the keeper fails.
     #[error("its keeper can't be told: {source}; run this as root")]
     Signal {
-        /// Why.
+        /// The error of the system call.
         #[source]
         source: nix::errno::Errno,
     },
-    /// No new one came.
+    /// No new worker came in time.
     #[error("no new worker has come within {} s; look into cgpu's log", TIMEOUT.as_secs())]
     Late,
-    /// A new one came, of the program that the container began with: the installed one could not begin.
+    /// A new worker came, but of the program that the container began with: the installed program could not begin.
     #[error(
         "the installed monitor can't go on with this container, and the one of before goes on ({version}), nothing is \
          lost; look into cgpu's log, and create the container again to have the new one"
@@ -59,8 +59,8 @@ pub enum UpgradeError {
 pub struct Upgraded {
     /// The container's short id.
     pub short_id: String,
-    /// The version that served, and the one that serves now; `None` where no keeper is left that
-    /// could have a worker.
+    /// The version that served before, and the version that serves now; `None` where the keeper has ended, so that
+    /// there is no worker.
     pub versions: Result<Option<(String, String)>, UpgradeError>,
 }
 
@@ -68,7 +68,7 @@ pub struct Upgraded {
 ///
 /// # Errors
 ///
-/// Where it can't be seen which there are; what became of each is in its place.
+/// Where the monitors can't be listed. The error of a single monitor is in its [`Upgraded`].
 pub fn upgrade(state_dir: &Path) -> Result<Vec<Upgraded>, UpgradeError> {
     let all = MonitorDir::list(state_dir).map_err(|source| {
         let path = MonitorDir::all(state_dir).display().to_string();
@@ -99,7 +99,7 @@ fn replace_worker(place: &MonitorDir) -> Result<Option<(String, String)>, Upgrad
         .map_err(|source| UpgradeError::Signal { source })?;
     let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
-        // In between nobody may answer.
+        // Between the two workers, nobody may answer.
         if let Ok(after) = status(place)
             && after.worker_pid != before.worker_pid
         {
@@ -113,8 +113,8 @@ fn replace_worker(place: &MonitorDir) -> Result<Option<(String, String)>, Upgrad
     Err(UpgradeError::Late)
 }
 
-/// Whether a worker runs a program that is still where it was started from: the keeper falls back to its own,
-/// which a newer one has replaced (`/proc/PID/exe` says so of such a file, proc_pid_exe(5)).
+/// Whether the worker runs a program that is still at its path. The keeper falls back to its own program, whose file
+/// a newer one has replaced: `/proc/PID/exe` then ends in "(deleted)" (proc_pid_exe(5)).
 fn is_installed(worker_pid: u32) -> bool {
     let program = std::fs::read_link(format!("/proc/{worker_pid}/exe")).unwrap_or_default();
     !program.to_string_lossy().ends_with(" (deleted)")

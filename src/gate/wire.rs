@@ -1,8 +1,8 @@
-//! What keeper and worker say to each other, and what others ask a monitor.
+//! The messages between keeper and worker, and between a monitor and the programs that ask it.
 //!
-//! Keeper and worker: one JSON text a packet over a pair of `SOCK_SEQPACKET` sockets, with
-//! at most one descriptor beside it. Others (`cgpu ps`, `cgpu set`): one JSON text and a
-//! newline each way over the control socket, a stream. Pure: the words alone.
+//! Keeper and worker exchange one JSON text a packet over a pair of `SOCK_SEQPACKET` sockets, with at most one
+//! descriptor beside it. Other programs (`cgpu ps`, `cgpu set`) exchange one JSON text and a newline each way over
+//! the control socket, a stream. Pure: only the messages are here.
 
 use std::collections::BTreeMap;
 
@@ -12,68 +12,68 @@ use crate::calls::{Calls, Durations};
 use crate::rm::usage::ALL_OF_IT;
 use crate::sched::Round;
 
-/// The keeper to its worker.
+/// A message of the keeper to its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Serve this listener; its descriptor comes along. A worker that takes another's place
-    /// gets all there are before anything else.
-    Listener {
-        /// Its number, never used again.
-        number: u64,
-    },
-    /// A file that a worker before gave to be kept ([`Notice::Keep`]), which comes along; before all else, as
+    /// Serve this listener; its descriptor comes with the order. A worker that takes another's place first gets all
     /// listeners.
-    Kept {
-        /// Its number.
+    Listener {
+        /// The listener's number, which is never used again.
         number: u64,
     },
-    /// Answer this control connection; it comes along.
+    /// A file that an earlier worker gave the keeper ([`Notice::Keep`]); its descriptor comes with the order. The
+    /// keeper sends kept files before other orders, as it does listeners.
+    Kept {
+        /// The file's number.
+        number: u64,
+    },
+    /// Answer this control connection; its descriptor comes with the order.
     Control,
-    /// All that the worker before had has been handed over: begin.
+    /// All listeners and kept files of the earlier worker have been sent: begin.
     Begin,
-    /// Finish what you have begun, take nothing more, and exit with 0.
+    /// Finish the calls that have begun, take no further call, and exit with 0.
     Drain,
 }
 
-/// The worker to its keeper.
+/// A message of the worker to its keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Notice {
-    /// It serves.
+    /// The worker serves.
     Ready,
     /// The container has called the driver.
     Called,
-    /// Nobody is left behind that listener.
+    /// No process is left behind this listener.
     Gone {
-        /// Its number.
+        /// The listener's number.
         number: u64,
     },
-    /// This file comes along, to be kept for the next worker: memory was exported to it, or it is one of UVM's, or of
-    /// the monitor's own client.
+    /// Keep this file for the next worker; its descriptor comes with the notice. Memory was exported to the file, or
+    /// it is a file of UVM, or a file of the monitor's own client.
     Keep {
-        /// Its number.
+        /// The file's number.
         number: u64,
     },
-    /// It needn't be kept any more.
+    /// The keeper need not keep this file any more.
     LetGo {
-        /// Its number.
+        /// The file's number.
         number: u64,
     },
 }
 
-/// What is asked over the control socket.
+/// What a program asks over the control socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Question {
-    /// How things stand.
+    /// The container's status.
     Status,
-    /// Who had the GPU with that UUID lately, of whichever container.
+    /// Which processes, of any container, used the GPU with this UUID lately.
     LastSeen {
         /// `GPU-` and a UUID.
         uuid: String,
     },
-    /// Change the quota of the GPU with that UUID.
+    /// Change the container's quota on the GPU with this UUID.
     Limit {
         /// `GPU-` and a UUID.
         uuid: String,
@@ -82,47 +82,46 @@ pub enum Question {
     },
 }
 
-/// What is answered.
+/// What the monitor answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// How things stand.
+    /// The container's status.
     Status(Box<Status>),
-    /// Who had the GPU lately.
+    /// Which processes used the GPU lately.
     LastSeen(LastSeen),
-    /// It was done.
+    /// The change was made.
     Done,
-    /// It was not: more is in use than the quota would be.
+    /// The change was not made: more memory is in use than the new quota allows.
     InUse {
         /// A sentence.
         reason: String,
     },
-    /// It was not, for this reason.
+    /// The change was not made, for this reason.
     Refused {
         /// A sentence.
         reason: String,
     },
 }
 
-/// How things stand with a container.
+/// The status of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The version of the program that serves.
     pub version: String,
     /// The worker's pid.
     pub worker_pid: u32,
-    /// Its GPUs, in its order.
+    /// The container's GPUs, in the container's order.
     pub gpus: Vec<GpuStatus>,
-    /// Calls received, by what became of them.
+    /// How many calls the monitor received, by their outcome.
     pub calls: Calls,
-    /// How long these took.
+    /// How long the calls took.
     #[serde(default)]
     pub durations: Durations,
-    /// Workers that have begun: one, and one more for each that was replaced.
+    /// How many workers have begun: the first one, and one more for each replacement.
     #[serde(default)]
     pub workers: u64,
-    /// Processes that hold a client of the driver, those with most memory first: at most
-    /// [`MOST_PROCESSES_TOLD`].
+    /// Processes that hold a client of the driver, those with most memory first: at most [`MOST_PROCESSES_TOLD`].
     #[serde(default)]
     pub processes: Vec<ProcessStatus>,
     /// How many processes hold a client of the driver.
@@ -130,10 +129,10 @@ pub struct Status {
     pub process_count: usize,
 }
 
-/// Who had a GPU lately, by the driver's samples, as far back as these go (14 seconds on an H100).
+/// Which processes used a GPU lately, by the driver's samples, as far back as the samples go (14 seconds on an H100).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastSeen {
-    /// For how many ten-thousandths of that time a process was at work, by its number, as the host has it.
+    /// By the process's pid on the host: the ten-thousandths of that time in which the process was at work.
     pub of_processes: BTreeMap<u32, u32>,
 }
 
@@ -141,42 +140,42 @@ impl LastSeen {
     /// The part of that time in which one of these processes was at work, from 0 to 1.
     #[must_use]
     pub fn part_of(&self, pids: impl Iterator<Item = u32>) -> f64 {
-        let theirs = pids
+        let busy = pids
             .filter_map(|pid| self.of_processes.get(&pid))
             .fold(0, |sum: u32, part| sum.saturating_add(*part));
-        f64::from(theirs.min(ALL_OF_IT)) / f64::from(ALL_OF_IT)
+        f64::from(busy.min(ALL_OF_IT)) / f64::from(ALL_OF_IT)
     }
 }
 
 /// The most processes that a [`Status`] tells of.
 pub const MOST_PROCESSES_TOLD: usize = 256;
 
-/// What a process of a container has.
+/// The GPU memory of a process of the container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessStatus {
-    /// Its number, as the host has it.
+    /// The process's pid on the host.
     pub pid: i32,
-    /// Memory of its clients, in bytes: one figure for each GPU, in the container's order. What the
-    /// driver takes by itself for a context is in none.
+    /// Memory of the process's clients in bytes, for each GPU in the container's order. Memory that the driver takes
+    /// by itself for a context is not counted.
     pub used_bytes: Vec<u64>,
 }
 
-/// How things stand with a GPU of a container.
+/// The status of one GPU of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuStatus {
-    /// The driver's index.
+    /// The driver's index of the GPU.
     pub index: u32,
     /// `GPU-` and a UUID.
     pub uuid: String,
     /// The quota in bytes.
     pub limit_bytes: u64,
-    /// What counts against it, in bytes.
+    /// The memory that counts against the quota, in bytes.
     pub used_bytes: u64,
-    /// What it has of the GPU in one turn of all; `None` where nobody sets slices. Of a container that has
-    /// called nothing, as it was when somebody asked.
+    /// The container's time on the GPU in one round of all containers; `None` where nobody sets slices. For a
+    /// container that has called nothing, the round is as of the last time that somebody asked.
     #[serde(default)]
     pub round: Option<Round>,
-    /// Why the last slice could not be set, where that is so.
+    /// Why the last slice could not be set; `None` where it was set.
     #[serde(default)]
     pub share_refused: Option<String>,
 }

@@ -1,15 +1,15 @@
 //! Sets of numbers by their bits: what a masked comparison can say.
 //!
-//! A [`Cube`] is all numbers that have some bits at given values. Runtimes can't say
-//! "none of these" about an argument, so what is outside a set must be said as cubes
-//! again, in as few as can be found quickly: [`outside`]. Knows no system call.
+//! A [`Cube`] is all numbers that have some bits at given values. Runtimes can't say "none of these" about an
+//! argument, so the numbers outside a set must be said as cubes again, as few as can be found quickly: [`outside`].
+//! Knows no system call.
 
 /// The numbers `n` with `n & mask == value`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Cube {
     /// The bits that matter.
     pub(super) mask: u64,
-    /// What they are; no other bit is set.
+    /// The values of these bits; no other bit is set.
     pub(super) value: u64,
 }
 
@@ -21,7 +21,7 @@ impl Cube {
         Self { mask, value: value & mask }
     }
 
-    /// One number of 64 bits.
+    /// The cube of one number of 64 bits.
     pub(super) const fn exactly(value: u64) -> Self {
         Self { mask: u64::MAX, value }
     }
@@ -30,18 +30,18 @@ impl Cube {
         number & self.mask == self.value
     }
 
-    /// Whether some number is in both.
+    /// Whether some number is in both cubes.
     pub(super) fn overlaps(self, other: Self) -> bool {
         (self.value ^ other.value) & self.mask & other.mask == 0
     }
 
-    /// The numbers in both.
+    /// The numbers in both cubes; `None` where there are none.
     pub(super) fn and(self, other: Self) -> Option<Self> {
         self.overlaps(other)
             .then_some(Self { mask: self.mask | other.mask, value: self.value | other.value })
     }
 
-    /// Whether all of these are in the other.
+    /// Whether every number of this cube is in `other`.
     pub(super) fn is_within(self, other: Self) -> bool {
         other.mask & !self.mask == 0 && self.overlaps(other)
     }
@@ -50,7 +50,7 @@ impl Cube {
         Self { mask: self.mask & !bit, value: self.value & !bit }
     }
 
-    /// The two halves by a bit that doesn't matter yet: clear, set.
+    /// The two halves of the cube by a bit that does not matter yet: first with the bit clear, then with the bit set.
     fn halves(self, bit: u64) -> [Self; 2] {
         let mask = self.mask | bit;
         [Self { mask, value: self.value }, Self { mask, value: self.value | bit }]
@@ -62,16 +62,16 @@ impl Cube {
     }
 }
 
-/// Cubes that together are exactly what none of `taken` contains.
+/// Cubes that together are exactly the numbers that no cube of `taken` contains.
 pub(super) fn outside(taken: &[Cube]) -> Vec<Cube> {
     without(&[Cube::ALL], taken)
 }
 
-/// Cubes that together are exactly the numbers of `wanted` that none of `taken` contains.
+/// Cubes that together are exactly the numbers of `wanted` that no cube of `taken` contains.
 ///
-/// They overlap, which spares many: each is as large as it can be within one of `wanted`,
-/// and none is in the union of the others. What is outside one number of n bits takes n
-/// cubes, and outside many numbers not many more.
+/// The cubes overlap, so that there are fewer: each is as large as it can be within one cube of `wanted`, and no cube
+/// lies in the union of the others. The numbers outside one number of n bits take n cubes, and the numbers outside
+/// many take not many more.
 pub(super) fn without(wanted: &[Cube], taken: &[Cube]) -> Vec<Cube> {
     let mut grown = Vec::new();
     for &space in wanted {
@@ -83,7 +83,7 @@ pub(super) fn without(wanted: &[Cube], taken: &[Cube]) -> Vec<Cube> {
             grown.push(larger);
         }
     }
-    // The most special ones last: they are the likeliest to be spared.
+    // The smallest cubes last: they are the likeliest to be covered by the others.
     grown.sort_by_key(|cube| (cube.mask.count_ones(), cube.mask, cube.value));
     let mut index = grown.len();
     while index > 0 {
@@ -96,7 +96,7 @@ pub(super) fn without(wanted: &[Cube], taken: &[Cube]) -> Vec<Cube> {
     grown
 }
 
-/// The numbers in both.
+/// The numbers in both sets.
 pub(super) fn both(one: &[Cube], two: &[Cube]) -> Vec<Cube> {
     let mut joined: Vec<Cube> = Vec::new();
     for cube in one.iter().flat_map(|&one| two.iter().filter_map(move |&two| one.and(two))) {
@@ -108,7 +108,7 @@ pub(super) fn both(one: &[Cube], two: &[Cube]) -> Vec<Cube> {
     joined
 }
 
-/// Halves `space` until each part is in one of `cubes` or, and then it's `found`, meets none.
+/// Halves `space` until each part lies in one of `cubes`, or overlaps none of them: then calls `found` with the part.
 fn split(space: Cube, cubes: &[Cube], found: &mut impl FnMut(Cube)) {
     let near: Vec<Cube> = cubes.iter().copied().filter(|cube| cube.overlaps(space)).collect();
     if near.is_empty() {
@@ -121,7 +121,7 @@ fn split(space: Cube, cubes: &[Cube], found: &mut impl FnMut(Cube)) {
     }
 }
 
-/// The bit that most cubes have an opinion on; none where one contains all of `space`.
+/// The bit that matters to most of `cubes`; `None` where one of them contains all of `space`.
 fn dividing_bit(space: Cube, cubes: &[Cube]) -> Option<u64> {
     if cubes.iter().any(|&cube| space.is_within(cube)) {
         return None;
@@ -131,8 +131,8 @@ fn dividing_bit(space: Cube, cubes: &[Cube]) -> Option<u64> {
     Cube::new(all, 0).bits().max_by_key(|&bit| cubes_with(bit))
 }
 
-/// A larger cube around `cube`, in `space`, that still meets none of `taken`: the one that
-/// has most of `pieces` among those found by giving up bits in some orders.
+/// A larger cube around `cube`, in `space`, that overlaps none of `taken`. Bits are dropped in several orders, and
+/// the cube that contains most of `pieces` is returned.
 fn grow(cube: Cube, space: Cube, taken: &[Cube], pieces: &[Cube]) -> Cube {
     let mut bits: Vec<u64> = Cube::new(cube.mask & !space.mask, 0).bits().collect();
     let mut best = (0, cube);
@@ -150,7 +150,7 @@ fn grow(cube: Cube, space: Cube, taken: &[Cube], pieces: &[Cube]) -> Cube {
     best.1
 }
 
-/// Whether the union of `others` has all of `cube`.
+/// Whether the union of `others` contains all of `cube`.
 fn is_covered(cube: Cube, others: &[Cube]) -> bool {
     let mut covered = true;
     split(cube, others, &mut |_| covered = false);
@@ -177,7 +177,7 @@ mod tests {
         fn outside_is_what_no_cube_contains(taken in cubes(0..12), number in any::<u16>()) {
             let (free, number) = (outside(&taken), number.into());
             prop_assert_eq!(has(&free, number), !has(&taken, number));
-            // Numbers near the edge are the ones to get wrong.
+            // A number that differs from a cube by one bit is the likeliest to be wrong.
             for cube in &taken {
                 for bit in 0..16 {
                     let near = cube.value ^ (1 << bit);

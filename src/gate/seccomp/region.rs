@@ -1,10 +1,9 @@
-//! Sets of calls of one system call, by their arguments: what rules can say, joined,
-//! taken apart, and said again.
+//! Sets of calls of one system call, by their arguments: rules can say them, and they can be joined, taken apart, and
+//! said again.
 //!
-//! A [`Region`] is a union of [`Piece`]s, a piece is a conjunction over arguments, which
-//! is what one rule is. Overlaps are fine within a region. Nothing here rounds: where an
-//! intersection or a complement can't be said with one comparison for each argument, it
-//! is an error ([`Inexpressible`]). Knows no JSON and no action.
+//! A [`Region`] is a union of [`Piece`]s. A piece is a conjunction over arguments, as one rule is. Pieces of a region
+//! may overlap. Nothing here rounds: where an intersection or a complement would need more than one comparison for an
+//! argument, the result is an error ([`Inexpressible`]). Knows no JSON and no action.
 
 use super::cube::{self, Cube};
 
@@ -21,14 +20,14 @@ pub(super) enum Operator {
     Greater,
 }
 
-/// What is asked of one argument.
+/// The condition on one argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Test {
     Bits(Cube),
     Compare(Operator, u64),
 }
 
-/// An argument that is asked more than one comparison can say.
+/// The argument that would need more than one comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Inexpressible {
     pub(super) argument: usize,
@@ -46,7 +45,7 @@ impl Test {
         }
     }
 
-    /// `Ok(None)` where no number passes both, `Err` where one comparison can't say it.
+    /// The numbers that pass both tests: `Ok(None)` where there are none, `Err` where one comparison can't say them.
     fn and(self, other: Self) -> Result<Option<Self>, ()> {
         match (self, other) {
             (Self::Bits(one), Self::Bits(two)) => Ok(one.and(two).map(Self::Bits)),
@@ -64,10 +63,10 @@ impl Test {
         }
     }
 
-    /// What passes where this doesn't, as alternatives.
+    /// The numbers that do not pass this test, as alternatives.
     ///
-    /// A mask with some upper bits has no complement: comparing one upper bit alone is
-    /// comparing nothing in a 32-bit program.
+    /// A mask with some upper bits has no complement: in a 32-bit program, a comparison of one upper bit compares
+    /// nothing.
     fn negated(self) -> Result<Vec<Self>, ()> {
         let compare = |operator, value| Ok(vec![Self::Compare(operator, value)]);
         match self {
@@ -85,17 +84,17 @@ impl Test {
     }
 }
 
-/// Calls whose arguments pass a test each, and whose request is one of some.
+/// The calls whose arguments pass a test each, and whose request is in a set.
 ///
-/// The request is an argument that has a set of numbers instead of a test; system calls
-/// that have no such argument leave it at every number.
+/// The request is an argument that has a set of numbers in the place of a test. A system call without such an
+/// argument has every number here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) tests: [Option<Test>; ARGUMENTS],
     pub(super) request: Vec<Cube>,
 }
 
-/// Calls that are in any of these.
+/// The calls that are in any of these pieces.
 pub(super) type Region = Vec<Piece>;
 
 impl Piece {
@@ -104,16 +103,16 @@ impl Piece {
         Self { tests: [None; ARGUMENTS], request: vec![Cube::ALL] }
     }
 
-    /// The calls in both; `None` where there are none.
+    /// The calls in both pieces; `None` where there are none.
     fn and(&self, other: &Self) -> Result<Option<Self>, Inexpressible> {
-        // The cheap and common end first: then no comparison needs to be joined.
+        // The cheap and frequent case first: where no request is in both, no tests have to be joined.
         if !self.request.iter().any(|one| other.request.iter().any(|two| one.overlaps(*two))) {
             return Ok(None);
         }
         let mut tests = self.tests;
-        for (argument, (test, theirs)) in tests.iter_mut().zip(other.tests).enumerate() {
-            let Some(theirs) = theirs else { continue };
-            match test.map_or(Ok(Some(theirs)), |test| test.and(theirs)) {
+        for (argument, (test, second)) in tests.iter_mut().zip(other.tests).enumerate() {
+            let Some(second) = second else { continue };
+            match test.map_or(Ok(Some(second)), |test| test.and(second)) {
                 Ok(None) => return Ok(None),
                 Ok(joined) => *test = joined,
                 Err(()) => return Err(Inexpressible { argument }),
@@ -123,12 +122,11 @@ impl Piece {
         Ok(Some(Self { tests, request }))
     }
 
-    /// The calls that are not in the other.
+    /// The calls that are not in `other`.
     ///
-    /// No two pieces of the result overlap but in the request: each begins as the one before
-    /// it did and differs in one test. libseccomp keeps rules in a tree of that shape, and
-    /// loses some of those that overlap otherwise (next to "shared, and an offset other than
-    /// 0" it lost that rule for "offset 0", whatever is shared).
+    /// Two pieces of the result overlap in the request only: each piece has the same first tests as the piece before
+    /// it, and differs in one test. libseccomp keeps rules in a tree of that shape, and loses some rules that overlap
+    /// otherwise: next to "shared, and an offset other than 0", it lost that rule for "offset 0", shared or not.
     fn without(&self, other: &Self) -> Result<Region, Inexpressible> {
         if self.and(other)?.is_none() {
             return Ok(vec![self.clone()]);
@@ -139,19 +137,19 @@ impl Piece {
             left.push(Self { request, ..self.clone() });
         }
         let mut prefix = Self { request: other.request.clone(), ..Self::all() };
-        for (argument, theirs) in other.tests.iter().enumerate() {
-            let Some(theirs) = theirs else { continue };
-            for test in theirs.negated().map_err(|()| Inexpressible { argument })? {
+        for (argument, excluded) in other.tests.iter().enumerate() {
+            let Some(excluded) = excluded else { continue };
+            for test in excluded.negated().map_err(|()| Inexpressible { argument })? {
                 prefix.tests[argument] = Some(test);
                 left.extend(self.and(&prefix)?);
             }
-            prefix.tests[argument] = Some(*theirs);
+            prefix.tests[argument] = Some(*excluded);
         }
         Ok(left)
     }
 }
 
-/// The calls in both.
+/// The calls in both regions.
 pub(super) fn both(one: &[Piece], two: &[Piece]) -> Result<Region, Inexpressible> {
     let mut joined = Vec::new();
     for (one, two) in one.iter().flat_map(|one| two.iter().map(move |two| (one, two))) {

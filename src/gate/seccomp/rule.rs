@@ -1,7 +1,7 @@
-//! One entry of `linux.seccomp.syscalls`: what it says of one system call, read as runtimes
-//! read it, and said again with other arguments.
+//! One entry of `linux.seccomp.syscalls`: what it says of one system call, as runtimes read it, and entries that say
+//! the same of other arguments.
 //!
-//! Reads the JSON value and writes it; fields it doesn't know stay where they are.
+//! Reads and writes the JSON value; fields that it does not know stay.
 
 use serde_json::{Map, Value, json};
 
@@ -22,12 +22,12 @@ pub(super) enum Action {
     Notify,
 }
 
-/// `EPERM`, which runtimes take where no error is named.
+/// `EPERM`: runtimes use it where an entry names no error.
 const DEFAULT_ERRNO: u64 = 1;
 
 impl Action {
-    /// Reads `action` (or `defaultAction`) and the error that belongs to it; `field` is the former's
-    /// name in messages.
+    /// Reads the value of `action` (or of `defaultAction`) and the error that belongs to it. `field` names the former
+    /// in messages.
     pub(super) fn read(
         name: &str,
         errno: Option<&Value>,
@@ -50,7 +50,7 @@ impl Action {
         })
     }
 
-    /// Whether the call can take place. A tracer may be a process of the container.
+    /// Whether the call can take place. `TRACE` permits: the tracer may be a process of the container.
     pub(super) fn permits(self) -> bool {
         matches!(self, Self::Allow | Self::Log | Self::Trace(_))
     }
@@ -59,22 +59,22 @@ impl Action {
 /// What an entry says of one system call.
 #[derive(Debug)]
 pub(super) struct Rule {
-    /// The entry's place.
+    /// The entry's place in `syscalls`.
     pub(super) place: usize,
     pub(super) action: Action,
     pub(super) region: Region,
-    /// It asks nothing: libseccomp then forgets every other rule of the call.
+    /// The entry has no condition: libseccomp then ignores every other rule of the call.
     pub(super) unconditional: bool,
-    /// Where the request's upper half is garbage, the entry passes nothing that `region`,
-    /// which only has a lower half, doesn't.
+    /// Where the request's upper half is garbage, the entry matches no call that `region`, which has only a lower
+    /// half, does not match.
     pub(super) no_wider: bool,
-    /// The entry and `region` are the same, with garbage too.
+    /// The entry and `region` match the same calls, with garbage in the upper half, too.
     pub(super) exact: bool,
-    /// It asks for upper halves of arguments only, which is asking nothing in a 32-bit program.
+    /// The entry compares upper halves of arguments only: in a 32-bit program, it compares nothing.
     pub(super) upper_only: bool,
 }
 
-/// The largest number of 32 bits, which are all that the kernel reads of a request.
+/// The largest number of 32 bits: the kernel reads 32 bits of a request.
 const NARROW: u64 = u32::MAX as u64;
 
 /// One item of `args`.
@@ -88,7 +88,7 @@ pub(super) fn field(place: usize) -> String {
     format!("linux.seccomp.syscalls[{place}]")
 }
 
-/// Whether an entry is about `name`.
+/// Whether an entry names the system call `name`.
 pub(super) fn has_name(entry: &Value, name: &str) -> bool {
     let names = entry.get("names").and_then(Value::as_array);
     names.into_iter().flatten().any(|found| found == name)
@@ -101,7 +101,7 @@ pub(super) fn action(entry: &Value, place: usize) -> Result<Action, SectionError
 }
 
 impl Rule {
-    /// Reads the entry at `place`; `request` is the argument that has a set of numbers.
+    /// Reads the entry at `place`. `request` is the argument that has a set of numbers.
     pub(super) fn read(
         entry: &Value,
         place: usize,
@@ -114,8 +114,8 @@ impl Rule {
             }
             Some(_) => return Err(misshapen_args(place)),
         };
-        // Runtimes take several conditions on one argument for alternatives, each of them
-        // alone, whatever else the entry asks.
+        // Where an entry has several conditions on one argument, runtimes treat each of its conditions as a rule of
+        // its own, whatever else the entry asks.
         let repeats = (0..ARGUMENTS)
             .any(|argument| conditions.iter().filter(|c| c.argument == argument).count() > 1);
         let alternatives: Vec<&[Condition]> =
@@ -183,7 +183,7 @@ impl Condition {
         matches!(self.test, Test::Bits(cube) if cube.mask <= NARROW)
     }
 
-    /// The numbers of 32 bits that pass.
+    /// The numbers of 32 bits that pass the condition.
     fn numbers(&self) -> Vec<Cube> {
         match self.test {
             Test::Bits(cube) if cube.value > NARROW => Vec::new(),
@@ -200,7 +200,7 @@ impl Condition {
     }
 }
 
-/// The numbers of 32 bits below `limit`: for each of its bits, those that first differ there.
+/// The numbers of 32 bits below `limit`: for each bit of `limit`, the numbers that first differ from `limit` there.
 fn below(limit: u64) -> Vec<Cube> {
     if limit > NARROW {
         return vec![Cube::ALL];
@@ -228,7 +228,7 @@ fn piece(conditions: &[Condition], request: Option<usize>) -> Piece {
     piece
 }
 
-/// Takes `name` out of an entry; says whether it names any other.
+/// Removes `name` from an entry. Returns `true` where the entry still names another system call.
 pub(super) fn remove_name(entry: &mut Value, name: &str) -> bool {
     let names = entry.get_mut("names").and_then(Value::as_array_mut);
     names.is_none_or(|names| {
@@ -237,7 +237,7 @@ pub(super) fn remove_name(entry: &mut Value, name: &str) -> bool {
     })
 }
 
-/// Entries like `pattern` that say of `name` what `region` is.
+/// Entries like `pattern` that say of the system call `name` what `region` contains.
 pub(super) fn entries(
     pattern: &Map<String, Value>,
     name: &str,

@@ -1,4 +1,4 @@
-//! The rules as runtimes and libseccomp evaluate them, against what they should say.
+//! Evaluates the rules as runtimes and libseccomp do, and compares the result with what the rules should say.
 
 use super::trap::ioctl;
 use super::*;
@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 const LISTENER: ListenerPath<'_> = ListenerPath { path: "/run/cgpu/gate.sock", metadata: "abc" };
 
-/// What the resource manager's calls that matter look like, and two of UVM's.
+/// Calls of the resource manager that matter, as (mask, value).
 const REQUESTS: &[(u32, u32)] = &[
     sized(0x27, 56),
     sized(0x29, 16),
@@ -19,12 +19,12 @@ const REQUESTS: &[(u32, u32)] = &[
     sized(0xd3, 16),
 ];
 
-/// Bits 0–7 and 16–29 of a request, as the resource manager looks at it: any type, any direction.
+/// Bits 0–7 and 16–29 of a request, as the resource manager reads it: any type, any direction.
 const fn sized(number: u8, size: u16) -> (u32, u32) {
     (0x3fff_00ff, (size as u32) << 16 | number as u32)
 }
 
-/// What is trapped, with these requests.
+/// The trapped calls, with `requests` for `ioctl`.
 fn calls(requests: &[(u32, u32)]) -> Vec<Trapped> {
     let mut calls = trapped();
     assert_eq!(calls[0].name, "ioctl");
@@ -39,7 +39,7 @@ fn parsed(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 
-/// Merges, and again: the second time changes nothing.
+/// Merges twice, and checks that the second merge changes nothing.
 #[track_caller]
 fn merged(section: Option<&Value>, calls: &[Trapped]) -> Value {
     let once = super::merge_trapping(section, Machine::X86_64, &LISTENER, calls).unwrap();
@@ -48,7 +48,7 @@ fn merged(section: Option<&Value>, calls: &[Trapped]) -> Value {
     once
 }
 
-/// What the kernel calls the way into it, as libseccomp sees it.
+/// A system call entry of the kernel, as libseccomp sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Entry {
     /// Arguments of 64 bits.
@@ -57,9 +57,9 @@ enum Entry {
     Narrow,
 }
 
-/// What the section does with a call: every condition of an entry, any entry, and two
-/// entries that disagree are a fault of the section. Written from runc's `matchCall` and
-/// libseccomp's `db_rule_add`, apart from what the section is made with.
+/// What the section does with a call. An entry matches where all of its conditions hold; two matching entries that
+/// disagree are a fault of the section. Written after runc's `matchCall` and libseccomp's `db_rule_add`, and shares
+/// no code with [`merge`].
 fn simulate(section: &Value, name: &str, entry: Entry, args: [u64; 6]) -> Result<String, String> {
     let action = |value: &Value, name: &str, errno: &str| {
         let errno = value.get(errno).and_then(Value::as_u64).unwrap_or(1);
@@ -82,7 +82,7 @@ fn simulate(section: &Value, name: &str, entry: Entry, args: [u64; 6]) -> Result
             rules.push((call, args));
         }
     }
-    // What is done by default needs no rule.
+    // A rule with the default action does nothing.
     let of_rule =
         |call: &Value| Some(action(call, "action", "errnoRet")).filter(|of| *of != default);
     let number = |arg: &Value, name: &str| arg.get(name).and_then(Value::as_u64).unwrap_or(0);
@@ -124,14 +124,14 @@ fn is_trapped(request: u64, requests: &[(u32, u32)]) -> bool {
     requests.iter().any(|&(mask, value)| request & u64::from(mask) == u64::from(value))
 }
 
-/// Every call is as it should be: trapped ones notify where they were permitted, others are
-/// as before, or as the same request without garbage was.
+/// Checks a call before and after the merge: a trapped call notifies where it was permitted, every other call has its
+/// old action, or the action of the same request without garbage.
 #[track_caller]
 fn check_ioctl(before: &Value, after: &Value, requests: &[(u32, u32)], args: [u64; 6]) {
     const HALF: u64 = u32::MAX as u64;
     for entry in [Entry::Wide, Entry::Narrow] {
         let now = simulate(after, "ioctl", entry, args).unwrap();
-        // A value of more than 32 bits means what it means in a 64-bit program to both.
+        // A value of more than 32 bits means for both entries what it means in a 64-bit program.
         let args = if entry == Entry::Wide { args } else { args.map(|arg| arg & HALF) };
         let said = |args| simulate(before, "ioctl", Entry::Wide, args);
         let clean = [args[0], args[1] & HALF, args[2], args[3], args[4], args[5]];
@@ -139,7 +139,7 @@ fn check_ioctl(before: &Value, after: &Value, requests: &[(u32, u32)], args: [u6
         if is_trapped(args[1], requests) {
             match said(clean) {
                 Ok(said) if permits(&said) => assert_eq!(now, "SCMP_ACT_NOTIFY", "{}", context()),
-                // A section that contradicts itself: denied or seen, never let through.
+                // A section that contradicts itself: the call is denied or notifies, and is never permitted.
                 _ => assert!(!permits(&now), "{}", context()),
             }
         } else {
@@ -155,7 +155,7 @@ fn none() -> Value {
     json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []})
 }
 
-/// What [`merge`] starts with where there is nothing.
+/// The section that [`merge`] starts with where a bundle has none.
 fn permissive() -> Value {
     let mut section = Map::new();
     permit_everything(&mut section, Machine::X86_64);
@@ -177,7 +177,7 @@ fn section(default: &str, rules: &[(&str, &str, &[Value])]) -> Value {
     })
 }
 
-/// One profile of each kind, and what is peculiar about it.
+/// One profile of each kind, with what is peculiar about it.
 fn profiles() -> Vec<(&'static str, Value)> {
     const TIOCSTI: u64 = 0x5412;
     let not_tiocsti = compare("NE", 1, TIOCSTI, 0);
@@ -237,7 +237,7 @@ fn profiles() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// The section with what it says of that call alone: the others needn't be looked through for each.
+/// The section with its rules on that call alone, so that no other rules are searched for each call.
 fn only(section: &Value, name: &str) -> Value {
     let mut section = section.clone();
     if let Some(calls) = section["syscalls"].as_array_mut() {
@@ -247,7 +247,7 @@ fn only(section: &Value, name: &str) -> Value {
     section
 }
 
-/// What the merged ones say of `ioctl`.
+/// What the sections of [`MERGED`] say of `ioctl`, before and after.
 static IOCTLS: LazyLock<Vec<(Value, Value)>> = LazyLock::new(|| {
     MERGED.iter().map(|(_, before, after)| (only(before, "ioctl"), only(after, "ioctl"))).collect()
 });
@@ -260,8 +260,8 @@ static MERGED: LazyLock<Vec<(&str, Value, Value)>> = LazyLock::new(|| {
     profiles().into_iter().map(merged).collect()
 });
 
-/// Requests at which a rule is likely to be wrong: trapped ones, with other types, directions
-/// and garbage, their neighbours by one bit, and any number.
+/// Requests at which a rule is likely to be wrong: trapped requests with other types, directions and garbage, their
+/// neighbours by one bit, and any number.
 fn requests(trapped: &[(u32, u32)]) -> impl Strategy<Value = u64> + use<> {
     let near: Vec<u64> = trapped
         .iter()
@@ -414,7 +414,7 @@ fn dockers_profile_loses_five_names_and_nothing_else() {
             rule::remove_name(entry, name);
         }
     }
-    // The question is the monitor's, as it has the bit.
+    // The rule that permits the question for the present personality goes: its number has the trapped bit.
     expected.retain(|entry| entry["args"][0]["value"] != u32::MAX);
     let rules = after["syscalls"].as_array().unwrap();
     assert_eq!(rules[..expected.len()], expected);
