@@ -1,4 +1,4 @@
-//! The keeper's socket: what it orders, and what it's told.
+//! The worker's end of the keeper's socket: receives orders, and sends notices.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,13 +14,13 @@ use crate::monitor::journal::kept_file::KeptFile;
 /// The longest order, in bytes.
 const MOST_BYTES: usize = 4096;
 
-/// The keeper.
+/// The socket to the keeper.
 #[derive(Debug)]
 pub(crate) struct KeeperSocket {
     socket: OwnedFd,
 }
 
-/// What it said.
+/// A message of the keeper.
 #[derive(Debug)]
 pub(crate) enum KeeperMessage {
     Listener(Listener),
@@ -28,9 +28,9 @@ pub(crate) enum KeeperMessage {
     Connection(OwnedFd),
     Begin,
     Drain,
-    /// It is gone.
+    /// The keeper has closed its end of the socket.
     Gone,
-    /// Nothing that is understood.
+    /// An order that the worker does not understand, or an interrupted wait.
     Nothing,
 }
 
@@ -73,26 +73,26 @@ impl KeeperSocket {
         })
     }
 
-    /// Whoever waits for an order hears that the keeper is gone, after what it has said until now.
+    /// Lets a thread that waits for an order receive [`KeeperMessage::Gone`], after the orders that have been sent.
     pub(crate) fn shut_down_reading(&self) {
-        // Where that fails it is gone.
+        // Where this fails, the keeper is gone.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
     }
 
-    /// Tells it something.
+    /// Sends the keeper a notice.
     ///
     /// # Errors
     ///
-    /// Where it can't be told.
+    /// Where the notice can't be sent.
     pub(crate) fn tell(&self, notice: Notice) -> io::Result<()> {
         self.tell_with(notice, None)
     }
 
-    /// Tells it something, and gives it a descriptor.
+    /// Sends the keeper a notice with a descriptor.
     ///
     /// # Errors
     ///
-    /// Where it can't be told.
+    /// Where the notice can't be sent.
     pub(crate) fn tell_with(
         &self,
         notice: Notice,
@@ -115,8 +115,8 @@ mod tests {
     /// A worker's socket, and the keeper's end of it.
     fn pair() -> (KeeperSocket, OwnedFd) {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let (ours, keeper) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
-        (KeeperSocket::new(ours), keeper)
+        let (worker, keeper) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        (KeeperSocket::new(worker), keeper)
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
         send(&order(&Order::Listener { number: 3 }), Some(&null));
         send(&order(&Order::Kept { number: 4 }), Some(&null));
         send(&order(&Order::Control), Some(&null));
-        // Without its file an order is none.
+        // An order that lacks its file is not understood.
         send(&order(&Order::Kept { number: 5 }), None);
         send(b"no order", None);
         send(&order(&Order::Begin), None);

@@ -1,8 +1,8 @@
-//! What the keeper knows of the container: who makes it, who is connected, whether it is gone.
+//! What the keeper knows of the container: its launcher, its runtimes' connections, and whether it is gone.
 //!
-//! A runtime connects once for the container and once for each `exec`, and sends the
-//! listener then or later: crun connects while it creates. A container is gone when nobody
-//! is left behind any listener, nobody is connected, and who would have made it has ended.
+//! The launcher is the runtime process that makes the container. A runtime connects once for the container and once
+//! for each `exec`, and sends its listener at once or later: crun connects while it creates. The container is gone
+//! when no process is behind a listener, no connection is open, and a listener has come or the launcher has ended.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -16,17 +16,16 @@ use crate::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
 use crate::gate::passing::{self, Wait};
 use crate::process::ProcessId;
 
-/// Connections that wait for their listener at once.
+/// Connections that wait for their listener at the same time.
 const MOST_CONNECTIONS: usize = 256;
 
-/// How much of what runtimes say is kept, of all together, in bytes; annotations may be long.
+/// Bytes that are kept of the texts of all runtimes together; annotations may be long.
 const MOST_TEXT: usize = 4 << 20;
 
-/// How long a container may be announced before its runtime comes.
+/// How long a reservation is kept before its runtime comes.
 const RESERVATION_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long after its launcher's end a container may still connect: what was sent before
-/// lies in the socket's queue.
+/// How long after its launcher's end a container may connect: the connection may lie in the socket's queue.
 const CONNECTION_TIMEOUT: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
@@ -35,18 +34,18 @@ pub(crate) struct Container {
     connections: Vec<Connection>,
     /// Whether a listener has ever come.
     had_listener: bool,
-    /// What a runtime called it.
+    /// The container's id and bundle, from a runtime's text.
     names: Option<ContainerNames>,
-    /// Since when nobody is there.
+    /// Since when the container looks gone.
     unused_since: Option<Instant>,
 }
 
 #[derive(Debug)]
 enum Launcher {
     Pidfd(OwnedFd),
-    /// Can't be waited for, but looked at.
+    /// A process without a pidfd: it is looked at on each tick.
     Polled(ProcessId),
-    /// Isn't known; until then.
+    /// A launcher that is not known: it counts as ended at this time, or when a listener comes.
     Unknown(Instant),
     Ended,
 }
@@ -54,27 +53,26 @@ enum Launcher {
 #[derive(Debug)]
 struct Connection {
     socket: Option<OwnedFd>,
-    /// What it has sent.
+    /// The bytes that the runtime has sent.
     text: Vec<u8>,
 }
 
-/// What a runtime says with a listener (`ContainerProcessState` of the OCI runtime
-/// specification), as far as it is needed.
+/// What the keeper reads of a runtime's text (`ContainerProcessState` of the OCI runtime specification).
 #[derive(Debug, Deserialize)]
 struct RuntimeMessage {
     state: ContainerNames,
 }
 
-/// A container by its names.
+/// The names of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct ContainerNames {
-    /// Its id.
+    /// The container's id.
     pub(crate) id: String,
-    /// Its bundle.
+    /// The container's bundle.
     pub(crate) bundle: PathBuf,
 }
 
-/// Whether it is a seccomp listener: of all else nobody would ever be told that it is over.
+/// Whether the descriptor is a seccomp listener. Of another file, no worker would report that its processes ended.
 fn is_listener(descriptor: &OwnedFd) -> bool {
     let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     std::fs::read_link(link).is_ok_and(|name| name == Path::new("anon_inode:seccomp notify"))
@@ -94,16 +92,11 @@ impl Container {
             None if is_reserved => Launcher::Unknown(Instant::now() + RESERVATION_TIMEOUT),
             None => Launcher::Ended,
         };
-        Container {
-            launcher,
-            connections: Vec::new(),
-            had_listener: false,
-            names: None,
-            unused_since: None,
-        }
+        let connections = Vec::new();
+        Container { launcher, connections, had_listener: false, names: None, unused_since: None }
     }
 
-    /// The one who makes it, to be waited for.
+    /// The launcher's pidfd, to wait for the launcher's end.
     pub(crate) fn launcher(&self) -> Option<BorrowedFd<'_>> {
         match &self.launcher {
             Launcher::Pidfd(pidfd) => Some(pidfd.as_fd()),
@@ -120,7 +113,7 @@ impl Container {
         sockets.filter_map(|(at, one)| Some((at, one.socket.as_ref()?.as_fd())))
     }
 
-    /// Somebody has connected.
+    /// Keeps a connection until its other end is closed. Closes the connection where too many are kept.
     pub(crate) fn add_connection(&mut self, socket: OwnedFd) {
         if self.connections.len() >= MOST_CONNECTIONS {
             warn!("an exec is refused: too many wait for the monitor already; start fewer at once");
@@ -129,7 +122,7 @@ impl Container {
         self.connections.push(Connection { socket: Some(socket), text: Vec::new() });
     }
 
-    /// What the connection of that place has to say: a listener, once.
+    /// Reads what has come on the connection at place `at`. Returns the listener where one came.
     pub(crate) fn receive_listener(&mut self, at: usize) -> Option<OwnedFd> {
         let kept: usize = self.connections.iter().map(|connection| connection.text.len()).sum();
         let mut room = MOST_TEXT.saturating_sub(kept);
@@ -161,7 +154,7 @@ impl Container {
         }
     }
 
-    /// Tells who waits for it that the listener of that place is held now.
+    /// Tells the sender at place `at` that the keeper holds its listener, where the sender waits for that.
     pub(crate) fn acknowledge(&self, at: usize) {
         if let Some(Connection { socket: Some(socket), text }) = self.connections.get(at)
             && text == LISTENER_SENT
@@ -171,12 +164,12 @@ impl Container {
         }
     }
 
-    /// What a runtime called it, if one did.
+    /// The container's id and bundle; `None` where no runtime has named them.
     pub(crate) fn names(&self) -> Option<&ContainerNames> {
         self.names.as_ref()
     }
 
-    /// Forgets connections that have ended.
+    /// Drops connections that have ended, and looks whether the launcher has ended.
     pub(crate) fn update(&mut self) {
         self.connections.retain(|connection| connection.socket.is_some());
         match &self.launcher {
@@ -188,13 +181,13 @@ impl Container {
         }
     }
 
-    /// Whether something is to be looked at that wakes nobody.
+    /// Whether the keeper has to look again without being woken.
     pub(crate) fn needs_ticks(&self) -> bool {
         matches!(self.launcher, Launcher::Polled(_) | Launcher::Unknown(_))
             || self.unused_since.is_some()
     }
 
-    /// Whether the container is gone; `has_listeners`: whether any is served.
+    /// Whether the container is gone; remembers since when. `has_listeners`: whether a listener is served.
     pub(crate) fn check_gone(&mut self, has_listeners: bool) -> bool {
         let ended = matches!(self.launcher, Launcher::Ended);
         if has_listeners || !self.connections.is_empty() || !(ended || self.had_listener) {

@@ -1,10 +1,9 @@
-//! The keeper: holds what must not be lost, and sees that a worker is there.
+//! The keeper: holds what must not be lost, and ensures that there is a worker.
 //!
-//! A listener that is closed can't be had again, and the calls behind it fail from then
-//! on; so it is the keeper, which reads nothing of the container's, that takes the
-//! listeners from the runtime, keeps them with the journal, and gives them to each worker.
-//! It ends when the container is gone, and then becomes the hook that deregisters it.
-//! Must not know what a call or the journal means.
+//! A listener that is closed can't be opened again, and the calls behind it fail from then on. So the keeper, which
+//! reads nothing of the container, takes the listeners from the runtime, keeps them with the journal, and gives them
+//! to each worker. The keeper ends when the container is gone, and then becomes the hook that deregisters the
+//! container. It must not know the meaning of a call or of the journal.
 
 mod container;
 mod workers;
@@ -31,37 +30,36 @@ use crate::gate::launch::{self, MonitorDir};
 use crate::gate::settings::Settings;
 use crate::process::ProcessId;
 
-/// How often to look without being woken: a launcher that can't be waited for, a worker
-/// that has to be started again later.
+/// How often the keeper looks without being woken: at a launcher that has no pidfd, and for a worker that has to be
+/// started again later.
 const TICK_MS: i64 = 100;
 
-/// How often to look whether a worker is over whose end nobody is told of, because a call of it
-/// hangs in the driver. Nobody misses one as long as the container has called nothing.
+/// How often the keeper looks whether the worker has ended unnoticed, because one of its calls hangs in the driver.
+/// As long as the container has called nothing, nobody needs the worker.
 const WORKER_CHECK_MS: i64 = 4000;
 
-/// How long the worker may look for what is left of a container after we were told to end:
-/// more than it takes by itself.
+/// How long the worker may search what is left of a container after a request to end: longer than the search takes.
 const LAST_AUDIT_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// How long after that we may still deregister: later, who told us has, and the name may be
-/// another container's.
+/// How long after a request to end the keeper may still deregister the container. Later, the sender of the request
+/// has deregistered it, and the name may belong to another container.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Keeps a container's monitor until the container is gone.
+/// Runs the keeper of a container until the container is gone.
 ///
 /// # Errors
 ///
-/// Where it can't begin, or what it becomes in the end can't be executed.
+/// Where the keeper can't begin, or the hook that it becomes in the end can't be executed.
 pub fn main() -> io::Result<()> {
     launch::detach()?;
     let descriptors = inherited::take_descriptors()?;
     inherited::close_other_descriptors();
-    // The three numbers become a worker's; what lies there now is ours.
+    // A worker gets the numbers 3, 4 and 5, so the keeper duplicates its own descriptors to other numbers.
     let [listener, control, settings_socket] = &descriptors;
     let listener = UnixListener::from(duplicate_descriptor(listener)?);
     let control = UnixListener::from(duplicate_descriptor(control)?);
     let settings_socket = duplicate_descriptor(settings_socket)?;
-    // While who started us finds out the rest.
+    // Meanwhile the launcher finds out the settings.
     let remaining_controllers = leave_pod_cgroups();
     let limit_error = raise_descriptor_limit();
     let own = ProcessId::own();
@@ -114,13 +112,13 @@ pub fn main() -> io::Result<()> {
     run_deregister_hook(&deregister_hook, &settings)
 }
 
-/// Another descriptor of the same file, closed at a worker's exec. It has the lowest number that is free: the
-/// first two those of standard input and output, so that no worker's are opened there.
+/// Duplicates a descriptor to the lowest free number; a worker's exec closes the duplicate. The first two get the
+/// numbers of standard input and output, so that no descriptor for a worker gets one of these numbers.
 fn duplicate_descriptor(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(descriptor, 0)?)
 }
 
-/// Signals that come as events.
+/// Signals that the keeper reads as events.
 fn signals() -> io::Result<SignalFd> {
     let mut mask = SigSet::empty();
     for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
@@ -130,15 +128,14 @@ fn signals() -> io::Result<SignalFd> {
     Ok(SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }
 
-/// Out of the cgroups that the engine has put its helpers into, where they may be the pod's: its
-/// end, its limit or its freezer would be ours. Where a host doesn't let us, we stay: in those of
-/// the controllers that are returned.
+/// Leaves the cgroups in which the engine runs its helpers. They may be the pod's: the pod's end, memory limit or
+/// freezer would hit the keeper, too. Returns the controllers whose cgroup the host does not let the keeper leave.
 fn leave_pod_cgroups() -> Vec<String> {
     let _ = fs::write("/proc/self/oom_score_adj", "-999");
     let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let pod_lines =
         text.lines().filter(|line| line.contains("kubepods") || line.contains("libpod"));
-    // cgroups(7): HIERARCHY:CONTROLLERS:PATH, of version 2 with nothing in the middle.
+    // cgroups(7): HIERARCHY:CONTROLLERS:PATH. In version 2, CONTROLLERS is empty.
     let controllers = pod_lines.map(|line| line.split(':').nth(1).unwrap_or_default());
     let stays = |controllers: &&str| match controllers.strip_prefix("name=").unwrap_or(controllers)
     {
@@ -156,19 +153,19 @@ fn leave_pod_cgroups() -> Vec<String> {
     controllers.filter(stays).map(str::to_owned).collect()
 }
 
-/// Descriptors that a monitor may need: three for each of the 4096 processes that it knows at
-/// most, a few hundred for the threads that called lately, 4096 exports, and 1024 files of UVM's.
+/// The most descriptors that a monitor needs: three for each of at most 4096 known processes, a few hundred for
+/// threads that called lately, 4096 exports, and 1024 files of UVM.
 const DESCRIPTORS: u64 = 18 << 10;
 
-/// As many descriptors as are needed, for us and our workers, or as the host lets us: engines
-/// leave us the few that a program gets which doesn't ask, or fewer.
+/// Raises the limit of open files of the keeper and its workers to [`DESCRIPTORS`], or as far as the host permits:
+/// engines start programs with a low default limit, or a lower one.
 ///
 /// # Errors
 ///
-/// Where there are fewer than that: why, and how many.
+/// Where the limit stays below [`DESCRIPTORS`]: the error, and the limit.
 fn raise_descriptor_limit() -> Result<(), (rustix::io::Errno, u64)> {
     let limit = getrlimit(Resource::Nofile);
-    // None is no limit.
+    // `None` is no limit.
     let all = Rlimit { current: limit.maximum, maximum: limit.maximum };
     let enough = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
     let wanted = if limit.maximum.is_some_and(|most| most < DESCRIPTORS) { enough } else { all };
@@ -185,14 +182,14 @@ struct Keeper {
     listener: UnixListener,
     control: UnixListener,
     settings: Settings,
-    /// Since when nobody needs us but the worker, which looks for what is left.
+    /// Since when the end is requested. Only the worker goes on, and searches what is left of the container.
     end_requested: Option<Instant>,
-    /// The container has called the driver: the worker said so, or a call waited for it. From then on no call
+    /// The container has called the driver: the worker said so, or a call waited for the worker. From then on no call
     /// wakes the keeper.
     container_called: bool,
 }
 
-/// What one round is about.
+/// Why the keeper woke up.
 enum Wakeup {
     Signals,
     Runtime,
@@ -200,7 +197,7 @@ enum Wakeup {
     Worker,
     Connection(usize),
     Launcher,
-    /// A call waits, and the container is not known to have called before.
+    /// A call waits, and no earlier call of the container is known.
     Call,
 }
 
@@ -262,7 +259,7 @@ impl Keeper {
         let connections = self.container.connections();
         events.extend(connections.map(|(at, socket)| (Wakeup::Connection(at), socket)));
         events.extend(self.container.launcher().map(|launcher| (Wakeup::Launcher, launcher)));
-        // A worker gets its orders as soon as it has room for more.
+        // Wakes up when the worker's socket has room for the orders that wait.
         let room = if self.workers.waits_for_room() { PollFlags::OUT } else { PollFlags::empty() };
         let flags = |wakeup: &Wakeup| match wakeup {
             Wakeup::Worker => PollFlags::IN | room,
@@ -314,14 +311,14 @@ impl Keeper {
     }
 }
 
-/// Becomes the program that deregisters the container.
+/// Executes the hook that deregisters the container, in this process.
 fn run_deregister_hook(words: &[String], settings: &Settings) -> io::Result<()> {
     let [program, arguments @ ..] = words else { return Ok(()) };
     let state = serde_json::json!({
         "ociVersion": "1.0.2", "id": settings.id, "status": "stopped", "pid": 0,
         "bundle": settings.bundle,
     });
-    // A pipe holds more than that.
+    // A pipe holds more bytes than the state has.
     let (read, write) = io::pipe()?;
     let text = state.to_string();
     io::Write::write_all(&mut &write, text.as_bytes())?;

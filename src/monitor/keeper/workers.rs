@@ -1,4 +1,4 @@
-//! The keeper's workers: one at a time, another when it dies, a newer one on demand.
+//! The keeper's workers: one at a time, a new one when a worker dies or is replaced.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -21,38 +21,37 @@ use crate::monitor::journal::layout::JOURNAL_BYTES;
 use crate::monitor::resident;
 use crate::process::ProcessId;
 
-/// The longest packet of a worker.
+/// The longest notice of a worker, in bytes.
 const PACKET_BYTES: usize = 4096;
 
-/// Connections that wait for a worker at once; more are closed.
+/// Control connections that wait for a worker at the same time; further ones are closed.
 const MOST_CONNECTIONS: usize = 4096;
 
-/// How long the next start waits after one that failed, doubled each time.
+/// How long the keeper waits after a failed start: the first pause doubles with each failure, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long a worker may take to finish what it has begun before another takes over: what
-/// is in the driver's hands then is the journal's business.
+/// How long a worker may take to finish its calls before it is killed and replaced. The next worker finds calls that
+/// the driver still has in the journal.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one that was gone_until may take to be gone: where it takes longer, the driver has a
-/// thread of it. None of them runs a program's code any more.
+/// How long a killed worker may take to end. A worker that takes longer has a thread in the driver; none of its
+/// threads runs the program's code any more.
 const KILL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Workers at once that the driver has a thread of. Each came of a call that hangs and of a
-/// worker that was replaced or died meanwhile.
+/// The most workers that the driver keeps from ending, at the same time. Each had a call that hangs, and was replaced
+/// or died meanwhile.
 const MOST_ENDING: usize = 8;
 
-/// After so many starts that came to nothing the program that the keeper itself was started
-/// from is tried: an upgrade may have left something that can't run.
+/// After this many failed starts, the program that the keeper itself was started from is tried: an upgrade may have
+/// installed a program that can't run.
 const STARTS_BEFORE_FALLBACK: u32 = 3;
 
-/// Workers that ended of which is told at once, and how long it takes until one more is, in
-/// microseconds.
+/// How many ends of workers are reported at once, and the time in microseconds until one more is.
 const END_EVENTS: (u32, u64) = (20, 10_000_000);
 
-/// How long the first worker is waited with while nobody needs it: a container is being made,
-/// and there may be few processors to do both.
+/// How long the first worker's start is delayed while nobody needs it: the container is being made meanwhile, and
+/// there may be few processors for both.
 const FIRST_START_DELAY: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -61,31 +60,31 @@ pub(crate) struct Workers {
     end_events: WorkerEndEvents,
     descriptors: WorkerDescriptors,
     listeners: BTreeMap<u64, OwnedFd>,
-    /// Files that memory was exported to, by the worker's numbers.
+    /// Files that workers gave the keeper ([`Notice::Keep`]), by the worker's numbers.
     kept_files: BTreeMap<u64, OwnedFd>,
     next_number: u64,
     worker: Option<WorkerProcess>,
-    /// Those before it that are not gone yet: a thread in the driver's hands can't be hurried.
-    /// What it asked for is the next one's to see to.
+    /// Earlier workers that have not ended yet: nothing can end a thread in the driver. The next worker
+    /// completes or undoes its call.
     ending: Vec<Child>,
-    /// Starts in a row that came to nothing.
+    /// Failed starts in a row.
     failed_starts: u32,
     not_before: Option<Instant>,
     orders: VecDeque<QueuedOrder>,
-    /// The worker's socket has no room for the next of them.
+    /// The worker's socket has no room for the next order.
     is_socket_full: bool,
 }
 
-/// Numbers 3, 4 and 5 of every worker.
+/// The descriptors 3, 4 and 5 of every worker.
 #[derive(Debug)]
 struct WorkerDescriptors {
-    /// Our end of the worker's socket, while there is a worker that isn't just being started.
+    /// The keeper's end of the worker's socket while a worker runs, the worker's end while it is started.
     socket: OwnedFd,
     _settings: OwnedFd,
     _journal: OwnedFd,
 }
 
-/// What is told of workers that ended.
+/// Reports ends of workers as events, at a limited rate.
 #[derive(Debug)]
 struct WorkerEndEvents {
     teller: Teller,
@@ -95,7 +94,7 @@ struct WorkerEndEvents {
 }
 
 impl WorkerEndEvents {
-    /// A worker is no more: a container that can end it could do so for ever.
+    /// Reports a worker's end, or counts it: a container that can end a worker could do so for ever.
     fn tell(&mut self, event: Event) {
         let now_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         match self.told.take(now_us) {
@@ -108,24 +107,24 @@ impl WorkerEndEvents {
     }
 }
 
-/// An order that the worker hasn't got yet, and a connection that comes along. Other files are
-/// looked up when it's sent: they are many, and each would be open twice until then.
+/// An order that the worker has not got yet, with the connection that comes with it. Other files are looked up when
+/// the order is sent: they are many, and duplicates would be open until then.
 type QueuedOrder = (Order, Option<OwnedFd>);
 
 #[derive(Debug)]
 struct WorkerProcess {
     child: Child,
     is_ready: bool,
-    /// It said that the container has called the driver.
+    /// The worker said that the container has called the driver.
     container_called: bool,
-    /// Until when it may finish.
+    /// Until when the worker may finish; `None` where it was not told to.
     drain_until: Option<Instant>,
-    /// Until when it may be gone.
+    /// Until when the killed worker may take to end; `None` where it was not killed.
     gone_until: Option<Instant>,
 }
 
 impl Workers {
-    /// Nobody yet; `descriptors` are the descriptors that a worker finds as 3, 4 and 5.
+    /// Starts no worker yet. A worker finds `descriptors` as its descriptors 3, 4 and 5.
     pub(crate) fn new(
         settings: &Settings,
         settings_file: &File,
@@ -167,7 +166,7 @@ impl Workers {
         self.listeners.values().map(AsFd::as_fd)
     }
 
-    /// Somebody needs the first worker.
+    /// Lets the first worker start without the delay: something needs it.
     pub(crate) fn start_without_delay(&mut self) {
         if self.failed_starts == 0 {
             self.not_before = None;
@@ -184,36 +183,35 @@ impl Workers {
         !self.listeners.is_empty()
     }
 
-    /// The worker's socket.
+    /// The worker's socket; `None` where there is no worker.
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.worker.as_ref().map(|_| self.descriptors.socket.as_fd())
     }
 
-    /// Whether the worker is to be told more as soon as there is room.
+    /// Whether orders are to be sent as soon as the worker's socket has room.
     pub(crate) fn waits_for_room(&self) -> bool {
         self.is_socket_full && self.takes_orders()
     }
 
-    /// Whether the worker is told what waits: of one that is to finish, what it's to do first, and
-    /// that it is.
+    /// Whether the worker still gets orders. A worker that is to finish gets the orders up to [`Order::Drain`].
     fn takes_orders(&self) -> bool {
         let Some(worker) = &self.worker else { return false };
         let is_drain = |(order, _): &QueuedOrder| matches!(order, Order::Drain);
         worker.drain_until.is_none() || self.orders.iter().any(is_drain)
     }
 
-    /// Whether something is to be done that wakes nobody.
+    /// Whether the keeper has to look again without being woken.
     pub(crate) fn needs_ticks(&self) -> bool {
         let is_draining = self.worker.as_ref().is_some_and(|worker| worker.drain_until.is_some());
         self.worker.is_none() || is_draining || !self.orders.is_empty()
     }
 
-    /// How many there are that the driver keeps from ending.
+    /// Whether the driver keeps so many workers from ending that no other is started.
     fn has_too_many_ending(&self) -> bool {
         self.ending.len() >= MOST_ENDING
     }
 
-    /// Serves a listener from now on.
+    /// Keeps a listener, and gives it to the worker.
     pub(crate) fn add_listener(&mut self, listener: OwnedFd) {
         let number = self.next_number;
         self.next_number += 1;
@@ -221,7 +219,7 @@ impl Workers {
         self.queue_order(Order::Listener { number });
     }
 
-    /// Has the worker answer somebody, when there is one that isn't about to leave.
+    /// Gives a control connection to the worker, or to the next one where the worker is finishing.
     pub(crate) fn add_connection(&mut self, connection: OwnedFd) {
         let is_connection = |(order, _): &&QueuedOrder| matches!(order, Order::Control);
         if self.orders.iter().filter(is_connection).count() < MOST_CONNECTIONS {
@@ -235,7 +233,7 @@ impl Workers {
         self.send_orders();
     }
 
-    /// Tells the worker what waits, as far as there is room.
+    /// Sends the worker the orders that wait, as far as its socket has room.
     fn send_orders(&mut self) {
         self.is_socket_full = false;
         while self.takes_orders()
@@ -254,7 +252,7 @@ impl Workers {
                 && let Err(errno) =
                     passing::send(&self.descriptors.socket, &text, file, Wait::Never)
             {
-                // No room, or nobody there: the next round, or the next worker.
+                // The socket has no room, or there is no worker: the next round sends it, or the next worker gets it.
                 self.is_socket_full = errno == rustix::io::Errno::AGAIN;
                 return;
             }
@@ -262,7 +260,7 @@ impl Workers {
         }
     }
 
-    /// Starts a worker where there is none, ends one that takes too long to finish.
+    /// Starts a worker where there is none, and ends a worker that takes too long to finish.
     pub(crate) fn ensure_worker(&mut self) {
         let now = Instant::now();
         self.end_worker(now);
@@ -284,24 +282,25 @@ impl Workers {
         }
     }
 
-    /// Ends a worker that takes too long to finish, and notices one that is over.
+    /// Ends a worker that takes too long to finish, and notices a worker that has ended.
     ///
-    /// Its socket and the kernel tell the end of its last thread alone. One that a driver call
-    /// keeps can't be killed, and has the descriptors of all; so the first one is looked at.
+    /// The worker's socket and SIGCHLD report the end of its last thread only. A driver call keeps its thread from
+    /// being killed, and that thread keeps all descriptors open. So the keeper looks at the first thread's
+    /// state.
     fn end_worker(&mut self, now: Instant) {
         let Some(worker) = &mut self.worker else { return };
         let late = worker.drain_until.is_some_and(|until| now >= until);
         if late && worker.gone_until.is_none() {
             info!("the worker has not finished in time, and is replaced");
-            let _ = worker.child.kill(); // gone already, then
+            let _ = worker.child.kill(); // fails where it has ended
             worker.gone_until = Some(now + KILL_TIMEOUT);
         }
         let keeps = worker.gone_until.is_none_or(|until| now < until);
         if keeps && !is_over(&worker.child) {
             return;
         }
-        let _ = worker.child.kill(); // gone already, then
-        // What it said before.
+        let _ = worker.child.kill(); // fails where it has ended
+        // The notices that the worker sent before its end.
         self.receive_notices();
         self.handle_worker_end();
     }
@@ -313,9 +312,9 @@ impl Workers {
     }
 
     fn start_worker(&mut self) -> io::Result<WorkerProcess> {
-        let (ours, theirs) =
+        let (keeper_end, worker_end) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        rustix::io::dup2(theirs, &mut self.descriptors.socket)?;
+        rustix::io::dup2(worker_end, &mut self.descriptors.socket)?;
         let uses_installed = self.failed_starts < STARTS_BEFORE_FALLBACK;
         let program: &Path =
             if uses_installed { &self.program } else { Path::new("/proc/self/exe") };
@@ -326,8 +325,8 @@ impl Workers {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        // Its end closes here, and with it the socket where no worker has it.
-        rustix::io::dup3(ours, &mut self.descriptors.socket, DupFlags::CLOEXEC)?;
+        // Closes the worker's end in this process: where no worker has it, the socket is closed.
+        rustix::io::dup3(keeper_end, &mut self.descriptors.socket, DupFlags::CLOEXEC)?;
         Ok(WorkerProcess {
             child: child?,
             is_ready: false,
@@ -337,19 +336,19 @@ impl Workers {
         })
     }
 
-    /// Gives a new worker all there is.
+    /// Gives a new worker all listeners and kept files, and then lets it begin.
     fn send_first_orders(&mut self) {
         let listeners = self.listeners.keys().map(|number| Order::Listener { number: *number });
         let kept_files = self.kept_files.keys().map(|number| Order::Kept { number: *number });
         let orders = listeners.chain(kept_files).chain([Order::Begin]).map(|order| (order, None));
         let waiting = std::mem::take(&mut self.orders);
-        // Listeners are among those above, and the rest was meant for the one before.
+        // Old connections stay. Listeners are among the new orders, and other old orders were for the last worker.
         let fresh = waiting.into_iter().filter(|(order, _)| matches!(order, Order::Control));
         self.orders = orders.chain(fresh).collect();
         self.send_orders();
     }
 
-    /// What the worker has to say.
+    /// Reads the worker's notices.
     pub(crate) fn receive_notices(&mut self) {
         let mut buffer = [0; PACKET_BYTES];
         while let Some(worker) = &mut self.worker {
@@ -357,12 +356,12 @@ impl Workers {
             let (length, descriptor) = match received {
                 Ok((length @ 1.., descriptor)) => (length, descriptor),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
-                // It ended without having read all: what it said before comes next.
+                // The worker has ended with unread orders. Its earlier notices can still be read.
                 Err(rustix::io::Errno::CONNRESET) => continue,
-                // Its end; the signal may be a moment late, and the socket would wake us
-                // until then.
+                // The worker has closed its end. SIGCHLD may come a moment later, and until then the socket would
+                // wake the keeper.
                 Ok(_) | Err(_) => {
-                    let _ = worker.child.kill(); // gone already, then
+                    let _ = worker.child.kill(); // fails where it has ended
                     return self.handle_worker_end();
                 }
             };
@@ -389,13 +388,13 @@ impl Workers {
         }
     }
 
-    /// A child has ended.
+    /// Handles SIGCHLD: a child has ended.
     pub(crate) fn reap(&mut self) {
         self.ending.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         if let Some(worker) = &mut self.worker
             && !matches!(worker.child.try_wait(), Ok(None))
         {
-            // What it said before: a file that only we have is memory that only we know of.
+            // The worker's last notices: a file that only the keeper holds is memory that only the keeper knows of.
             self.receive_notices();
             self.handle_worker_end();
         }
@@ -433,19 +432,19 @@ impl Workers {
         }
     }
 
-    /// Closes our end of a worker's socket; its number stays taken.
+    /// Closes the keeper's end of the worker's socket; `/dev/null` keeps the number 3 occupied.
     fn close_worker_socket(&mut self) {
         let closed = File::open("/dev/null")
             .and_then(|null| Ok(rustix::io::dup2(null, &mut self.descriptors.socket)?));
         if let Err(error) = closed {
-            // The next worker's takes its place.
+            // The next worker's socket replaces it.
             debug!(%error, "a worker's socket stays open");
         }
     }
 
-    /// Puts a new worker, of the program as it is now, in the place of this one.
+    /// Lets the worker finish, and then starts a worker of the program that is installed now.
     pub(crate) fn replace_worker(&mut self) {
-        // The driver may keep this one, too; and it has still room for calls that hang.
+        // The driver may keep this worker from ending, too. One place stays free for a worker whose call hangs later.
         if self.ending.len() + 1 >= MOST_ENDING {
             return error!(
                 "driver calls of many workers hang: this one stays until one of them ends"
@@ -462,8 +461,8 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         let Some(worker) = &mut self.worker else { return };
-        let _ = worker.child.kill(); // gone already, then
-        // Where the driver has a thread of it, whoever inherits our children sees its end.
+        let _ = worker.child.kill(); // fails where it has ended
+        // Where the driver has a thread of the worker, the process that inherits the worker sees its end.
         let until = Instant::now() + KILL_TIMEOUT;
         while matches!(worker.child.try_wait(), Ok(None))
             && !is_over(&worker.child)
@@ -474,9 +473,9 @@ impl Drop for Workers {
     }
 }
 
-/// Whether the first thread of a child that isn't waited for has ended: all are ending then, for
-/// a worker's returns from its `main`, or is killed with the others. By the state in its
-/// `/proc/PID/stat`, behind the name in parentheses (proc_pid_stat(5)).
+/// Whether the first thread of an unreaped child has ended. All threads are ending then: the first one returns from
+/// `main`, or is killed with the others. The state in `/proc/PID/stat` tells, behind the name in parentheses
+/// (proc_pid_stat(5)).
 fn is_over(child: &Child) -> bool {
     matches!(ProcessId::stat(child.id().cast_signed()), Ok(Some(stat)) if ['Z', 'X'].contains(&stat.state))
 }
