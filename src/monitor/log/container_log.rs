@@ -1,9 +1,9 @@
-//! What the worker tells of its container: allocations over the quota, and processes that it ended.
+//! What the worker tells of its container: allocations over the quota, and processes that the worker killed.
 //!
-//! A program may ask for too much a million times a second. So each kind has a bucket, a refusal
-//! beyond it costs a count, and the next event that is written says how many were left out. The
-//! counts lie in the journal, so that they outlive the worker. Where a bucket has a token again, or
-//! the container ends, and something was left out, the last refusal is told after all.
+//! A program may ask for too much a million times a second. So each kind of event has a bucket: an event that finds
+//! the bucket empty is only counted, and the next event that is written says how many were left out. The counts lie
+//! in the journal, so they outlive the worker. When the bucket has a token again, or the container ends, the last
+//! refusal that was left out is told after all.
 
 use std::fs;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
 use crate::monitor::log::limit::LogLimit;
 
-/// Refused allocations that are told at once, and how long it takes until one more is.
+/// How many refused allocations are told at once, and the time in microseconds until one more is.
 const REFUSALS: (u32, u64) = (10, 10_000_000);
 
-/// The same for processes that were ended.
+/// How many killed processes are told at once, and the time in microseconds until one more is.
 const KILLS: (u32, u64) = (20, 10_000_000);
 
-/// An allocation that the quota didn't allow.
+/// An allocation that the quota did not allow.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RefusedAllocation {
     pub(crate) process: Option<Process>,
-    /// The container's GPU of that place in its order.
+    /// The GPU's place in the container's order.
     pub(crate) gpu: usize,
     pub(crate) asked_bytes: u64,
     pub(crate) usage: Usage,
@@ -36,20 +36,20 @@ pub(crate) struct RefusedAllocation {
 #[derive(Debug)]
 struct Refusals {
     bucket: Bucket,
-    /// The last one, where it was left out.
+    /// The last refusal, where it was left out.
     last: Option<RefusedAllocation>,
 }
 
-/// When it's looked whether something was left out.
+/// When the log looks whether something was left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
-    /// Now and then: the bucket may have a token again.
+    /// From time to time: the bucket may have a token again.
     Due,
-    /// For the last time.
+    /// For the last time, when the container ends.
     End,
 }
 
-/// What the host hears of the container, and the lines of the log that it may cause.
+/// The events of the container, and the lines of the log that the container may cause.
 #[derive(Debug)]
 pub(crate) struct ContainerLog {
     settings: Arc<Settings>,
@@ -58,7 +58,7 @@ pub(crate) struct ContainerLog {
     began: Instant,
     refusals: Lock<Refusals>,
     kills: Lock<Bucket>,
-    /// Lines that what its programs do may cause.
+    /// Limits the lines that the container's programs may cause.
     pub(crate) limit: LogLimit,
 }
 
@@ -76,7 +76,7 @@ impl ContainerLog {
         }
     }
 
-    /// An allocation was refused for the quota.
+    /// Tells of an allocation that was refused for the quota, or counts it.
     pub(crate) fn tell_refused_allocation(&self, refused: RefusedAllocation) {
         let now_us = self.now_us();
         let mut refusals = self.refusals.lock();
@@ -91,12 +91,12 @@ impl ContainerLog {
         self.teller.tell(Event { left_out, ..self.refusal(refused) });
     }
 
-    /// Whether refusals were left out that nobody was told of.
+    /// Whether refusals were left out and not told yet.
     pub(crate) fn has_left_out(&self) -> bool {
         self.journal.has_left_out(LeftOut::Refusals)
     }
 
-    /// Tells how many refusals were left out, where it's time for that.
+    /// Tells how many refusals were left out, where the bucket has a token, or at the end.
     pub(crate) fn tell_left_out(&self, when: When) {
         if !self.has_left_out() {
             return;
@@ -110,9 +110,9 @@ impl ContainerLog {
         drop(refusals);
         let left_out = self.journal.take_left_out(LeftOut::Refusals);
         let event = match last {
-            // It was counted among them.
+            // `left_out` counts the last refusal, too.
             Some(last) => Event { left_out: left_out.saturating_sub(1), ..self.refusal(last) },
-            // A worker before knew more.
+            // The refusals were left out by an earlier worker, which kept the last one in its own memory.
             None => Event { left_out, ..Event::new(Kind::AllocationRefused) },
         };
         self.teller.tell(event);
@@ -135,7 +135,7 @@ impl ContainerLog {
         }
     }
 
-    /// A process was ended: which, and for what reason, is in `event`.
+    /// Tells of a process that was killed, or counts it. `event` says which process, and why.
     pub(crate) fn tell_killed(&self, event: Event) {
         let now_us = self.now_us();
         let mut bucket = self.kills.lock();
@@ -152,8 +152,7 @@ impl ContainerLog {
     }
 }
 
-/// `event` with what the kernel says of the process that it is about: its name, and its number in
-/// the innermost of its pid namespaces.
+/// `event` with the kernel's facts about its process: the name, and the pid in the innermost of its pid namespaces.
 pub(crate) fn described(event: Event, pid: i32) -> Event {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
@@ -171,7 +170,7 @@ mod tests {
         let event = described(Event::new(Kind::Killed), own);
         assert_eq!((event.pid, event.container_pid), (Some(own), Some(own)));
         assert!(event.program.is_some_and(|name| !name.is_empty() && name.len() < 64));
-        // Nobody has that number.
+        // No process has this pid.
         let event = described(Event::new(Kind::Killed), i32::MAX);
         assert_eq!((event.pid, event.container_pid, event.program), (Some(i32::MAX), None, None));
     }

@@ -6,13 +6,13 @@ use std::time::Instant;
 use crate::events::Bucket;
 use crate::monitor::lock::Lock;
 
-/// Lines at once, and how long it takes until one more may be written, in microseconds.
+/// How many lines may be written at once, and the time in microseconds until one more may be.
 const LINES: (u32, u64) = (20, 1_000_000);
 
-/// Calls that are remembered as told of.
+/// The most topics that are remembered.
 const MOST_TOLD: usize = 256;
 
-/// What is told of once, by its number.
+/// What is logged once, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Topic {
     Control(u32),
@@ -22,7 +22,7 @@ pub(crate) enum Topic {
     NoThread,
 }
 
-/// The bucket.
+/// Counts the lines that a container causes.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
     began: Instant,
@@ -36,15 +36,15 @@ impl LogLimit {
         LogLimit { began: Instant::now(), lines, told: Lock::default() }
     }
 
-    /// Whether a line may be written of what nothing was told of yet. It's remembered if so; of more
-    /// than are remembered, nothing is told.
+    /// Takes a line for `topic`: `true` where the line may be written, which is once for each topic. Topics beyond
+    /// [`MOST_TOLD`] get no line.
     pub(crate) fn take_first_line(&self, topic: Topic) -> bool {
         let mut told = self.told.lock();
         let is_new = told.len() < MOST_TOLD && !told.contains(&topic);
         is_new && self.take_line() && told.insert(topic)
     }
 
-    /// Whether one more line may be written.
+    /// Takes a line: `true` where it may be written.
     pub(crate) fn take_line(&self) -> bool {
         let now_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.lines.lock().take(now_us)
@@ -72,7 +72,7 @@ mod tests {
         let told =
             (8..1000).filter(|number| limit.take_first_line(Topic::Control(*number))).count();
         assert!((18..=19).contains(&told), "{told}");
-        // What wasn't told for the flood's sake is told later.
+        // A topic that got no line in a flood gets its line later.
         *limit.lines.lock() = Bucket::new(LINES.0, LINES.1);
         assert!(limit.take_first_line(Topic::Control(999)));
     }
