@@ -1,25 +1,25 @@
-//! Memory of ours that the driver writes to: a struct with spare room behind it.
+//! The monitor's memory for a struct that the driver writes to, with spare bytes behind the struct.
 //!
-//! The driver copies its own structs, and for a call of UVM's and the parameters of an allocation it
-//! doesn't ask how many bytes the caller has (`UVM_ROUTE_CMD_STACK_INIT_CHECK`, uvm_ioctl.h;
-//! `rmapiParamsCopyInit`, param_copy.c). So one of a release whose struct has grown finds zeroes behind
-//! ours, and answers there. Knows no calls.
+//! The driver copies as many bytes as its own struct has. For a call of UVM and the parameters of an allocation, it
+//! does not ask for the caller's size (`UVM_ROUTE_CMD_STACK_INIT_CHECK`, uvm_ioctl.h; `rmapiParamsCopyInit`,
+//! param_copy.c). So a driver whose struct has grown reads zeroes behind the monitor's struct, and writes its answer
+//! there. Knows no calls.
 
 use std::ops::{Deref, DerefMut};
 
-/// Room behind a struct.
+/// The spare bytes behind a struct.
 const SPARE_BYTES: usize = 256;
 
-/// Bytes of a struct, and the room behind them.
+/// The bytes of a struct, and spare bytes behind them.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
-    /// With the room.
+    /// The struct and the spare bytes.
     all: Vec<u8>,
     size: usize,
 }
 
 impl Buffer {
-    /// A struct of so many zeroes.
+    /// A struct of `size` zeroes.
     pub(crate) fn zeroed(size: usize) -> Self {
         let mut buffer = Self::default();
         buffer.reset(size);
@@ -33,12 +33,12 @@ impl Buffer {
         buffer
     }
 
-    /// Makes it a struct of so many zeroes.
+    /// Makes the buffer a struct of `size` zeroes.
     pub(crate) fn reset(&mut self, size: usize) {
         self.reset_with(size, SPARE_BYTES);
     }
 
-    /// Makes it a list of so many zeroes, whose entries may be twice as large for the driver.
+    /// Makes the buffer a list of `size` zeroes. Each entry may be up to twice as large for the driver.
     pub(crate) fn reset_list(&mut self, size: usize) {
         self.reset_with(size, size.max(SPARE_BYTES));
     }
@@ -49,27 +49,27 @@ impl Buffer {
         self.size = size;
     }
 
-    /// Makes it a struct of no bytes.
+    /// Makes the buffer a struct of no bytes.
     pub(crate) fn clear(&mut self) {
         self.reset(0);
     }
 
-    /// Its address, for another struct to name.
+    /// The struct's address, as a field of another struct.
     pub(crate) fn address(&mut self) -> u64 {
         self.pointer().addr() as u64
     }
 
-    /// Where it begins, with the room behind.
+    /// The first byte of the struct. The spare bytes follow the struct.
     pub(crate) fn pointer(&mut self) -> *mut u8 {
         self.all.as_mut_ptr()
     }
 
-    /// Whether the driver has said something in the room behind: then its struct is a larger one.
+    /// Whether the driver has written into the spare bytes: its struct is larger then.
     pub(crate) fn was_exceeded(&self) -> bool {
         self.all.iter().skip(self.size).any(|byte| *byte != 0)
     }
 
-    /// Bytes that it keeps.
+    /// The bytes that are allocated.
     pub(crate) fn capacity(&self) -> usize {
         self.all.capacity()
     }
@@ -93,10 +93,10 @@ impl DerefMut for Buffer {
 mod tests {
     use super::*;
 
-    /// What a driver does whose struct is that much larger.
+    /// Writes as a driver does whose struct is `by` bytes larger.
     fn write_as_grown(buffer: &mut Buffer, by: usize) {
         let size = buffer.len() + by;
-        // As the kernel does, by the address alone.
+        // Past the struct's end, as the kernel does, which knows only the address.
         buffer.all.get_mut(..size).expect("the room is part of it").fill(0xa5);
     }
 

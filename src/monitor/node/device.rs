@@ -1,7 +1,7 @@
-//! The driver, asked by us: calls on an open file, with our own copies.
+//! The monitor's own calls of the driver: on an open file, with the monitor's own copies.
 //!
-//! [`Device`] is a file that is known to be a node; [`Rm`] makes the resource manager's
-//! calls on one. What is asked for, and for whom, is not known here.
+//! [`Device`] is an open file that is known to be a node of the driver. [`Rm`] makes the resource manager's calls on
+//! a device. What is asked, and for whom, is not known here.
 #![allow(unsafe_code, reason = "an ioctl is a raw call, and nodes are known by statx")]
 
 use std::mem::MaybeUninit;
@@ -24,35 +24,35 @@ use crate::rm::number::{
 };
 use crate::rm::{Command, Key, Layout, Meaning, Release, about, export};
 
-/// Asks a test's driver in memory; `None` where the file is none of its.
+/// Asks a test's driver in memory; `None` where the file does not belong to that driver.
 #[cfg(test)]
 type AskInMemory = fn(BorrowedFd<'_>, u32, *mut u8) -> Option<Result<(), Errno>>;
 
-/// Who asks it, once there is one.
+/// The test's driver in memory, once a test has set it.
 #[cfg(test)]
 pub(crate) static IN_MEMORY: std::sync::OnceLock<AskInMemory> = std::sync::OnceLock::new();
 
-/// An open file of the driver's.
+/// An open file of the driver.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) kind: NodeKind,
     file: OwnedFd,
-    /// `st_dev` and `st_ino` of the node it was opened by.
+    /// `st_dev` and `st_ino` of the node by which the file was opened.
     pub(crate) place: (u64, u64),
-    /// The mount it was opened on, where the kernel tells.
+    /// The number of the mount on which the file was opened, where the kernel tells it.
     pub(crate) mount: Option<u64>,
 }
 
-/// What is known of a file.
+/// What `statx` says of a file.
 struct FileFacts {
     identity: Identity,
     /// `st_dev` and `st_ino`.
     place: (u64, u64),
-    /// The number of its mount, where the kernel tells.
+    /// The number of the file's mount, where the kernel tells it.
     mount: Option<u64>,
 }
 
-/// What `statx` says of a file, without asking a file system that may be slow.
+/// Asks `statx` of a file, without synchronising with a file system that may be slow. `None` where it fails.
 fn file_facts(directory: i32, path: &std::ffi::CStr, flags: i32) -> Option<FileFacts> {
     let mut answer = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: `path` ends in a zero, and `answer` has room for the struct.
@@ -68,7 +68,7 @@ fn file_facts(directory: i32, path: &std::ffi::CStr, flags: i32) -> Option<FileF
     if asked != 0 {
         return None;
     }
-    // SAFETY: zeroed before and filled by the kernel; a struct of numbers.
+    // SAFETY: the struct was zeroed, and the kernel has filled it; it has numbers only.
     let answer = unsafe { answer.assume_init() };
     let device = libc::makedev(answer.stx_dev_major, answer.stx_dev_minor);
     let number = libc::makedev(answer.stx_rdev_major, answer.stx_rdev_minor);
@@ -79,7 +79,7 @@ fn file_facts(directory: i32, path: &std::ffi::CStr, flags: i32) -> Option<FileF
     Some(FileFacts { identity, place: (device, answer.stx_ino), mount })
 }
 
-/// The kind of node that the file at `path` is.
+/// The kind of node that the file at `path` is; `None` where it is no node.
 pub(crate) fn kind_at(nodes: &[Node], path: &Path) -> Option<NodeKind> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
@@ -87,7 +87,7 @@ pub(crate) fn kind_at(nodes: &[Node], path: &Path) -> Option<NodeKind> {
     nodes.iter().find(|node| node.identity == known.identity).map(|node| node.kind)
 }
 
-/// The mount and the file system of the node that is open at `path`, in `/proc/PID/fd`.
+/// The mount and the file system of the file at `path`, in `/proc/PID/fd`; `None` where it is no node.
 pub(crate) fn mount_at(nodes: &[Node], path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
@@ -104,7 +104,7 @@ pub(crate) fn place_at(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Device {
-    /// The node that `file` is, or the file back where it's none.
+    /// The device of an open file; gives the file back where it is no node.
     pub(crate) fn of(nodes: &[Node], file: OwnedFd) -> Result<Self, OwnedFd> {
         let Some(known) = file_facts(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH) else {
             return Err(file);
@@ -116,21 +116,21 @@ impl Device {
         }
     }
 
-    /// Its descriptor, to be handed on.
+    /// The file, to hand on or to wait for.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Its descriptor, for a struct that names one.
+    /// The file's descriptor number, as a field of a struct.
     pub(crate) fn descriptor(&self) -> i32 {
         self.file.as_raw_fd()
     }
 
-    /// Makes the call of `command` with `bytes`, which are its struct.
+    /// Makes the call of `command` on the file; `bytes` is the call's struct.
     ///
     /// # Errors
     ///
-    /// The error number of the system call.
+    /// The error number of the system call, or `EINVAL` where `bytes` has another size than the struct.
     pub(crate) fn call(&self, command: &Command, bytes: &mut [u8]) -> Result<(), Errno> {
         let request = syscall::request(command).ok_or(Errno::EINVAL)?;
         if bytes.len() != command.size() {
@@ -139,11 +139,11 @@ impl Device {
         self.ioctl(request, bytes.as_mut_ptr())
     }
 
-    /// Makes a call of UVM's with its struct, of a size that the release has.
+    /// Makes a call of UVM on the file; `bytes` is the call's struct, of a size that the release has.
     ///
     /// # Errors
     ///
-    /// The error number of the system call, or `EINVAL` where that isn't such a struct.
+    /// The error number of the system call, or `EINVAL` where the release has no such struct.
     pub(crate) fn call_uvm(
         &self,
         release: &Release,
@@ -159,24 +159,24 @@ impl Device {
         if let Some(done) = IN_MEMORY.get().and_then(|ask| ask(self.file.as_fd(), request, bytes)) {
             return done;
         }
-        // SAFETY: the driver copies the struct of that request in and out, and behind `bytes` are as
-        // many: the request states it (`call`), or the release's layout, with room for one that has
-        // grown (`call_uvm`). Addresses within are ours, or the decoder knows that none are followed.
+        // SAFETY: the driver copies the request's struct in and out, and `bytes` has as many bytes: the request
+        // states its size (`call`), or the release's layout does, with spare bytes for a struct that has grown
+        // (`call_uvm`). Addresses in the struct are the monitor's, or the decoder knows that the driver follows none.
         let done = unsafe { libc::ioctl(self.file.as_raw_fd(), libc::Ioctl::from(request), bytes) };
         Errno::result(done).map(drop)
     }
 }
 
-/// Why the resource manager didn't do what it was asked.
+/// Why a call of the resource manager failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     /// The system call failed.
     Errno(Errno),
-    /// The struct says this status.
+    /// The struct has this status.
     Status(u32),
 }
 
-/// As a message has it.
+/// The text for a message.
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -186,7 +186,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// The resource manager, through a file.
+/// The resource manager, by an open file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rm<'a> {
     pub(crate) release: &'a Release,
@@ -194,7 +194,7 @@ pub(crate) struct Rm<'a> {
 }
 
 impl Rm<'_> {
-    /// The smallest struct of a call: that of `NVOS21` for allocations.
+    /// The smallest struct of a call: for allocations, `NVOS21`.
     fn layout(&self, number: u32) -> Result<&'static Layout, Failure> {
         let layouts = self.release.layouts(Key::Escape(number));
         layouts.first().ok_or(Failure::Errno(Errno::EINVAL))
@@ -208,7 +208,7 @@ impl Rm<'_> {
         self.call_with([0; 64], number, fields)
     }
 
-    /// Makes a call whose fields are these, and tells one of those that come back.
+    /// Makes a call with these fields, and returns the field `answer` of the result.
     pub(crate) fn call_for(
         &self,
         number: u32,
@@ -221,7 +221,7 @@ impl Rm<'_> {
         answer.ok_or(Failure::Errno(Errno::EINVAL))
     }
 
-    /// `NV_ESC_RM_SHARE`, whose policy is no number: `NVOS57_PARAMETERS.sharePolicy` at 8.
+    /// Makes `NV_ESC_RM_SHARE`, whose policy is a struct and not a number: `NVOS57_PARAMETERS.sharePolicy` at 8.
     pub(crate) fn call_with_policy(
         &self,
         number: u32,
@@ -260,7 +260,7 @@ impl Rm<'_> {
         }
     }
 
-    /// Makes an object, and tells its handle.
+    /// Makes an object, and returns its handle.
     pub(crate) fn allocate(
         &self,
         client: u32,
@@ -287,12 +287,12 @@ impl Rm<'_> {
         made
     }
 
-    /// Makes a client of our own.
+    /// Makes a client of the monitor, and returns its handle.
     pub(crate) fn make_client(&self) -> Result<u32, Failure> {
         self.allocate(0, 0, 0, NV01_ROOT_CLIENT, &mut [])
     }
 
-    /// Opens the GPU with that number of the driver's.
+    /// Opens the GPU with the driver's number `number`, and returns the device's handle.
     pub(crate) fn open_gpu(&self, client: u32, number: u32) -> Result<u32, Failure> {
         let size = self.release.layouts(Key::Class(NV01_DEVICE_0)).first().map_or(56, Layout::size);
         let mut params = vec![0; size];
@@ -302,7 +302,7 @@ impl Rm<'_> {
         self.allocate(client, client, 0, NV01_DEVICE_0, &mut params)
     }
 
-    /// The subdevice that a device has. Of each GPU it has one at most: `subdeviceConstruct_IMPL`
+    /// The handle of the subdevice of a device. A device has at most one for each GPU: `subdeviceConstruct_IMPL`
     /// refuses another.
     pub(crate) fn find_subdevice(&self, client: u32, device: u32) -> Result<u32, Failure> {
         let mut params = [0; about::FIND_SUBDEVICE_BYTES];
@@ -311,12 +311,12 @@ impl Rm<'_> {
         Ok(about::answered_subdevice(&params))
     }
 
-    /// Makes a subdevice of a device, which has none.
+    /// Makes a subdevice of a device that has none, and returns its handle.
     pub(crate) fn make_subdevice(&self, client: u32, device: u32) -> Result<u32, Failure> {
         self.allocate(client, device, 0, NV20_SUBDEVICE_0, &mut [0; 4])
     }
 
-    /// Frees an object with all below it.
+    /// Frees an object with all objects below it.
     pub(crate) fn free(&self, client: u32, parent: u32, handle: u32) -> Result<(), Failure> {
         let fields = [
             (Meaning::Client, client.into()),
@@ -326,7 +326,7 @@ impl Rm<'_> {
         self.call(NV_ESC_RM_FREE, &fields).map(drop)
     }
 
-    /// Gives a command to an object.
+    /// Gives a command to an object, and returns the driver's answer in `params`.
     pub(crate) fn control(
         &self,
         client: u32,
@@ -347,8 +347,7 @@ impl Rm<'_> {
         done
     }
 
-    /// Whether an object of a client is memory of a GPU. A channel isn't, whose control page may lie
-    /// there.
+    /// Whether an object of a client is memory of a GPU. A channel is not, even if its control page is there.
     pub(crate) fn is_gpu_memory(&self, client: u32, handle: u32) -> bool {
         let Some(mut place) = export::ask_where(self.release, handle) else { return false };
         let command = NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE;
@@ -362,15 +361,14 @@ impl Rm<'_> {
         !(known && about::answered_class(&class) & 0xff == ANY_CHANNEL)
     }
 
-    /// Whether a memory object is larger than that, or isn't there any more: then it's other memory
-    /// than was charged under its name. What can't be told, as on a driver that doesn't know the
-    /// question, is no larger.
+    /// Whether a memory object is larger than `bytes`, or is gone: the handle then names other memory than was
+    /// charged. `false` where the driver can't tell, for example because it does not know the control.
     pub(crate) fn is_larger_than(&self, client: u32, handle: u32, bytes: u64) -> bool {
         let mut entry = Buffer::of(&about::ask_size());
         let mut params = about::ask_surface(entry.address());
         match self.control(client, handle, NV0041_CTRL_CMD_GET_SURFACE_INFO, &mut params) {
             Ok(()) => about::answered_size(&entry) > bytes,
-            // Of 16 TiB and more the size isn't told.
+            // The driver tells no size from 16 TiB on.
             Err(Failure::Status(status)) => {
                 matches!(status, NV_ERR_OBJECT_NOT_FOUND | NV_ERR_OUT_OF_RANGE)
             }

@@ -1,4 +1,4 @@
-//! The driver's nodes: files of them, and calls on these.
+//! Files of the driver, and the monitor's own calls on them.
 
 pub(crate) mod buffer;
 pub(crate) mod device;
