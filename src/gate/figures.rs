@@ -91,7 +91,7 @@ impl Figures {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create_new(true).mode(0o600).open(&new)?;
         file.set_len(BYTES as u64)?;
-        let figures = Self::of(MmapRaw::map_raw(&file)?, own);
+        let figures = Self::new(MmapRaw::map_raw(&file)?, own);
         fs::rename(&new, path)?;
         Ok(figures)
     }
@@ -103,10 +103,10 @@ impl Figures {
     /// Where there is no memory for the words.
     pub fn without_file() -> io::Result<Self> {
         let map: MmapMut = MmapOptions::new().len(BYTES).map_anon()?;
-        Ok(Self::of(map.into(), ProcessId { pid: 0, start_ticks: 0 }))
+        Ok(Self::new(map.into(), ProcessId { pid: 0, start_ticks: 0 }))
     }
 
-    fn of(map: MmapRaw, worker: ProcessId) -> Self {
+    fn new(map: MmapRaw, worker: ProcessId) -> Self {
         let page = Words { map };
         page.store(PID, u64::from(worker.pid.unsigned_abs()));
         page.store(START, worker.start_ticks);
@@ -171,7 +171,7 @@ fn text(page: &Words) -> Option<Vec<u8>> {
         return None;
     }
     let writes = page.word(WRITES).load(Ordering::Acquire);
-    let (of, length) = (page.load(TEXT_CHANGES), usize::try_from(page.load(LENGTH)).ok()?);
+    let (changes, length) = (page.load(TEXT_CHANGES), usize::try_from(page.load(LENGTH)).ok()?);
     if length == 0 || length > MOST_TEXT {
         return None;
     }
@@ -180,7 +180,7 @@ fn text(page: &Words) -> Option<Vec<u8>> {
     text.truncate(length);
     fence(Ordering::Acquire);
     let is_whole = writes.is_multiple_of(2) && page.load(WRITES) == writes;
-    (is_whole && page.load(CHANGES) == of).then_some(text)
+    (is_whole && page.load(CHANGES) == changes).then_some(text)
 }
 
 #[cfg(test)]

@@ -134,7 +134,7 @@ fn sizes(key: Key) -> Vec<usize> {
     let changes = RELEASES.iter().flat_map(|row| row.changes);
     let mut sizes: Vec<usize> = changes
         .filter_map(|change| match change {
-            Change::Set(of, layouts) if *of == key => Some(*layouts),
+            Change::Set(changed, layouts) if *changed == key => Some(*layouts),
             Change::Set(..) | Change::Remove(_) => None,
         })
         .flatten()
