@@ -1,4 +1,4 @@
-//! A bell: whoever has something for a thread rings it, and the thread waits for that.
+//! A bell: a thread waits for it, and another thread that has something for the first one rings it.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,13 +11,13 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// Wakes the thread, or keeps it from its next wait.
+    /// Wakes the thread. Where the thread doesn't wait, its next wait ends at once.
     pub(crate) fn ring(&self) {
         *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.rings.notify_one();
     }
 
-    /// Waits until the bell rings, at most so long; whether it rang, since this was asked last.
+    /// Waits until the bell rings, for `most` at most. `true` where the bell has rung since the last wait.
     pub(crate) fn wait(&self, most: Option<Duration>) -> bool {
         let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rung = match most {

@@ -1,8 +1,8 @@
-//! A mutex without poison: a thread that panics ends the whole program where that matters.
+//! A mutex without poison: where a panic of one thread matters, it ends the whole program.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// What one thread at a time has.
+/// A value that one thread at a time has.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(Mutex<T>);
 
@@ -11,12 +11,12 @@ impl<T> Lock<T> {
         Lock(Mutex::new(value))
     }
 
-    /// Waits until nobody else has it.
+    /// Waits until no other thread has the value.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same at once; `None` where somebody else has it.
+    /// Takes the value without waiting; `None` where another thread has it.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),

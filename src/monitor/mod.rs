@@ -1,8 +1,8 @@
 //! The monitor: answers the driver calls of one container.
 //!
-//! It is two processes of `cgpu-monitor`. The *keeper* holds what must not be lost: the sockets, the listeners,
-//! the ledger's [`journal`](journal). The *worker* answers calls, and can be replaced at any moment.
-//! How calls come here is the [`gate`](crate::gate)'s.
+//! The monitor is two processes of `cgpu-monitor`. The *keeper* holds what must not be lost: the sockets, the
+//! listeners, the ledger's [`journal`](journal). The *worker* answers calls, and can be replaced at any moment. The
+//! [`gate`](crate::gate) brings the container's calls to the monitor.
 
 mod audit;
 mod bell;

@@ -1,36 +1,36 @@
-//! What a monitor keeps resident of its own program, and of its heap.
+//! What a monitor keeps in memory of its own program, and of its heap.
 #![allow(unsafe_code, reason = "madvise and malloc_trim have no safe interface in our crates")]
 
 use std::fs;
 
 use nix::libc;
 
-/// Gives back the program's pages that only starting took: the kernel maps sixteen around each
-/// one that is run, and a monitor runs a few of them for as long as its container lives.
-pub(crate) fn give_back_the_start() {
+/// Gives back pages of the program that only its start needed: the kernel maps sixteen around each page that is run,
+/// and a monitor runs a few of them for as long as its container lives.
+pub(crate) fn give_back_startup_code() {
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
     for (from, to) in code(&maps) {
         let (Ok(from), Ok(bytes)) = (usize::try_from(from), usize::try_from(to - from)) else {
             continue;
         };
         let start = std::ptr::with_exposed_provenance_mut(from);
-        // SAFETY: a file's pages that can't be written, mapped here a moment ago and never
-        // unmapped: what is run is read from the file again.
+        // SAFETY: these are a file's pages that can't be written, mapped a moment ago and never unmapped. The kernel
+        // reads a page from the file again when it is run.
         unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) };
     }
 }
 
-/// Gives back the heap's pages that were used and freed. Whoever allocates meanwhile waits, and where there
-/// are many pieces that takes a while: for who has nothing to do.
-pub(crate) fn give_back_the_heap() {
+/// Gives back pages of the heap that were used and freed. A thread that allocates meanwhile waits, for a while where
+/// there are many pieces, so this is for a process that has nothing to do.
+pub(crate) fn give_back_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes a number only, and gives back what nobody has allocated.
+    // SAFETY: takes a number only, and gives back what isn't allocated.
     unsafe {
         libc::malloc_trim(0)
     };
 }
 
-/// The ranges of `/proc/self/maps` that are a file's, run and never written.
+/// The ranges of `/proc/self/maps` that map a file to be run and can't be written.
 fn code(maps: &str) -> impl Iterator<Item = (u64, u64)> {
     maps.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -61,8 +61,8 @@ c000-d000 r-xp 00000000 00:00 0 [vdso]
 
     #[test]
     fn a_program_goes_on_without() {
-        give_back_the_start();
-        give_back_the_heap();
+        give_back_startup_code();
+        give_back_heap();
         assert!(code(&fs::read_to_string("/proc/self/maps").unwrap()).count() > 0);
     }
 }

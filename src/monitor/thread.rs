@@ -9,7 +9,7 @@ const STACK_BYTES: usize = 128 << 10;
 ///
 /// # Errors
 ///
-/// Where the kernel starts none.
+/// Where the kernel starts no thread.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
     thread.spawn(work).map(drop)

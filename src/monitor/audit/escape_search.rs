@@ -1,10 +1,10 @@
-//! Descriptors of the container's that others have, and what they take through them.
+//! Finds outside processes that have the container's descriptors, and ends them.
 //!
-//! A descriptor can be sent to a process that no filter watches. What is taken through it
-//! shows in the driver's figures alone: of the process that made the client, which may be
-//! dead by then, or of a stranger that made one of its own. So those are asked for, too;
-//! whoever then is found with a file that was opened in the container ([`Origin`](crate::monitor::processes::origin::Origin)), and
-//! isn't at home there, is ended.
+//! A descriptor can be sent to a process that no filter watches. Memory that is taken through it shows in the
+//! driver's figures alone: for the process that made the client, which may be dead by then, or for an outside process
+//! that made a client of its own. So the figures of these processes are asked for, too. A process that isn't the
+//! container's and has a file which was opened in the container
+//! ([`Origin`](crate::monitor::processes::origin::Origin)) is then ended.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -15,218 +15,221 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::events::Event;
-use crate::monitor::caller::target::with_files;
+use crate::monitor::caller::target::threads_by_fd_table;
 use crate::monitor::log::container_log::described;
 use crate::monitor::node::device::{self, Device};
-use crate::monitor::processes::container_processes::{Processes, mount_namespace, processes};
-use crate::monitor::processes::escaped_fds::{Charge, Home};
+use crate::monitor::processes::container_processes::{Processes, all_pids, mount_namespace};
+use crate::monitor::processes::escaped_fds::{Evidence, FirstProcess};
 use crate::monitor::processes::origin::mounts;
 use crate::process::{first_of, told};
 
-/// How often is looked at most whether strangers could have taken anything.
+/// The shortest time between two looks at whether outside processes have taken memory.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How often descriptors are looked through while there is something to explain, and how
-/// long after it came up.
+/// The time between two searches for descriptors while memory in use isn't explained; the first search comes no later
+/// than this time after such memory was found.
 const SEARCH: Duration = Duration::from_millis(200);
 
-/// How often while use by the dead stays the same.
+/// How often descriptors are searched while memory of dead processes stays in use.
 const SLOW_SEARCH: Duration = Duration::from_secs(2);
 
-/// So much more that the driver has for nobody who can be asked about is looked into: for a
-/// dead stranger's client, say. Its own needs, contexts for one, are less or looked into in
-/// vain.
+/// A search begins when so many more bytes are in use that no known process has: the client of a dead outside process
+/// may have them, say. The driver's own needs, contexts for example, are less, or are searched for in vain.
 const UNEXPLAINED_BYTES: i128 = 16 << 20;
 
-/// Looks in a row that may tell nothing of that.
-const MOST_UNSTEADY: u32 = 1;
+/// Looks in a row that may be dropped because the figures changed meanwhile.
+const MOST_CHANGED_LOOKS: u32 = 1;
 
 const MOST_MOUNTS: usize = 1024;
 
-/// A stranger's descriptors.
+/// The driver's files that an outside process has open.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Descriptors {
-    /// One of the container's.
+    /// A file that was opened in the container.
     of_container: bool,
-    /// One of the driver's that it opened where it is at home.
+    /// A file that was opened on a mount of the process's own.
     of_own: bool,
 }
 
 impl Processes {
-    /// A process of the container has that file open.
+    /// Notes that a process of the container has that file open.
     pub(crate) fn note_opened(&self, device: &Device) {
         let Some(mount) = device.mount else { return };
-        if self.escaped.last.swap(mount, Ordering::Relaxed) != mount {
-            self.learn(mount, device.place.0);
+        if self.escaped.last_mount.swap(mount, Ordering::Relaxed) != mount {
+            self.note_mount(mount, device.place.0);
         }
     }
 
-    fn learn(&self, mount: u64, filesystem: u64) {
-        let mut origins = self.escaped.origin.lock();
+    fn note_mount(&self, mount: u64, filesystem: u64) {
+        let mut origins = self.escaped.origins.lock();
         if origins.judged.len() >= MOST_MOUNTS || !origins.judged.insert(mount) {
             return;
         }
-        // The host's own tell nothing.
-        let Ok(ours) = fs::read_to_string("/proc/self/mountinfo") else { return };
-        if mounts(&ours).contains(&mount) {
+        // Mounts that the host has, too, say nothing of the container.
+        let Ok(own) = fs::read_to_string("/proc/self/mountinfo") else { return };
+        if mounts(&own).contains(&mount) {
             return;
         }
         let nodes = &self.state.settings.nodes;
         let mut of_host = nodes.iter().filter_map(|node| device::place_at(&node.path));
         let private = !of_host.any(|place| place.0 == filesystem);
-        origins.origin.learn(mount, private.then_some(filesystem));
+        origins.origin.add_mount(mount, private.then_some(filesystem));
     }
 
-    /// Looks for the container's first process, before any has called: a descriptor can be sent
-    /// away unused. Its mounts may still be being made, so they are looked at again.
-    pub(crate) fn meet(&self) {
+    /// Looks for the container's first process, before any process has called: a descriptor can be sent away unused.
+    /// The mounts of the first process may still be changing, so they are looked at again.
+    pub(crate) fn find_first_process(&self) {
         let now = Instant::now();
         let escaped = &self.escaped;
         let mut since = now;
-        let meeting = self.state.pace(false, now).full_look;
-        if let Some(home) = &mut escaped.state.lock().home {
-            if home.is_settled(meeting, now) {
+        let interval = self.state.pace(false, now).full_look;
+        if let Some(first) = &mut escaped.state.lock().first_process {
+            if first.poll_is_stable(interval, now) {
                 return;
             }
-            since = home.since;
+            since = first.since;
         }
         let Some(state_file) = &self.state.settings.state_file else { return };
         let Ok(Some(first)) = first_of(state_file) else { return };
-        let Ok(ours) = fs::read_to_string("/proc/self/mountinfo") else { return };
-        let Ok((file, theirs)) = opened(&format!("/proc/{}/mountinfo", first.pid)) else { return };
-        let (ours, mut theirs) = (mounts(&ours), mounts(&theirs));
-        theirs.retain(|mount| !ours.contains(mount));
-        if !first.alive() || theirs.is_empty() || theirs.len() > MOST_MOUNTS {
+        let Ok(own) = fs::read_to_string("/proc/self/mountinfo") else { return };
+        let path = format!("/proc/{}/mountinfo", first.pid);
+        let Ok((file, text)) = open_and_read(&path) else { return };
+        let (own, mut found) = (mounts(&own), mounts(&text));
+        found.retain(|mount| !own.contains(mount));
+        if !first.alive() || found.is_empty() || found.len() > MOST_MOUNTS {
             return;
         }
-        escaped.origin.lock().origin.inhabit(theirs);
-        self.settle(first.pid);
-        escaped.state.lock().home = Some(Home { mounts: file, since, met: now });
+        escaped.origins.lock().origin.set_first_process_mounts(found);
+        self.note_process(first.pid);
+        escaped.state.lock().first_process =
+            Some(FirstProcess { mounts: file, since, looked: now });
     }
 
-    /// A process of the container's was seen: where it lives, and what it has open.
-    pub(crate) fn settle(&self, pid: i32) {
+    /// Notes in which namespace and cgroup a process of the container's is, and which nodes it has open.
+    pub(crate) fn note_process(&self, pid: i32) {
         let cgroup = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
-        let ours = mount_namespace(std::process::id().cast_signed());
-        let settled = mount_namespace(pid).filter(|of| Some(*of) != ours);
-        let home = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
-        let home = home.filter(|of| !of.trim_end().ends_with(":/"));
-        let settled = settled.map(|(_, inode)| inode);
-        self.escaped.origin.lock().origin.settle(settled, home.as_deref());
-        for tid in with_files(pid.cast_unsigned()) {
+        let own = mount_namespace(std::process::id().cast_signed());
+        let namespace = mount_namespace(pid).filter(|found| Some(*found) != own);
+        let found = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
+        let found = found.filter(|of| !of.trim_end().ends_with(":/"));
+        let namespace = namespace.map(|(_, inode)| inode);
+        self.escaped.origins.lock().origin.add_process(namespace, found.as_deref());
+        for tid in threads_by_fd_table(pid.cast_unsigned()) {
             for (mount, filesystem) in self.open_nodes(tid) {
-                self.learn(mount, filesystem);
+                self.note_mount(mount, filesystem);
             }
         }
     }
 
-    /// The driver's files among a thread's descriptors: their mounts and file systems.
+    /// The mounts and file systems of the driver's nodes that a thread has open.
     fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
         let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
         let nodes = &self.state.settings.nodes;
         entries.filter_map(|entry| device::mount_at(nodes, &entry.path())).collect()
     }
 
-    /// Looks at the figures of those who aren't the container's, and for whoever has a
-    /// descriptor of its where they, or the container's own, ask for it.
-    pub(crate) fn look_abroad(&self) {
+    /// Looks at the figures of outside processes, and searches for the container's descriptors where those figures,
+    /// or the container's own, give reason to.
+    pub(crate) fn look_for_escapes(&self) {
         let escaped = &self.escaped;
         let now = Instant::now();
-        if escaped.origin.lock().origin.is_unknown() {
+        if escaped.origins.lock().origin.is_unknown() {
             return;
         }
-        let ours = self.our_pids();
-        if ours.is_empty() && !escaped.is_watched() {
+        let callers = self.caller_pids();
+        if callers.is_empty() && !escaped.is_watched() {
             return;
         }
         if escaped.state.lock().looked.is_none_or(|looked| now - looked >= LOOK) {
             escaped.state.lock().looked = Some(now);
-            self.look_at_figures(&ours);
+            self.look_at_figures(&callers);
         }
         let (suspicious, lingering, searched) = {
             let state = escaped.state.lock();
-            let lingering = state.former.iter().any(|pid| state.figures.contains_key(pid));
+            let lingering = state.dead_pids.iter().any(|pid| state.figures.contains_key(pid));
             (state.suspicion.is_some_and(|until| now < until), lingering, state.searched)
         };
         let since = searched.map_or(Duration::MAX, |searched| now - searched);
         if (suspicious && since >= SEARCH) || (lingering && since >= SLOW_SEARCH) {
-            self.search(&ours, Charge::Theirs);
+            self.search(&callers, Evidence::ContainerMemory);
         }
     }
 
-    fn look_at_figures(&self, ours: &BTreeSet<u32>) {
+    fn look_at_figures(&self, callers: &BTreeSet<u32>) {
         let escaped = &self.escaped;
-        let own: Vec<u32> = ours.iter().copied().collect();
-        let Some((_, of_others)) = self.driver.figures(&own) else { return };
+        let own: Vec<u32> = callers.iter().copied().collect();
+        let Some((_, other_bytes)) = self.driver.figures(&own) else { return };
         let (last, suspicion) = {
             let state = escaped.state.lock();
-            (state.of_others, state.suspicion)
+            (state.other_bytes, state.suspicion)
         };
         let now = Instant::now();
-        // Many monitors ask, for many processes: not without a reason.
-        let was_used = !ours.is_empty() || escaped.has_called();
+        // All processes are asked for only with reason: there are many processes, and many monitors that ask.
+        let was_used = !callers.is_empty() || escaped.has_dead_caller();
         let often = self.state.pace(was_used, now).full_look;
-        if last.is_some_and(|(bytes, at)| bytes == of_others && now - at < often)
+        if last.is_some_and(|(bytes, at)| bytes == other_bytes && now - at < often)
             && suspicion.is_none_or(|until| until <= now)
         {
             return;
         }
-        escaped.state.lock().of_others = Some((of_others, now));
-        let former: BTreeSet<u32> = escaped.state.lock().former.iter().copied().collect();
-        let all = processes().chain(former.iter().copied()).chain(ours.iter().copied());
+        escaped.state.lock().other_bytes = Some((other_bytes, now));
+        let dead_pids: BTreeSet<u32> = escaped.state.lock().dead_pids.iter().copied().collect();
+        let all = all_pids().chain(dead_pids.iter().copied()).chain(callers.iter().copied());
         let all: Vec<u32> = all.collect::<BTreeSet<u32>>().into_iter().collect();
         let Some((_, before)) = self.driver.figures(&[]) else { return };
         let Some((mut figures, unexplained)) = self.driver.figures(&all) else { return };
         let Some((_, after)) = self.driver.figures(&[]) else { return };
-        figures.retain(|pid, _| !ours.contains(pid));
+        figures.retain(|pid, _| !callers.contains(pid));
         let known = std::mem::replace(&mut escaped.state.lock().figures, figures.clone());
         let grown =
             figures.iter().filter(|(pid, bytes)| known.get(pid).is_none_or(|known| known < bytes));
         for (pid, _) in grown {
-            if former.contains(pid) {
+            if dead_pids.contains(pid) {
                 escaped.suspect();
             }
-            self.end_holder(*pid, ours, Charge::Own);
+            self.end_holder(*pid, callers, Evidence::OwnMemory);
         }
-        // What is taken meanwhile is in one figure and not in the other.
+        // Memory that is taken during the look is in one figure and not in the other.
         let mut state = escaped.state.lock();
-        if before != after && state.unsteady < MOST_UNSTEADY {
-            state.unsteady += 1;
+        if before != after && state.changed_looks < MOST_CHANGED_LOOKS {
+            state.changed_looks += 1;
             return;
         }
-        state.unsteady = 0;
+        state.changed_looks = 0;
         let known = state.unexplained;
         drop(state);
         if known.is_some_and(|known| unexplained - known >= UNEXPLAINED_BYTES) {
-            self.search(ours, Charge::Own);
+            self.search(callers, Evidence::OwnMemory);
         } else if known.is_some_and(|known| known <= unexplained) {
             return;
         }
         escaped.state.lock().unexplained = Some(unexplained);
     }
 
-    /// Ends all strangers that have a descriptor of the container's. Whether there was one.
-    pub(crate) fn search(&self, ours: &BTreeSet<u32>, charge: Charge) -> bool {
-        let all: Vec<u32> = processes().collect();
-        let found = all.iter().filter(|pid| self.end_holder(**pid, ours, charge)).count() > 0;
+    /// Ends all outside processes that have a descriptor of the container's. `true` where there was one.
+    pub(crate) fn search(&self, callers: &BTreeSet<u32>, evidence: Evidence) -> bool {
+        let all: Vec<u32> = all_pids().collect();
+        let found = all.iter().filter(|pid| self.end_holder(**pid, callers, evidence)).count() > 0;
         self.escaped.state.lock().searched = Some(Instant::now());
         found
     }
 
-    /// Ends a process if it isn't the container's and has a descriptor that is. Whether it
-    /// was to be ended.
-    fn end_holder(&self, pid: u32, ours: &BTreeSet<u32>, charge: Charge) -> bool {
+    /// Ends a process that isn't the container's and has a descriptor of the container's. `true` where it was ended.
+    fn end_holder(&self, pid: u32, callers: &BTreeSet<u32>, evidence: Evidence) -> bool {
         let own = std::process::id();
         let kept = [1, own, std::os::unix::process::parent_id()];
-        if kept.contains(&pid) || ours.contains(&pid) {
+        if kept.contains(&pid) || callers.contains(&pid) {
             return false;
         }
-        // Before anything is asked: whoever had the pid by then is who gets the signal.
+        // The pidfd is opened before anything is asked: the signal reaches only the process that had the pid then.
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pidfd = number.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let Some(pidfd) = pidfd else { return false };
-        let found = self.found(pid);
-        if !found.of_container || (charge == Charge::Own && found.of_own) || self.is_home(pid) {
+        let found = self.descriptors_of(pid);
+        if !found.of_container
+            || (evidence == Evidence::OwnMemory && found.of_own)
+            || self.is_container_or_monitor(pid)
+        {
             return false;
         }
         let event = described(Event::killed_outside(), pid.cast_signed());
@@ -238,20 +241,20 @@ impl Processes {
         true
     }
 
-    /// What a process has open. Threads may have descriptors of their own.
-    fn found(&self, pid: u32) -> Descriptors {
+    /// Which of the driver's files a process has open. Threads may have descriptors of their own.
+    fn descriptors_of(&self, pid: u32) -> Descriptors {
         let mut found = Descriptors::default();
-        let mut at_home = None;
-        for tid in with_files(pid) {
+        let mut own_mounts = None;
+        for tid in threads_by_fd_table(pid) {
             for (mount, filesystem) in self.open_nodes(tid) {
-                let at_home = at_home.get_or_insert_with(|| {
+                let own_mounts = own_mounts.get_or_insert_with(|| {
                     let of = |tid| fs::read_to_string(format!("/proc/{tid}/mountinfo")).ok();
                     told(pid.cast_signed(), of).map(|text| mounts(&text))
                 });
-                let Some(at_home) = at_home else { return Descriptors::default() };
-                if at_home.contains(&mount) {
+                let Some(own_mounts) = own_mounts else { return Descriptors::default() };
+                if own_mounts.contains(&mount) {
                     found.of_own = true;
-                } else if self.escaped.origin.lock().origin.has(mount, filesystem) {
+                } else if self.escaped.origins.lock().origin.has_file(mount, filesystem) {
                     found.of_container = true;
                 }
             }
@@ -260,8 +263,8 @@ impl Processes {
     }
 }
 
-/// A file below /proc, and what it said when it was opened.
-fn opened(path: &str) -> io::Result<(File, String)> {
+/// A file below /proc, and its text when it was opened.
+fn open_and_read(path: &str) -> io::Result<(File, String)> {
     let mut file = File::open(path)?;
     let mut text = String::new();
     file.read_to_string(&mut text)?;

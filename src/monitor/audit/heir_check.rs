@@ -16,7 +16,7 @@ use crate::ledger::{Client, Process};
 use crate::monitor::audit::heirs::{callers, seen, seen_with};
 use crate::monitor::audit::holdings::DeadPids;
 use crate::monitor::audit::look::Audit;
-use crate::monitor::caller::target::compared;
+use crate::monitor::caller::target::compare_files;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::journal::process_number::number;
 use crate::monitor::journal::process_number::process_id;
@@ -105,7 +105,7 @@ impl Audit {
     fn inheritors(&self) -> BTreeSet<Process> {
         let callers = callers(&self.state.books());
         let of = |process: Process| {
-            self.processes.open_in(process_id(process).pid.cast_unsigned(), CLIENT)
+            self.processes.open_files_of(process_id(process).pid.cast_unsigned(), CLIENT)
         };
         let theirs: Option<Vec<_>> = callers.into_iter().map(of).collect();
         theirs.map(|theirs| self.silent_with_files(&theirs.concat())).unwrap_or_default()
@@ -114,12 +114,13 @@ impl Audit {
     /// The container's processes that never called and have a client's file that isn't among those.
     fn silent_with_files(&self, theirs: &[(u32, i32)]) -> BTreeSet<Process> {
         let is_theirs = |file: (u32, i32)| {
-            theirs.iter().any(|of| compared(file, *of).is_ok_and(|is| is.is_eq()))
+            theirs.iter().any(|of| compare_files(file, *of).is_ok_and(|is| is.is_eq()))
         };
-        let called = self.processes.our_pids();
-        let silent = self.processes.inhabitants().into_iter().filter(|pid| !called.contains(pid));
+        let called = self.processes.caller_pids();
+        let silent =
+            self.processes.container_pids().into_iter().filter(|pid| !called.contains(pid));
         let with_files = silent.filter(|pid| {
-            let files = self.processes.open_in(*pid, CLIENT).unwrap_or_default();
+            let files = self.processes.open_files_of(*pid, CLIENT).unwrap_or_default();
             files.into_iter().any(|file| !is_theirs(file))
         });
         with_files.filter_map(|pid| ProcessId::of(pid.cast_signed())).map(number).collect()

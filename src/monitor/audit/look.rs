@@ -17,7 +17,7 @@ use crate::monitor::audit::kept_exports::KeptExports;
 use crate::monitor::audit::mappings::Mappings;
 use crate::monitor::audit::memory::{AuditMemory, Audited};
 use crate::monitor::audit::suspects::{culprits, uncharged, with_charges};
-use crate::monitor::caller::deaths::Deaths;
+use crate::monitor::caller::audit_wait::AuditWait;
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::MonitorClient;
@@ -63,7 +63,7 @@ pub(crate) struct Audit {
     mappings: Arc<Mappings>,
     exports: Arc<KeptExports>,
     slices: Arc<Slices>,
-    pub(crate) deaths: Arc<Deaths>,
+    pub(crate) audit_wait: Arc<AuditWait>,
     pub(crate) memory: AuditMemory,
 }
 
@@ -75,7 +75,7 @@ impl Audit {
         exports: Arc<KeptExports>,
         slices: Arc<Slices>,
         processes: Arc<Processes>,
-        deaths: Arc<Deaths>,
+        audit_wait: Arc<AuditWait>,
     ) -> Self {
         let (state, driver) = (Arc::clone(&stakes.state), Arc::clone(&stakes.driver));
         let (uvm, memory) = (Arc::clone(&mappings.uvm), AuditMemory::default());
@@ -89,14 +89,14 @@ impl Audit {
             mappings,
             exports,
             slices,
-            deaths,
+            audit_wait,
             memory,
         }
     }
 
     /// Has the audit's thread look now.
     pub(crate) fn wake(&self) {
-        self.deaths.ring();
+        self.audit_wait.ring();
     }
 
     /// Looks what there really is, for a call on the lane that would be refused otherwise, and came then.
@@ -159,7 +159,7 @@ impl Audit {
         let own = self.driver.own_client()?;
         let is_lost = |process: &Process| ProcessId::of(process_id(*process).pid).is_some();
         let lost: BTreeSet<Process> = dead.iter().copied().filter(is_lost).collect();
-        let numbers = DeadPids { former: self.processes.escaped.former(), lost };
+        let numbers = DeadPids { former: self.processes.escaped.unused_dead_pids(), lost };
         let mut all = Vec::new();
         for gpu in 0..self.state.uuids.len() {
             let found = self.ask(&own, gpu, &numbers)?;
@@ -218,7 +218,7 @@ impl Audit {
         } else if !self.memory.doubts.note(gpu) {
             books.due.schedule(Instant::now());
             drop(books);
-            self.deaths.ring();
+            self.audit_wait.ring();
             return None;
         }
         match finding {
@@ -298,7 +298,7 @@ impl Audit {
             } else {
                 // What they had is looked at once more.
                 books.due.schedule(Instant::now());
-                self.deaths.ring();
+                self.audit_wait.ring();
             }
         }
     }
@@ -313,7 +313,7 @@ impl Audit {
             books.close_all(&kept);
         } else {
             books.due.schedule(Instant::now());
-            self.deaths.ring();
+            self.audit_wait.ring();
         }
     }
 

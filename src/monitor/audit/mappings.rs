@@ -141,7 +141,7 @@ impl Mappings {
 
     /// Whoever has something mapped that he isn't charged for is watched.
     pub(crate) fn look_for_heirs(&self) {
-        for pid in self.processes.inhabitants().into_iter().map(u32::cast_signed) {
+        for pid in self.processes.container_pids().into_iter().map(u32::cast_signed) {
             let Some(process) = ProcessId::of(pid).map(number) else { continue };
             let since = Instant::now();
             let mappings = self.mapped_in(process, &current(process).unwrap_or_default());
@@ -262,7 +262,7 @@ impl Mappings {
                 last.into_iter().filter(|mapped| overlap(*mapped, (at, at + 1))).collect();
             let open = self
                 .processes
-                .open_in(process_id(memory.process).pid.cast_unsigned(), NodeKind::Uvm);
+                .open_files_of(process_id(memory.process).pid.cast_unsigned(), NodeKind::Uvm);
             let mut open = open.into_iter().flatten();
             if !self.uncharged(memory.process, &there, Instant::now()).is_empty()
                 && open.any(|place| has_file(place, &file.device) == Some(true))

@@ -1,11 +1,10 @@
-//! Leader and followers: whose turn it is to wait for calls.
+//! Leader and followers: which thread waits for calls.
 //!
-//! One thread leads: it waits, receives a call and deals with it at once, in the driver
-//! too, since handing it to another thread costs more than most calls take. A second one
-//! watches: where the leader is still busy with the same call when it looks again, it
-//! takes the lead, and the other, when it's done, follows. So a call that hangs
-//! holds up its caller, and the others for two looks. The watcher sleeps while nothing
-//! happens. Knows no calls.
+//! One thread leads: it waits for a call, receives it and serves it at once, the driver's part included, since
+//! handing a call to another thread costs more than most calls take. A second thread watches the leader. Where the
+//! leader is busy with the same call at two looks in a row, the watcher takes the lead, and the old leader follows
+//! when its call is done. So a call that hangs holds up its own caller, and other callers for two looks only. The
+//! watcher sleeps while no call comes. A call is no more than a number here.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,20 +13,20 @@ use std::time::Duration;
 
 use crate::monitor::lock::Lock;
 
-/// Time between two looks. Each costs those who take turns on its processor some 20 µs.
+/// Time between two looks. Each look costs the threads that take turns on the watcher's processor some 20 µs.
 const LOOK: Duration = Duration::from_micros(400);
 
-/// Looks without any call after which the watcher sleeps.
+/// Looks in a row without a call after which the watcher sleeps.
 const PATIENCE: u32 = 20;
 
-/// Whose turn it is.
+/// Which thread leads, and whether another one watches.
 #[derive(Debug, Default)]
 pub(crate) struct Leader {
-    /// The call that the leader is busy with, or 0.
+    /// The number of the call that the leader is busy with; 0 where it waits for a call.
     busy: AtomicU64,
-    /// Calls so far.
+    /// How many calls there were so far.
     calls: AtomicU64,
-    /// The watcher sleeps.
+    /// Whether the watcher sleeps.
     asleep: AtomicBool,
     roles: Lock<Roles>,
     follow: Condvar,
@@ -42,27 +41,27 @@ struct Roles {
     spawned: usize,
 }
 
-/// How a thread comes to lead.
+/// Whether a new leader is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Others are there to follow.
+pub(crate) enum Lead {
+    /// Another thread watches, or was woken to watch.
     Followed,
-    /// Nobody is: one more thread is needed.
+    /// No other thread is free to watch: one more is needed.
     Alone,
 }
 
 impl Leader {
-    /// How many threads there are.
+    /// How many threads were started.
     pub(crate) fn threads(&self) -> usize {
         self.roles.lock().spawned
     }
 
-    /// Has `start` start one more thread, by its number, where there are fewer than `most`.
+    /// Has `start` start one more thread, with its number, where fewer than `most` were started.
     ///
     /// # Errors
     ///
-    /// Where it can't be started: the number is the next one's, then.
-    pub(crate) fn enlist(
+    /// Where `start` fails. The next thread gets the same number then.
+    pub(crate) fn start_another(
         &self,
         most: usize,
         start: impl FnOnce(usize) -> io::Result<()>,
@@ -75,21 +74,21 @@ impl Leader {
         Ok(())
     }
 
-    /// Waits until it's this thread's turn to lead.
-    pub(crate) fn follow(&self) -> Turn {
+    /// Waits until this thread leads.
+    pub(crate) fn wait_to_lead(&self) -> Lead {
         let mut roles = self.roles.lock();
         loop {
             if !roles.led {
                 roles.led = true;
-                return self.turn(roles);
+                return self.lead(roles);
             }
             if !roles.watched {
                 roles.watched = true;
                 drop(roles);
-                self.look();
+                self.watch_leader();
                 roles = self.roles.lock();
                 roles.watched = false;
-                return self.turn(roles);
+                return self.lead(roles);
             }
             roles.parked += 1;
             roles = self.follow.wait(roles).unwrap_or_else(PoisonError::into_inner);
@@ -97,20 +96,20 @@ impl Leader {
         }
     }
 
-    /// Somebody must watch from now on.
-    fn turn(&self, roles: MutexGuard<'_, Roles>) -> Turn {
+    /// Makes sure that another thread watches this new leader, where there is one.
+    fn lead(&self, roles: MutexGuard<'_, Roles>) -> Lead {
         if roles.watched {
-            return Turn::Followed;
+            return Lead::Followed;
         }
         if roles.parked > 0 {
             drop(roles);
             self.follow.notify_one();
-            return Turn::Followed;
+            return Lead::Followed;
         }
-        Turn::Alone
+        Lead::Alone
     }
 
-    /// The leader is busy from now on, with the call that is returned.
+    /// Notes that the leader is busy with a call from now on. Returns the call's number, for [`Self::end`].
     pub(crate) fn begin(&self) -> u64 {
         let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         self.busy.store(call, Ordering::SeqCst);
@@ -121,13 +120,13 @@ impl Leader {
         call
     }
 
-    /// It's done with it. Whether it still leads.
+    /// Notes that the call is done. `true` where this thread still leads: the watcher may have taken the lead.
     pub(crate) fn end(&self, call: u64) -> bool {
         self.busy.compare_exchange(call, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Watches until the lead is this thread's.
-    fn look(&self) {
+    /// Watches the leader until this thread takes the lead.
+    fn watch_leader(&self) {
         let mut seen = 0;
         let mut calls = 0;
         let mut quiet = 0;
@@ -166,7 +165,7 @@ mod tests {
         let lead = Leader::default();
         let mut numbers = Vec::new();
         for is_started in [true, false, false, true, true] {
-            let _ = lead.enlist(2, |number| {
+            let _ = lead.start_another(2, |number| {
                 numbers.push(number);
                 is_started.then_some(()).ok_or_else(|| io::ErrorKind::WouldBlock.into())
             });
@@ -177,12 +176,12 @@ mod tests {
     #[test]
     fn a_leader_that_hangs_is_replaced_and_follows_when_it_is_done() {
         let lead = Arc::new(Leader::default());
-        assert_eq!(lead.follow(), Turn::Alone);
+        assert_eq!(lead.wait_to_lead(), Lead::Alone);
         let (sender, receiver) = channel();
         for _ in 0..2 {
             let (lead, sender) = (Arc::clone(&lead), sender.clone());
             std::thread::spawn(move || {
-                let turn = lead.follow();
+                let turn = lead.wait_to_lead();
                 sender.send(turn).unwrap();
             });
         }
@@ -192,7 +191,7 @@ mod tests {
         assert!(lead.end(call), "a short call keeps the lead");
         let call = lead.begin();
         let begun = Instant::now();
-        assert_eq!(receiver.recv_timeout(Duration::from_secs(5)).unwrap(), Turn::Followed);
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(5)).unwrap(), Lead::Followed);
         assert!(begun.elapsed() < Duration::from_secs(1));
         assert!(!lead.end(call), "somebody else leads");
     }

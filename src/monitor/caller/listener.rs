@@ -15,35 +15,35 @@ use {crate::monitor::caller::test_callers::TestCallers, std::sync::Arc};
 
 use crate::monitor::journal::map::Slot;
 
-/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`: caller and listener take turns on one processor.
+/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`: the caller and the listening thread take turns on one processor.
 const SYNC_WAKE_UP: u64 = 1;
 
 /// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`.
 const CONTINUE: u32 = 1;
 
-/// A listener.
+/// A listener, with the number that the keeper gave it.
 #[derive(Debug)]
 pub(crate) struct Listener {
     number: u64,
     descriptor: OwnedFd,
-    /// Who waits in a test without a kernel that would know.
+    /// The callers that wait, in a test without a kernel.
     #[cfg(test)]
     callers: Option<Arc<TestCallers>>,
 }
 
-/// What a call is answered.
+/// The answer to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// The caller makes it itself.
+    /// The kernel makes the call as the caller asked for it.
     Continue,
-    /// It fails so.
+    /// The call fails with this error.
     Errno(i32),
-    /// It was done.
+    /// The monitor has made the call.
     Done,
 }
 
 impl Reply {
-    /// Error and flags, as the kernel takes them.
+    /// The error and the flags of a `seccomp_notif_resp`.
     pub(crate) fn parts(self) -> (i32, u32) {
         match self {
             Self::Continue => (0, CONTINUE),
@@ -61,7 +61,7 @@ impl From<Errno> for Reply {
 
 impl Listener {
     pub(crate) fn new(number: u64, descriptor: OwnedFd) -> Self {
-        // SAFETY: takes numbers only. Kernels before 6.6 refuse it, and are slower.
+        // SAFETY: takes numbers only. Kernels before 6.6 refuse the flag; their calls are slower.
         unsafe { libc::ioctl(descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
         Listener {
             number,
@@ -71,7 +71,7 @@ impl Listener {
         }
     }
 
-    /// One of a test, whose callers are known there.
+    /// A listener of a test, which says which callers wait.
     #[cfg(test)]
     pub(crate) fn of_model(number: u64, descriptor: OwnedFd, callers: Arc<TestCallers>) -> Self {
         Listener { number, descriptor, callers: Some(callers) }
@@ -85,11 +85,11 @@ impl Listener {
         self.descriptor.as_fd()
     }
 
-    /// Receives a notification into the slot; `None` where it was gone before.
+    /// Receives a notification into the slot. `None` where its caller has gone, or a signal interrupted the wait.
     pub(crate) fn receive(&self, slot: Slot<'_>) -> Option<seccomp_notif> {
         slot.clear(self.number);
-        // SAFETY: the slot has room for a notification, which [`check_sizes`] found to be
-        // as large as the kernel's, zeroed as it demands.
+        // SAFETY: the slot is zeroed, as the kernel demands, and has room for a notification, whose size
+        // [`check_sizes`] compared with the kernel's.
         let received = unsafe {
             libc::ioctl(
                 self.descriptor.as_raw_fd(),
@@ -100,7 +100,7 @@ impl Listener {
         (received == 0).then(|| slot.notice())
     }
 
-    /// Whether the caller still waits.
+    /// Whether the caller of notification `id` still waits.
     pub(crate) fn is_valid(&self, id: u64) -> bool {
         #[cfg(test)]
         if let Some(callers) = &self.callers {
@@ -113,7 +113,7 @@ impl Listener {
         valid == 0
     }
 
-    /// Replies. Whether the caller waited for it.
+    /// Answers notification `id`. `true` where its caller still waited.
     pub(crate) fn send(&self, id: u64, (error, flags): (i32, u32)) -> bool {
         #[cfg(test)]
         if let Some(callers) = &self.callers {
@@ -128,11 +128,11 @@ impl Listener {
     }
 }
 
-/// Compares the kernel's structs with ours.
+/// Compares the sizes of the kernel's seccomp structs with those of this program.
 ///
 /// # Errors
 ///
-/// Where they differ, or the kernel has none.
+/// Where sizes differ, or the kernel has no user notification.
 pub fn check_sizes() -> io::Result<()> {
     let mut sizes =
         seccomp_notif_sizes { seccomp_notif: 0, seccomp_notif_resp: 0, seccomp_data: 0 };
@@ -143,8 +143,8 @@ pub fn check_sizes() -> io::Result<()> {
     if asked != 0 {
         return Err(io::Error::last_os_error());
     }
-    let ours = (size_of::<seccomp_notif>(), size_of::<seccomp_notif_resp>());
-    if (usize::from(sizes.seccomp_notif), usize::from(sizes.seccomp_notif_resp)) != ours {
+    let known = (size_of::<seccomp_notif>(), size_of::<seccomp_notif_resp>());
+    if (usize::from(sizes.seccomp_notif), usize::from(sizes.seccomp_notif_resp)) != known {
         return Err(io::Error::from(Errno::EOVERFLOW));
     }
     Ok(())

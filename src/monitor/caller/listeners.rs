@@ -1,4 +1,4 @@
-//! The container's listeners, by which its calls come.
+//! The container's listeners, through which the monitor receives its calls.
 
 use std::io;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use crate::monitor::caller::recv_wait::RecvWait;
 use crate::monitor::journal::map::Slot;
 use crate::monitor::lock::Lock;
 
-/// All that there are, and who waits for calls of them.
+/// All listeners, and the thread that waits for their calls.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     all: Lock<Vec<Arc<Listener>>>,
-    /// The listener that is looked at first, but for how many there are.
+    /// Counts waits for several listeners. Modulo the number of listeners, it says which one is asked first.
     first: AtomicUsize,
-    /// For calls; a change is one of the listeners, or that nothing more is received.
+    /// The wait for calls. It ends for a change: a listener came or went, or no more calls are to be received.
     waiting: RecvWait,
 }
 
 impl Listeners {
-    /// None yet.
+    /// No listener yet.
     ///
     /// # Errors
     ///
-    /// Where who waits couldn't be fetched out of it.
+    /// Where the signal that ends a wait can't be handled.
     pub(crate) fn new() -> io::Result<Self> {
         let (all, first) = (Lock::default(), AtomicUsize::new(0));
         Ok(Listeners { all, first, waiting: RecvWait::new()? })
@@ -56,17 +56,17 @@ impl Listeners {
         self.all.lock().is_empty()
     }
 
-    /// Who waits for calls looks again.
+    /// Has the thread that waits for calls look at the listeners again.
     pub(crate) fn wake(&self) {
-        self.waiting.change();
+        self.waiting.note_change();
     }
 
-    /// The changes so far.
+    /// How many changes there were so far.
     pub(crate) fn changes(&self) -> u64 {
         self.waiting.changes()
     }
 
-    /// Waits for a call, or for a change after those that are known.
+    /// Waits for a call of one of `listeners`. `None` for a change beyond the `known` ones, or a call that is gone.
     pub(crate) fn receive<'a>(
         &self,
         slot: Slot<'_>,
@@ -74,14 +74,14 @@ impl Listeners {
         listeners: &'a [Arc<Listener>],
     ) -> Option<(&'a Listener, seccomp_notif)> {
         self.waiting.wait(thread, known, || {
-            if let [one] = listeners {
-                return one.receive(slot).map(|notice| (&**one, notice));
+            if let [single] = listeners {
+                return single.receive(slot).map(|notice| (&**single, notice));
             }
             let asked = listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::POLLIN));
             let mut asked: Vec<PollFd<'_>> = asked.collect();
             poll(&mut asked, PollTimeout::NONE).ok()?;
-            let has = |of: &PollFd<'_>| of.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
-            // From one on that is the next each time: those before could have calls for ever.
+            let has = |fd: &PollFd<'_>| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
+            // Another listener comes first each time: one with calls at all times would hold up the others for ever.
             let first = self.first.fetch_add(1, Ordering::Relaxed) % listeners.len().max(1);
             let all = listeners.iter().zip(&asked);
             let all = all.clone().skip(first).chain(all.take(first));

@@ -1,6 +1,6 @@
-//! Who calls: listeners, processes, what is read of a call, and calls whose caller comes back.
+//! The container's callers: listeners, processes, copies of their memory, and calls that a caller makes again.
 
-pub(crate) mod deaths;
+pub(crate) mod audit_wait;
 pub(crate) mod leader;
 pub(crate) mod listener;
 pub(crate) mod listeners;

@@ -1,9 +1,8 @@
-//! Waiting in the kernel for a call, and being fetched out of it.
+//! Waits in the kernel for a call, so that another thread can end the wait.
 //!
-//! Who waits for one listener alone waits in its receiving itself: to poll before would
-//! cost each call a microsecond. Such a wait sees nothing else, so where there is something
-//! else to know, whoever brings it counts it and sends a signal to who waits. A signal
-//! reaches no thread that does anything but wait: a call in the driver would fail by it.
+//! A thread that waits for a single listener waits within the receiving ioctl: a poll before it would cost each call
+//! a microsecond. Such a wait notices nothing else. So a thread that brings a change counts it and sends a signal to
+//! the waiting thread. The signal goes only to a thread that waits: a call in the driver would fail by it.
 #![allow(unsafe_code, reason = "a signal's handler is set, and a thread is told, by raw calls")]
 
 use std::io;
@@ -17,76 +16,77 @@ use nix::unistd::{Pid, getpid, gettid};
 
 use crate::monitor::lock::Lock;
 
-/// A signal that comes between a look and the wait is lost: it's sent again after this.
-const AGAIN: Duration = Duration::from_micros(200);
+/// The signal is sent again after this time: one that comes between the waiting thread's check and its wait is lost.
+const RESEND: Duration = Duration::from_micros(200);
 
 const SIGNAL: Signal = Signal::SIGUSR1;
 
-/// Who waits, and what there is to know.
+/// The thread that waits, and the number of changes.
 #[derive(Debug, Default)]
 pub(crate) struct RecvWait {
     changes: AtomicU64,
-    /// Who waits, and how many changes it knows of.
-    who: Lock<Option<(Pid, u64)>>,
+    /// The waiting thread, and how many changes it knows.
+    waiting: Lock<Option<(Pid, u64)>>,
 }
 
 extern "C" fn nothing(_: libc::c_int) {}
 
 impl RecvWait {
-    /// Makes the signal interrupt what waits, and do nothing else.
+    /// Has the signal interrupt a system call that waits, and do nothing else.
     pub(crate) fn new() -> io::Result<Self> {
         let action =
             SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
-        // SAFETY: the handler does nothing, and nobody else handles this signal.
+        // SAFETY: the handler does nothing, and nothing else in this program handles this signal.
         unsafe { sigaction(SIGNAL, &action) }?;
         Ok(Self::default())
     }
 
-    /// The changes so far.
+    /// How many changes there were so far.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// Waits by `wait`, which a change after those that are `known` interrupts.
+    /// Waits by `wait`, which a change beyond the `known` ones interrupts. `None` at once where there is such a
+    /// change.
     pub(crate) fn wait<T>(
         &self,
         thread: Pid,
         known: u64,
         wait: impl FnOnce() -> Option<T>,
     ) -> Option<T> {
-        *self.who.lock() = Some((thread, known));
+        *self.waiting.lock() = Some((thread, known));
         let got = if self.changes() == known { wait() } else { None };
-        *self.who.lock() = None;
+        *self.waiting.lock() = None;
         if self.changes() != known {
-            // A signal that was sent is taken here, on the way back from the kernel.
+            // A signal that was sent is handled here, on the way back from the kernel, and not during a later call.
             std::thread::yield_now();
         }
         got
     }
 
-    /// Something changed: returns when nobody waits who doesn't know.
-    pub(crate) fn change(&self) {
+    /// Counts a change. Returns when no thread waits that doesn't know of it.
+    pub(crate) fn note_change(&self) {
         let now = self.changes.fetch_add(1, Ordering::SeqCst) + 1;
         loop {
-            let who = self.who.lock();
-            match *who {
-                Some((thread, known)) if known < now => tell(thread),
+            let waiting = self.waiting.lock();
+            match *waiting {
+                Some((thread, known)) if known < now => signal_thread(thread),
                 _ => return,
             }
-            drop(who);
-            std::thread::sleep(AGAIN);
+            drop(waiting);
+            std::thread::sleep(RESEND);
         }
     }
 }
 
-/// This thread, for [`RecvWait::wait`].
+/// The id of this thread, for [`RecvWait::wait`].
 pub(crate) fn this_thread() -> Pid {
     gettid()
 }
 
-fn tell(thread: Pid) {
+fn signal_thread(thread: Pid) {
     let signal = SIGNAL as libc::c_int;
-    // SAFETY: takes numbers only; the thread is one of ours, and waits.
+    // SAFETY: takes numbers only; the thread is one of this process, and waits.
     let told =
         unsafe { libc::syscall(libc::SYS_tgkill, getpid().as_raw(), thread.as_raw(), signal) };
     if let Err(errno) = Errno::result(told) {
@@ -111,11 +111,11 @@ mod tests {
         std::thread::spawn(move || {
             let me = this_thread();
             let nap = || poll(&mut [], PollTimeout::NONE).is_err().then_some(());
-            // Interrupted, and asked with what it knew before: at once.
+            // The first wait is interrupted. The second one knows as little as the first, and ends at once.
             let slept = other.wait(me, 0, nap);
             let stale = other.wait(me, 0, nap);
             sender.send((slept, stale)).unwrap();
-            // At work no signal comes.
+            // No signal comes to a thread that doesn't wait.
             let begun = std::time::Instant::now();
             let worked = poll(&mut [], PollTimeout::from(200_u8));
             sender
@@ -124,10 +124,10 @@ mod tests {
         });
         std::thread::sleep(Duration::from_millis(20));
         assert!(receiver.try_recv().is_err(), "it waits");
-        waiting.change();
+        waiting.note_change();
         assert_eq!(receiver.recv_timeout(Duration::from_secs(5)), Ok((Some(()), None)));
         for _ in 0..20 {
-            waiting.change();
+            waiting.note_change();
         }
         assert_eq!(receiver.recv_timeout(Duration::from_secs(5)), Ok((Some(()), None)));
     }

@@ -1,8 +1,7 @@
-//! Copies of what a call is made of, kept by each thread for the next one.
+//! Copies of a call's struct and of what it points at, in buffers that each thread keeps for its next call.
 //!
-//! What lies in one page with the call's struct is copied with it: programs mostly have both the
-//! struct and its parameters on their stack, and a second copy from another process costs a
-//! microsecond. Knows no calls.
+//! The whole page of the call's struct is copied: most programs have both the struct and its parameters on their
+//! stack, and a second copy from another process costs a microsecond. This file doesn't know what a call does.
 
 use nix::errno::Errno;
 
@@ -10,39 +9,39 @@ use crate::monitor::caller::target::Target;
 use crate::monitor::node::buffer::Buffer;
 use crate::rm::{Layout, Meaning};
 
-/// What is copied at once: no page of any machine is smaller.
+/// Bytes that are copied at once: no machine has smaller pages.
 const PAGE_BYTES: usize = 4096;
 
-/// Bytes of a copy that a thread keeps room for.
+/// The largest buffer, in bytes, that a thread keeps for its next call.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// Which copy.
+/// One of the copies of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Copy {
     Struct,
     Params,
-    /// Of what those point at: where it begins, and its bytes.
+    /// A piece of what the parameters point at: its offset in the list, and its bytes.
     Piece(usize, usize),
 }
 
-/// Copies that a thread keeps for the next call.
+/// The copies of a call, in buffers that a thread keeps for the next one.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// The call's struct.
     pub(crate) bytes: Buffer,
-    /// What it points at.
+    /// The parameters: what the struct points at.
     pub(crate) params: Buffer,
-    /// What that points at, one after the other.
+    /// What the parameters point at, one piece after another.
     pub(crate) list: Buffer,
-    /// The struct and its parameters, as they were read; empty where that isn't known.
+    /// The struct and its parameters as they were read; empty where they aren't remembered.
     pub(crate) input: Vec<u8>,
     page: Page,
 }
 
-/// A page of the caller's, as it was when the struct was read.
+/// A page of the caller's memory, as it was when the struct was read.
 #[derive(Debug)]
 struct Page {
-    /// Its address, where it was copied.
+    /// The page's address; `None` where no page is copied.
     begin: Option<u64>,
     bytes: Box<[u8; PAGE_BYTES]>,
 }
@@ -54,7 +53,7 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Copies the page of `address`, if so many bytes are in it.
+    /// Copies the page of `address`, where it has all `size` bytes from there on.
     fn load(&mut self, target: &Target, address: u64, size: usize) {
         let begin = address & !(PAGE_BYTES as u64 - 1);
         let fits = size != 0 && size as u64 <= PAGE_BYTES as u64 - (address - begin);
@@ -67,7 +66,7 @@ impl Page {
         self.bytes.get(from..from.checked_add(size)?)
     }
 
-    /// Fills `bytes` from `address`: all or nothing.
+    /// Fills `bytes` from the caller's memory at `address`: all of them, or it fails.
     fn read(&self, target: &Target, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
         match self.get(address, bytes.len()) {
             Some(copy) => bytes.copy_from_slice(copy),
@@ -78,14 +77,14 @@ impl Page {
 }
 
 impl Scratch {
-    /// Nothing is known of the next call.
+    /// Forgets what was read for the last call.
     pub(crate) fn begin(&mut self) {
         self.input.clear();
         self.page.begin = None;
     }
 
-    /// Gives back what a large call took.
-    pub(crate) fn tidy(&mut self) {
+    /// Frees buffers that a large call has made larger than [`KEPT_BYTES`].
+    pub(crate) fn shrink(&mut self) {
         for copy in [&mut self.bytes, &mut self.params, &mut self.list] {
             if copy.capacity() > KEPT_BYTES {
                 *copy = Buffer::default();
@@ -111,7 +110,7 @@ impl Scratch {
         self.page.read(target, address, &mut self.bytes)
     }
 
-    /// Copies what it points at.
+    /// Copies the parameters.
     pub(crate) fn read_params(
         &mut self,
         target: &Target,
@@ -122,7 +121,7 @@ impl Scratch {
         self.page.read(target, address, &mut self.params)
     }
 
-    /// Copies what that points at to a place in the list, which has room for it.
+    /// Copies a piece of what the parameters point at to its place in the list, which has room for it.
     pub(crate) fn read_piece(
         &mut self,
         target: &Target,
@@ -133,7 +132,7 @@ impl Scratch {
         self.page.read(target, address, copy)
     }
 
-    /// Remembers struct and parameters as they are, which is as they were read.
+    /// Remembers the struct and the parameters as they were read. They are unchanged since then.
     pub(crate) fn remember(&mut self) {
         self.input.clear();
         self.input.extend_from_slice(&self.bytes);
@@ -152,12 +151,12 @@ impl Scratch {
         part.view(&self.bytes)?.u64(meaning)
     }
 
-    /// The struct as it was read, where that is known.
+    /// The struct as it was read; empty where it isn't remembered.
     pub(crate) fn bytes_read(&self) -> &[u8] {
         self.input.get(..self.bytes.len()).unwrap_or_default()
     }
 
-    /// The parameters as they were read, where that is known.
+    /// The parameters as they were read; empty where they aren't remembered.
     pub(crate) fn params_read(&self) -> &[u8] {
         self.input.get(self.bytes.len()..).unwrap_or_default()
     }
@@ -170,7 +169,7 @@ impl Scratch {
         }
     }
 
-    /// Whether the caller has the same, and nothing needs to be written.
+    /// Whether the caller's memory has the same bytes already, so that nothing needs to be written.
     pub(crate) fn is_as_read(&self, copy: Copy) -> bool {
         let read = match copy {
             Copy::Struct => self.input.get(..self.bytes.len()),
@@ -203,7 +202,7 @@ mod tests {
             scratch.read_params(&target, address, size).unwrap();
             assert_eq!(scratch.params[..], vec![7; size]);
         }
-        // A struct across two pages, and none at all.
+        // A struct across two pages, and a call without a struct.
         scratch.begin();
         scratch.read_struct(&target, first + 4090, 16).unwrap();
         assert_eq!(scratch.bytes[..], [7; 16]);

@@ -1,10 +1,9 @@
-//! The processes that call: their memory and their descriptors.
+//! The threads and processes that call: their memory and their descriptors.
 //!
-//! Everything here is named by the tid of a notification, and proves something only while
-//! that notification is valid: whoever reads asks afterwards. What is kept of a thread has a
-//! descriptor that names this very one and tells when it is gone, so a tid that is used
-//! again is never taken for it: a pidfd of the thread, or before Linux 6.9, which has them of
-//! processes only, the thread's directory in `/proc`.
+//! A tid comes from a notification, and names the calling thread for sure only while the notification is valid, which
+//! whoever reads through a tid asks afterwards. A remembered thread has a descriptor that names exactly this thread
+//! and tells when it has ended, so a later thread with the same tid isn't taken for it. The descriptor is a pidfd of
+//! the thread or, before Linux 6.9, which has pidfds of processes only, the thread's directory in `/proc`.
 #![allow(unsafe_code, reason = "calls on pidfds have no safe interface in our crates")]
 
 use std::cmp::Ordering;
@@ -27,42 +26,42 @@ use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
 use crate::process::{ProcessId, threads};
 
-/// `PIDFD_THREAD`, since 6.9.
+/// `PIDFD_THREAD`, since Linux 6.9.
 const PIDFD_THREAD: u32 = libc::O_EXCL.cast_unsigned();
 
-/// Threads that are remembered.
-const MOST: usize = 256;
+/// How many threads are remembered.
+const MOST_THREADS: usize = 256;
 
 /// A thread that called.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) tid: i32,
-    /// Its tid, and when it started.
+    /// The thread's tid, and when it started.
     pub(crate) thread: ProcessId,
-    /// Its process's pid.
+    /// The pid of the thread's process.
     pub(crate) pid: i32,
-    /// Its process, by a number that isn't used again.
+    /// The thread's process, by a number that isn't used again.
     pub(crate) process: Process,
-    /// What its memory had of its last call when that was answered, if the driver had done it.
+    /// The thread's last call as its memory had it when the call was answered, if the driver had done the call.
     answered: Lock<Option<Fingerprint>>,
-    /// Whether it is the runtime, or one of its hooks: by its mounts, which are the host's.
-    pub(crate) is_runtimes: bool,
-    /// Its pidfd or its directory: see [`is_there`].
-    itself: OwnedFd,
-    /// The pidfd of its process, by whose first thread descriptors are duplicated where it has
-    /// none of its own.
-    whole: Option<OwnedFd>,
+    /// Whether the thread is of the runtime or of one of its hooks: it is in the host's mount namespace.
+    pub(crate) is_of_runtime: bool,
+    /// The thread's pidfd or its directory: see [`is_there`].
+    thread_fd: OwnedFd,
+    /// The pidfd of the thread's process, where the thread has no pidfd. It duplicates descriptors of the process's
+    /// first thread.
+    process_pidfd: Option<OwnedFd>,
 }
 
 /// The threads that called lately.
 #[derive(Debug)]
 pub(crate) struct Targets {
     known: Lock<HashMap<i32, Arc<Target>>>,
-    /// The host's mount namespace, where calls from there are none of the container's.
+    /// The host's mount namespace, where calls from there don't count as the container's.
     spared: Option<MountNamespace>,
 }
 
-/// A mount namespace, by its file's device and inode.
+/// A mount namespace, by the device and inode of its file.
 type MountNamespace = (u64, u64);
 
 fn mount_namespace(process: &str) -> io::Result<MountNamespace> {
@@ -70,16 +69,16 @@ fn mount_namespace(process: &str) -> io::Result<MountNamespace> {
     Ok((meta.dev(), meta.ino()))
 }
 
-/// A descriptor for a thread or, where `flags` are 0, a process.
+/// A pidfd of a thread or, where `flags` are 0, of a process.
 pub(crate) fn pidfd_open(pid: i32, flags: u32) -> Result<OwnedFd, Errno> {
     // SAFETY: takes numbers only.
     let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
     let descriptor = i32::try_from(Errno::result(opened)?).map_err(|_| Errno::EBADF)?;
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just made this descriptor for this process.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Whether two threads are known to have their descriptors in common.
+/// Whether two threads are known to share one table of descriptors.
 fn share_files(one: u32, other: u32) -> bool {
     /// `KCMP_FILES` of `linux/kcmp.h`.
     const FILES: u32 = 2;
@@ -88,8 +87,8 @@ fn share_files(one: u32, other: u32) -> bool {
     compared == 0
 }
 
-/// Threads of a process that between them have all its descriptors: mostly one.
-pub(crate) fn with_files(pid: u32) -> Vec<u32> {
+/// Threads of a process that between them have all its descriptors: one for each table, mostly one in all.
+pub(crate) fn threads_by_fd_table(pid: u32) -> Vec<u32> {
     let mut found: Vec<u32> = Vec::new();
     for tid in threads(pid.cast_signed()).map(i32::cast_unsigned) {
         if !found.iter().any(|other| share_files(*other, tid)) {
@@ -107,46 +106,47 @@ fn status(tid: i32, name: &str) -> io::Result<Option<i32>> {
 }
 
 impl Targets {
-    /// None yet; `spares_host` is of the settings.
+    /// No thread is known yet. `spares_host` is
+    /// [`Settings::spares_host`](crate::gate::settings::Settings::spares_host).
     pub(crate) fn new(spares_host: bool) -> io::Result<Self> {
         let spared = spares_host.then(|| mount_namespace("self")).transpose()?;
         Ok(Targets { known: Lock::default(), spared })
     }
 
-    /// The thread that has that tid now.
+    /// The thread that has `tid` now.
     ///
     /// # Errors
     ///
-    /// `ESRCH` where there is none, or why it can't be known.
+    /// `ESRCH` where no thread has it, or why that can't be known.
     pub(crate) fn get(&self, tid: i32) -> Result<Arc<Target>, Errno> {
         let known = self.known.lock().get(&tid).cloned();
-        match known.filter(|target| is_there(target.itself.as_fd())) {
+        match known.filter(|target| is_there(target.thread_fd.as_fd())) {
             Some(target) => Ok(target),
-            None => self.meet(tid),
+            None => self.open_and_remember(tid),
         }
     }
 
-    /// The thread that has that tid, or had it a moment ago. Whose memory is read by it is the
-    /// one who has it now; [`Targets::duplicate`] and [`Targets::get`] say who that is.
+    /// The thread that has `tid`, or had it a moment ago. Memory that is read through it is that of the thread that
+    /// has the tid now; [`Targets::duplicate`] and [`Targets::get`] say which thread that is.
     pub(crate) fn probable(&self, tid: i32) -> Result<Arc<Target>, Errno> {
         let known = self.known.lock().get(&tid).cloned();
-        known.map_or_else(|| self.meet(tid), Ok)
+        known.map_or_else(|| self.open_and_remember(tid), Ok)
     }
 
-    fn meet(&self, tid: i32) -> Result<Arc<Target>, Errno> {
+    fn open_and_remember(&self, tid: i32) -> Result<Arc<Target>, Errno> {
         let opened = match Target::open(tid, self.spared) {
             Err(Errno::EMFILE | Errno::ENFILE) => {
-                // To know them is only quicker.
+                // Remembered threads only save time, and each holds a descriptor.
                 self.known.lock().clear();
                 Target::open(tid, self.spared)
             }
             opened => opened,
         };
         let target = Arc::new(opened?);
-        // What is the runtime's may become the container's in a moment.
-        if !target.is_runtimes {
+        // A thread of the runtime may become the container's in a moment, so it isn't remembered.
+        if !target.is_of_runtime {
             let mut known = self.known.lock();
-            if known.len() >= MOST {
+            if known.len() >= MOST_THREADS {
                 known.clear();
             }
             known.insert(tid, Arc::clone(&target));
@@ -154,7 +154,7 @@ impl Targets {
         Ok(target)
     }
 
-    /// A duplicate of a descriptor of the thread, and who it is.
+    /// A duplicate of `descriptor` of the thread that has `tid`, and that thread.
     pub(crate) fn duplicate(
         &self,
         tid: i32,
@@ -168,24 +168,24 @@ impl Targets {
                 duplicate => return Ok((target, duplicate?)),
             }
         }
-        let target = self.meet(tid)?;
+        let target = self.open_and_remember(tid)?;
         let duplicate = target.duplicate(descriptor)?;
         Ok((target, duplicate))
     }
 }
 
-/// Whether the thread is still there of which this is the pidfd or the directory.
+/// Whether the thread is still there whose pidfd or directory `thread_fd` is.
 ///
-/// The first pidfds were directories of `/proc`, and [`pidfd_send_signal(2)`] takes them still
-/// (`kernel/signal.c`, `tgid_pidfd_to_pid`): of any thread, as all have one that isn't listed.
-/// A thread that can't be told a signal is there, too.
+/// The first pidfds were directories of `/proc`, and [`pidfd_send_signal(2)`] still takes such directories
+/// (`kernel/signal.c`, `tgid_pidfd_to_pid`), those of any thread: each thread has one, though `/proc` doesn't list
+/// it. A thread that may not be sent a signal is there, too.
 ///
 /// [`pidfd_send_signal(2)`]: https://man7.org/linux/man-pages/man2/pidfd_send_signal.2.html
-fn is_there(itself: BorrowedFd<'_>) -> bool {
+fn is_there(thread_fd: BorrowedFd<'_>) -> bool {
     let nothing = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: takes numbers only; signal 0 is sent to nobody.
     let asked =
-        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, itself.as_raw_fd(), 0, nothing, 0) };
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, thread_fd.as_raw_fd(), 0, nothing, 0) };
     matches!(Errno::result(asked), Ok(_) | Err(Errno::EPERM))
 }
 
@@ -200,44 +200,44 @@ impl Target {
         let pid = status(tid, "Tgid").map_err(errno)?.ok_or(Errno::ESRCH)?;
         let thread = find(tid)?;
         let process = number(if tid == pid { thread } else { find(pid)? });
-        let is_runtimes = spared.is_some() && spared == mount_namespace(&tid.to_string()).ok();
+        let is_of_runtime = spared.is_some() && spared == mount_namespace(&tid.to_string()).ok();
         let pidfd = pidfd_open(tid, PIDFD_THREAD);
-        // All that was found by its number was found of one thread, which has it still.
+        // The thread still has the tid, so everything above was found of this one thread.
         if !is_there(directory.as_fd()) {
             return Err(Errno::ESRCH);
         }
-        let (itself, whole) = match pidfd {
+        let (thread_fd, process_pidfd) = match pidfd {
             Err(Errno::EINVAL) => (directory, Some(pidfd_open(pid, 0)?)),
             pidfd => (pidfd?, None),
         };
         let answered = Lock::default();
-        Ok(Target { tid, thread, pid, process, answered, is_runtimes, itself, whole })
+        Ok(Target { tid, thread, pid, process, answered, is_of_runtime, thread_fd, process_pidfd })
     }
 
-    /// Remembers a call that the driver has done, as it is answered.
+    /// Remembers a call that the driver has done, as the call is answered.
     pub(crate) fn set_answered(&self, answered: Fingerprint) {
         *self.answered.lock() = Some(answered);
     }
 
-    /// Takes what the thread was answered last: the next call knows nothing of it.
+    /// Takes the call that the thread was answered last, so that no later call finds it.
     pub(crate) fn take_answered(&self) -> Option<Fingerprint> {
         self.answered.lock().take()
     }
 
-    /// A duplicate of one of its descriptors; `ESRCH` where it is gone.
+    /// A duplicate of one of the thread's descriptors. `ESRCH` where the thread has ended.
     pub(crate) fn duplicate(&self, descriptor: i32) -> Result<OwnedFd, Errno> {
-        if self.whole.is_some() && !is_there(self.itself.as_fd()) {
+        if self.process_pidfd.is_some() && !is_there(self.thread_fd.as_fd()) {
             return Err(Errno::ESRCH);
         }
-        let pidfd = self.whole.as_ref().unwrap_or(&self.itself).as_raw_fd();
+        let pidfd = self.process_pidfd.as_ref().unwrap_or(&self.thread_fd).as_raw_fd();
         // SAFETY: takes numbers only.
         let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, descriptor, 0) };
         let got = i32::try_from(Errno::result(got)?).map_err(|_| Errno::EBADF)?;
-        // SAFETY: the kernel has just made it for us.
+        // SAFETY: the kernel has just made this descriptor for this process.
         Ok(unsafe { OwnedFd::from_raw_fd(got) })
     }
 
-    /// Fills `bytes` from `address` of its memory: all or nothing.
+    /// Fills `bytes` from `address` of the thread's memory: all of them, or it fails.
     pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
         if bytes.is_empty() {
             return Ok(());
@@ -256,7 +256,7 @@ impl Target {
         }
     }
 
-    /// Copies bytes to addresses of its memory, in order.
+    /// Writes bytes to addresses of the thread's memory, in order.
     pub(crate) fn write<const N: usize>(
         &self,
         writes: &[Option<(u64, &[u8])>; N],
@@ -297,8 +297,8 @@ fn at(address: u64) -> Result<usize, Errno> {
     usize::try_from(address).map_err(|_| Errno::EFAULT)
 }
 
-/// How the files of two processes compare in the kernel's order.
-pub(crate) fn compared(one: (u32, i32), other: (u32, i32)) -> Result<Ordering, Errno> {
+/// How two open files compare in the kernel's order. Each is named by a thread and its descriptor.
+pub(crate) fn compare_files(one: (u32, i32), other: (u32, i32)) -> Result<Ordering, Errno> {
     /// `KCMP_FILE` of `linux/kcmp.h`.
     const FILE: u32 = 0;
     // SAFETY: takes numbers only.
@@ -311,11 +311,11 @@ pub(crate) fn compared(one: (u32, i32), other: (u32, i32)) -> Result<Ordering, E
     }
 }
 
-/// Whether a process has the file by that descriptor; `None` where that can't be told.
+/// Whether the thread and descriptor of `place` name `file`. `None` where that can't be told.
 pub(crate) fn has_file(place: (u32, i32), file: &Device) -> Option<bool> {
-    match compared((std::process::id(), file.descriptor()), place) {
+    match compare_files((std::process::id(), file.descriptor()), place) {
         Ok(order) => Some(order.is_eq()),
-        // Process or descriptor are gone.
+        // The thread has ended, or its descriptor is closed.
         Err(Errno::ESRCH | Errno::EBADF) => Some(false),
         Err(_) => None,
     }

@@ -1,15 +1,15 @@
-//! The callers of tests that have no kernel: what a listener is told of them, and what they are told.
+//! Callers for tests without a kernel: what a listener is told of a caller, and what the caller is answered.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A caller of a test.
+/// What a test's caller does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caller {
     Waits,
-    /// It waits until the reply comes, and is gone then.
+    /// The caller waits until the reply comes, and is gone then.
     GoesThen,
-    /// It was answered so: error and flags.
+    /// The caller was answered with this error and these flags.
     Answered(i32, u32),
 }
 
@@ -22,17 +22,17 @@ impl TestCallers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more.
+    /// Adds the caller of call `id`.
     pub(crate) fn add(&self, id: u64, caller: Caller) {
         self.all().insert(id, caller);
     }
 
-    /// Whether its caller waits.
+    /// Whether the caller of call `id` waits.
     pub(crate) fn is_waiting(&self, id: u64) -> bool {
         matches!(self.all().get(&id), Some(Caller::Waits | Caller::GoesThen))
     }
 
-    /// Replies so, as the kernel takes it; whether somebody waited.
+    /// Answers call `id` with an error and flags, as the kernel takes them. `true` where its caller waited.
     pub(crate) fn reply(&self, id: u64, (error, flags): (i32, u32)) -> bool {
         let mut all = self.all();
         match all.get_mut(&id) {
@@ -47,7 +47,7 @@ impl TestCallers {
         }
     }
 
-    /// What became of it; it doesn't wait any more.
+    /// Takes out the caller of call `id`, which then doesn't wait any more.
     pub(crate) fn remove(&self, id: u64) -> Option<Caller> {
         self.all().remove(&id)
     }

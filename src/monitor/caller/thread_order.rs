@@ -1,9 +1,9 @@
-//! Calls of one thread, one after the other.
+//! Orders the calls of one thread.
 //!
-//! The driver can't have two: a thread is back before it calls again. But one that is
-//! interrupted leaves its call to us while we make it, and mostly asks the same again, before
-//! the driver has answered. So each waits for those before it, and finds in the
-//! [unclaimed](crate::monitor::caller::unclaimed) what they did. Knows slots and threads, and no calls.
+//! The driver can't have two calls of a thread at once: a thread is back before it calls again. But a thread that is
+//! interrupted leaves its call to the monitor, which goes on with it, and mostly makes the same call again before the
+//! driver has answered. So each call waits for the thread's earlier calls, and finds what they did among the
+//! [unclaimed](crate::monitor::caller::unclaimed) replies. This file knows slots and threads, not what a call does.
 
 use std::sync::{Condvar, PoisonError};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use std::time::Duration;
 use crate::monitor::lock::Lock;
 use crate::process::ProcessId;
 
-/// How often who waits looks whether its caller does.
+/// How often a call that waits checks whether its caller still does.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Slots with a call and its thread, in the order in which they came.
+/// The slots that have a call, each with its thread, in the order in which the calls came.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadOrder {
     all: Lock<Vec<(usize, ProcessId)>>,
@@ -22,8 +22,8 @@ pub(crate) struct ThreadOrder {
 }
 
 impl ThreadOrder {
-    /// The slot has a call of `thread` from now on, which comes after all there are. What is
-    /// still waited for afterwards, no later call of that thread will overtake.
+    /// Puts the slot's call of `thread` behind all other calls. Where its caller still waits after that, no later
+    /// call of the thread overtakes it.
     pub(crate) fn queue(&self, slot: usize, thread: ProcessId) {
         let mut all = self.all.lock();
         all.retain(|(of, _)| *of != slot);
@@ -31,13 +31,13 @@ impl ThreadOrder {
         all.push((slot, thread));
         drop(all);
         if others {
-            // An older call of its that waits has nobody to wait for.
+            // A call of the thread that waited for the slot's old entry may go on now.
             self.over.notify_all();
         }
     }
 
-    /// Waits for the calls of the same thread that came before, as long as `waits` says that
-    /// it is worth it. Whether they are over.
+    /// Waits for the earlier calls of the same thread, as long as `waits` says that it is worth it. `true` where they
+    /// are over.
     pub(crate) fn wait(&self, slot: usize, thread: ProcessId, waits: impl Fn() -> bool) -> bool {
         let mut all = self.all.lock();
         loop {
@@ -57,7 +57,7 @@ impl ThreadOrder {
         }
     }
 
-    /// The slot's call is over.
+    /// Takes out the slot's call, which is over.
     pub(crate) fn leave(&self, slot: usize) {
         let mut all = self.all.lock();
         let Some(at) = all.iter().position(|(of, _)| *of == slot) else { return };

@@ -1,12 +1,12 @@
-//! Replies that nobody took: a signal ended the caller's wait.
+//! Replies that no caller took, because a signal ended the caller's wait.
 //!
-//! The kernel makes such a call again, or tells the program, which mostly makes it again. The same
-//! call of the same thread is given the reply. Where the thread calls anything else, or ends, what
-//! the call made is freed. A thread has one such reply at most. A file that is kept here keeps a
-//! client alive, so there are few.
+//! The kernel makes such a call again, or tells the program, which mostly makes it again. Where the thread makes the
+//! same call next, it is given the kept reply. Where the thread makes another call, or ends, what the first call made
+//! is freed. A thread has one such reply at most. A device file that is kept here keeps its client alive, so few
+//! replies are kept.
 //!
-//! The next worker finds traces of them in the memory that outlives this one. It doesn't know the
-//! replies: it makes the same call again, or undoes what the call may have made.
+//! The next worker finds traces of these calls in the journal. It doesn't know the replies: it makes the same call
+//! again, or undoes what the call may have made.
 
 use std::collections::VecDeque;
 
@@ -18,37 +18,37 @@ use crate::monitor::node::device::Device;
 use crate::process::ProcessId;
 use crate::rm::call::Object;
 
-/// Calls that are kept.
-const MOST: usize = 32;
+/// How many calls are kept.
+const MOST_KEPT: usize = 32;
 
-/// What was done for a caller that didn't wait.
+/// The result of a call whose caller didn't wait for the reply.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The call as it was read, and as it was answered: the caller has one or the other.
+    /// The call as it was read, and as it was answered: the caller's memory has one or the other.
     pub(crate) seen: [Fingerprint; 2],
-    /// What is to be written, and where.
+    /// What is to be written to the caller's memory: addresses and bytes.
     pub(crate) output: Vec<(u64, Vec<u8>)>,
     pub(crate) reply: Reply,
-    /// Whether the driver had done it.
+    /// Whether the driver had done the call.
     pub(crate) is_ok: bool,
-    /// The file that it was made through.
+    /// The file that the call was made through.
     pub(crate) device: Option<Device>,
-    /// What was made, to be freed.
+    /// The objects that the call made, to be freed where nobody takes the reply.
     pub(crate) made: Vec<Object>,
 }
 
 /// A call whose reply nobody took.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct UnclaimedCall {
     pub(crate) trace: Trace,
-    /// `None` where a worker before had made it, or not.
+    /// `None` where a worker before received the call, and may have made it or not.
     pub(crate) outcome: Option<Outcome>,
-    /// Its place on the journal's shelf, where there was one.
+    /// The trace's place on the journal's shelf; `None` where the shelf was full.
     place: Option<usize>,
 }
 
-impl Kept {
-    /// Whether the next call of the thread is the same.
+impl UnclaimedCall {
+    /// Whether the thread's next call, by its words and as it was read, is the same call.
     fn is_same(&self, words: Words, read: Fingerprint) -> bool {
         match &self.outcome {
             Some(outcome) => outcome.seen.contains(&read),
@@ -57,41 +57,41 @@ impl Kept {
     }
 }
 
-/// The calls.
+/// The calls whose reply nobody took.
 #[derive(Debug)]
 pub(crate) struct Unclaimed {
     memory: &'static JournalMap,
-    kept: Lock<VecDeque<Kept>>,
+    kept: Lock<VecDeque<UnclaimedCall>>,
 }
 
-/// What there is for a call.
+/// What is kept for the thread of a call.
 #[derive(Debug)]
 pub(crate) enum Match {
     Nothing,
-    /// It was made already, or may have been.
-    Same(Kept),
-    /// The thread made another call in its place; this is to be undone.
-    Other(Kept),
+    /// The same call, which was made already or may have been.
+    Same(UnclaimedCall),
+    /// Another call, which is to be undone.
+    Other(UnclaimedCall),
 }
 
 impl Unclaimed {
-    /// What the worker before had.
+    /// The calls that the worker before left in the journal.
     pub(crate) fn open(memory: &'static JournalMap) -> Self {
-        let kept = |(place, trace)| Kept { trace, outcome: None, place: Some(place) };
-        let kept: VecDeque<Kept> = memory.traces().map(kept).collect();
+        let kept = |(place, trace)| UnclaimedCall { trace, outcome: None, place: Some(place) };
+        let kept: VecDeque<UnclaimedCall> = memory.traces().map(kept).collect();
         Unclaimed { memory, kept: Lock::new(kept) }
     }
 
-    /// Keeps a call; the one that has to make room is to be undone.
-    pub(crate) fn keep(&self, trace: Trace, outcome: Option<Outcome>) -> Option<Kept> {
+    /// Keeps a call. Returns the oldest call, to be undone, where too many are kept.
+    pub(crate) fn keep(&self, trace: Trace, outcome: Option<Outcome>) -> Option<UnclaimedCall> {
         let mut all = self.kept.lock();
         let place = self.memory.keep_trace(&trace);
-        all.push_back(Kept { trace, outcome, place });
-        if all.len() > MOST { all.pop_front() } else { None }
+        all.push_back(UnclaimedCall { trace, outcome, place });
+        if all.len() > MOST_KEPT { all.pop_front() } else { None }
     }
 
-    /// Takes what there is for a call of `thread`. The caller has it settled when nothing of it is
-    /// left to be done.
+    /// Takes out the call that is kept for `thread`. When nothing is left to be done for that call, whoever took it
+    /// out calls [`Self::forget_trace`].
     pub(crate) fn take(&self, thread: ProcessId, words: Words, read: Fingerprint) -> Match {
         match self.remove(|kept| kept.trace.thread == thread) {
             None => Match::Nothing,
@@ -100,28 +100,27 @@ impl Unclaimed {
         }
     }
 
-    /// Whether there is that call, of the same object.
-    pub(crate) fn has(&self, one: &Trace) -> bool {
-        let of =
-            |trace: &Trace| (trace.thread, trace.words, trace.object.client, trace.object.handle);
-        self.kept.lock().iter().any(|kept| of(&kept.trace) == of(one))
+    /// Whether a call of the same thread, words and object is kept.
+    pub(crate) fn has(&self, trace: &Trace) -> bool {
+        let key = |of: &Trace| (of.thread, of.words, of.object.client, of.object.handle);
+        self.kept.lock().iter().any(|kept| key(&kept.trace) == key(trace))
     }
 
-    /// The next worker needs to know nothing more of what was taken out.
-    pub(crate) fn settle(&self, kept: &Kept) {
+    /// Removes the trace of a call that was taken out: the next worker has nothing to do for it.
+    pub(crate) fn forget_trace(&self, kept: &UnclaimedCall) {
         if let Some(place) = kept.place {
             self.memory.forget_trace(place);
         }
     }
 
-    /// Takes one whose thread is gone.
-    pub(crate) fn take_left(&self, lives: impl Fn(ProcessId) -> bool) -> Option<Kept> {
+    /// Takes out a call whose thread has ended.
+    pub(crate) fn take_of_ended(&self, lives: impl Fn(ProcessId) -> bool) -> Option<UnclaimedCall> {
         self.remove(|kept| !lives(kept.trace.thread))
     }
 
-    fn remove(&self, is_it: impl Fn(&Kept) -> bool) -> Option<Kept> {
+    fn remove(&self, matches: impl Fn(&UnclaimedCall) -> bool) -> Option<UnclaimedCall> {
         let mut all = self.kept.lock();
-        let at = all.iter().position(is_it)?;
+        let at = all.iter().position(matches)?;
         all.remove(at)
     }
 
@@ -166,8 +165,8 @@ mod tests {
         assert!(unclaimed.keep(trace(7), outcome()).is_none());
         let other = Trace { object: Making::one(5, 9, false), ..trace(7) };
         assert!(unclaimed.has(&trace(7)) && !unclaimed.has(&other));
-        let stranger = ProcessId { start_ticks: 6, ..thread };
-        for other in [trace(8).thread, stranger] {
+        let later = ProcessId { start_ticks: 6, ..thread };
+        for other in [trace(8).thread, later] {
             assert!(matches!(unclaimed.take(other, words, seen(READ)), Match::Nothing));
             assert!(!unclaimed.has(&Trace { thread: other, ..trace(7) }));
         }
@@ -183,16 +182,16 @@ mod tests {
     #[test]
     fn it_stays_small_and_forgets_threads_that_are_gone() {
         let unclaimed = Unclaimed::open(memory());
-        for tid in 1..=i32::try_from(MOST).unwrap() {
+        for tid in 1..=i32::try_from(MOST_KEPT).unwrap() {
             assert!(unclaimed.keep(trace(tid), outcome()).is_none());
         }
         let oldest = unclaimed.keep(trace(99), outcome());
         assert_eq!(oldest.map(|kept| kept.trace), Some(trace(1)));
-        assert!(unclaimed.take_left(|_| true).is_none());
-        let left = unclaimed.take_left(|of| of != trace(5).thread);
+        assert!(unclaimed.take_of_ended(|_| true).is_none());
+        let left = unclaimed.take_of_ended(|of| of != trace(5).thread);
         assert_eq!(left.map(|kept| kept.trace), Some(trace(5)));
-        let left = std::iter::from_fn(|| unclaimed.take_left(|_| false)).count();
-        assert_eq!((left, unclaimed.is_empty()), (MOST - 1, true));
+        let left = std::iter::from_fn(|| unclaimed.take_of_ended(|_| false)).count();
+        assert_eq!((left, unclaimed.is_empty()), (MOST_KEPT - 1, true));
     }
 
     #[test]
@@ -207,19 +206,19 @@ mod tests {
         let Match::Same(first) = first else { panic!("it is the same") };
         let traces = || memory.traces().map(|(_, trace)| trace).collect::<Vec<_>>();
         assert_eq!(traces(), [trace(1), was_there, trace(3)], "nothing became of it yet");
-        unclaimed.settle(&first);
+        unclaimed.forget_trace(&first);
         assert_eq!(traces(), [was_there, trace(3)]);
 
         let next = Unclaimed::open(memory);
         assert!(next.has(&trace(3)));
-        // None of theirs is overwritten, and what there is no place for is kept all the same.
+        // No trace of the worker before is overwritten, and a call for which the shelf is full is kept all the same.
         for tid in 10..60 {
             next.keep(trace(tid), outcome());
         }
         assert_eq!(traces().len(), SHELF_PLACES);
         assert!(traces().contains(&was_there) && traces().contains(&trace(3)));
 
-        // Of the worker before nobody knows what was read.
+        // What the worker before read isn't known, so only the words count.
         let taken = |of: Trace, words| Unclaimed::open(memory).take(of.thread, words, seen(&[4]));
         assert!(matches!(taken(trace(3), trace(3).words), Match::Same(_)));
         assert!(matches!(taken(trace(3), (1, 2)), Match::Other(_)));

@@ -7,7 +7,7 @@ use crate::ledger::{Client, Entry, Handle, Process};
 use crate::monitor::caller::pid_ns::PidMaps;
 use crate::monitor::caller::target::Targets;
 use crate::monitor::caller::thread_order::ThreadOrder;
-use crate::monitor::caller::unclaimed::{Kept, Unclaimed};
+use crate::monitor::caller::unclaimed::{Unclaimed, UnclaimedCall};
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::Presence;
 use crate::monitor::journal::call_id::Trace;
@@ -95,7 +95,7 @@ impl Callers {
     ///
     /// Until that is done, the next worker would undo it, too: what is freed twice is gone, and
     /// handles that we choose are never used again.
-    pub(crate) fn undo(&self, lane: &OnLane<'_>, kept: &Kept) {
+    pub(crate) fn undo(&self, lane: &OnLane<'_>, kept: &UnclaimedCall) {
         match &kept.outcome {
             Some(outcome) => {
                 if let Some(device) = &outcome.device {
@@ -105,7 +105,7 @@ impl Callers {
             None if kept.trace.may_have_made() => self.undo_trace(lane, &kept.trace),
             None => {}
         }
-        self.unclaimed.settle(kept);
+        self.unclaimed.forget_trace(kept);
     }
 
     /// Frees an object that a call made, or may have made, and that nobody is to have. What
@@ -126,7 +126,7 @@ impl Callers {
             return;
         }
         let Some(lane) = self.lane.enter_soon() else { return };
-        while let Some(kept) = self.unclaimed.take_left(ProcessId::alive) {
+        while let Some(kept) = self.unclaimed.take_of_ended(ProcessId::alive) {
             self.undo(&lane, &kept);
         }
     }

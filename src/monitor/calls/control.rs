@@ -117,10 +117,10 @@ fn processes(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Ov
     let scratch = &mut *case.scratch;
     scratch.list.reset(scratch.params.len());
     scratch.list.copy_from_slice(&scratch.params);
-    processes::ask(control, &mut case.scratch.params, |pid| numbers.ours(pid));
+    processes::ask(control, &mut case.scratch.params, |pid| numbers.on_host(pid));
     if make_control(case, params)? {
         let scratch = &mut *case.scratch;
-        processes::show(control, &mut scratch.params, &scratch.list, |pid| numbers.theirs(pid));
+        processes::show(control, &mut scratch.params, &scratch.list, |pid| numbers.in_ns(pid));
         case.write_back(1, params, Copy::Params);
     }
     Ok(case.executed(None))

@@ -32,7 +32,7 @@ pub(crate) fn out_of_reach(case: &Case<'_>, errno: Errno) -> Over {
 /// What the runtime and its hooks do on the host is none of the container's.
 pub(crate) fn leave_the_runtime_alone(case: &Case<'_>) -> Result<(), Over> {
     match &case.target {
-        Some(target) if target.is_runtimes => Err(Reply::Continue),
+        Some(target) if target.is_of_runtime => Err(Reply::Continue),
         _ => Ok(()),
     }
 }

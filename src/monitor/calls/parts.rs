@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::monitor::audit::kept_exports::KeptExports;
 use crate::monitor::audit::look::Audit;
 use crate::monitor::audit::mappings::Mappings;
-use crate::monitor::caller::deaths::Deaths;
+use crate::monitor::caller::audit_wait::AuditWait;
 use crate::monitor::caller::target::Targets;
 use crate::monitor::calls::callers::Callers;
 use crate::monitor::calls::left_calls::is_left;
@@ -57,7 +57,7 @@ impl Parts {
     ///
     /// Where callers can't be looked at.
     pub(crate) fn new(state: ContainerState, keeper: &Arc<KeeperSocket>) -> io::Result<Self> {
-        let (state, deaths) = (Arc::new(state), Arc::new(Deaths::default()));
+        let (state, audit_wait) = (Arc::new(state), Arc::new(AuditWait::default()));
         let keeper = || Arc::clone(keeper);
         let lane = Arc::new(Lane::open(state.journal, is_left));
         let driver = Arc::new(DriverAccess::new(Arc::clone(&state), keeper()));
@@ -74,7 +74,7 @@ impl Parts {
             Arc::clone(&state),
             keeper(),
             Arc::clone(&lane),
-            Arc::clone(&deaths),
+            Arc::clone(&audit_wait),
         ));
         let exports = Arc::new(KeptExports::new(
             Arc::clone(&stakes),
@@ -95,7 +95,7 @@ impl Parts {
             Arc::clone(&exports),
             Arc::clone(&slices),
             Arc::clone(&processes),
-            deaths,
+            audit_wait,
         );
         Ok(Parts {
             state,

@@ -92,7 +92,7 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
     if case.retry.is_queued {
         case.parts.callers.thread_order.leave(case.slot.number());
     }
-    case.scratch.tidy();
+    case.scratch.shrink();
 }
 
 /// Writes what is to go back, of this call or of the one that was made in its place.

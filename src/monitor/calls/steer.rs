@@ -50,7 +50,7 @@ pub(crate) fn before_control(
             }
             Ok(case.parts.slices.shares.round(gpu).is_some())
         }
-        NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE if case.parts.slices.shares.hold_modes() => {
+        NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE if case.parts.slices.shares.sets_modes() => {
             compute_mode_to_cilp(&mut case.scratch.params);
             Ok(false)
         }

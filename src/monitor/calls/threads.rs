@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use crate::monitor::caller::leader::{Leader, Turn};
+use crate::monitor::caller::leader::{Lead, Leader};
 use crate::monitor::caller::listeners::Listeners;
 use crate::monitor::caller::recv_wait;
 use crate::monitor::caller::scratch::Scratch;
@@ -36,8 +36,8 @@ type Named = (&'static str, fn(&Parts));
 /// The threads that look after what calls make.
 const LOOK_AFTER_CALLS: [Named; 3] = [
     ("mappings", |parts| parts.mappings.audit_mappings_forever()),
-    ("shares", |parts| parts.turns.share_forever()),
-    ("shares heard", |parts| parts.slices.hear_of_shares_forever()),
+    ("shares", |parts| parts.turns.set_slices_forever()),
+    ("shares heard", |parts| parts.slices.follow_shares_forever()),
 ];
 
 /// The threads that answer calls, and those that look after what calls make.
@@ -150,7 +150,7 @@ impl CallService {
     }
 
     fn start_thread(self: &Arc<Self>) -> io::Result<()> {
-        self.leader.enlist(SLOTS, |number| {
+        self.leader.start_another(SLOTS, |number| {
             let service = Arc::clone(self);
             spawn("calls", move || service.work(number))
         })
@@ -168,7 +168,7 @@ impl CallService {
         self.recover(slot, &mut scratch);
         loop {
             // Of the first call's thread nobody follows yet: the others are started when it's answered.
-            if self.leader.follow() == Turn::Alone && self.are_looked_after.is_completed() {
+            if self.leader.wait_to_lead() == Lead::Alone && self.are_looked_after.is_completed() {
                 // At the bound there is nobody to watch until a call ends.
                 let _ = self.start_thread();
             }

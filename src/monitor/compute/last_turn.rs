@@ -1,4 +1,4 @@
-//! What a monitor did last to have channels off a GPU or on it, and how long that took. Knows no driver.
+//! Which channels a monitor has taken off a GPU, and how long that took. Knows no driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -9,36 +9,36 @@ use nix::time::{ClockId, clock_gettime};
 use crate::monitor::state::channels::ChannelName;
 use crate::sched::{Span, turn_at};
 
-/// What a call takes until it was measured, in microseconds: off and on (H100).
+/// The time of a call before one was measured, in microseconds: to take channels off, and to bring them back (H100).
 const OFF_US: u64 = 670;
 
 const ON_US: u64 = 360;
 
-/// No call is asked for earlier than this: half of the shortest slot.
+/// The most microseconds by which a call is made early: half of the shortest slot.
 const MOST_EARLY_US: u64 = 8000;
 
-/// How long it takes to have all channels of a GPU off and on, in microseconds, as it took before.
+/// How many microseconds it took on average to take all channels of a GPU off, and to bring them back.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Means {
+pub(crate) struct SwitchTimes {
     pub(crate) off_us: u64,
     pub(crate) on_us: u64,
 }
 
-impl Default for Means {
+impl Default for SwitchTimes {
     fn default() -> Self {
-        Means { off_us: OFF_US, on_us: ON_US }
+        SwitchTimes { off_us: OFF_US, on_us: ON_US }
     }
 }
 
-impl Means {
-    pub(crate) fn took(&mut self, disable: bool, took: Duration) {
+impl SwitchTimes {
+    pub(crate) fn note_duration(&mut self, disable: bool, took: Duration) {
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).min(MOST_EARLY_US);
         let mean = if disable { &mut self.off_us } else { &mut self.on_us };
         *mean = (3 * *mean + took_us) / 4;
     }
 
-    /// Whether who has these spans is to be on at a time, as calls that are asked for then will have it; and
-    /// when to look again.
+    /// Whether a container with these spans is to be on at `now_us`, allowing for the time of calls that are made
+    /// then; and when to look again.
     pub(crate) fn turn(self, frame_us: u64, spans: &[Span], now_us: u64) -> (bool, Option<u64>) {
         let (off_early_us, on_early_us) = (self.off_us, self.on_us + self.off_us / 2);
         let look = |early_us| {
@@ -51,33 +51,33 @@ impl Means {
     }
 }
 
-/// Channels, each with its number.
+/// Channels, each with its number: a channel that is made anew under the same name has another one.
 pub(crate) type Numbered = BTreeMap<ChannelName, u64>;
 
 /// What was done last on a GPU.
 ///
-/// The driver counts how often a channel was disabled, and it has to be enabled as often; one that wasn't may
-/// be enabled for nothing (H100, `tests/gpu/results`, 2026-11-27). So none is disabled twice, and one of which
-/// it isn't known is enabled before.
+/// The driver counts how often a channel was disabled, and the channel has to be enabled as often; a channel that
+/// isn't disabled may be enabled without effect (H100, `tests/gpu/results`, 2026-11-27). So no channel is disabled
+/// twice, and a channel of which the state isn't known is enabled before.
 #[derive(Debug, Default)]
 pub(crate) struct LastTurn {
     /// Channels that are disabled.
     off: Numbered,
-    /// Those of which that isn't known, since a call failed.
+    /// Channels that may be disabled or not, because a call failed.
     unsure: Numbered,
-    /// Whether it is known of all others: not of what a worker before has done.
+    /// Whether all other channels are known to be enabled: a worker before may have disabled some.
     is_sure: bool,
-    pub(crate) means: Means,
-    /// Channels that were not there, since when.
+    pub(crate) times: SwitchTimes,
+    /// Channels that the driver didn't have, and since when.
     pub(crate) missing: BTreeMap<ChannelName, Instant>,
-    /// Those that were found to be gone, until somebody forgets them.
+    /// Channels that were found to be gone, until the caller forgets them.
     pub(crate) gone: Vec<ChannelName>,
-    /// The channels that other monitors were told of.
+    /// The channels that other monitors were told of last.
     pub(crate) told: Option<Vec<ChannelName>>,
 }
 
 impl LastTurn {
-    /// Of `all` those to be enabled first, so that `off` and no others are off.
+    /// The channels of `all` to be enabled first, so that then `off` and no others are disabled.
     pub(crate) fn to_enable(&self, all: &Numbered, off: &BTreeSet<ChannelName>) -> Numbered {
         let is_due = |channel: &(&ChannelName, &u64)| {
             !self.is_sure
@@ -87,7 +87,7 @@ impl LastTurn {
         all.iter().filter(is_due).map(|(name, number)| (*name, *number)).collect()
     }
 
-    /// Those to be disabled then. One that could not be enabled stays as it is.
+    /// The channels of `all` to be disabled after that. A channel that could not be enabled stays as it is.
     pub(crate) fn to_disable(&self, all: &Numbered, off: &BTreeSet<ChannelName>) -> Numbered {
         let is_due = |channel: &(&ChannelName, &u64)| {
             off.contains(channel.0) && !has(&self.off, *channel) && !has(&self.unsure, *channel)
@@ -95,12 +95,12 @@ impl LastTurn {
         all.iter().filter(is_due).map(|(name, number)| (*name, *number)).collect()
     }
 
-    /// All were enabled that had to be, but for those of which the call failed.
+    /// Notes that all channels were enabled that had to be, but for those whose call failed.
     pub(crate) fn note_enabled_first(&mut self) {
         self.is_sure = true;
     }
 
-    /// A call was made of these channels; one that failed may have been done in part.
+    /// Notes a call for these channels. A call that failed may have been done in part.
     pub(crate) fn note_call(&mut self, disable: bool, channels: &Numbered, is_done: bool) {
         for (name, number) in channels {
             self.off.remove(name);
@@ -113,7 +113,7 @@ impl LastTurn {
         }
     }
 
-    /// There are no others but these.
+    /// Forgets all channels but these.
     pub(crate) fn forget_others(&mut self, all: &Numbered) {
         self.off.retain(|name, number| has(all, (name, number)));
         self.unsure.retain(|name, number| has(all, (name, number)));
@@ -138,11 +138,11 @@ mod tests {
 
     #[test]
     fn who_comes_on_does_so_while_the_other_goes_off() {
-        let means = Means { off_us: 600, on_us: 400 };
+        let times = SwitchTimes { off_us: 600, on_us: 400 };
         let (one, other) =
             ([Span { from_us: 0, to_us: 20_000 }], [Span { from_us: 20_000, to_us: 40_000 }]);
-        let turn = |spans: &[Span], now_us| means.turn(40_000, spans, now_us).0;
-        // The one goes off from 19,400 on, and is off at 20,000; the other is on at 19,700.
+        let turn = |spans: &[Span], now_us| times.turn(40_000, spans, now_us).0;
+        // The first one goes off from 19,400 on, and is off at 20,000; the second one is on at 19,700.
         for (now_us, expected) in [
             (19_299, (true, false)),
             (19_300, (true, true)),
@@ -152,18 +152,18 @@ mod tests {
             let now_us = now_us + 400_000;
             assert_eq!((turn(&one, now_us), turn(&other, now_us)), expected, "{now_us}");
         }
-        // It looks again when something changes, and not in between.
-        assert_eq!(means.turn(40_000, &one, 402_000).1, Some(419_300));
-        assert_eq!(means.turn(40_000, &one, 419_300).1, Some(419_400));
-        assert_eq!(means.turn(40_000, &[Span { from_us: 0, to_us: 40_000 }], 5), (true, None));
+        // The next look is when something changes, and not before.
+        assert_eq!(times.turn(40_000, &one, 402_000).1, Some(419_300));
+        assert_eq!(times.turn(40_000, &one, 419_300).1, Some(419_400));
+        assert_eq!(times.turn(40_000, &[Span { from_us: 0, to_us: 40_000 }], 5), (true, None));
     }
 
-    /// A driver that counts: how often each was disabled.
+    /// A driver that counts how often each channel was disabled.
     #[derive(Default)]
     struct Counts(BTreeMap<ChannelName, u32>);
 
     impl Counts {
-        /// Does it for as many as are given; whether that is all of them.
+        /// Enables or disables the first `most` channels. `true` where those are all.
         fn set(&mut self, disable: bool, channels: &Numbered, most: usize) -> bool {
             for name in channels.keys().take(most) {
                 let count = self.0.entry(*name).or_default();
@@ -172,7 +172,7 @@ mod tests {
             channels.len() <= most
         }
 
-        fn have_off(
+        fn switch_channels(
             &mut self,
             last: &mut LastTurn,
             (all, off): (&Numbered, &BTreeSet<ChannelName>),
@@ -190,8 +190,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever fails, in whole or in part, whichever channels are made anew, and after a worker before
-        /// had some off: once calls succeed, those are off that are to be, and come back by one call.
+        /// Whatever fails, in whole or in part, whichever channels are made anew, and whichever a worker before had
+        /// disabled: once calls succeed, the right channels are off, and one call brings each of them back.
         #[test]
         fn no_channel_is_disabled_twice(
             before in prop::collection::btree_set(0..8_u32, 0..8),
@@ -204,13 +204,13 @@ mod tests {
             let mut all: Numbered = (0..8).map(|handle| ((1, handle), 0)).collect();
             let mut last = LastTurn::default();
             for (number, (off, most, anew)) in (1..).zip(turns) {
-                // One is freed and made again under its name.
+                // A channel is freed and made again under its name.
                 driver.0.remove(&(1, anew));
                 all.insert((1, anew), number);
                 let off = off.into_iter().map(|handle| (1, handle)).collect();
-                driver.have_off(&mut last, (&all, &off), most);
+                driver.switch_channels(&mut last, (&all, &off), most);
                 prop_assert!(driver.0.values().all(|count| *count <= 1), "{:?}", driver.0);
-                driver.have_off(&mut last, (&all, &off), usize::MAX);
+                driver.switch_channels(&mut last, (&all, &off), usize::MAX);
                 for name in all.keys() {
                     let count = driver.0.get(name).copied().unwrap_or(0);
                     prop_assert_eq!(count, u32::from(off.contains(name)));
@@ -221,15 +221,16 @@ mod tests {
 
     #[test]
     fn means_follow_what_calls_take_within_bounds() {
-        let mut means = Means { off_us: 800, on_us: 400 };
-        means.took(true, Duration::from_micros(1600));
-        means.took(false, Duration::from_secs(10));
-        assert_eq!((means.off_us, means.on_us), (1000, 2300));
-        // Where it takes far longer to go off, nobody comes earlier than it goes, nor stays for longer.
-        let means = Means { off_us: 2000, on_us: 400 };
+        let mut times = SwitchTimes { off_us: 800, on_us: 400 };
+        times.note_duration(true, Duration::from_micros(1600));
+        times.note_duration(false, Duration::from_secs(10));
+        assert_eq!((times.off_us, times.on_us), (1000, 2300));
+        // Where it takes far longer to go off, a container comes on no earlier than the other one goes off, and stays
+        // no longer.
+        let times = SwitchTimes { off_us: 2000, on_us: 400 };
         let spans = [Span { from_us: 20_000, to_us: 40_000 }];
         for (now_us, on) in [(18_599, false), (18_600, true), (37_999, true), (38_000, false)] {
-            assert_eq!(means.turn(80_000, &spans, now_us).0, on, "{now_us}");
+            assert_eq!(times.turn(80_000, &spans, now_us).0, on, "{now_us}");
         }
     }
 }

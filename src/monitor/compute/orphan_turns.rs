@@ -8,16 +8,16 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::gate::launch::MonitorDir;
 use crate::monitor::compute::last_turn::{LastTurn, now_us};
 use crate::monitor::compute::orphans::{
-    KeeperIs, Orphan, Orphans, read_channels, ring, write_channels,
+    KeeperState, Orphan, Orphans, read_channels, rest_of_ring, write_channels,
 };
 use crate::monitor::compute::turns::Turns;
 use crate::monitor::state::channels::ChannelName;
 
-/// How soon it's looked again who is there, where that could not be told, in microseconds.
+/// How soon keepers are looked at again where the state of one can't be told, in microseconds.
 const RETRY_US: u64 = 1_000_000;
 
 impl Turns {
-    /// Writes the channels that the container has on a GPU, where they are others than were told.
+    /// Writes which channels the container has on a GPU, where they differ from those that were written last.
     pub(crate) fn tell_channels(&self, gpu: usize, channels: &[ChannelName], last: &mut LastTurn) {
         if self.state.settings.place.as_os_str().is_empty()
             || last.told.as_deref() == Some(channels)
@@ -31,7 +31,7 @@ impl Turns {
         }
     }
 
-    /// Takes the turns of those of a GPU whose monitors are gone; when to look again.
+    /// Takes the turns of containers on a GPU whose monitors are gone. Returns when to look again, by [`now_us`].
     pub(crate) fn take_turns_of_orphans(&self, gpu: usize, orphans: &mut Orphans) -> Option<u64> {
         let now = now_us();
         let changed = self.slices.shares.frame_if_not(gpu, orphans.turns.as_ref());
@@ -44,28 +44,28 @@ impl Turns {
         let mut look_us = orphans.look_us;
         let frame_us = orphans.turns.as_ref().map_or(0, |turns| turns.frame_us);
         for orphan in orphans.all.values_mut() {
-            let (on, next) = orphan.last.means.turn(frame_us, &orphan.spans, now);
-            self.set_orphan(gpu, orphan, on);
+            let (on, next) = orphan.last.times.turn(frame_us, &orphan.spans, now);
+            self.switch_orphan(gpu, orphan, on);
             look_us = look_us.into_iter().chain(next).min();
         }
         look_us
     }
 
-    /// Brings those onto their GPU whose turns this monitor took, as it ends.
-    pub(crate) fn leave_orphans(&self, gpu: usize, orphans: &mut Orphans) {
+    /// Brings the containers onto a GPU whose turns this monitor took, because this monitor ends.
+    pub(crate) fn end_orphan_turns(&self, gpu: usize, orphans: &mut Orphans) {
         for orphan in orphans.all.values_mut() {
-            self.set_orphan(gpu, orphan, true);
+            self.switch_orphan(gpu, orphan, true);
         }
     }
 
-    fn set_orphan(&self, gpu: usize, orphan: &mut Orphan, on: bool) {
-        // It makes no channels that this monitor hears of.
+    fn switch_orphan(&self, gpu: usize, orphan: &mut Orphan, on: bool) {
+        // This monitor doesn't hear of channels that the orphan makes, so their numbers don't matter.
         let all = orphan.channels.iter().map(|channel| (*channel, 0)).collect();
         let off = orphan.channels.iter().copied().filter(|_| !on).collect();
-        let done = self.have_off(gpu, &all, &off, &mut orphan.last);
+        let done = self.switch_channels(gpu, &all, &off, &mut orphan.last);
         let gone = std::mem::take(&mut orphan.last.gone);
         orphan.channels.retain(|channel| !gone.contains(channel));
-        // Where it was refused, the next turn tries again.
+        // Where the driver refused, the next turn tries again.
         if done.is_none_or(|done| done.refused.is_some()) {
             tracing::debug!(
                 gpu,
@@ -81,37 +81,37 @@ impl Turns {
         let no_spans = BTreeMap::new();
         let spans = orphans.turns.as_ref().map_or(&no_spans, |turns| &turns.spans);
         let Some(of) = self.state.settings.gpus.get(gpu) else { return };
-        for (name, spans) in ring(&self.state.settings.short_id, spans) {
+        for (name, spans) in rest_of_ring(&self.state.settings.short_id, spans) {
             let place = MonitorDir::of(&self.state.settings.state_dir, name);
-            match KeeperIs::of(&place, &of.uuid) {
-                KeeperIs::Alive(keeper) => {
+            match KeeperState::of(&place, &of.uuid) {
+                KeeperState::Alive(keeper) => {
                     let pid = Pid::from_raw(keeper.pid);
                     let watched = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-                    // The pid may be another's by now.
+                    // The pid may belong to another process by now.
                     orphans.watched = watched.filter(|_| keeper.alive()).map(Arc::new);
                     if orphans.watched.is_none() {
                         orphans.look_us = Some(now_us() + RETRY_US);
                     }
                     break;
                 }
-                KeeperIs::Gone => {
+                KeeperState::Gone => {
                     let known = before.remove(name);
-                    let orphan = known.or_else(|| self.adopt(gpu, name, &place));
+                    let orphan = known.or_else(|| self.new_orphan(gpu, name, &place));
                     if let Some(orphan) = orphan {
                         let orphan = Orphan { spans: spans.clone(), ..orphan };
                         orphans.all.insert(name.to_owned(), orphan);
                     }
                 }
-                KeeperIs::Unknown => orphans.look_us = Some(now_us() + RETRY_US),
+                KeeperState::Unknown => orphans.look_us = Some(now_us() + RETRY_US),
             }
         }
-        // Nobody's turns any more, or gone: where they are there, they stay on.
+        // These containers have no turns any more, or are gone. Those that are there stay on the GPU.
         for orphan in before.values_mut() {
-            self.set_orphan(gpu, orphan, true);
+            self.switch_orphan(gpu, orphan, true);
         }
     }
 
-    fn adopt(&self, gpu: usize, name: &str, place: &MonitorDir) -> Option<Orphan> {
+    fn new_orphan(&self, gpu: usize, name: &str, place: &MonitorDir) -> Option<Orphan> {
         match read_channels(place, &self.state.settings.gpus.get(gpu)?.uuid) {
             Ok(channels) => {
                 tracing::warn!(

@@ -1,9 +1,9 @@
-//! Containers whose monitors are gone, keeper and worker: nobody brings them onto their GPUs or off them any
+//! Containers whose monitors are gone, keeper and worker: nobody brings them onto their GPUs or takes them off any
 //! more. Another monitor takes their turns.
 //!
-//! The monitors of a GPU whose time is divided by turns stand in a ring, by short id, once their containers
-//! have called the driver. Each writes a file with the channels of its container, and watches the next one
-//! that has such a file and lives: it takes the turns of those in between that don't.
+//! The monitors of a GPU whose time is divided by turns form a ring, ordered by short id, once their containers have
+//! called the driver. Each monitor writes a file with its container's channels, watches the next monitor in the ring
+//! that has such a file and lives, and takes the turns of the containers in between, whose monitors don't.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,40 +29,40 @@ pub(crate) struct Orphan {
     pub(crate) last: LastTurn,
 }
 
-/// Those of a GPU that this monitor sees to, and the monitor that it watches.
+/// The orphans of a GPU whose turns this monitor takes, and the monitor that it watches.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    /// Everybody's turns, as they were at the last look.
+    /// The turns of all containers on the GPU, at the last look.
     pub(crate) turns: Option<Turns>,
-    /// By short id.
+    /// The orphans by short id.
     pub(crate) all: BTreeMap<String, Orphan>,
-    /// A pidfd of that monitor's keeper.
+    /// A pidfd of the keeper of the watched monitor.
     pub(crate) watched: Option<Arc<OwnedFd>>,
-    /// When to look again who is there, by [`now_us`](crate::monitor::compute::last_turn::now_us).
+    /// When to look for orphans again, by [`now_us`](crate::monitor::compute::last_turn::now_us).
     pub(crate) look_us: Option<u64>,
 }
 
 /// What is known of a container's keeper.
-pub(crate) enum KeeperIs {
+pub(crate) enum KeeperState {
     Alive(ProcessId),
     Gone,
-    /// It takes no turns yet, or its container is about to go.
+    /// The keeper's container takes no turns yet, or is about to go.
     Unknown,
 }
 
-impl KeeperIs {
-    /// That of the container whose monitor has that place, on the GPU with that UUID.
+impl KeeperState {
+    /// What is known of the keeper at `place`, whose container may have turns on the GPU with that UUID.
     pub(crate) fn of(place: &MonitorDir, uuid: &str) -> Self {
         match place.keeper() {
-            Ok(Some(keeper)) if place.channels(uuid).exists() => KeeperIs::Alive(keeper),
-            Ok(None) if place.keeper_file().exists() => KeeperIs::Gone,
-            _ => KeeperIs::Unknown,
+            Ok(Some(keeper)) if place.channels(uuid).exists() => KeeperState::Alive(keeper),
+            Ok(None) if place.keeper_file().exists() => KeeperState::Gone,
+            _ => KeeperState::Unknown,
         }
     }
 }
 
-/// Those behind `own` in the ring.
-pub(crate) fn ring<'a, T>(
+/// All members of the ring but `own`, beginning behind it.
+pub(crate) fn rest_of_ring<'a, T>(
     own: &'a str,
     all: &'a BTreeMap<String, T>,
 ) -> impl Iterator<Item = (&'a str, &'a T)> {
@@ -71,12 +71,12 @@ pub(crate) fn ring<'a, T>(
     behind.chain(before).map(|(name, of)| (name.as_str(), of))
 }
 
-/// Writes which channels of a GPU the container of this monitor has.
+/// Writes which channels this monitor's container has on a GPU.
 pub(crate) fn write_channels(place: &Path, uuid: &str, channels: &[ChannelName]) -> io::Result<()> {
     replace(&MonitorDir::at(place).channels(uuid), &serde_json::to_vec(channels)?, 0o600)
 }
 
-/// What the monitor of that place wrote last; none where it never did.
+/// The channels that the monitor at `place` wrote last; empty where it never wrote any.
 pub(crate) fn read_channels(place: &MonitorDir, uuid: &str) -> io::Result<Vec<ChannelName>> {
     match fs::read(place.channels(uuid)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -85,7 +85,7 @@ pub(crate) fn read_channels(place: &MonitorDir, uuid: &str) -> io::Result<Vec<Ch
 }
 
 impl Orphans {
-    /// The monitor that is watched has ended.
+    /// Has the next turn look for orphans, because the watched monitor has ended.
     pub(crate) fn look_now(&mut self) {
         self.look_us = Some(0);
     }
@@ -99,7 +99,7 @@ mod tests {
     fn the_ring_begins_behind_its_owner() {
         let all: BTreeMap<String, ()> =
             ["a", "c", "e"].map(|name| (name.to_owned(), ())).into_iter().collect();
-        let names = |own| ring(own, &all).map(|(name, ())| name).collect::<Vec<_>>();
+        let names = |own| rest_of_ring(own, &all).map(|(name, ())| name).collect::<Vec<_>>();
         assert_eq!(names("c"), ["e", "a"]);
         assert_eq!(names("a"), ["c", "e"]);
         assert_eq!(names("e"), ["a", "c"]);

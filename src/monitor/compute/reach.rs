@@ -1,31 +1,31 @@
-//! A control on an object of a program's, by a descriptor that the program has: the driver takes it through
-//! the client's own file alone, and one that we kept open would keep the client's memory.
+//! Controls on an object of a program, through a descriptor of that program: the driver takes such a control only
+//! through the client's own file, and a file that the monitor kept open would keep the client's memory.
 
 use std::fs;
 use std::path::PathBuf;
 
 use crate::gate::settings::{Node, NodeKind};
-use crate::monitor::caller::target::with_files;
+use crate::monitor::caller::target::threads_by_fd_table;
 use crate::monitor::compute::shares::set_slice;
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::node::device::{Device, Failure, Rm, kind_at};
 use crate::monitor::state::groups::DueSlice;
 
-/// What is looked through of a process whose descriptor has become another: a program has one or two
-/// files of `nvidiactl`, and all its threads the same.
+/// How much of a process is searched whose descriptor names another file by now: a program has one or two files of
+/// `nvidiactl`, and all its threads have the same.
 const MOST_THREADS: usize = 4;
 const MOST_DESCRIPTORS: usize = 4096;
 const MOST_FILES: usize = 16;
 
 impl Slices {
-    /// Sets a slice through the descriptor that its group was made by or, where all are to be tried, another
-    /// of the same process; `None` where none leads to its client.
-    pub(crate) fn reach_and_set(&self, due: &DueSlice, all: bool) -> Option<Result<(), Failure>> {
+    /// Sets a slice through the descriptor that its group was made by or, where `all` is set, through another one of
+    /// the same process. `None` where no descriptor leads to the group's client.
+    pub(crate) fn set_via_program(&self, due: &DueSlice, all: bool) -> Option<Result<(), Failure>> {
         let pid = process_id(due.reach.process).pid;
         let through = |tid: i32, descriptor: i32| {
             let (target, file) = self.targets.duplicate(tid, descriptor).ok()?;
-            // Another process may have the number by now.
+            // The pid may belong to another process by now.
             if target.process != due.reach.process {
                 return None;
             }
@@ -34,12 +34,12 @@ impl Slices {
             let rm = Rm { release: &self.state.release, device: &device };
             is_control.then(|| set_slice(rm, due))
         };
-        // Otherwise another file may have the number by now.
+        // Where that fails, the descriptor may name another file by now.
         if let Some(Ok(())) = through(pid, due.reach.descriptor) {
             return Some(Ok(()));
         }
         let mut last = None;
-        let threads = if all { with_files(pid.cast_unsigned()) } else { Vec::new() };
+        let threads = if all { threads_by_fd_table(pid.cast_unsigned()) } else { Vec::new() };
         for tid in threads.into_iter().map(u32::cast_signed).take(MOST_THREADS) {
             for descriptor in control_files(&self.state.settings.nodes, tid) {
                 match through(tid, descriptor) {

@@ -1,4 +1,4 @@
-//! What the container has of its GPUs' computing time, as far as it is known. It is set in
+//! What is known of the container's shares of its GPUs' computing time. They are set in
 //! [`slices`](crate::monitor::compute::slices) and [`turns`](crate::monitor::compute::turns).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,13 +15,13 @@ use crate::rm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
 use crate::rm::usage::Sample;
 use crate::sched::{Round, Span};
 
-/// How long samples reach back: who is new isn't in them yet.
+/// How far samples reach back: a process that is new isn't in them yet.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// For how long a program may be out of reach before it's taken off the GPU.
+/// For how long the groups of a program may be out of reach before the program is taken off the GPU.
 const OUT_OF_REACH: Duration = Duration::from_secs(1);
 
-/// What the container has of its GPUs.
+/// The container's shares of its GPUs.
 #[derive(Debug)]
 pub(crate) struct Shares {
     gpus: Lock<Vec<OnGpu>>,
@@ -32,20 +32,20 @@ pub(crate) struct Shares {
 /// What is known of a GPU.
 #[derive(Debug, Default)]
 pub(crate) struct OnGpu {
-    /// `None` where nobody sets slices.
+    /// The container's round; `None` where the monitor sets no slices.
     pub(crate) round: Option<Round>,
-    /// When it may run, as spans of a frame of so many microseconds; `None` where it may always.
+    /// When the container may run: a frame's length in microseconds, and spans of it; `None` where it may always run.
     pub(crate) turns: Option<(u64, Vec<Span>)>,
-    /// When each container on the GPU may run, where not all may always.
+    /// When each container on the GPU may run; `None` where all may always run.
     pub(crate) frame: Option<Turns>,
-    /// Why what was asked for last could not be had, by the control's name.
+    /// By the control's name, why the driver refused the last control that was to hold a share.
     failures: BTreeMap<&'static str, Failure>,
-    /// Groups whose slices can't be set, for no descriptor of their program's leads to them: since when, and
-    /// whether that is told.
+    /// Groups whose slices can't be set, because no descriptor of their program leads to them: since when, and
+    /// whether the log was told.
     out_of_reach: BTreeMap<(u32, u32), (Instant, bool)>,
-    /// Processes of the container's that were not on it lately.
+    /// The container's processes that were not on the GPU lately.
     pub(crate) resting: BTreeSet<Process>,
-    /// Since when a process is known to compute.
+    /// Since when each process is known to compute.
     since: BTreeMap<Process, Instant>,
 }
 
@@ -55,44 +55,45 @@ impl Shares {
         Shares { gpus: Lock::new(gpus), changed: Bell::default() }
     }
 
-    /// What is known of a GPU of the container's; of none there is nothing, and nothing is kept.
+    /// Asks or changes what is known of a GPU. Returns the default where the container has no such GPU.
     pub(crate) fn on<T: Default>(&self, gpu: usize, ask: impl FnOnce(&mut OnGpu) -> T) -> T {
         self.gpus.lock().get_mut(gpu).map(ask).unwrap_or_default()
     }
 
-    /// Its round on a GPU, where somebody sets slices.
+    /// The container's round on a GPU; `None` where the monitor sets no slices.
     pub(crate) fn round(&self, gpu: usize) -> Option<Round> {
         self.on(gpu, |on| on.round)
     }
 
-    /// When it may run on a GPU: the frame's length in microseconds, and its spans; `None` where it may
-    /// always.
+    /// When the container may run on a GPU: the frame's length in microseconds, and its spans; `None` where it may
+    /// always run.
     pub(crate) fn turns(&self, gpu: usize) -> Option<(u64, Vec<Span>)> {
         self.on(gpu, |on| on.turns.clone())
     }
 
-    /// Whether not all containers on a GPU may always run.
+    /// Whether a container on a GPU may run at times only.
     pub(crate) fn has_frame(&self, gpu: usize) -> bool {
         self.on(gpu, |on| on.frame.is_some())
     }
 
-    /// When each container on a GPU may run, where that is another than `known`.
+    /// When each container on a GPU may run; `None` where that is as in `known`.
     pub(crate) fn frame_if_not(&self, gpu: usize, known: Option<&Turns>) -> Option<Option<Turns>> {
         self.on(gpu, |on| (on.frame.as_ref() != known).then(|| on.frame.clone()))
     }
 
-    /// What the driver said to what could not be had of a GPU, in words.
+    /// What the driver refused of a GPU, and why, in words.
     pub(crate) fn failure(&self, gpu: usize) -> Option<String> {
         let text = |(what, failure): (&&str, &Failure)| format!("{what}: {failure}");
         self.on(gpu, |on| on.failures.first_key_value().map(text))
     }
 
-    /// The processes of the container's that were not on a GPU lately.
+    /// The container's processes that were not on a GPU lately.
     pub(crate) fn resting(&self, gpu: usize) -> BTreeSet<Process> {
         self.on(gpu, |on| on.resting.clone())
     }
 
-    /// The slice of a group that there is can't be set: whether that is so for long, and is to be told.
+    /// Notes that the slice of an existing group can't be set. `true` the first time that this has been so for long:
+    /// the log is to be told then.
     pub(crate) fn note_out_of_reach(&self, gpu: usize, group: (u32, u32)) -> bool {
         self.on(gpu, |on| {
             let (since, is_told) = on.out_of_reach.entry(group).or_insert((Instant::now(), false));
@@ -100,20 +101,19 @@ impl Shares {
         })
     }
 
-    /// It can, or it's gone.
+    /// Notes that the slice of a group can be set, or that the group is gone.
     pub(crate) fn note_in_reach(&self, gpu: usize, group: (u32, u32)) {
         self.on(gpu, |on| on.out_of_reach.remove(&group));
     }
 
-    /// These slices are to be set. Of the groups that were out of reach those stay so whose slices these are: the
-    /// others have the one that they are to have.
+    /// Of the groups that were out of reach, keeps those whose slices are in `due`, which are to be set: the others
+    /// have the slices that they are to have.
     pub(crate) fn keep_out_of_reach(&self, gpu: usize, due: &[DueSlice]) {
         let is_due = |group: &(u32, u32)| due.iter().any(|due| (due.client, due.handle) == *group);
         self.on(gpu, |on| on.out_of_reach.retain(|group, _| is_due(group)));
     }
 
-    /// The groups of a GPU that have been out of reach for long: they don't have the share that they are to
-    /// have.
+    /// The groups of a GPU that have been out of reach for long, and don't have the share that they are to have.
     pub(crate) fn out_of_reach(&self, gpu: usize) -> BTreeSet<(u32, u32)> {
         self.on(gpu, |on| {
             let told = on.out_of_reach.iter().filter(|(_, (_, is_told))| *is_told);
@@ -121,19 +121,19 @@ impl Shares {
         })
     }
 
-    /// Whether a program's preemption mode on any of the GPUs is ours to set.
-    pub(crate) fn hold_modes(&self) -> bool {
+    /// Whether the monitor sets the preemption modes of the container's programs, on any of the GPUs.
+    pub(crate) fn sets_modes(&self) -> bool {
         self.gpus.lock().iter().filter_map(|on| on.round).any(|round| !round.each)
     }
 
-    /// Groups, or processes, have come or gone.
+    /// Has slices set again, because groups or processes have come or gone.
     pub(crate) fn wake(&self) {
         self.changed.ring();
     }
 
-    /// Those of `computing` that no sample has at work. One that is new may come yet; and where nobody of them
-    /// was seen, the samples tell nothing.
-    pub(crate) fn who_rests(
+    /// The processes of `computing` that no sample shows at work, without new ones, which samples may not show yet.
+    /// None where no sample shows any of `computing`: the samples say nothing then.
+    pub(crate) fn find_resting(
         &self,
         gpu: usize,
         computing: &BTreeSet<Process>,
@@ -155,7 +155,7 @@ impl Shares {
         computing.iter().filter(|process| is_old(process) && !is_seen(process)).copied().collect()
     }
 
-    /// The driver was asked for what holds a share: whether it has said something else than last.
+    /// Notes the driver's answer to a control that holds a share. `true` where it differs from the last answer.
     pub(crate) fn note_failure(
         &self,
         gpu: usize,
@@ -170,7 +170,7 @@ impl Shares {
     }
 }
 
-/// Whether a process was at work on the GPU. One that rests is in samples, too.
+/// Whether a process was at work on the GPU. A process that rests is in samples, too.
 pub(crate) fn was_seen(samples: &[Sample], process: Process) -> bool {
     let pid = process_id(process).pid.cast_unsigned();
     samples.iter().any(|sample| sample.pid == Some(pid) && sample.busy > 0)
@@ -200,7 +200,7 @@ mod tests {
         };
         let now = Instant::now();
         let rests = |pids: &[u32], after: Duration| {
-            shares.who_rests(0, &computing, &samples(pids), now + after)
+            shares.find_resting(0, &computing, &samples(pids), now + after)
         };
         assert_eq!(rests(&[10], Duration::ZERO), [].into(), "all are new");
         assert_eq!(rests(&[10, 99], GRACE), [11, 12].map(process).into());

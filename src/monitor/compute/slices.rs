@@ -1,10 +1,9 @@
 //! The container's shares of its GPUs' computing time: slices of its channel groups.
 //!
-//! What it has of a GPU is in a file ([`share`](crate::registry::share)), which whoever makes, changes or
-//! removes containers writes, and a thread of ours follows. A group gets its slice in the call that
-//! schedules it; when the share changes later, or the number of groups, through a descriptor of its
-//! program's. Slices outlast this worker: the driver has them. A program is told that it has the slice
-//! that it asked for.
+//! A file says what the container has of a GPU ([`share`](crate::registry::share)). Whoever makes, changes or removes
+//! containers writes the file, and a thread of the worker follows it. A group gets its slice in the call that
+//! schedules it; when the share or the number of groups changes later, through a descriptor of its program. Slices
+//! outlast this worker: the driver has them. A program is told that it has the slice that it asked for.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,17 +24,17 @@ use crate::rm::number::{
 };
 use crate::sched::Round;
 
-/// How many processes are told apart by the samples, of which there are some seventy: of more, one that computes
-/// could be in none of them.
+/// Up to how many processes are told apart by the samples. There are some seventy samples: with more processes, one
+/// that computes could be in none.
 const MOST_TOLD_APART: usize = 8;
 
-/// How often it is looked who of several processes rests, in milliseconds: while one of them was seen to
+/// How often the monitor looks which of several processes rest, in milliseconds: while one of them was seen to
 /// compute, and while none was.
 const BUSY_LOOK_MS: u16 = 1000;
 
 const IDLE_LOOK_MS: u16 = 5000;
 
-/// The longest that nobody tells of changes, for whatever reason.
+/// After how long shares are read though nobody told of a change, for whatever reason.
 const UNHEARD: Duration = Duration::from_secs(60);
 
 /// The slices of the container's channel groups.
@@ -58,10 +57,10 @@ impl Slices {
     }
 
     /// Wakes the thread that sets slices when a file of shares has changed.
-    pub(crate) fn hear_of_shares_forever(&self) {
+    pub(crate) fn follow_shares_forever(&self) {
         let dir = share::dir(&self.state.settings.state_dir);
         loop {
-            // Opened anew each time: somebody may have removed it.
+            // The notice is opened anew each time: somebody may have removed it.
             let Ok(notice) = Notice::open(&dir) else {
                 std::thread::sleep(UNHEARD);
                 continue;
@@ -72,7 +71,7 @@ impl Slices {
         }
     }
 
-    /// Takes note of what the files say. One that can't be read changes nothing.
+    /// Reads the files of shares. A file that can't be read changes nothing.
     pub(crate) fn read_shares(&self) {
         for (gpu, settings) in self.state.settings.gpus.iter().enumerate() {
             match share::read(&self.state.settings.state_dir, &settings.uuid) {
@@ -95,9 +94,9 @@ impl Slices {
         }
     }
 
-    /// Finds out who of several processes that compute was not on the GPU lately; in how many milliseconds
-    /// that is to be looked at again, where it is.
-    pub(crate) fn look_who_rests(&self) -> Option<u16> {
+    /// Finds out which of several processes that compute were not on the GPU lately. Returns in how many milliseconds
+    /// to look again; `None` where that isn't needed.
+    pub(crate) fn find_resting_processes(&self) -> Option<u16> {
         let mut again_ms = None;
         for gpu in 0..self.state.uuids.len() {
             let adds_up = self.shares.round(gpu).is_some_and(|round| !round.each);
@@ -112,25 +111,25 @@ impl Slices {
                 let is_busy = computing.iter().any(|process| was_seen(&samples, *process));
                 let look_ms = if is_busy { BUSY_LOOK_MS } else { IDLE_LOOK_MS };
                 again_ms = again_ms.into_iter().chain([look_ms]).min();
-                resting = self.shares.who_rests(gpu, &computing, &samples, Instant::now());
+                resting = self.shares.find_resting(gpu, &computing, &samples, Instant::now());
             }
             self.shares.on(gpu, |on| on.resting = resting);
         }
         again_ms
     }
 
-    /// What the container's groups have of its round on a GPU, where somebody sets slices.
+    /// What the container's groups have of its round on a GPU; `None` where the monitor sets no slices.
     pub(crate) fn round_of_groups(&self, gpu: usize) -> Option<Round> {
         let round = self.shares.round(gpu)?;
         Some(round.beside_channels(self.state.books().outside_groups(gpu).len()))
     }
 
-    /// A slice was tried to be set.
+    /// Notes the driver's answer to setting a slice.
     pub(crate) fn note_slice_tried(&self, gpu: usize, done: Result<(), Failure>) {
         self.note_share_tried(gpu, "SET_TIMESLICE", done);
     }
 
-    /// The driver was asked for what holds a share.
+    /// Notes the driver's answer to a control that holds a share, and tells the log of a new refusal.
     pub(crate) fn note_share_tried(
         &self,
         gpu: usize,
@@ -146,10 +145,10 @@ impl Slices {
         }
     }
 
-    /// Sets the slices that are other than they are to be; whether each is set, or never will be.
+    /// Sets the slices that are other than they are to be. `true` where each is set, or never will be.
     pub(crate) fn set_slices(&self) -> bool {
         let mut is_whole = true;
-        // Who can't be reached for one group isn't looked through for the next.
+        // A process without a descriptor for one group isn't searched again for the next group.
         let mut out_of_reach = BTreeSet::new();
         for gpu in 0..self.state.uuids.len() {
             let round = self.round_of_groups(gpu);
@@ -160,16 +159,16 @@ impl Slices {
             self.shares.keep_out_of_reach(gpu, &due);
             for due in due {
                 let process = due.reach.process;
-                let done = self.reach_and_set(&due, !out_of_reach.contains(&process));
+                let done = self.set_via_program(&due, !out_of_reach.contains(&process));
                 let group = (due.client, due.handle);
                 match done {
-                    // What the driver refuses of a group that there is it refuses each time.
-                    Some(done) if !done.is_err_and(is_of_nothing) => {
+                    // What the driver refuses of a group that exists, it refuses each time.
+                    Some(done) if !done.is_err_and(is_no_such_object) => {
                         self.state.books().groups.note_slice(&due);
                         self.shares.note_in_reach(gpu, group);
                         self.note_slice_tried(gpu, done);
                     }
-                    _ if self.is_gone(&due) => self.shares.note_in_reach(gpu, group),
+                    _ if self.forget_if_gone(&due) => self.shares.note_in_reach(gpu, group),
                     _ => {
                         out_of_reach.insert(process);
                         is_whole = false;
@@ -189,8 +188,8 @@ impl Slices {
         is_whole
     }
 
-    /// Whether the driver has no such group any more, which is forgotten then.
-    fn is_gone(&self, due: &DueSlice) -> bool {
+    /// Forgets a group that the driver doesn't have any more. `true` where that is so.
+    fn forget_if_gone(&self, due: &DueSlice) -> bool {
         let Some(own) = self.driver.own_client() else { return false };
         let presence = own.presence(due.client, due.handle);
         let is_gone = presence != Presence::There && own.can_tell();
@@ -202,7 +201,7 @@ impl Slices {
 }
 
 /// Whether the driver says that there is no such client, or no such object.
-fn is_of_nothing(failure: Failure) -> bool {
+fn is_no_such_object(failure: Failure) -> bool {
     let nothing = [NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND];
     matches!(failure, Failure::Status(status) if nothing.contains(&status))
 }

@@ -1,9 +1,9 @@
-//! The container's turns on its GPUs, where each has its time: its channels off and on.
+//! The container's turns on GPUs whose time is divided by turns: its channels are taken off, and brought back.
 //!
-//! When it may run is in the file of shares, as spans of a frame on the host's clock: monitors need not
-//! speak to each other. Each call is asked for as much early as it takes. Whose turn begins comes on while
-//! the one before it goes off, so that the GPU isn't idle between; not sooner, for its time is longer
-//! where nobody was before it.
+//! The file of shares says when the container may run, as spans of a frame on the host's clock: monitors need not
+//! speak to each other. Each call is made as much early as it takes. The container whose turn begins comes on while
+//! the one before it goes off, so that the GPU isn't idle between, and no sooner: where none was before it, it would
+//! get more than its time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::time::TimeSpec;
 
-use crate::monitor::compute::last_turn::{LastTurn, Means, Numbered, now_us};
+use crate::monitor::compute::last_turn::{LastTurn, Numbered, SwitchTimes, now_us};
 use crate::monitor::compute::orphans::Orphans;
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::compute::turns_thread::TurnsThread;
@@ -35,19 +35,19 @@ const ENDING_TRIES: u32 = 20;
 
 const ENDING_WAIT: Duration = Duration::from_millis(5);
 
-/// For how long a channel that isn't there may be on its way.
+/// For how long a channel that the driver doesn't have may still be in the making.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
-/// How soon what the driver refused is tried again.
+/// How soon a call that the driver refused is made again, in microseconds.
 const RETRY_US: u64 = 1_000_000;
 
-/// How soon a slice is tried again that could not be set for want of a file, in milliseconds; twice as
-/// long each time, up to the longest.
+/// How soon the monitor tries again to set a slice for which it had no file, in milliseconds; twice as long each
+/// time, up to the longest.
 const RETRY_MS: u16 = 1000;
 
 const LONGEST_RETRY_MS: u16 = 32_000;
 
-/// What came of having channels off a GPU and on it.
+/// What came of taking channels off a GPU and bringing others back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Switched {
     /// Whether the driver was asked for anything.
@@ -55,20 +55,20 @@ pub(crate) struct Switched {
     pub(crate) refused: Option<Failure>,
 }
 
-/// Which channels of a GPU run at times, and when.
+/// Which channels of a GPU run at times only, and when.
 #[derive(Debug, Default)]
 struct Timetable {
-    /// Each with a frame's length in microseconds, and its spans of that.
+    /// Each part has a frame's length in microseconds, the spans in which its channels run, and these channels.
     parts: Vec<(u64, Vec<Span>, Vec<ChannelName>)>,
 }
 
 impl Timetable {
-    /// Those that are to be off at a time, as calls that are asked for then will have it; and when to look
-    /// again.
-    fn off(&self, means: Means, now_us: u64) -> (BTreeSet<ChannelName>, Option<u64>) {
+    /// The channels that are to be off at `now_us`, allowing for the time of calls that are made then; and when to
+    /// look again.
+    fn off(&self, times: SwitchTimes, now_us: u64) -> (BTreeSet<ChannelName>, Option<u64>) {
         let (mut off, mut looks) = (BTreeSet::new(), None);
         for (frame_us, spans, channels) in &self.parts {
-            let (on, next) = means.turn(*frame_us, spans, now_us);
+            let (on, next) = times.turn(*frame_us, spans, now_us);
             if !on {
                 off.extend(channels);
             }
@@ -78,7 +78,7 @@ impl Timetable {
     }
 }
 
-/// Each cohort of busy groups: its turns, and its channels.
+/// The turns and the channels of each cohort of busy groups; empty where all groups are in one.
 fn in_cohorts(
     channels: &BTreeMap<ChannelName, ChannelName>,
     busy: &[ChannelName],
@@ -103,7 +103,7 @@ pub(crate) struct Turns {
     driver: Arc<DriverAccess>,
     pub(crate) slices: Arc<Slices>,
     pub(crate) thread: TurnsThread,
-    /// By GPU: other containers, whose turns this monitor takes. Held while it does.
+    /// By GPU: the containers whose turns this monitor takes. Locked while it does.
     orphans: Lock<Vec<Orphans>>,
 }
 
@@ -116,16 +116,16 @@ impl Turns {
     }
 
     /// Sets slices when shares, groups or processes change.
-    pub(crate) fn share_forever(self: &Arc<Self>) {
+    pub(crate) fn set_slices_forever(self: &Arc<Self>) {
         let mut retry_ms = RETRY_MS;
         let mut is_resumed = false;
         loop {
             self.slices.read_shares();
             self.thread.wake();
             is_resumed = is_resumed || self.end_turns_of_before();
-            let look_ms = self.slices.look_who_rests();
+            let look_ms = self.slices.find_resting_processes();
             let is_whole = self.slices.set_slices() && is_resumed;
-            // How many groups there are may divide them into cohorts.
+            // The number of groups may divide them into cohorts.
             self.begin_turns();
             let again_ms = (!is_whole).then_some(retry_ms);
             retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
@@ -134,7 +134,7 @@ impl Turns {
         }
     }
 
-    /// Has somebody take turns, if there are any.
+    /// Starts or wakes the thread that takes turns, where there are any.
     pub(crate) fn begin_turns(self: &Arc<Self>) {
         let has_turns =
             |gpu| self.slices.shares.has_frame(gpu) || !self.timetable(gpu).0.parts.is_empty();
@@ -146,7 +146,7 @@ impl Turns {
         {
             return;
         }
-        let (turns, started) = (Arc::clone(self), self.thread.hear_of_changes());
+        let (turns, started) = (Arc::clone(self), self.thread.open_event());
         let started =
             started.and_then(|changed| spawn("turns", move || turns.take_turns_forever(&changed)));
         if let Err(error) = started {
@@ -155,21 +155,21 @@ impl Turns {
         }
     }
 
-    /// Brings back what a worker before took off GPUs, and nobody is to take off now; whether that is done.
+    /// Brings back channels that a worker before took off a GPU that has no turns now. `true` where that is done.
     pub(crate) fn end_turns_of_before(&self) -> bool {
         let mut is_whole = true;
         for gpu in 0..self.state.uuids.len() {
             let (parts, all) = self.timetable(gpu);
             if parts.parts.is_empty() {
                 is_whole &=
-                    self.have_own_off(gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
+                    self.switch_own_channels(gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
             }
         }
         is_whole
     }
 
-    /// Brings everybody back before this worker ends: there may be none after it. The next one, if there is,
-    /// goes on. Where the driver has hung up who takes turns, nothing is done.
+    /// Brings all channels back before this worker ends: there may be none after it, and the next one, if there is,
+    /// goes on. Does nothing where the thread that takes turns hangs in the driver.
     pub(crate) fn end_turns(&self) {
         if !self.thread.is_started.load(Ordering::Acquire) {
             return;
@@ -183,11 +183,11 @@ impl Turns {
         *over = true;
         for gpu in 0..self.state.uuids.len() {
             let (_, all) = self.timetable(gpu);
-            self.have_own_off(gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
+            self.switch_own_channels(gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
         }
         let mut orphans = self.orphans.lock();
         for (gpu, orphans) in orphans.iter_mut().enumerate() {
-            self.leave_orphans(gpu, orphans);
+            self.end_orphan_turns(gpu, orphans);
         }
     }
 
@@ -210,7 +210,7 @@ impl Turns {
         }
     }
 
-    /// Waits until something changes, the monitor that is watched on a GPU ends, or that time comes.
+    /// Waits until something changes, a watched monitor ends, or the time `wake_us` comes.
     fn wait_for_turn(
         &self,
         wake_us: Option<u64>,
@@ -238,8 +238,8 @@ impl Turns {
         }
     }
 
-    /// The channels of a GPU that run at times, and all that there are: in the container's turns, or, where
-    /// it may run always and has more groups than can run at once, each cohort of these in its own.
+    /// The channels of a GPU that run at times only, and all its channels. The container's channels run in its turns;
+    /// where it may always run and has more groups than can run at once, each cohort of groups runs in its own turns.
     fn timetable(&self, gpu: usize) -> (Timetable, Numbered) {
         let (turns, round) = (self.slices.shares.turns(gpu), self.slices.round_of_groups(gpu));
         let resting = self.slices.shares.resting(gpu);
@@ -256,7 +256,7 @@ impl Turns {
             (None, Some(round)) => in_cohorts(&channels, &busy, cohorts(round, busy.len())),
             (None, None) => Vec::new(),
         };
-        // Who can't be given its share has none.
+        // A group whose share can't be set never runs.
         let out_of_reach = round.map(|_| self.slices.shares.out_of_reach(gpu)).unwrap_or_default();
         let lost = channels.iter().filter(|(_, group)| out_of_reach.contains(group));
         let lost: Vec<ChannelName> = lost.map(|(channel, _)| *channel).collect();
@@ -266,28 +266,28 @@ impl Turns {
         (Timetable { parts }, all)
     }
 
-    /// Has the container on a GPU or off it, as its turn is; when to look again.
+    /// Takes the container off a GPU or brings it back, as its turn is. Returns when to look again.
     fn take_turn(&self, gpu: usize, last: &mut LastTurn) -> Option<u64> {
         let (parts, all) = self.timetable(gpu);
         if self.slices.shares.has_frame(gpu) {
             self.tell_channels(gpu, &all.keys().copied().collect::<Vec<_>>(), last);
         }
         let now = now_us();
-        let (off, next) = parts.off(last.means, now);
-        let is_whole = self.have_own_off(gpu, &all, &off, last);
+        let (off, next) = parts.off(last.times, now);
+        let is_whole = self.switch_own_channels(gpu, &all, &off, last);
         next.into_iter().chain((!is_whole).then_some(now + RETRY_US)).min()
     }
 
-    /// Has these of the container's channels off a GPU and all others on it; whether that is done for all that
-    /// there are.
-    fn have_own_off(
+    /// Takes the channels `off` of the container's off a GPU, and brings all others back. `true` where that is done
+    /// for all channels that exist.
+    fn switch_own_channels(
         &self,
         gpu: usize,
         all: &Numbered,
         off: &BTreeSet<ChannelName>,
         last: &mut LastTurn,
     ) -> bool {
-        let done = self.have_off(gpu, all, off, last);
+        let done = self.switch_channels(gpu, all, off, last);
         for (client, handle) in std::mem::take(&mut last.gone) {
             self.state.books().write(Record::Ungroup { client, handle });
         }
@@ -299,9 +299,9 @@ impl Turns {
         done.refused.is_none()
     }
 
-    /// Has these of all channels off a GPU and the others on it, all that there are: `None` where the driver
+    /// Takes the channels `off` off a GPU, and brings all others of `all` back that exist. `None` where the driver
     /// can't be asked.
-    pub(crate) fn have_off(
+    pub(crate) fn switch_channels(
         &self,
         gpu: usize,
         all: &Numbered,
@@ -318,7 +318,7 @@ impl Turns {
         Some(Switched { is_asked, refused: enabled.and(disabled).err() })
     }
 
-    /// Takes channels off a GPU, or back onto it, all that there are: `None` where the driver can't be asked.
+    /// Takes channels off a GPU, or brings them back, all that exist. `None` where the driver can't be asked.
     fn set_channels(
         &self,
         gpu: usize,
@@ -344,14 +344,14 @@ impl Turns {
             if is_done {
                 continue;
             }
-            // One of them isn't there, or not yet. How many of the others were disabled isn't known.
+            // A channel doesn't exist, or not yet. How many of the others were disabled isn't known.
             let again = |channels: &[ChannelName]| {
                 if disable {
                     set(false, channels)?;
                 }
                 set(disable, channels)
             };
-            let there = self.those_there(&own, some, last);
+            let there = self.existing_channels(&own, some, last);
             let is_done = !there.is_empty() && again(&there).is_ok();
             last.note_call(disable, &numbered(&there), is_done);
             if is_done {
@@ -363,13 +363,13 @@ impl Turns {
                 refused = refused.or(done.err());
             }
         }
-        last.means.took(disable, asked.elapsed());
+        last.times.note_duration(disable, asked.elapsed());
         Some(refused.map_or(Ok(()), Err))
     }
 
-    /// Those of these channels that there are. One whose client is gone is gone; one that is missing for
-    /// longer than it can be on its way, too.
-    fn those_there(
+    /// The channels that the driver has. A channel whose client is gone is gone, and so is a channel that is missing
+    /// for longer than it can be in the making.
+    fn existing_channels(
         &self,
         own: &MonitorClient,
         channels: &[ChannelName],
@@ -407,9 +407,9 @@ mod tests {
         let busy: Vec<ChannelName> = (0..9).map(|group| (1, group)).collect();
         assert!(in_cohorts(&channels, &busy, 1).is_empty());
         let parts = Timetable { parts: in_cohorts(&channels, &busy, 3) };
-        let means = Means { off_us: 0, on_us: 0 };
+        let times = SwitchTimes { off_us: 0, on_us: 0 };
         for (now_us, on) in [(50_000, 0..3), (150_000, 3..6), (250_000, 6..9), (350_000, 0..3)] {
-            let (off, next) = parts.off(means, now_us);
+            let (off, next) = parts.off(times, now_us);
             let expected = (0..9).filter(|group| !on.contains(group));
             let expected = expected.flat_map(|group| [2 * group, 2 * group + 1]);
             assert_eq!(off, expected.map(|number| (1, 100 + number)).collect(), "{now_us}");

@@ -1,5 +1,5 @@
-//! The thread that takes [`turns`](crate::monitor::compute::turns): whether there is one, what wakes it, and
-//! when it has to end.
+//! The thread that takes [`turns`](crate::monitor::compute::turns): whether it is started, what wakes it, and when it
+//! has to end.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -8,19 +8,19 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::monitor::lock::Lock;
 
-/// That thread, which there is once there are turns.
+/// The thread that takes turns, which is started once there are turns.
 #[derive(Debug, Default)]
 pub(crate) struct TurnsThread {
     pub(crate) is_started: AtomicBool,
-    /// There is one once somebody takes turns.
+    /// Readable when something has changed. Made before the thread is started.
     changed: OnceLock<Arc<EventFd>>,
-    /// Held while turns are taken; whether they are over, since the worker ends.
+    /// Locked while turns are taken. `true` where no more are taken, because the worker ends.
     pub(crate) over: Lock<bool>,
 }
 
 impl TurnsThread {
-    /// What is readable when something has changed, from now on.
-    pub(crate) fn hear_of_changes(&self) -> std::io::Result<Arc<EventFd>> {
+    /// The event that is readable when something has changed from now on. The first call makes it.
+    pub(crate) fn open_event(&self) -> std::io::Result<Arc<EventFd>> {
         if let Some(changed) = self.changed.get() {
             return Ok(Arc::clone(changed));
         }
@@ -29,10 +29,10 @@ impl TurnsThread {
         Ok(Arc::clone(self.changed.get_or_init(|| changed)))
     }
 
-    /// Turns, channels or processes have come or gone.
+    /// Wakes the thread, because turns, channels or processes have come or gone.
     pub(crate) fn wake(&self) {
         if let Some(changed) = self.changed.get() {
-            // At its largest number it is awake anyway.
+            // Where the event's counter is full, the thread is awake anyway.
             let _ = changed.write(1);
         }
     }

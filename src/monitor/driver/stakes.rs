@@ -1,13 +1,15 @@
 //! Stakes, as the driver has them: [`crate::ledger::Before`] tells what they are for.
 
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::ledger::{Before, ChargeId, Client, Entry, Handle, Hold, Shown};
-use crate::monitor::caller::deaths::Deaths;
+use crate::monitor::caller::audit_wait::AuditWait;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known};
-use crate::monitor::driver::take_over::FormerClients;
 use crate::monitor::keeper_socket::KeeperSocket;
+use crate::monitor::lock::Lock;
 use crate::monitor::node::device::{Device, Rm};
 use crate::monitor::state::books::Books;
 use crate::monitor::state::container_state::ContainerState;
@@ -30,8 +32,9 @@ pub(crate) struct Stakes {
     pub(crate) keeper: Arc<KeeperSocket>,
     lane: Arc<Lane>,
     /// Who looks what the driver has.
-    deaths: Arc<Deaths>,
-    pub(crate) former_clients: FormerClients,
+    audit_wait: Arc<AuditWait>,
+    /// The files of the clients of workers before, by client and place. The first file of each is the client's own.
+    pub(crate) former_clients: Lock<BTreeMap<u32, BTreeMap<u8, OwnedFd>>>,
 }
 
 impl Stakes {
@@ -40,9 +43,9 @@ impl Stakes {
         state: Arc<ContainerState>,
         keeper: Arc<KeeperSocket>,
         lane: Arc<Lane>,
-        deaths: Arc<Deaths>,
+        audit_wait: Arc<AuditWait>,
     ) -> Self {
-        Stakes { state, driver, keeper, lane, deaths, former_clients: FormerClients::default() }
+        Stakes { state, driver, keeper, lane, audit_wait, former_clients: Lock::default() }
     }
 
     /// The handle of the stake that stands before all mappings of a memory, from which it is to be mapped: `fresh`, a
@@ -139,7 +142,7 @@ impl Stakes {
         }
         if has_freed {
             // It may have been the last thing that our client was kept for.
-            self.deaths.ring();
+            self.audit_wait.ring();
         }
     }
 

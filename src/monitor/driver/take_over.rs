@@ -6,7 +6,7 @@
 //! client of the worker before. It does so before it answers any call: where the driver hangs over a stake, the container's
 //! calls wait until the driver answers, as they do behind a call that hangs on the lane.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -14,11 +14,7 @@ use crate::ledger::{Before, Entry};
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known, of_client};
 use crate::monitor::driver::stakes::Stakes;
 use crate::monitor::journal::kept_file::KeptFile;
-use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
-
-/// The files of the clients of workers before, by client and place. The first file of each is the client's own.
-pub(crate) type FormerClients = Lock<BTreeMap<u32, BTreeMap<u8, OwnedFd>>>;
 
 /// A stake in the books: what it stands before, the GPU of its memory, and its number.
 type Stake = (Before, usize, u64);

@@ -368,8 +368,8 @@ impl Workers {
             match serde_json::from_slice(buffer.get(..length).unwrap_or_default()) {
                 Ok(Notice::Ready) => {
                     worker.is_ready = true;
-                    resident::give_back_the_start();
-                    resident::give_back_the_heap();
+                    resident::give_back_startup_code();
+                    resident::give_back_heap();
                     self.failed_starts = 0;
                     self.not_before = None;
                 }

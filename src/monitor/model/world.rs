@@ -118,9 +118,9 @@ impl World {
         let worker = self.worker();
         let file = self.listener.try_clone().expect("a descriptor");
         let listener = Listener::of_model(LISTENER, file, Arc::clone(&self.callers));
-        worker.take(KeeperMessage::Listener(listener));
+        worker.handle(KeeperMessage::Listener(listener));
         for (number, file) in self.kept.borrow().iter() {
-            worker.take(KeeperMessage::Kept(KeptFile::of(*number), file.try_clone()));
+            worker.handle(KeeperMessage::Kept(KeptFile::of(*number), file.try_clone()));
         }
         let Parts { state, stakes, exports, uvm, .. } = &*worker.parts;
         exports.forget_what_was_never_exported();

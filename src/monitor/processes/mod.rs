@@ -1,4 +1,4 @@
-//! The container's processes, and others that have its descriptors.
+//! The container's processes, and outside processes that have its descriptors.
 
 pub(crate) mod container_processes;
 pub(crate) mod escaped_fds;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
 use std::time::Instant;
 
-use crate::monitor::caller::target::{compared, has_file};
+use crate::monitor::caller::target::{compare_files, has_file};
 use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
 
@@ -99,7 +99,7 @@ pub(crate) fn place(files: &[Arc<UvmFile>], device: &Device) -> Option<Result<us
     let own = std::process::id();
     let mut known = true;
     let found = files.binary_search_by(|file| {
-        let order = compared((own, file.device.descriptor()), (own, device.descriptor()));
+        let order = compare_files((own, file.device.descriptor()), (own, device.descriptor()));
         order.unwrap_or_else(|_| {
             known = false;
             Ordering::Equal

@@ -1,4 +1,4 @@
-//! Answers those who ask how things stand, or change a quota: one line each way.
+//! Answers questions about the container's state, and changes quotas: one line each way.
 
 use std::cmp::Reverse;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,11 +18,11 @@ use crate::rm::usage;
 /// The longest question, in bytes.
 const MOST_BYTES: u64 = 4096;
 
-/// How long a silent connection is kept.
+/// How long a connection may be silent before it is closed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Answers the questions of a connection until it ends.
-pub(crate) fn converse(parts: &Parts, calls: &CallService, connection: OwnedFd) {
+pub(crate) fn answer_questions(parts: &Parts, calls: &CallService, connection: OwnedFd) {
     let mut stream = UnixStream::from(connection);
     let timeouts = stream.set_read_timeout(Some(PATIENCE));
     if timeouts.and(stream.set_write_timeout(Some(PATIENCE))).is_err() {
@@ -41,7 +41,7 @@ pub(crate) fn converse(parts: &Parts, calls: &CallService, connection: OwnedFd) 
             Ok(Question::Status) => note_status(parts, calls),
             Ok(Question::LastSeen { uuid }) => serde_json::to_vec(&last_seen(parts, &uuid)).ok(),
             Ok(Question::Limit { uuid, limit_bytes }) => {
-                serde_json::to_vec(&limit(parts, &uuid, limit_bytes)).ok()
+                serde_json::to_vec(&change_limit(parts, &uuid, limit_bytes)).ok()
             }
             Err(error) => {
                 let reason = format!("not a question: {error}");
@@ -56,10 +56,10 @@ pub(crate) fn converse(parts: &Parts, calls: &CallService, connection: OwnedFd) 
     }
 }
 
-/// How things stand, as an answer; it's noted for those who look next.
+/// The container's state as an answer. The answer is also kept in the figures, for whoever looks next.
 pub(crate) fn note_status(parts: &Parts, calls: &CallService) -> Option<Vec<u8>> {
     if !calls.has_threads() {
-        // Nobody follows shares until there is a call.
+        // No thread follows the shares before the first call.
         parts.slices.read_shares();
     }
     let changes = parts.state.figures.changes();
@@ -73,12 +73,12 @@ fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
     let status = |(process, used_bytes)| ProcessStatus { pid: process_id(process).pid, used_bytes };
     let mut processes: Vec<ProcessStatus> =
         ledger.used_by_process().into_iter().map(status).collect();
-    // The sort is stable: of those with as much, the one that came first.
+    // The sort is stable: of processes with as much memory, the earlier one stays first.
     processes.sort_by_key(|process| Reverse(process.used_bytes.iter().sum::<u64>()));
     processes
 }
 
-/// Who had a GPU lately, where the driver is open here: nobody's look opens it.
+/// The processes that used a GPU lately, where the monitor's client of the driver is open: a question opens none.
 fn last_seen(parts: &Parts, uuid: &str) -> Answer {
     let gpu = parts.state.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
     let samples = gpu.zip(parts.driver.at_hand());
@@ -119,8 +119,8 @@ fn status(parts: &Parts) -> Status {
     }
 }
 
-/// Changes a quota; never below what is in use.
-fn limit(parts: &Parts, uuid: &str, limit_bytes: u64) -> Answer {
+/// Changes a quota, but never to less than what is in use.
+fn change_limit(parts: &Parts, uuid: &str, limit_bytes: u64) -> Answer {
     let gpu = parts.state.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
     let Some(gpu) = gpu else {
         return Answer::Refused { reason: format!("the container has no GPU {uuid}") };

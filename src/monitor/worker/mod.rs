@@ -1,30 +1,30 @@
 //! The worker: answers the driver calls of one container.
 //!
-//! Started by the keeper, which holds what must outlive it: the listeners, and the
-//! [`journal`](crate::monitor::journal::layout). It can be killed at any instruction: the next worker
-//! reads the journal, finishes the calls that this one had received, and goes on.
+//! The keeper starts the worker, and holds what must outlive it: the listeners, and the
+//! [`journal`](crate::monitor::journal::layout). The worker can be killed at any instruction: the next worker reads
+//! the journal, finishes the calls that the killed one had received, and goes on.
 //!
-//! What a call means is decided in [`policy`](crate::monitor::calls::policy). The threads:
+//! [`policy`](crate::monitor::calls::policy) decides what a call means. The threads:
 //!
 //! | name | does |
 //! |---|---|
 //! | (the first) | listens to the keeper until the end, and for the container's first call |
-//! | `audit` | asks driver and kernel ([`rounds`](crate::monitor::worker::rounds)) |
-//! | `end`, `control` | for a while: the container's end, a question |
+//! | `audit` | asks driver and kernel what the container has ([`rounds`](crate::monitor::worker::rounds)) |
+//! | `end`, `control` | for a while: limit the container's end, answer a question |
 //!
 //! From the container's first call on ([`threads`](crate::monitor::calls::threads)):
 //!
 //! | name | does |
 //! |---|---|
-//! | `calls`, several | one leads and deals with a call, the others follow ([`leader`](crate::monitor::caller::leader)) |
-//! | `mappings` | looks at what is mapped of UVM's ([`mappings`](crate::monitor::audit::mappings)) |
-//! | `shares`, `shares heard` | set slices, and hear of changes ([`slices`](crate::monitor::compute::slices)) |
+//! | `calls`, several | one leads and serves a call, others follow ([`leader`](crate::monitor::caller::leader)) |
+//! | `mappings` | looks at what nvidia-uvm has mapped ([`mappings`](crate::monitor::audit::mappings)) |
+//! | `shares`, `shares message` | set slices, and wait for changes ([`slices`](crate::monitor::compute::slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 
+pub(crate) mod container_end;
 pub(crate) mod control_socket;
 pub(crate) mod privilege;
 pub(crate) mod rounds;
-pub(crate) mod see_out;
 
 pub use crate::monitor::caller::listener::check_sizes;
 pub use crate::monitor::driver::monitor_client::{examine, try_slice};
@@ -53,14 +53,14 @@ use crate::monitor::resident;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::thread::spawn;
 
-/// How long calls may take to finish once it's over.
+/// How long calls may take to finish when the worker ends.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// How soon it is looked whether calls have their threads, where the first call hangs or one can't be
+/// How soon it is checked again whether calls have their threads, where the first call hangs or a thread can't be
 /// started, in milliseconds.
 const THREADS_MS: u16 = 20;
 
-/// Connections that are answered at once.
+/// Connections that are answered at the same time.
 const CONNECTIONS: usize = 8;
 
 /// The worker.
@@ -71,19 +71,19 @@ pub(crate) struct Worker {
     pub(crate) listeners: Arc<Listeners>,
     keeper: Arc<KeeperSocket>,
     connections: Arc<()>,
-    /// Why it ends, once it does.
-    why: Lock<Option<io::Result<()>>>,
-    /// Listeners of a container that is gone, of which the keeper isn't told yet.
-    ending: Lock<Vec<u64>>,
-    /// Since when nothing is found that such a container has.
-    quiet: Lock<Option<Instant>>,
+    /// The result with which the worker ends, once it does.
+    end_result: Lock<Option<io::Result<()>>>,
+    /// Listeners whose last process has ended, of which the keeper isn't told yet.
+    ended_listeners: Lock<Vec<u64>>,
+    /// Since when a search finds nothing that a container has whose listeners have all ended.
+    clear_since: Lock<Option<Instant>>,
 }
 
-/// Answers calls until the keeper says that it is enough.
+/// Answers calls until the keeper ends the worker.
 ///
 /// # Errors
 ///
-/// Where it can't begin, or can't go on.
+/// Where the worker can't begin, or can't go on.
 pub fn main() -> io::Result<()> {
     share_heap();
     let [keeper, settings, journal] = inherited::take_descriptors()?;
@@ -92,7 +92,7 @@ pub fn main() -> io::Result<()> {
     let (keeper, journal) = (KeeperSocket::new(keeper), File::from(journal));
     crate::log::init_of(&settings.log, &settings.id);
     crate::monitor::caller::listener::check_sizes()?;
-    privilege::drop_all()?;
+    privilege::drop_privileges()?;
     let worker = Arc::new(Worker::new(settings, keeper, &journal)?);
     drop(journal);
     if worker.take_over()? {
@@ -112,8 +112,8 @@ pub fn main() -> io::Result<()> {
     parts.state.journal.count_worker();
     control_socket::note_status(parts, &worker.calls);
     worker.keeper.tell(Notice::Ready)?;
-    resident::give_back_the_start();
-    resident::give_back_the_heap();
+    resident::give_back_startup_code();
+    resident::give_back_heap();
     let ended = worker.listen_until_the_end();
     parts.turns.end_turns();
     ended
@@ -135,30 +135,31 @@ impl Worker {
             listeners,
             keeper,
             connections: Arc::new(()),
-            why: Lock::new(None),
-            ending: Lock::default(),
-            quiet: Lock::default(),
+            end_result: Lock::new(None),
+            ended_listeners: Lock::default(),
+            clear_since: Lock::default(),
         })
     }
 
-    /// Ends the worker, whose first thread sees to that; the first reason is the one.
+    /// Has the first thread end the worker. Of several reasons the first one counts.
     pub(crate) fn finish(&self, why: io::Result<()>) {
-        self.why.lock().get_or_insert(why);
+        self.end_result.lock().get_or_insert(why);
         self.keeper.shut_down_reading();
     }
 
-    /// Takes what the keeper hands over, until it says begin. Whether it said to end.
+    /// Takes what the keeper hands over, until the keeper says begin. `true` where the keeper ends the worker
+    /// instead.
     fn take_over(&self) -> io::Result<bool> {
         loop {
             match self.keeper.receive()? {
                 KeeperMessage::Begin => return Ok(false),
                 KeeperMessage::Drain | KeeperMessage::Gone => return Ok(true),
-                message => self.take(message),
+                message => self.handle(message),
             }
         }
     }
 
-    pub(crate) fn take(&self, message: KeeperMessage) {
+    pub(crate) fn handle(&self, message: KeeperMessage) {
         match message {
             KeeperMessage::Listener(listener) => self.listeners.add(listener),
             KeeperMessage::Connection(connection) => {
@@ -168,7 +169,7 @@ impl Worker {
                 }
                 let (parts, calls) = (Arc::clone(&self.parts), Arc::clone(&self.calls));
                 let _ = spawn("control", move || {
-                    control_socket::converse(&parts, &calls, connection);
+                    control_socket::answer_questions(&parts, &calls, connection);
                     drop(open);
                 });
             }
@@ -187,7 +188,7 @@ impl Worker {
         }
     }
 
-    /// Nothing more is received; ends when all calls are answered.
+    /// Receives no more calls, and ends the worker when all calls are answered.
     fn drain(&self) {
         self.calls.drain();
         self.finish(Ok(()));
@@ -199,12 +200,12 @@ impl Worker {
             self.calls.start_lacking();
         }
         let result = loop {
-            if let Some(result) = self.why.lock().take() {
+            if let Some(result) = self.end_result.lock().take() {
                 break result;
             }
             self.listen();
         };
-        // Calls that hang are the next worker's.
+        // Calls that still hang are left to the next worker.
         let patience = Instant::now() + DRAIN;
         while Instant::now() < patience && self.calls.is_draining() {
             std::thread::sleep(Duration::from_millis(1));
@@ -212,11 +213,10 @@ impl Worker {
         result
     }
 
-    /// Hears what the keeper says, or that all who had a listener are gone; or that the container calls for
-    /// the first time.
+    /// Waits for a message of the keeper's, the end of a listener's last process, or the container's first call.
     fn listen(self: &Arc<Self>) {
         let listeners = self.listeners.all();
-        // A hang-up is always told, and calls are others' business once there are these.
+        // Poll always tells of a hang-up. Once the call threads are there, they receive the calls.
         let (calls, patience) = match self.calls.call_threads() {
             CallThreads::Unneeded => (PollFlags::POLLIN, PollTimeout::NONE),
             CallThreads::Lacking(_) => (PollFlags::empty(), THREADS_MS.into()),
@@ -232,14 +232,14 @@ impl Worker {
         let said = |of: &PollFd<'_>| of.revents().unwrap_or(PollFlags::empty());
         if asked.first().is_some_and(|keeper| !said(keeper).is_empty()) {
             match self.keeper.receive() {
-                Ok(message) => self.take(message),
+                Ok(message) => self.handle(message),
                 Err(error) => self.finish(Err(error)),
             }
         }
         let said: Vec<PollFlags> = asked.iter().skip(1).map(said).collect();
         for (listener, said) in listeners.iter().zip(&said) {
             if !said.difference(PollFlags::POLLIN).is_empty() {
-                self.drop_listener(listener.number());
+                self.end_listener(listener.number());
             }
         }
         if said.contains(&PollFlags::POLLIN) {
@@ -248,16 +248,16 @@ impl Worker {
         }
     }
 
-    /// Or calls would wake the keeper.
+    /// Tells the keeper that the container has called: otherwise calls would wake the keeper, too.
     fn tell_called(&self) {
-        // Else it is told that the worker is gone in a moment.
+        // Where that fails, the keeper is told in a moment that the worker is gone.
         let _ = self.keeper.tell(Notice::Called);
     }
 
-    /// All who had a listener are gone.
-    fn drop_listener(self: &Arc<Self>, number: u64) {
+    /// Removes a listener whose last process has ended.
+    fn end_listener(self: &Arc<Self>, number: u64) {
         self.listeners.remove(number);
-        if let Err(error) = self.deserted(number) {
+        if let Err(error) = self.note_listener_ended(number) {
             self.finish(Err(error));
         }
     }

@@ -1,15 +1,15 @@
-//! What the worker may do: less than whoever started it.
+//! The worker's privileges: fewer than those of the process that started it.
 //!
-//! The driver takes privilege from the thread that calls it, and the worker calls it for
-//! a container. So all that the driver or the kernel asks for is given up before the
-//! first call, but for what reaching into the container's processes takes.
+//! The driver judges privilege by the thread that calls it, and the worker calls it for a container. So before its
+//! first call the worker gives up every privilege that the driver or the kernel asks for, except those with which it
+//! reaches into the container's processes.
 
 use std::io;
 
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::sys::prctl::{set_dumpable, set_no_new_privs};
 
-/// Reading others' memory and descriptors; ending them; looking at what they have mapped.
+/// To read the memory and descriptors of other processes, to end them, and to look at what they have mapped.
 const KEPT: [Capability; 4] = [
     Capability::CAP_SYS_PTRACE,
     Capability::CAP_KILL,
@@ -17,12 +17,12 @@ const KEPT: [Capability; 4] = [
     Capability::CAP_CHECKPOINT_RESTORE,
 ];
 
-/// Gives up all but what answering takes. For all threads to come.
+/// Gives up all privileges that answering doesn't need, for this thread and all that it starts.
 ///
 /// # Errors
 ///
-/// Where something can't be given up; then nothing may be executed.
-pub(crate) fn drop_all() -> io::Result<()> {
+/// Where a privilege can't be given up; then no call may be executed.
+pub(crate) fn drop_privileges() -> io::Result<()> {
     let may = caps::read(None, CapSet::Permitted).map_err(io::Error::other)?;
     let kept: CapsHashSet = KEPT.into_iter().filter(|cap| may.contains(cap)).collect();
     caps::clear(None, CapSet::Ambient).map_err(io::Error::other)?;

@@ -1,73 +1,73 @@
 //! The audit's thread: when it looks, and what else it looks after.
 //!
-//! A thread of its own, so that calls that hang don't keep it from looking.
+//! The audit has a thread of its own, so that calls that hang don't keep it from looking.
 
 use std::time::{Duration, Instant};
 
-use crate::monitor::caller::deaths::{WaitEnd, Watched};
+use crate::monitor::caller::audit_wait::{WaitEnd, Watched};
 use crate::monitor::caller::target::pidfd_open;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::log::container_log::When;
-use crate::monitor::resident::{give_back_the_heap, give_back_the_start};
+use crate::monitor::resident::{give_back_heap, give_back_startup_code};
 use crate::monitor::state::due::Due;
 use crate::monitor::state::occasion::Occasion;
 use crate::monitor::worker::Worker;
 use crate::process::ProcessId;
 
-/// How often at least while it has exported memory, whose file somebody may close.
+/// How often the thread looks at least while the monitor keeps exported memory, whose file somebody may close.
 const EXPORTS: Duration = Duration::from_millis(250);
 
 /// How often mappings are looked at.
 const MAPPINGS: Duration = Duration::from_millis(500);
 
-/// How often is looked once the container is gone.
+/// How often the thread looks once the container has ended.
 const LAST_LOOK: Duration = Duration::from_millis(25);
 
-/// How often pages are given back that calls took which are over, while there are calls: a program calls most
-/// when it starts.
-const TIDY: Duration = Duration::from_secs(10);
+/// How often pages are given back that finished calls took, while there are calls: a program calls most when it
+/// starts.
+const GIVE_BACK: Duration = Duration::from_secs(10);
 
 impl Worker {
-    /// Audits, forever.
+    /// Audits until an error ends it.
     pub(crate) fn audit_forever(&self) -> nix::Result<()> {
         let Parts {
             state, driver, callers, processes, stakes, exports, uvm, mappings, audit, ..
         } = &*self.parts;
         let mut watched = Watched::new();
         let mut mapped = Instant::now();
-        let mut tidied = Instant::now();
-        let mut tidied_after = None;
+        let mut given_back = Instant::now();
+        let mut heap_given_after = None;
         audit.clear_up_what_is_left();
-        // Nobody looked since the worker before did.
+        // Nothing was looked at since the worker before ended.
         state.books().due.schedule(Instant::now());
         loop {
             self.watch(&mut watched)?;
-            let woken = audit.deaths.wait(self.next(Instant::now()));
+            let woken = audit.audit_wait.wait(self.plan_wait(Instant::now()));
             let now = Instant::now();
             callers.undo_unclaimed();
             let occasion = if woken == WaitEnd::Death { Occasion::Death } else { Occasion::Tick };
             if state.books().due.take(now) || woken != WaitEnd::Rung {
                 audit.audit(occasion);
-                processes.look_abroad();
+                processes.look_for_escapes();
             }
             state.log.tell_left_out(When::Due);
-            self.see_out();
+            self.finish_container_end();
             exports.sweep_exports();
             uvm.sweep(occasion);
             stakes.free_stakes_soon();
             driver.let_go(processes.escaped.is_watched());
-            if self.is_idle() {
-                processes.meet();
+            if self.awaits_first_process() {
+                processes.find_first_process();
             }
             let calls = state.journal.calls().received();
-            if tidied.elapsed() > TIDY && tidied_after != Some(calls) {
-                give_back_the_start();
+            if given_back.elapsed() > GIVE_BACK && heap_given_after != Some(calls) {
+                give_back_startup_code();
                 if state.is_at_rest(now) {
-                    give_back_the_heap();
-                    tidied_after = Some(calls);
+                    give_back_heap();
+                    heap_given_after = Some(calls);
                 }
-                tidied = Instant::now();
+                given_back = Instant::now();
             }
             let are_due =
                 mapped.elapsed() > MAPPINGS || woken == WaitEnd::Late || mappings.spaces.has_new();
@@ -78,7 +78,7 @@ impl Worker {
         }
     }
 
-    /// Waits for the deaths of processes that were seen.
+    /// Has the wait end by the death of each process that called.
     fn watch(&self, watched: &mut Watched) -> nix::Result<()> {
         let Parts { state, processes, audit, .. } = &*self.parts;
         let callers = state.books().processes.clone();
@@ -89,30 +89,30 @@ impl Worker {
                 continue;
             }
             let Ok(pidfd) = pidfd_open(pid.pid, 0) else { continue };
-            processes.settle(pid.pid);
-            audit.deaths.watch(watched, process, pidfd)?;
+            processes.note_process(pid.pid);
+            audit.audit_wait.watch(watched, process, pidfd)?;
         }
         Ok(())
     }
 
-    /// Whether none of the container's processes has called yet, and somebody is to be met.
-    fn is_idle(&self) -> bool {
+    /// Whether the container's first process is to be found: none has called yet, and its state file is known.
+    fn awaits_first_process(&self) -> bool {
         let Parts { state, processes, .. } = &*self.parts;
         state.settings.state_file.is_some()
-            && !processes.escaped.has_called()
+            && !processes.escaped.has_dead_caller()
             && state.books().processes.is_empty()
     }
 
-    /// How long nothing is due; `None` where nothing will be by itself.
-    fn next(&self, now: Instant) -> Option<Duration> {
+    /// How long nothing is due; `None` where nothing will be due by itself, and then nothing stays scheduled.
+    fn plan_wait(&self, now: Instant) -> Option<Duration> {
         let Parts { state, callers, processes, exports, uvm, .. } = &*self.parts;
-        let idle = self.is_idle();
+        let awaits_first = self.awaits_first_process();
         let has_files = !uvm.files.all().is_empty();
-        let was_used = !(idle && processes.escaped.is_watched());
+        let was_used = !(awaits_first && processes.escaped.is_watched());
         let tick = state.pace(was_used, now).tick;
         let tick = if exports.all.has_any() { tick.min(EXPORTS) } else { tick };
         let mut books = state.books();
-        let watched = idle
+        let watched = awaits_first
             || !books.processes.is_empty()
             || processes.escaped.is_watched()
             || exports.all.has_any()
@@ -120,7 +120,7 @@ impl Worker {
             || has_files;
         let ending = self.is_ending();
         if !watched && !ending && callers.unclaimed.is_empty() {
-            // Or whoever comes next would find something due already, and wake nobody.
+            // Otherwise the next process would find something scheduled already, and wake no thread.
             books.due = Due::default();
             return None;
         }

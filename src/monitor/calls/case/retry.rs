@@ -13,7 +13,7 @@
 use super::{Case, INTERRUPTED, Over};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
-use crate::monitor::caller::unclaimed::{Kept, Match, Outcome};
+use crate::monitor::caller::unclaimed::{Match, Outcome, UnclaimedCall};
 use crate::monitor::journal::call_id::{Fingerprint, Making, Trace};
 use crate::monitor::journal::map::Count;
 use crate::monitor::state::lane::OnLane;
@@ -29,7 +29,7 @@ pub(crate) struct Retry {
     /// thread may not have received the reply.
     pub(crate) repeats: bool,
     /// The call that was made in its place, whose reply the caller is given.
-    pub(crate) kept: Option<Kept>,
+    pub(crate) kept: Option<UnclaimedCall>,
 }
 
 impl Retry {
@@ -120,7 +120,7 @@ fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), O
         Match::Same(kept) => {
             // What the next worker is to know of it, it finds here from now on.
             case.slot.set_executing(kept.trace.object);
-            parts.callers.unclaimed.settle(&kept);
+            parts.callers.unclaimed.forget_trace(&kept);
             let Some(outcome) = &kept.outcome else {
                 case.again = true;
                 return Ok(());
@@ -160,7 +160,7 @@ pub(crate) fn remember_answer(case: &Case<'_>) {
 /// Keeps what was done for a caller that didn't take the reply. `object` is what the slot says.
 pub(crate) fn keep(case: &mut Case<'_>, (reply, is_ok): (Reply, bool), object: Making) {
     let (trace, outcome) = match case.retry.kept.take() {
-        Some(Kept { trace, outcome, .. }) => (trace, outcome),
+        Some(UnclaimedCall { trace, outcome, .. }) => (trace, outcome),
         // A caller that stopped waiting before the driver was asked is answered when it asks again.
         None if !case.retry.is_begun || reply == INTERRUPTED => return,
         None => {

@@ -1,6 +1,6 @@
 //! What the auditor waits for: a bell, and the deaths of the container's processes.
 //!
-//! Until there is a process to be watched it waits for the bell alone, which takes no descriptor.
+//! Until a process is watched, the auditor waits for the bell alone, which takes no descriptor.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -13,23 +13,23 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use crate::ledger::Process;
 use crate::monitor::bell::Bell;
 
-/// The bell's place among what is waited for; no process has it.
+/// The bell's number among the events of the epoll. No process has this number.
 const BELL: u64 = u64::MAX;
 
-/// What ended a wait.
+/// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitEnd {
-    /// It took as long as it may.
+    /// The time limit passed.
     Late,
-    /// Somebody rang.
+    /// The bell rang.
     Rung,
-    /// A process died.
+    /// A watched process died.
     Death,
 }
 
-/// Who rings, and who died.
+/// The auditor's bell, and the epoll that tells of deaths once a process is watched.
 #[derive(Debug, Default)]
-pub(crate) struct Deaths {
+pub(crate) struct AuditWait {
     bell: Bell,
     watch: OnceLock<Watch>,
 }
@@ -37,11 +37,11 @@ pub(crate) struct Deaths {
 #[derive(Debug)]
 struct Watch {
     epoll: Epoll,
-    /// The bell, for who waits in the epoll.
+    /// Rings in place of the bell for an auditor that waits in the epoll.
     rung: EventFd,
 }
 
-/// Processes that are watched, each by its pidfd.
+/// The processes that are watched, each with its pidfd.
 pub(crate) type Watched = BTreeMap<Process, OwnedFd>;
 
 impl Watch {
@@ -53,22 +53,22 @@ impl Watch {
     }
 }
 
-impl Deaths {
-    /// Wakes who waits, or keeps it from its next wait.
+impl AuditWait {
+    /// Wakes the auditor. Where the auditor doesn't wait, its next wait ends at once.
     pub(crate) fn ring(&self) {
-        // Before it's seen whether there is an epoll: who makes one looks at the bell after that.
+        // The bell rings before the epoll is looked for: a thread that makes the epoll looks at the bell afterwards.
         self.bell.ring();
         if let Some(watch) = self.watch.get() {
-            // At its largest number it rings anyway.
+            // Where the event's counter is full, the event is readable anyway.
             let _ = watch.rung.write(1);
         }
     }
 
-    /// Watches a process, whose pidfd is kept in `watched` and taken out to end that.
+    /// Watches a process. `watched` keeps its pidfd; to take the pidfd out of `watched` ends the watch.
     ///
     /// # Errors
     ///
-    /// Where none can be watched.
+    /// Where no epoll can be made.
     pub(crate) fn watch(
         &self,
         watched: &mut Watched,
@@ -93,13 +93,13 @@ impl Deaths {
         Ok(())
     }
 
-    /// Waits for a ring or a death, at most so long.
+    /// Waits for a ring or a death, for `most` at most.
     pub(crate) fn wait(&self, most: Option<Duration>) -> WaitEnd {
         let Some(watch) = self.watch.get() else {
             return if self.bell.wait(most) { WaitEnd::Rung } else { WaitEnd::Late };
         };
         let most = most.map_or(EpollTimeout::NONE, |most| {
-            // Milliseconds, of which the last one is to be over.
+            // An epoll counts whole milliseconds: one more, so that `most` has passed.
             EpollTimeout::try_from(most + Duration::from_millis(1)).unwrap_or(EpollTimeout::ZERO)
         });
         let mut events = [EpollEvent::empty(); 16];
@@ -125,25 +125,25 @@ mod tests {
 
     #[test]
     fn a_ring_and_a_death_end_a_wait_whether_or_not_a_process_is_watched() {
-        let deaths = Deaths::default();
-        assert_eq!(deaths.wait(Some(Duration::ZERO)), WaitEnd::Late);
-        deaths.ring();
-        assert_eq!(deaths.wait(None), WaitEnd::Rung);
-        // Rung before the first process is watched, and heard after that.
-        deaths.ring();
+        let audit_wait = AuditWait::default();
+        assert_eq!(audit_wait.wait(Some(Duration::ZERO)), WaitEnd::Late);
+        audit_wait.ring();
+        assert_eq!(audit_wait.wait(None), WaitEnd::Rung);
+        // The bell rings before the first process is watched, and ends the wait after that.
+        audit_wait.ring();
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = child.id().cast_signed();
         let process = number(ProcessId::of(pid).unwrap());
         let mut watched = Watched::new();
-        deaths.watch(&mut watched, process, pidfd_open(pid, 0).unwrap()).unwrap();
-        assert_eq!(deaths.wait(None), WaitEnd::Rung);
-        assert_eq!(deaths.wait(Some(Duration::ZERO)), WaitEnd::Late);
-        deaths.ring();
-        assert_eq!(deaths.wait(None), WaitEnd::Rung);
+        audit_wait.watch(&mut watched, process, pidfd_open(pid, 0).unwrap()).unwrap();
+        assert_eq!(audit_wait.wait(None), WaitEnd::Rung);
+        assert_eq!(audit_wait.wait(Some(Duration::ZERO)), WaitEnd::Late);
+        audit_wait.ring();
+        assert_eq!(audit_wait.wait(None), WaitEnd::Rung);
         child.kill().unwrap();
-        assert_eq!(deaths.wait(None), WaitEnd::Death);
+        assert_eq!(audit_wait.wait(None), WaitEnd::Death);
         child.wait().unwrap();
-        assert_eq!(deaths.wait(Some(Duration::ZERO)), WaitEnd::Late, "each is told once");
+        assert_eq!(audit_wait.wait(Some(Duration::ZERO)), WaitEnd::Late, "each is told once");
         assert!(watched.contains_key(&process));
     }
 }
