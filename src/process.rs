@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use procfs::FromRead;
 use procfs::process::Stat;
+use rustix::process::PidfdFlags;
 
 /// More than a `/proc/PID/stat` has, in bytes: 52 numbers and a name of at most 64.
 const STAT_BYTES: usize = 4096;
@@ -98,6 +100,12 @@ impl ProcessId {
     pub fn alive(self) -> bool {
         self.pid_taken() && Self::find(self.pid).map_or(true, |now| now == Some(self))
     }
+}
+
+/// A pidfd of the process that has `pid` now.
+pub(crate) fn pidfd(pid: i32) -> rustix::io::Result<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid).ok_or(rustix::io::Errno::SRCH)?;
+    rustix::process::pidfd_open(pid, PidfdFlags::empty())
 }
 
 /// The threads of a process, as far as they can be told.

@@ -10,9 +10,7 @@
 
 use nix::libc::{self, sock_filter};
 
-use super::syscall::{
-    self, AUDIT_ARCH_AARCH64, AUDIT_ARCH_ARM, AUDIT_ARCH_I386, AUDIT_ARCH_X86_64,
-};
+use super::syscall::{AARCH64, Entry, TrappedCall, X86_64};
 use super::traps;
 
 /// The processor, with the system call entries that its kernels have for older programs.
@@ -33,78 +31,18 @@ impl Machine {
     pub const HERE: Machine = Machine::Aarch64;
 }
 
-/// A system call entry of the kernel: its `AUDIT_ARCH_*` (linux/audit.h), and the label for each call number.
-struct Entry {
-    architecture: u32,
-    calls: &'static [(u32, To)],
+/// Where the filter goes on with a system call.
+fn label(call: TrappedCall) -> To {
+    match call {
+        TrappedCall::Ioctl => To::Ioctl,
+        TrappedCall::Mmap => To::Mapping,
+        TrappedCall::Mmap2 => To::Mapping2,
+        TrappedCall::OldMmap => To::Enomem,
+        TrappedCall::Prctl => To::Prctl,
+        TrappedCall::Personality => To::Personality,
+        TrappedCall::RemapFilePages => To::Enosys,
+    }
 }
-
-/// The calls of x86-64's and i386's entries; the numbers are those of `asm/unistd_*.h`.
-///
-/// x32 has x86-64's architecture and a bit in the number. x32 has its own `ioctl`; the common `ioctl` is trapped for
-/// x32, too. i386's old `mmap` takes a pointer to its arguments: no filter can read them, and they could change after
-/// the monitor had read them. The filter refuses it; 32-bit programs have used `mmap2` for decades.
-///
-/// `remap_file_pages` maps a part of a mapping's file anew, at an offset that the caller chooses, and nothing shows
-/// which file. With it, any program that has mapped a pool of nvidia-uvm could get managed memory from the pool's
-/// file. The call is deprecated: the filter refuses it as a kernel without it does. `prctl(PR_SET_MM)` changes the
-/// addresses by which the monitor tells apart the programs that one process executes; kernels without
-/// checkpoint/restore refuse it with the same error. `personality(ADDR_NO_RANDOMIZE)` would give all of them the same
-/// addresses; docker's profile refuses it with the same error.
-const X86_64: &[Entry] = &[
-    Entry {
-        architecture: AUDIT_ARCH_X86_64,
-        calls: &[
-            (16, To::Ioctl),
-            (9, To::Mapping),
-            (X32 | 514, To::Ioctl),
-            (X32 | 16, To::Ioctl),
-            (X32 | 9, To::Mapping),
-            (157, To::Prctl),
-            (X32 | 157, To::Prctl),
-            (135, To::Personality),
-            (X32 | 135, To::Personality),
-            (216, To::Enosys),
-            (X32 | 216, To::Enosys),
-        ],
-    },
-    Entry {
-        architecture: AUDIT_ARCH_I386,
-        calls: &[
-            (54, To::Ioctl),
-            (192, To::Mapping2),
-            (90, To::Enomem),
-            (172, To::Prctl),
-            (136, To::Personality),
-            (257, To::Enosys),
-        ],
-    },
-];
-
-const AARCH64: &[Entry] = &[
-    Entry {
-        architecture: AUDIT_ARCH_AARCH64,
-        calls: &[
-            (29, To::Ioctl),
-            (222, To::Mapping),
-            (167, To::Prctl),
-            (92, To::Personality),
-            (234, To::Enosys),
-        ],
-    },
-    Entry {
-        architecture: AUDIT_ARCH_ARM,
-        calls: &[
-            (54, To::Ioctl),
-            (192, To::Mapping2),
-            (172, To::Prctl),
-            (136, To::Personality),
-            (253, To::Enosys),
-        ],
-    },
-];
-
-const X32: u32 = syscall::X32.cast_unsigned();
 
 /// Offsets in `struct seccomp_data` (linux/seccomp.h). An argument has 64 bits.
 const NUMBER: u32 = 0;
@@ -187,7 +125,8 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
     steps.push(Step::Return(errno(libc::ENOSYS)));
     for (at, entry) in entries.iter().enumerate() {
         steps.extend([Step::Here(To::Entry(at)), Step::Load(NUMBER)]);
-        steps.extend(entry.calls.iter().map(|(number, to)| Step::IfEqual(*number, *to, To::Next)));
+        let calls = entry.calls.iter();
+        steps.extend(calls.map(|(number, call)| Step::IfEqual(*number, label(*call), To::Next)));
         steps.push(Step::Return(libc::SECCOMP_RET_ALLOW));
     }
     // The most frequent requests, those of terminals and sockets, have a type and no size: two jumps allow them.

@@ -6,13 +6,97 @@
 use crate::rm::{Command, low_word};
 
 /// `AUDIT_ARCH_*` of linux/audit.h.
-pub(super) const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
-pub(super) const AUDIT_ARCH_I386: u32 = 0x4000_0003;
-pub(super) const AUDIT_ARCH_AARCH64: u32 = 0xc000_00b7;
-pub(super) const AUDIT_ARCH_ARM: u32 = 0x4000_0028;
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+const AUDIT_ARCH_I386: u32 = 0x4000_0003;
+const AUDIT_ARCH_AARCH64: u32 = 0xc000_00b7;
+const AUDIT_ARCH_ARM: u32 = 0x4000_0028;
 
 /// `__X32_SYSCALL_BIT`.
-pub(super) const X32: i32 = 0x4000_0000;
+const X32: u32 = 0x4000_0000;
+
+/// A system call that a filter brings to the monitor, or refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TrappedCall {
+    Ioctl,
+    Mmap,
+    Mmap2,
+    OldMmap,
+    Prctl,
+    Personality,
+    RemapFilePages,
+}
+
+/// A system call entry of the kernel: its `AUDIT_ARCH_*` (linux/audit.h), and the calls by their numbers.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) architecture: u32,
+    pub(super) calls: &'static [(u32, TrappedCall)],
+}
+
+/// The calls of x86-64's and i386's entries; the numbers are those of `asm/unistd_*.h`.
+///
+/// x32 has x86-64's architecture and a bit in the number. x32 has its own `ioctl`; the common `ioctl` is trapped for
+/// x32, too. i386's old `mmap` takes a pointer to its arguments: no filter can read them, and they could change after
+/// the monitor had read them. The filter refuses it; 32-bit programs have used `mmap2` for decades.
+///
+/// `remap_file_pages` maps a part of a mapping's file anew, at an offset that the caller chooses, and nothing shows
+/// which file. With it, any program that has mapped a pool of nvidia-uvm could get managed memory from the pool's
+/// file. The call is deprecated: the filter refuses it as a kernel without it does. `prctl(PR_SET_MM)` changes the
+/// addresses by which the monitor tells apart the programs that one process executes; kernels without
+/// checkpoint/restore refuse it with the same error. `personality(ADDR_NO_RANDOMIZE)` would give all of them the same
+/// addresses; docker's profile refuses it with the same error.
+pub(super) const X86_64: &[Entry] = &[
+    Entry {
+        architecture: AUDIT_ARCH_X86_64,
+        calls: &[
+            (16, TrappedCall::Ioctl),
+            (9, TrappedCall::Mmap),
+            (X32 | 514, TrappedCall::Ioctl),
+            (X32 | 16, TrappedCall::Ioctl),
+            (X32 | 9, TrappedCall::Mmap),
+            (157, TrappedCall::Prctl),
+            (X32 | 157, TrappedCall::Prctl),
+            (135, TrappedCall::Personality),
+            (X32 | 135, TrappedCall::Personality),
+            (216, TrappedCall::RemapFilePages),
+            (X32 | 216, TrappedCall::RemapFilePages),
+        ],
+    },
+    Entry {
+        architecture: AUDIT_ARCH_I386,
+        calls: &[
+            (54, TrappedCall::Ioctl),
+            (192, TrappedCall::Mmap2),
+            (90, TrappedCall::OldMmap),
+            (172, TrappedCall::Prctl),
+            (136, TrappedCall::Personality),
+            (257, TrappedCall::RemapFilePages),
+        ],
+    },
+];
+
+pub(super) const AARCH64: &[Entry] = &[
+    Entry {
+        architecture: AUDIT_ARCH_AARCH64,
+        calls: &[
+            (29, TrappedCall::Ioctl),
+            (222, TrappedCall::Mmap),
+            (167, TrappedCall::Prctl),
+            (92, TrappedCall::Personality),
+            (234, TrappedCall::RemapFilePages),
+        ],
+    },
+    Entry {
+        architecture: AUDIT_ARCH_ARM,
+        calls: &[
+            (54, TrappedCall::Ioctl),
+            (192, TrappedCall::Mmap2),
+            (172, TrappedCall::Prctl),
+            (136, TrappedCall::Personality),
+            (253, TrappedCall::RemapFilePages),
+        ],
+    },
+];
 
 /// Bytes of a page: `mmap2` counts its offset in pages.
 const PAGE_BYTES: u64 = 4096;
@@ -93,28 +177,21 @@ pub fn decode(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Sy
     let ioctl =
         |argument: u64| Syscall::Ioctl { descriptor: descriptor(a), request: low(b), argument };
     let pages = |offset: u64| low(offset).saturating_mul(PAGE_BYTES);
-    let prctl = || Syscall::Prctl { option: low_word(a) };
-    let personality = || Syscall::Personality { bits: low_word(a) };
-    match (architecture, number) {
-        (AUDIT_ARCH_X86_64, 16) | (AUDIT_ARCH_AARCH64, 29) => Some(ioctl(c)),
-        (AUDIT_ARCH_X86_64, 9) | (AUDIT_ARCH_AARCH64, 222) => Some(map(b, f)),
-        // x32 has its own `ioctl`. The common `ioctl` fails in an x32 program; decoding it alike does no harm.
-        (AUDIT_ARCH_X86_64, number) if number & X32 != 0 => match number & !X32 {
-            16 | 514 => Some(ioctl(low(c))),
-            9 => Some(map(b, f)),
-            157 => Some(prctl()),
-            135 => Some(personality()),
-            _ => None,
-        },
-        (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 54) => Some(ioctl(low(c))),
-        (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 192) => Some(map(low(b), pages(f))),
-        (AUDIT_ARCH_X86_64, 157)
-        | (AUDIT_ARCH_AARCH64, 167)
-        | (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 172) => Some(prctl()),
-        (AUDIT_ARCH_X86_64, 135)
-        | (AUDIT_ARCH_AARCH64, 92)
-        | (AUDIT_ARCH_I386 | AUDIT_ARCH_ARM, 136) => Some(personality()),
-        _ => None,
+    // The arguments of a 32-bit program and of an x32 program have 32 bits.
+    let is_narrow = matches!(architecture, AUDIT_ARCH_I386 | AUDIT_ARCH_ARM)
+        || number.cast_unsigned() & X32 != 0;
+    let mut entries = X86_64.iter().chain(AARCH64);
+    let entry = entries.find(|entry| entry.architecture == architecture)?;
+    let (_, call) = entry.calls.iter().find(|(of, _)| *of == number.cast_unsigned())?;
+    match call {
+        TrappedCall::Ioctl if is_narrow => Some(ioctl(low(c))),
+        TrappedCall::Ioctl => Some(ioctl(c)),
+        TrappedCall::Mmap => Some(map(b, f)),
+        TrappedCall::Mmap2 => Some(map(low(b), pages(f))),
+        TrappedCall::Prctl => Some(Syscall::Prctl { option: low_word(a) }),
+        TrappedCall::Personality => Some(Syscall::Personality { bits: low_word(a) }),
+        // The filter refuses these.
+        TrappedCall::OldMmap | TrappedCall::RemapFilePages => None,
     }
 }
 
@@ -139,6 +216,8 @@ pub fn request(command: &Command) -> Option<u32> {
 mod tests {
     use super::*;
 
+    const X32_BIT: i32 = X32.cast_signed();
+
     #[test]
     fn all_entries_say_the_same_call() {
         let upper = 0xdead_beef_0000_0000;
@@ -146,7 +225,7 @@ mod tests {
         let wanted = Syscall::Ioctl { descriptor: 3, request: 0xc030_462b, argument: 0x1000 };
         for (architecture, number) in [
             (AUDIT_ARCH_X86_64, 16),
-            (AUDIT_ARCH_X86_64, 514 | X32),
+            (AUDIT_ARCH_X86_64, 514 | X32_BIT),
             (AUDIT_ARCH_I386, 54),
             (AUDIT_ARCH_AARCH64, 29),
         ] {
@@ -170,7 +249,7 @@ mod tests {
         };
         for (architecture, control, personality) in [
             (AUDIT_ARCH_X86_64, 157, 135),
-            (AUDIT_ARCH_X86_64, 157 | X32, 135 | X32),
+            (AUDIT_ARCH_X86_64, 157 | X32_BIT, 135 | X32_BIT),
             (AUDIT_ARCH_I386, 172, 136),
             (AUDIT_ARCH_AARCH64, 167, 92),
             (AUDIT_ARCH_ARM, 172, 136),

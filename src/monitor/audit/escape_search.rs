@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::events::Event;
 use crate::monitor::caller::target::threads_by_fd_table;
@@ -21,7 +21,7 @@ use crate::monitor::node::device::{self, Device};
 use crate::monitor::processes::container_processes::{Processes, all_pids, mount_namespace};
 use crate::monitor::processes::escaped_fds::{Evidence, FirstProcess};
 use crate::monitor::processes::origin::mounts;
-use crate::process::{first_of, told};
+use crate::process::{first_of, pidfd, told};
 
 /// The shortest time between two looks at whether outside processes have taken memory.
 const LOOK: Duration = Duration::from_millis(200);
@@ -222,9 +222,7 @@ impl Processes {
             return false;
         }
         // The pidfd is opened before anything is asked: the signal reaches only the process that had the pid then.
-        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let pidfd = number.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        let Some(pidfd) = pidfd else { return false };
+        let Ok(pidfd) = pidfd(pid.cast_signed()) else { return false };
         let found = self.descriptors_of(pid);
         if !found.of_container
             || (evidence == Evidence::OwnMemory && found.of_own)

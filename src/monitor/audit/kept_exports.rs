@@ -72,7 +72,7 @@ impl KeptExports {
 
     /// A worker before had it.
     pub(crate) fn take_over_export(&self, number: u64, file: OwnedFd) {
-        if let Ok(file) = Device::of(&self.state.settings.nodes, file) {
+        if let Some(file) = Device::of(&self.state.settings.nodes, file) {
             self.all.keep(number, Arc::new(file));
         }
     }

@@ -119,9 +119,9 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::monitor::caller::target::pidfd_open;
     use crate::monitor::journal::process_number::number;
     use crate::process::ProcessId;
+    use crate::process::pidfd;
 
     #[test]
     fn a_ring_and_a_death_end_a_wait_whether_or_not_a_process_is_watched() {
@@ -135,7 +135,7 @@ mod tests {
         let pid = child.id().cast_signed();
         let process = number(ProcessId::of(pid).unwrap());
         let mut watched = Watched::new();
-        audit_wait.watch(&mut watched, process, pidfd_open(pid, 0).unwrap()).unwrap();
+        audit_wait.watch(&mut watched, process, pidfd(pid).unwrap()).unwrap();
         assert_eq!(audit_wait.wait(None), WaitEnd::Rung);
         assert_eq!(audit_wait.wait(Some(Duration::ZERO)), WaitEnd::Late);
         audit_wait.ring();

@@ -10,24 +10,25 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
+use rustix::process::{self, PidfdFlags};
 
 use crate::ledger::Process;
 use crate::monitor::journal::call_id::Fingerprint;
 use crate::monitor::journal::process_number::number;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
-use crate::process::{ProcessId, threads};
+use crate::process::{ProcessId, pidfd, threads};
 
 /// `PIDFD_THREAD`, since Linux 6.9.
-const PIDFD_THREAD: u32 = libc::O_EXCL.cast_unsigned();
+const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
 
 /// How many threads are remembered.
 const MOST_THREADS: usize = 256;
@@ -67,15 +68,6 @@ type MountNamespace = (u64, u64);
 fn mount_namespace(process: &str) -> io::Result<MountNamespace> {
     let meta = fs::metadata(format!("/proc/{process}/ns/mnt"))?;
     Ok((meta.dev(), meta.ino()))
-}
-
-/// A pidfd of a thread or, where `flags` are 0, of a process.
-pub(crate) fn pidfd_open(pid: i32, flags: u32) -> Result<OwnedFd, Errno> {
-    // SAFETY: takes numbers only.
-    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
-    let descriptor = i32::try_from(Errno::result(opened)?).map_err(|_| Errno::EBADF)?;
-    // SAFETY: the kernel has just made this descriptor for this process.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Whether two threads are known to share one table of descriptors.
@@ -201,14 +193,15 @@ impl Target {
         let thread = find(tid)?;
         let process = number(if tid == pid { thread } else { find(pid)? });
         let is_of_runtime = spared.is_some() && spared == mount_namespace(&tid.to_string()).ok();
-        let pidfd = pidfd_open(tid, PIDFD_THREAD);
+        let thread_fd = process::Pid::from_raw(tid).ok_or(Errno::ESRCH)?;
+        let thread_fd = process::pidfd_open(thread_fd, PIDFD_THREAD);
         // The thread still has the tid, so everything above was found of this one thread.
         if !is_there(directory.as_fd()) {
             return Err(Errno::ESRCH);
         }
-        let (thread_fd, process_pidfd) = match pidfd {
-            Err(Errno::EINVAL) => (directory, Some(pidfd_open(pid, 0)?)),
-            pidfd => (pidfd?, None),
+        let (thread_fd, process_pidfd) = match thread_fd {
+            Err(rustix::io::Errno::INVAL) => (directory, Some(pidfd(pid).map_err(from_rustix)?)),
+            thread => (thread.map_err(from_rustix)?, None),
         };
         let answered = Lock::default();
         Ok(Target { tid, thread, pid, process, answered, is_of_runtime, thread_fd, process_pidfd })
@@ -229,12 +222,9 @@ impl Target {
         if self.process_pidfd.is_some() && !is_there(self.thread_fd.as_fd()) {
             return Err(Errno::ESRCH);
         }
-        let pidfd = self.process_pidfd.as_ref().unwrap_or(&self.thread_fd).as_raw_fd();
-        // SAFETY: takes numbers only.
-        let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, descriptor, 0) };
-        let got = i32::try_from(Errno::result(got)?).map_err(|_| Errno::EBADF)?;
-        // SAFETY: the kernel has just made this descriptor for this process.
-        Ok(unsafe { OwnedFd::from_raw_fd(got) })
+        let pidfd = self.process_pidfd.as_ref().unwrap_or(&self.thread_fd);
+        let flags = process::PidfdGetfdFlags::empty();
+        process::pidfd_getfd(pidfd, descriptor, flags).map_err(from_rustix)
     }
 
     /// Fills `bytes` from `address` of the thread's memory: all of them, or it fails.
@@ -247,11 +237,6 @@ impl Target {
         let pid = Pid::from_raw(self.tid);
         match process_vm_readv(pid, &mut [IoSliceMut::new(bytes)], &remote) {
             Ok(read) if read == len => Ok(()),
-            Err(Errno::EPERM | Errno::ENOSYS) => {
-                let memory = File::open(format!("/proc/{}/mem", self.tid));
-                let read = memory.and_then(|memory| memory.read_exact_at(bytes, address));
-                read.map_err(|_| Errno::EFAULT)
-            }
             Ok(_) | Err(_) => Err(Errno::EFAULT),
         }
     }
@@ -279,18 +264,13 @@ impl Target {
         let (local, remote) = (local.get(..count), remote.get(..count));
         match process_vm_writev(pid, local.unwrap_or_default(), remote.unwrap_or_default()) {
             Ok(written) if written == wanted => Ok(()),
-            Err(Errno::EPERM | Errno::ENOSYS) => {
-                let path = format!("/proc/{}/mem", self.tid);
-                let memory = fs::OpenOptions::new().write(true).open(path);
-                let memory = memory.map_err(|_| Errno::EFAULT)?;
-                let mut writes = writes.iter().flatten();
-                let written =
-                    writes.try_for_each(|(address, bytes)| memory.write_all_at(bytes, *address));
-                written.map_err(|_| Errno::EFAULT)
-            }
             Ok(_) | Err(_) => Err(Errno::EFAULT),
         }
     }
+}
+
+fn from_rustix(errno: rustix::io::Errno) -> Errno {
+    Errno::from_raw(errno.raw_os_error())
 }
 
 fn at(address: u64) -> Result<usize, Errno> {

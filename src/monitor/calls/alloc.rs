@@ -1,4 +1,5 @@
-//! `NV_ESC_RM_ALLOC`: an object is made below another one, and its memory is [charged](crate::monitor::calls::charge).
+//! `NV_ESC_RM_ALLOC` and `NV_ESC_RM_ALLOC_MEMORY`: an object is made below another one, and its memory is
+//! [charged](crate::monitor::calls::charge).
 //!
 //! Pointers in our copies are ours while the driver has them, and the caller's again when they go back.
 
@@ -82,6 +83,27 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Over
     }
     if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
         note_subdevice(case, &lane, made);
+    }
+    Ok(case.executed(made))
+}
+
+/// `NV_ESC_RM_ALLOC_MEMORY` of a class that shows how much memory there is.
+pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Reply, Over> {
+    let mut lane = begin_on_lane(case)?;
+    let gpu = gpu_on(case, &lane, object.client, object.parent);
+    let address = case.scratch.field(case.head(), Meaning::Params).unwrap_or(0);
+    let descriptor = case.scratch.field(case.head(), Meaning::Descriptor).unwrap_or(0);
+    case.patch(Meaning::Params, 0);
+    case.patch(Meaning::Descriptor, u64::from(u32::MAX));
+    let making = ToMake { object, part: None };
+    let made = make_charged(case, &mut lane, making, None, |_| None);
+    case.patch(Meaning::Params, address);
+    case.patch(Meaning::Descriptor, descriptor);
+    let made = made?;
+    let shown = gpu.and_then(|gpu| case.books().ledger.usage(gpu));
+    if let (Some(_), Some(limit)) = (made, case.scratch.field(case.head(), Meaning::Limit)) {
+        let most = shown.map_or(0, |usage| usage.limit_bytes.saturating_sub(1));
+        case.patch(Meaning::Limit, limit.min(most));
     }
     Ok(case.executed(made))
 }

@@ -82,7 +82,7 @@ impl Callers {
             let (target, file) = self.targets.duplicate(thread.pid, trace.descriptor()).ok()?;
             (target.thread == thread).then_some(file)
         });
-        let device = file.and_then(|file| Device::of(&self.state.settings.nodes, file).ok());
+        let device = file.and_then(|file| Device::of(&self.state.settings.nodes, file));
         if let Some(device) = device {
             let client = trace.object.client;
             for handle in trace.object.handles() {

@@ -17,9 +17,8 @@ use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::import::import;
+use crate::monitor::calls::import::{Control, denied, import};
 use crate::monitor::calls::make_control::{give_back, make_control, settle};
-use crate::monitor::calls::object_file::{Control, denied};
 use crate::monitor::driver::export_files::Exported;
 use crate::monitor::journal::call_id::Making;
 use crate::monitor::node::device::{Device, Failure};
@@ -45,7 +44,7 @@ pub(crate) fn export_or_import(
     let descriptor = export::descriptor(layout, &case.scratch.params);
     let file = descriptor.and_then(|descriptor| {
         let file = case.target.as_ref()?.duplicate(descriptor).ok()?;
-        let file = Device::of(&case.parts.state.settings.nodes, file).ok()?;
+        let file = Device::of(&case.parts.state.settings.nodes, file)?;
         (file.kind == NodeKind::Control).then_some(file)
     });
     let (Some(descriptor), Some(file)) = (descriptor, file) else {

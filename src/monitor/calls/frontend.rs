@@ -5,8 +5,7 @@
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
-use crate::monitor::calls::alloc::allocate;
-use crate::monitor::calls::alloc_memory::allocate_memory;
+use crate::monitor::calls::alloc::{allocate, allocate_memory};
 use crate::monitor::calls::case::{Case, Over, write_log};
 use crate::monitor::calls::control::control;
 use crate::monitor::calls::duplicate::duplicate;

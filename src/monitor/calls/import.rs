@@ -5,17 +5,39 @@ use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::handles::{next_handles, unmake};
 use crate::monitor::calls::make_control::make_control;
-#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::monitor::calls::object_file::{Control, denied};
+use crate::monitor::driver::export_files::Denied;
 use crate::monitor::journal::call_id::{Making, nth_handle};
 use crate::monitor::node::device::Device;
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::lane::OnLane;
-use crate::rm::Answer;
 use crate::rm::call::Object;
-use crate::rm::export::{self, Places};
+use crate::rm::export::{self, Does, Places};
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
+use crate::rm::{Answer, Layout};
 use std::sync::Arc;
+
+/// An export or an import that is to be made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Control {
+    /// Of its parameters.
+    pub(crate) layout: &'static Layout,
+    pub(crate) does: Does,
+    pub(crate) client: u32,
+    /// Where the caller has the parameters.
+    pub(crate) params: u64,
+}
+
+pub(crate) fn denied(case: &mut Case<'_>, denied: Denied) -> Over {
+    let (what, status) = match denied {
+        Denied::Unknown => {
+            ("an import of what this container didn't export", NV_ERR_INVALID_PARAMETER)
+        }
+        Denied::Full => ("more exports than can be kept account of", NV_ERR_INSUFFICIENT_RESOURCES),
+    };
+    case.log(what);
+    case.answer(Answer::Status(status))
+}
 
 /// Has the driver make names of what is in those places of a file, and enters them. Whether it was done, and what
 /// was made.

@@ -1,6 +1,6 @@
 //! Calls that initialize a file of UVM's: one at a time, and each with its maker.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use crate::monitor::caller::listener::Reply;
@@ -18,15 +18,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(1);
-
-/// The turn to initialize a file. Others wait for who has it, but no lock does.
-struct InitTurn<'a>(&'a AtomicBool);
-
-impl Drop for InitTurn<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
 
 /// HMM is off in what the caller is about to ask; where a GPU is registered is looked again.
 pub(crate) fn initialize(case: &mut Case<'_>, address: u64, flags: u64) -> Result<Reply, Over> {
@@ -78,19 +69,15 @@ pub(crate) fn is_initialized(case: &mut Case<'_>) -> Result<bool, Over> {
 
 /// Waits until nobody else initializes a file. Who keeps others waiting for long has a call of its
 /// own that doesn't end, or runs on without another, in this container.
-fn turn_to_initialize<'a>(case: &mut Case<'a>) -> Result<InitTurn<'a>, Over> {
+fn turn_to_initialize<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Over> {
     let parts = case.parts;
     let mut since = (None, Instant::now());
     loop {
-        let underway = {
-            let books = case.books();
-            let underway = books.makers.underway();
-            let taken = &parts.uvm.initializing.is_taken;
-            if underway.is_none() && !taken.swap(true, Ordering::AcqRel) {
-                return Ok(InitTurn(taken));
-            }
-            underway
-        };
+        let turn = parts.uvm.init_turn.try_lock();
+        let underway = case.books().makers.underway();
+        if let (Some(turn), None) = (turn, underway) {
+            return Ok(turn);
+        }
         if underway.is_some_and(|underway| parts.uvm.settle_initialization(underway, false)) {
             continue;
         }
@@ -108,9 +95,6 @@ fn turn_to_initialize<'a>(case: &mut Case<'a>) -> Result<InitTurn<'a>, Over> {
 
 /// Settles the initialization that the thread's call before was let go for: that call is over.
 pub(crate) fn settle_earlier_initialization(case: &Case<'_>) {
-    if case.parts.uvm.initializing.tid.load(Ordering::Acquire) != case.tid() {
-        return;
-    }
     let underway = case.books().makers.underway();
     let is_of_thread = |of: &Initialization| of.tid.cast_signed() == case.tid();
     // The thread waits in this one since, or this one is no more, and tells nothing.

@@ -1,8 +1,6 @@
 //! The kinds of calls: what each is, what it is charged, and how it is made.
 
 pub(crate) mod alloc;
-pub(crate) mod alloc_memory;
-pub(crate) mod call_threads;
 pub(crate) mod callers;
 pub(crate) mod case;
 pub(crate) mod charge;
@@ -21,7 +19,6 @@ pub(crate) mod initialize;
 pub(crate) mod left_calls;
 pub(crate) mod make_control;
 pub(crate) mod mmap;
-pub(crate) mod object_file;
 pub(crate) mod open;
 pub(crate) mod parts;
 pub mod policy;

@@ -15,7 +15,7 @@ pub(crate) fn open(case: &mut Case<'_>, descriptor: i32) -> Result<(), Over> {
     let device = Device::of(&case.parts.state.settings.nodes, file);
     // A terminal's, a disk's: not ours to make, and could be another by the time it
     // continues.
-    let device = device.map_err(|_| Reply::Errno(Errno::ENOTTY as i32))?;
+    let device = device.ok_or(Reply::Errno(Errno::ENOTTY as i32))?;
     case.parts.processes.note_opened(&device);
     case.device = Some(device);
     see(case)

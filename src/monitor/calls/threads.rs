@@ -12,7 +12,6 @@ use crate::monitor::caller::leader::{Lead, Leader};
 use crate::monitor::caller::listeners::Listeners;
 use crate::monitor::caller::recv_wait;
 use crate::monitor::caller::scratch::Scratch;
-use crate::monitor::calls::call_threads::CallThreads;
 use crate::monitor::calls::case::Case;
 use crate::monitor::calls::left_calls::{is_haunted, is_left, move_in};
 use crate::monitor::calls::parts::Parts;
@@ -39,6 +38,18 @@ const LOOK_AFTER_CALLS: [Named; 3] = [
     ("shares", |parts| parts.turns.set_slices_forever()),
     ("shares heard", |parts| parts.slices.follow_shares_forever()),
 ];
+
+/// Which of the threads that calls need are there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum CallThreads {
+    /// Nobody has called yet: none.
+    #[default]
+    Unneeded,
+    /// So many of those that look after what calls make; the rest is to be started.
+    Lacking(usize),
+    /// All.
+    Started,
+}
 
 /// The threads that answer calls, and those that look after what calls make.
 #[derive(Debug)]

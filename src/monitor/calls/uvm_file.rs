@@ -21,7 +21,7 @@ use crate::rm::{Answer, uvm};
 /// the call came onto the lane, since what else it is may take its time to be closed.
 pub(crate) fn control_file(case: &Case<'_>, descriptor: i32) -> Result<Option<Device>, Over> {
     let file = case.target()?.duplicate(descriptor)?;
-    let device = Device::of(&case.parts.state.settings.nodes, file).ok();
+    let device = Device::of(&case.parts.state.settings.nodes, file);
     case.still_waits()?;
     Ok(device.filter(|device| device.kind == NodeKind::Control))
 }

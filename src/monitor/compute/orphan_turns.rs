@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-
 use crate::gate::launch::MonitorDir;
 use crate::monitor::compute::last_turn::{LastTurn, now_us};
 use crate::monitor::compute::orphans::{
@@ -12,6 +10,7 @@ use crate::monitor::compute::orphans::{
 };
 use crate::monitor::compute::turns::Turns;
 use crate::monitor::state::channels::ChannelName;
+use crate::process::pidfd;
 
 /// How soon keepers are looked at again where the state of one can't be told, in microseconds.
 const RETRY_US: u64 = 1_000_000;
@@ -85,8 +84,7 @@ impl Turns {
             let place = MonitorDir::of(&self.state.settings.state_dir, name);
             match KeeperState::of(&place, &of.uuid) {
                 KeeperState::Alive(keeper) => {
-                    let pid = Pid::from_raw(keeper.pid);
-                    let watched = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+                    let watched = pidfd(keeper.pid).ok();
                     // The pid may belong to another process by now.
                     orphans.watched = watched.filter(|_| keeper.alive()).map(Arc::new);
                     if orphans.watched.is_none() {

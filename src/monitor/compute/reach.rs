@@ -29,7 +29,7 @@ impl Slices {
             if target.process != due.reach.process {
                 return None;
             }
-            let device = Device::of(&self.state.settings.nodes, file).ok()?;
+            let device = Device::of(&self.state.settings.nodes, file)?;
             let is_control = device.kind == NodeKind::Control;
             let rm = Rm { release: &self.state.release, device: &device };
             is_control.then(|| set_slice(rm, due))

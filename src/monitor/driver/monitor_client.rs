@@ -107,7 +107,7 @@ impl MonitorClient {
             found.collect::<Vec<OwnedFd>>()
         };
         let control = open(&|kind| kind == NodeKind::Control).pop().ok_or(Unanswered::NoNode)?;
-        let control = Device::of(nodes, control).map_err(|_| Unanswered::NoNode)?;
+        let control = Device::of(nodes, control).ok_or(Unanswered::NoNode)?;
         let gpu_files = open(&|kind| matches!(kind, NodeKind::Gpu(_)));
         let rm = Rm { release, device: &control };
         let refused = |failure: Failure| Unanswered::NoClient { reason: failure };

@@ -44,8 +44,7 @@ impl Stakes {
     fn take_over_from<'a>(&self, client: u32, stakes: impl Iterator<Item = &'a Stake>) {
         let files = self.former_clients.lock().remove(&client).unwrap_or_default();
         let control = files.values().next().and_then(|control| control.try_clone().ok());
-        let control =
-            control.and_then(|control| Device::of(&self.state.settings.nodes, control).ok());
+        let control = control.and_then(|control| Device::of(&self.state.settings.nodes, control));
         if let Some(control) = control {
             let former = MonitorClient::former(control, client, &self.state.release);
             for stake in stakes {

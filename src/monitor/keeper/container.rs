@@ -8,13 +8,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Deserialize;
 use tracing::{debug, warn};
 
 use crate::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
 use crate::gate::passing::{self, Wait};
-use crate::process::ProcessId;
+use crate::process::{ProcessId, pidfd};
 
 /// Connections that wait for their listener at the same time.
 const MOST_CONNECTIONS: usize = 256;
@@ -81,14 +80,10 @@ fn is_listener(descriptor: &OwnedFd) -> bool {
 impl Container {
     pub(crate) fn new(launcher: Option<ProcessId>, is_reserved: bool) -> Self {
         let launcher = match launcher {
-            Some(launcher) => {
-                let pidfd = Pid::from_raw(launcher.pid)
-                    .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-                match pidfd {
-                    Some(pidfd) if launcher.alive() => Launcher::Pidfd(pidfd),
-                    _ => Launcher::Polled(launcher),
-                }
-            }
+            Some(launcher) => match pidfd(launcher.pid) {
+                Ok(pidfd) if launcher.alive() => Launcher::Pidfd(pidfd),
+                _ => Launcher::Polled(launcher),
+            },
             None if is_reserved => Launcher::Unknown(Instant::now() + RESERVATION_TIMEOUT),
             None => Launcher::Ended,
         };

@@ -122,9 +122,8 @@ impl World {
         for (number, file) in self.kept.borrow().iter() {
             worker.handle(KeeperMessage::Kept(KeptFile::of(*number), file.try_clone()));
         }
-        let Parts { state, stakes, exports, uvm, .. } = &*worker.parts;
+        let Parts { state, stakes, exports, .. } = &*worker.parts;
         exports.forget_what_was_never_exported();
-        uvm.take_over_initialization();
         stakes.take_over();
         worker.calls.queue_what_is_left();
         // The other one's calls are all over: its thread lives.

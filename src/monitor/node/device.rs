@@ -2,14 +2,15 @@
 //!
 //! [`Device`] is an open file that is known to be a node of the driver. [`Rm`] makes the resource manager's calls on
 //! a device. What is asked, and for whom, is not known here.
-#![allow(unsafe_code, reason = "an ioctl is a raw call, and nodes are known by statx")]
+#![allow(unsafe_code, reason = "an ioctl is a raw call")]
 
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
 use nix::libc;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
+use rustix::path::Arg;
 
 use crate::gate::settings::{Identity, Node, NodeKind};
 use crate::gate::syscall;
@@ -53,67 +54,47 @@ struct FileFacts {
 }
 
 /// Asks `statx` of a file, without synchronising with a file system that may be slow. `None` where it fails.
-fn file_facts(directory: i32, path: &std::ffi::CStr, flags: i32) -> Option<FileFacts> {
-    let mut answer = MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: `path` ends in a zero, and `answer` has room for the struct.
-    let asked = unsafe {
-        libc::statx(
-            directory,
-            path.as_ptr(),
-            flags | libc::AT_STATX_DONT_SYNC,
-            libc::STATX_TYPE | libc::STATX_INO | libc::STATX_MNT_ID,
-            answer.as_mut_ptr(),
-        )
-    };
-    if asked != 0 {
-        return None;
-    }
-    // SAFETY: the struct was zeroed, and the kernel has filled it; it has numbers only.
-    let answer = unsafe { answer.assume_init() };
-    let device = libc::makedev(answer.stx_dev_major, answer.stx_dev_minor);
-    let number = libc::makedev(answer.stx_rdev_major, answer.stx_rdev_minor);
+fn file_facts(directory: BorrowedFd<'_>, path: impl Arg, flags: AtFlags) -> Option<FileFacts> {
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::MNT_ID;
+    let answer = statx(directory, path, flags | AtFlags::STATX_DONT_SYNC, wanted).ok()?;
+    let device = makedev(answer.stx_dev_major, answer.stx_dev_minor);
+    let number = makedev(answer.stx_rdev_major, answer.stx_rdev_minor);
+    let is_device = FileType::from_raw_mode(answer.stx_mode.into()) == FileType::CharacterDevice;
     let file = Identity::File { device, inode: answer.stx_ino };
-    let is_device = u32::from(answer.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
     let identity = if is_device { Identity::Device(number) } else { file };
-    let mount = (answer.stx_mask & libc::STATX_MNT_ID != 0).then_some(answer.stx_mnt_id);
+    let has_mount = answer.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    let mount = has_mount.then_some(answer.stx_mnt_id);
     Some(FileFacts { identity, place: (device, answer.stx_ino), mount })
+}
+
+/// The node that the file is; `None` where it is none.
+fn node_of<'a>(nodes: &'a [Node], facts: &FileFacts) -> Option<&'a Node> {
+    nodes.iter().find(|node| node.identity == facts.identity)
 }
 
 /// The kind of node that the file at `path` is; `None` where it is no node.
 pub(crate) fn kind_at(nodes: &[Node], path: &Path) -> Option<NodeKind> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    let known = file_facts(libc::AT_FDCWD, &path, 0)?;
-    nodes.iter().find(|node| node.identity == known.identity).map(|node| node.kind)
+    node_of(nodes, &file_facts(CWD, path, AtFlags::empty())?).map(|node| node.kind)
 }
 
 /// The mount and the file system of the file at `path`, in `/proc/PID/fd`; `None` where it is no node.
 pub(crate) fn mount_at(nodes: &[Node], path: &Path) -> Option<(u64, u64)> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    let known = file_facts(libc::AT_FDCWD, &path, 0)?;
-    let is_node = nodes.iter().any(|node| node.identity == known.identity);
-    Some((known.mount.filter(|_| is_node)?, known.place.0))
+    let facts = file_facts(CWD, path, AtFlags::empty())?;
+    node_of(nodes, &facts)?;
+    Some((facts.mount?, facts.place.0))
 }
 
 /// `st_dev` and `st_ino` of the file at `path`.
 pub(crate) fn place_at(path: &Path) -> Option<(u64, u64)> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    file_facts(libc::AT_FDCWD, &path, 0).map(|known| known.place)
+    file_facts(CWD, path, AtFlags::empty()).map(|facts| facts.place)
 }
 
 impl Device {
-    /// The device of an open file; gives the file back where it is no node.
-    pub(crate) fn of(nodes: &[Node], file: OwnedFd) -> Result<Self, OwnedFd> {
-        let Some(known) = file_facts(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH) else {
-            return Err(file);
-        };
-        let FileFacts { identity, place, mount } = known;
-        match nodes.iter().find(|node| node.identity == identity) {
-            Some(node) => Ok(Device { kind: node.kind, file, place, mount }),
-            None => Err(file),
-        }
+    /// The device of an open file; `None` where it is no node.
+    pub(crate) fn of(nodes: &[Node], file: OwnedFd) -> Option<Self> {
+        let facts = file_facts(file.as_fd(), c"", AtFlags::EMPTY_PATH)?;
+        let kind = node_of(nodes, &facts)?.kind;
+        Some(Device { kind, file, place: facts.place, mount: facts.mount })
     }
 
     /// The file, to hand on or to wait for.

@@ -11,7 +11,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use crate::events::Event;
 use crate::gate::settings::NodeKind;
 use crate::ledger::Process;
-use crate::monitor::caller::target::{pidfd_open, threads_by_fd_table};
+use crate::monitor::caller::target::threads_by_fd_table;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
@@ -19,7 +19,7 @@ use crate::monitor::log::container_log::described;
 use crate::monitor::node::device;
 use crate::monitor::processes::escaped_fds::EscapedFds;
 use crate::monitor::state::container_state::ContainerState;
-use crate::process::{ProcessId, told};
+use crate::process::{self, ProcessId, told};
 
 /// The container's processes, and outside processes that have its descriptors
 /// ([`escape_search`](crate::monitor::audit::escape_search)).
@@ -109,7 +109,7 @@ impl Processes {
     pub(crate) fn kill(&self, process: Process, event: Event) {
         let pid = process_id(process);
         // The pidfd names the process that has the pid when it is opened, so the pid is compared after that.
-        let Ok(pidfd) = pidfd_open(pid.pid, 0) else { return };
+        let Ok(pidfd) = process::pidfd(pid.pid) else { return };
         if ProcessId::of(pid.pid) != Some(pid) {
             return;
         }

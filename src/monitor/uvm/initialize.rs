@@ -5,36 +5,27 @@
 //! there. So a file is ended with its maker, whoever has it open.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use nix::errno::Errno;
 
 use crate::ledger::Process;
 use crate::monitor::journal::layout::{Maker, Record};
 use crate::monitor::journal::process_number::process_id;
-use crate::monitor::node::buffer::Buffer;
 use crate::monitor::node::device::Device;
 use crate::monitor::state::makers::Initialization;
 use crate::monitor::uvm::address_spaces::image;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::kept_files::Uvm;
+use crate::monitor::uvm::ranges::uvm_status;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_OK, UVM_INITIALIZE};
-use crate::rm::{Key, Meaning, uvm};
+use crate::rm::{Layout, Meaning, uvm};
 
 impl Uvm {
-    /// A worker before had let a call go on.
-    pub(crate) fn take_over_initialization(&self) {
-        let underway = self.state.books().makers.underway();
-        let tid = underway.map_or(0, |underway| underway.tid.cast_signed());
-        self.initializing.tid.store(tid, Ordering::Release);
-    }
-
     pub(crate) fn begin_initialization(&self, underway: Initialization) {
         let mut books = self.state.books();
         let Initialization { file, tid, maker, id } = underway;
         books.write(Record::Initialize { file, tid, maker });
         books.makers.set_notification(id);
-        self.initializing.tid.store(tid.cast_signed(), Ordering::Release);
     }
 
     /// Enters who made a file, where what is underway did; it's known to be over, or that is looked
@@ -62,7 +53,6 @@ impl Uvm {
         // Another thread may have seen it, too.
         if books.makers.underway() == Some(underway) {
             books.write(Record::Initialized { done });
-            self.initializing.tid.store(0, Ordering::Release);
         }
     }
 
@@ -122,14 +112,10 @@ impl Uvm {
 
     /// Whether an initialized file has these flags.
     pub(crate) fn has_flags(&self, device: &Device, flags: u64) -> bool {
-        let layout = self.state.release.layouts(Key::Uvm(UVM_INITIALIZE)).first();
-        let Some(layout) = layout else { return false };
-        let mut bytes = Buffer::zeroed(layout.size());
-        let patch = layout.patch(Meaning::Flags, flags);
-        let patched = patch.is_some_and(|patch| patch.apply(&mut bytes));
-        let done = device.call_uvm(&self.state.release, UVM_INITIALIZE, &mut bytes);
-        let status = layout.view(&bytes).and_then(|view| view.u32(Meaning::Status));
-        patched && done.is_ok() && status == Some(NV_OK)
+        let fill = |layout: &Layout, bytes: &mut [u8]| {
+            layout.patch(Meaning::Flags, flags).is_some_and(|patch| patch.apply(bytes))
+        };
+        uvm_status(&self.state.release, device, UVM_INITIALIZE, fill) == Some(NV_OK)
     }
 }
 

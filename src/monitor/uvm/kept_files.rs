@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::gate::settings::NodeKind;
 use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::keeper_socket::KeeperSocket;
-use crate::monitor::node::buffer::Buffer;
+use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
 use crate::monitor::processes::container_processes::Processes;
 use crate::monitor::state::container_state::ContainerState;
@@ -24,9 +24,9 @@ use crate::monitor::state::lane::Lane;
 use crate::monitor::state::makers::MOST_FILES;
 use crate::monitor::state::occasion::Occasion;
 use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile, UvmFiles, place};
-use crate::monitor::uvm::init_turn::Initializing;
+use crate::monitor::uvm::ranges::uvm_status;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
-use crate::rm::{Key, Layout, Meaning, uvm};
+use crate::rm::uvm;
 
 /// How often files are looked for that are no more where they were.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -49,7 +49,8 @@ pub(crate) struct Uvm {
     lane: Arc<Lane>,
     keeper: Arc<KeeperSocket>,
     pub(crate) files: UvmFiles,
-    pub(crate) initializing: Initializing,
+    /// Held by the call whose turn it is to initialize a file, until that is underway.
+    pub(crate) init_turn: Lock<()>,
 }
 
 impl Uvm {
@@ -59,8 +60,8 @@ impl Uvm {
         keeper: Arc<KeeperSocket>,
     ) -> Self {
         let state = Arc::clone(&processes.state);
-        let (files, initializing) = (UvmFiles::default(), Initializing::default());
-        Uvm { state, processes, lane, keeper, files, initializing }
+        let (files, init_turn) = (UvmFiles::default(), Lock::default());
+        Uvm { state, processes, lane, keeper, files, init_turn }
     }
 
     /// The file that `device` is, kept from now on; `seen` has it. `None` where there are too
@@ -73,7 +74,7 @@ impl Uvm {
             return Some(file);
         }
         let copy = device.as_fd().try_clone_to_owned().ok()?;
-        let copy = Device::of(&self.state.settings.nodes, copy).ok()?;
+        let copy = Device::of(&self.state.settings.nodes, copy)?;
         let (known, ranges) = {
             let books = self.state.books();
             (books.ledger.files(), books.ranges.of_files())
@@ -106,7 +107,7 @@ impl Uvm {
 
     /// A worker before had it.
     pub(crate) fn take_over_file(&self, number: u32, file: OwnedFd) {
-        let Ok(device) = Device::of(&self.state.settings.nodes, file) else { return };
+        let Some(device) = Device::of(&self.state.settings.nodes, file) else { return };
         let mut files = self.files.files.lock();
         if let Some(Err(at)) = place(&files, &device) {
             files.insert(at, Arc::new(UvmFile::new(number, device, (0, 0))));
@@ -206,13 +207,9 @@ impl Uvm {
     }
 
     pub(crate) fn unregister(&self, device: &Device, uuid: &[u8; 16]) -> Option<u32> {
-        let layout: &Layout = self.state.release.layouts(Key::Uvm(UVM_UNREGISTER_GPU)).first()?;
-        let mut bytes = Buffer::zeroed(layout.size());
-        if !uvm::set_uuid(layout, &mut bytes, *uuid) {
-            return None;
-        }
-        device.call_uvm(&self.state.release, UVM_UNREGISTER_GPU, &mut bytes).ok()?;
-        layout.view(&bytes)?.u32(Meaning::Status)
+        uvm_status(&self.state.release, device, UVM_UNREGISTER_GPU, |layout, bytes| {
+            uvm::set_uuid(layout, bytes, *uuid)
+        })
     }
 
     /// Ends what is mapped by files of those who are gone.

@@ -2,7 +2,6 @@
 
 pub(crate) mod address_spaces;
 pub(crate) mod files;
-pub(crate) mod init_turn;
 pub(crate) mod initialize;
 pub(crate) mod kept_files;
 pub(crate) mod ranges;

@@ -77,14 +77,30 @@ impl<'a> Ranges<'a> {
 
     /// The status of a call for a range, and for no GPU.
     fn call(self, number: u32, Range { base, length }: Range) -> Option<u32> {
-        let layout: &Layout = self.release.layouts(Key::Uvm(number)).first()?;
-        let mut bytes = Buffer::zeroed(layout.size());
-        // Later drivers free without a length, and only some calls are for a range or a GPU.
-        for (meaning, value) in [(Meaning::Base, base), (Meaning::Length, length)] {
-            let _ = layout.patch(meaning, value).is_some_and(|patch| patch.apply(&mut bytes));
-        }
-        let _ = uvm::set_uuid(layout, &mut bytes, [0xff; 16]);
-        self.device.call_uvm(self.release, number, &mut bytes).ok()?;
-        layout.view(&bytes)?.u32(Meaning::Status)
+        uvm_status(self.release, self.device, number, |layout, bytes| {
+            // Later drivers free without a length, and only some calls are for a range or a GPU.
+            for (meaning, value) in [(Meaning::Base, base), (Meaning::Length, length)] {
+                let _ = layout.patch(meaning, value).is_some_and(|patch| patch.apply(bytes));
+            }
+            let _ = uvm::set_uuid(layout, bytes, [0xff; 16]);
+            true
+        })
     }
+}
+
+/// The status of a UVM call of the monitor's own, whose zeroed struct `fill` fills. `None` where the release has no such
+/// call, `fill` returns `false`, or the system call fails.
+pub(crate) fn uvm_status(
+    release: &Release,
+    device: &Device,
+    number: u32,
+    fill: impl FnOnce(&Layout, &mut [u8]) -> bool,
+) -> Option<u32> {
+    let layout: &Layout = release.layouts(Key::Uvm(number)).first()?;
+    let mut bytes = Buffer::zeroed(layout.size());
+    if !fill(layout, &mut bytes) {
+        return None;
+    }
+    device.call_uvm(release, number, &mut bytes).ok()?;
+    layout.view(&bytes)?.u32(Meaning::Status)
 }

@@ -42,9 +42,8 @@ use crate::gate::inherited;
 use crate::gate::settings::Settings;
 use crate::gate::wire::Notice;
 use crate::monitor::caller::listeners::Listeners;
-use crate::monitor::calls::call_threads::CallThreads;
 use crate::monitor::calls::parts::Parts;
-use crate::monitor::calls::threads::CallService;
+use crate::monitor::calls::threads::{CallService, CallThreads};
 use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::journal::map::share_heap;
 use crate::monitor::keeper_socket::{KeeperMessage, KeeperSocket};
@@ -100,7 +99,6 @@ pub fn main() -> io::Result<()> {
     }
     let parts = &worker.parts;
     parts.exports.forget_what_was_never_exported();
-    parts.uvm.take_over_initialization();
     parts.stakes.take_over();
     let auditing = Arc::clone(&worker);
     spawn("audit", move || {

@@ -5,7 +5,6 @@
 use std::time::{Duration, Instant};
 
 use crate::monitor::caller::audit_wait::{WaitEnd, Watched};
-use crate::monitor::caller::target::pidfd_open;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::log::container_log::When;
@@ -88,7 +87,7 @@ impl Worker {
             if watched.contains_key(&process) || ProcessId::of(pid.pid) != Some(pid) {
                 continue;
             }
-            let Ok(pidfd) = pidfd_open(pid.pid, 0) else { continue };
+            let Ok(pidfd) = crate::process::pidfd(pid.pid) else { continue };
             processes.note_process(pid.pid);
             audit.audit_wait.watch(watched, process, pidfd)?;
         }
