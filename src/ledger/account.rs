@@ -43,14 +43,14 @@ impl Account {
             return Err(LedgerError::OverQuota { asked_bytes: bytes, usage });
         }
         self.pending += bytes;
-        self.rise();
+        self.update_peaks();
         Ok(())
     }
 
     /// What was reserved before, whatever the limit is now.
     pub(super) fn reserve_again(&mut self, bytes: u64) {
         self.pending = self.pending.saturating_add(bytes);
-        self.rise();
+        self.update_peaks();
     }
 
     pub(super) fn cancel(&mut self, bytes: u64) {
@@ -59,13 +59,13 @@ impl Account {
 
     pub(super) fn charge(&mut self, bytes: u64) {
         self.charged = self.charged.saturating_add(bytes);
-        self.rise();
+        self.update_peaks();
     }
 
     /// The driver shows so many hidden bytes again, or their charge ends.
     pub(super) fn show(&mut self, bytes: u64) {
         self.hidden = self.hidden.saturating_sub(bytes);
-        self.rise();
+        self.update_peaks();
     }
 
     /// The driver shows so many bytes of a charge no more.
@@ -79,7 +79,7 @@ impl Account {
         self.charged.saturating_sub(self.hidden).saturating_add(self.pending)
     }
 
-    fn rise(&mut self) {
+    fn update_peaks(&mut self) {
         self.peak = self.peak.max(self.visible());
         self.most = self.most.max(self.charged.saturating_add(self.pending));
     }

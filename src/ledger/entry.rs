@@ -9,8 +9,8 @@ use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Account, Before, Charge, ChargeId, Client, Handle, Hold, Ledger, Object, Process, Shown, Span,
-    Tree,
+    Account, Charge, ChargeId, Client, Handle, Hold, Ledger, Object, Process, Shown, Span,
+    StakePlace, Tree,
 };
 
 /// A change of a ledger. A new kind goes to the end, and no kind's fields change: a journal has them by
@@ -22,8 +22,8 @@ pub enum Entry {
     Commit { gpu: usize, bytes: u64, client: Client, parent: Handle, handle: Handle },
     /// [`Ledger::note`].
     Note { client: Client, parent: Handle, handle: Handle },
-    /// [`Ledger::adopt`].
-    Adopt { hold: Hold, client: Client, parent: Handle, handle: Handle, shown: Shown },
+    /// [`Ledger::import`].
+    Import { hold: Hold, client: Client, parent: Handle, handle: Handle, shown: Shown },
     /// [`Ledger::hold`].
     Hold { hold: Hold, client: Client, handle: Handle },
     /// [`Ledger::duplicate`].
@@ -40,10 +40,10 @@ pub enum Entry {
     ReleaseSpace { space: u64 },
     /// [`Ledger::free`].
     Free { client: Client, handle: Handle },
-    /// [`Ledger::share`].
-    Share { client: Client, process: Process },
-    /// A process is gone; its clients stay.
-    Left { process: Process },
+    /// [`Ledger::add_holder`].
+    AddHolder { client: Client, process: Process },
+    /// [`Ledger::remove_process`].
+    RemoveProcess { process: Process },
     /// The quota of a GPU is another. Where more is in use, nothing is given until enough was freed.
     Limit { gpu: usize, limit_bytes: u64 },
     /// [`Ledger::reconcile`].
@@ -75,11 +75,11 @@ pub enum Entry {
     /// [`Ledger::close_file`].
     CloseFile { file: u32 },
     /// [`Ledger::stake`].
-    Stake { before: Before, own: u64 },
+    Stake { before: StakePlace, number: u64 },
     /// [`Ledger::unstake`].
-    Unstake { own: u64 },
-    /// [`Ledger::lose_stakes`].
-    LoseStakes { first: u64, last: u64 },
+    Unstake { number: u64 },
+    /// [`Ledger::remove_stakes`].
+    RemoveStakes { first: u64, last: u64 },
 }
 
 impl Ledger {
@@ -94,8 +94,8 @@ impl Ledger {
             Entry::Note { client, parent, handle } => {
                 self.note(client, parent, handle);
             }
-            Entry::Adopt { hold, client, parent, handle, shown } => {
-                self.adopt(hold, client, parent, handle, shown);
+            Entry::Import { hold, client, parent, handle, shown } => {
+                self.import(hold, client, parent, handle, shown);
             }
             Entry::Hold { hold, client, handle } => {
                 self.hold(hold, client, handle);
@@ -106,8 +106,8 @@ impl Ledger {
             Entry::Release { hold } => self.release(hold),
             Entry::ReleaseSpace { space } => self.release_space(space),
             Entry::Free { client, handle } => self.free(client, handle),
-            Entry::Share { client, process } => self.share(client, process),
-            Entry::Left { process } => self.left(process),
+            Entry::AddHolder { client, process } => self.add_holder(client, process),
+            Entry::RemoveProcess { process } => self.remove_process(process),
             Entry::Limit { gpu, limit_bytes } => {
                 if let Some(account) = self.accounts.get_mut(gpu) {
                     account.limit = limit_bytes;
@@ -132,7 +132,7 @@ impl Ledger {
                 }
             }
             Entry::Object { client, parent, handle, charge, shown } => {
-                self.name(client, handle, Object { parent, charge, shown });
+                self.insert_name(client, handle, Object { parent, charge, shown });
             }
             Entry::Held { hold, charge } => {
                 self.reference(charge, false);
@@ -146,9 +146,9 @@ impl Ledger {
             Entry::UnmapPiece { tree, first, charge } => self.unmap_piece(tree, first, charge),
             Entry::Unmap { tree, span } => self.unmap(tree, span),
             Entry::CloseFile { file } => self.close_file(file),
-            Entry::Stake { before, own } => self.stake(before, own),
-            Entry::Unstake { own } => self.unstake(own),
-            Entry::LoseStakes { first, last } => self.lose_stakes(first, last),
+            Entry::Stake { before, number } => self.stake(before, number),
+            Entry::Unstake { number } => self.unstake(number),
+            Entry::RemoveStakes { first, last } => self.remove_stakes(first, last),
         }
     }
 
@@ -172,9 +172,9 @@ impl Ledger {
         let holds = holds.map(|(hold, charge)| Entry::Held { hold: *hold, charge: *charge });
         let pieces = self.pieces.iter();
         let pieces = pieces.map(|(tree, span, charge)| Entry::Map { tree, span, charge });
-        let stakes = self.stakes().map(|(before, _, own)| Entry::Stake { before, own });
+        let stakes = self.stakes().map(|(before, _, number)| Entry::Stake { before, number });
         let shares = self.holders.iter().flat_map(|(client, processes)| {
-            processes.iter().map(|process| Entry::Share { client: *client, process: *process })
+            processes.iter().map(|process| Entry::AddHolder { client: *client, process: *process })
         });
         // Last: charges that end while the rest is made must not change these.
         let accounts = self.accounts.iter().enumerate().map(|(gpu, account)| {

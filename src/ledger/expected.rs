@@ -29,10 +29,10 @@ impl Ledger {
     #[must_use]
     pub fn expected(&self, gpu: usize) -> Option<Expected> {
         let account = self.accounts.get(gpu)?;
-        let stray = self.stray_bytes(gpu);
+        let foreign_bytes = self.foreign_bytes(gpu);
         Some(Expected {
-            peak_bytes: account.peak.saturating_add(stray),
-            most_bytes: account.most.saturating_add(stray),
+            peak_bytes: account.peak.saturating_add(foreign_bytes),
+            most_bytes: account.most.saturating_add(foreign_bytes),
             hidden_bytes: account.hidden,
             pending_bytes: account.pending,
             charged_bytes: account.charged,

@@ -32,15 +32,15 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use account::Account;
-use objects::{Object, Objects, Unnamed};
+use objects::{Object, Objects, RemovedName};
 use pieces::Pieces;
-use stakes::{Spot, Stakes};
+use stakes::{ChargePlace, Stakes};
 
 pub use entry::Entry;
 pub use expected::Expected;
 pub use pieces::{Span, Tree};
 pub use shown::Shown;
-pub use stakes::Before;
+pub use stakes::StakePlace;
 
 /// The driver's name of a client (`hClient`).
 #[derive(
@@ -307,12 +307,12 @@ impl Ledger {
         shown: Shown,
     ) {
         let charge = self.objects.charge(source.0, source.1);
-        self.name(client, handle, Object { parent, charge, shown });
+        self.insert_name(client, handle, Object { parent, charge, shown });
     }
 
     /// `handle` of `client` is another name for what `hold` keeps; the hold stays. Without
     /// such a hold it is an object without memory.
-    pub fn adopt(
+    pub fn import(
         &mut self,
         hold: Hold,
         client: Client,
@@ -321,10 +321,10 @@ impl Ledger {
         shown: Shown,
     ) {
         let charge = self.holds.get(&hold).copied();
-        self.name(client, handle, Object { parent, charge, shown });
+        self.insert_name(client, handle, Object { parent, charge, shown });
     }
 
-    fn name(&mut self, client: Client, handle: Handle, object: Object) {
+    fn insert_name(&mut self, client: Client, handle: Handle, object: Object) {
         if let Some(id) = object.charge {
             self.reference(id, true);
         }
@@ -346,7 +346,7 @@ impl Ledger {
         let Some(id) = self.objects.charge(client, handle) else { return };
         self.reference(id, false);
         if let Some(before) = self.holds.insert(hold, id) {
-            self.lost(before, Spot::Export(hold));
+            self.loosen_stake(before, ChargePlace::Export(hold));
             self.dereference(before, false);
         }
     }
@@ -354,14 +354,14 @@ impl Ledger {
     /// `hold` is gone.
     pub fn release(&mut self, hold: Hold) {
         if let Some(id) = self.holds.remove(&hold) {
-            self.lost(id, Spot::Export(hold));
+            self.loosen_stake(id, ChargePlace::Export(hold));
             self.dereference(id, false);
         }
     }
 
     /// Whether `hold` keeps memory that no object names any more.
     #[must_use]
-    pub fn is_last_but_for_holds(&self, hold: Hold) -> bool {
+    pub fn is_unnamed(&self, hold: Hold) -> bool {
         let charge = self.holds.get(&hold).and_then(|id| self.charges.get(id));
         charge.is_some_and(|charge| charge.names == 0)
     }
@@ -390,7 +390,7 @@ impl Ledger {
             return self.close(client);
         }
         for name in self.objects.remove_tree(client, handle) {
-            self.unname(name);
+            self.remove_name(name);
         }
     }
 
@@ -398,18 +398,18 @@ impl Ledger {
     pub fn close(&mut self, client: Client) {
         self.holders_changes += u64::from(self.holders.remove(&client).is_some());
         for name in self.objects.remove_client(client) {
-            self.unname(name);
+            self.remove_name(name);
         }
     }
 
-    fn unname(&mut self, Unnamed { id, serial }: Unnamed) {
-        self.lost(id, Spot::Name(serial));
+    fn remove_name(&mut self, RemovedName { id, serial }: RemovedName) {
+        self.loosen_stake(id, ChargePlace::Name(serial));
         self.dereference(id, true);
     }
 
     /// `process` may hold the client's file open: it made it, was forked from one that did,
     /// or was seen to use it.
-    pub fn share(&mut self, client: Client, process: Process) {
+    pub fn add_holder(&mut self, client: Client, process: Process) {
         let holders = self.holders.entry(client).or_default();
         if !holders.contains(&process) {
             holders.push(process);
@@ -463,7 +463,7 @@ impl Ledger {
             self.charges.remove(&id);
         }
         if !name && references - names == stakes {
-            self.lost(id, Spot::Mappings);
+            self.loosen_stake(id, ChargePlace::Mappings);
         }
     }
 }

@@ -32,7 +32,7 @@ struct Entered {
 
 /// What an object named that is gone: which memory, and which of all objects it was.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Unnamed {
+pub(super) struct RemovedName {
     pub(super) id: ChargeId,
     pub(super) serial: u32,
 }
@@ -87,7 +87,7 @@ impl Objects {
     }
 
     /// Takes an object and all below it out; what they named.
-    pub(super) fn remove_tree(&mut self, client: Client, handle: Handle) -> Vec<Unnamed> {
+    pub(super) fn remove_tree(&mut self, client: Client, handle: Handle) -> Vec<RemovedName> {
         let mut names = Vec::new();
         let mut left = vec![handle];
         // Each is taken out before its children are looked for: a cycle, which the driver
@@ -97,7 +97,7 @@ impl Objects {
             if let Some(Entered { object, serial }) = self.all.remove(&(client, handle)) {
                 self.children.remove(&(client, object.parent, handle));
                 self.elsewhere -= usize::from(object.shown != Shown::Here);
-                names.extend(object.charge.map(|id| Unnamed { id, serial }));
+                names.extend(object.charge.map(|id| RemovedName { id, serial }));
             }
             let below = self.children.range((client, handle, LOWEST)..=(client, handle, HIGHEST));
             left.extend(below.map(|(_, _, child)| *child));
@@ -106,7 +106,7 @@ impl Objects {
     }
 
     /// The same of all objects of a client.
-    pub(super) fn remove_client(&mut self, client: Client) -> Vec<Unnamed> {
+    pub(super) fn remove_client(&mut self, client: Client) -> Vec<RemovedName> {
         let range = (client, LOWEST)..=(client, HIGHEST);
         let handles: Vec<Handle> = self.all.range(range).map(|((_, handle), _)| *handle).collect();
         handles.into_iter().flat_map(|handle| self.remove_tree(client, handle)).collect()

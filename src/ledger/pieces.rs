@@ -58,7 +58,7 @@ pub(super) struct Pieces {
     /// By tree, first address and memory: the last address.
     all: BTreeMap<(Tree, u64, ChargeId), u64>,
     /// No piece ends further behind its beginning.
-    widest: u64,
+    longest: u64,
 }
 
 impl Pieces {
@@ -82,12 +82,12 @@ impl Pieces {
     }
 
     /// The pieces that lie within a span, or reach into it.
-    pub(super) fn touched(
+    pub(super) fn overlapping(
         &self,
         tree: Tree,
         Span { first, last }: Span,
     ) -> impl Iterator<Item = (Span, ChargeId)> {
-        let from = (tree, first.saturating_sub(self.widest), ChargeId(0));
+        let from = (tree, first.saturating_sub(self.longest), ChargeId(0));
         let to = (tree, last, ChargeId(u64::MAX));
         let touched = self.all.range(from..=to).filter(move |(_, end)| **end >= first);
         touched.map(|((_, first, id), last)| (Span { first: *first, last: *last }, *id))
@@ -102,7 +102,7 @@ impl Pieces {
     /// which is as long as the longer of both then.
     #[must_use]
     fn add(&mut self, tree: Tree, span: Span, id: ChargeId) -> Option<Reference> {
-        self.widest = self.widest.max(span.last - span.first);
+        self.longest = self.longest.max(span.last - span.first);
         let mut is_new = false;
         let last = self.all.entry((tree, span.first, id)).or_insert_with(|| {
             is_new = true;
@@ -123,7 +123,7 @@ impl Pieces {
     #[must_use]
     fn cut(&mut self, tree: Tree, span: Span, most: usize) -> Vec<Reference> {
         let Span { first, last } = span;
-        let touched: Vec<_> = self.touched(tree, span).collect();
+        let touched: Vec<_> = self.overlapping(tree, span).collect();
         let mut changes = Vec::new();
         for (Span { first: begin, last: end }, id) in touched {
             let is_middle = begin < first && end > last;
@@ -149,7 +149,7 @@ impl Ledger {
     pub fn map(&mut self, tree: Tree, span: Span, charge: ChargeId) {
         if self.charges.contains_key(&charge) {
             let made = self.pieces.add(tree, span, charge);
-            self.follow(made);
+            self.apply(made);
         }
     }
 
@@ -165,14 +165,14 @@ impl Ledger {
     /// It was not mapped after all.
     pub fn unmap_piece(&mut self, tree: Tree, first: u64, charge: ChargeId) {
         let ended = self.pieces.remove(tree, first, charge);
-        self.follow(ended);
+        self.apply(ended);
     }
 
     /// Nothing is mapped there. What is left of a mapping beside it keeps all its memory.
     pub fn unmap(&mut self, tree: Tree, span: Span) {
         let most = self.bounds.holds.saturating_sub(self.holds.len());
         let changes = self.pieces.cut(tree, span, most);
-        self.follow(changes);
+        self.apply(changes);
     }
 
     /// A file of UVM's is gone, with all that was mapped by it.
@@ -181,7 +181,7 @@ impl Ledger {
         trees.into_iter().for_each(|tree| self.unmap(tree, Span::ALL));
     }
 
-    fn follow(&mut self, changes: impl IntoIterator<Item = Reference>) {
+    fn apply(&mut self, changes: impl IntoIterator<Item = Reference>) {
         for change in changes {
             match change {
                 Reference::Made(id) => self.reference(id, false),

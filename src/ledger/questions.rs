@@ -6,7 +6,7 @@ use super::{ChargeId, Client, Handle, Hold, Ledger, Object, Process, Span, Tree}
 
 impl Ledger {
     /// The processes that were seen to hold any client.
-    pub fn processes(&self) -> impl Iterator<Item = (Client, Process)> {
+    pub fn holders(&self) -> impl Iterator<Item = (Client, Process)> {
         let all = self.holders.iter();
         all.flat_map(|(client, holders)| holders.iter().map(|holder| (*client, *holder)))
     }
@@ -19,13 +19,13 @@ impl Ledger {
 
     /// How many clients were seen.
     #[must_use]
-    pub fn clients(&self) -> usize {
+    pub fn client_count(&self) -> usize {
         self.holders.len()
     }
 
     /// How often a process was seen to use a client.
     #[must_use]
-    pub fn shares(&self) -> usize {
+    pub fn holder_count(&self) -> usize {
         self.holders.values().map(Vec::len).sum()
     }
 
@@ -38,7 +38,7 @@ impl Ledger {
 
     /// Clients that nobody who lives was seen to hold, and whose memory counts nowhere.
     #[must_use]
-    pub fn weightless_orphans(&self) -> Vec<Client> {
+    pub fn uncharged_orphans(&self) -> Vec<Client> {
         let weighs = |(client, _, object): (Client, _, &Object)| {
             let charge = object.charge.and_then(|id| self.charges.get(&id));
             charge.is_some_and(|charge| charge.bytes > 0).then_some(client)
@@ -99,8 +99,8 @@ impl Ledger {
 
     /// Whether a piece lies within the span, or reaches into it.
     #[must_use]
-    pub fn is_touched(&self, tree: Tree, span: Span) -> bool {
-        self.pieces.touched(tree, span).next().is_some()
+    pub fn has_pieces_in(&self, tree: Tree, span: Span) -> bool {
+        self.pieces.overlapping(tree, span).next().is_some()
     }
 
     /// The files of UVM's that have pieces.

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
 
-use super::stakes::Spot;
+use super::stakes::ChargePlace;
 use super::{ChargeId, Client, Handle, Hold, Ledger};
 
 /// Which figure has an object in it that names memory.
@@ -26,7 +26,7 @@ pub enum Shown {
 impl Ledger {
     /// Bytes of other GPUs' memory that a GPU's figures may have as made there: what has a name there
     /// before which no stake stands.
-    pub(super) fn stray_bytes(&self, gpu: usize) -> u64 {
+    pub(super) fn foreign_bytes(&self, gpu: usize) -> u64 {
         if !self.has_names_elsewhere() {
             return 0;
         }
@@ -35,7 +35,7 @@ impl Ledger {
                 Shown::On(other) => usize::from(other) == gpu,
                 Shown::Here => false,
             };
-            (is_there && !self.stakes.stands(id, Spot::Name(serial))).then_some(id)
+            (is_there && !self.stakes.contains(id, ChargePlace::Name(serial))).then_some(id)
         });
         let names: BTreeSet<ChargeId> = names.collect();
         let bytes = names.iter().filter_map(|id| Some(self.charges.get(id)?.bytes));

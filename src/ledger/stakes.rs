@@ -20,7 +20,7 @@ use super::{ChargeId, Client, Handle, Hold, Ledger, Shown};
 
 /// What a stake stands before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
-pub enum Before {
+pub enum StakePlace {
     /// All mappings of that memory.
     Mappings {
         /// [`Ledger::charge_of`].
@@ -39,7 +39,7 @@ pub enum Before {
         handle: Handle,
     },
     /// Nothing any more, and is to be freed.
-    Nothing {
+    Loose {
         /// [`Ledger::charge_of`].
         charge: ChargeId,
     },
@@ -47,7 +47,7 @@ pub enum Before {
 
 /// The same of a memory that is known: names by which of all objects they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Spot {
+pub(super) enum ChargePlace {
     Mappings,
     Export(Hold),
     Name(u32),
@@ -56,7 +56,7 @@ pub(super) enum Spot {
 #[derive(Debug, Default)]
 pub(super) struct Stakes {
     /// By memory. Each stake is in here or among the loose ones.
-    all: BTreeMap<(ChargeId, Spot), u64>,
+    all: BTreeMap<(ChargeId, ChargePlace), u64>,
     /// Before nothing any more, and to be freed.
     loose: BTreeMap<u64, ChargeId>,
 }
@@ -67,7 +67,7 @@ impl Stakes {
     }
 
     /// Whether there is one.
-    pub(super) fn stands(&self, id: ChargeId, before: Spot) -> bool {
+    pub(super) fn contains(&self, id: ChargeId, before: ChargePlace) -> bool {
         self.all.contains_key(&(id, before))
     }
 }
@@ -76,28 +76,28 @@ impl Ledger {
     /// Whether a stake can be put there: there is what it's to stand before, none before that, and
     /// room for one more.
     #[must_use]
-    pub fn may_stake(&self, before: Before) -> bool {
-        let is_free = |spot| !self.stakes.all.contains_key(&spot);
-        self.stakes.len() < self.bounds.stakes && self.spot(before).is_some_and(is_free)
+    pub fn may_stake(&self, before: StakePlace) -> bool {
+        let is_free = |place| !self.stakes.all.contains_key(&place);
+        self.stakes.len() < self.bounds.stakes && self.charge_place(before).is_some_and(is_free)
     }
 
-    /// `own`, by whatever the monitor knows it, stands there from now on, in the place of any other, of
+    /// `number`, by whatever the monitor knows it, stands there from now on, in the place of any other, of
     /// which nothing is known any more; where there is nothing to stand before, nothing changes.
-    pub fn stake(&mut self, before: Before, own: u64) {
+    pub fn stake(&mut self, before: StakePlace, number: u64) {
         let id = match before {
-            Before::Nothing { charge } => {
-                if !self.charges.contains_key(&charge) || self.stakes.loose.contains_key(&own) {
+            StakePlace::Loose { charge } => {
+                if !self.charges.contains_key(&charge) || self.stakes.loose.contains_key(&number) {
                     return;
                 }
-                self.stakes.loose.insert(own, charge);
+                self.stakes.loose.insert(number, charge);
                 charge
             }
             _ => {
-                let Some(spot) = self.spot(before) else { return };
-                if self.stakes.all.insert(spot, own).is_some() {
+                let Some(place) = self.charge_place(before) else { return };
+                if self.stakes.all.insert(place, number).is_some() {
                     return;
                 }
-                spot.0
+                place.0
             }
         };
         self.reference(id, false);
@@ -106,69 +106,73 @@ impl Ledger {
         }
     }
 
-    fn spot(&self, before: Before) -> Option<(ChargeId, Spot)> {
+    fn charge_place(&self, before: StakePlace) -> Option<(ChargeId, ChargePlace)> {
         match before {
-            Before::Mappings { charge } => self.is_held(charge).then_some((charge, Spot::Mappings)),
-            Before::Export { hold } => self.holds.get(&hold).map(|id| (*id, Spot::Export(hold))),
-            Before::Name { client, handle } => {
+            StakePlace::Mappings { charge } => {
+                self.is_held(charge).then_some((charge, ChargePlace::Mappings))
+            }
+            StakePlace::Export { hold } => {
+                self.holds.get(&hold).map(|id| (*id, ChargePlace::Export(hold)))
+            }
+            StakePlace::Name { client, handle } => {
                 let shown = self.objects.shown(client, handle);
                 let id = self.objects.charge(client, handle).filter(|_| shown != Shown::Here)?;
-                Some((id, Spot::Name(self.objects.serial(client, handle)?)))
+                Some((id, ChargePlace::Name(self.objects.serial(client, handle)?)))
             }
-            Before::Nothing { .. } => None,
+            StakePlace::Loose { .. } => None,
         }
     }
 
     /// Whether anything but names and stakes keeps that memory: else what is before its mappings would
     /// never be lost.
     pub(super) fn is_held(&self, id: ChargeId) -> bool {
-        self.charges.get(&id).is_some_and(|of| of.references - of.names > of.stakes)
+        self.charges.get(&id).is_some_and(|charge| charge.references - charge.names > charge.stakes)
     }
 
     /// All of them, where they stand, and on which GPU their memory is.
-    pub fn stakes(&self) -> impl Iterator<Item = (Before, usize, u64)> {
+    pub fn stakes(&self) -> impl Iterator<Item = (StakePlace, usize, u64)> {
         let gpu = |id: &ChargeId| self.charges.get(id).map_or(0, |charge| charge.gpu);
-        let standing = self.stakes.all.iter().filter_map(move |((id, spot), own)| {
-            let before = match *spot {
-                Spot::Mappings => Before::Mappings { charge: *id },
-                Spot::Export(hold) => Before::Export { hold },
-                Spot::Name(_) => return None,
+        let standing = self.stakes.all.iter().filter_map(move |((id, place), number)| {
+            let before = match *place {
+                ChargePlace::Mappings => StakePlace::Mappings { charge: *id },
+                ChargePlace::Export(hold) => StakePlace::Export { hold },
+                ChargePlace::Name(_) => return None,
             };
-            Some((before, gpu(id), *own))
+            Some((before, gpu(id), *number))
         });
         let names = self.objects.names().filter(|_| self.has_names_elsewhere());
         let named = names.filter_map(move |(id, (client, handle, serial))| {
-            let own = self.stakes.all.get(&(id, Spot::Name(serial)))?;
-            Some((Before::Name { client, handle }, gpu(&id), *own))
+            let number = self.stakes.all.get(&(id, ChargePlace::Name(serial)))?;
+            Some((StakePlace::Name { client, handle }, gpu(&id), *number))
         });
         let loose = self
             .stakes
             .loose
             .iter()
-            .map(move |(own, id)| (Before::Nothing { charge: *id }, gpu(id), *own));
+            .map(move |(number, id)| (StakePlace::Loose { charge: *id }, gpu(id), *number));
         standing.chain(named).chain(loose)
     }
 
     /// All stakes whose numbers are within the range are gone, as their client is.
-    pub fn lose_stakes(&mut self, first: u64, last: u64) {
+    pub fn remove_stakes(&mut self, first: u64, last: u64) {
         let numbers = first..=last;
-        let standing = self.stakes.all.extract_if(.., |_, own| numbers.contains(own));
+        let standing = self.stakes.all.extract_if(.., |_, number| numbers.contains(number));
         let mut gone: Vec<ChargeId> = standing.map(|((id, _), _)| id).collect();
         gone.extend(self.stakes.loose.extract_if(first..=last, |_, _| true).map(|(_, id)| id));
         gone.into_iter().for_each(|id| self.dereference_stake(id));
     }
 
     /// What a stake may have stood before is no more.
-    pub(super) fn lost(&mut self, id: ChargeId, before: Spot) {
-        if let Some(own) = self.stakes.all.remove(&(id, before)) {
-            self.stakes.loose.insert(own, id);
+    pub(super) fn loosen_stake(&mut self, id: ChargeId, before: ChargePlace) {
+        if let Some(number) = self.stakes.all.remove(&(id, before)) {
+            self.stakes.loose.insert(number, id);
         }
     }
 
     /// The one that stands there.
     #[must_use]
-    pub fn stake_at(&self, before: Before) -> Option<u64> {
-        self.spot(before).and_then(|spot| self.stakes.all.get(&spot)).copied()
+    pub fn stake_at(&self, before: StakePlace) -> Option<u64> {
+        self.charge_place(before).and_then(|place| self.stakes.all.get(&place)).copied()
     }
 
     /// Those that stand before nothing any more: to be freed, and [`unstake`](Self::unstake)d then.
@@ -184,8 +188,8 @@ impl Ledger {
     }
 
     /// A stake that stands before nothing is freed.
-    pub fn unstake(&mut self, own: u64) {
-        if let Some(id) = self.stakes.loose.remove(&own) {
+    pub fn unstake(&mut self, number: u64) {
+        if let Some(id) = self.stakes.loose.remove(&number) {
             self.dereference_stake(id);
         }
     }

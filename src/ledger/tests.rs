@@ -157,10 +157,10 @@ fn each_place_of_a_file_keeps_memory_of_its_own() {
     ledger.hold(place(512), A, Handle(2));
     ledger.free(A, Handle(2));
     assert_eq!(ledger.exported(5).collect::<Vec<_>>(), [0, 512]);
-    assert_eq!([0, 512].map(|index| ledger.is_last_but_for_holds(place(index))), [false, true]);
+    assert_eq!([0, 512].map(|index| ledger.is_unnamed(place(index))), [false, true]);
     ledger.hold(place(512), A, Handle(1));
     assert_eq!(used(&ledger), 70, "what is replaced ends");
-    ledger.adopt(place(512), B, root(B), Handle(7), Shown::Here);
+    ledger.import(place(512), B, root(B), Handle(7), Shown::Here);
     ledger.free(A, Handle(1));
     [place(0), place(512)].into_iter().for_each(|hold| ledger.release(hold));
     assert_eq!((used(&ledger), ledger.exported(5).count()), (70, 0), "it has a name");
@@ -186,14 +186,14 @@ fn memory_of_the_host_is_named_and_held_and_counts_nothing() {
     let bytes = |handle| ledger.bytes_of(A, Handle(handle));
     assert_eq!([1, 2, 3, 4].map(bytes), [Some(100), None, Some(0), None]);
     ledger.hold(hold, A, Handle(3));
-    ledger.adopt(hold, B, root(B), name, Shown::Here);
+    ledger.import(hold, B, root(B), name, Shown::Here);
     ledger.free(A, Handle(2));
-    assert!(!ledger.is_last_but_for_holds(hold), "the import names it");
+    assert!(!ledger.is_unnamed(hold), "the import names it");
     ledger.reconcile(0, 100);
     let copy = copied(&ledger, 1);
     assert!(copy.entries().eq(ledger.entries()));
     ledger.free(B, name);
-    assert!(ledger.is_last_but_for_holds(hold));
+    assert!(ledger.is_unnamed(hold));
     ledger.release(hold);
     assert_eq!((used(&ledger), ledger.charges.len()), (100, 1));
     ledger.free(A, Handle(1));
@@ -205,13 +205,13 @@ fn clients_of_the_dead_that_have_nothing_that_counts_are_told() {
     let mut ledger = ledger(100);
     let c = Client(0xc1d0_0003);
     for (client, process) in [(A, 1), (B, 1), (c, 1), (c, 2)] {
-        ledger.share(client, Process(process));
+        ledger.add_holder(client, Process(process));
     }
     allocate(&mut ledger, A, 1, 10);
     allocate(&mut ledger, B, 1, 0);
-    assert_eq!(ledger.weightless_orphans(), []);
-    ledger.left(Process(1));
-    assert_eq!((ledger.orphans(), ledger.weightless_orphans()), (vec![A, B], vec![B]));
+    assert_eq!(ledger.uncharged_orphans(), []);
+    ledger.remove_process(Process(1));
+    assert_eq!((ledger.orphans(), ledger.uncharged_orphans()), (vec![A, B], vec![B]));
 }
 
 #[test]
@@ -239,13 +239,13 @@ fn a_handle_used_again_means_that_a_free_was_missed() {
 #[test]
 fn a_client_lives_as_long_as_any_process_that_was_seen_with_it() {
     let mut ledger = ledger(100);
-    ledger.share(A, Process(1));
-    ledger.share(A, Process(2));
-    ledger.share(A, Process(2));
+    ledger.add_holder(A, Process(1));
+    ledger.add_holder(A, Process(2));
+    ledger.add_holder(A, Process(2));
     allocate(&mut ledger, A, 1, 40);
-    ledger.left(Process(1));
+    ledger.remove_process(Process(1));
     assert_eq!(ledger.orphans(), [], "the other got the descriptor by fork or over a socket");
-    ledger.left(Process(2));
+    ledger.remove_process(Process(2));
     assert_eq!(ledger.orphans(), [A]);
     assert_eq!(used(&ledger), 40, "one that was never seen may have it");
     ledger.close(A);
@@ -615,7 +615,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
             {
                 model.objects.insert((client, handle), (0, Some(memory)));
                 let (client, parent) = (Client(client), top(client, 0));
-                ledger.adopt(hold(number), client, parent, Handle(handle), Shown::Here);
+                ledger.import(hold(number), client, parent, Handle(handle), Shown::Here);
             }
         }
         Step::Host { client, handle } => {
@@ -675,7 +675,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
         Step::Share { client, process } => {
             model.holders.entry(client).or_default().insert(process);
             if seen {
-                ledger.share(Client(client), Process(process));
+                ledger.add_holder(Client(client), Process(process));
             }
         }
         Step::Fork { from, to } => {
@@ -694,7 +694,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
             }
             closed.into_iter().for_each(|client| model.close(client));
             if seen {
-                ledger.left(Process(process));
+                ledger.remove_process(Process(process));
                 // Somebody may have them who was never seen: the driver tells.
                 for client in ledger.orphans() {
                     if !model.has_client(client.0) {
@@ -806,11 +806,11 @@ proptest! {
         for step in &steps {
             play(&mut ledger, &mut model, step, true);
             model.is_counted(&ledger);
-            let unnamed = (0..4).filter(|number| ledger.is_last_but_for_holds(hold(*number)));
+            let unnamed = (0..4).filter(|number| ledger.is_unnamed(hold(*number)));
             prop_assert_eq!(unnamed.collect::<Vec<_>>(), model.unnamed());
             let places = (0..2).map(|file| ledger.exported(file).count()).sum::<usize>();
             prop_assert_eq!(places, model.holds.range(..4).count());
-            let holders = ledger.processes().map(|(client, process)| (client.0, process.0));
+            let holders = ledger.holders().map(|(client, process)| (client.0, process.0));
             let has = model.holders.iter().flat_map(|(of, all)| all.iter().map(|one| (*of, *one)));
             prop_assert!(holders.collect::<BTreeSet<_>>().into_iter().eq(has));
         }
@@ -883,7 +883,7 @@ fn copied(ledger: &Ledger, gpus: usize) -> Ledger {
 #[test]
 fn the_name_of_a_charge_is_a_number_in_a_journal() {
     let charge = ChargeId(300);
-    let (hold, before) = (Hold::Export { file: 1, index: 2 }, Before::Mappings { charge });
+    let (hold, before) = (Hold::Export { file: 1, index: 2 }, StakePlace::Mappings { charge });
     let (tree, span) = (Tree { file: 1, gpu: 2 }, Span { first: 3, last: 4 });
     let (client, parent, handle) = (Client(7), Handle(8), Handle(9));
     let shown = Shown::Here;
@@ -896,7 +896,7 @@ fn the_name_of_a_charge_is_a_number_in_a_journal() {
         ),
         (Entry::Held { hold, charge }, &[16, 1, 1, 2, 0xac, 2]),
         (Entry::Map { tree, span, charge }, &[17, 1, 2, 3, 4, 0xac, 2]),
-        (Entry::Stake { before, own: 6 }, &[22, 0, 0xac, 2, 6]),
+        (Entry::Stake { before, number: 6 }, &[22, 0, 0xac, 2, 6]),
     ];
     for (entry, bytes) in entries {
         assert_eq!(postcard::to_allocvec(&entry).unwrap(), bytes, "{entry:?}");
@@ -926,7 +926,7 @@ fn adopting_names_what_an_export_holds() {
     let export = Hold::Export { file: 1, index: 0 };
     ledger.hold(export, A, Handle(1));
     ledger.free(A, Handle(1));
-    ledger.adopt(export, B, root(B), Handle(9), Shown::Here);
+    ledger.import(export, B, root(B), Handle(9), Shown::Here);
     ledger.release(export);
     assert_eq!((used(&ledger), ledger.expected(0).unwrap().hidden_bytes), (70, 0));
     ledger.free(B, Handle(9));
@@ -959,7 +959,7 @@ proptest! {
                 3 => ledger.hold(hold, A, Handle(handle)),
                 4 => ledger.free(A, Handle(handle)),
                 5 => ledger.release(hold),
-                6 => ledger.share(A, process),
+                6 => ledger.add_holder(A, process),
                 7 | 8 => {
                     let tree = tree(u8::try_from(other % 4).unwrap());
                     let span = span((bytes % 8, 8));
@@ -972,16 +972,16 @@ proptest! {
                 9 => ledger.unmap(tree(1), span((u64::from(handle), u64::from(handle)))),
                 10 => {
                     let shown = [Shown::Here, Shown::On(1)][usize::from(bytes > 30)];
-                    ledger.adopt(hold, B, root(B), Handle(other), shown);
+                    ledger.import(hold, B, root(B), Handle(other), shown);
                 }
                 11 => ledger.free(B, Handle(other)),
                 12..15 => {
                     let charge = ledger.charge_of(A, Handle(handle));
                     let (client, handle) = (B, Handle(other));
                     let before = [
-                        charge.map(|charge| Before::Mappings { charge }),
-                        Some(Before::Export { hold }),
-                        Some(Before::Name { client, handle }),
+                        charge.map(|charge| StakePlace::Mappings { charge }),
+                        Some(StakePlace::Export { hold }),
+                        Some(StakePlace::Name { client, handle }),
                     ];
                     if let Some(before) = before[(bytes % 3) as usize] {
                         ledger.stake(before, own);
@@ -994,7 +994,7 @@ proptest! {
                 }
                 16 => {
                     let (first, last) = (own.saturating_sub(bytes), own.saturating_sub(bytes / 2));
-                    ledger.lose_stakes(first, last);
+                    ledger.remove_stakes(first, last);
                 }
                 _ => ledger.reconcile(0, bytes),
             }
@@ -1028,8 +1028,8 @@ proptest! {
         prop_assert!(copy.entries().eq(ledger.entries()));
         for ledger in [&mut ledger, &mut copy] {
             ledger.entries().collect::<Vec<_>>().into_iter().for_each(|entry| {
-                if let Entry::Stake { before, own } = entry {
-                    assert!(matches!(before, Before::Nothing { .. }), "{before:?}");
+                if let Entry::Stake { before, number: own } = entry {
+                    assert!(matches!(before, StakePlace::Loose { .. }), "{before:?}");
                     ledger.unstake(own);
                 }
             });
@@ -1040,7 +1040,7 @@ proptest! {
 }
 
 /// Puts a stake there, if it can be.
-fn staked(ledger: &mut Ledger, before: Before, own: u64) -> bool {
+fn staked(ledger: &mut Ledger, before: StakePlace, own: u64) -> bool {
     let may = ledger.may_stake(before);
     if may {
         ledger.stake(before, own);
@@ -1055,12 +1055,12 @@ fn a_stake_goes_when_nothing_stands_behind_it_and_counts_until_then() {
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
     let (tree, export) = (Tree { file: 1, gpu: 0 }, Hold::Export { file: 5, index: 0 });
-    assert!(!staked(&mut ledger, Before::Export { hold: export }, 90), "nothing was exported");
+    assert!(!staked(&mut ledger, StakePlace::Export { hold: export }, 90), "nothing was exported");
     ledger.map(tree, Span::ALL, charge);
     ledger.hold(export, A, Handle(1));
-    let mappings = Before::Mappings { charge };
+    let mappings = StakePlace::Mappings { charge };
     assert!(staked(&mut ledger, mappings, 91) && !staked(&mut ledger, mappings, 92));
-    assert!(staked(&mut ledger, Before::Export { hold: export }, 93));
+    assert!(staked(&mut ledger, StakePlace::Export { hold: export }, 93));
     assert_eq!((ledger.loose_stakes(), ledger.stake_at(mappings)), (vec![], Some(91)));
     ledger.stake(mappings, 94);
     assert_eq!((ledger.loose_stakes(), ledger.stake_at(mappings)), (vec![], Some(94)));
@@ -1087,7 +1087,7 @@ fn an_export_in_the_place_of_another_has_a_stake_of_its_own() {
     for handle in [1, 2] {
         allocate(&mut ledger, A, handle, 30);
         ledger.hold(export, A, Handle(handle));
-        assert!(staked(&mut ledger, Before::Export { hold: export }, 90 + u64::from(handle)));
+        assert!(staked(&mut ledger, StakePlace::Export { hold: export }, 90 + u64::from(handle)));
     }
     assert_eq!(ledger.loose_stakes(), [91]);
     ledger.unstake(91);
@@ -1110,12 +1110,12 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
     for (handle, shown) in [(2, Shown::On(1)), (4, Shown::Here)] {
         ledger.duplicate((A, Handle(1)), B, root(B), Handle(handle), shown);
         assert_eq!(peaks(&ledger), [30, if handle == 2 { 30 } else { 0 }]);
-        let before = Before::Name { client: B, handle: Handle(handle) };
+        let before = StakePlace::Name { client: B, handle: Handle(handle) };
         assert_eq!(staked(&mut ledger, before, u64::from(handle)), shown != Shown::Here);
     }
     // What is mapped has nothing to do with these.
     ledger.map(tree, Span::ALL, charge);
-    assert!(staked(&mut ledger, Before::Mappings { charge }, 9));
+    assert!(staked(&mut ledger, StakePlace::Mappings { charge }, 9));
     ledger.unmap(tree, Span::ALL);
     assert_eq!(ledger.loose_stakes(), [9]);
     ledger.free(A, Handle(1));
@@ -1131,7 +1131,7 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
 fn a_stake_before_nothing_that_is_entered_twice_is_one() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
-    let nothing = Before::Nothing { charge: ledger.charge_of(A, Handle(1)).unwrap() };
+    let nothing = StakePlace::Loose { charge: ledger.charge_of(A, Handle(1)).unwrap() };
     (0..2).for_each(|_| ledger.stake(nothing, 9));
     assert_eq!((ledger.loose_stakes(), ledger.size().stakes), (vec![9], 1));
     ledger.unstake(9);
@@ -1147,7 +1147,7 @@ fn stakes_are_bounded_for_all_memory_together() {
         allocate(&mut ledger, A, handle, 10);
         let charge = ledger.charge_of(A, Handle(handle)).unwrap();
         ledger.map(tree(0), span((u64::from(handle), u64::from(handle))), charge);
-        let may = staked(&mut ledger, Before::Mappings { charge }, u64::from(handle));
+        let may = staked(&mut ledger, StakePlace::Mappings { charge }, u64::from(handle));
         assert_eq!(may, handle < 3);
     }
     ledger.unmap(tree(0), Span::ALL);
@@ -1161,15 +1161,15 @@ fn stakes_of_a_client_that_is_gone_stand_before_nothing() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
-    let mappings = Before::Mappings { charge };
+    let mappings = StakePlace::Mappings { charge };
     ledger.map(tree(0), span((0, 8)), charge);
     assert!(staked(&mut ledger, mappings, 91));
-    ledger.lose_stakes(90, 99);
+    ledger.remove_stakes(90, 99);
     assert_eq!((ledger.stake_at(mappings), ledger.size().stakes), (None, 0));
     assert!(staked(&mut ledger, mappings, 101));
     ledger.free(A, Handle(1));
     ledger.unmap(tree(0), Span::ALL);
     assert_eq!((used(&ledger), ledger.loose_stakes()), (70, vec![101]), "until it is freed");
-    ledger.lose_stakes(100, 101);
+    ledger.remove_stakes(100, 101);
     assert_eq!((used(&ledger), ledger.has_stakes(), ledger.size().stakes), (0, false, 0));
 }

@@ -8,7 +8,7 @@ use super::{Account, ChargeId, Ledger, Process, Usage};
 impl Ledger {
     /// A process is gone. What its clients hold stays charged: somebody who was never seen
     /// may have them.
-    pub fn left(&mut self, process: Process) {
+    pub fn remove_process(&mut self, process: Process) {
         for holders in self.holders.values_mut() {
             let before = holders.len();
             holders.retain(|holder| *holder != process);
@@ -76,9 +76,9 @@ mod tests {
     fn memory_is_its_clients_first_process_s_and_counts_once() {
         let mut ledger = Ledger::new(&[1000, 1000], BOUNDS);
         let (one, other) = (Process(11), Process(12));
-        ledger.share(Client(1), one);
-        ledger.share(Client(1), other);
-        ledger.share(Client(2), other);
+        ledger.add_holder(Client(1), one);
+        ledger.add_holder(Client(1), other);
+        ledger.add_holder(Client(2), other);
         allocate(&mut ledger, 0, 1, 101, 300);
         allocate(&mut ledger, 0, 2, 102, 40);
         allocate(&mut ledger, 1, 2, 103, 5);
@@ -87,9 +87,9 @@ mod tests {
         let both = [(one, vec![300, 0]), (other, vec![40, 5])];
         assert_eq!(ledger.used_by_process(), both.into());
         // What it had is the heir's.
-        ledger.left(one);
+        ledger.remove_process(one);
         assert_eq!(ledger.used_by_process(), [(other, vec![340, 5])].into());
-        ledger.left(other);
+        ledger.remove_process(other);
         assert_eq!(ledger.used_by_process(), BTreeMap::new());
     }
 
@@ -110,12 +110,12 @@ mod tests {
             assert!(marks.insert(ledger.mark()), "{what}");
             assert_eq!(ledger.mark(), ledger.mark());
         };
-        ledger.share(Client(1), one);
+        ledger.add_holder(Client(1), one);
         is_new(&ledger, "a client");
         let before = ledger.mark();
-        ledger.share(Client(1), one);
+        ledger.add_holder(Client(1), one);
         assert_eq!(ledger.mark(), before, "the same once more");
-        ledger.share(Client(1), other);
+        ledger.add_holder(Client(1), other);
         is_new(&ledger, "its second holder");
         allocate(&mut ledger, 0, 1, 101, 300);
         is_new(&ledger, "memory");
@@ -130,9 +130,9 @@ mod tests {
         assert_eq!(ledger.mark(), asked, "the driver said the same again");
         ledger.reconcile(0, 340);
         is_new(&ledger, "memory that the driver told of");
-        ledger.left(one);
+        ledger.remove_process(one);
         is_new(&ledger, "one holder less");
-        ledger.left(other);
+        ledger.remove_process(other);
         is_new(&ledger, "nobody left");
     }
 }

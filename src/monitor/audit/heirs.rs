@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::ledger::{Client, Process};
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
-use crate::monitor::state::books::{ANYBODY, Books};
+use crate::monitor::state::books::{Books, NO_CLIENT};
 
 /// Dead processes under whose numbers the driver shows memory, and since when.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ impl Lingering {
 
 /// Which process was seen with which client.
 pub(crate) fn seen(books: &Books) -> impl Iterator<Item = (Client, Process)> {
-    books.ledger.processes().filter(|(client, _)| *client != ANYBODY)
+    books.ledger.holders().filter(|(client, _)| *client != NO_CLIENT)
 }
 
 /// Those alive who were seen with a client of the process that has or had that number.

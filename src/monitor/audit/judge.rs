@@ -64,7 +64,7 @@ pub(crate) enum Underway {
 ///
 /// What was made counts once, duplicates don't. What an export or a mapping keeps counts in the monitor's own figure,
 /// `own_bytes`, when no name of it is left that made it, because a stake stands before it
-/// ([`Before`](crate::ledger::Before)): all together there is no more than [`Expected::most_bytes`].
+/// ([`StakePlace`](crate::ledger::StakePlace)): all together there is no more than [`Expected::most_bytes`].
 ///
 /// What nobody asked for is charged. Only where it doesn't fit the quota a process is killed for it: the quota is what
 /// was promised, and the driver may count what it takes for its own ends.

@@ -145,7 +145,7 @@ impl KeptExports {
             files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
         };
         // A call that hangs on it is for nobody any more.
-        let _lane = self.lane.enter_soon();
+        let _lane = self.lane.enter_for_monitor();
         for (number, file) in files {
             if self.clear(&Exported { number, file }, |_| true) {
                 self.forget_export(number);
@@ -199,7 +199,7 @@ impl KeptExports {
                 continue;
             }
             drop(files);
-            let Some(lane) = self.lane.enter_soon() else { break };
+            let Some(lane) = self.lane.enter_for_monitor() else { break };
             self.take_back(&lane, &Exported { number, file });
         }
         missed
@@ -225,8 +225,7 @@ impl KeptExports {
 
 /// The places of a file whose memory no object names any more.
 fn unnamed(books: &Books, file: u64) -> impl Iterator<Item = u32> {
-    let is_last =
-        move |index: &u32| books.ledger.is_last_but_for_holds(Hold::Export { file, index: *index });
+    let is_last = move |index: &u32| books.ledger.is_unnamed(Hold::Export { file, index: *index });
     books.ledger.exported(file).filter(is_last)
 }
 

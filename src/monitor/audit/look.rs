@@ -105,7 +105,7 @@ impl Audit {
         let asked = Instant::now();
         while asked.elapsed() < MOST_PATIENCE {
             let Some(mut last) = self.memory.last.try_lock() else {
-                lane.step_aside(|| std::thread::sleep(LOOK));
+                lane.leave_while(|| std::thread::sleep(LOOK));
                 continue;
             };
             // One that began since then, for somebody else, has told all.
@@ -116,18 +116,18 @@ impl Audit {
             let wait = last.map_or(Duration::ZERO, Audited::wait);
             if !wait.is_zero() {
                 drop(last);
-                lane.step_aside(|| std::thread::sleep(wait));
+                lane.leave_while(|| std::thread::sleep(wait));
                 continue;
             }
             let (occasion, began) = (Occasion::Refusal, Instant::now());
             let seen = self.look(Some(lane));
-            lane.step_aside(move || {
+            lane.leave_while(move || {
                 self.act_on(seen, occasion);
                 *last = Some(Audited { occasion, began, ended: Instant::now() });
             });
             break;
         }
-        lane.step_aside(|| {
+        lane.leave_while(|| {
             self.uvm.sweep(Occasion::Refusal);
             self.exports.hurry_exports();
         });
@@ -138,7 +138,7 @@ impl Audit {
     pub(crate) fn audit(&self, occasion: Occasion) {
         // Before the lane: who has it may take a while beside that.
         let mut last = self.memory.last.lock();
-        let lane = self.lane.enter_soon();
+        let lane = self.lane.enter_for_monitor();
         let began = Instant::now();
         let seen = self.look(lane.as_ref());
         drop(lane);
@@ -277,9 +277,9 @@ impl Audit {
             let space = Space::Managed(*process);
             books.enter(Entry::ReleaseSpace { space: space.number() });
             for (base, _) in books.ranges.of(space) {
-                books.withdraw(space, base);
+                books.remove_range(space, base);
             }
-            books.enter(Entry::Left { process: *process });
+            books.enter(Entry::RemoveProcess { process: *process });
             self.slices.shares.wake();
             self.mappings.spaces.look_at_all();
             self.processes.escaped.forget(*process);
@@ -288,9 +288,9 @@ impl Audit {
         if has_buried {
             // No figure tells that they are gone. Should one be in use all the same, nothing
             // of it counted.
-            for client in books.ledger.weightless_orphans() {
+            for client in books.ledger.uncharged_orphans() {
                 books.enter(Entry::Free { client, handle: Handle(client.0) });
-                books.devices.unlearn_all(client.0);
+                books.devices.forget_client(client.0);
             }
             if books.processes.is_empty() {
                 drop(books);

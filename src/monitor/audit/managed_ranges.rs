@@ -47,7 +47,7 @@ impl Mappings {
                     hold: Hold::Mapping { space: space.number(), base: at },
                 });
             }
-            books.withdraw(space, base);
+            books.remove_range(space, base);
         }
     }
 

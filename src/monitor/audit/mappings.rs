@@ -93,7 +93,7 @@ impl Mappings {
             self.look_at_fresh(&files);
         }
         self.release_unmapped();
-        self.state.books().ranges.forget_withdrawn(begun);
+        self.state.books().ranges.forget_removed(begun);
     }
 
     fn look_at_fresh(&self, files: &[Arc<UvmFile>]) {
@@ -162,7 +162,7 @@ impl Mappings {
     ) -> Vec<Mapped> {
         let books = self.state.books();
         let is_charged =
-            |mapped: &Mapped| books.ranges.covered(Space::Managed(process), *mapped, since);
+            |mapped: &Mapped| books.ranges.covered_since(Space::Managed(process), *mapped, since);
         mappings.iter().copied().filter(|mapped| !is_charged(mapped)).collect()
     }
 
@@ -176,7 +176,7 @@ impl Mappings {
             let mut of_others = books.processes.iter().map(|process| Space::Managed(*process));
             of_files.any(|space| books.ranges.covers(space, *mapped))
                 || of_others.any(|space| books.ranges.covers(space, *mapped))
-                || books.ranges.was_covered(*mapped, since)
+                || books.ranges.covered_by_removed(*mapped, since)
         };
         uncharged.iter().copied().filter(|mapped| !is_explained(mapped)).collect()
     }
@@ -244,7 +244,7 @@ impl Mappings {
     /// address mapped, is ended.
     fn condemn(&self, file: &UvmFile, at: u64) {
         file.condemn();
-        if let Some(_lane) = self.lane.enter_soon()
+        if let Some(_lane) = self.lane.enter_for_monitor()
             && self.uvm.unregister_gpus(&file.device)
         {
             file.set_ended();

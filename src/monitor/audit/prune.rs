@@ -81,7 +81,7 @@ impl Audit {
         for (client, there) in clients {
             if !there && !charged.contains(&client) {
                 books.enter(Entry::Free { client, handle: Handle(client.0) });
-                books.devices.unlearn_all(client.0);
+                books.devices.forget_client(client.0);
             }
         }
         true

@@ -20,7 +20,7 @@ pub(crate) fn with_charges(books: &Books, gpu: usize, held: &[Held]) -> Vec<Figu
     let charges = books.ledger.charged_by_client(gpu);
     // The first that used a client is who made it, mostly.
     let mut owners: BTreeMap<Client, Process> = BTreeMap::new();
-    for (client, process) in books.ledger.processes() {
+    for (client, process) in books.ledger.holders() {
         owners.entry(client).or_insert(process);
     }
     let charged = |pid: u32| {

@@ -43,7 +43,7 @@ pub(crate) struct UnclaimedCall {
     pub(crate) trace: Trace,
     /// `None` where a worker before received the call, and may have made it or not.
     pub(crate) outcome: Option<Outcome>,
-    /// The trace's place on the journal's shelf; `None` where the shelf was full.
+    /// The trace's place in the journal; `None` where the journal has no place left.
     place: Option<usize>,
 }
 
@@ -136,8 +136,8 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     use super::*;
-    use crate::monitor::journal::call_id::{Making, tests::trace};
-    use crate::monitor::journal::layout::{JOURNAL_BYTES, SHELF_PLACES};
+    use crate::monitor::journal::call_id::{CallObject, tests::trace};
+    use crate::monitor::journal::layout::{JOURNAL_BYTES, TRACE_PLACES};
 
     const READ: &[u8] = &[3];
     const ANSWERED: &[u8] = &[9];
@@ -163,7 +163,7 @@ mod tests {
         let unclaimed = Unclaimed::open(memory());
         let Trace { thread, words, .. } = trace(7);
         assert!(unclaimed.keep(trace(7), outcome()).is_none());
-        let other = Trace { object: Making::one(5, 9, false), ..trace(7) };
+        let other = Trace { object: CallObject::one(5, 9, false), ..trace(7) };
         assert!(unclaimed.has(&trace(7)) && !unclaimed.has(&other));
         let later = ProcessId { start_ticks: 6, ..thread };
         for other in [trace(8).thread, later] {
@@ -198,7 +198,7 @@ mod tests {
     fn the_next_worker_finds_what_was_not_settled() {
         let memory = memory();
         let unclaimed = Unclaimed::open(memory);
-        let was_there = Trace { object: Making::one(5, 6, true), ..trace(2) };
+        let was_there = Trace { object: CallObject::one(5, 6, true), ..trace(2) };
         for trace in [trace(1), was_there, trace(3)] {
             assert!(unclaimed.keep(trace, outcome()).is_none());
         }
@@ -211,11 +211,11 @@ mod tests {
 
         let next = Unclaimed::open(memory);
         assert!(next.has(&trace(3)));
-        // No trace of the worker before is overwritten, and a call for which the shelf is full is kept all the same.
+        // No trace of the worker before is overwritten, and a call for which the journal has no place is kept all the same.
         for tid in 10..60 {
             next.keep(trace(tid), outcome());
         }
-        assert_eq!(traces().len(), SHELF_PLACES);
+        assert_eq!(traces().len(), TRACE_PLACES);
         assert!(traces().contains(&was_there) && traces().contains(&trace(3)));
 
         // What the worker before read isn't known, so only the words count.

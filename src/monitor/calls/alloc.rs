@@ -132,8 +132,8 @@ fn note_subdevice(case: &Case<'_>, lane: &OnLane<'_>, made: Object) {
     }
     books.note(client, parent, handle);
     match gpu {
-        Some(gpu) => [parent, handle].iter().for_each(|of| books.devices.learn(client, *of, gpu)),
+        Some(gpu) => [parent, handle].iter().for_each(|of| books.devices.set_gpu(client, *of, gpu)),
         // Another object of this handle may have been known.
-        None => books.devices.unlearn(client, handle),
+        None => books.devices.forget(client, handle),
     }
 }

@@ -49,7 +49,7 @@ impl Callers {
     /// it again, it is the same.
     pub(crate) fn undo_unknown(&self, lane: &OnLane<'_>, slot: Slot<'_>) {
         let Some(thread) = slot.thread() else { return };
-        let (words, object) = (slot.words(), slot.making());
+        let (words, object) = (slot.words(), slot.call_object());
         let trace = Trace { thread, process: Process(0), words, object };
         if self.unclaimed.has(&trace) {
             // The worker before had come to keep it.
@@ -125,7 +125,7 @@ impl Callers {
         if self.unclaimed.is_empty() {
             return;
         }
-        let Some(lane) = self.lane.enter_soon() else { return };
+        let Some(lane) = self.lane.enter_for_monitor() else { return };
         while let Some(kept) = self.unclaimed.take_of_ended(ProcessId::alive) {
             self.undo(&lane, &kept);
         }

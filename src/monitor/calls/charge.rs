@@ -39,7 +39,7 @@ fn reserve(
         let mut books = case.parts.state.books();
         // What the worker before set aside for this call is void: the driver gave nothing, or that is
         // freed.
-        books.cancel_left_reserved();
+        books.cancel_former_reservation();
         match books.ledger.reserve(gpu, bytes) {
             Ok(reservation) => {
                 case.slot.set_aside(Some(memory));

@@ -20,7 +20,7 @@ use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::import::{Control, denied, import};
 use crate::monitor::calls::make_control::{give_back, make_control, settle};
 use crate::monitor::driver::export_files::Exported;
-use crate::monitor::journal::call_id::Making;
+use crate::monitor::journal::call_id::CallObject;
 use crate::monitor::node::device::{Device, Failure};
 use crate::monitor::state::books::{BOUNDS, Books};
 use crate::monitor::state::lane::OnLane;
@@ -79,10 +79,10 @@ fn export(
     file: &Arc<Device>,
 ) -> Result<bool, Over> {
     let parts = case.parts;
-    let found = parts.exports.all.find(file, Some(parts.state.journal.next_hold()));
+    let found = parts.exports.all.find(file, Some(parts.state.journal.next_export()));
     let (exported, is_new) = found.map_err(|why| denied(case, why))?;
     // The worker before had come to tell of it.
-    let mine = case.again && !case.slot.making().was_there;
+    let mine = case.again && !case.slot.call_object().was_there;
     // One object is put into a file once; a list goes into what others of ours began.
     let begun = match control.does {
         Does::Export => !is_new && !mine,
@@ -92,7 +92,7 @@ fn export(
         true => Err(case.answer(Answer::Status(NV_ERR_STATE_IN_USE))),
         false => {
             if !case.again {
-                case.slot.set_executing(Making::one(control.client, 0, !is_new));
+                case.slot.set_executing(CallObject::one(control.client, 0, !is_new));
             }
             export_to(case, control, places, &exported, is_new)
         }

@@ -18,7 +18,7 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
     books.note_user(client, process);
     let is_memory = books.ledger.charge_of(of, object).is_some();
     drop(books);
-    case.slot.set_executing(call_id::Making::one(client, handle, true));
+    case.slot.set_executing(call_id::CallObject::one(client, handle, true));
     let called = case.call();
     let mut status = case.status();
     // A client that is gone is no client.
@@ -42,7 +42,7 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
         let mut books = case.books();
         books.enter(Entry::Free { client: of, handle: object });
         if !is_memory {
-            books.unlearn_freed(client);
+            books.forget_freed_devices(client);
         }
         drop(books);
         case.parts.slices.forget_freed(client, handle);

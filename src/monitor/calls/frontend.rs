@@ -97,7 +97,7 @@ pub(crate) fn resource_manager(
         Verdict::Continue(passed) => {
             case.still_waits()?;
             if let (Passed::Client, Call::Alloc(alloc)) = (passed, &decoded.call) {
-                case.books().devices.unlearn_all(alloc.object.handle);
+                case.books().devices.forget_client(alloc.object.handle);
             }
             if let Call::Alloc(alloc) = &decoded.call {
                 enter_passing_channel(case, alloc)?;

@@ -78,7 +78,7 @@ fn ask_for_gpu_of(case: &Case<'_>, lane: &OnLane<'_>, client: u32, handle: u32) 
     let asked = ask_for_gpu(case, lane, client, handle)?;
     let gpu = case.parts.state.gpu_of(&asked.uuid)?;
     let mut books = case.books();
-    books.devices.learn(client, handle, gpu);
+    books.devices.set_gpu(client, handle, gpu);
     if asked.is_device && !books.ledger.contains(Client(client), Handle(handle)) {
         books.note(client, client, handle);
     }

@@ -26,7 +26,7 @@ pub(crate) fn make(case: &mut Case<'_>, making: ToMake) -> Result<Option<u32>, O
     let ToMake { object, part } = making;
     let place = part.unwrap_or(case.head());
     let chosen = object.handle != 0;
-    let was_there = case.again && case.slot.making().was_there;
+    let was_there = case.again && case.slot.call_object().was_there;
     let mut handle = if chosen { object.handle } else { next_handle(case) };
     let known = |case: &Case<'_>, handle| {
         let books = case.books();
@@ -37,7 +37,7 @@ pub(crate) fn make(case: &mut Case<'_>, making: ToMake) -> Result<Option<u32>, O
         case.scratch.patch(place, Meaning::Handle, handle.into());
         case.patch(Meaning::Status, NV_OK.into());
         let there = was_there || known(case, handle);
-        case.slot.set_executing(call_id::Making::one(object.client, handle, there));
+        case.slot.set_executing(call_id::CallObject::one(object.client, handle, there));
         case.call()?;
         match case.status() {
             NV_OK => break,
@@ -56,7 +56,7 @@ pub(crate) fn make(case: &mut Case<'_>, making: ToMake) -> Result<Option<u32>, O
 
 /// The handle of what a worker before may have made for this call, where that is made again.
 fn made_before(case: &Case<'_>, object: Object) -> Option<u32> {
-    let before = case.slot.making();
+    let before = case.slot.call_object();
     let handle = if object.handle == 0 { before.handle } else { object.handle };
     (case.again && !before.was_there && handle != 0).then_some(handle)
 }

@@ -6,7 +6,7 @@ use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::handles::{next_handles, unmake};
 use crate::monitor::calls::make_control::make_control;
 use crate::monitor::driver::export_files::Denied;
-use crate::monitor::journal::call_id::{Making, nth_handle};
+use crate::monitor::journal::call_id::{CallObject, nth_handle};
 use crate::monitor::node::device::Device;
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::lane::OnLane;
@@ -71,7 +71,7 @@ pub(crate) fn import(
         return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
     }
     let unchosen = wanted.iter().filter(|(_, object, _)| *object == 0).count();
-    let before = case.slot.making();
+    let before = case.slot.call_object();
     let first = match case.again && before.handle != 0 {
         true => before.handle,
         false => next_handles(case, u32::try_from(unchosen).unwrap_or(u32::MAX)),
@@ -97,7 +97,12 @@ pub(crate) fn import(
     let theirs = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
     let was_there = if case.again { before.was_there } else { known };
     let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
-    case.slot.set_executing(Making { client, handle: theirs.unwrap_or(first), more, was_there });
+    case.slot.set_executing(CallObject {
+        client,
+        handle: theirs.unwrap_or(first),
+        more,
+        was_there,
+    });
     let shown = shown_below(case, lane, client, parent, gpu);
     let done = make_control(case, params);
     let done_well = matches!(done, Ok(true));
@@ -118,7 +123,7 @@ pub(crate) fn import(
             let (client, parent) = (Client(client), Handle(parent));
             let handle = Handle(*object);
             let hold = hold(place);
-            books.enter(Entry::Adopt { hold, client, parent, handle, shown });
+            books.enter(Entry::Import { hold, client, parent, handle, shown });
             made.push(Object { client: client.0, parent: parent.0, handle: handle.0 });
         }
     } else {

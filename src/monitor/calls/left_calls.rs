@@ -17,7 +17,7 @@ const LAST_LOOK: Duration = Duration::from_millis(100);
 /// Whether the slot's call is still in the driver, made by a thread of a worker before: that
 /// was killed, and comes back to none of its own code, but the driver may do what it asked.
 pub(crate) fn is_haunted(slot: Slot<'_>) -> bool {
-    slot.occupant().is_some_and(ProcessId::alive)
+    slot.worker_thread().is_some_and(ProcessId::alive)
 }
 
 /// Whether a slot's call of a worker before is still to be made, or in the driver.
@@ -34,7 +34,7 @@ pub(crate) fn move_in(slot: Slot<'_>) {
         pause = LAST_LOOK.min(pause * 2);
     }
     if let Some(thread) = ProcessId::of(recv_wait::this_thread().as_raw()) {
-        slot.occupy(thread);
+        slot.set_worker_thread(thread);
     }
 }
 
@@ -43,7 +43,7 @@ mod tests {
     use nix::libc::seccomp_notif;
 
     use super::*;
-    use crate::monitor::journal::call_id::Making;
+    use crate::monitor::journal::call_id::CallObject;
     use crate::monitor::journal::map::JournalMap;
     use crate::monitor::journal::map::tests::journal;
 
@@ -55,17 +55,17 @@ mod tests {
         // A slot without a call has the id 0.
         slot.receive_of_model(1, seccomp_notif { id: 9, ..slot.notice() });
         assert!(is_left(slot), "it was received");
-        slot.set_executing(Making::one(1, 2, false));
+        slot.set_executing(CallObject::one(1, 2, false));
         assert!(is_left(slot), "the driver was asked");
         slot.set_decided((0, 0));
         assert!(!is_left(slot), "it is to be sent alone");
         // This thread lives, as one does that hangs in the driver.
         let thread = ProcessId::of(recv_wait::this_thread().as_raw()).unwrap();
-        slot.occupy(thread);
+        slot.set_worker_thread(thread);
         assert!(is_left(slot) && is_haunted(slot));
-        slot.occupy(ProcessId { start_ticks: thread.start_ticks + 1, ..thread });
+        slot.set_worker_thread(ProcessId { start_ticks: thread.start_ticks + 1, ..thread });
         assert!(!is_haunted(slot), "another thread has its number");
         move_in(slot);
-        assert_eq!(slot.occupant(), Some(thread));
+        assert_eq!(slot.worker_thread(), Some(thread));
     }
 }

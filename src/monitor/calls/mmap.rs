@@ -98,7 +98,7 @@ fn map_uvm(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Res
         }
     }
     let space = Space::Managed(process);
-    let enough = reservations.len() == gpus && books.announce(space, base, bytes);
+    let enough = reservations.len() == gpus && books.add_range(space, base, bytes);
     reservations.into_iter().for_each(|reservation| books.ledger.cancel(reservation));
     if !enough {
         drop(books);

@@ -59,7 +59,7 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
         Some(outcome) => outcome.is_ok,
         None => was_done || reply == Reply::Done && is_ok(case),
     };
-    let object = case.slot.making();
+    let object = case.slot.call_object();
     let interruptible = case.parts.state.settings.interruptible;
     // An earlier call of the thread may have written there since.
     if !interruptible {

@@ -241,7 +241,7 @@ impl CallService {
         self.finish_call(slot, lane, scratch);
         self.parts.callers.thread_order.leave(slot.number());
         if was_on_lane {
-            self.parts.state.books().cancel_left_reserved();
+            self.parts.state.books().cancel_former_reservation();
         }
     }
 

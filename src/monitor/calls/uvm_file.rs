@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use crate::gate::settings::NodeKind;
 use crate::monitor::calls::case::retry::take_lane;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::journal::call_id::Making;
+use crate::monitor::journal::call_id::CallObject;
 use crate::monitor::log::limit::Topic;
 use crate::monitor::node::device::Device;
 use crate::monitor::state::lane::OnLane;
@@ -51,7 +51,7 @@ pub(crate) fn refuse_orphaned(case: &mut Case<'_>) -> Over {
 /// The driver is asked from here on, for nothing that has a handle.
 pub(crate) fn on_lane_for_uvm<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
     let lane = take_lane(case)?;
-    case.slot.set_executing(Making::one(0, 0, true));
+    case.slot.set_executing(CallObject::one(0, 0, true));
     Ok(lane)
 }
 

@@ -52,7 +52,7 @@ pub(crate) fn make_range(
             case.patch(Meaning::Status, NV_OK.into());
         }
         if case.status() == NV_OK {
-            case.books().announce(space, range.base, range.length);
+            case.books().add_range(space, range.base, range.length);
         }
         Ok(done)
     })
@@ -66,7 +66,7 @@ pub(crate) fn withdraw_gone(case: &Case<'_>, file: u32) {
         if Ranges::of(&case.parts.state.release, device).is_whole(Range { base, length })
             == Some(false)
         {
-            case.books().withdraw(Space::File(file), base);
+            case.books().remove_range(Space::File(file), base);
         }
     }
 }
@@ -132,7 +132,7 @@ pub(crate) fn free_range(
             // Of one that the worker before had freed, whatever its length was said to be,
             // what is still there stays.
             enter_freed(case, file, base, length.filter(|_| !is_freed.get()));
-            case.books().withdraw(Space::File(file), base);
+            case.books().remove_range(Space::File(file), base);
         },
     )
 }

@@ -1,10 +1,10 @@
-//! Stakes, as the driver has them: [`crate::ledger::Before`] tells what they are for.
+//! Stakes, as the driver has them: [`crate::ledger::StakePlace`] tells what they are for.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::ledger::{Before, ChargeId, Client, Entry, Handle, Hold, Shown};
+use crate::ledger::{ChargeId, Client, Entry, Handle, Hold, Shown, StakePlace};
 use crate::monitor::caller::audit_wait::AuditWait;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known};
@@ -16,10 +16,10 @@ use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::lane::{Lane, OnLane};
 
 /// Enters a stake that stands there. `false` where another stands there, nothing needs one, or there are too many.
-fn enter_stake(books: &mut Books, before: Before, own: u64) -> bool {
+fn enter_stake(books: &mut Books, before: StakePlace, own: u64) -> bool {
     let may = books.ledger.may_stake(before);
     if may {
-        books.enter(Entry::Stake { before, own });
+        books.enter(Entry::Stake { before, number: own });
     }
     may
 }
@@ -57,7 +57,7 @@ impl Stakes {
         charge: ChargeId,
         fresh: u32,
     ) -> Option<u32> {
-        let before = Before::Mappings { charge };
+        let before = StakePlace::Mappings { charge };
         let mut books = self.state.books();
         if enter_stake(&mut books, before, known(own, fresh)) {
             return Some(fresh);
@@ -79,7 +79,7 @@ impl Stakes {
         let Some(own) = self.driver.kept_client() else { return false };
         let theirs = Rm { release: &self.state.release, device };
         let Ok(fresh) = own.borrow(&theirs, object, Some(gpu)) else { return false };
-        let before = Before::Export { hold };
+        let before = StakePlace::Export { hold };
         let staked = enter_stake(&mut self.state.books(), before, known(&own, fresh));
         if !staked {
             own.give_back(fresh);
@@ -109,7 +109,7 @@ impl Stakes {
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
         let own = self.driver.kept_client()?;
-        let stake = self.state.books().ledger.stake_at(Before::Export { hold })?;
+        let stake = self.state.books().ledger.stake_at(StakePlace::Export { hold })?;
         own.again(gpu, handle_of(&own, stake)?)
     }
 
@@ -117,7 +117,7 @@ impl Stakes {
     pub(crate) fn stake_name(&self, (client, handle): (u32, u32), fresh: Option<u32>) {
         let (Some(fresh), Some(own)) = (fresh, self.driver.at_hand()) else { return };
         let (client, handle) = (Client(client), Handle(handle));
-        let before = Before::Name { client, handle };
+        let before = StakePlace::Name { client, handle };
         let staked = enter_stake(&mut self.state.books(), before, known(&own, fresh));
         if !staked {
             own.give_back(fresh);
@@ -137,7 +137,7 @@ impl Stakes {
             // Else it keeps what it kept, and counts. The next one who looks tries again.
             if ours.is_none_or(|(own, handle)| own.give_back(handle)) {
                 has_freed = true;
-                self.state.books().enter(Entry::Unstake { own: stake });
+                self.state.books().enter(Entry::Unstake { number: stake });
             }
         }
         if has_freed {
@@ -149,7 +149,7 @@ impl Stakes {
     /// The same, for who isn't on the lane, where it's free.
     pub(crate) fn free_stakes_soon(&self) {
         if !self.state.books().ledger.loose_stakes().is_empty()
-            && let Some(lane) = self.lane.enter_soon()
+            && let Some(lane) = self.lane.enter_for_monitor()
         {
             self.free_stakes(&lane);
         }

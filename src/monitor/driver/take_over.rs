@@ -10,14 +10,14 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::ledger::{Before, Entry};
+use crate::ledger::{Entry, StakePlace};
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known, of_client};
 use crate::monitor::driver::stakes::Stakes;
 use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::node::device::Device;
 
 /// A stake in the books: what it stands before, the GPU of its memory, and its number.
-type Stake = (Before, usize, u64);
+type Stake = (StakePlace, usize, u64);
 
 /// The client of the monitor that a stake is of.
 fn client_of((_, _, own): &Stake) -> u32 {
@@ -50,13 +50,13 @@ impl Stakes {
             for stake in stakes {
                 if let Some((own, successor)) = self.successor(&former, stake) {
                     let own = known(&own, successor);
-                    self.state.books().enter(Entry::Stake { before: stake.0, own });
+                    self.state.books().enter(Entry::Stake { before: stake.0, number: own });
                 }
             }
             former.end();
         }
         let (first, last) = of_client(client);
-        self.state.books().enter(Entry::LoseStakes { first, last });
+        self.state.books().enter(Entry::RemoveStakes { first, last });
         for place in files.into_keys() {
             // Where the keeper can't be told, it is told that the worker is gone in a moment.
             let _ = self.keeper.tell(KeptFile::Client { client, place }.let_go());
@@ -70,7 +70,7 @@ impl Stakes {
         (before, gpu, own): &Stake,
     ) -> Option<(Arc<MonitorClient>, u32)> {
         let handle = handle_of(former, *own)?;
-        if matches!(before, Before::Nothing { .. }) {
+        if matches!(before, StakePlace::Loose { .. }) {
             return None;
         }
         let own = self.driver.kept_client()?;

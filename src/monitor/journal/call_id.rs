@@ -38,7 +38,7 @@ pub(crate) type Words = (u64, u64);
 
 /// What a call is to make, or to free.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Making {
+pub(crate) struct CallObject {
     pub(crate) client: u32,
     /// 0 where that is nothing.
     pub(crate) handle: u32,
@@ -48,10 +48,10 @@ pub(crate) struct Making {
     pub(crate) was_there: bool,
 }
 
-impl Making {
+impl CallObject {
     /// That alone.
     pub(crate) fn one(client: u32, handle: u32, was_there: bool) -> Self {
-        Making { client, handle, more: 0, was_there }
+        CallObject { client, handle, more: 0, was_there }
     }
 
     /// All their handles.
@@ -67,7 +67,7 @@ pub(crate) struct Trace {
     pub(crate) thread: ProcessId,
     pub(crate) process: Process,
     pub(crate) words: Words,
-    pub(crate) object: Making,
+    pub(crate) object: CallObject,
 }
 
 impl Trace {
@@ -92,7 +92,7 @@ pub(crate) mod tests {
             thread: ProcessId { pid: tid, start_ticks: 5 },
             process: Process(77),
             words: (0x0000_0007_c020_462b, 2),
-            object: Making::one(5, 6, false),
+            object: CallObject::one(5, 6, false),
         }
     }
 
@@ -109,16 +109,16 @@ pub(crate) mod tests {
     #[test]
     fn what_was_there_is_not_undone() {
         assert!(trace(1).may_have_made());
-        for object in [Making::one(5, 6, true), Making::one(5, 0, false)] {
+        for object in [CallObject::one(5, 6, true), CallObject::one(5, 0, false)] {
             assert!(!Trace { object, ..trace(1) }.may_have_made());
         }
     }
 
     #[test]
     fn handles_follow_the_first() {
-        assert_eq!(Making::one(1, 77, false).handles().collect::<Vec<_>>(), [77]);
+        assert_eq!(CallObject::one(1, 77, false).handles().collect::<Vec<_>>(), [77]);
         let first = nth_handle(u32::MAX, 0);
-        let several = Making { more: 2, ..Making::one(1, first, false) };
+        let several = CallObject { more: 2, ..CallObject::one(1, first, false) };
         let wanted = [first, nth_handle(first, 1), nth_handle(first, 2)];
         assert_eq!(several.handles().collect::<Vec<_>>(), wanted);
         assert_eq!(wanted[1], nth_handle(0, 0), "they begin anew");

@@ -26,10 +26,10 @@ pub const HEAD_BYTES: usize = 4096;
 
 /// Where in the head the shelf begins, which has traces of calls whose reply nobody took; how many
 /// it has room for, and bytes of each.
-pub const SHELF_OFFSET: usize = 1024;
-/// See [`SHELF_OFFSET`].
-pub const SHELF_PLACES: usize = 48;
-/// See [`SHELF_OFFSET`].
+pub const TRACES_OFFSET: usize = 1024;
+/// See [`TRACES_OFFSET`].
+pub const TRACE_PLACES: usize = 48;
+/// See [`TRACES_OFFSET`].
 pub const TRACE_BYTES: usize = 48;
 
 /// Bytes for a slot.
@@ -60,7 +60,7 @@ pub enum Record {
     /// A change of the ledger.
     Ledger(Entry),
     /// A range of addresses in a space.
-    Announce {
+    AddRange {
         /// The space, by [`Space::number`](crate::monitor::state::space::Space).
         space: u64,
         /// The first address.
@@ -75,8 +75,8 @@ pub enum Record {
         /// `st_ino`.
         inode: u64,
     },
-    /// A range that [`Announce`](Self::Announce) told of is gone.
-    Withdraw {
+    /// A range that [`AddRange`](Self::AddRange) told of is gone.
+    RemoveRange {
         /// The space.
         space: u64,
         /// The first address.
@@ -212,12 +212,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ledger::{Before, Client, Handle, Hold, Shown};
+    use crate::ledger::{Client, Handle, Hold, Shown, StakePlace};
 
     #[test]
     fn the_parts_lie_one_after_the_other_and_fit() {
         const { assert!(LOG_OFFSET.is_multiple_of(4096)) };
-        const { assert!(SHELF_OFFSET + SHELF_PLACES * TRACE_BYTES <= HEAD_BYTES) };
+        const { assert!(TRACES_OFFSET + TRACE_PLACES * TRACE_BYTES <= HEAD_BYTES) };
         const { assert!(LOG_OFFSET + 2 * HALF_BYTES <= JOURNAL_BYTES) };
         assert!(is_due(LEAST_BYTES + 1, 0));
         assert!(!is_due(LEAST_BYTES + 1, LEAST_BYTES));
@@ -241,8 +241,8 @@ mod tests {
         let reach = Reach { process: Process(long), descriptor: i32::MIN, engine: u32::MAX };
         let entries = [
             Entry::Commit { gpu: 0, bytes: 0, client: Client(0), parent: Handle(0), handle },
-            Entry::Adopt { hold, client, parent, handle, shown: Shown::On(u16::MAX) },
-            Entry::Stake { before: Before::Export { hold }, own: long },
+            Entry::Import { hold, client, parent, handle, shown: Shown::On(u16::MAX) },
+            Entry::Stake { before: StakePlace::Export { hold }, number: long },
         ];
         let [commit, adopt, stake] = entries.map(Record::Ledger);
         let group = Record::Group {

@@ -19,15 +19,15 @@ use nix::libc::seccomp_notif;
 pub(crate) use log::Log;
 
 use crate::calls::{Calls, DURATIONS_US, Durations};
-use crate::monitor::journal::call_id::{Making, Words};
+use crate::monitor::journal::call_id::{CallObject, Words};
 use crate::monitor::journal::layout::{
-    FORMAT, HEAD_BYTES, JOURNAL_BYTES, SHELF_OFFSET, SLOT_BYTES, SLOTS, Stage,
+    FORMAT, HEAD_BYTES, JOURNAL_BYTES, SLOT_BYTES, SLOTS, Stage, TRACES_OFFSET,
 };
 use crate::process::ProcessId;
 
 const ACTIVE: usize = 0;
 const HANDLES: usize = 8;
-const HOLDS: usize = 16;
+const EXPORTS: usize = 16;
 const FILES: usize = 24;
 const LEFT_OUT: usize = 32;
 const WORKERS: usize = 48;
@@ -38,7 +38,7 @@ const DURATIONS: usize = 256;
 const SUM_OF_DURATIONS: usize = DURATIONS + 8 * (DURATIONS_US.len() + 1);
 
 /// Which layout the journal has: [`FORMAT`]. Its place is the same in each.
-const FORMAT_AT: usize = SHELF_OFFSET - 8;
+const FORMAT_AT: usize = TRACES_OFFSET - 8;
 
 const _: () = assert!(SUM_OF_DURATIONS + 8 <= FORMAT_AT);
 
@@ -51,16 +51,16 @@ const HANDLE: usize = 144;
 const ERROR: usize = 148;
 /// Bytes that are set aside: zero where none are.
 const RESERVED: usize = 160;
-const GPU: usize = 168;
-const CLIENT: usize = 172;
+const RESERVED_GPU: usize = 168;
+const RESERVED_CLIENT: usize = 172;
 /// When the caller's thread began: zero where nobody knows whose call it is.
-const STARTED: usize = 176;
+const CALLER_STARTED: usize = 176;
 /// Of the handle.
-const OF: usize = 184;
+const OBJECT_CLIENT: usize = 184;
 /// How many handles follow that one.
 const MORE: usize = 188;
-const OCCUPANT: usize = 192;
-const OCCUPIED: usize = 200;
+const WORKER_TID: usize = 192;
+const WORKER_STARTED: usize = 200;
 /// Of the reply.
 const REPLY_FLAGS: usize = 208;
 
@@ -168,8 +168,8 @@ impl JournalMap {
     }
 
     /// A number never given before by this or an earlier worker.
-    pub(crate) fn next_hold(&self) -> u64 {
-        self.long(HOLDS).fetch_add(1, Ordering::Relaxed)
+    pub(crate) fn next_export(&self) -> u64 {
+        self.long(EXPORTS).fetch_add(1, Ordering::Relaxed)
     }
 
     /// The first of so many numbers for handles, one after the other.
@@ -187,7 +187,7 @@ impl JournalMap {
     }
 
     /// A call took so long.
-    pub(crate) fn took(&self, time: Duration) {
+    pub(crate) fn add_duration(&self, time: Duration) {
         let place = DURATIONS + 8 * Durations::place(time);
         self.long(place).fetch_add(1, Ordering::Relaxed);
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -259,8 +259,8 @@ impl<'a> Slot<'a> {
         // SAFETY: the place lies in the mapping, and this thread alone uses its slot.
         unsafe { address.write_bytes(0, NOTICE_BYTES) };
         self.memory.long(self.offset + LISTENER).store(listener, Ordering::Relaxed);
-        self.memory.long(self.offset + STARTED).store(0, Ordering::Relaxed);
-        for word in [OF, HANDLE, MORE, WAS_THERE] {
+        self.memory.long(self.offset + CALLER_STARTED).store(0, Ordering::Relaxed);
+        for word in [OBJECT_CLIENT, HANDLE, MORE, WAS_THERE] {
             self.memory.word(self.offset + word).store(0, Ordering::Relaxed);
         }
         self.set_aside(None);
@@ -276,12 +276,12 @@ impl<'a> Slot<'a> {
 
     /// Notes whose call it is.
     pub(crate) fn set_thread(self, thread: ProcessId) {
-        self.memory.long(self.offset + STARTED).store(thread.start_ticks, Ordering::Relaxed);
+        self.memory.long(self.offset + CALLER_STARTED).store(thread.start_ticks, Ordering::Relaxed);
     }
 
     /// Whose call it is, where that is known.
     pub(crate) fn thread(self) -> Option<ProcessId> {
-        let start_ticks = self.memory.long(self.offset + STARTED).load(Ordering::Relaxed);
+        let start_ticks = self.memory.long(self.offset + CALLER_STARTED).load(Ordering::Relaxed);
         let pid = self.notice().pid.cast_signed();
         (start_ticks != 0).then_some(ProcessId { pid, start_ticks })
     }
@@ -325,8 +325,8 @@ impl<'a> Slot<'a> {
         // The bytes say whether the rest counts: they come last, and go alone.
         if let Some(SetAside { gpu, client, .. }) = memory {
             let gpu = u32::try_from(gpu).unwrap_or(u32::MAX);
-            self.memory.word(self.offset + GPU).store(gpu, Ordering::Relaxed);
-            self.memory.word(self.offset + CLIENT).store(client, Ordering::Relaxed);
+            self.memory.word(self.offset + RESERVED_GPU).store(gpu, Ordering::Relaxed);
+            self.memory.word(self.offset + RESERVED_CLIENT).store(client, Ordering::Relaxed);
         }
         let bytes = memory.map_or(0, |memory| memory.bytes);
         self.memory.long(self.offset + RESERVED).store(bytes, Ordering::Release);
@@ -335,25 +335,25 @@ impl<'a> Slot<'a> {
     /// What a call of the worker before had set aside.
     pub(crate) fn was_set_aside(self) -> Option<SetAside> {
         let bytes = self.memory.long(self.offset + RESERVED).load(Ordering::Acquire);
-        let gpu = self.memory.word(self.offset + GPU).load(Ordering::Relaxed);
-        let client = self.memory.word(self.offset + CLIENT).load(Ordering::Relaxed);
+        let gpu = self.memory.word(self.offset + RESERVED_GPU).load(Ordering::Relaxed);
+        let client = self.memory.word(self.offset + RESERVED_CLIENT).load(Ordering::Relaxed);
         let gpu = usize::try_from(gpu).ok()?;
         (bytes != 0).then_some(SetAside { gpu, bytes, client })
     }
 
     /// A thread has it from now on.
-    pub(crate) fn occupy(self, thread: ProcessId) {
+    pub(crate) fn set_worker_thread(self, thread: ProcessId) {
         // The number says whether the rest counts: it goes first and comes last.
         let tid = thread.pid.cast_unsigned();
-        self.memory.word(self.offset + OCCUPANT).store(0, Ordering::Release);
-        self.memory.long(self.offset + OCCUPIED).store(thread.start_ticks, Ordering::Release);
-        self.memory.word(self.offset + OCCUPANT).store(tid, Ordering::Release);
+        self.memory.word(self.offset + WORKER_TID).store(0, Ordering::Release);
+        self.memory.long(self.offset + WORKER_STARTED).store(thread.start_ticks, Ordering::Release);
+        self.memory.word(self.offset + WORKER_TID).store(tid, Ordering::Release);
     }
 
     /// The thread that had it last, of this worker or one before.
-    pub(crate) fn occupant(self) -> Option<ProcessId> {
-        let tid = self.memory.word(self.offset + OCCUPANT).load(Ordering::Acquire).cast_signed();
-        let start_ticks = self.memory.long(self.offset + OCCUPIED).load(Ordering::Acquire);
+    pub(crate) fn worker_thread(self) -> Option<ProcessId> {
+        let tid = self.memory.word(self.offset + WORKER_TID).load(Ordering::Acquire).cast_signed();
+        let start_ticks = self.memory.long(self.offset + WORKER_STARTED).load(Ordering::Acquire);
         (tid != 0).then_some(ProcessId { pid: tid, start_ticks })
     }
 
@@ -363,9 +363,10 @@ impl<'a> Slot<'a> {
     }
 
     /// Notes that the driver is about to be asked, and for what.
-    pub(crate) fn set_executing(self, Making { client, handle, more, was_there }: Making) {
+    pub(crate) fn set_executing(self, CallObject { client, handle, more, was_there }: CallObject) {
         let was_there = u32::from(was_there);
-        let words = [(OF, client), (HANDLE, handle), (MORE, more), (WAS_THERE, was_there)];
+        let words =
+            [(OBJECT_CLIENT, client), (HANDLE, handle), (MORE, more), (WAS_THERE, was_there)];
         for (field, value) in words {
             self.memory.word(self.offset + field).store(value, Ordering::Relaxed);
         }
@@ -373,10 +374,10 @@ impl<'a> Slot<'a> {
     }
 
     /// What the driver was asked for.
-    pub(crate) fn making(self) -> Making {
-        let [client, handle, more, was_there] = [OF, HANDLE, MORE, WAS_THERE]
+    pub(crate) fn call_object(self) -> CallObject {
+        let [client, handle, more, was_there] = [OBJECT_CLIENT, HANDLE, MORE, WAS_THERE]
             .map(|field| self.memory.word(self.offset + field).load(Ordering::Relaxed));
-        Making { client, handle, more, was_there: was_there != 0 }
+        CallObject { client, handle, more, was_there: was_there != 0 }
     }
 
     /// Notes that all is done but to reply so.
@@ -430,14 +431,14 @@ pub(crate) mod tests {
     fn what_is_decided_leaves_what_the_driver_was_asked_for_as_it_was() {
         let memory = JournalMap::map(&journal()).unwrap();
         let slot = memory.slot(3);
-        let asked = Making { client: 5, handle: 6, more: 2, was_there: true };
+        let asked = CallObject { client: 5, handle: 6, more: 2, was_there: true };
         slot.set_executing(asked);
         slot.set_decided((-4, 0));
         assert_eq!(
-            (slot.making(), slot.decision(), slot.stage()),
+            (slot.call_object(), slot.decision(), slot.stage()),
             (asked, (-4, 0), Stage::Decided)
         );
         slot.clear(1);
-        assert_eq!((slot.making(), slot.stage()), (Making::default(), Stage::Received));
+        assert_eq!((slot.call_object(), slot.stage()), (CallObject::default(), Stage::Received));
     }
 }

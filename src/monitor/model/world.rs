@@ -131,7 +131,7 @@ impl World {
         move_in(slot);
         worker.calls.recover(slot, &mut Scratch::default());
         // The next thread that dies has it.
-        slot.occupy(ProcessId { pid: 0, start_ticks: 0 });
+        slot.set_worker_thread(ProcessId { pid: 0, start_ticks: 0 });
         self.hear();
     }
 

@@ -10,7 +10,7 @@ use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
     Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
 };
-use crate::monitor::journal::call_id::Making;
+use crate::monitor::journal::call_id::CallObject;
 use crate::monitor::journal::layout::{HALF_BYTES, RECORD_BYTES, Record, Stage};
 use crate::monitor::journal::map::{JournalMap, Log, SetAside, Slot};
 use crate::monitor::state::channels::{self, Channels};
@@ -27,7 +27,7 @@ pub(crate) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, stakes:
 /// Clients that are known by their users, and users of clients; of more, all is known but who uses
 /// them.
 const MOST_CLIENTS: usize = 16384;
-const MOST_SHARES: usize = 32768;
+const MOST_HOLDERS: usize = 32768;
 
 /// Processes.
 const MOST_PROCESSES: usize = 4096;
@@ -36,7 +36,7 @@ const MOST_PROCESSES: usize = 4096;
 const MOST_NODES: usize = 64;
 
 /// No client has this handle; who is seen with it was seen at all.
-pub(crate) const ANYBODY: Client = Client(0);
+pub(crate) const NO_CLIENT: Client = Client(0);
 
 /// The books.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub(crate) struct Books {
     pub(crate) devices: Devices,
     /// What the call has set aside that the worker before had on the lane: until it is made again, or
     /// undone, the driver may have given it, and no charge tells so.
-    left_reserved: Option<Reservation>,
+    former_reservation: Option<Reservation>,
     /// When the driver is to be asked, though nobody waits for it.
     pub(crate) due: Due,
 }
@@ -78,7 +78,7 @@ impl Books {
             groups: Groups::default(),
             channels: Channels::default(),
             devices: Devices::default(),
-            left_reserved: None,
+            former_reservation: None,
             due: Due::default(),
         };
         for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
@@ -88,14 +88,15 @@ impl Books {
         }
         records.into_iter().for_each(|record| books.replay(record));
         books.rewrite();
-        books.left_reserved = memory.lane().and_then(|slot| books.reserve_again(memory.slot(slot)));
+        books.former_reservation =
+            memory.lane().and_then(|slot| books.reserve_again(memory.slot(slot)));
         books
     }
 
     /// Sets aside what the call in a slot had, where it isn't entered already.
     fn reserve_again(&mut self, slot: Slot<'_>) -> Option<Reservation> {
         let SetAside { gpu, bytes, client } = slot.was_set_aside()?;
-        let Making { handle, was_there, .. } = slot.making();
+        let CallObject { handle, was_there, .. } = slot.call_object();
         let is_known = self.ledger.contains(Client(client), Handle(handle));
         let is_charged = slot.stage() == Stage::Executing && !was_there && is_known;
         let is_left = slot.notice().id != 0 && !is_charged;
@@ -103,8 +104,8 @@ impl Books {
     }
 
     /// The call of the worker before that was on the lane is made again, or is over.
-    pub(crate) fn cancel_left_reserved(&mut self) {
-        if let Some(reservation) = self.left_reserved.take() {
+    pub(crate) fn cancel_former_reservation(&mut self) {
+        if let Some(reservation) = self.former_reservation.take() {
             self.ledger.cancel(reservation);
         }
     }
@@ -113,10 +114,10 @@ impl Books {
         match record {
             Record::Ledger(entry) => {
                 match entry {
-                    Entry::Share { client: ANYBODY, process } => {
+                    Entry::AddHolder { client: NO_CLIENT, process } => {
                         self.processes.insert(process);
                     }
-                    Entry::Left { process } => {
+                    Entry::RemoveProcess { process } => {
                         self.processes.remove(&process);
                         self.channels.forget(process);
                     }
@@ -125,7 +126,7 @@ impl Books {
                 }
                 self.ledger.replay(entry);
             }
-            Record::Announce { .. } | Record::Withdraw { .. } => self.ranges.replay(record),
+            Record::AddRange { .. } | Record::RemoveRange { .. } => self.ranges.replay(record),
             Record::Node { device, inode } => {
                 self.nodes.insert((device, inode));
             }
@@ -167,7 +168,7 @@ impl Books {
 
     /// Nothing is mapped there any more.
     pub(crate) fn unmap(&mut self, tree: Tree, span: Span) {
-        if self.ledger.is_touched(tree, span) {
+        if self.ledger.has_pieces_in(tree, span) {
             self.enter(Entry::Unmap { tree, span });
         }
     }
@@ -180,18 +181,18 @@ impl Books {
         if self.processes.len() >= MOST_PROCESSES {
             return false;
         }
-        self.enter(Entry::Share { client: ANYBODY, process });
+        self.enter(Entry::AddHolder { client: NO_CLIENT, process });
         true
     }
 
     /// A process used a client.
     pub(crate) fn note_user(&mut self, client: u32, process: Process) {
         let client = Client(client);
-        if client == ANYBODY || self.ledger.holds_client(client, process) {
+        if client == NO_CLIENT || self.ledger.holds_client(client, process) {
             return;
         }
-        if self.ledger.clients() < MOST_CLIENTS && self.ledger.shares() < MOST_SHARES {
-            self.enter(Entry::Share { client, process });
+        if self.ledger.client_count() < MOST_CLIENTS && self.ledger.holder_count() < MOST_HOLDERS {
+            self.enter(Entry::AddHolder { client, process });
         }
     }
 
@@ -204,8 +205,8 @@ impl Books {
     }
 
     /// Forgets which GPUs devices of a client were of that are freed.
-    pub(crate) fn unlearn_freed(&mut self, client: u32) {
-        self.devices.unlearn_freed(&self.ledger, client);
+    pub(crate) fn forget_freed_devices(&mut self, client: u32) {
+        self.devices.forget_freed(&self.ledger, client);
     }
 
     /// A node of UVM's was seen. `false` where there are more than can be known.
@@ -249,7 +250,7 @@ impl Books {
             .ledger
             .entries()
             .filter_map(|entry| match entry {
-                Entry::Object { client, .. } | Entry::Share { client, .. } => Some(client),
+                Entry::Object { client, .. } | Entry::AddHolder { client, .. } => Some(client),
                 _ => None,
             })
             .collect();
@@ -282,18 +283,18 @@ impl Books {
     }
 
     /// Remembers a range. `false` where it can't be.
-    pub(crate) fn announce(&mut self, space: Space, base: u64, length: u64) -> bool {
+    pub(crate) fn add_range(&mut self, space: Space, base: u64, length: u64) -> bool {
         let room = self.ranges.has_room_for(space, base, length);
         if room {
-            self.write(Record::Announce { space: space.number(), base, length });
+            self.write(Record::AddRange { space: space.number(), base, length });
         }
         room
     }
 
     /// Forgets a range.
-    pub(crate) fn withdraw(&mut self, space: Space, base: u64) {
+    pub(crate) fn remove_range(&mut self, space: Space, base: u64) {
         if self.ranges.has(space, base) {
-            self.write(Record::Withdraw { space: space.number(), base });
+            self.write(Record::RemoveRange { space: space.number(), base });
         }
     }
 
@@ -301,7 +302,7 @@ impl Books {
     pub(crate) fn close_file(&mut self, file: u32) {
         self.enter(Entry::CloseFile { file });
         for (base, _) in self.ranges.of(Space::File(file)) {
-            self.withdraw(Space::File(file), base);
+            self.remove_range(Space::File(file), base);
         }
     }
 }
@@ -311,7 +312,7 @@ impl Books {
 /// nodes, and makers of files.
 const _: () = {
     let ledger = 2 * BOUNDS.objects + 3 * BOUNDS.holds + BOUNDS.stakes;
-    let users = MOST_SHARES + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * MOST_FILES;
+    let users = MOST_HOLDERS + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * MOST_FILES;
     let compute = groups::MOST + channels::MOST as usize;
     assert!((ledger + users + compute) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
 };
@@ -349,10 +350,10 @@ pub(crate) mod tests {
         for client in 1..=20 {
             (0..2000).for_each(|process| books.note_user(client, Process(process)));
         }
-        assert_eq!(books.ledger.shares(), MOST_SHARES);
+        assert_eq!(books.ledger.holder_count(), MOST_HOLDERS);
         books.enter(Entry::Limit { gpu: 0, limit_bytes: 7 });
         let (books, _) = open(&journal);
-        assert_eq!(books.ledger.shares(), MOST_SHARES);
+        assert_eq!(books.ledger.holder_count(), MOST_HOLDERS);
         assert_eq!(books.ledger.usage(0).unwrap().limit_bytes, 7);
     }
 
@@ -365,11 +366,11 @@ pub(crate) mod tests {
         // A notification begins with its id.
         journal.write_all_at(&1_u64.to_ne_bytes(), HEAD_BYTES as u64).unwrap();
         memory.slot(0).set_aside(Some(SetAside { gpu: 0, bytes: 5, client: 1 }));
-        memory.slot(0).set_executing(Making::one(1, 3, false));
+        memory.slot(0).set_executing(CallObject::one(1, 3, false));
 
         let (mut next, _) = open(&journal);
         assert_eq!(used(&next), 5);
-        next.cancel_left_reserved();
+        next.cancel_former_reservation();
         assert_eq!(used(&next), 0);
         let (client, handle) = (Client(1), Handle(3));
         books.enter(Entry::Commit { gpu: 0, bytes: 6, client, parent: Handle(1), handle });

@@ -122,7 +122,7 @@ impl ContainerState {
 
     /// One more call, of which that became, and which took so long.
     pub(crate) fn count(&self, became: Count, took: Duration) {
-        self.journal.took(took);
+        self.journal.add_duration(took);
         self.journal.count(became);
         self.figures.change();
     }
@@ -135,7 +135,7 @@ impl ContainerState {
 
     /// Whether the container has called nothing for a while.
     pub(crate) fn is_at_rest(&self, now: Instant) -> bool {
-        self.rest(now).has_come(now)
+        self.rest(now).is_at_rest(now)
     }
 
     /// How often the container is looked at.

@@ -18,7 +18,7 @@ impl Devices {
     }
 
     /// A device or subdevice is of that GPU.
-    pub(crate) fn learn(&mut self, client: u32, handle: u32, gpu: usize) {
+    pub(crate) fn set_gpu(&mut self, client: u32, handle: u32, gpu: usize) {
         if self.0.len() >= MOST_DEVICES {
             self.0.clear();
         }
@@ -26,18 +26,18 @@ impl Devices {
     }
 
     /// Nothing is known of what has that handle.
-    pub(crate) fn unlearn(&mut self, client: u32, handle: u32) {
+    pub(crate) fn forget(&mut self, client: u32, handle: u32) {
         self.0.remove(&(client, handle));
     }
 
     /// A client begins or is over: none of its devices is known.
-    pub(crate) fn unlearn_all(&mut self, client: u32) {
+    pub(crate) fn forget_client(&mut self, client: u32) {
         self.0.retain(|(of, _), _| *of != client);
     }
 
     /// Something of a client was freed, and the ledger knows it: devices that it doesn't have any
     /// more are to be asked for again.
-    pub(crate) fn unlearn_freed(&mut self, ledger: &Ledger, client: u32) {
+    pub(crate) fn forget_freed(&mut self, ledger: &Ledger, client: u32) {
         let stays = |handle| ledger.contains(Client(client), Handle(handle));
         self.0.retain(|(of, handle), _| *of != client || stays(*handle));
     }
@@ -57,21 +57,21 @@ mod tests {
     fn a_device_is_of_its_gpu_until_it_or_its_client_is_freed() {
         let mut devices = Devices::default();
         for (client, handle, gpu) in [(1, 10, 0), (1, 11, 1), (2, 10, 1)] {
-            devices.learn(client, handle, gpu);
+            devices.set_gpu(client, handle, gpu);
         }
         let all =
             |devices: &Devices| [(1, 10), (1, 11), (2, 10)].map(|(of, at)| devices.gpu(of, at));
         assert_eq!(all(&devices), [Some(0), Some(1), Some(1)]);
-        devices.learn(1, 10, 1);
-        devices.unlearn(2, 10);
+        devices.set_gpu(1, 10, 1);
+        devices.forget(2, 10);
         assert_eq!(all(&devices), [Some(1), Some(1), None]);
         // Of what was freed, what the ledger has still is there.
         let mut ledger = Ledger::new(&[1], Bounds { objects: 9, holds: 9, stakes: 9 });
         let (client, parent, handle) = (Client(1), Handle(1), Handle(11));
         ledger.replay(Entry::Note { client, parent, handle });
-        devices.unlearn_freed(&ledger, 1);
+        devices.forget_freed(&ledger, 1);
         assert_eq!(all(&devices), [None, Some(1), None]);
-        devices.unlearn_all(1);
+        devices.forget_client(1);
         assert_eq!(all(&devices), [None; 3]);
     }
 
@@ -79,9 +79,9 @@ mod tests {
     fn more_than_can_be_known_are_asked_for_again() {
         let mut devices = Devices::default();
         let most = u32::try_from(MOST_DEVICES).unwrap();
-        (0..most).for_each(|handle| devices.learn(1, handle, 0));
+        (0..most).for_each(|handle| devices.set_gpu(1, handle, 0));
         assert_eq!(devices.gpu(1, 0), Some(0));
-        devices.learn(2, 0, 1);
+        devices.set_gpu(2, 0, 1);
         assert_eq!((devices.gpu(1, 0), devices.gpu(2, 0)), (None, Some(1)));
     }
 }

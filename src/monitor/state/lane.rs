@@ -21,13 +21,13 @@ use crate::monitor::journal::map::{JournalMap, Slot};
 use crate::monitor::lock::Lock;
 
 /// How long who is no call waits for the one call that is before it.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MONITOR_WAIT: Duration = Duration::from_secs(1);
 
 /// How often a call that waits looks whether its caller does.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The number of the call that the worker before had on it.
-const FORMER: u64 = 0;
+const FORMER_CALL: u64 = 0;
 
 /// One after the other.
 #[derive(Debug)]
@@ -39,14 +39,14 @@ pub(crate) struct Lane {
 #[derive(Debug, Default)]
 struct LaneState {
     /// The number of who is on it.
-    on_it: Option<u64>,
+    current: Option<u64>,
     /// The slot whose call the worker before had on it, until that slot's thread takes it over.
     former: Option<usize>,
     /// In the order in which they came.
     waiting: VecDeque<Waiting>,
     next: u64,
     /// Who was on it when somebody waited in vain last.
-    hangs: Option<u64>,
+    hanging: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Drop for OnLane<'_> {
 
 impl OnLane<'_> {
     /// Does what takes its time while others may be on the lane: nothing is the same after it.
-    pub(crate) fn step_aside<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn leave_while<T>(&mut self, work: impl FnOnce() -> T) -> T {
         self.lane.leave(self.number);
         let done = work();
         self.number = self.lane.wait(self.slot);
@@ -87,8 +87,8 @@ impl Lane {
     pub(crate) fn open(memory: &'static JournalMap, is_left: impl Fn(Slot<'_>) -> bool) -> Self {
         let former = memory.lane().filter(|slot| is_left(memory.slot(*slot)));
         memory.set_lane(former);
-        let on_it = former.map(|_| FORMER);
-        let state = LaneState { on_it, former, next: FORMER + 1, ..LaneState::default() };
+        let current = former.map(|_| FORMER_CALL);
+        let state = LaneState { current, former, next: FORMER_CALL + 1, ..LaneState::default() };
         Lane { memory, state: Lock::new(state) }
     }
 
@@ -99,7 +99,7 @@ impl Lane {
     }
 
     /// The same, where nobody is on it.
-    pub(crate) fn enter_at_once(&self, slot: Slot<'_>) -> Option<OnLane<'_>> {
+    pub(crate) fn try_enter(&self, slot: Slot<'_>) -> Option<OnLane<'_>> {
         let slot = Some(slot.number());
         let number = self.wait_for(slot, Duration::ZERO, || false)?;
         Some(OnLane { lane: self, number, slot })
@@ -112,20 +112,20 @@ impl Lane {
         waits: impl Fn() -> bool,
     ) -> Option<OnLane<'_>> {
         let slot = Some(slot.number());
-        let number = self.wait_for(slot, LOOK, waits)?;
+        let number = self.wait_for(slot, CHECK_INTERVAL, waits)?;
         Some(OnLane { lane: self, number, slot })
     }
 
     /// The same for who is no call: before all calls that wait. `None` where a call hangs on it.
-    pub(crate) fn enter_soon(&self) -> Option<OnLane<'_>> {
-        let still_hangs = {
+    pub(crate) fn enter_for_monitor(&self) -> Option<OnLane<'_>> {
+        let still_hanging = {
             let state = self.state.lock();
-            state.on_it.is_some() && state.on_it == state.hangs
+            state.current.is_some() && state.current == state.hanging
         };
-        let patience = if still_hangs { Duration::ZERO } else { PATIENCE };
+        let patience = if still_hanging { Duration::ZERO } else { MONITOR_WAIT };
         let Some(number) = self.wait_for(None, patience, || false) else {
             let mut state = self.state.lock();
-            state.hangs = state.on_it;
+            state.hanging = state.current;
             return None;
         };
         Some(OnLane { lane: self, number, slot: None })
@@ -137,13 +137,13 @@ impl Lane {
         let mut state = self.state.lock();
         (state.former.is_some() && state.former == slot).then(|| {
             state.former = None;
-            OnLane { lane: self, number: FORMER, slot }
+            OnLane { lane: self, number: FORMER_CALL, slot }
         })
     }
 
     fn wait(&self, slot: Option<usize>) -> u64 {
         loop {
-            if let Some(number) = self.wait_for(slot, LOOK, || true) {
+            if let Some(number) = self.wait_for(slot, CHECK_INTERVAL, || true) {
                 return number;
             }
         }
@@ -159,8 +159,8 @@ impl Lane {
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
-        if state.on_it.is_none() {
-            state.on_it = Some(number);
+        if state.current.is_none() {
+            state.current = Some(number);
             self.memory.set_lane(slot);
             return Some(number);
         }
@@ -174,7 +174,7 @@ impl Lane {
         let mut since = Instant::now();
         loop {
             std::thread::park_timeout(look.saturating_sub(since.elapsed()));
-            if self.state.lock().on_it == Some(number) {
+            if self.state.lock().current == Some(number) {
                 return Some(number);
             }
             if since.elapsed() < look {
@@ -185,7 +185,7 @@ impl Lane {
                 continue;
             }
             let mut state = self.state.lock();
-            if state.on_it == Some(number) {
+            if state.current == Some(number) {
                 return Some(number);
             }
             state.waiting.retain(|waiting| waiting.number != number);
@@ -196,11 +196,11 @@ impl Lane {
     /// The next one is on it, if anybody waits.
     fn leave(&self, number: u64) {
         let mut state = self.state.lock();
-        if state.on_it != Some(number) {
+        if state.current != Some(number) {
             return;
         }
         let next = state.waiting.pop_front();
-        state.on_it = next.as_ref().map(|next| next.number);
+        state.current = next.as_ref().map(|next| next.number);
         self.memory.set_lane(next.as_ref().and_then(|next| next.slot));
         drop(state);
         if let Some(next) = next {
@@ -246,7 +246,7 @@ mod tests {
         while memory.lane().is_some() {
             std::thread::yield_now();
         }
-        assert!(lane.enter_soon().is_some());
+        assert!(lane.enter_for_monitor().is_some());
     }
 
     #[test]
@@ -259,7 +259,7 @@ mod tests {
             drop(lane.enter(memory.slot(1)));
             sender.send(()).unwrap();
         });
-        first.step_aside(|| receiver.recv().unwrap());
+        first.leave_while(|| receiver.recv().unwrap());
         assert_eq!(memory.lane(), Some(0));
         other.join().unwrap();
     }
@@ -268,8 +268,8 @@ mod tests {
     fn who_is_no_call_comes_before_all_calls_that_wait_and_whose_caller_is_gone_waits_no_more() {
         let memory = memory();
         let lane: &'static Lane = Box::leak(Box::new(Lane::open(memory, |_| true)));
-        let first = lane.enter_at_once(memory.slot(0)).unwrap();
-        assert!(lane.enter_at_once(memory.slot(1)).is_none());
+        let first = lane.try_enter(memory.slot(0)).unwrap();
+        assert!(lane.try_enter(memory.slot(1)).is_none());
         assert!(lane.enter_while(memory.slot(1), || false).is_none());
         let (sender, receiver) = channel();
         let waiting = |count| {
@@ -284,7 +284,7 @@ mod tests {
         });
         waiting(1);
         std::thread::spawn(move || {
-            let on_it = lane.enter_soon();
+            let on_it = lane.enter_for_monitor();
             sender.send((memory.lane(), on_it.is_some())).unwrap();
         });
         waiting(2);
@@ -298,14 +298,15 @@ mod tests {
         let memory = memory();
         let lane = Lane::open(memory, |_| true);
         let hanging = lane.enter(memory.slot(0));
-        let looked = |begun: Instant| (lane.enter_soon().is_none(), begun.elapsed() >= PATIENCE);
+        let looked =
+            |begun: Instant| (lane.enter_for_monitor().is_none(), begun.elapsed() >= MONITOR_WAIT);
         assert_eq!(looked(Instant::now()), (true, true));
         assert_eq!(looked(Instant::now()), (true, false));
         drop(hanging);
         let other = lane.enter(memory.slot(1));
         assert_eq!(looked(Instant::now()), (true, true));
         drop(other);
-        assert!(lane.enter_soon().is_some() && lane.state.lock().waiting.is_empty());
+        assert!(lane.enter_for_monitor().is_some() && lane.state.lock().waiting.is_empty());
     }
 
     #[test]
@@ -313,12 +314,15 @@ mod tests {
         let memory = memory();
         std::mem::forget(Lane::open(memory, |_| true).enter(memory.slot(SLOTS - 1)));
         let next = Lane::open(memory, |_| true);
-        assert!(next.enter_soon().is_none() && next.take_over(memory.slot(0)).is_none());
+        assert!(next.enter_for_monitor().is_none() && next.take_over(memory.slot(0)).is_none());
         let former = next.take_over(memory.slot(SLOTS - 1)).unwrap();
         assert!(next.take_over(memory.slot(SLOTS - 1)).is_none());
         drop(former);
-        assert!(next.enter_soon().is_some() && memory.lane().is_none());
+        assert!(next.enter_for_monitor().is_some() && memory.lane().is_none());
         std::mem::forget(next.enter(memory.slot(3)));
-        assert!(Lane::open(memory, |_| false).enter_soon().is_some(), "nothing is left of it");
+        assert!(
+            Lane::open(memory, |_| false).enter_for_monitor().is_some(),
+            "nothing is left of it"
+        );
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Initialization {
 
 /// Who made a file, and whether it's bound to one memory and has had a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Owned {
+struct MadeFile {
     maker: Maker,
     is_bound: bool,
 }
@@ -34,7 +34,7 @@ struct Owned {
 /// Those that are known.
 #[derive(Debug, Default)]
 pub(crate) struct Makers {
-    made: BTreeMap<u32, Owned>,
+    made: BTreeMap<u32, MadeFile>,
     underway: Option<Initialization>,
 }
 
@@ -77,7 +77,7 @@ impl Makers {
                 if let Some(Initialization { file, maker, .. }) =
                     self.underway.take().filter(|_| done)
                 {
-                    self.made.insert(file, Owned { maker, is_bound: false });
+                    self.made.insert(file, MadeFile { maker, is_bound: false });
                 }
             }
             Record::Bound { file } => {

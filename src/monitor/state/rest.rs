@@ -54,7 +54,7 @@ impl Rest {
     }
 
     /// Whether it rests.
-    pub(crate) fn has_come(&self, now: Instant) -> bool {
+    pub(crate) fn is_at_rest(&self, now: Instant) -> bool {
         self.length(now) >= AFTER
     }
 
@@ -83,13 +83,13 @@ mod tests {
     fn who_calls_does_not_rest_for_a_while() {
         let start = Instant::now();
         let mut rest = Rest::new(7, start);
-        assert!(!rest.has_come(start));
+        assert!(!rest.is_at_rest(start));
         rest.note(7, start + AFTER);
-        assert!(rest.has_come(start + AFTER));
+        assert!(rest.is_at_rest(start + AFTER));
         rest.note(8, start + AFTER);
-        assert!(!rest.has_come(start + AFTER));
-        assert!(!rest.has_come(start), "a clock that goes back");
-        assert!(rest.has_come(start + 2 * AFTER));
+        assert!(!rest.is_at_rest(start + AFTER));
+        assert!(!rest.is_at_rest(start), "a clock that goes back");
+        assert!(rest.is_at_rest(start + 2 * AFTER));
     }
 
     #[test]

@@ -13,29 +13,29 @@ pub(crate) type Mapped = (u64, u64);
 /// Ranges at most.
 pub(crate) const MOST_RANGES: usize = 16384;
 
-/// Ranges that were withdrawn while mappings are looked at; of more, the oldest are forgotten.
-const MOST_WITHDRAWN: usize = 4096;
+/// Ranges that were removed while mappings are looked at; of more, the oldest are forgotten.
+const MOST_REMOVED: usize = 4096;
 
-/// Ranges of spaces, and those that were withdrawn lately.
+/// Ranges of spaces, and those that were removed lately.
 #[derive(Debug, Default)]
 pub(crate) struct SpaceRanges {
     /// By [`Space`](crate::monitor::state::space::Space) and first address: bytes.
     all: BTreeMap<(u64, u64), u64>,
-    /// Ranges that were withdrawn lately, or announced anew: when, space, first address and bytes.
-    withdrawn: VecDeque<(Instant, u64, Mapped)>,
+    /// Ranges that were removed lately, or announced anew: when, space, first address and bytes.
+    removed: VecDeque<(Instant, u64, Mapped)>,
 }
 
 impl SpaceRanges {
     /// Takes note of what the journal says of ranges.
     pub(crate) fn replay(&mut self, record: Record) {
         match record {
-            Record::Announce { space, base, length } => {
+            Record::AddRange { space, base, length } => {
                 let before = self.all.insert((space, base), length);
-                self.withdrew(space, base, before);
+                self.note_removed(space, base, before);
             }
-            Record::Withdraw { space, base } => {
+            Record::RemoveRange { space, base } => {
                 let before = self.all.remove(&(space, base));
-                self.withdrew(space, base, before);
+                self.note_removed(space, base, before);
             }
             _ => {}
         }
@@ -43,7 +43,7 @@ impl SpaceRanges {
 
     /// The records that make them from nothing.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
-        self.all.iter().map(|((space, base), length)| Record::Announce {
+        self.all.iter().map(|((space, base), length)| Record::AddRange {
             space: *space,
             base: *base,
             length: *length,
@@ -69,18 +69,18 @@ impl SpaceRanges {
         (base - key.1 < *length).then_some((key.1, *length))
     }
 
-    fn withdrew(&mut self, space: u64, base: u64, length: Option<u64>) {
+    fn note_removed(&mut self, space: u64, base: u64, length: Option<u64>) {
         let Some(length) = length else { return };
-        while self.withdrawn.len() >= MOST_WITHDRAWN {
-            self.withdrawn.pop_front();
+        while self.removed.len() >= MOST_REMOVED {
+            self.removed.pop_front();
         }
-        self.withdrawn.push_back((Instant::now(), space, (base, base.saturating_add(length))));
+        self.removed.push_back((Instant::now(), space, (base, base.saturating_add(length))));
     }
 
-    /// Nobody asks any more for what was withdrawn before.
-    pub(crate) fn forget_withdrawn(&mut self, before: Instant) {
-        let first = self.withdrawn.partition_point(|(at, ..)| *at < before);
-        self.withdrawn.drain(..first);
+    /// Nobody asks any more for what was removed before.
+    pub(crate) fn forget_removed(&mut self, before: Instant) {
+        let first = self.removed.partition_point(|(at, ..)| *at < before);
+        self.removed.drain(..first);
     }
 
     /// Whether a mapping lies in a range, or in several that lie one after the other: the kernel lists
@@ -95,21 +95,21 @@ impl SpaceRanges {
     }
 
     /// Whether it does, or did at some time since then: a list of mappings is older than the books.
-    pub(crate) fn covered(&self, space: Space, mapped: Mapped, since: Instant) -> bool {
+    pub(crate) fn covered_since(&self, space: Space, mapped: Mapped, since: Instant) -> bool {
         reaches(mapped, |at| {
             let now = self.end_at(space, at);
-            now.or_else(|| self.withdrawn_end(at, since, |of| of == space.number()))
+            now.or_else(|| self.removed_end(at, since, |of| of == space.number()))
         })
     }
 
-    /// Whether it lay in one of whatever space, which was withdrawn since.
-    pub(crate) fn was_covered(&self, mapped: Mapped, since: Instant) -> bool {
-        reaches(mapped, |at| self.withdrawn_end(at, since, |_| true))
+    /// Whether it lay in one of whatever space, which was removed since.
+    pub(crate) fn covered_by_removed(&self, mapped: Mapped, since: Instant) -> bool {
+        reaches(mapped, |at| self.removed_end(at, since, |_| true))
     }
 
-    /// Where a range of such a space ended that had an address, and was withdrawn since then.
-    fn withdrawn_end(&self, at: u64, since: Instant, of: impl Fn(u64) -> bool) -> Option<u64> {
-        let late = self.withdrawn.iter().rev().take_while(|(when, ..)| *when >= since);
+    /// Where a range of such a space ended that had an address, and was removed since then.
+    fn removed_end(&self, at: u64, since: Instant, of: impl Fn(u64) -> bool) -> Option<u64> {
+        let late = self.removed.iter().rev().take_while(|(when, ..)| *when >= since);
         let had = late.filter(|(_, space, (from, to))| of(*space) && (*from..*to).contains(&at));
         had.map(|(.., (_, to))| *to).max()
     }
@@ -151,7 +151,7 @@ mod tests {
         let (mut books, _) = open(&journal());
         let space = Space::Managed(Process(1));
         for base in [0x1000, 0x2000, 0x5000] {
-            assert!(books.announce(space, base, 0x1000));
+            assert!(books.add_range(space, base, 0x1000));
         }
         assert!(
             books.ranges.covers(space, (0x1000, 0x3000))
@@ -161,13 +161,13 @@ mod tests {
             assert!(!books.ranges.covers(space, no));
         }
         let since = Instant::now();
-        books.withdraw(space, 0x2000);
+        books.remove_range(space, 0x2000);
         assert!(!books.ranges.covers(space, (0x1000, 0x3000)));
         // One was there still when the list began to be read.
-        assert!(books.ranges.covered(space, (0x1000, 0x3000), since));
-        assert!(!books.ranges.covered(space, (0x1000, 0x3000), Instant::now()));
-        assert!(!books.ranges.covered(Space::Managed(Process(2)), (0x2000, 0x3000), since));
-        assert!(books.ranges.was_covered((0x2000, 0x3000), since));
-        assert!(!books.ranges.was_covered((0x1000, 0x3000), since));
+        assert!(books.ranges.covered_since(space, (0x1000, 0x3000), since));
+        assert!(!books.ranges.covered_since(space, (0x1000, 0x3000), Instant::now()));
+        assert!(!books.ranges.covered_since(Space::Managed(Process(2)), (0x2000, 0x3000), since));
+        assert!(books.ranges.covered_by_removed((0x2000, 0x3000), since));
+        assert!(!books.ranges.covered_by_removed((0x1000, 0x3000), since));
     }
 }

@@ -181,7 +181,7 @@ impl Uvm {
 
     /// Has UVM end all that is mapped by a file, whoever has it open. `None` where a call hangs on the lane.
     pub(crate) fn unregister_all(&self, file: &UvmFile) -> Option<()> {
-        let _lane = self.lane.enter_soon()?;
+        let _lane = self.lane.enter_for_monitor()?;
         if file.is_let_go() {
             return Some(());
         }

@@ -14,7 +14,7 @@ use super::{Case, INTERRUPTED, Over};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::caller::unclaimed::{Match, Outcome, UnclaimedCall};
-use crate::monitor::journal::call_id::{Fingerprint, Making, Trace};
+use crate::monitor::journal::call_id::{CallObject, Fingerprint, Trace};
 use crate::monitor::journal::map::Count;
 use crate::monitor::state::lane::OnLane;
 
@@ -75,7 +75,7 @@ pub(crate) fn take_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
         Some(lane) => lane,
         // A call that the worker before had made is made again whether or not its caller waits: it has to be undone.
         None if case.again || case.retry.is_begun => case.parts.lane.enter(case.slot),
-        None => match case.parts.lane.enter_at_once(case.slot) {
+        None => match case.parts.lane.try_enter(case.slot) {
             Some(lane) => lane,
             None => {
                 let lane = case.parts.lane.enter_while(case.slot, || case.is_valid());
@@ -158,7 +158,7 @@ pub(crate) fn remember_answer(case: &Case<'_>) {
 }
 
 /// Keeps what was done for a caller that didn't take the reply. `object` is what the slot says.
-pub(crate) fn keep(case: &mut Case<'_>, (reply, is_ok): (Reply, bool), object: Making) {
+pub(crate) fn keep(case: &mut Case<'_>, (reply, is_ok): (Reply, bool), object: CallObject) {
     let (trace, outcome) = match case.retry.kept.take() {
         Some(UnclaimedCall { trace, outcome, .. }) => (trace, outcome),
         // A caller that stopped waiting before the driver was asked is answered when it asks again.

@@ -17,7 +17,7 @@ const BLOCK_BYTES: usize = 64 << 10;
 impl JournalMap {
     /// A block of the log was written, and isn't read before the next worker begins: it needs
     /// to be in nobody's memory but the keeper's.
-    fn leave(&self, offset: usize) {
+    fn drop_block(&self, offset: usize) {
         let address = self.address(offset, BLOCK_BYTES);
         // SAFETY: the block lies in the mapping (checked by `address`) and begins and ends at
         // pages. The mapping is shared with a file, which keeps what was written.
@@ -80,7 +80,7 @@ impl Log {
         self.used += bytes;
         self.memory.long(half).store(self.used as u64, Ordering::Release);
         if self.used / BLOCK_BYTES > before {
-            self.memory.leave(half + before * BLOCK_BYTES);
+            self.memory.drop_block(half + before * BLOCK_BYTES);
         }
     }
 
@@ -98,12 +98,12 @@ impl Log {
         records.for_each(|record| self.put(next, record));
         self.memory.word(ACTIVE).store(next, Ordering::Release);
         self.kept = self.used;
-        let _ = remove(self.memory, self.memory.half(active));
+        let _ = free_half(self.memory, self.memory.half(active));
     }
 }
 
 /// Gives the pages of a half back.
-fn remove(memory: &JournalMap, half: usize) -> io::Result<()> {
+fn free_half(memory: &JournalMap, half: usize) -> io::Result<()> {
     let address = memory.address(half, HALF_BYTES);
     // SAFETY: the half lies in the mapping, begins and ends at pages, and is not in use:
     // the head names the other one.

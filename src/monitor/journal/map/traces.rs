@@ -4,42 +4,42 @@ use std::sync::atomic::Ordering;
 
 use super::JournalMap;
 use crate::ledger::Process;
-use crate::monitor::journal::call_id::{Making, Trace};
-use crate::monitor::journal::layout::{SHELF_OFFSET, SHELF_PLACES, TRACE_BYTES};
+use crate::monitor::journal::call_id::{CallObject, Trace};
+use crate::monitor::journal::layout::{TRACE_BYTES, TRACE_PLACES, TRACES_OFFSET};
 use crate::process::ProcessId;
 
 /// A trace as it lies: six words of 64 bits. The first is 0 where there is no trace.
 type Longs = [u64; TRACE_BYTES / 8];
 
 impl JournalMap {
-    fn shelf(place: usize) -> usize {
-        assert!(place < SHELF_PLACES, "a place on the shelf");
-        SHELF_OFFSET + place * TRACE_BYTES
+    fn trace_offset(place: usize) -> usize {
+        assert!(place < TRACE_PLACES, "a place of a trace");
+        TRACES_OFFSET + place * TRACE_BYTES
     }
 
     /// Puts a trace on the shelf: its place, or `None` where the shelf is full. One thread at a time
     /// may do so.
     pub(crate) fn keep_trace(&self, trace: &Trace) -> Option<usize> {
-        let place = (0..SHELF_PLACES).find(|place| self.trace(*place).is_none())?;
+        let place = (0..TRACE_PLACES).find(|place| self.trace(*place).is_none())?;
         // The first word comes last: there is a whole trace, or none, whenever we end.
         for (at, long) in longs(trace).into_iter().enumerate().rev() {
-            self.long(Self::shelf(place) + 8 * at).store(long, Ordering::Release);
+            self.long(Self::trace_offset(place) + 8 * at).store(long, Ordering::Release);
         }
         Some(place)
     }
 
     /// Takes a trace off the shelf.
     pub(crate) fn forget_trace(&self, place: usize) {
-        self.long(Self::shelf(place)).store(0, Ordering::Release);
+        self.long(Self::trace_offset(place)).store(0, Ordering::Release);
     }
 
     /// All traces of the shelf, with their places.
     pub(crate) fn traces(&self) -> impl Iterator<Item = (usize, Trace)> {
-        (0..SHELF_PLACES).filter_map(|place| Some((place, self.trace(place)?)))
+        (0..TRACE_PLACES).filter_map(|place| Some((place, self.trace(place)?)))
     }
 
     fn trace(&self, place: usize) -> Option<Trace> {
-        let long = |at| self.long(Self::shelf(place) + 8 * at).load(Ordering::Acquire);
+        let long = |at| self.long(Self::trace_offset(place) + 8 * at).load(Ordering::Acquire);
         trace(std::array::from_fn(long))
     }
 }
@@ -56,7 +56,7 @@ fn split(long: u64) -> (u32, u32) {
 
 fn longs(trace: &Trace) -> Longs {
     let Trace { thread, process, words, object } = *trace;
-    let Making { client, handle, more, was_there } = object;
+    let CallObject { client, handle, more, was_there } = object;
     let first = join(thread.pid.cast_unsigned(), u32::from(was_there) | more << 1);
     [first, thread.start_ticks, process.0, words.0, words.1, join(client, handle)]
 }
@@ -67,6 +67,6 @@ fn trace([first, start_ticks, process, request, argument, last]: Longs) -> Optio
         thread: ProcessId { pid: tid.cast_signed(), start_ticks },
         process: Process(process),
         words: (request, argument),
-        object: Making { client, handle, more: how >> 1, was_there: how & 1 != 0 },
+        object: CallObject { client, handle, more: how >> 1, was_there: how & 1 != 0 },
     })
 }
