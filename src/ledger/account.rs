@@ -2,28 +2,28 @@
 
 use super::{LedgerError, Usage};
 
-/// What counts against one quota. All in bytes.
+/// The sums of one GPU that count against its quota. All of them but `epoch` are bytes.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     pub(super) limit: u64,
-    /// Charges that the ledger has.
+    /// The sum of all charges.
     pub(super) charged: u64,
-    /// Reservations on their way through the driver.
+    /// The sum of all reservations: their calls are in the driver.
     pub(super) pending: u64,
-    /// What the driver had and no charge, when it was asked last.
+    /// What the driver showed beyond all charges when it was asked last.
     pub(super) missed: u64,
-    /// Bytes that charges counted and the driver did not have when it was asked last: frees that nobody
-    /// told us of. Which charges they are isn't known. So the next charges that end use up this number
-    /// first, and what counts doesn't fall below what is used.
+    /// What the charges had beyond the driver's figure when the driver was asked last: memory that was freed without
+    /// the monitor's knowledge. The ledger doesn't know which charges had it. So the next charges that end reduce this
+    /// number first, and what counts doesn't fall below what is in use.
     pub(super) gone: u64,
-    /// What charges have that the driver shows in no process's figure: nothing but
-    /// mappings and exports keeps it.
+    /// What charges have that the driver shows in no process's figure, because only mappings and exports keep the
+    /// memory.
     pub(super) hidden: u64,
-    /// The most that the driver could have shown since [`Account::watch`].
+    /// The most that the driver could have shown in figures since [`Account::watch`].
     pub(super) peak: u64,
-    /// The most that was charged or on its way since then.
+    /// The most that was charged or reserved since [`Account::watch`], hidden or not.
     pub(super) most: u64,
-    /// How often the driver was asked. Charges made since then are true.
+    /// How often the driver was asked. `gone` has nothing of charges that were made since the last time.
     pub(super) epoch: u64,
 }
 
@@ -47,7 +47,7 @@ impl Account {
         Ok(())
     }
 
-    /// What was reserved before, whatever the limit is now.
+    /// Reserves what a call of the worker before had reserved, whatever the quota is now.
     pub(super) fn reserve_again(&mut self, bytes: u64) {
         self.pending = self.pending.saturating_add(bytes);
         self.update_peaks();
@@ -62,19 +62,18 @@ impl Account {
         self.update_peaks();
     }
 
-    /// The driver shows so many hidden bytes again, or their charge ends.
+    /// Counts `bytes` as hidden no more: a process's figure shows them again, or their charge ends.
     pub(super) fn show(&mut self, bytes: u64) {
         self.hidden = self.hidden.saturating_sub(bytes);
         self.update_peaks();
     }
 
-    /// The driver shows so many bytes of a charge no more.
+    /// Counts `bytes` of a charge as hidden: no process's figure shows them any more.
     pub(super) fn hide(&mut self, bytes: u64) {
         self.hidden = self.hidden.saturating_add(bytes);
     }
 
-    /// What the driver should show at most: what is charged and not hidden, and all that
-    /// is on its way.
+    /// The most that the driver's figures should show: what is charged and not hidden, and all that is reserved.
     fn visible(&self) -> u64 {
         self.charged.saturating_sub(self.hidden).saturating_add(self.pending)
     }
@@ -89,7 +88,7 @@ impl Account {
         self.most = self.charged.saturating_add(self.pending);
     }
 
-    /// A charge made in `epoch` ends.
+    /// Ends a charge that was made in `epoch`.
     pub(super) fn end(&mut self, bytes: u64, epoch: u64) {
         self.charged = self.charged.saturating_sub(bytes);
         if epoch < self.epoch {

@@ -1,9 +1,8 @@
-//! What changes a ledger, as data: [`Entry`], for a journal that outlives its owner.
+//! The changes of a ledger as data ([`Entry`]), for a journal that outlives the ledger's process.
 //!
-//! A ledger that replays all entries of another, in their order, is the same, but for
-//! what was pending: reservations belong to calls, and who replays knows which of those
-//! are left. [`Ledger::entries`] writes a ledger as the entries that make it from
-//! an empty one. Where entries are stored is not known here.
+//! A ledger that replays all entries of another one in their order is equal to that one, except for reservations: those
+//! belong to calls, and the worker that replays knows which calls are left. [`Ledger::entries`] writes a ledger as the
+//! entries that make the same ledger from an empty one. This file doesn't know where entries are stored.
 
 use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
@@ -13,12 +12,12 @@ use super::{
     StakePlace, Tree,
 };
 
-/// A change of a ledger. A new kind goes to the end, and no kind's fields change: a journal has them by
-/// their order.
+/// A change of a ledger. A new kind goes to the end, and no kind's fields change: the journal stores kinds and fields
+/// by their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 #[allow(missing_docs, reason = "fields are named as the arguments of the methods of `Ledger`")]
 pub enum Entry {
-    /// The driver gave memory, as `handle` below `parent`.
+    /// The driver gave memory as the object `handle` below `parent`.
     Commit { gpu: usize, bytes: u64, client: Client, parent: Handle, handle: Handle },
     /// [`Ledger::note`].
     Note { client: Client, parent: Handle, handle: Handle },
@@ -44,17 +43,18 @@ pub enum Entry {
     AddHolder { client: Client, process: Process },
     /// [`Ledger::remove_process`].
     RemoveProcess { process: Process },
-    /// The quota of a GPU is another. Where more is in use, nothing is given until enough was freed.
+    /// A GPU has another quota. Where more than the new quota is in use, the container gets nothing until it has freed
+    /// enough.
     Limit { gpu: usize, limit_bytes: u64 },
     /// [`Ledger::reconcile`].
     Reconcile { gpu: usize, driver_bytes: u64 },
-    /// The sums of a GPU as they are, but for charges.
+    /// The sums of a GPU that don't follow from the charges.
     Account { gpu: usize, missed: u64, gone: u64, epoch: u64 },
-    /// No charge had this name yet, nor a higher one: the next one gets it.
+    /// The next charge gets this id. No charge has had this id or a higher one.
     NextCharge { id: ChargeId },
-    /// A charge that nothing keeps alive yet.
+    /// A charge to which nothing refers yet.
     Charge { id: ChargeId, gpu: usize, bytes: u64, epoch: u64 },
-    /// An object, its charge, and where that shows.
+    /// An object, its charge, and which figure shows the object.
     Object {
         client: Client,
         parent: Handle,
@@ -62,7 +62,7 @@ pub enum Entry {
         charge: Option<ChargeId>,
         shown: Shown,
     },
-    /// A hold, and its charge.
+    /// A hold and its charge.
     Held { hold: Hold, charge: ChargeId },
     /// [`Ledger::map`].
     Map { tree: Tree, span: Span, charge: ChargeId },
@@ -83,9 +83,9 @@ pub enum Entry {
 }
 
 impl Ledger {
-    /// Makes a change that was made before, here or in another ledger.
+    /// Makes a change that was made before, in this ledger or in another one.
     ///
-    /// An entry that says nothing sensible changes nothing.
+    /// An entry that makes no sense changes nothing.
     pub fn replay(&mut self, entry: Entry) {
         match entry {
             Entry::Commit { gpu, bytes, client, parent, handle } => {
@@ -138,7 +138,7 @@ impl Ledger {
                 self.reference(charge, false);
                 self.holds.insert(hold, charge);
             }
-            // Addresses that end before they begin are none.
+            // A span whose end lies before its beginning is no span.
             Entry::Map { span, .. } | Entry::MapAlone { span, .. } | Entry::Unmap { span, .. }
                 if span.last < span.first => {}
             Entry::Map { tree, span, charge } => self.map(tree, span, charge),
@@ -152,11 +152,11 @@ impl Ledger {
         }
     }
 
-    /// The entries that make this ledger of an empty one.
+    /// The entries that make this ledger from an empty one.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
         let limits = self.accounts.iter().enumerate();
         let limits = limits.map(|(gpu, account)| Entry::Limit { gpu, limit_bytes: account.limit });
-        // Later entries name charges: those with the highest names may have ended.
+        // The later entries name charges. The charges with the highest ids may have ended already.
         let next = std::iter::once(Entry::NextCharge { id: self.next_charge });
         let charges = self.charges.iter().map(|(id, charge)| Entry::Charge {
             id: *id,
@@ -176,7 +176,7 @@ impl Ledger {
         let shares = self.holders.iter().flat_map(|(client, processes)| {
             processes.iter().map(|process| Entry::AddHolder { client: *client, process: *process })
         });
-        // Last: charges that end while the rest is made must not change these.
+        // These entries come last: a charge that ends during the replay of the others must not change these sums.
         let accounts = self.accounts.iter().enumerate().map(|(gpu, account)| {
             let Account { missed, gone, epoch, .. } = *account;
             Entry::Account { gpu, missed, gone, epoch }

@@ -1,31 +1,31 @@
-//! What the driver is expected to show of a GPU, to be compared with what it shows.
+//! What the driver is expected to show of a GPU. An audit compares it with the driver's figures.
 
 use super::{Ledger, Usage};
 
-/// What the driver is expected to show.
+/// What the driver is expected to show of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// The most that it could have shown as made since [`Ledger::watch`], in bytes.
+    /// The most bytes that the figures could have shown as made (not duplicated) since [`Ledger::watch`].
     pub peak_bytes: u64,
-    /// The same with what it shows for no process, in bytes.
+    /// The most bytes since [`Ledger::watch`], with those that the driver shows for no process.
     pub most_bytes: u64,
-    /// What is charged and the driver shows for no process, in bytes.
+    /// The charged bytes that the driver shows for no process.
     pub hidden_bytes: u64,
-    /// What is on its way, in bytes.
+    /// The reserved bytes: their calls are in the driver.
     pub pending_bytes: u64,
-    /// What is charged, hidden or not, in bytes.
+    /// The charged bytes, hidden or not.
     pub charged_bytes: u64,
-    /// What counts.
+    /// The quota, and what counts against it.
     pub usage: Usage,
 }
 
 impl Ledger {
-    /// Starts to watch for the most that the driver could show from now on.
+    /// Forgets the highest sums so far: [`Expected::peak_bytes`] and [`Expected::most_bytes`] begin anew.
     pub fn watch(&mut self) {
         self.accounts.iter_mut().for_each(super::Account::watch);
     }
 
-    /// How a GPU's figures compare with the driver's.
+    /// What the driver is expected to show of a GPU; `None` where the container has no such GPU.
     #[must_use]
     pub fn expected(&self, gpu: usize) -> Option<Expected> {
         let account = self.accounts.get(gpu)?;

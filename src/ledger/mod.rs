@@ -1,19 +1,18 @@
 //! What a container has allocated on its GPUs, and whether it may have more.
 //!
-//! Knows charges, what keeps them alive (objects, their duplicates, mappings, exports),
-//! quotas and reconciliation. Must not know file descriptors, processes of the host or the
-//! driver's structs: clients, handles and processes are numbers to it. Pure: one thread
-//! owns it, every call is a decision at once, time does not come into it.
+//! The ledger knows charges, what keeps charges alive (objects, their duplicates, mappings, exports), quotas and
+//! reconciliation. It must not know file descriptors, processes of the host or the driver's structs: clients, handles
+//! and processes are numbers here. Pure: one thread owns the ledger, every call decides at once, and the ledger knows
+//! no time.
 //!
-//! The life of an allocation: [`Ledger::reserve`] before the driver is asked (so that
-//! two that race never both get the last byte), then [`Ledger::cancel`], and where the driver
-//! gave it [`Entry::Commit`] under its handle, with nothing between the two. A charge ends when the
-//! last thing that keeps it alive does. What the ledger missed, [`Ledger::reconcile`] learns from the driver's
-//! own figure.
+//! An allocation begins with [`Ledger::reserve`] before the driver is asked, so that of two calls that race only one
+//! gets the last byte. After the driver's answer comes [`Ledger::cancel`], and where the driver gave the memory,
+//! [`Entry::Commit`] with its handle; nothing may come between these two. A charge ends when the last thing that keeps
+//! it alive ends. [`Ledger::reconcile`] learns from the driver's figure what the ledger missed.
 //!
-//! Invariants: `used` of a GPU is never below what is charged and pending on it, less what
-//! the driver said is gone; it never passes the quota by a reservation; every map is
-//! bounded by [`Bounds`], because a container can make them grow.
+//! Invariants: `used` of a GPU is never below the charged and reserved bytes, less what the driver said is gone. A
+//! reservation never makes `used` pass the quota. [`Bounds`] limits every map, because a container can make the maps
+//! grow.
 
 mod account;
 mod entry;
@@ -48,20 +47,19 @@ pub use stakes::StakePlace;
 )]
 pub struct Client(pub u32);
 
-/// The name of an object within its client (`hObject`); a client's own handle is its
-/// number.
+/// The driver's name of an object within its client (`hObject`). The handle of a client is the client's number.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
 )]
 pub struct Handle(pub u32);
 
-/// A process, by a number that is never used again while the ledger lives.
+/// A process, by a number that is not used again while the ledger lives.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
 )]
 pub struct Process(pub u64);
 
-/// The name of a charge; never used again.
+/// The id of a charge. No id is used twice.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
 )]
@@ -72,35 +70,35 @@ pub struct ChargeId(pub u64);
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
 )]
 pub enum Hold {
-    /// Managed memory of the address space `space`. What else UVM has mapped is known by its
-    /// pieces, [`Ledger::map`].
+    /// Managed memory in the address space `space`. Other memory that UVM has mapped is kept by its pieces
+    /// ([`Ledger::map`]).
     Mapping {
-        /// Whose; all its holds end together.
+        /// The address space. All holds of a space end together.
         space: u64,
-        /// Where.
+        /// The address of the mapping.
         base: u64,
     },
     /// A place in a file that memory was exported to.
     Export {
-        /// Which file.
+        /// The number of the file.
         file: u64,
-        /// Which of its places; the first is 0.
+        /// The place within the file; the first is 0.
         index: u32,
     },
 }
 
-/// How much a container may make the ledger remember.
+/// How much a container can make the ledger remember.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Objects of all clients together.
     pub objects: usize,
-    /// Mappings, by the pieces that they were cut into, and exports together.
+    /// Mappings (counted by the pieces that they were cut into) and exports together.
     pub holds: usize,
     /// Stakes.
     pub stakes: usize,
 }
 
-/// Memory asked for and not yet given. Must end in [`Ledger::cancel`].
+/// Memory that was asked for and is not given yet. Must end in [`Ledger::cancel`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a reservation that is forgotten is never given back"]
 pub struct Reservation {
@@ -108,42 +106,42 @@ pub struct Reservation {
     bytes: u64,
 }
 
-/// What was promised on one GPU, and what of it is taken.
+/// The quota on one GPU, and how much of it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// The quota in bytes.
     pub limit_bytes: u64,
-    /// What counts against it, in bytes; more than the quota only after that was lowered,
-    /// or where the driver told of memory that nobody had asked us for.
+    /// What counts against the quota, in bytes. It is more than the quota only after the quota was lowered, or where
+    /// the driver showed memory that no call asked the monitor for.
     pub used_bytes: u64,
 }
 
 impl Usage {
-    /// What is left, in bytes.
+    /// What is left of the quota, in bytes.
     #[must_use]
     pub fn free_bytes(self) -> u64 {
         self.limit_bytes.saturating_sub(self.used_bytes)
     }
 }
 
-/// Why something is not entered.
+/// Why the ledger doesn't enter something.
 #[derive(Debug, Clone, Copy, Error, PartialEq, Eq)]
 pub enum LedgerError {
-    /// More than is left.
+    /// The call asks for more than is left of the quota.
     #[error("{asked_bytes} bytes asked for, {} of {} left", usage.free_bytes(), usage.limit_bytes)]
     OverQuota {
-        /// What was asked for.
+        /// The bytes that were asked for.
         asked_bytes: u64,
-        /// What there was.
+        /// Quota and use when the call asked.
         usage: Usage,
     },
     /// The container has no such GPU.
     #[error("the container has no GPU number {gpu}")]
     NoSuchGpu {
-        /// Its number in the container's order.
+        /// The GPU's number in the container's order.
         gpu: usize,
     },
-    /// The ledger is as large as it may become.
+    /// The ledger is as large as [`Bounds`] allows.
     #[error("the container has more objects or mappings than can be kept account of")]
     Full,
     /// There is no such object.
@@ -154,24 +152,24 @@ pub enum LedgerError {
         /// The handle.
         handle: Handle,
     },
-    /// The quota would be below what is in use.
+    /// The quota would be below the use.
     #[error("{} bytes are in use, more than the new quota of {limit_bytes}", usage.used_bytes)]
     InUse {
-        /// The quota asked for.
+        /// The quota that was asked for.
         limit_bytes: u64,
-        /// What there is.
+        /// Quota and use now.
         usage: Usage,
     },
 }
 
-/// The account of one container.
+/// All charges and objects of one container.
 #[derive(Debug)]
 pub struct Ledger {
     accounts: Vec<Account>,
     objects: Objects,
-    /// The processes that may hold a client's file open; it lives as long as any does.
+    /// The processes that may hold a client's file open. The client lives as long as any of them holds the file.
     holders: BTreeMap<Client, Vec<Process>>,
-    /// How often these have changed.
+    /// How often `holders` has changed.
     holders_changes: u64,
     holds: BTreeMap<Hold, ChargeId>,
     pieces: Pieces,
@@ -185,19 +183,18 @@ pub struct Ledger {
 struct Charge {
     gpu: usize,
     bytes: u64,
-    /// The reconciliation before which it was made.
+    /// The value of [`Account::epoch`] when the charge was made.
     epoch: u64,
-    /// Objects and holds that keep it alive.
+    /// Objects and holds that keep the charge alive.
     references: u32,
-    /// Those of them that the driver shows in a process's figure: all but mappings and
-    /// exports.
+    /// How many of `references` the driver shows in a process's figure: all but mappings and exports.
     names: u32,
-    /// Those of them that are stakes.
+    /// How many of `references` are stakes.
     stakes: u32,
 }
 
 impl Ledger {
-    /// An empty account with these quotas in bytes, in the container's order of GPUs.
+    /// An empty ledger with these quotas in bytes, in the container's order of GPUs.
     #[must_use]
     pub fn new(limits_bytes: &[u64], bounds: Bounds) -> Self {
         let account = |limit: &u64| Account { limit: *limit, ..Account::default() };
@@ -215,13 +212,13 @@ impl Ledger {
         }
     }
 
-    /// Quota and use of the GPU with that number; `None` where the container has none.
+    /// Quota and use of the GPU with this number; `None` where the container has no such GPU.
     #[must_use]
     pub fn usage(&self, gpu: usize) -> Option<Usage> {
         self.accounts.get(gpu).map(Account::usage)
     }
 
-    /// What is remembered now.
+    /// How much the ledger remembers now.
     #[must_use]
     pub fn size(&self) -> Bounds {
         Bounds {
@@ -235,12 +232,11 @@ impl Ledger {
         self.accounts.get_mut(gpu).ok_or(LedgerError::NoSuchGpu { gpu })
     }
 
-    /// Sets memory aside for an allocation that the driver is about to be asked for.
+    /// Reserves memory for an allocation, before the driver is asked.
     ///
     /// # Errors
     ///
-    /// Where that is more than is left, or one more object could not be remembered: then
-    /// the driver must not be asked.
+    /// Where less is left, or the ledger can't remember one more object. The driver must not be asked then.
     pub fn reserve(&mut self, gpu: usize, bytes: u64) -> Result<Reservation, LedgerError> {
         if self.objects.len() >= self.bounds.objects {
             return Err(LedgerError::Full);
@@ -249,18 +245,18 @@ impl Ledger {
         Ok(Reservation { gpu, bytes })
     }
 
-    /// What was reserved before this ledger was made anew, whatever the quota is now: the driver may
-    /// have given it since.
+    /// Reserves what a call reserved before this ledger was read from the journal, whatever the quota is now: the
+    /// driver may have given the memory since.
     ///
     /// # Errors
     ///
-    /// Where there is no such GPU.
+    /// Where the container has no such GPU.
     pub fn reserve_again(&mut self, gpu: usize, bytes: u64) -> Result<Reservation, LedgerError> {
         self.account(gpu)?.reserve_again(bytes);
         Ok(Reservation { gpu, bytes })
     }
 
-    /// The driver did not give it, or [`Entry::Commit`] comes next.
+    /// Ends a reservation: the driver gave no memory, or [`Entry::Commit`] comes next.
     pub fn cancel(&mut self, reservation: Reservation) {
         let Reservation { gpu, bytes } = reservation;
         if let Some(account) = self.accounts.get_mut(gpu) {
@@ -268,8 +264,8 @@ impl Ledger {
         }
     }
 
-    /// The driver gave so much as `handle` below `parent`, whatever the quota is. An object that had the
-    /// handle before is gone: the driver gives none twice.
+    /// Charges memory that the driver gave as `handle` below `parent`, whatever the quota is. An object that had the
+    /// same handle is gone: the driver gives no handle to two objects.
     fn charge(&mut self, gpu: usize, bytes: u64, client: Client, parent: Handle, handle: Handle) {
         self.replace(client, handle);
         let Some(account) = self.accounts.get_mut(gpu) else { return };
@@ -278,7 +274,7 @@ impl Ledger {
         self.next_charge.0 += 1;
         let epoch = account.epoch;
         self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1, stakes: 0 });
-        // Room for it was seen to when it was reserved; one more does no harm.
+        // `reserve` has checked that there is room. One object too many does no harm.
         self.objects.insert(
             client,
             handle,
@@ -286,8 +282,9 @@ impl Ledger {
         );
     }
 
-    /// An object without memory of its own, that others may hang below. Where there are as many objects as can be
-    /// remembered, it isn't: what is freed with it then stays charged until its client ends or the driver is asked.
+    /// Enters an object without memory, below which other objects may hang. Where the ledger has as many objects as it
+    /// can remember, the object isn't entered: what is freed with it then stays charged until its client ends or the
+    /// driver is asked.
     pub fn note(&mut self, client: Client, parent: Handle, handle: Handle) {
         self.replace(client, handle);
         if self.objects.len() < self.bounds.objects {
@@ -296,8 +293,9 @@ impl Ledger {
         }
     }
 
-    /// `handle` of `client` is another name for `source`, with its memory, which the driver shows there. Must not be made
-    /// where there are as many objects as [`Bounds`] says, or its memory could outlive its charge.
+    /// Enters `handle` of `client` as another name for the memory of `source`; `shown` is the figure in which the
+    /// driver shows it. The caller must not duplicate where there are as many objects as [`Bounds`] allows: the memory
+    /// could outlive its charge.
     pub fn duplicate(
         &mut self,
         source: (Client, Handle),
@@ -310,8 +308,8 @@ impl Ledger {
         self.insert_name(client, handle, Object { parent, charge, shown });
     }
 
-    /// `handle` of `client` is another name for what `hold` keeps; the hold stays. Without
-    /// such a hold it is an object without memory.
+    /// Enters `handle` of `client` as another name for the memory that `hold` keeps; the hold stays. Where no such hold
+    /// exists, the object has no memory.
     pub fn import(
         &mut self,
         hold: Hold,
@@ -332,16 +330,16 @@ impl Ledger {
         self.objects.insert(client, handle, object);
     }
 
-    /// The driver gave `handle` anew: what had it is gone, with all below. What was never told of may
-    /// have been there all the time, and what hangs below it stays.
+    /// Frees the object that has `handle`, with all objects below it: the driver gave the handle anew. An object that
+    /// was never entered may have existed all the time, so what hangs below it stays.
     fn replace(&mut self, client: Client, handle: Handle) {
         if self.objects.contains(client, handle) {
             self.free(client, handle);
         }
     }
 
-    /// `hold` keeps the memory of an object alive, also after that is freed; of an object without memory, nothing. Must not
-    /// be made where there are as many holds as [`Bounds`] says.
+    /// Makes `hold` keep an object's memory alive, also after the object is freed. Does nothing where the object has no
+    /// memory. The caller must not hold where there are as many holds as [`Bounds`] allows.
     pub fn hold(&mut self, hold: Hold, client: Client, handle: Handle) {
         let Some(id) = self.objects.charge(client, handle) else { return };
         self.reference(id, false);
@@ -351,7 +349,7 @@ impl Ledger {
         }
     }
 
-    /// `hold` is gone.
+    /// Ends `hold`.
     pub fn release(&mut self, hold: Hold) {
         if let Some(id) = self.holds.remove(&hold) {
             self.loosen_stake(id, ChargePlace::Export(hold));
@@ -359,14 +357,14 @@ impl Ledger {
         }
     }
 
-    /// Whether `hold` keeps memory that no object names any more.
+    /// Whether `hold` keeps memory that has no name: no object refers to it any more.
     #[must_use]
     pub fn is_unnamed(&self, hold: Hold) -> bool {
         let charge = self.holds.get(&hold).and_then(|id| self.charges.get(id));
         charge.is_some_and(|charge| charge.names == 0)
     }
 
-    /// The places of a file that keep memory, from the first one up.
+    /// The places of a file that keep memory, in ascending order.
     pub fn exported(&self, file: u64) -> impl Iterator<Item = u32> {
         let first = Hold::Export { file, index: 0 };
         let last = Hold::Export { file, index: u32::MAX };
@@ -376,7 +374,7 @@ impl Ledger {
         })
     }
 
-    /// An address space is gone, with all that was mapped into it.
+    /// Ends all holds of an address space: the space is gone.
     pub fn release_space(&mut self, space: u64) {
         let first = Hold::Mapping { space, base: 0 };
         let last = Hold::Mapping { space, base: u64::MAX };
@@ -384,7 +382,7 @@ impl Ledger {
         gone.into_iter().for_each(|hold| self.release(hold));
     }
 
-    /// An object is freed, and all below it; the client's own handle frees the client.
+    /// Frees an object and all objects below it. The handle of a client frees the client.
     pub fn free(&mut self, client: Client, handle: Handle) {
         if handle.0 == client.0 {
             return self.close(client);
@@ -394,7 +392,7 @@ impl Ledger {
         }
     }
 
-    /// A client is gone, with all its objects.
+    /// Removes a client with all its objects.
     pub fn close(&mut self, client: Client) {
         self.holders_changes += u64::from(self.holders.remove(&client).is_some());
         for name in self.objects.remove_client(client) {
@@ -407,8 +405,8 @@ impl Ledger {
         self.dereference(id, true);
     }
 
-    /// `process` may hold the client's file open: it made it, was forked from one that did,
-    /// or was seen to use it.
+    /// Notes that `process` may hold the client's file open: it made the client, was forked from a process that holds
+    /// the file, or was seen to use the client.
     pub fn add_holder(&mut self, client: Client, process: Process) {
         let holders = self.holders.entry(client).or_default();
         if !holders.contains(&process) {
@@ -417,11 +415,10 @@ impl Ledger {
         }
     }
 
-    /// The driver's own figure: what the container's processes hold on a GPU in all.
+    /// Takes the driver's figure: the bytes that the container's processes hold on a GPU together.
     ///
-    /// From then on that counts, with what is pending on top (the figure may have some of
-    /// it in already: too much for a while, never too little). Ask before a refusal and after
-    /// a death.
+    /// From then on this figure counts, and the reserved bytes on top. The figure may contain some reserved bytes
+    /// already: too much counts for a while then, never too little. Ask the driver before a refusal and after a death.
     pub fn reconcile(&mut self, gpu: usize, driver_bytes: u64) {
         if let Some(account) = self.accounts.get_mut(gpu) {
             account.reconcile(driver_bytes);
@@ -454,7 +451,7 @@ impl Ledger {
                 account.hide(bytes);
             }
             if references == 0 {
-                // It is hidden by now, if not by this then before.
+                // The charge is hidden by now: this call has hidden it, or an earlier one.
                 account.end(bytes, epoch);
                 account.show(bytes);
             }

@@ -1,4 +1,4 @@
-//! The objects of all clients as trees: what hangs below what, and which charge each names.
+//! The objects of all clients as trees: which object hangs below which, and which charge each object names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,11 +7,11 @@ use super::{ChargeId, Client, Handle, Shown};
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     all: BTreeMap<(Client, Handle), Entered>,
-    /// Of the last one; one comes again after four thousand million others.
+    /// The serial of the last object. A serial repeats after four thousand million other objects.
     serial: u32,
-    /// Client, parent, child.
+    /// Client, parent and child.
     children: BTreeSet<(Client, Handle, Handle)>,
-    /// How many show elsewhere than where their memory is.
+    /// How many objects show on another GPU than the one that has their memory.
     elsewhere: usize,
 }
 
@@ -19,18 +19,18 @@ pub(super) struct Objects {
 pub(super) struct Object {
     pub(super) parent: Handle,
     pub(super) charge: Option<ChargeId>,
-    /// Where that shows.
+    /// Which figure shows the object.
     pub(super) shown: Shown,
 }
 
-/// An object, and which of all that were entered.
+/// An object, and its serial among all objects that were entered.
 #[derive(Debug, Clone, Copy)]
 struct Entered {
     object: Object,
     serial: u32,
 }
 
-/// What an object named that is gone: which memory, and which of all objects it was.
+/// The charge that a removed object named, and the object's serial.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RemovedName {
     pub(super) id: ChargeId,
@@ -65,12 +65,12 @@ impl Objects {
         self.elsewhere > 0
     }
 
-    /// Client, handle and the rest of all.
+    /// Client, handle and object of all entries.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Client, Handle, &Object)> {
         self.all.iter().map(|((client, handle), entered)| (*client, *handle, &entered.object))
     }
 
-    /// Those that name memory: its charge, and the client, the handle and the serial.
+    /// The objects that name memory: the charge, and the object's client, handle and serial.
     pub(super) fn names(&self) -> impl Iterator<Item = (ChargeId, (Client, Handle, u32))> {
         let named = |entered: &Entered| Some((entered.object.charge?, entered.serial));
         self.all.iter().filter_map(move |((client, handle), entered)| {
@@ -78,7 +78,7 @@ impl Objects {
         })
     }
 
-    /// Enters an object whose handle is free.
+    /// Enters an object. Its handle must be free.
     pub(super) fn insert(&mut self, client: Client, handle: Handle, object: Object) {
         self.serial = self.serial.wrapping_add(1);
         self.all.insert((client, handle), Entered { object, serial: self.serial });
@@ -86,14 +86,14 @@ impl Objects {
         self.elsewhere += usize::from(object.shown != Shown::Here);
     }
 
-    /// Takes an object and all below it out; what they named.
+    /// Removes an object and all objects below it. Returns what these objects named.
     pub(super) fn remove_tree(&mut self, client: Client, handle: Handle) -> Vec<RemovedName> {
         let mut names = Vec::new();
         let mut left = vec![handle];
-        // Each is taken out before its children are looked for: a cycle, which the driver
-        // never makes, ends too.
+        // Each object is removed before its children are looked up, so even a cycle ends. The driver never makes a
+        // cycle.
         while let Some(handle) = left.pop() {
-            // Nobody may have told of it, and of what hangs below.
+            // The object may never have been entered, while objects below it were.
             if let Some(Entered { object, serial }) = self.all.remove(&(client, handle)) {
                 self.children.remove(&(client, object.parent, handle));
                 self.elsewhere -= usize::from(object.shown != Shown::Here);
@@ -105,7 +105,7 @@ impl Objects {
         names
     }
 
-    /// The same of all objects of a client.
+    /// Removes all objects of a client. Returns what these objects named.
     pub(super) fn remove_client(&mut self, client: Client) -> Vec<RemovedName> {
         let range = (client, LOWEST)..=(client, HIGHEST);
         let handles: Vec<Handle> = self.all.range(range).map(|((_, handle), _)| *handle).collect();

@@ -1,10 +1,10 @@
-//! Memory that UVM has mapped, by the pieces that its mappings were cut into.
+//! Memory that UVM has mapped, as the pieces into which its mappings were cut.
 //!
-//! As UVM keeps it: a tree for each file and each GPU that maps, in which a mapping takes the
-//! place of what it overlaps, and an unmap cuts out a range; what is left of a mapping on
-//! either side keeps the whole memory (`uvm_map_external.c`, `uvm_unmap_external_in_range`,
-//! `uvm_ext_gpu_map_split`). Unlike there pieces may overlap: one that may be there, or not,
-//! lies beside what it may have replaced. What memory costs is not known here.
+//! UVM keeps a tree for each file and each GPU that maps. A new mapping takes the place of what it overlaps, and an
+//! unmap cuts out a range. What is left of a mapping on either side keeps the whole memory (`uvm_map_external.c`,
+//! `uvm_unmap_external_in_range`, `uvm_ext_gpu_map_split`). The ledger has the same trees, but its pieces may overlap:
+//! a piece that may be mapped or not lies beside the piece that it may have replaced. This file doesn't know how many
+//! bytes memory has.
 
 use std::collections::BTreeMap;
 
@@ -13,40 +13,40 @@ use serde::{Deserialize, Serialize};
 
 use super::{ChargeId, Ledger};
 
-/// A tree of mappings: of one file of UVM's, by one GPU. What belongs to the file alone has a
-/// GPU of its own, that there is none of.
+/// A tree of mappings: those of one file of UVM's for one GPU. What belongs to the file alone has a number for `gpu`
+/// that no GPU has.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
 )]
 pub struct Tree {
-    /// The file, by a number that no other has while there are pieces of it.
+    /// The file, by a number that no other file has while this one has pieces.
     pub file: u32,
     /// The GPU, by its number in the container's order.
     pub gpu: u16,
 }
 
-/// Addresses, both ends included.
+/// A range of addresses, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 pub struct Span {
-    /// The first.
+    /// The first address.
     pub first: u64,
-    /// The last, not below the first.
+    /// The last address, not below the first.
     pub last: u64,
 }
 
 impl Span {
-    /// `length` bytes from `base` on; `None` where there are none, or they don't end.
+    /// `length` bytes from `base` on; `None` where `length` is 0 or the range passes the highest address.
     #[must_use]
     pub fn of(base: u64, length: u64) -> Option<Self> {
         let last = base.checked_add(length.checked_sub(1)?)?;
         Some(Self { first: base, last })
     }
 
-    /// All there are.
+    /// All addresses.
     pub const ALL: Self = Self { first: 0, last: u64::MAX };
 }
 
-/// How many references on a charge a change made, or ended.
+/// A change of a charge's references.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reference {
     Made(ChargeId),
@@ -55,9 +55,9 @@ enum Reference {
 
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
-    /// By tree, first address and memory: the last address.
+    /// The last address of each piece, by tree, first address and charge.
     all: BTreeMap<(Tree, u64, ChargeId), u64>,
-    /// No piece ends further behind its beginning.
+    /// The largest difference between a piece's last and first address so far.
     longest: u64,
 }
 
@@ -81,7 +81,7 @@ impl Pieces {
             .map(|((tree, first, id), last)| (*tree, Span { first: *first, last: *last }, *id))
     }
 
-    /// The pieces that lie within a span, or reach into it.
+    /// The pieces that overlap a span.
     pub(super) fn overlapping(
         &self,
         tree: Tree,
@@ -93,13 +93,13 @@ impl Pieces {
         touched.map(|((_, first, id), last)| (Span { first: *first, last: *last }, *id))
     }
 
-    /// Whether a piece of that memory begins there.
+    /// Whether a piece of the charge begins at `first`.
     pub(super) fn contains(&self, tree: Tree, first: u64, id: ChargeId) -> bool {
         self.all.contains_key(&(tree, first, id))
     }
 
-    /// Puts a piece beside what is there; `None` where one of that memory begins there already,
-    /// which is as long as the longer of both then.
+    /// Adds a piece beside those that exist. Where a piece of the same charge begins at the same address, that piece
+    /// becomes as long as the longer of both, and the answer is `None`.
     #[must_use]
     fn add(&mut self, tree: Tree, span: Span, id: ChargeId) -> Option<Reference> {
         self.longest = self.longest.max(span.last - span.first);
@@ -112,14 +112,14 @@ impl Pieces {
         is_new.then_some(Reference::Made(id))
     }
 
-    /// Takes a piece away.
+    /// Removes a piece.
     #[must_use]
     fn remove(&mut self, tree: Tree, first: u64, id: ChargeId) -> Option<Reference> {
         self.all.remove(&(tree, first, id)).map(|_| Reference::Ended(id))
     }
 
-    /// Cuts a span out of all pieces of a tree. One that would fall into two where there are
-    /// `most` stays as it is: rather too much is held than too little.
+    /// Cuts a span out of all pieces of a tree. A piece that would become two where there are `most` pieces stays
+    /// whole: too much is held then, not too little.
     #[must_use]
     fn cut(&mut self, tree: Tree, span: Span, most: usize) -> Vec<Reference> {
         let Span { first, last } = span;
@@ -130,7 +130,8 @@ impl Pieces {
             if is_middle && self.all.len() >= most {
                 continue;
             }
-            // What is left is entered before the rest goes, or the memory would go between.
+            // The rest of the piece is added before the piece is removed: otherwise the charge would have no reference
+            // between the two.
             if let Some(after) = last.checked_add(1).filter(|after| *after <= end) {
                 changes.extend(self.add(tree, Span { first: after, last: end }, id));
             }
@@ -145,7 +146,7 @@ impl Pieces {
 }
 
 impl Ledger {
-    /// Memory is mapped there, or may be: a piece of it lies beside what was there before.
+    /// Adds a piece beside those that exist: memory is mapped in the span, or may be.
     pub fn map(&mut self, tree: Tree, span: Span, charge: ChargeId) {
         if self.charges.contains_key(&charge) {
             let made = self.pieces.add(tree, span, charge);
@@ -153,29 +154,30 @@ impl Ledger {
         }
     }
 
-    /// Memory is mapped there, and nothing else is.
+    /// Adds a piece that replaces all others in the span: memory is mapped there, and nothing else.
     pub fn map_alone(&mut self, tree: Tree, span: Span, charge: ChargeId) {
-        // Its last reference may be what is cut.
+        // The piece that is cut may have the last reference on the charge.
         self.reference(charge, false);
         self.unmap(tree, span);
         self.map(tree, span, charge);
         self.dereference(charge, false);
     }
 
-    /// It was not mapped after all.
+    /// Removes a piece that [`Ledger::map`] added: the memory was not mapped.
     pub fn unmap_piece(&mut self, tree: Tree, first: u64, charge: ChargeId) {
         let ended = self.pieces.remove(tree, first, charge);
         self.apply(ended);
     }
 
-    /// Nothing is mapped there. What is left of a mapping beside it keeps all its memory.
+    /// Cuts a span out of all pieces: nothing is mapped there. What is left of a mapping beside the span keeps its
+    /// whole memory.
     pub fn unmap(&mut self, tree: Tree, span: Span) {
         let most = self.bounds.holds.saturating_sub(self.holds.len());
         let changes = self.pieces.cut(tree, span, most);
         self.apply(changes);
     }
 
-    /// A file of UVM's is gone, with all that was mapped by it.
+    /// Removes all pieces of a file of UVM's: the file is closed.
     pub fn close_file(&mut self, file: u32) {
         let trees: Vec<Tree> = self.pieces.of_file(file).map(|(tree, ..)| tree).collect();
         trees.into_iter().for_each(|tree| self.unmap(tree, Span::ALL));

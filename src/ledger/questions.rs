@@ -1,11 +1,11 @@
-//! What others ask of a ledger. Nothing changes by it.
+//! Questions to the ledger. None of them changes the ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ChargeId, Client, Handle, Hold, Ledger, Object, Process, Span, Tree};
 
 impl Ledger {
-    /// The processes that were seen to hold any client.
+    /// Each client with each process that was seen to hold it.
     pub fn holders(&self) -> impl Iterator<Item = (Client, Process)> {
         let all = self.holders.iter();
         all.flat_map(|(client, holders)| holders.iter().map(|holder| (*client, *holder)))
@@ -17,26 +17,26 @@ impl Ledger {
         self.holders.get(&client).is_some_and(|holders| holders.contains(&process))
     }
 
-    /// How many clients were seen.
+    /// How many clients were seen with a process.
     #[must_use]
     pub fn client_count(&self) -> usize {
         self.holders.len()
     }
 
-    /// How often a process was seen to use a client.
+    /// How many pairs of a client and a process that holds it are known.
     #[must_use]
     pub fn holder_count(&self) -> usize {
         self.holders.values().map(Vec::len).sum()
     }
 
-    /// Clients that nobody who lives was seen to hold.
+    /// Clients of which no living holder is known.
     #[must_use]
     pub fn orphans(&self) -> Vec<Client> {
         let orphans = self.holders.iter().filter(|(_, holders)| holders.is_empty());
         orphans.map(|(client, _)| *client).collect()
     }
 
-    /// Clients that nobody who lives was seen to hold, and whose memory counts nowhere.
+    /// Clients of which no living holder is known, and whose memory has no charged bytes.
     #[must_use]
     pub fn uncharged_orphans(&self) -> Vec<Client> {
         let weighs = |(client, _, object): (Client, _, &Object)| {
@@ -51,35 +51,35 @@ impl Ledger {
         orphans
     }
 
-    /// Whether the object is remembered.
+    /// Whether the ledger has the object.
     #[must_use]
     pub fn contains(&self, client: Client, handle: Handle) -> bool {
         self.objects.contains(client, handle)
     }
 
-    /// Which of all objects that were ever entered has that handle now: one that is made anew, of the
-    /// same memory even, is another.
+    /// The serial of the object that has the handle now. A new object under the same handle has another serial, even if
+    /// it names the same memory.
     #[must_use]
     pub fn serial_of(&self, client: Client, handle: Handle) -> Option<u32> {
         self.objects.serial(client, handle)
     }
 
-    /// What the memory of an object is, so that it can be told from what has the same
-    /// handle later; `None` of objects without memory.
+    /// The charge of an object's memory, which tells the memory from what has the same handle later; `None` for objects
+    /// without memory.
     #[must_use]
     pub fn charge_of(&self, client: Client, handle: Handle) -> Option<ChargeId> {
         self.objects.charge(client, handle)
     }
 
-    /// Bytes of an object's memory that count, on whatever GPU; `None` of what isn't known to
-    /// be memory. Memory of the host counts 0.
+    /// The bytes that an object's memory counts, on whichever GPU; `None` where the object isn't known to be memory.
+    /// Memory of the host counts 0 bytes.
     #[must_use]
     pub fn bytes_of(&self, client: Client, handle: Handle) -> Option<u64> {
         self.memory_of(client, handle).map(|(_, bytes)| bytes)
     }
 
-    /// The mappings of a space from `base` on, `length` bytes or that one alone: where, and
-    /// what they keep.
+    /// The mappings of a space that begin within `length` bytes from `base` on (with length 0: at `base`), as address
+    /// and charge.
     #[must_use]
     pub fn mappings(&self, space: u64, base: u64, length: u64) -> Vec<(u64, ChargeId)> {
         let first = Hold::Mapping { space, base };
@@ -92,12 +92,12 @@ impl Ledger {
         found.collect()
     }
 
-    /// The pieces of a file of UVM's: which GPU maps, where, and which memory.
+    /// The pieces of a file of UVM's: the tree, the span and the charge of each.
     pub fn pieces(&self, file: u32) -> impl Iterator<Item = (Tree, Span, ChargeId)> {
         self.pieces.of_file(file)
     }
 
-    /// Whether a piece lies within the span, or reaches into it.
+    /// Whether any piece overlaps the span.
     #[must_use]
     pub fn has_pieces_in(&self, tree: Tree, span: Span) -> bool {
         self.pieces.overlapping(tree, span).next().is_some()
@@ -109,13 +109,13 @@ impl Ledger {
         self.pieces.iter().map(|(tree, ..)| tree.file).collect()
     }
 
-    /// Whether a piece of that memory begins there.
+    /// Whether a piece of the charge begins at `first`.
     #[must_use]
     pub fn is_mapped(&self, tree: Tree, first: u64, charge: ChargeId) -> bool {
         self.pieces.contains(tree, first, charge)
     }
 
-    /// Bytes that show on a GPU by client. A duplicate counts for each.
+    /// The bytes that show on a GPU, by client. A duplicate counts for each client that has one.
     #[must_use]
     pub fn charged_by_client(&self, gpu: usize) -> BTreeMap<Client, u64> {
         let mut sums = BTreeMap::new();
@@ -126,8 +126,7 @@ impl Ledger {
         sums
     }
 
-    /// The objects that name memory of a GPU, and which they are, as [`serial_of`](Self::serial_of)
-    /// has it.
+    /// The objects that name memory of a GPU: client, handle and serial ([`serial_of`](Self::serial_of)).
     #[must_use]
     pub fn names(&self, gpu: usize) -> Vec<(Client, Handle, u32)> {
         let of_gpu = |id: &ChargeId| self.charges.get(id).is_some_and(|charge| charge.gpu == gpu);
@@ -135,7 +134,7 @@ impl Ledger {
         names.map(|(_, name)| name).collect()
     }
 
-    /// The same of all GPUs.
+    /// The objects that name memory of any GPU: client, handle and serial.
     #[must_use]
     pub fn names_of_all(&self) -> Vec<(Client, Handle, u32)> {
         self.objects.names().map(|(_, name)| name).collect()

@@ -1,9 +1,9 @@
-//! Names of memory, and which of them the driver shows.
+//! Names of memory (the objects that refer to it), and which of them the driver shows.
 //!
-//! A process's figure on a GPU has each of its objects in it that is memory of the class that
-//! programs have, made or duplicated, below that GPU's device (`_gpuCollectMemInfo`,
-//! `gpu_rmapi.c`). So memory with three names is shown three times, of which once as made at
-//! most: where an export or a mapping is the oldest that is left, all three are duplicates.
+//! A process's figure on a GPU counts each object of the process below that GPU's device that is memory of the class
+//! that programs have, made or duplicated (`_gpuCollectMemInfo`, `gpu_rmapi.c`). So memory with three names is shown
+//! three times, and at most once of these as made. Where an export or a mapping is the oldest object that is left, all
+//! three are shown as duplicates.
 
 use std::collections::BTreeSet;
 
@@ -13,19 +13,19 @@ use serde::{Deserialize, Serialize};
 use super::stakes::ChargePlace;
 use super::{ChargeId, Client, Handle, Hold, Ledger};
 
-/// Which figure has an object in it that names memory.
+/// On which GPU the driver shows an object that names memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 pub enum Shown {
-    /// The one of the GPU that has the memory.
+    /// The GPU that has the memory.
     #[default]
     Here,
-    /// The one of another GPU of the container's, whose device it hangs below.
+    /// Another GPU of the container's: the object hangs below its device.
     On(u16),
 }
 
 impl Ledger {
-    /// Bytes of other GPUs' memory that a GPU's figures may have as made there: what has a name there
-    /// before which no stake stands.
+    /// The bytes of other GPUs' memory that a GPU's figures may show as made: memory that has a name below this GPU's
+    /// device without a stake before that name.
     pub(super) fn foreign_bytes(&self, gpu: usize) -> u64 {
         if !self.has_names_elsewhere() {
             return 0;
@@ -42,7 +42,7 @@ impl Ledger {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// The names that show on a GPU: their client, and what they name, in bytes.
+    /// The names that a GPU's figures show: the client, and the bytes of the memory.
     pub(super) fn shown_on(&self, gpu: usize) -> impl Iterator<Item = (Client, u64)> {
         self.objects.iter().filter_map(move |(client, _, object)| {
             let charge = self.charges.get(&object.charge?)?;
@@ -54,25 +54,25 @@ impl Ledger {
         })
     }
 
-    /// Where an object shows; what isn't known would where its memory is.
+    /// On which GPU the driver shows an object; [`Shown::Here`] where the object isn't known.
     #[must_use]
     pub fn shown(&self, client: Client, handle: Handle) -> Shown {
         self.objects.shown(client, handle)
     }
 
-    /// Whether any object shows elsewhere than where its memory is.
+    /// Whether the driver shows any object on another GPU than the one that has the memory.
     #[must_use]
     pub fn has_names_elsewhere(&self) -> bool {
         self.objects.has_elsewhere()
     }
 
-    /// Which GPU has an object's memory, and how many bytes of it count there.
+    /// The GPU that has an object's memory, and the bytes that count there.
     #[must_use]
     pub fn memory_of(&self, client: Client, handle: Handle) -> Option<(usize, u64)> {
         self.memory(self.objects.charge(client, handle)?)
     }
 
-    /// The same of what a hold keeps.
+    /// The GPU that has the memory that `hold` keeps, and the bytes that count there.
     #[must_use]
     pub fn memory_held_by(&self, hold: Hold) -> Option<(usize, u64)> {
         self.memory(*self.holds.get(&hold)?)

@@ -1,15 +1,15 @@
-//! Stakes: duplicates of the monitor's own, in front of what no figure shows.
+//! Stakes: the monitor's own duplicates of memory that no figure would show otherwise.
 //!
-//! The driver counts memory once: in the figure of the process that owns the oldest object which names it. When
-//! that object is freed, the next one owns the memory: a duplicate is put right behind what it is of
-//! (`dupListItem`, `mem.c` of 515.43.04 and 595.45.04). The object of an export or of a mapping is the
-//! kernel's. Where that is the oldest, no process's figure has the memory, and the container could take as much
-//! again that nobody sees. (An object below another GPU's device is in that GPU's figures.) So the
-//! monitor first makes a duplicate of its own, the *stake*: from then on the memory is in the monitor's figure. A
-//! stake is freed when the exports and mappings behind it are gone, and counts against the quota until then.
+//! The driver counts memory once: in the figure of the process that owns the oldest object that names it. When that
+//! object is freed, the next object owns the memory; a duplicate comes right behind the object that it was made of
+//! (`dupListItem`, `mem.c` of 515.43.04 and 595.45.04). The object of an export or a mapping is the kernel's. Where
+//! such an object is the oldest, no process's figure has the memory, and the container could take as much again unseen.
+//! (An object below another GPU's device is in that GPU's figures.) So the monitor first makes a duplicate of its own,
+//! the *stake*: from then on the memory is in the monitor's figure. A stake is freed when the exports and mappings
+//! behind it are gone, and counts against the quota until then.
 //!
-//! Our client of the driver outlives its worker, in the keeper's hands; the next one has the stakes from
-//! the journal, and puts its own in their places.
+//! The monitor's client of the driver outlives its worker, because the keeper holds its files. The next worker knows
+//! the stakes from the journal, and puts its own stakes in their places.
 
 use std::collections::BTreeMap;
 
@@ -21,31 +21,31 @@ use super::{ChargeId, Client, Handle, Hold, Ledger, Shown};
 /// What a stake stands before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 pub enum StakePlace {
-    /// All mappings of that memory.
+    /// All mappings of the charge's memory.
     Mappings {
-        /// [`Ledger::charge_of`].
+        /// The memory's charge ([`Ledger::charge_of`]).
         charge: ChargeId,
     },
-    /// What was exported to a place in a file.
+    /// The memory that was exported to a place in a file.
     Export {
-        /// The place.
+        /// The place in the file.
         hold: Hold,
     },
-    /// A name of memory that shows elsewhere than that is.
+    /// A name of memory that shows on another GPU than the one that has the memory.
     Name {
         /// The object's client.
         client: Client,
         /// The object.
         handle: Handle,
     },
-    /// Nothing any more, and is to be freed.
+    /// Nothing any more: the stake is to be freed.
     Loose {
-        /// [`Ledger::charge_of`].
+        /// The charge of the stake's memory ([`Ledger::charge_of`]).
         charge: ChargeId,
     },
 }
 
-/// The same of a memory that is known: names by which of all objects they are.
+/// A stake's place among those of one charge. A name is known by its object's serial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ChargePlace {
     Mappings,
@@ -55,9 +55,9 @@ pub(super) enum ChargePlace {
 
 #[derive(Debug, Default)]
 pub(super) struct Stakes {
-    /// By memory. Each stake is in here or among the loose ones.
+    /// The numbers of the stakes that stand before something. Each other stake is in `loose`.
     all: BTreeMap<(ChargeId, ChargePlace), u64>,
-    /// Before nothing any more, and to be freed.
+    /// The stakes that stand before nothing any more and are to be freed, by their number.
     loose: BTreeMap<u64, ChargeId>,
 }
 
@@ -66,14 +66,14 @@ impl Stakes {
         self.all.len() + self.loose.len()
     }
 
-    /// Whether there is one.
+    /// Whether a stake stands at this place.
     pub(super) fn contains(&self, id: ChargeId, before: ChargePlace) -> bool {
         self.all.contains_key(&(id, before))
     }
 }
 
 impl Ledger {
-    /// Whether a stake can be put there: there is what it's to stand before, none before that, and
+    /// Whether a stake can be put at this place: what it is to stand before exists, no stake stands there, and there is
     /// room for one more.
     #[must_use]
     pub fn may_stake(&self, before: StakePlace) -> bool {
@@ -81,8 +81,8 @@ impl Ledger {
         self.stakes.len() < self.bounds.stakes && self.charge_place(before).is_some_and(is_free)
     }
 
-    /// `number`, by whatever the monitor knows it, stands there from now on, in the place of any other, of
-    /// which nothing is known any more; where there is nothing to stand before, nothing changes.
+    /// Puts the stake `number` at this place; the monitor chooses the number. A stake that stood there is forgotten.
+    /// Does nothing where there is nothing to stand before.
     pub fn stake(&mut self, before: StakePlace, number: u64) {
         let id = match before {
             StakePlace::Loose { charge } => {
@@ -123,13 +123,13 @@ impl Ledger {
         }
     }
 
-    /// Whether anything but names and stakes keeps that memory: else what is before its mappings would
-    /// never be lost.
+    /// Whether anything but names and stakes keeps the memory. Without this check, a stake before mappings would never
+    /// become loose.
     pub(super) fn is_held(&self, id: ChargeId) -> bool {
         self.charges.get(&id).is_some_and(|charge| charge.references - charge.names > charge.stakes)
     }
 
-    /// All of them, where they stand, and on which GPU their memory is.
+    /// All stakes: what each stands before, the GPU that has its memory, and its number.
     pub fn stakes(&self) -> impl Iterator<Item = (StakePlace, usize, u64)> {
         let gpu = |id: &ChargeId| self.charges.get(id).map_or(0, |charge| charge.gpu);
         let standing = self.stakes.all.iter().filter_map(move |((id, place), number)| {
@@ -153,7 +153,7 @@ impl Ledger {
         standing.chain(named).chain(loose)
     }
 
-    /// All stakes whose numbers are within the range are gone, as their client is.
+    /// Removes all stakes whose numbers are in the range: their client is gone.
     pub fn remove_stakes(&mut self, first: u64, last: u64) {
         let numbers = first..=last;
         let standing = self.stakes.all.extract_if(.., |_, number| numbers.contains(number));
@@ -162,32 +162,33 @@ impl Ledger {
         gone.into_iter().for_each(|id| self.dereference_stake(id));
     }
 
-    /// What a stake may have stood before is no more.
+    /// Makes the stake at this place loose, if one stands there: what it stood before is gone.
     pub(super) fn loosen_stake(&mut self, id: ChargeId, before: ChargePlace) {
         if let Some(number) = self.stakes.all.remove(&(id, before)) {
             self.stakes.loose.insert(number, id);
         }
     }
 
-    /// The one that stands there.
+    /// The number of the stake at this place; `None` where no stake stands there.
     #[must_use]
     pub fn stake_at(&self, before: StakePlace) -> Option<u64> {
         self.charge_place(before).and_then(|place| self.stakes.all.get(&place)).copied()
     }
 
-    /// Those that stand before nothing any more: to be freed, and [`unstake`](Self::unstake)d then.
+    /// The stakes that stand before nothing any more. They are to be freed, and then removed by
+    /// [`unstake`](Self::unstake).
     #[must_use]
     pub fn loose_stakes(&self) -> Vec<u64> {
         self.stakes.loose.keys().copied().collect()
     }
 
-    /// Whether there are any.
+    /// Whether there are any stakes.
     #[must_use]
     pub fn has_stakes(&self) -> bool {
         self.stakes.len() > 0
     }
 
-    /// A stake that stands before nothing is freed.
+    /// Removes a loose stake: it was freed.
     pub fn unstake(&mut self, number: u64) {
         if let Some(id) = self.stakes.loose.remove(&number) {
             self.dereference_stake(id);

@@ -16,7 +16,7 @@ fn root(client: Client) -> Handle {
     Handle(client.0)
 }
 
-/// The driver gave what was reserved.
+/// Charges what was reserved: the driver gave it.
 fn commit(
     ledger: &mut Ledger,
     reservation: Reservation,
@@ -103,11 +103,11 @@ fn what_hangs_below_stays_where_that_is_entered_late() {
     }
     ledger.note(A, root(A), device);
     assert_eq!(used(&ledger), 70);
-    // Written anew, it's entered between the two.
+    // In the copy's entries, the device comes between the two objects.
     let mut copy = copied(&ledger, 1);
     assert!(copy.entries().eq(ledger.entries()));
     assert_eq!((used(&copy), copy.contains(A, low)), (70, true));
-    // Made anew, it's another: it was known.
+    // The handle was known, so it is another object now.
     copy.note(A, root(A), device);
     assert_eq!((used(&copy), copy.contains(A, low)), (0, false));
     ledger.free(A, device);
@@ -274,7 +274,7 @@ fn a_missed_free_refuses_nobody_once_the_driver_was_asked() {
     assert!(ledger.reserve(0, 10).is_err());
     ledger.reconcile(0, 40);
     assert_eq!(ledger.usage(0).unwrap().used_bytes, 40);
-    // Whichever of the two is told of now is taken for the one that was gone.
+    // The ledger takes whichever of the two is freed now for the one that was gone.
     ledger.free(A, Handle(2));
     assert_eq!(used(&ledger), 40);
     ledger.reconcile(0, 0);
@@ -311,7 +311,7 @@ fn what_a_container_can_make_it_remember_is_bounded() {
     assert_eq!(used(&ledger), 0);
 }
 
-/// What happens in a container.
+/// A step of a container.
 #[derive(Debug, Clone)]
 enum Step {
     Allocate {
@@ -339,13 +339,13 @@ enum Step {
     Release {
         hold: u8,
     },
-    /// An object is made of what is in a file.
+    /// An object is made of the memory in a file.
     Import {
         client: u32,
         handle: u32,
         hold: u8,
     },
-    /// Memory of the host, which counts nothing.
+    /// Memory of the host is taken. It counts nothing.
     Host {
         client: u32,
         handle: u32,
@@ -357,7 +357,7 @@ enum Step {
     Close {
         client: u32,
     },
-    /// Eight pages there are of a tree.
+    /// Memory is mapped in some of a tree's eight pages.
     Map {
         client: u32,
         handle: u32,
@@ -372,12 +372,12 @@ enum Step {
     CloseFile {
         file: u32,
     },
-    /// A process has a client's file: it opened it, or was given it.
+    /// A process has a client's file: it opened the file, or was given it.
     Share {
         client: u32,
         process: u64,
     },
-    /// A process begins that has all that another has.
+    /// A process begins that has all that another process has.
     Fork {
         from: u64,
         to: u64,
@@ -386,22 +386,22 @@ enum Step {
     Die {
         process: u64,
     },
-    /// Somebody changes a quota.
+    /// An administrator changes a quota.
     Limit {
         gpu: usize,
         bytes: u64,
     },
-    /// Something that the ledger isn't told of.
+    /// A step that the ledger isn't told of.
     Unseen(Box<Step>),
     Reconcile,
 }
 
-/// The first and the last.
+/// The first and the last page.
 fn pages() -> impl Strategy<Value = (u64, u64)> {
     (0u64..8, 0u64..8).prop_map(|(one, other)| (one.min(other), one.max(other)))
 }
 
-/// Two files of two GPUs.
+/// One of four trees: two files, each with two GPUs.
 fn tree(number: u8) -> Tree {
     Tree { file: u32::from(number / 2), gpu: u16::from(number % 2) }
 }
@@ -410,7 +410,7 @@ fn span((first, last): (u64, u64)) -> Span {
     Span::of(first * 4096, (last - first + 1) * 4096).unwrap()
 }
 
-/// Quotas of the GPUs, at first.
+/// Quotas of the GPUs at the beginning, in bytes.
 const QUOTAS: [u64; 2] = [100, 70];
 
 fn step() -> impl Strategy<Value = Step> {
@@ -448,25 +448,25 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Misses {
     Nothing,
-    /// Ends, and who else has something: too much counts.
+    /// Ends, and other holders of clients: too much counts.
     Ends,
     /// Beginnings, too: too little may count.
     All,
 }
 
-/// The driver, as simple as it can be: objects name memory, memory lives while named; a client
-/// lives while anybody has its file.
+/// The driver, as simple as it can be: objects name memory, memory lives while it is named, and a client lives while
+/// any process has its file.
 #[derive(Debug)]
 struct Model {
     misses: Misses,
     limits: [u64; QUOTAS.len()],
     objects: BTreeMap<(u32, u32), (u32, Option<usize>)>,
     holds: BTreeMap<u8, usize>,
-    /// By tree and page.
+    /// The memory that is mapped, by tree and page.
     mapped: BTreeMap<(u8, u64), usize>,
-    /// Who has the file of a client, where that is known of anybody.
+    /// The processes that have a client's file, for clients that were seen with any process.
     holders: BTreeMap<u32, BTreeSet<u64>>,
-    /// GPU and bytes.
+    /// GPU and bytes of each memory.
     sizes: Vec<(usize, u64)>,
 }
 
@@ -483,7 +483,7 @@ impl Model {
         }
     }
 
-    /// By GPU.
+    /// The bytes that live on each GPU.
     fn live_bytes(&self) -> [u64; QUOTAS.len()] {
         let objects = self.objects.values().filter_map(|(_, memory)| *memory);
         let kept = self.holds.values().chain(self.mapped.values()).copied();
@@ -504,7 +504,7 @@ impl Model {
         self.holders.remove(&client);
     }
 
-    /// That the ledger counts what there is, or what it can know of that.
+    /// Checks that the ledger counts what lives, as far as the ledger can know it.
     #[track_caller]
     fn is_counted(&self, ledger: &Ledger) {
         for (gpu, live_bytes) in self.live_bytes().into_iter().enumerate() {
@@ -531,14 +531,14 @@ impl Model {
         children.into_iter().for_each(|child| self.free(client, child));
     }
 
-    /// The places of files whose memory no object has.
+    /// The places of files whose memory no object names.
     fn unnamed(&self) -> Vec<u8> {
         let is_named = |memory| self.objects.values().any(|(_, named)| *named == Some(memory));
         let unnamed = self.holds.iter().filter(|(hold, memory)| **hold < 4 && !is_named(**memory));
         unnamed.map(|(hold, _)| *hold).collect()
     }
 
-    /// Whether the driver would take a new object there.
+    /// Whether the driver would make a new object there.
     fn takes(&self, client: u32, parent: u32, handle: u32) -> bool {
         !self.objects.contains_key(&(client, handle))
             && parent != handle
@@ -553,7 +553,7 @@ fn hold(number: u8) -> Hold {
     }
 }
 
-/// Plays `step` against both; the ledger hears of it where `seen`.
+/// Plays `step` in the driver's model, and in the ledger where `seen`.
 fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
     let top = |client: u32, parent: u32| Handle(if parent == 0 { client } else { parent });
     match *step {
@@ -570,7 +570,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
                     Misses::Ends => assert!(fits || reserved.is_err(), "past the quota"),
                     Misses::All => {}
                 }
-                // Before it's refused, the driver is asked: then it's refused rightly.
+                // The driver is asked before the refusal, so the refusal is right.
                 let reserved = reserved.or_else(|_| {
                     ledger.reconcile(gpu, live_bytes);
                     let again = ledger.reserve(gpu, bytes);
@@ -695,7 +695,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
             closed.into_iter().for_each(|client| model.close(client));
             if seen {
                 ledger.remove_process(Process(process));
-                // Somebody may have them who was never seen: the driver tells.
+                // A process that was never seen may hold them: the driver tells.
                 for client in ledger.orphans() {
                     if !model.has_client(client.0) {
                         ledger.close(client);
@@ -738,7 +738,7 @@ fn a_piece_keeps_all_its_memory_on_either_side_of_what_was_cut_out() {
     assert_eq!((used(&ledger), ledger.size().holds), (70, 1));
     ledger.unmap(tree(0), span((3, 4)));
     assert_eq!((used(&ledger), ledger.size().holds), (70, 2));
-    // Of another GPU and another file.
+    // These belong to another GPU and another file.
     ledger.unmap(tree(1), Span::ALL);
     ledger.close_file(1);
     assert_eq!(used(&ledger), 70);
@@ -776,7 +776,7 @@ fn what_may_be_mapped_lies_beside_what_is_until_the_driver_has_said() {
     let mut failed = copied(&ledger, 1);
     failed.unmap_piece(tree(0), span((2, 3)).first, two);
     assert_eq!(used(&failed), 40);
-    // It was made again, by the next worker.
+    // The next worker made the mapping again.
     ledger.map_alone(tree(0), span((0, 7)), two);
     assert_eq!((used(&ledger), ledger.size().holds), (50, 1));
 }
@@ -799,7 +799,7 @@ fn pieces_are_no_more_than_are_remembered_and_rather_too_much_is_held() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Told everything, the ledger is exact, and nobody gets past the quota.
+    /// A ledger that is told everything is exact, and no call passes the quota.
     #[test]
     fn what_is_counted_is_what_is_live(steps in proptest::collection::vec(step(), 0..80)) {
         let (mut ledger, mut model) = (Ledger::new(&QUOTAS, BOUNDS), Model::new(Misses::Nothing));
@@ -820,8 +820,8 @@ proptest! {
         prop_assert!(ledger.charges.is_empty() && ledger.holders.is_empty());
     }
 
-    /// Ends that it isn't told of, and processes that were never seen, make it count too much, never
-    /// too little; asking the driver mends it, and in the end nothing is left.
+    /// Where the ledger isn't told of ends and of some processes, it counts too much, never too little. Asking the
+    /// driver corrects it, and in the end nothing is left.
     #[test]
     fn missed_ends_never_let_anybody_past_the_quota(
         steps in proptest::collection::vec((step(), any::<bool>()), 0..80)
@@ -842,8 +842,8 @@ proptest! {
         prop_assert_eq!([0, 1].map(|gpu| ledger.usage(gpu).unwrap().used_bytes), [0, 0]);
     }
 
-    /// Memory that it isn't told of, too: whenever the driver is asked, the ledger knows, and nobody
-    /// gets what somebody has who asked nobody.
+    /// The ledger isn't told of some memory either. When the driver was asked, the ledger knows it, and no call gets
+    /// memory that is taken already.
     #[test]
     fn what_is_missed_counts_once_the_driver_was_asked_and_never_lasts(
         steps in proptest::collection::vec((step(), any::<bool>()), 0..80)
@@ -872,14 +872,14 @@ proptest! {
     }
 }
 
-/// A ledger as its entries, and again.
+/// A ledger that is made from another one's entries.
 fn copied(ledger: &Ledger, gpus: usize) -> Ledger {
     let mut copy = Ledger::new(&vec![0; gpus], ledger.bounds);
     ledger.entries().for_each(|entry| copy.replay(entry));
     copy
 }
 
-/// Of a journal that another version wrote, too.
+/// Another version may have written the journal.
 #[test]
 fn the_name_of_a_charge_is_a_number_in_a_journal() {
     let charge = ChargeId(300);
@@ -1011,14 +1011,14 @@ proptest! {
         }
         prop_assert_eq!(copy.has_stakes(), ledger.has_stakes());
         prop_assert!(copy.entries().eq(ledger.entries()));
-        // And goes on as that: what is made next has the same name in both.
+        // Both go on alike: the next charge has the same id in both.
         for ledger in [&mut ledger, &mut copy] {
             let (client, parent, handle) = (A, root(A), Handle(9));
             ledger.replay(Entry::Commit { gpu: 0, bytes: 1, client, parent, handle });
         }
         prop_assert_eq!(copy.charge_of(A, Handle(9)), ledger.charge_of(A, Handle(9)));
         prop_assert!(copy.entries().eq(ledger.entries()));
-        // To the end, which leaves nothing.
+        // In the end nothing is left of either.
         for ledger in [&mut ledger, &mut copy] {
             [A, B].into_iter().for_each(|client| ledger.close(client));
             (1..6).for_each(|base| ledger.release(Hold::Mapping { space: 1, base }));
@@ -1039,7 +1039,7 @@ proptest! {
     }
 }
 
-/// Puts a stake there, if it can be.
+/// Puts a stake there, if that is possible. Returns whether it was.
 fn staked(ledger: &mut Ledger, before: StakePlace, own: u64) -> bool {
     let may = ledger.may_stake(before);
     if may {
@@ -1093,7 +1093,7 @@ fn an_export_in_the_place_of_another_has_a_stake_of_its_own() {
     ledger.unstake(91);
     ledger.free(A, Handle(1));
     assert_eq!(used(&ledger), 30);
-    // What another export keeps, this one's stake doesn't stand before.
+    // Another export keeps the memory. The stake of this one doesn't stand before it.
     ledger.hold(Hold::Export { file: 6, index: 0 }, A, Handle(2));
     ledger.release(export);
     assert_eq!(ledger.loose_stakes(), [92]);
@@ -1113,7 +1113,7 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
         let before = StakePlace::Name { client: B, handle: Handle(handle) };
         assert_eq!(staked(&mut ledger, before, u64::from(handle)), shown != Shown::Here);
     }
-    // What is mapped has nothing to do with these.
+    // Mappings have nothing to do with the stakes of names.
     ledger.map(tree, Span::ALL, charge);
     assert!(staked(&mut ledger, StakePlace::Mappings { charge }, 9));
     ledger.unmap(tree, Span::ALL);

@@ -1,4 +1,4 @@
-//! How much of a GPU's memory is which process's: what people look at, and nothing goes by.
+//! How much of a GPU's memory each process has. People look at these numbers; nothing is decided by them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::{Account, ChargeId, Ledger, Process, Usage};
 
 impl Ledger {
-    /// A process is gone. What its clients hold stays charged: somebody who was never seen
-    /// may have them.
+    /// Removes a process from all clients' holders: it has ended. The memory of its clients stays charged: a process
+    /// that was never seen may hold them.
     pub fn remove_process(&mut self, process: Process) {
         for holders in self.holders.values_mut() {
             let before = holders.len();
@@ -16,13 +16,12 @@ impl Ledger {
         }
     }
 
-    /// The bytes that each process holds on each GPU, in the container's order of GPUs. A process that
-    /// holds a client and no memory has zeros.
+    /// The bytes that each process holds on each GPU, in the container's order of GPUs. A process that holds a client
+    /// without memory has zeros.
     ///
-    /// Memory that several clients name counts once, for the first client by number; a client that
-    /// several processes hold counts for the one that was seen with it first. What the driver takes
-    /// without being asked (contexts), and what mappings and exports alone keep, is of no process:
-    /// the sum is less than [`usage`](Self::usage) then.
+    /// Memory that several clients name counts once, for the client with the lowest number. A client that several
+    /// processes hold counts for the process that was seen with it first. What the driver takes unasked (contexts), and
+    /// what only mappings and exports keep, belongs to no process: the sum is then less than [`usage`](Self::usage).
     #[must_use]
     pub fn used_by_process(&self) -> BTreeMap<Process, Vec<u64>> {
         let first = |holders: &Vec<Process>| holders.first().copied();
@@ -42,9 +41,9 @@ impl Ledger {
         used
     }
 
-    /// A number that is another once what [`usage`](Self::usage) or
-    /// [`used_by_process`](Self::used_by_process) tells is another: to see cheaply whether it's the
-    /// same. Two different states have the same one in one of 2⁶⁴ cases.
+    /// A hash that changes when the answers of [`usage`](Self::usage) or [`used_by_process`](Self::used_by_process)
+    /// change, so that a reader sees cheaply whether they did. Two different states have the same hash in one of 2⁶⁴
+    /// cases.
     #[must_use]
     pub fn mark(&self) -> u64 {
         let mut mark = DefaultHasher::new();
@@ -86,7 +85,7 @@ mod tests {
         ledger.duplicate(source, Client(2), Handle(2), Handle(104), Shown::Here);
         let both = [(one, vec![300, 0]), (other, vec![40, 5])];
         assert_eq!(ledger.used_by_process(), both.into());
-        // What it had is the heir's.
+        // The second process now has what the first had.
         ledger.remove_process(one);
         assert_eq!(ledger.used_by_process(), [(other, vec![340, 5])].into());
         ledger.remove_process(other);
