@@ -1,8 +1,7 @@
-//! What is known of the container: its ledger, processes, ranges and devices.
+//! The books: what the worker knows of the container, such as its ledger, processes, ranges and devices.
 //!
-//! One at a time has them, and never while a call is in the driver or in the caller's
-//! memory. What must outlive this worker is changed by [`Books::write`] alone, which
-//! puts it into the journal too.
+//! One thread at a time has the books open, and never while it calls the driver or reads the caller's memory. Only
+//! [`Books::write`] changes what must outlive this worker: it puts the change into the journal too.
 
 use std::collections::BTreeSet;
 
@@ -21,49 +20,49 @@ use crate::monitor::state::makers::{MOST_FILES, Makers};
 use crate::monitor::state::space::Space;
 use crate::monitor::state::space_ranges::{MOST_RANGES, SpaceRanges};
 
-/// How much the container may make us remember.
+/// How much the container can make the ledger remember.
 pub(crate) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, stakes: 16384 };
 
-/// Clients that are known by their users, and users of clients; of more, all is known but who uses
-/// them.
+/// The most clients, and the most pairs of a client and its user, whose users are known. Everything else is known of
+/// further clients too.
 const MOST_CLIENTS: usize = 16384;
 const MOST_HOLDERS: usize = 32768;
 
-/// Processes.
+/// The most processes that are known.
 const MOST_PROCESSES: usize = 4096;
 
-/// Nodes of UVM's.
+/// The most nodes of UVM's that are known.
 const MOST_NODES: usize = 64;
 
-/// No client has this handle; who is seen with it was seen at all.
+/// No client has this handle. Its holders in the ledger are all processes that were seen.
 pub(crate) const NO_CLIENT: Client = Client(0);
 
-/// The books.
+/// What the worker knows of the container.
 #[derive(Debug)]
 pub(crate) struct Books {
     pub(crate) ledger: Ledger,
     log: Log,
-    /// Seen, and not known to be gone.
+    /// The processes that were seen and are not known to have ended.
     pub(crate) processes: BTreeSet<Process>,
-    /// By [`Space`](crate::monitor::state::space::Space) and first address: bytes.
+    /// The address ranges of processes and of UVM's files.
     pub(crate) ranges: SpaceRanges,
     /// Nodes of UVM's, by `st_dev` and `st_ino`.
     nodes: BTreeSet<(u64, u64)>,
-    /// Who initialized which file of UVM's.
+    /// Which process initialized which file of UVM's.
     pub(crate) makers: Makers,
     /// Channel groups.
     pub(crate) groups: Groups,
     pub(crate) channels: Channels,
     pub(crate) devices: Devices,
-    /// What the call has set aside that the worker before had on the lane: until it is made again, or
-    /// undone, the driver may have given it, and no charge tells so.
+    /// The reservation of the call that the worker before had on the lane. The driver may have given this memory, and
+    /// no charge has it. It counts until the call is made again or undone.
     former_reservation: Option<Reservation>,
-    /// When the driver is to be asked, though nobody waits for it.
+    /// When the driver is to be asked next, although no call waits for the answer.
     pub(crate) due: Due,
 }
 
 impl Books {
-    /// The books as the journal has them.
+    /// Reads the books from the journal.
     pub(crate) fn open(memory: &'static JournalMap, gpus: &[Gpu], nodes: &[Node]) -> Self {
         let limits: Vec<u64> = gpus.iter().map(|gpu| gpu.limit_bytes).collect();
         let log = Log::open(memory);
@@ -93,7 +92,8 @@ impl Books {
         books
     }
 
-    /// Sets aside what the call in a slot had, where it isn't entered already.
+    /// Reserves again what the call in a slot had reserved. `None` where the call reserved nothing, is over, or its
+    /// object is charged already.
     fn reserve_again(&mut self, slot: Slot<'_>) -> Option<Reservation> {
         let SetAside { gpu, bytes, client } = slot.was_set_aside()?;
         let CallObject { handle, was_there, .. } = slot.call_object();
@@ -103,7 +103,7 @@ impl Books {
         if is_left { self.ledger.reserve_again(gpu, bytes).ok() } else { None }
     }
 
-    /// The call of the worker before that was on the lane is made again, or is over.
+    /// Ends the reservation of the former worker's call on the lane: the call is made again, or is over.
     pub(crate) fn cancel_former_reservation(&mut self) {
         if let Some(reservation) = self.former_reservation.take() {
             self.ledger.cancel(reservation);
@@ -142,7 +142,7 @@ impl Books {
         }
     }
 
-    /// Changes what must outlive this worker.
+    /// Changes what must outlive this worker, in the journal and here.
     pub(crate) fn write(&mut self, record: Record) {
         self.log.append(record);
         self.replay(record);
@@ -151,7 +151,7 @@ impl Books {
         }
     }
 
-    /// Puts what is known now in the place of how it came about.
+    /// Replaces the journal's records by those that say what is known now.
     fn rewrite(&mut self) {
         let nodes = self.nodes.iter();
         let nodes = nodes.map(|(device, inode)| Record::Node { device: *device, inode: *inode });
@@ -166,14 +166,14 @@ impl Books {
         self.write(Record::Ledger(entry));
     }
 
-    /// Nothing is mapped there any more.
+    /// Notes that nothing is mapped in the span any more.
     pub(crate) fn unmap(&mut self, tree: Tree, span: Span) {
         if self.ledger.has_pieces_in(tree, span) {
             self.enter(Entry::Unmap { tree, span });
         }
     }
 
-    /// A process called. `false` where there are more than can be known.
+    /// Notes a process that called. `false` where no more processes can be known.
     pub(crate) fn note_process(&mut self, process: Process) -> bool {
         if self.processes.contains(&process) {
             return true;
@@ -185,7 +185,7 @@ impl Books {
         true
     }
 
-    /// A process used a client.
+    /// Notes that a process used a client.
     pub(crate) fn note_user(&mut self, client: u32, process: Process) {
         let client = Client(client);
         if client == NO_CLIENT || self.ledger.holds_client(client, process) {
@@ -196,7 +196,7 @@ impl Books {
         }
     }
 
-    /// An object without memory is there, below what is known to be.
+    /// Notes an object without memory below a known one.
     pub(crate) fn note(&mut self, client: u32, parent: u32, handle: u32) {
         let (client, parent, handle) = (Client(client), Handle(parent), Handle(handle));
         if self.ledger.size().objects < BOUNDS.objects {
@@ -204,12 +204,12 @@ impl Books {
         }
     }
 
-    /// Forgets which GPUs devices of a client were of that are freed.
+    /// Forgets the GPUs of a client's devices that were freed.
     pub(crate) fn forget_freed_devices(&mut self, client: u32) {
         self.devices.forget_freed(&self.ledger, client);
     }
 
-    /// A node of UVM's was seen. `false` where there are more than can be known.
+    /// Notes a node of UVM's. `false` where no more nodes can be known.
     pub(crate) fn note_node(&mut self, (device, inode): (u64, u64)) -> bool {
         if self.nodes.contains(&(device, inode)) {
             return true;
@@ -221,30 +221,31 @@ impl Books {
         true
     }
 
-    /// Whether that is a node of UVM's.
+    /// Whether `place` (`st_dev` and `st_ino`) is a node of UVM's.
     pub(crate) fn is_node(&self, place: (u64, u64)) -> bool {
         self.nodes.contains(&place)
     }
 
-    /// The container's channels on a GPU that compute outside the channel groups that are known.
+    /// The container's channels on a GPU that compute and are in no known channel group.
     pub(crate) fn outside_groups(&self, gpu: usize) -> Vec<(u32, u32)> {
         self.channels.outside_groups(gpu, &self.processes, &self.groups)
     }
 
-    /// Whether a channel was seen to be made. Of channels that don't compute, only those outside groups are entered.
+    /// Whether the channel was seen to be made. A channel that doesn't compute is known only where it is outside
+    /// groups.
     pub(crate) fn knows_channel(&self, name: (u32, u32)) -> bool {
         self.channels.contains(name) || self.groups.contains(name.0, name.1)
     }
 
-    /// Whether nothing is charged, and nothing known that could be.
+    /// Whether nothing is charged, and the ledger has no object and no hold that could be.
     pub(crate) fn has_nothing(&self) -> bool {
         let usages = (0..).map_while(|gpu| self.ledger.usage(gpu));
         let size = self.ledger.size();
         size.objects + size.holds == 0 && usages.into_iter().all(|usage| usage.used_bytes == 0)
     }
 
-    /// Processes that live on in no process's list are gone, and nobody is left: nothing is but
-    /// what files keep that it was exported to, and those that can't be ended.
+    /// Frees everything, because no process of the container is left. Only exports stay, whose files keep their memory,
+    /// and the files of UVM's in `kept`, which can't be ended.
     pub(crate) fn close_all(&mut self, kept: &BTreeSet<u32>) {
         let clients: BTreeSet<Client> = self
             .ledger
@@ -274,7 +275,7 @@ impl Books {
                 self.close_file(file);
             }
         }
-        // What the driver had showed of theirs, and nobody is asked for again.
+        // What the driver showed of the dead processes is gone. No later figure would say so.
         let gpus = (0..).map_while(|gpu| Some((gpu, self.ledger.expected(gpu)?.hidden_bytes)));
         for (gpu, driver_bytes) in gpus.collect::<Vec<_>>() {
             self.enter(Entry::Reconcile { gpu, driver_bytes });
@@ -282,7 +283,7 @@ impl Books {
         self.devices.clear();
     }
 
-    /// Remembers a range. `false` where it can't be.
+    /// Remembers a range. `false` where it can't be remembered.
     pub(crate) fn add_range(&mut self, space: Space, base: u64, length: u64) -> bool {
         let room = self.ranges.has_room_for(space, base, length);
         if room {
@@ -298,7 +299,7 @@ impl Books {
         }
     }
 
-    /// A file of UVM's is closed, or is as good as closed: it maps nothing, and has no ranges.
+    /// Notes that a file of UVM's is closed, or has lost all its mappings and ranges.
     pub(crate) fn close_file(&mut self, file: u32) {
         self.enter(Entry::CloseFile { file });
         for (base, _) in self.ranges.of(Space::File(file)) {
@@ -307,9 +308,9 @@ impl Books {
     }
 }
 
-/// The most records that make what is kept from nothing leave an eighth of a half for what changes until
-/// it's written anew: objects and holds with their charges, stakes, what is mapped bare, users, ranges,
-/// nodes, and makers of files.
+/// Even where the container has the most of everything, a rewritten log leaves an eighth of a half free for later
+/// changes. The sum has objects and holds with their charges, stakes, pieces that are mapped without a hold, users,
+/// ranges, nodes and the makers of files.
 const _: () = {
     let ledger = 2 * BOUNDS.objects + 3 * BOUNDS.holds + BOUNDS.stakes;
     let users = MOST_HOLDERS + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * MOST_FILES;
@@ -335,7 +336,7 @@ pub(crate) mod tests {
     proptest::proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
 
-        /// A journal is ours, and may be damaged: no record that can be read stops a worker from its start.
+        /// Only monitors write the journal, but it may be damaged: no record that can be read stops a worker's start.
         #[test]
         fn no_record_is_too_much(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..4096)) {
             let (mut books, _) = open(&journal());

@@ -1,8 +1,8 @@
-//! Channels that compute: what is taken off the GPU where the container isn't to run.
+//! Channels that compute. The monitor takes them off the GPU while it isn't the container's turn.
 //!
-//! One is entered before the driver makes it, as its call is let go on, and forgotten when it's freed, or
-//! when its client is found to be gone. Which handle the driver chooses for one that asks for none
-//! isn't known; CUDA names all of its own.
+//! A channel is entered before the driver makes it, when its call is continued. It is forgotten when it is freed, or
+//! when its client is found to be gone. A channel that asks for no handle isn't known, because the driver chooses its
+//! handle; CUDA names all its channels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,24 +10,24 @@ use crate::ledger::Process;
 use crate::monitor::journal::layout::Record;
 use crate::monitor::state::groups::Groups;
 
-/// A channel's name: its client, and its handle there.
+/// A channel's client, and its handle there.
 pub(crate) type ChannelName = (u32, u32);
 
-/// How many are known; CUDA makes eight of a kind for a program.
+/// The most channels that are known. CUDA makes eight of a kind for a program.
 pub(crate) const MOST: u32 = 4096;
 
 /// A channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Channel {
     gpu: usize,
-    /// The group that it is in, or what else it is below.
+    /// The channel's group; for a channel outside groups, the object that it hangs below.
     parent: u32,
     process: Process,
-    /// Another for each that is made, also for one that has the name of one before.
+    /// A number that no other channel has, not even a later one of the same name.
     number: u64,
 }
 
-/// Those that are known.
+/// The channels that are known.
 #[derive(Debug, Default)]
 pub(crate) struct Channels {
     all: BTreeMap<ChannelName, Channel>,
@@ -49,7 +49,7 @@ impl Channels {
         }
     }
 
-    /// What makes them from nothing.
+    /// The records that make these channels from nothing.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
         let all = self.all.iter();
         all.map(|((client, handle), channel)| Record::Channel {
@@ -61,7 +61,7 @@ impl Channels {
         })
     }
 
-    /// Those of a GPU, of processes that live.
+    /// The channels on a GPU that living processes made.
     fn all_on(
         &self,
         gpu: usize,
@@ -72,7 +72,8 @@ impl Channels {
         self.all.iter().filter(move |(_, channel)| is_on(channel))
     }
 
-    /// Those of a GPU, of processes that live: each with the group that it's in, if it is in one.
+    /// The channels on a GPU that living processes made, each with the name of the object above it: its group, if it is
+    /// in one.
     pub(crate) fn on(
         &self,
         gpu: usize,
@@ -82,7 +83,8 @@ impl Channels {
         all.map(|(name, channel)| (*name, (name.0, channel.parent))).collect()
     }
 
-    /// The same, each with its number: one that is made anew under the name of one before has another.
+    /// The channels on a GPU that living processes made, each with its number: a new channel under an old name has
+    /// another number.
     pub(crate) fn numbered(
         &self,
         gpu: usize,
@@ -91,7 +93,7 @@ impl Channels {
         self.all_on(gpu, living).map(|(name, channel)| (*name, channel.number)).collect()
     }
 
-    /// Those of a GPU that are in no group that is known, of processes that live.
+    /// The channels on a GPU that living processes made and that are in no known group.
     pub(crate) fn outside_groups(
         &self,
         gpu: usize,
@@ -103,23 +105,23 @@ impl Channels {
         outside.map(|(name, _)| name).collect()
     }
 
-    /// Whether the one with that name is known.
+    /// Whether the channel is known.
     pub(crate) fn contains(&self, name: (u32, u32)) -> bool {
         self.all.contains_key(&name)
     }
 
-    /// A process is gone: nothing of it computes.
+    /// Forgets the channels of a process that has ended.
     pub(crate) fn forget(&mut self, process: Process) {
         self.all.retain(|_, channel| channel.process != process);
     }
 
-    /// Whether another is to be known.
+    /// Whether one more channel can be known.
     pub(crate) fn has_room(&self) -> bool {
         self.all.len() < MOST as usize
     }
 
-    /// What freeing an object frees: with a client all that it has, with a group those in it. `groups` are
-    /// those that it frees.
+    /// The channels that are freed with an object: with a client all its channels, with a group those in it. `groups`
+    /// are the groups that are freed with the object.
     pub(crate) fn freed(&self, client: u32, handle: u32, groups: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let of_client = self.all.range((client, 0)..=(client, u32::MAX));
         let is_freed = |(own, channel): &(&(u32, u32), &Channel)| {

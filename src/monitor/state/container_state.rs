@@ -1,4 +1,4 @@
-//! What is known of the container: what it may, what it has, and what others see of that.
+//! The state of the container: its settings, its books, and the figures that others read of both.
 
 use std::fs::File;
 use std::io;
@@ -23,20 +23,19 @@ use crate::rm::{Release, about};
 pub(crate) struct ContainerState {
     pub(crate) settings: Arc<Settings>,
     pub(crate) release: Release,
-    /// UUIDs of the container's GPUs, in its order.
+    /// UUIDs of the container's GPUs, in the container's order.
     pub(crate) uuids: Vec<about::Uuid>,
-    /// Where the worker's own memory is.
+    /// The worker's own memory and its surroundings, as first and last addresses.
     pub(crate) own_ranges: Vec<(u64, u64)>,
     pub(crate) journal: &'static JournalMap,
     pub(crate) log: ContainerLog,
     books: Lock<Books>,
-    /// What others read of the books, and of the calls that were counted.
+    /// The figures that others read: of the books, and of the counted calls.
     pub(crate) figures: Figures,
     rest: Lock<Rest>,
 }
 
-/// The [`Books`], open. Who has changed what others see of them tells so, before somebody else has
-/// them.
+/// The [`Books`], locked. A holder that has changed them updates the figures' mark before another thread gets them.
 #[derive(Debug)]
 pub(crate) struct OpenBooks<'a> {
     books: MutexGuard<'a, Books>,
@@ -68,28 +67,28 @@ impl Drop for OpenBooks<'_> {
 }
 
 impl ContainerState {
-    /// What the journal has of it, and what the settings say.
+    /// Makes the state from the settings and the journal.
     ///
     /// # Errors
     ///
-    /// Where the settings name a driver or a GPU that can't be, or the journal can't be mapped.
+    /// Where the settings name an impossible driver or GPU, or the journal can't be mapped.
     pub(crate) fn open(settings: Settings, journal: &File) -> io::Result<Self> {
         let version = settings.driver.parse().map_err(io::Error::other)?;
         let release = Release::of(version).map_err(io::Error::other)?;
         if release.standing() != Standing::Checked {
-            // `cgpu doctor` says so, once for the host.
+            // `cgpu doctor` reports this once for the host.
             tracing::debug!(driver = %version, "the driver's structs: {}", release.standing());
         }
         let uuids = settings.gpus.iter().map(|gpu| {
             about::uuid(&gpu.uuid).ok_or_else(|| io::Error::other("a GPU's UUID is none"))
         });
         let uuids = uuids.collect::<io::Result<_>>()?;
-        // For the process's life: threads that hang in the driver have slots of it.
+        // The journal stays mapped until the process ends: threads that hang in the driver use slots of it.
         let journal: &'static JournalMap = Box::leak(Box::new(JournalMap::map(journal)?));
         let books = Books::open(journal, &settings.gpus, &settings.nodes);
         let figures = Figures::create(&MonitorDir::at(&settings.place).figures());
         let figures = figures.or_else(|error| {
-            // A container that has ended already has no directory, and nobody looks at it.
+            // The directory of a container that has ended is gone, and nobody reads its figures.
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(%error, "those who look at this container have to wake its monitor");
             }
@@ -109,25 +108,25 @@ impl ContainerState {
         })
     }
 
-    /// The container's GPU with that UUID, by its place.
+    /// The place of the GPU with this UUID in the container's order; `None` where the container has no such GPU.
     pub(crate) fn gpu_of(&self, uuid: &about::Uuid) -> Option<usize> {
         self.uuids.iter().position(|of| of == uuid)
     }
 
-    /// What is known of the container, while nobody else changes it.
+    /// Opens the books. Other threads wait until they are dropped.
     pub(crate) fn books(&self) -> OpenBooks<'_> {
         let books = self.books.lock();
         OpenBooks { books, figures: &self.figures, changed: false }
     }
 
-    /// One more call, of which that became, and which took so long.
+    /// Counts a call: what became of it, and how long it took.
     pub(crate) fn count(&self, became: Count, took: Duration) {
         self.journal.add_duration(took);
         self.journal.count(became);
         self.figures.change();
     }
 
-    /// One more process was ended.
+    /// Counts a process that was killed.
     pub(crate) fn count_killed(&self) {
         self.journal.count(Count::Killed);
         self.figures.change();
@@ -138,7 +137,7 @@ impl ContainerState {
         self.rest(now).is_at_rest(now)
     }
 
-    /// How often the container is looked at.
+    /// How often the container is to be looked at; `was_used`: whether any of its processes has used the driver.
     pub(crate) fn pace(&self, was_used: bool, now: Instant) -> Pace {
         self.rest(now).pace(was_used, now)
     }

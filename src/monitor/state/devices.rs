@@ -1,23 +1,24 @@
-//! Devices and subdevices of the container's clients, and the GPUs that they are of.
+//! Devices and subdevices of the container's clients, and their GPUs.
 
 use std::collections::HashMap;
 
 use crate::ledger::{Client, Handle, Ledger};
 
-/// Devices and subdevices whose GPU is known; of more, it's asked for again.
+/// The most devices and subdevices whose GPU is known. Above this number all are forgotten, and the driver is asked
+/// again.
 const MOST_DEVICES: usize = 4096;
 
-/// By client and handle: the container's GPU.
+/// The container's GPU by client and handle.
 #[derive(Debug, Default)]
 pub(crate) struct Devices(HashMap<(u32, u32), usize>);
 
 impl Devices {
-    /// The GPU of a device or subdevice, where it is known.
+    /// The GPU of a device or subdevice; `None` where it isn't known.
     pub(crate) fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
         self.0.get(&(client, handle)).copied()
     }
 
-    /// A device or subdevice is of that GPU.
+    /// Remembers the GPU of a device or subdevice.
     pub(crate) fn set_gpu(&mut self, client: u32, handle: u32, gpu: usize) {
         if self.0.len() >= MOST_DEVICES {
             self.0.clear();
@@ -25,24 +26,24 @@ impl Devices {
         self.0.insert((client, handle), gpu);
     }
 
-    /// Nothing is known of what has that handle.
+    /// Forgets the GPU of the object with this handle.
     pub(crate) fn forget(&mut self, client: u32, handle: u32) {
         self.0.remove(&(client, handle));
     }
 
-    /// A client begins or is over: none of its devices is known.
+    /// Forgets all devices of a client that begins or is over.
     pub(crate) fn forget_client(&mut self, client: u32) {
         self.0.retain(|(of, _), _| *of != client);
     }
 
-    /// Something of a client was freed, and the ledger knows it: devices that it doesn't have any
-    /// more are to be asked for again.
+    /// Forgets those devices of a client that the ledger doesn't have any more. The caller has freed something of the
+    /// client in the ledger.
     pub(crate) fn forget_freed(&mut self, ledger: &Ledger, client: u32) {
         let stays = |handle| ledger.contains(Client(client), Handle(handle));
         self.0.retain(|(of, handle), _| *of != client || stays(*handle));
     }
 
-    /// None is known any more.
+    /// Forgets all devices.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
@@ -65,7 +66,7 @@ mod tests {
         devices.set_gpu(1, 10, 1);
         devices.forget(2, 10);
         assert_eq!(all(&devices), [Some(1), Some(1), None]);
-        // Of what was freed, what the ledger has still is there.
+        // The device that the ledger has was not freed.
         let mut ledger = Ledger::new(&[1], Bounds { objects: 9, holds: 9, stakes: 9 });
         let (client, parent, handle) = (Client(1), Handle(1), Handle(11));
         ledger.replay(Entry::Note { client, parent, handle });

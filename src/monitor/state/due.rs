@@ -1,18 +1,18 @@
-//! When the driver is to be asked next. Knows no clock: whoever asks says what time it is.
+//! When the driver is to be asked next. This file knows no clock: the caller gives the time.
 
 use std::time::{Duration, Instant};
 
-/// The next times: soon, and once more later.
+/// The next two times: one soon, and one later.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Due([Option<Instant>; 2]);
 
 impl Due {
-    /// The first of them.
+    /// The earlier of the two times.
     pub(crate) fn next(self) -> Option<Instant> {
         self.0.into_iter().flatten().min()
     }
 
-    /// Whether the driver is to be asked now; it is, then.
+    /// Whether the driver is to be asked at `now`. Forgets the times that have come.
     pub(crate) fn take(&mut self, now: Instant) -> bool {
         let mut is_due = false;
         for at in &mut self.0 {
@@ -21,7 +21,8 @@ impl Due {
         is_due
     }
 
-    /// The driver is to be asked soon, and once more later.
+    /// Schedules a question 5 ms from now, unless one is scheduled, and one 200 ms from now. Returns whether the first
+    /// one is new.
     pub(crate) fn schedule(&mut self, now: Instant) -> bool {
         let [soon, later] = self.0;
         let first = soon.is_none();
@@ -32,7 +33,7 @@ impl Due {
         first
     }
 
-    /// The driver is to be asked by then.
+    /// Schedules a question at `at` or earlier.
     pub(crate) fn schedule_by(&mut self, at: Instant) {
         let [soon, _] = &mut self.0;
         *soon = Some(soon.map_or(at, |soon| soon.min(at)));

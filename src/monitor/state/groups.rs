@@ -1,10 +1,10 @@
-//! Channel groups: how many the container has on each of its GPUs, and may have.
+//! Channel groups: how many the container has on each of its GPUs, and how many it may have.
 //!
-//! For each the driver takes memory for context buffers, 8 MiB on an H100, which is in no process's
-//! figure and in no quota (`kchangrpapiConstruct_IMPL` reserves it, kernel_channel_group_api.c). A
-//! channel outside a group has one of its own (`kchannelConstruct_IMPL`, kernel_channel.c). So their
-//! number has a bound. One is entered before the driver makes it, or when it has, and forgotten when it's
-//! freed; what went without a call that says so is looked for when the bound is met.
+//! For each group the driver takes memory for context buffers, 8 MiB on an H100. This memory is in no process's figure
+//! and in no quota (`kchangrpapiConstruct_IMPL` reserves it, kernel_channel_group_api.c). A channel outside a group has
+//! a group of its own (`kchannelConstruct_IMPL`, kernel_channel.c). So the number of groups is limited. A group is
+//! entered before the driver makes it, or when the driver has made it, and forgotten when it is freed. At the limit the
+//! monitor looks for groups that ended without a call of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,28 +13,28 @@ use crate::monitor::journal::layout::{Reach, Record};
 use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::sched::{DEFAULT_SLICE_US, Round, slice_us};
 
-/// Groups of a container at most, on all of its GPUs together.
+/// The most groups of a container, on all its GPUs together.
 pub(crate) const MOST: usize = 32768;
 
-/// What CUDA asks for, for each group that computes, in microseconds.
+/// The slice in microseconds that CUDA asks for, for each group that computes.
 const COMPUTE_SLICE_US: u64 = 2048;
 
-/// Whether a group for that engine is one whose kernels wait for the others'.
+/// Whether groups for this engine compute: their kernels wait for each other's.
 pub(crate) fn computes(engine: u32) -> bool {
     engine <= ENGINE_GRAPHICS
 }
 
-/// A group, or a channel that is outside one.
+/// A channel group, or a channel outside groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Group {
     gpu: usize,
     parent: u32,
-    /// It was made, and not only let go on.
+    /// Whether the driver is known to have made it. Otherwise its call was only continued.
     pub(crate) certain: bool,
     pub(crate) reach: Option<Reach>,
-    /// The slice that we have set, in microseconds; `None` where we have set none, or don't know.
+    /// The slice in microseconds that the monitor has set; `None` where it set none or doesn't know.
     slice_us: Option<u64>,
-    /// The slice that its program asked for, and was told that it has.
+    /// The slice in microseconds that the program asked for and was told that it has.
     asked_us: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct DueSlice {
     pub(crate) us: u64,
 }
 
-/// Those that are known.
+/// The groups that are known.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     /// By client and handle.
@@ -59,28 +59,28 @@ impl Groups {
         self.all.contains_key(&(client, handle))
     }
 
-    /// The GPU of a group.
+    /// The GPU of a group; `None` where the group isn't known.
     pub(crate) fn gpu(&self, client: u32, handle: u32) -> Option<usize> {
         self.all.get(&(client, handle)).map(|group| group.gpu)
     }
 
-    /// The GPU of a group that was made, and the engine that it is for; 0 where that isn't known.
+    /// The GPU and the engine of a group that was certainly made. The engine is 0 where it isn't known.
     pub(crate) fn engine(&self, client: u32, handle: u32) -> Option<(usize, u32)> {
         let group = self.all.get(&(client, handle)).filter(|group| group.certain)?;
         Some((group.gpu, group.reach.map_or(0, |reach| reach.engine)))
     }
 
-    /// How many a GPU has.
+    /// How many groups a GPU has.
     pub(crate) fn count(&self, gpu: usize) -> usize {
         self.all.values().filter(|group| group.gpu == gpu).count()
     }
 
-    /// Whether one more can be known.
+    /// Whether one more group can be known.
     pub(crate) fn has_room(&self) -> bool {
         self.all.len() < MOST
     }
 
-    /// What freeing an object frees: with a client all that it has, with a device those below it.
+    /// The groups that are freed with an object: with a client all its groups, with a device those below it.
     pub(crate) fn freed(&self, client: u32, handle: u32) -> Vec<(u32, u32)> {
         let of_client = self.all.range((client, 0)..=(client, u32::MAX));
         let is_freed = |(own, group): (&(u32, u32), &Group)| {
@@ -103,7 +103,7 @@ impl Groups {
         }
     }
 
-    /// What makes them from nothing.
+    /// The records that make these groups from nothing.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
         let all = self.all.iter();
         all.map(|((client, handle), group)| Record::Group {
@@ -116,7 +116,7 @@ impl Groups {
         })
     }
 
-    /// How many groups of a GPU compute, of processes that are counted.
+    /// How many groups on a GPU compute, of those whose process `counts`.
     fn computing(&self, gpu: usize, counts: impl Fn(Process) -> bool) -> usize {
         let computes = |group: &&Group| {
             let reach = group.reach.filter(|reach| counts(reach.process));
@@ -125,7 +125,7 @@ impl Groups {
         self.all.values().filter(computes).count()
     }
 
-    /// The groups of a GPU that compute, of processes that live and don't rest, in order.
+    /// The groups on a GPU that compute, of processes that live and don't rest, in order.
     pub(crate) fn busy(
         &self,
         gpu: usize,
@@ -143,7 +143,7 @@ impl Groups {
         self.all.iter().filter(is_busy).map(|(name, _)| *name).collect()
     }
 
-    /// The processes that have groups of a GPU that compute.
+    /// The living processes that have groups on a GPU that compute.
     pub(crate) fn computing_processes(
         &self,
         gpu: usize,
@@ -155,8 +155,8 @@ impl Groups {
         computing.map(|reach| reach.process).filter(|process| living.contains(process)).collect()
     }
 
-    /// The slice that each group of a GPU is to have where the container has that round, or where
-    /// nobody sets slices: what its program asked for, or what it had at first.
+    /// The slice in microseconds that a group is to have. Without a round the monitor sets no slices: then it is the
+    /// slice that the program asked for, or the one that the group had at first.
     fn wanted_us(group: &Group, reach: Reach, round: Option<Round>, computing: usize) -> u64 {
         match round {
             Some(round) if computes(reach.engine) => slice_us(round, computing),
@@ -166,8 +166,8 @@ impl Groups {
         }
     }
 
-    /// The slices of a GPU's groups that are other than they are to be. Those of processes that rest count
-    /// for their own alone: whoever of them wakes has what each has while all work.
+    /// The groups on a GPU whose slice has to be set anew. Groups of processes that rest don't count for the slices of
+    /// others. Their own slices count all groups: so a process that wakes has the slice that each has while all work.
     pub(crate) fn due_slices(
         &self,
         gpu: usize,
@@ -181,7 +181,7 @@ impl Groups {
         let on_gpu = self.all.iter().filter(|(_, group)| group.gpu == gpu);
         let due = on_gpu.filter_map(|((client, handle), group)| {
             let reach = group.reach.filter(|reach| living.contains(&reach.process))?;
-            // What nobody has set is as its program has it.
+            // A slice that the monitor never set is as the program has it.
             let is_ours = round.is_some() || group.slice_us.is_some();
             let computing = if resting.contains(&reach.process) { all } else { busy };
             let us = Self::wanted_us(group, reach, round, computing);
@@ -191,25 +191,25 @@ impl Groups {
         due.collect()
     }
 
-    /// Those of a GPU, by client and handle.
+    /// The groups on a GPU, by client and handle.
     pub(crate) fn on(&self, gpu: usize) -> Vec<((u32, u32), Group)> {
         let on_gpu = self.all.iter().filter(|(_, group)| group.gpu == gpu);
         on_gpu.map(|(name, group)| (*name, *group)).collect()
     }
 
-    /// The one with that name.
+    /// The group with this name.
     pub(crate) fn named(&self, name: (u32, u32)) -> Option<Group> {
         self.all.get(&name).copied()
     }
 
-    /// A slice was set, or can't be.
+    /// Notes that a slice was set, or can't be set.
     pub(crate) fn note_slice(&mut self, due: &DueSlice) {
         if let Some(group) = self.all.get_mut(&(due.client, due.handle)) {
             group.slice_us = Some(due.us);
         }
     }
 
-    /// The program asked for a slice.
+    /// Notes the slice in microseconds that the program asked for.
     pub(crate) fn note_asked_slice(&mut self, client: u32, handle: u32, us: u64) {
         if let Some(group) = self.all.get_mut(&(client, handle)) {
             group.asked_us = Some(us);
@@ -227,7 +227,7 @@ mod tests {
         Record::Group { gpu, client, parent, handle, certain, reach: Some(reach) }
     }
 
-    /// As many as the journal has room for, on whichever GPUs.
+    /// The container may have as many groups as the journal has room for, on whichever GPUs.
     #[test]
     fn there_are_no_more_of_a_container_than_the_journal_has_room_for() {
         let mut groups = Groups::default();

@@ -1,17 +1,16 @@
-//! The lane: calls of the container that make, name or free objects go through the driver one after
-//! another; controls go beside them, but for those that export or import memory.
+//! The lane: calls of the container that make, name or free objects go through the driver one after another. Controls
+//! go beside them, except for those that export or import memory.
 //!
-//! So a handle names the same object for the driver and in the books as long as its call is on the lane,
-//! and an audit that is on it finds figures and books of one moment. It costs programs little: the resource
-//! manager does the same for the whole host. It takes its API lock for writing whenever it allocates,
-//! duplicates, shares or frees an object, and only controls take it together
-//! (`_sysRegistryOverrideResourceServer`, system.c, which sets `RS_API_CTRL` alone, and
-//! `serverAllocResourceLookupLockFlags`, rs_server.c, the same from 515.43.04 to 595.45.04). Only what UVM
-//! maps for several processes of a container at once would be mapped side by side without the lane.
+//! So a handle names the same object for the driver and in the books as long as its call is on the lane, and an audit
+//! on the lane finds figures and books of one moment. The lane costs programs little, because the resource manager does
+//! the same for the whole host: it takes its API lock for writing whenever it allocates, duplicates, shares or frees an
+//! object, and only controls share the lock (`_sysRegistryOverrideResourceServer`, system.c, which sets `RS_API_CTRL`
+//! alone, and `serverAllocResourceLookupLockFlags`, rs_server.c, the same from 515.43.04 to 595.45.04). Without the
+//! lane, only UVM's mappings for several processes of a container would be made side by side.
 //!
-//! A call that hangs in the driver keeps its container's lane, and no other container's. The next worker
-//! finds who was on it ([`JournalMap::lane`](crate::monitor::journal::map::JournalMap::lane)), and lets nobody on before that call
-//! is over. Knows no calls and no books.
+//! A call that hangs in the driver keeps only its own container's lane. The next worker finds the slot of that call
+//! ([`JournalMap::lane`](crate::monitor::journal::map::JournalMap::lane)), and lets nobody on the lane before the call
+//! is over. This file knows no calls and no books.
 
 use std::collections::VecDeque;
 use std::thread::Thread;
@@ -20,16 +19,16 @@ use std::time::{Duration, Instant};
 use crate::monitor::journal::map::{JournalMap, Slot};
 use crate::monitor::lock::Lock;
 
-/// How long who is no call waits for the one call that is before it.
+/// How long the monitor's own work waits for the call on the lane.
 const MONITOR_WAIT: Duration = Duration::from_secs(1);
 
-/// How often a call that waits looks whether its caller does.
+/// How often a waiting call checks whether its caller still waits.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The number of the call that the worker before had on it.
+/// The number of the call that the worker before had on the lane.
 const FORMER_CALL: u64 = 0;
 
-/// One after the other.
+/// Lets one call at a time through.
 #[derive(Debug)]
 pub(crate) struct Lane {
     memory: &'static JournalMap,
@@ -38,14 +37,14 @@ pub(crate) struct Lane {
 
 #[derive(Debug, Default)]
 struct LaneState {
-    /// The number of who is on it.
+    /// The number of the call, or of the monitor's own work, that is on the lane.
     current: Option<u64>,
-    /// The slot whose call the worker before had on it, until that slot's thread takes it over.
+    /// The slot whose call the worker before had on the lane, until the slot's thread takes that call over.
     former: Option<usize>,
-    /// In the order in which they came.
+    /// The calls and the monitor's own work that wait for the lane; the first of them is next.
     waiting: VecDeque<Waiting>,
     next: u64,
-    /// Who was on it when somebody waited in vain last.
+    /// The number that was on the lane when the monitor's own work last waited in vain.
     hanging: Option<u64>,
 }
 
@@ -56,7 +55,7 @@ struct Waiting {
     thread: Thread,
 }
 
-/// Nobody else is on the lane while it's there.
+/// A place on the lane: nobody else is on the lane while this value lives.
 #[derive(Debug)]
 #[must_use = "the lane is left when it is dropped"]
 pub(crate) struct OnLane<'a> {
@@ -72,7 +71,7 @@ impl Drop for OnLane<'_> {
 }
 
 impl OnLane<'_> {
-    /// Does what takes its time while others may be on the lane: nothing is the same after it.
+    /// Leaves the lane, does `work`, and enters the lane again. Objects and figures may have changed by then.
     pub(crate) fn leave_while<T>(&mut self, work: impl FnOnce() -> T) -> T {
         self.lane.leave(self.number);
         let done = work();
@@ -82,8 +81,8 @@ impl OnLane<'_> {
 }
 
 impl Lane {
-    /// With the call on it that the worker before had there; `is_left` tells whether anything of a slot's
-    /// call is.
+    /// Opens the lane. The former worker's call is on it, if one was on it and `is_left` says that something of it is
+    /// left.
     pub(crate) fn open(memory: &'static JournalMap, is_left: impl Fn(Slot<'_>) -> bool) -> Self {
         let former = memory.lane().filter(|slot| is_left(memory.slot(*slot)));
         memory.set_lane(former);
@@ -98,14 +97,14 @@ impl Lane {
         OnLane { lane: self, number: self.wait(slot), slot }
     }
 
-    /// The same, where nobody is on it.
+    /// Enters the lane where it is free. Returns `None` otherwise.
     pub(crate) fn try_enter(&self, slot: Slot<'_>) -> Option<OnLane<'_>> {
         let slot = Some(slot.number());
         let number = self.wait_for(slot, Duration::ZERO, || false)?;
         Some(OnLane { lane: self, number, slot })
     }
 
-    /// The same, as long as it's worth waiting.
+    /// Waits for the lane as long as `waits` is true. Returns `None` where `waits` becomes false first.
     pub(crate) fn enter_while(
         &self,
         slot: Slot<'_>,
@@ -116,7 +115,7 @@ impl Lane {
         Some(OnLane { lane: self, number, slot })
     }
 
-    /// The same for who is no call: before all calls that wait. `None` where a call hangs on it.
+    /// Enters the lane for the monitor's own work, before all waiting calls. `None` where a call stays on the lane.
     pub(crate) fn enter_for_monitor(&self) -> Option<OnLane<'_>> {
         let still_hanging = {
             let state = self.state.lock();
@@ -131,7 +130,7 @@ impl Lane {
         Some(OnLane { lane: self, number, slot: None })
     }
 
-    /// The slot's call was on it when the worker before ended, and is now.
+    /// Takes over the lane for the slot's call, where this call was on it when the worker before ended.
     pub(crate) fn take_over(&self, slot: Slot<'_>) -> Option<OnLane<'_>> {
         let slot = Some(slot.number());
         let mut state = self.state.lock();
@@ -149,7 +148,8 @@ impl Lane {
         }
     }
 
-    /// The number of who came onto the lane before it was worth waiting no more, which is looked at so often.
+    /// Waits for the lane, and checks `waits` after each `look`. Returns the number on the lane, or `None` once `waits`
+    /// is false.
     fn wait_for(
         &self,
         slot: Option<usize>,
@@ -166,7 +166,7 @@ impl Lane {
         }
         let waiting = Waiting { number, slot, thread: std::thread::current() };
         match slot {
-            // Who is no call is before all calls.
+            // The monitor's own work comes before all calls.
             None => state.waiting.push_front(waiting),
             Some(_) => state.waiting.push_back(waiting),
         }
@@ -193,7 +193,7 @@ impl Lane {
         }
     }
 
-    /// The next one is on it, if anybody waits.
+    /// Lets the next call, or the monitor's own work, on the lane.
     fn leave(&self, number: u64) {
         let mut state = self.state.lock();
         if state.current != Some(number) {

@@ -1,37 +1,37 @@
-//! Who initialized which file of UVM's. Knows no files and no processes, but their numbers.
+//! Which process initialized which file of UVM's. This file knows only the numbers of files and processes.
 //!
-//! A file is bound to the memory of who initializes it, which the kernel finds in the call itself, and
-//! tells nobody. So calls that may do it are let go on one at a time: when a file is initialized that
-//! wasn't before, it was the one that was underway.
+//! A file is bound to the memory of the process that initializes it. The kernel finds that process in the call itself,
+//! and tells nobody. So calls that may initialize a file are continued one at a time: a file that is initialized and
+//! was not before was initialized by the call that was underway.
 
 use std::collections::BTreeMap;
 
 use crate::ledger::Process;
 use crate::monitor::journal::layout::{Maker, Record};
 
-/// Files at most: each is a descriptor of ours and one of the keeper's.
+/// The most files. Each needs a descriptor of the worker's and one of the keeper's.
 pub(crate) const MOST_FILES: usize = 1024;
 
-/// A call that is let go on, and may not be over.
+/// A call that was continued and may not be over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Initialization {
-    /// The file that it's to initialize.
+    /// The file that the call is to initialize.
     pub(crate) file: u32,
-    /// Whose call it is.
+    /// The thread that made the call.
     pub(crate) tid: u32,
     pub(crate) maker: Maker,
-    /// Its notification; 0 where a worker before received that.
+    /// The id of the call's notification; 0 where a worker before received it.
     pub(crate) id: u64,
 }
 
-/// Who made a file, and whether it's bound to one memory and has had a GPU.
+/// The maker of a file, and whether the file is bound to one memory and has had a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MadeFile {
     maker: Maker,
     is_bound: bool,
 }
 
-/// Those that are known.
+/// The makers that are known.
 #[derive(Debug, Default)]
 pub(crate) struct Makers {
     made: BTreeMap<u32, MadeFile>,
@@ -44,14 +44,14 @@ impl Makers {
         self.underway
     }
 
-    /// What is underway is of that notification.
+    /// Sets the id of the notification of the call that is underway.
     pub(crate) fn set_notification(&mut self, id: u64) {
         if let Some(underway) = &mut self.underway {
             underway.id = id;
         }
     }
 
-    /// Who made a file.
+    /// The maker of a file; `None` where it isn't known.
     pub(crate) fn of(&self, file: u32) -> Option<Maker> {
         self.made.get(&file).map(|made| made.maker)
     }
@@ -93,7 +93,7 @@ impl Makers {
         self.made.remove(&file);
     }
 
-    /// What makes them from nothing.
+    /// The records that make these makers from nothing.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
         let made = self.made.iter().flat_map(|(file, made)| {
             let (file, maker) = (*file, made.maker);

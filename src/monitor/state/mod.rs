@@ -1,4 +1,4 @@
-//! What is known of the container, most of which outlives a worker.
+//! What the monitor knows of the container. Most of it outlives a worker.
 
 pub(crate) mod books;
 pub(crate) mod channels;

@@ -1,21 +1,21 @@
-//! Why an audit is made, and how deep it looks.
+//! The reason for an audit, and how deep the audit looks.
 
-/// Why it is looked what there is.
+/// The reason for an audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Occasion {
-    /// It's time to.
+    /// The time for the regular audit has come.
     Tick,
     /// A process died.
     Death,
-    /// What is gone would make room.
+    /// A call is about to be refused: what is gone would make room.
     Refusal,
 }
 
-/// What is asked for one by one.
+/// What the driver is asked for one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Depth {
-    /// Clients. The figures can't tell that one is gone: what has two names is shown twice, and so
-    /// is what a call has got that isn't back, which is set aside, too.
+    /// Each client. Figures can't show that a client is gone: memory with two names is shown twice, and memory that a
+    /// call has got before its return is both shown and reserved.
     Clients,
     /// Each object.
     Objects,

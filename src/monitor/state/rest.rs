@@ -1,11 +1,11 @@
-//! Whether a container rests: the longer it calls nothing, the less often it is looked at. Pure.
+//! Whether a container is at rest: the longer it calls nothing, the less often it is looked at. Pure.
 
 use std::time::{Duration, Instant};
 
-/// For how long it called nothing, then.
+/// A container that has called nothing for this long is at rest.
 const AFTER: Duration = Duration::from_secs(5);
 
-/// From when on it rests for long.
+/// A container that has called nothing for this long is at rest for long.
 const LONG_AFTER: Duration = Duration::from_secs(60);
 
 /// How often a container is looked at.
@@ -13,19 +13,20 @@ const LONG_AFTER: Duration = Duration::from_secs(60);
 pub(crate) struct Pace {
     /// How often the driver is asked what the container's processes have, and what is in use.
     pub(crate) tick: Duration,
-    /// How often all of the host's processes are asked for where no figure has changed: one may have taken what
+    /// How often all processes of the host are checked although no figure has changed: one process may have taken what
     /// another gave back.
     pub(crate) full_look: Duration,
 }
 
-/// While it calls.
+/// The pace while the container calls.
 const CALLS: Pace = pace_ms(250, 600);
 
-/// While it rests: what it does is heard of, and only strangers could have taken anything.
+/// The paces at rest: a call would be noticed, so only processes that the monitor doesn't know could have taken memory.
 const RESTS: Pace = pace_ms(500, 5_000);
 const RESTS_LONG: Pace = pace_ms(2_000, 60_000);
 
-/// While none of its processes has ever used the driver: a stranger could have a descriptor that was never used.
+/// The paces while no process of the container has ever used the driver: an unknown process could have a descriptor
+/// that was never used.
 const UNUSED: Pace = pace_ms(4_000, 60_000);
 const UNUSED_LONG: Pace = pace_ms(60_000, 300_000);
 
@@ -33,7 +34,7 @@ const fn pace_ms(tick: u64, full_look: u64) -> Pace {
     Pace { tick: Duration::from_millis(tick), full_look: Duration::from_millis(full_look) }
 }
 
-/// The calls of a container, and since when they are as many.
+/// The number of calls of a container, and since when it has not changed.
 #[derive(Debug)]
 pub(crate) struct Rest {
     calls: u64,
@@ -41,24 +42,24 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
-    /// It has called so often until now.
+    /// Begins with the number of calls until now.
     pub(crate) fn new(calls: u64, now: Instant) -> Self {
         Rest { calls, since: now }
     }
 
-    /// Takes note of how often it has called.
+    /// Takes the number of calls until `now`.
     pub(crate) fn note(&mut self, calls: u64, now: Instant) {
         if calls != self.calls {
             *self = Rest { calls, since: now };
         }
     }
 
-    /// Whether it rests.
+    /// Whether the container is at rest.
     pub(crate) fn is_at_rest(&self, now: Instant) -> bool {
         self.length(now) >= AFTER
     }
 
-    /// How often it is looked at; `was_used`: whether any of its processes has used the driver.
+    /// How often the container is to be looked at; `was_used`: whether any of its processes has used the driver.
     pub(crate) fn pace(&self, was_used: bool, now: Instant) -> Pace {
         let length = self.length(now);
         match (was_used, length >= AFTER, length >= LONG_AFTER) {

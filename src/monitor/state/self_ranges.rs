@@ -1,15 +1,15 @@
-//! Where our memory is, and will be: what a container must not name to the driver.
+//! The addresses where the worker's memory is, and will be. A container must not name them to the driver.
 //!
-//! Found once, with room for what is mapped later: the kernel puts that close to what is
-//! mapped already. A number that only looks like such an address is one in thousands.
+//! They are computed once, with room for later mappings: the kernel puts a new mapping close to the existing ones. Of
+//! numbers that are no addresses, one in thousands looks like one of these.
 
-/// How far from what is mapped anything may be mapped later.
+/// How far from the existing mappings a later one may lie, in bytes.
 const ROOM_BYTES: u64 = 4 << 30;
 
-/// Where addresses of programs end.
+/// The end of the addresses of programs.
 const END: u64 = 1 << 56;
 
-/// First and last address of each range, of the lines of `/proc/self/maps`.
+/// First and last address of each range, from the lines of `/proc/self/maps`.
 pub(crate) fn ranges(maps: &str) -> Vec<(u64, u64)> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for line in maps.lines() {
@@ -17,7 +17,7 @@ pub(crate) fn ranges(maps: &str) -> Vec<(u64, u64)> {
         let parsed =
             ends.map(|(from, to)| (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16)));
         let Some((Ok(from), Ok(to))) = parsed else { continue };
-        // vsyscall's page, which nothing is copied to.
+        // This is vsyscall's page. Nothing can be copied there.
         if from >= END {
             continue;
         }

@@ -1,24 +1,24 @@
-//! Spaces of addresses that ranges are in: a process's, or a file's of nvidia-uvm. Pure.
+//! The address spaces that ranges belong to: of a process, or of a file of nvidia-uvm. Pure.
 
 use crate::ledger::Process;
 
-/// The bits that tell managed ranges of a process from those that a file of UVM's has: no process
-/// has such a number, and no range such an address.
+/// These bits tell a process's managed ranges from the ranges of UVM's files. No process's number and no range's
+/// address has them.
 pub(crate) const MANAGED: u64 = 1 << 63;
 pub(crate) const OF_FILE: u64 = 1 << 62;
 
-/// What ranges are of.
+/// The owner of address ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Space {
-    /// A process, which mapped managed memory there.
+    /// A process that mapped managed memory.
     Managed(Process),
-    /// A file of UVM's that is kept, by its number: it had the driver make them, and what is
-    /// mapped there by it is no managed memory.
+    /// The number of a kept file of UVM's, through which the driver made the ranges. What this file maps there is no
+    /// managed memory.
     File(u32),
 }
 
 impl Space {
-    /// Its number in the journal, and in [`Hold::Mapping`](crate::ledger::Hold::Mapping).
+    /// The space's number in the journal, and in [`Hold::Mapping`](crate::ledger::Hold::Mapping).
     pub(crate) fn number(self) -> u64 {
         match self {
             Self::Managed(process) => process.0 | MANAGED,

@@ -1,5 +1,5 @@
-//! Ranges of addresses that a file of nvidia-uvm had the driver make, or that are managed memory of a
-//! process: what is mapped there is known for what it is.
+//! Address ranges that the driver made for a file of nvidia-uvm, or that are managed memory of a process. They tell
+//! what a mapping at an address is.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -7,26 +7,26 @@ use std::time::Instant;
 use crate::monitor::journal::layout::Record;
 use crate::monitor::state::space::{MANAGED, OF_FILE, Space};
 
-/// A mapping: its first address, and the first behind it.
+/// A mapping: its first address, and the first address behind it.
 pub(crate) type Mapped = (u64, u64);
 
-/// Ranges at most.
+/// The most ranges.
 pub(crate) const MOST_RANGES: usize = 16384;
 
-/// Ranges that were removed while mappings are looked at; of more, the oldest are forgotten.
+/// The most removed ranges that are remembered while mappings are looked at. The oldest ones are forgotten first.
 const MOST_REMOVED: usize = 4096;
 
-/// Ranges of spaces, and those that were removed lately.
+/// The ranges of all spaces, and the ranges that were removed lately.
 #[derive(Debug, Default)]
 pub(crate) struct SpaceRanges {
-    /// By [`Space`](crate::monitor::state::space::Space) and first address: bytes.
+    /// The length in bytes by [`Space::number`] and first address.
     all: BTreeMap<(u64, u64), u64>,
-    /// Ranges that were removed lately, or announced anew: when, space, first address and bytes.
+    /// Ranges that were removed or replaced lately: time, space, first address and first address behind.
     removed: VecDeque<(Instant, u64, Mapped)>,
 }
 
 impl SpaceRanges {
-    /// Takes note of what the journal says of ranges.
+    /// Applies a record of the journal.
     pub(crate) fn replay(&mut self, record: Record) {
         match record {
             Record::AddRange { space, base, length } => {
@@ -41,7 +41,7 @@ impl SpaceRanges {
         }
     }
 
-    /// The records that make them from nothing.
+    /// The records that make these ranges from nothing.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
         self.all.iter().map(|((space, base), length)| Record::AddRange {
             space: *space,
@@ -50,19 +50,19 @@ impl SpaceRanges {
         })
     }
 
-    /// Whether a range of the space begins there.
+    /// Whether a range of the space begins at `base`.
     pub(crate) fn has(&self, space: Space, base: u64) -> bool {
         self.all.contains_key(&(space.number(), base))
     }
 
-    /// Whether a range can be remembered.
+    /// Whether the range can be remembered.
     pub(crate) fn has_room_for(&self, space: Space, base: u64, length: u64) -> bool {
         let room = self.all.len() < MOST_RANGES;
         let fits = base & MANAGED == 0 && length > 0;
         fits && (room || self.all.contains_key(&(space.number(), base)))
     }
 
-    /// The range that `base` lies in: its first address and bytes.
+    /// First address and length in bytes of the range that `base` lies in.
     pub(crate) fn range(&self, space: Space, base: u64) -> Option<(u64, u64)> {
         let space = space.number();
         let (key, length) = self.all.range((space, 0)..=(space, base)).next_back()?;
@@ -77,24 +77,25 @@ impl SpaceRanges {
         self.removed.push_back((Instant::now(), space, (base, base.saturating_add(length))));
     }
 
-    /// Nobody asks any more for what was removed before.
+    /// Forgets ranges that were removed before this time.
     pub(crate) fn forget_removed(&mut self, before: Instant) {
         let first = self.removed.partition_point(|(at, ..)| *at < before);
         self.removed.drain(..first);
     }
 
-    /// Whether a mapping lies in a range, or in several that lie one after the other: the kernel lists
-    /// neighbours as one, of files that don't mind.
+    /// Whether a mapping lies in a range, or in several adjacent ones: the kernel lists adjacent mappings of some files
+    /// as one.
     pub(crate) fn covers(&self, space: Space, mapped: Mapped) -> bool {
         reaches(mapped, |at| self.end_at(space, at))
     }
 
-    /// Where a range ends that has an address.
+    /// The end of the range that has the address `at`.
     fn end_at(&self, space: Space, at: u64) -> Option<u64> {
         self.range(space, at).map(|(base, length)| base.saturating_add(length))
     }
 
-    /// Whether it does, or did at some time since then: a list of mappings is older than the books.
+    /// Whether a mapping lies in ranges of the space, or did at some time after `since`: a list of mappings is older
+    /// than the books.
     pub(crate) fn covered_since(&self, space: Space, mapped: Mapped, since: Instant) -> bool {
         reaches(mapped, |at| {
             let now = self.end_at(space, at);
@@ -102,32 +103,32 @@ impl SpaceRanges {
         })
     }
 
-    /// Whether it lay in one of whatever space, which was removed since.
+    /// Whether a mapping lay in ranges of any spaces that were removed after `since`.
     pub(crate) fn covered_by_removed(&self, mapped: Mapped, since: Instant) -> bool {
         reaches(mapped, |at| self.removed_end(at, since, |_| true))
     }
 
-    /// Where a range of such a space ended that had an address, and was removed since then.
+    /// The end of a range that had the address `at`, was in a space that fits `of`, and was removed after `since`.
     fn removed_end(&self, at: u64, since: Instant, of: impl Fn(u64) -> bool) -> Option<u64> {
         let late = self.removed.iter().rev().take_while(|(when, ..)| *when >= since);
         let had = late.filter(|(_, space, (from, to))| of(*space) && (*from..*to).contains(&at));
         had.map(|(.., (_, to))| *to).max()
     }
 
-    /// The ranges of a space: first addresses and bytes.
+    /// First address and length in bytes of all ranges of a space.
     pub(crate) fn of(&self, space: Space) -> Vec<(u64, u64)> {
         let space = space.number();
         let all = self.all.range((space, 0)..=(space, u64::MAX));
         all.map(|((_, base), length)| (*base, *length)).collect()
     }
 
-    /// How many ranges files have.
+    /// How many ranges the files of UVM's have.
     pub(crate) fn of_files(&self) -> usize {
         self.all.range((OF_FILE, 0)..(MANAGED, 0)).count()
     }
 }
 
-/// Whether one gets from a mapping's beginning to its end by steps of `end_at`.
+/// Whether steps of `end_at` lead from a mapping's beginning to its end.
 fn reaches((from, to): Mapped, end_at: impl Fn(u64) -> Option<u64>) -> bool {
     let mut at = from;
     while at < to {
@@ -163,7 +164,7 @@ mod tests {
         let since = Instant::now();
         books.remove_range(space, 0x2000);
         assert!(!books.ranges.covers(space, (0x1000, 0x3000)));
-        // One was there still when the list began to be read.
+        // The removed range existed when the list began to be read.
         assert!(books.ranges.covered_since(space, (0x1000, 0x3000), since));
         assert!(!books.ranges.covered_since(space, (0x1000, 0x3000), Instant::now()));
         assert!(!books.ranges.covered_since(Space::Managed(Process(2)), (0x2000, 0x3000), since));
