@@ -1,28 +1,28 @@
-//! How a call is known again, by its own thread's next one and by the next worker. Knows no
-//! files and no callers.
+//! How a call is recognized when its thread makes it again, and by the next worker. This file knows no files and no
+//! callers.
 
 use std::hash::{DefaultHasher, Hasher};
 
 use crate::ledger::Process;
 use crate::process::ProcessId;
 
-/// Handles that we choose where the caller leaves it to the driver: so what a call made is
-/// known, though we may not live to see its answer. The driver's own begin with 0xcaf.
+/// The monitor chooses handles from here on where the caller leaves the choice to the driver. So what a call made is
+/// known even if the worker dies before the driver's answer. The driver's own handles begin with 0xcaf.
 const HANDLES: u32 = 0xcb90_0000;
 const HANDLES_MASK: u32 = 0xf_ffff;
 
-/// The handle so many after the first of those that were chosen at once.
+/// The handle that comes `number` places after `first`, for handles that are chosen together.
 pub(crate) fn nth_handle(first: u32, number: u32) -> u32 {
     HANDLES | first.wrapping_add(number) & HANDLES_MASK
 }
 
-/// A hash of a call as its struct and parameters were at some time. Two calls with the same hash
-/// deceive their own caller alone.
+/// A hash of a call: its registers, and its struct and parameters as they were at some time. A caller whose two calls
+/// have the same hash deceives only itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fingerprint(u64);
 
 impl Fingerprint {
-    /// Of a call's words, its struct, and what the struct points at.
+    /// The hash of a call's registers, its struct, and the parameters that the struct points at.
     pub(crate) fn of(words: Words, bytes: &[u8], params: &[u8]) -> Self {
         let mut hasher = DefaultHasher::new();
         hasher.write_u64(words.0);
@@ -33,35 +33,35 @@ impl Fingerprint {
     }
 }
 
-/// The registers of a call: its descriptor and request in one, and its argument.
+/// The registers of a call: descriptor and request in one word, and the argument.
 pub(crate) type Words = (u64, u64);
 
-/// What a call is to make, or to free.
+/// The object that a call is to make or to free.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct CallObject {
     pub(crate) client: u32,
-    /// 0 where that is nothing.
+    /// The object's handle; 0 where the call makes and frees none.
     pub(crate) handle: u32,
-    /// How many more are made, whose handles follow that one.
+    /// How many more objects are made. Their handles follow `handle`.
     pub(crate) more: u32,
-    /// Whether it was there before, and so isn't to be undone.
+    /// Whether the object existed before the call. Then undoing the call must not free it.
     pub(crate) was_there: bool,
 }
 
 impl CallObject {
-    /// That alone.
+    /// A single object.
     pub(crate) fn one(client: u32, handle: u32, was_there: bool) -> Self {
         CallObject { client, handle, more: 0, was_there }
     }
 
-    /// All their handles.
+    /// The handles of all objects of the call.
     pub(crate) fn handles(self) -> impl Iterator<Item = u32> {
         std::iter::once(self.handle)
             .chain((1..=self.more).map(move |at| nth_handle(self.handle, at)))
     }
 }
 
-/// A call that the driver was asked for.
+/// A call for which the driver was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Trace {
     pub(crate) thread: ProcessId,
@@ -71,13 +71,13 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// The descriptor that it was made by.
+    /// The descriptor on which the call was made.
     pub(crate) fn descriptor(&self) -> i32 {
         let [_, _, _, _, a, b, c, d] = self.words.0.to_le_bytes();
         i32::from_le_bytes([a, b, c, d])
     }
 
-    /// Whether something may have been made that nobody is to have.
+    /// Whether the call may have made an object, which has to be freed where no caller takes the reply.
     pub(crate) fn may_have_made(&self) -> bool {
         self.object.handle != 0 && !self.object.was_there
     }

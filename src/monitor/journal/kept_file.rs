@@ -1,27 +1,27 @@
-//! Which file it is that the keeper keeps for the next worker. The keeper knows its number alone.
+//! The number of each file that the keeper keeps for the next worker. The keeper knows only this number.
 
 use crate::gate::wire::Notice;
 
-/// The bits that tell the kinds apart: neither is an export's.
+/// These bits tell the kinds of files apart. An export's number has neither.
 const UVM: u64 = 1 << 63;
 const CLIENT: u64 = 1 << 62;
 
-/// Bits of a number that say which of a client's files it is.
+/// How many bits of a number say which of a client's files it is.
 const PLACE_BITS: u32 = 8;
 
-/// A file that the keeper has, or is to have.
+/// A file that the keeper keeps or is to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeptFile {
-    /// One that memory was exported to, by the export's number.
+    /// A file that memory was exported to, by the export's number.
     Export(u64),
-    /// One of a monitor's own client of the driver, and which of these: the client's own is the first.
+    /// A file of the monitor's own client of the driver. `place` says which one; the client's own file is the first.
     Client { client: u32, place: u8 },
-    /// One of UVM's, by its number.
+    /// A file of UVM's, by its number.
     Uvm(u32),
 }
 
 impl KeptFile {
-    /// The one that has that number.
+    /// The file with this number.
     pub(crate) fn of(number: u64) -> Self {
         let [.., client_3, client_2, client_1, client_0, place] = number.to_be_bytes();
         let client = u32::from_be_bytes([client_3, client_2, client_1, client_0]);
@@ -34,7 +34,7 @@ impl KeptFile {
         }
     }
 
-    /// Its number. Those of a client's files are in their order.
+    /// The file's number. The numbers of a client's files are ordered by `place`.
     pub(crate) fn number(self) -> u64 {
         match self {
             KeptFile::Export(number) => number,
@@ -45,12 +45,12 @@ impl KeptFile {
         }
     }
 
-    /// What has the keeper keep it, where it comes along.
+    /// The notice that makes the keeper keep the file. The descriptor comes with the notice.
     pub(crate) fn keep(self) -> Notice {
         Notice::Keep { number: self.number() }
     }
 
-    /// What has the keeper close it.
+    /// The notice that makes the keeper close the file.
     pub(crate) fn let_go(self) -> Notice {
         Notice::LetGo { number: self.number() }
     }

@@ -1,160 +1,159 @@
-//! What outlives a worker: how the memory that the keeper holds for it is laid out.
+//! The layout of the journal: the memory that the keeper holds and that outlives a worker.
 //!
-//! From its beginning: a head with a shelf, a slot for each thread, two halves of a log. A half
-//! is a count of bytes and so many bytes of records; a record counts when the count
-//! covers it. A record is a byte with its length and what `postcard` makes of a [`Record`]. One half is in use; when it's full, everything is written anew into
-//! the other as the records that make it from nothing, and then the head names that
-//! one: at each instant there is one whole log. Pure: records to bytes and back;
-//! who maps the memory is not known here.
+//! The journal begins with a head, which has the traces of calls whose reply nobody took. A slot for each thread
+//! follows, and then the two halves of a log. A half is a count of bytes, and as many bytes of records; a record counts
+//! when the count covers it. A record is a byte with its length, and a [`Record`] as `postcard` encodes it. One half is
+//! in use. When it is full, the records that make the same state from nothing are written into the other half, and then
+//! the head names that half: at each instant there is one whole log. Pure: this file makes bytes of records and records
+//! of bytes, and doesn't know who maps the memory.
 
 use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::{Entry, Process};
 
-/// Bytes of the memory; it is sparse, and what isn't used takes nothing.
+/// Bytes of the journal. It is sparse: unused pages take no memory.
 pub const JOURNAL_BYTES: usize = 32 << 20;
 
-/// The number of this layout. Another layout, or another meaning of a record, has another number.
+/// The number of this layout. Another layout, or another meaning of a record, needs another number.
 pub const FORMAT: u64 = 1;
 
-/// Threads that can have a call, and so slots.
+/// The number of slots: as many threads can have a call.
 pub const SLOTS: usize = 32;
 
-/// Bytes for the head.
+/// Bytes of the head.
 pub const HEAD_BYTES: usize = 4096;
 
-/// Where in the head the shelf begins, which has traces of calls whose reply nobody took; how many
-/// it has room for, and bytes of each.
+/// Where in the head the traces begin of calls whose reply nobody took.
 pub const TRACES_OFFSET: usize = 1024;
-/// See [`TRACES_OFFSET`].
+/// The most traces.
 pub const TRACE_PLACES: usize = 48;
-/// See [`TRACES_OFFSET`].
+/// Bytes of a trace.
 pub const TRACE_BYTES: usize = 48;
 
-/// Bytes for a slot.
+/// Bytes of a slot.
 pub const SLOT_BYTES: usize = 256;
 
-/// Where the first half begins.
+/// Where the first half of the log begins.
 pub const LOG_OFFSET: usize = HEAD_BYTES + SLOTS * SLOT_BYTES;
 
 /// Bytes of a half, its count included.
 pub const HALF_BYTES: usize = (JOURNAL_BYTES - LOG_OFFSET) / 2 / 4096 * 4096;
 
-/// Bytes of a half before its records.
+/// Bytes of a half's count, which comes before the records.
 pub const COUNT_BYTES: usize = 64;
 
 /// Bytes of the longest record, with the byte that has its length.
 pub const RECORD_BYTES: usize = 1 + Record::POSTCARD_MAX_SIZE;
 
-/// A log is not written anew before it has so many bytes.
+/// A log with fewer bytes is not rewritten.
 const LEAST_BYTES: usize = 64 << 10;
 
-/// What a log's records say.
+/// A record of the log.
 ///
-/// A worker reads what a worker of an older version wrote. So after a release a new kind goes to the
-/// end, here and in [`Entry`], and no kind's fields change; else [`FORMAT`] does, and an upgrade leaves running
-/// containers to their old monitors.
+/// A worker reads what a worker of an older version wrote. So after a release a new kind goes to the end, here and in
+/// [`Entry`], and no kind's fields change. Otherwise [`FORMAT`] has to change, and an upgrade leaves running containers
+/// to their old monitors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 pub enum Record {
     /// A change of the ledger.
     Ledger(Entry),
-    /// A range of addresses in a space.
+    /// A space has a new range of addresses.
     AddRange {
         /// The space, by [`Space::number`](crate::monitor::state::space::Space).
         space: u64,
         /// The first address.
         base: u64,
-        /// Its bytes.
+        /// The length in bytes.
         length: u64,
     },
-    /// A file of the file system that is a node of UVM's.
+    /// A file that is a node of UVM's.
     Node {
         /// `st_dev`.
         device: u64,
         /// `st_ino`.
         inode: u64,
     },
-    /// A range that [`AddRange`](Self::AddRange) told of is gone.
+    /// A range from [`AddRange`](Self::AddRange) is gone.
     RemoveRange {
         /// The space.
         space: u64,
         /// The first address.
         base: u64,
     },
-    /// A call is let go on that may initialize a file of UVM's, and no other.
+    /// A call that may initialize a file of UVM's is continued. No other such call is underway.
     Initialize {
         /// The file's number.
         file: u32,
-        /// Whose call it is.
+        /// The thread that makes the call.
         tid: u32,
-        /// Whose memory the file is bound to, then.
+        /// The process to whose memory the call binds the file.
         maker: Maker,
     },
-    /// That is over, or known to be done.
+    /// The call of [`Initialize`](Self::Initialize) is over, or is known to have initialized the file.
     Initialized {
         /// Whether the file was initialized.
         done: bool,
     },
     /// A file of UVM's is bound to one memory, and has had a GPU.
     Bound {
-        /// Its number.
+        /// The file's number.
         file: u32,
     },
-    /// There is a channel group, or a channel outside one.
+    /// A channel group, or a channel outside groups, was made, or its call is continued.
     Group {
-        /// On which GPU.
+        /// The GPU's number in the container's order.
         gpu: usize,
-        /// Whose.
+        /// The client.
         client: u32,
-        /// Below which object.
+        /// The handle of the object above it.
         parent: u32,
         /// Its handle.
         handle: u32,
-        /// Whether it was made, and not only let go on.
+        /// Whether the driver is known to have made it. Otherwise its call was only continued.
         certain: bool,
-        /// How it is reached; `None` of a channel.
+        /// How the group is reached; `None` for a channel.
         reach: Option<Reach>,
     },
-    /// There is a channel that computes, or is about to be.
+    /// A channel that computes was made, or is about to be made.
     Channel {
-        /// On which GPU.
+        /// The GPU's number in the container's order.
         gpu: usize,
-        /// Whose.
+        /// The client.
         client: u32,
-        /// Below which object.
+        /// The handle of the object above it.
         parent: u32,
         /// Its handle.
         handle: u32,
-        /// The process that made it.
+        /// The process that made the channel.
         process: Process,
     },
-    /// A channel group or a channel is no more.
+    /// A channel group or a channel is gone.
     Ungroup {
-        /// Whose it was.
+        /// The client.
         client: u32,
         /// Its handle.
         handle: u32,
     },
 }
 
-/// Whose a channel group is, and how it is reached.
+/// The process that made a channel group, and how the group is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 pub struct Reach {
-    /// The process that made it.
+    /// The process that made the group.
     pub process: Process,
-    /// The descriptor of that process's that it was made by.
+    /// The process's descriptor on which the group was made.
     pub descriptor: i32,
-    /// The engine that it asked for, `NV2080_ENGINE_TYPE_*`; 0 lets the driver choose.
+    /// The engine that the program asked for, `NV2080_ENGINE_TYPE_*`. With 0 the driver chooses.
     pub engine: u32,
 }
 
-/// Who initializes a file.
+/// The process that initializes a file of UVM's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
 pub struct Maker {
     /// The process.
     pub process: Process,
-    /// What tells the program that it has executed from the next.
+    /// A number that tells the program that the process executes from a later program of the same process.
     pub image: u64,
 }
 
@@ -162,16 +161,16 @@ pub struct Maker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Stage {
-    /// There is none, or nothing was done about it.
+    /// There is no call, or nothing was done about it.
     Received = 0,
-    /// The driver was asked; whether it has answered isn't known.
+    /// The driver was asked. Whether it has answered isn't known.
     Executing = 1,
-    /// It is decided, and nothing is left to be done but to say so.
+    /// The call is decided, and only the reply is left.
     Decided = 2,
 }
 
 impl Stage {
-    /// The stage with that number; one that isn't known is taken for the first.
+    /// The stage with this number; [`Stage::Received`] for an unknown number.
     #[must_use]
     pub fn of(number: u32) -> Self {
         match number {
@@ -182,21 +181,21 @@ impl Stage {
     }
 }
 
-/// Whether a log of `used` bytes, of which `kept` were written at once, is to be written
-/// anew.
+/// Whether a log of `used` bytes is to be rewritten. `kept` of them were written by the last rewrite, or found at the
+/// start.
 #[must_use]
 pub fn is_due(used: usize, kept: usize) -> bool {
     used > LEAST_BYTES.max(kept + kept / 4) || used + RECORD_BYTES > HALF_BYTES - COUNT_BYTES
 }
 
-/// Writes a record where `place` begins, and tells its bytes; `None` where it doesn't fit.
+/// Writes a record at the beginning of `place`. Returns its length in bytes; `None` where it doesn't fit.
 pub fn write(record: &Record, place: &mut [u8]) -> Option<usize> {
     let (length, place) = place.split_first_mut()?;
     *length = u8::try_from(postcard::to_slice(record, place).ok()?.len()).ok()?;
     Some(1 + usize::from(*length))
 }
 
-/// The records that lie one after the other in `bytes`, but for those of a kind that isn't known.
+/// The records that follow one another in `bytes`. Records of unknown kinds are left out.
 pub fn read(mut bytes: &[u8]) -> impl Iterator<Item = Record> {
     let next = move || {
         let (length, behind) = bytes.split_first()?;
@@ -234,7 +233,7 @@ mod tests {
         bytes
     }
 
-    /// With the largest numbers, so that the longest kind needs all bytes of the longest record.
+    /// Records with the largest numbers, so that the longest kind needs all bytes of the longest record.
     fn records() -> [Record; 5] {
         let (client, parent, handle) = (Client(1), Handle(u32::MAX), Handle(0));
         let (long, hold) = (u64::MAX, Hold::Export { file: u64::MAX, index: u32::MAX });
@@ -267,7 +266,7 @@ mod tests {
     #[test]
     fn what_is_no_record_is_left_out_and_what_is_behind_it_is_read() {
         assert_eq!(read(&[0; 4096]).next(), None);
-        // A kind that a later version may have, with whatever it holds.
+        // A kind that a later version may have, with any content.
         let later = [3, 127, 0, 0];
         for record in records() {
             let bytes = [&[0], &later[..], &bytes_of(&[record]), &later, &[9, 0, 0]].concat();

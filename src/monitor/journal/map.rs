@@ -1,8 +1,8 @@
-//! The memory that outlives a worker, mapped: slots, log and counters.
+//! The journal, mapped: slots, log and counters.
 //!
-//! Its layout is [`crate::monitor::journal::layout`]'s. Nobody else writes to it while this
-//! worker lives: the keeper only keeps it, and a thread of a worker before that the driver has
-//! never comes back to write. Its slot is left alone until it's gone.
+//! [`crate::monitor::journal::layout`] has the layout. Only this worker writes to the journal while it lives: the
+//! keeper only holds the memory, and a thread of a former worker that hangs in the driver never comes back to write.
+//! The slot of such a thread is left alone until the thread is gone.
 #![allow(unsafe_code, reason = "memory shared with workers before and after is raw memory")]
 
 mod log;
@@ -31,54 +31,54 @@ const EXPORTS: usize = 16;
 const FILES: usize = 24;
 const LEFT_OUT: usize = 32;
 const WORKERS: usize = 48;
-/// The slot whose call is on the lane, from 1 on.
+/// The slot whose call is on the lane, counted from 1; 0 where no call is on it.
 const LANE: usize = 56;
 const COUNTERS: usize = 64;
 const DURATIONS: usize = 256;
 const SUM_OF_DURATIONS: usize = DURATIONS + 8 * (DURATIONS_US.len() + 1);
 
-/// Which layout the journal has: [`FORMAT`]. Its place is the same in each.
+/// The journal's format ([`FORMAT`]). It has the same place in each format.
 const FORMAT_AT: usize = TRACES_OFFSET - 8;
 
 const _: () = assert!(SUM_OF_DURATIONS + 8 <= FORMAT_AT);
 
 const NOTICE_BYTES: usize = size_of::<seccomp_notif>();
 const STAGE: usize = 128;
-/// Whether what is made was there before: not zero.
+/// Not 0 where the call's object existed before the call.
 const WAS_THERE: usize = 132;
 const LISTENER: usize = 136;
 const HANDLE: usize = 144;
 const ERROR: usize = 148;
-/// Bytes that are set aside: zero where none are.
+/// The bytes that the call has reserved; 0 where it has reserved none.
 const RESERVED: usize = 160;
 const RESERVED_GPU: usize = 168;
 const RESERVED_CLIENT: usize = 172;
-/// When the caller's thread began: zero where nobody knows whose call it is.
+/// When the caller's thread began; 0 where the caller isn't known.
 const CALLER_STARTED: usize = 176;
-/// Of the handle.
+/// The client that the handle belongs to.
 const OBJECT_CLIENT: usize = 184;
-/// How many handles follow that one.
+/// How many handles follow the handle.
 const MORE: usize = 188;
 const WORKER_TID: usize = 192;
 const WORKER_STARTED: usize = 200;
-/// Of the reply.
+/// The flags of the reply.
 const REPLY_FLAGS: usize = 208;
 
 const _: () = assert!(NOTICE_BYTES <= STAGE && REPLY_FLAGS + 4 <= SLOT_BYTES);
 
 const _: () = assert!(std::mem::offset_of!(seccomp_notif, id) == 0);
 
-/// Makes all threads allocate from one heap. They take turns with calls, so one of its own
-/// for each would be as large, and hold what it once needed.
+/// Makes all threads allocate from one heap. The threads take turns with calls, so a heap for each would become as
+/// large as the common one, and would keep what its thread once needed.
 pub(crate) fn share_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes numbers only, before there is a second thread.
+    // SAFETY: the function takes only numbers, and there is no second thread yet.
     unsafe {
         nix::libc::mallopt(nix::libc::M_ARENA_MAX, 1)
     };
 }
 
-/// What became of a call, to be counted.
+/// What became of a call, for the counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Count {
     Continued = 0,
@@ -88,22 +88,22 @@ pub(crate) enum Count {
     Killed = 4,
 }
 
-/// What was left out of the events, to be told with the next one.
+/// Events that were left out. The next event tells how many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeftOut {
     /// Allocations over the quota.
     Refusals = 0,
-    /// Processes that were ended.
+    /// Processes that were killed.
     Kills = 1,
 }
 
-/// The mapped memory.
+/// The mapped journal.
 #[derive(Debug)]
 pub(crate) struct JournalMap {
     map: MmapRaw,
 }
 
-/// Memory that a call has set aside while it is in the driver.
+/// What a call has reserved while it is in the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SetAside {
     pub(crate) gpu: usize,
@@ -111,7 +111,7 @@ pub(crate) struct SetAside {
     pub(crate) client: u32,
 }
 
-/// The place of one thread's call.
+/// The place of one thread's call in the journal.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slot<'a> {
     memory: &'a JournalMap,
@@ -123,8 +123,8 @@ impl JournalMap {
     ///
     /// # Errors
     ///
-    /// Where it can't be mapped, is shorter than [`JOURNAL_BYTES`], or has another layout: then it is of a
-    /// worker of another version, whose program goes on with it.
+    /// Where it can't be mapped, is shorter than [`JOURNAL_BYTES`], or has another format. A journal of another format
+    /// is of a worker of another version, whose program goes on with the journal.
     pub(crate) fn map(file: &File) -> io::Result<Self> {
         let map = MmapRaw::map_raw(file)?;
         if map.len() < JOURNAL_BYTES {
@@ -161,23 +161,23 @@ impl JournalMap {
         unsafe { AtomicU64::from_ptr(address) }
     }
 
-    /// The slot of that number.
+    /// The slot with this number.
     pub(crate) fn slot(&self, number: usize) -> Slot<'_> {
         assert!(number < SLOTS, "a slot's number");
         Slot { memory: self, offset: HEAD_BYTES + number * SLOT_BYTES }
     }
 
-    /// A number never given before by this or an earlier worker.
+    /// A number for an export that neither this worker nor a former one has given.
     pub(crate) fn next_export(&self) -> u64 {
         self.long(EXPORTS).fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The first of so many numbers for handles, one after the other.
+    /// Takes `count` consecutive numbers for handles. Returns the first one.
     pub(crate) fn next_handles(&self, count: u32) -> u32 {
         self.word(HANDLES).fetch_add(count, Ordering::Relaxed)
     }
 
-    /// A number for a file of UVM's; after very many they begin anew.
+    /// A number for a file of UVM's. After 2³² files the numbers begin anew.
     pub(crate) fn next_file(&self) -> u32 {
         self.word(FILES).fetch_add(1, Ordering::Relaxed)
     }
@@ -186,7 +186,7 @@ impl JournalMap {
         self.long(COUNTERS + 8 * count as usize).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A call took so long.
+    /// Counts the duration of a call.
     pub(crate) fn add_duration(&self, time: Duration) {
         let place = DURATIONS + 8 * Durations::place(time);
         self.long(place).fetch_add(1, Ordering::Relaxed);
@@ -203,19 +203,19 @@ impl JournalMap {
         }
     }
 
-    /// The slot whose call is on the lane, or was when a worker ended.
+    /// The slot whose call is on the lane, or was on it when the worker before ended.
     pub(crate) fn lane(&self) -> Option<usize> {
         let number = usize::try_from(self.word(LANE).load(Ordering::Acquire)).ok()?;
         number.checked_sub(1).filter(|slot| *slot < SLOTS)
     }
 
-    /// That slot's call is on it from now on, or no call.
+    /// Notes the slot whose call is on the lane; `None` where no call is.
     pub(crate) fn set_lane(&self, slot: Option<usize>) {
         let number = slot.and_then(|slot| u32::try_from(slot + 1).ok()).unwrap_or(0);
         self.word(LANE).store(number, Ordering::Release);
     }
 
-    /// One more worker begins.
+    /// Counts a worker that begins.
     pub(crate) fn count_worker(&self) {
         self.long(WORKERS).fetch_add(1, Ordering::Relaxed);
     }
@@ -225,17 +225,17 @@ impl JournalMap {
         self.long(WORKERS).load(Ordering::Relaxed)
     }
 
-    /// One more was left out.
+    /// Counts one more event that was left out.
     pub(crate) fn leave_out(&self, what: LeftOut) {
         self.left_out(what).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether any was.
+    /// Whether events of this kind were left out.
     pub(crate) fn has_left_out(&self, what: LeftOut) -> bool {
         self.left_out(what).load(Ordering::Relaxed) > 0
     }
 
-    /// How many were left out; they are about to be told.
+    /// How many events were left out, for the next event to tell. The count begins anew.
     pub(crate) fn take_left_out(&self, what: LeftOut) -> u64 {
         self.left_out(what).swap(0, Ordering::Relaxed)
     }
@@ -252,7 +252,7 @@ impl JournalMap {
 }
 
 impl<'a> Slot<'a> {
-    /// Makes room for a notification of the listener of that number.
+    /// Clears the slot for a notification of the listener with this number.
     pub(crate) fn clear(self, listener: u64) {
         self.memory.long(self.offset).store(0, Ordering::Relaxed);
         let address = self.memory.address(self.offset, NOTICE_BYTES);
@@ -267,31 +267,31 @@ impl<'a> Slot<'a> {
         self.memory.word(self.offset + STAGE).store(Stage::Received as u32, Ordering::Release);
     }
 
-    /// The notification of that id is over, with all that was to be known of it. Others than the
-    /// slot's own thread may say so, to which it may have another one by then.
+    /// Ends the notification with this id, with all that the slot has of it. Does nothing where the slot has another
+    /// notification by now: other threads than the slot's own may call this.
     pub(crate) fn forget(self, id: u64) {
         let place = self.memory.long(self.offset);
         let _ = place.compare_exchange(id, 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Notes whose call it is.
+    /// Notes the caller's thread.
     pub(crate) fn set_thread(self, thread: ProcessId) {
         self.memory.long(self.offset + CALLER_STARTED).store(thread.start_ticks, Ordering::Relaxed);
     }
 
-    /// Whose call it is, where that is known.
+    /// The caller's thread; `None` where it isn't known.
     pub(crate) fn thread(self) -> Option<ProcessId> {
         let start_ticks = self.memory.long(self.offset + CALLER_STARTED).load(Ordering::Relaxed);
         let pid = self.notice().pid.cast_signed();
         (start_ticks != 0).then_some(ProcessId { pid, start_ticks })
     }
 
-    /// Where the kernel writes a notification; never lost, once it did.
+    /// Where the kernel writes a notification. A notification that is written there is never lost.
     pub(crate) fn notice_address(self) -> *mut seccomp_notif {
         self.memory.address(self.offset, NOTICE_BYTES).cast()
     }
 
-    /// A test's notification, in the place of one that the kernel would write.
+    /// Stores a test's notification in the place where the kernel would write one.
     #[cfg(test)]
     pub(crate) fn receive_of_model(self, listener: u64, notice: seccomp_notif) {
         self.clear(listener);
@@ -299,14 +299,14 @@ impl<'a> Slot<'a> {
         unsafe { self.notice_address().write(notice) };
     }
 
-    /// The notification; its id is 0 where there is none.
+    /// The slot's notification. Its id is 0 where there is none.
     pub(crate) fn notice(self) -> seccomp_notif {
         // SAFETY: the place lies in the mapping, aligned to a page or 256 bytes; any bytes
         // are a notification, and this thread alone uses its slot.
         unsafe { self.notice_address().read() }
     }
 
-    /// The words of its call.
+    /// The registers of the slot's call.
     pub(crate) fn words(self) -> Words {
         let [descriptor, request, argument, ..] = self.notice().data.args;
         (request & 0xffff_ffff | descriptor << 32, argument)
@@ -320,9 +320,9 @@ impl<'a> Slot<'a> {
         Stage::of(self.memory.word(self.offset + STAGE).load(Ordering::Acquire))
     }
 
-    /// What the call has set aside, for the worker after this one.
+    /// Notes what the call has reserved, for the next worker.
     pub(crate) fn set_aside(self, memory: Option<SetAside>) {
-        // The bytes say whether the rest counts: they come last, and go alone.
+        // The bytes say whether GPU and client count: they are written last, and are cleared alone.
         if let Some(SetAside { gpu, client, .. }) = memory {
             let gpu = u32::try_from(gpu).unwrap_or(u32::MAX);
             self.memory.word(self.offset + RESERVED_GPU).store(gpu, Ordering::Relaxed);
@@ -332,7 +332,7 @@ impl<'a> Slot<'a> {
         self.memory.long(self.offset + RESERVED).store(bytes, Ordering::Release);
     }
 
-    /// What a call of the worker before had set aside.
+    /// What the slot's call has reserved; `None` where it has reserved nothing.
     pub(crate) fn was_set_aside(self) -> Option<SetAside> {
         let bytes = self.memory.long(self.offset + RESERVED).load(Ordering::Acquire);
         let gpu = self.memory.word(self.offset + RESERVED_GPU).load(Ordering::Relaxed);
@@ -341,28 +341,28 @@ impl<'a> Slot<'a> {
         (bytes != 0).then_some(SetAside { gpu, bytes, client })
     }
 
-    /// A thread has it from now on.
+    /// Notes the worker's thread that uses the slot from now on.
     pub(crate) fn set_worker_thread(self, thread: ProcessId) {
-        // The number says whether the rest counts: it goes first and comes last.
+        // The thread's id says whether its start time counts: the id is cleared first and written last.
         let tid = thread.pid.cast_unsigned();
         self.memory.word(self.offset + WORKER_TID).store(0, Ordering::Release);
         self.memory.long(self.offset + WORKER_STARTED).store(thread.start_ticks, Ordering::Release);
         self.memory.word(self.offset + WORKER_TID).store(tid, Ordering::Release);
     }
 
-    /// The thread that had it last, of this worker or one before.
+    /// The thread of this worker or a former one that used the slot last; `None` where none did.
     pub(crate) fn worker_thread(self) -> Option<ProcessId> {
         let tid = self.memory.word(self.offset + WORKER_TID).load(Ordering::Acquire).cast_signed();
         let start_ticks = self.memory.long(self.offset + WORKER_STARTED).load(Ordering::Acquire);
         (tid != 0).then_some(ProcessId { pid: tid, start_ticks })
     }
 
-    /// Its number.
+    /// The slot's number.
     pub(crate) fn number(self) -> usize {
         (self.offset - HEAD_BYTES) / SLOT_BYTES
     }
 
-    /// Notes that the driver is about to be asked, and for what.
+    /// Notes that the driver is about to be asked, and for which object.
     pub(crate) fn set_executing(self, CallObject { client, handle, more, was_there }: CallObject) {
         let was_there = u32::from(was_there);
         let words =
@@ -373,14 +373,14 @@ impl<'a> Slot<'a> {
         self.memory.word(self.offset + STAGE).store(Stage::Executing as u32, Ordering::Release);
     }
 
-    /// What the driver was asked for.
+    /// The object that the driver was asked for.
     pub(crate) fn call_object(self) -> CallObject {
         let [client, handle, more, was_there] = [OBJECT_CLIENT, HANDLE, MORE, WAS_THERE]
             .map(|field| self.memory.word(self.offset + field).load(Ordering::Relaxed));
         CallObject { client, handle, more, was_there: was_there != 0 }
     }
 
-    /// Notes that all is done but to reply so.
+    /// Notes that the call is decided and only the reply is left.
     pub(crate) fn set_decided(self, (error, flags): (i32, u32)) {
         self.memory.word(self.offset + ERROR).store(error.cast_unsigned(), Ordering::Relaxed);
         self.memory.word(self.offset + REPLY_FLAGS).store(flags, Ordering::Relaxed);
@@ -403,7 +403,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The memory of a container that has had no worker yet.
+    /// The journal of a container that has had no worker yet.
     pub(crate) fn journal() -> File {
         let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
         ftruncate(&journal, JOURNAL_BYTES as u64).unwrap();
@@ -426,7 +426,7 @@ pub(crate) mod tests {
         assert_eq!(refused, "the journal is shorter than this version's");
     }
 
-    /// The next worker reads both, where this one is killed before the stage says that it is decided.
+    /// Where a worker is killed before the stage says that the call is decided, the next worker reads both.
     #[test]
     fn what_is_decided_leaves_what_the_driver_was_asked_for_as_it_was() {
         let memory = JournalMap::map(&journal()).unwrap();

@@ -1,5 +1,5 @@
-//! What outlives a worker: the memory that the keeper holds for it, and the numbers by which calls, files and
-//! processes are known there.
+//! What outlives a worker: the journal, which is memory that the keeper holds, and the numbers of calls, files and
+//! processes in it.
 
 pub(crate) mod call_id;
 pub(crate) mod kept_file;

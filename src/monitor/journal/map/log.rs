@@ -1,4 +1,4 @@
-//! The log in the journal: what the books were told, from which the next worker has them.
+//! The log in the journal: all changes of the books. The next worker makes its books from it.
 #![allow(unsafe_code, reason = "memory shared with workers before and after is raw memory")]
 
 use std::io;
@@ -11,12 +11,12 @@ use crate::monitor::journal::layout::{
     COUNT_BYTES, HALF_BYTES, LOG_OFFSET, Record, is_due, read, write,
 };
 
-/// Bytes of the log that are left to the file at once.
+/// How many written bytes of the log leave the worker's memory at once.
 const BLOCK_BYTES: usize = 64 << 10;
 
 impl JournalMap {
-    /// A block of the log was written, and isn't read before the next worker begins: it needs
-    /// to be in nobody's memory but the keeper's.
+    /// Drops a written block of the log from the worker's memory: until the next worker begins, nobody reads it, and
+    /// only the keeper needs to hold it.
     fn drop_block(&self, offset: usize) {
         let address = self.address(offset, BLOCK_BYTES);
         // SAFETY: the block lies in the mapping (checked by `address`) and begins and ends at
@@ -29,7 +29,7 @@ impl JournalMap {
     }
 }
 
-/// The log, to be written by one at a time.
+/// The log. One thread at a time writes it.
 #[derive(Debug)]
 pub(crate) struct Log {
     memory: &'static JournalMap,
@@ -39,7 +39,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// The log as it is.
+    /// Opens the log that the journal has.
     pub(crate) fn open(memory: &'static JournalMap) -> Self {
         let half = memory.half(memory.word(ACTIVE).load(Ordering::Acquire));
         let used = usize::try_from(memory.long(half).load(Ordering::Acquire)).unwrap_or(0);
@@ -47,7 +47,7 @@ impl Log {
         Log { memory, used, kept: used, was_full: false }
     }
 
-    /// All its records, in order.
+    /// All records of the log, in order.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
         let half = self.memory.half(self.memory.word(ACTIVE).load(Ordering::Acquire));
         let address = self.memory.address(half + COUNT_BYTES, self.used);
@@ -56,7 +56,7 @@ impl Log {
         read(unsafe { std::slice::from_raw_parts(address, self.used) })
     }
 
-    /// Writes a record behind the others; it is there, or it isn't, whenever we end.
+    /// Appends a record. Whenever the worker ends, the log has the whole record or nothing of it.
     pub(crate) fn append(&mut self, record: Record) {
         let active = self.memory.word(ACTIVE).load(Ordering::Relaxed);
         self.put(active, record);
@@ -66,11 +66,11 @@ impl Log {
         let half = self.memory.half(half);
         let room = HALF_BYTES - COUNT_BYTES - self.used;
         let address = self.memory.address(half + COUNT_BYTES + self.used, room);
-        // SAFETY: the place lies in the mapping (checked by `address`), beyond the count,
-        // where only the one who has the log reads or writes.
+        // SAFETY: the place lies in the mapping (checked by `address`), beyond the count, where only the owner of the
+        // log reads or writes.
         let place = unsafe { std::slice::from_raw_parts_mut(address, room) };
         let Some(bytes) = write(&record, place) else {
-            // Bounds of what is kept are far below, as the books see to.
+            // The limits of the books keep the log far below this size.
             if !std::mem::replace(&mut self.was_full, true) {
                 tracing::error!("the journal is full; what happens now is lost with this worker");
             }
@@ -89,7 +89,7 @@ impl Log {
         is_due(self.used, self.kept)
     }
 
-    /// Puts `records`, which say the same as the log, in its place.
+    /// Replaces the log by `records`, which have the same meaning.
     pub(crate) fn rewrite(&mut self, records: impl Iterator<Item = Record>) {
         let active = self.memory.word(ACTIVE).load(Ordering::Relaxed);
         let next = (active & 1) ^ 1;
@@ -102,7 +102,7 @@ impl Log {
     }
 }
 
-/// Gives the pages of a half back.
+/// Gives the pages of a half back to the kernel.
 fn free_half(memory: &JournalMap, half: usize) -> io::Result<()> {
     let address = memory.address(half, HALF_BYTES);
     // SAFETY: the half lies in the mapping, begins and ends at pages, and is not in use:

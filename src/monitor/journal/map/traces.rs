@@ -1,4 +1,4 @@
-//! Traces of calls in the journal: its shelf has those whose reply nobody took.
+//! Traces in the journal: of calls whose reply nobody took.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use crate::monitor::journal::call_id::{CallObject, Trace};
 use crate::monitor::journal::layout::{TRACE_BYTES, TRACE_PLACES, TRACES_OFFSET};
 use crate::process::ProcessId;
 
-/// A trace as it lies: six words of 64 bits. The first is 0 where there is no trace.
+/// A trace as the journal has it: six words of 64 bits. The first is 0 where there is no trace.
 type Longs = [u64; TRACE_BYTES / 8];
 
 impl JournalMap {
@@ -17,23 +17,22 @@ impl JournalMap {
         TRACES_OFFSET + place * TRACE_BYTES
     }
 
-    /// Puts a trace on the shelf: its place, or `None` where the shelf is full. One thread at a time
-    /// may do so.
+    /// Stores a trace. Returns its place, or `None` where no place is free. One thread at a time may do this.
     pub(crate) fn keep_trace(&self, trace: &Trace) -> Option<usize> {
         let place = (0..TRACE_PLACES).find(|place| self.trace(*place).is_none())?;
-        // The first word comes last: there is a whole trace, or none, whenever we end.
+        // The first word comes last: whenever the worker ends, the place has a whole trace or none.
         for (at, long) in longs(trace).into_iter().enumerate().rev() {
             self.long(Self::trace_offset(place) + 8 * at).store(long, Ordering::Release);
         }
         Some(place)
     }
 
-    /// Takes a trace off the shelf.
+    /// Removes the trace at this place.
     pub(crate) fn forget_trace(&self, place: usize) {
         self.long(Self::trace_offset(place)).store(0, Ordering::Release);
     }
 
-    /// All traces of the shelf, with their places.
+    /// All traces, with their places.
     pub(crate) fn traces(&self) -> impl Iterator<Item = (usize, Trace)> {
         (0..TRACE_PLACES).filter_map(|place| Some((place, self.trace(place)?)))
     }
@@ -44,7 +43,7 @@ impl JournalMap {
     }
 }
 
-/// Two words of 32 bits in one.
+/// Makes one word of 64 bits from two of 32 bits.
 fn join(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
