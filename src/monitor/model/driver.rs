@@ -1,5 +1,5 @@
-//! The simulated driver, whose files are memory files: the inode says which node one is, and the offset, which
-//! all duplicates of a descriptor have in common, which open file of the driver's.
+//! The simulated driver. Its files are memory files: the inode says which node a file is, and the offset, which all
+//! duplicates of a descriptor share, says which open file of the driver it is.
 #![allow(
     unsafe_code,
     reason = "an ioctl hands a pointer over, descriptors are closed by number, a thread ends at once"
@@ -25,12 +25,12 @@ use crate::monitor::node::device::IN_MEMORY;
 /// The driver's version.
 pub(crate) const DRIVER: &str = "535.161.08";
 
-/// When a thread that asks the driver dies of it.
+/// When a thread dies in a call of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Death {
     /// The driver never hears of the call.
     Before,
-    /// The driver has done what it was asked.
+    /// The driver has made the call.
     After,
 }
 
@@ -41,11 +41,11 @@ pub(crate) struct ModelDriver {
     nodes: Vec<(Node, OwnedFd)>,
     /// The driver's numbers of files that were opened and not closed.
     opened: Mutex<BTreeSet<u64>>,
-    /// Descriptors of files that are not the worker's.
+    /// Descriptors of files that a worker's end does not close.
     kept: Mutex<BTreeSet<RawFd>>,
 }
 
-/// A file of the driver's that a program or the keeper has open.
+/// A file of the driver that a program or the keeper has open.
 #[derive(Debug)]
 pub(crate) struct ModelFile {
     fd: OwnedFd,
@@ -75,25 +75,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A memory file's device and inode.
 type Inode = (u64, u64);
 
-/// Whose memory file is which node.
+/// The driver and the node that each memory file belongs to.
 static DRIVERS: Mutex<BTreeMap<Inode, (Weak<ModelDriver>, Node)>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
-    /// Whether, and how, this thread dies of a call of the driver: so many are left.
+    /// How this thread is to die in a call of the driver: how many calls are left before, when in the call, and whom to
+    /// tell. `None` where it is to live.
     static DEATH: RefCell<Option<(u32, Death, Sender<()>)>> = const { RefCell::new(None) };
 }
 
-/// This thread dies of its `nth` call of the driver, counted from 0, and says so.
+/// Makes this thread die in its `nth` call of the driver, counted from 0. `says` is told then.
 pub(crate) fn set_death(nth: u32, death: Death, says: Sender<()>) {
     DEATH.with_borrow_mut(|of| *of = Some((nth, death, says)));
 }
 
-/// It lives.
+/// Makes this thread live.
 pub(crate) fn forget_death() {
     DEATH.with_borrow_mut(Option::take);
 }
 
-/// Ends this thread, if it is its time, as a signal that kills the process would: nothing is undone.
+/// Ends this thread where its time has come, as a signal that kills the process would: nothing is undone.
 fn maybe_die(death: Death) {
     let is_now = DEATH
         .with_borrow(|of| of.as_ref().is_some_and(|(left, when, _)| *left == 0 && *when == death));
@@ -103,8 +104,8 @@ fn maybe_die(death: Death) {
             let _ = says.send(());
             std::mem::forget(says);
         }
-        // SAFETY: ends the calling thread alone. Its stack is never used again, and what it has locked
-        // belongs to a worker that is given up with it.
+        // SAFETY: ends only the calling thread. Its stack is never used again, and what it has locked belongs to a
+        // worker that is given up with it.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
     }
     if death == Death::After {
@@ -121,13 +122,13 @@ fn place(file: BorrowedFd<'_>) -> Option<Inode> {
     Some((stat.st_dev, stat.st_ino))
 }
 
-/// Whose file that is, and which node.
+/// The driver and the node that a memory file belongs to; `None` where it is no model's.
 fn owner(file: Inode) -> Option<(Arc<ModelDriver>, Node)> {
     let (driver, node) = lock(&DRIVERS).get(&file).cloned()?;
     Some((driver.upgrade()?, node))
 }
 
-/// An ioctl of the worker's; `None` where the file is no model's.
+/// An ioctl of the worker; `None` where the file is no model's.
 fn ioctl(file: BorrowedFd<'_>, request: u32, pointer: *mut u8) -> Option<Result<(), Errno>> {
     let (driver, node) = owner(place(file)?)?;
     let number = driver.number_of(file, node, std::process::id());
@@ -145,7 +146,7 @@ fn ioctl(file: BorrowedFd<'_>, request: u32, pointer: *mut u8) -> Option<Result<
     Some(done.map_err(Errno::from_raw))
 }
 
-/// The driver's number of a thread's descriptor, as `/proc` has it.
+/// The driver's number of a thread's descriptor, from `/proc`; `None` where it is no file of the driver.
 fn find_file(tid: u32, descriptor: u32) -> Option<u64> {
     let stat = std::fs::metadata(format!("/proc/{tid}/fd/{descriptor}")).ok()?;
     owner((stat.dev(), stat.ino()))?;
@@ -155,7 +156,7 @@ fn find_file(tid: u32, descriptor: u32) -> Option<u64> {
 }
 
 impl ModelDriver {
-    /// One with a GPU for each size.
+    /// Makes a driver with a GPU for each size in bytes.
     pub(crate) fn new(gpus: &[u64]) -> Arc<Self> {
         IN_MEMORY.get_or_init(|| ioctl);
         let all = (0..).zip(gpus).map(|(minor, _)| Node::Gpu(minor));
@@ -180,7 +181,7 @@ impl ModelDriver {
         driver
     }
 
-    /// As a monitor's settings have them.
+    /// The nodes as a monitor's settings have them.
     pub(crate) fn nodes(&self) -> Vec<settings::Node> {
         let node = |(node, file): &(Node, OwnedFd)| {
             let (device, inode) = place(file.as_fd()).expect("a file");
@@ -203,13 +204,13 @@ impl ModelDriver {
         self.keep(file.expect("it can be opened again").into())
     }
 
-    /// A file that stays open when the worker ends.
+    /// Makes a file that stays open when the worker ends.
     pub(crate) fn keep(self: &Arc<Self>, fd: OwnedFd) -> ModelFile {
         lock(&self.kept).insert(fd.as_raw_fd());
         ModelFile { fd, driver: Arc::clone(self) }
     }
 
-    /// A process calls the driver for the first time by a file, or once more: the file's number.
+    /// The driver's number of a file. Opens the file for the process where no process has called by it yet.
     pub(crate) fn number_for(&self, file: &ModelFile, node: Node, process: u32) -> u64 {
         self.number_of(file.fd.as_fd(), node, process)
     }
@@ -225,25 +226,24 @@ impl ModelDriver {
         number
     }
 
-    /// This process's descriptors of the driver's files. Other processes have some of the same files, and
-    /// no others.
+    /// This process's descriptors of the driver's files. Other processes have some of these files, and no further ones.
     fn descriptors(&self) -> Vec<RawFd> {
         let own: Vec<Inode> =
             self.nodes.iter().filter_map(|(_, file)| place(file.as_fd())).collect();
         let all = std::fs::read_dir("/proc/self/fd").expect("procfs is there").flatten();
         let all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
         all.filter(|fd| {
-            // SAFETY: other threads may close it meanwhile, and `fstat` tells of any number.
+            // SAFETY: another thread may close the descriptor meanwhile; `fstat` takes any number.
             let file = unsafe { BorrowedFd::borrow_raw(*fd) };
             place(file).is_some_and(|place| own.contains(&place))
         })
         .collect()
     }
 
-    /// The kernel tells the driver of files that nobody has open any more.
+    /// Closes the files in the driver that no process has open any more, as the kernel would.
     pub(crate) fn close_unused(&self) {
         let number = |fd: &RawFd| {
-            // SAFETY: it's one of ours, which no other thread closes.
+            // SAFETY: it is one of this process's descriptors, which no other thread closes.
             let file = unsafe { BorrowedFd::borrow_raw(*fd) };
             lseek(file, 0, Whence::SeekCur).ok().map(i64::cast_unsigned)
         };
@@ -255,12 +255,12 @@ impl ModelDriver {
         }
     }
 
-    /// The worker is killed: the kernel closes its descriptors.
+    /// Closes the worker's descriptors, as the kernel does when the worker is killed.
     pub(crate) fn close_the_workers(&self) {
         let nodes = self.nodes.iter().map(|(_, file)| file.as_raw_fd());
         let stays: BTreeSet<RawFd> = nodes.chain(lock(&self.kept).iter().copied()).collect();
         for fd in self.descriptors().into_iter().filter(|fd| !stays.contains(fd)) {
-            // SAFETY: it was the worker's, which is never used or dropped again.
+            // SAFETY: it was a descriptor of the worker, which is never used or dropped again.
             unsafe { libc::close(fd) };
         }
         self.close_unused();

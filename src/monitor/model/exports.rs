@@ -1,4 +1,4 @@
-//! Memory in files: a program puts some into one of those that all programs have, and takes it from there.
+//! Memory in files: a program exports memory into a file that all programs have, and imports it from there.
 
 use cgpu_sim::abi::{
     NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD,
@@ -14,7 +14,7 @@ impl Program<'_> {
         self.world.boxes[file].number().cast_unsigned()
     }
 
-    /// Puts memory into a file, which keeps it.
+    /// Exports memory into a file, which keeps the memory.
     pub(crate) fn export(&self, memory: u32, file: usize) -> Result<(), Why> {
         let mut params = [0; 24];
         params.set_u32(0, 1);
@@ -25,7 +25,8 @@ impl Program<'_> {
         self.control(self.client(), NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, &params)
     }
 
-    /// Puts memory into the places of a file from `first` on; one that has none gets four. 0 is no memory.
+    /// Exports objects into the places of a file from `first` on. A file without places gets four. Handle 0 is no
+    /// memory.
     pub(crate) fn export_list(&self, file: usize, first: u16, objects: &[u32]) -> Result<(), Why> {
         let mut params = [0; 2128];
         params.set_u32(0, self.box_descriptor(file));
@@ -40,7 +41,7 @@ impl Program<'_> {
         self.control(self.client(), NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD, &params)
     }
 
-    /// Takes a name of what the first place of a file has.
+    /// Imports the memory in the first place of a file, under `handle`.
     pub(crate) fn import(&self, handle: u32, file: usize) -> Outcome {
         let mut params = [0; 20];
         params.set_u32(0, self.box_descriptor(file));

@@ -1,10 +1,9 @@
-//! The worker without a kernel: calls are handed to it, and it asks a driver in memory.
+//! The worker without a kernel: tests hand calls to the worker, and the worker asks a driver in memory.
 //!
-//! A call comes from a process that waits for nothing but its end, with a page of memory that the test has,
-//! too. What the worker does for it is the product's own way from [`Case`] on: it reads and writes the caller's
-//! memory, takes its descriptors, asks the driver and writes the journal. A worker that is killed is a thread
-//! that ends in the middle of a driver call, with nothing undone; the next one has the journal. Needs no root,
-//! no file system and no engine.
+//! A call comes from a process that only waits for its end and shares a page of memory with the test. From [`Case`] on,
+//! the worker does what the product does: it reads and writes the caller's memory, takes the caller's descriptors, asks
+//! the driver and writes the journal. A worker that is killed is a thread that ends in the middle of a driver call,
+//! with nothing undone; the next worker gets the journal. The model needs no root, no file system and no engine.
 
 mod driver;
 mod exports;
@@ -30,48 +29,49 @@ use crate::monitor::calls::left_calls::move_in;
 use crate::monitor::calls::serve::serve;
 use crate::monitor::worker::Worker;
 
-/// Bytes of the GPU, and of the container's quota.
+/// Bytes of the GPU, and bytes of the container's quota.
 pub(crate) const TOTAL: u64 = 1 << 30;
 pub(crate) const QUOTA: u64 = 100 << 20;
 
-/// The slot of the test's own thread, and of those that die.
+/// The slot of the test's own thread, and the slot of threads that die.
 const OWN_SLOT: usize = 0;
 const DYING_SLOT: usize = 1;
 
-/// The only listener's number.
+/// The number of the only listener.
 const LISTENER: u64 = 1;
 
-/// What becomes of a call and of its caller.
+/// What happens to a call and to its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is answered.
+    /// The call is answered.
     Answered,
-    /// It is answered and a signal takes its caller away before that looks: the kernel makes it again.
+    /// The call is answered, but a signal interrupts the caller before it sees the answer: the kernel makes the call
+    /// again.
     AnswerIsLost,
-    /// Its caller stops waiting before it is looked at.
+    /// The caller stops waiting before the worker looks at the call.
     Interrupted,
-    /// Its caller stops waiting before it gets the reply.
+    /// The caller stops waiting before it gets the reply.
     ReplyIsLost,
-    /// The worker dies in its `nth` call of the driver, counted from 0, before the driver has heard of that or
-    /// after it has done it; the caller waits for the next worker, or not.
+    /// The worker dies in its `nth` call of the driver, counted from 0, before or after the driver makes the call.
+    /// `waits`: whether the caller waits for the next worker.
     WorkerDies { nth: u32, death: Death, waits: bool },
 }
 
-/// What a caller was answered.
+/// What the caller gets for a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallerGets {
-    /// The call is the caller's to make.
+    /// The caller has to make the call itself.
     Continue,
-    /// It failed with this error number.
+    /// The call failed with this error number.
     Errno(i32),
-    /// It was made.
+    /// The call was made.
     Done,
-    /// It wasn't answered.
+    /// The call was not answered.
     Nothing,
 }
 
 impl Worker {
-    /// Deals with a call in that slot, by this thread.
+    /// Serves a call in the slot by this thread.
     fn serve_in(&self, slot: usize, notice: seccomp_notif) {
         let slot = self.parts.state.journal.slot(slot);
         if slot.number() == DYING_SLOT {
@@ -86,11 +86,11 @@ impl Worker {
 /// A call as a program makes it.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
-    /// The escape's number (`nv_escape.h`), or UVM's.
+    /// The number of the escape (`nv_escape.h`) or of UVM's call.
     pub(crate) number: u32,
-    /// The file that it is made on: its descriptor.
+    /// The descriptor that the call is made on.
     pub(crate) descriptor: RawFd,
-    /// Its struct, and what that points at, with the place of the pointer.
+    /// The call's struct; then the parameters that the struct points at, with the offset of the pointer.
     pub(crate) bytes: Vec<u8>,
     pub(crate) params: Option<(usize, Vec<u8>)>,
 }

@@ -1,4 +1,4 @@
-//! A program's objects: it makes them, names them, commands them and frees them.
+//! A program's objects: the program makes, names, commands and frees them.
 
 use cgpu_sim::Node;
 use cgpu_sim::abi::{
@@ -10,7 +10,7 @@ use cgpu_sim::bytes::Fields;
 use super::program::{Outcome, Why};
 use super::{Call, Program};
 
-/// Where structs of 535.161.08 have their status (`nvos.h`): NVOS64, NVOS00, NVOS55 and NVOS54.
+/// Bytes of NVOS64, and the offsets of the status in NVOS64, NVOS00, NVOS55 and NVOS54 of 535.161.08 (`nvos.h`).
 const ALLOC_BYTES: usize = 48;
 const ALLOC_STATUS: usize = 40;
 const FREE_STATUS: usize = 12;
@@ -37,12 +37,12 @@ impl Program<'_> {
         self.call(NV_ESC_RM_ALLOC, bytes, params)
     }
 
-    /// Takes memory of the first GPU, under a handle.
+    /// Takes `size` bytes of the first GPU, under a handle.
     pub(crate) fn take(&self, handle: u32, size: u64) -> Outcome {
         self.take_below(self.device(), handle, size)
     }
 
-    /// Takes memory below a device.
+    /// Takes `size` bytes of memory below a device.
     pub(crate) fn take_below(&self, device: u32, handle: u32, size: u64) -> Outcome {
         let mut params = [0; 120];
         params.set_u32(0, 0x6370_6775);
@@ -51,13 +51,13 @@ impl Program<'_> {
         self.make(device, handle, NV01_MEMORY_LOCAL_USER, &params)
     }
 
-    /// Takes memory under a new handle, which it gets.
+    /// Takes `size` bytes under a new handle and returns the handle. Fails where the program gets no memory.
     #[track_caller]
     pub(crate) fn takes(&self, size: u64) -> u32 {
         self.take(self.handle(), size).expect("it gets memory")
     }
 
-    /// Asks for a channel of a client, below a handle; what the driver says to it.
+    /// Asks for a channel of a client, below `parent`. Returns the driver's answer.
     pub(crate) fn channel(&self, client: u32, parent: u32, handle: u32) -> Outcome {
         let call = self.alloc(client, (parent, handle), AMPERE_CHANNEL_GPFIFO_A, &[]);
         self.outcome(&call, ALLOC_STATUS, 8)
@@ -68,7 +68,7 @@ impl Program<'_> {
         self.free_of(self.client(), handle)
     }
 
-    /// Frees a client of its own, with all that is in it.
+    /// Frees a client of the program, with all its objects.
     pub(crate) fn free_client(&self, client: u32) -> Result<(), Why> {
         self.free_of(client, client)
     }
@@ -82,12 +82,12 @@ impl Program<'_> {
         self.outcome(&call, FREE_STATUS, 8).map(drop)
     }
 
-    /// Makes another name of an object, which may be another program's.
+    /// Makes another name of an object, which may belong to another program.
     pub(crate) fn duplicate(&self, handle: u32, source: (u32, u32)) -> Outcome {
         self.duplicate_below(self.device(), handle, source)
     }
 
-    /// The same below another device.
+    /// Makes another name of an object below `device`.
     pub(crate) fn duplicate_below(
         &self,
         device: u32,
@@ -101,13 +101,13 @@ impl Program<'_> {
         self.outcome(&call, DUP_STATUS, 8)
     }
 
-    /// Another name of its own memory, which it gets.
+    /// Makes another name of the program's own memory and returns its handle. Fails where the program gets none.
     #[track_caller]
     pub(crate) fn names(&self, object: u32) -> u32 {
         self.duplicate(self.handle(), (self.client(), object)).expect("it gets a name")
     }
 
-    /// Gives a command to an object of its client's.
+    /// Gives a command to an object of the program's client.
     pub(crate) fn control(&self, object: u32, command: u32, params: &[u8]) -> Result<(), Why> {
         let mut bytes = vec![0; 32];
         let size = u32::try_from(params.len()).expect("parameters are short");

@@ -1,4 +1,4 @@
-//! A program of the container: a process that does nothing, and memory that it has in common with the test.
+//! A program of the container: a process that does nothing, with memory that it shares with the test.
 #![allow(unsafe_code, reason = "a process is forked, and memory is shared with it")]
 
 use std::cell::{Cell, RefCell};
@@ -16,35 +16,35 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::{Call, CallerGets, Fate, ModelFile, World};
 
-/// `ioctl` of x86-64, and its architecture (linux/audit.h).
+/// The number of `ioctl` on x86-64, and that architecture (linux/audit.h).
 const IOCTL: i32 = 16;
 const X86_64: u32 = 0xc000_003e;
 
-/// Bytes of the memory in common, and where parameters begin.
+/// Bytes of the shared memory, and the offset of the parameters in it.
 const MEMORY_BYTES: usize = 8192;
 const PARAMS: usize = 4096;
 
-/// Where the memory in common says that the program has begun.
+/// The offset of the byte in the shared memory that says that the program has begun.
 const BEGUN: usize = MEMORY_BYTES - 1;
 
-/// The last number of a descriptor, for `close_range`.
+/// The highest descriptor for `close_range`.
 const LAST: u32 = u32::MAX;
 
-/// What a call came to, for its program.
+/// What a program gets of a call.
 pub(crate) type Outcome = Result<u32, Why>;
 
-/// Why a program has nothing of a call.
+/// Why a program gets nothing of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// The struct's status.
+    /// The status in the call's struct.
     Status(u32),
     /// The error number.
     Errno(i32),
-    /// It was interrupted.
+    /// The call was interrupted.
     NoAnswer,
 }
 
-/// One of them.
+/// A program of the container.
 pub(crate) struct Program<'w> {
     pub(crate) world: &'w World,
     pid: Pid,
@@ -54,13 +54,13 @@ pub(crate) struct Program<'w> {
     /// A device of each GPU.
     devices: RefCell<Vec<u32>>,
     next: Cell<u32>,
-    /// Of its next call.
+    /// The fate of the next call.
     fate: Cell<Fate>,
     is_alive: Cell<bool>,
 }
 
 impl<'w> Program<'w> {
-    /// Starts one with a client, and a device and a subdevice of each GPU.
+    /// Starts a program with a client, and with a device and a subdevice of each GPU.
     pub(crate) fn start(world: &'w World) -> Self {
         let gpus = (0..).zip(0..world.gpus()).map(|(minor, _)| Node::Gpu(minor));
         let nodes: Vec<Node> =
@@ -73,7 +73,7 @@ impl<'w> Program<'w> {
         let own = files.iter().map(|(_, file)| file.number());
         let mut own: Vec<RawFd> = own.chain(world.boxes.iter().map(ModelFile::number)).collect();
         own.sort_unstable();
-        // SAFETY: the child makes system calls alone, and never returns.
+        // SAFETY: the child only makes system calls, and never returns.
         let pid = match unsafe { fork() }.expect("a process") {
             ForkResult::Parent { child } => child,
             ForkResult::Child => begin(&own, memory.as_mut_ptr()),
@@ -99,7 +99,7 @@ impl<'w> Program<'w> {
         program
     }
 
-    /// Makes another client, with devices, and goes on with that; the one before stays.
+    /// Makes another client with devices, and goes on with this client. The old client stays.
     pub(crate) fn start_anew(&self) {
         self.client.set(0);
         self.client.set(self.make(0, 0, NV01_ROOT_CLIENT, &[]).expect("a client"));
@@ -113,7 +113,7 @@ impl<'w> Program<'w> {
         self.devices.replace(devices.collect());
     }
 
-    /// That becomes of its next call.
+    /// Sets the fate of the next call.
     pub(crate) fn fated(&self, fate: Fate) -> &Self {
         self.fate.set(fate);
         self
@@ -135,14 +135,14 @@ impl<'w> Program<'w> {
         self.pid.as_raw().cast_unsigned()
     }
 
-    /// Its descriptor of a node: of several, that one.
+    /// The program's descriptor of a node; `nth` chooses among several, from 0 on.
     pub(crate) fn descriptor(&self, node: Node, nth: usize) -> RawFd {
         let files = self.files.borrow();
         let mut all = files.iter().filter(|(known, _)| *known == node);
         all.nth(nth).expect("it has one").1.number()
     }
 
-    /// Its notification of a call, which is in its memory from now on.
+    /// The notification of a call. Stores the call in the shared memory.
     pub(crate) fn notice(&self, id: u64, call: &Call) -> seccomp_notif {
         let mut bytes = call.bytes.clone();
         if let Some((at, params)) = &call.params {
@@ -169,7 +169,7 @@ impl<'w> Program<'w> {
         files.iter().any(|(node, file)| *node == Node::Uvm && file.number() == call.descriptor)
     }
 
-    /// UVM's number alone, or `_IOWR('F', number, size)`.
+    /// The request: UVM's number alone, or `_IOWR('F', number, size)`.
     fn request(&self, call: &Call) -> u32 {
         if self.is_of_uvm(call) {
             return call.number;
@@ -180,7 +180,7 @@ impl<'w> Program<'w> {
 
     fn put(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= MEMORY_BYTES);
-        // SAFETY: within the mapping, which this alone and the worker use, in turn.
+        // SAFETY: within the mapping, which only this function and the worker use, in turn.
         unsafe { self.memory.as_mut_ptr().add(at).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -192,12 +192,12 @@ impl<'w> Program<'w> {
         bytes
     }
 
-    /// What the driver wrote into the parameters of its last call.
+    /// The parameters of the last call as the driver wrote them.
     pub(crate) fn answered_params(&self, count: usize) -> Vec<u8> {
         self.get(PARAMS, count)
     }
 
-    /// It makes the call itself.
+    /// Makes a continued call, as the program itself would.
     pub(crate) fn makes(&self, call: &Call) {
         let files = self.files.borrow();
         let file = files.iter().find(|(_, file)| file.number() == call.descriptor);
@@ -215,13 +215,13 @@ impl<'w> Program<'w> {
         self.put(0, &bytes);
     }
 
-    /// A handle that it hasn't used.
+    /// A handle that the program has not used.
     pub(crate) fn handle(&self) -> u32 {
         self.next.set(self.next.get() + 1);
         self.next.get()
     }
 
-    /// Makes a call whose struct has its status there; what it has elsewhere then.
+    /// Makes a call whose struct has its status at `status`. Returns the word at `made` where the call was made.
     pub(crate) fn outcome(&self, call: &Call, status: usize, made: usize) -> Outcome {
         match self.world.ioctl(self, call, self.fate.replace(Fate::Answered)) {
             CallerGets::Errno(errno) => return Err(Why::Errno(errno)),
@@ -235,7 +235,7 @@ impl<'w> Program<'w> {
         }
     }
 
-    /// It is killed: the kernel closes its files.
+    /// Kills the program: the kernel closes its files.
     pub(crate) fn die(&self) {
         self.end();
         self.world.driver.close_unused();
@@ -260,11 +260,11 @@ impl Drop for Program<'_> {
     }
 }
 
-/// What a program is after its fork: it has its own descriptors alone, and waits for its end.
+/// The program after its fork: it keeps only its own descriptors, and waits for its end.
 fn begin(own: &[RawFd], memory: *mut u8) -> ! {
     let mut from = 0;
-    // SAFETY: system calls that take numbers, and a byte of the memory in common. Nobody else would end
-    // the process, were its parent killed.
+    // SAFETY: system calls that take numbers, and a write to a byte of the shared memory. `PR_SET_PDEATHSIG`: nobody
+    // else would end the process if its parent were killed.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         for fd in own {

@@ -1,4 +1,4 @@
-//! How a worker of the model begins.
+//! The start of a worker in the model.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use crate::gate::settings::{Gpu, Managed, Settings};
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::worker::Worker;
 
-/// What a container has that is given so many bytes, and quotas, of GPUs.
+/// The settings of a container whose GPUs have these bytes and quotas.
 pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) -> Settings {
     let known = driver.sim.state().gpus;
     let gpu = |(minor, (total_bytes, limit_bytes)): (u32, &(u64, u64))| Gpu {
@@ -44,7 +44,7 @@ pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) 
     }
 }
 
-/// A worker, and the keeper's end of its socket.
+/// Makes a worker, and returns the keeper's end of its socket too.
 pub(crate) fn worker(settings: &Settings, journal: &File) -> (Worker, OwnedFd) {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let pair = socketpair(family, kind, SocketFlags::CLOEXEC, None);

@@ -1,4 +1,4 @@
-//! A program's file of `nvidia-uvm`: GPUs, ranges, and memory that is mapped there.
+//! A program's files of `nvidia-uvm`: GPUs, ranges, and memory that is mapped there.
 
 use cgpu_sim::Node;
 use cgpu_sim::abi::{
@@ -16,7 +16,7 @@ fn abi() -> Abi {
 }
 
 impl Program<'_> {
-    /// A call of UVM's; the status ends the struct. By its first file, or the second.
+    /// Makes a call of UVM's on the program's file `nth` (0 or 1). The struct ends with the status.
     fn uvm_by(&self, nth: usize, number: u32, fill: impl FnOnce(&mut [u8])) -> Result<(), Why> {
         let (size, status) = abi().uvm(number).expect("it is a call");
         let mut bytes = vec![0; size];
@@ -30,14 +30,14 @@ impl Program<'_> {
         self.uvm_by(0, number, fill)
     }
 
-    /// Initializes its file; the second keeps the program's memory for it.
+    /// Initializes the first file. The second file keeps the program's memory for the first one.
     pub(crate) fn start_uvm(&self) -> Result<(), Why> {
         self.uvm(UVM_INITIALIZE, |_| {})?;
         let file = self.descriptor(Node::Uvm, 0).cast_unsigned();
         self.uvm_by(1, UVM_MM_INITIALIZE, |bytes| bytes.set_u32(0, file))
     }
 
-    /// Registers a GPU, and addresses of it.
+    /// Registers a GPU and an address space of it.
     pub(crate) fn register(&self, gpu: usize) -> Result<(), Why> {
         self.register_gpu(gpu)?;
         let mut params = [0; 48];
@@ -53,7 +53,7 @@ impl Program<'_> {
         })
     }
 
-    /// Registers a GPU without addresses.
+    /// Registers a GPU without an address space.
     pub(crate) fn register_gpu(&self, gpu: usize) -> Result<(), Why> {
         let control = self.descriptor(Node::Control, 0).cast_unsigned();
         self.uvm(UVM_REGISTER_GPU, |bytes| {
@@ -63,7 +63,7 @@ impl Program<'_> {
         })
     }
 
-    /// Has room for memory there.
+    /// Makes a range for memory.
     pub(crate) fn range(&self, base: u64, bytes: u64) -> Result<(), Why> {
         self.uvm(UVM_CREATE_EXTERNAL_RANGE, |params| {
             params.set_u64(0, base);
@@ -71,7 +71,7 @@ impl Program<'_> {
         })
     }
 
-    /// Maps memory for GPUs.
+    /// Maps memory for GPUs in a range.
     pub(crate) fn map(
         &self,
         gpus: &[usize],
@@ -95,7 +95,7 @@ impl Program<'_> {
         })
     }
 
-    /// Ends what a GPU maps there.
+    /// Unmaps what a GPU has mapped there.
     pub(crate) fn unmap(&self, gpu: usize, base: u64, bytes: u64) -> Result<(), Why> {
         self.uvm(UVM_UNMAP_EXTERNAL, |params| {
             params.set_u64(0, base);
@@ -104,7 +104,7 @@ impl Program<'_> {
         })
     }
 
-    /// Frees a range, with what is mapped there.
+    /// Frees a range, with what is mapped in it.
     pub(crate) fn free_range(&self, base: u64, bytes: u64) -> Result<(), Why> {
         self.uvm(UVM_FREE, |params| {
             params.set_u64(0, base);
@@ -112,13 +112,13 @@ impl Program<'_> {
         })
     }
 
-    /// Ends what a GPU maps, with its addresses.
+    /// Ends a GPU's mappings together with its address space.
     pub(crate) fn unregister_space(&self, gpu: usize) -> Result<(), Why> {
         let uuid = self.world.uuid_of(gpu);
         self.uvm(UVM_UNREGISTER_GPU_VASPACE, |params| params[..16].copy_from_slice(&uuid))
     }
 
-    /// Ends what a GPU maps, with the GPU.
+    /// Ends a GPU's mappings together with its registration.
     pub(crate) fn unregister_gpu(&self, gpu: usize) -> Result<(), Why> {
         let uuid = self.world.uuid_of(gpu);
         self.uvm(UVM_UNREGISTER_GPU, |params| params[..16].copy_from_slice(&uuid))

@@ -1,4 +1,4 @@
-//! A container on GPUs in memory: its worker, what the keeper has, and what the programs ask.
+//! A container on GPUs in memory: its worker, the keeper's files, and the calls of its programs.
 #![allow(unsafe_code, reason = "a thread that dies has borrowed the worker")]
 
 use std::cell::{Cell, RefCell};
@@ -34,27 +34,27 @@ use crate::monitor::uvm::files::Looks;
 use crate::monitor::worker::Worker;
 use crate::process::ProcessId;
 
-/// Files to export memory to.
+/// How many files there are to export memory to.
 const BOXES: usize = 3;
 
-/// For so long files are looked for that nobody has any more.
+/// How long [`World::sweep`] looks for files that no program has any more.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A container with its monitor, on GPUs in memory.
 pub(crate) struct World {
     pub(crate) driver: Arc<ModelDriver>,
-    /// Until the world ends.
+    /// The worker; `None` only while the world changes it or ends.
     worker: RefCell<Option<Arc<Worker>>>,
     settings: Settings,
     journal: File,
     callers: Arc<TestCallers>,
     listener: Arc<OwnedFd>,
-    /// The other end of the keeper's socket, and the files that the keeper has.
+    /// The keeper's end of the socket, and the files that the keeper holds.
     keeper: RefCell<OwnedFd>,
     kept: RefCell<BTreeMap<u64, ModelFile>>,
-    /// The keeper has no descriptor left for a file: it gets none.
+    /// Whether the keeper has no descriptor left: it takes no file then.
     pub(crate) keeper_is_full: Cell<bool>,
-    /// Files of `nvidiactl` that all programs have: to export memory to.
+    /// Files of `nvidiactl` to export memory to. All programs have them.
     pub(crate) boxes: Vec<ModelFile>,
     _place: TempDir,
     next_id: Cell<u64>,
@@ -62,12 +62,12 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// One GPU of [`TOTAL`] bytes, of which the container has [`QUOTA`].
+    /// A world with one GPU of [`TOTAL`] bytes, of which the container has [`QUOTA`].
     pub(crate) fn new() -> Self {
         Self::with(&[(TOTAL, QUOTA)])
     }
 
-    /// GPUs of so many bytes, and the container's quota of each.
+    /// A world with GPUs of these bytes and quotas.
     pub(crate) fn with(gpus: &[(u64, u64)]) -> Self {
         let driver = ModelDriver::new(&gpus.iter().map(|(total, _)| *total).collect::<Vec<_>>());
         let place = tempfile::tempdir().expect("a directory");
@@ -98,22 +98,22 @@ impl World {
         world
     }
 
-    /// The worker of now.
+    /// The present worker.
     pub(crate) fn worker(&self) -> Arc<Worker> {
         Arc::clone(self.worker.borrow().as_ref().expect("it is there"))
     }
 
-    /// How many workers there were.
+    /// How many workers there have been.
     pub(crate) fn workers(&self) -> u32 {
         self.workers.get()
     }
 
-    /// A program of the container, with a client and a device of each GPU.
+    /// Starts a program of the container, with a client and a device of each GPU.
     pub(crate) fn program(&self) -> Program<'_> {
         Program::start(self)
     }
 
-    /// Hands the worker what the keeper has, and lets it finish what the one before has left.
+    /// Hands the worker what the keeper holds, and lets it finish what the former worker has left.
     fn begin(&self) {
         let worker = self.worker();
         let file = self.listener.try_clone().expect("a descriptor");
@@ -126,16 +126,16 @@ impl World {
         exports.forget_what_was_never_exported();
         stakes.take_over();
         worker.calls.queue_what_is_left();
-        // The other one's calls are all over: its thread lives.
+        // The calls of the other slot are all over, because its thread lives.
         let slot = state.journal.slot(DYING_SLOT);
         move_in(slot);
         worker.calls.recover(slot, &mut Scratch::default());
-        // The next thread that dies has it.
+        // The next thread that dies uses this slot.
         slot.set_worker_thread(ProcessId { pid: 0, start_ticks: 0 });
         self.hear();
     }
 
-    /// The keeper hears what the worker says: which files it is to keep.
+    /// Lets the keeper take the worker's notices: which files to keep and which to close.
     fn hear(&self) {
         let mut bytes = [0; 4096];
         let receive =
@@ -152,8 +152,7 @@ impl World {
         }
     }
 
-    /// Another worker in the place of this one, of which nothing is left but the journal and what the
-    /// keeper has.
+    /// Replaces the worker. Only the journal and what the keeper holds are left of the old one.
     pub(crate) fn restart(&self) {
         self.hear();
         let (worker, keeper) = worker(&self.settings, &self.journal);
@@ -169,14 +168,14 @@ impl World {
         self.next_id.get()
     }
 
-    /// Closes what a worker had open, also by threads that died.
+    /// Closes what the worker had open, also by threads that died.
     fn end_worker(&self) {
         drop(self.worker.take().and_then(Arc::into_inner).expect("nobody else has it"));
         self.driver.close_the_workers();
     }
 
-    /// A program calls the driver: an ioctl of that number on one of its files, whose struct and parameters
-    /// are in its memory. What it is answered; a call that it is to make itself is made.
+    /// Lets a program make an ioctl on one of its files, with struct and parameters in the shared memory. Returns what
+    /// the program gets. Makes a continued call.
     pub(crate) fn ioctl(&self, program: &Program<'_>, call: &Call, fate: Fate) -> CallerGets {
         let mut id = self.new_id();
         let notice = program.notice(id, call);
@@ -221,10 +220,10 @@ impl World {
         answer
     }
 
-    /// Has the worker deal with a call by a thread that dies of it; whether it came to that.
+    /// Serves a call by a thread that dies in it. Returns whether the thread died.
     fn serve_and_die(&self, notice: seccomp_notif, nth: u32, death: Death) -> bool {
-        // SAFETY: the world has the worker until this thread is gone, which owns nothing of it: it dies and
-        // drops nothing.
+        // SAFETY: the world holds the worker until this thread is gone. The thread owns nothing of the worker: it dies
+        // and drops nothing.
         let worker: &'static Worker = unsafe { &*Arc::as_ptr(&self.worker()) };
         let (says, died) = channel();
         std::thread::spawn(move || {
@@ -232,32 +231,32 @@ impl World {
             worker.serve_in(DYING_SLOT, notice);
             forget_death();
         });
-        // It can't be joined: the kernel ends it, and nobody else is told.
+        // The thread can't be joined: the kernel ends it, and tells nobody else.
         died.recv().is_ok()
     }
 
-    /// The driver and the kernel are asked what there really is.
+    /// Lets the worker ask the driver and the kernel what there really is.
     pub(crate) fn audit(&self) {
         self.driver.close_unused();
         self.worker().parts.audit.audit(Occasion::Death);
         self.hear();
     }
 
-    /// A worker looks after all of it while time goes by: answers that nobody took are undone.
+    /// Lets the worker do what it does while time passes: undo calls whose answers nobody took, and audit.
     pub(crate) fn rest(&self) {
         self.worker().parts.callers.undo_unclaimed();
         self.audit();
         self.driver.close_unused();
     }
 
-    /// Time goes by, so that whoever looks for files needn't wait until it may do so again.
+    /// Lets time pass: the worker may look for files again at once.
     fn time_passes(&self) {
         let parts = &self.worker().parts;
         *parts.exports.all.swept.lock() = None;
         *parts.uvm.files.looks.lock() = Looks::default();
     }
 
-    /// The same where files may be left that nobody has any more: it looks for them until none is.
+    /// Lets time pass until the worker has found all files that no program has any more.
     pub(crate) fn sweep(&self) {
         let begun = Instant::now();
         while self.kept_files() > 0 && begun.elapsed() < PATIENCE {
@@ -271,7 +270,7 @@ impl World {
         }
     }
 
-    /// Files with memory that the keeper has, but for the worker's own.
+    /// How many files with memory the keeper holds, without those of the monitor's client.
     pub(crate) fn kept_files(&self) -> usize {
         let kept = self.kept.borrow();
         kept.keys()
@@ -279,17 +278,17 @@ impl World {
             .count()
     }
 
-    /// Bytes of a GPU that are in use.
+    /// The bytes of a GPU that are in use.
     pub(crate) fn used_of(&self, gpu: usize) -> u64 {
         self.driver.sim.state().gpus[gpu].used_bytes
     }
 
-    /// Bytes that count against its quota.
+    /// The bytes that count against the quota on a GPU.
     pub(crate) fn charged_of(&self, gpu: usize) -> u64 {
         self.worker().parts.state.books().ledger.usage(gpu).map_or(0, |usage| usage.used_bytes)
     }
 
-    /// Of the first GPU.
+    /// The bytes of the first GPU that are in use.
     pub(crate) fn used(&self) -> u64 {
         self.used_of(0)
     }

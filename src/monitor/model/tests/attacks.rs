@@ -1,13 +1,13 @@
-//! Attacks that are an order of calls. As programs `rmtool attack` plays them (tests/gate, tests/quota).
+//! Attacks that are an order of calls. `rmtool attack` makes the same attacks as programs (tests/gate, tests/quota).
 
 use super::{MIB, NO_MEMORY, PAGE};
 use crate::monitor::model::program::Why;
 use crate::monitor::model::{Fate, QUOTA, World};
 
-/// More than half of the quota: two of that are too much.
+/// More than half of the quota: twice as much is too much.
 const MOST: u64 = 60 * MIB;
 
-/// `handle-reuse`: one handle for memory after memory, and frees of what isn't there.
+/// `handle-reuse`: one handle for one memory after another, and frees of objects that don't exist.
 #[test]
 fn a_handle_is_used_again_and_again() {
     let world = World::new();
@@ -19,7 +19,8 @@ fn a_handle_is_used_again_and_again() {
         assert!(program.take(handle, MIB).is_err(), "one handle has two memories");
         world.has(bytes);
         assert_eq!(program.free(handle), Ok(()));
-        // Once more: it may be the same call, interrupted, and is told so. It gives nothing back.
+        // A second free: the worker may take it for the same call, made again after an interruption. It gives nothing
+        // back.
         let _ = program.free(handle);
         world.has(0);
     }
@@ -27,7 +28,7 @@ fn a_handle_is_used_again_and_again() {
     world.ends(&[program]);
 }
 
-/// A handle is freed and taken anew for less: what is charged is the size of now.
+/// A handle is freed and used again for less memory: the charge is the new size.
 #[test]
 fn a_handle_has_little_after_it_had_much_and_much_after_it_had_little() {
     let world = World::new();
@@ -42,7 +43,7 @@ fn a_handle_has_little_after_it_had_much_and_much_after_it_had_little() {
     world.ends(&[program]);
 }
 
-/// `dup-free`: another name is made, and the original freed, again and again.
+/// `dup-free`: a duplicate is made and its original freed, again and again.
 #[test]
 fn a_name_keeps_what_its_original_had() {
     let world = World::new();
@@ -57,7 +58,7 @@ fn a_name_keeps_what_its_original_had() {
     world.ends(&[program]);
 }
 
-/// A name of a name, of which those in the middle are freed.
+/// A duplicate is made of each duplicate, and those in the middle are freed.
 #[test]
 fn names_of_names_keep_memory_to_the_last() {
     let world = World::new();
@@ -74,7 +75,7 @@ fn names_of_names_keep_memory_to_the_last() {
     world.ends(&[program]);
 }
 
-/// The original's handle is taken anew while another name has the old memory.
+/// The original's handle is used again while a duplicate has the old memory.
 #[test]
 fn a_handle_taken_anew_is_not_what_its_old_name_has() {
     let world = World::new();
@@ -90,7 +91,7 @@ fn a_handle_taken_anew_is_not_what_its_old_name_has() {
     world.ends(&[program]);
 }
 
-/// `name-race`, as an order: a freed handle has no other name.
+/// `name-race`, as an order of calls: no duplicate can be made of a freed handle.
 #[test]
 fn what_was_freed_gets_no_name() {
     let world = World::new();
@@ -103,7 +104,7 @@ fn what_was_freed_gets_no_name() {
     world.ends(&[program]);
 }
 
-/// A name under a handle that is taken: neither is lost or counted twice.
+/// A duplicate is made under a used handle: no memory is lost or counted twice.
 #[test]
 fn a_name_under_a_taken_handle_is_refused() {
     let world = World::new();
@@ -117,7 +118,7 @@ fn a_name_under_a_taken_handle_is_refused() {
     world.ends(&[program]);
 }
 
-/// `parent-free`: the device goes, and memory is asked for below it all the same.
+/// `parent-free`: the device is freed, and memory is asked for below the device all the same.
 #[test]
 fn below_a_device_that_was_freed_is_nothing() {
     let world = World::new();
@@ -133,7 +134,7 @@ fn below_a_device_that_was_freed_is_nothing() {
     world.ends(&[program]);
 }
 
-/// `clients`: a client is freed with memory in it, while another of the program lives on.
+/// `clients`: a client with memory is freed while another client of the program lives on.
 #[test]
 fn a_freed_client_takes_its_own_memory_and_no_others() {
     let world = World::new();
@@ -151,7 +152,7 @@ fn a_freed_client_takes_its_own_memory_and_no_others() {
     world.ends(&[program]);
 }
 
-/// A name in another client outlives the client of the original.
+/// A duplicate in another client outlives the client of the original.
 #[test]
 fn a_name_in_another_client_outlives_the_originals() {
     let world = World::new();
@@ -168,7 +169,7 @@ fn a_name_in_another_client_outlives_the_originals() {
     world.ends(&[program]);
 }
 
-/// The reply of an allocation is lost, and the call comes again with another size: the first is undone.
+/// The reply of an allocation is lost, and the call comes again with another size: the first allocation is undone.
 #[test]
 fn a_call_repeated_with_another_size_is_another_call() {
     for bytes in [MIB, QUOTA] {
@@ -184,7 +185,7 @@ fn a_call_repeated_with_another_size_is_another_call() {
     }
 }
 
-/// The same call is made again twice: it's the second time one of its own.
+/// The same call is made twice again: the second time it is a call of its own.
 #[test]
 fn what_was_lost_is_given_once() {
     let world = World::new();
@@ -198,7 +199,7 @@ fn what_was_lost_is_given_once() {
     world.ends(&[program]);
 }
 
-/// Replies are lost again and again, each under another handle: what was made for nobody goes.
+/// Replies are lost again and again, each under another handle: the memory that no caller got is freed.
 #[test]
 fn a_storm_of_lost_replies_keeps_nothing() {
     let world = World::new();
@@ -212,8 +213,7 @@ fn a_storm_of_lost_replies_keeps_nothing() {
     world.ends(&[program]);
 }
 
-/// The reply of a free is lost, its handle is taken anew, and the free comes again: it frees what has the
-/// handle now.
+/// The reply of a free is lost, its handle is used again, and the free comes again: it frees the new object.
 #[test]
 fn a_free_that_comes_again_after_its_handle_was_taken_anew_is_another_free() {
     let world = World::new();
@@ -228,7 +228,7 @@ fn a_free_that_comes_again_after_its_handle_was_taken_anew_is_another_free() {
     world.ends(&[program]);
 }
 
-/// The reply of a name is lost, and its original freed before the call comes again.
+/// The reply of a duplication is lost, and the original is freed before the call comes again.
 #[test]
 fn a_lost_name_whose_original_is_gone_is_not_left_over() {
     let world = World::new();
@@ -245,7 +245,7 @@ fn a_lost_name_whose_original_is_gone_is_not_left_over() {
     world.ends(&[program]);
 }
 
-/// `barrier16`: all ask for the last bytes, whoever is first.
+/// `barrier16`: all programs ask for the last bytes, and one gets them.
 #[test]
 fn of_many_that_ask_for_the_last_bytes_one_gets_them() {
     let world = World::new();
@@ -261,7 +261,7 @@ fn of_many_that_ask_for_the_last_bytes_one_gets_them() {
     world.ends(&programs);
 }
 
-/// `hostile-sizes`: sizes that overflow when they're added or rounded.
+/// `hostile-sizes`: sizes that overflow when they are added or rounded.
 #[test]
 fn sizes_that_overflow_are_too_much() {
     let world = World::new();

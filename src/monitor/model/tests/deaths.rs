@@ -1,19 +1,19 @@
-//! Handles that a worker was about to make or free when it died, for a program that doesn't wait.
+//! Handles that a worker was about to make or free when it died, where the program doesn't wait.
 
 use super::{MIB, QUOTA};
 use crate::monitor::model::program::Why;
 use crate::monitor::model::{Death, Fate, World};
 
-/// More than half of the quota: two of that are too much.
+/// More than half of the quota: twice as much is too much.
 const MOST: u64 = 60 * MIB;
 
-/// At each call of the driver that a call of a program makes, a worker that dies there.
+/// Deaths of the worker at each driver call that a program's call can make.
 fn deaths(waits: bool) -> impl Iterator<Item = Fate> {
     let both = |nth| [(nth, Death::Before), (nth, Death::After)];
     (0..5).flat_map(both).map(move |(nth, death)| Fate::WorkerDies { nth, death, waits })
 }
 
-/// The worker dies while it frees a device, below which its memory is.
+/// The worker dies while it frees a device with memory below.
 #[test]
 fn a_device_that_a_dying_worker_was_freeing_takes_its_memory_along() {
     for fate in [true, false].into_iter().flat_map(deaths) {
@@ -34,7 +34,7 @@ fn a_device_that_a_dying_worker_was_freeing_takes_its_memory_along() {
     }
 }
 
-/// A handle that a dying worker was about to make memory under is taken with another size.
+/// A handle under which a dying worker was about to make memory is used with another size.
 #[test]
 fn a_handle_that_a_dying_worker_was_about_to_make_has_one_memory() {
     for (fate, bytes) in deaths(false).flat_map(|fate| [(fate, MIB), (fate, QUOTA)]) {
@@ -47,7 +47,7 @@ fn a_handle_that_a_dying_worker_was_about_to_make_has_one_memory() {
         world.holds();
         match again {
             Ok(_) => world.has(bytes),
-            // Its first call was answered, for the worker didn't get to die.
+            // The first call was answered, because the worker didn't get as far as to die.
             Err(_) => world.has(MOST),
         }
         program.free(handle).unwrap();
@@ -56,7 +56,7 @@ fn a_handle_that_a_dying_worker_was_about_to_make_has_one_memory() {
     }
 }
 
-/// A handle that a dying worker was freeing is taken anew.
+/// A handle that a dying worker was freeing is used again.
 #[test]
 fn a_handle_that_a_dying_worker_was_freeing_has_one_memory() {
     for fate in deaths(false) {
@@ -73,7 +73,7 @@ fn a_handle_that_a_dying_worker_was_freeing_has_one_memory() {
     }
 }
 
-/// `kill-during-alloc`: who asked dies with the worker.
+/// `kill-during-alloc`: the program dies with the worker.
 #[test]
 fn memory_of_one_who_died_with_the_worker_is_nobodys() {
     for fate in deaths(false) {
@@ -91,7 +91,7 @@ fn memory_of_one_who_died_with_the_worker_is_nobodys() {
     }
 }
 
-/// One worker after another dies over calls that nobody waits for.
+/// One worker after another dies in calls for which no caller waits.
 #[test]
 fn a_row_of_dying_workers_charges_nothing_twice() {
     let world = World::new();

@@ -4,7 +4,7 @@ use super::{MIB, NO_MEMORY};
 use crate::monitor::model::program::Why;
 use crate::monitor::model::{Death, Fate, World};
 
-/// What the container has of the two.
+/// The container's quotas of the two GPUs.
 const QUOTAS: [u64; 2] = [100 * MIB, 40 * MIB];
 
 fn two() -> World {
@@ -40,7 +40,7 @@ fn each_gpu_has_its_own_quota() {
     world.ends(&[one, other]);
 }
 
-/// A name below another GPU's device shows there, and its memory is where it was.
+/// A duplicate below another GPU's device shows on that GPU, and the memory stays where it was.
 #[test]
 fn a_name_below_another_gpu_counts_where_its_memory_is() {
     let world = two();
@@ -75,7 +75,7 @@ fn a_device_takes_its_own_memory_along_and_no_other_gpus() {
     world.ends(&[program]);
 }
 
-/// The next worker knows on which GPU memory is.
+/// The next worker knows which GPU has the memory.
 #[test]
 fn each_gpus_memory_outlives_the_worker() {
     for nth in 0..4 {
@@ -95,7 +95,7 @@ fn each_gpus_memory_outlives_the_worker() {
     }
 }
 
-/// The reply is lost, and the call comes again for another GPU: what the first made is undone.
+/// The reply is lost, and the call comes again for another GPU: the first allocation is undone.
 #[test]
 fn a_call_repeated_on_another_gpu_is_another_call() {
     let world = two();

@@ -1,4 +1,4 @@
-//! Memory in files: what is exported counts once, until nobody has it.
+//! Memory in files: exported memory counts once, until no program has it.
 
 use super::{MIB, NO_MEMORY};
 use crate::monitor::model::program::Why;
@@ -18,7 +18,7 @@ fn what_is_in_a_file_counts_once_whoever_imports_it() {
     world.has(MOST);
     assert_eq!(one.take(one.handle(), MOST), Err(NO_MEMORY));
     two.free(name).unwrap();
-    // The file keeps it.
+    // The file keeps the memory.
     world.has(MOST);
     assert!(two.import(two.handle(), 0).is_ok());
     world.ends(&[one, two]);
@@ -41,7 +41,7 @@ fn what_was_exported_and_freed_counts_while_somebody_has_the_file() {
     assert_eq!(world.kept_files(), 0);
 }
 
-/// `export-reuse`, as an order: under the handle of what was exported there is something else then.
+/// `export-reuse`, as an order of calls: the handle of exported memory is used again for other memory.
 #[test]
 fn a_handle_taken_anew_is_not_what_was_exported_under_it() {
     let world = World::new();
@@ -74,7 +74,7 @@ fn what_was_freed_is_not_exported_and_an_empty_file_has_nothing() {
     world.ends(&[program]);
 }
 
-/// In a list each place has memory of its own; what is put in its place frees it.
+/// Each place of a list has memory of its own. An export into a place frees what the place had.
 #[test]
 fn what_is_replaced_in_a_file_is_freed() {
     let world = World::new();
@@ -93,7 +93,7 @@ fn what_is_replaced_in_a_file_is_freed() {
     world.ends(&[program]);
 }
 
-/// The exporter is killed: who has the file, or a name, has the memory.
+/// The exporter is killed: a program that has the file, or a duplicate, has the memory.
 #[test]
 fn memory_stays_with_who_imported_it() {
     let world = World::new();
@@ -110,7 +110,7 @@ fn memory_stays_with_who_imported_it() {
     world.ends(&[one, two]);
 }
 
-/// At each call of the driver that an export or an import makes: made once, and charged once.
+/// Deaths at each driver call of an export or an import: each is made once and charged once.
 #[test]
 fn exports_and_imports_outlive_their_worker_wherever_that_dies() {
     let mut deaths = 0;
@@ -135,7 +135,7 @@ fn exports_and_imports_outlive_their_worker_wherever_that_dies() {
     assert!(deaths > 8, "{deaths} workers died");
 }
 
-/// Nobody waits for the export of a dying worker: the memory is in the file, or it isn't, and it's charged.
+/// A worker dies in an export for which no caller waits: the memory is in the file or not, and charged either way.
 #[test]
 fn an_export_that_nobody_waits_for_keeps_nothing_uncharged() {
     for (nth, death) in (0..8).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
@@ -155,7 +155,7 @@ fn an_export_that_nobody_waits_for_keeps_nothing_uncharged() {
     }
 }
 
-/// The keeper got no file, and the worker died before the driver was asked: nothing is in a file, and nothing
+/// The keeper could take no file, and the worker died before the driver was asked: no file has memory, and nothing
 /// counts for one.
 #[test]
 fn what_was_never_exported_to_a_file_that_the_keeper_lacks_counts_no_more() {
@@ -181,7 +181,7 @@ fn what_was_never_exported_to_a_file_that_the_keeper_lacks_counts_no_more() {
     assert!(never > 0, "no worker died before the driver was asked");
 }
 
-/// The next worker, and the one after, know each file.
+/// The next worker and its successor know each file.
 #[test]
 fn files_are_handed_from_worker_to_worker() {
     let world = World::new();

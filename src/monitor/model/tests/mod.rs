@@ -1,8 +1,7 @@
 //! Orders of calls, deaths and restarts.
 //!
-//! What has to hold after each step: the container has no more of the GPU than its quota, and nothing that it
-//! has is missing from the account. In the end, when all its programs are gone: it has nothing, and nothing
-//! is charged.
+//! After each step the container has no more of each GPU than its quota, and all that it has is charged. In the end,
+//! when all its programs are gone, it has nothing, and nothing is charged.
 
 mod attacks;
 mod deaths;
@@ -17,11 +16,11 @@ use super::{Death, Fate, Program, QUOTA, World};
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
-/// `NV_ERR_NO_MEMORY` (nverror.h): what a program is told that is over its quota.
+/// `NV_ERR_NO_MEMORY` (nverror.h): what a program over its quota is told.
 const NO_MEMORY: Why = Why::Status(0x51);
 
 impl World {
-    /// What has to hold at any time, of each GPU.
+    /// Checks what has to be true of each GPU at any time.
     #[track_caller]
     fn holds(&self) {
         for gpu in 0..self.gpus() {
@@ -31,18 +30,18 @@ impl World {
         }
     }
 
-    /// Bytes of the first GPU that are in use, and that are charged: as many.
+    /// Checks that so many bytes of the first GPU are in use and charged.
     #[track_caller]
     fn has(&self, bytes: u64) {
         assert_eq!((self.used(), self.charged()), (bytes, bytes), "in use, and charged");
     }
 
-    /// All programs are gone, and what they had.
+    /// Checks that nothing is left when all programs are gone.
     #[track_caller]
     fn ends(&self, programs: &[Program<'_>]) {
         programs.iter().filter(|program| program.is_alive()).for_each(Program::die);
         self.rest();
-        // Files go when it has been looked for them.
+        // Files go only when the worker has looked for them.
         if self.kept_files() > 0 {
             self.sweep();
         }
@@ -53,7 +52,7 @@ impl World {
 }
 
 impl Program<'_> {
-    /// It gets so much of the first GPU, and not a page more: what it gets is given back.
+    /// Checks that the program gets `bytes` of the first GPU and not a page more. Gives the memory back.
     #[track_caller]
     fn gets_exactly(&self, bytes: u64) {
         let handle = self.handle();
@@ -79,7 +78,7 @@ fn a_quota_holds_for_all_programs_together() {
     world.ends(&[one, two]);
 }
 
-/// Another name keeps memory when the first is freed.
+/// A duplicate keeps the memory when the original is freed.
 #[test]
 fn memory_counts_until_its_last_name_is_freed() {
     let world = World::new();
@@ -94,15 +93,15 @@ fn memory_counts_until_its_last_name_is_freed() {
     one.free(b).unwrap();
     assert_eq!(world.charged(), 0);
     two.take(c, 60 * MIB).unwrap();
-    // Two names of one handle: the driver refuses the second.
+    // The handle is used already: the driver refuses the second object.
     let again = two.take(c, 10 * MIB);
     assert!(matches!(again, Err(Why::Status(status)) if status != 0x51), "{again:?}");
     assert_eq!(world.charged(), 60 * MIB);
     world.ends(&[one, two]);
 }
 
-/// At each call of the driver that an allocation makes, before and after: the next worker makes it, or finds
-/// it made, and its program has it either way.
+/// A worker dies before or after each driver call of an allocation: the next worker makes the call or finds it made,
+/// and the program has the memory either way.
 #[test]
 fn an_allocation_outlives_its_worker_wherever_that_dies() {
     for death in [Death::Before, Death::After] {
@@ -123,7 +122,7 @@ fn an_allocation_outlives_its_worker_wherever_that_dies() {
     }
 }
 
-/// The same of a free, and of another name.
+/// A worker dies before or after each driver call of a free and of a duplication.
 #[test]
 fn a_free_and_a_name_outlive_their_worker_wherever_that_dies() {
     for (nth, death) in (0..6).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
@@ -143,7 +142,7 @@ fn a_free_and_a_name_outlive_their_worker_wherever_that_dies() {
     }
 }
 
-/// What is freed with what is above it is freed, whichever that is.
+/// What is freed with an object above it is freed, whichever object that is.
 #[test]
 fn freeing_a_device_or_a_client_frees_what_is_below() {
     for frees_client in [false, true] {
@@ -159,7 +158,7 @@ fn freeing_a_device_or_a_client_frees_what_is_below() {
     }
 }
 
-/// Nobody has a name of another's memory who wasn't allowed to.
+/// No program gets a name of another's memory without permission.
 #[test]
 fn another_programs_memory_has_no_name_here() {
     let world = World::new();
@@ -176,9 +175,9 @@ fn another_programs_memory_has_no_name_here() {
     world.ends(&[one, two]);
 }
 
-/// A channel outside a group takes memory that no figure shows, so one is counted before the driver is asked. It is
-/// taken off the GPU in turns: so it is entered where the driver says that its client is the caller's, and not
-/// where it has a name of somebody else's, nor below such a name.
+/// A channel outside a group takes memory that no figure shows, so it is counted before the driver is asked. The
+/// monitor takes such channels off the GPU in turns. So one is entered only where the driver confirms that its client
+/// is the caller's, not where it has a name of another program's, nor below such a name.
 #[test]
 fn a_channel_is_counted_whatever_its_name_and_entered_where_it_is_the_callers() {
     const ANOTHERS: u32 = 0xc1d0_ffff;
@@ -199,7 +198,7 @@ fn a_channel_is_counted_whatever_its_name_and_entered_where_it_is_the_callers() 
     world.ends(&[program]);
 }
 
-/// The reply of an allocation is lost: whoever makes the call again has the memory, once; and whoever goes
+/// The reply of an allocation is lost: a program that makes the call again has the memory once, and a program that goes
 /// on without it has none.
 #[test]
 fn memory_whose_reply_was_lost_is_its_programs_or_nobodys() {
@@ -239,7 +238,7 @@ fn a_call_whose_answer_was_lost_is_done_once() {
     world.ends(&[program]);
 }
 
-/// The signal's handler, or a pause of the container, takes as long as it likes.
+/// A signal handler, or a pause of the container, may take any time.
 #[test]
 fn a_reply_that_nobody_took_waits_for_its_thread_and_goes_with_it() {
     let world = World::new();

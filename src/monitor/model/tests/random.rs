@@ -5,18 +5,18 @@ use proptest::prelude::*;
 use super::{MIB, Why};
 use crate::monitor::model::{Death, Fate, Program, World};
 
-/// Programs of a random container.
+/// How many programs a random container has.
 const PROGRAMS: usize = 3;
 
-/// What it has of each GPU.
+/// The container's quotas of the two GPUs.
 const QUOTAS: [u64; 2] = [100 * MIB, 70 * MIB];
 
-/// Where memory is mapped: each program has so many places of so many bytes.
+/// Where memory is mapped: each program has `PLACES` places of `PLACE` bytes from `BASE` on.
 const BASE: u64 = 0x10_0000_0000;
 const PLACES: u64 = 4;
 const PLACE: u64 = 64 * MIB;
 
-/// What one step does. Numbers choose among what there is.
+/// The action of a step. Its numbers choose among what exists.
 #[derive(Debug, Clone, Copy)]
 enum Does {
     Take { gpu: usize, mib: u64 },
@@ -33,7 +33,7 @@ enum Does {
     Restart,
 }
 
-/// One step of a random container: a program's call, mostly.
+/// A step of a random container: mostly a program's call.
 #[derive(Debug, Clone, Copy)]
 struct RandomStep {
     program: usize,
@@ -79,8 +79,7 @@ fn any_step() -> impl Strategy<Value = RandomStep> {
     })
 }
 
-/// A program, and what it believes to have: handles. One of which it knows nothing is one that it doesn't
-/// use again.
+/// A program, and the handles that it believes to have. It doesn't use a handle again of which it knows nothing.
 struct Player<'w> {
     program: Program<'w>,
     handles: Vec<u32>,
@@ -138,7 +137,7 @@ impl<'w> Player<'w> {
 
     fn frees(&mut self, which: usize, fate: Fate) {
         let Some(handle) = self.pick(which) else { return };
-        // Whoever gets no answer asks once more; nothing of the kind is there then, or is.
+        // A program that gets no answer asks once more. The object may be freed by then or not.
         let done = match self.program.fated(fate).free(handle) {
             Err(Why::NoAnswer) => self.program.free(handle),
             done => done,

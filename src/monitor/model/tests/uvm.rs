@@ -1,4 +1,4 @@
-//! Memory that `nvidia-uvm` maps: it counts until its last mapping ends, whatever name it has.
+//! Memory that `nvidia-uvm` maps counts until its last mapping ends, whatever names it has.
 
 use super::{MIB, NO_MEMORY, PAGE};
 use crate::monitor::model::{Death, Fate, Program, QUOTA, World};
@@ -6,7 +6,7 @@ use crate::monitor::model::{Death, Fate, Program, QUOTA, World};
 const BASE: u64 = 0x10_0000_0000;
 const MOST: u64 = 60 * MIB;
 
-/// A program whose file has the first GPU, and a range with room for all of the quota.
+/// A program whose file has the first GPU, and a range with room for the whole quota.
 fn mapper(world: &World) -> Program<'_> {
     let program = world.program();
     program.start_uvm().expect("it is initialized");
@@ -15,7 +15,7 @@ fn mapper(world: &World) -> Program<'_> {
     program
 }
 
-/// Memory that is mapped at the range's beginning, and freed.
+/// Maps memory at the range's beginning, and frees its handle.
 fn mapped(program: &Program<'_>) {
     let memory = program.takes(MOST);
     program.map(&[0], BASE, MOST, memory).expect("it is mapped");
@@ -24,7 +24,7 @@ fn mapped(program: &Program<'_>) {
     program.world.has(MOST);
 }
 
-/// `map-free`: what was mapped stays charged when its handle is freed, until its mapping ends.
+/// `map-free`: mapped memory stays charged when its handle is freed, until its mapping ends.
 #[test]
 fn what_is_mapped_counts_until_its_mapping_ends() {
     type End = fn(&Program<'_>);
@@ -51,7 +51,7 @@ fn what_is_mapped_counts_until_its_mapping_ends() {
     }
 }
 
-/// `map-hide over`: a page is mapped over the beginning, and the rest of the old mapping keeps all.
+/// `map-hide over`: a page is mapped over the beginning, and the rest of the old mapping keeps the whole memory.
 #[test]
 fn a_mapping_over_anothers_beginning_hides_nothing() {
     let world = World::new();
@@ -69,7 +69,7 @@ fn a_mapping_over_anothers_beginning_hides_nothing() {
     world.ends(&[program]);
 }
 
-/// A mapping in the place of the whole of another frees what that had.
+/// A mapping that replaces the whole of another one frees the old memory.
 #[test]
 fn a_mapping_in_the_place_of_another_ends_it() {
     let world = World::new();
@@ -82,7 +82,7 @@ fn a_mapping_in_the_place_of_another_ends_it() {
     world.ends(&[program]);
 }
 
-/// A mapping of what was freed fails, and so does one where there is no range: neither changes a charge.
+/// A mapping of freed memory fails, and so does a mapping without a range: neither changes a charge.
 #[test]
 fn a_mapping_that_fails_leaves_what_is_there() {
     let world = World::new();
@@ -100,7 +100,7 @@ fn a_mapping_that_fails_leaves_what_is_there() {
     world.ends(&[program]);
 }
 
-/// The mapper is killed: its file is closed, and what that mapped is free, also for the next worker.
+/// The program is killed: its file is closed, and the mapped memory is free, also after a new worker has begun.
 #[test]
 fn what_a_dead_program_had_mapped_is_free() {
     for restarts in [false, true] {
@@ -120,7 +120,7 @@ fn what_a_dead_program_had_mapped_is_free() {
     }
 }
 
-/// One memory mapped by two GPUs counts where it is, until both have unmapped it.
+/// Memory that two GPUs map counts on the GPU that has it, until both have unmapped it.
 #[test]
 fn memory_mapped_by_two_gpus_counts_until_both_have_ended() {
     let world = World::with(&[(1 << 30, QUOTA), (1 << 30, QUOTA)]);
@@ -138,7 +138,7 @@ fn memory_mapped_by_two_gpus_counts_until_both_have_ended() {
     world.ends(&[program]);
 }
 
-/// At each call of the driver that a mapping makes, and an unmap.
+/// Deaths at each driver call of a mapping and of an unmap.
 #[test]
 fn mappings_outlive_their_worker_wherever_that_dies() {
     let mut deaths = 0;
@@ -159,7 +159,7 @@ fn mappings_outlive_their_worker_wherever_that_dies() {
     assert!(deaths > 8, "{deaths} workers died");
 }
 
-/// Nobody waits for the mapping that a dying worker was making.
+/// A worker dies in a mapping for which no caller waits. No memory stays in use without a charge.
 #[test]
 fn a_mapping_that_nobody_waits_for_keeps_nothing_uncharged() {
     for (nth, death) in (0..10).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
