@@ -279,7 +279,7 @@ impl Event {
 
     /// A process was killed that has a file of the driver's by which memory outlives its maker.
     #[must_use]
-    pub fn killed_as_heir() -> Self {
+    pub fn killed_for_dead_client() -> Self {
         Event::new(Kind::Killed).because(AS_HEIR)
     }
 

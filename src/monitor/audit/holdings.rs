@@ -1,9 +1,9 @@
-//! What the container's processes hold on a GPU, as the driver says.
+//! The driver's figures of the container's processes. [`judge`](crate::monitor::audit::judge) judges them.
 //!
-//! Asked on the [lane](crate::monitor::state::lane), so that figures and books are of one moment: the driver rounds up what
-//! it gives a call, and shows that before the call is back. Where a call doesn't leave the lane in time,
-//! the driver is asked all the same: what that call gets may be missing in the books, and is no shield for
-//! long: see [`Doubts`]. Knows no verdicts.
+//! The driver is asked on the [lane](crate::monitor::state::lane), so that figures and books are of one moment: the
+//! driver rounds up the memory that it gives a call, and shows that memory before the call is back. Where a call
+//! doesn't leave the lane in time, the driver is asked all the same. The memory that such a call gets may be missing
+//! in the books, so an excess is tolerated, but not for long ([`Doubts`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,50 +14,50 @@ use crate::monitor::lock::Lock;
 use crate::monitor::state::books::Books;
 use crate::rm::about::Held;
 
-/// How long it may look as if there were more than was asked for, while a call hangs.
+/// How long a GPU may show more memory than was asked for while a call hangs.
 pub(crate) const DOUBT: Duration = Duration::from_millis(400);
 
-/// Numbers of processes that are dead.
+/// The pids of dead processes.
 #[derive(Debug, Default)]
 pub(crate) struct DeadPids {
-    /// Of processes that are forgotten: nobody has them.
+    /// The pids of forgotten processes that no process has now.
     pub(crate) former: BTreeSet<u32>,
-    /// Processes that are known, and whose numbers others have by now: what the driver shows there is
-    /// those'.
-    pub(crate) lost: BTreeSet<Process>,
+    /// Dead processes in the books whose pids other processes have now. The memory that the driver shows under such a
+    /// pid is the other process's.
+    pub(crate) reused: BTreeSet<Process>,
 }
 
 impl DeadPids {
-    /// Those under which the driver shows what is the container's.
-    pub(crate) fn asked_for(&self, books: &Books) -> BTreeSet<u32> {
-        let processes = books.processes.difference(&self.lost);
+    /// The pids under which the driver shows the container's memory.
+    pub(crate) fn pids_to_ask(&self, books: &Books) -> BTreeSet<u32> {
+        let processes = books.processes.difference(&self.reused);
         let pids = processes.map(|process| process_id(*process).pid.cast_unsigned());
-        // Somebody may have a client of those who are dead.
+        // A living process may have a client of a forgotten process.
         pids.chain(self.former.iter().copied()).collect()
     }
 }
 
-/// What the driver said of a GPU.
+/// The driver's figures of a GPU.
 #[derive(Debug)]
 pub(crate) struct Holdings {
     pub(crate) held: Vec<Held>,
-    /// What of the container's is ours by its stakes, in bytes.
+    /// The memory of the container that is in the monitor's figure, because of stakes, in bytes.
     pub(crate) own_bytes: u64,
 }
 
-/// GPUs that seem to have more than was asked for while a call hangs, and since when.
+/// The GPUs that show more memory than was asked for while a call hangs, and since when.
 #[derive(Debug, Default)]
 pub(crate) struct Doubts(Lock<BTreeMap<usize, Instant>>);
 
 impl Doubts {
-    /// Takes note that it seems so: whether it has for too long.
+    /// Notes that a GPU shows more. `true` where it has done so for longer than [`DOUBT`].
     pub(crate) fn note(&self, gpu: usize) -> bool {
         let mut all = self.0.lock();
         all.entry(gpu).or_insert_with(Instant::now).elapsed() > DOUBT
     }
 
-    /// It doesn't any more.
-    pub(crate) fn dispel(&self, gpu: usize) {
+    /// Notes that a GPU shows no more than was asked for.
+    pub(crate) fn clear(&self, gpu: usize) {
         self.0.lock().remove(&gpu);
     }
 }

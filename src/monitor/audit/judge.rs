@@ -1,48 +1,46 @@
-//! What the driver's own figures mean: whether something went round the monitor, and who
-//! is to be killed for it.
+//! Judges the driver's figures: whether memory was taken past the monitor, and which process is to be killed for that.
 //!
-//! Pure: figures in, a [`Finding`] out. The figures and what the ledger expects
-//! are not of the same instant; see [`judge`] for what can be said all the same.
+//! Pure: figures go in, a [`Finding`] comes out. The figures and the ledger's expectation are not of the same instant;
+//! [`judge`] says what can be concluded all the same.
 
 use crate::ledger::Expected;
 use crate::rm::about::Held;
 
-/// A process of the container, on one GPU.
+/// The figure of one of the container's processes on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Figure {
-    /// What the driver says of it.
+    /// The driver's figure of the process.
     pub held: Held,
-    /// What the ledger has for the clients it was seen with, in bytes.
+    /// What the ledger charges the clients of the process, in bytes.
     pub charged_bytes: u64,
 }
 
-/// What the figures say.
+/// What the figures of a GPU mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// As expected, or not to be told apart from that.
+    /// The figures are as expected, or can't be told apart from that.
     Fine,
-    /// The driver has less or other than the ledger, and nothing changed meanwhile: what of the
-    /// ledger's is there no more is to be looked for, and what wasn't asked for counts no more than
-    /// this.
+    /// The driver has less memory than counts, and no call was on the lane. The audit is to look which of the ledger's
+    /// objects are gone. Afterwards no more counts than this, or than the ledger's charges where these are more.
     Learn {
-        /// What the driver has, in bytes.
+        /// The memory that the driver has, in bytes.
         driver_bytes: u64,
     },
-    /// The driver has less than the ledger, and a call that hangs may be why.
+    /// The driver has less memory than counts, and a call that hangs may be the reason.
     Less,
-    /// There is more than was asked for, by a call that was another in the end or by the
-    /// driver itself, and it fits the quota: it counts from now on.
+    /// There is more memory than was asked for, and the quota has room for it, so it counts from now on. A call that
+    /// changed after the monitor looked took it, or the driver itself.
     Unasked {
-        /// What counts from now on, in bytes.
+        /// The memory that counts from now on, in bytes.
         driver_bytes: u64,
     },
     /// Memory was taken past the monitor, and past the quota.
     Exceeds {
-        /// Who took it, most likely: its pid.
+        /// The pid of the process that most likely took it.
         pid: u32,
-        /// How much in all, in bytes.
+        /// How much was taken in all, in bytes.
         excess_bytes: u64,
-        /// What counts from now on, in bytes.
+        /// The memory that counts from now on, in bytes.
         driver_bytes: u64,
     },
 }
@@ -50,24 +48,26 @@ pub(crate) enum Finding {
 /// Whether the ledger stood still while the driver was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Underway {
-    /// It did: no call was on the lane.
+    /// The ledger stood still: no call was on the lane.
     Nothing,
-    /// A call hangs there.
+    /// A call hangs on the lane.
     Call,
 }
 
-/// Compares the figures of the container's processes on a GPU with what is `expected`.
+/// Compares the figures of the container's processes on a GPU with what the ledger expects.
 ///
-/// The ledger reserves before the driver is asked, and frees after the driver was asked. So even beside a call that hangs the
-/// driver has no more than [`Expected::peak_bytes`] of the time around the question, and more has gone past the monitor.
-/// Less can be due to that call, and says something only where no call was on the lane.
+/// The ledger reserves memory before the driver is asked for it, and frees the charge after the driver has freed the
+/// memory. So even beside a call that hangs, the processes show no more than [`Expected::peak_bytes`], the peak
+/// around the question; memory above the peak has gone past the monitor. A figure below the expected one may be due
+/// to the call that hangs, so it means something only where no call was on the lane.
 ///
-/// What was made counts once, duplicates don't. What an export or a mapping keeps counts in the monitor's own figure,
-/// `own_bytes`, when no name of it is left that made it, because a stake stands before it
-/// ([`StakePlace`](crate::ledger::StakePlace)): all together there is no more than [`Expected::most_bytes`].
+/// Memory counts once, as made; duplicates don't count. Memory that an export or a mapping keeps, and that no process
+/// shows as made any more, shows in the monitor's own figure, `own_bytes`, because a stake stands before the export
+/// or mapping ([`StakePlace`](crate::ledger::StakePlace)). The processes and the monitor together show no more than
+/// [`Expected::most_bytes`].
 ///
-/// What nobody asked for is charged. Only where it doesn't fit the quota a process is killed for it: the quota is what
-/// was promised, and the driver may count what it takes for its own ends.
+/// Memory that nobody asked for is charged. A process is killed for such memory only where it doesn't fit the quota:
+/// the quota is the promise, and the driver may count memory that it takes for itself.
 #[must_use]
 pub(crate) fn judge(
     figures: &[Figure],
@@ -79,7 +79,7 @@ pub(crate) fn judge(
     let used = expected.usage.used_bytes;
     let over_peak = made.saturating_sub(expected.peak_bytes);
     let over_most = made.saturating_add(own_bytes).saturating_sub(expected.most_bytes);
-    // What there is at least: the driver shows managed memory in no figure.
+    // There is at least this much: the driver shows managed memory in no figure.
     let mut driver_bytes = made.saturating_add(own_bytes.max(expected.hidden_bytes));
     if over_most > 0 {
         driver_bytes = driver_bytes.max(expected.charged_bytes.saturating_add(over_most));
@@ -117,7 +117,7 @@ mod tests {
         Figure { held: Held { pid, made_bytes, duplicated_bytes: 0 }, charged_bytes }
     }
 
-    /// With a quota that is used to the last byte.
+    /// An expectation with a quota that is used to the last byte.
     fn expected(peak_bytes: u64, hidden_bytes: u64, used_bytes: u64) -> Expected {
         let usage = Usage { limit_bytes: used_bytes, used_bytes };
         let most_bytes = peak_bytes + hidden_bytes;
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn what_counts_already_is_taken_by_nobody() {
-        // 10 nobody asked for are known; a call that is to be undone was given 2 past the quota.
+        // 10 that nobody asked for count already. A call that is to be undone was given 2 past the quota.
         let usage = Usage { limit_bytes: 100, used_bytes: 102 };
         let expected = Expected { charged_bytes: 92, usage, ..expected(92, 0, 102) };
         let judged = |made| judge(&[figure(1, made, 0)], 0, &expected, Underway::Nothing);
@@ -159,13 +159,13 @@ mod tests {
 
     #[test]
     fn what_counts_already_is_not_forgotten_while_it_shows() {
-        // 30 were exported, whose makers' names are gone, and 10 nobody asked for count already, and as
-        // many have gone unseen by other names.
+        // 30 were exported, and their makers' objects are freed. 10 that nobody asked for count already, and other
+        // objects of as many were freed unseen.
         let usage = Usage { limit_bytes: 100, used_bytes: 80 };
         let expected = Expected { charged_bytes: 70, usage, ..expected(70, 0, 80) };
         let judged = |made, own| judge(&[figure(1, made, 0)], own, &expected, Underway::Nothing);
         assert_eq!(judged(50, 30), Finding::Fine);
-        // They are no more.
+        // The 10 that nobody asked for are gone.
         assert_eq!(judged(50, 20), Finding::Learn { driver_bytes: 70 });
         assert_eq!(judged(40, 35), Finding::Learn { driver_bytes: 75 }, "rather too much");
     }
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn memory_that_we_own_makes_no_room_for_what_nobody_asked_for() {
-        // 40 were exported, and their maker's name is gone; 30 whose names are gone unseen, too.
+        // 40 were exported, and their maker's object is freed. The objects of another 30 were freed unseen.
         let duplicate = Held { pid: 1, made_bytes: 0, duplicated_bytes: 40 };
         let figures = |taken| {
             let taken = Held { pid: 2, made_bytes: taken, duplicated_bytes: 0 };
@@ -207,7 +207,7 @@ mod tests {
         let exceeds = Finding::Exceeds { pid: 2, excess_bytes: 30, driver_bytes: 100 };
         assert_eq!(judged(40, 60), exceeds);
         assert_eq!(judged(40, 30), Finding::Fine);
-        // The rest shows nowhere: each object is asked for.
+        // 10 of the charged bytes show nowhere: the driver is to be asked for each object.
         assert_eq!(judged(0, 60), Finding::Learn { driver_bytes: 60 });
     }
 

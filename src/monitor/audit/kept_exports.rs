@@ -1,11 +1,11 @@
-//! Files that memory was exported to, kept and taken back.
+//! Keeps the files that memory was exported to, and has the driver free that memory.
 //!
-//! The driver keeps the memory while the file is open, wherever its descriptor went, and
-//! nothing tells when it's closed. So we keep it open, too: by that an import is known for
-//! what it is. When no object names the memory any more, and nobody of the container is
-//! found with the file, it is taken back: the driver frees what the file has, also where a
-//! descriptor of it is hidden. So it is when the container is gone. What is put into a file, and taken
-//! out of it, is so on the [lane](crate::monitor::state::lane).
+//! The driver keeps exported memory while the file is open, wherever its descriptor went, and nothing tells when the
+//! last descriptor is closed. So the worker and the keeper keep the file open, too, and the monitor can tell at an
+//! import which memory the file has. When no object names the memory any more, and no process of the container is
+//! found with the file, the monitor clears the file: the driver frees the memory, even where a descriptor of the file
+//! is hidden. The monitor also clears all files when the container is gone. Memory is put into a file and taken out
+//! of it on the [lane](crate::monitor::state::lane).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,16 +28,17 @@ use crate::monitor::state::lane::{Lane, OnLane};
 use crate::rm::export;
 use crate::rm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
 
-/// How often files are looked for that nobody has any more, and how often one must not have
-/// been found: a descriptor may be on its way from one process to another.
+/// How often the container's processes are searched for the kept files.
 const SWEEP: Duration = Duration::from_secs(1);
 
+/// How many searches in a row must not find a file before it is cleared: a descriptor may be on its way from one
+/// process to another.
 const MISSES: u32 = 3;
 
-/// How often for a call that would be refused otherwise.
-const HURRY: Duration = Duration::from_millis(300);
+/// How often the processes are searched for a call that would be refused otherwise.
+const REFUSAL_SWEEP: Duration = Duration::from_millis(300);
 
-/// Files that memory was exported to, which the worker and the keeper have open.
+/// The files that memory was exported to, which the worker and the keeper have open.
 #[derive(Debug)]
 pub(crate) struct KeptExports {
     state: Arc<ContainerState>,
@@ -60,7 +61,7 @@ impl KeptExports {
         KeptExports { state, driver, stakes, processes, lane, keeper, all: Exports::default() }
     }
 
-    /// Has the keeper keep a file, before there is anything in it: so no worker to come misses one.
+    /// Has the keeper keep a file, before memory is exported to the file: so no later worker lacks a file with memory.
     ///
     /// # Errors
     ///
@@ -70,15 +71,15 @@ impl KeptExports {
         self.keeper.tell_with(kept.keep(), Some(exported.file.as_fd()))
     }
 
-    /// A worker before had it.
+    /// Keeps a file that a former worker had.
     pub(crate) fn take_over_export(&self, number: u64, file: OwnedFd) {
         if let Some(file) = Device::of(&self.state.settings.nodes, file) {
             self.all.keep(number, Arc::new(file));
         }
     }
 
-    /// Holds whose file nobody has: the worker before had not come to ask the driver.
-    pub(crate) fn forget_what_was_never_exported(&self) {
+    /// Releases holds whose file is not kept: the former worker entered them, and ended before it asked the driver.
+    pub(crate) fn forget_never_exported(&self) {
         let mut books = self.state.books();
         let files = self.all.files.lock();
         let lost = |entry| match entry {
@@ -91,29 +92,29 @@ impl KeptExports {
         lost.into_iter().for_each(|hold| books.enter(Entry::Release { hold }));
     }
 
-    /// Nothing is in those places of a file any more; they are told.
-    pub(crate) fn forget_places(&self, file: u64, is_one: impl Fn(u32) -> bool) {
+    /// Releases the holds of the places of a file for which `is_cleared` is true: nothing is in these places any more.
+    pub(crate) fn forget_places(&self, file: u64, is_cleared: impl Fn(u32) -> bool) {
         let mut books = self.state.books();
-        let places: Vec<u32> = books.ledger.exported(file).filter(|at| is_one(*at)).collect();
+        let places: Vec<u32> = books.ledger.exported(file).filter(|at| is_cleared(*at)).collect();
         for index in places {
             books.enter(Entry::Release { hold: Hold::Export { file, index } });
         }
     }
 
-    /// Nothing is in that file any more.
+    /// Forgets a file in which nothing is any more.
     pub(crate) fn forget_export(&self, number: u64) {
         self.all.files.lock().remove(&number);
         self.forget_places(number, |_| true);
-        // Else it is told that the worker is gone in a moment.
+        // Where this fails, the keeper is told in a moment that the worker is gone.
         let _ = self.keeper.tell(KeptFile::Export(number).let_go());
     }
 
-    /// Has the driver free what is in those places of a file, whoever has it open. Whether it
-    /// did; where it didn't, its memory stays charged.
-    pub(crate) fn clear(&self, exported: &Exported, is_one: impl Fn(u32) -> bool) -> bool {
+    /// Has the driver free the memory in the places of a file for which `is_wanted` is true, whoever has the file open.
+    /// `false` where the driver did not: the memory stays charged.
+    pub(crate) fn clear(&self, exported: &Exported, is_wanted: impl Fn(u32) -> bool) -> bool {
         let places: Vec<u32> = {
             let books = self.state.books();
-            books.ledger.exported(exported.number).filter(|at| is_one(*at)).collect()
+            books.ledger.exported(exported.number).filter(|at| is_wanted(*at)).collect()
         };
         if places.is_empty() {
             return true;
@@ -124,7 +125,7 @@ impl KeptExports {
             let mut params = export::clear(exported.file.descriptor(), first, count);
             let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
             match rm.control(own.client, own.client, command, &mut params) {
-                // That is: nobody ever exported to it.
+                // The driver answers so where nothing was ever exported to the file.
                 Ok(()) | Err(Failure::Status(NV_ERR_INVALID_PARAMETER)) => {}
                 Err(error) => {
                     if self.state.log.limit.take_line() {
@@ -138,13 +139,13 @@ impl KeptExports {
         true
     }
 
-    /// Takes all back: the container is gone.
-    pub(crate) fn take_all_back(&self) {
+    /// Clears all files: the container is gone.
+    pub(crate) fn clear_all(&self) {
         let files: Vec<(u64, Arc<Device>)> = {
             let files = self.all.files.lock();
             files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
         };
-        // A call that hangs on it is for nobody any more.
+        // The files are cleared even where a call hangs on the lane: no process waits for that call any more.
         let _lane = self.lane.enter_for_monitor();
         for (number, file) in files {
             if self.clear(&Exported { number, file }, |_| true) {
@@ -153,23 +154,23 @@ impl KeptExports {
         }
     }
 
-    /// Takes back what nobody names or has open any more, if it's time to look for that.
+    /// Frees exported memory that no object names and whose file no process has, where it is time to search.
     pub(crate) fn sweep_exports(&self) {
         self.look_for_exports(SWEEP);
     }
 
-    /// The same sooner, for a call that would be refused: it waits, where there may be such a file.
-    pub(crate) fn hurry_exports(&self) {
+    /// Sweeps sooner, for a call that would be refused. Waits while another sweep may let a file be cleared.
+    pub(crate) fn sweep_exports_for_refusal(&self) {
         for _ in 0..=MISSES {
-            if !self.look_for_exports(HURRY) {
+            if !self.look_for_exports(REFUSAL_SWEEP) {
                 return;
             }
-            std::thread::sleep(HURRY);
+            std::thread::sleep(REFUSAL_SWEEP);
         }
     }
 
-    /// Looks who has what nobody names any more, unless somebody looked less than `pause` ago.
-    /// Whether there may be something to be taken back if that is looked for again.
+    /// Searches the container's processes for files that are empty or have unnamed memory, at most once each `pause`.
+    /// Clears files that were missed [`MISSES`] times. `true` where another search may let a file be cleared.
     fn look_for_exports(&self, pause: Duration) -> bool {
         let unnamed: Vec<(u64, Arc<Device>)> = {
             let books = self.state.books();
@@ -200,13 +201,13 @@ impl KeptExports {
             }
             drop(files);
             let Some(lane) = self.lane.enter_for_monitor() else { break };
-            self.take_back(&lane, &Exported { number, file });
+            self.clear_unnamed(&lane, &Exported { number, file });
         }
         missed
     }
 
-    /// Takes what no object names out of a file, and forgets one that has nothing.
-    fn take_back(&self, lane: &OnLane<'_>, exported: &Exported) {
+    /// Clears the places of a file whose memory no object names, and forgets the file where it is empty then.
+    fn clear_unnamed(&self, lane: &OnLane<'_>, exported: &Exported) {
         let number = exported.number;
         let unnamed: Vec<u32> = {
             let books = self.state.books();
@@ -229,7 +230,7 @@ fn unnamed(books: &Books, file: u64) -> impl Iterator<Item = u32> {
     books.ledger.exported(file).filter(is_last)
 }
 
-/// Whether a file has nothing, or something that no object names any more.
+/// Whether a file is empty, or has memory that no object names any more.
 fn is_unnamed(books: &Books, file: u64) -> bool {
     books.ledger.exported(file).next().is_none() || unnamed(books, file).next().is_some()
 }

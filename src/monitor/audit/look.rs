@@ -1,8 +1,8 @@
-//! Looks what the container's processes have by the driver's own account, and acts on it.
+//! Asks the driver what the container's processes have, and acts on the answers.
 //!
-//! What the answers mean is decided in [`judge`](crate::monitor::audit::judge); here they are got, and acted
-//! on. It never reads a process's memory, which could make it wait. A thread of its own audits
-//! ([`rounds`](crate::monitor::worker::rounds)), and so does a call that would be refused for the quota.
+//! [`judge`](crate::monitor::audit::judge) decides what the answers mean. An audit never reads a process's memory:
+//! the process could make the audit wait. The auditor's thread audits ([`rounds`](crate::monitor::worker::rounds)),
+//! and so does a call that would be refused for the quota.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use crate::events::Event;
 use crate::gate::settings::Settings;
 use crate::ledger::{Entry, Handle, Process};
+use crate::monitor::audit::history::{AuditHistory, Audited};
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
 use crate::monitor::audit::judge::{self, Finding, Underway};
 use crate::monitor::audit::kept_exports::KeptExports;
 use crate::monitor::audit::mappings::Mappings;
-use crate::monitor::audit::memory::{AuditMemory, Audited};
-use crate::monitor::audit::suspects::{culprits, uncharged, with_charges};
+use crate::monitor::audit::memory_owners::{processes_to_kill, with_charges, without_charges};
 use crate::monitor::caller::audit_wait::AuditWait;
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::driver::access::DriverAccess;
@@ -34,24 +34,24 @@ use crate::monitor::uvm::kept_files::Uvm;
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 
-/// How long a call that would be refused waits at most: the driver may keep an audit for ever, and
-/// calls have threads that others need.
-const MOST_PATIENCE: Duration = Duration::from_secs(1);
+/// The longest wait of a call that would be refused. The driver may hold up an audit for ever, and other calls need the
+/// thread of a call that waits.
+const MOST_WAIT: Duration = Duration::from_secs(1);
 
-/// How often it looks whether an audit is over.
-const LOOK: Duration = Duration::from_micros(200);
+/// How often a call that waits looks whether another thread's audit is over.
+const POLL_PAUSE: Duration = Duration::from_micros(200);
 
 /// What an audit saw.
 #[derive(Debug)]
 struct Seen {
     own: Arc<MonitorClient>,
     dead: Vec<Process>,
-    numbers: DeadPids,
-    /// By the container's GPUs.
+    dead_pids: DeadPids,
+    /// The driver's figures, by the container's GPUs.
     all: Vec<Vec<Held>>,
 }
 
-/// Asks the driver and the kernel what the container has, and acts on it.
+/// Audits the container: asks the driver what the container's processes have, and acts on the answers.
 #[derive(Debug)]
 pub(crate) struct Audit {
     pub(crate) state: Arc<ContainerState>,
@@ -64,7 +64,7 @@ pub(crate) struct Audit {
     exports: Arc<KeptExports>,
     slices: Arc<Slices>,
     pub(crate) audit_wait: Arc<AuditWait>,
-    pub(crate) memory: AuditMemory,
+    pub(crate) history: AuditHistory,
 }
 
 impl Audit {
@@ -78,7 +78,7 @@ impl Audit {
         audit_wait: Arc<AuditWait>,
     ) -> Self {
         let (state, driver) = (Arc::clone(&stakes.state), Arc::clone(&stakes.driver));
-        let (uvm, memory) = (Arc::clone(&mappings.uvm), AuditMemory::default());
+        let (uvm, history) = (Arc::clone(&mappings.uvm), AuditHistory::default());
         Audit {
             state,
             driver,
@@ -90,25 +90,25 @@ impl Audit {
             exports,
             slices,
             audit_wait,
-            memory,
+            history,
         }
     }
 
-    /// Has the audit's thread look now.
+    /// Has the auditor's thread audit now.
     pub(crate) fn wake(&self) {
         self.audit_wait.ring();
     }
 
-    /// Looks what there really is, for a call on the lane that would be refused otherwise, and came then.
-    /// Others come onto the lane meanwhile.
+    /// Brings the books in line with the driver, for a call on the lane that came at `came` and would be refused
+    /// otherwise. Other calls come onto the lane meanwhile.
     pub(crate) fn reconcile(&self, lane: &mut OnLane<'_>, came: Instant) {
         let asked = Instant::now();
-        while asked.elapsed() < MOST_PATIENCE {
-            let Some(mut last) = self.memory.last.try_lock() else {
-                lane.leave_while(|| std::thread::sleep(LOOK));
+        while asked.elapsed() < MOST_WAIT {
+            let Some(mut last) = self.history.last.try_lock() else {
+                lane.leave_while(|| std::thread::sleep(POLL_PAUSE));
                 continue;
             };
-            // One that began since then, for somebody else, has told all.
+            // An audit for another refused call that began after this call came has told everything.
             let told_all = |last: Audited| last.occasion == Occasion::Refusal && last.began >= came;
             if last.is_some_and(told_all) {
                 break;
@@ -129,15 +129,15 @@ impl Audit {
         }
         lane.leave_while(|| {
             self.uvm.sweep(Occasion::Refusal);
-            self.exports.hurry_exports();
+            self.exports.sweep_exports_for_refusal();
         });
         self.stakes.free_stakes(lane);
     }
 
-    /// Audits on the lane, or beside a call that hangs there.
+    /// Audits on the lane, or beside a call that hangs on the lane.
     pub(crate) fn audit(&self, occasion: Occasion) {
-        // Before the lane: who has it may take a while beside that.
-        let mut last = self.memory.last.lock();
+        // Locked before the lane is entered: a thread that has this lock may take a while off the lane.
+        let mut last = self.history.last.lock();
         let lane = self.lane.enter_for_monitor();
         let began = Instant::now();
         let seen = self.look(lane.as_ref());
@@ -146,76 +146,77 @@ impl Audit {
         *last = Some(Audited { occasion, began, ended: Instant::now() });
     }
 
-    /// Compares what the driver says with the books, for each GPU. `None` where nobody is there who could
-    /// have anything, or the driver doesn't answer.
+    /// Compares the driver's figures with the books, for each GPU. `None` where the books have no process, or the
+    /// driver doesn't answer.
     fn look(&self, lane: Option<&OnLane<'_>>) -> Option<Seen> {
         let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
         let dead: Vec<Process> =
             processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
         if processes.is_empty() {
-            self.driver.let_go(self.processes.escaped.is_watched());
+            self.driver.close_if_unused(self.processes.escaped.is_watched());
             return None;
         }
         let own = self.driver.own_client()?;
-        let is_lost = |process: &Process| ProcessId::of(process_id(*process).pid).is_some();
-        let lost: BTreeSet<Process> = dead.iter().copied().filter(is_lost).collect();
-        let numbers = DeadPids { former: self.processes.escaped.unused_dead_pids(), lost };
+        let is_reused = |process: &Process| ProcessId::of(process_id(*process).pid).is_some();
+        let reused: BTreeSet<Process> = dead.iter().copied().filter(is_reused).collect();
+        let dead_pids = DeadPids { former: self.processes.escaped.unused_dead_pids(), reused };
         let mut all = Vec::new();
         for gpu in 0..self.state.uuids.len() {
-            let found = self.ask(&own, gpu, &numbers)?;
+            let found = self.ask(&own, gpu, &dead_pids)?;
             let learnt = self.judge(lane, gpu, &found);
             if let (Some(driver_bytes), Some(lane)) = (learnt, lane) {
-                self.take_stock(lane, &own, gpu, driver_bytes);
+                self.remove_gone_objects(lane, &own, gpu, driver_bytes);
             }
             all.push(found.held);
         }
-        Some(Seen { own, dead, numbers, all })
+        Some(Seen { own, dead, dead_pids, all })
     }
 
-    /// What the driver says of the container's processes, and of those before them.
-    fn ask(&self, own: &MonitorClient, gpu: usize, numbers: &DeadPids) -> Option<Holdings> {
-        // All of one moment: a process that came and took memory after the list was made would be missing in the
-        // driver's figure, and what it holds would seem to be given back.
+    /// The driver's figures of the container's processes on a GPU, dead ones included, and of the monitor.
+    fn ask(&self, own: &MonitorClient, gpu: usize, dead_pids: &DeadPids) -> Option<Holdings> {
+        // The list of pids is of the moment in which the watch begins. A process that came and took memory after the
+        // list was made would be missing in the figures, and its memory would seem to be freed.
         let pids: Vec<u32> = {
             let mut books = self.state.books();
             books.ledger.watch();
-            // The monitor first: memory becomes the monitor's, and never a process's again.
-            let ours = books.ledger.has_stakes().then(std::process::id);
-            ours.into_iter().chain(numbers.asked_for(&books)).collect()
+            // The monitor comes first: memory can become the monitor's, and never a process's again.
+            let own_pid = books.ledger.has_stakes().then(std::process::id);
+            own_pid.into_iter().chain(dead_pids.pids_to_ask(&books)).collect()
         };
         let held = own.held(gpu, &pids);
         let held = self.driver.answered(gpu, Amount::Held, held)?;
-        let (ours, held): (Vec<Held>, Vec<Held>) =
+        let (own_held, held): (Vec<Held>, Vec<Held>) =
             held.into_iter().partition(|held| held.pid == std::process::id());
-        let own_bytes = ours.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
+        let own_bytes =
+            own_held.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
         Some(Holdings { held, own_bytes })
     }
 
-    /// What can be done beside calls.
+    /// Acts on what an audit saw. Calls may be on the lane meanwhile.
     fn act_on(&self, seen: Option<Seen>, occasion: Occasion) {
-        let Some(Seen { own, dead, numbers, all }) = seen else { return };
-        if occasion != Occasion::Tick || self.memory.take_stock_due() {
+        let Some(Seen { own, dead, dead_pids, all }) = seen else { return };
+        if occasion != Occasion::Tick || self.history.take_client_check_due() {
             let names = self.state.books().ledger.names_of_all();
-            self.strike_out(&own, &names, Depth::Clients);
+            self.remove_gone_names(&own, &names, Depth::Clients);
         }
-        self.end_heirs(&dead, &all, &numbers);
-        let outlived = self.with_clients(&own, &dead);
-        self.bury(&dead, &all, (&numbers.lost, &outlived));
+        self.end_client_users(&dead, &all, &dead_pids);
+        let with_clients = self.with_clients(&own, &dead);
+        self.forget_dead_processes(&dead, &all, (&dead_pids.reused, &with_clients));
     }
 
-    /// Acts on what the driver says of a GPU. How many bytes it has, where that is less than the books
-    /// do: it is to be looked which of theirs are gone.
+    /// Acts on the driver's figures of a GPU. Returns how many bytes the driver has, where these are fewer than the
+    /// books have: the caller is to look which of the books' objects are gone.
     fn judge(&self, lane: Option<&OnLane<'_>>, gpu: usize, found: &Holdings) -> Option<u64> {
         let Holdings { ref held, own_bytes } = *found;
         let mut books = self.state.books();
         let expected = books.ledger.expected(gpu)?;
         let underway = if lane.is_some() { Underway::Nothing } else { Underway::Call };
-        let figures = uncharged(held);
+        let figures = without_charges(held);
         let finding = judge::judge(&figures, own_bytes, &expected, underway);
         let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
         if lane.is_some() || !is_more {
-            self.memory.doubts.dispel(gpu);
-        } else if !self.memory.doubts.note(gpu) {
+            self.history.doubts.clear(gpu);
+        } else if !self.history.doubts.note(gpu) {
             books.due.schedule(Instant::now());
             drop(books);
             self.audit_wait.ring();
@@ -235,43 +236,43 @@ impl Audit {
                 {
                     books.enter(Entry::Reconcile { gpu, driver_bytes });
                     books.due.schedule(Instant::now());
-                    let culprits = culprits(&books, pid);
+                    let to_kill = processes_to_kill(&books, pid);
                     drop(books);
                     tracing::debug!(excess_bytes, pid, "taken past the monitor");
                     self.processes.escaped.suspect();
                     let event = || past_the_monitor(&self.state.settings, gpu, excess_bytes);
-                    culprits.into_iter().for_each(|culprit| self.processes.kill(culprit, event()));
+                    to_kill.into_iter().for_each(|process| self.processes.kill(process, event()));
                 }
             }
         }
         None
     }
 
-    /// Processes that are gone, and hold nothing by clients that others keep open; what is under a number
-    /// that another process has is that one's.
-    fn bury(
+    /// Forgets dead processes that hold nothing by clients which other processes keep open. `with_clients` hold some.
+    /// Memory under a pid that another process has now is the other process's (`reused`).
+    fn forget_dead_processes(
         &self,
         dead: &[Process],
         all: &[Vec<Held>],
-        (lost, with_clients): (&BTreeSet<Process>, &BTreeSet<Process>),
+        (reused, with_clients): (&BTreeSet<Process>, &BTreeSet<Process>),
     ) {
-        // Those of who comes while this goes on are not among them.
+        // Files of a process that comes while this goes on are not among these.
         let files = self.uvm.files.all();
-        let outlived = self.mappings.outlived(dead);
+        let with_mapped_memory = self.mappings.dead_with_mapped_memory(dead);
         let mut books = self.state.books();
-        let mut has_buried = false;
+        let mut has_forgotten = false;
         for process in dead {
             let pid = process_id(*process).pid.cast_unsigned();
             let has = |held: &Held| held.pid == pid && held.bytes() > 0;
             let is_shown = all.iter().flatten().any(has) || with_clients.contains(process);
-            let holds = !lost.contains(process) && is_shown;
-            // Their files end first, which others look to, who may be kept waiting.
+            let holds = !reused.contains(process) && is_shown;
+            // A process's files of nvidia-uvm end first. Another thread ends them: UVM may keep that thread waiting.
             let is_kept = |number| files.iter().any(|file| file.number == number);
             let has_files = books.makers.bound_to(*process).any(is_kept);
             if has_files {
                 self.mappings.spaces.look_at_all();
             }
-            if holds || has_files || outlived.contains(process) {
+            if holds || has_files || with_mapped_memory.contains(process) {
                 continue;
             }
             let space = Space::Managed(*process);
@@ -283,11 +284,11 @@ impl Audit {
             self.slices.shares.wake();
             self.mappings.spaces.look_at_all();
             self.processes.escaped.forget(*process);
-            has_buried = true;
+            has_forgotten = true;
         }
-        if has_buried {
-            // No figure tells that they are gone. Should one be in use all the same, nothing
-            // of it counted.
+        if has_forgotten {
+            // No figure tells that these clients are gone. Where one is in use all the same, none of its memory counts
+            // anyway.
             for client in books.ledger.uncharged_orphans() {
                 books.enter(Entry::Free { client, handle: Handle(client.0) });
                 books.devices.forget_client(client.0);
@@ -296,15 +297,15 @@ impl Audit {
                 drop(books);
                 self.clear_up(&files);
             } else {
-                // What they had is looked at once more.
+                // The memory of the dead processes is looked at once more.
                 books.due.schedule(Instant::now());
                 self.audit_wait.ring();
             }
         }
     }
 
-    /// Nobody is left who called. What only a file maps has nobody to look for it; what was
-    /// exported, somebody may have who never called, and passes it on.
+    /// Closes the books where no process that called is left. Memory that only a file of nvidia-uvm maps is freed at
+    /// once. Exported memory stays: a process that never called may have its file, and may pass the file on.
     fn clear_up(&self, files: &[Arc<UvmFile>]) {
         self.uvm.unregister_each(files);
         let kept = self.uvm.files.all().iter().map(|file| file.number).collect();
@@ -317,21 +318,21 @@ impl Audit {
         }
     }
 
-    /// The worker before may have buried the last one, and not have come to clear up.
-    pub(crate) fn clear_up_what_is_left(&self) {
+    /// Clears up where the former worker forgot the last process and ended before it cleared up.
+    pub(crate) fn clear_up_after_restart(&self) {
         let files = self.uvm.files.all();
-        let is_deserted = {
+        let has_no_callers = {
             let books = self.state.books();
             let is_left = !books.has_nothing() || self.exports.all.has_any() || !files.is_empty();
             books.processes.is_empty() && is_left
         };
-        if is_deserted {
+        if has_no_callers {
             self.clear_up(&files);
         }
     }
 }
 
-/// A process took so much of a GPU that wasn't given.
+/// The event of a process that is killed because it took `excess_bytes` of a GPU past the monitor.
 fn past_the_monitor(settings: &Settings, gpu: usize, excess_bytes: u64) -> Event {
     let gpu = settings.gpus.get(gpu);
     Event {

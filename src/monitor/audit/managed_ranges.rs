@@ -1,4 +1,4 @@
-//! Managed memory is charged as long as somebody has it mapped.
+//! Releases the charges of managed memory that no process has mapped any more.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::ranges::{PAGE_BYTES, Ranges};
 
 impl Mappings {
-    /// Managed ranges that are mapped no more are charged no more.
+    /// Releases the managed ranges that no process has mapped any more.
     pub(crate) fn release_unmapped(&self) {
         let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
         for process in processes {
@@ -23,21 +23,21 @@ impl Mappings {
         self.spaces.charged.lock().retain(|_, at| at.elapsed() < 2 * ON_ITS_WAY);
     }
 
-    /// Releases managed ranges of a process that nobody has mapped, some time after they were asked
-    /// for.
-    fn release_if_unmapped(&self, process: Process, of: &[(u64, u64)]) {
-        for (base, length) in of.iter().copied() {
+    /// Releases those of a process's managed ranges `ranges` that no process has mapped, unless they were asked for
+    /// less than [`ON_ITS_WAY`] ago.
+    fn release_if_unmapped(&self, process: Process, ranges: &[(u64, u64)]) {
+        for (base, length) in ranges.iter().copied() {
             let at = self.spaces.asked_for_at(process, base);
             let is_on_its_way = at.is_some_and(|at| at.elapsed() < ON_ITS_WAY);
-            if is_on_its_way || self.is_somewhere(process, (base, length)) {
+            if is_on_its_way || self.is_mapped_by_any(process, (base, length)) {
                 continue;
             }
-            // Of a program that is no more the kernel lists nothing, and its files may not have ended.
+            // The kernel lists no mappings of a program that is over, and the program's files may not have ended yet.
             if self.uvm.has_orphans(process) {
                 return;
             }
             let mut books = self.state.books();
-            // It may have been asked for again meanwhile.
+            // The range may have been asked for again meanwhile.
             if self.spaces.asked_for_at(process, base) != at {
                 continue;
             }
@@ -51,8 +51,8 @@ impl Mappings {
         }
     }
 
-    /// Releases managed ranges of a process that overlap that one, which it has asked for already, as far as
-    /// they are mapped no more. Whether none is left.
+    /// Releases a process's earlier managed ranges that overlap the range `base`, `length`, and are not mapped any
+    /// more. `true` where no range overlaps it then.
     pub(crate) fn release_overlapping(&self, process: Process, (base, length): (u64, u64)) -> bool {
         let wanted = (base, base.saturating_add(length));
         let overlapping = || {
@@ -61,7 +61,7 @@ impl Mappings {
             ranges
         };
         let others = overlapping();
-        // What it had there it maps no more, or it wouldn't be asked for again.
+        // The process has unmapped these ranges, or it would not ask for their addresses again.
         for (at, _) in &others {
             self.spaces.charged.lock().remove(&(process, *at));
         }
@@ -69,22 +69,22 @@ impl Mappings {
         others.is_empty() || overlapping().is_empty()
     }
 
-    /// Whether a process's managed range is mapped, by it or by others who share its memory or had it
-    /// from it; as far as their last look tells where they aren't its own.
-    fn is_somewhere(&self, process: Process, (base, length): (u64, u64)) -> bool {
+    /// Whether a process's managed range is mapped: by the process, or by another process that shares its address
+    /// space or inherited the mapping. The address spaces of other processes count as they were at the last look.
+    fn is_mapped_by_any(&self, process: Process, (base, length): (u64, u64)) -> bool {
         let range = (base, base.saturating_add(length));
         let others = self.spaces.all().into_iter().filter(|of| of.process != process);
         self.has_mapped(process, range)
-            || others.into_iter().any(|memory| {
-                let now = || self.mapped_in(memory.process, &memory.text().unwrap_or_default());
-                let mut last = memory.last().unwrap_or_else(now);
+            || others.into_iter().any(|space| {
+                let now = || self.mapped_in(space.process, &space.text().unwrap_or_default());
+                let mut last = space.last().unwrap_or_else(now);
                 last.retain(|mapped| overlap(*mapped, range));
-                let uncharged = self.uncharged(memory.process, &last, Instant::now());
+                let uncharged = self.uncharged(space.process, &last, Instant::now());
                 uncharged.iter().any(|mapped| self.may_be_managed(*mapped))
             })
     }
 
-    /// Whether a mapping is of no file's range, or a file has managed memory there all the same.
+    /// Whether a mapping lies in no file's range, or a file has managed memory at its address all the same.
     fn may_be_managed(&self, mapped: Mapped) -> bool {
         let files = self.uvm.files.all();
         let is_of_file = {
@@ -97,19 +97,19 @@ impl Mappings {
         !is_of_file || files.iter().any(is_managed)
     }
 
-    /// Of processes that are gone, those whose managed memory others have.
-    pub(crate) fn outlived(&self, dead: &[Process]) -> BTreeSet<Process> {
+    /// The processes in `dead` whose managed memory is still mapped.
+    pub(crate) fn dead_with_mapped_memory(&self, dead: &[Process]) -> BTreeSet<Process> {
         let ranges_of = |process: &Process| self.state.books().ranges.of(Space::Managed(*process));
         let with_ranges: Vec<Process> =
             dead.iter().filter(|of| !ranges_of(of).is_empty()).copied().collect();
         if with_ranges.is_empty() {
             return BTreeSet::new();
         }
-        // Its own list the kernel may not show any more.
-        self.look_for_heirs();
-        let outlived = |process: &Process| {
-            ranges_of(process).into_iter().any(|range| self.is_somewhere(*process, range))
+        // The kernel may not list a dead process's own mappings any more.
+        self.watch_uncharged_processes();
+        let is_mapped = |process: &Process| {
+            ranges_of(process).into_iter().any(|range| self.is_mapped_by_any(*process, range))
         };
-        with_ranges.into_iter().filter(outlived).collect()
+        with_ranges.into_iter().filter(is_mapped).collect()
     }
 }

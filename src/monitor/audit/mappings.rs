@@ -1,12 +1,12 @@
-//! What the container's processes have mapped of `nvidia-uvm`, and whether it may be.
+//! Checks what the container's processes have mapped of `nvidia-uvm`.
 //!
-//! A descriptor can be replaced when a mapping was let continue, so that it is of another file than
-//! was looked at. So what is mapped is read from the kernel ([`crate::monitor::uvm::address_spaces`]). Where it lists a
-//! memory no more, all processes are looked through for who has mapped anything.
+//! When a mapping call continues, another thread can replace the descriptor, and the mapping is of another file than
+//! the monitor looked at. So the mappings are read from the kernel ([`crate::monitor::uvm::address_spaces`]). Where
+//! the kernel does not list an address space any more, all processes are searched for mappings.
 //!
-//! The kernel doesn't say which file a mapping is of. But memory is on a GPU only by files that have
-//! GPUs, which are kept: each is asked whether it has managed memory at the addresses that are mapped
-//! and not charged. One that has loses its GPUs, and with them that memory, whoever has it mapped.
+//! The kernel doesn't say which file a mapping is of. But memory is on a GPU only by files that have GPUs, and these
+//! files are kept. Each kept file is asked whether it has managed memory at the addresses that are mapped and not
+//! charged. A file that has such memory loses its GPUs, and with them the memory, whichever process has it mapped.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -33,14 +33,14 @@ use crate::monitor::uvm::vma_list::{self, Listed};
 use crate::process::{ProcessId, told};
 use crate::rm::uvm::Range;
 
-/// How often memories are looked at whose processes asked for nothing since: a thread that was kept
-/// from running maps late what it asked for, and what is charged changes.
+/// How often the address spaces are looked at whose processes asked for nothing since. A thread that was kept from
+/// running may map late, and the charges change.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Mappings of one memory at most that could be UVM's. No program has as many.
-const MOST: usize = 4096;
+/// The most mappings of an address space that could be UVM's. No program has as many.
+const MOST_MAPPINGS: usize = 4096;
 
-/// What the container's processes have mapped of UVM's.
+/// The container's mappings of UVM's memory.
 #[derive(Debug)]
 pub(crate) struct Mappings {
     pub(crate) state: Arc<ContainerState>,
@@ -56,10 +56,10 @@ impl Mappings {
         Mappings { state, processes, lane, uvm, spaces: AddressSpaces::default() }
     }
 
-    /// Looks at mappings whenever it's told to. The driver, and the container, may keep it waiting:
-    /// nobody else does.
+    /// Looks at mappings whenever the bell rings. This thread alone waits where the driver or the container holds up
+    /// the look.
     pub(crate) fn audit_mappings_forever(&self) {
-        // Those that the worker before watched.
+        // The former worker watched these processes.
         let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
         for process in processes {
             let watch = |tid| self.spaces.watch(process, tid).ok();
@@ -83,13 +83,13 @@ impl Mappings {
         }
         let begun = Instant::now();
         if self.state.settings.managed == Managed::Refuse {
-            // Managed memory of processes that are gone, which none may have had.
+            // Managed memory of processes that have ended: under this setting the container may have none.
             files
                 .iter()
                 .for_each(|file| Ranges::of(&self.state.release, &file.device).end_zombies());
         }
-        for memory in self.spaces.all() {
-            self.look_at(&memory, &files);
+        for space in self.spaces.all() {
+            self.look_at(&space, &files);
             self.look_at_fresh(&files);
         }
         self.release_unmapped();
@@ -97,50 +97,50 @@ impl Mappings {
     }
 
     fn look_at_fresh(&self, files: &[Arc<UvmFile>]) {
-        self.spaces.fresh().iter().for_each(|memory| self.look_at(memory, files));
+        self.spaces.fresh().iter().for_each(|space| self.look_at(space, files));
     }
 
-    /// Looks at a memory, and forgets one that nobody has any more.
-    fn look_at(&self, memory: &Arc<AddressSpace>, files: &[Arc<UvmFile>]) {
-        memory.mark_looked_at();
+    /// Looks at the mappings of an address space, and forgets an address space that no process has any more.
+    fn look_at(&self, space: &Arc<AddressSpace>, files: &[Arc<UvmFile>]) {
+        space.mark_looked_at();
         let since = Instant::now();
-        let (text, now) = (memory.text(), current(memory.process));
+        let (text, now) = (space.text(), current(space.process));
         let is_gone = match &text {
             Ok(text) => text.is_empty(),
-            // Others may have it, and the process by another thread.
+            // Other processes may have the address space, and this process may have it by another thread.
             Err(_) => true,
         };
-        // Of a process that is over the kernel may still list this memory, while other processes share another
-        // one that it had.
-        if text.is_err() || memory.take_orphaned() {
-            self.look_for_heirs();
+        // The kernel may still list this address space of a process that has ended, while other processes share another
+        // address space that the process had.
+        if text.is_err() || space.take_orphaned() {
+            self.watch_uncharged_processes();
         }
         if is_gone {
-            self.spaces.forget(memory);
+            self.spaces.forget(space);
         }
         let text = text.unwrap_or_default();
         let now = now.filter(|now| *now != text).unwrap_or_default();
         if is_gone && !now.is_empty() {
-            self.spaces.reopen(memory.process);
+            self.spaces.reopen(space.process);
         }
-        // It may have another since it asked, and left the one to others.
-        let mut mappings = self.mapped_in(memory.process, &text);
-        mappings.extend(self.mapped_in(memory.process, &now));
-        let uncharged = self.uncharged(memory.process, &mappings, since);
-        memory.set_mappings(mappings);
-        if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
-            self.end_unless_gone(memory);
+        // The process may have another address space since it asked, and have left this one to other processes.
+        let mut mappings = self.mapped_in(space.process, &text);
+        mappings.extend(self.mapped_in(space.process, &now));
+        let uncharged = self.uncharged(space.process, &mappings, since);
+        space.set_mappings(mappings);
+        if uncharged.len() > MOST_MAPPINGS || !self.unexplained(&uncharged, since).is_empty() {
+            self.end_unless_gone(space);
         }
         let addresses: BTreeSet<u64> = uncharged.iter().map(|(from, _)| *from).collect();
         if addresses.len() * files.len() > MOST_QUESTIONS {
             tracing::debug!("more mappings of nvidia-uvm than can be asked about");
-            return self.processes.kill(memory.process, Event::killed_past_the_monitor());
+            return self.processes.kill(space.process, Event::killed_past_the_monitor());
         }
         addresses.into_iter().for_each(|at| self.judge_address(at, files));
     }
 
-    /// Whoever has something mapped that he isn't charged for is watched.
-    pub(crate) fn look_for_heirs(&self) {
+    /// Watches each process of the container that has mappings which the process isn't charged for.
+    pub(crate) fn watch_uncharged_processes(&self) {
         for pid in self.processes.container_pids().into_iter().map(u32::cast_signed) {
             let Some(process) = ProcessId::of(pid).map(number) else { continue };
             let since = Instant::now();
@@ -152,8 +152,8 @@ impl Mappings {
         }
     }
 
-    /// The mappings of those that aren't managed memory which is charged, and wasn't since then, when
-    /// their list began to be read.
+    /// Those of `mappings` that are no charged managed memory of the process, and were none since `since`, when the
+    /// kernel's list began to be read.
     pub(crate) fn uncharged(
         &self,
         process: Process,
@@ -166,9 +166,9 @@ impl Mappings {
         mappings.iter().copied().filter(|mapped| !is_charged(mapped)).collect()
     }
 
-    /// Of uncharged mappings those of no file's range, and that nobody else is charged for, who may
-    /// share the memory.
-    fn strangers(&self, uncharged: &[Mapped], since: Instant) -> Vec<Mapped> {
+    /// Those of `uncharged` that lie in no file's range, and that no other process is charged for: another process may
+    /// share the address space.
+    fn unexplained(&self, uncharged: &[Mapped], since: Instant) -> Vec<Mapped> {
         let files = self.uvm.files.all();
         let books = self.state.books();
         let is_explained = |mapped: &Mapped| {
@@ -181,22 +181,22 @@ impl Mappings {
         uncharged.iter().copied().filter(|mapped| !is_explained(mapped)).collect()
     }
 
-    /// Ends who has mapped what it may not, unless that is gone by now: it may have been unmapped
-    /// while we looked, and its range freed.
-    fn end_unless_gone(&self, memory: &AddressSpace) {
+    /// Kills the process of an address space with unexplained mappings, unless these are gone now: the process may have
+    /// unmapped them during the look, and its range may have been freed.
+    fn end_unless_gone(&self, space: &AddressSpace) {
         let since = Instant::now();
-        let texts = [memory.text().ok(), current(memory.process)];
+        let texts = [space.text().ok(), current(space.process)];
         let now: Vec<Mapped> =
-            texts.iter().flatten().flat_map(|text| self.mapped_in(memory.process, text)).collect();
-        let uncharged = self.uncharged(memory.process, &now, since);
-        if uncharged.len() > MOST || !self.strangers(&uncharged, since).is_empty() {
+            texts.iter().flatten().flat_map(|text| self.mapped_in(space.process, text)).collect();
+        let uncharged = self.uncharged(space.process, &now, since);
+        if uncharged.len() > MOST_MAPPINGS || !self.unexplained(&uncharged, since).is_empty() {
             tracing::debug!(mappings = now.len(), "managed memory past the monitor");
-            self.processes.kill(memory.process, Event::killed_past_the_monitor());
+            self.processes.kill(space.process, Event::killed_past_the_monitor());
         }
     }
 
-    /// Asks each file for managed memory at an address that is mapped and not charged. There may be
-    /// as much as others are charged for, who have their own at the same address.
+    /// Asks each file for managed memory at an address that is mapped and not charged. As many files may have some as
+    /// processes are charged for the address: each has memory of its own at the same address.
     fn judge_address(&self, at: u64, files: &[Arc<UvmFile>]) {
         let has =
             |file: &&Arc<UvmFile>| Ranges::of(&self.state.release, &file.device).is_managed(at);
@@ -210,7 +210,7 @@ impl Mappings {
             let is_charged = |of: &Process| books.ranges.covers(Space::Managed(*of), (at, at + 1));
             books.processes.iter().copied().filter(is_charged).collect()
         };
-        // To ask for it is not to have it.
+        // A process can be charged for a range without having it mapped.
         let has_it = |of: &Process| self.has_mapped(*of, (at, at + 1));
         let charged: Vec<Process> = charged.into_iter().filter(has_it).collect();
         if found.len() <= charged.len() {
@@ -226,23 +226,23 @@ impl Mappings {
                 ranges.is_whole(Range { base: *base, length: *length }) == Some(true)
             });
             if !is_paid {
-                self.condemn(file, at);
+                self.withdraw_gpus(file, at);
             }
         }
     }
 
-    /// Whether something is mapped there in the memory that a process has, or had when it asked for
-    /// mappings.
+    /// Whether a process has a mapping that overlaps `wanted`, in its address space of now, or in one that it had
+    /// when it asked for mappings.
     pub(crate) fn has_mapped(&self, process: Process, wanted: Mapped) -> bool {
-        let then = self.spaces.of(process).into_iter().filter_map(|memory| memory.text().ok());
+        let then = self.spaces.of(process).into_iter().filter_map(|space| space.text().ok());
         then.chain(current(process)).any(|text| {
             self.mapped_in(process, &text).iter().any(|mapped| overlap(*mapped, wanted))
         })
     }
 
-    /// A file that has managed memory it may not have gets no GPU any more. Who has it, and that
-    /// address mapped, is ended.
-    fn condemn(&self, file: &UvmFile, at: u64) {
+    /// Takes the GPUs from a file that has managed memory past the monitor; it gets no GPU again. Kills each process
+    /// that has the file and an uncharged mapping at the address `at`.
+    fn withdraw_gpus(&self, file: &UvmFile, at: u64) {
         file.condemn();
         if let Some(_lane) = self.lane.enter_for_monitor()
             && self.uvm.unregister_gpus(&file.device)
@@ -256,33 +256,34 @@ impl Mappings {
                 "a file of nvidia-uvm has managed memory past the monitor: it loses its GPUs"
             );
         }
-        for memory in self.spaces.all() {
-            let last = memory.last().unwrap_or_default();
+        for space in self.spaces.all() {
+            let last = space.last().unwrap_or_default();
             let there: Vec<Mapped> =
                 last.into_iter().filter(|mapped| overlap(*mapped, (at, at + 1))).collect();
             let open = self
                 .processes
-                .open_files_of(process_id(memory.process).pid.cast_unsigned(), NodeKind::Uvm);
+                .open_files_of(process_id(space.process).pid.cast_unsigned(), NodeKind::Uvm);
             let mut open = open.into_iter().flatten();
-            if !self.uncharged(memory.process, &there, Instant::now()).is_empty()
+            if !self.uncharged(space.process, &there, Instant::now()).is_empty()
                 && open.any(|place| has_file(place, &file.device) == Some(true))
             {
-                self.processes.kill(memory.process, Event::killed_past_the_monitor());
+                self.processes.kill(space.process, Event::killed_past_the_monitor());
             }
         }
     }
 
-    /// The ranges in a list of mappings that could be managed memory, of a node of UVM's.
+    /// The mappings in the kernel's list that could be managed memory of UVM's nodes.
     pub(crate) fn mapped_in(&self, process: Process, list: &str) -> Vec<Mapped> {
-        // Of who has so many nobody asks what they are.
-        let is_uvm =
-            |(number, of): &(usize, Listed<'_>)| *number >= MOST || self.is_uvm(process, *of);
+        // Where a process has so many mappings, the rest count as UVM's unasked.
+        let is_uvm = |(number, of): &(usize, Listed<'_>)| {
+            *number >= MOST_MAPPINGS || self.is_uvm(process, *of)
+        };
         let found = vma_list::possible(list).enumerate().filter(is_uvm);
         found.map(|(_, of)| of.mapped).collect()
     }
 
-    /// Whether a mapping's file is a node of UVM's: by the numbers in the list, or by the file itself,
-    /// whose file system may show others.
+    /// Whether a mapping's file is a node of UVM's: by the device and inode in the list, or by those of the file
+    /// itself, whose file system may show other numbers.
     fn is_uvm(&self, process: Process, of: Listed<'_>) -> bool {
         if of.place.is_some_and(|place| self.state.books().is_node(place)) {
             return true;
@@ -298,7 +299,7 @@ impl Mappings {
     }
 }
 
-/// Whether two have an address in common.
+/// Whether two mappings have an address in common.
 pub(crate) fn overlap((from, to): Mapped, (first, end): Mapped) -> bool {
     from < end && to > first
 }

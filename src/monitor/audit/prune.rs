@@ -1,24 +1,24 @@
-//! Takes stock: asks the driver for what the books have, and strikes out what is gone.
+//! Removes objects from the books that the driver does not have any more.
 //!
-//! Its figures say how much there is, and not whose; so clients are asked for, and objects, by
-//! their handles. When that is done is not known here.
+//! The driver's figures tell how much memory there is, and not whose. So the driver is asked for clients and objects by
+//! their handles. [`look`](crate::monitor::audit::look) decides when.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::{Client, Entry, Handle};
+use crate::monitor::audit::history::MOST_ASKED;
 use crate::monitor::audit::look::Audit;
-use crate::monitor::audit::memory::MOST_ASKED;
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::state::lane::OnLane;
 use crate::monitor::state::occasion::Depth;
 
 impl Audit {
-    /// Looks what of the ledger's is gone, where the driver shows less than that.
+    /// Removes the ledger's objects on a GPU that are gone, where the driver shows less memory than the ledger.
     ///
-    /// Its figures alone don't tell: what a client holds is shown under the process that made it,
-    /// which may be one that was never seen, and dead. So the driver is asked for each client, and
-    /// for its objects, and what is there counts, whoever's it is.
-    pub(crate) fn take_stock(
+    /// The driver's figures alone don't tell which: the driver shows the memory of a client under the process that made
+    /// the client, which may be a dead process that was never seen. So the driver is asked for each client and for its
+    /// objects. An object that is there counts, whichever process has it.
+    pub(crate) fn remove_gone_objects(
         &self,
         _: &OnLane<'_>,
         own: &MonitorClient,
@@ -26,8 +26,8 @@ impl Audit {
         driver_bytes: u64,
     ) {
         let names = self.state.books().ledger.names(gpu);
-        let names = self.memory.in_turn(gpu, names);
-        if !self.strike_out(own, &names, Depth::Objects) {
+        let names = self.history.in_turn(gpu, names);
+        if !self.remove_gone_names(own, &names, Depth::Objects) {
             return;
         }
         let mut books = self.state.books();
@@ -38,10 +38,10 @@ impl Audit {
         }
     }
 
-    /// Enters what of `names` is gone. Whether that can be told.
+    /// Enters as freed the objects of `names` that are gone. `false` where the driver can't tell.
     ///
-    /// Calls may be underway: a name is struck out only while it's the same.
-    pub(crate) fn strike_out(
+    /// Calls may be underway, so an object is removed only while its serial number is the one in `names`.
+    pub(crate) fn remove_gone_names(
         &self,
         own: &MonitorClient,
         names: &[(Client, Handle, u32)],
@@ -60,7 +60,7 @@ impl Audit {
             let there = *clients
                 .entry(client)
                 .or_insert_with(|| own.presence(client.0, client.0) != Presence::NoClient);
-            // Of a client that is there whatever is freed was seen, but for a call that was killed.
+            // Where the client is there, the monitor saw each free of its objects, except by a call that was killed.
             let mut is_there = || {
                 asked += 1;
                 asked > MOST_ASKED || own.presence(client.0, handle.0) == Presence::There
@@ -71,7 +71,7 @@ impl Audit {
         }
         let mut books = self.state.books();
         for (client, handle, serial) in gone {
-            // What has this handle now may be another, of the same memory even.
+            // Another object may have this handle now, even one of the same memory.
             if books.ledger.serial_of(client, handle) == Some(serial) {
                 books.enter(Entry::Free { client, handle });
             }

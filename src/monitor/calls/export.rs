@@ -79,7 +79,7 @@ fn export(
     file: &Arc<Device>,
 ) -> Result<bool, Over> {
     let parts = case.parts;
-    let found = parts.exports.all.find(file, Some(parts.state.journal.next_export()));
+    let found = parts.exports.all.find_or_keep(file, Some(parts.state.journal.next_export()));
     let (exported, is_new) = found.map_err(|why| denied(case, why))?;
     // The worker before had come to tell of it.
     let mine = case.again && !case.slot.call_object().was_there;
@@ -123,7 +123,7 @@ fn export_to(
     let process = case.target()?.process;
     case.books().note_user(control.client, process);
     if is_new {
-        // Before there is anything in it, so that no worker to come misses one.
+        // StakePlace there is anything in it, so that no worker to come misses one.
         if parts.exports.hand_to_keeper(exported).is_err() {
             return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
         }

@@ -49,7 +49,7 @@ pub(crate) fn import(
     file: &Arc<Device>,
 ) -> Result<(bool, Vec<Object>), Over> {
     let Control { layout, client, params, .. } = control;
-    let found = case.parts.exports.all.find(file, None);
+    let found = case.parts.exports.all.find_or_keep(file, None);
     let (exported, _) = found.map_err(|why| denied(case, why))?;
     let parent = places.parent;
     let hold = |place: u32| Hold::Export { file: exported.number, index: place };

@@ -91,7 +91,7 @@ fn map_from_own(
     let theirs = Rm { release: &case.parts.state.release, device: control };
     let object = (Client(memory.client), Handle(memory.handle));
     let gpu = case.books().ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
-    let duplicate = match own.borrow(&theirs, (memory.client, memory.handle), gpu) {
+    let duplicate = match own.duplicate_from(&theirs, (memory.client, memory.handle), gpu) {
         Ok(duplicate) => duplicate,
         Err(Failure::Status(status)) => return Ok(status),
         Err(Failure::Errno(errno)) => return Err(errno.into()),
@@ -104,7 +104,7 @@ fn map_from_own(
     let is_more = |(_, bytes)| ours.is_larger_than(own.client, duplicate, bytes);
     if weighs && charged.is_none_or(is_more) || !weighs && ours.is_gpu_memory(own.client, duplicate)
     {
-        own.give_back(duplicate);
+        own.free_duplicate(duplicate);
         case.log("memory to be mapped that was taken past the monitor");
         return Ok(NV_ERR_NOT_SUPPORTED);
     }
@@ -120,7 +120,7 @@ fn map_from_own(
     case.patch(Meaning::Handle, handle.into());
     let asked = ask(case);
     if stake.is_none() {
-        own.give_back(duplicate);
+        own.free_duplicate(duplicate);
     }
     let descriptor = u64::from(memory.descriptor.cast_unsigned());
     case.patch(Meaning::Descriptor, descriptor);

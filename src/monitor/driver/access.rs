@@ -1,39 +1,39 @@
-//! Our client of the driver: opened when it is needed, kept where something is made by it that outlives this
-//! worker, and closed when nobody is left to be asked for.
+//! The monitor's client of the driver: opened when it is needed, and closed when no process is left to ask the driver
+//! about. The keeper gets the client's files before the client gets a stake, which outlives this worker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
-use crate::monitor::driver::unanswered::{Amount, Told, Unanswered};
+use crate::monitor::driver::unanswered::{Amount, Unanswered, WarningTimes};
 use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Failure;
 use crate::monitor::state::container_state::ContainerState;
 
-/// Our way to the driver.
+/// The monitor's access to the driver.
 #[derive(Debug)]
 pub(crate) struct DriverAccess {
     state: Arc<ContainerState>,
     keeper: Arc<KeeperSocket>,
     own: Lock<Option<Arc<MonitorClient>>>,
-    /// What the log was told of lately that the driver doesn't answer.
-    told: Told,
+    /// When the log was last told what the driver does not answer.
+    warned: WarningTimes,
 }
 
 impl DriverAccess {
     pub(crate) fn new(state: Arc<ContainerState>, keeper: Arc<KeeperSocket>) -> Self {
-        DriverAccess { state, keeper, own: Lock::new(None), told: Told::default() }
+        DriverAccess { state, keeper, own: Lock::new(None), warned: WarningTimes::default() }
     }
 
-    /// Our client, where it's open.
-    pub(crate) fn at_hand(&self) -> Option<Arc<MonitorClient>> {
+    /// The monitor's client; `None` where it is not open.
+    pub(crate) fn client_if_open(&self) -> Option<Arc<MonitorClient>> {
         self.own.lock().clone()
     }
 
-    /// Our client of the driver, opened where it isn't yet.
+    /// The monitor's client, opened where it is not open yet. `None` where the driver makes no client.
     pub(crate) fn own_client(&self) -> Option<Arc<MonitorClient>> {
         let mut own = self.own.lock();
         let ContainerState { settings, release, uuids, .. } = &*self.state;
@@ -41,43 +41,43 @@ impl DriverAccess {
             match MonitorClient::open(&settings.nodes, release, uuids) {
                 Ok(opened) => {
                     for gpu in opened.missing().filter_map(|gpu| settings.gpus.get(gpu)) {
-                        self.warn_blind(&Unanswered::NoGpu { index: gpu.index });
+                        self.warn_unanswered(&Unanswered::NoGpu { index: gpu.index });
                     }
                     *own = Some(Arc::new(opened));
                 }
-                Err(unanswered) => self.warn_blind(&unanswered),
+                Err(unanswered) => self.warn_unanswered(&unanswered),
             }
         }
         own.clone()
     }
 
-    /// Whether something of another client's is there; `None` where the driver can't tell.
+    /// Whether another client has the object `handle`; `None` where the driver can't tell.
     pub(crate) fn presence(&self, client: u32, handle: u32) -> Option<Presence> {
         let own = self.own_client().filter(|own| own.can_tell())?;
         Some(own.presence(client, handle))
     }
 
-    /// Our client of the driver, to make by it what outlives this worker: the keeper has its files from
-    /// then on.
+    /// The monitor's client, for a caller that makes a stake by it: the stake outlives this worker, so the keeper gets
+    /// the client's files first.
     pub(crate) fn kept_client(&self) -> Option<Arc<MonitorClient>> {
         let own = self.own_client()?;
-        own.is_kept.call_once(|| self.bequeath(&own));
+        own.is_kept.call_once(|| self.hand_to_keeper(&own));
         Some(own)
     }
 
-    fn bequeath(&self, own: &MonitorClient) {
+    fn hand_to_keeper(&self, own: &MonitorClient) {
         for (place, file) in (0..).zip(own.files()) {
             let kept = KeptFile::Client { client: own.client, place };
-            // Else it is told that the worker is gone in a moment.
+            // Where this fails, the keeper is told in a moment that the worker is gone.
             let _ = self.keeper.tell_with(kept.keep(), Some(file));
         }
     }
 
-    /// Closes our client of the driver, where nobody is left to be asked for: no process of the container's,
-    /// and none that may have its descriptors.
-    pub(crate) fn let_go(&self, are_watched: bool) {
+    /// Closes the monitor's client where no process is left to ask the driver about, and the ledger has no stake.
+    /// `are_watched`: whether outside processes may have the container's descriptors.
+    pub(crate) fn close_if_unused(&self, are_watched: bool) {
         let mut own = self.own.lock();
-        // Who has it may be about to enter a stake; nobody else can get it until this is over.
+        // A thread that has the client may be about to enter a stake. The lock keeps others from getting the client.
         if own.as_ref().is_none_or(|own| Arc::strong_count(own) > 1) {
             return;
         }
@@ -85,12 +85,12 @@ impl DriverAccess {
         let is_needed = !books.processes.is_empty() || books.ledger.has_stakes();
         drop(books);
         if !is_needed && !are_watched {
-            own.take().iter().for_each(|own| self.disown(own));
+            own.take().iter().for_each(|own| self.close_in_keeper(own));
         }
     }
 
-    /// We close it, and the keeper shall, where it has it.
-    pub(crate) fn disown(&self, own: &MonitorClient) {
+    /// Has the keeper close its files of the client, where it has them. The caller closes the worker's files.
+    pub(crate) fn close_in_keeper(&self, own: &MonitorClient) {
         if !own.is_kept.is_completed() {
             return;
         }
@@ -100,8 +100,8 @@ impl DriverAccess {
         });
     }
 
-    /// Bytes that processes have of the container's GPUs, where any, and what is in use beyond
-    /// that, but for a constant.
+    /// The bytes of all the container's GPUs that each process has, without processes that have none; and the bytes in
+    /// use that these processes have not made, less a constant. `None` where the driver does not answer.
     pub(crate) fn figures(&self, pids: &[u32]) -> Option<(BTreeMap<u32, u64>, i128)> {
         let own = self.own_client()?;
         let mut figures = BTreeMap::new();
@@ -121,7 +121,7 @@ impl DriverAccess {
         Some((figures, unexplained))
     }
 
-    /// What the driver answered of a GPU; where it didn't, the log says so.
+    /// The driver's answer about a GPU. Where the driver gave none, the log says so, and the result is `None`.
     pub(crate) fn answered<T>(
         &self,
         gpu: usize,
@@ -130,14 +130,14 @@ impl DriverAccess {
     ) -> Option<T> {
         let failed = |failure: Failure| {
             let index = self.state.settings.gpus.get(gpu).map_or(0, |gpu| gpu.index);
-            self.warn_blind(&Unanswered::Amount { amount, index, reason: Some(failure) });
+            self.warn_unanswered(&Unanswered::Amount { amount, index, reason: Some(failure) });
         };
         answer.map_err(failed).ok()
     }
 
-    /// The log says that an audit can't look.
-    fn warn_blind(&self, why: &Unanswered) {
-        if self.told.is_due(why, Instant::now()) {
+    /// Tells the log that an audit can't see what the driver has.
+    fn warn_unanswered(&self, why: &Unanswered) {
+        if self.warned.take_due(why, Instant::now()) {
             let container = self.state.settings.short_id.as_str();
             let driver = self.state.settings.driver.as_str();
             tracing::warn!(container, driver, "an audit can't see what the driver has: {why}");

@@ -1,5 +1,5 @@
-//! Files that memory was exported to, as they are kept. How they are taken back says
-//! [`kept_exports`](crate::monitor::audit::kept_exports).
+//! The files that memory was exported to, each kept open by the worker.
+//! [`kept_exports`](crate::monitor::audit::kept_exports) says how their memory is freed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::monitor::caller::target::has_file;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
 
-/// Files at most: each is a descriptor of ours and one of the keeper's.
-pub(crate) const MOST: usize = 4096;
+/// The most files that are kept. Each takes a descriptor of the worker and one of the keeper.
+pub(crate) const MOST_FILES: usize = 4096;
 
-/// Files that memory was exported to.
+/// The kept files, by number, and when they were last swept.
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
     pub(crate) files: Lock<BTreeMap<u64, Export>>,
@@ -22,23 +22,23 @@ pub(crate) struct Exports {
 #[derive(Debug)]
 pub(crate) struct Export {
     pub(crate) file: Arc<Device>,
-    /// How often it was not found in a row.
+    /// How many sweeps in a row found no process of the container with the file.
     pub(crate) misses: u32,
 }
 
-/// A file that is kept.
+/// A kept file, and its number.
 #[derive(Debug)]
 pub(crate) struct Exported {
     pub(crate) number: u64,
     pub(crate) file: Arc<Device>,
 }
 
-/// Why a file is not to be had.
+/// Why [`Exports::find_or_keep`] returns no file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Denied {
-    /// Nothing was exported to it.
+    /// The file is not kept: nothing was exported to it.
     Unknown,
-    /// There are as many as can be kept.
+    /// [`MOST_FILES`] files are kept already.
     Full,
 }
 
@@ -51,9 +51,9 @@ impl Exports {
         self.files.lock().insert(number, Export { file, misses: 0 });
     }
 
-    /// The open file, as it's kept, and whether it is so from now on: one that isn't known is where there
-    /// is a `number` for it.
-    pub(crate) fn find(
+    /// The kept file that `file` is, and whether it is kept only from now on. A file that is not kept yet is kept under
+    /// `number`, where a number is given.
+    pub(crate) fn find_or_keep(
         &self,
         file: &Arc<Device>,
         number: Option<u64>,
@@ -65,7 +65,7 @@ impl Exports {
             return Ok((Exported { number: *number, file: Arc::clone(&export.file) }, false));
         }
         let number = number.ok_or(Denied::Unknown)?;
-        if files.len() >= MOST {
+        if files.len() >= MOST_FILES {
             return Err(Denied::Full);
         }
         files.insert(number, Export { file: Arc::clone(file), misses: 0 });

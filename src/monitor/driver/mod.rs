@@ -1,4 +1,4 @@
-//! The driver, asked by the monitor: calls on duplicates, and by a client of its own.
+//! The monitor's client of the driver, the objects that the client has, and the files that memory was exported to.
 
 pub(crate) mod access;
 pub(crate) mod export_files;

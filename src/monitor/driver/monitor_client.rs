@@ -1,8 +1,8 @@
 //! The monitor's own client of the driver.
 //!
-//! Asks what processes hold, which only a subdevice tells, and borrows memory that is to be
-//! mapped. Opened when it's needed, on the host's nodes, and kept while the container lives,
-//! whose descriptors may have gone anywhere by then: it keeps the GPUs awake.
+//! By this client the monitor asks what processes hold, which only a subdevice tells, and duplicates memory that is
+//! to be mapped. The client keeps the GPUs awake, so it is opened only when it is needed, on the host's nodes. It
+//! stays open while a process may have the container's descriptors, which may have gone anywhere.
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,28 +27,28 @@ use crate::rm::{Key, Meaning, Release, fbinfo};
 /// Devices that a driver can have: `NV_MAX_DEVICES`.
 const MOST_DEVICES: u32 = 32;
 
-/// `NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS` (`nvos.h`): where its engine is.
+/// The offset of the engine in `NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS` (`nvos.h`), in bytes.
 const GROUP_ENGINE: usize = 12;
 
-/// A slice that is tried, in microseconds: one that programs ask for themselves.
+/// The slice that [`try_slice`] sets, in microseconds: programs ask for such a slice themselves.
 const TRIED_SLICE_US: u64 = 2048;
 
-/// Whether something of another client's is there.
+/// Whether another client has an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// It is, as far as can be told.
+    /// The object is there, or the driver doesn't tell.
     There,
-    /// There is the client, and no such object.
+    /// The client is there, and has no such object.
     NoObject,
     /// There is no such client.
     NoClient,
 }
 
-/// Asks the driver once what audits will ask it, of those `gpus`.
+/// Asks the driver once, for each of `gpus`, what audits will ask.
 ///
 /// # Errors
 ///
-/// What it doesn't answer. A UUID that is none is none of its GPUs'.
+/// The first question that the driver does not answer. A malformed UUID counts as a GPU that the driver does not show.
 pub fn examine(nodes: &[Node], release: &Release, gpus: &[Gpu]) -> Result<(), Unanswered> {
     let uuids: Vec<about::Uuid> =
         gpus.iter().map(|gpu| about::uuid(&gpu.uuid).unwrap_or_default()).collect();
@@ -56,14 +56,14 @@ pub fn examine(nodes: &[Node], release: &Release, gpus: &[Gpu]) -> Result<(), Un
     let missing = own.missing().filter_map(|gpu| gpus.get(gpu)).next();
     let answered = match missing {
         Some(gpu) => Err(Unanswered::NoGpu { index: gpu.index }),
-        None => gpus.iter().enumerate().try_for_each(|(at, gpu)| own.answers(at, gpu)),
+        None => gpus.iter().enumerate().try_for_each(|(at, gpu)| own.check_answers(at, gpu)),
     };
     own.end();
     answered
 }
 
-/// Has the driver set a slice on a channel group without channels, of a client that goes with it: what came of
-/// that. `None` where it makes no channel group for us.
+/// Has the driver set a slice on a channel group without channels, and returns the outcome. The group's client is ended
+/// afterwards. `None` where the driver makes no channel group.
 #[must_use]
 pub fn try_slice(nodes: &[Node], release: &Release, gpu: &Gpu) -> Option<Result<(), Failure>> {
     let uuid = about::uuid(&gpu.uuid).unwrap_or_default();
@@ -73,28 +73,28 @@ pub fn try_slice(nodes: &[Node], release: &Release, gpu: &Gpu) -> Option<Result<
     tried
 }
 
-/// Our client.
+/// The monitor's client.
 #[derive(Debug)]
 pub(crate) struct MonitorClient {
     release: Release,
     pub(crate) control: Device,
     pub(crate) client: u32,
-    /// By the container's GPU: device and subdevice.
+    /// The handles of device and subdevice, by the container's GPUs. `None` where the driver shows no such GPU.
     gpus: Vec<Option<(u32, u32)>>,
-    /// Which of [`fbinfo::sizes`] is the driver's, once that is known.
+    /// The one of [`fbinfo::sizes`] that the driver takes, once it is known.
     list_size: OnceLock<usize>,
-    /// They let the devices be opened.
+    /// Open files of the GPUs' nodes: without them the driver opens no device.
     gpu_files: Vec<OwnedFd>,
-    /// Done once the keeper has its files.
+    /// Completed once the files of this client were sent to the keeper.
     pub(crate) is_kept: Once,
 }
 
 impl MonitorClient {
-    /// Opens it.
+    /// Opens a client, with a device and a subdevice for each GPU of `uuids` that the driver shows.
     ///
     /// # Errors
     ///
-    /// Where the driver isn't there, or makes no client.
+    /// Where the control node can't be opened, or the driver makes no client.
     pub(crate) fn open(
         nodes: &[Node],
         release: &Release,
@@ -137,12 +137,12 @@ impl MonitorClient {
         Ok(MonitorClient { gpus, gpu_files, ..Self::former(control, client, release) })
     }
 
-    /// GPUs of the container that it has no subdevice of: nothing can be asked of them.
+    /// The container's GPUs that this client has no subdevice of: the driver can't be asked about them.
     pub(crate) fn missing(&self) -> impl Iterator<Item = usize> {
         self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_none()).map(|(gpu, _)| gpu)
     }
 
-    /// One without GPUs: that of a worker before, to be ended.
+    /// A former worker's client, without GPUs, to be duplicated from and ended.
     pub(crate) fn former(control: Device, client: u32, release: &Release) -> Self {
         MonitorClient {
             release: release.clone(),
@@ -155,23 +155,23 @@ impl MonitorClient {
         }
     }
 
-    /// It, to be asked.
+    /// The driver, to make calls through this client's file.
     pub(crate) fn rm(&self) -> Rm<'_> {
         Rm { release: &self.release, device: &self.control }
     }
 
-    /// Its files, that of the client first.
+    /// The files of this client, the control file first.
     pub(crate) fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::once(self.control.as_fd()).chain(self.gpu_files.iter().map(OwnedFd::as_fd))
     }
 
-    /// Frees the client, with all that it has.
+    /// Frees the client and all its objects.
     pub(crate) fn end(&self) {
-        // Or it ends when its file is closed.
+        // Where this fails, the client ends when its file is closed.
         let _ = self.rm().free(self.client, self.client, self.client);
     }
 
-    /// Sets a slice on a group of its own on its first GPU. `None` where the driver makes none.
+    /// Sets a slice on a new channel group on the first GPU. `None` where the driver makes no group.
     fn try_slice(&self) -> Option<Result<(), Failure>> {
         let (device, _) = (*self.gpus.first()?)?;
         let layout = self.release.layouts(Key::Class(KEPLER_CHANNEL_GROUP_A)).first()?;
@@ -187,14 +187,14 @@ impl MonitorClient {
         Some(tried)
     }
 
-    /// Whether it's told of a GPU what this process holds, which is known to have a client, and
-    /// what is free.
-    fn answers(&self, at: usize, gpu: &Gpu) -> Result<(), Unanswered> {
+    /// Checks that the driver tells the free memory of a GPU, and what this process holds there. The driver must list
+    /// this process, which has a client.
+    fn check_answers(&self, at: usize, gpu: &Gpu) -> Result<(), Unanswered> {
         let unanswered =
             |amount, reason| Err(Unanswered::Amount { amount, index: gpu.index, reason });
-        let ours = std::process::id();
-        match self.held(at, &[ours]) {
-            Ok(held) if held.iter().any(|held| held.pid == ours) => {}
+        let own_pid = std::process::id();
+        match self.held(at, &[own_pid]) {
+            Ok(held) if held.iter().any(|held| held.pid == own_pid) => {}
             Ok(_) => return unanswered(Amount::Held, None),
             Err(failure) => return unanswered(Amount::Held, Some(failure)),
         }
@@ -205,10 +205,10 @@ impl MonitorClient {
         }
     }
 
-    /// What processes hold on a GPU.
+    /// What the processes `pids` hold on a GPU.
     ///
-    /// Asked by pid and not by the driver's own list: that has only processes with a
-    /// subdevice, which memory can do without.
+    /// The driver is asked by pid: its own list has only processes with a subdevice, and a process can have memory
+    /// without a subdevice.
     pub(crate) fn held(&self, gpu: usize, pids: &[u32]) -> Result<Vec<Held>, Failure> {
         let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Ok(Vec::new()) };
         let mut held = Vec::with_capacity(pids.len());
@@ -225,7 +225,7 @@ impl MonitorClient {
         Ok(held)
     }
 
-    /// What is free of a GPU, in bytes.
+    /// The free memory of a GPU, in bytes.
     pub(crate) fn free_bytes(&self, gpu: usize) -> Result<u64, Failure> {
         let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Ok(0) };
         let ask = |size| {
@@ -241,7 +241,7 @@ impl MonitorClient {
         if let Some(size) = self.list_size.get() {
             return ask(*size);
         }
-        // What it says to another size than its own (`_rmapiRmControl`, control.c).
+        // The driver answers a list of another size than its own with this status (`_rmapiRmControl`, control.c).
         let mut answer = Err(Failure::Status(NV_ERR_INVALID_ARGUMENT));
         for size in fbinfo::sizes(&self.release) {
             answer = ask(size);
@@ -253,7 +253,7 @@ impl MonitorClient {
         answer
     }
 
-    /// Who was on a GPU lately; nothing where the driver doesn't tell.
+    /// Which processes used a GPU lately. Empty where the driver doesn't tell.
     pub(crate) fn samples(&self, gpu: usize) -> Vec<Sample> {
         let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Vec::new() };
         for mut params in usage::questions() {
@@ -265,8 +265,8 @@ impl MonitorClient {
         Vec::new()
     }
 
-    /// Takes channels of whichever clients, no more than
-    /// [`MOST_CHANNELS`](crate::rm::channel::MOST_CHANNELS), off a GPU, or back onto it: all or none.
+    /// Disables channels of any clients on a GPU, or enables them: all or none. `channels` are no more than
+    /// [`MOST_CHANNELS`](crate::rm::channel::MOST_CHANNELS).
     pub(crate) fn set_channels(
         &self,
         gpu: usize,
@@ -279,21 +279,22 @@ impl MonitorClient {
         self.rm().control(self.client, subdevice, command, &mut ask_disable(disable, channels))
     }
 
-    /// Duplicates an object of another client into ours, and tells its handle. Below the device of
-    /// that GPU, if it's known: the driver would below any, and it would be in another's figure.
-    pub(crate) fn borrow(
+    /// Duplicates another client's object into this client, and returns the duplicate's handle. The duplicate goes
+    /// below the device of `gpu`, where given: the driver would take any device, and show the memory in the wrong
+    /// GPU's figure.
+    pub(crate) fn duplicate_from(
         &self,
-        theirs: &Rm<'_>,
+        source_rm: &Rm<'_>,
         (client, handle): (u32, u32),
         gpu: Option<usize>,
     ) -> Result<u32, Failure> {
-        share(theirs, client, handle, self.client, COMPOSE)?;
+        share(source_rm, client, handle, self.client, COMPOSE)?;
         let mut duplicate = Err(Failure::Errno(nix::errno::Errno::ENODEV));
         let gpus = match gpu {
             Some(gpu) => self.gpus.get(gpu..=gpu),
             None => Some(self.gpus.as_slice()),
         };
-        // What is below a subdevice is duplicated below one (`memCopyConstruct_IMPL`, mem.c).
+        // An object below a subdevice can only be duplicated below a subdevice (`memCopyConstruct_IMPL`, mem.c).
         let parents = gpus.unwrap_or_default().iter().flatten();
         for parent in parents.flat_map(|(device, subdevice)| [*device, *subdevice]) {
             duplicate = self.duplicate(parent, client, handle);
@@ -301,12 +302,12 @@ impl MonitorClient {
                 break;
             }
         }
-        let _ = share(theirs, client, handle, self.client, COMPOSE | REVOKE);
+        let _ = share(source_rm, client, handle, self.client, COMPOSE | REVOKE);
         duplicate
     }
 
-    /// Duplicates an object of ours below the device of a GPU.
-    pub(crate) fn again(&self, gpu: usize, handle: u32) -> Option<u32> {
+    /// Duplicates an object of this client below the device of a GPU. `None` where the driver refuses.
+    pub(crate) fn duplicate_own(&self, gpu: usize, handle: u32) -> Option<u32> {
         let (device, _) = self.gpus.get(gpu).copied().flatten()?;
         self.duplicate(device, self.client, handle).ok()
     }
@@ -324,18 +325,17 @@ impl MonitorClient {
         )
     }
 
-    /// Whether there is such a client, whoever's it is, and whether it has an object of that handle,
-    /// which may be its own.
+    /// Whether there is a client `client`, of whatever process, and whether it has an object `handle`. `handle` may be
+    /// the client's own.
     ///
-    /// Told by what the driver says to a duplicate that it doesn't give: it looks for the client
-    /// first, then for the object, and asks last whose they are (`serverCopyResource`,
-    /// rs_server.c, and `clientGetResourceRef`, rs_client.c, of 515.43.04 and 595.45.04). A client
-    /// itself is never duplicated.
+    /// The monitor tells this by the error for a duplicate that the driver refuses: the driver looks for the client
+    /// first, then for the object, and checks last whose they are (`serverCopyResource`, rs_server.c, and
+    /// `clientGetResourceRef`, rs_client.c, of 515.43.04 and 595.45.04). A client itself is never duplicated.
     pub(crate) fn presence(&self, client: u32, handle: u32) -> Presence {
         let Some((device, _)) = self.gpus.iter().flatten().next() else { return Presence::There };
         match self.duplicate(*device, client, handle) {
             Ok(duplicate) => {
-                self.give_back(duplicate);
+                self.free_duplicate(duplicate);
                 Presence::There
             }
             Err(Failure::Status(NV_ERR_INVALID_CLIENT | NV_ERR_INVALID_OBJECT_HANDLE)) => {
@@ -346,15 +346,15 @@ impl MonitorClient {
         }
     }
 
-    /// Whether [`presence`](Self::presence) tells anything: what the driver says where our own objects
-    /// are gone, after a reset say, is the same.
+    /// Whether [`presence`](Self::presence) can be believed: the driver gives the same errors where this client's own
+    /// objects are gone, after a reset, say.
     pub(crate) fn can_tell(&self) -> bool {
-        let ours = self.gpus.iter().flatten().next();
-        ours.is_some_and(|(_, subdevice)| self.rm().uuid(self.client, *subdevice).is_ok())
+        let first = self.gpus.iter().flatten().next();
+        first.is_some_and(|(_, subdevice)| self.rm().uuid(self.client, *subdevice).is_ok())
     }
 
-    /// Frees what was borrowed. Whether it's gone.
-    pub(crate) fn give_back(&self, handle: u32) -> bool {
+    /// Frees a duplicate. `true` where the duplicate is gone.
+    pub(crate) fn free_duplicate(&self, handle: u32) -> bool {
         matches!(
             self.rm().free(self.client, self.client, handle),
             Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND))
@@ -362,35 +362,35 @@ impl MonitorClient {
     }
 }
 
-/// `RS_SHARE_ACTION_FLAG_*` of `rs_access.h`.
+/// `RS_SHARE_ACTION_FLAG_*` (`rs_access.h`).
 const REVOKE: u8 = 1;
 const COMPOSE: u8 = 4;
 
-/// `RS_SHARE_TYPE_CLIENT`, and `RS_ACCESS_DUP_OBJECT`'s bit.
+/// `RS_SHARE_TYPE_CLIENT`, and the bit of `RS_ACCESS_DUP_OBJECT`.
 const TO_CLIENT: u16 = 3;
 const MAY_DUPLICATE: u32 = 1;
 
-/// Lets a client duplicate an object, or not any more: `NV_ESC_RM_SHARE`. Its policy lies at
-/// 8: target, mask, type, action.
+/// Lets the client `target` duplicate an object, or takes that right back (`NV_ESC_RM_SHARE`). The policy lies at
+/// byte 8 of the call's struct: target, mask, type, action.
 fn share(rm: &Rm<'_>, client: u32, handle: u32, target: u32, action: u8) -> Result<(), Failure> {
     let policy = u64::from(target) | u64::from(MAY_DUPLICATE) << 32;
     let kind = u32::from(TO_CLIENT) | u32::from(action) << 16;
     rm.call_with_policy(NV_ESC_RM_SHARE, client, handle, policy, kind)
 }
 
-/// An object of ours as the ledger knows it.
-pub(crate) fn known(own: &MonitorClient, handle: u32) -> u64 {
+/// The number by which the ledger knows an object of the monitor's client: client and handle.
+pub(crate) fn stake_of(own: &MonitorClient, handle: u32) -> u64 {
     u64::from(own.client) << 32 | u64::from(handle)
 }
 
-/// Its handle, if it's of this client of ours.
+/// The handle of the stake with that number; `None` where the stake is another client's.
 pub(crate) fn handle_of(own: &MonitorClient, stake: u64) -> Option<u32> {
     let handle = u32::try_from(stake & u64::from(u32::MAX)).ok()?;
-    (known(own, handle) == stake).then_some(handle)
+    (stake_of(own, handle) == stake).then_some(handle)
 }
 
-/// All that are of a client of ours, first and last.
-pub(crate) fn of_client(client: u32) -> (u64, u64) {
+/// The first and the last number that a stake of a client can have.
+pub(crate) fn stakes_of(client: u32) -> (u64, u64) {
     let first = u64::from(client) << 32;
     (first, first | u64::from(u32::MAX))
 }

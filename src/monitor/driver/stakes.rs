@@ -1,4 +1,5 @@
-//! Stakes, as the driver has them: [`crate::ledger::StakePlace`] tells what they are for.
+//! Makes and frees stakes: duplicates by the monitor's client that stand before exports, mappings and names.
+//! [`crate::ledger::StakePlace`] says why.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use crate::ledger::{ChargeId, Client, Entry, Handle, Hold, Shown, StakePlace};
 use crate::monitor::caller::audit_wait::AuditWait;
 use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, known};
+use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, stake_of};
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::device::{Device, Rm};
@@ -15,7 +16,7 @@ use crate::monitor::state::books::Books;
 use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::lane::{Lane, OnLane};
 
-/// Enters a stake that stands there. `false` where another stands there, nothing needs one, or there are too many.
+/// Enters a stake. `false` where one stands before `before` already, nothing needs one, or there are too many stakes.
 fn enter_stake(books: &mut Books, before: StakePlace, own: u64) -> bool {
     let may = books.ledger.may_stake(before);
     if may {
@@ -24,16 +25,16 @@ fn enter_stake(books: &mut Books, before: StakePlace, own: u64) -> bool {
     may
 }
 
-/// Our stakes, and those of workers before.
+/// The stakes of this worker's client, and those of former workers' clients.
 #[derive(Debug)]
 pub(crate) struct Stakes {
     pub(crate) state: Arc<ContainerState>,
     pub(crate) driver: Arc<DriverAccess>,
     pub(crate) keeper: Arc<KeeperSocket>,
     lane: Arc<Lane>,
-    /// Who looks what the driver has.
+    /// Wakes the auditor.
     audit_wait: Arc<AuditWait>,
-    /// The files of the clients of workers before, by client and place. The first file of each is the client's own.
+    /// The files of former workers' clients, by client and place. The first file of a client is its control file.
     pub(crate) former_clients: Lock<BTreeMap<u32, BTreeMap<u8, OwnedFd>>>,
 }
 
@@ -48,9 +49,9 @@ impl Stakes {
         Stakes { state, driver, keeper, lane, audit_wait, former_clients: Lock::default() }
     }
 
-    /// The handle of the stake that stands before all mappings of a memory, from which it is to be mapped: `fresh`, a
-    /// duplicate that was just made, where there was none. `None` where there can't be one: the memory is gone, or there
-    /// are too many stakes.
+    /// The handle of the stake that stands before all mappings of a charge's memory. The memory is to be mapped from
+    /// that handle. A first stake is `fresh`, a duplicate that the caller has just made; otherwise `fresh` is freed.
+    /// `None` where no stake can stand: the memory is gone, or there are too many stakes.
     pub(crate) fn stake_mappings(
         &self,
         own: &MonitorClient,
@@ -59,16 +60,17 @@ impl Stakes {
     ) -> Option<u32> {
         let before = StakePlace::Mappings { charge };
         let mut books = self.state.books();
-        if enter_stake(&mut books, before, known(own, fresh)) {
+        if enter_stake(&mut books, before, stake_of(own, fresh)) {
             return Some(fresh);
         }
         let stake = books.ledger.stake_at(before);
         drop(books);
-        own.give_back(fresh);
+        own.free_duplicate(fresh);
         handle_of(own, stake?)
     }
 
-    /// Puts a stake before an export, right behind what was exported: whether there is one.
+    /// Puts a stake before the export `hold`: a duplicate that the driver lists right behind the exported object.
+    /// `false` where none could be put.
     pub(crate) fn stake_export(
         &self,
         device: &Device,
@@ -77,19 +79,19 @@ impl Stakes {
         gpu: usize,
     ) -> bool {
         let Some(own) = self.driver.kept_client() else { return false };
-        let theirs = Rm { release: &self.state.release, device };
-        let Ok(fresh) = own.borrow(&theirs, object, Some(gpu)) else { return false };
+        let source_rm = Rm { release: &self.state.release, device };
+        let Ok(fresh) = own.duplicate_from(&source_rm, object, Some(gpu)) else { return false };
         let before = StakePlace::Export { hold };
-        let staked = enter_stake(&mut self.state.books(), before, known(&own, fresh));
+        let staked = enter_stake(&mut self.state.books(), before, stake_of(&own, fresh));
         if !staked {
-            own.give_back(fresh);
+            own.free_duplicate(fresh);
         }
         staked
     }
 
-    /// Makes a stake for a name that shows elsewhere than its memory, which was made of `source`, and
-    /// isn't entered yet. `None` where it needs none, or can't have it: as the source is another
-    /// file's, say.
+    /// Makes a stake for an object that was duplicated from `source` and shows on another GPU than its memory's.
+    /// [`Self::stake_name`] enters the stake. `None` where the object needs no stake, or can't have one: `source` is
+    /// another file's, say.
     pub(crate) fn stake_behind(
         &self,
         device: &Device,
@@ -97,11 +99,11 @@ impl Stakes {
         (shown, gpu): (Shown, Option<usize>),
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
-        let theirs = Rm { release: &self.state.release, device };
-        self.driver.kept_client()?.borrow(&theirs, source, Some(gpu)).ok()
+        let source_rm = Rm { release: &self.state.release, device };
+        self.driver.kept_client()?.duplicate_from(&source_rm, source, Some(gpu)).ok()
     }
 
-    /// The same for one that was imported: behind the stake of the export.
+    /// Like [`Self::stake_behind`], for an object that was imported: duplicates the stake of the export `hold`.
     pub(crate) fn stake_behind_export(
         &self,
         hold: Hold,
@@ -110,43 +112,43 @@ impl Stakes {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
         let own = self.driver.kept_client()?;
         let stake = self.state.books().ledger.stake_at(StakePlace::Export { hold })?;
-        own.again(gpu, handle_of(&own, stake)?)
+        own.duplicate_own(gpu, handle_of(&own, stake)?)
     }
 
-    /// It's entered now, if it was made.
+    /// Enters the stake `fresh` of an object, where one was made. Frees `fresh` where it can't be entered.
     pub(crate) fn stake_name(&self, (client, handle): (u32, u32), fresh: Option<u32>) {
-        let (Some(fresh), Some(own)) = (fresh, self.driver.at_hand()) else { return };
+        let (Some(fresh), Some(own)) = (fresh, self.driver.client_if_open()) else { return };
         let (client, handle) = (Client(client), Handle(handle));
         let before = StakePlace::Name { client, handle };
-        let staked = enter_stake(&mut self.state.books(), before, known(&own, fresh));
+        let staked = enter_stake(&mut self.state.books(), before, stake_of(&own, fresh));
         if !staked {
-            own.give_back(fresh);
+            own.free_duplicate(fresh);
         }
     }
 
-    /// Frees those that stand before nothing any more: what nothing else keeps is gone then.
+    /// Frees the stakes that stand before nothing any more. Memory that nothing else keeps is freed with its stake.
     pub(crate) fn free_stakes(&self, _: &OnLane<'_>) {
         let loose = self.state.books().ledger.loose_stakes();
         if loose.is_empty() {
             return;
         }
-        let own = self.driver.at_hand();
+        let own = self.driver.client_if_open();
         let mut has_freed = false;
         for stake in loose {
-            let ours = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
-            // Else it keeps what it kept, and counts. The next one who looks tries again.
-            if ours.is_none_or(|(own, handle)| own.give_back(handle)) {
+            let object = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
+            // A stake that can't be freed keeps its memory, and counts. The next call of this function tries again.
+            if object.is_none_or(|(own, handle)| own.free_duplicate(handle)) {
                 has_freed = true;
                 self.state.books().enter(Entry::Unstake { number: stake });
             }
         }
         if has_freed {
-            // It may have been the last thing that our client was kept for.
+            // The auditor closes the monitor's client where this stake was the last reason to keep it.
             self.audit_wait.ring();
         }
     }
 
-    /// The same, for who isn't on the lane, where it's free.
+    /// Frees loose stakes for a caller that is not on the lane. Does nothing where a call hangs on the lane.
     pub(crate) fn free_stakes_soon(&self) {
         if !self.state.books().ledger.loose_stakes().is_empty()
             && let Some(lane) = self.lane.enter_for_monitor()

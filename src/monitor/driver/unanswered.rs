@@ -1,7 +1,7 @@
-//! What the driver didn't answer that an audit has to know.
+//! What an audit asked the driver and got no answer to.
 //!
-//! An audit that can't look is told in the log, however often: a container whose use nobody sees has
-//! no quota. The lines are few, and none that a container can cause takes their place.
+//! The log is told when an audit can't look, and the limit on lines that a container can cause doesn't apply: a
+//! container whose use nobody sees has no quota. The lines are few ([`WarningTimes`]).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,35 +11,35 @@ use thiserror::Error;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Failure;
 
-/// How long the same isn't told again.
-const AGAIN: Duration = Duration::from_secs(60);
+/// The shortest time between two lines of the log about one thing.
+const REPEAT_PAUSE: Duration = Duration::from_secs(60);
 
-/// What isn't answered, and why.
+/// What the driver does not answer, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Unanswered {
-    /// No node can be opened.
+    /// No control node can be opened.
     #[error("/dev/nvidiactl can't be opened by it")]
     NoNode,
-    /// No client can be made.
+    /// The driver makes no client.
     #[error("it makes no client ({})", why(Some(*reason)))]
     NoClient {
-        /// What it says.
+        /// The driver's error.
         reason: Failure,
     },
-    /// No device that can be made is that GPU's.
+    /// The driver makes no device with the UUID of that GPU.
     #[error("it shows no device with the UUID of GPU {index}")]
     NoGpu {
         /// The GPU's index.
         index: u32,
     },
-    /// An amount of a GPU.
+    /// The driver does not tell an amount of a GPU.
     #[error("it doesn't tell {amount} of GPU {index} ({})", why(*reason))]
     Amount {
         /// What was asked for.
         amount: Amount,
         /// The GPU's index.
         index: u32,
-        /// What it says; `None` where that is nothing of what was asked for.
+        /// The driver's error; `None` where the driver's answer lacks the amount.
         reason: Option<Failure>,
     },
 }
@@ -47,9 +47,9 @@ pub enum Unanswered {
 /// What an audit asks of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Amount {
-    /// `NV2080_CTRL_CMD_GPU_GET_PID_INFO`.
+    /// What processes hold: `NV2080_CTRL_CMD_GPU_GET_PID_INFO`.
     Held,
-    /// `NV2080_CTRL_CMD_FB_GET_INFO_V2`.
+    /// What is free: `NV2080_CTRL_CMD_FB_GET_INFO_V2`.
     Free,
 }
 
@@ -62,7 +62,7 @@ impl std::fmt::Display for Amount {
     }
 }
 
-/// What the driver says instead of an answer, in a message.
+/// The driver's error in words, for a message.
 fn why(reason: Option<Failure>) -> String {
     match reason {
         Some(Failure::Errno(errno)) => errno.desc().to_owned(),
@@ -71,13 +71,13 @@ fn why(reason: Option<Failure>) -> String {
     }
 }
 
-/// When what was told last.
+/// When the log was last told of what, by kind and GPU.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Lock<BTreeMap<(u8, u32), Instant>>);
+pub(crate) struct WarningTimes(Lock<BTreeMap<(u8, u32), Instant>>);
 
-impl Told {
-    /// Whether it's to be told now; it is, then. There are as many kinds as a container has GPUs.
-    pub(crate) fn is_due(&self, what: &Unanswered, now: Instant) -> bool {
+impl WarningTimes {
+    /// Whether the log is to be told of `what` at `now`: once a minute for each kind and GPU. Remembers `now` then.
+    pub(crate) fn take_due(&self, what: &Unanswered, now: Instant) -> bool {
         let kind = match what {
             Unanswered::NoNode => (0, 0),
             Unanswered::NoClient { .. } => (1, 0),
@@ -85,10 +85,10 @@ impl Told {
             Unanswered::Amount { amount: Amount::Held, index, .. } => (3, *index),
             Unanswered::Amount { amount: Amount::Free, index, .. } => (4, *index),
         };
-        let mut told = self.0.lock();
-        let is_due = told.get(&kind).is_none_or(|last| now.duration_since(*last) >= AGAIN);
+        let mut times = self.0.lock();
+        let is_due = times.get(&kind).is_none_or(|last| now.duration_since(*last) >= REPEAT_PAUSE);
         if is_due {
-            told.insert(kind, now);
+            times.insert(kind, now);
         }
         is_due
     }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn the_same_is_told_once_a_minute_and_each_by_itself() {
-        let told = Told::default();
+        let times = WarningTimes::default();
         let now = Instant::now();
         let of = |amount, index| Unanswered::Amount {
             amount,
@@ -108,11 +108,11 @@ mod tests {
             reason: Some(Failure::Status(0x56)),
         };
         let held = of(Amount::Held, 0);
-        assert!(told.is_due(&held, now) && !told.is_due(&held, now + AGAIN / 2));
-        assert!(told.is_due(&of(Amount::Held, 1), now));
-        assert!(told.is_due(&of(Amount::Free, 0), now));
-        assert!(told.is_due(&Unanswered::NoNode, now));
-        assert!(told.is_due(&held, now + AGAIN));
+        assert!(times.take_due(&held, now) && !times.take_due(&held, now + REPEAT_PAUSE / 2));
+        assert!(times.take_due(&of(Amount::Held, 1), now));
+        assert!(times.take_due(&of(Amount::Free, 0), now));
+        assert!(times.take_due(&Unanswered::NoNode, now));
+        assert!(times.take_due(&held, now + REPEAT_PAUSE));
         assert_eq!(held.to_string(), "it doesn't tell what processes hold of GPU 0 (status 0x56)");
     }
 }

@@ -123,7 +123,7 @@ impl World {
             worker.handle(KeeperMessage::Kept(KeptFile::of(*number), file.try_clone()));
         }
         let Parts { state, stakes, exports, .. } = &*worker.parts;
-        exports.forget_what_was_never_exported();
+        exports.forget_never_exported();
         stakes.take_over();
         worker.calls.queue_what_is_left();
         // The calls of the other slot are all over, because its thread lives.

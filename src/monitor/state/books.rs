@@ -309,10 +309,9 @@ impl Books {
 }
 
 /// Even where the container has the most of everything, a rewritten log leaves an eighth of a half free for later
-/// changes. The sum has objects and holds with their charges, stakes, pieces that are mapped without a hold, users,
-/// ranges, nodes and the makers of files.
+/// changes. The sum has objects and holds with their charges, stakes, users, ranges, nodes and the makers of files.
 const _: () = {
-    let ledger = 2 * BOUNDS.objects + 3 * BOUNDS.holds + BOUNDS.stakes;
+    let ledger = 2 * (BOUNDS.objects + BOUNDS.holds) + BOUNDS.stakes;
     let users = MOST_HOLDERS + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * MOST_FILES;
     let compute = groups::MOST + channels::MOST as usize;
     assert!((ledger + users + compute) * RECORD_BYTES <= HALF_BYTES / 8 * 7);

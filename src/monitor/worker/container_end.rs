@@ -81,7 +81,7 @@ impl Worker {
             // A new listener came after all.
             return self.tell_all_gone();
         }
-        self.parts.exports.take_all_back();
+        self.parts.exports.clear_all();
         let mut pids = escaped.unused_dead_pids();
         pids.extend(self.parts.processes.caller_pids());
         let pids: Vec<u32> = pids.into_iter().collect();

@@ -81,7 +81,7 @@ fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
 /// The processes that used a GPU lately, where the monitor's client of the driver is open: a question opens none.
 fn last_seen(parts: &Parts, uuid: &str) -> Answer {
     let gpu = parts.state.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
-    let samples = gpu.zip(parts.driver.at_hand());
+    let samples = gpu.zip(parts.driver.client_if_open());
     let samples = samples.map(|(gpu, own)| own.samples(gpu));
     match samples.filter(|samples| !samples.is_empty()) {
         Some(samples) => Answer::LastSeen(LastSeen { of_processes: usage::parts(&samples) }),

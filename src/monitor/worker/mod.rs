@@ -98,7 +98,7 @@ pub fn main() -> io::Result<()> {
         return Ok(());
     }
     let parts = &worker.parts;
-    parts.exports.forget_what_was_never_exported();
+    parts.exports.forget_never_exported();
     parts.stakes.take_over();
     let auditing = Arc::clone(&worker);
     spawn("audit", move || {

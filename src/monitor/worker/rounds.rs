@@ -37,7 +37,7 @@ impl Worker {
         let mut mapped = Instant::now();
         let mut given_back = Instant::now();
         let mut heap_given_after = None;
-        audit.clear_up_what_is_left();
+        audit.clear_up_after_restart();
         // Nothing was looked at since the worker before ended.
         state.books().due.schedule(Instant::now());
         loop {
@@ -55,7 +55,7 @@ impl Worker {
             exports.sweep_exports();
             uvm.sweep(occasion);
             stakes.free_stakes_soon();
-            driver.let_go(processes.escaped.is_watched());
+            driver.close_if_unused(processes.escaped.is_watched());
             if self.awaits_first_process() {
                 processes.find_first_process();
             }

@@ -1,24 +1,24 @@
-//! Whose the memory is that the driver shows: who is charged for it, and who is to be killed where it was taken
-//! past the monitor.
+//! Whose memory the driver shows: which process is charged for it, and which processes are to be killed where memory
+//! was taken past the monitor.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::{Client, Process};
-use crate::monitor::audit::heirs::{callers, seen_with};
+use crate::monitor::audit::client_users::{living_callers, users_of_clients_by};
 use crate::monitor::audit::judge::Figure;
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::state::books::Books;
 use crate::rm::about::Held;
 
-/// Figures, whoever is charged for what.
-pub(crate) fn uncharged(held: &[Held]) -> Vec<Figure> {
+/// The driver's figures without charges, for a judgement that needs no process's name.
+pub(crate) fn without_charges(held: &[Held]) -> Vec<Figure> {
     held.iter().map(|held| Figure { held: *held, charged_bytes: 0 }).collect()
 }
 
-/// What each process was charged, by the clients it was seen with.
+/// The driver's figures with charges. A client's charges count for the first process that was seen with the client.
 pub(crate) fn with_charges(books: &Books, gpu: usize, held: &[Held]) -> Vec<Figure> {
     let charges = books.ledger.charged_by_client(gpu);
-    // The first that used a client is who made it, mostly.
+    // The first process that used a client is mostly its maker.
     let mut owners: BTreeMap<Client, Process> = BTreeMap::new();
     for (client, process) in books.ledger.holders() {
         owners.entry(client).or_insert(process);
@@ -32,16 +32,16 @@ pub(crate) fn with_charges(books: &Books, gpu: usize, held: &[Held]) -> Vec<Figu
     held.iter().map(|held| Figure { held: *held, charged_bytes: charged(held.pid) }).collect()
 }
 
-/// Who is to be killed for what the driver shows under `pid`: that process, or where it's dead
-/// those who were seen with a client of its; or else all.
-pub(crate) fn culprits(books: &Books, pid: u32) -> BTreeSet<Process> {
-    let callers = callers(books);
+/// The processes to kill for the memory that the driver shows under `pid`: the caller with that pid; where it is dead,
+/// the living processes that were seen with one of its clients; where there are none, all living callers.
+pub(crate) fn processes_to_kill(books: &Books, pid: u32) -> BTreeSet<Process> {
+    let callers = living_callers(books);
     let of_pid = |process: &&Process| process_id(**process).pid.cast_unsigned() == pid;
     if let Some(named) = callers.iter().find(of_pid) {
         return [*named].into();
     }
-    let heirs = seen_with(books, pid);
-    if heirs.is_empty() { callers } else { heirs }
+    let users = users_of_clients_by(books, pid);
+    if users.is_empty() { callers } else { users }
 }
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod tests {
     use crate::monitor::state::books::tests::open;
     use crate::process::ProcessId;
 
-    /// A process that is over: nobody has that pid.
+    /// A dead process: no process has its pid.
     fn dead(start_ticks: u64) -> Process {
         number(ProcessId { pid: 0x3f_fff0, start_ticks })
     }
@@ -90,7 +90,7 @@ mod tests {
             .map(|figure| figure.charged_bytes)
             .collect();
         assert_eq!(charged, [4, 1, 0]);
-        assert!(uncharged(&[held(maker)]).iter().all(|figure| figure.charged_bytes == 0));
+        assert!(without_charges(&[held(maker)]).iter().all(|figure| figure.charged_bytes == 0));
     }
 
     #[test]
@@ -100,7 +100,7 @@ mod tests {
         for process in [first, second, gone] {
             assert!(books.note_process(process));
         }
-        let of = |books: &Books, process| culprits(books, pid(process));
+        let of = |books: &Books, process| processes_to_kill(books, pid(process));
         assert_eq!(of(&books, first), [first].into());
         assert_eq!(of(&books, gone), [first, second].into(), "nobody was seen with a client of it");
         books.note_user(5, gone);

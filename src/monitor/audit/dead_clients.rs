@@ -1,0 +1,146 @@
+//! Ends processes that keep the memory of a client whose maker is dead.
+//!
+//! The driver reports memory under the pid of the process that made the memory's client
+//! (`NV2080_CTRL_CMD_GPU_GET_PID_INFO`). When the maker is dead and another process still has the client's file, by a
+//! descriptor that a fork inherited, say, the memory stays. The kernel may give the maker's pid to a process of another
+//! container, which would then seem to have the memory. So a process that keeps such a file is killed, like a process
+//! that takes memory past the monitor. CUDA serves no process that was forked after CUDA began, so no process loses
+//! memory that it could use.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crate::events::Event;
+use crate::gate::settings::NodeKind;
+use crate::ledger::{Client, Process};
+use crate::monitor::audit::client_users::{client_users, living_callers, users_of_clients_by};
+use crate::monitor::audit::holdings::DeadPids;
+use crate::monitor::audit::look::Audit;
+use crate::monitor::caller::target::compare_files;
+use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
+use crate::monitor::journal::process_number::number;
+use crate::monitor::journal::process_number::process_id;
+use crate::process::ProcessId;
+use crate::rm::about::Held;
+
+/// How long memory may show under a dead process's pid before users of its clients are killed. The driver may close the
+/// process's files later than the kernel says that the process is gone.
+const GRACE: Duration = Duration::from_millis(400);
+
+/// How long such memory may show where no process was seen with such a client. Processes that inherited a client's file
+/// and never called are killed then.
+const LONGER_GRACE: Duration = Duration::from_millis(900);
+
+/// How long such memory may show at most. All the container's processes that called or have a client's file are
+/// killed then: the file may be in a socket.
+const LONGEST_GRACE: Duration = Duration::from_secs(5);
+
+/// The kind of node that a client's file is opened on.
+const CLIENT_NODE: NodeKind = NodeKind::Control;
+
+/// Which processes are to be killed, so that the memory under a dead process's pid is freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ToEnd {
+    /// No process yet.
+    Nobody,
+    /// Processes that were seen with a client of the dead process.
+    Users,
+    /// Processes that never called and inherited a client's file.
+    Inheritors,
+    /// All processes that called or have a client's file.
+    All,
+}
+
+/// Which processes are to be killed when memory has shown for `lasted` under a dead process's pid. `were_seen`: whether
+/// living processes were seen with a client of that process.
+fn to_end(lasted: Duration, were_seen: bool) -> ToEnd {
+    match lasted {
+        _ if lasted >= LONGEST_GRACE => ToEnd::All,
+        _ if lasted >= GRACE && were_seen => ToEnd::Users,
+        _ if lasted >= LONGER_GRACE => ToEnd::Inheritors,
+        _ => ToEnd::Nobody,
+    }
+}
+
+impl Audit {
+    /// Kills processes that keep memory of dead processes: of those in `dead` whose pids no process has now, and of
+    /// forgotten processes. `all` is what the driver shows, by GPU.
+    pub(crate) fn end_client_users(&self, dead: &[Process], all: &[Vec<Held>], pids: &DeadPids) {
+        let dead = dead.iter().filter(|process| !pids.reused.contains(process));
+        let dead = dead.map(|process| process_id(*process).pid.cast_unsigned());
+        let dead_pids: BTreeSet<u32> = dead.chain(pids.former.iter().copied()).collect();
+        let held = all.iter().flatten().filter(|held| held.bytes() > 0).map(|held| held.pid);
+        let lingering: BTreeSet<u32> = held.filter(|pid| dead_pids.contains(pid)).collect();
+        if !lingering.is_empty() {
+            self.state.books().due.schedule_by(Instant::now() + GRACE);
+        }
+        for (pid, lasted) in self.history.lingering.note(&lingering, Instant::now()) {
+            let seen_users = users_of_clients_by(&self.state.books(), pid);
+            let users = match to_end(lasted, !seen_users.is_empty()) {
+                ToEnd::Nobody => continue,
+                ToEnd::Users => seen_users,
+                ToEnd::Inheritors => self.inheritors(),
+                ToEnd::All => {
+                    let callers = living_callers(&self.state.books());
+                    callers.into_iter().chain(self.silent_processes_with_files(&[])).collect()
+                }
+            };
+            users
+                .into_iter()
+                .for_each(|user| self.processes.kill(user, Event::killed_for_dead_client()));
+        }
+    }
+
+    /// The processes in `dead` that were seen with a client which still exists. Some process has that client's file,
+    /// and may take memory by it.
+    pub(crate) fn with_clients(&self, own: &MonitorClient, dead: &[Process]) -> BTreeSet<Process> {
+        if dead.is_empty() || !own.can_tell() {
+            return BTreeSet::new();
+        }
+        let is_dead = |(_, process): &(Client, Process)| dead.contains(process);
+        let all: Vec<_> = client_users(&self.state.books()).filter(is_dead).collect();
+        let is_there = |client: Client| own.presence(client.0, client.0) != Presence::NoClient;
+        let there = all.into_iter().filter(|(client, _)| is_there(*client));
+        there.map(|(_, process)| process).collect()
+    }
+
+    /// The container's processes that never called and have a client's file that no living caller has. Empty where the
+    /// callers' files can't be listed.
+    fn inheritors(&self) -> BTreeSet<Process> {
+        let callers = living_callers(&self.state.books());
+        let files_of = |process: Process| {
+            self.processes.open_files_of(process_id(process).pid.cast_unsigned(), CLIENT_NODE)
+        };
+        let files: Option<Vec<_>> = callers.into_iter().map(files_of).collect();
+        files.map(|files| self.silent_processes_with_files(&files.concat())).unwrap_or_default()
+    }
+
+    /// The container's processes that never called and have a client's file that is not in `known`.
+    fn silent_processes_with_files(&self, known: &[(u32, i32)]) -> BTreeSet<Process> {
+        let is_known = |file: (u32, i32)| {
+            known.iter().any(|other| compare_files(file, *other).is_ok_and(|order| order.is_eq()))
+        };
+        let called = self.processes.caller_pids();
+        let silent =
+            self.processes.container_pids().into_iter().filter(|pid| !called.contains(pid));
+        let with_files = silent.filter(|pid| {
+            let files = self.processes.open_files_of(*pid, CLIENT_NODE).unwrap_or_default();
+            files.into_iter().any(|file| !is_known(file))
+        });
+        with_files.filter_map(|pid| ProcessId::of(pid.cast_signed())).map(number).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_seen_with_a_dead_ones_client_is_ended_first_and_all_who_called_last() {
+        let at = |ms, were_seen| to_end(Duration::from_millis(ms), were_seen);
+        assert_eq!([at(0, true), at(399, true), at(899, false)], [ToEnd::Nobody; 3]);
+        assert_eq!([at(400, true), at(4999, true)], [ToEnd::Users; 2]);
+        assert_eq!([at(900, false), at(4999, false)], [ToEnd::Inheritors; 2]);
+        assert_eq!([at(5000, true), at(5000, false)], [ToEnd::All; 2]);
+    }
+}
