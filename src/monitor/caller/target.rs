@@ -222,6 +222,9 @@ impl Target {
         if self.process_pidfd.is_some() && !is_there(self.thread_fd.as_fd()) {
             return Err(Errno::ESRCH);
         }
+        if descriptor < 0 {
+            return Err(Errno::EBADF);
+        }
         let pidfd = self.process_pidfd.as_ref().unwrap_or(&self.thread_fd);
         let flags = process::PidfdGetfdFlags::empty();
         process::pidfd_getfd(pidfd, descriptor, flags).map_err(from_rustix)

@@ -24,12 +24,8 @@ pub const SLOTS: usize = 32;
 /// Bytes of the head.
 pub const HEAD_BYTES: usize = 4096;
 
-/// Where in the head the traces begin of calls whose reply nobody took.
-pub const TRACES_OFFSET: usize = 1024;
-/// The most traces.
+/// The most traces of calls whose reply nobody took.
 pub const TRACE_PLACES: usize = 48;
-/// Bytes of a trace.
-pub const TRACE_BYTES: usize = 48;
 
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = 256;
@@ -216,7 +212,6 @@ mod tests {
     #[test]
     fn the_parts_lie_one_after_the_other_and_fit() {
         const { assert!(LOG_OFFSET.is_multiple_of(4096)) };
-        const { assert!(TRACES_OFFSET + TRACE_PLACES * TRACE_BYTES <= HEAD_BYTES) };
         const { assert!(LOG_OFFSET + 2 * HALF_BYTES <= JOURNAL_BYTES) };
         assert!(is_due(LEAST_BYTES + 1, 0));
         assert!(!is_due(LEAST_BYTES + 1, LEAST_BYTES));

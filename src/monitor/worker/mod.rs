@@ -18,7 +18,7 @@
 //! |---|---|
 //! | `calls`, several | one leads and serves a call, others follow ([`leader`](crate::monitor::caller::leader)) |
 //! | `mappings` | looks at what nvidia-uvm has mapped ([`mappings`](crate::monitor::audit::mappings)) |
-//! | `shares`, `shares message` | set slices, and wait for changes ([`slices`](crate::monitor::compute::slices)) |
+//! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute::slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 
 pub(crate) mod container_end;

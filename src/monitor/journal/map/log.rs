@@ -2,11 +2,11 @@
 #![allow(unsafe_code, reason = "memory shared with workers before and after is raw memory")]
 
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::libc;
 
-use super::{ACTIVE, JournalMap};
+use super::JournalMap;
 use crate::monitor::journal::layout::{
     COUNT_BYTES, HALF_BYTES, LOG_OFFSET, Record, is_due, read, write,
 };
@@ -22,6 +22,13 @@ impl JournalMap {
         // SAFETY: the block lies in the mapping (checked by `address`) and begins and ends at
         // pages. The mapping is shared with a file, which keeps what was written.
         unsafe { libc::madvise(address.cast(), BLOCK_BYTES, libc::MADV_DONTNEED) };
+    }
+
+    /// How many bytes of records a half has; `half` is where the half begins.
+    fn log_bytes(&self, half: usize) -> &AtomicU64 {
+        // SAFETY: the count lies in the mapping (checked by `address`), at the beginning of a half, which is a page. It is
+        // accessed as an atomic only.
+        unsafe { AtomicU64::from_ptr(self.address(half, COUNT_BYTES).cast()) }
     }
 
     fn half(&self, number: u32) -> usize {
@@ -41,15 +48,15 @@ pub(crate) struct Log {
 impl Log {
     /// Opens the log that the journal has.
     pub(crate) fn open(memory: &'static JournalMap) -> Self {
-        let half = memory.half(memory.word(ACTIVE).load(Ordering::Acquire));
-        let used = usize::try_from(memory.long(half).load(Ordering::Acquire)).unwrap_or(0);
+        let half = memory.half(memory.head().active_half.load(Ordering::Acquire));
+        let used = usize::try_from(memory.log_bytes(half).load(Ordering::Acquire)).unwrap_or(0);
         let used = used.min(HALF_BYTES - COUNT_BYTES);
         Log { memory, used, kept: used, was_full: false }
     }
 
     /// All records of the log, in order.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
-        let half = self.memory.half(self.memory.word(ACTIVE).load(Ordering::Acquire));
+        let half = self.memory.half(self.memory.head().active_half.load(Ordering::Acquire));
         let address = self.memory.address(half + COUNT_BYTES, self.used);
         // SAFETY: the place lies in the mapping (checked by `address`), which is never unmapped: it
         // is `'static`. Nobody writes below the count while this log is borrowed.
@@ -58,7 +65,7 @@ impl Log {
 
     /// Appends a record. Whenever the worker ends, the log has the whole record or nothing of it.
     pub(crate) fn append(&mut self, record: Record) {
-        let active = self.memory.word(ACTIVE).load(Ordering::Relaxed);
+        let active = self.memory.head().active_half.load(Ordering::Relaxed);
         self.put(active, record);
     }
 
@@ -78,7 +85,7 @@ impl Log {
         };
         let before = self.used / BLOCK_BYTES;
         self.used += bytes;
-        self.memory.long(half).store(self.used as u64, Ordering::Release);
+        self.memory.log_bytes(half).store(self.used as u64, Ordering::Release);
         if self.used / BLOCK_BYTES > before {
             self.memory.drop_block(half + before * BLOCK_BYTES);
         }
@@ -91,12 +98,12 @@ impl Log {
 
     /// Replaces the log by `records`, which have the same meaning.
     pub(crate) fn rewrite(&mut self, records: impl Iterator<Item = Record>) {
-        let active = self.memory.word(ACTIVE).load(Ordering::Relaxed);
+        let active = self.memory.head().active_half.load(Ordering::Relaxed);
         let next = (active & 1) ^ 1;
         self.used = 0;
-        self.memory.long(self.memory.half(next)).store(0, Ordering::Release);
+        self.memory.log_bytes(self.memory.half(next)).store(0, Ordering::Release);
         records.for_each(|record| self.put(next, record));
-        self.memory.word(ACTIVE).store(next, Ordering::Release);
+        self.memory.head().active_half.store(next, Ordering::Release);
         self.kept = self.used;
         let _ = free_half(self.memory, self.memory.half(active));
     }

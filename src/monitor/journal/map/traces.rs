@@ -1,46 +1,43 @@
 //! Traces in the journal: of calls whose reply nobody took.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::JournalMap;
 use crate::ledger::Process;
 use crate::monitor::journal::call_id::{CallObject, Trace};
-use crate::monitor::journal::layout::{TRACE_BYTES, TRACE_PLACES, TRACES_OFFSET};
 use crate::process::ProcessId;
 
-/// A trace as the journal has it: six words of 64 bits. The first is 0 where there is no trace.
-type Longs = [u64; TRACE_BYTES / 8];
+/// The words of a trace. The first is 0 where there is no trace.
+type Longs = [u64; 6];
+
+/// A trace as the journal has it.
+pub(super) type StoredTrace = [AtomicU64; 6];
 
 impl JournalMap {
-    fn trace_offset(place: usize) -> usize {
-        assert!(place < TRACE_PLACES, "a place of a trace");
-        TRACES_OFFSET + place * TRACE_BYTES
-    }
-
     /// Stores a trace. Returns its place, or `None` where no place is free. One thread at a time may do this.
     pub(crate) fn keep_trace(&self, trace: &Trace) -> Option<usize> {
-        let place = (0..TRACE_PLACES).find(|place| self.trace(*place).is_none())?;
+        let all = &self.head().traces;
+        let (place, stored) = (0..).zip(all).find(|(_, stored)| load(stored).is_none())?;
         // The first word comes last: whenever the worker ends, the place has a whole trace or none.
-        for (at, long) in longs(trace).into_iter().enumerate().rev() {
-            self.long(Self::trace_offset(place) + 8 * at).store(long, Ordering::Release);
+        for (stored, long) in stored.iter().zip(longs(trace)).rev() {
+            stored.store(long, Ordering::Release);
         }
         Some(place)
     }
 
     /// Removes the trace at this place.
     pub(crate) fn forget_trace(&self, place: usize) {
-        self.long(Self::trace_offset(place)).store(0, Ordering::Release);
+        self.head().traces[place][0].store(0, Ordering::Release);
     }
 
     /// All traces, with their places.
     pub(crate) fn traces(&self) -> impl Iterator<Item = (usize, Trace)> {
-        (0..TRACE_PLACES).filter_map(|place| Some((place, self.trace(place)?)))
+        (0..).zip(&self.head().traces).filter_map(|(place, stored)| Some((place, load(stored)?)))
     }
+}
 
-    fn trace(&self, place: usize) -> Option<Trace> {
-        let long = |at| self.long(Self::trace_offset(place) + 8 * at).load(Ordering::Acquire);
-        trace(std::array::from_fn(long))
-    }
+fn load(stored: &StoredTrace) -> Option<Trace> {
+    trace(stored.each_ref().map(|long| long.load(Ordering::Acquire)))
 }
 
 /// Makes one word of 64 bits from two of 32 bits.
