@@ -1,6 +1,6 @@
 //! Takes over the stakes of a former worker's client.
 //!
-//! StakePlace a worker's client gets its first stake, the keeper gets the client's files. Otherwise the client's objects
+//! Before a worker's client gets its first stake, the keeper gets the client's files. Otherwise the client's objects
 //! would be freed at the worker's end, and nothing would stand before the memory of its stakes. But the driver shows
 //! a client in the figures of the process that made it, and its pid may be another process's after the worker's end.
 //! So the next worker makes a client of its own, puts a duplicate of each stake in that stake's place, and ends the
