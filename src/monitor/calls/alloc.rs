@@ -8,10 +8,10 @@ use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::charge::{make_charged, on_no_gpu};
-use crate::monitor::calls::gpu_lookup::{gpu_on, made_of_gpu};
+use crate::monitor::calls::charge::{make_charged, refuse_without_gpu};
+use crate::monitor::calls::gpu_lookup::{find_gpu_on_lane, gpu_of_new_subdevice};
 use crate::monitor::calls::groups::{enter_group, room_for_group};
-use crate::monitor::calls::handles::ToMake;
+use crate::monitor::calls::handles::NewObject;
 use crate::monitor::node::buffer::Buffer;
 use crate::monitor::state::lane::OnLane;
 use crate::rm::call::{Alloc, Object};
@@ -53,9 +53,9 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Over
     }
     let charge = match asked {
         None => None,
-        Some(memory) => match gpu_on(case, &lane, object.client, object.parent) {
+        Some(memory) => match find_gpu_on_lane(case, &lane, object.client, object.parent) {
             Some(gpu) => Some((gpu, memory.size_bytes)),
-            None => return Err(on_no_gpu(case, object)),
+            None => return Err(refuse_without_gpu(case, object)),
         },
     };
 
@@ -67,8 +67,8 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Over
     case.patch(Meaning::Params, params);
     let rights_address = if alloc.rights == 0 { 0 } else { rights.address() };
     case.patch(Meaning::Rights, rights_address);
-    let making = ToMake { object, part: None };
-    let made = make_charged(case, &mut lane, making, charge, |case| {
+    let new_object = NewObject { object, part: None };
+    let made = make_charged(case, &mut lane, new_object, charge, |case| {
         memory::given_bytes(asked?.layout, &case.scratch.params)
     });
     case.patch(Meaning::Params, alloc.params);
@@ -90,13 +90,13 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Over
 /// `NV_ESC_RM_ALLOC_MEMORY` of a class that shows how much memory there is.
 pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Reply, Over> {
     let mut lane = begin_on_lane(case)?;
-    let gpu = gpu_on(case, &lane, object.client, object.parent);
+    let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
     let address = case.scratch.field(case.head(), Meaning::Params).unwrap_or(0);
     let descriptor = case.scratch.field(case.head(), Meaning::Descriptor).unwrap_or(0);
     case.patch(Meaning::Params, 0);
     case.patch(Meaning::Descriptor, u64::from(u32::MAX));
-    let making = ToMake { object, part: None };
-    let made = make_charged(case, &mut lane, making, None, |_| None);
+    let new_object = NewObject { object, part: None };
+    let made = make_charged(case, &mut lane, new_object, None, |_| None);
     case.patch(Meaning::Params, address);
     case.patch(Meaning::Descriptor, descriptor);
     let made = made?;
@@ -125,7 +125,7 @@ fn is_over_gpu_memory(case: &Case<'_>, client: u32) -> bool {
 /// A subdevice was made, and so what is above it is a device.
 fn note_subdevice(case: &Case<'_>, lane: &OnLane<'_>, made: Object) {
     let Object { client, parent, handle } = made;
-    let gpu = made_of_gpu(case, lane, client, handle);
+    let gpu = gpu_of_new_subdevice(case, lane, client, handle);
     let mut books = case.books();
     if !books.ledger.contains(Client(client), Handle(parent)) {
         books.note(client, client, parent);

@@ -64,21 +64,22 @@ impl Callers {
     }
 
     /// What the driver doesn't have any more, a call may have freed.
-    fn forget_if_gone(&self, of: u32, object: u32) {
-        if object != 0
-            && object != of
-            && self.driver.presence(of, object).is_some_and(|presence| presence != Presence::There)
+    fn forget_if_gone(&self, client: u32, handle: u32) {
+        if handle != 0
+            && handle != client
+            && self.driver.presence(client, handle).is_some_and(|found| found != Presence::There)
         {
-            self.state.books().enter(Entry::Free { client: Client(of), handle: Handle(object) });
+            let freed = Entry::Free { client: Client(client), handle: Handle(handle) };
+            self.state.books().enter(freed);
         }
     }
 
     /// Frees what a call may have made.
     fn undo_trace(&self, lane: &OnLane<'_>, trace: &Trace) {
-        let first = process_id(trace.process);
+        let first_process = process_id(trace.process);
         // Descriptors are the process's, though the thread be gone; and the numbers may be a
         // stranger's by now, and its descriptor's file and client his.
-        let file = [trace.thread, first].into_iter().find_map(|thread| {
+        let file = [trace.thread, first_process].into_iter().find_map(|thread| {
             let (target, file) = self.targets.duplicate(thread.pid, trace.descriptor()).ok()?;
             (target.thread == thread).then_some(file)
         });

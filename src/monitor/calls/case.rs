@@ -41,7 +41,7 @@ pub(crate) struct Case<'a> {
     /// When it came to us.
     pub(crate) came: Instant,
     /// A worker before asked the driver already, and didn't live to see the answer.
-    pub(crate) again: bool,
+    pub(crate) asked_before: bool,
     pub(crate) target: Option<Arc<Target>>,
     pub(crate) device: Option<Device>,
     pub(crate) retry: Retry,
@@ -57,7 +57,7 @@ pub(crate) struct Effects {
     pub(crate) writes: WriteBack,
     pub(crate) made: Vec<Object>,
     /// Where the driver's status is, and what it is of a call that has been done.
-    pub(crate) said: Option<(&'static Layout, &'static [u32])>,
+    pub(crate) status_layout: Option<(&'static Layout, &'static [u32])>,
     /// What the driver is to be asked, where that is no call to UVM.
     pub(crate) command: Command,
     pub(crate) counted: Count,
@@ -75,7 +75,7 @@ impl<'a> Case<'a> {
         slot: Slot<'a>,
         listener: &'a Listener,
         notice: seccomp_notif,
-        again: bool,
+        asked_before: bool,
     ) -> Self {
         scratch.begin();
         Case {
@@ -85,14 +85,14 @@ impl<'a> Case<'a> {
             listener,
             notice,
             came: Instant::now(),
-            again,
+            asked_before,
             target: None,
             device: None,
             retry: Retry::default(),
             effects: Effects {
                 writes: WriteBack::default(),
                 made: Vec::new(),
-                said: None,
+                status_layout: None,
                 command: Command::of_ioctl(0),
                 counted: Count::Refused,
                 initializes: false,
@@ -144,7 +144,7 @@ impl<'a> Case<'a> {
 
     /// The layout of its struct.
     pub(crate) fn head(&self) -> &'static Layout {
-        self.effects.said.map_or(&Layout::UNKNOWN, |(head, _)| head)
+        self.effects.status_layout.map_or(&Layout::UNKNOWN, |(head, _)| head)
     }
 
     pub(crate) fn patch(&mut self, meaning: Meaning, value: u64) {
@@ -158,7 +158,7 @@ impl<'a> Case<'a> {
 
     /// Whether the driver says of the call that it has been done.
     pub(crate) fn was_done_already(&self) -> bool {
-        self.effects.said.is_some_and(|(_, already)| already.contains(&self.status()))
+        self.effects.status_layout.is_some_and(|(_, already)| already.contains(&self.status()))
     }
 
     /// Copies the call's struct from the caller.
@@ -248,7 +248,7 @@ impl<'a> Case<'a> {
 }
 
 /// None of the driver's.
-pub(crate) fn passed(case: &mut Case<'_>) -> Reply {
+pub(crate) fn continue_other_call(case: &mut Case<'_>) -> Reply {
     case.effects.counted = Count::Continued;
     Reply::Continue
 }

@@ -5,8 +5,8 @@
 
 use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Usage};
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::gpu_lookup::gpu_on;
-use crate::monitor::calls::handles::{ToMake, make, start_over, unmake};
+use crate::monitor::calls::gpu_lookup::find_gpu_on_lane;
+use crate::monitor::calls::handles::{NewObject, make, undo_former_attempt, unmake};
 use crate::monitor::driver::monitor_client::Presence;
 use crate::monitor::journal::map::SetAside;
 use crate::monitor::state::books::Books;
@@ -21,7 +21,7 @@ use std::time::Instant;
 const PAGE_BYTES: u64 = 4096;
 
 /// Memory below what is no GPU of the container's is refused, as the driver does.
-pub(crate) fn on_no_gpu(case: &mut Case<'_>, object: Object) -> Over {
+pub(crate) fn refuse_without_gpu(case: &mut Case<'_>, object: Object) -> Over {
     let Object { client, parent, .. } = object;
     case.log(&format!("memory below {parent:#x} of client {client:#x}, which is no GPU's"));
     case.answer(Answer::Status(NV_ERR_INVALID_OBJECT_PARENT))
@@ -71,31 +71,31 @@ fn reserve(
 pub(crate) fn make_charged(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
-    making: ToMake,
+    new_object: NewObject,
     memory: Option<(usize, u64)>,
     given: impl Fn(&Case<'_>) -> Option<u64>,
 ) -> Result<Option<Object>, Over> {
-    let object = making.object;
-    if case.retry.repeats && is_there(case, object) {
-        let there = Answer::Status(NV_ERR_INSERT_DUPLICATE_NAME);
-        return Err(case.answer(there));
+    let object = new_object.object;
+    if case.retry.repeats && exists(case, object) {
+        let duplicate = Answer::Status(NV_ERR_INSERT_DUPLICATE_NAME);
+        return Err(case.answer(duplicate));
     }
-    start_over(case, lane, object);
+    undo_former_attempt(case, lane, object);
     let Some((gpu, asked_bytes)) = memory else {
-        let made = make(case, making)?;
+        let made = make(case, new_object)?;
         return Ok(made.map(|handle| note_made(case, object, handle)));
     };
     let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     let memory = SetAside { gpu, bytes: asked_bytes, client: object.client };
     let reservation = reserve(case, lane, memory)?;
     // Others may have been on the lane meanwhile.
-    if gpu_on(case, lane, object.client, object.parent) != Some(gpu) {
+    if find_gpu_on_lane(case, lane, object.client, object.parent) != Some(gpu) {
         case.books().ledger.cancel(reservation);
         case.slot.set_aside(None);
         case.log("memory below an object that was freed, or made anew, meanwhile");
         return Err(case.answer(Answer::Status(NV_ERR_OBJECT_NOT_FOUND)));
     }
-    let made = make(case, making);
+    let made = make(case, new_object);
     let given_bytes = given(case).unwrap_or(asked_bytes).max(asked_bytes);
     let mut books = case.books();
     books.ledger.cancel(reservation);
@@ -108,20 +108,20 @@ pub(crate) fn make_charged(
     books.enter(entry);
     case.slot.set_aside(None);
     // The driver rounds up, maybe beyond the quota.
-    let is_over = |books: &Books| {
+    let exceeds_quota = |books: &Books| {
         books.ledger.usage(gpu).is_none_or(|usage| usage.used_bytes > usage.limit_bytes)
     };
-    let mut over = is_over(&books);
-    let made = books.ledger.serial_of(client, Handle(handle));
+    let mut is_over = exceeds_quota(&books);
+    let serial = books.ledger.serial_of(client, Handle(handle));
     drop(books);
-    if over {
+    if is_over {
         // Or what the driver showed before counts twice.
         case.parts.audit.reconcile(lane, Instant::now());
-        over = is_over(&case.books());
+        is_over = exceeds_quota(&case.books());
     }
-    if over {
+    if is_over {
         // Others may have been on the lane meanwhile, and have freed it.
-        if case.books().ledger.serial_of(client, Handle(handle)) == made {
+        if case.books().ledger.serial_of(client, Handle(handle)) == serial {
             unmake(case, lane, object.client, object.parent, handle);
         }
         let usage = case.books().ledger.usage(gpu);
@@ -132,7 +132,7 @@ pub(crate) fn make_charged(
 }
 
 /// Whether an object is there, as the books and the driver say.
-fn is_there(case: &Case<'_>, Object { client, handle, .. }: Object) -> bool {
+fn exists(case: &Case<'_>, Object { client, handle, .. }: Object) -> bool {
     let known = case.books().ledger.contains(Client(client), Handle(handle));
     known && case.parts.driver.presence(client, handle) == Some(Presence::There)
 }

@@ -110,9 +110,9 @@ fn processes(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Ov
     if !processes::is_size(control, case.scratch.params.len()) {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT)));
     }
-    let ours = case.books().processes.clone();
+    let container_pids = case.books().processes.clone();
     let target = case.target()?;
-    let numbers = case.parts.callers.pid_maps.of(target.tid, target.process, &ours);
+    let numbers = case.parts.callers.pid_maps.of(target.tid, target.process, &container_pids);
     case.still_waits()?;
     let scratch = &mut *case.scratch;
     scratch.list.reset(scratch.params.len());

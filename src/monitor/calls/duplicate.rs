@@ -5,8 +5,8 @@ use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::gpu_lookup::shown_below;
-use crate::monitor::calls::groups::{enter_name_of_group, room_for_name};
-use crate::monitor::calls::handles::{ToMake, make, start_over, unmake};
+use crate::monitor::calls::groups::{enter_name_of_group, room_for_name_of_group};
+use crate::monitor::calls::handles::{NewObject, make, undo_former_attempt, unmake};
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::lane::OnLane;
 use crate::rm::Answer;
@@ -19,9 +19,9 @@ pub(crate) fn duplicate(
     source: (u32, u32),
 ) -> Result<Reply, Over> {
     let lane = begin_on_lane(case)?;
-    let making = ToMake { object, part: None };
-    let group = room_for_name(case, source)?;
-    let made = name(case, &lane, making, source)?;
+    let new_object = NewObject { object, part: None };
+    let group = room_for_name_of_group(case, source)?;
+    let made = make_name(case, &lane, new_object, source)?;
     if let (Some(gpu), Some(made)) = (group, made) {
         enter_name_of_group(case, gpu, made, source);
     }
@@ -30,15 +30,15 @@ pub(crate) fn duplicate(
 }
 
 /// Makes an object that keeps the memory of `source` alive; in figures it shows where it hangs.
-fn name(
+fn make_name(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
-    making: ToMake,
+    new_object: NewObject,
     source: (u32, u32),
 ) -> Result<Option<Object>, Over> {
-    let object = making.object;
+    let object = new_object.object;
     let process = case.target()?.process;
-    start_over(case, lane, object);
+    undo_former_attempt(case, lane, object);
     let mut books = case.books();
     books.note_user(object.client, process);
     books.note_user(source.0, process);
@@ -53,7 +53,7 @@ fn name(
         case.log("more objects or mappings than can be kept account of");
         return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
     }
-    let made = make(case, making)?;
+    let made = make(case, new_object)?;
     let Some(made) = made else { return Ok(None) };
     let (client, parent, handle) = (Client(object.client), Handle(object.parent), Handle(made));
     if is_known {

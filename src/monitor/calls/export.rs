@@ -17,7 +17,7 @@ use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::import::{Control, denied, import};
+use crate::monitor::calls::import::{FileControl, import, refuse_file};
 use crate::monitor::calls::make_control::{give_back, make_control, settle};
 use crate::monitor::driver::export_files::Exported;
 use crate::monitor::journal::call_id::CallObject;
@@ -55,7 +55,7 @@ pub(crate) fn export_or_import(
         _ => begin_on_lane(case).map(Some),
     }?;
     export::set_descriptor(layout, &mut case.scratch.params, file.descriptor());
-    let control = Control { layout, does, client, params };
+    let control = FileControl { layout, does, client, params };
     let done = match (&lane, export::places(layout, &case.scratch.params)) {
         (None, _) => make_control(case, params).map(|done| (done, vec![])),
         (_, None) => Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER))),
@@ -74,24 +74,24 @@ pub(crate) fn export_or_import(
 fn export(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
-    control: Control,
+    control: FileControl,
     places: &Places,
     file: &Arc<Device>,
 ) -> Result<bool, Over> {
     let parts = case.parts;
     let found = parts.exports.all.find_or_keep(file, Some(parts.state.journal.next_export()));
-    let (exported, is_new) = found.map_err(|why| denied(case, why))?;
+    let (exported, is_new) = found.map_err(|why| refuse_file(case, why))?;
     // The worker before had come to tell of it.
-    let mine = case.again && !case.slot.call_object().was_there;
+    let from_former_attempt = case.asked_before && !case.slot.call_object().was_there;
     // One object is put into a file once; a list goes into what others of ours began.
-    let begun = match control.does {
-        Does::Export => !is_new && !mine,
+    let already_in_use = match control.does {
+        Does::Export => !is_new && !from_former_attempt,
         _ => is_new && is_in_use(case, control.client, file),
     };
-    let done = match begun {
+    let done = match already_in_use {
         true => Err(case.answer(Answer::Status(NV_ERR_STATE_IN_USE))),
         false => {
-            if !case.again {
+            if !case.asked_before {
                 case.slot.set_executing(CallObject::one(control.client, 0, !is_new));
             }
             export_to(case, control, places, &exported, is_new)
@@ -114,12 +114,12 @@ fn is_in_use(case: &Case<'_>, client: u32, file: &Device) -> bool {
 
 fn export_to(
     case: &mut Case<'_>,
-    control: Control,
+    control: FileControl,
     places: &Places,
     exported: &Exported,
     is_new: bool,
 ) -> Result<bool, Over> {
-    let (parts, of) = (case.parts, Client(control.client));
+    let (parts, client) = (case.parts, Client(control.client));
     let process = case.target()?.process;
     case.books().note_user(control.client, process);
     if is_new {
@@ -128,11 +128,11 @@ fn export_to(
             return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
         }
     }
-    let of_the_host = of_the_host(case, control, places)?;
+    let of_the_host = find_host_objects(case, control, places)?;
     if !parts.exports.clear(exported, |place| places.has(place)) {
         return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
     }
-    let held = hold_all(&mut case.books(), (of, places), exported.number, &of_the_host);
+    let held = hold_all(&mut case.books(), (client, places), exported.number, &of_the_host);
     if let Err(error) = held {
         case.log(&format!("an export: {error}"));
         let status = match error {
@@ -141,12 +141,12 @@ fn export_to(
         };
         return Err(case.answer(Answer::Status(status)));
     }
-    let done = put_in(case, control, places, exported);
+    let done = put_objects(case, control, places, exported);
     if !matches!(done, Ok(true)) {
         parts.exports.forget_places(exported.number, |place| places.has(place));
         return done;
     }
-    if are_as_charged(case, of, places) && stake(case, of, places, exported) {
+    if are_as_charged(case, client, places) && stake_all(case, client, places, exported) {
         return done;
     }
     parts.exports.clear(exported, |place| places.has(place));
@@ -155,16 +155,16 @@ fn export_to(
 }
 
 /// Has the driver put objects into a file, where the worker before may have had it put some.
-fn put_in(
+fn put_objects(
     case: &mut Case<'_>,
-    control: Control,
+    control: FileControl,
     places: &Places,
     exported: &Exported,
 ) -> Result<bool, Over> {
-    let Control { does, client, params, .. } = control;
+    let FileControl { does, client, params, .. } = control;
     let done = make_control(case, params)?;
     let status = case.status();
-    if does != Does::Export || status != NV_ERR_STATE_IN_USE || !case.again {
+    if does != Does::Export || status != NV_ERR_STATE_IN_USE || !case.asked_before {
         return Ok(done);
     }
     // Its one place was cleared, which a list alone fills again.
@@ -185,16 +185,16 @@ fn put_in(
 /// # Errors
 ///
 /// Where one isn't, and so may be memory that nobody has counted.
-fn of_the_host(
+fn find_host_objects(
     case: &mut Case<'_>,
-    control: Control,
+    control: FileControl,
     places: &Places,
 ) -> Result<Vec<Handle>, Over> {
-    let of = Client(control.client);
+    let client = Client(control.client);
     let mut unknown: Vec<Handle> = Vec::new();
     let books = case.books();
     for object in places.named().map(|(_, object)| Handle(object)) {
-        if books.ledger.bytes_of(of, object).is_none_or(|bytes| bytes == 0) {
+        if books.ledger.bytes_of(client, object).is_none_or(|bytes| bytes == 0) {
             unknown.push(object);
         }
     }
@@ -203,36 +203,36 @@ fn of_the_host(
     unknown.dedup();
     let release = &case.parts.state.release;
     let rm = case.rm()?;
-    let is_not = |object: &&Handle| {
+    let is_foreign = |object: &&Handle| {
         let Some(mut params) = export::ask_where(release, object.0) else { return true };
         let command = NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE;
-        let asked = rm.control(of.0, of.0, command, &mut params);
+        let asked = rm.control(client.0, client.0, command, &mut params);
         asked.is_err() || !export::is_of_the_host(release, &params)
     };
-    let Some(stranger) = unknown.iter().find(is_not) else { return Ok(unknown) };
-    case.log(&format!("an export of {:#x}, which is in no books", stranger.0));
+    let Some(foreign) = unknown.iter().find(is_foreign) else { return Ok(unknown) };
+    case.log(&format!("an export of {:#x}, which is in no books", foreign.0));
     Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)))
 }
 
 /// Whether what was exported is no more than is charged.
-fn are_as_charged(case: &Case<'_>, of: Client, places: &Places) -> bool {
+fn are_as_charged(case: &Case<'_>, client: Client, places: &Places) -> bool {
     let Ok(rm) = case.rm() else { return false };
     let objects = places.named().map(|(_, object)| object).collect::<BTreeSet<u32>>();
     objects.into_iter().all(|object| {
-        let memory = case.books().ledger.memory_of(of, Handle(object));
-        memory.is_none_or(|(_, bytes)| bytes == 0 || !rm.is_larger_than(of.0, object, bytes))
+        let memory = case.books().ledger.memory_of(client, Handle(object));
+        memory.is_none_or(|(_, bytes)| bytes == 0 || !rm.is_larger_than(client.0, object, bytes))
     })
 }
 
 /// Puts a stake before each of what was exported, behind what it was exported from: whether all
 /// have one.
-fn stake(case: &Case<'_>, of: Client, places: &Places, exported: &Exported) -> bool {
+fn stake_all(case: &Case<'_>, client: Client, places: &Places, exported: &Exported) -> bool {
     let Ok(device) = case.device() else { return false };
     places.named().all(|(index, object)| {
-        let memory = case.books().ledger.memory_of(of, Handle(object));
+        let memory = case.books().ledger.memory_of(client, Handle(object));
         let Some((gpu, _)) = memory.filter(|(_, bytes)| *bytes > 0) else { return true };
         let hold = Hold::Export { file: exported.number, index };
-        case.parts.stakes.stake_export(device, hold, (of.0, object), gpu)
+        case.parts.stakes.stake_export(device, hold, (client.0, object), gpu)
     })
 }
 
@@ -243,31 +243,31 @@ fn stake(case: &Case<'_>, of: Client, places: &Places, exported: &Exported) -> b
 /// Where that isn't there any more, or can't be remembered: then nothing is entered.
 fn hold_all(
     books: &mut Books,
-    (of, places): (Client, &Places),
+    (client, places): (Client, &Places),
     file: u64,
     of_the_host: &[Handle],
 ) -> Result<(), LedgerError> {
     let size = books.ledger.size();
-    let new = |handle: &&Handle| books.ledger.bytes_of(of, **handle).is_none();
+    let new = |handle: &&Handle| books.ledger.bytes_of(client, **handle).is_none();
     let new: Vec<Handle> = of_the_host.iter().filter(new).copied().collect();
     let holds = places.named().count();
     if size.objects + new.len() > BOUNDS.objects || size.holds + holds > BOUNDS.holds {
         return Err(LedgerError::Full);
     }
     let parent = Handle(places.parent);
-    let parent = if books.ledger.contains(of, parent) { parent } else { Handle(of.0) };
+    let parent = if books.ledger.contains(client, parent) { parent } else { Handle(client.0) };
     let unknown = places.named().map(|(_, object)| Handle(object)).find(|handle| {
-        books.ledger.bytes_of(of, *handle).is_none() && !of_the_host.contains(handle)
+        books.ledger.bytes_of(client, *handle).is_none() && !of_the_host.contains(handle)
     });
     if let Some(handle) = unknown {
-        return Err(LedgerError::NoSuchObject { client: of, handle });
+        return Err(LedgerError::NoSuchObject { client, handle });
     }
     for handle in new {
-        books.enter(Entry::Commit { gpu: 0, bytes: 0, client: of, parent, handle });
+        books.enter(Entry::Commit { gpu: 0, bytes: 0, client, parent, handle });
     }
     for (index, object) in places.named() {
         let hold = Hold::Export { file, index };
-        books.enter(Entry::Hold { hold, client: of, handle: Handle(object) });
+        books.enter(Entry::Hold { hold, client, handle: Handle(object) });
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use crate::ledger::Usage;
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::gpu_lookup::gpu;
+use crate::monitor::calls::gpu_lookup::find_gpu;
 use crate::monitor::calls::make_control::make_control;
 use crate::rm::number::NV_ERR_INVALID_PARAM_STRUCT;
 use crate::rm::{Answer, Layout, Meaning, fbinfo};
@@ -44,8 +44,8 @@ pub(crate) fn show_memory(
     if let fbinfo::List::Elsewhere { address, entries } = list {
         case.scratch.list.reset_list(entries * fbinfo::ENTRY_BYTES);
         case.read_piece(address, (0, case.scratch.list.len()))?;
-        let ours = case.scratch.list.address();
-        if let Some(patch) = params.patch(Meaning::List, ours) {
+        let copy = case.scratch.list.address();
+        if let Some(patch) = params.patch(Meaning::List, copy) {
             let _ = patch.apply(&mut case.scratch.params);
         }
     }
@@ -65,7 +65,7 @@ pub(crate) fn show_memory(
 
 /// Puts the quota in the place of the GPU's memory.
 fn show_quota(case: &mut Case<'_>, (client, object): (u32, u32), list: fbinfo::List) {
-    let usage = gpu(case, client, object).and_then(|gpu| case.books().ledger.usage(gpu));
+    let usage = find_gpu(case, client, object).and_then(|gpu| case.books().ledger.usage(gpu));
     let shown = fbinfo::Shown {
         total_bytes: usage.map_or(0, |usage| usage.limit_bytes),
         free_bytes: usage.map_or(0, Usage::free_bytes),

@@ -28,12 +28,12 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
         NV_ERR_INVALID_CLIENT | NV_ERR_INVALID_OBJECT_HANDLE => is_client,
         _ => false,
     };
-    let is_ours = case.again && is_gone && (!is_client || is_no_client(case, client));
-    if is_ours || case.retry.repeats && is_gone {
+    let freed_before = case.asked_before && is_gone && (!is_client || is_no_client(case, client));
+    if freed_before || case.retry.repeats && is_gone {
         // It was this call that freed it, when it was made before.
         case.patch(Meaning::Status, NV_OK.into());
     }
-    if is_ours {
+    if freed_before {
         // And the worker before didn't come to enter that.
         status = NV_OK;
     }

@@ -10,7 +10,7 @@ use crate::rm::about::Uuid;
 
 /// What a device or subdevice says of its GPU.
 #[derive(Debug, Clone, Copy)]
-struct OfGpu {
+struct GpuAnswer {
     uuid: Uuid,
     is_device: bool,
 }
@@ -20,40 +20,40 @@ pub(crate) fn only_gpu(case: &Case<'_>) -> Option<usize> {
 }
 
 /// The GPU of a group: where it isn't known, the only one, or one where slices are set.
-pub(crate) fn gpu_of_unseen(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
+pub(crate) fn gpu_of_group(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
     let known = case.books().groups.gpu(client, handle);
     let shares = &case.parts.slices.shares;
-    let held = || (0..case.parts.state.uuids.len()).find(|gpu| shares.round(*gpu).is_some());
-    known.or_else(|| only_gpu(case)).or_else(held)
+    let sliced = || (0..case.parts.state.uuids.len()).find(|gpu| shares.round(*gpu).is_some());
+    known.or_else(|| only_gpu(case)).or_else(sliced)
 }
 
 /// The container's GPU that a device or subdevice is of, by its UUID; for a call that isn't on the
 /// lane, where nothing is remembered: what has that handle may be another object soon.
-pub(crate) fn gpu(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
-    known_gpu(case, client, handle).or_else(|| gpu_of_own(case, client, handle))
+pub(crate) fn find_gpu(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
+    known_gpu(case, client, handle).or_else(|| find_gpu_of_caller(case, client, handle))
 }
 
 /// The same, and proof that the client is the caller's: the driver answers through its file alone.
-pub(crate) fn gpu_of_own(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
+pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
     let known = case.books().devices.gpu(client, handle);
     if known.is_some() {
         return known;
     }
-    if let Some(asked) = ask_what_is_there(case, client, handle) {
+    if let Some(asked) = ask_existing_subdevice(case, client, handle) {
         return case.parts.state.gpu_of(&asked.uuid);
     }
     let lane = enter_lane(case);
-    ask_for_gpu_of(case, &lane, client, handle)
+    remember_gpu(case, &lane, client, handle)
 }
 
 /// The same as [`gpu`], for a call that is on the lane.
-pub(crate) fn gpu_on(
+pub(crate) fn find_gpu_on_lane(
     case: &Case<'_>,
     lane: &OnLane<'_>,
     client: u32,
     handle: u32,
 ) -> Option<usize> {
-    known_gpu(case, client, handle).or_else(|| ask_for_gpu_of(case, lane, client, handle))
+    known_gpu(case, client, handle).or_else(|| remember_gpu(case, lane, client, handle))
 }
 
 fn known_gpu(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
@@ -64,7 +64,7 @@ fn known_gpu(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
 }
 
 /// The GPU of a subdevice that was just made.
-pub(crate) fn made_of_gpu(
+pub(crate) fn gpu_of_new_subdevice(
     case: &Case<'_>,
     _: &OnLane<'_>,
     client: u32,
@@ -74,8 +74,8 @@ pub(crate) fn made_of_gpu(
 }
 
 /// Asks the driver, whichever file that is through, and remembers what it says.
-fn ask_for_gpu_of(case: &Case<'_>, lane: &OnLane<'_>, client: u32, handle: u32) -> Option<usize> {
-    let asked = ask_for_gpu(case, lane, client, handle)?;
+fn remember_gpu(case: &Case<'_>, lane: &OnLane<'_>, client: u32, handle: u32) -> Option<usize> {
+    let asked = ask_subdevice(case, lane, client, handle)?;
     let gpu = case.parts.state.gpu_of(&asked.uuid)?;
     let mut books = case.books();
     books.devices.set_gpu(client, handle, gpu);
@@ -95,7 +95,7 @@ pub(crate) fn shown_below(
 ) -> Shown {
     let Some(of) = of.filter(|_| case.parts.state.uuids.len() > 1) else { return Shown::Here };
     let known = case.books().devices.gpu(client, parent);
-    let gpu = known.or_else(|| ask_for_gpu_of(case, lane, client, parent));
+    let gpu = known.or_else(|| remember_gpu(case, lane, client, parent));
     match gpu.map(|gpu| (gpu, u16::try_from(gpu))) {
         Some((gpu, Ok(number))) if gpu != of => Shown::On(number),
         _ => Shown::Here,
@@ -103,23 +103,23 @@ pub(crate) fn shown_below(
 }
 
 /// Asks the subdevice for its UUID that a device has, or that it is.
-fn ask_what_is_there(case: &Case<'_>, client: u32, handle: u32) -> Option<OfGpu> {
+fn ask_existing_subdevice(case: &Case<'_>, client: u32, handle: u32) -> Option<GpuAnswer> {
     let rm = case.rm().ok()?;
     if let Ok(subdevice) = rm.find_subdevice(client, handle) {
         let uuid = rm.uuid(client, subdevice).ok()?;
-        return Some(OfGpu { uuid, is_device: true });
+        return Some(GpuAnswer { uuid, is_device: true });
     }
-    rm.uuid(client, handle).ok().map(|uuid| OfGpu { uuid, is_device: false })
+    rm.uuid(client, handle).ok().map(|uuid| GpuAnswer { uuid, is_device: false })
 }
 
 /// The same, or one that is made for that.
-fn ask_for_gpu(case: &Case<'_>, _: &OnLane<'_>, client: u32, handle: u32) -> Option<OfGpu> {
-    if let Some(asked) = ask_what_is_there(case, client, handle) {
+fn ask_subdevice(case: &Case<'_>, _: &OnLane<'_>, client: u32, handle: u32) -> Option<GpuAnswer> {
+    if let Some(asked) = ask_existing_subdevice(case, client, handle) {
         return Some(asked);
     }
     let rm = case.rm().ok()?;
     let subdevice = rm.make_subdevice(client, handle).ok()?;
     let uuid = rm.uuid(client, subdevice);
     let _ = rm.free(client, handle, subdevice);
-    uuid.ok().map(|uuid| OfGpu { uuid, is_device: true })
+    uuid.ok().map(|uuid| GpuAnswer { uuid, is_device: true })
 }

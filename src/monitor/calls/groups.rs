@@ -1,9 +1,11 @@
 //! Calls that make channel groups and channels: entered, and bounded in their number.
 
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::charge::on_no_gpu;
-use crate::monitor::calls::gpu_lookup::{gpu_of_own, gpu_of_unseen, gpu_on, only_gpu};
-use crate::monitor::calls::handles::{next_handles, start_over};
+use crate::monitor::calls::charge::refuse_without_gpu;
+use crate::monitor::calls::gpu_lookup::{
+    find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, only_gpu,
+};
+use crate::monitor::calls::handles::{next_handles, undo_former_attempt};
 use crate::monitor::journal::layout::{Reach, Record};
 use crate::monitor::state::books::Books;
 use crate::monitor::state::groups::{self, computes};
@@ -29,16 +31,16 @@ pub(crate) fn room_for_group(
         return Ok(None);
     }
     // One that the worker before had made for this call doesn't count.
-    start_over(case, lane, alloc.object);
+    undo_former_attempt(case, lane, alloc.object);
     let Object { client, parent, .. } = alloc.object;
-    match only_gpu(case).or_else(|| gpu_on(case, lane, client, parent)) {
+    match only_gpu(case).or_else(|| find_gpu_on_lane(case, lane, client, parent)) {
         Some(gpu) => room_on(case, gpu).map(Some),
-        None => Err(on_no_gpu(case, alloc.object)),
+        None => Err(refuse_without_gpu(case, alloc.object)),
     }
 }
 
 /// The same, for a name of one that there is: it keeps the group when that is freed.
-pub(crate) fn room_for_name(
+pub(crate) fn room_for_name_of_group(
     case: &mut Case<'_>,
     (client, handle): (u32, u32),
 ) -> Result<Option<usize>, Over> {
@@ -54,16 +56,16 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
     if !is_channel {
         return Ok(());
     }
-    let of = case.books().groups.engine(object.client, object.parent);
-    if let Some((gpu, engine)) = of {
+    let known = case.books().groups.engine(object.client, object.parent);
+    if let Some((gpu, engine)) = known {
         return match computes(engine) {
             true => enter_computing_channel(case, gpu, object),
             false => Ok(()),
         };
     }
     // One below a group that a worker before knew nothing of isn't on its own.
-    let own = gpu_of_own(case, object.client, object.parent);
-    let Some(gpu) = own.or_else(|| only_gpu(case)) else { return Ok(()) };
+    let caller_gpu = find_gpu_of_caller(case, object.client, object.parent);
+    let Some(gpu) = caller_gpu.or_else(|| only_gpu(case)) else { return Ok(()) };
     let handle = match object.handle {
         0 => next_handles(case, 1),
         handle => handle,
@@ -71,7 +73,7 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
     let group = group(gpu, Object { handle, ..object }, false, None);
     with_room_on(case, gpu, |books| books.write(group))?;
     // Where the client may be another's, a channel of that name may be, too: it would be taken off the GPU.
-    if own.is_none() || !computes(engine_of_channel(case, alloc)) {
+    if caller_gpu.is_none() || !computes(engine_of_channel(case, alloc)) {
         return Ok(());
     }
     room_outside_groups(case, gpu)?;
@@ -111,7 +113,7 @@ pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(),
 
 /// A channel that nobody was seen to make is scheduled by itself: it counts as one outside a group.
 pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, u32)) {
-    let Some(gpu) = gpu_of_unseen(case, client, handle) else { return };
+    let Some(gpu) = gpu_of_group(case, client, handle) else { return };
     let Ok(process) = case.target().map(|target| target.process) else { return };
     let channel = Record::Channel { gpu, client, parent: 0, handle, process };
     let mut books = case.books();
@@ -148,8 +150,8 @@ pub(crate) fn enter_group(case: &Case<'_>, gpu: usize, made: Object, engine: Opt
 
 /// Another name of a group was made: it outlives the first, and counts as one more.
 pub(crate) fn enter_name_of_group(case: &Case<'_>, gpu: usize, made: Object, source: (u32, u32)) {
-    let of = case.books().groups.named(source).and_then(|group| group.reach);
-    enter_group(case, gpu, made, of.map(|of| of.engine));
+    let reach = case.books().groups.named(source).and_then(|group| group.reach);
+    enter_group(case, gpu, made, reach.map(|reach| reach.engine));
 }
 
 /// A group that nobody was seen to make is about to run: it counts from now on as one that

@@ -11,7 +11,7 @@ use crate::rm::{Layout, Meaning};
 
 /// Where a call that makes an object has what is needed to make it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ToMake {
+pub(crate) struct NewObject {
     pub(crate) object: Object,
     /// The part of the struct that has the handle, where that is one of its own.
     pub(crate) part: Option<&'static Layout>,
@@ -22,11 +22,11 @@ const TRIES: u32 = 4;
 
 /// Asks the driver to make an object, and tells the handle it got; `None` where it
 /// wasn't made, and the struct says why.
-pub(crate) fn make(case: &mut Case<'_>, making: ToMake) -> Result<Option<u32>, Over> {
-    let ToMake { object, part } = making;
+pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<u32>, Over> {
+    let NewObject { object, part } = new_object;
     let place = part.unwrap_or(case.head());
     let chosen = object.handle != 0;
-    let was_there = case.again && case.slot.call_object().was_there;
+    let was_there = case.asked_before && case.slot.call_object().was_there;
     let mut handle = if chosen { object.handle } else { next_handle(case) };
     let known = |case: &Case<'_>, handle| {
         let books = case.books();
@@ -55,15 +55,15 @@ pub(crate) fn make(case: &mut Case<'_>, making: ToMake) -> Result<Option<u32>, O
 }
 
 /// The handle of what a worker before may have made for this call, where that is made again.
-fn made_before(case: &Case<'_>, object: Object) -> Option<u32> {
+fn former_handle(case: &Case<'_>, object: Object) -> Option<u32> {
     let before = case.slot.call_object();
     let handle = if object.handle == 0 { before.handle } else { object.handle };
-    (case.again && !before.was_there && handle != 0).then_some(handle)
+    (case.asked_before && !before.was_there && handle != 0).then_some(handle)
 }
 
 /// The worker before may have made an object, and even entered it: once more from the start.
-pub(crate) fn start_over(case: &Case<'_>, lane: &OnLane<'_>, object: Object) {
-    if let Some(handle) = made_before(case, object) {
+pub(crate) fn undo_former_attempt(case: &Case<'_>, lane: &OnLane<'_>, object: Object) {
+    if let Some(handle) = former_handle(case, object) {
         unmake(case, lane, object.client, object.parent, handle);
         case.parts.slices.forget_freed(object.client, handle);
     }

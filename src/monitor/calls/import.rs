@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// An export or an import that is to be made.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Control {
+pub(crate) struct FileControl {
     /// Of its parameters.
     pub(crate) layout: &'static Layout,
     pub(crate) does: Does,
@@ -28,8 +28,8 @@ pub(crate) struct Control {
     pub(crate) params: u64,
 }
 
-pub(crate) fn denied(case: &mut Case<'_>, denied: Denied) -> Over {
-    let (what, status) = match denied {
+pub(crate) fn refuse_file(case: &mut Case<'_>, why: Denied) -> Over {
+    let (what, status) = match why {
         Denied::Unknown => {
             ("an import of what this container didn't export", NV_ERR_INVALID_PARAMETER)
         }
@@ -44,13 +44,13 @@ pub(crate) fn denied(case: &mut Case<'_>, denied: Denied) -> Over {
 pub(crate) fn import(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
-    control: Control,
+    control: FileControl,
     places: &Places,
     file: &Arc<Device>,
 ) -> Result<(bool, Vec<Object>), Over> {
-    let Control { layout, client, params, .. } = control;
+    let FileControl { layout, client, params, .. } = control;
     let found = case.parts.exports.all.find_or_keep(file, None);
-    let (exported, _) = found.map_err(|why| denied(case, why))?;
+    let (exported, _) = found.map_err(|why| refuse_file(case, why))?;
     let parent = places.parent;
     let hold = |place: u32| Hold::Export { file: exported.number, index: place };
     let process = case.target()?.process;
@@ -72,15 +72,15 @@ pub(crate) fn import(
     }
     let unchosen = wanted.iter().filter(|(_, object, _)| *object == 0).count();
     let before = case.slot.call_object();
-    let first = match case.again && before.handle != 0 {
+    let first = match case.asked_before && before.handle != 0 {
         true => before.handle,
         false => next_handles(case, u32::try_from(unchosen).unwrap_or(u32::MAX)),
     };
-    let mut chosen = (0..).map(|number| nth_handle(first, number));
+    let mut free_handles = (0..).map(|number| nth_handle(first, number));
     let mut objects = vec![0; places.objects.len()];
     for (at, object, _) in wanted {
         if let Some(place) = objects.get_mut(at) {
-            *place = if object == 0 { chosen.next().unwrap_or_default() } else { object };
+            *place = if object == 0 { free_handles.next().unwrap_or_default() } else { object };
         }
     }
     let asked = objects.iter().copied().filter(|object| *object != 0);
@@ -89,17 +89,17 @@ pub(crate) fn import(
         asked.clone().any(|object| books.ledger.contains(Client(client), Handle(object)))
     };
     // The worker before may have made them, and even entered some.
-    if case.again && !before.was_there {
+    if case.asked_before && !before.was_there {
         asked.for_each(|object| unmake(case, lane, client, parent, object));
     }
     export::set_objects(layout, &mut case.scratch.params, &objects);
     // Of a list whose handles the caller chose, what can be undone is the first.
-    let theirs = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
-    let was_there = if case.again { before.was_there } else { known };
+    let chosen_by_caller = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
+    let was_there = if case.asked_before { before.was_there } else { known };
     let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
     case.slot.set_executing(CallObject {
         client,
-        handle: theirs.unwrap_or(first),
+        handle: chosen_by_caller.unwrap_or(first),
         more,
         was_there,
     });

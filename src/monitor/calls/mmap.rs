@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Process};
 use crate::monitor::caller::listener::Reply;
-use crate::monitor::calls::case::{Case, Over, passed, tell_over_quota};
+use crate::monitor::calls::case::{Case, Over, continue_other_call, tell_over_quota};
 use crate::monitor::calls::open::{open, see};
 use crate::monitor::calls::policy::Passed;
 use crate::monitor::journal::map::Count;
@@ -29,7 +29,7 @@ pub(crate) fn map(
 ) -> Result<Reply, Over> {
     // The filter is coarser than we are, and flags lie in a register.
     if !shared {
-        return Ok(passed(case));
+        return Ok(continue_other_call(case));
     }
     let is_uvm = match open(case, descriptor) {
         Ok(()) => case.device()?.kind == NodeKind::Uvm,

@@ -11,8 +11,8 @@ use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::{keep, remember_answer};
-use crate::monitor::calls::case::{Case, Over, passed};
-use crate::monitor::calls::frontend::{ReadEscape, read_escape, resource_manager};
+use crate::monitor::calls::case::{Case, Over, continue_other_call};
+use crate::monitor::calls::escape::{ReadEscape, answer_escape, read_escape};
 use crate::monitor::calls::initialize::{cancel_initialization, settle_earlier_initialization};
 use crate::monitor::calls::mmap::map;
 use crate::monitor::calls::open::{leave_the_runtime_alone, open, out_of_reach, see};
@@ -33,7 +33,7 @@ pub(crate) fn serve(case: &mut Case<'_>) {
             map(case, descriptor, length, shared, offset)
         }
         Some(call @ (Syscall::Prctl { .. } | Syscall::Personality { .. })) => {
-            Ok(call.refusal().map_or_else(|| passed(case), Reply::Errno))
+            Ok(call.refusal().map_or_else(|| continue_other_call(case), Reply::Errno))
         }
         None => {
             if case.parts.state.log.limit.take_line() {
@@ -109,7 +109,7 @@ fn write(case: &Case<'_>) -> Result<(), Errno> {
 
 /// Whether the driver has done it, as far as it says.
 fn is_ok(case: &Case<'_>) -> bool {
-    case.effects.said.is_some() && case.status() == NV_OK
+    case.effects.status_layout.is_some() && case.status() == NV_OK
 }
 
 fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> Result<Reply, Over> {
@@ -119,7 +119,7 @@ fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> R
         if traps::may_have_grown(rm::low_word(request)) {
             refuse_grown(case, descriptor, request)?;
         }
-        return Ok(passed(case));
+        return Ok(continue_other_call(case));
     }
     // Read before it's known whose it is: what continues whatever its descriptor is, is
     // let go without a look at it, which would prove nothing.
@@ -142,7 +142,7 @@ fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> R
     match (case.device()?.kind, escape) {
         (NodeKind::Control | NodeKind::Gpu(_), escape) => {
             let escape = escape.unwrap_or_else(|| read_escape(case, request, argument));
-            resource_manager(case, escape)
+            answer_escape(case, escape)
         }
         (NodeKind::Uvm, _) => uvm(case, request, argument),
         (NodeKind::Other, _) => Err(Errno::ENOTTY.into()),

@@ -1,7 +1,7 @@
 //! Calls that have to do with computing shares: a group gets its slice before it is scheduled.
 
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::gpu_lookup::gpu_of_unseen;
+use crate::monitor::calls::gpu_lookup::gpu_of_group;
 use crate::monitor::calls::groups::{
     enter_unseen_channel, enter_unseen_group, room_outside_groups,
 };
@@ -44,7 +44,7 @@ pub(crate) fn before_control(
         }
         NVA06C_CTRL_CMD_SET_TIMESLICE => {
             let us = case.scratch.params.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-            let Some(gpu) = gpu_of_unseen(case, client, object) else { return Ok(false) };
+            let Some(gpu) = gpu_of_group(case, client, object) else { return Ok(false) };
             if let Some(us) = us {
                 case.books().groups.note_asked_slice(client, object, us);
             }
@@ -60,7 +60,7 @@ pub(crate) fn before_control(
 
 /// Sets the slice of a group before it is scheduled.
 fn slice_first(case: &mut Case<'_>, client: u32, handle: u32) -> Result<(), Over> {
-    let Some(gpu) = gpu_of_unseen(case, client, handle) else { return Ok(()) };
+    let Some(gpu) = gpu_of_group(case, client, handle) else { return Ok(()) };
     let Some(round) = case.parts.slices.round_of_groups(gpu) else { return Ok(()) };
     if !case.books().groups.contains(client, handle) {
         let reach = Reach { process: case.target()?.process, descriptor: 0, engine: 0 };
@@ -102,7 +102,7 @@ pub(crate) fn after_control(case: &mut Case<'_>, of: ChannelName, control: u32, 
 /// A channel that nobody was seen to make is one outside a group.
 fn room_for_unseen_channel(case: &mut Case<'_>, channel: ChannelName) -> Result<(), Over> {
     if !case.parts.state.books().knows_channel(channel)
-        && let Some(gpu) = gpu_of_unseen(case, channel.0, channel.1)
+        && let Some(gpu) = gpu_of_group(case, channel.0, channel.1)
     {
         room_outside_groups(case, gpu)?;
     }

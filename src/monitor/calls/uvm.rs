@@ -58,7 +58,7 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
     if size > 0 {
         case.write_back(0, argument, Copy::Struct);
     }
-    case.effects.said = decoded.layout.map(|head| (head, done_already(&decoded.call)));
+    case.effects.status_layout = decoded.layout.map(|head| (head, done_already(&decoded.call)));
     match policy::judge_uvm(&decoded.call) {
         Verdict::Refuse(answer) => return Err(case.answer(answer)),
         Verdict::Continue(passed) => {
@@ -143,7 +143,7 @@ fn register(
     drop(own);
     case.patch(Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
     asked?;
-    if case.again && case.was_done_already() {
+    if case.asked_before && case.was_done_already() {
         // By the worker before.
         case.patch(Meaning::Status, NV_OK.into());
     }

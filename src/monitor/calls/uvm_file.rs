@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::gate::settings::NodeKind;
-use crate::monitor::calls::case::retry::take_lane;
+use crate::monitor::calls::case::retry::begin_on_lane_in_turn;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::journal::call_id::CallObject;
 use crate::monitor::log::limit::Topic;
@@ -50,7 +50,7 @@ pub(crate) fn refuse_orphaned(case: &mut Case<'_>) -> Over {
 
 /// The driver is asked from here on, for nothing that has a handle.
 pub(crate) fn on_lane_for_uvm<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
-    let lane = take_lane(case)?;
+    let lane = begin_on_lane_in_turn(case)?;
     case.slot.set_executing(CallObject::one(0, 0, true));
     Ok(lane)
 }

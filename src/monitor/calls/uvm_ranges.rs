@@ -43,12 +43,12 @@ pub(crate) fn make_range(
         let known = case.books().ranges.range(space, range.base);
         let known = known == Some((range.base, range.length));
         let ranges = Ranges::of(&case.parts.state.release, case.device()?);
-        if case.again && !known && ranges.is_external(range.base) == Some(false) {
+        if case.asked_before && !known && ranges.is_external(range.base) == Some(false) {
             // The worker before may have made it: once more from the start.
             ranges.free(range);
         }
         let done = make(case, lane, file)?;
-        if case.again && known && case.was_done_already() {
+        if case.asked_before && known && case.was_done_already() {
             case.patch(Meaning::Status, NV_OK.into());
         }
         if case.status() == NV_OK {
@@ -89,7 +89,7 @@ pub(crate) fn end_mappings(
     file.iter().try_for_each(|file| refuse_condemned(case, file))?;
     let known = file.map(|file| file.number);
     ask(case)?;
-    if case.again && case.was_done_already() && was_done(case, known) {
+    if case.asked_before && case.was_done_already() && was_done(case, known) {
         case.patch(Meaning::Status, NV_OK.into());
     }
     // What a larger struct says in our status's place isn't its status.

@@ -3,11 +3,11 @@
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::charge::{make_charged, on_no_gpu};
+use crate::monitor::calls::charge::{make_charged, refuse_without_gpu};
 use crate::monitor::calls::fb_info::show_usage;
 use crate::monitor::calls::free::free;
-use crate::monitor::calls::gpu_lookup::{gpu, gpu_on};
-use crate::monitor::calls::handles::ToMake;
+use crate::monitor::calls::gpu_lookup::{find_gpu, find_gpu_on_lane};
+use crate::monitor::calls::handles::NewObject;
 use crate::rm::call::{Object, VidHeap};
 use crate::rm::memory::{self, Use, class_use};
 use crate::rm::number::NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED;
@@ -30,7 +30,7 @@ pub(crate) fn heap(
     case.still_waits()?;
     case.call()?;
     let part = if let VidHeap::Info { layout } = function { Some(layout) } else { None };
-    let gpu = gpu(case, client, parent);
+    let gpu = find_gpu(case, client, parent);
     show_usage(case, part, gpu);
     Ok(case.executed(None))
 }
@@ -44,15 +44,15 @@ fn heap_allocate(
 ) -> Result<Reply, Over> {
     let mut lane = begin_on_lane(case)?;
     case.books().note_user(object.client, case.target()?.process);
-    let gpu = gpu_on(case, &lane, object.client, object.parent);
+    let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
     let takes = class_use(class).does == Use::Takes;
     if takes && gpu.is_none() {
-        return Err(on_no_gpu(case, object));
+        return Err(refuse_without_gpu(case, object));
     }
     let flags = case.scratch.field(part, Meaning::Flags).unwrap_or(0);
     let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
     case.scratch.patch(part, Meaning::Flags, provided);
-    let making = ToMake { object, part: Some(part) };
+    let making = NewObject { object, part: Some(part) };
     let charge = gpu.filter(|_| takes).map(|gpu| (gpu, size_bytes));
     let made = make_charged(case, &mut lane, making, charge, |case| {
         memory::given_bytes(part, &case.scratch.bytes)

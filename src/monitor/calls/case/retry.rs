@@ -49,7 +49,7 @@ pub(crate) fn begin(case: &mut Case<'_>) -> Result<(), Over> {
 /// The same, for a call that makes, names or frees objects: it's alone on the lane then.
 pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
     wait_for_turn(case)?;
-    take_lane(case)
+    begin_on_lane_in_turn(case)
 }
 
 /// Waits for what the same thread called before.
@@ -70,11 +70,11 @@ pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), Over> {
 }
 
 /// Begins a call, when it's its turn, as soon as it is alone on the lane.
-pub(crate) fn take_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
+pub(crate) fn begin_on_lane_in_turn<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
     let lane = match case.lane.take() {
         Some(lane) => lane,
         // A call that the worker before had made is made again whether or not its caller waits: it has to be undone.
-        None if case.again || case.retry.is_begun => case.parts.lane.enter(case.slot),
+        None if case.asked_before || case.retry.is_begun => case.parts.lane.enter(case.slot),
         None => match case.parts.lane.try_enter(case.slot) {
             Some(lane) => lane,
             None => {
@@ -122,7 +122,7 @@ fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), O
             case.slot.set_executing(kept.trace.object);
             parts.callers.unclaimed.forget_trace(&kept);
             let Some(outcome) = &kept.outcome else {
-                case.again = true;
+                case.asked_before = true;
                 return Ok(());
             };
             // What was read is no answer.

@@ -7,12 +7,12 @@ use crate::monitor::caller::target::Target;
 use crate::rm::control;
 
 /// Copies that go back at most: the struct, its parameters, and what those point at.
-const MOST: usize = 2 + control::MAX_PIECES;
+const MOST_COPIES: usize = 2 + control::MAX_PIECES;
 
 /// Copies that go back, each with its address, in the order in which they are written. The struct has
 /// the first place.
 #[derive(Debug, Default)]
-pub(crate) struct WriteBack([Option<(u64, Copy)>; MOST]);
+pub(crate) struct WriteBack([Option<(u64, Copy)>; MOST_COPIES]);
 
 impl WriteBack {
     pub(crate) fn set(&mut self, place: usize, address: u64, copy: Copy) {
@@ -38,7 +38,7 @@ impl WriteBack {
     }
 
     pub(crate) fn has(&self, copy: Copy) -> bool {
-        self.0.iter().flatten().any(|(_, of)| *of == copy)
+        self.0.iter().flatten().any(|(_, written)| *written == copy)
     }
 
     /// Writes all to the caller's memory.

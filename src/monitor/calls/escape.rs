@@ -73,7 +73,7 @@ pub(crate) fn read_escape(
 }
 
 /// Deals with one whose descriptor is the driver's.
-pub(crate) fn resource_manager(
+pub(crate) fn answer_escape(
     case: &mut Case<'_>,
     escape: Result<ReadEscape, Unread>,
 ) -> Result<Reply, Over> {
@@ -83,7 +83,7 @@ pub(crate) fn resource_manager(
     })?;
     let ReadEscape { command, address, decoded, verdict, wrapped } = escape;
     case.write_back(0, address, Copy::Struct);
-    case.effects.said = decoded.layout.map(|head| (head, &DONE_ALREADY[..]));
+    case.effects.status_layout = decoded.layout.map(|head| (head, &DONE_ALREADY[..]));
     case.effects.command = command;
     match verdict {
         // Nothing is done, and whether it still waits is asked before it's told.
@@ -157,13 +157,13 @@ fn log_once(case: &Case<'_>, call: &Call) {
     }
     let size = size.map_or_else(|| "no size".to_owned(), |size| format!("{size} bytes"));
     match refusal.is_unknown() {
-        true => write_log(case, &format!("{refusal} ({size}, by {})", program(case))),
+        true => write_log(case, &format!("{refusal} ({size}, by {})", program_name(case))),
         false => write_log(case, &refusal.to_string()),
     }
 }
 
 /// The name of the caller's program, which is of its own choice.
-fn program(case: &Case<'_>) -> String {
+fn program_name(case: &Case<'_>) -> String {
     let pid = case.target.as_ref().map_or(case.tid(), |target| target.pid);
     let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     match case.is_valid() && !name.is_empty() {
